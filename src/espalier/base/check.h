@@ -1,0 +1,38 @@
+// The one error idiom of the LibTorch-free code: exceptions with a message that says what was expected and
+// what was received. Code that takes tensors uses TORCH_CHECK in the same way.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace espalier {
+
+/// A fault in what the user gave: files, flags, values. The message is complete and fit to be shown as it is.
+class InputError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A fault in Espalier itself: an invariant that does not hold.
+class InternalError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+}  // namespace espalier
+
+/// Throws InputError with a formatted message unless `condition` holds.
+#define ESPALIER_CHECK(condition, ...)                                                  \
+  do {                                                                                  \
+    if (!(condition)) [[unlikely]] throw ::espalier::InputError(fmt::format(__VA_ARGS__)); \
+  } while (false)
+
+/// Throws InternalError unless `condition` holds. Always on: it guards the exactness of gradients.
+#define ESPALIER_ASSERT(condition)                                                             \
+  do {                                                                                         \
+    if (!(condition)) [[unlikely]]                                                             \
+      throw ::espalier::InternalError(                                                         \
+          fmt::format("{}:{}: internal check failed: {}", __FILE__, __LINE__, #condition));   \
+  } while (false)

@@ -1,0 +1,104 @@
+// A set of trajectories in columns: the rows of docs/data-format.md, owned or mapped.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "espalier/base/csr.h"
+
+namespace espalier {
+
+/// A column of plain values that is either owned (from JSONL) or a view of a mapped file (packed form).
+template <typename T>
+class Column {
+ public:
+  Column() = default;
+  Column(std::vector<T> values) : owned_(std::make_shared<const std::vector<T>>(std::move(values))), view_(*owned_) {}
+  Column(std::span<const T> view, std::shared_ptr<const void> keep_alive)
+      : keep_alive_(std::move(keep_alive)), view_(view) {}
+
+  std::span<const T> span() const { return view_; }
+  int64_t size() const { return static_cast<int64_t>(view_.size()); }
+  bool empty() const { return view_.empty(); }
+  const T& operator[](int64_t i) const { return view_[i]; }
+
+ private:
+  std::shared_ptr<const std::vector<T>> owned_;
+  std::shared_ptr<const void> keep_alive_;
+  std::span<const T> view_;
+};
+
+/// Real numbers at the precision that the file holds; read as double. JSONL gives doubles, so that nothing
+/// that a user wrote is rounded; masks are bytes.
+class RealColumn {
+ public:
+  RealColumn() = default;
+  RealColumn(Column<double> values) : values_(std::move(values)) {}
+  RealColumn(Column<float> values) : values_(std::move(values)) {}
+  RealColumn(Column<uint8_t> values) : values_(std::move(values)) {}
+
+  double operator[](int64_t i) const {
+    return std::visit([i](const auto& column) { return static_cast<double>(column[i]); }, values_);
+  }
+  int64_t size() const {
+    return std::visit([](const auto& column) { return column.size(); }, values_);
+  }
+  bool empty() const { return size() == 0; }
+  const std::variant<Column<double>, Column<float>, Column<uint8_t>>& values() const { return values_; }
+
+ private:
+  std::variant<Column<double>, Column<float>, Column<uint8_t>> values_;
+};
+
+/// A column that some rows may lack. `values` is empty when no row has it; otherwise it has an entry for every
+/// token (or row), 0 where absent. `present` is empty when every row has it, else [num_rows] of 0/1.
+template <typename Values>
+struct Optional {
+  Values values;
+  Column<uint8_t> present;
+
+  bool any() const { return !values.empty(); }
+  bool has(int64_t row) const { return any() && (present.empty() || present[row] != 0); }
+};
+
+/// One row per trajectory. Token columns are aligned to input_ids: row r owns [offsets[r], offsets[r + 1]).
+struct Trajectories {
+  Column<int64_t> offsets;    // [R + 1]
+  Column<int32_t> input_ids;  // [N]
+  RealColumn loss_weights;    // [N] finite, >= 0; a loss_mask is stored as bytes; 1 where a row gave neither
+
+  Optional<RealColumn> logprobs;      // [N] behaviour policy; entry t is log p(token t | before), entry 0 is 0
+  Optional<RealColumn> ref_logprobs;  // [N]
+  Optional<RealColumn> advantages;    // [N] one per token; a scalar `advantage` is spread over its row
+  Optional<RealColumn> reward;        // [R]
+  Optional<Column<uint8_t>> chosen;   // [R] 0/1
+
+  // Strings are empty where a row lacks them. Numbers in the file become their decimal text.
+  std::vector<std::string> trajectory_id;  // [R] or empty
+  std::vector<std::string> group_id;       // [R] or empty
+  std::vector<std::string> pair_id;        // [R] or empty
+
+  // Recorded expert routes: routes_per_token ids for every token (layers x experts per token, flattened in
+  // that order), or empty. Rows without routes hold -1.
+  Column<int32_t> routed_experts;  // [N * routes_per_token]
+  int64_t routes_per_token = 0;
+
+  int64_t num_rows() const { return offsets.empty() ? 0 : offsets.size() - 1; }
+  int64_t num_tokens() const { return input_ids.size(); }
+  int64_t row_size(int64_t r) const { return offsets[r + 1] - offsets[r]; }
+  std::span<const int32_t> row(int64_t r) const {
+    return input_ids.span().subspan(offsets[r], row_size(r));
+  }
+  /// trajectory_id of row r, or its number (from 0) where it has none.
+  std::string name(int64_t r) const;
+};
+
+/// One 64-bit key per token such that tokens with different recorded routes have different keys; empty when
+/// no routes are recorded. For Sequences::merge_keys.
+std::vector<uint64_t> route_keys(const Trajectories& trajectories);
+
+}  // namespace espalier

@@ -1,0 +1,52 @@
+// Decoder-only transformers (llama, qwen2, qwen3) over a list of tokens whose visibility is somebody else's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "espalier/model/config.h"
+
+namespace espalier {
+
+/// Attention over one list of tokens: q [T, H, D], k and v [T, K, D], rotated; returns [T, H, D].
+using Attention = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                           double softmax_scale)>;
+
+struct Parameter {
+  std::string name;  // as in the checkpoint: model.layers.0.self_attn.q_proj.weight
+  at::Tensor value;  // leaf, requires_grad
+};
+
+/// Names and shapes of the parameters of a config, in checkpoint order. Tied models have no lm_head.weight.
+struct ParameterShape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config);
+
+class Decoder {
+ public:
+  /// `parameters` must be those of parameter_shapes(config), in that order, of one floating dtype.
+  Decoder(DecoderConfig config, std::vector<Parameter> parameters);
+
+  /// Final hidden states (after the last norm) [T, hidden_size] of input_ids [T] int64 at position_ids [T]
+  /// int64. Norms and rotary angles are computed in float32 as in Transformers; norms in float64 for float64.
+  at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
+                     const Attention& attention) const;
+
+  /// LM head [vocab_size, hidden_size]; the embedding where tied.
+  const at::Tensor& lm_head_weight() const;
+
+  const DecoderConfig& config() const { return config_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+
+ private:
+  const at::Tensor& parameter(const std::string& name) const;
+  DecoderConfig config_;
+  std::vector<Parameter> parameters_;
+};
+
+}  // namespace espalier

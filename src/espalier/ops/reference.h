@@ -1,0 +1,20 @@
+// Plain references of the ops: dense, composed of ATen operators, differentiated by autograd. They are what
+// the ops are tested against and what nobody should train with.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace espalier::reference {
+
+/// Same contract as espalier::tree_attention, by a dense [T, T] mask.
+at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const at::Tensor& subtree_end, double softmax_scale);
+
+/// The [T, T] mask (row: query, column: key) of subtree_end, bool.
+at::Tensor visibility_mask(const at::Tensor& subtree_end);
+
+/// Same contract as espalier::edge_logprobs, by log_softmax of all logits.
+at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+                         const at::Tensor& edge_target);
+
+}  // namespace espalier::reference

@@ -1,0 +1,9 @@
+// The LibTorch headers of the precompiled header: everything that ops, model and train use of it.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>

@@ -1,0 +1,54 @@
+// The prefix trees of a set of trajectories.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace espalier {
+
+/// Token sequences to share, as views. Sequence r is tokens[offsets[r], offsets[r + 1]); empty sequences are
+/// refused.
+struct Sequences {
+  std::span<const int64_t> offsets;      // [num_sequences + 1]
+  std::span<const int32_t> tokens;       // [offsets.back()]
+  std::span<const uint64_t> merge_keys;  // [offsets.back()] or empty: tokens are shared only when these agree too
+  std::span<const int64_t> tree_keys;    // [num_sequences] or empty: sequences with different keys share nothing
+
+  int64_t num_sequences() const { return static_cast<int64_t>(offsets.size()) - 1; }
+};
+
+/// A forest in preorder: tokens of a node are contiguous, a node's descendants follow it directly.
+/// Chains are collapsed: an inner node either branches or ends a trajectory. Trees and children stand in the
+/// order in which the trajectories first reach them, so equal input gives equal output.
+/// "Trajectory" r is the r-th of the rows that the forest was built from.
+struct Forest {
+  std::vector<int32_t> tokens;        // [tree_tokens]
+  std::vector<int64_t> node_begin;    // [num_nodes + 1] node n is tokens [node_begin[n], node_begin[n + 1])
+  std::vector<int64_t> parent;        // [num_nodes] node, -1 at a root; parent[n] < n
+  std::vector<int64_t> subtree_last;  // [num_nodes] one past the last node of n's subtree
+  std::vector<int64_t> position;      // [num_nodes] position of the node's first token on its root path
+  std::vector<int64_t> multiplicity;  // [num_nodes] trajectories that pass through (or end in) the node
+  std::vector<int64_t> end_node;      // [num_trajectories] node at whose end the trajectory ends
+
+  int64_t num_nodes() const { return static_cast<int64_t>(parent.size()); }
+  int64_t num_trajectories() const { return static_cast<int64_t>(end_node.size()); }
+  int64_t tree_tokens() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t node_size(int64_t n) const { return node_begin[n + 1] - node_begin[n]; }
+  int64_t trajectory_size(int64_t r) const { return position[end_node[r]] + node_size(end_node[r]); }
+  int64_t flat_tokens() const;
+};
+
+/// Builds the forest of the given rows of `sequences` (all rows when `rows` is empty), in time linear in the
+/// flat tokens.
+Forest build_forest(const Sequences& sequences, std::span<const int64_t> rows = {});
+
+/// Nodes from the root to node n, both included.
+std::vector<int64_t> root_path(const Forest& forest, int64_t n);
+
+/// Path vectors of "Prompt Trees" (Training-time Prefix Caching, 2025): bit k of row n says whether node k is
+/// on the root path of node n (n included), in 64-bit chunks, least significant bit first.
+/// Returns [num_nodes * chunks] with chunks = ceil(num_nodes / 64).
+std::vector<uint64_t> path_vectors(const Forest& forest);
+
+}  // namespace espalier

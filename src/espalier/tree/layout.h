@@ -1,0 +1,49 @@
+// Linearisation: the tokens of one micro-batch in preorder, with everything that says who sees whom.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "espalier/base/csr.h"
+#include "espalier/tree/forest.h"
+
+namespace espalier {
+
+/// A contiguous range of forest tokens inside a micro-batch. Runs stand in preorder: parent < own index, and
+/// the descendants of a run follow it directly. The same forest tokens may stand in several runs (a repeated
+/// prefix); a run continues exactly where its parent ends on the root path.
+struct Run {
+  int64_t begin;   // into Forest::tokens
+  int64_t end;     // one past the last
+  int64_t parent;  // index of the run before it on the path, -1 at a root
+};
+
+/// One micro-batch's tokens in preorder, T in number.
+struct Layout {
+  std::vector<int64_t> forest_token;  // [T] index into Forest::tokens
+  std::vector<int32_t> input_ids;     // [T]
+  std::vector<int32_t> position_ids;  // [T] position on the root path
+  std::vector<int32_t> subtree_end;   // [T] one past the last token of the subtree of the token's run
+  std::vector<int32_t> prev;          // [T] the token before on the path, -1 at a root
+  std::vector<int64_t> run_begin;     // [num_runs + 1] run k is tokens [run_begin[k], run_begin[k + 1])
+  std::vector<int64_t> run_parent;    // [num_runs]
+
+  int64_t num_tokens() const { return static_cast<int64_t>(input_ids.size()); }
+  int64_t num_runs() const { return static_cast<int64_t>(run_parent.size()); }
+};
+
+/// Throws InternalError unless the runs are in preorder and join on the path.
+Layout make_layout(const Forest& forest, std::span<const Run> runs);
+
+/// One run per node: the whole forest as one micro-batch.
+std::vector<Run> whole_forest(const Forest& forest);
+
+/// Token indices of the root path that ends with run `end_run`, in path order: the expand indices of a
+/// trajectory that ends there. Length: the trajectory's length.
+std::vector<int64_t> path_tokens(const Layout& layout, int64_t end_run);
+
+/// Visible (query, key) pairs: the sum of position_ids + 1.
+int64_t visible_pairs(const Layout& layout);
+
+}  // namespace espalier

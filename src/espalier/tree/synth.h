@@ -1,0 +1,31 @@
+// Random forests for tests, benchmarks and the command `synth`.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "espalier/base/csr.h"
+
+namespace espalier {
+
+struct SynthOptions {
+  int64_t num_trees = 1;
+  int64_t depth = 3;             // nodes on a root path, at least 1
+  int64_t branching = 3;         // children of an inner node, at least 1
+  int64_t node_length = 64;      // mean tokens of a node; lengths vary by +-50 % unless fixed
+  bool fixed_node_length = false;
+  int64_t vocab_size = 256;      // ids are in [first_token, vocab_size)
+  int64_t first_token = 0;
+  double end_inside = 0;         // probability that a trajectory also ends at an inner node
+  double duplicate = 0;          // probability that a trajectory is repeated
+  double target_por = -1;        // in [0, 1): node lengths are scaled so that POR comes near; -1: off
+  double target_cached_token_ratio = -1;  // >= 1: the same by flat / tree; -1: off; excludes target_por
+  uint64_t seed = 0;
+};
+
+/// Token sequences of the trajectories of a random forest, in preorder of their end nodes.
+/// A target is met by lengthening the shared (inner) nodes or the leaves while the mean node length stays;
+/// where the shape cannot reach it (for example no branching), throws InputError saying the reachable range.
+Csr<int32_t> synthesize(const SynthOptions& options);
+
+}  // namespace espalier

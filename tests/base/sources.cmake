@@ -1,0 +1,1 @@
+list(APPEND core_test_sources)

@@ -1,0 +1,1 @@
+list(APPEND torch_test_sources)
