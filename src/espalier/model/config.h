@@ -45,6 +45,11 @@ struct DecoderConfig {
 /// write it. A feature that the decoder does not have (sliding windows in use, other rope types, dropout > 0,
 /// quantisation, another hidden_act, unknown model_type, ...) throws InputError naming key, value and file.
 DecoderConfig read_config(const std::filesystem::path& model_folder);
+DecoderConfig read_config_file(const std::filesystem::path& path);
 DecoderConfig parse_config(const nlohmann::json& json, const std::string& file);
+
+/// The text of the config.json at `path` with its dtype key set to `dtype` ("float32", ...): `dtype` or
+/// `torch_dtype`, whichever is there, `dtype` where neither is. All else stays, the order of keys included.
+std::string config_with_dtype(const std::filesystem::path& path, const std::string& dtype);
 
 }  // namespace espalier

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,9 +45,29 @@ class Decoder {
   const std::vector<Parameter>& parameters() const { return parameters_; }
 
  private:
-  const at::Tensor& parameter(const std::string& name) const;
+  struct Projection {
+    at::Tensor weight;               // [out, in]
+    std::optional<at::Tensor> bias;  // [out]
+  };
+  struct Layer {
+    Projection q, k, v, o, gate, up, down;
+    std::optional<at::Tensor> q_norm, k_norm;                  // [head_dim]
+    at::Tensor input_layernorm, post_attention_layernorm;      // [hidden_size]
+  };
+  struct RotaryTables {
+    at::Tensor cos, sin;  // [T, 1, head_dim / 2]
+  };
+
+  RotaryTables rotary_tables(const at::Tensor& position_ids) const;
+  at::Tensor attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
+                    const Attention& attention) const;
+
   DecoderConfig config_;
   std::vector<Parameter> parameters_;
+  // The same tensors as in parameters_, by their place in the network.
+  at::Tensor embed_tokens_, norm_, lm_head_;
+  std::vector<Layer> layers_;
+  at::Tensor inverse_frequencies_;  // [head_dim / 2] float32
 };
 
 }  // namespace espalier

@@ -27,7 +27,8 @@ struct ModelShape {
 
 /// Multiply-adds count as two FLOPs. Linear layers: 2 per weight and token forward, 4 backward. Attention:
 /// 4 head_dim per pair and head forward, 10 head_dim backward (the scores are computed again;
-/// Dao, FlashAttention-2, 2023, section 4.1). LM head: forward, recomputation and backward, 8 per weight and row.
+/// Dao, FlashAttention-2, 2023, section 4.1). LM head: forward, recomputation and backward, 8 per weight and
+/// row.
 struct FlopCount {
   double linear = 0;
   double attention = 0;

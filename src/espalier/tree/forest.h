@@ -10,10 +10,12 @@ namespace espalier {
 /// Token sequences to share, as views. Sequence r is tokens[offsets[r], offsets[r + 1]); empty sequences are
 /// refused.
 struct Sequences {
-  std::span<const int64_t> offsets;      // [num_sequences + 1]
-  std::span<const int32_t> tokens;       // [offsets.back()]
-  std::span<const uint64_t> merge_keys;  // [offsets.back()] or empty: tokens are shared only when these agree too
-  std::span<const int64_t> tree_keys;    // [num_sequences] or empty: sequences with different keys share nothing
+  std::span<const int64_t> offsets;  // [num_sequences + 1]
+  std::span<const int32_t> tokens;   // [offsets.back()]
+  /// [offsets.back()] or empty. Tokens are shared only when these agree too.
+  std::span<const uint64_t> merge_keys = {};
+  /// [num_sequences] or empty. Sequences with different keys share nothing.
+  std::span<const int64_t> tree_keys = {};
 
   int64_t num_sequences() const { return static_cast<int64_t>(offsets.size()) - 1; }
 };
@@ -40,7 +42,9 @@ struct Forest {
 };
 
 /// Builds the forest of the given rows of `sequences` (all rows when `rows` is empty), in time linear in the
-/// flat tokens.
+/// flat tokens (expected: children are found by hashing). A row named twice is a trajectory twice.
+/// Throws InputError, naming the row, for an empty sequence or a row that does not exist, and for arrays
+/// whose lengths do not match.
 Forest build_forest(const Sequences& sequences, std::span<const int64_t> rows = {});
 
 /// Nodes from the root to node n, both included.

@@ -12,7 +12,8 @@ namespace espalier {
 
 /// A contiguous range of forest tokens inside a micro-batch. Runs stand in preorder: parent < own index, and
 /// the descendants of a run follow it directly. The same forest tokens may stand in several runs (a repeated
-/// prefix); a run continues exactly where its parent ends on the root path.
+/// prefix); a run continues exactly where its parent ends on the root path, and its own tokens follow each
+/// other on one root path (a node, a part of one, or a node and its first descendants).
 struct Run {
   int64_t begin;   // into Forest::tokens
   int64_t end;     // one past the last
@@ -33,7 +34,8 @@ struct Layout {
   int64_t num_runs() const { return static_cast<int64_t>(run_parent.size()); }
 };
 
-/// Throws InternalError unless the runs are in preorder and join on the path.
+/// Throws InternalError unless the runs are in preorder, not empty, and join on the path; InputError when
+/// they hold more tokens than an int32 counts.
 Layout make_layout(const Forest& forest, std::span<const Run> runs);
 
 /// One run per node: the whole forest as one micro-batch.

@@ -9,6 +9,11 @@
 
 namespace espalier {
 
+/// Append-only merging is what a trainer without trees can do: a trajectory that another one extends or
+/// equals is dropped, and each one left is encoded on its own. What is left is one trajectory per leaf: a
+/// trajectory that ends at an inner node is dropped, duplicates count once. Tokens: the sum of the leaves'
+/// path lengths L; pairs: the sum of L (L + 1) / 2. "Extends" is meant as the forest was built: equal tokens
+/// with different merge keys or tree keys do not extend each other.
 struct ForestStatistics {
   int64_t num_trajectories = 0;
   int64_t num_trees = 0;
@@ -16,20 +21,21 @@ struct ForestStatistics {
   int64_t num_leaves = 0;
   int64_t flat_tokens = 0;         // tokens with repetition
   int64_t tree_tokens = 0;         // tokens without repetition
-  int64_t append_only_tokens = 0;  // tokens left when trajectories that another one extends are dropped
+  int64_t append_only_tokens = 0;  // tokens with repetition after append-only merging, see below
   int64_t flat_pairs = 0;          // visible (query, key) pairs of the trajectories on their own
   int64_t tree_pairs = 0;          // visible (query, key) pairs in the forest
-  int64_t append_only_pairs = 0;
-  double cached_token_ratio = 1;      // flat / tree
-  double por = 0;                     // 1 - tree / flat
-  int64_t max_depth_nodes = 0;        // nodes on the longest root path, counted in nodes
-  int64_t max_depth_tokens = 0;       // tokens of the longest trajectory
-  double mean_branching = 0;          // children per inner node that has any
+  int64_t append_only_pairs = 0;   // visible pairs of those trajectories on their own
+  double cached_token_ratio = 1;   // flat / tree
+  double por = 0;                  // 1 - tree / flat
+  int64_t max_depth_nodes = 0;     // nodes on the longest root path, counted in nodes
+  int64_t max_depth_tokens = 0;    // tokens of the longest trajectory
+  double mean_branching = 0;       // children per node that has any; 0 when no node has
   int64_t max_branching = 0;
   std::map<int64_t, int64_t> tokens_by_multiplicity;  // multiplicity -> tree tokens
-  std::map<int64_t, int64_t> nodes_by_branching;      // number of children -> nodes
+  std::map<int64_t, int64_t> nodes_by_branching;      // number of children -> nodes; leaves at 0
 };
 
+/// Linear in the nodes. An empty forest has ratio 1 and POR 0.
 ForestStatistics forest_statistics(const Forest& forest);
 
 }  // namespace espalier

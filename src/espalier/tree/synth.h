@@ -8,24 +8,29 @@
 
 namespace espalier {
 
+/// Every tree is complete: each inner node has `branching` children. Trees, and the children of a node,
+/// differ in their first token, so that the trees drawn are the trees that build_forest finds (nodes of a
+/// chain, branching 1, are one node there).
 struct SynthOptions {
   int64_t num_trees = 1;
-  int64_t depth = 3;             // nodes on a root path, at least 1
-  int64_t branching = 3;         // children of an inner node, at least 1
-  int64_t node_length = 64;      // mean tokens of a node; lengths vary by +-50 % unless fixed
+  int64_t depth = 3;         // nodes on a root path, at least 1
+  int64_t branching = 3;     // children of an inner node, at least 1
+  int64_t node_length = 64;  // mean tokens of a node; lengths vary by +-50 % unless fixed
   bool fixed_node_length = false;
-  int64_t vocab_size = 256;      // ids are in [first_token, vocab_size)
+  int64_t vocab_size = 256;  // ids are in [first_token, vocab_size)
   int64_t first_token = 0;
-  double end_inside = 0;         // probability that a trajectory also ends at an inner node
-  double duplicate = 0;          // probability that a trajectory is repeated
-  double target_por = -1;        // in [0, 1): node lengths are scaled so that POR comes near; -1: off
+  double end_inside = 0;   // probability that a trajectory also ends at an inner node
+  double duplicate = 0;    // probability that a trajectory is repeated
+  double target_por = -1;  // in [0, 1): node lengths are scaled so that POR comes near; -1: off
   double target_cached_token_ratio = -1;  // >= 1: the same by flat / tree; -1: off; excludes target_por
   uint64_t seed = 0;
 };
 
 /// Token sequences of the trajectories of a random forest, in preorder of their end nodes.
-/// A target is met by lengthening the shared (inner) nodes or the leaves while the mean node length stays;
-/// where the shape cannot reach it (for example no branching), throws InputError saying the reachable range.
+/// A target is met within 2 % of flat / tree, by lengthening the shared (inner) nodes or the leaves while the
+/// mean node length stays and every node keeps a token. Throws InputError where the shape cannot reach it
+/// (for example no branching), saying the reachable range, where siblings outnumber the token ids, and where
+/// an option is out of range.
 Csr<int32_t> synthesize(const SynthOptions& options);
 
 }  // namespace espalier

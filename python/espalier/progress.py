@@ -1,0 +1,31 @@
+"""Progress on stderr: a bar on a terminal, a plain line now and then in a pipe."""
+
+import sys
+import time
+
+
+class Progress:
+    def __init__(self, label, stream=sys.stderr):
+        self._label, self._stream = label, stream
+        self._terminal = stream.isatty()
+        self._started = time.monotonic()
+        self._last = self._started
+
+    def update(self, fraction, note):
+        """Shows `fraction` (0 to 1) and a few words, at most ten times a second (in a pipe: every 5 seconds)."""
+        now = time.monotonic()
+        if now - self._last < (0.1 if self._terminal else 5.0):
+            return
+        self._last = now
+        if self._terminal:
+            filled = int(30 * min(1.0, fraction))
+            self._stream.write(f"\r{self._label} [{'#' * filled}{'.' * (30 - filled)}] {fraction:4.0%} {note}\x1b[K")
+        else:
+            self._stream.write(f"{self._label} {fraction:4.0%} {note}, {now - self._started:.0f} s\n")
+        self._stream.flush()
+
+    def close(self):
+        """Takes the bar away, so that what follows begins on a clean line."""
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

@@ -1,0 +1,167 @@
+#include "espalier/base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void throw_errno(const char* action, const fs::path& path, int error) {
+  throw InputError(
+      fmt::format("cannot {} {}: {}", action, path.string(), std::generic_category().message(error)));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) ::close(value_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return value_; }
+
+ private:
+  int value_;
+};
+
+int open_for_reading(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) throw_errno("open", path, errno);
+  return descriptor;
+}
+
+struct stat status_of(int descriptor, const fs::path& path) {
+  struct stat status;
+  if (::fstat(descriptor, &status) != 0) throw_errno("inspect", path, errno);
+  ESPALIER_CHECK(!S_ISDIR(status.st_mode), "cannot read {}: expected a file, received a folder",
+                 path.string());
+  return status;
+}
+
+void sync_path(const fs::path& path, bool is_folder) {
+  const Descriptor descriptor(open_for_reading(path));
+  // Some network file systems cannot sync a folder and say EINVAL; there is nothing more to be done there.
+  if (::fsync(descriptor.get()) != 0 && !(is_folder && errno == EINVAL)) throw_errno("sync", path, errno);
+}
+
+fs::path folder_of(const fs::path& path) {
+  const fs::path parent = path.parent_path();
+  return parent.empty() ? fs::path(".") : parent;
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const fs::path& path) : path_(path) {
+  const Descriptor descriptor(open_for_reading(path));
+  const struct stat status = status_of(descriptor.get(), path);
+  ESPALIER_CHECK(S_ISREG(status.st_mode), "cannot map {}: expected a regular file, received a pipe or device",
+                 path.string());
+  size_ = static_cast<size_t>(status.st_size);
+  if (size_ == 0) return;  // mmap refuses empty ranges
+  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
+  if (address == MAP_FAILED) throw_errno("map", path, errno);
+  data_ = static_cast<const std::byte*>(address);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+AtomicFile::AtomicFile(const fs::path& path) : path_(path) {
+  std::error_code ignored;
+  ESPALIER_CHECK(!path.filename().empty(), "cannot write `{}`: expected the name of a file", path.string());
+  // A link stays a link: the file that it names is replaced.
+  if (fs::is_symlink(path, ignored)) path_ = fs::weakly_canonical(path);
+  const fs::file_status status = fs::status(path_, ignored);
+  ESPALIER_CHECK(!fs::exists(status) || fs::is_regular_file(status),
+                 "cannot write {}: expected a regular file, received a folder, pipe or device",
+                 path.string());
+  static std::atomic<uint64_t> counter{0};
+  do {
+    temporary_ = folder_of(path_) / fmt::format(".espalier-{}-{}.tmp", ::getpid(), counter.fetch_add(1));
+    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (descriptor_ < 0 && errno == EEXIST);
+  if (descriptor_ < 0) throw_errno("write", path_, errno);
+}
+
+AtomicFile::~AtomicFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  ESPALIER_ASSERT(descriptor_ >= 0);
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      throw_errno("write", path_, errno);
+    }
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+}
+
+void AtomicFile::write(std::string_view text) {
+  write(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+void AtomicFile::commit() {
+  ESPALIER_ASSERT(descriptor_ >= 0);
+  if (::fsync(descriptor_) != 0) throw_errno("sync", path_, errno);
+  if (::close(std::exchange(descriptor_, -1)) != 0) throw_errno("close", path_, errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw_errno("rename a file to", path_, errno);
+  temporary_.clear();
+  sync_path(folder_of(path_), true);
+}
+
+std::string read_text(const fs::path& path) {
+  const Descriptor descriptor(open_for_reading(path));
+  const struct stat status = status_of(descriptor.get(), path);
+  std::string text;
+  size_t used = 0;
+  while (true) {
+    // Files that do not tell their size (pipes, /proc) are read until they end.
+    if (used == text.size())
+      text.resize(used + std::max<size_t>(static_cast<size_t>(status.st_size) + 1, 4096));
+    const ssize_t count = ::read(descriptor.get(), text.data() + used, text.size() - used);
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      throw_errno("read", path, errno);
+    }
+    if (count == 0) break;
+    used += static_cast<size_t>(count);
+  }
+  text.resize(used);
+  return text;
+}
+
+void write_text(const fs::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+void sync_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  ESPALIER_CHECK(!error, "cannot list {}: {}", folder.string(), error.message());
+  for (const fs::directory_entry& entry : entries) {
+    if (fs::is_regular_file(entry.symlink_status())) sync_path(entry.path(), false);
+  }
+  sync_path(folder, true);
+}
+
+}  // namespace espalier

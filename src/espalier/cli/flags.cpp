@@ -1,0 +1,113 @@
+#include "espalier/cli/flags.h"
+
+#include <ATen/Parallel.h>
+
+#include "espalier/base/check.h"
+#include "espalier/cli/progress.h"
+#include "espalier/model/config.h"
+
+namespace espalier::cli {
+
+void DataFlags::add(CLI::App* command) {
+  command
+      ->add_option("--data", data,
+                   "Trajectories: JSONL (plain, .gz or .zst) or packed .safetensors; see docs/data-format.md")
+      ->required();
+  command->add_flag("--skip-bad-rows", skip_bad_rows, "Count and report bad rows instead of stopping at the first");
+  command->add_option("--limit", limit, "Use the first N trajectories only (0: all)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+Trajectories DataFlags::read(int64_t vocab_size) const {
+  Progress progress("reading " + data);
+  ReadReport report;
+  ReadOptions options;
+  options.vocab_size = vocab_size;
+  options.skip_bad_rows = skip_bad_rows;
+  options.max_rows = limit;
+  options.progress = [&progress](double fraction) { progress.update(fraction); };
+  Trajectories trajectories = read_trajectories(data, options, &report);
+  if (report.rows_skipped > 0) {
+    progress.line(fmt::format("{}: skipped {} bad rows of {}", data, with_commas(report.rows_skipped),
+                              with_commas(report.rows_read + report.rows_skipped)));
+    for (const std::string& error : report.first_errors) progress.line("  " + error);
+  }
+  return trajectories;
+}
+
+void PlanFlags::add(CLI::App* command) {
+  command
+      ->add_option("--strategy", strategy,
+                   "tree-packing: shared prefixes are encoded once, whole trees share a micro-batch; sequence-packing: "
+                   "every trajectory on its own (the baseline)")
+      ->capture_default_str();
+  command
+      ->add_option("--token-budget", token_budget,
+                   "Most tokens in one micro-batch; bounds memory. 0: everything in one micro-batch")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+PlanOptions PlanFlags::options() const { return {parse_strategy(strategy), token_budget}; }
+
+void ObjectiveFlags::add(CLI::App* command) {
+  command->add_option("--objective", objective, "sft: cross-entropy; grpo: clipped policy gradient")
+      ->capture_default_str();
+  command
+      ->add_option("--shared-targets", shared_targets,
+                   "A target token that several trajectories share and train on: sum keeps every trajectory's term, once "
+                   "keeps the first one's")
+      ->capture_default_str();
+  command
+      ->add_option("--normalize", normalize,
+                   "Loss per token, per sequence, or divided by a NUMBER; over the whole optimiser step")
+      ->capture_default_str();
+  command->add_option("--clip-low", clip_low, "grpo: the ratio is clipped at 1 - this")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--clip-high", clip_high, "grpo: the ratio is clipped at 1 + this")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--scale-rewards", scale_rewards,
+                   "grpo: advantages from rewards are divided by their group's standard deviation (group) or not (none)")
+      ->check(CLI::IsMember({"group", "none"}))
+      ->capture_default_str();
+}
+
+ObjectiveOptions ObjectiveFlags::options() const {
+  ObjectiveOptions options;
+  options.kind = parse_objective(objective);
+  options.shared_targets = parse_shared_targets(shared_targets);
+  parse_normalize(normalize, &options);
+  options.clip_low = clip_low;
+  options.clip_high = clip_high;
+  options.scale_rewards = scale_rewards == "group";
+  return options;
+}
+
+CLI::Option* add_model(CLI::App* command, std::string* model, const std::string& help) {
+  return command->add_option("--model", *model, help);
+}
+
+CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string& help) {
+  return command->add_option("--dtype", *dtype, help + ": float64, float32 or bfloat16")->capture_default_str();
+}
+
+void add_config(CLI::App* command) {
+  command->add_option("--config", "TOML file with these flags as keys; flags on the command line win")
+      ->type_name("FILE");
+}
+
+void add_threads(CLI::App* command) {
+  command
+      ->add_option_function<int>(
+          "--threads", [](int threads) { if (threads > 0) at::set_num_threads(threads); }, "CPU threads (0: all cores)")
+      ->check(CLI::NonNegativeNumber)
+      ->default_str("0");
+}
+
+int64_t vocab_size_of(const std::string& model) { return model.empty() ? 0 : read_config(model).vocab_size; }
+
+}  // namespace espalier::cli

@@ -1,0 +1,78 @@
+// espalier logprobs: log-probabilities of every token, from the shared trees.
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/cli/commands.h"
+#include "espalier/cli/flags.h"
+#include "espalier/cli/progress.h"
+#include "espalier/model/weights.h"
+#include "espalier/train/engine.h"
+
+namespace espalier::cli {
+namespace {
+
+struct Flags {
+  DataFlags data;
+  PlanFlags plan;
+  std::string model, out, dtype = "float32";
+};
+
+void run(const Flags& flags) {
+  const at::ScalarType dtype = parse_dtype(flags.dtype);
+  const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
+  const Decoder decoder = load_decoder(flags.model, dtype);
+  Step step;
+  step.rows.resize(trajectories.num_rows());
+  std::iota(step.rows.begin(), step.rows.end(), 0);
+  step.forest = forest_of(trajectories, step.rows);
+  step.plan = make_plan(step.forest, flags.plan.options());
+  step.terms = all_terms(trajectories, step.rows);
+  std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
+  Progress progress("logprobs");
+  compute_logprobs(decoder, trajectories, step, &logprobs, [&](int64_t done, int64_t total) {
+    progress.update(static_cast<double>(done) / static_cast<double>(total));
+  });
+
+  AtomicFile file(flags.out);
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    const bool named = !trajectories.trajectory_id.empty() && !trajectories.trajectory_id[row].empty();
+    const nlohmann::json id = named ? nlohmann::json(trajectories.trajectory_id[row]) : nlohmann::json(row);
+    std::string line = fmt::format("{{\"trajectory_id\":{},\"logprobs\":[null", id.dump());
+    for (int64_t t = 1; t < trajectories.row_size(row); ++t) {
+      const double value = logprobs[trajectories.offsets[row] + t];
+      ESPALIER_CHECK(std::isfinite(value), "trajectory {}: the log-probability of token {} is {}: expected a finite number",
+                     trajectories.name(row), t, value);
+      // Float32 values are printed with the digits that they have.
+      line += dtype == at::kDouble ? fmt::format(",{}", value) : fmt::format(",{}", static_cast<float>(value));
+    }
+    line += "]}\n";
+    file.write(line);
+  }
+  file.commit();
+  fmt::print("{}: {} rows, {} flat tokens from {} encoded\n", flags.out, with_commas(trajectories.num_rows()),
+             with_commas(trajectories.num_tokens()), with_commas(step.plan.num_tokens()));
+}
+
+}  // namespace
+
+void add_logprobs(CLI::App& app, int*) {
+  CLI::App* command = app.add_subcommand(
+      "logprobs", "Write the log-probability of every token given all before it, computed on the shared trees");
+  auto flags = std::make_shared<Flags>();
+  add_model(command, &flags->model)->required();
+  flags->data.add(command);
+  command->add_option("-o,--out", flags->out, "JSONL to write: trajectory_id (or row number), logprobs (the first null)")
+      ->required();
+  add_dtype(command, &flags->dtype, "Precision to compute in");
+  flags->plan.add(command);
+  add_threads(command);
+  add_config(command);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,42 @@
+// Progress of long work on standard error: a bar on a terminal, plain lines in a pipe.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace espalier::cli {
+
+/// On a terminal redraws one line; otherwise prints a line when ten seconds have passed since the last one.
+/// Nothing is drawn for work that ends within half a second.
+class Progress {
+ public:
+  explicit Progress(std::string label);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// fraction in [0, 1]; detail stands behind the bar.
+  void update(double fraction, const std::string& detail = "");
+  /// Prints a whole line, leaving the bar below it.
+  void line(const std::string& text);
+  void relabel(const std::string& label);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void erase();
+
+  std::string label_;
+  bool terminal_;
+  bool drawn_ = false;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point last_ = start_;
+};
+
+/// "1,234,567".
+std::string with_commas(int64_t value);
+/// "1.5 GiB".
+std::string human_bytes(double bytes);
+/// "2m 05s".
+std::string human_seconds(double seconds);
+
+}  // namespace espalier::cli

@@ -1,0 +1,118 @@
+#include "espalier/cli/toml_config.h"
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include "espalier/base/check.h"
+
+namespace espalier::cli {
+namespace {
+
+std::string place(const std::string& file, const toml::source_region& source) {
+  return fmt::format("{}:{}", file, source.begin.line);
+}
+
+std::string scalar_text(const toml::node& node, const std::string& where, const std::string& key) {
+  if (const auto value = node.value_exact<std::string>()) return *value;
+  if (const auto value = node.value_exact<int64_t>()) return fmt::format("{}", *value);
+  if (const auto value = node.value_exact<double>()) return fmt::format("{}", *value);
+  if (const auto value = node.value_exact<bool>()) return *value ? "true" : "false";
+  throw InputError(fmt::format("{}: key `{}`: expected text, a number, true or false", where, key));
+}
+
+std::string value_text(const toml::node& node, const std::string& where, const std::string& key) {
+  const toml::array* array = node.as_array();
+  if (array == nullptr) return scalar_text(node, where, key);
+  std::vector<std::string> parts;
+  for (const toml::node& part : *array) parts.push_back(scalar_text(part, where, key));
+  return fmt::format("{}", fmt::join(parts, ","));
+}
+
+std::vector<std::string> read_flags(const CLI::App& command, const std::string& file) {
+  toml::parse_result result = toml::parse_file(file);
+  if (!result) {
+    const toml::parse_error& error = result.error();
+    throw InputError(fmt::format("{}: {}", place(file, error.source()), error.description()));
+  }
+  std::vector<std::string> flags;
+  for (const auto& [raw_key, node] : result.table()) {
+    std::string key(raw_key.str());
+    const std::string where = place(file, node.source());
+    std::replace(key.begin(), key.end(), '_', '-');
+    const CLI::Option* option = key == "config" || key == "help" ? nullptr : command.get_option_no_throw("--" + key);
+    ESPALIER_CHECK(option != nullptr, "{}: unknown key `{}`: expected a flag of `espalier {}` (see --help)", where, key,
+                   command.get_name());
+    ESPALIER_CHECK(!node.is_table(), "{}: key `{}`: expected a value, received a table", where, key);
+    flags.push_back(fmt::format("--{}={}", key, value_text(node, where, key)));
+  }
+  return flags;
+}
+
+}  // namespace
+
+std::vector<std::string> expand_config(const CLI::App& app, const std::vector<std::string>& args) {
+  if (args.empty()) return args;
+  const CLI::App* command = app.get_subcommand_no_throw(args[0]);
+  if (command == nullptr || command->get_option_no_throw("--config") == nullptr) return args;
+  std::vector<std::string> expanded{args[0]};
+  std::vector<std::string> rest;
+  for (size_t i = 1; i < args.size(); ++i) {
+    const bool apart = args[i] == "--config";
+    if (!apart && !args[i].starts_with("--config=")) {
+      rest.push_back(args[i]);
+      continue;
+    }
+    ESPALIER_CHECK(!apart || i + 1 < args.size(), "--config: expected a file name");
+    const std::string file = apart ? args[++i] : args[i].substr(std::string_view("--config=").size());
+    for (std::string& flag : read_flags(*command, file)) expanded.push_back(std::move(flag));
+  }
+  expanded.insert(expanded.end(), rest.begin(), rest.end());
+  return expanded;
+}
+
+namespace {
+
+nlohmann::ordered_json typed(const std::string& text) {
+  if (text == "true" || text == "false") return text == "true";
+  int64_t integer = 0;
+  const char* end = text.data() + text.size();
+  if (const auto [last, error] = std::from_chars(text.data(), end, integer); error == std::errc() && last == end) {
+    return integer;
+  }
+  char* last = nullptr;
+  const double real = std::strtod(text.c_str(), &last);
+  const bool number = !text.empty() && last == text.c_str() + text.size() && (std::isdigit(text.back()) || text.back() == '.');
+  return number ? nlohmann::ordered_json(real) : nlohmann::ordered_json(text);
+}
+
+}  // namespace
+
+nlohmann::ordered_json resolved_flags(const CLI::App& command) {
+  nlohmann::ordered_json flags = nlohmann::ordered_json::object();
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_lnames().empty()) continue;
+    const std::string& name = option->get_lnames().front();
+    if (name == "help" || name == "config") continue;
+    const bool is_flag = option->get_expected_max() == 0 || option->get_items_expected_max() == 0;
+    if (option->count() > 0) {
+      flags[name] = is_flag ? nlohmann::ordered_json(option->as<bool>())
+                            : typed(fmt::format("{}", fmt::join(option->results(), ",")));
+    } else if (is_flag) {
+      flags[name] = false;
+    } else if (!option->get_default_str().empty()) {
+      flags[name] = typed(option->get_default_str());
+    }
+  }
+  return flags;
+}
+
+std::string to_toml(const nlohmann::ordered_json& flags) {
+  std::string text;
+  for (const auto& [key, value] : flags.items()) text += fmt::format("{} = {}\n", key, value.dump());
+  return text;
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,89 @@
+// Building Trajectories row by row.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "espalier/data/trajectories.h"
+
+namespace espalier {
+
+/// One trajectory with its own arrays. An empty array, empty string or nullopt: the row lacks the field.
+struct TrajectoryRow {
+  std::vector<int32_t> input_ids;  // [n], n >= 1, ids >= 0
+
+  // At most one of the two; with neither every weight is 1.
+  std::vector<uint8_t> loss_mask;    // [n] of 0/1
+  std::vector<double> loss_weights;  // [n] finite, >= 0
+
+  std::vector<double> logprobs;      // [n] entry 0 is 0
+  std::vector<double> ref_logprobs;  // [n] entry 0 is 0
+
+  // At most one of the two.
+  std::vector<double> advantages;   // [n] finite
+  std::optional<double> advantage;  // stands for n equal advantages
+
+  std::optional<double> reward;
+  std::optional<bool> chosen;
+  std::string trajectory_id;
+  std::string group_id;
+  std::string pair_id;
+
+  std::vector<int32_t> routed_experts;  // [n * routes_per_token]; routes_per_token is their quotient
+
+  void clear();  ///< as new, but keeps the memory of the arrays
+};
+
+/// Throws InputError "field `F`: expected E, received R" unless the row keeps the rules above and its ids are
+/// below vocab_size (0: any).
+void check_row(const TrajectoryRow& row, int64_t vocab_size = 0);
+
+/// Row r with its own arrays. Reals become doubles; `advantage` is never used, since columns do not keep it.
+TrajectoryRow copy_row(const Trajectories& trajectories, int64_t r);
+
+/// Collects rows into columns. A row that throws leaves nothing behind.
+class TrajectoriesBuilder {
+ public:
+  /// Checks the row (check_row, and that routes_per_token is the same in every row) and appends it.
+  void append(const TrajectoryRow& row, int64_t vocab_size = 0);
+
+  int64_t num_rows() const { return static_cast<int64_t>(offsets_.size()) - 1; }
+
+  /// Hands over the columns; the builder is empty afterwards.
+  Trajectories finish();
+
+ private:
+  /// A column that grows row by row and takes memory from the first row that has it.
+  template <typename T>
+  struct GrowingColumn {
+    std::vector<T> values;
+    std::vector<uint8_t> present;  // [rows]
+    bool any = false;
+
+    /// `size_before` values stand for the rows before this one.
+    void append(std::span<const T> row, size_t size_before);
+    void append_absent(size_t count);
+    template <typename Values>
+    Optional<Values> finish();
+  };
+
+  void append_weights(const TrajectoryRow& row);
+  void append_advantages(const TrajectoryRow& row, size_t tokens_before);
+  void append_text(std::vector<std::string>& column, const std::string& text);
+  void append_routes(const TrajectoryRow& row, size_t tokens_before);
+
+  std::vector<int64_t> offsets_{0};
+  std::vector<int32_t> input_ids_;
+  std::vector<uint8_t> loss_mask_;    // used until a row gives weights
+  std::vector<double> loss_weights_;  // used from then on
+  bool has_weights_ = false;
+  GrowingColumn<double> logprobs_, ref_logprobs_, advantages_, reward_;
+  GrowingColumn<uint8_t> chosen_;
+  std::vector<std::string> trajectory_id_, group_id_, pair_id_;
+  std::vector<int32_t> routed_experts_;
+  int64_t routes_per_token_ = 0;
+};
+
+}  // namespace espalier

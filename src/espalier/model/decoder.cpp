@@ -1,0 +1,227 @@
+#include "espalier/model/decoder.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+namespace espalier {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// The dtype of norms and rotations: float32 for lower precisions.
+at::ScalarType compute_dtype(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// Root mean square norm over the last dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization",
+/// 2019), with the roundings of Transformers: weight * (x / rms(x)) with the bracket in compute_dtype, rounded
+/// to the dtype of x before the product. Keeps x and 1 / rms for backward, nothing else of the size of x.
+class RmsNorm : public Function<RmsNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps) {
+    const at::Tensor wide = x.to(compute_dtype(x));
+    const at::Tensor inverse_rms = at::rsqrt(at::mean(wide * wide, {-1}, /*keepdim=*/true).add_(eps));
+    ctx->save_for_backward({x, weight, inverse_rms});
+    return (wide * inverse_rms).to(x.scalar_type()).mul_(weight);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
+    const at::ScalarType wide = inverse_rms.scalar_type();
+    const at::Tensor grad = grads[0].to(wide);
+    const at::Tensor normalised = x.to(wide) * inverse_rms;
+
+    at::Tensor product = grad * normalised;
+    const at::Tensor grad_weight = product.flatten(0, -2).sum(0).to(weight.scalar_type());
+    const at::Tensor wide_weight = weight.to(wide);
+    const at::Tensor mean = product.mul_(wide_weight).mean({-1}, /*keepdim=*/true);
+    const at::Tensor grad_x =
+        (grad * wide_weight).addcmul_(normalised, mean, -1).mul_(inverse_rms).to(x.scalar_type());
+    return {grad_x, grad_weight, at::Tensor()};
+  }
+};
+
+/// Turns each pair (x[i], x[i + D/2]) by its angle: the half-split convention of Transformers.
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double direction) {
+  const int64_t half = x.size(-1) / 2;
+  const at::Tensor wide = x.to(cos.scalar_type());
+  const at::Tensor lower = wide.narrow(-1, 0, half), upper = wide.narrow(-1, half, half);
+  at::Tensor turned = at::empty(x.sizes(), wide.options());
+  at::Tensor turned_lower = turned.narrow(-1, 0, half), turned_upper = turned.narrow(-1, half, half);
+  at::mul_out(turned_lower, lower, cos).addcmul_(upper, sin, -direction);
+  at::mul_out(turned_upper, upper, cos).addcmul_(lower, sin, direction);
+  return turned.to(x.scalar_type());
+}
+
+/// Rotary position embedding (Su et al., "RoFormer", 2021) of x [T, H, D] by tables [T, 1, D/2]. Its adjoint is
+/// the rotation back, so backward keeps no activation.
+class Rotary : public Function<Rotary> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin) {
+    ctx->save_for_backward({cos, sin});
+    return rotate(x, cos, sin, 1);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    return {rotate(grads[0], saved[0], saved[1], -1), at::Tensor(), at::Tensor()};
+  }
+};
+
+/// Angle per position of each rotated pair, [head_dim / 2], in float32 and in the order of operations of
+/// Transformers (modeling_rope_utils), so that the angles agree to the last bit.
+at::Tensor make_inverse_frequencies(const DecoderConfig& config) {
+  const auto options = at::TensorOptions().dtype(at::kFloat);
+  const at::Tensor exponents = at::arange(0, config.head_dim, 2, options) / config.head_dim;
+  const at::Tensor plain = at::pow(at::Scalar(config.rope_theta), exponents).reciprocal();
+  if (!config.llama3_rope) return plain;
+
+  const Llama3Rope& rope = *config.llama3_rope;
+  const auto old_length = static_cast<double>(rope.original_max_position_embeddings);
+  const at::Tensor wavelength = plain.reciprocal() * (2 * std::numbers::pi);
+  const at::Tensor is_long = wavelength > old_length / rope.low_freq_factor;
+  const at::Tensor is_short = wavelength < old_length / rope.high_freq_factor;
+  const at::Tensor smooth = (wavelength.reciprocal() * old_length - rope.low_freq_factor) /
+                            (rope.high_freq_factor - rope.low_freq_factor);
+  const at::Tensor between = (1 - smooth) * plain / rope.factor + smooth * plain;
+  return at::where(is_long, plain / rope.factor, at::where(is_short, plain, between));
+}
+
+}  // namespace
+
+std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
+  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
+  const int64_t q_size = config.num_attention_heads * config.head_dim;
+  const int64_t kv_size = config.num_key_value_heads * config.head_dim;
+  std::vector<ParameterShape> shapes;
+  const auto projection = [&](const std::string& name, int64_t out, int64_t in, bool bias) {
+    shapes.push_back({name + ".weight", {out, in}});
+    if (bias) shapes.push_back({name + ".bias", {out}});
+  };
+
+  shapes.push_back({"model.embed_tokens.weight", {config.vocab_size, hidden}});
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    projection(layer + "self_attn.q_proj", q_size, hidden, config.attention_bias);
+    projection(layer + "self_attn.k_proj", kv_size, hidden, config.attention_bias);
+    projection(layer + "self_attn.v_proj", kv_size, hidden, config.attention_bias);
+    projection(layer + "self_attn.o_proj", hidden, q_size, config.attention_output_bias);
+    if (config.query_key_norm) {
+      shapes.push_back({layer + "self_attn.q_norm.weight", {config.head_dim}});
+      shapes.push_back({layer + "self_attn.k_norm.weight", {config.head_dim}});
+    }
+    projection(layer + "mlp.gate_proj", inner, hidden, config.mlp_bias);
+    projection(layer + "mlp.up_proj", inner, hidden, config.mlp_bias);
+    projection(layer + "mlp.down_proj", hidden, inner, config.mlp_bias);
+    shapes.push_back({layer + "input_layernorm.weight", {hidden}});
+    shapes.push_back({layer + "post_attention_layernorm.weight", {hidden}});
+  }
+  shapes.push_back({"model.norm.weight", {hidden}});
+  if (!config.tie_word_embeddings) shapes.push_back({"lm_head.weight", {config.vocab_size, hidden}});
+  return shapes;
+}
+
+Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
+    : config_(std::move(config)), parameters_(std::move(parameters)) {
+  const std::vector<ParameterShape> shapes = parameter_shapes(config_);
+  TORCH_CHECK(parameters_.size() == shapes.size(), "Decoder: expected ", shapes.size(), " parameters, received ",
+              parameters_.size());
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const Parameter& given = parameters_[i];
+    TORCH_CHECK(given.name == shapes[i].name && given.value.sizes() == at::IntArrayRef(shapes[i].shape),
+                "Decoder: expected ", shapes[i].name, " of shape ", at::IntArrayRef(shapes[i].shape), ", received ",
+                given.name, " of shape ", given.value.sizes());
+    TORCH_CHECK(given.value.is_floating_point() &&
+                    given.value.scalar_type() == parameters_.front().value.scalar_type(),
+                "Decoder: expected one floating dtype, received ", given.value.scalar_type(), " for ", given.name);
+  }
+
+  // Parameters come in the order of parameter_shapes, so taking them one after another finds each its place.
+  size_t next = 0;
+  const auto take = [&] { return parameters_[next++].value; };
+  const auto take_projection = [&](bool bias) {
+    Projection projection{take(), std::nullopt};
+    if (bias) projection.bias = take();
+    return projection;
+  };
+  embed_tokens_ = take();
+  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
+    Layer& layer = layers_.emplace_back();
+    layer.q = take_projection(config_.attention_bias);
+    layer.k = take_projection(config_.attention_bias);
+    layer.v = take_projection(config_.attention_bias);
+    layer.o = take_projection(config_.attention_output_bias);
+    if (config_.query_key_norm) {
+      layer.q_norm = take();
+      layer.k_norm = take();
+    }
+    layer.gate = take_projection(config_.mlp_bias);
+    layer.up = take_projection(config_.mlp_bias);
+    layer.down = take_projection(config_.mlp_bias);
+    layer.input_layernorm = take();
+    layer.post_attention_layernorm = take();
+  }
+  norm_ = take();
+  lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : take();
+  inverse_frequencies_ = make_inverse_frequencies(config_).to(embed_tokens_.device());
+}
+
+Decoder::RotaryTables Decoder::rotary_tables(const at::Tensor& position_ids) const {
+  // Angles are float32 for every dtype, as in Transformers; a float64 model takes them as they are.
+  const at::Tensor angles = position_ids.to(at::kFloat).unsqueeze(-1) * inverse_frequencies_;
+  const at::ScalarType dtype = compute_dtype(embed_tokens_);
+  return {at::cos(angles).unsqueeze(1).to(dtype), at::sin(angles).unsqueeze(1).to(dtype)};
+}
+
+at::Tensor Decoder::attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
+                           const Attention& attention) const {
+  const int64_t length = hidden.size(0);
+  const auto project = [&](const Projection& projection) {
+    return at::linear(hidden, projection.weight, projection.bias).view({length, -1, config_.head_dim});
+  };
+  at::Tensor q = project(layer.q), k = project(layer.k);
+  if (config_.query_key_norm) {
+    q = RmsNorm::apply(q, *layer.q_norm, config_.rms_norm_eps);
+    k = RmsNorm::apply(k, *layer.k_norm, config_.rms_norm_eps);
+  }
+  q = Rotary::apply(q, tables.cos, tables.sin);
+  k = Rotary::apply(k, tables.cos, tables.sin);
+  const double softmax_scale = std::pow(static_cast<double>(config_.head_dim), -0.5);
+  const at::Tensor out = attention(q, k, project(layer.v), softmax_scale);
+  TORCH_CHECK(out.sizes() == q.sizes(), "Decoder: attention returned shape ", out.sizes(), ", expected ",
+              q.sizes());
+  return at::linear(out.reshape({length, -1}), layer.o.weight, layer.o.bias);
+}
+
+at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
+                            const Attention& attention) const {
+  TORCH_CHECK(input_ids.dim() == 1 && input_ids.scalar_type() == at::kLong && input_ids.numel() > 0,
+              "Decoder: expected input_ids [T] int64, T > 0, received ", input_ids.sizes(), " ",
+              input_ids.scalar_type());
+  TORCH_CHECK(position_ids.sizes() == input_ids.sizes() && position_ids.scalar_type() == at::kLong,
+              "Decoder: expected position_ids like input_ids ", input_ids.sizes(), " int64, received ",
+              position_ids.sizes(), " ", position_ids.scalar_type());
+  const RotaryTables tables = rotary_tables(position_ids);
+  at::Tensor hidden = at::embedding(embed_tokens_, input_ids);
+  for (const Layer& layer : layers_) {
+    const at::Tensor attention_input = RmsNorm::apply(hidden, layer.input_layernorm, config_.rms_norm_eps);
+    hidden = hidden + attend(layer, attention_input, tables, attention);
+    const at::Tensor input = RmsNorm::apply(hidden, layer.post_attention_layernorm, config_.rms_norm_eps);
+    const at::Tensor gate = at::silu(at::linear(input, layer.gate.weight, layer.gate.bias));
+    const at::Tensor up = at::linear(input, layer.up.weight, layer.up.bias);
+    hidden = hidden + at::linear(gate * up, layer.down.weight, layer.down.bias);
+  }
+  return RmsNorm::apply(hidden, norm_, config_.rms_norm_eps);
+}
+
+const at::Tensor& Decoder::lm_head_weight() const { return lm_head_; }
+
+}  // namespace espalier

@@ -1,0 +1,103 @@
+#include "espalier/model/init.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <numbers>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/base/rng.h"
+#include "espalier/base/safetensors.h"
+#include "espalier/model/config.h"
+#include "espalier/model/decoder.h"
+#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights.h"
+
+namespace espalier {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo).
+uint64_t hash_name(std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+/// Values 2 i and 2 i + 1 of the normal sequence (seed, stream): Box-Muller on the two halves of one Philox
+/// block, so that any index can be computed alone.
+std::pair<double, double> normal_pair(uint64_t seed, uint64_t stream, uint64_t i) {
+  const auto block = philox4x32({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32),
+                                 static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
+                                {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const auto uniform = [&](int first) {
+    const uint64_t bits = block[first] | static_cast<uint64_t>(block[first + 1]) << 32;
+    return static_cast<double>(bits >> 11) * 0x1.0p-53;
+  };
+  const double radius = std::sqrt(-2 * std::log(1 - uniform(0)));
+  const double angle = 2 * std::numbers::pi * uniform(2);
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+template <typename T>
+void fill_normal(T* values, int64_t count, double deviation, uint64_t seed, uint64_t stream) {
+  constexpr int64_t kPairsPerTask = 1 << 15;
+  at::parallel_for(0, (count + 1) / 2, kPairsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto [first, second] = normal_pair(seed, stream, static_cast<uint64_t>(i));
+      values[2 * i] = static_cast<T>(deviation * first);
+      if (2 * i + 1 < count) values[2 * i + 1] = static_cast<T>(deviation * second);
+    }
+  });
+}
+
+at::Tensor init_parameter(const ParameterShape& parameter, double deviation, uint64_t seed,
+                          at::ScalarType dtype) {
+  const auto options = at::TensorOptions().dtype(dtype);
+  if (parameter.name.ends_with(".bias")) return at::zeros(parameter.shape, options);
+  if (parameter.shape.size() == 1) return at::ones(parameter.shape, options);
+  const uint64_t stream = hash_name(parameter.name);
+  at::Tensor values = at::empty(parameter.shape, options.dtype(dtype == at::kDouble ? dtype : at::kFloat));
+  if (dtype == at::kDouble) {
+    fill_normal(values.mutable_data_ptr<double>(), values.numel(), deviation, seed, stream);
+  } else {
+    fill_normal(values.mutable_data_ptr<float>(), values.numel(), deviation, seed, stream);
+  }
+  return values.to(dtype);
+}
+
+void make_empty_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  ESPALIER_CHECK(!error, "cannot make {}: {}", folder.string(), error.message());
+  const bool is_empty = fs::is_empty(folder, error);
+  ESPALIER_CHECK(!error && is_empty, "{}: expected a new or empty folder, received one with files in it",
+                 folder.string());
+}
+
+}  // namespace
+
+void init_model(const InitOptions& options) {
+  const DecoderConfig config = read_config_file(options.config);
+  const std::string config_text = config_with_dtype(options.config, dtype_name(options.dtype));
+  make_empty_folder(options.out);
+  if (options.byte_tokenizer) write_byte_tokenizer(options.out, config.vocab_size);
+
+  std::vector<at::Tensor> values;
+  std::vector<TensorView> tensors;
+  for (const ParameterShape& parameter : parameter_shapes(config)) {
+    values.push_back(init_parameter(parameter, config.initializer_range, options.seed, options.dtype));
+    tensors.push_back(view_tensor(parameter.name, values.back()));
+  }
+  write_safetensors(options.out / "model.safetensors", tensors, {{"format", "pt"}});
+  write_text(options.out / "config.json", config_text);
+}
+
+}  // namespace espalier

@@ -1,0 +1,38 @@
+#include "espalier/model/tensor_bytes.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <utility>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+namespace {
+
+constexpr std::array<std::pair<const char*, at::ScalarType>, 4> kFloatingDtypes = {
+    {{"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf}, {"BF16", at::kBFloat16}}};
+
+}  // namespace
+
+std::optional<at::ScalarType> floating_dtype(const std::string& word) {
+  for (const auto& [name, dtype] : kFloatingDtypes) {
+    if (word == name) return dtype;
+  }
+  return std::nullopt;
+}
+
+TensorView view_tensor(const std::string& name, const at::Tensor& tensor) {
+  ESPALIER_ASSERT(tensor.is_contiguous() && tensor.device().is_cpu());
+  TensorView view;
+  view.name = name;
+  for (const auto& [word, dtype] : kFloatingDtypes) {
+    if (tensor.scalar_type() == dtype) view.dtype = word;
+  }
+  ESPALIER_ASSERT(!view.dtype.empty());
+  view.shape = tensor.sizes().vec();
+  view.bytes = {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+  return view;
+}
+
+}  // namespace espalier

@@ -1,0 +1,19 @@
+// Tensors as entries of safetensors files.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+
+#include "espalier/base/safetensors.h"
+
+namespace espalier {
+
+/// The floating dtype of a safetensors word (F64, F32, F16, BF16), nothing for any other word.
+std::optional<at::ScalarType> floating_dtype(const std::string& word);
+
+/// `tensor` (contiguous, on the CPU, of a floating dtype) as a named entry. The entry points into the tensor.
+TensorView view_tensor(const std::string& name, const at::Tensor& tensor);
+
+}  // namespace espalier

@@ -1,0 +1,75 @@
+#include "espalier/ops/checks.h"
+
+namespace espalier::detail {
+namespace {
+
+void check_float(const char* op, const char* name, const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  TORCH_CHECK(dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16, op, ": ", name,
+              " must be float64, float32 or bfloat16, received ", dtype);
+}
+
+void check_rank(const char* op, const char* name, const at::Tensor& tensor, int64_t rank) {
+  TORCH_CHECK(tensor.dim() == rank, op, ": ", name, " must have ", rank, " dimensions, received shape ",
+              tensor.sym_sizes());
+}
+
+void check_alike(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& first) {
+  TORCH_CHECK(tensor.scalar_type() == first.scalar_type(), op, ": ", name, " must be ", first.scalar_type(),
+              " as the first argument is, received ", tensor.scalar_type());
+  TORCH_CHECK(tensor.device() == first.device(), op, ": ", name, " must be on ", first.device(), ", received ",
+              tensor.device());
+}
+
+void check_index(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
+                 const at::Tensor& first) {
+  check_rank(op, name, tensor, 1);
+  TORCH_CHECK(tensor.scalar_type() == dtype, op, ": ", name, " must be ", dtype, ", received ",
+              tensor.scalar_type());
+  TORCH_CHECK(tensor.device() == first.device(), op, ": ", name, " must be on ", first.device(), ", received ",
+              tensor.device());
+}
+
+}  // namespace
+
+void check_tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const at::Tensor& subtree_end) {
+  const char* op = "tree_attention";
+  check_float(op, "q", q);
+  check_rank(op, "q", q, 3);
+  check_rank(op, "k", k, 3);
+  check_alike(op, "k", k, q);
+  check_alike(op, "v", v, q);
+  check_index(op, "subtree_end", subtree_end, at::kInt, q);
+  TORCH_CHECK(k.sym_size(0) == q.sym_size(0) && k.sym_size(2) == q.sym_size(2) && q.sym_size(2) > 0, op,
+              ": k must be [T, K, D] where q is [T, H, D], D > 0, received q ", q.sym_sizes(), " and k ",
+              k.sym_sizes());
+  TORCH_CHECK(v.sym_sizes() == k.sym_sizes(), op, ": v must have the shape of k, ", k.sym_sizes(),
+              ", received ", v.sym_sizes());
+  TORCH_CHECK(k.sym_size(1) > 0 && q.sym_size(1) > 0 && q.sym_size(1) % k.sym_size(1) == 0, op,
+              ": the query heads must be a multiple of the key heads, received ", q.sym_size(1), " and ",
+              k.sym_size(1));
+  TORCH_CHECK(subtree_end.sym_size(0) == q.sym_size(0), op, ": subtree_end must have one entry for each of ",
+              q.sym_size(0), " tokens, received ", subtree_end.sym_size(0));
+}
+
+void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+                         const at::Tensor& edge_target) {
+  const char* op = "edge_logprobs";
+  check_float(op, "hidden", hidden);
+  check_rank(op, "hidden", hidden, 2);
+  check_rank(op, "weight", weight, 2);
+  check_alike(op, "weight", weight, hidden);
+  check_index(op, "edge_row", edge_row, at::kLong, hidden);
+  check_index(op, "edge_target", edge_target, at::kLong, hidden);
+  TORCH_CHECK(hidden.sym_size(1) == weight.sym_size(1) && weight.sym_size(0) > 0, op,
+              ": expected hidden [R, C] and weight [V, C], V > 0, received ", hidden.sym_sizes(), " and ",
+              weight.sym_sizes());
+  TORCH_CHECK(edge_row.sym_size(0) == edge_target.sym_size(0), op,
+              ": edge_row and edge_target must be of one length, received ", edge_row.sym_size(0), " and ",
+              edge_target.sym_size(0));
+}
+
+at::ScalarType accumulator_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+
+}  // namespace espalier::detail

@@ -1,0 +1,19 @@
+// Checks of what the operators are given, shared by their implementations for every device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace espalier::detail {
+
+/// Ranks, shapes, dtypes and devices of tree_attention's arguments; not the values of subtree_end.
+void check_tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const at::Tensor& subtree_end);
+
+/// Ranks, shapes, dtypes and devices of edge_logprobs' arguments; not the values of edge_row and edge_target.
+void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+                         const at::Tensor& edge_target);
+
+/// float64 for float64, otherwise float32: the dtype in which sums are kept.
+at::ScalarType accumulator_dtype(at::ScalarType dtype);
+
+}  // namespace espalier::detail

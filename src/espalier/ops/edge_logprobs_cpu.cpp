@@ -1,0 +1,183 @@
+// edge_logprobs on the CPU, block by block of logits (rows x vocabulary entries).
+//   Forward: high and sum of exp(logit - high) per row are carried from block to block (Milakov and Gimelshein,
+// "Online normalizer calculation for softmax", 2018); log p = (logit[target] - high) - log(sum).
+//   Backward: d logit[r, t] = sum_{e: edge (r, t)} g_e - exp(logit[r, t] - lse_r) sum_{e of row r} g_e, from
+// recomputed logits; each block adds its products to the gradients.
+// Logits and products are in the model's dtype, everything else in float32 (float64).
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <span>
+
+#include "espalier/ops/checks.h"
+#include "espalier/ops/logit_blocks.h"
+
+namespace espalier {
+namespace {
+
+struct Edges {
+  at::Tensor row_tensor;
+  at::Tensor target_tensor;
+  std::span<const int64_t> row;
+  std::span<const int64_t> target;
+
+  Edges(const at::Tensor& edge_row, const at::Tensor& edge_target)
+      : row_tensor(edge_row.contiguous()),
+        target_tensor(edge_target.contiguous()),
+        row(row_tensor.const_data_ptr<int64_t>(), static_cast<size_t>(row_tensor.numel())),
+        target(target_tensor.const_data_ptr<int64_t>(), static_cast<size_t>(target_tensor.numel())) {}
+
+  void check(int64_t num_rows, int64_t vocabulary) const {
+    for (size_t e = 0; e < row.size(); ++e) {
+      const int64_t low = e == 0 ? 0 : row[e - 1];
+      TORCH_CHECK(low <= row[e] && row[e] < num_rows, "edge_logprobs: edge_row[", e,
+                  "]: expected a value (ascending) in [", low, ", ", num_rows, "), received ", row[e]);
+      TORCH_CHECK(0 <= target[e] && target[e] < vocabulary, "edge_logprobs: edge_target[", e,
+                  "]: expected a value in [0, ", vocabulary, "), received ", target[e]);
+    }
+  }
+};
+
+struct Block {
+  int64_t row_begin;
+  int64_t row_end;
+  int64_t column_begin;
+  int64_t column_end;
+};
+
+// Vocabulary entries in the outer loop, so that the gradient of an LM head row is complete after one round.
+std::vector<Block> blocks_of(const at::Tensor& hidden, const at::Tensor& weight) {
+  const int64_t num_rows = hidden.size(0);
+  const int64_t vocabulary = weight.size(0);
+  const auto dtype = hidden.scalar_type();
+  const auto sum_dtype = detail::accumulator_dtype(dtype);
+  // In bfloat16 a block exists twice: as the product and as what is computed from it.
+  const auto bytes = static_cast<int64_t>(at::elementSize(sum_dtype) +
+                                          (sum_dtype == dtype ? 0 : at::elementSize(dtype)));
+  const LogitBlock size = logit_block(num_rows, vocabulary, bytes);
+  std::vector<Block> blocks;
+  for (int64_t column = 0; column < vocabulary; column += size.num_columns) {
+    for (int64_t row = 0; row < num_rows; row += size.num_rows) {
+      blocks.push_back({row, std::min(row + size.num_rows, num_rows), column,
+                        std::min(column + size.num_columns, vocabulary)});
+    }
+  }
+  return blocks;
+}
+
+at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const Block& block) {
+  return hidden.slice(0, block.row_begin, block.row_end)
+      .mm(weight.slice(0, block.column_begin, block.column_end).t())
+      .to(detail::accumulator_dtype(hidden.scalar_type()));
+}
+
+// Calls visit(edge, logit) for the edges whose logit lies in the block.
+template <class Scalar, class Visit>
+void for_each_edge(const Edges& edges, const Block& block, const at::Tensor& logits, const Visit& visit) {
+  Scalar* data = logits.mutable_data_ptr<Scalar>();
+  const int64_t width = logits.size(1);
+  const auto first = std::ranges::lower_bound(edges.row, block.row_begin) - edges.row.begin();
+  for (auto e = static_cast<size_t>(first); e < edges.row.size() && edges.row[e] < block.row_end; ++e) {
+    const int64_t target = edges.target[e];
+    if (block.column_begin <= target && target < block.column_end) {
+      visit(e, data[(edges.row[e] - block.row_begin) * width + target - block.column_begin]);
+    }
+  }
+}
+
+std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& hidden, const at::Tensor& weight,
+                                               const at::Tensor& edge_row, const at::Tensor& edge_target) {
+  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
+  const Edges edges(edge_row, edge_target);
+  edges.check(hidden.size(0), weight.size(0));
+  const auto options = hidden.options().dtype(detail::accumulator_dtype(hidden.scalar_type()));
+  const at::Tensor logprobs = at::empty({edge_row.size(0)}, options);
+  const at::Tensor high = at::full({hidden.size(0)}, -std::numeric_limits<double>::infinity(), options);
+  const at::Tensor sum = at::zeros({hidden.size(0)}, options);
+  AT_DISPATCH_FLOATING_TYPES(logprobs.scalar_type(), "edge_logprobs", [&] {
+    auto* logprob = logprobs.mutable_data_ptr<scalar_t>();
+    for (const Block& block : blocks_of(hidden, weight)) {
+      const at::Tensor logits = logits_of(hidden, weight, block);
+      for_each_edge<scalar_t>(edges, block, logits, [&](size_t e, scalar_t logit) { logprob[e] = logit; });
+      const at::Tensor block_high = high.slice(0, block.row_begin, block.row_end);
+      const at::Tensor block_sum = sum.slice(0, block.row_begin, block.row_end);
+      const at::Tensor new_high = logits.amax(1).maximum(block_high);
+      block_sum.mul_(block_high.sub(new_high).exp_()).add_(logits.sub_(new_high.unsqueeze(1)).exp_().sum(1));
+      block_high.copy_(new_high);
+    }
+    const auto* row_high = high.const_data_ptr<scalar_t>();
+    const auto* row_sum = sum.const_data_ptr<scalar_t>();
+    for (size_t e = 0; e < edges.row.size(); ++e) {
+      logprob[e] = (logprob[e] - row_high[edges.row[e]]) - std::log(row_sum[edges.row[e]]);
+    }
+  });
+  return {logprobs, high.add_(sum.log_())};
+}
+
+// Overwrites the block's logits with their gradients.
+template <class Scalar>
+void differentiate(const at::Tensor& logits, const Edges& edges, const Block& block, const at::Tensor& grad,
+                   const at::Tensor& row_grad, const at::Tensor& lse) {
+  const Scalar* edge_grad = grad.const_data_ptr<Scalar>();
+  const auto column_of_rows = [&](const at::Tensor& values) {
+    return values.slice(0, block.row_begin, block.row_end).unsqueeze(1);
+  };
+  logits.sub_(column_of_rows(lse)).exp_().mul_(column_of_rows(row_grad).neg());
+  for_each_edge<Scalar>(edges, block, logits, [&](size_t e, Scalar& logit) { logit += edge_grad[e]; });
+}
+
+// sum += a b, where a product in a lower dtype than the sum's is rounded before it is added.
+void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (sum.scalar_type() == a.scalar_type()) {
+    sum.addmm_(a, b);
+  } else {
+    sum.add_(a.mm(b));
+  }
+}
+
+std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
+                                                const at::Tensor& weight, const at::Tensor& edge_row,
+                                                const at::Tensor& edge_target, const at::Tensor& lse_in,
+                                                std::array<bool, 2> output_mask) {
+  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
+  const Edges edges(edge_row, edge_target);
+  edges.check(hidden.size(0), weight.size(0));
+  const auto options = hidden.options().dtype(detail::accumulator_dtype(hidden.scalar_type()));
+  const at::Tensor lse = lse_in.to(options.dtype());
+  const at::Tensor grad = grad_logprobs.to(options.dtype()).contiguous();
+  const at::Tensor row_grad = at::zeros({hidden.size(0)}, options).index_add_(0, edges.row_tensor, grad);
+  at::Tensor grad_hidden;
+  at::Tensor grad_weight;
+  if (output_mask[0]) grad_hidden = at::zeros(hidden.sizes(), options);
+  if (output_mask[1]) grad_weight = at::zeros(weight.sizes(), weight.options());
+  at::Tensor round;  // gradient of the LM head rows of the present blocks, summed over all rows
+  for (const Block& block : blocks_of(hidden, weight)) {
+    at::Tensor logits = logits_of(hidden, weight, block);
+    AT_DISPATCH_FLOATING_TYPES(logits.scalar_type(), "edge_logprobs", [&] {
+      differentiate<scalar_t>(logits, edges, block, grad, row_grad, lse);
+    });
+    logits = logits.to(hidden.scalar_type());
+    if (output_mask[0]) {
+      add_product(grad_hidden.slice(0, block.row_begin, block.row_end), logits,
+                  weight.slice(0, block.column_begin, block.column_end));
+    }
+    if (output_mask[1]) {
+      if (block.row_begin == 0) round = at::zeros({logits.size(1), weight.size(1)}, options);
+      add_product(round, logits.t(), hidden.slice(0, block.row_begin, block.row_end));
+      if (block.row_end == hidden.size(0)) {
+        grad_weight.slice(0, block.column_begin, block.column_end).copy_(round);
+      }
+    }
+  }
+  return {output_mask[0] ? grad_hidden.to(hidden.scalar_type()) : grad_hidden, grad_weight};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(espalier, CPU, m) {
+  m.impl("edge_logprobs", &forward_cpu);
+  m.impl("edge_logprobs_backward", &backward_cpu);
+}
+
+}  // namespace espalier

@@ -1,0 +1,17 @@
+// The schemas of the operators; implementations register themselves beside their code.
+#include <torch/library.h>
+
+TORCH_LIBRARY(espalier, m) {
+  m.def(
+      "tree_attention(Tensor q, Tensor k, Tensor v, Tensor subtree_end, float softmax_scale)"
+      " -> (Tensor out, Tensor lse)");
+  m.def(
+      "tree_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor subtree_end, Tensor out,"
+      " Tensor lse, float softmax_scale) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)");
+  m.def(
+      "edge_logprobs(Tensor hidden, Tensor weight, Tensor edge_row, Tensor edge_target)"
+      " -> (Tensor logprobs, Tensor lse)");
+  m.def(
+      "edge_logprobs_backward(Tensor grad_logprobs, Tensor hidden, Tensor weight, Tensor edge_row,"
+      " Tensor edge_target, Tensor lse, bool[2] output_mask) -> (Tensor grad_hidden, Tensor grad_weight)");
+}

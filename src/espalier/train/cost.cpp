@@ -1,0 +1,92 @@
+#include "espalier/train/cost.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "espalier/model/decoder.h"
+
+namespace espalier {
+
+ModelShape model_shape(const DecoderConfig& config) {
+  return {config.num_hidden_layers,   config.hidden_size, config.intermediate_size, config.num_attention_heads,
+          config.num_key_value_heads, config.head_dim,    config.vocab_size};
+}
+
+Work plan_work(const Step& step) {
+  Work work;
+  for (const MicroBatch& micro_batch : step.plan.micro_batches) {
+    const Layout layout = make_layout(step.forest, micro_batch.runs);
+    std::vector<bool> predicts(layout.num_tokens());
+    for (const Placement& placement : micro_batch.trajectories) {
+      if (step.terms.row(placement.trajectory).empty()) continue;
+      const std::vector<int64_t> path = path_tokens(layout, placement.run);
+      for (const Term& term : step.terms.row(placement.trajectory)) predicts[path[term.position - 1]] = true;
+    }
+    const int64_t rows = std::count(predicts.begin(), predicts.end(), true);
+    if (rows > 0) work += {layout.num_tokens(), micro_batch.num_pairs, rows};
+  }
+  return work;
+}
+
+Work flat_work(const Step& step) {
+  Work work;
+  for (int64_t k = 0; k < step.forest.num_trajectories(); ++k) {
+    const int64_t size = step.forest.trajectory_size(k);
+    work += {size, size * (size + 1) / 2, step.terms.row_size(k)};
+  }
+  return work;
+}
+
+Work append_only_work(const Step& step) {
+  const Forest& forest = step.forest;
+  // In preorder a node's first child follows it, so the first leaf below a node is that of the next one.
+  std::vector<int64_t> first_leaf(forest.num_nodes());
+  for (int64_t node = forest.num_nodes() - 1; node >= 0; --node) {
+    const bool is_leaf = forest.subtree_last[node] == node + 1;
+    first_leaf[node] = is_leaf ? node : first_leaf[node + 1];
+  }
+  std::map<int64_t, std::set<int64_t>> targets_of_leaf;
+  for (int64_t k = 0; k < forest.num_trajectories(); ++k) {
+    std::set<int64_t>& targets = targets_of_leaf[first_leaf[forest.end_node[k]]];
+    for (const Term& term : step.terms.row(k)) targets.insert(term.position);
+  }
+  Work work;
+  for (const auto& [leaf, targets] : targets_of_leaf) {
+    const int64_t size = forest.position[leaf] + forest.node_size(leaf);
+    work += {size, size * (size + 1) / 2, static_cast<int64_t>(targets.size())};
+  }
+  return work;
+}
+
+double speedup_bound(const ModelShape& shape, const Step& step) {
+  return step_flops(shape, flat_work(step)).total() / step_flops(shape, plan_work(step)).total();
+}
+
+MemoryEstimate estimate_memory(const DecoderConfig& config, at::ScalarType dtype, OptimizerKind optimizer,
+                               int64_t max_tokens) {
+  double parameters = 0;
+  for (const ParameterShape& parameter : parameter_shapes(config)) {
+    parameters += static_cast<double>(std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1},
+                                                      std::multiplies<>()));
+  }
+  const double bytes = dtype == at::kDouble ? 8 : dtype == at::kFloat ? 4 : 2;
+  const double sum_bytes = std::max(bytes, 4.0);
+  const double masters = dtype == at::kBFloat16 ? parameters * 4 : 0;
+  MemoryEstimate memory;
+  memory.weights = parameters * bytes;
+  memory.gradients = parameters * (sum_bytes + bytes);
+  memory.optimizer = masters + (optimizer == OptimizerKind::kAdamW ? 2 * parameters * sum_bytes : 0);
+  // Saved per token and layer: inputs and float32 intermediates of both norms and the residuals (about ten hidden
+  // sizes), q, k, v before and after rotation and the attention output, and five of the MLP's width.
+  const double per_layer = 10.0 * config.hidden_size +
+                           (4.0 * config.num_attention_heads + 4.0 * config.num_key_value_heads) * config.head_dim +
+                           5.0 * config.intermediate_size;
+  constexpr double kLogitsChunkBytes = 2.0 * (32 << 20);
+  memory.activations = static_cast<double>(max_tokens) * per_layer * config.num_hidden_layers * sum_bytes +
+                       kLogitsChunkBytes;
+  return memory;
+}
+
+}  // namespace espalier

@@ -1,0 +1,59 @@
+// Forward and backward of a step on its plan.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "espalier/model/decoder.h"
+#include "espalier/plan/cost_model.h"
+#include "espalier/train/batch.h"
+
+namespace espalier {
+
+/// Log-probabilities [E] of the batch's edges, differentiable (float32; float64 for float64 models).
+at::Tensor forward_edges(const Decoder& decoder, const Batch& batch);
+
+/// Gradients of all parameters, in their order, summed over micro-batches in float32 (float64 for float64
+/// models).
+class Gradients {
+ public:
+  explicit Gradients(const Decoder& decoder);
+
+  /// Moves what backward left in the parameters' .grad into the sums. Call after every backward.
+  void collect();
+  void zero();
+  const std::vector<at::Tensor>& sums() const { return sums_; }
+
+ private:
+  const Decoder* decoder_;
+  std::vector<at::Tensor> sums_;
+};
+
+struct StepResult {
+  double loss = 0;
+  Work work;                 // encoded tokens, visible pairs, head rows
+  int64_t flat_tokens = 0;
+  int64_t tree_tokens = 0;
+  int64_t terms = 0;         // loss terms over all trajectories
+  int64_t clipped_terms = 0;
+  double ratio_sum = 0;
+  double mismatch_kl_sum = 0;
+};
+
+/// Called after each micro-batch with how many are done of how many.
+using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
+
+/// Adds the gradients of the step's loss to `gradients`.
+StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
+                            const ObjectiveOptions& objective, const Advantages* advantages, Gradients* gradients,
+                            const MicroBatchProgress& progress = {});
+
+/// Log-probabilities of every token of the step's rows given all before it, aligned to the data's tokens
+/// (flat index offsets[row] + position); entries of first tokens and of other rows are left as they are.
+void compute_logprobs(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
+                      std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
+
+}  // namespace espalier

@@ -1,0 +1,149 @@
+#include "espalier/train/metrics.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+
+namespace espalier {
+namespace {
+
+std::array<uint32_t, 256> crc32c_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    uint32_t crc = byte;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) ? 0x82F63B78u : 0u);
+    table[byte] = crc;
+  }
+  return table;
+}
+
+// Protocol buffer wire format: a key is (field number << 3) | wire type.
+enum WireType : uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+void append_varint(std::string& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+
+void append_key(std::string& out, int field, WireType type) {
+  append_varint(out, (static_cast<uint64_t>(field) << 3) | type);
+}
+
+template <typename T>
+void append_raw(std::string& out, T value) {
+  char bytes[sizeof(T)];
+  std::memcpy(bytes, &value, sizeof(T));
+  out.append(bytes, sizeof(T));
+}
+
+void append_bytes(std::string& out, int field, const std::string& bytes) {
+  append_key(out, field, kBytes);
+  append_varint(out, bytes.size());
+  out += bytes;
+}
+
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5; }
+std::string event_header(int64_t step) {
+  std::string event;
+  append_key(event, 1, kFixed64);
+  append_raw(event, wall_time());
+  append_key(event, 2, kVarint);
+  append_varint(event, static_cast<uint64_t>(step));
+  return event;
+}
+
+uint32_t masked_crc(const std::string& bytes) {
+  const uint32_t crc = crc32c(bytes);
+  return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+}
+
+}  // namespace
+
+uint32_t crc32c(const std::string& bytes) {
+  static const std::array<uint32_t, 256> table = crc32c_table();
+  uint32_t crc = 0xFFFFFFFFu;
+  for (const char byte : bytes) crc = table[(crc ^ static_cast<uint8_t>(byte)) & 0xFF] ^ (crc >> 8);
+  return crc ^ 0xFFFFFFFFu;
+}
+
+EventWriter::EventWriter(const std::filesystem::path& folder) {
+  char host[256] = "localhost";
+  gethostname(host, sizeof(host) - 1);
+  path_ = folder / fmt::format("events.out.tfevents.{}.{}.{}", static_cast<int64_t>(wall_time()), host, getpid());
+  file_.open(path_, std::ios::binary | std::ios::trunc);
+  std::string event = event_header(0);
+  append_bytes(event, 3, "brain.Event:2");
+  record(event);
+}
+
+void EventWriter::scalars(int64_t step, const std::map<std::string, double>& values) {
+  std::string summary;
+  for (const auto& [tag, value] : values) {
+    // Summary.Value { string tag = 1; float simple_value = 2; }, repeated field 1 of Summary.
+    std::string entry;
+    append_bytes(entry, 1, tag);
+    append_key(entry, 2, kFixed32);
+    append_raw(entry, static_cast<float>(value));
+    append_bytes(summary, 1, entry);
+  }
+  std::string event = event_header(step);
+  append_bytes(event, 5, summary);
+  record(event);
+}
+
+void EventWriter::record(const std::string& event) {
+  std::string length, framed;
+  append_raw(length, static_cast<uint64_t>(event.size()));
+  framed = length;
+  append_raw(framed, masked_crc(length));
+  framed += event;
+  append_raw(framed, masked_crc(event));
+  file_.write(framed.data(), static_cast<std::streamsize>(framed.size()));
+  file_.flush();
+  ESPALIER_CHECK(file_.good(), "{}: cannot write", path_.string());
+}
+
+namespace {
+
+// Lines up to and including `last_step` of an earlier run's metrics. An unfinished last line is dropped.
+std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
+  if (last_step == 0 || !std::filesystem::exists(path)) return "";
+  const std::string text = read_text(path);
+  std::string kept;
+  for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string line = text.substr(begin, end - begin + 1);
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.value("step", int64_t{0}) <= last_step) kept += line;
+  }
+  return kept;
+}
+
+}  // namespace
+
+MetricsWriter::MetricsWriter(const std::filesystem::path& run_folder, int64_t resumed_step)
+    : path_(run_folder / "metrics.jsonl"), events_(run_folder) {
+  write_text(path_, kept_lines(path_, resumed_step));
+  file_.open(path_, std::ios::app);
+}
+
+void MetricsWriter::write(int64_t step, const nlohmann::ordered_json& values) {
+  file_ << values.dump() << '\n';
+  file_.flush();
+  ESPALIER_CHECK(file_.good(), "{}: cannot write", path_.string());
+  std::map<std::string, double> scalars;
+  for (const auto& [key, value] : values.items()) {
+    if (value.is_number() && key != "step") scalars["train/" + key] = value.get<double>();
+  }
+  events_.scalars(step, scalars);
+}
+
+}  // namespace espalier

@@ -1,0 +1,165 @@
+#include "espalier/train/optimizer.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+
+OptimizerKind parse_optimizer(const std::string& name) {
+  if (name == "adamw") return OptimizerKind::kAdamW;
+  if (name == "sgd") return OptimizerKind::kSgd;
+  throw InputError(fmt::format("optimizer: expected adamw or sgd, received `{}`", name));
+}
+
+SchedulerKind parse_scheduler(const std::string& name) {
+  if (name == "constant") return SchedulerKind::kConstant;
+  if (name == "linear") return SchedulerKind::kLinear;
+  if (name == "cosine") return SchedulerKind::kCosine;
+  throw InputError(fmt::format("scheduler: expected constant, linear or cosine, received `{}`", name));
+}
+
+double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps) {
+  if (step < warmup_steps) return static_cast<double>(step + 1) / static_cast<double>(warmup_steps + 1);
+  if (kind == SchedulerKind::kConstant) return 1;
+  const double progress = static_cast<double>(step - warmup_steps) /
+                          static_cast<double>(std::max<int64_t>(1, steps - warmup_steps));
+  if (kind == SchedulerKind::kLinear) return 1 - progress;
+  return 0.5 * (1 + std::cos(std::numbers::pi * progress));
+}
+
+Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options)
+    : decoder_(&decoder), options_(options), steps_done_(at::zeros({}, at::kFloat)) {
+  const at::NoGradGuard no_grad;
+  for (const Parameter& parameter : decoder.parameters()) {
+    const at::Tensor value = parameter.value.detach();
+    masters_.push_back(value.scalar_type() == at::kBFloat16 ? value.to(at::kFloat) : value);
+    if (options.kind == OptimizerKind::kAdamW) {
+      exp_avgs_.push_back(at::zeros_like(masters_.back()));
+      exp_avg_sqs_.push_back(at::zeros_like(masters_.back()));
+    }
+  }
+}
+
+namespace {
+
+double global_norm(const std::vector<at::Tensor>& gradients) {
+  double squares = 0;
+  for (const at::Tensor& gradient : gradients) {
+    if (!gradient.defined()) continue;
+    const double norm = gradient.norm(2, at::kDouble).item<double>();
+    squares += norm * norm;
+  }
+  return std::sqrt(squares);
+}
+
+// Splits indices of parameters with a gradient by whether they are decayed.
+void adamw_group(const OptimizerOptions& options, double learning_rate, double weight_decay,
+                 const std::vector<size_t>& members, const std::vector<at::Tensor>& gradients,
+                 std::vector<at::Tensor>& masters, std::vector<at::Tensor>& exp_avgs,
+                 std::vector<at::Tensor>& exp_avg_sqs, const at::Tensor& steps_done) {
+  if (members.empty()) return;
+  std::vector<at::Tensor> p, g, m, v, steps(members.size(), steps_done);
+  for (const size_t i : members) {
+    p.push_back(masters[i]);
+    g.push_back(gradients[i]);
+    m.push_back(exp_avgs[i]);
+    v.push_back(exp_avg_sqs[i]);
+  }
+  at::_fused_adamw_(p, g, m, v, {}, steps, learning_rate, options.beta1, options.beta2, weight_decay,
+                    options.eps, /*amsgrad=*/false, /*maximize=*/false);
+}
+
+}  // namespace
+
+double Optimizer::step(Gradients* gradients, double learning_rate) {
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor>& sums = gradients->sums();
+  const double norm = global_norm(sums);
+  ESPALIER_CHECK(std::isfinite(norm),
+                 "the gradient norm is {}: expected a finite number; the weights are left as they were (a lower learning-rate "
+                 "or a smaller max-grad-norm may help)",
+                 norm);
+  if (options_.max_grad_norm > 0 && norm > options_.max_grad_norm) {
+    for (const at::Tensor& sum : sums) {
+      if (sum.defined()) at::Tensor(sum).mul_(options_.max_grad_norm / (norm + 1e-6));
+    }
+  }
+  std::vector<size_t> decayed, plain;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (!sums[i].defined()) continue;
+    (options_.weight_decay > 0 && sums[i].dim() >= 2 ? decayed : plain).push_back(i);
+  }
+  steps_done_.add_(1);
+  if (options_.kind == OptimizerKind::kAdamW) {
+    adamw_group(options_, learning_rate, options_.weight_decay, decayed, sums, masters_, exp_avgs_, exp_avg_sqs_,
+                steps_done_);
+    adamw_group(options_, learning_rate, 0, plain, sums, masters_, exp_avgs_, exp_avg_sqs_, steps_done_);
+  } else {
+    for (const size_t i : decayed) masters_[i].mul_(1 - learning_rate * options_.weight_decay);
+    for (const auto* members : {&decayed, &plain}) {
+      for (const size_t i : *members) masters_[i].add_(sums[i], -learning_rate);
+    }
+  }
+  for (size_t i = 0; i < masters_.size(); ++i) {
+    const at::Tensor& value = decoder_->parameters()[i].value;
+    if (value.scalar_type() == at::kBFloat16) value.detach().copy_(masters_[i]);
+  }
+  return norm;
+}
+
+std::vector<Optimizer::Named> Optimizer::state() const {
+  std::vector<Named> state{{"step", steps_done_.view({1})}};
+  for (size_t i = 0; i < masters_.size(); ++i) {
+    const Parameter& parameter = decoder_->parameters()[i];
+    if (parameter.value.scalar_type() == at::kBFloat16) state.push_back({"master." + parameter.name, masters_[i]});
+    if (options_.kind == OptimizerKind::kAdamW) {
+      state.push_back({"exp_avg." + parameter.name, exp_avgs_[i]});
+      state.push_back({"exp_avg_sq." + parameter.name, exp_avg_sqs_[i]});
+    }
+  }
+  return state;
+}
+
+namespace {
+
+const char* state_dtype(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? "F64" : "F32"; }
+
+}  // namespace
+
+void Optimizer::save(const std::filesystem::path& file) const {
+  std::vector<TensorView> views;
+  for (const Named& entry : state()) {
+    ESPALIER_ASSERT(entry.tensor.is_contiguous());
+    views.push_back({entry.name, state_dtype(entry.tensor), entry.tensor.sizes().vec(),
+                     {static_cast<const std::byte*>(entry.tensor.const_data_ptr()), entry.tensor.nbytes()}});
+  }
+  write_safetensors(file, views);
+}
+
+void Optimizer::load(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  const std::vector<Named> expected = state();
+  ESPALIER_CHECK(file.tensors().size() == expected.size(),
+                 "{}: expected the state of the same optimizer and dtype ({} tensors), received {} tensors", path.string(),
+                 expected.size(), file.tensors().size());
+  for (const Named& entry : expected) {
+    const TensorView& view = file.at(entry.name);
+    ESPALIER_CHECK(view.dtype == state_dtype(entry.tensor) && view.shape == entry.tensor.sizes().vec(),
+                   "{}: tensor {}: expected {} [{}], received {} [{}]", path.string(), entry.name,
+                   state_dtype(entry.tensor), fmt::join(entry.tensor.sizes(), ", "), view.dtype,
+                   fmt::join(view.shape, ", "));
+    std::memcpy(entry.tensor.mutable_data_ptr(), view.bytes.data(), view.bytes.size());
+  }
+  // Float32 and float64 models have no separate masters: their weights come from the checkpoint's own tensors.
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < masters_.size(); ++i) {
+    const at::Tensor& value = decoder_->parameters()[i].value;
+    if (value.scalar_type() == at::kBFloat16) value.detach().copy_(masters_[i]);
+  }
+}
+
+}  // namespace espalier

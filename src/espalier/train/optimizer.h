@@ -1,0 +1,64 @@
+// Optimisers over master weights.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "espalier/base/safetensors.h"
+#include "espalier/model/decoder.h"
+#include "espalier/train/engine.h"
+
+namespace espalier {
+
+enum class OptimizerKind { kAdamW, kSgd };
+
+struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  double weight_decay = 0;  // of matrices (two or more dimensions); norms and biases are never decayed
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double max_grad_norm = 1;  // 0: off
+};
+
+OptimizerKind parse_optimizer(const std::string& name);
+
+enum class SchedulerKind { kConstant, kLinear, kCosine };
+SchedulerKind parse_scheduler(const std::string& name);
+
+/// Factor on the learning rate at step (from 0) of `steps`: rises linearly to 1 over the first warmup_steps
+/// ((step + 1) / (warmup_steps + 1)), then stays, falls linearly, or falls as half a cosine, to 0 at `steps`.
+double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps);
+
+/// AdamW (Loshchilov and Hutter, 2019; LibTorch's fused operator) or plain SGD (p -= lr (g + weight_decay p)).
+/// bfloat16 models are updated through float32 master weights.
+class Optimizer {
+ public:
+  Optimizer(const Decoder& decoder, const OptimizerOptions& options);
+
+  /// Global norm of the gradients, then clips them to max_grad_norm (torch.nn.utils.clip_grad_norm_), updates
+  /// the weights and returns the norm before clipping. Throws InputError when the norm is not finite; weights
+  /// and state are then as before.
+  double step(Gradients* gradients, double learning_rate);
+
+  /// State by name: `master.NAME` (bfloat16 models), `exp_avg.NAME`, `exp_avg_sq.NAME`, `step`.
+  void save(const std::filesystem::path& file) const;
+  void load(const std::filesystem::path& file);
+
+ private:
+  struct Named {
+    std::string name;
+    at::Tensor tensor;
+  };
+  std::vector<Named> state() const;
+
+  const Decoder* decoder_;
+  OptimizerOptions options_;
+  std::vector<at::Tensor> masters_;  // the parameters themselves unless bfloat16
+  std::vector<at::Tensor> exp_avgs_, exp_avg_sqs_;
+  at::Tensor steps_done_;            // scalar, float32 (exact to 2^24 steps), shared by all parameters
+};
+
+}  // namespace espalier

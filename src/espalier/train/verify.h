@@ -1,0 +1,68 @@
+// The proof: a tree run against plain per-trajectory training.
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/data/trajectories.h"
+#include "espalier/train/engine.h"
+
+namespace espalier {
+
+struct VerifyOptions {
+  std::filesystem::path model;
+  at::ScalarType dtype = at::kDouble;
+  ObjectiveOptions objective;
+  PlanOptions plan;
+  double max_error = 1e-12;      // float64: worst relative error of a parameter's gradient, and of the loss
+  double max_error_ratio = 2;    // lower precision: error of the tree run over error of the per-trajectory run
+  int64_t isolation_trials = 8;  // trajectories whose neighbours are changed
+  uint64_t seed = 0;
+};
+
+struct VerifyReport {
+  std::string dtype;
+  double loss_rel_error = 0;      // |tree - reference| / |reference|, in dtype
+  double grad_rel_error_max = 0;  // worst parameter: ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||), in dtype
+  std::string grad_rel_error_worst_parameter;
+  double logprob_abs_error_max = 0;  // over all loss terms
+  /// Lower precision only (else 0): worst parameter's error of the tree run against float64 over that of the
+  /// per-trajectory run. Errors below the rounding of the dtype itself (unit roundoff / 2) count as that.
+  double error_ratio_max = 0;
+  double error_ratio_median = 0;
+  std::string error_ratio_worst_parameter;
+  bool isolation_bitwise = false;
+  int64_t isolation_trials = 0;
+  int64_t flat_tokens = 0;
+  int64_t tree_tokens = 0;
+  int64_t encoded_tokens = 0;
+  double reference_loss = 0;
+  bool passed = false;
+};
+
+nlohmann::ordered_json to_json(const VerifyReport& report);
+
+/// Says what is being computed and how far it is, in [0, 1].
+using VerifyProgress = std::function<void(const char* phase, double fraction)>;
+
+/// Runs all trajectories as one optimiser step both ways.
+VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options, const VerifyProgress& progress = {});
+
+/// The reference: every trajectory a sequence of its own through ordinary causal attention, all its logits and
+/// log_softmax; shares nothing with the tree run but the decoder's layers. Returns the loss, adds gradients and
+/// writes the log-probabilities of loss terms (flat index).
+double per_trajectory_forward_backward(const Decoder& decoder, const Trajectories& trajectories,
+                                       const ObjectiveOptions& objective, Gradients* gradients,
+                                       std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
+
+/// Changes every token outside the root path of trajectory `placement` of the micro-batch to other ids and says
+/// whether the trajectory's log-probabilities stay bitwise the same.
+bool isolated(const Decoder& decoder, const Batch& batch, const std::vector<int64_t>& path, uint64_t seed);
+
+}  // namespace espalier

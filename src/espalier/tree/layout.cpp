@@ -1,0 +1,120 @@
+#include "espalier/tree/layout.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+namespace {
+
+int64_t node_of_token(const Forest& forest, int64_t token) {
+  const auto after = std::upper_bound(forest.node_begin.begin(), forest.node_begin.end(), token);
+  return after - forest.node_begin.begin() - 1;
+}
+
+/// The position of the run's first token. Checks that the run is a piece of one root path and continues where
+/// its parent ends.
+int64_t check_run(const Forest& forest, std::span<const Run> runs, size_t k) {
+  const Run& run = runs[k];
+  ESPALIER_ASSERT(0 <= run.begin && run.begin < run.end && run.end <= forest.tree_tokens());
+  ESPALIER_ASSERT(-1 <= run.parent && run.parent < static_cast<int64_t>(k));
+  int64_t node = node_of_token(forest, run.begin);
+  const bool at_node_begin = run.begin == forest.node_begin[node];
+  const int64_t position = forest.position[node] + run.begin - forest.node_begin[node];
+  if (run.parent < 0) {
+    ESPALIER_ASSERT(position == 0);
+  } else {
+    const int64_t last_before =
+        at_node_begin ? (forest.parent[node] < 0 ? -1 : forest.node_begin[forest.parent[node] + 1] - 1)
+                      : run.begin - 1;
+    ESPALIER_ASSERT(runs[run.parent].end - 1 == last_before);
+  }
+  for (; forest.node_begin[node + 1] < run.end; ++node) ESPALIER_ASSERT(forest.parent[node + 1] == node);
+  return position;
+}
+
+int64_t count_tokens(std::span<const Run> runs) {
+  int64_t total = 0;
+  for (const Run& run : runs) total += run.end - run.begin;
+  return total;
+}
+
+/// Appends the tokens of run k; their subtree_end is known when the next run outside the subtree comes.
+void append_run(const Forest& forest, const Run& run, int64_t position, Layout& layout) {
+  const int64_t begin = layout.num_tokens();
+  const int64_t before = run.parent < 0 ? -1 : layout.run_begin[run.parent + 1] - 1;
+  for (int64_t t = run.begin; t < run.end; ++t) {
+    const int64_t offset = t - run.begin;
+    layout.forest_token.push_back(t);
+    layout.input_ids.push_back(forest.tokens[t]);
+    layout.position_ids.push_back(static_cast<int32_t>(position + offset));
+    layout.prev.push_back(static_cast<int32_t>(offset == 0 ? before : begin + offset - 1));
+  }
+  layout.run_begin.push_back(layout.num_tokens());
+  layout.run_parent.push_back(run.parent);
+}
+
+}  // namespace
+
+Layout make_layout(const Forest& forest, std::span<const Run> runs) {
+  const int64_t num_tokens = count_tokens(runs);
+  ESPALIER_CHECK(num_tokens <= std::numeric_limits<int32_t>::max(),
+                 "a micro-batch holds {} tokens, expected at most {}: give a token budget", num_tokens,
+                 std::numeric_limits<int32_t>::max());
+  Layout layout;
+  layout.forest_token.reserve(num_tokens);
+  layout.input_ids.reserve(num_tokens);
+  layout.position_ids.reserve(num_tokens);
+  layout.prev.reserve(num_tokens);
+  layout.subtree_end.resize(num_tokens);
+  layout.run_begin.push_back(0);
+
+  std::vector<int64_t> open;  // the path of the run before
+  const auto close_until = [&](int64_t parent) {
+    while (!open.empty() && open.back() != parent) {
+      const int64_t run = open.back();
+      std::fill(layout.subtree_end.begin() + layout.run_begin[run],
+                layout.subtree_end.begin() + layout.run_begin[run + 1],
+                static_cast<int32_t>(layout.num_tokens()));
+      open.pop_back();
+    }
+  };
+  for (size_t k = 0; k < runs.size(); ++k) {
+    const int64_t position = check_run(forest, runs, k);
+    close_until(runs[k].parent);
+    ESPALIER_ASSERT(runs[k].parent < 0 || !open.empty());
+    append_run(forest, runs[k], position, layout);
+    open.push_back(static_cast<int64_t>(k));
+  }
+  close_until(-1);
+  return layout;
+}
+
+std::vector<Run> whole_forest(const Forest& forest) {
+  std::vector<Run> runs;
+  runs.reserve(forest.num_nodes());
+  for (int64_t n = 0; n < forest.num_nodes(); ++n) {
+    runs.push_back({forest.node_begin[n], forest.node_begin[n + 1], forest.parent[n]});
+  }
+  return runs;
+}
+
+std::vector<int64_t> path_tokens(const Layout& layout, int64_t end_run) {
+  ESPALIER_ASSERT(0 <= end_run && end_run < layout.num_runs());
+  int64_t left = layout.position_ids[layout.run_begin[end_run + 1] - 1] + 1;
+  std::vector<int64_t> path(left);
+  for (int64_t run = end_run; run >= 0; run = layout.run_parent[run]) {
+    for (int64_t t = layout.run_begin[run + 1] - 1; t >= layout.run_begin[run]; --t) path[--left] = t;
+  }
+  ESPALIER_ASSERT(left == 0);
+  return path;
+}
+
+int64_t visible_pairs(const Layout& layout) {
+  int64_t pairs = 0;
+  for (const int32_t position : layout.position_ids) pairs += int64_t{position} + 1;
+  return pairs;
+}
+
+}  // namespace espalier

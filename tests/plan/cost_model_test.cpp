@@ -1,0 +1,45 @@
+#include "espalier/plan/cost_model.h"
+
+#include <gtest/gtest.h>
+
+namespace espalier {
+namespace {
+
+constexpr ModelShape kShape{.num_hidden_layers = 3,
+                            .hidden_size = 10,
+                            .intermediate_size = 7,
+                            .num_attention_heads = 4,
+                            .num_key_value_heads = 2,
+                            .head_dim = 5,
+                            .vocab_size = 11};
+
+TEST(CostModel, LinearParameters) {
+  // q 10 x 20, k and v 10 x 10 each, o 20 x 10, gate and up 10 x 7 each, down 7 x 10
+  EXPECT_EQ(linear_parameters_per_layer(kShape), 200 + 100 + 100 + 200 + 70 + 70 + 70);
+}
+
+TEST(CostModel, FlopsOfAStep) {
+  const FlopCount flops = step_flops(kShape, {.tokens = 100, .pairs = 1000, .head_rows = 10});
+  EXPECT_EQ(flops.linear, 6.0 * 810 * 3 * 100);
+  EXPECT_EQ(flops.attention, 14.0 * 5 * 4 * 3 * 1000);
+  EXPECT_EQ(flops.head, 8.0 * 10 * 11 * 10);
+  EXPECT_EQ(flops.total(), flops.linear + flops.attention + flops.head);
+}
+
+TEST(CostModel, WorkAddsUp) {
+  Work work{.tokens = 1, .pairs = 2, .head_rows = 3};
+  work += {.tokens = 10, .pairs = 20, .head_rows = 30};
+  EXPECT_EQ(work.tokens, 11);
+  EXPECT_EQ(work.pairs, 22);
+  EXPECT_EQ(work.head_rows, 33);
+}
+
+TEST(CostModel, LargeCountsDoNotOverflow) {
+  ModelShape shape = kShape;
+  shape.hidden_size = 16'384;
+  shape.vocab_size = 200'000;
+  EXPECT_GT(step_flops(shape, {.tokens = 1, .pairs = 1, .head_rows = 1'000'000'000'000}).head, 2e22);
+}
+
+}  // namespace
+}  // namespace espalier
