@@ -80,8 +80,8 @@ class Report:
             yield (f"{self.retokenised} of {self.conversations} conversations: tokenising the whole text at once "
                    "would give other ids than its prompts and turns one by one (rows have the latter)")
         if self.skipped_turns:
-            yield (f"{self.skipped_turns} turns left out: the rendered turn does not begin with the template's "
-                   "generation prompt, so what the model writes cannot be located")
+            yield (f"{self.skipped_turns} turns left out: nothing stands before the turn, or its rendering does not "
+                   "begin with the template's generation prompt, so what the model writes cannot be located")
         if self.open_turns:
             yield f"{self.open_turns} turns: the template ends them with no special token, so no stop is learnt"
         if self.tools_left_out:
@@ -95,8 +95,9 @@ class Report:
             yield from (f"  {error}" for error in self.first_errors)
 
     def summary(self):
-        return (f"{self.conversations} conversations, {self.trajectories} trajectories, {self.flat_tokens} flat tokens, "
-                f"{self.loss_tokens} loss tokens, {self.rewritten} rewritten histories")
+        return (f"{self.conversations} conversations, {self.trajectories} trajectories, "
+                f"{self.flat_tokens} flat tokens, {self.loss_tokens} loss tokens, "
+                f"{self.rewritten} rewritten histories")
 
 
 def load_tokenizer(model):
@@ -201,7 +202,7 @@ def prepare(arguments, tokenizer, template):
                 skip_or_raise(f"{conversation.where}: field `messages`: expected a conversation that the chat template "
                               f"renders, received: {error}", arguments, report)
                 continue
-            name = unique_name(conversation.name or conversation.where, taken)
+            name = unique_name(conversation.name or Path(conversation.where).name, taken)
             note(conversation, rendered, encoder, template, report)
             report.renamed += conversation.name is not None and name != conversation.name
             for trajectory_id, input_ids, loss_mask in rows_of(rendered, name, arguments.per_turn, encoder):

@@ -33,7 +33,8 @@ class ChatTemplate:
         self.tool_calls = tool_calls
         if tool_calls == "content" or not self._can_render_calls(tool_calls == "template"):
             if tool_calls == "template":
-                raise ValueError(f"--tool-calls template: expected a chat template that renders them, but {self.reason}")
+                raise ValueError(
+                    f"--tool-calls template: expected a chat template that renders them, but {self.reason}")
             self.tool_calls = "content"
             self._null_content = ""
         else:

@@ -37,7 +37,7 @@ class Rendered:
 
     runs: list
     rewritten_at: int | None  # first turn whose prompt rewrites what came before
-    skipped_turns: int        # turns that do not begin with the generation prompt, so cannot be located
+    skipped_turns: int        # turns without a prompt, or that do not begin with it, so cannot be located
     open_turns: int           # turns that no special token ends
 
 
@@ -58,6 +58,9 @@ def render(template, messages, tools=None):
         if message["role"] != "assistant":
             continue
         turn += 1
+        if index == 0:  # nothing to render as its prompt
+            rendered.skipped_turns += 1
+            continue
         prompt = template.text(messages[:index], True, tools)
         full = template.text(messages[:index + 1], False, tools)
         try:

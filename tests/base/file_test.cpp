@@ -36,7 +36,8 @@ TEST(MappedFile, ShowsTheBytesOfAFile) {
 
 TEST(MappedFile, RefusesWhatIsNotARegularFile) {
   const ScratchFolder folder;
-  EXPECT_NE(message_of<InputError>([&] { MappedFile(folder.path()); }).find("received a folder"), std::string::npos);
+  EXPECT_NE(message_of<InputError>([&] { MappedFile(folder.path()); }).find("received a folder"),
+            std::string::npos);
   const std::string missing = message_of<InputError>([&] { MappedFile(folder / "missing"); });
   EXPECT_NE(missing.find("missing: No such file"), std::string::npos) << missing;
   EXPECT_THROW(MappedFile("/dev/null"), InputError);
@@ -87,7 +88,8 @@ TEST(AtomicFile, ReportsAFullDisk) {
   rlimit small = before;
   small.rlim_cur = 4096;
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  const std::string message = message_of<InputError>([&] { write_text(folder / "a", std::string(100'000, 'x')); });
+  const std::string message =
+      message_of<InputError>([&] { write_text(folder / "a", std::string(100'000, 'x')); });
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   EXPECT_NE(message.find("cannot write"), std::string::npos) << message;

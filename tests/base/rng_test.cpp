@@ -18,7 +18,8 @@ using Block = std::array<uint32_t, 4>;
 TEST(Philox, KnownAnswers) {
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   const uint32_t all = 0xffffffff;
-  EXPECT_EQ(philox4x32({all, all, all, all}, {all, all}), (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox4x32({all, all, all, all}, {all, all}),
+            (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
             (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
@@ -93,7 +94,8 @@ TEST(Rng, BelowStaysInBoundsAndReachesThem) {
       ASSERT_LT(value, bound);
       ++counts[value];
     }
-    for (const int count : counts) EXPECT_NEAR(count, 10'000.0 / bound, 5 * std::sqrt(10'000.0 / bound) + 1e-9);
+    for (const int count : counts)
+      EXPECT_NEAR(count, 10'000.0 / bound, 5 * std::sqrt(10'000.0 / bound) + 1e-9);
   }
   const int64_t largest = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < 1000; ++i) {

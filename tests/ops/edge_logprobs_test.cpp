@@ -1,0 +1,230 @@
+#include "espalier/ops/edge_logprobs.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "espalier/ops/logit_blocks.h"
+#include "espalier/ops/reference.h"
+#include "tests/ops/comparison.h"
+
+namespace espalier {
+namespace {
+
+using testing::cast;
+using testing::relative_error;
+using testing::Results;
+using testing::with_gradients;
+using testing::worst_error;
+
+struct Problem {
+  std::vector<at::Tensor> inputs;  // hidden, weight in float64
+  at::Tensor edge_row;
+  at::Tensor edge_target;
+  at::Tensor grad_out;
+};
+
+struct Sizes {
+  int64_t num_rows;
+  int64_t num_edges;
+  int64_t hidden_size;
+  int64_t vocabulary;
+};
+
+// Rows without an edge, rows with several, and edges that repeat are all likely.
+Problem make_problem(uint64_t seed, const Sizes& sizes) {
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> rows;
+  std::vector<int64_t> targets;
+  for (int64_t e = 0; e < sizes.num_edges; ++e) {
+    rows.push_back(std::uniform_int_distribution<int64_t>(0, sizes.num_rows - 1)(random));
+    targets.push_back(std::uniform_int_distribution<int64_t>(0, sizes.vocabulary - 1)(random));
+  }
+  std::ranges::sort(rows);
+  const auto generator = at::detail::createCPUGenerator(seed);
+  const auto normal = [&](at::IntArrayRef shape) {
+    return at::randn(shape, generator, at::TensorOptions(at::kDouble));
+  };
+  return {{normal({sizes.num_rows, sizes.hidden_size}), normal({sizes.vocabulary, sizes.hidden_size})},
+          at::tensor(rows, at::kLong),
+          at::tensor(targets, at::kLong),
+          normal({sizes.num_edges})};
+}
+
+using LogProbs = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&);
+
+Results run(LogProbs logprobs, const Problem& problem, at::ScalarType dtype = at::kDouble) {
+  const auto function = [&](const std::vector<at::Tensor>& inputs) {
+    return logprobs(inputs[0], inputs[1], problem.edge_row, problem.edge_target);
+  };
+  const auto grad_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  return with_gradients(function, cast(problem.inputs, dtype), problem.grad_out.to(grad_dtype));
+}
+
+TEST(EdgeLogprobs, EqualReferenceOnRandomEdges) {
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const auto between = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    const Problem problem =
+        make_problem(seed, {between(1, 20), between(1, 40), between(1, 16), between(1, 60)});
+    ASSERT_LE(worst_error(run(edge_logprobs, problem), run(reference::edge_logprobs, problem)), 1e-12);
+  }
+}
+
+TEST(EdgeLogprobs, EqualReferenceAcrossBlocks) {
+  const Sizes sizes{2051, 3000, 6, 4500};
+  const LogitBlock block = logit_block(sizes.num_rows, sizes.vocabulary, 8);
+  ASSERT_LT(block.num_rows, sizes.num_rows);
+  ASSERT_LT(block.num_columns, sizes.vocabulary);
+  const Problem problem = make_problem(5, sizes);
+  const Results exact = run(reference::edge_logprobs, problem);
+  EXPECT_LE(worst_error(run(edge_logprobs, problem), exact), 1e-12);
+  EXPECT_LE(worst_error(run(edge_logprobs, problem, at::kFloat), exact), 1e-5);
+}
+
+TEST(EdgeLogprobs, ErrorInLowPrecisionIsAtMostTwiceThatOfPlainLogSoftmax) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (uint64_t seed = 0; seed < 10; ++seed) {
+      SCOPED_TRACE(::testing::Message() << dtype << ", seed " << seed);
+      Problem problem = make_problem(seed, {2060, 3000, 16, 2800});
+      for (at::Tensor& input : problem.inputs) input = input.to(dtype).to(at::kDouble);
+      problem.grad_out = problem.grad_out.to(at::kFloat).to(at::kDouble);
+      const Results exact = run(reference::edge_logprobs, problem);
+      const Results ours = run(edge_logprobs, problem, dtype);
+      const Results plain = run(reference::edge_logprobs, problem, dtype);
+      for (size_t i = 0; i < exact.size(); ++i) {
+        EXPECT_LE(relative_error(ours[i], exact[i]), 2 * relative_error(plain[i], exact[i]))
+            << "result " << i;
+        EXPECT_EQ(ours[i].scalar_type(), i == 0 ? at::kFloat : dtype);
+      }
+    }
+  }
+}
+
+TEST(EdgeLogprobs, GradientsAreThoseOfFiniteDifferences) {
+  const Problem problem = make_problem(3, {4, 7, 3, 5});
+  const Results results = run(edge_logprobs, problem);
+  for (size_t input = 0; input < 2; ++input) {
+    const at::Tensor numeric = at::zeros_like(problem.inputs[input]);
+    for (int64_t i = 0; i < numeric.numel(); ++i) {
+      constexpr double step = 1e-5;
+      const auto loss = [&](double by) {
+        std::vector<at::Tensor> moved = problem.inputs;
+        moved[input] = moved[input].clone();
+        moved[input].view(-1)[i] += by;
+        const at::Tensor out = edge_logprobs(moved[0], moved[1], problem.edge_row, problem.edge_target);
+        return (out * problem.grad_out).sum().item<double>();
+      };
+      numeric.view(-1)[i] = (loss(step) - loss(-step)) / (2 * step);
+    }
+    EXPECT_LE(relative_error(results[1 + input], numeric), 1e-8) << "input " << input;
+  }
+}
+
+TEST(EdgeLogprobs, SurviveLargeLogits) {
+  Problem problem = make_problem(8, {6, 12, 4, 30});
+  problem.inputs[0] *= 1e4;
+  const Results ours = run(edge_logprobs, problem);
+  EXPECT_LE(worst_error(ours, run(reference::edge_logprobs, problem)), 1e-12);
+  EXPECT_LT(ours[0].min().item<double>(), -1e3);
+}
+
+TEST(EdgeLogprobs, TakeNoEdgesAndNoRows) {
+  for (const int64_t num_rows : {0, 3}) {
+    const at::Tensor hidden = at::randn({num_rows, 4}).requires_grad_();
+    const at::Tensor weight = at::randn({9, 4}).requires_grad_();
+    const at::Tensor none = at::empty({0}, at::kLong);
+    const at::Tensor out = edge_logprobs(hidden, weight, none, none);
+    EXPECT_EQ(out.sizes(), at::IntArrayRef({0}));
+    const auto grads = torch::autograd::grad({out.sum()}, {hidden, weight});
+    EXPECT_TRUE(grads[0].equal(at::zeros_like(hidden)));
+    EXPECT_TRUE(grads[1].equal(at::zeros_like(weight)));
+  }
+}
+
+TEST(EdgeLogprobs, GiveOnlyTheGradientsThatAreAskedFor) {
+  const Problem problem = make_problem(4, {5, 9, 4, 11});
+  const Results both = run(edge_logprobs, problem);
+  for (size_t input = 0; input < 2; ++input) {
+    std::vector<at::Tensor> inputs = {problem.inputs[0].detach(), problem.inputs[1].detach()};
+    inputs[input].requires_grad_();
+    const at::Tensor out = edge_logprobs(inputs[0], inputs[1], problem.edge_row, problem.edge_target);
+    EXPECT_TRUE(torch::autograd::grad({out}, {inputs[input]}, {problem.grad_out})[0].equal(both[1 + input]));
+    inputs[input].requires_grad_(false);
+  }
+}
+
+TEST(EdgeLogprobs, BlocksKeepTheMemoryLimit) {
+  for (const int64_t bytes : {4, 6, 8}) {
+    for (const int64_t num_rows : {0, 1, 17, 2048, 100'000}) {
+      for (const int64_t vocabulary : {1, 50, 49'152, 151'936, 10'000'000}) {
+        const LogitBlock block = logit_block(num_rows, vocabulary, bytes);
+        EXPECT_LE(block.num_rows * block.num_columns * bytes, kLogitBlockBytes);
+        EXPECT_GE(block.num_rows, 1);
+        EXPECT_GE(block.num_columns, 1);
+        EXPECT_LE(block.num_columns, vocabulary);
+        // Neither side is so thin that the product would wait for memory.
+        EXPECT_GE(block.num_rows, std::min<int64_t>(std::max<int64_t>(num_rows, 1), 1024));
+        EXPECT_GE(block.num_columns, std::min<int64_t>(vocabulary, 1024));
+      }
+    }
+  }
+}
+
+TEST(EdgeLogprobs, NegativeControlsAreNoticed) {
+  const Problem problem = make_problem(6, {5, 12, 4, 11});
+  const Results exact = run(reference::edge_logprobs, problem);
+  EXPECT_LE(worst_error(run(edge_logprobs, problem), exact), 1e-12);
+  Problem dropped = problem;  // an edge carries no gradient
+  dropped.grad_out = problem.grad_out.clone();
+  dropped.grad_out[3] = 0;
+  EXPECT_GT(worst_error(run(edge_logprobs, dropped), exact), 1e-3);
+  Problem shifted = problem;
+  shifted.edge_target = (problem.edge_target + 1).remainder(11);
+  EXPECT_GT(worst_error(run(edge_logprobs, shifted), exact), 1e-3);
+  Problem wrong_row = problem;
+  wrong_row.edge_row = (problem.edge_row - 1).clamp_min(0);
+  EXPECT_GT(worst_error(run(edge_logprobs, wrong_row), exact), 1e-3);
+  Problem shorter = problem;
+  for (at::Tensor* edges : {&shorter.edge_row, &shorter.edge_target, &shorter.grad_out})
+    *edges = edges->slice(0, 1);
+  EXPECT_GT(worst_error(run(edge_logprobs, shorter), exact), 1e-3);
+}
+
+TEST(EdgeLogprobs, KnowTheirShapesWithoutData) {
+  const auto meta = at::TensorOptions(at::kMeta);
+  const at::Tensor hidden = at::empty({6, 8}, meta.dtype(at::kBFloat16)).requires_grad_();
+  const at::Tensor weight = at::empty({20, 8}, meta.dtype(at::kBFloat16)).requires_grad_();
+  const at::Tensor edges = at::empty({7}, meta.dtype(at::kLong));
+  const at::Tensor out = edge_logprobs(hidden, weight, edges, edges);
+  EXPECT_EQ(out.sizes(), at::IntArrayRef({7}));
+  EXPECT_EQ(out.scalar_type(), at::kFloat);
+  const auto grads = torch::autograd::grad({out}, {hidden, weight}, {at::empty_like(out)});
+  EXPECT_EQ(grads[0].sizes(), hidden.sizes());
+  EXPECT_EQ(grads[1].sizes(), weight.sizes());
+}
+
+TEST(EdgeLogprobs, RefuseWhatDoesNotFit) {
+  const at::Tensor hidden = at::randn({3, 4});
+  const at::Tensor weight = at::randn({5, 4});
+  const auto edges = [](std::vector<int64_t> values) { return at::tensor(values, at::kLong); };
+  EXPECT_NO_THROW(edge_logprobs(hidden, weight, edges({0, 2, 2}), edges({4, 0, 1})));
+  EXPECT_THROW(edge_logprobs(hidden, weight, edges({0, 3}), edges({1, 1})), c10::Error);
+  EXPECT_THROW(edge_logprobs(hidden, weight, edges({-1, 0}), edges({1, 1})), c10::Error);
+  EXPECT_THROW(edge_logprobs(hidden, weight, edges({1, 0}), edges({1, 1})), c10::Error);
+  EXPECT_THROW(edge_logprobs(hidden, weight, edges({0, 1}), edges({1, 5})), c10::Error);
+  EXPECT_THROW(edge_logprobs(hidden, weight, edges({0, 1}), edges({1, -1})), c10::Error);
+  EXPECT_THROW(edge_logprobs(hidden, weight, edges({0, 1}), edges({1})), c10::Error);
+  EXPECT_THROW(edge_logprobs(hidden, weight.slice(1, 1), edges({0}), edges({1})), c10::Error);
+  EXPECT_THROW(edge_logprobs(hidden, weight.to(at::kDouble), edges({0}), edges({1})), c10::Error);
+  EXPECT_THROW(edge_logprobs(hidden, weight, edges({0}).to(at::kInt), edges({1})), c10::Error);
+}
+
+}  // namespace
+}  // namespace espalier

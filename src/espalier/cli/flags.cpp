@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "espalier/base/check.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/config.h"
@@ -44,12 +46,22 @@ void PlanFlags::add(CLI::App* command) {
       ->capture_default_str();
   command
       ->add_option("--token-budget", token_budget,
-                   "Most tokens in one micro-batch; bounds memory. 0: everything in one micro-batch")
+                   fmt::format("Most tokens in one micro-batch; bounds memory. 0: {}, or the longest trajectory if that is longer",
+                               kDefaultTokenBudget))
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
 }
 
-PlanOptions PlanFlags::options() const { return {parse_strategy(strategy), token_budget}; }
+PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
+  PlanOptions options{parse_strategy(strategy), token_budget};
+  if (token_budget == 0) {
+    options.token_budget = kDefaultTokenBudget;
+    for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+      options.token_budget = std::max(options.token_budget, trajectories.row_size(row));
+    }
+  }
+  return options;
+}
 
 void ObjectiveFlags::add(CLI::App* command) {
   command->add_option("--objective", objective, "sft: cross-entropy; grpo: clipped policy gradient")

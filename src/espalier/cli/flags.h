@@ -23,12 +23,15 @@ struct DataFlags {
   Trajectories read(int64_t vocab_size) const;
 };
 
+inline constexpr int64_t kDefaultTokenBudget = 4096;
+
 struct PlanFlags {
   std::string strategy = "tree-packing";
   int64_t token_budget = 0;
 
   void add(CLI::App* command);
-  PlanOptions options() const;
+  /// With the token budget that 0 stands for: kDefaultTokenBudget, or the longest trajectory if that is longer.
+  PlanOptions options(const Trajectories& trajectories) const;
 };
 
 struct ObjectiveFlags {

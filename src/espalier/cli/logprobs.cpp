@@ -30,7 +30,7 @@ void run(const Flags& flags) {
   step.rows.resize(trajectories.num_rows());
   std::iota(step.rows.begin(), step.rows.end(), 0);
   step.forest = forest_of(trajectories, step.rows);
-  step.plan = make_plan(step.forest, flags.plan.options());
+  step.plan = make_plan(step.forest, flags.plan.options(trajectories));
   step.terms = all_terms(trajectories, step.rows);
   std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
   Progress progress("logprobs");

@@ -65,7 +65,7 @@ struct Flags {
 void run(const Flags& flags) {
   const Trajectories trajectories = flags.data.read(0);
   const Forest forest = forest_of(trajectories, {});
-  const Plan plan = make_plan(forest, flags.plan.options());
+  const Plan plan = make_plan(forest, flags.plan.options(trajectories));
   if (flags.json) {
     fmt::print("{}\n", plan_json(forest, plan).dump(1));
   } else {

@@ -1,5 +1,6 @@
 #include "espalier/cli/toml_config.h"
 
+#include <fmt/ranges.h>
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -55,8 +56,11 @@ std::vector<std::string> read_flags(const CLI::App& command, const std::string& 
 
 std::vector<std::string> expand_config(const CLI::App& app, const std::vector<std::string>& args) {
   if (args.empty()) return args;
-  const CLI::App* command = app.get_subcommand_no_throw(args[0]);
-  if (command == nullptr || command->get_option_no_throw("--config") == nullptr) return args;
+  const auto named = app.get_subcommands([&](const CLI::App* each) { return each->get_name() == args[0]; });
+  // `init` has a --config of its own, a model's config.json, which is required there.
+  if (named.empty() || named[0]->get_option_no_throw("--config") == nullptr) return args;
+  const CLI::App* command = named[0];
+  if (command->get_option("--config")->get_required()) return args;
   std::vector<std::string> expanded{args[0]};
   std::vector<std::string> rest;
   for (size_t i = 1; i < args.size(); ++i) {

@@ -31,7 +31,7 @@ struct Flags {
   bool dry_run = false;
 };
 
-TrainOptions options_of(const Flags& flags, const CLI::App& command) {
+TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, const CLI::App& command) {
   TrainOptions options = flags.train;
   options.model = flags.model;
   options.out = flags.out;
@@ -39,7 +39,7 @@ TrainOptions options_of(const Flags& flags, const CLI::App& command) {
   options.save_dtype = flags.save_dtype.empty() ? options.dtype : parse_dtype(flags.save_dtype);
   options.objective = flags.objective.options();
   options.optimizer.kind = parse_optimizer(flags.optimizer);
-  options.plan = flags.plan.options();
+  options.plan = flags.plan.options(trajectories);
   options.scheduler = parse_scheduler(flags.scheduler);
   options.shuffle = parse_shuffle(flags.shuffle);
   options.config = resolved_flags(command);
@@ -83,9 +83,8 @@ std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json&
 }
 
 void run(const Flags& flags, const CLI::App& command, int* exit_code) {
-  const TrainOptions options = options_of(flags, command);
-  ESPALIER_CHECK(options.warmup_steps >= 0 && options.epochs > 0, "epochs: expected at least 1");
   const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
+  const TrainOptions options = options_of(flags, trajectories, command);
   if (flags.dry_run) {
     print_dry_run(flags, options, trajectories);
     return;

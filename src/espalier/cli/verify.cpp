@@ -45,9 +45,9 @@ void run(const Flags& flags, int* exit_code) {
   options.model = flags.model;
   options.dtype = parse_dtype(flags.dtype);
   options.objective = flags.objective.options();
-  options.plan = flags.plan.options();
   options.seed = flags.seed;
   const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
+  options.plan = flags.plan.options(trajectories);
   VerifyReport report;
   {
     Progress progress("verify");

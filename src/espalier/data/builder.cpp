@@ -133,14 +133,16 @@ void TrajectoriesBuilder::append(const TrajectoryRow& row, int64_t vocab_size) {
   check_row(row, vocab_size);
   const int64_t width = size_of(row.routed_experts) / size_of(row.input_ids);
   if (width > 0 && routes_per_token_ > 0 && width != routes_per_token_)
-    throw_field("routed_experts", fmt::format("{} routes per token, as in the rows before", routes_per_token_),
+    throw_field("routed_experts",
+                fmt::format("{} routes per token, as in the rows before", routes_per_token_),
                 std::to_string(width));
 
   const size_t tokens_before = input_ids_.size();
   const size_t rows_before = static_cast<size_t>(num_rows());
   const size_t tokens = row.input_ids.size();
   append_weights(row);
-  for (const auto& [column, values] : {std::pair(&logprobs_, &row.logprobs), {&ref_logprobs_, &row.ref_logprobs}}) {
+  for (const auto& [column, values] :
+       {std::pair(&logprobs_, &row.logprobs), {&ref_logprobs_, &row.ref_logprobs}}) {
     if (values->empty()) {
       column->append_absent(tokens);
     } else {

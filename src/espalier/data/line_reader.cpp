@@ -14,12 +14,13 @@
 namespace espalier {
 namespace {
 
-constexpr size_t kBlockBytes = size_t{1} << 20;
+constexpr size_t kBlockBytes = size_t{1} << 18;
 
 /// A file read block by block.
 class BlockFile {
  public:
-  explicit BlockFile(const std::filesystem::path& path) : name_(path.string()), file_(std::fopen(path.c_str(), "rb")) {
+  explicit BlockFile(const std::filesystem::path& path)
+      : name_(path.string()), file_(std::fopen(path.c_str(), "rb")) {
     ESPALIER_CHECK(file_ != nullptr, "cannot open {}: {}", name_, std::generic_category().message(errno));
     std::error_code unknown;
     const uintmax_t size = std::filesystem::file_size(path, unknown);
@@ -65,7 +66,8 @@ class FileSource : public ByteSource {
   BlockFile& file() { return *file_; }
 
   [[noreturn]] void throw_corrupt(const char* format, const char* reason) const {
-    throw InputError(fmt::format("{}: cannot decompress: the {} data is corrupt ({})", file_->name(), format, reason));
+    throw InputError(
+        fmt::format("{}: cannot decompress: the {} data is corrupt ({})", file_->name(), format, reason));
   }
   [[noreturn]] void throw_truncated(const char* format) const {
     throw InputError(fmt::format("{}: cannot decompress: the {} data is truncated", file_->name(), format));
@@ -133,7 +135,8 @@ class GzipSource : public FileSource {
 
 class ZstdSource : public FileSource {
  public:
-  explicit ZstdSource(std::unique_ptr<BlockFile> file) : FileSource(std::move(file)), stream_(::ZSTD_createDStream()) {
+  explicit ZstdSource(std::unique_ptr<BlockFile> file)
+      : FileSource(std::move(file)), stream_(::ZSTD_createDStream()) {
     if (!stream_) throw std::bad_alloc();
   }
 
@@ -162,7 +165,9 @@ class ZstdSource : public FileSource {
   bool inside_frame_ = true;
 };
 
-bool is_gzip(std::string_view start) { return start.starts_with("\x1F\x8B"); }
+bool is_gzip(std::string_view start) {
+  return start.starts_with("\x1F\x8B");
+}
 
 bool is_zstd(std::string_view start) {
   if (start.starts_with("\x28\xB5\x2F\xFD")) return true;
@@ -182,14 +187,16 @@ std::unique_ptr<ByteSource> open_source(const std::filesystem::path& path) {
 }
 
 LineReader::LineReader(const std::filesystem::path& path, int64_t max_line_bytes)
-    : source_(open_source(path)), max_line_bytes_(static_cast<size_t>(std::max<int64_t>(max_line_bytes, 0))) {}
+    : source_(open_source(path)),
+      max_line_bytes_(static_cast<size_t>(std::max<int64_t>(max_line_bytes, 0))) {}
 
 LineReader::Status LineReader::next(std::string_view& line) {
   bool passing_over = false;
   line = {};
   while (true) {
     const char* start = buffer_.data() + begin_;
-    const void* newline = end_ > scanned_ ? std::memchr(buffer_.data() + scanned_, '\n', end_ - scanned_) : nullptr;
+    const void* newline =
+        end_ > scanned_ ? std::memchr(buffer_.data() + scanned_, '\n', end_ - scanned_) : nullptr;
     if (newline != nullptr) {
       const std::string_view text(start, static_cast<size_t>(static_cast<const char*>(newline) - start));
       begin_ = scanned_ = begin_ + text.size() + 1;

@@ -21,7 +21,8 @@ class ByteSource {
   virtual double fraction() const = 0;
 };
 
-/// Opens `path`: gzip or zstd by magic number, else as it is. Several compressed members in a row are one text.
+/// Opens `path`: gzip or zstd by magic number, else as it is. Several compressed members in a row are one
+/// text.
 std::unique_ptr<ByteSource> open_source(const std::filesystem::path& path);
 
 /// Splits a source into lines. Memory: about twice the longest line, never more than twice the limit.

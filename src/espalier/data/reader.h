@@ -12,11 +12,12 @@
 namespace espalier {
 
 struct ReadOptions {
-  int64_t vocab_size = 0;     // ids must be in [0, vocab_size); 0: only >= 0 and within 32 bits
+  int64_t vocab_size = 0;      // ids must be in [0, vocab_size); 0: only >= 0 and within 32 bits
   bool skip_bad_rows = false;  // count and report instead of throwing
   int64_t max_rows = 0;        // stop after so many good rows; 0: all
   int64_t max_line_bytes = int64_t{1} << 30;
-  std::function<void(double fraction)> progress;  // called now and then with the part of the file read; may be empty
+  std::function<void(double fraction)>
+      progress;  // called now and then with the part of the file read; may be empty
 };
 
 struct ReadReport {

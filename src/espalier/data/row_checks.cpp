@@ -26,9 +26,8 @@ void throw_field(std::string_view field, std::string_view expected, std::string_
 }
 
 void throw_token_id(std::string_view id, int64_t index, int64_t vocab_size) {
-  const std::string expected = vocab_size > 0
-                                   ? fmt::format("ids in [0, {0}) (vocab_size is {0})", vocab_size)
-                                   : std::string("ids in [0, 2147483647]");
+  const std::string expected = vocab_size > 0 ? fmt::format("ids in [0, {0}) (vocab_size is {0})", vocab_size)
+                                              : std::string("ids in [0, 2147483647]");
   throw_field("input_ids", expected, fmt::format("{} at index {}", shortened(id), index));
 }
 

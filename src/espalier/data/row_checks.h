@@ -35,7 +35,8 @@ void check_routes(std::span<const int32_t> routes);
 
 /// Every value satisfies `good`; otherwise the fault names the first that does not, and its index.
 template <typename T, typename Predicate>
-void check_values(std::string_view field, std::span<const T> values, std::string_view expected, Predicate good) {
+void check_values(std::string_view field, std::span<const T> values, std::string_view expected,
+                  Predicate good) {
   for (size_t i = 0; i < values.size(); ++i) {
     if (!good(values[i])) [[unlikely]]
       throw_field(field, expected, fmt::format("{} at index {}", values[i], i));

@@ -17,7 +17,8 @@ template <typename T>
 class Column {
  public:
   Column() = default;
-  Column(std::vector<T> values) : owned_(std::make_shared<const std::vector<T>>(std::move(values))), view_(*owned_) {}
+  Column(std::vector<T> values)
+      : owned_(std::make_shared<const std::vector<T>>(std::move(values))), view_(*owned_) {}
   Column(std::span<const T> view, std::shared_ptr<const void> keep_alive)
       : keep_alive_(std::move(keep_alive)), view_(view) {}
 
@@ -54,8 +55,8 @@ class RealColumn {
   std::variant<Column<double>, Column<float>, Column<uint8_t>> values_;
 };
 
-/// A column that some rows may lack. `values` is empty when no row has it; otherwise it has an entry for every
-/// token (or row), 0 where absent. `present` is empty when every row has it, else [num_rows] of 0/1.
+/// A column that some rows may lack. `values` is empty when no row has it; otherwise it has an entry for
+/// every token (or row), 0 where absent. `present` is empty when every row has it, else [num_rows] of 0/1.
 template <typename Values>
 struct Optional {
   Values values;
@@ -71,7 +72,7 @@ struct Trajectories {
   Column<int32_t> input_ids;  // [N]
   RealColumn loss_weights;    // [N] finite, >= 0; a loss_mask is stored as bytes; 1 where a row gave neither
 
-  Optional<RealColumn> logprobs;      // [N] behaviour policy; entry t is log p(token t | before), entry 0 is 0
+  Optional<RealColumn> logprobs;  // [N] behaviour policy; entry t is log p(token t | before), entry 0 is 0
   Optional<RealColumn> ref_logprobs;  // [N]
   Optional<RealColumn> advantages;    // [N] one per token; a scalar `advantage` is spread over its row
   Optional<RealColumn> reward;        // [R]
@@ -90,9 +91,7 @@ struct Trajectories {
   int64_t num_rows() const { return offsets.empty() ? 0 : offsets.size() - 1; }
   int64_t num_tokens() const { return input_ids.size(); }
   int64_t row_size(int64_t r) const { return offsets[r + 1] - offsets[r]; }
-  std::span<const int32_t> row(int64_t r) const {
-    return input_ids.span().subspan(offsets[r], row_size(r));
-  }
+  std::span<const int32_t> row(int64_t r) const { return input_ids.span().subspan(offsets[r], row_size(r)); }
   /// trajectory_id of row r, or its number (from 0) where it has none.
   std::string name(int64_t r) const;
 };

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

@@ -17,8 +17,8 @@ void check_rank(const char* op, const char* name, const at::Tensor& tensor, int6
 void check_alike(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& first) {
   TORCH_CHECK(tensor.scalar_type() == first.scalar_type(), op, ": ", name, " must be ", first.scalar_type(),
               " as the first argument is, received ", tensor.scalar_type());
-  TORCH_CHECK(tensor.device() == first.device(), op, ": ", name, " must be on ", first.device(), ", received ",
-              tensor.device());
+  TORCH_CHECK(tensor.device() == first.device(), op, ": ", name, " must be on ", first.device(),
+              ", received ", tensor.device());
 }
 
 void check_index(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
@@ -26,8 +26,8 @@ void check_index(const char* op, const char* name, const at::Tensor& tensor, at:
   check_rank(op, name, tensor, 1);
   TORCH_CHECK(tensor.scalar_type() == dtype, op, ": ", name, " must be ", dtype, ", received ",
               tensor.scalar_type());
-  TORCH_CHECK(tensor.device() == first.device(), op, ": ", name, " must be on ", first.device(), ", received ",
-              tensor.device());
+  TORCH_CHECK(tensor.device() == first.device(), op, ": ", name, " must be on ", first.device(),
+              ", received ", tensor.device());
 }
 
 }  // namespace
@@ -70,6 +70,8 @@ void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, con
               edge_target.sym_size(0));
 }
 
-at::ScalarType accumulator_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+at::ScalarType accumulator_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 }  // namespace espalier::detail

@@ -47,14 +47,16 @@ class EdgeLogprobs : public torch::autograd::Function<EdgeLogprobs> {
     const at::Tensor& grad_logprobs = grads[0];
     if (!grad_logprobs.defined()) return {{}, {}, {}, {}};
     const variable_list saved = ctx->get_saved_variables();
-    auto [grad_hidden, grad_weight] = call_backward(grad_logprobs, saved[0], saved[1], saved[2], saved[3], saved[4],
-                                                    {ctx->needs_input_grad(0), ctx->needs_input_grad(1)});
+    auto [grad_hidden, grad_weight] =
+        call_backward(grad_logprobs, saved[0], saved[1], saved[2], saved[3], saved[4],
+                      {ctx->needs_input_grad(0), ctx->needs_input_grad(1)});
     return {grad_hidden, grad_weight, {}, {}};
   }
 };
 
 std::tuple<at::Tensor, at::Tensor> forward_autograd(const at::Tensor& hidden, const at::Tensor& weight,
-                                                    const at::Tensor& edge_row, const at::Tensor& edge_target) {
+                                                    const at::Tensor& edge_row,
+                                                    const at::Tensor& edge_target) {
   auto results = EdgeLogprobs::apply(hidden, weight, edge_row, edge_target);
   return {results[0], results[1]};
 }
@@ -67,8 +69,9 @@ std::tuple<at::Tensor, at::Tensor> forward_meta(const at::Tensor& hidden, const 
 }
 
 std::tuple<at::Tensor, at::Tensor> backward_meta(const at::Tensor&, const at::Tensor& hidden,
-                                                 const at::Tensor& weight, const at::Tensor&, const at::Tensor&,
-                                                 const at::Tensor&, std::array<bool, 2> output_mask) {
+                                                 const at::Tensor& weight, const at::Tensor&,
+                                                 const at::Tensor&, const at::Tensor&,
+                                                 std::array<bool, 2> output_mask) {
   return {output_mask[0] ? at::empty_symint(hidden.sym_sizes(), hidden.options()) : at::Tensor(),
           output_mask[1] ? at::empty_symint(weight.sym_sizes(), weight.options()) : at::Tensor()};
 }

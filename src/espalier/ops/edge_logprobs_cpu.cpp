@@ -1,5 +1,6 @@
 // edge_logprobs on the CPU, block by block of logits (rows x vocabulary entries).
-//   Forward: high and sum of exp(logit - high) per row are carried from block to block (Milakov and Gimelshein,
+//   Forward: high and sum of exp(logit - high) per row are carried from block to block (Milakov and
+//   Gimelshein,
 // "Online normalizer calculation for softmax", 2018); log p = (logit[target] - high) - log(sum).
 //   Backward: d logit[r, t] = sum_{e: edge (r, t)} g_e - exp(logit[r, t] - lse_r) sum_{e of row r} g_e, from
 // recomputed logits; each block adds its products to the gradients.
@@ -53,8 +54,8 @@ std::vector<Block> blocks_of(const at::Tensor& hidden, const at::Tensor& weight)
   const auto dtype = hidden.scalar_type();
   const auto sum_dtype = detail::accumulator_dtype(dtype);
   // In bfloat16 a block exists twice: as the product and as what is computed from it.
-  const auto bytes = static_cast<int64_t>(at::elementSize(sum_dtype) +
-                                          (sum_dtype == dtype ? 0 : at::elementSize(dtype)));
+  const auto bytes =
+      static_cast<int64_t>(at::elementSize(sum_dtype) + (sum_dtype == dtype ? 0 : at::elementSize(dtype)));
   const LogitBlock size = logit_block(num_rows, vocabulary, bytes);
   std::vector<Block> blocks;
   for (int64_t column = 0; column < vocabulary; column += size.num_columns) {
@@ -151,23 +152,21 @@ std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_logprobs,
   at::Tensor grad_weight;
   if (output_mask[0]) grad_hidden = at::zeros(hidden.sizes(), options);
   if (output_mask[1]) grad_weight = at::zeros(weight.sizes(), weight.options());
-  at::Tensor round;  // gradient of the LM head rows of the present blocks, summed over all rows
+  at::Tensor head_grad;  // of the LM head rows of the present block, summed over the rows so far
   for (const Block& block : blocks_of(hidden, weight)) {
     at::Tensor logits = logits_of(hidden, weight, block);
-    AT_DISPATCH_FLOATING_TYPES(logits.scalar_type(), "edge_logprobs", [&] {
-      differentiate<scalar_t>(logits, edges, block, grad, row_grad, lse);
-    });
+    AT_DISPATCH_FLOATING_TYPES(logits.scalar_type(), "edge_logprobs",
+                               [&] { differentiate<scalar_t>(logits, edges, block, grad, row_grad, lse); });
     logits = logits.to(hidden.scalar_type());
     if (output_mask[0]) {
       add_product(grad_hidden.slice(0, block.row_begin, block.row_end), logits,
                   weight.slice(0, block.column_begin, block.column_end));
     }
     if (output_mask[1]) {
-      if (block.row_begin == 0) round = at::zeros({logits.size(1), weight.size(1)}, options);
-      add_product(round, logits.t(), hidden.slice(0, block.row_begin, block.row_end));
-      if (block.row_end == hidden.size(0)) {
-        grad_weight.slice(0, block.column_begin, block.column_end).copy_(round);
-      }
+      const at::Tensor place = grad_weight.slice(0, block.column_begin, block.column_end);
+      if (block.row_begin == 0) head_grad = place.to(options.dtype());
+      add_product(head_grad, logits.t(), hidden.slice(0, block.row_begin, block.row_end));
+      if (block.row_end == hidden.size(0) && !head_grad.is_same(place)) place.copy_(head_grad);
     }
   }
   return {output_mask[0] ? grad_hidden.to(hidden.scalar_type()) : grad_hidden, grad_weight};

@@ -16,8 +16,8 @@ struct LogitBlock {
 };
 
 /// Blocks are tall first: the LM head is larger than the hidden states, and a tall block reads (and, in
-/// backward, writes) each of its rows once for many tokens. num_rows * num_columns * bytes_per_logit is at most
-/// kLogitBlockBytes; both sizes are at least 1, whatever is given.
+/// backward, writes) each of its rows once for many tokens. num_rows * num_columns * bytes_per_logit is at
+/// most kLogitBlockBytes; both sizes are at least 1, whatever is given.
 inline LogitBlock logit_block(int64_t num_rows, int64_t vocabulary, int64_t bytes_per_logit) {
   constexpr int64_t kMaxRows = 2048;
   const int64_t rows = std::clamp<int64_t>(num_rows, 1, kMaxRows);

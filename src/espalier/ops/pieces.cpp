@@ -13,9 +13,10 @@ std::vector<std::vector<Piece>> pieces_by_level(std::span<const int32_t> subtree
     const int64_t subtree = subtree_end[begin];
     while (!open_ends.empty() && open_ends.back() <= begin) open_ends.pop_back();
     const int64_t limit = open_ends.empty() ? num_tokens : open_ends.back();
-    ESPALIER_CHECK(begin < subtree && subtree <= limit,
-                   "subtree_end[{}]: expected a value in [{}, {}] (a subtree lies inside its parent's), received {}",
-                   begin, begin + 1, limit, subtree);
+    ESPALIER_CHECK(
+        begin < subtree && subtree <= limit,
+        "subtree_end[{}]: expected a value in [{}, {}] (a subtree lies inside its parent's), received {}",
+        begin, begin + 1, limit, subtree);
     int64_t end = begin + 1;
     while (end < subtree && subtree_end[end] == subtree) ++end;
 

@@ -21,9 +21,9 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-/// Splits {(j, i): i <= j < subtree_end[i]} (row j, column i) into disjoint pieces. A maximal stretch of tokens
-/// with equal subtree_end is a chain: it gives one triangle, and one full rectangle of its descendants' rows if
-/// it has any.
+/// Splits {(j, i): i <= j < subtree_end[i]} (row j, column i) into disjoint pieces. A maximal stretch of
+/// tokens with equal subtree_end is a chain: it gives one triangle, and one full rectangle of its
+/// descendants' rows if it has any.
 ///   Level 0 holds the triangles, level d + 1 the rectangles of stretches below d other stretches, both in
 /// preorder. Pieces of one level share neither rows nor columns; every row has exactly one triangle.
 /// Takes time linear in tokens. Throws InputError where subtree_end is not that of a forest in preorder:

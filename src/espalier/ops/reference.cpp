@@ -21,10 +21,10 @@ at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   const at::Tensor q_HTD = q.transpose(0, 1);
   const at::Tensor k_HTD = k.transpose(0, 1).repeat_interleave(group, 0);
   const at::Tensor v_HTD = v.transpose(0, 1).repeat_interleave(group, 0);
-  const at::Tensor scores = q_HTD.matmul(k_HTD.transpose(1, 2))
-                                .mul(softmax_scale)
-                                .masked_fill(visibility_mask(subtree_end).logical_not(),
-                                             -std::numeric_limits<double>::infinity());
+  const at::Tensor scores =
+      q_HTD.matmul(k_HTD.transpose(1, 2))
+          .mul(softmax_scale)
+          .masked_fill(visibility_mask(subtree_end).logical_not(), -std::numeric_limits<double>::infinity());
   return scores.softmax(-1).matmul(v_HTD).transpose(0, 1);
 }
 

@@ -23,8 +23,9 @@ std::tuple<at::Tensor, at::Tensor> call_forward(const at::Tensor& q, const at::T
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> call_backward(const at::Tensor& grad_out, const at::Tensor& q,
                                                              const at::Tensor& k, const at::Tensor& v,
-                                                             const at::Tensor& subtree_end, const at::Tensor& out,
-                                                             const at::Tensor& lse, double softmax_scale) {
+                                                             const at::Tensor& subtree_end,
+                                                             const at::Tensor& out, const at::Tensor& lse,
+                                                             double softmax_scale) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("espalier::tree_attention_backward", "")
                              .typed<decltype(call_backward)>();
@@ -33,8 +34,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> call_backward(const at::Tensor& g
 
 class TreeAttention : public torch::autograd::Function<TreeAttention> {
  public:
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const at::Tensor& subtree_end, double softmax_scale) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const at::Tensor& subtree_end, double softmax_scale) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [out, lse] = call_forward(q, k, v, subtree_end, softmax_scale);
     ctx->save_for_backward({q, k, v, subtree_end, out, lse});
@@ -54,8 +55,9 @@ class TreeAttention : public torch::autograd::Function<TreeAttention> {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> forward_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                    const at::Tensor& subtree_end, double softmax_scale) {
+std::tuple<at::Tensor, at::Tensor> forward_autograd(const at::Tensor& q, const at::Tensor& k,
+                                                    const at::Tensor& v, const at::Tensor& subtree_end,
+                                                    double softmax_scale) {
   auto results = TreeAttention::apply(q, k, v, subtree_end, softmax_scale);
   return {results[0], results[1]};
 }

@@ -2,8 +2,8 @@
 //   Forward: a query row has one triangle and a rectangle per ancestor stretch, with partial results
 // (O_s, lse_s); lse = logsumexp_s lse_s and O = sum_s exp(lse_s - lse) O_s (docs/math.md).
 //   Backward: a piece given the global O and lse yields its exact share of dQ, dK and dV.
-// bfloat16 is computed in float32 and rounded once: ATen's float32 kernels are the faster ones on CPUs without
-// AMX, in backward on all, and partial results are then not rounded.
+// bfloat16 is computed in float32 and rounded once: ATen's float32 kernels are the faster ones on CPUs
+// without AMX, in backward on all, and partial results are then not rounded.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
@@ -76,7 +76,8 @@ struct Attended {
   at::Tensor lse;  // [rows, H]
 };
 
-Attended attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Piece& piece, double scale) {
+Attended attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Piece& piece,
+                double scale) {
   const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
       tokens_of(q, piece.row_begin, piece.row_end), tokens_of(k, piece.column_begin, piece.column_end),
       tokens_of(v, piece.column_begin, piece.column_end), 0.0, piece.causal, {}, scale);
@@ -99,8 +100,8 @@ void merge_piece(Attended& all, const Attended& part, const Piece& piece) {
       std::copy(part_out + begin * head_dim, part_out + end * head_dim, out + begin * head_dim);
       std::copy(part_lse + begin, part_lse + end, lse + begin);
     } else {
-      merge_rows(out + begin * head_dim, lse + begin, part_out + begin * head_dim, part_lse + begin, end - begin,
-                 head_dim);
+      merge_rows(out + begin * head_dim, lse + begin, part_out + begin * head_dim, part_lse + begin,
+                 end - begin, head_dim);
     }
   });
 }
@@ -129,11 +130,9 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_in, const at:
   return {all.out.to(q_in.scalar_type()), all.lse.t()};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_out_in, const at::Tensor& q_in,
-                                                            const at::Tensor& k_in, const at::Tensor& v_in,
-                                                            const at::Tensor& subtree_end,
-                                                            const at::Tensor& out_in, const at::Tensor& lse,
-                                                            double softmax_scale) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(
+    const at::Tensor& grad_out_in, const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+    const at::Tensor& subtree_end, const at::Tensor& out_in, const at::Tensor& lse, double softmax_scale) {
   detail::check_tree_attention(q_in, k_in, v_in, subtree_end);
   const auto levels = pieces_of(subtree_end);
   const at::Tensor q = for_kernel(q_in);
@@ -144,20 +143,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& gr
   const auto differentiate = [&](const Piece& piece) {
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(
         tokens_of(grad_out, piece.row_begin, piece.row_end), tokens_of(q, piece.row_begin, piece.row_end),
-        tokens_of(k, piece.column_begin, piece.column_end), tokens_of(v, piece.column_begin, piece.column_end),
-        tokens_of(out, piece.row_begin, piece.row_end),
+        tokens_of(k, piece.column_begin, piece.column_end),
+        tokens_of(v, piece.column_begin, piece.column_end), tokens_of(out, piece.row_begin, piece.row_end),
         lse.slice(1, piece.row_begin, piece.row_end).unsqueeze(0), 0.0, piece.causal, {}, softmax_scale);
   };
   const auto dtype = q_in.scalar_type();
   if (levels.size() == 1 && levels[0].size() == 1) {
     const auto [grad_q, grad_k, grad_v] = differentiate(levels[0][0]);
-    const auto result = [&](const at::Tensor& grad) { return grad[0].transpose(0, 1).contiguous().to(dtype); };
+    const auto result = [&](const at::Tensor& grad) {
+      return grad[0].transpose(0, 1).contiguous().to(dtype);
+    };
     return {result(grad_q), result(grad_k), result(grad_v)};
   }
   const at::Tensor grad_q = at::empty(q.sizes(), q.options());
   const at::Tensor grad_k = at::empty(k.sizes(), k.options());
   const at::Tensor grad_v = at::empty(v.sizes(), v.options());
-  const auto add = [](const at::Tensor& grad, const at::Tensor& part, int64_t begin, int64_t end, bool first) {
+  const auto add = [](const at::Tensor& grad, const at::Tensor& part, int64_t begin, int64_t end,
+                      bool first) {
     const at::Tensor tokens = tokens_of(grad, begin, end);
     first ? tokens.copy_(part) : tokens.add_(part);
   };

@@ -1,6 +1,7 @@
 #include "espalier/train/checkpoint.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
 #include <charconv>
 #include <cstring>

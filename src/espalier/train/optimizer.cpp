@@ -1,6 +1,7 @@
 #include "espalier/train/optimizer.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <numbers>

@@ -30,22 +30,22 @@ std::vector<at::Tensor> in_float64(const Gradients& gradients, const Decoder& de
   return result;
 }
 
-double norm(const at::Tensor& tensor) { return tensor.norm().item<double>(); }
+double length(const at::Tensor& tensor) { return tensor.norm().item<double>(); }
 
-double norm(const std::vector<at::Tensor>& tensors) {
+double length(const std::vector<at::Tensor>& tensors) {
   double squares = 0;
-  for (const at::Tensor& tensor : tensors) squares += norm(tensor) * norm(tensor);
+  for (const at::Tensor& tensor : tensors) squares += length(tensor) * length(tensor);
   return std::sqrt(squares);
 }
 
 // ||g - reference|| / max(||reference||, 1e-6 ||all references||) of every parameter.
 std::vector<double> relative_errors(const std::vector<at::Tensor>& gradients,
                                     const std::vector<at::Tensor>& reference) {
-  const double floor = 1e-6 * norm(reference);
+  const double floor = 1e-6 * length(reference);
   std::vector<double> errors;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    const double scale = std::max(norm(reference[i]), floor);
-    const double distance = norm(gradients[i] - reference[i]);
+    const double scale = std::max(length(reference[i]), floor);
+    const double distance = length(gradients[i] - reference[i]);
     errors.push_back(distance == 0 ? 0 : distance / scale);
   }
   return errors;

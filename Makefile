@@ -1,0 +1,46 @@
+# Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup build test core-test asan lint format demo demo-tiny clean
+
+PYTHON = $(shell scripts/setup.sh --print-python)
+TEST_JOBS ?= $(shell nproc)
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:  ## system packages, and .venv unless an active environment has torch >= 2.9
+	@scripts/setup.sh
+
+build: setup  ## the command bin/espalier and the tests
+	@scripts/build.sh release
+
+test: build  ## all tests: C++, layers, Python
+	@python3 tests/check_layers.py --self-test
+	@OMP_NUM_THREADS=1 ctest --preset release --parallel $(TEST_JOBS)
+	@PYTHONPATH=python $(PYTHON) -m pytest -q tests/python
+
+core-test:  ## build and test the LibTorch-free half alone (under a minute)
+	@scripts/setup.sh --core
+	@scripts/build.sh core
+	@ctest --preset core --parallel $(TEST_JOBS)
+
+asan:  ## the same under address and undefined-behaviour sanitizers
+	@scripts/setup.sh --core
+	@scripts/build.sh asan
+	@ctest --preset asan --parallel $(TEST_JOBS)
+
+lint: setup  ## formatting, clang-tidy on the LibTorch-free half, layers
+	@scripts/lint.sh
+
+format: setup  ## clang-format all sources in place
+	@scripts/lint.sh --format
+
+demo: build  ## prepare, inspect, verify, train and bench on real conversations (about ten minutes)
+	@scripts/demo.sh
+
+demo-tiny: build  ## the same with a small random model (under two minutes)
+	@scripts/demo.sh --tiny
+
+clean:  ## remove what was built (not .venv, data or runs)
+	rm -rf build bin

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Configures a CMake preset where that is needed, and builds it: scripts/build.sh PRESET [TARGET...]
+# PRESET release also leaves bin/espalier. ESPALIER_JOBS sets the number of compilers that run at once.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset=${1:?usage: scripts/build.sh PRESET [TARGET...]}
+shift
+folder=build/$preset
+
+# A compiler that reads LibTorch's headers takes up to 2 GB.
+jobs() {
+  local cores memory_gb
+  cores=$(nproc)
+  memory_gb=$(awk '/^MemAvailable/ { print int($2 / 1048576) }' /proc/meminfo)
+  local by_memory=$((memory_gb / 2 > 0 ? memory_gb / 2 : 1))
+  echo "${ESPALIER_JOBS:-$((cores < by_memory ? cores : by_memory))}"
+}
+
+settings=()
+if [[ $preset == release || $preset == dev ]]; then
+  settings+=("-DESPALIER_PYTHON=$(scripts/setup.sh --print-python)")
+fi
+if command -v ccache >/dev/null; then
+  settings+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  # ccache keeps objects that use a precompiled header only when it may look past the header's time stamp.
+  export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros,include_file_mtime,include_file_ctime}
+fi
+
+# ninja runs CMake again by itself when its files change; only other settings have to be told.
+configured="$preset ${settings[*]}"
+if [[ ! -f $folder/build.ninja || ! -f $folder/.configured || $(<"$folder/.configured") != "$configured" ]]; then
+  cmake --preset "$preset" "${settings[@]}"
+  echo "$configured" >"$folder/.configured"
+fi
+cmake --build "$folder" --parallel "$(jobs)" ${1:+--target "$@"}
+
+if [[ $preset == release ]]; then
+  mkdir -p bin
+  ln -sfn ../build/release/src/espalier/cli/espalier bin/espalier
+fi

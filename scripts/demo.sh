@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# The whole path on real conversations: prepare, inspect, verify, train, bench, and the checkpoint answers a prompt.
+#   scripts/demo.sh         SmolLM2-135M-Instruct; where its weights cannot be had, a small random model
+#   scripts/demo.sh --tiny  the small random model
+# Everything lands in runs/demo (or runs/demo-tiny) and is made anew; weights stay in data/models.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=$(scripts/setup.sh --print-python)
+chats=examples/tau_airline_part.jsonl
+smollm2=data/models/SmolLM2-135M-Instruct
+export TOKENIZERS_PARALLELISM=false
+
+use_smollm2() {
+  model=$smollm2
+  dtype=bfloat16
+  conversations=1      # of the 8, for training: about 2,000 distinct tokens
+  part=2               # trajectories that `verify` and `bench` run on
+  steps=6
+  rate=2e-5
+  budget=8192
+}
+
+use_tiny() {
+  model=$out/model
+  dtype=float32
+  conversations=1
+  part=3
+  steps=10
+  rate=3e-3
+  budget=16384
+}
+
+headline() { printf '\n== %s\n' "$*"; }
+
+# Shows a command as a user would type it, then runs it.
+show() {
+  printf '$ %s\n' "$*"
+  "$@"
+}
+
+choose_model() {
+  if [[ $tiny == no ]]; then
+    headline "SmolLM2-135M-Instruct"
+    local status=0
+    "$python" scripts/fetch_smollm2.py --out "$smollm2" || status=$?
+    case $status in
+      0)
+        use_smollm2
+        return
+        ;;
+      3) echo "demo: going on with a small random model instead" ;;
+      *) exit "$status" ;;
+    esac
+  fi
+  headline "A small random model with a byte-level tokenizer"
+  use_tiny
+  show bin/espalier init --config examples/tiny_llama.json --out "$model" --seed 0 --tokenizer bytes
+}
+
+case "${1:-}" in
+  "") tiny=no out=runs/demo ;;
+  --tiny) tiny=yes out=runs/demo-tiny ;;
+  *)
+    echo "usage: scripts/demo.sh [--tiny]" >&2
+    exit 2
+    ;;
+esac
+rm -rf "$out"
+mkdir -p "$out" data/models
+choose_model
+
+headline "Conversations become trajectories: one per assistant turn"
+show bin/espalier prepare --model "$model" "$chats" --per-turn --group-by task_id -o "$out/all.safetensors"
+show bin/espalier prepare --model "$model" "$chats" --per-turn --group-by task_id --limit "$conversations" \
+  -o "$out/rows.jsonl"
+
+headline "What sharing promises on all of them"
+show bin/espalier inspect --model "$model" --data "$out/all.safetensors"
+
+headline "The tree run equals training each trajectory by itself"
+show bin/espalier verify --model "$model" --data "$out/rows.jsonl" --limit "$part" --token-budget "$budget" \
+  --dtype float64
+
+headline "Training"
+show bin/espalier train --model "$model" --data "$out/rows.jsonl" --out "$out/run" --dtype "$dtype" \
+  --objective sft --steps "$steps" --learning-rate "$rate" --scheduler constant --batch-size 0 --token-budget "$budget"
+"$python" - "$out/run/metrics.jsonl" <<'PYTHON'
+import json
+import sys
+
+losses = [json.loads(line)["loss"] for line in open(sys.argv[1])]
+print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps")
+if not losses[-1] < losses[0]:
+    sys.exit("demo: expected a falling loss")
+PYTHON
+
+headline "Measured speed-up over sequence packing, beside its bound"
+show bin/espalier bench --model "$model" --data "$out/rows.jsonl" --dtype "$dtype" --token-budget "$budget" \
+  --warmup 0 --repeats 1
+
+headline "Transformers loads the checkpoint"
+show "$python" scripts/answer.py "$out/run/checkpoints/step_$steps"

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Formatting of all sources, clang-tidy on the LibTorch-free half, and the check of the layers.
+#   scripts/lint.sh           checks everything
+#   scripts/lint.sh --format  formats instead
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tools=$(dirname "$(scripts/setup.sh --print-python)")
+for tool in clang-format clang-tidy; do
+  if [[ ! -x $tools/$tool ]]; then
+    echo "lint: $tools has no $tool; install the version that requirements.txt names" >&2
+    exit 1
+  fi
+done
+
+mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh')
+if [[ ${1:-} == --format ]]; then
+  "$tools/clang-format" -i "${sources[@]}"
+  exit
+fi
+
+echo "lint: clang-format on ${#sources[@]} files"
+"$tools/clang-format" --dry-run --Werror "${sources[@]}"
+
+echo "lint: layers"
+python3 tests/check_layers.py --self-test
+
+[[ -f build/core/compile_commands.json ]] || scripts/build.sh core
+mapfile -t core < <(git ls-files --cached --others --exclude-standard -- \
+                      src/espalier/{base,tree,plan,data}/'*.cpp')
+echo "lint: clang-tidy on ${#core[@]} files"
+printf '%s\0' "${core[@]}" |
+  xargs -0 -n 1 -P "$(nproc)" "$tools/clang-tidy" -p build/core --quiet --warnings-as-errors='*'

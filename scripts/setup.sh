@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Set-up for Debian 12 and Ubuntu 24.04: system packages, and a Python that has torch. Work that was done is not
+# repeated. The Python is that of an active environment (VIRTUAL_ENV, CONDA_PREFIX) which has torch >= 2.9, taken
+# as it is; otherwise .venv, made from requirements.txt.
+#
+#   scripts/setup.sh                 does all of it
+#   scripts/setup.sh --core          system packages only (all that the LibTorch-free half needs)
+#   scripts/setup.sh --print-python  prints the path of the Python that is used, and does nothing
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(g++ cmake ninja-build ccache pkg-config libsimdjson-dev libcli11-dev libtomlplusplus-dev
+          nlohmann-json3-dev libfmt-dev libzstd-dev zlib1g-dev libgtest-dev python3-venv)
+
+say() { echo "setup: $*" >&2; }
+
+missing_packages() {
+  local package
+  for package in "${packages[@]}"; do
+    dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || echo "$package"
+  done
+}
+
+install_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    say "no dpkg here; these must be installed by other means: ${packages[*]}"
+    return
+  fi
+  local -a missing
+  mapfile -t missing < <(missing_packages)
+  [[ ${#missing[@]} -eq 0 ]] && return
+  local -a root=()
+  if [[ $EUID -ne 0 ]]; then
+    # Without a terminal sudo may only be used where it asks for no password.
+    if command -v sudo >/dev/null && { [[ -t 0 ]] || sudo -n true 2>/dev/null; }; then
+      root=(sudo)
+    else
+      say "missing system packages, and no right to install them: apt-get install ${missing[*]}"
+      exit 1
+    fi
+  fi
+  say "installing ${missing[*]}"
+  if ! { "${root[@]}" apt-get update && "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes \
+           --no-install-recommends "${missing[@]}"; } >&2; then
+    say "apt-get failed; these system packages are missing: ${missing[*]}"
+    exit 1
+  fi
+}
+
+# Does the environment at $1 have torch >= 2.9? Asked of its metadata, because importing torch takes seconds.
+has_torch() {
+  [[ -x $1/bin/python ]] && "$1/bin/python" - <<'PYTHON' 2>/dev/null
+import importlib.metadata, sys
+major, minor = importlib.metadata.version("torch").split(".")[:2]
+sys.exit((int(major), int(minor)) < (2, 9))
+PYTHON
+}
+
+# The active environment that is used as it is; nothing when there is none.
+active_environment() {
+  local candidate
+  for candidate in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
+    if [[ -n $candidate && $candidate != "$PWD/.venv" ]] && has_torch "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+  done
+}
+
+# What the tests and the demo import besides torch, and what only .venv is sure to have.
+report_missing_modules() {
+  "$1/bin/python" - <<'PYTHON' >&2
+import importlib.util
+needed = ["transformers", "tokenizers", "safetensors", "gguf", "accelerate", "zstandard", "pytest", "tensorboard"]
+missing = [name for name in needed if importlib.util.find_spec(name) is None]
+if missing:
+    print(f"setup: note: the active environment lacks {', '.join(missing)}, which the tests and the demo use; "
+          "install them (requirements.txt has the versions) or deactivate it")
+PYTHON
+}
+
+make_venv() {
+  local stamp=.venv/.espalier-requirements wanted
+  wanted="$(sha256sum requirements.txt | cut -d' ' -f1) $(python3 -c 'import sys; print(sys.version.split()[0])')"
+  [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && return
+  if ! .venv/bin/python -m pip --version &>/dev/null; then
+    say "making .venv"
+    python3 -m venv .venv
+  fi
+  say "installing requirements.txt into .venv (5 GB the first time)"
+  .venv/bin/python -m pip install --disable-pip-version-check --requirement requirements.txt >&2
+  echo "$wanted" >"$stamp"
+}
+
+case "${1:-}" in
+  --print-python)
+    active=$(active_environment)
+    echo "${active:-$PWD/.venv}/bin/python"
+    ;;
+  --core)
+    install_packages
+    ;;
+  "")
+    install_packages
+    active=$(active_environment)
+    if [[ -n $active ]]; then
+      say "using the active environment $active as it is"
+      report_missing_modules "$active"
+    else
+      make_venv
+    fi
+    ;;
+  *)
+    echo "usage: scripts/setup.sh [--core | --print-python]" >&2
+    exit 2
+    ;;
+esac

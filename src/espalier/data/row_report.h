@@ -1,0 +1,53 @@
+// Counting good and bad rows while a file is read.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "espalier/base/check.h"
+#include "espalier/data/reader.h"
+
+namespace espalier {
+
+/// Fills a ReadReport, and throws at a bad row unless the options say to skip it.
+class RowReport {
+ public:
+  RowReport(const ReadOptions& options, ReadReport* report)
+      : options_(options), report_(report ? *report : own_) {
+    report_ = {};
+  }
+  RowReport(const RowReport&) = delete;
+  RowReport& operator=(const RowReport&) = delete;
+
+  void good() { ++report_.rows_read; }
+
+  void bad(std::string message) {
+    if (!options_.skip_bad_rows) throw InputError(std::move(message));
+    ++report_.rows_skipped;
+    if (report_.first_errors.size() < 10) report_.first_errors.push_back(std::move(message));
+  }
+
+  /// Calls the user's progress function when the fraction has grown by half a percent.
+  void progress(double fraction) {
+    if (!options_.progress || fraction < next_fraction_) return;
+    next_fraction_ = fraction + 0.005;
+    options_.progress(fraction);
+  }
+
+  /// Ends the reading of `file`; throws when there is no good row.
+  void finish(const std::string& file) {
+    ESPALIER_CHECK(report_.rows_read > 0 || report_.rows_skipped == 0,
+                   "{}: no good row: {} skipped, the first: {}", file, report_.rows_skipped,
+                   report_.first_errors.front());
+    ESPALIER_CHECK(report_.rows_read > 0, "{}: expected at least one row, received none", file);
+    if (options_.progress) options_.progress(1.0);
+  }
+
+ private:
+  const ReadOptions& options_;
+  ReadReport own_;
+  ReadReport& report_;
+  double next_fraction_ = 0;
+};
+
+}  // namespace espalier

@@ -1,0 +1,168 @@
+#include "espalier/model/decoder.h"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/model/tiny_models.h"
+
+namespace espalier {
+namespace {
+
+using testing::causal_attention;
+using testing::tiny_config;
+using testing::tiny_decoder;
+using Json = nlohmann::ordered_json;
+
+const Json kLlama3 = {{"rope_theta", 500.0},      {"rope_type", "llama3"},
+                      {"factor", 8.0},            {"low_freq_factor", 1.0},
+                      {"high_freq_factor", 4.0},  {"original_max_position_embeddings", 64}};
+
+std::vector<Json> all_kinds() {
+  return {tiny_config("llama"),
+          tiny_config("llama", {{"tie_word_embeddings", true}, {"rope_parameters", kLlama3}}),
+          tiny_config("llama", {{"attention_bias", true}, {"mlp_bias", true}}),
+          tiny_config("qwen2"),
+          tiny_config("qwen3", {{"attention_bias", true}, {"tie_word_embeddings", true}})};
+}
+
+at::Tensor random_ids(int64_t length) { return at::randint(37, {length}, at::kLong); }
+at::Tensor positions(int64_t length) { return at::arange(length, at::kLong); }
+
+/// A loss that reads every output with its own weight.
+at::Tensor weighted_logits(const Decoder& decoder, const at::Tensor& ids, const at::Tensor& weights) {
+  const at::Tensor hidden = decoder.forward(ids, positions(ids.size(0)), causal_attention);
+  return (at::linear(hidden, decoder.lm_head_weight()).tanh() * weights).sum();
+}
+
+TEST(Decoder, ParametersAreThoseOfTheCheckpoint) {
+  std::vector<std::string> names;
+  for (const ParameterShape& shape : parameter_shapes(parse_config(
+           tiny_config("qwen2", {{"num_hidden_layers", 1}}), "config.json"))) {
+    names.push_back(shape.name);
+  }
+  const std::string layer = "model.layers.0.";
+  EXPECT_EQ(names, (std::vector<std::string>{
+                       "model.embed_tokens.weight", layer + "self_attn.q_proj.weight",
+                       layer + "self_attn.q_proj.bias", layer + "self_attn.k_proj.weight",
+                       layer + "self_attn.k_proj.bias", layer + "self_attn.v_proj.weight",
+                       layer + "self_attn.v_proj.bias", layer + "self_attn.o_proj.weight",
+                       layer + "mlp.gate_proj.weight", layer + "mlp.up_proj.weight",
+                       layer + "mlp.down_proj.weight", layer + "input_layernorm.weight",
+                       layer + "post_attention_layernorm.weight", "model.norm.weight", "lm_head.weight"}));
+}
+
+TEST(Decoder, ForwardKeepsShapeAndDtype) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (const Json& json : all_kinds()) {
+      const Decoder decoder = tiny_decoder(json, dtype, 1);
+      const at::Tensor hidden = decoder.forward(random_ids(9), positions(9), causal_attention);
+      EXPECT_EQ(hidden.sizes(), at::IntArrayRef({9, 16}));
+      EXPECT_EQ(hidden.scalar_type(), dtype);
+      EXPECT_TRUE(hidden.isfinite().all().item<bool>());
+    }
+  }
+}
+
+TEST(Decoder, LowerPrecisionFollowsFloat64) {
+  for (const Json& json : all_kinds()) {
+    const Decoder exact = tiny_decoder(json, at::kDouble, 2);
+    const Decoder rounded = tiny_decoder(json, at::kFloat, 2);
+    const at::Tensor ids = random_ids(40);
+    const at::Tensor a = exact.forward(ids, positions(40), causal_attention);
+    const at::Tensor b = rounded.forward(ids, positions(40), causal_attention);
+    EXPECT_LT(((a - b).norm() / a.norm()).item<double>(), 1e-5) << json.dump();
+  }
+}
+
+// Central differences in float64 along a random direction of each parameter: error about step^2.
+TEST(Decoder, GradientsAreThoseOfFiniteDifferences) {
+  constexpr double kStep = 1e-6;
+  for (const Json& json : all_kinds()) {
+    SCOPED_TRACE(json.dump());
+    const Decoder decoder = tiny_decoder(json, at::kDouble, 3);
+    const at::Tensor ids = random_ids(11), weights = at::randn({11, 37}, at::kDouble);
+    torch::autograd::backward({weighted_logits(decoder, ids, weights)}, {});
+    at::NoGradGuard no_grad;
+    for (const Parameter& parameter : decoder.parameters()) {
+      ASSERT_TRUE(parameter.value.grad().defined()) << parameter.name;
+      const at::Tensor direction = at::randn_like(parameter.value);
+      at::Tensor value = parameter.value;
+      const auto loss_at = [&](double step) {
+        value.add_(direction, step);
+        const double loss = weighted_logits(decoder, ids, weights).item<double>();
+        value.sub_(direction, step);
+        return loss;
+      };
+      const double expected = (loss_at(kStep) - loss_at(-kStep)) / (2 * kStep);
+      const double received = (parameter.value.grad() * direction).sum().item<double>();
+      EXPECT_NEAR(received, expected, 1e-6 * (1 + std::abs(expected))) << parameter.name;
+    }
+  }
+}
+
+// Rotary embedding makes attention depend on differences of positions alone; and on those it must depend.
+TEST(Decoder, OnlyRelativePositionsCount) {
+  for (const Json& json : all_kinds()) {
+    const Decoder decoder = tiny_decoder(json, at::kDouble, 4);
+    const at::Tensor ids = random_ids(12);
+    const at::Tensor here = decoder.forward(ids, positions(12), causal_attention);
+    const at::Tensor shifted = decoder.forward(ids, positions(12) + 7, causal_attention);
+    const at::Tensor stretched = decoder.forward(ids, positions(12) * 2, causal_attention);
+    EXPECT_LT((here - shifted).abs().max().item<double>(), 1e-5);  // angles are float32
+    EXPECT_GT((here - stretched).abs().max().item<double>(), 1e-3);
+  }
+}
+
+TEST(Decoder, Llama3RopeSlowsOnlyLongWavelengths) {
+  // With factor f and every wavelength long, llama3 is plain rope at positions / f.
+  Json slowed = kLlama3;
+  slowed["original_max_position_embeddings"] = 1;
+  slowed["high_freq_factor"] = 2.0;
+  const Decoder llama3 = tiny_decoder(tiny_config("llama", {{"rope_parameters", slowed}}), at::kDouble, 5);
+  const Decoder plain = tiny_decoder(tiny_config("llama"), at::kDouble, 5);
+  const at::Tensor ids = random_ids(6);
+  const at::Tensor a = llama3.forward(ids, positions(6) * 8, causal_attention);
+  const at::Tensor b = plain.forward(ids, positions(6), causal_attention);
+  EXPECT_LT((a - b).abs().max().item<double>(), 1e-6);
+
+  // With every wavelength short it is plain rope.
+  slowed["original_max_position_embeddings"] = 1 << 20;
+  slowed["high_freq_factor"] = 4.0;
+  const Decoder fast = tiny_decoder(tiny_config("llama", {{"rope_parameters", slowed}}), at::kDouble, 5);
+  EXPECT_TRUE(at::equal(fast.forward(ids, positions(6), causal_attention), b));
+}
+
+TEST(Decoder, TiedHeadIsTheEmbedding) {
+  const Decoder tied = tiny_decoder(tiny_config("llama", {{"tie_word_embeddings", true}}), at::kFloat, 6);
+  EXPECT_TRUE(tied.lm_head_weight().is_same(tied.parameters().front().value));
+  const Decoder untied = tiny_decoder(tiny_config("llama"), at::kFloat, 6);
+  EXPECT_TRUE(untied.lm_head_weight().is_same(untied.parameters().back().value));
+}
+
+TEST(Decoder, RefusesWrongArguments) {
+  const Decoder decoder = tiny_decoder(tiny_config("llama"), at::kFloat, 7);
+  EXPECT_THROW(decoder.forward(random_ids(4), positions(5), causal_attention), c10::Error);
+  EXPECT_THROW(decoder.forward(random_ids(4).to(at::kInt), positions(4), causal_attention), c10::Error);
+  EXPECT_THROW(decoder.forward(random_ids(4).unsqueeze(0), positions(4).unsqueeze(0), causal_attention),
+               c10::Error);
+  const Attention drops_a_head = [](const at::Tensor& q, const at::Tensor&, const at::Tensor&, double) {
+    return q.narrow(1, 0, 1);
+  };
+  EXPECT_THROW(decoder.forward(random_ids(4), positions(4), drops_a_head), c10::Error);
+
+  std::vector<Parameter> parameters = decoder.parameters();
+  std::swap(parameters[1], parameters[4]);
+  EXPECT_THROW(Decoder(decoder.config(), parameters), c10::Error);
+  parameters = decoder.parameters();
+  parameters[2].value = parameters[2].value.detach().to(at::kDouble);
+  EXPECT_THROW(Decoder(decoder.config(), parameters), c10::Error);
+  parameters.pop_back();
+  EXPECT_THROW(Decoder(decoder.config(), parameters), c10::Error);
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,126 @@
+#include "espalier/model/init.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/base/safetensors.h"
+#include "espalier/model/weights.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/model/tiny_models.h"
+
+namespace espalier {
+namespace {
+
+using testing::message_of;
+using testing::ScratchFolder;
+using testing::tiny_config;
+using Json = nlohmann::ordered_json;
+
+class Init : public ::testing::Test {
+ protected:
+  InitOptions options(const std::string& out, const Json& changes = Json::object()) {
+    const std::filesystem::path config = folder_ / (out + ".json");
+    std::ofstream(config) << tiny_config("qwen2", changes).dump();
+    return {.config = config, .out = folder_ / out, .seed = 5};
+  }
+  Decoder make(const InitOptions& options) {
+    init_model(options);
+    return load_decoder(options.out, options.dtype);
+  }
+  ScratchFolder folder_;
+};
+
+const at::Tensor& value(const Decoder& decoder, const std::string& name) {
+  for (const Parameter& parameter : decoder.parameters()) {
+    if (parameter.name == name) return parameter.value;
+  }
+  throw std::out_of_range(name);
+}
+
+TEST_F(Init, DrawsAsTransformersDoes) {
+  const Decoder decoder =
+      make(options("a", {{"vocab_size", 2000}, {"hidden_size", 64}, {"initializer_range", 0.5}}));
+  for (const Parameter& parameter : decoder.parameters()) {
+    const at::Tensor& tensor = parameter.value;
+    if (parameter.name.ends_with("bias")) {
+      EXPECT_TRUE(at::equal(tensor, at::zeros_like(tensor))) << parameter.name;
+    } else if (parameter.name.find("norm") != std::string::npos) {
+      EXPECT_TRUE(at::equal(tensor, at::ones_like(tensor))) << parameter.name;
+    } else {
+      EXPECT_NEAR(tensor.std().item<double>(), 0.5, 0.03) << parameter.name;
+    }
+  }
+  // 128,000 values: the standard error of the fourth moment is about 0.03.
+  const at::Tensor drawn = value(decoder, "model.embed_tokens.weight").flatten() / 0.5;
+  EXPECT_NEAR(drawn.mean().item<double>(), 0, 0.015);
+  EXPECT_NEAR(drawn.pow(2).mean().item<double>(), 1, 0.02);
+  EXPECT_NEAR(drawn.pow(4).mean().item<double>(), 3, 0.15);
+  const int64_t last = drawn.size(0) - 1;
+  EXPECT_NEAR((drawn.narrow(0, 0, last) * drawn.narrow(0, 1, last)).mean().item<double>(), 0, 0.015);
+}
+
+TEST_F(Init, ValuesDependOnSeedNameAndIndexOnly) {
+  const Decoder a = make(options("a"));
+  const Decoder same = make(options("same", {{"num_hidden_layers", 3}, {"vocab_size", 51}}));
+  InitOptions other_seed = options("other");
+  other_seed.seed = 6;
+  const Decoder b = make(other_seed);
+
+  const std::string embedding = "model.embed_tokens.weight", up = "model.layers.1.mlp.up_proj.weight";
+  EXPECT_TRUE(at::equal(value(a, up), value(same, up)));
+  EXPECT_TRUE(at::equal(value(a, embedding), value(same, embedding).narrow(0, 0, 37)));
+  EXPECT_FALSE(at::equal(value(a, up), value(b, up)));
+  EXPECT_FALSE(at::equal(value(a, up), value(a, "model.layers.0.mlp.up_proj.weight")));
+  // Pinned, so that a seed means the same model in every version.
+  const at::Tensor first = value(a, embedding).flatten();
+  EXPECT_FLOAT_EQ(first[0].item<float>(), 0.0f);
+  EXPECT_FLOAT_EQ(first[1].item<float>(), 0.0f);
+}
+
+TEST_F(Init, DtypesAreRoundingsOfEachOther) {
+  InitOptions exact = options("exact"), rounded = options("rounded");
+  exact.dtype = at::kDouble;
+  rounded.dtype = at::kBFloat16;
+  const Decoder a = make(exact), b = make(rounded), c = make(options("plain"));
+  for (size_t i = 0; i < a.parameters().size(); ++i) {
+    EXPECT_TRUE(at::equal(a.parameters()[i].value.to(at::kFloat), c.parameters()[i].value));
+    EXPECT_TRUE(at::equal(c.parameters()[i].value.to(at::kBFloat16), b.parameters()[i].value));
+  }
+  EXPECT_EQ(b.config().dtype, "bfloat16");
+}
+
+TEST_F(Init, RefusesAFolderInUseAndASmallVocabulary) {
+  InitOptions used = options("used");
+  init_model(used);
+  EXPECT_NE(message_of<InputError>([&] { init_model(used); }).find("new or empty folder"), std::string::npos);
+  InitOptions small = options("small", {{"vocab_size", 258}});
+  small.byte_tokenizer = true;
+  EXPECT_NE(message_of<InputError>([&] { init_model(small); }).find("vocab_size"), std::string::npos);
+}
+
+TEST_F(Init, ByteTokenizerNumbersBytes) {
+  InitOptions with_tokenizer = options("bytes", {{"vocab_size", 259}});
+  with_tokenizer.byte_tokenizer = true;
+  init_model(with_tokenizer);
+  const Json tokenizer = Json::parse(read_text(folder_ / "bytes/tokenizer.json"));
+  const Json& vocabulary = tokenizer["model"]["vocab"];
+  EXPECT_EQ(vocabulary.size(), 256u);
+  EXPECT_EQ(vocabulary["A"], 65);
+  EXPECT_EQ(vocabulary["Ġ"], 32);   // as GPT-2 writes a blank
+  EXPECT_EQ(vocabulary["Ċ"], 10);   // and a line feed
+  EXPECT_EQ(vocabulary["ÿ"], 255);
+  EXPECT_EQ(tokenizer["added_tokens"][2]["content"], "<|im_end|>");
+  EXPECT_EQ(tokenizer["added_tokens"][2]["id"], 258);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "bytes/chat_template.jinja"));
+  EXPECT_EQ(Json::parse(read_text(folder_ / "bytes/tokenizer_config.json"))["eos_token"], "<|im_end|>");
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,117 @@
+"""Shared fixtures: a byte-level ChatML tokenizer with a choice of chat templates, made without any download."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "python"))
+
+# Renders calls (arguments as the string of the file) and every role.
+NATIVE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message['role'] }}
+{{ message['content'] or '' }}
+{%- for call in message.get('tool_calls', []) %}
+<call>{{ call.function.name }} {{ call.function.arguments }}</call>
+{%- endfor -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}
+"""
+
+# As SmolLM2's: content is joined to strings, so null fails, and calls are not looked at.
+NO_CALLS = """\
+{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+# Knows two roles only, and takes calls as objects: with strings the loop over their items fails.
+TWO_ROLES = """\
+{% for message in messages %}\
+{% if message['role'] not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role') }}{% endif %}\
+{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+OBJECT_ARGUMENTS = NATIVE.replace(
+    "{{ call.function.arguments }}",
+    "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}")
+
+# Fails at null content, but renders calls once the content is empty.
+NULL_FAILS = NATIVE.replace("{{ message['content'] or '' }}", "{{ '' + message['content'] }}")
+
+# Removes the thinking of assistant messages before the last user message, as reasoning models do.
+REWRITES = """\
+{%- set last = namespace(user=0) -%}
+{%- for message in messages -%}{%- if message['role'] == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+<|im_start|>{{ message['role'] }}
+{% if message['role'] == 'assistant' and loop.index0 < last.user -%}
+{{ message['content'].split('</think>')[-1] }}
+{%- else -%}
+{{ message['content'] }}
+{%- endif -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}
+"""
+
+# Its generation prompt opens a thought that a rendered turn without one does not have.
+UNLOCATABLE = NO_CALLS.replace("'<|im_start|>assistant\n' }}{% endif", "'<|im_start|>assistant\n<think>' }}{% endif")
+
+TEMPLATES = {"native": NATIVE, "no_calls": NO_CALLS, "two_roles": TWO_ROLES, "null_fails": NULL_FAILS,
+             "object_arguments": OBJECT_ARGUMENTS, "rewrites": REWRITES, "unlocatable": UNLOCATABLE}
+
+
+def write_model(folder, template):
+    """A directory with a byte-level tokenizer (256 bytes, two ChatML tokens, one merge) and a template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: index for index, symbol in enumerate(alphabet)}
+    newline = "\u010a"  # how ByteLevel writes "\n"
+    vocabulary[newline * 2] = 256
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[(newline, newline)]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>",
+        "chat_template": template, "clean_up_tokenization_spaces": False}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 259}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Directories of models by the name of their template."""
+    root = tmp_path_factory.mktemp("models")
+    return {name: write_model(root / name, template) for name, template in TEMPLATES.items()}
+
+
+@pytest.fixture(scope="session")
+def tokenizer(models):
+    from espalier.prepare import load_tokenizer
+
+    return load_tokenizer(models["native"])
+
+
+@pytest.fixture(scope="session")
+def espalier():
+    """Runs bin/espalier with the given arguments; a failure shows what it printed."""
+
+    def run(*arguments, check=True):
+        command = [str(REPOSITORY / "bin/espalier"), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if check and done.returncode != 0:
+            raise AssertionError(f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout}{done.stderr}")
+        return done
+
+    return run

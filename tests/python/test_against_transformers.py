@@ -1,0 +1,168 @@
+"""The whole command line against Transformers: log-probabilities, loss, and gradients.
+
+One SGD step with learning rate 1 in float64 moves every weight by minus its gradient.
+"""
+
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import transformers_reference as reference
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+COMMON = dict(
+    hidden_act="silu",
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=61,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-6,
+    initializer_range=0.3,
+)
+MODELS = {
+    "llama": dict(model_type="llama", rope_theta=10000.0, tie_word_embeddings=True, **COMMON),
+    "llama3-rope-v4": dict(
+        model_type="llama",
+        rope_theta=500.0,
+        rope_scaling=LLAMA3_ROPE,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        mlp_bias=True,
+        torch_dtype="float32",
+        **COMMON,
+    ),
+    "llama3-rope-v5": dict(
+        model_type="llama",
+        rope_parameters={"rope_theta": 500.0, **LLAMA3_ROPE},
+        tie_word_embeddings=False,
+        dtype="float32",
+        **COMMON,
+    ),
+    "qwen2": dict(model_type="qwen2", rope_theta=10000.0, tie_word_embeddings=True, **COMMON),
+    "qwen3": dict(model_type="qwen3", rope_theta=10000.0, head_dim=16, tie_word_embeddings=False, **COMMON),
+}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model_folder(request, tmp_path_factory, espalier):
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "config.json").write_text(json.dumps(MODELS[request.param]))
+    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", 3, "--dtype", "float64")
+    return folder / "model"
+
+
+def random_rows(seed, kind):
+    """Trajectories that branch, end inside one another, repeat, and stand alone."""
+    rng = random.Random(seed)
+    tokens = lambda n: [rng.randrange(61) for _ in range(n)]
+    trunk = tokens(7)
+    left, right = trunk + tokens(5), trunk + tokens(4)
+    sequences = [left + tokens(3), left + tokens(6), left, right + tokens(1), trunk, right, right, tokens(9), tokens(1)]
+    rows = []
+    for index, ids in enumerate(sequences):
+        row = {"input_ids": ids, "trajectory_id": f"t{index}"}
+        if index % 3 == 0:
+            row["loss_mask"] = [rng.randrange(2) for _ in ids]
+        elif index % 3 == 1:
+            row["loss_weights"] = [round(rng.random(), 3) for _ in ids]
+        if kind == "grpo":
+            row["advantage"] = rng.uniform(-2, 2)
+            if index % 2 == 0:
+                row["logprobs"] = [None] + [rng.uniform(-6, -1) for _ in ids[1:]]
+        rows.append(row)
+    return rows
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logprobs(espalier, model_folder, tmp_path, dtype):
+    rows = random_rows(1, "sft")
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    espalier("logprobs", "--model", model_folder, "--data", data, "-o", tmp_path / "out.jsonl", "--dtype", dtype)
+    out = reference.read_rows(tmp_path / "out.jsonl")
+    assert [line["trajectory_id"] for line in out] == [row["trajectory_id"] for row in rows]
+    model = reference.load_model(model_folder, DTYPES[dtype])
+    worst = 0.0
+    with reference.norms_in_model_dtype(DTYPES[dtype]), torch.no_grad():
+        for row, line in zip(rows, out):
+            assert line["logprobs"][0] is None and len(line["logprobs"]) == len(row["input_ids"])
+            if len(row["input_ids"]) == 1:
+                continue
+            ours = torch.tensor(line["logprobs"][1:], dtype=torch.float64)
+            worst = max(worst, (ours - reference.token_logprobs(model, row["input_ids"])).abs().max().item())
+    assert worst <= (1e-12 if dtype == "float64" else 2e-5), worst
+
+
+@pytest.mark.parametrize("strategy", ["tree-packing", "sequence-packing"])
+@pytest.mark.parametrize("objective", ["sft", "grpo"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_step_is_the_gradient(espalier, model_folder, tmp_path, dtype, objective, strategy):
+    rows = random_rows(2, objective)
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    espalier(
+        "train", "--model", model_folder, "--data", data, "--out", tmp_path / "run", "--dtype", dtype,
+        "--objective", objective, "--strategy", strategy, "--token-budget", 24, "--optimizer", "sgd",
+        "--learning-rate", 1, "--max-grad-norm", 0, "--steps", 1,
+    )  # fmt: skip
+    before = load_file(model_folder / "model.safetensors")
+    after = load_file(tmp_path / "run/checkpoints/step_1/model.safetensors")
+
+    model = reference.load_model(model_folder, DTYPES[dtype])
+    with reference.norms_in_model_dtype(DTYPES[dtype]):
+        loss = {"sft": reference.sft_loss, "grpo": reference.grpo_loss}[objective](model, rows)
+        expected = reference.gradients(model, loss)
+    metrics = reference.read_rows(tmp_path / "run/metrics.jsonl")
+    tolerance = 1e-12 if dtype == "float64" else 2e-4
+    assert metrics[0]["loss"] == pytest.approx(loss.item(), rel=tolerance)
+    everything = torch.stack([g.double().norm() for g in expected.values()]).norm()
+    for name, gradient in expected.items():
+        step = before[name].double() - after[name].double()
+        # The weights themselves are rounded: what is left of that in the difference is an absolute error.
+        rounding = torch.finfo(DTYPES[dtype]).eps * before[name].double().norm()
+        error = max((step - gradient).norm().item() - rounding.item(), 0.0)
+        scale = max(gradient.double().norm().item(), 1e-6 * everything.item())
+        assert error / scale <= tolerance, name
+
+
+def test_the_comparison_notices_a_lost_row(espalier, tmp_path, model_folder):
+    """Negative control: without one trajectory the loss is another."""
+    rows = random_rows(2, "sft")
+    data = write_rows(tmp_path / "rows.jsonl", rows[:-3])
+    report = json.loads(espalier("verify", "--model", model_folder, "--data", data, "--json").stdout)
+    model = reference.load_model(model_folder, torch.float64)
+    with reference.norms_in_model_dtype(torch.float64):
+        loss = reference.sft_loss(model, rows).item()
+        same = reference.sft_loss(model, rows[:-3]).item()
+    assert report["loss"] == pytest.approx(same, rel=1e-12)
+    assert report["loss"] != pytest.approx(loss, rel=1e-6)
+
+
+def test_transformers_loads_the_checkpoint(espalier, model_folder, tmp_path):
+    data = write_rows(tmp_path / "rows.jsonl", random_rows(3, "sft"))
+    espalier("train", "--model", model_folder, "--data", data, "--out", tmp_path / "run", "--steps", 2)
+    saved = tmp_path / "run/checkpoints/step_2"
+    model = reference.load_model(saved, "auto")
+    assert model.dtype == torch.float32  # the weights are saved in --dtype
+    ids = [1, 2, 3, 4, 5]
+    espalier("logprobs", "--model", saved, "--data", write_rows(tmp_path / "one.jsonl", [{"input_ids": ids}]),
+             "-o", tmp_path / "out.jsonl")  # fmt: skip
+    ours = torch.tensor(reference.read_rows(tmp_path / "out.jsonl")[0]["logprobs"][1:])
+    with torch.no_grad():
+        torch.testing.assert_close(ours, reference.token_logprobs(model, ids), rtol=1e-5, atol=1e-5)

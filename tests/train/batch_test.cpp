@@ -1,0 +1,130 @@
+#include "espalier/train/batch.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/tiny_models.h"
+
+namespace espalier::testing {
+namespace {
+
+std::vector<int64_t> ints(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.to(at::kLong).contiguous();
+  return {values.const_data_ptr<int64_t>(), values.const_data_ptr<int64_t>() + values.numel()};
+}
+
+std::vector<double> reals(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.to(at::kDouble).contiguous();
+  return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
+}
+
+using Ints = std::vector<int64_t>;
+using Reals = std::vector<double>;
+
+// [7 8] - [1 2]      layout: 7 8 1 2 3 4, the third row ends inside the tree
+//       - [3 4]
+Trajectories branching() {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {7, 8, 1, 2}, .loss_weights = {9, 0, 1, 2}, .logprobs = {0, -1, -2, -3}, .advantage = 5});
+  builder.append({.input_ids = {7, 8, 3, 4}, .loss_weights = {0, 0.5, 3, 0}, .advantages = {6, 7, 8, 9}});
+  builder.append({.input_ids = {7, 8}, .loss_weights = {0, 1.5}, .logprobs = {0, -4}, .advantage = -1});
+  return builder.finish();
+}
+
+ObjectiveOptions grpo_summed() {
+  return {.kind = ObjectiveKind::kGrpo, .normalize = Normalize::kConstant, .normalize_constant = 1};
+}
+
+TEST(Batch, HasTheTokensTheMaskAndOnlyTheEdgesWithLoss) {
+  const Trajectories trajectories = branching();
+  const Step step = make_step(trajectories, {0, 1, 2}, {}, grpo_summed());
+  ASSERT_EQ(step.plan.micro_batches.size(), 1u);
+  EXPECT_EQ(step.flat_tokens(), 10);
+  const Advantages advantages(trajectories, true);
+  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], grpo_summed(), &advantages);
+  EXPECT_EQ(ints(batch.input_ids), (Ints{7, 8, 1, 2, 3, 4}));
+  EXPECT_EQ(ints(batch.position_ids), (Ints{0, 1, 2, 3, 2, 3}));
+  EXPECT_EQ(ints(batch.subtree_end), (Ints{6, 6, 4, 4, 6, 6}));
+  EXPECT_EQ(batch.subtree_end.scalar_type(), at::kInt);
+  // Edges by the row that predicts: 7 -> 8, 8 -> 1, 8 -> 3, 1 -> 2. Token 4 carries no loss.
+  EXPECT_EQ(ints(batch.head_rows), (Ints{0, 1, 2}));
+  EXPECT_EQ(ints(batch.edge_row), (Ints{0, 1, 1, 2}));
+  EXPECT_EQ(ints(batch.edge_target), (Ints{8, 1, 3, 2}));
+  EXPECT_EQ(batch.edge_token, (Ints{1, 2, 4, 3}));
+}
+
+TEST(Batch, ExpandsEdgesToTheTermsOfEveryTrajectory) {
+  const Trajectories trajectories = branching();
+  const Step step = make_step(trajectories, {0, 1, 2}, {}, grpo_summed());
+  const Advantages advantages(trajectories, true);
+  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], grpo_summed(), &advantages);
+  // Row 0: tokens 2, 3; row 1: tokens 1, 2; row 2: token 1. Weights of first tokens never count.
+  EXPECT_EQ(batch.term_token, (Ints{2, 3, 5, 6, 9}));
+  EXPECT_EQ(ints(batch.term_edge), (Ints{1, 3, 0, 2, 0}));
+  EXPECT_EQ(reals(batch.terms.coefficient), (Reals{1, 2, 0.5, 3, 1.5}));
+  EXPECT_EQ(reals(batch.terms.advantage), (Reals{5, 5, 7, 8, -1}));
+  EXPECT_EQ(reals(batch.terms.old_logprob), (Reals{-2, -3, 0, 0, -4}));
+  EXPECT_EQ(ints(batch.terms.has_old), (Ints{1, 1, 0, 0, 1}));
+  EXPECT_EQ(batch.terms.coefficient.scalar_type(), at::kDouble);
+}
+
+TEST(Batch, SftNeedsNoAdvantages) {
+  const Trajectories trajectories = branching();
+  const ObjectiveOptions sft;
+  const Step step = make_step(trajectories, {0, 1, 2}, {}, sft);
+  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], sft, nullptr);
+  EXPECT_FALSE(batch.terms.advantage.defined());
+  EXPECT_EQ(reals(batch.terms.coefficient), (Reals{1.0 / 8, 2.0 / 8, 0.5 / 8, 3.0 / 8, 1.5 / 8}));
+}
+
+TEST(Batch, RowsKeepTheirOwnColumnsInAnyOrder) {
+  const Trajectories trajectories = branching();
+  const ObjectiveOptions objective = grpo_summed();
+  const Step step = make_step(trajectories, {2, 0}, {}, objective);
+  const Advantages advantages(trajectories, true);
+  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], objective, &advantages);
+  EXPECT_EQ(ints(batch.input_ids), (Ints{7, 8, 1, 2}));
+  EXPECT_EQ(batch.term_token, (Ints{9, 2, 3}));
+  EXPECT_EQ(reals(batch.terms.old_logprob), (Reals{-4, -2, -3}));
+}
+
+TEST(Batch, EdgesAscendByRowWhereBranchesComeLate) {
+  // A branch at token 1 whose later child is laid out after a deep first child.
+  const Trajectories trajectories = from_rows({{5, 1, 1, 1, 1}, {5, 1, 2}, {5, 3}});
+  const Step step = make_step(trajectories, {0, 1, 2}, {}, {});
+  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], {}, nullptr);
+  EXPECT_EQ(ints(batch.input_ids), (Ints{5, 1, 1, 1, 1, 2, 3}));
+  EXPECT_EQ(ints(batch.head_rows), (Ints{0, 1, 2, 3}));
+  EXPECT_EQ(ints(batch.edge_row), (Ints{0, 0, 1, 1, 2, 3}));
+  EXPECT_EQ(ints(batch.edge_target), (Ints{1, 3, 1, 2, 1, 1}));
+  EXPECT_EQ(batch.edge_token, (Ints{1, 6, 2, 5, 3, 4}));
+  EXPECT_EQ(ints(batch.term_edge), (Ints{0, 2, 4, 5, 0, 3, 1}));
+}
+
+TEST(Batch, SplitTreesCountEveryTermOnce) {
+  const Trajectories trajectories = from_rows({{5, 1, 1, 1}, {5, 1, 2, 2}, {5, 3, 3, 3}});
+  const Step step = make_step(trajectories, {0, 1, 2}, {Strategy::kTreePacking, 4}, {});
+  ASSERT_GT(step.plan.micro_batches.size(), 1u);
+  Ints tokens;
+  double sum = 0;
+  for (const MicroBatch& micro_batch : step.plan.micro_batches) {
+    const Batch batch = make_batch(trajectories, step, micro_batch, {}, nullptr);
+    tokens.insert(tokens.end(), batch.term_token.begin(), batch.term_token.end());
+    sum += batch.terms.coefficient.sum().item<double>();
+  }
+  std::sort(tokens.begin(), tokens.end());
+  EXPECT_EQ(tokens, (Ints{1, 2, 3, 5, 6, 7, 9, 10, 11}));
+  EXPECT_NEAR(sum, 1, 1e-15);
+}
+
+TEST(Batch, DifferentExpertRoutesAreNotShared) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {5, 1, 2}, .routed_experts = {0, 1, 2}});
+  builder.append({.input_ids = {5, 1, 2}, .routed_experts = {0, 3, 2}});
+  builder.append({.input_ids = {5, 1, 2}, .routed_experts = {0, 1, 2}});
+  const Trajectories trajectories = builder.finish();
+  EXPECT_EQ(forest_of(trajectories, {}).tree_tokens(), 5);
+}
+
+}  // namespace
+}  // namespace espalier::testing

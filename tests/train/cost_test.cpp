@@ -1,0 +1,109 @@
+#include "espalier/train/cost.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/train/tiny_models.h"
+
+namespace espalier::testing {
+namespace {
+
+void expect_work(const Work& work, int64_t tokens, int64_t pairs, int64_t head_rows) {
+  EXPECT_EQ(work.tokens, tokens);
+  EXPECT_EQ(work.pairs, pairs);
+  EXPECT_EQ(work.head_rows, head_rows);
+}
+
+Step step_of(const Trajectories& trajectories, const PlanOptions& plan = {}) {
+  return make_step(trajectories, all_rows(trajectories), plan, {});
+}
+
+TEST(Cost, WorkOfATreeByHand) {
+  // [1 2 3] - [4 5], [6]; the third row ends inside the tree, the fourth is a duplicate.
+  const Trajectories trajectories = from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3}, {1, 2, 3, 6}});
+  const Step step = step_of(trajectories);
+  // Pairs: 1 + 2 + 3 + 4 + 5 along the first path, 4 for token 6. Predicting tokens: 1, 2, 3, 4.
+  expect_work(plan_work(step), 6, 19, 4);
+  expect_work(flat_work(step), 5 + 4 + 3 + 4, 15 + 10 + 6 + 10, 4 + 3 + 2 + 3);
+  // Append-only merging keeps one sequence per leaf; a merged row's targets stand in the first leaf below it.
+  expect_work(append_only_work(step), 5 + 4, 15 + 10, 4 + 3);
+}
+
+TEST(Cost, OnlyTargetsWithLossReachTheHead) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2, 3, 4}, .loss_mask = {1, 0, 0, 1}});
+  builder.append({.input_ids = {1, 2, 5}, .loss_mask = {0, 1, 1}});
+  builder.append({.input_ids = {1, 2}, .loss_mask = {0, 1}});
+  const Trajectories trajectories = builder.finish();
+  const Step step = step_of(trajectories);
+  expect_work(plan_work(step), 5, 1 + 2 + 3 + 4 + 3, 3);  // 1 -> 2, 2 -> 5, 3 -> 4
+  expect_work(flat_work(step), 9, 10 + 6 + 3, 1 + 2 + 1);
+  // The row [1 2] is merged into the first leaf below it, where its target joins the row's own.
+  expect_work(append_only_work(step), 7, 10 + 6, 2 + 2);
+}
+
+TEST(Cost, PlanWorkCountsRepeatedPrefixesAndSkipsPiecesWithoutLoss) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2, 3, 4}});
+  builder.append({.input_ids = {1, 2, 5, 6}});
+  builder.append({.input_ids = {9, 9, 9, 9}, .loss_mask = {0, 0, 0, 0}});
+  const Trajectories trajectories = builder.finish();
+  expect_work(plan_work(step_of(trajectories, {Strategy::kTreePacking, 4})), 8, 20, 6);
+  expect_work(plan_work(step_of(trajectories, {Strategy::kSequencePacking, 4})), 8, 20, 6);
+  expect_work(plan_work(step_of(trajectories, {Strategy::kTreePacking, 6})), 6, 10 + 7, 4);
+}
+
+TEST(Cost, SpeedupBoundIsTheRatioOfFlops) {
+  const Trajectories trajectories = from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3}, {1, 2, 3, 6}});
+  const ModelShape shape{.num_hidden_layers = 1, .hidden_size = 1, .intermediate_size = 1,
+                         .num_attention_heads = 1, .num_key_value_heads = 1, .head_dim = 1, .vocab_size = 1};
+  // Per token 6 * (2 + 2 + 3), per pair 14, per head row 8.
+  const double flat = 42.0 * 16 + 14 * 41 + 8 * 12, tree = 42.0 * 6 + 14 * 19 + 8 * 4;
+  EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(trajectories)), flat / tree);
+  EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(trajectories, {Strategy::kSequencePacking, 0})), 1);
+  EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(from_rows({{1, 2}, {3, 4, 5}}))), 1);
+}
+
+TEST(Cost, ModelShapeIsTheConfigs) {
+  const ModelShape shape = model_shape(tiny_config(Family::kQwen3, 19));
+  EXPECT_EQ(shape.num_hidden_layers, 2);
+  EXPECT_EQ(shape.hidden_size, 16);
+  EXPECT_EQ(shape.intermediate_size, 24);
+  EXPECT_EQ(shape.num_attention_heads, 4);
+  EXPECT_EQ(shape.num_key_value_heads, 2);
+  EXPECT_EQ(shape.head_dim, 8);
+  EXPECT_EQ(shape.vocab_size, 19);
+}
+
+TEST(Cost, MemoryByHandWhereItIsExact) {
+  const DecoderConfig config = tiny_config(Family::kLlama, 19);
+  double parameters = 0;
+  for (const Parameter& parameter : tiny_decoder(config, 1).parameters()) {
+    parameters += static_cast<double>(parameter.value.numel());
+  }
+  const MemoryEstimate fp64 = estimate_memory(config, at::kDouble, OptimizerKind::kAdamW, 100);
+  EXPECT_EQ(fp64.weights, 8 * parameters);
+  EXPECT_EQ(fp64.gradients, 16 * parameters);
+  EXPECT_EQ(fp64.optimizer, 16 * parameters);
+  const MemoryEstimate fp32 = estimate_memory(config, at::kFloat, OptimizerKind::kSgd, 100);
+  EXPECT_EQ(fp32.weights, 4 * parameters);
+  EXPECT_EQ(fp32.gradients, 8 * parameters);
+  EXPECT_EQ(fp32.optimizer, 0);
+  const MemoryEstimate bf16 = estimate_memory(config, at::kBFloat16, OptimizerKind::kAdamW, 100);
+  EXPECT_EQ(bf16.weights, 2 * parameters);
+  EXPECT_EQ(bf16.gradients, 6 * parameters);  // a bfloat16 gradient and its float32 sum
+  EXPECT_EQ(bf16.optimizer, 12 * parameters);  // two moments and the master
+}
+
+TEST(Cost, ActivationsGrowWithTokens) {
+  const DecoderConfig config = tiny_config(Family::kLlama, 19);
+  const auto activations = [&](int64_t tokens) {
+    return estimate_memory(config, at::kFloat, OptimizerKind::kSgd, tokens).activations;
+  };
+  const double per_token = activations(1001) - activations(1000);
+  EXPECT_NEAR(activations(3000) - activations(1000), 2000 * per_token, 1);
+  // At least what every layer must keep: its input, q, k, v and the two halves of the MLP.
+  EXPECT_GT(per_token, 2 * 4 * (16 + 16 + 8 + 8 + 2 * 24));
+}
+
+}  // namespace
+}  // namespace espalier::testing

@@ -1,0 +1,106 @@
+#include "tests/train/outcome.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <limits>
+
+namespace espalier::testing {
+namespace {
+
+std::vector<at::Tensor> take_gradients(const Decoder& decoder, Gradients* gradients) {
+  std::vector<at::Tensor> result;
+  for (size_t i = 0; i < gradients->sums().size(); ++i) {
+    const at::Tensor& sum = gradients->sums()[i];
+    result.push_back(sum.defined() ? sum.to(at::kDouble).clone()
+                                   : at::zeros_like(decoder.parameters()[i].value, at::kDouble));
+  }
+  gradients->zero();
+  return result;
+}
+
+Advantages advantages_of(const Trajectories& trajectories, const ObjectiveOptions& objective) {
+  return objective.kind == ObjectiveKind::kGrpo ? Advantages(trajectories, objective.scale_rewards) : Advantages();
+}
+
+double norm(const at::Tensor& tensor) { return tensor.norm().item<double>(); }
+
+}  // namespace
+
+Outcome reference_outcome(const Decoder& decoder, const Trajectories& trajectories,
+                          const ObjectiveOptions& objective) {
+  Gradients gradients(decoder);
+  Outcome outcome;
+  outcome.logprobs.resize(trajectories.num_tokens());
+  outcome.loss =
+      per_trajectory_forward_backward(decoder, trajectories, objective, &gradients, &outcome.logprobs);
+  outcome.gradients = take_gradients(decoder, &gradients);
+  return outcome;
+}
+
+Outcome tree_outcome(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
+                     const ObjectiveOptions& objective) {
+  const Advantages advantages = advantages_of(trajectories, objective);
+  Gradients gradients(decoder);
+  Outcome outcome;
+  outcome.loss = forward_backward(decoder, trajectories, step, objective, &advantages, &gradients).loss;
+  outcome.gradients = take_gradients(decoder, &gradients);
+  outcome.logprobs.resize(trajectories.num_tokens());
+  compute_logprobs(decoder, trajectories, step, &outcome.logprobs);
+  return outcome;
+}
+
+std::vector<Batch> make_batches(const Trajectories& trajectories, const Step& step,
+                                const ObjectiveOptions& objective) {
+  const Advantages advantages = advantages_of(trajectories, objective);
+  std::vector<Batch> batches;
+  for (const MicroBatch& micro_batch : step.plan.micro_batches) {
+    batches.push_back(make_batch(trajectories, step, micro_batch, objective, &advantages));
+  }
+  return batches;
+}
+
+Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches, const ObjectiveOptions& objective) {
+  Gradients gradients(decoder);
+  Outcome outcome;
+  for (const Batch& batch : batches) {
+    if (batch.num_terms() == 0) continue;
+    const at::Tensor logprobs = forward_edges(decoder, batch).to(at::kDouble).index_select(0, batch.term_edge);
+    const ObjectiveValue value = objective_value(objective, logprobs, batch.terms);
+    outcome.loss += value.loss.item<double>();
+    torch::autograd::backward({value.loss}, {});
+    gradients.collect();
+  }
+  outcome.gradients = take_gradients(decoder, &gradients);
+  return outcome;
+}
+
+double gradient_error(const Outcome& outcome, const Outcome& reference) {
+  double squares = 0;
+  for (const at::Tensor& gradient : reference.gradients) squares += norm(gradient) * norm(gradient);
+  double worst = 0;
+  for (size_t i = 0; i < reference.gradients.size(); ++i) {
+    const double scale = std::max(norm(reference.gradients[i]), 1e-6 * std::sqrt(squares));
+    const double error = norm(outcome.gradients[i] - reference.gradients[i]) / scale;
+    if (!std::isfinite(error)) return std::numeric_limits<double>::infinity();
+    worst = std::max(worst, error);
+  }
+  return worst;
+}
+
+double loss_error(const Outcome& outcome, const Outcome& reference) {
+  const double error = std::abs(outcome.loss - reference.loss) / std::abs(reference.loss);
+  return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
+}
+
+double logprob_error(const Outcome& outcome, const Outcome& reference) {
+  double worst = 0;
+  for (size_t i = 0; i < reference.logprobs.size(); ++i) {
+    const double error = std::abs(outcome.logprobs[i] - reference.logprobs[i]);
+    if (!(error <= worst)) worst = std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
+  }
+  return worst;
+}
+
+}  // namespace espalier::testing

@@ -1,0 +1,40 @@
+// A step computed one way or the other, and how far two of them are apart.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "espalier/train/engine.h"
+#include "espalier/train/verify.h"
+
+namespace espalier::testing {
+
+struct Outcome {
+  double loss = 0;
+  std::vector<at::Tensor> gradients;  // float64, in the order of the decoder's parameters
+  std::vector<double> logprobs;       // flat index; 0 where no term is
+};
+
+/// Every trajectory on its own: the truth.
+Outcome reference_outcome(const Decoder& decoder, const Trajectories& trajectories, const ObjectiveOptions& objective);
+
+/// The step on its plan, through make_batch, forward_edges and objective_value.
+Outcome tree_outcome(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
+                     const ObjectiveOptions& objective);
+
+/// The same from batches that a test may have spoilt. `logprobs` is left empty.
+Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches, const ObjectiveOptions& objective);
+
+std::vector<Batch> make_batches(const Trajectories& trajectories, const Step& step, const ObjectiveOptions& objective);
+
+/// Worst over the parameters of ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||). Infinite where not finite.
+double gradient_error(const Outcome& outcome, const Outcome& reference);
+
+/// |loss - loss_ref| / |loss_ref|.
+double loss_error(const Outcome& outcome, const Outcome& reference);
+
+/// Largest absolute difference of log-probabilities.
+double logprob_error(const Outcome& outcome, const Outcome& reference);
+
+}  // namespace espalier::testing
