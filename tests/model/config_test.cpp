@@ -19,13 +19,17 @@ using testing::ScratchFolder;
 using testing::tiny_config;
 using Json = nlohmann::ordered_json;
 
-DecoderConfig parse(const Json& json) { return parse_config(json, "FOLDER/config.json"); }
+DecoderConfig parse(const Json& json) {
+  return parse_config(json, "FOLDER/config.json");
+}
 
 std::string refusal(const Json& json) {
   return message_of<InputError>([&] { parse(json); });
 }
 
-void write(const std::filesystem::path& path, const std::string& text) { std::ofstream(path) << text; }
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
 
 TEST(Config, ReadsTransformers5) {
   const DecoderConfig config = parse(tiny_config("llama"));
@@ -130,8 +134,14 @@ TEST(Config, AcceptsWhatChangesNothing) {
       {{"use_sliding_window", false}, {"sliding_window", 4096}, {"max_window_layers", 1}},
       {{"layer_types", {"full_attention", "full_attention"}}},
       {{"quantization_config", nullptr}, {"anything_unknown", nullptr}},
-      {{"hidden_act", "swish"}, {"pretraining_tp", 1}, {"partial_rotary_factor", 1.0}, {"attention_dropout", 0}},
-      {{"_name_or_path", "x"}, {"unsloth_fixed", true}, {"use_cache", true}, {"transformers_version", "4.51.0"}},
+      {{"hidden_act", "swish"},
+       {"pretraining_tp", 1},
+       {"partial_rotary_factor", 1.0},
+       {"attention_dropout", 0}},
+      {{"_name_or_path", "x"},
+       {"unsloth_fixed", true},
+       {"use_cache", true},
+       {"transformers_version", "4.51.0"}},
       {{"auto_map", {{"AutoTokenizer", "x.Y"}}}},
   };
   for (const std::string type : {"llama", "qwen2", "qwen3"}) {
@@ -148,7 +158,7 @@ TEST(Config, AcceptsWhatChangesNothing) {
 
 TEST(Config, RefusesByNameWhatItDoesNotHave) {
   struct Case {
-    std::string key;       // named in the message, with the value
+    std::string key;  // named in the message, with the value
     std::string received;
     Json changes;
   };
@@ -158,15 +168,21 @@ TEST(Config, RefusesByNameWhatItDoesNotHave) {
       {"layer_types", "sliding_attention", {{"layer_types", {"full_attention", "sliding_attention"}}}},
       {"layer_types", "full_attention", {{"layer_types", {"full_attention"}}}},
       {"attention_dropout", "0.1", {{"attention_dropout", 0.1}}},
-      {"rope_parameters.rope_type", "\"yarn\"", {{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}}}}},
-      {"rope_scaling.type", "\"linear\"",
+      {"rope_parameters.rope_type",
+       "\"yarn\"",
+       {{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}}}}},
+      {"rope_scaling.type",
+       "\"linear\"",
        {{"rope_parameters", nullptr}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}},
-      {"rope_scaling.type", "\"dynamic\"",
+      {"rope_scaling.type",
+       "\"dynamic\"",
        {{"rope_parameters", nullptr}, {"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}}},
       {"rope_scaling", "default", {{"rope_scaling", {{"type", "default"}}}}},  // beside rope_parameters
       {"rope_parameters.rope_theta", "500.0", {{"rope_theta", 7.0}}},          // two different angles
       {"rope_parameters.mrope_section", "[1,2]", {{"rope_parameters", {{"mrope_section", {1, 2}}}}}},
-      {"rope_parameters.partial_rotary_factor", "0.5", {{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}},
+      {"rope_parameters.partial_rotary_factor",
+       "0.5",
+       {{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}},
       {"partial_rotary_factor", "0.5", {{"partial_rotary_factor", 0.5}}},
       {"rope_interleaved", "true", {{"rope_interleaved", true}}},
       {"quantization_config", "gptq", {{"quantization_config", {{"quant_method", "gptq"}}}}},

@@ -17,20 +17,23 @@ using testing::tiny_config;
 using testing::tiny_decoder;
 using Json = nlohmann::ordered_json;
 
-const Json kLlama3 = {{"rope_theta", 500.0},      {"rope_type", "llama3"},
-                      {"factor", 8.0},            {"low_freq_factor", 1.0},
-                      {"high_freq_factor", 4.0},  {"original_max_position_embeddings", 64}};
+const Json kLlama3 = {{"rope_theta", 500.0},     {"rope_type", "llama3"},
+                      {"factor", 8.0},           {"low_freq_factor", 1.0},
+                      {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 64}};
 
 std::vector<Json> all_kinds() {
   return {tiny_config("llama"),
           tiny_config("llama", {{"tie_word_embeddings", true}, {"rope_parameters", kLlama3}}),
-          tiny_config("llama", {{"attention_bias", true}, {"mlp_bias", true}}),
-          tiny_config("qwen2"),
+          tiny_config("llama", {{"attention_bias", true}, {"mlp_bias", true}}), tiny_config("qwen2"),
           tiny_config("qwen3", {{"attention_bias", true}, {"tie_word_embeddings", true}})};
 }
 
-at::Tensor random_ids(int64_t length) { return at::randint(37, {length}, at::kLong); }
-at::Tensor positions(int64_t length) { return at::arange(length, at::kLong); }
+at::Tensor random_ids(int64_t length) {
+  return at::randint(37, {length}, at::kLong);
+}
+at::Tensor positions(int64_t length) {
+  return at::arange(length, at::kLong);
+}
 
 /// A loss that reads every output with its own weight.
 at::Tensor weighted_logits(const Decoder& decoder, const at::Tensor& ids, const at::Tensor& weights) {
@@ -40,8 +43,8 @@ at::Tensor weighted_logits(const Decoder& decoder, const at::Tensor& ids, const 
 
 TEST(Decoder, ParametersAreThoseOfTheCheckpoint) {
   std::vector<std::string> names;
-  for (const ParameterShape& shape : parameter_shapes(parse_config(
-           tiny_config("qwen2", {{"num_hidden_layers", 1}}), "config.json"))) {
+  for (const ParameterShape& shape :
+       parameter_shapes(parse_config(tiny_config("qwen2", {{"num_hidden_layers", 1}}), "config.json"))) {
     names.push_back(shape.name);
   }
   const std::string layer = "model.layers.0.";

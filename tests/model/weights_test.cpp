@@ -93,7 +93,8 @@ class Weights : public ::testing::Test {
 };
 
 TEST(Dtype, NamesGoBothWays) {
-  for (const std::string name : {"float64", "float32", "bfloat16"}) EXPECT_EQ(dtype_name(parse_dtype(name)), name);
+  for (const std::string name : {"float64", "float32", "bfloat16"})
+    EXPECT_EQ(dtype_name(parse_dtype(name)), name);
   EXPECT_NE(message_of<InputError>([] { parse_dtype("half"); }).find("bfloat16, received `half`"),
             std::string::npos);
   EXPECT_THROW(dtype_name(at::kHalf), InputError);
@@ -180,8 +181,9 @@ TEST_F(Weights, CopiesWhatBelongsToTheModel) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder_ / "out")) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
-  EXPECT_EQ(names, (std::vector<std::string>{"LICENSE", "chat_template.jinja", "config.json",
-                                             "generation_config.json", "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"LICENSE", "chat_template.jinja", "config.json",
+                                      "generation_config.json", "model.safetensors", "tokenizer.json"}));
   EXPECT_EQ(read_text(folder_ / "out/LICENSE"), "text of LICENSE");
 }
 

@@ -1,4 +1,12 @@
 list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/outcome.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tiny_models.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/exactness_test.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/batch_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cost_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/exactness_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/metrics_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/negative_controls_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/objective_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/optimizer_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/trainer_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/verify_test.cpp)

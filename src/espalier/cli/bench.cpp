@@ -54,8 +54,8 @@ Decoder load_or_make(const Flags& flags) {
   return decoder;
 }
 
-// One agent-like tree of about tree_tokens tokens whose flat / tree is near `ratio`: for 1 a few unrelated chains, else
-// a trunk with stars of leaves, deep enough that several levels are shared.
+// One agent-like tree of about tree_tokens tokens whose flat / tree is near `ratio`: for 1 a few unrelated
+// chains, else a trunk with stars of leaves, deep enough that several levels are shared.
 Trajectories forest_of_ratio(const Flags& flags, double ratio, int64_t vocab_size) {
   SynthOptions synth;
   synth.vocab_size = vocab_size;
@@ -82,7 +82,8 @@ Trajectories forest_of_ratio(const Flags& flags, double ratio, int64_t vocab_siz
   std::vector<uint8_t> mask(sequences.values.size());
   for (int64_t r = 0; r < sequences.num_rows(); ++r) {
     const int64_t size = sequences.row_size(r);
-    const int64_t with_loss = std::max<int64_t>(1, static_cast<int64_t>(flags.loss_rate * static_cast<double>(size)));
+    const int64_t with_loss =
+        std::max<int64_t>(1, static_cast<int64_t>(flags.loss_rate * static_cast<double>(size)));
     for (int64_t t = size - with_loss; t < size; ++t) mask[sequences.offsets[r] + t] = 1;
   }
   trajectories.loss_weights = Column<uint8_t>(std::move(mask));
@@ -99,11 +100,13 @@ std::string cpu_name() {
 
 std::string table(const std::vector<BenchmarkRow>& rows) {
   std::string text =
-      "| flat tokens | tree tokens | flat / tree | tree s | packing s | speed-up | low .. high | bound | share of bound | tree TFLOP/s "
+      "| flat tokens | tree tokens | flat / tree | tree s | packing s | speed-up | low .. high | bound | "
+      "share of bound | tree TFLOP/s "
       "| packing TFLOP/s |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
   for (const BenchmarkRow& row : rows) {
     text += fmt::format(
-        "| {} | {} | {:.2f} | {:.3f} | {:.3f} | {:.2f} | {:.2f} .. {:.2f} | {:.2f} | {:.3f} | {:.3f} | {:.3f} |\n",
+        "| {} | {} | {:.2f} | {:.3f} | {:.3f} | {:.2f} | {:.2f} .. {:.2f} | {:.2f} | {:.3f} | {:.3f} | "
+        "{:.3f} |\n",
         with_commas(row.flat_tokens), with_commas(row.tree_tokens), row.cached_token_ratio, row.tree_seconds,
         row.packing_seconds, row.speedup, row.speedup_low, row.speedup_high, row.bound, row.share_of_bound,
         row.tree_tflops_per_second, row.packing_tflops_per_second);
@@ -132,8 +135,9 @@ void run(Flags flags) {
   std::vector<BenchmarkRow> rows;
   Progress progress("bench");
   const auto measure = [&](const std::string& name, const Trajectories& trajectories) {
-    rows.push_back(benchmark(decoder, trajectories, flags.benchmark,
-                             [&](const std::string& text) { progress.line(fmt::format("{}: {}", name, text)); }));
+    rows.push_back(benchmark(decoder, trajectories, flags.benchmark, [&](const std::string& text) {
+      progress.line(fmt::format("{}: {}", name, text));
+    }));
   };
   if (!flags.data.empty()) {
     ReadOptions read;
@@ -144,7 +148,8 @@ void run(Flags flags) {
       measure(fmt::format("ratio {:g}", ratio), forest_of_ratio(flags, ratio, decoder.config().vocab_size));
     }
   }
-  const std::string hardware = fmt::format("{}, {} threads, {}", cpu_name(), at::get_num_threads(), flags.dtype);
+  const std::string hardware =
+      fmt::format("{}, {} threads, {}", cpu_name(), at::get_num_threads(), flags.dtype);
   const std::string text = fmt::format("{}\n\n{}", hardware, table(rows));
   if (!flags.out.empty()) write_text(flags.out, text);
   if (!flags.json) {
@@ -159,11 +164,13 @@ void run(Flags flags) {
 }  // namespace
 
 void add_bench(CLI::App& app, int*) {
-  CLI::App* command =
-      app.add_subcommand("bench", "Measure tree training against sequence packing, interleaved, with the FLOP bound");
+  CLI::App* command = app.add_subcommand(
+      "bench", "Measure tree training against sequence packing, interleaved, with the FLOP bound");
   command->footer(
-      "Both sides run the same engine on the same trajectories, forward and backward, in turns; figures are medians. The "
-      "bound is FLOPs(packing) / FLOPs(tree). Without --data, random trees at each of --ratios are measured; without "
+      "Both sides run the same engine on the same trajectories, forward and backward, in turns; figures are "
+      "medians. The "
+      "bound is FLOPs(packing) / FLOPs(tree). Without --data, random trees at each of --ratios are measured; "
+      "without "
       "--model, a small random llama.");
   auto flags = std::make_shared<Flags>();
   add_model(command, &flags->model, "Hugging Face model folder (default: a small random model)");
@@ -175,15 +182,22 @@ void add_bench(CLI::App& app, int*) {
   command->add_option("--tree-tokens", flags->tree_tokens, "Tree tokens of the random trees")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--loss-rate", flags->loss_rate, "Last part of every random trajectory that carries loss")
+  command
+      ->add_option("--loss-rate", flags->loss_rate, "Last part of every random trajectory that carries loss")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   flags->benchmark.token_budget = 4096;
-  command->add_option("--token-budget", flags->benchmark.token_budget, "Most tokens in one micro-batch, on both sides")
+  command
+      ->add_option("--token-budget", flags->benchmark.token_budget,
+                   "Most tokens in one micro-batch, on both sides")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--repeats", flags->benchmark.repeats, "Measured rounds")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--warmup", flags->benchmark.warmup, "Rounds before them")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--repeats", flags->benchmark.repeats, "Measured rounds")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--warmup", flags->benchmark.warmup, "Rounds before them")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   add_dtype(command, &flags->dtype, "Precision to measure in");
   flags->objective.add(command);
   command->add_option("--seed", flags->seed, "Of the random trees")->capture_default_str();

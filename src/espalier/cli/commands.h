@@ -1,5 +1,5 @@
-// The subcommands of `espalier`. Each add_* declares flags and help on `app` and sets a callback that does the
-// work; a callback reports failure by throwing (exit code 1) or through *exit_code.
+// The subcommands of `espalier`. Each add_* declares flags and help on `app` and sets a callback that does
+// the work; a callback reports failure by throwing (exit code 1) or through *exit_code.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -15,7 +15,8 @@ void DataFlags::add(CLI::App* command) {
       ->add_option("--data", data,
                    "Trajectories: JSONL (plain, .gz or .zst) or packed .safetensors; see docs/data-format.md")
       ->required();
-  command->add_flag("--skip-bad-rows", skip_bad_rows, "Count and report bad rows instead of stopping at the first");
+  command->add_flag("--skip-bad-rows", skip_bad_rows,
+                    "Count and report bad rows instead of stopping at the first");
   command->add_option("--limit", limit, "Use the first N trajectories only (0: all)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -41,12 +42,15 @@ Trajectories DataFlags::read(int64_t vocab_size) const {
 void PlanFlags::add(CLI::App* command) {
   command
       ->add_option("--strategy", strategy,
-                   "tree-packing: shared prefixes are encoded once, whole trees share a micro-batch; sequence-packing: "
+                   "tree-packing: shared prefixes are encoded once, whole trees share a micro-batch; "
+                   "sequence-packing: "
                    "every trajectory on its own (the baseline)")
+      ->check(CLI::IsMember({"tree-packing", "sequence-packing"}))
       ->capture_default_str();
   command
       ->add_option("--token-budget", token_budget,
-                   fmt::format("Most tokens in one micro-batch; bounds memory. 0: {}, or the longest trajectory if that is longer",
+                   fmt::format("Most tokens in one micro-batch; bounds memory. 0: {}, or the longest "
+                               "trajectory if that is longer",
                                kDefaultTokenBudget))
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -65,15 +69,29 @@ PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
 
 void ObjectiveFlags::add(CLI::App* command) {
   command->add_option("--objective", objective, "sft: cross-entropy; grpo: clipped policy gradient")
+      ->check(CLI::IsMember({"sft", "grpo"}))
       ->capture_default_str();
   command
       ->add_option("--shared-targets", shared_targets,
-                   "A target token that several trajectories share and train on: sum keeps every trajectory's term, once "
+                   "A target token that several trajectories share and train on: sum keeps every "
+                   "trajectory's term, once "
                    "keeps the first one's")
+      ->check(CLI::IsMember({"sum", "once"}))
       ->capture_default_str();
   command
       ->add_option("--normalize", normalize,
                    "Loss per token, per sequence, or divided by a NUMBER; over the whole optimiser step")
+      ->check(
+          [](const std::string& text) {
+            ObjectiveOptions unused;
+            try {
+              parse_normalize(text, &unused);
+            } catch (const InputError& error) {
+              return std::string(error.what());
+            }
+            return std::string();
+          },
+          "token|sequence|NUMBER")
       ->capture_default_str();
   command->add_option("--clip-low", clip_low, "grpo: the ratio is clipped at 1 - this")
       ->check(CLI::Range(0.0, 1.0))
@@ -83,7 +101,8 @@ void ObjectiveFlags::add(CLI::App* command) {
       ->capture_default_str();
   command
       ->add_option("--scale-rewards", scale_rewards,
-                   "grpo: advantages from rewards are divided by their group's standard deviation (group) or not (none)")
+                   "grpo: advantages from rewards are divided by their group's standard deviation (group) or "
+                   "not (none)")
       ->check(CLI::IsMember({"group", "none"}))
       ->capture_default_str();
 }
@@ -104,7 +123,9 @@ CLI::Option* add_model(CLI::App* command, std::string* model, const std::string&
 }
 
 CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string& help) {
-  return command->add_option("--dtype", *dtype, help + ": float64, float32 or bfloat16")->capture_default_str();
+  return command->add_option("--dtype", *dtype, help)
+      ->check(CLI::IsMember({"float64", "float32", "bfloat16"}))
+      ->capture_default_str();
 }
 
 void add_config(CLI::App* command) {
@@ -115,11 +136,17 @@ void add_config(CLI::App* command) {
 void add_threads(CLI::App* command) {
   command
       ->add_option_function<int>(
-          "--threads", [](int threads) { if (threads > 0) at::set_num_threads(threads); }, "CPU threads (0: all cores)")
+          "--threads",
+          [](int threads) {
+            if (threads > 0) at::set_num_threads(threads);
+          },
+          "CPU threads (0: all cores)")
       ->check(CLI::NonNegativeNumber)
       ->default_str("0");
 }
 
-int64_t vocab_size_of(const std::string& model) { return model.empty() ? 0 : read_config(model).vocab_size; }
+int64_t vocab_size_of(const std::string& model) {
+  return model.empty() ? 0 : read_config(model).vocab_size;
+}
 
 }  // namespace espalier::cli

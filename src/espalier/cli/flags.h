@@ -19,7 +19,8 @@ struct DataFlags {
   int64_t limit = 0;
 
   void add(CLI::App* command);
-  /// Reads the file with a progress bar; skipped rows are reported on standard error. vocab_size 0: ids unchecked.
+  /// Reads the file with a progress bar; skipped rows are reported on standard error. vocab_size 0: ids
+  /// unchecked.
   Trajectories read(int64_t vocab_size) const;
 };
 
@@ -30,7 +31,8 @@ struct PlanFlags {
   int64_t token_budget = 0;
 
   void add(CLI::App* command);
-  /// With the token budget that 0 stands for: kDefaultTokenBudget, or the longest trajectory if that is longer.
+  /// With the token budget that 0 stands for: kDefaultTokenBudget, or the longest trajectory if that is
+  /// longer.
   PlanOptions options(const Trajectories& trajectories) const;
 };
 
@@ -47,7 +49,8 @@ struct ObjectiveFlags {
 };
 
 /// --dtype, --config, --json, --threads by the same words everywhere.
-CLI::Option* add_model(CLI::App* command, std::string* model, const std::string& help = "Hugging Face model folder");
+CLI::Option* add_model(CLI::App* command, std::string* model,
+                       const std::string& help = "Hugging Face model folder");
 CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string& help);
 void add_config(CLI::App* command);
 void add_threads(CLI::App* command);

@@ -44,7 +44,8 @@ void add_init(CLI::App& app, int*) {
   add_dtype(command, &flags->dtype, "Precision of the weights");
   command
       ->add_option("--tokenizer", flags->tokenizer,
-                   "bytes: also write a byte-level tokenizer (ids 0 to 255 are the bytes) with the ChatML template; none")
+                   "bytes: also write a byte-level tokenizer (ids 0 to 255 are the bytes) with the ChatML "
+                   "template; none")
       ->check(CLI::IsMember({"none", "bytes"}))
       ->capture_default_str();
   command->callback([flags] { run(*flags); });

@@ -42,9 +42,11 @@ Prediction predict(const ModelShape& shape, const Trajectories& trajectories) {
   step.forest = forest_of(trajectories, rows);
   step.plan = make_plan(step.forest, {});
   // Data that carries no loss yet is counted as if every token did.
-  step.terms = carries_loss(trajectories) ? step_terms(trajectories, rows, step.forest, {}) : all_terms(trajectories, rows);
+  step.terms = carries_loss(trajectories) ? step_terms(trajectories, rows, step.forest, {})
+                                          : all_terms(trajectories, rows);
   const double tree = step_flops(shape, plan_work(step)).total();
-  return {step_flops(shape, flat_work(step)).total() / tree, step_flops(shape, append_only_work(step)).total() / tree};
+  return {step_flops(shape, flat_work(step)).total() / tree,
+          step_flops(shape, append_only_work(step)).total() / tree};
 }
 
 nlohmann::ordered_json to_json(const ForestStatistics& s) {
@@ -87,7 +89,9 @@ void print_histogram(const ForestStatistics& s) {
 }
 
 void print(const ForestStatistics& s) {
-  const auto row = [](const char* name, const std::string& value) { fmt::print("{:<22}{:>16}\n", name, value); };
+  const auto row = [](const char* name, const std::string& value) {
+    fmt::print("{:<22}{:>16}\n", name, value);
+  };
   row("trajectories", with_commas(s.num_trajectories));
   row("trees", with_commas(s.num_trees));
   row("nodes", with_commas(s.num_nodes));
@@ -115,7 +119,8 @@ void run(const Flags& flags) {
   const ForestStatistics statistics = forest_statistics(forest_of(trajectories, {}));
   nlohmann::ordered_json json = to_json(statistics);
   const double tree_tokens = static_cast<double>(statistics.tree_tokens);
-  Prediction prediction{statistics.cached_token_ratio, static_cast<double>(statistics.append_only_tokens) / tree_tokens};
+  Prediction prediction{statistics.cached_token_ratio,
+                        static_cast<double>(statistics.append_only_tokens) / tree_tokens};
   if (!flags.model.empty()) prediction = predict(model_shape(read_config(flags.model)), trajectories);
   json["predicted_speedup_over_sequence_packing"] = prediction.over_packing;
   json["predicted_speedup_over_append_only"] = prediction.over_append_only;
@@ -125,18 +130,21 @@ void run(const Flags& flags) {
     return;
   }
   print(statistics);
-  fmt::print("\npredicted speed-up (in {}): {:.2f}x over sequence packing, {:.2f}x over append-only merging: {}\n",
-             flags.model.empty() ? "tokens; --model gives FLOPs" : "FLOPs", prediction.over_packing,
-             prediction.over_append_only, verdict(prediction.over_packing));
+  fmt::print(
+      "\npredicted speed-up (in {}): {:.2f}x over sequence packing, {:.2f}x over append-only merging: {}\n",
+      flags.model.empty() ? "tokens; --model gives FLOPs" : "FLOPs", prediction.over_packing,
+      prediction.over_append_only, verdict(prediction.over_packing));
 }
 
 }  // namespace
 
 void add_inspect(CLI::App& app, int*) {
-  CLI::App* command = app.add_subcommand("inspect", "Say what prefixes the trajectories share and what that gains");
+  CLI::App* command =
+      app.add_subcommand("inspect", "Say what prefixes the trajectories share and what that gains");
   auto flags = std::make_shared<Flags>();
   flags->data.add(command);
-  add_model(command, &flags->model, "Hugging Face model folder: checks the ids and predicts in FLOPs instead of tokens");
+  add_model(command, &flags->model,
+            "Hugging Face model folder: checks the ids and predicts in FLOPs instead of tokens");
   command->add_flag("--json", flags->json, "Print JSON");
   add_config(command);
   command->callback([flags] { run(*flags); });

@@ -45,10 +45,12 @@ void run(const Flags& flags) {
     std::string line = fmt::format("{{\"trajectory_id\":{},\"logprobs\":[null", id.dump());
     for (int64_t t = 1; t < trajectories.row_size(row); ++t) {
       const double value = logprobs[trajectories.offsets[row] + t];
-      ESPALIER_CHECK(std::isfinite(value), "trajectory {}: the log-probability of token {} is {}: expected a finite number",
+      ESPALIER_CHECK(std::isfinite(value),
+                     "trajectory {}: the log-probability of token {} is {}: expected a finite number",
                      trajectories.name(row), t, value);
       // Float32 values are printed with the digits that they have.
-      line += dtype == at::kDouble ? fmt::format(",{}", value) : fmt::format(",{}", static_cast<float>(value));
+      line +=
+          dtype == at::kDouble ? fmt::format(",{}", value) : fmt::format(",{}", static_cast<float>(value));
     }
     line += "]}\n";
     file.write(line);
@@ -62,11 +64,14 @@ void run(const Flags& flags) {
 
 void add_logprobs(CLI::App& app, int*) {
   CLI::App* command = app.add_subcommand(
-      "logprobs", "Write the log-probability of every token given all before it, computed on the shared trees");
+      "logprobs",
+      "Write the log-probability of every token given all before it, computed on the shared trees");
   auto flags = std::make_shared<Flags>();
   add_model(command, &flags->model)->required();
   flags->data.add(command);
-  command->add_option("-o,--out", flags->out, "JSONL to write: trajectory_id (or row number), logprobs (the first null)")
+  command
+      ->add_option("-o,--out", flags->out,
+                   "JSONL to write: trajectory_id (or row number), logprobs (the first null)")
       ->required();
   add_dtype(command, &flags->dtype, "Precision to compute in");
   flags->plan.add(command);

@@ -17,14 +17,16 @@ namespace espalier::cli {
 namespace {
 
 constexpr const char* kDescription =
-    "Espalier trains language models on trees of tokens: shared prefixes are encoded once, forward and backward, with "
+    "Espalier trains language models on trees of tokens: shared prefixes are encoded once, forward and "
+    "backward, with "
     "exactly the gradients of ordinary training.";
 constexpr const char* kFooter =
     "A first run:\n"
     "  espalier prepare --model DIR --per-turn CHATS.jsonl -o rows.jsonl   text to trajectories\n"
     "  espalier inspect --model DIR --data rows.jsonl                      what sharing will gain\n"
     "  espalier verify  --model DIR --data rows.jsonl --limit 8            proof on your model and data\n"
-    "  espalier train   --model DIR --data rows.jsonl --out RUN            train; then RUN/checkpoints/step_N\n"
+    "  espalier train   --model DIR --data rows.jsonl --out RUN            train; then "
+    "RUN/checkpoints/step_N\n"
     "\n`espalier COMMAND --help` says more of each.";
 
 int run(const std::vector<std::string>& args) {

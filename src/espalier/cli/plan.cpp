@@ -11,22 +11,24 @@
 namespace espalier::cli {
 
 std::string plan_table(const Forest& forest, const Plan& plan, int64_t max_rows) {
-  std::string text = fmt::format("{:>11}  {:>12}  {:>16}  {:>12}  {:>8}\n", "micro-batch", "tokens", "visible pairs",
-                                 "trajectories", "runs");
+  std::string text = fmt::format("{:>11}  {:>12}  {:>16}  {:>12}  {:>8}\n", "micro-batch", "tokens",
+                                 "visible pairs", "trajectories", "runs");
   int64_t index = 0;
   for (const MicroBatch& micro_batch : plan.micro_batches) {
     if (index == max_rows) {
-      text += fmt::format("{:>11}  and {} more\n", "...", static_cast<int64_t>(plan.micro_batches.size()) - index);
+      text += fmt::format("{:>11}  and {} more\n", "...",
+                          static_cast<int64_t>(plan.micro_batches.size()) - index);
       break;
     }
-    text += fmt::format("{:>11}  {:>12}  {:>16}  {:>12}  {:>8}\n", index++, with_commas(micro_batch.num_tokens),
-                        with_commas(micro_batch.num_pairs), with_commas(static_cast<int64_t>(micro_batch.trajectories.size())),
+    text += fmt::format("{:>11}  {:>12}  {:>16}  {:>12}  {:>8}\n", index++,
+                        with_commas(micro_batch.num_tokens), with_commas(micro_batch.num_pairs),
+                        with_commas(static_cast<int64_t>(micro_batch.trajectories.size())),
                         with_commas(static_cast<int64_t>(micro_batch.runs.size())));
   }
   text += fmt::format("{} with {} micro-batches: {} flat tokens, {} tree tokens, {} encoded (ERR {:.4f})\n",
-                      to_string(plan.options.strategy), plan.micro_batches.size(), with_commas(forest.flat_tokens()),
-                      with_commas(forest.tree_tokens()), with_commas(plan.num_tokens()),
-                      effective_reuse_ratio(forest, plan));
+                      to_string(plan.options.strategy), plan.micro_batches.size(),
+                      with_commas(forest.flat_tokens()), with_commas(forest.tree_tokens()),
+                      with_commas(plan.num_tokens()), effective_reuse_ratio(forest, plan));
   return text;
 }
 
@@ -81,8 +83,9 @@ void add_plan(CLI::App& app, int*) {
   auto flags = std::make_shared<Flags>();
   flags->data.add(command);
   flags->plan.add(command);
-  command->add_flag("--json", flags->json,
-                    "Print JSON: per micro-batch its trajectories and runs [begin, end, parent run] of forest tokens");
+  command->add_flag(
+      "--json", flags->json,
+      "Print JSON: per micro-batch its trajectories and runs [begin, end, parent run] of forest tokens");
   add_config(command);
   command->callback([flags] { run(*flags); });
 }

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/tree/forest.h"
 #include "espalier/plan/planner.h"
+#include "espalier/tree/forest.h"
 
 namespace espalier::cli {
 

@@ -25,15 +25,16 @@ namespace {
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   execvp(argv[0], argv.data());
-  throw InputError(fmt::format("cannot start {}: {}; set ESPALIER_PYTHON to a Python with transformers", python,
-                               std::strerror(errno)));
+  throw InputError(fmt::format("cannot start {}: {}; set ESPALIER_PYTHON to a Python with transformers",
+                               python, std::strerror(errno)));
 }
 
 }  // namespace
 
 void add_prepare(CLI::App& app, int*) {
   CLI::App* command = app.add_subcommand(
-      "prepare", "Turn chats (OpenAI-style messages) into trajectories with a model's own tokenizer and template");
+      "prepare",
+      "Turn chats (OpenAI-style messages) into trajectories with a model's own tokenizer and template");
   command->set_help_flag();  // the Python side answers --help
   command->prefix_command();
   command->callback([command] { exec_prepare(command->remaining()); });

@@ -10,7 +10,9 @@ namespace espalier::cli {
 
 Progress::Progress(std::string label) : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) != 0) {}
 
-Progress::~Progress() { erase(); }
+Progress::~Progress() {
+  erase();
+}
 
 void Progress::erase() {
   if (drawn_) fmt::print(stderr, "\r\033[K");
@@ -27,7 +29,8 @@ void Progress::update(double fraction, const std::string& detail) {
   const std::string left =
       fraction > 0.01 ? fmt::format(", {} left", human_seconds(since_start * (1 - fraction) / fraction)) : "";
   if (!terminal_) {
-    fmt::print(stderr, "{}: {:.0f}%{}{}{}\n", label_, fraction * 100, left, detail.empty() ? "" : "  ", detail);
+    fmt::print(stderr, "{}: {:.0f}%{}{}{}\n", label_, fraction * 100, left, detail.empty() ? "" : "  ",
+               detail);
     return;
   }
   constexpr int kWidth = 28;

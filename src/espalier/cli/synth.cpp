@@ -22,8 +22,8 @@ struct Flags {
   bool rl = false;
 };
 
-// Loss on a random part of the tokens; with `rl` also rewards, groups (one per tree) and behaviour log-probs near those
-// of a uniform model.
+// Loss on a random part of the tokens; with `rl` also rewards, groups (one per tree) and behaviour log-probs
+// near those of a uniform model.
 Trajectories to_trajectories(const Csr<int32_t>& sequences, const Flags& flags) {
   Trajectories trajectories;
   const int64_t rows = sequences.num_rows();
@@ -54,8 +54,8 @@ void run(const Flags& flags) {
   const Trajectories trajectories = to_trajectories(synthesize(flags.synth), flags);
   const ForestStatistics statistics = forest_statistics(forest_of(trajectories, {}));
   write_trajectories(flags.out, trajectories);
-  fmt::print("{}: {} trajectories, {} flat tokens, {} tree tokens, cached-token ratio {:.3f}, POR {:.3f}\n", flags.out,
-             with_commas(statistics.num_trajectories), with_commas(statistics.flat_tokens),
+  fmt::print("{}: {} trajectories, {} flat tokens, {} tree tokens, cached-token ratio {:.3f}, POR {:.3f}\n",
+             flags.out, with_commas(statistics.num_trajectories), with_commas(statistics.flat_tokens),
              with_commas(statistics.tree_tokens), statistics.cached_token_ratio, statistics.por);
 }
 
@@ -65,9 +65,14 @@ void add_synth(CLI::App& app, int*) {
   CLI::App* command = app.add_subcommand("synth", "Write random trajectories that share prefixes as asked");
   auto flags = std::make_shared<Flags>();
   SynthOptions& synth = flags->synth;
-  command->add_option("-o,--out", flags->out, "File to write: .jsonl (also .gz, .zst) or .safetensors")->required();
-  command->add_option("--trees", synth.num_trees, "Number of trees")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--depth", synth.depth, "Nodes from root to leaf")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("-o,--out", flags->out, "File to write: .jsonl (also .gz, .zst) or .safetensors")
+      ->required();
+  command->add_option("--trees", synth.num_trees, "Number of trees")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--depth", synth.depth, "Nodes from root to leaf")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--branching", synth.branching, "Children of every inner node")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -78,16 +83,21 @@ void add_synth(CLI::App& app, int*) {
   command->add_option("--vocab-size", synth.vocab_size, "Token ids are below this")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--end-inside", synth.end_inside, "Probability that a trajectory also ends at an inner node")
+  command
+      ->add_option("--end-inside", synth.end_inside,
+                   "Probability that a trajectory also ends at an inner node")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command->add_option("--duplicate", synth.duplicate, "Probability that a trajectory is repeated")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  auto* por = command->add_option("--target-por", synth.target_por, "Potential overlap ratio (1 - tree/flat) to reach")
-                  ->check(CLI::Range(0.0, 0.9999));
+  auto* por =
+      command
+          ->add_option("--target-por", synth.target_por, "Potential overlap ratio (1 - tree/flat) to reach")
+          ->check(CLI::Range(0.0, 0.9999));
   command
-      ->add_option("--target-cached-token-ratio", synth.target_cached_token_ratio, "Flat over tree tokens to reach (>= 1)")
+      ->add_option("--target-cached-token-ratio", synth.target_cached_token_ratio,
+                   "Flat over tree tokens to reach (>= 1)")
       ->check(CLI::Range(1.0, 1e6))
       ->excludes(por);
   command->add_option("--loss-rate", flags->loss_rate, "Part of the tokens that carries loss")

@@ -43,9 +43,10 @@ std::vector<std::string> read_flags(const CLI::App& command, const std::string& 
     std::string key(raw_key.str());
     const std::string where = place(file, node.source());
     std::replace(key.begin(), key.end(), '_', '-');
-    const CLI::Option* option = key == "config" || key == "help" ? nullptr : command.get_option_no_throw("--" + key);
-    ESPALIER_CHECK(option != nullptr, "{}: unknown key `{}`: expected a flag of `espalier {}` (see --help)", where, key,
-                   command.get_name());
+    const CLI::Option* option =
+        key == "config" || key == "help" ? nullptr : command.get_option_no_throw("--" + key);
+    ESPALIER_CHECK(option != nullptr, "{}: unknown key `{}`: expected a flag of `espalier {}` (see --help)",
+                   where, key, command.get_name());
     ESPALIER_CHECK(!node.is_table(), "{}: key `{}`: expected a value, received a table", where, key);
     flags.push_back(fmt::format("--{}={}", key, value_text(node, where, key)));
   }
@@ -83,12 +84,14 @@ nlohmann::ordered_json typed(const std::string& text) {
   if (text == "true" || text == "false") return text == "true";
   int64_t integer = 0;
   const char* end = text.data() + text.size();
-  if (const auto [last, error] = std::from_chars(text.data(), end, integer); error == std::errc() && last == end) {
+  if (const auto [last, error] = std::from_chars(text.data(), end, integer);
+      error == std::errc() && last == end) {
     return integer;
   }
   char* last = nullptr;
   const double real = std::strtod(text.c_str(), &last);
-  const bool number = !text.empty() && last == text.c_str() + text.size() && (std::isdigit(text.back()) || text.back() == '.');
+  const bool number = !text.empty() && last == text.c_str() + text.size() &&
+                      (std::isdigit(text.back()) || text.back() == '.');
   return number ? nlohmann::ordered_json(real) : nlohmann::ordered_json(text);
 }
 

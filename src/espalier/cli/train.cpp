@@ -16,7 +16,8 @@
 namespace espalier::cli {
 namespace {
 
-// Distinct from failure (1) and bad usage (2), so that a scheduler can tell a preempted run and start it again.
+// Distinct from failure (1) and bad usage (2), so that a scheduler can tell a preempted run and start it
+// again.
 constexpr int kStoppedExitCode = 3;
 
 std::atomic<bool> stop_requested{false};
@@ -27,7 +28,8 @@ struct Flags {
   PlanFlags plan;
   ObjectiveFlags objective;
   TrainOptions train;
-  std::string model, out, dtype = "float32", save_dtype, optimizer = "adamw", scheduler = "constant", shuffle = "none";
+  std::string model, out, dtype = "float32", save_dtype, optimizer = "adamw", scheduler = "constant",
+                          shuffle = "none";
   bool dry_run = false;
 };
 
@@ -50,31 +52,37 @@ void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajec
   const DecoderConfig config = read_config(flags.model);
   fmt::print("# resolved config\n{}\n", to_toml(options.config));
   const auto batches = epoch_batches(trajectories, options, 0);
-  fmt::print("# plan: {} steps of {} trajectories at most; the first step:\n", total_steps(trajectories, options),
-             with_commas(static_cast<int64_t>(batches.front().size())));
+  fmt::print("# plan: {} steps of {} trajectories at most; the first step:\n",
+             total_steps(trajectories, options), with_commas(static_cast<int64_t>(batches.front().size())));
   int64_t largest = 0;
   double flat_flops = 0, plan_flops = 0;
   for (const std::vector<int64_t>& rows : batches) {
     const Step step = make_step(trajectories, rows, options.plan, options.objective);
     if (&rows == &batches.front()) fmt::print("{}", plan_table(step.forest, step.plan, 20));
-    for (const MicroBatch& micro_batch : step.plan.micro_batches) largest = std::max(largest, micro_batch.num_tokens);
+    for (const MicroBatch& micro_batch : step.plan.micro_batches)
+      largest = std::max(largest, micro_batch.num_tokens);
     flat_flops += step_flops(model_shape(config), flat_work(step)).total();
     plan_flops += step_flops(model_shape(config), plan_work(step)).total();
   }
   const MemoryEstimate memory = estimate_memory(config, options.dtype, options.optimizer.kind, largest);
-  fmt::print("\n# predicted memory: {} = weights {} + gradients {} + optimizer {} + activations {} ({} tokens)\n",
-             human_bytes(memory.total()), human_bytes(memory.weights), human_bytes(memory.gradients),
-             human_bytes(memory.optimizer), human_bytes(memory.activations), with_commas(largest));
-  fmt::print("# predicted speed-up over sequence packing: {:.2f}x at most ({:.3g} TFLOP an epoch instead of {:.3g})\n",
-             flat_flops / plan_flops, plan_flops / 1e12, flat_flops / 1e12);
+  fmt::print(
+      "\n# predicted memory: {} = weights {} + gradients {} + optimizer {} + activations {} ({} tokens)\n",
+      human_bytes(memory.total()), human_bytes(memory.weights), human_bytes(memory.gradients),
+      human_bytes(memory.optimizer), human_bytes(memory.activations), with_commas(largest));
+  fmt::print(
+      "# predicted speed-up over sequence packing: {:.2f}x at most ({:.3g} TFLOP an epoch instead of "
+      "{:.3g})\n",
+      flat_flops / plan_flops, plan_flops / 1e12, flat_flops / 1e12);
 }
 
 std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json& metrics) {
   std::string line = fmt::format(
-      "step {}/{}  loss {:.6g}  grad norm {:.4g}  lr {:.3g}  {} tree tokens/s  {} flat tokens/s  {:.2f} s", step, total,
-      metrics["loss"].get<double>(), metrics["grad_norm"].get<double>(), metrics["learning_rate"].get<double>(),
+      "step {}/{}  loss {:.6g}  grad norm {:.4g}  lr {:.3g}  {} tree tokens/s  {} flat tokens/s  {:.2f} s",
+      step, total, metrics["loss"].get<double>(), metrics["grad_norm"].get<double>(),
+      metrics["learning_rate"].get<double>(),
       with_commas(std::llround(metrics["tree_tokens_per_second"].get<double>())),
-      with_commas(std::llround(metrics["flat_tokens_per_second"].get<double>())), metrics["seconds"].get<double>());
+      with_commas(std::llround(metrics["flat_tokens_per_second"].get<double>())),
+      metrics["seconds"].get<double>());
   if (metrics.contains("clip_fraction")) {
     line += fmt::format("  clipped {:.3f}  ratio {:.4f}", metrics["clip_fraction"].get<double>(),
                         metrics["ratio_mean"].get<double>());
@@ -104,7 +112,8 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
     if (first > 0) progress.line(fmt::format("resuming after step {}", first));
   };
   events.micro_batch = [&](int64_t step, int64_t done, int64_t of) {
-    const double steps_done = static_cast<double>(step - 1 - first) + static_cast<double>(done) / static_cast<double>(of);
+    const double steps_done =
+        static_cast<double>(step - 1 - first) + static_cast<double>(done) / static_cast<double>(of);
     progress.update(steps_done / static_cast<double>(total - first),
                     fmt::format("step {}/{}, micro-batch {}/{}", step, total, done, of));
   };
@@ -121,28 +130,45 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
 void add_flags(CLI::App* command, Flags* flags) {
   add_model(command, &flags->model)->required();
   flags->data.add(command);
-  command->add_option("--out", flags->out, "Folder of the run: config.toml, metrics.jsonl, TensorBoard events, checkpoints/")
+  command
+      ->add_option("--out", flags->out,
+                   "Folder of the run: config.toml, metrics.jsonl, TensorBoard events, checkpoints/")
       ->required();
   add_config(command);
   flags->objective.add(command);
   flags->plan.add(command);
-  add_dtype(command, &flags->dtype, "Precision of training (bfloat16: with float32 master weights and gradient sums)");
-  command->add_option("--save-dtype", flags->save_dtype, "Precision of saved weights, if other than --dtype");
+  add_dtype(command, &flags->dtype,
+            "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+  command->add_option("--save-dtype", flags->save_dtype, "Precision of saved weights, if other than --dtype")
+      ->check(CLI::IsMember({"float64", "float32", "bfloat16"}));
   TrainOptions& train = flags->train;
-  command->add_option("--optimizer", flags->optimizer, "adamw or sgd (plain, no momentum)")->capture_default_str();
+  command->add_option("--optimizer", flags->optimizer, "adamw or sgd (plain, no momentum)")
+      ->check(CLI::IsMember({"adamw", "sgd"}))
+      ->capture_default_str();
   command->add_option("--learning-rate", train.learning_rate, "Peak learning rate")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--weight-decay", train.optimizer.weight_decay, "Decay of matrices; norms and biases have none")
+  command
+      ->add_option("--weight-decay", train.optimizer.weight_decay,
+                   "Decay of matrices; norms and biases have none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--max-grad-norm", train.optimizer.max_grad_norm, "Clip the global gradient norm (0: off)")
+  command
+      ->add_option("--max-grad-norm", train.optimizer.max_grad_norm, "Clip the global gradient norm (0: off)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--beta1", train.optimizer.beta1, "adamw")->check(CLI::Range(0.0, 1.0))->capture_default_str();
-  command->add_option("--beta2", train.optimizer.beta2, "adamw")->check(CLI::Range(0.0, 1.0))->capture_default_str();
-  command->add_option("--eps", train.optimizer.eps, "adamw")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--scheduler", flags->scheduler, "constant, linear or cosine (the latter two fall to 0)")
+  command->add_option("--beta1", train.optimizer.beta1, "adamw")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--beta2", train.optimizer.beta2, "adamw")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--eps", train.optimizer.eps, "adamw")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--scheduler", flags->scheduler, "constant, linear or cosine (the latter two fall to 0)")
+      ->check(CLI::IsMember({"constant", "linear", "cosine"}))
       ->capture_default_str();
   command->add_option("--warmup-steps", train.warmup_steps, "Steps in which the learning rate rises")
       ->check(CLI::NonNegativeNumber)
@@ -158,9 +184,12 @@ void add_flags(CLI::App* command, Flags* flags) {
       ->capture_default_str();
   command
       ->add_option("--shuffle", flags->shuffle,
-                   "none: file order; groups: groups in random order, each kept together; rows: trajectories in random order")
+                   "none: file order; groups: groups in random order, each kept together; rows: trajectories "
+                   "in random order")
+      ->check(CLI::IsMember({"none", "groups", "rows"}))
       ->capture_default_str();
-  command->add_option("--seed", train.seed, "Of the shuffle; draws depend on seed and epoch only")->capture_default_str();
+  command->add_option("--seed", train.seed, "Of the shuffle; draws depend on seed and epoch only")
+      ->capture_default_str();
   command->add_option("--save-every", train.save_every, "Steps between checkpoints (0: only the last)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -173,11 +202,14 @@ void add_flags(CLI::App* command, Flags* flags) {
 }  // namespace
 
 void add_train(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand("train", "Train a model on trajectories, shared prefixes encoded once");
+  CLI::App* command =
+      app.add_subcommand("train", "Train a model on trajectories, shared prefixes encoded once");
   command->footer(
-      "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder. SIGINT and SIGTERM save after the current step "
+      "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder. SIGINT and SIGTERM save after "
+      "the current step "
       "and exit with status 3; --resume continues.\n"
-      "Example: espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 --batch-size 64 --token-budget 8192");
+      "Example: espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 --batch-size 64 "
+      "--token-budget 8192");
   auto flags = std::make_shared<Flags>();
   add_flags(command, flags.get());
   command->callback([flags, command, exit_code] { run(*flags, *command, exit_code); });

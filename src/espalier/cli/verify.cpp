@@ -23,20 +23,22 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
   const auto row = [](const char* name, const std::string& value) { fmt::print("{:<34}{}\n", name, value); };
   const bool exact = report.dtype == "float64";
   row("dtype", report.dtype);
-  row("flat tokens / tree tokens / encoded", fmt::format("{} / {} / {}", with_commas(report.flat_tokens),
-                                                         with_commas(report.tree_tokens), with_commas(report.encoded_tokens)));
+  row("flat tokens / tree tokens / encoded",
+      fmt::format("{} / {} / {}", with_commas(report.flat_tokens), with_commas(report.tree_tokens),
+                  with_commas(report.encoded_tokens)));
   row("loss, per trajectory", fmt::format("{:.12g}", report.reference_loss));
   row("relative error of the loss", fmt::format("{:.3g}", report.loss_rel_error));
-  row("relative error of gradients, worst", fmt::format("{:.3g} in {}{}", report.grad_rel_error_max,
-                                                        report.grad_rel_error_worst_parameter,
-                                                        exact ? fmt::format(" (at most {:g})", options.max_error) : ""));
+  row("relative error of gradients, worst",
+      fmt::format("{:.3g} in {}{}", report.grad_rel_error_max, report.grad_rel_error_worst_parameter,
+                  exact ? fmt::format(" (at most {:g})", options.max_error) : ""));
   row("absolute error of log-probs, worst", fmt::format("{:.3g}", report.logprob_abs_error_max));
   if (!exact) {
     row("error against float64, tree over per-trajectory",
         fmt::format(" worst {:.3f} in {}, median {:.3f} (at most {:g})", report.error_ratio_max,
                     report.error_ratio_worst_parameter, report.error_ratio_median, options.max_error_ratio));
   }
-  row("isolation", fmt::format("{} in {} trials", report.isolation_bitwise ? "bitwise" : "BROKEN", report.isolation_trials));
+  row("isolation", fmt::format("{} in {} trials", report.isolation_bitwise ? "bitwise" : "BROKEN",
+                               report.isolation_trials));
   fmt::print("{}\n", report.passed ? "passed" : "FAILED");
 }
 
@@ -70,9 +72,12 @@ void add_verify(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand(
       "verify", "Prove on your model and data that loss and every gradient equal per-trajectory training");
   command->footer(
-      "Runs all trajectories as one optimiser step twice: on trees under the plan, and one by one through ordinary causal "
-      "attention. float64: worst relative error of a parameter's gradient at most 1e-12. Lower precision: both sides are "
-      "measured against float64, and the tree side's error is at most twice the other's. Changing the tokens of other "
+      "Runs all trajectories as one optimiser step twice: on trees under the plan, and one by one through "
+      "ordinary causal "
+      "attention. float64: worst relative error of a parameter's gradient at most 1e-12. Lower precision: "
+      "both sides are "
+      "measured against float64, and the tree side's error is at most twice the other's. Changing the tokens "
+      "of other "
       "branches must leave a branch's log-probabilities bitwise the same. Exit status 1 when anything fails. "
       "Memory grows with --limit: a few trajectories prove as much as many.");
   auto flags = std::make_shared<Flags>();
@@ -81,7 +86,8 @@ void add_verify(CLI::App& app, int* exit_code) {
   add_dtype(command, &flags->dtype, "Precision to prove");
   flags->objective.add(command);
   flags->plan.add(command);
-  command->add_option("--seed", flags->seed, "Chooses the branches whose isolation is tried")->capture_default_str();
+  command->add_option("--seed", flags->seed, "Chooses the branches whose isolation is tried")
+      ->capture_default_str();
   command->add_flag("--json", flags->json, "Print JSON");
   add_threads(command);
   add_config(command);

@@ -100,10 +100,11 @@ Json tokenizer_config() {
 
 void write_byte_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {
   constexpr int64_t kNumTokens = kNumBytes + static_cast<int64_t>(kSpecialTokens.size());
-  ESPALIER_CHECK(vocab_size >= kNumTokens,
-                 "vocab_size: the byte-level tokenizer expected at least {} (256 bytes and {} special tokens), "
-                 "received {}",
-                 kNumTokens, kSpecialTokens.size(), vocab_size);
+  ESPALIER_CHECK(
+      vocab_size >= kNumTokens,
+      "vocab_size: the byte-level tokenizer expected at least {} (256 bytes and {} special tokens), "
+      "received {}",
+      kNumTokens, kSpecialTokens.size(), vocab_size);
   write_text(folder / "tokenizer.json", tokenizer_json().dump(1) + "\n");
   write_text(folder / "tokenizer_config.json", tokenizer_config().dump(2) + "\n");
   write_text(folder / "chat_template.jinja", kChatTemplate);

@@ -172,7 +172,8 @@ class Reader {
   double positive_number(const std::string& key, std::optional<double> otherwise = {}) const {
     const Json* value = find(key);
     if (value == nullptr && otherwise) return *otherwise;
-    if (value == nullptr || !value->is_number() || !(value->get<double>() > 0)) refuse(key, "a number above 0");
+    if (value == nullptr || !value->is_number() || !(value->get<double>() > 0))
+      refuse(key, "a number above 0");
     return value->get<double>();
   }
 
@@ -268,7 +269,8 @@ void read_biases(const Reader& config, DecoderConfig* result) {
 }
 
 void read_head_sizes(const Reader& config, DecoderConfig* result) {
-  // Transformers' defaults: null means all heads, and so does a missing key for llama, but 32 for qwen models.
+  // Transformers' defaults: null means all heads, and so does a missing key for llama, but 32 for qwen
+  // models.
   const bool all_heads = result->model_type == "llama" || config.has("num_key_value_heads");
   result->num_key_value_heads =
       config.positive_integer("num_key_value_heads", all_heads ? result->num_attention_heads : 32);
@@ -303,9 +305,9 @@ void refuse_unsupported_values(const Reader& config, const DecoderConfig& result
     }
   }
   if (const Json* types = config.find("layer_types"); types != nullptr) {
-    const bool fits = types->is_array() && static_cast<int64_t>(types->size()) == result.num_hidden_layers &&
-                      std::all_of(types->begin(), types->end(),
-                                  [](const Json& type) { return type == "full_attention"; });
+    const bool fits =
+        types->is_array() && static_cast<int64_t>(types->size()) == result.num_hidden_layers &&
+        std::all_of(types->begin(), types->end(), [](const Json& type) { return type == "full_attention"; });
     if (!fits) {
       config.refuse("layer_types", fmt::format("{} times \"full_attention\"", result.num_hidden_layers));
     }
@@ -392,7 +394,8 @@ DecoderConfig read_config_file(const std::filesystem::path& path) {
 
 std::string config_with_dtype(const std::filesystem::path& path, const std::string& dtype) {
   auto json = read_json_file<nlohmann::ordered_json>(path);
-  ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object, received {}", path.string(), json.type_name());
+  ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object, received {}", path.string(),
+                 json.type_name());
   const bool has_old_key = json.contains("torch_dtype");
   if (has_old_key) json["torch_dtype"] = dtype;
   if (!has_old_key || json.contains("dtype")) json["dtype"] = dtype;

@@ -34,11 +34,11 @@ struct DecoderConfig {
   double rope_theta = 10000;
   std::optional<Llama3Rope> llama3_rope;
   bool tie_word_embeddings = false;
-  bool attention_bias = false;         // bias of q, k, v (and of o where attention_output_bias)
+  bool attention_bias = false;  // bias of q, k, v (and of o where attention_output_bias)
   bool attention_output_bias = false;
   bool mlp_bias = false;
-  bool query_key_norm = false;         // qwen3: RMSNorm of q and k per head
-  std::string dtype;                   // dtype that the file declares, "" if none
+  bool query_key_norm = false;  // qwen3: RMSNorm of q and k per head
+  std::string dtype;            // dtype that the file declares, "" if none
 };
 
 /// Reads config.json as Transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype)

@@ -20,8 +20,9 @@ at::ScalarType compute_dtype(const at::Tensor& x) {
 }
 
 /// Root mean square norm over the last dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization",
-/// 2019), with the roundings of Transformers: weight * (x / rms(x)) with the bracket in compute_dtype, rounded
-/// to the dtype of x before the product. Keeps x and 1 / rms for backward, nothing else of the size of x.
+/// 2019), with the roundings of Transformers: weight * (x / rms(x)) with the bracket in compute_dtype,
+/// rounded to the dtype of x before the product. Keeps x and 1 / rms for backward, nothing else of the size
+/// of x.
 class RmsNorm : public Function<RmsNorm> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps) {
@@ -60,8 +61,8 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   return turned.to(x.scalar_type());
 }
 
-/// Rotary position embedding (Su et al., "RoFormer", 2021) of x [T, H, D] by tables [T, 1, D/2]. Its adjoint is
-/// the rotation back, so backward keeps no activation.
+/// Rotary position embedding (Su et al., "RoFormer", 2021) of x [T, H, D] by tables [T, 1, D/2]. Its adjoint
+/// is the rotation back, so backward keeps no activation.
 class Rotary : public Function<Rotary> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,
@@ -132,16 +133,17 @@ std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
 Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
     : config_(std::move(config)), parameters_(std::move(parameters)) {
   const std::vector<ParameterShape> shapes = parameter_shapes(config_);
-  TORCH_CHECK(parameters_.size() == shapes.size(), "Decoder: expected ", shapes.size(), " parameters, received ",
-              parameters_.size());
+  TORCH_CHECK(parameters_.size() == shapes.size(), "Decoder: expected ", shapes.size(),
+              " parameters, received ", parameters_.size());
   for (size_t i = 0; i < shapes.size(); ++i) {
     const Parameter& given = parameters_[i];
     TORCH_CHECK(given.name == shapes[i].name && given.value.sizes() == at::IntArrayRef(shapes[i].shape),
-                "Decoder: expected ", shapes[i].name, " of shape ", at::IntArrayRef(shapes[i].shape), ", received ",
-                given.name, " of shape ", given.value.sizes());
+                "Decoder: expected ", shapes[i].name, " of shape ", at::IntArrayRef(shapes[i].shape),
+                ", received ", given.name, " of shape ", given.value.sizes());
     TORCH_CHECK(given.value.is_floating_point() &&
                     given.value.scalar_type() == parameters_.front().value.scalar_type(),
-                "Decoder: expected one floating dtype, received ", given.value.scalar_type(), " for ", given.name);
+                "Decoder: expected one floating dtype, received ", given.value.scalar_type(), " for ",
+                given.name);
   }
 
   // Parameters come in the order of parameter_shapes, so taking them one after another finds each its place.
@@ -222,6 +224,8 @@ at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& posit
   return RmsNorm::apply(hidden, norm_, config_.rms_norm_eps);
 }
 
-const at::Tensor& Decoder::lm_head_weight() const { return lm_head_; }
+const at::Tensor& Decoder::lm_head_weight() const {
+  return lm_head_;
+}
 
 }  // namespace espalier

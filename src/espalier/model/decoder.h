@@ -51,8 +51,8 @@ class Decoder {
   };
   struct Layer {
     Projection q, k, v, o, gate, up, down;
-    std::optional<at::Tensor> q_norm, k_norm;                  // [head_dim]
-    at::Tensor input_layernorm, post_attention_layernorm;      // [hidden_size]
+    std::optional<at::Tensor> q_norm, k_norm;              // [head_dim]
+    at::Tensor input_layernorm, post_attention_layernorm;  // [hidden_size]
   };
   struct RotaryTables {
     at::Tensor cos, sin;  // [T, 1, head_dim / 2]

@@ -13,7 +13,7 @@ struct InitOptions {
   std::filesystem::path out;     // folder to make; must not exist or be empty
   uint64_t seed = 0;
   at::ScalarType dtype = at::kFloat;
-  bool byte_tokenizer = false;   // also write a byte-level tokenizer with the ChatML template
+  bool byte_tokenizer = false;  // also write a byte-level tokenizer with the ChatML template
 };
 
 /// Writes a model folder with weights drawn as Transformers does: normal(0, initializer_range) for matrices

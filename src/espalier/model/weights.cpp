@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -29,9 +28,9 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr const char* kLmHead = "lm_head.weight";
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 
-/// `folder / name`, refused where it is a link that leaves the folder: a downloaded folder must not make a run
-/// read, or copy into a checkpoint, a file from elsewhere. The one exception is the layout of the Hugging Face
-/// cache, where the files of snapshots/REVISION/ are links into blobs/ beside snapshots/.
+/// `folder / name`, refused where it is a link that leaves the folder: a downloaded folder must not make a
+/// run read, or copy into a checkpoint, a file from elsewhere. The one exception is the layout of the Hugging
+/// Face cache, where the files of snapshots/REVISION/ are links into blobs/ beside snapshots/.
 fs::path resolve_inside(const fs::path& folder, const std::string& name) {
   const fs::path path = folder / name;
   std::error_code error;
@@ -61,12 +60,13 @@ std::map<std::string, std::string> read_weight_map(const OrderedJson& index, con
   ESPALIER_CHECK(has_map, "{}: weight_map: expected an object, received none", where.string());
   std::map<std::string, std::string> weight_map;
   for (const auto& [tensor, file] : index["weight_map"].items()) {
-    ESPALIER_CHECK(file.is_string(), "{}: weight_map.{}: expected a file name, received {}", where.string(), tensor,
-                   file.type_name());
+    ESPALIER_CHECK(file.is_string(), "{}: weight_map.{}: expected a file name, received {}", where.string(),
+                   tensor, file.type_name());
     const auto name = file.get<std::string>();
     const bool is_plain = name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos &&
                           name.ends_with(".safetensors") && !name.starts_with('.');
-    ESPALIER_CHECK(is_plain, "{}: weight_map.{}: expected a plain .safetensors name inside the folder, received `{}`",
+    ESPALIER_CHECK(is_plain,
+                   "{}: weight_map.{}: expected a plain .safetensors name inside the folder, received `{}`",
                    where.string(), tensor, name);
     ESPALIER_CHECK(weight_map.emplace(tensor, name).second, "{}: weight_map.{}: given twice", where.string(),
                    tensor);
@@ -82,8 +82,8 @@ WeightFiles open_shards(const fs::path& folder) {
   std::set<std::string> names;
   for (const auto& [tensor, name] : weight_map) names.insert(name);
   for (const std::string& name : names) {
-    ESPALIER_CHECK(fs::is_regular_file(folder / name), "{}: weight_map names the file `{}`, which is not there",
-                   weights.where.string(), name);
+    ESPALIER_CHECK(fs::is_regular_file(folder / name),
+                   "{}: weight_map names the file `{}`, which is not there", weights.where.string(), name);
     const SafetensorsFile& file = weights.files.emplace_back(resolve_inside(folder, name));
     for (const TensorView& tensor : file.tensors()) {
       const auto entry = weight_map.find(tensor.name);
@@ -129,8 +129,8 @@ at::Tensor read_parameter(const WeightFiles& weights, const ParameterShape& expe
   ESPALIER_CHECK(tensor.shape == expected.shape, "{}: tensor `{}`: expected shape [{}], received [{}]", where,
                  tensor.name, fmt::join(expected.shape, ", "), fmt::join(tensor.shape, ", "));
   const std::optional<at::ScalarType> stored = floating_dtype(tensor.dtype);
-  ESPALIER_CHECK(stored.has_value(), "{}: tensor `{}`: expected dtype F64, F32, BF16 or F16, received {}", where,
-                 tensor.name, tensor.dtype);
+  ESPALIER_CHECK(stored.has_value(), "{}: tensor `{}`: expected dtype F64, F32, BF16 or F16, received {}",
+                 where, tensor.name, tensor.dtype);
   // Copied before it is converted, since a mapped tensor may be unaligned.
   at::Tensor value = at::empty(tensor.shape, at::TensorOptions().dtype(*stored));
   if (!tensor.bytes.empty()) std::memcpy(value.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());

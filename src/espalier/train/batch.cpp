@@ -44,8 +44,8 @@ struct TermColumns {
 };
 
 TermColumns gather_terms(const Trajectories& trajectories, const Step& step, const MicroBatch& micro_batch,
-                         const Layout& layout, const ObjectiveOptions& objective, const Advantages* advantages,
-                         std::vector<int64_t>* term_token) {
+                         const Layout& layout, const ObjectiveOptions& objective,
+                         const Advantages* advantages, std::vector<int64_t>* term_token) {
   TermColumns columns;
   for (const Placement& placement : micro_batch.trajectories) {
     const auto terms = step.terms.row(placement.trajectory);
@@ -76,8 +76,8 @@ Batch make_batch(const Trajectories& trajectories, const Step& step, const Micro
   const TermColumns terms =
       gather_terms(trajectories, step, micro_batch, layout, objective, advantages, &batch.term_token);
 
-  // An edge is named by its target token; edges in token order are in ascending order of rows only when sorted
-  // by prev, which is not monotonous at branches.
+  // An edge is named by its target token; edges in token order are in ascending order of rows only when
+  // sorted by prev, which is not monotonous at branches.
   const int64_t num_tokens = layout.num_tokens();
   std::vector<int64_t> edges_of_row(num_tokens + 1);
   std::vector<bool> carries_loss(num_tokens);

@@ -16,7 +16,8 @@ double median(std::vector<double> values) {
 }
 
 double seconds_of_step(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
-                       const ObjectiveOptions& objective, const Advantages* advantages, Gradients* gradients) {
+                       const ObjectiveOptions& objective, const Advantages* advantages,
+                       Gradients* gradients) {
   gradients->zero();
   const auto begin = std::chrono::steady_clock::now();
   forward_backward(decoder, trajectories, step, objective, advantages, gradients);
@@ -25,8 +26,8 @@ double seconds_of_step(const Decoder& decoder, const Trajectories& trajectories,
 
 }  // namespace
 
-BenchmarkRow benchmark(const Decoder& decoder, const Trajectories& trajectories, const BenchmarkOptions& options,
-                       const BenchmarkProgress& progress) {
+BenchmarkRow benchmark(const Decoder& decoder, const Trajectories& trajectories,
+                       const BenchmarkOptions& options, const BenchmarkProgress& progress) {
   std::vector<int64_t> rows(trajectories.num_rows());
   std::iota(rows.begin(), rows.end(), 0);
   const Step tree =

@@ -13,8 +13,8 @@ namespace espalier {
 
 struct BenchmarkOptions {
   int64_t token_budget = 0;
-  int64_t repeats = 5;   // measured rounds, each tree then packing (and the other way round every second time)
-  int64_t warmup = 1;    // rounds before, not counted
+  int64_t repeats = 5;  // measured rounds, each tree then packing (and the other way round every second time)
+  int64_t warmup = 1;   // rounds before, not counted
   ObjectiveOptions objective;
 };
 
@@ -24,20 +24,20 @@ struct BenchmarkRow {
   double cached_token_ratio = 0;  // flat / tree
   double tree_seconds = 0;        // medians of one forward and backward over all trajectories
   double packing_seconds = 0;
-  double speedup = 0;             // median of the per-round ratios packing / tree
-  double speedup_low = 0;         // smallest and largest of them
+  double speedup = 0;      // median of the per-round ratios packing / tree
+  double speedup_low = 0;  // smallest and largest of them
   double speedup_high = 0;
-  double bound = 0;               // FLOPs(flat) / FLOPs(tree)
-  double share_of_bound = 0;      // speedup / bound
+  double bound = 0;           // FLOPs(flat) / FLOPs(tree)
+  double share_of_bound = 0;  // speedup / bound
   double tree_tflops_per_second = 0;
   double packing_tflops_per_second = 0;
 };
 
 using BenchmarkProgress = std::function<void(const std::string& text)>;
 
-/// Measures all trajectories as one step. The packing side runs under Strategy::kSequencePacking with the same
-/// token budget, and at ratio 1 both sides do the same work.
-BenchmarkRow benchmark(const Decoder& decoder, const Trajectories& trajectories, const BenchmarkOptions& options,
-                       const BenchmarkProgress& progress = {});
+/// Measures all trajectories as one step. The packing side runs under Strategy::kSequencePacking with the
+/// same token budget, and at ratio 1 both sides do the same work.
+BenchmarkRow benchmark(const Decoder& decoder, const Trajectories& trajectories,
+                       const BenchmarkOptions& options, const BenchmarkProgress& progress = {});
 
 }  // namespace espalier

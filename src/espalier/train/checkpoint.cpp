@@ -36,7 +36,9 @@ void save_exact_weights(const std::filesystem::path& file, const Decoder& decode
   for (const Parameter& parameter : decoder.parameters()) {
     const at::Tensor value = parameter.value.detach();
     ESPALIER_ASSERT(value.is_contiguous());
-    views.push_back({parameter.name, safetensors_dtype(value.scalar_type()), value.sizes().vec(),
+    views.push_back({parameter.name,
+                     safetensors_dtype(value.scalar_type()),
+                     value.sizes().vec(),
                      {static_cast<const std::byte*>(value.const_data_ptr()), value.nbytes()}});
   }
   write_safetensors(file, views);
@@ -55,7 +57,8 @@ int64_t step_of(const std::filesystem::path& folder) {
 }  // namespace
 
 std::filesystem::path save_checkpoint(const CheckpointOptions& options, int64_t step, const Decoder& decoder,
-                                      const Optimizer& optimizer, const nlohmann::ordered_json& trainer_state) {
+                                      const Optimizer& optimizer,
+                                      const nlohmann::ordered_json& trainer_state) {
   const std::filesystem::path parent = options.run_folder / "checkpoints";
   const std::filesystem::path folder = parent / fmt::format("step_{}", step);
   const std::filesystem::path temporary = parent / fmt::format(".step_{}.partial", step);
@@ -67,7 +70,8 @@ std::filesystem::path save_checkpoint(const CheckpointOptions& options, int64_t 
   if (options.save_dtype != dtype) save_exact_weights(temporary / kWeightsFile, decoder);
   write_text(temporary / kStateFile, trainer_state.dump(2) + "\n");
   sync_folder(temporary);
-  ESPALIER_CHECK(!std::filesystem::exists(folder), "{}: expected no such folder, it exists already", folder.string());
+  ESPALIER_CHECK(!std::filesystem::exists(folder), "{}: expected no such folder, it exists already",
+                 folder.string());
   std::filesystem::rename(temporary, folder);
   sync_folder(parent);
   return folder;
@@ -101,9 +105,9 @@ void load_checkpoint(const std::filesystem::path& checkpoint, Decoder* decoder, 
     for (const Parameter& parameter : decoder->parameters()) {
       const TensorView& view = file.at(parameter.name);
       ESPALIER_CHECK(view.dtype == safetensors_dtype(dtype) && view.shape == parameter.value.sizes().vec(),
-                     "{}: tensor {}: expected {} [{}], received {} [{}]", file.path().string(), parameter.name,
-                     safetensors_dtype(dtype), fmt::join(parameter.value.sizes(), ", "), view.dtype,
-                     fmt::join(view.shape, ", "));
+                     "{}: tensor {}: expected {} [{}], received {} [{}]", file.path().string(),
+                     parameter.name, safetensors_dtype(dtype), fmt::join(parameter.value.sizes(), ", "),
+                     view.dtype, fmt::join(view.shape, ", "));
       std::memcpy(parameter.value.detach().mutable_data_ptr(), view.bytes.data(), view.bytes.size());
     }
   } else {

@@ -13,8 +13,8 @@
 
 namespace espalier {
 
-/// Files of a step folder beside the model: optimizer.safetensors and trainer_state.json. For models saved in another
-/// dtype than they are trained in, resume.safetensors holds the exact weights.
+/// Files of a step folder beside the model: optimizer.safetensors and trainer_state.json. For models saved in
+/// another dtype than they are trained in, resume.safetensors holds the exact weights.
 struct CheckpointOptions {
   std::filesystem::path run_folder;
   std::filesystem::path source_model;  // folder that the run started from: names, sharding, tokenizer
@@ -23,7 +23,8 @@ struct CheckpointOptions {
 
 /// Writes step_N beside its final name, makes it durable and renames it: a step folder is whole or absent.
 std::filesystem::path save_checkpoint(const CheckpointOptions& options, int64_t step, const Decoder& decoder,
-                                      const Optimizer& optimizer, const nlohmann::ordered_json& trainer_state);
+                                      const Optimizer& optimizer,
+                                      const nlohmann::ordered_json& trainer_state);
 
 /// The step folder with the highest N, if any. Unfinished temporaries are passed over.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run_folder);

@@ -10,8 +10,9 @@
 namespace espalier {
 
 ModelShape model_shape(const DecoderConfig& config) {
-  return {config.num_hidden_layers,   config.hidden_size, config.intermediate_size, config.num_attention_heads,
-          config.num_key_value_heads, config.head_dim,    config.vocab_size};
+  return {config.num_hidden_layers,   config.hidden_size,         config.intermediate_size,
+          config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+          config.vocab_size};
 }
 
 Work plan_work(const Step& step) {
@@ -68,8 +69,8 @@ MemoryEstimate estimate_memory(const DecoderConfig& config, at::ScalarType dtype
                                int64_t max_tokens) {
   double parameters = 0;
   for (const ParameterShape& parameter : parameter_shapes(config)) {
-    parameters += static_cast<double>(std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1},
-                                                      std::multiplies<>()));
+    parameters += static_cast<double>(
+        std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1}, std::multiplies<>()));
   }
   const double bytes = dtype == at::kDouble ? 8 : dtype == at::kFloat ? 4 : 2;
   const double sum_bytes = std::max(bytes, 4.0);
@@ -78,14 +79,15 @@ MemoryEstimate estimate_memory(const DecoderConfig& config, at::ScalarType dtype
   memory.weights = parameters * bytes;
   memory.gradients = parameters * (sum_bytes + bytes);
   memory.optimizer = masters + (optimizer == OptimizerKind::kAdamW ? 2 * parameters * sum_bytes : 0);
-  // Saved per token and layer: inputs and float32 intermediates of both norms and the residuals (about ten hidden
-  // sizes), q, k, v before and after rotation and the attention output, and five of the MLP's width.
-  const double per_layer = 10.0 * config.hidden_size +
-                           (4.0 * config.num_attention_heads + 4.0 * config.num_key_value_heads) * config.head_dim +
-                           5.0 * config.intermediate_size;
+  // Saved per token and layer: inputs and float32 intermediates of both norms and the residuals (about ten
+  // hidden sizes), q, k, v before and after rotation and the attention output, and five of the MLP's width.
+  const double per_layer =
+      10.0 * config.hidden_size +
+      (4.0 * config.num_attention_heads + 4.0 * config.num_key_value_heads) * config.head_dim +
+      5.0 * config.intermediate_size;
   constexpr double kLogitsChunkBytes = 2.0 * (32 << 20);
-  memory.activations = static_cast<double>(max_tokens) * per_layer * config.num_hidden_layers * sum_bytes +
-                       kLogitsChunkBytes;
+  memory.activations =
+      static_cast<double>(max_tokens) * per_layer * config.num_hidden_layers * sum_bytes + kLogitsChunkBytes;
   return memory;
 }
 

@@ -15,8 +15,8 @@ namespace espalier {
 ModelShape model_shape(const DecoderConfig& config);
 
 /// Work of the step's plan; of the same trajectories with nothing shared; and after append-only merging (see
-/// ForestStatistics), where a merged trajectory's loss is computed in one that extends it. Head rows are counted
-/// per micro-batch (plan) and per sequence (flat, append-only).
+/// ForestStatistics), where a merged trajectory's loss is computed in one that extends it. Head rows are
+/// counted per micro-batch (plan) and per sequence (flat, append-only).
 Work plan_work(const Step& step);
 Work flat_work(const Step& step);
 Work append_only_work(const Step& step);

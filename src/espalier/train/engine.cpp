@@ -20,10 +20,13 @@ at::Tensor forward_edges(const Decoder& decoder, const Batch& batch) {
                        batch.edge_target);
 }
 
-Gradients::Gradients(const Decoder& decoder) : decoder_(&decoder), sums_(decoder.parameters().size()) { zero(); }
+Gradients::Gradients(const Decoder& decoder) : decoder_(&decoder), sums_(decoder.parameters().size()) {
+  zero();
+}
 
 void Gradients::zero() {
-  for (const Parameter& parameter : decoder_->parameters()) at::Tensor(parameter.value).mutable_grad().reset();
+  for (const Parameter& parameter : decoder_->parameters())
+    at::Tensor(parameter.value).mutable_grad().reset();
   for (at::Tensor& sum : sums_) sum.reset();
 }
 
@@ -42,8 +45,8 @@ void Gradients::collect() {
 }
 
 StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
-                            const ObjectiveOptions& objective, const Advantages* advantages, Gradients* gradients,
-                            const MicroBatchProgress& progress) {
+                            const ObjectiveOptions& objective, const Advantages* advantages,
+                            Gradients* gradients, const MicroBatchProgress& progress) {
   StepResult result;
   result.flat_tokens = step.flat_tokens();
   result.tree_tokens = step.forest.tree_tokens();

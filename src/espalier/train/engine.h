@@ -34,10 +34,10 @@ class Gradients {
 
 struct StepResult {
   double loss = 0;
-  Work work;                 // encoded tokens, visible pairs, head rows
+  Work work;  // encoded tokens, visible pairs, head rows
   int64_t flat_tokens = 0;
   int64_t tree_tokens = 0;
-  int64_t terms = 0;         // loss terms over all trajectories
+  int64_t terms = 0;  // loss terms over all trajectories
   int64_t clipped_terms = 0;
   double ratio_sum = 0;
   double mismatch_kl_sum = 0;
@@ -48,8 +48,8 @@ using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
 /// Adds the gradients of the step's loss to `gradients`.
 StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
-                            const ObjectiveOptions& objective, const Advantages* advantages, Gradients* gradients,
-                            const MicroBatchProgress& progress = {});
+                            const ObjectiveOptions& objective, const Advantages* advantages,
+                            Gradients* gradients, const MicroBatchProgress& progress = {});
 
 /// Log-probabilities of every token of the step's rows given all before it, aligned to the data's tokens
 /// (flat index offsets[row] + position); entries of first tokens and of other rows are left as they are.

@@ -11,8 +11,8 @@
 
 namespace espalier {
 
-/// Appends scalars to one TensorBoard event file (events.out.tfevents.*): TFRecord framing with masked CRC32C,
-/// Event protocol buffers of tensorflow/core/util/event.proto.
+/// Appends scalars to one TensorBoard event file (events.out.tfevents.*): TFRecord framing with masked
+/// CRC32C, Event protocol buffers of tensorflow/core/util/event.proto.
 class EventWriter {
  public:
   explicit EventWriter(const std::filesystem::path& folder);

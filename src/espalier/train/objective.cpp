@@ -51,8 +51,8 @@ void for_each_target(const Forest& forest, int64_t k, Visit visit) {
 }
 
 // Weighted terms before normalisation.
-Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const Forest& forest,
-                         SharedTargets shared_targets) {
+Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64_t> rows,
+                         const Forest& forest, SharedTargets shared_targets) {
   Csr<Term> terms;
   std::vector<bool> taken;
   if (shared_targets == SharedTargets::kOnce) taken.resize(forest.tree_tokens());
@@ -86,7 +86,8 @@ Csr<Term> step_terms(const Trajectories& trajectories, std::span<const int64_t> 
     rows_with_loss += row_sum[k] > 0;
   }
   ESPALIER_CHECK(rows_with_loss > 0,
-                 "no token carries loss in a step of {} trajectories (first: {}): expected a loss_mask or loss_weights above 0 "
+                 "no token carries loss in a step of {} trajectories (first: {}): expected a loss_mask or "
+                 "loss_weights above 0 "
                  "somewhere after the first token",
                  rows.size(), rows.empty() ? "none" : trajectories.name(rows[0]));
   for (size_t k = 0; k < rows.size(); ++k) {
@@ -117,7 +118,8 @@ Advantages::Advantages(const Trajectories& trajectories, bool scale_rewards) : t
   };
   std::map<std::string, Group> groups;
   const auto from_reward = [&](int64_t row) {
-    return trajectories.reward.has(row) && !trajectories.group_id.empty() && !trajectories.group_id[row].empty();
+    return trajectories.reward.has(row) && !trajectories.group_id.empty() &&
+           !trajectories.group_id[row].empty();
   };
   bool needed = false;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
@@ -130,7 +132,8 @@ Advantages::Advantages(const Trajectories& trajectories, bool scale_rewards) : t
     if (!trajectories.advantages.has(row)) {
       needed = true;
       ESPALIER_CHECK(from_reward(row),
-                     "trajectory {} (row {}): objective grpo expects `advantages`, `advantage`, or `reward` with `group_id`; "
+                     "trajectory {} (row {}): objective grpo expects `advantages`, `advantage`, or `reward` "
+                     "with `group_id`; "
                      "received none of them",
                      trajectories.name(row), row);
     }

@@ -20,15 +20,17 @@ enum class Normalize { kToken, kSequence, kConstant };
 
 struct ObjectiveOptions {
   ObjectiveKind kind = ObjectiveKind::kSft;
-  SharedTargets shared_targets = SharedTargets::kSum;  // once: of equal edges, the first trajectory's term counts
+  SharedTargets shared_targets =
+      SharedTargets::kSum;  // once: of equal edges, the first trajectory's term counts
   Normalize normalize = Normalize::kToken;
   double normalize_constant = 1;  // with Normalize::kConstant
   double clip_low = 0.2;          // grpo: the ratio is clipped to [1 - clip_low, 1 + clip_high]
   double clip_high = 0.2;
-  bool scale_rewards = true;      // grpo from rewards: divide by the group's standard deviation
+  bool scale_rewards = true;  // grpo from rewards: divide by the group's standard deviation
 };
 
-/// "sft" | "grpo", "sum" | "once", "token" | "sequence" | a positive number; each throws InputError otherwise.
+/// "sft" | "grpo", "sum" | "once", "token" | "sequence" | a positive number; each throws InputError
+/// otherwise.
 ObjectiveKind parse_objective(const std::string& name);
 SharedTargets parse_shared_targets(const std::string& name);
 void parse_normalize(const std::string& text, ObjectiveOptions* options);
@@ -44,7 +46,8 @@ struct Term {
 /// (grpo); the coefficients contain weights and the normaliser, so micro-batches simply add up.
 ///   token:    w / (sum of all w);  sequence: w / (sum of the row's w * number of rows with loss);
 ///   constant: w / normalize_constant.
-/// `rows` are the trajectories the forest was built from, in its order. Throws InputError when no term is left.
+/// `rows` are the trajectories the forest was built from, in its order. Throws InputError when no term is
+/// left.
 Csr<Term> step_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const Forest& forest,
                      const ObjectiveOptions& options);
 
@@ -69,23 +72,26 @@ class Advantages {
 
 /// Inputs of the loss per term, M terms, float64: what the trajectories say of each.
 struct TermTensors {
-  at::Tensor coefficient;   // [M]
-  at::Tensor advantage;     // [M], grpo only
-  at::Tensor old_logprob;   // [M], grpo only; 0 where absent
-  at::Tensor has_old;       // [M] bool, grpo only
+  at::Tensor coefficient;  // [M]
+  at::Tensor advantage;    // [M], grpo only
+  at::Tensor old_logprob;  // [M], grpo only; 0 where absent
+  at::Tensor has_old;      // [M] bool, grpo only
 };
 
 struct ObjectiveValue {
-  at::Tensor loss;           // scalar, float64: the sum over the terms
+  at::Tensor loss;            // scalar, float64: the sum over the terms
   int64_t clipped_terms = 0;  // grpo: terms whose clipped side was the smaller one
   double ratio_sum = 0;       // grpo: sum of the ratios
-  double mismatch_kl_sum = 0;  // grpo: sum of r - 1 - log r over terms with a behaviour log-prob (Schulman's k3)
+  double mismatch_kl_sum =
+      0;  // grpo: sum of r - 1 - log r over terms with a behaviour log-prob (Schulman's k3)
 };
 
 /// Loss of M terms from their log-probabilities [M] (float64, differentiable).
 ///   sft:  coefficient * -log p
-///   grpo: coefficient * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(log p - old log p), the old
+///   grpo: coefficient * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(log p - old log p), the
+///   old
 ///         one being stopgrad(log p) where absent (Schulman et al., PPO, 2017, equation 7).
-ObjectiveValue objective_value(const ObjectiveOptions& options, const at::Tensor& logprobs, const TermTensors& terms);
+ObjectiveValue objective_value(const ObjectiveOptions& options, const at::Tensor& logprobs,
+                               const TermTensors& terms);
 
 }  // namespace espalier

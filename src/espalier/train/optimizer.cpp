@@ -81,7 +81,8 @@ double Optimizer::step(Gradients* gradients, double learning_rate) {
   const std::vector<at::Tensor>& sums = gradients->sums();
   const double norm = global_norm(sums);
   ESPALIER_CHECK(std::isfinite(norm),
-                 "the gradient norm is {}: expected a finite number; the weights are left as they were (a lower learning-rate "
+                 "the gradient norm is {}: expected a finite number; the weights are left as they were (a "
+                 "lower learning-rate "
                  "or a smaller max-grad-norm may help)",
                  norm);
   if (options_.max_grad_norm > 0 && norm > options_.max_grad_norm) {
@@ -96,8 +97,8 @@ double Optimizer::step(Gradients* gradients, double learning_rate) {
   }
   steps_done_.add_(1);
   if (options_.kind == OptimizerKind::kAdamW) {
-    adamw_group(options_, learning_rate, options_.weight_decay, decayed, sums, masters_, exp_avgs_, exp_avg_sqs_,
-                steps_done_);
+    adamw_group(options_, learning_rate, options_.weight_decay, decayed, sums, masters_, exp_avgs_,
+                exp_avg_sqs_, steps_done_);
     adamw_group(options_, learning_rate, 0, plain, sums, masters_, exp_avgs_, exp_avg_sqs_, steps_done_);
   } else {
     for (const size_t i : decayed) masters_[i].mul_(1 - learning_rate * options_.weight_decay);
@@ -116,7 +117,8 @@ std::vector<Optimizer::Named> Optimizer::state() const {
   std::vector<Named> state{{"step", steps_done_.view({1})}};
   for (size_t i = 0; i < masters_.size(); ++i) {
     const Parameter& parameter = decoder_->parameters()[i];
-    if (parameter.value.scalar_type() == at::kBFloat16) state.push_back({"master." + parameter.name, masters_[i]});
+    if (parameter.value.scalar_type() == at::kBFloat16)
+      state.push_back({"master." + parameter.name, masters_[i]});
     if (options_.kind == OptimizerKind::kAdamW) {
       state.push_back({"exp_avg." + parameter.name, exp_avgs_[i]});
       state.push_back({"exp_avg_sq." + parameter.name, exp_avg_sqs_[i]});
@@ -127,7 +129,9 @@ std::vector<Optimizer::Named> Optimizer::state() const {
 
 namespace {
 
-const char* state_dtype(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? "F64" : "F32"; }
+const char* state_dtype(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? "F64" : "F32";
+}
 
 }  // namespace
 
@@ -135,7 +139,9 @@ void Optimizer::save(const std::filesystem::path& file) const {
   std::vector<TensorView> views;
   for (const Named& entry : state()) {
     ESPALIER_ASSERT(entry.tensor.is_contiguous());
-    views.push_back({entry.name, state_dtype(entry.tensor), entry.tensor.sizes().vec(),
+    views.push_back({entry.name,
+                     state_dtype(entry.tensor),
+                     entry.tensor.sizes().vec(),
                      {static_cast<const std::byte*>(entry.tensor.const_data_ptr()), entry.tensor.nbytes()}});
   }
   write_safetensors(file, views);
@@ -145,8 +151,8 @@ void Optimizer::load(const std::filesystem::path& path) {
   const SafetensorsFile file(path);
   const std::vector<Named> expected = state();
   ESPALIER_CHECK(file.tensors().size() == expected.size(),
-                 "{}: expected the state of the same optimizer and dtype ({} tensors), received {} tensors", path.string(),
-                 expected.size(), file.tensors().size());
+                 "{}: expected the state of the same optimizer and dtype ({} tensors), received {} tensors",
+                 path.string(), expected.size(), file.tensors().size());
   for (const Named& entry : expected) {
     const TensorView& view = file.at(entry.name);
     ESPALIER_CHECK(view.dtype == state_dtype(entry.tensor) && view.shape == entry.tensor.sizes().vec(),
@@ -155,7 +161,8 @@ void Optimizer::load(const std::filesystem::path& path) {
                    fmt::join(view.shape, ", "));
     std::memcpy(entry.tensor.mutable_data_ptr(), view.bytes.data(), view.bytes.size());
   }
-  // Float32 and float64 models have no separate masters: their weights come from the checkpoint's own tensors.
+  // Float32 and float64 models have no separate masters: their weights come from the checkpoint's own
+  // tensors.
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < masters_.size(); ++i) {
     const at::Tensor& value = decoder_->parameters()[i].value;

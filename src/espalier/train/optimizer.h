@@ -32,8 +32,8 @@ SchedulerKind parse_scheduler(const std::string& name);
 /// ((step + 1) / (warmup_steps + 1)), then stays, falls linearly, or falls as half a cosine, to 0 at `steps`.
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps);
 
-/// AdamW (Loshchilov and Hutter, 2019; LibTorch's fused operator) or plain SGD (p -= lr (g + weight_decay p)).
-/// bfloat16 models are updated through float32 master weights.
+/// AdamW (Loshchilov and Hutter, 2019; LibTorch's fused operator) or plain SGD (p -= lr (g + weight_decay
+/// p)). bfloat16 models are updated through float32 master weights.
 class Optimizer {
  public:
   Optimizer(const Decoder& decoder, const OptimizerOptions& options);
@@ -58,7 +58,7 @@ class Optimizer {
   OptimizerOptions options_;
   std::vector<at::Tensor> masters_;  // the parameters themselves unless bfloat16
   std::vector<at::Tensor> exp_avgs_, exp_avg_sqs_;
-  at::Tensor steps_done_;            // scalar, float32 (exact to 2^24 steps), shared by all parameters
+  at::Tensor steps_done_;  // scalar, float32 (exact to 2^24 steps), shared by all parameters
 };
 
 }  // namespace espalier

@@ -1,5 +1,5 @@
-// Plain per-trajectory training, written without forest, plan, layout, tree ops or step_terms on purpose: it is
-// what the tree run is proven against.
+// Plain per-trajectory training, written without forest, plan, layout, tree ops or step_terms on purpose: it
+// is what the tree run is proven against.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -10,7 +10,8 @@
 namespace espalier {
 namespace {
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double softmax_scale) {
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            double softmax_scale) {
   const auto heads_first = [](const at::Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
   return at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), {}, 0.0,
                                           /*is_causal=*/true, softmax_scale, /*enable_gqa=*/true)
@@ -19,25 +20,28 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 }
 
 // Length of the common prefix of two rows; tokens with different recorded routes are different.
-int64_t common_prefix(const Trajectories& trajectories, const std::vector<uint64_t>& keys, int64_t a, int64_t b) {
+int64_t common_prefix(const Trajectories& trajectories, const std::vector<uint64_t>& keys, int64_t a,
+                      int64_t b) {
   const int64_t limit = std::min(trajectories.row_size(a), trajectories.row_size(b));
   const int64_t begin_a = trajectories.offsets[a], begin_b = trajectories.offsets[b];
   int64_t length = 0;
-  while (length < limit && trajectories.input_ids[begin_a + length] == trajectories.input_ids[begin_b + length] &&
+  while (length < limit &&
+         trajectories.input_ids[begin_a + length] == trajectories.input_ids[begin_b + length] &&
          (keys.empty() || keys[begin_a + length] == keys[begin_b + length])) {
     ++length;
   }
   return length;
 }
 
-// Effective weights of every token, by the definition: with shared targets `once`, a term does not count when an
-// earlier trajectory has the same tokens up to and including the target and carries loss there.
+// Effective weights of every token, by the definition: with shared targets `once`, a term does not count when
+// an earlier trajectory has the same tokens up to and including the target and carries loss there.
 std::vector<double> effective_weights(const Trajectories& trajectories, SharedTargets shared_targets) {
   std::vector<double> weights(trajectories.num_tokens());
   const std::vector<uint64_t> keys = route_keys(trajectories);
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     const int64_t begin = trajectories.offsets[row];
-    for (int64_t t = 1; t < trajectories.row_size(row); ++t) weights[begin + t] = trajectories.loss_weights[begin + t];
+    for (int64_t t = 1; t < trajectories.row_size(row); ++t)
+      weights[begin + t] = trajectories.loss_weights[begin + t];
     if (shared_targets == SharedTargets::kSum) continue;
     for (int64_t earlier = 0; earlier < row; ++earlier) {
       const int64_t common = common_prefix(trajectories, keys, earlier, row);
@@ -58,7 +62,8 @@ Normalisers normalisers(const Trajectories& trajectories, const std::vector<doub
   std::vector<double> row_sums(trajectories.num_rows());
   double all = 0, rows_with_loss = 0;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    for (int64_t i = trajectories.offsets[row]; i < trajectories.offsets[row + 1]; ++i) row_sums[row] += weights[i];
+    for (int64_t i = trajectories.offsets[row]; i < trajectories.offsets[row + 1]; ++i)
+      row_sums[row] += weights[i];
     all += row_sums[row];
     rows_with_loss += row_sums[row] > 0 ? 1 : 0;
   }
@@ -71,16 +76,19 @@ Normalisers normalisers(const Trajectories& trajectories, const std::vector<doub
   return result;
 }
 
-at::Tensor doubles(const std::vector<double>& values) { return at::tensor(values, at::kDouble); }
+at::Tensor doubles(const std::vector<double>& values) {
+  return at::tensor(values, at::kDouble);
+}
 
 // -min(r A, clip(r) A) of one trajectory's terms, Schulman et al., PPO, 2017, equation 7.
-at::Tensor clipped_surrogate(const Trajectories& trajectories, int64_t row, const std::vector<int64_t>& positions,
-                             const at::Tensor& logprobs, const ObjectiveOptions& objective,
-                             const Advantages& advantages) {
+at::Tensor clipped_surrogate(const Trajectories& trajectories, int64_t row,
+                             const std::vector<int64_t>& positions, const at::Tensor& logprobs,
+                             const ObjectiveOptions& objective, const Advantages& advantages) {
   std::vector<double> advantage, old;
   for (const int64_t t : positions) {
     advantage.push_back(advantages.at(row, t));
-    if (trajectories.logprobs.has(row)) old.push_back(trajectories.logprobs.values[trajectories.offsets[row] + t]);
+    if (trajectories.logprobs.has(row))
+      old.push_back(trajectories.logprobs.values[trajectories.offsets[row] + t]);
   }
   const at::Tensor behaviour = old.empty() ? logprobs.detach() : doubles(old);
   const at::Tensor ratio = at::exp(logprobs - behaviour);
@@ -114,7 +122,8 @@ double per_trajectory_forward_backward(const Decoder& decoder, const Trajectorie
     const auto ids = trajectories.row(row);
     const at::Tensor input_ids = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong);
     const at::Tensor hidden = decoder.forward(input_ids, at::arange(size, at::kLong), causal_attention);
-    const at::Tensor logits = at::linear(hidden.index_select(0, at::tensor(before, at::kLong)), decoder.lm_head_weight());
+    const at::Tensor logits =
+        at::linear(hidden.index_select(0, at::tensor(before, at::kLong)), decoder.lm_head_weight());
     const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor row_logprobs = at::log_softmax(logits.to(wide), -1)
                                         .gather(1, at::tensor(targets, at::kLong).unsqueeze(1))

@@ -49,7 +49,8 @@ std::vector<std::vector<int64_t>> epoch_batches(const Trajectories& trajectories
   std::vector<std::vector<int64_t>> units = shuffle_units(trajectories, options.shuffle);
   if (options.shuffle != Shuffle::kNone) {
     Rng rng(options.seed, static_cast<uint64_t>(epoch));
-    for (size_t i = units.size(); i > 1; --i) std::swap(units[i - 1], units[rng.below(static_cast<int64_t>(i))]);
+    for (size_t i = units.size(); i > 1; --i)
+      std::swap(units[i - 1], units[rng.below(static_cast<int64_t>(i))]);
   }
   const size_t batch_size = options.batch_size > 0 ? options.batch_size : trajectories.num_rows();
   std::vector<std::vector<int64_t>> batches;
@@ -76,8 +77,8 @@ int64_t peak_memory_bytes() {
   return int64_t{1024} * usage.ru_maxrss;
 }
 
-nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShape& shape, const StepResult& result,
-                                    double seconds) {
+nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShape& shape,
+                                    const StepResult& result, double seconds) {
   nlohmann::ordered_json metrics;
   metrics["loss"] = result.loss;
   metrics["flat_tokens"] = result.flat_tokens;
@@ -99,38 +100,45 @@ nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShap
 }
 
 // Flags that may differ between a run and its continuation without changing the numbers.
-constexpr const char* kFreeOnResume[] = {"resume",  "save-every", "steps",          "epochs",  "dry-run",
-                                         "out",     "config",     "skip-bad-rows", "threads", "model", "data"};
+constexpr const char* kFreeOnResume[] = {"resume", "save-every",    "steps",   "epochs", "dry-run", "out",
+                                         "config", "skip-bad-rows", "threads", "model",  "data"};
 
-void check_resumable(const nlohmann::json& saved, const TrainOptions& options, const std::filesystem::path& folder) {
+void check_resumable(const nlohmann::json& saved, const TrainOptions& options,
+                     const std::filesystem::path& folder) {
   for (const auto& [key, value] : options.config.items()) {
-    if (std::find(std::begin(kFreeOnResume), std::end(kFreeOnResume), key) != std::end(kFreeOnResume)) continue;
+    if (std::find(std::begin(kFreeOnResume), std::end(kFreeOnResume), key) != std::end(kFreeOnResume))
+      continue;
     const nlohmann::json before = saved.contains(key) ? saved[key] : nlohmann::json();
     ESPALIER_CHECK(before == nlohmann::json(value),
-                   "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, or start a new run in "
+                   "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, "
+                   "or start a new run in "
                    "another --out",
                    key, before.dump(), folder.string(), value.dump());
   }
 }
 
-int64_t resume(const TrainOptions& options, const Trajectories& trajectories, Decoder* decoder, Optimizer* optimizer,
-               const TrainEvents& events) {
+int64_t resume(const TrainOptions& options, const Trajectories& trajectories, Decoder* decoder,
+               Optimizer* optimizer, const TrainEvents& events) {
   const auto newest = newest_checkpoint(options.out);
   if (!options.resume) {
-    ESPALIER_CHECK(!newest, "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --out",
-                   options.out.string(), newest->filename().string());
+    ESPALIER_CHECK(
+        !newest,
+        "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --out",
+        options.out.string(), newest->filename().string());
     return 0;
   }
   if (!newest) {
-    if (events.note) events.note(fmt::format("no checkpoint in {}: starting from the model", options.out.string()));
+    if (events.note)
+      events.note(fmt::format("no checkpoint in {}: starting from the model", options.out.string()));
     return 0;
   }
   const nlohmann::json state = read_trainer_state(*newest);
   check_resumable(state.value("config", nlohmann::json::object()), options, *newest);
-  const int64_t rows = state.value("data_rows", int64_t{-1}), tokens = state.value("data_tokens", int64_t{-1});
+  const int64_t rows = state.value("data_rows", int64_t{-1}),
+                tokens = state.value("data_tokens", int64_t{-1});
   ESPALIER_CHECK(rows == trajectories.num_rows() && tokens == trajectories.num_tokens(),
-                 "--resume: the run was on {} trajectories with {} tokens, the data has {} with {}", rows, tokens,
-                 trajectories.num_rows(), trajectories.num_tokens());
+                 "--resume: the run was on {} trajectories with {} tokens, the data has {} with {}", rows,
+                 tokens, trajectories.num_rows(), trajectories.num_tokens());
   load_checkpoint(*newest, decoder, optimizer);
   return state["step"].get<int64_t>();
 }
@@ -160,8 +168,9 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
   std::vector<std::vector<int64_t>> batches;
   int64_t batches_epoch = -1;
   for (int64_t index = first; index < last; ++index) {
-    const int64_t per_epoch = batches.empty() ? static_cast<int64_t>(epoch_batches(trajectories, options, 0).size())
-                                              : static_cast<int64_t>(batches.size());
+    const int64_t per_epoch = batches.empty()
+                                  ? static_cast<int64_t>(epoch_batches(trajectories, options, 0).size())
+                                  : static_cast<int64_t>(batches.size());
     if (index / per_epoch != batches_epoch) {
       batches_epoch = index / per_epoch;
       batches = epoch_batches(trajectories, options, batches_epoch);
@@ -170,9 +179,11 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
     const Step step = make_step(trajectories, batches[index % per_epoch], options.plan, options.objective);
     const int64_t number = index + 1;
     gradients.zero();
-    const StepResult result = forward_backward(
-        decoder, trajectories, step, options.objective, &advantages, &gradients,
-        [&](int64_t done, int64_t total) { if (events.micro_batch) events.micro_batch(number, done, total); });
+    const StepResult result = forward_backward(decoder, trajectories, step, options.objective, &advantages,
+                                               &gradients, [&](int64_t done, int64_t total) {
+                                                 if (events.micro_batch)
+                                                   events.micro_batch(number, done, total);
+                                               });
     const double rate =
         options.learning_rate * schedule_factor(options.scheduler, index, last, options.warmup_steps);
     const double norm = optimizer.step(&gradients, rate);

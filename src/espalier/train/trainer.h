@@ -18,8 +18,9 @@
 
 namespace espalier {
 
-/// In which order the trajectories are trained on in an epoch: as they stand, or shuffled by the seed, in whole
-/// groups (equal group_id, kept together so that they share; a row without one is a group of its own) or singly.
+/// In which order the trajectories are trained on in an epoch: as they stand, or shuffled by the seed, in
+/// whole groups (equal group_id, kept together so that they share; a row without one is a group of its own)
+/// or singly.
 enum class Shuffle { kNone, kGroups, kRows };
 Shuffle parse_shuffle(const std::string& name);
 
@@ -34,7 +35,7 @@ struct TrainOptions {
   double learning_rate = 1e-5;
   SchedulerKind scheduler = SchedulerKind::kConstant;
   int64_t warmup_steps = 0;
-  int64_t steps = 0;       // optimiser steps; 0: as many as `epochs` need
+  int64_t steps = 0;  // optimiser steps; 0: as many as `epochs` need
   int64_t epochs = 1;
   int64_t batch_size = 0;  // trajectories per optimiser step; 0: all
   Shuffle shuffle = Shuffle::kNone;

@@ -25,12 +25,15 @@ std::vector<at::Tensor> in_float64(const Gradients& gradients, const Decoder& de
   std::vector<at::Tensor> result;
   for (size_t i = 0; i < gradients.sums().size(); ++i) {
     const at::Tensor& sum = gradients.sums()[i];
-    result.push_back(sum.defined() ? sum.to(at::kDouble) : at::zeros_like(decoder.parameters()[i].value, at::kDouble));
+    result.push_back(sum.defined() ? sum.to(at::kDouble)
+                                   : at::zeros_like(decoder.parameters()[i].value, at::kDouble));
   }
   return result;
 }
 
-double length(const at::Tensor& tensor) { return tensor.norm().item<double>(); }
+double length(const at::Tensor& tensor) {
+  return tensor.norm().item<double>();
+}
 
 double length(const std::vector<at::Tensor>& tensors) {
   double squares = 0;
@@ -59,7 +62,8 @@ size_t worst(const std::vector<double>& values) {
 }
 
 Outcome tree_run(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
-             const ObjectiveOptions& objective, const Advantages* advantages, const VerifyProgress& progress) {
+                 const ObjectiveOptions& objective, const Advantages* advantages,
+                 const VerifyProgress& progress) {
   Gradients gradients(decoder);
   Outcome run;
   const auto report = [&](int64_t done, int64_t total) {
@@ -73,8 +77,8 @@ Outcome tree_run(const Decoder& decoder, const Trajectories& trajectories, const
   return run;
 }
 
-Outcome reference_run(const Decoder& decoder, const Trajectories& trajectories, const ObjectiveOptions& objective,
-                  const char* phase, const VerifyProgress& progress) {
+Outcome reference_run(const Decoder& decoder, const Trajectories& trajectories,
+                      const ObjectiveOptions& objective, const char* phase, const VerifyProgress& progress) {
   Gradients gradients(decoder);
   Outcome run;
   run.logprobs.resize(trajectories.num_tokens());
@@ -96,13 +100,15 @@ Decoder to_float64(const Decoder& decoder) {
   return Decoder(decoder.config(), std::move(parameters));
 }
 
-double unit_roundoff(at::ScalarType dtype) { return dtype == at::kFloat ? 0x1p-24 : 0x1p-9; }
+double unit_roundoff(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 0x1p-24 : 0x1p-9;
+}
 
-void compare_with_float64(const Decoder& decoder, const Trajectories& trajectories, const VerifyOptions& options,
-                          const Outcome& tree, const Outcome& reference, const VerifyProgress& progress,
-                          VerifyReport* report) {
+void compare_with_float64(const Decoder& decoder, const Trajectories& trajectories,
+                          const VerifyOptions& options, const Outcome& tree, const Outcome& reference,
+                          const VerifyProgress& progress, VerifyReport* report) {
   const Outcome exact = reference_run(to_float64(decoder), trajectories, options.objective,
-                                  "per-trajectory run in float64", progress);
+                                      "per-trajectory run in float64", progress);
   const std::vector<double> tree_errors = relative_errors(tree.gradients, exact.gradients);
   const std::vector<double> reference_errors = relative_errors(reference.gradients, exact.gradients);
   const double floor = unit_roundoff(options.dtype) / 2;
@@ -157,7 +163,8 @@ bool isolated(const Decoder& decoder, const Batch& batch, const std::vector<int6
   int64_t* ids = changed.input_ids.mutable_data_ptr<int64_t>();
   const int64_t vocab_size = decoder.config().vocab_size;
   for (int64_t token = 0; token < batch.num_tokens(); ++token) {
-    if (!on_path[token] && vocab_size > 1) ids[token] = (ids[token] + rng.between(1, vocab_size - 1)) % vocab_size;
+    if (!on_path[token] && vocab_size > 1)
+      ids[token] = (ids[token] + rng.between(1, vocab_size - 1)) % vocab_size;
   }
   const at::Tensor before = forward_edges(decoder, batch).contiguous();
   const at::Tensor after = forward_edges(decoder, changed).contiguous();
@@ -169,7 +176,8 @@ bool isolated(const Decoder& decoder, const Batch& batch, const std::vector<int6
   return at::equal(before.index_select(0, index), after.index_select(0, index));
 }
 
-VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options, const VerifyProgress& progress) {
+VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options,
+                    const VerifyProgress& progress) {
   const Decoder decoder = load_decoder(options.model, options.dtype);
   std::vector<int64_t> rows(trajectories.num_rows());
   std::iota(rows.begin(), rows.end(), 0);
@@ -185,9 +193,11 @@ VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& optio
   report.encoded_tokens = step.plan.num_tokens();
 
   const Outcome tree = tree_run(decoder, trajectories, step, options.objective, &advantages, progress);
-  const Outcome reference = reference_run(decoder, trajectories, options.objective, "per-trajectory run", progress);
+  const Outcome reference =
+      reference_run(decoder, trajectories, options.objective, "per-trajectory run", progress);
   report.reference_loss = reference.loss;
-  report.loss_rel_error = tree.loss == reference.loss ? 0 : std::abs(tree.loss - reference.loss) / std::abs(reference.loss);
+  report.loss_rel_error =
+      tree.loss == reference.loss ? 0 : std::abs(tree.loss - reference.loss) / std::abs(reference.loss);
   const std::vector<double> errors = relative_errors(tree.gradients, reference.gradients);
   const size_t index = worst(errors);
   report.grad_rel_error_max = errors[index];
@@ -200,7 +210,8 @@ VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& optio
     }
   }
   check_isolation(decoder, trajectories, step, options, progress, &report);
-  bool exact_enough = report.grad_rel_error_max <= options.max_error && report.loss_rel_error <= options.max_error;
+  bool exact_enough =
+      report.grad_rel_error_max <= options.max_error && report.loss_rel_error <= options.max_error;
   if (options.dtype != at::kDouble) {
     compare_with_float64(decoder, trajectories, options, tree, reference, progress, &report);
     exact_enough = report.error_ratio_max <= options.max_error_ratio && std::isfinite(report.loss_rel_error);

@@ -20,16 +20,17 @@ struct VerifyOptions {
   at::ScalarType dtype = at::kDouble;
   ObjectiveOptions objective;
   PlanOptions plan;
-  double max_error = 1e-12;      // float64: worst relative error of a parameter's gradient, and of the loss
-  double max_error_ratio = 2;    // lower precision: error of the tree run over error of the per-trajectory run
+  double max_error = 1e-12;    // float64: worst relative error of a parameter's gradient, and of the loss
+  double max_error_ratio = 2;  // lower precision: error of the tree run over error of the per-trajectory run
   int64_t isolation_trials = 8;  // trajectories whose neighbours are changed
   uint64_t seed = 0;
 };
 
 struct VerifyReport {
   std::string dtype;
-  double loss_rel_error = 0;      // |tree - reference| / |reference|, in dtype
-  double grad_rel_error_max = 0;  // worst parameter: ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||), in dtype
+  double loss_rel_error = 0;  // |tree - reference| / |reference|, in dtype
+  double grad_rel_error_max =
+      0;  // worst parameter: ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||), in dtype
   std::string grad_rel_error_worst_parameter;
   double logprob_abs_error_max = 0;  // over all loss terms
   /// Lower precision only (else 0): worst parameter's error of the tree run against float64 over that of the
@@ -52,17 +53,19 @@ nlohmann::ordered_json to_json(const VerifyReport& report);
 using VerifyProgress = std::function<void(const char* phase, double fraction)>;
 
 /// Runs all trajectories as one optimiser step both ways.
-VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options, const VerifyProgress& progress = {});
+VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options,
+                    const VerifyProgress& progress = {});
 
-/// The reference: every trajectory a sequence of its own through ordinary causal attention, all its logits and
-/// log_softmax; shares nothing with the tree run but the decoder's layers. Returns the loss, adds gradients and
-/// writes the log-probabilities of loss terms (flat index).
+/// The reference: every trajectory a sequence of its own through ordinary causal attention, all its logits
+/// and log_softmax; shares nothing with the tree run but the decoder's layers. Returns the loss, adds
+/// gradients and writes the log-probabilities of loss terms (flat index).
 double per_trajectory_forward_backward(const Decoder& decoder, const Trajectories& trajectories,
                                        const ObjectiveOptions& objective, Gradients* gradients,
-                                       std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
+                                       std::vector<double>* logprobs,
+                                       const MicroBatchProgress& progress = {});
 
-/// Changes every token outside the root path of trajectory `placement` of the micro-batch to other ids and says
-/// whether the trajectory's log-probabilities stay bitwise the same.
+/// Changes every token outside the root path of trajectory `placement` of the micro-batch to other ids and
+/// says whether the trajectory's log-probabilities stay bitwise the same.
 bool isolated(const Decoder& decoder, const Batch& batch, const std::vector<int64_t>& path, uint64_t seed);
 
 }  // namespace espalier

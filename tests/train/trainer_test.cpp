@@ -1,0 +1,373 @@
+#include "espalier/train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/model/weights.h"
+#include "espalier/train/checkpoint.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/train/outcome.h"
+#include "tests/train/tiny_models.h"
+
+namespace espalier::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kVocabSize = 19;
+
+Trajectories training_rows(bool for_grpo = false) {
+  Rng rng(2024);
+  return random_trajectories(rng, Shape::kDeep, {.vocab_size = kVocabSize, .max_rows = 12, .for_grpo = for_grpo});
+}
+
+// A scratch folder with a model, and options that train it.
+class TrainerTest : public ::testing::Test {
+ protected:
+  TrainOptions options(const std::string& run, at::ScalarType dtype = at::kDouble) {
+    const fs::path model = folder_ / ("model-" + dtype_name(dtype));
+    if (!fs::exists(model)) write_tiny_model(model, Family::kQwen3, kVocabSize, 77, dtype);
+    TrainOptions options;
+    options.model = model;
+    options.out = folder_ / run;
+    options.dtype = options.save_dtype = dtype;
+    options.learning_rate = 0.01;
+    options.batch_size = 3;
+    options.plan.token_budget = 48;
+    options.shuffle = Shuffle::kRows;
+    options.config = {{"learning-rate", 0.01}, {"steps", 0}};
+    return options;
+  }
+
+  // Losses by step, as metrics.jsonl has them.
+  static std::vector<double> losses(const fs::path& run) {
+    std::vector<double> losses;
+    const std::string text = read_text(run / "metrics.jsonl");
+    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      const auto line = nlohmann::json::parse(text.substr(begin, end - begin));
+      EXPECT_EQ(line["step"], losses.size() + 1);
+      losses.push_back(line["loss"]);
+    }
+    return losses;
+  }
+
+  // Every file of two checkpoints, byte for byte.
+  static void expect_same_files(const fs::path& a, const fs::path& b) {
+    std::set<std::string> names;
+    for (const fs::path& folder : {a, b}) {
+      for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+    }
+    EXPECT_GE(names.size(), 4u);
+    for (const std::string& name : names) {
+      EXPECT_TRUE(read_text(a / name) == read_text(b / name)) << name << " differs";
+    }
+  }
+
+  ScratchFolder folder_;
+};
+
+// The losses below are what this engine computed on x86-64; to renew them after a change that is meant to change
+// them, run the test and copy the list that it prints when it fails.
+constexpr double kPinnedLosses[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+
+TEST_F(TrainerTest, TenLossesArePinned) {
+  TrainOptions run = options("pinned");
+  run.optimizer.kind = OptimizerKind::kSgd;
+  run.learning_rate = 0.05;
+  run.steps = std::size(kPinnedLosses);
+  run.scheduler = SchedulerKind::kCosine;
+  run.warmup_steps = 2;
+  ASSERT_TRUE(train(training_rows(), run, {}));
+  const std::vector<double> received = losses(run.out);
+  ASSERT_EQ(received.size(), std::size(kPinnedLosses));
+  std::string list;
+  bool same = true;
+  for (size_t i = 0; i < received.size(); ++i) {
+    list += fmt::format("{:.17g}, ", received[i]);
+    same = same && std::abs(received[i] - kPinnedLosses[i]) <= 1e-9 * std::abs(kPinnedLosses[i]);
+  }
+  EXPECT_TRUE(same) << list;
+}
+
+struct ResumeCase {
+  at::ScalarType dtype, save_dtype;
+  OptimizerKind optimizer;
+};
+
+TEST_F(TrainerTest, ResumingContinuesBitForBit) {
+  const ResumeCase cases[] = {
+      {at::kFloat, at::kFloat, OptimizerKind::kAdamW},     {at::kDouble, at::kDouble, OptimizerKind::kAdamW},
+      {at::kBFloat16, at::kBFloat16, OptimizerKind::kAdamW}, {at::kBFloat16, at::kBFloat16, OptimizerKind::kSgd},
+      {at::kFloat, at::kBFloat16, OptimizerKind::kAdamW},  {at::kDouble, at::kFloat, OptimizerKind::kSgd},
+      {at::kBFloat16, at::kFloat, OptimizerKind::kAdamW},
+  };
+  const Trajectories trajectories = training_rows();
+  int number = 0;
+  for (const ResumeCase& c : cases) {
+    SCOPED_TRACE(fmt::format("{} saved as {}", dtype_name(c.dtype), dtype_name(c.save_dtype)));
+    TrainOptions run = options(fmt::format("whole-{}", number), c.dtype);
+    run.save_dtype = c.save_dtype;
+    run.optimizer.kind = c.optimizer;
+    run.optimizer.weight_decay = 0.1;
+    run.steps = 6;
+    ASSERT_TRUE(train(trajectories, run, {}));
+    const fs::path whole = run.out;
+
+    run.out = folder_ / fmt::format("halves-{}", number++);
+    run.steps = 3;
+    ASSERT_TRUE(train(trajectories, run, {}));
+    run.steps = 6;
+    run.resume = true;
+    ASSERT_TRUE(train(trajectories, run, {}));
+    EXPECT_EQ(losses(whole), losses(run.out));
+    EXPECT_EQ(losses(whole).size(), 6u);
+    expect_same_files(whole / "checkpoints/step_6", run.out / "checkpoints/step_6");
+  }
+}
+
+TEST_F(TrainerTest, AStopSavesAndTheRunGoesOn) {
+  const Trajectories trajectories = training_rows(/*for_grpo=*/true);
+  TrainOptions run = options("whole");
+  run.objective.kind = ObjectiveKind::kGrpo;
+  run.scheduler = SchedulerKind::kCosine;
+  run.steps = 5;
+  ASSERT_TRUE(train(trajectories, run, {}));
+  const fs::path whole = run.out;
+
+  run.out = folder_ / "stopped";
+  std::atomic<bool> stop{false};
+  TrainEvents events;
+  events.step = [&](int64_t step, const nlohmann::ordered_json&) { stop = step == 2; };
+  EXPECT_FALSE(train(trajectories, run, events, &stop));
+  EXPECT_EQ(newest_checkpoint(run.out)->filename(), "step_2");
+  EXPECT_EQ(losses(run.out).size(), 2u);
+  run.resume = true;
+  int64_t resumed_from = -1;
+  events = {};
+  events.started = [&](int64_t total, int64_t first) {
+    EXPECT_EQ(total, 5);
+    resumed_from = first;
+  };
+  EXPECT_TRUE(train(trajectories, run, events));
+  EXPECT_EQ(resumed_from, 2);
+  EXPECT_EQ(losses(whole), losses(run.out));
+  expect_same_files(whole / "checkpoints/step_5", run.out / "checkpoints/step_5");
+}
+
+TEST_F(TrainerTest, StepsAfterTheLastCheckpointAreDoneAgain) {
+  const Trajectories trajectories = training_rows();
+  TrainOptions run = options("killed");
+  run.steps = 4;
+  ASSERT_TRUE(train(trajectories, run, {}));
+  // As if the run had been killed after step 4 with a checkpoint at 2 only.
+  TrainOptions shorter = options("whole");
+  shorter.steps = 4;
+  shorter.save_every = 2;
+  ASSERT_TRUE(train(trajectories, shorter, {}));
+  fs::remove_all(shorter.out / "checkpoints/step_4");
+  shorter.resume = true;
+  ASSERT_TRUE(train(trajectories, shorter, {}));
+  EXPECT_EQ(losses(run.out), losses(shorter.out));
+  expect_same_files(run.out / "checkpoints/step_4", shorter.out / "checkpoints/step_4");
+}
+
+TEST_F(TrainerTest, ARunIsNotOverwritten) {
+  const Trajectories trajectories = training_rows();
+  TrainOptions run = options("run");
+  run.steps = 1;
+  ASSERT_TRUE(train(trajectories, run, {}));
+  const std::string metrics = read_text(run.out / "metrics.jsonl");
+  const std::string message = message_of<InputError>([&] { train(trajectories, run, {}); });
+  EXPECT_NE(message.find("--resume"), std::string::npos) << message;
+  EXPECT_EQ(read_text(run.out / "metrics.jsonl"), metrics);
+  // A finished run resumed is left as it is.
+  run.resume = true;
+  EXPECT_TRUE(train(trajectories, run, {}));
+  EXPECT_EQ(read_text(run.out / "metrics.jsonl"), metrics);
+}
+
+TEST_F(TrainerTest, ResumingWithOtherFlagsOrDataIsRefused) {
+  const Trajectories trajectories = training_rows();
+  TrainOptions run = options("run");
+  run.steps = 1;
+  ASSERT_TRUE(train(trajectories, run, {}));
+  run.resume = true;
+  run.steps = 2;
+  TrainOptions changed = run;
+  changed.config["learning-rate"] = 0.02;
+  const std::string message = message_of<InputError>([&] { train(trajectories, changed, {}); });
+  EXPECT_NE(message.find("learning-rate was 0.01"), std::string::npos) << message;
+  const Trajectories other = from_rows({{1, 2, 3}});
+  EXPECT_THROW(train(other, run, {}), InputError);
+  changed = run;
+  changed.config["steps"] = 2;  // may change
+  EXPECT_TRUE(train(trajectories, changed, {}));
+}
+
+TEST_F(TrainerTest, UnfinishedCheckpointsArePassedOver) {
+  const Trajectories trajectories = training_rows();
+  TrainOptions run = options("run");
+  run.steps = 2;
+  ASSERT_TRUE(train(trajectories, run, {}));
+  for (const char* name : {".step_9.partial", ".step_3.partial", "step_", "step_7x", "other"}) {
+    fs::create_directories(run.out / "checkpoints" / name);
+    write_text(run.out / "checkpoints" / name / "junk", "junk");
+  }
+  EXPECT_EQ(newest_checkpoint(run.out)->filename(), "step_2");
+  run.resume = true;
+  run.steps = 3;
+  ASSERT_TRUE(train(trajectories, run, {}));
+  EXPECT_EQ(newest_checkpoint(run.out)->filename(), "step_3");
+  EXPECT_FALSE(fs::exists(run.out / "checkpoints/step_3/junk"));
+  EXPECT_EQ(newest_checkpoint(folder_ / "nowhere"), std::nullopt);
+}
+
+TEST_F(TrainerTest, OneSgdStepWithRateOneIsTheGradient) {
+  const Trajectories trajectories = training_rows();
+  TrainOptions run = options("run");
+  run.optimizer = {.kind = OptimizerKind::kSgd, .max_grad_norm = 0};
+  run.learning_rate = 1;
+  run.steps = 1;
+  run.batch_size = 0;
+  run.shuffle = Shuffle::kNone;
+  ASSERT_TRUE(train(trajectories, run, {}));
+  const Decoder before = load_decoder(run.model, at::kDouble);
+  const Decoder after = load_decoder(run.out / "checkpoints/step_1", at::kDouble);
+  Outcome step;
+  for (size_t i = 0; i < before.parameters().size(); ++i) {
+    step.gradients.push_back(before.parameters()[i].value.detach() - after.parameters()[i].value.detach());
+  }
+  EXPECT_LE(gradient_error(step, reference_outcome(before, trajectories, run.objective)), 1e-12);
+}
+
+// Eight trajectories of different lengths that share prefixes.
+Trajectories eight_rows() {
+  Rng rng(8);
+  std::vector<std::vector<int32_t>> rows;
+  for (int64_t row = 0; row < 8; ++row) {
+    std::vector<int32_t> tokens{1, 2, 3};
+    for (int64_t i = 0; i < 2 + 3 * row; ++i) tokens.push_back(static_cast<int32_t>(rng.below(kVocabSize)));
+    rows.push_back(tokens);
+  }
+  return from_rows(rows);
+}
+
+TEST(Accumulation, EightMicroBatchesOfOneEqualOneOfEight) {
+  const Trajectories trajectories = eight_rows();
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, kVocabSize), 4);
+  for (const Normalize normalize : {Normalize::kToken, Normalize::kSequence, Normalize::kConstant}) {
+    const ObjectiveOptions objective{.normalize = normalize, .normalize_constant = 3};
+    const Step whole = make_step(trajectories, all_rows(trajectories), {Strategy::kSequencePacking, 0}, objective);
+    ASSERT_EQ(whole.plan.micro_batches.size(), 1u);
+    Step apart = whole;
+    apart.plan.micro_batches.clear();
+    for (int64_t row = 0; row < 8; ++row) {
+      // The plan of a budget that only one row fits at a time, row by row.
+      MicroBatch one;
+      const int64_t end = whole.plan.micro_batches[0].trajectories[row].run;
+      const int64_t begin = row == 0 ? 0 : whole.plan.micro_batches[0].trajectories[row - 1].run + 1;
+      for (int64_t run = begin; run <= end; ++run) {
+        Run copy = whole.plan.micro_batches[0].runs[run];
+        copy.parent = run == begin ? -1 : copy.parent - begin;
+        one.runs.push_back(copy);
+        one.num_tokens += copy.end - copy.begin;
+      }
+      one.trajectories.push_back({row, end - begin});
+      apart.plan.micro_batches.push_back(one);
+    }
+    const Outcome together = tree_outcome(decoder, trajectories, whole, objective);
+    const Outcome accumulated = tree_outcome(decoder, trajectories, apart, objective);
+    EXPECT_LE(gradient_error(accumulated, together), 1e-12);
+    EXPECT_LE(loss_error(accumulated, together), 1e-12);
+  }
+}
+
+TEST(Accumulation, AMeanOfMeansIsSomethingElse) {
+  const Trajectories trajectories = eight_rows();
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, kVocabSize), 4);
+  const Outcome together =
+      tree_outcome(decoder, trajectories, make_step(trajectories, all_rows(trajectories), {}, {}), {});
+  Outcome means;
+  for (const at::Tensor& gradient : together.gradients) means.gradients.push_back(at::zeros_like(gradient));
+  for (int64_t row = 0; row < 8; ++row) {
+    const Outcome one = tree_outcome(decoder, trajectories, make_step(trajectories, {row}, {}, {}), {});
+    for (size_t i = 0; i < means.gradients.size(); ++i) means.gradients[i] += one.gradients[i] / 8;
+  }
+  EXPECT_GT(gradient_error(means, together), 1e-2);
+}
+
+Trajectories grouped_rows() {
+  TrajectoriesBuilder builder;
+  for (int i = 0; i < 24; ++i) {
+    builder.append({.input_ids = {1, 2, i % 19}, .group_id = i % 4 == 3 ? "" : fmt::format("g{}", i % 6)});
+  }
+  return builder.finish();
+}
+
+std::vector<int64_t> order_of(const Trajectories& trajectories, Shuffle shuffle, uint64_t seed, int64_t epoch) {
+  TrainOptions options;
+  options.shuffle = shuffle;
+  options.seed = seed;
+  options.batch_size = 5;
+  std::vector<int64_t> order;
+  const auto batches = epoch_batches(trajectories, options, epoch);
+  EXPECT_EQ(batches.size(), 5u);
+  for (size_t b = 0; b < batches.size(); ++b) {
+    EXPECT_EQ(batches[b].size(), b < 4 ? 5u : 4u);
+    order.insert(order.end(), batches[b].begin(), batches[b].end());
+  }
+  return order;
+}
+
+TEST(EpochBatches, EveryRowOnceInAnOrderOfSeedAndEpoch) {
+  const Trajectories trajectories = grouped_rows();
+  EXPECT_EQ(order_of(trajectories, Shuffle::kNone, 1, 1), all_rows(trajectories));
+  for (const Shuffle shuffle : {Shuffle::kRows, Shuffle::kGroups}) {
+    const std::vector<int64_t> order = order_of(trajectories, shuffle, 1, 0);
+    EXPECT_EQ(order, order_of(trajectories, shuffle, 1, 0));
+    EXPECT_NE(order, order_of(trajectories, shuffle, 2, 0));
+    EXPECT_NE(order, order_of(trajectories, shuffle, 1, 1));
+    EXPECT_NE(order, all_rows(trajectories));
+    std::vector<int64_t> sorted = order;
+    std::sort(sorted.begin(), sorted.end());
+    EXPECT_EQ(sorted, all_rows(trajectories));
+  }
+}
+
+TEST(EpochBatches, GroupsStayTogether) {
+  const Trajectories trajectories = grouped_rows();
+  const std::vector<int64_t> order = order_of(trajectories, Shuffle::kGroups, 3, 0);
+  std::set<std::string> closed;
+  std::string current;
+  bool singles_apart = false;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const std::string& group = trajectories.group_id[order[i]];
+    if (group == current) {
+      if (!group.empty()) EXPECT_LT(order[i - 1], order[i]);
+      continue;
+    }
+    if (!current.empty()) closed.insert(current);
+    EXPECT_EQ(closed.count(group), 0u) << group;
+    singles_apart |= group.empty() && i > 0;
+    current = group;
+  }
+  EXPECT_TRUE(singles_apart);  // rows without a group are not one group
+}
+
+TEST(EpochBatches, TotalSteps) {
+  const Trajectories trajectories = grouped_rows();
+  TrainOptions options;
+  EXPECT_EQ(total_steps(trajectories, options), 1);
+  options.batch_size = 5;
+  options.epochs = 3;
+  EXPECT_EQ(total_steps(trajectories, options), 15);
+  options.steps = 7;
+  EXPECT_EQ(total_steps(trajectories, options), 7);
+}
+
+}  // namespace
+}  // namespace espalier::testing
