@@ -36,7 +36,9 @@ if(NOT TARGET LibTorch::LibTorch)
     ${LibTorch_ROOT}/include ${LibTorch_ROOT}/include/torch/csrc/api/include)
   # libtorch_cuda registers the CUDA kernels when it is loaded; nothing refers to its symbols, so it is only
   # kept (and only needed) by targets that ask for LibTorch::CUDA.
+  # libstdc++ comes first: LibTorch exports its own copies of std::filesystem, which crash when they are mixed
+  # with the system's.
   target_link_libraries(LibTorch::LibTorch INTERFACE
-    ${LibTorch_LIBRARY} ${LibTorch_CPU_LIBRARY} ${LibTorch_C10_LIBRARY})
+    stdc++ ${LibTorch_LIBRARY} ${LibTorch_CPU_LIBRARY} ${LibTorch_C10_LIBRARY})
   target_link_options(LibTorch::LibTorch INTERFACE -Wl,-rpath,${LibTorch_ROOT}/lib)
 endif()

@@ -116,6 +116,7 @@ TEST_F(Init, ByteTokenizerNumbersBytes) {
   EXPECT_EQ(vocabulary["Ġ"], 32);  // as GPT-2 writes a blank
   EXPECT_EQ(vocabulary["Ċ"], 10);  // and a line feed
   EXPECT_EQ(vocabulary["ÿ"], 255);
+  EXPECT_EQ(vocabulary["Ń"], 0xAD);  // the soft hyphen, alone among the upper half, is not printable
   EXPECT_EQ(tokenizer["added_tokens"][2]["content"], "<|im_end|>");
   EXPECT_EQ(tokenizer["added_tokens"][2]["id"], 258);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "bytes/chat_template.jinja"));

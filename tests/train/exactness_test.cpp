@@ -49,7 +49,6 @@ std::string describe(const ObjectiveOptions& objective, const PlanOptions& plan,
                      static_cast<int>(shape));
 }
 
-// The loss may cancel (grpo); its error is measured against the sum of the terms' sizes, up to 1 in 1e3.
 class Exactness : public ::testing::TestWithParam<int> {};
 
 TEST_P(Exactness, RandomForestsEqualPerTrajectoryTraining) {
@@ -61,7 +60,7 @@ TEST_P(Exactness, RandomForestsEqualPerTrajectoryTraining) {
   }
   const int forests = forests_per_block();
   double worst_loss = 0, worst_gradient = 0, worst_logprob = 0;
-  int64_t flat = 0, tree = 0, micro_batches = 0, clipped = 0;
+  int64_t flat = 0, tree = 0, micro_batches = 0;
   for (int i = 0; i < forests; ++i) {
     const int64_t seed = int64_t{100000} * GetParam() + i;
     Rng rng(seed, 0xE8AC7);

@@ -190,7 +190,9 @@ TEST(OptimizerTest, MasterWeightsGatherWhatBfloat16CannotHold) {
   for (int step = 1; step <= 16; ++step) {
     set_gradients(decoder, values, &gradients);
     optimizer.step(&gradients, 1);
-    if (step <= 7) EXPECT_TRUE(at::equal(weight, at::ones_like(weight))) << step;
+    if (step <= 7) {
+      EXPECT_TRUE(at::equal(weight, at::ones_like(weight))) << step;
+    }
   }
   EXPECT_TRUE(at::equal(weight, at::full_like(weight, 1 - 0x1p-8)));
 }

@@ -24,7 +24,7 @@ Advantages advantages_of(const Trajectories& trajectories, const ObjectiveOption
   return objective.kind == ObjectiveKind::kGrpo ? Advantages(trajectories, objective.scale_rewards) : Advantages();
 }
 
-double norm(const at::Tensor& tensor) { return tensor.norm().item<double>(); }
+double length(const at::Tensor& tensor) { return tensor.norm().item<double>(); }
 
 }  // namespace
 
@@ -33,8 +33,10 @@ Outcome reference_outcome(const Decoder& decoder, const Trajectories& trajectori
   Gradients gradients(decoder);
   Outcome outcome;
   outcome.logprobs.resize(trajectories.num_tokens());
-  outcome.loss =
+  const ReferenceLoss loss =
       per_trajectory_forward_backward(decoder, trajectories, objective, &gradients, &outcome.logprobs);
+  outcome.loss = loss.value;
+  outcome.loss_size = loss.size;
   outcome.gradients = take_gradients(decoder, &gradients);
   return outcome;
 }
@@ -78,11 +80,11 @@ Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches,
 
 double gradient_error(const Outcome& outcome, const Outcome& reference) {
   double squares = 0;
-  for (const at::Tensor& gradient : reference.gradients) squares += norm(gradient) * norm(gradient);
+  for (const at::Tensor& gradient : reference.gradients) squares += length(gradient) * length(gradient);
   double worst = 0;
   for (size_t i = 0; i < reference.gradients.size(); ++i) {
-    const double scale = std::max(norm(reference.gradients[i]), 1e-6 * std::sqrt(squares));
-    const double error = norm(outcome.gradients[i] - reference.gradients[i]) / scale;
+    const double scale = std::max(length(reference.gradients[i]), 1e-6 * std::sqrt(squares));
+    const double error = length(outcome.gradients[i] - reference.gradients[i]) / scale;
     if (!std::isfinite(error)) return std::numeric_limits<double>::infinity();
     worst = std::max(worst, error);
   }
@@ -90,7 +92,7 @@ double gradient_error(const Outcome& outcome, const Outcome& reference) {
 }
 
 double loss_error(const Outcome& outcome, const Outcome& reference) {
-  const double error = std::abs(outcome.loss - reference.loss) / std::abs(reference.loss);
+  const double error = std::abs(outcome.loss - reference.loss) / reference.loss_size;
   return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
 }
 

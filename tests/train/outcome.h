@@ -12,6 +12,7 @@ namespace espalier::testing {
 
 struct Outcome {
   double loss = 0;
+  double loss_size = 0;               // of the reference: ReferenceLoss::size
   std::vector<at::Tensor> gradients;  // float64, in the order of the decoder's parameters
   std::vector<double> logprobs;       // flat index; 0 where no term is
 };
@@ -31,7 +32,7 @@ std::vector<Batch> make_batches(const Trajectories& trajectories, const Step& st
 /// Worst over the parameters of ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||). Infinite where not finite.
 double gradient_error(const Outcome& outcome, const Outcome& reference);
 
-/// |loss - loss_ref| / |loss_ref|.
+/// |loss - loss_ref| / size of loss_ref.
 double loss_error(const Outcome& outcome, const Outcome& reference);
 
 /// Largest absolute difference of log-probabilities.

@@ -10,3 +10,10 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/optimizer_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/trainer_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/verify_test.cpp)
+
+# Rows are written with the fields that they have; GCC 12 asks for all of them even of designated initialisers.
+set_source_files_properties(
+  ${CMAKE_CURRENT_LIST_DIR}/batch_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cost_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/objective_test.cpp ${CMAKE_CURRENT_LIST_DIR}/trainer_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/verify_test.cpp
+  PROPERTIES COMPILE_OPTIONS -Wno-missing-field-initializers)

@@ -107,7 +107,7 @@ Growth draw_growth(Rng& rng, Shape shape, const std::vector<Tokens>& rows, const
 
 std::vector<Tokens> random_rows(Rng& rng, Shape shape, const RandomRows& options) {
   const auto token = [&] { return static_cast<int32_t>(rng.below(options.vocab_size)); };
-  Tokens first(shape == Shape::kSingleTokens ? rng.between(2, 4) : rng.between(2, options.max_length / 2));
+  Tokens first(rng.between(5, shape == Shape::kSingleTokens ? 7 : options.max_length / 2));
   std::generate(first.begin(), first.end(), token);
   std::vector<Tokens> rows{first};
   const int64_t num_rows = shape == Shape::kChain ? rng.between(1, 2) : rng.between(2, options.max_rows);
@@ -167,12 +167,13 @@ Trajectories random_trajectories(Rng& rng, Shape shape, const RandomRows& option
   for (const Tokens& tokens : random_rows(rng, shape, options)) {
     TrajectoryRow row;
     row.input_ids = tokens;
-    draw_loss(rng, &row);
-    if (options.for_grpo) draw_policy(rng, &row);
-    if (first) {  // has two tokens at least
-      row.loss_mask.clear();
+    if (first) {
       row.loss_weights.assign(tokens.size(), 0.75);
+      if (options.for_grpo) row.advantage = 1;
       first = false;
+    } else {
+      draw_loss(rng, &row);
+      if (options.for_grpo) draw_policy(rng, &row);
     }
     builder.append(row, options.vocab_size);
   }

@@ -72,7 +72,9 @@ class TrainerTest : public ::testing::Test {
 
 // The losses below are what this engine computed on x86-64; to renew them after a change that is meant to change
 // them, run the test and copy the list that it prints when it fails.
-constexpr double kPinnedLosses[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+constexpr double kPinnedLosses[] = {
+    3.530341101860377,  3.3573469323579666, 3.1709049514251371, 3.0812882444932357, 2.7746254074273704,
+    2.7964939957991768, 2.6225696554145843, 2.6158520542105279, 2.5732806148431919, 2.4804316006371825};
 
 TEST_F(TrainerTest, TenLossesArePinned) {
   TrainOptions run = options("pinned");
@@ -271,7 +273,7 @@ TEST(Accumulation, EightMicroBatchesOfOneEqualOneOfEight) {
       const int64_t end = whole.plan.micro_batches[0].trajectories[row].run;
       const int64_t begin = row == 0 ? 0 : whole.plan.micro_batches[0].trajectories[row - 1].run + 1;
       for (int64_t run = begin; run <= end; ++run) {
-        Run copy = whole.plan.micro_batches[0].runs[run];
+        espalier::Run copy = whole.plan.micro_batches[0].runs[run];
         copy.parent = run == begin ? -1 : copy.parent - begin;
         one.runs.push_back(copy);
         one.num_tokens += copy.end - copy.begin;
@@ -282,7 +284,7 @@ TEST(Accumulation, EightMicroBatchesOfOneEqualOneOfEight) {
     const Outcome together = tree_outcome(decoder, trajectories, whole, objective);
     const Outcome accumulated = tree_outcome(decoder, trajectories, apart, objective);
     EXPECT_LE(gradient_error(accumulated, together), 1e-12);
-    EXPECT_LE(loss_error(accumulated, together), 1e-12);
+    EXPECT_NEAR(accumulated.loss, together.loss, 1e-12 * together.loss);
   }
 }
 
@@ -347,7 +349,9 @@ TEST(EpochBatches, GroupsStayTogether) {
   for (size_t i = 0; i < order.size(); ++i) {
     const std::string& group = trajectories.group_id[order[i]];
     if (group == current) {
-      if (!group.empty()) EXPECT_LT(order[i - 1], order[i]);
+      if (!group.empty()) {
+        EXPECT_LT(order[i - 1], order[i]);
+      }
       continue;
     }
     if (!current.empty()) closed.insert(current);

@@ -54,7 +54,7 @@ void Progress::relabel(const std::string& label) {
 
 std::string with_commas(int64_t value) {
   std::string digits = std::to_string(value < 0 ? -value : value);
-  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(i, ",");
+  for (size_t i = digits.size(); i > 3;) digits.insert(digits.begin() + static_cast<int64_t>(i -= 3), ',');
   return value < 0 ? "-" + digits : digits;
 }
 

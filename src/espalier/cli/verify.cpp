@@ -20,7 +20,7 @@ struct Flags {
 };
 
 void print(const VerifyReport& report, const VerifyOptions& options) {
-  const auto row = [](const char* name, const std::string& value) { fmt::print("{:<34}{}\n", name, value); };
+  const auto row = [](const char* name, const std::string& value) { fmt::print("{:<36}{}\n", name, value); };
   const bool exact = report.dtype == "float64";
   row("dtype", report.dtype);
   row("flat tokens / tree tokens / encoded",
@@ -33,8 +33,8 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
                   exact ? fmt::format(" (at most {:g})", options.max_error) : ""));
   row("absolute error of log-probs, worst", fmt::format("{:.3g}", report.logprob_abs_error_max));
   if (!exact) {
-    row("error against float64, tree over per-trajectory",
-        fmt::format(" worst {:.3f} in {}, median {:.3f} (at most {:g})", report.error_ratio_max,
+    row("error ratio, tree over per-trajectory",
+        fmt::format("worst {:.3f} in {}, median {:.3f} (at most {:g})", report.error_ratio_max,
                     report.error_ratio_worst_parameter, report.error_ratio_median, options.max_error_ratio));
   }
   row("isolation", fmt::format("{} in {} trials", report.isolation_bitwise ? "bitwise" : "BROKEN",

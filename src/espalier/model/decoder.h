@@ -35,6 +35,8 @@ class Decoder {
 
   /// Final hidden states (after the last norm) [T, hidden_size] of input_ids [T] int64 at position_ids [T]
   /// int64. Norms and rotary angles are computed in float32 as in Transformers; norms in float64 for float64.
+  /// The gradient of the embedding is complete; Transformers leaves out the row of pad_token_id where the
+  /// config has one (padding_idx of torch.nn.Embedding), even if that token is also the end of every turn.
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
                      const Attention& attention) const;
 

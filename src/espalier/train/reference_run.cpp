@@ -98,14 +98,15 @@ at::Tensor clipped_surrogate(const Trajectories& trajectories, int64_t row,
 
 }  // namespace
 
-double per_trajectory_forward_backward(const Decoder& decoder, const Trajectories& trajectories,
-                                       const ObjectiveOptions& objective, Gradients* gradients,
-                                       std::vector<double>* logprobs, const MicroBatchProgress& progress) {
+ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Trajectories& trajectories,
+                                              const ObjectiveOptions& objective, Gradients* gradients,
+                                              std::vector<double>* logprobs,
+                                              const MicroBatchProgress& progress) {
   const std::vector<double> weights = effective_weights(trajectories, objective.shared_targets);
   const Normalisers divide_by = normalisers(trajectories, weights, objective);
   Advantages advantages;
   if (objective.kind == ObjectiveKind::kGrpo) advantages = Advantages(trajectories, objective.scale_rewards);
-  double loss = 0;
+  ReferenceLoss loss;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     if (progress) progress(row, trajectories.num_rows());
     const int64_t size = trajectories.row_size(row), begin = trajectories.offsets[row];
@@ -133,8 +134,10 @@ double per_trajectory_forward_backward(const Decoder& decoder, const Trajectorie
         objective.kind == ObjectiveKind::kSft
             ? -row_logprobs
             : clipped_surrogate(trajectories, row, positions, row_logprobs, objective, advantages);
-    const at::Tensor row_loss = (doubles(coefficients) * terms).sum();
-    loss += row_loss.item<double>();
+    const at::Tensor weighted = doubles(coefficients) * terms;
+    const at::Tensor row_loss = weighted.sum();
+    loss.value += row_loss.item<double>();
+    loss.size += weighted.detach().abs().sum().item<double>();
     torch::autograd::backward({row_loss}, {});
     gradients->collect();
     const at::Tensor values = row_logprobs.detach().contiguous();

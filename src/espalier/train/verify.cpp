@@ -17,6 +17,7 @@ namespace {
 // One way of computing the step: its loss, gradients and log-probabilities of the loss terms (flat index).
 struct Outcome {
   double loss = 0;
+  double loss_size = 0;  // of the reference: ReferenceLoss::size
   std::vector<at::Tensor> gradients;
   std::vector<double> logprobs;
 };
@@ -85,8 +86,10 @@ Outcome reference_run(const Decoder& decoder, const Trajectories& trajectories,
   const auto report = [&](int64_t done, int64_t total) {
     if (progress) progress(phase, static_cast<double>(done) / static_cast<double>(total));
   };
-  run.loss =
+  const ReferenceLoss loss =
       per_trajectory_forward_backward(decoder, trajectories, objective, &gradients, &run.logprobs, report);
+  run.loss = loss.value;
+  run.loss_size = loss.size;
   run.gradients = in_float64(gradients, decoder);
   gradients.zero();
   return run;
@@ -197,7 +200,7 @@ VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& optio
       reference_run(decoder, trajectories, options.objective, "per-trajectory run", progress);
   report.reference_loss = reference.loss;
   report.loss_rel_error =
-      tree.loss == reference.loss ? 0 : std::abs(tree.loss - reference.loss) / std::abs(reference.loss);
+      tree.loss == reference.loss ? 0 : std::abs(tree.loss - reference.loss) / reference.loss_size;
   const std::vector<double> errors = relative_errors(tree.gradients, reference.gradients);
   const size_t index = worst(errors);
   report.grad_rel_error_max = errors[index];

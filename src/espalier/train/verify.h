@@ -28,7 +28,7 @@ struct VerifyOptions {
 
 struct VerifyReport {
   std::string dtype;
-  double loss_rel_error = 0;  // |tree - reference| / |reference|, in dtype
+  double loss_rel_error = 0;  // |tree - reference| / ReferenceLoss::size, in dtype
   double grad_rel_error_max =
       0;  // worst parameter: ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||), in dtype
   std::string grad_rel_error_worst_parameter;
@@ -56,13 +56,20 @@ using VerifyProgress = std::function<void(const char* phase, double fraction)>;
 VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options,
                     const VerifyProgress& progress = {});
 
+struct ReferenceLoss {
+  double value = 0;
+  /// Sum of |coefficient * l| over the terms; the value itself for sft. The terms of a policy gradient cancel,
+  /// to nothing where ratios are 1 and advantages are centred: rounding is small beside this, not beside that.
+  double size = 0;
+};
+
 /// The reference: every trajectory a sequence of its own through ordinary causal attention, all its logits
 /// and log_softmax; shares nothing with the tree run but the decoder's layers. Returns the loss, adds
 /// gradients and writes the log-probabilities of loss terms (flat index).
-double per_trajectory_forward_backward(const Decoder& decoder, const Trajectories& trajectories,
-                                       const ObjectiveOptions& objective, Gradients* gradients,
-                                       std::vector<double>* logprobs,
-                                       const MicroBatchProgress& progress = {});
+ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Trajectories& trajectories,
+                                              const ObjectiveOptions& objective, Gradients* gradients,
+                                              std::vector<double>* logprobs,
+                                              const MicroBatchProgress& progress = {});
 
 /// Changes every token outside the root path of trajectory `placement` of the micro-batch to other ids and
 /// says whether the trajectory's log-probabilities stay bitwise the same.
