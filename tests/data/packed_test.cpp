@@ -124,7 +124,10 @@ TEST(Packed, CopiesDataThatIsNotAligned) {
     header_bytes += static_cast<uint64_t>(blanks);
     std::memcpy(moved.data(), &header_bytes, 8);
     write_bytes(folder / "b.safetensors", moved);
-    EXPECT_EQ(differences(expected, read_trajectories(folder / "b.safetensors")), "") << blanks;
+    const Trajectories t = read_trajectories(folder / "b.safetensors");
+    EXPECT_EQ(differences(expected, t), "") << blanks;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(t.offsets.span().data()) % alignof(int64_t), 0u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(t.input_ids.span().data()) % alignof(int32_t), 0u);
   }
 }
 

@@ -1,7 +1,8 @@
 """Ordinary per-trajectory training in Transformers: what the command line is compared with.
 
 Transformers computes RMSNorm in float32 whatever the model's dtype. For float64 comparisons that is replaced by the
-same formula in float64, so that both sides may agree to rounding.
+same formula in float64, so that both sides may agree to rounding. (Its eager attention computes softmax in float32 too,
+hence sdpa.)
 """
 
 import json
@@ -36,7 +37,7 @@ def norms_in_model_dtype(dtype):
 
 
 def load_model(folder, dtype):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").train()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").train()
 
 
 def token_logprobs(model, ids):
