@@ -70,7 +70,8 @@ class TomlConfig : public ::testing::Test {
 };
 
 TEST_F(TomlConfig, FileGivesFlagsAndTheCommandLineWins) {
-  const std::string config = file("model = \"some folder/x\"\nlearning-rate = 0.5\nsteps = 7\nresume = true\n");
+  const std::string config =
+      file("model = \"some folder/x\"\nlearning-rate = 0.5\nsteps = 7\nresume = true\n");
   for (const Arguments& arguments : {Arguments{"train", "--config", config, "--steps", "9"},
                                      Arguments{"train", "--steps", "9", "--config", config},
                                      Arguments{"train", "--steps=9", "--config=" + config}}) {
@@ -106,7 +107,8 @@ TEST_F(TomlConfig, ArraysBecomeLists) {
 
 TEST_F(TomlConfig, NumbersKeepTheirValue) {
   Program program;
-  program.resolve({"train", "--config", file("model = 'm'\nlearning-rate = 1.2345678901234567e-7\nseed = 9007199254740993\n")});
+  program.resolve({"train", "--config",
+                   file("model = 'm'\nlearning-rate = 1.2345678901234567e-7\nseed = 9007199254740993\n")});
   EXPECT_EQ(program.rate, 1.2345678901234567e-7);
   EXPECT_EQ(program.seed, 9007199254740993u);
 }
@@ -125,7 +127,8 @@ TEST_F(TomlConfig, TablesAreRefusedWithTheirLine) {
 }
 
 TEST_F(TomlConfig, SyntaxErrorsAreRefusedWithTheirLine) {
-  for (const char* text : {"steps = 1\nresume = yes\n", "steps = 1\nmodel = \"x\n", "steps = 1\nsteps = 2\n"}) {
+  for (const char* text :
+       {"steps = 1\nresume = yes\n", "steps = 1\nmodel = \"x\n", "steps = 1\nsteps = 2\n"}) {
     EXPECT_NE(error_of(text).find(path() + ":2: "), std::string::npos) << error_of(text);
   }
 }
@@ -133,9 +136,13 @@ TEST_F(TomlConfig, SyntaxErrorsAreRefusedWithTheirLine) {
 TEST_F(TomlConfig, MissingFilesAndNamesAreRefused) {
   Program program;
   const std::string missing = (folder_ / "missing.toml").string();
-  EXPECT_NE(message_of<InputError>([&] { cli::expand_config(program.app, {"train", "--config", missing}); }).find(missing),
+  EXPECT_NE(message_of<InputError>([&] {
+              cli::expand_config(program.app, {"train", "--config", missing});
+            }).find(missing),
             std::string::npos);
-  EXPECT_NE(message_of<InputError>([&] { cli::expand_config(program.app, {"train", "--config"}); }).find("--config"),
+  EXPECT_NE(message_of<InputError>([&] {
+              cli::expand_config(program.app, {"train", "--config"});
+            }).find("--config"),
             std::string::npos);
 }
 
@@ -149,7 +156,8 @@ TEST_F(TomlConfig, CommandsWithAConfigOfTheirOwnAreLeftAlone) {
 
 TEST_F(TomlConfig, ResolvedFlagsAreTyped) {
   Program program;
-  const nlohmann::ordered_json flags = program.resolve({"train", "--model", "m", "--learning-rate", "1e-3", "--resume"});
+  const nlohmann::ordered_json flags =
+      program.resolve({"train", "--model", "m", "--learning-rate", "1e-3", "--resume"});
   EXPECT_EQ(flags["model"], "m");
   EXPECT_EQ(flags["normalize"], "token");
   EXPECT_TRUE(flags["learning-rate"].is_number_float());

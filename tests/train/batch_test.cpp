@@ -25,7 +25,8 @@ using Reals = std::vector<double>;
 //       - [3 4]
 Trajectories branching() {
   TrajectoriesBuilder builder;
-  builder.append({.input_ids = {7, 8, 1, 2}, .loss_weights = {9, 0, 1, 2}, .logprobs = {0, -1, -2, -3}, .advantage = 5});
+  builder.append(
+      {.input_ids = {7, 8, 1, 2}, .loss_weights = {9, 0, 1, 2}, .logprobs = {0, -1, -2, -3}, .advantage = 5});
   builder.append({.input_ids = {7, 8, 3, 4}, .loss_weights = {0, 0.5, 3, 0}, .advantages = {6, 7, 8, 9}});
   builder.append({.input_ids = {7, 8}, .loss_weights = {0, 1.5}, .logprobs = {0, -4}, .advantage = -1});
   return builder.finish();

@@ -54,8 +54,13 @@ TEST(Cost, PlanWorkCountsRepeatedPrefixesAndSkipsPiecesWithoutLoss) {
 
 TEST(Cost, SpeedupBoundIsTheRatioOfFlops) {
   const Trajectories trajectories = from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3}, {1, 2, 3, 6}});
-  const ModelShape shape{.num_hidden_layers = 1, .hidden_size = 1, .intermediate_size = 1,
-                         .num_attention_heads = 1, .num_key_value_heads = 1, .head_dim = 1, .vocab_size = 1};
+  const ModelShape shape{.num_hidden_layers = 1,
+                         .hidden_size = 1,
+                         .intermediate_size = 1,
+                         .num_attention_heads = 1,
+                         .num_key_value_heads = 1,
+                         .head_dim = 1,
+                         .vocab_size = 1};
   // Per token 6 * (2 + 2 + 3), per pair 14, per head row 8.
   const double flat = 42.0 * 16 + 14 * 41 + 8 * 12, tree = 42.0 * 6 + 14 * 19 + 8 * 4;
   EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(trajectories)), flat / tree);
@@ -90,7 +95,7 @@ TEST(Cost, MemoryByHandWhereItIsExact) {
   EXPECT_EQ(fp32.optimizer, 0);
   const MemoryEstimate bf16 = estimate_memory(config, at::kBFloat16, OptimizerKind::kAdamW, 100);
   EXPECT_EQ(bf16.weights, 2 * parameters);
-  EXPECT_EQ(bf16.gradients, 6 * parameters);  // a bfloat16 gradient and its float32 sum
+  EXPECT_EQ(bf16.gradients, 6 * parameters);   // a bfloat16 gradient and its float32 sum
   EXPECT_EQ(bf16.optimizer, 12 * parameters);  // two moments and the master
 }
 

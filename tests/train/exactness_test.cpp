@@ -14,7 +14,9 @@ constexpr double kTolerance = 1e-12;
 constexpr int kBlocks = 4;  // so that ctest may run them side by side
 constexpr int kVocabSizes[] = {5, 19, 47};
 
-int forests_per_block() { return std::getenv("ESPALIER_LONG_TESTS") != nullptr ? 2500 : 250; }
+int forests_per_block() {
+  return std::getenv("ESPALIER_LONG_TESTS") != nullptr ? 2500 : 250;
+}
 
 ObjectiveOptions random_objective(Rng& rng) {
   ObjectiveOptions objective;
@@ -45,8 +47,8 @@ std::string describe(const ObjectiveOptions& objective, const PlanOptions& plan,
   return fmt::format("{} {} shared targets {} normalize {} {} budget {} shape {}", to_string(family),
                      objective.kind == ObjectiveKind::kSft ? "sft" : "grpo",
                      objective.shared_targets == SharedTargets::kSum ? "sum" : "once",
-                     static_cast<int>(objective.normalize), espalier::to_string(plan.strategy), plan.token_budget,
-                     static_cast<int>(shape));
+                     static_cast<int>(objective.normalize), espalier::to_string(plan.strategy),
+                     plan.token_budget, static_cast<int>(shape));
 }
 
 class Exactness : public ::testing::TestWithParam<int> {};
@@ -68,9 +70,9 @@ TEST_P(Exactness, RandomForestsEqualPerTrajectoryTraining) {
     const Decoder& decoder = decoders[model];
     const ObjectiveOptions objective = random_objective(rng);
     const auto shape = static_cast<Shape>(rng.below(kNumShapes));
-    const Trajectories trajectories =
-        random_trajectories(rng, shape, {.vocab_size = decoder.config().vocab_size,
-                                         .for_grpo = objective.kind == ObjectiveKind::kGrpo});
+    const Trajectories trajectories = random_trajectories(
+        rng, shape,
+        {.vocab_size = decoder.config().vocab_size, .for_grpo = objective.kind == ObjectiveKind::kGrpo});
     const PlanOptions plan = random_plan(rng, trajectories);
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(objective, plan, kFamilies[model / 3], shape)));
     const Step step = make_step(trajectories, all_rows(trajectories), plan, objective);
@@ -89,10 +91,12 @@ TEST_P(Exactness, RandomForestsEqualPerTrajectoryTraining) {
   // A generator that shared nothing or never cut a forest would prove little.
   EXPECT_GT(flat, tree * 3 / 2);
   EXPECT_GT(micro_batches, forests * 3 / 2);
-  std::printf("%d forests, %lld flat and %lld tree tokens, %lld micro-batches: worst error of loss %.2g, gradient %.2g, "
-              "log-prob %.2g\n",
-              forests, static_cast<long long>(flat), static_cast<long long>(tree),
-              static_cast<long long>(micro_batches), worst_loss, worst_gradient, worst_logprob);
+  std::printf(
+      "%d forests, %lld flat and %lld tree tokens, %lld micro-batches: worst error of loss %.2g, gradient "
+      "%.2g, "
+      "log-prob %.2g\n",
+      forests, static_cast<long long>(flat), static_cast<long long>(tree),
+      static_cast<long long>(micro_batches), worst_loss, worst_gradient, worst_logprob);
 }
 
 INSTANTIATE_TEST_SUITE_P(Blocks, Exactness, ::testing::Range(0, kBlocks));

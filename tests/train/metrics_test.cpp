@@ -139,14 +139,18 @@ TEST(Metrics, AResumedRunDropsLaterAndUnfinishedLines) {
 TEST(Metrics, AnUnfinishedLastLineOfAKeptStepIsDropped) {
   const ScratchFolder folder;
   write_text(folder / "metrics.jsonl", "{\"step\":1}\n{\"step\":2,\"lo");
-  { MetricsWriter writer(folder.path(), 5); }
+  {
+    MetricsWriter writer(folder.path(), 5);
+  }
   EXPECT_EQ(read_text(folder / "metrics.jsonl"), "{\"step\":1}\n");
 }
 
 TEST(Metrics, ANewRunStartsAnew) {
   const ScratchFolder folder;
   write_text(folder / "metrics.jsonl", "{\"step\":1}\n");
-  { MetricsWriter writer(folder.path(), 0); }
+  {
+    MetricsWriter writer(folder.path(), 0);
+  }
   EXPECT_EQ(read_text(folder / "metrics.jsonl"), "");
 }
 

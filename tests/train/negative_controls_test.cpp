@@ -51,7 +51,9 @@ class NegativeControls : public ::testing::Test {
     return distance(batch_outcome(decoder_, batches, objective_));
   }
 
-  double error_of(const Step& step) const { return distance(tree_outcome(decoder_, trajectories_, step, objective_)); }
+  double error_of(const Step& step) const {
+    return distance(tree_outcome(decoder_, trajectories_, step, objective_));
+  }
 
   double distance(const Outcome& outcome) const {
     return std::max(loss_error(outcome, reference_), gradient_error(outcome, reference_));
@@ -71,8 +73,8 @@ class NegativeControls : public ::testing::Test {
     Batch batch = make_batches(trajectories_, step_, objective_)[0];
     spoil(&batch);
     const at::Tensor logprobs =
-        reference::edge_logprobs(hidden_states(batch).index_select(0, batch.head_rows), decoder_.lm_head_weight(),
-                                 batch.edge_row, batch.edge_target)
+        reference::edge_logprobs(hidden_states(batch).index_select(0, batch.head_rows),
+                                 decoder_.lm_head_weight(), batch.edge_row, batch.edge_target)
             .index_select(0, batch.term_edge);
     const ObjectiveValue value = objective_value(objective_, logprobs, batch.terms);
     std::vector<at::Tensor> leaves;
@@ -175,7 +177,8 @@ TEST_F(NegativeControls, DroppedFirstTokensOfBranchesAreCaught) {
   int64_t dropped = 0;
   for (int64_t k = 0; k < step_.terms.num_rows(); ++k) {
     for (const Term& term : step_.terms.row(k)) {
-      const bool starts_node = term.position == branch_positions[0] || (term.position == branch_positions[1] && (k == 1 || k == 2));
+      const bool starts_node = term.position == branch_positions[0] ||
+                               (term.position == branch_positions[1] && (k == 1 || k == 2));
       dropped += starts_node;
       if (!starts_node) spoilt.terms.values.push_back(term);
     }

@@ -39,7 +39,8 @@ void expect_terms(const ObjectiveOptions& options, const std::vector<Expected>& 
     ASSERT_EQ(terms.row_size(k), static_cast<int64_t>(expected[k].positions.size())) << "row " << k;
     for (size_t t = 0; t < expected[k].positions.size(); ++t) {
       EXPECT_EQ(terms.row(k)[t].position, expected[k].positions[t]) << "row " << k << " term " << t;
-      EXPECT_DOUBLE_EQ(terms.row(k)[t].coefficient, expected[k].coefficients[t]) << "row " << k << " term " << t;
+      EXPECT_DOUBLE_EQ(terms.row(k)[t].coefficient, expected[k].coefficients[t])
+          << "row " << k << " term " << t;
     }
   }
 }
@@ -129,7 +130,7 @@ TEST(AdvantagesTest, AreRewardsOverTheGroup) {
   const double deviation = std::sqrt(1.0 / 3);
   EXPECT_NEAR(advantages.at(0, 1), (2.0 / 3) / (deviation + 1e-6), 1e-14);
   EXPECT_NEAR(advantages.at(2, 1), (-1.0 / 3) / (deviation + 1e-6), 1e-14);
-  EXPECT_EQ(advantages.at(1, 1), 0);  // a group of one
+  EXPECT_EQ(advantages.at(1, 1), 0);   // a group of one
   EXPECT_EQ(advantages.at(3, 0), 42);  // its own; its reward still counts in the group's mean
 }
 
@@ -215,8 +216,8 @@ TEST(ObjectiveValueTest, GrpoClipsOnlyWhatWouldGoFurther) {
     double logprob, advantage, loss, gradient;
     int64_t clipped;
   };
-  // Old log-prob -2 throughout. Upwards with gain, downwards with loss: clipped, no gradient. The other two are
-  // pulled back with the full ratio.
+  // Old log-prob -2 throughout. Upwards with gain, downwards with loss: clipped, no gradient. The other two
+  // are pulled back with the full ratio.
   const Case cases[] = {
       {-1, 2, -1.3 * 2, 0, 1},
       {-1, -2, high * 2, high * 2, 0},

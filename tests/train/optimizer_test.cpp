@@ -18,7 +18,8 @@ void set_gradients(const Decoder& decoder, const std::vector<at::Tensor>& values
   gradients->zero();
   for (size_t i = 0; i < values.size(); ++i) {
     const Parameter& parameter = decoder.parameters()[i];
-    at::Tensor(parameter.value).mutable_grad() = values[i].to(parameter.value.scalar_type(), false, /*copy=*/true);
+    at::Tensor(parameter.value).mutable_grad() =
+        values[i].to(parameter.value.scalar_type(), false, /*copy=*/true);
   }
   gradients->collect();
 }
@@ -54,8 +55,8 @@ bool same_weights(const std::vector<at::Tensor>& a, const std::vector<at::Tensor
   return true;
 }
 
-// Algorithm 2 of Loshchilov and Hutter (ICLR 2019) on plain doubles, its decay multiplied by the learning rate as
-// LibTorch has it.
+// Algorithm 2 of Loshchilov and Hutter (ICLR 2019) on plain doubles, its decay multiplied by the learning
+// rate as LibTorch has it.
 struct PlainAdamW {
   std::vector<double> p, m, v;
   double t = 0;
@@ -79,7 +80,8 @@ std::vector<double> doubles(const at::Tensor& tensor) {
 
 double adamw_error(at::ScalarType dtype) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, 11), 3, dtype);
-  const OptimizerOptions options{.weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .max_grad_norm = 0};
+  const OptimizerOptions options{
+      .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .max_grad_norm = 0};
   std::vector<PlainAdamW> plain;
   for (const at::Tensor& weight : weights_of(decoder)) {
     const std::vector<double> p = doubles(weight);
@@ -94,7 +96,8 @@ double adamw_error(at::ScalarType dtype) {
     set_gradients(decoder, values, &gradients);
     optimizer.step(&gradients, rate);
     for (size_t i = 0; i < plain.size(); ++i) {
-      plain[i].step(doubles(values[i].to(dtype)), rate, values[i].dim() >= 2 ? options.weight_decay : 0, options);
+      plain[i].step(doubles(values[i].to(dtype)), rate, values[i].dim() >= 2 ? options.weight_decay : 0,
+                    options);
     }
   }
   double worst = 0;
@@ -105,9 +108,13 @@ double adamw_error(at::ScalarType dtype) {
   return worst;
 }
 
-TEST(OptimizerTest, AdamWIsThePapersInFloat64) { EXPECT_LT(adamw_error(at::kDouble), 1e-13); }
+TEST(OptimizerTest, AdamWIsThePapersInFloat64) {
+  EXPECT_LT(adamw_error(at::kDouble), 1e-13);
+}
 
-TEST(OptimizerTest, AdamWIsThePapersInFloat32) { EXPECT_LT(adamw_error(at::kFloat), 2e-6); }
+TEST(OptimizerTest, AdamWIsThePapersInFloat32) {
+  EXPECT_LT(adamw_error(at::kFloat), 2e-6);
+}
 
 TEST(OptimizerTest, SgdSubtractsTheGradientAndDecaysMatricesOnly) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, 11), 3);
@@ -149,7 +156,8 @@ TEST(OptimizerTest, ClipsTheGlobalNorm) {
 }
 
 TEST(OptimizerTest, ANormThatIsNotFiniteChangesNothing) {
-  for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+  for (const double bad :
+       {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 11), 3);
     const Decoder twin = cast_decoder(decoder, at::kDouble);
     Optimizer optimizer(decoder, {}), twin_optimizer(twin, {});
@@ -184,7 +192,8 @@ TEST(OptimizerTest, MasterWeightsGatherWhatBfloat16CannotHold) {
   weight.fill_(1);
   Optimizer optimizer(decoder, {.kind = OptimizerKind::kSgd, .max_grad_norm = 0});
   std::vector<at::Tensor> values;
-  for (const Parameter& parameter : decoder.parameters()) values.push_back(at::zeros_like(parameter.value, at::kDouble));
+  for (const Parameter& parameter : decoder.parameters())
+    values.push_back(at::zeros_like(parameter.value, at::kDouble));
   values[norm].fill_(0x1p-12);
   // Below 1 bfloat16 has steps of 2^-8: one update of 2^-12 is lost in it, 16 of them are one step.
   for (int step = 1; step <= 16; ++step) {
@@ -254,7 +263,8 @@ void expect_round_trip(at::ScalarType dtype, OptimizerKind kind) {
 
 TEST(OptimizerTest, SavedStateContinuesBitForBit) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSgd}) expect_round_trip(dtype, kind);
+    for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSgd})
+      expect_round_trip(dtype, kind);
   }
 }
 
@@ -265,7 +275,8 @@ TEST(OptimizerTest, StateOfAnotherRunIsRefused) {
   const Decoder larger = tiny_decoder(tiny_config(Family::kLlama, 12), 3, at::kFloat);
   Optimizer(fp32, {}).save(folder / "state.safetensors");
   const auto load = [&](const Decoder& decoder, OptimizerKind kind) {
-    return message_of<InputError>([&] { Optimizer(decoder, {.kind = kind}).load(folder / "state.safetensors"); });
+    return message_of<InputError>(
+        [&] { Optimizer(decoder, {.kind = kind}).load(folder / "state.safetensors"); });
   };
   EXPECT_EQ(load(fp32, OptimizerKind::kAdamW), "");
   EXPECT_NE(load(fp32, OptimizerKind::kSgd).find("same optimizer"), std::string::npos);
@@ -280,14 +291,21 @@ TEST(Schedule, FactorsByHand) {
     double factor;
   };
   const Case cases[] = {
-      {SchedulerKind::kConstant, 0, 10, 0, 1},      {SchedulerKind::kConstant, 9, 10, 0, 1},
-      {SchedulerKind::kConstant, 0, 10, 3, 0.25},   {SchedulerKind::kConstant, 2, 10, 3, 0.75},
-      {SchedulerKind::kConstant, 3, 10, 3, 1},      {SchedulerKind::kLinear, 0, 10, 0, 1},
-      {SchedulerKind::kLinear, 4, 10, 0, 0.6},      {SchedulerKind::kLinear, 10, 10, 0, 0},
-      {SchedulerKind::kLinear, 2, 12, 2, 1},        {SchedulerKind::kLinear, 7, 12, 2, 0.5},
-      {SchedulerKind::kCosine, 0, 8, 0, 1},         {SchedulerKind::kCosine, 4, 8, 0, 0.5},
+      {SchedulerKind::kConstant, 0, 10, 0, 1},
+      {SchedulerKind::kConstant, 9, 10, 0, 1},
+      {SchedulerKind::kConstant, 0, 10, 3, 0.25},
+      {SchedulerKind::kConstant, 2, 10, 3, 0.75},
+      {SchedulerKind::kConstant, 3, 10, 3, 1},
+      {SchedulerKind::kLinear, 0, 10, 0, 1},
+      {SchedulerKind::kLinear, 4, 10, 0, 0.6},
+      {SchedulerKind::kLinear, 10, 10, 0, 0},
+      {SchedulerKind::kLinear, 2, 12, 2, 1},
+      {SchedulerKind::kLinear, 7, 12, 2, 0.5},
+      {SchedulerKind::kCosine, 0, 8, 0, 1},
+      {SchedulerKind::kCosine, 4, 8, 0, 0.5},
       {SchedulerKind::kCosine, 2, 8, 0, 0.5 + 0.25 * std::sqrt(2.0)},
-      {SchedulerKind::kCosine, 8, 8, 0, 0},         {SchedulerKind::kCosine, 1, 10, 4, 0.4},
+      {SchedulerKind::kCosine, 8, 8, 0, 0},
+      {SchedulerKind::kCosine, 1, 10, 4, 0.4},
       {SchedulerKind::kLinear, 5, 5, 5, 1},
   };
   for (const Case& c : cases) {

@@ -21,10 +21,13 @@ std::vector<at::Tensor> take_gradients(const Decoder& decoder, Gradients* gradie
 }
 
 Advantages advantages_of(const Trajectories& trajectories, const ObjectiveOptions& objective) {
-  return objective.kind == ObjectiveKind::kGrpo ? Advantages(trajectories, objective.scale_rewards) : Advantages();
+  return objective.kind == ObjectiveKind::kGrpo ? Advantages(trajectories, objective.scale_rewards)
+                                                : Advantages();
 }
 
-double length(const at::Tensor& tensor) { return tensor.norm().item<double>(); }
+double length(const at::Tensor& tensor) {
+  return tensor.norm().item<double>();
+}
 
 }  // namespace
 
@@ -63,12 +66,14 @@ std::vector<Batch> make_batches(const Trajectories& trajectories, const Step& st
   return batches;
 }
 
-Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches, const ObjectiveOptions& objective) {
+Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches,
+                      const ObjectiveOptions& objective) {
   Gradients gradients(decoder);
   Outcome outcome;
   for (const Batch& batch : batches) {
     if (batch.num_terms() == 0) continue;
-    const at::Tensor logprobs = forward_edges(decoder, batch).to(at::kDouble).index_select(0, batch.term_edge);
+    const at::Tensor logprobs =
+        forward_edges(decoder, batch).to(at::kDouble).index_select(0, batch.term_edge);
     const ObjectiveValue value = objective_value(objective, logprobs, batch.terms);
     outcome.loss += value.loss.item<double>();
     torch::autograd::backward({value.loss}, {});

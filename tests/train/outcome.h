@@ -18,18 +18,22 @@ struct Outcome {
 };
 
 /// Every trajectory on its own: the truth.
-Outcome reference_outcome(const Decoder& decoder, const Trajectories& trajectories, const ObjectiveOptions& objective);
+Outcome reference_outcome(const Decoder& decoder, const Trajectories& trajectories,
+                          const ObjectiveOptions& objective);
 
 /// The step on its plan, through make_batch, forward_edges and objective_value.
 Outcome tree_outcome(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                      const ObjectiveOptions& objective);
 
 /// The same from batches that a test may have spoilt. `logprobs` is left empty.
-Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches, const ObjectiveOptions& objective);
+Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches,
+                      const ObjectiveOptions& objective);
 
-std::vector<Batch> make_batches(const Trajectories& trajectories, const Step& step, const ObjectiveOptions& objective);
+std::vector<Batch> make_batches(const Trajectories& trajectories, const Step& step,
+                                const ObjectiveOptions& objective);
 
-/// Worst over the parameters of ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||). Infinite where not finite.
+/// Worst over the parameters of ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||). Infinite where not
+/// finite.
 double gradient_error(const Outcome& outcome, const Outcome& reference);
 
 /// |loss - loss_ref| / size of loss_ref.

@@ -16,10 +16,18 @@ const char* to_string(Family family) {
 
 nlohmann::json tiny_config_json(Family family, int64_t vocab_size) {
   nlohmann::json config = {
-      {"model_type", to_string(family)}, {"vocab_size", vocab_size}, {"hidden_size", 16},
-      {"intermediate_size", 24},         {"num_hidden_layers", 2},   {"num_attention_heads", 4},
-      {"num_key_value_heads", 2},        {"rms_norm_eps", 1e-5},     {"rope_theta", 100.0},
-      {"max_position_embeddings", 64},   {"initializer_range", 0.3}, {"tie_word_embeddings", family == Family::kLlama},
+      {"model_type", to_string(family)},
+      {"vocab_size", vocab_size},
+      {"hidden_size", 16},
+      {"intermediate_size", 24},
+      {"num_hidden_layers", 2},
+      {"num_attention_heads", 4},
+      {"num_key_value_heads", 2},
+      {"rms_norm_eps", 1e-5},
+      {"rope_theta", 100.0},
+      {"max_position_embeddings", 64},
+      {"initializer_range", 0.3},
+      {"tie_word_embeddings", family == Family::kLlama},
   };
   if (family == Family::kLlama) {
     config["rope_scaling"] = {{"rope_type", "llama3"},
@@ -61,7 +69,8 @@ Decoder tiny_decoder(const DecoderConfig& config, uint64_t seed, at::ScalarType 
 Decoder cast_decoder(const Decoder& decoder, at::ScalarType dtype) {
   std::vector<Parameter> parameters;
   for (const Parameter& parameter : decoder.parameters()) {
-    parameters.push_back({parameter.name, parameter.value.detach().to(dtype, false, /*copy=*/true).requires_grad_()});
+    parameters.push_back(
+        {parameter.name, parameter.value.detach().to(dtype, false, /*copy=*/true).requires_grad_()});
   }
   return Decoder(decoder.config(), std::move(parameters));
 }
@@ -120,7 +129,8 @@ std::vector<Tokens> random_rows(Rng& rng, Shape shape, const RandomRows& options
     Growth growth = draw_growth(rng, shape, rows, options);
     if (kind == 1) growth.extension = 0;  // ends inside the tree
     const Tokens& base = rows[growth.base];
-    Tokens row(base.begin(), base.begin() + std::min<int64_t>(growth.keep, static_cast<int64_t>(base.size())));
+    Tokens row(base.begin(),
+               base.begin() + std::min<int64_t>(growth.keep, static_cast<int64_t>(base.size())));
     for (int64_t i = 0; i < growth.extension; ++i) row.push_back(token());
     if (row.empty()) row.push_back(token());
     row.resize(std::min<size_t>(row.size(), options.max_length));

@@ -14,7 +14,8 @@
 
 namespace espalier::testing {
 
-/// llama: tied embeddings, llama3 rope. qwen2: biases on q, k, v, untied. qwen3: norms of q and k, head_dim of its own.
+/// llama: tied embeddings, llama3 rope. qwen2: biases on q, k, v, untied. qwen3: norms of q and k, head_dim
+/// of its own.
 enum class Family { kLlama, kQwen2, kQwen3 };
 inline constexpr Family kFamilies[] = {Family::kLlama, Family::kQwen2, Family::kQwen3};
 const char* to_string(Family family);
@@ -43,9 +44,10 @@ struct RandomRows {
   bool for_grpo = false;  // advantages or rewards in every row, log-probs in some
 };
 
-/// Trajectories of a random shape, some ending inside the tree, some twice, some without loss, some with fractional
-/// weights. The first has five tokens or more, all with loss and (grpo) an unclipped advantage: without it, forests
-/// would turn up whose attention has no gradient but rounding, of which no relative error can be small.
+/// Trajectories of a random shape, some ending inside the tree, some twice, some without loss, some with
+/// fractional weights. The first has five tokens or more, all with loss and (grpo) an unclipped advantage:
+/// without it, forests would turn up whose attention has no gradient but rounding, of which no relative error
+/// can be small.
 Trajectories random_trajectories(Rng& rng, Shape shape, const RandomRows& options);
 
 /// Trajectories of plain rows with loss on every token.

@@ -22,7 +22,8 @@ constexpr int64_t kVocabSize = 19;
 
 Trajectories training_rows(bool for_grpo = false) {
   Rng rng(2024);
-  return random_trajectories(rng, Shape::kDeep, {.vocab_size = kVocabSize, .max_rows = 12, .for_grpo = for_grpo});
+  return random_trajectories(rng, Shape::kDeep,
+                             {.vocab_size = kVocabSize, .max_rows = 12, .for_grpo = for_grpo});
 }
 
 // A scratch folder with a model, and options that train it.
@@ -70,8 +71,8 @@ class TrainerTest : public ::testing::Test {
   ScratchFolder folder_;
 };
 
-// The losses below are what this engine computed on x86-64; to renew them after a change that is meant to change
-// them, run the test and copy the list that it prints when it fails.
+// The losses below are what this engine computed on x86-64; to renew them after a change that is meant to
+// change them, run the test and copy the list that it prints when it fails.
 constexpr double kPinnedLosses[] = {
     3.530341101860377,  3.3573469323579666, 3.1709049514251371, 3.0812882444932357, 2.7746254074273704,
     2.7964939957991768, 2.6225696554145843, 2.6158520542105279, 2.5732806148431919, 2.4804316006371825};
@@ -102,9 +103,12 @@ struct ResumeCase {
 
 TEST_F(TrainerTest, ResumingContinuesBitForBit) {
   const ResumeCase cases[] = {
-      {at::kFloat, at::kFloat, OptimizerKind::kAdamW},     {at::kDouble, at::kDouble, OptimizerKind::kAdamW},
-      {at::kBFloat16, at::kBFloat16, OptimizerKind::kAdamW}, {at::kBFloat16, at::kBFloat16, OptimizerKind::kSgd},
-      {at::kFloat, at::kBFloat16, OptimizerKind::kAdamW},  {at::kDouble, at::kFloat, OptimizerKind::kSgd},
+      {at::kFloat, at::kFloat, OptimizerKind::kAdamW},
+      {at::kDouble, at::kDouble, OptimizerKind::kAdamW},
+      {at::kBFloat16, at::kBFloat16, OptimizerKind::kAdamW},
+      {at::kBFloat16, at::kBFloat16, OptimizerKind::kSgd},
+      {at::kFloat, at::kBFloat16, OptimizerKind::kAdamW},
+      {at::kDouble, at::kFloat, OptimizerKind::kSgd},
       {at::kBFloat16, at::kFloat, OptimizerKind::kAdamW},
   };
   const Trajectories trajectories = training_rows();
@@ -263,7 +267,8 @@ TEST(Accumulation, EightMicroBatchesOfOneEqualOneOfEight) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, kVocabSize), 4);
   for (const Normalize normalize : {Normalize::kToken, Normalize::kSequence, Normalize::kConstant}) {
     const ObjectiveOptions objective{.normalize = normalize, .normalize_constant = 3};
-    const Step whole = make_step(trajectories, all_rows(trajectories), {Strategy::kSequencePacking, 0}, objective);
+    const Step whole =
+        make_step(trajectories, all_rows(trajectories), {Strategy::kSequencePacking, 0}, objective);
     ASSERT_EQ(whole.plan.micro_batches.size(), 1u);
     Step apart = whole;
     apart.plan.micro_batches.clear();
@@ -310,7 +315,8 @@ Trajectories grouped_rows() {
   return builder.finish();
 }
 
-std::vector<int64_t> order_of(const Trajectories& trajectories, Shuffle shuffle, uint64_t seed, int64_t epoch) {
+std::vector<int64_t> order_of(const Trajectories& trajectories, Shuffle shuffle, uint64_t seed,
+                              int64_t epoch) {
   TrainOptions options;
   options.shuffle = shuffle;
   options.seed = seed;

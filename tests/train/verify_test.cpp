@@ -12,7 +12,8 @@ constexpr int64_t kVocabSize = 19;
 
 Trajectories rows_to_verify(bool for_grpo) {
   Rng rng(31);
-  return random_trajectories(rng, Shape::kMixed, {.vocab_size = kVocabSize, .max_rows = 12, .for_grpo = for_grpo});
+  return random_trajectories(rng, Shape::kMixed,
+                             {.vocab_size = kVocabSize, .max_rows = 12, .for_grpo = for_grpo});
 }
 
 int64_t longest(const Trajectories& trajectories) {
@@ -60,7 +61,8 @@ TEST_P(VerifyTest, PassesInFloat64UnderEveryPlan) {
       run.plan = plan;
       if (for_grpo) run.objective.kind = ObjectiveKind::kGrpo;
       const VerifyReport report = verify(trajectories, run);
-      SCOPED_TRACE(fmt::format("{} budget {} {}", to_string(plan.strategy), plan.token_budget, to_json(report).dump()));
+      SCOPED_TRACE(fmt::format("{} budget {} {}", to_string(plan.strategy), plan.token_budget,
+                               to_json(report).dump()));
       EXPECT_TRUE(report.passed);
       EXPECT_LE(report.grad_rel_error_max, 1e-12);
       EXPECT_LE(report.loss_rel_error, 1e-12);
@@ -89,7 +91,8 @@ TEST_P(VerifyTest, PassesInLowerPrecisionByErrorRatio) {
       VerifyOptions run = options(dtype);
       run.plan = plan;
       const VerifyReport report = verify(trajectories, run);
-      SCOPED_TRACE(fmt::format("{} budget {} {}", to_string(plan.strategy), plan.token_budget, to_json(report).dump()));
+      SCOPED_TRACE(fmt::format("{} budget {} {}", to_string(plan.strategy), plan.token_budget,
+                               to_json(report).dump()));
       EXPECT_TRUE(report.passed);
       EXPECT_GT(report.error_ratio_max, 0);
       EXPECT_LE(report.error_ratio_max, 2);
@@ -110,7 +113,8 @@ TEST_P(VerifyTest, FailsWhenTheToleranceIsBelowTheError) {
 }
 
 TEST_P(VerifyTest, PassesWhereTheLossCancels) {
-  // Ratios of 1 and advantages of a group that sum to nothing: the loss is 0 but for rounding, its gradient is not.
+  // Ratios of 1 and advantages of a group that sum to nothing: the loss is 0 but for rounding, its gradient
+  // is not.
   VerifyOptions run = options(at::kDouble);
   run.objective.kind = ObjectiveKind::kGrpo;
   run.isolation_trials = 0;
@@ -129,13 +133,14 @@ TEST_P(VerifyTest, PassesWhereTheLossCancels) {
 TEST_P(VerifyTest, ReportsTheKeysThatItPromises) {
   const Trajectories trajectories = rows_to_verify(false);
   EXPECT_EQ(keys(to_json(verify(trajectories, options(at::kDouble)))),
-            (std::vector<std::string>{"dtype", "loss_rel_error", "grad_rel_error_max", "grad_rel_error_worst_parameter",
-                                      "logprob_abs_error_max", "isolation_bitwise", "isolation_trials", "flat_tokens",
-                                      "tree_tokens", "encoded_tokens", "loss", "passed"}));
+            (std::vector<std::string>{"dtype", "loss_rel_error", "grad_rel_error_max",
+                                      "grad_rel_error_worst_parameter", "logprob_abs_error_max",
+                                      "isolation_bitwise", "isolation_trials", "flat_tokens", "tree_tokens",
+                                      "encoded_tokens", "loss", "passed"}));
   const nlohmann::ordered_json low = to_json(verify(trajectories, options(at::kFloat)));
   for (const char* key : {"dtype", "loss_rel_error", "grad_rel_error_max", "grad_rel_error_worst_parameter",
-                          "logprob_abs_error_max", "error_ratio_max", "isolation_bitwise", "flat_tokens", "tree_tokens",
-                          "passed"}) {
+                          "logprob_abs_error_max", "error_ratio_max", "isolation_bitwise", "flat_tokens",
+                          "tree_tokens", "passed"}) {
     EXPECT_TRUE(low.contains(key)) << key;
   }
   EXPECT_EQ(low["dtype"], "float32");

@@ -24,15 +24,16 @@ class InternalError : public std::logic_error {
 }  // namespace espalier
 
 /// Throws InputError with a formatted message unless `condition` holds.
-#define ESPALIER_CHECK(condition, ...)                                                  \
-  do {                                                                                  \
-    if (!(condition)) [[unlikely]] throw ::espalier::InputError(fmt::format(__VA_ARGS__)); \
+#define ESPALIER_CHECK(condition, ...)                        \
+  do {                                                        \
+    if (!(condition)) [[unlikely]]                            \
+      throw ::espalier::InputError(fmt::format(__VA_ARGS__)); \
   } while (false)
 
 /// Throws InternalError unless `condition` holds. Always on: it guards the exactness of gradients.
-#define ESPALIER_ASSERT(condition)                                                             \
-  do {                                                                                         \
-    if (!(condition)) [[unlikely]]                                                             \
-      throw ::espalier::InternalError(                                                         \
-          fmt::format("{}:{}: internal check failed: {}", __FILE__, __LINE__, #condition));   \
+#define ESPALIER_ASSERT(condition)                                                          \
+  do {                                                                                      \
+    if (!(condition)) [[unlikely]]                                                          \
+      throw ::espalier::InternalError(                                                      \
+          fmt::format("{}:{}: internal check failed: {}", __FILE__, __LINE__, #condition)); \
   } while (false)

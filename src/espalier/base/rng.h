@@ -15,10 +15,10 @@ class Rng {
  public:
   explicit Rng(uint64_t seed, uint64_t stream = 0);
 
-  uint64_t next();                         ///< uniform over all 64-bit values
-  double uniform();                        ///< uniform in [0, 1), 53 random bits
-  double normal();                         ///< standard normal (Box-Muller; one value per two draws)
-  int64_t below(int64_t bound);            ///< uniform in [0, bound), bound >= 1, without modulo bias
+  uint64_t next();                             ///< uniform over all 64-bit values
+  double uniform();                            ///< uniform in [0, 1), 53 random bits
+  double normal();                             ///< standard normal (Box-Muller; one value per two draws)
+  int64_t below(int64_t bound);                ///< uniform in [0, bound), bound >= 1, without modulo bias
   int64_t between(int64_t low, int64_t high);  ///< uniform in [low, high], both included
 
  private:

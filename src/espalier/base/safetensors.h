@@ -17,8 +17,8 @@
 
 namespace espalier {
 
-/// One tensor of a file. `dtype` is the format's own word: BOOL U8 I8 I16 U16 I32 U32 I64 U64 F16 BF16 F32 F64
-/// (and F8_E4M3, F8_E5M2, known so that such tensors can be copied).
+/// One tensor of a file. `dtype` is the format's own word: BOOL U8 I8 I16 U16 I32 U32 I64 U64 F16 BF16 F32
+/// F64 (and F8_E4M3, F8_E5M2, known so that such tensors can be copied).
 struct TensorView {
   std::string name;
   std::string dtype;

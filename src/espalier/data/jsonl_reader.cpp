@@ -363,7 +363,9 @@ Trajectories read_jsonl(const std::filesystem::path& path, const ReadOptions& op
   TrajectoriesBuilder builder;
   RowReport rows(options, report);
   std::string_view line;
-  for (auto status = lines.next(line); status != LineReader::Status::kEnd; status = lines.next(line)) {
+  while (!rows.enough()) {
+    const LineReader::Status status = lines.next(line);
+    if (status == LineReader::Status::kEnd) break;
     rows.progress(lines.fraction());
     if (status == LineReader::Status::kTooLong) {
       rows.bad(fmt::format("{}:{}: expected a line of at most {} bytes, received a longer one", file,

@@ -342,7 +342,7 @@ Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& o
   const std::string file = path.string();
   RowReport rows(options, report);
   std::vector<int64_t> good;
-  for (int64_t r = 0; r < mapped.num_rows(); ++r) {
+  for (int64_t r = 0; r < mapped.num_rows() && !rows.enough(); ++r) {
     rows.progress(static_cast<double>(mapped.offsets[r]) / static_cast<double>(mapped.num_tokens() + 1));
     try {
       check_packed_row(mapped, r, options.vocab_size);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <utility>
 
 #include "espalier/base/check.h"
 #include "espalier/data/reader.h"
@@ -21,10 +20,13 @@ class RowReport {
 
   void good() { ++report_.rows_read; }
 
-  void bad(std::string message) {
-    if (!options_.skip_bad_rows) throw InputError(std::move(message));
+  /// Whether as many good rows are read as were asked for.
+  bool enough() const { return options_.max_rows > 0 && report_.rows_read >= options_.max_rows; }
+
+  void bad(const std::string& message) {
+    if (!options_.skip_bad_rows) throw InputError(message);
     ++report_.rows_skipped;
-    if (report_.first_errors.size() < 10) report_.first_errors.push_back(std::move(message));
+    if (report_.first_errors.size() < 10) report_.first_errors.push_back(message);
   }
 
   /// Calls the user's progress function when the fraction has grown by half a percent.

@@ -6,13 +6,15 @@
 namespace espalier {
 
 /// Differentiable log softmax of the LM head, gathered at the targets; the logits never exist whole.
-///   hidden [R, C] final hidden states of the rows that predict at least one target; weight [V, C] of the same
-///   dtype (float64, float32, bfloat16); edge_row [E] int64, ascending, in [0, R): the row that predicts edge
-///   e; edge_target [E] int64 in [0, V). Several edges may share a row (a branching token has several targets).
+///   hidden [R, C] final hidden states of the rows that predict at least one target; weight [V, C] of the
+///   same dtype (float64, float32, bfloat16); edge_row [E] int64, ascending, in [0, R): the row that predicts
+///   edge e; edge_target [E] int64 in [0, V). Several edges may share a row (a branching token has several
+///   targets).
 /// Returns log p(edge_target[e] | hidden[edge_row[e]]) [E], natural log, float32 (float64 for float64).
 /// Rows are worked on in chunks; log-sum-exp in float32 (float64). Backward recomputes the logits chunk by
 /// chunk. Peak extra memory: one chunk of logits, independent of E.
-/// Registered as torch.ops.espalier.edge_logprobs(hidden, weight, edge_row, edge_target) -> (logprobs, lse [R]).
+/// Registered as torch.ops.espalier.edge_logprobs(hidden, weight, edge_row, edge_target) -> (logprobs, lse
+/// [R]).
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
 

@@ -108,6 +108,7 @@ void finish(const Forest& forest, MicroBatch& batch) {
 std::vector<MicroBatch> pack_trees(const Forest& forest, int64_t budget) {
   const std::vector<Part> parts = tree_parts(forest, budget);
   std::vector<int64_t> sizes;
+  sizes.reserve(parts.size());
   for (const Part& part : parts) sizes.push_back(part.num_tokens);
   std::vector<MicroBatch> batches;
   std::vector<int64_t> run_of(forest.num_nodes());  // in the current micro-batch
@@ -158,6 +159,7 @@ void append_chain(const Forest& forest, const std::vector<int64_t>& top, int64_t
 
 std::vector<MicroBatch> pack_sequences(const Forest& forest, int64_t budget) {
   std::vector<int64_t> sizes;
+  sizes.reserve(forest.num_trajectories());
   for (int64_t r = 0; r < forest.num_trajectories(); ++r) sizes.push_back(forest.trajectory_size(r));
   const std::vector<int64_t> top = stretch_tops(forest);
   std::vector<MicroBatch> batches;

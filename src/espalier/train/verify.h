@@ -58,8 +58,9 @@ VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& optio
 
 struct ReferenceLoss {
   double value = 0;
-  /// Sum of |coefficient * l| over the terms; the value itself for sft. The terms of a policy gradient cancel,
-  /// to nothing where ratios are 1 and advantages are centred: rounding is small beside this, not beside that.
+  /// Sum of |coefficient * l| over the terms; the value itself for sft. The terms of a policy gradient
+  /// cancel, to nothing where ratios are 1 and advantages are centred: rounding is small beside this, not
+  /// beside that.
   double size = 0;
 };
 
