@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM=false
 
 use_smollm2() {
   model=$smollm2
-  dtype=bfloat16
+  dtype=float32
   conversations=1      # of the 8, for training: about 2,000 distinct tokens
   part=2               # trajectories that `verify` and `bench` run on
   steps=6

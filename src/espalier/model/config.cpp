@@ -17,29 +17,17 @@ using Json = nlohmann::json;
 // Keys that Transformers 4 and 5, exporters and trainers write and that do not touch the mathematics of a
 // forward or backward pass: bookkeeping, token ids, generation defaults, classification labels, caches.
 constexpr auto kHarmlessKeys = std::to_array<std::string_view>({
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_attn_implementation_internal",
-    "_commit_hash",
-    "_experts_implementation",
-    "_flash_attn_2_enabled",
-    "_name_or_path",
     "architectures",
     "attn_implementation",
     "bad_words_ids",
     "begin_suppress_tokens",
-    "bos_token_id",
     "chunk_size_feed_forward",
-    "decoder_start_token_id",
     "diversity_penalty",
     "do_sample",
     "early_stopping",
     "encoder_no_repeat_ngram_size",
-    "eos_token_id",
     "exponential_decay_length_penalty",
     "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
     "id2label",
     "is_decoder",
     "is_llama_config",
@@ -60,14 +48,12 @@ constexpr auto kHarmlessKeys = std::to_array<std::string_view>({
     "output_attentions",
     "output_hidden_states",
     "output_scores",
-    "pad_token_id",
     "prefix",
     "problem_type",
     "remove_invalid_values",
     "repetition_penalty",
     "return_dict",
     "return_dict_in_generate",
-    "sep_token_id",
     "suppress_tokens",
     "task_specific_params",
     "temperature",
@@ -193,7 +179,10 @@ class Reader {
 
   void refuse_other_keys(const std::vector<std::string_view>& known) const {
     for (const auto& [key, value] : json_.items()) {
-      if (value.is_null() || std::find(known.begin(), known.end(), key) != known.end()) continue;
+      // A leading underscore marks what a library notes for itself; special tokens concern generation.
+      if (value.is_null() || key.starts_with('_') || key.ends_with("_token_id") ||
+          std::find(known.begin(), known.end(), key) != known.end())
+        continue;
       throw InputError(fmt::format(
           "{}: {}{} = {}: unknown key, which may change the mathematics of the model; expected the keys of "
           "llama, qwen2 and qwen3 (remove the key if it has no effect)",

@@ -22,7 +22,7 @@ struct VerifyOptions {
   PlanOptions plan;
   double max_error = 1e-12;    // float64: worst relative error of a parameter's gradient, and of the loss
   double max_error_ratio = 2;  // lower precision: error of the tree run over error of the per-trajectory run
-  int64_t isolation_trials = 8;  // trajectories whose neighbours are changed
+  int64_t isolation_trials = 4;  // trajectories whose neighbours are changed
   uint64_t seed = 0;
 };
 
