@@ -82,7 +82,8 @@ TEST(Cost, ModelShapeIsTheConfigs) {
 TEST(Cost, MemoryByHandWhereItIsExact) {
   const DecoderConfig config = tiny_config(Family::kLlama, 19);
   double parameters = 0;
-  for (const Parameter& parameter : tiny_decoder(config, 1).parameters()) {
+  const Decoder decoder = tiny_decoder(config, 1);
+  for (const Parameter& parameter : decoder.parameters()) {
     parameters += static_cast<double>(parameter.value.numel());
   }
   const MemoryEstimate fp64 = estimate_memory(config, at::kDouble, OptimizerKind::kAdamW, 100);

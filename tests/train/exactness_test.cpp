@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "espalier/base/check.h"
 #include "tests/train/outcome.h"
 #include "tests/train/tiny_models.h"
 

@@ -41,7 +41,7 @@ std::vector<std::string> read_records(const fs::path& file) {
 }
 
 struct Field {
-  int number;
+  int number = 0;
   uint64_t varint = 0;
   std::string bytes;  // also the raw bytes of fixed32 and fixed64
 };
@@ -60,7 +60,8 @@ std::vector<Field> read_message(const std::string& text) {
   std::vector<Field> fields;
   for (size_t at = 0; at < text.size();) {
     const uint64_t key = read_varint(text, &at);
-    Field field{static_cast<int>(key >> 3)};
+    Field field;
+    field.number = static_cast<int>(key >> 3);
     const int type = key & 7;
     if (type == 0) {
       field.varint = read_varint(text, &at);

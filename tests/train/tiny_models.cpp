@@ -118,6 +118,7 @@ std::vector<Tokens> random_rows(Rng& rng, Shape shape, const RandomRows& options
   const auto token = [&] { return static_cast<int32_t>(rng.below(options.vocab_size)); };
   Tokens first(rng.between(5, shape == Shape::kSingleTokens ? 7 : options.max_length / 2));
   std::generate(first.begin(), first.end(), token);
+  if (first[1] == first[0]) first[1] = static_cast<int32_t>((first[0] + 1) % options.vocab_size);
   std::vector<Tokens> rows{first};
   const int64_t num_rows = shape == Shape::kChain ? rng.between(1, 2) : rng.between(2, options.max_rows);
   while (static_cast<int64_t>(rows.size()) < num_rows) {

@@ -45,9 +45,9 @@ struct RandomRows {
 };
 
 /// Trajectories of a random shape, some ending inside the tree, some twice, some without loss, some with
-/// fractional weights. The first has five tokens or more, all with loss and (grpo) an unclipped advantage:
-/// without it, forests would turn up whose attention has no gradient but rounding, of which no relative error
-/// can be small.
+/// fractional weights. The first has five tokens or more, not all equal, all with loss and (grpo) an
+/// unclipped advantage: without it, forests would turn up whose attention has no gradient but rounding, of
+/// which no relative error can be small.
 Trajectories random_trajectories(Rng& rng, Shape shape, const RandomRows& options);
 
 /// Trajectories of plain rows with loss on every token.

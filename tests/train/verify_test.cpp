@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "espalier/base/check.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/train/tiny_models.h"
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 
 #include "espalier/base/check.h"
@@ -80,8 +81,14 @@ std::vector<std::string> expand_config(const CLI::App& app, const std::vector<st
 
 namespace {
 
-nlohmann::ordered_json typed(const std::string& text) {
-  if (text == "true" || text == "false") return text == "true";
+bool is_number(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  return type.starts_with("INT") || type.starts_with("UINT") || type.starts_with("FLOAT");
+}
+
+// A flag of text stays text, also where it looks like a number ("007"); lists of numbers stay text too.
+nlohmann::ordered_json typed(const CLI::Option& option, const std::string& text) {
+  if (!is_number(option)) return text;
   int64_t integer = 0;
   const char* end = text.data() + text.size();
   if (const auto [last, error] = std::from_chars(text.data(), end, integer);
@@ -90,9 +97,8 @@ nlohmann::ordered_json typed(const std::string& text) {
   }
   char* last = nullptr;
   const double real = std::strtod(text.c_str(), &last);
-  const bool number = !text.empty() && last == text.c_str() + text.size() &&
-                      (std::isdigit(text.back()) || text.back() == '.');
-  return number ? nlohmann::ordered_json(real) : nlohmann::ordered_json(text);
+  const bool whole = !text.empty() && last == text.c_str() + text.size() && std::isfinite(real);
+  return whole ? nlohmann::ordered_json(real) : nlohmann::ordered_json(text);
 }
 
 }  // namespace
@@ -106,11 +112,11 @@ nlohmann::ordered_json resolved_flags(const CLI::App& command) {
     const bool is_flag = option->get_expected_max() == 0 || option->get_items_expected_max() == 0;
     if (option->count() > 0) {
       flags[name] = is_flag ? nlohmann::ordered_json(option->as<bool>())
-                            : typed(fmt::format("{}", fmt::join(option->results(), ",")));
+                            : typed(*option, fmt::format("{}", fmt::join(option->results(), ",")));
     } else if (is_flag) {
       flags[name] = false;
     } else if (!option->get_default_str().empty()) {
-      flags[name] = typed(option->get_default_str());
+      flags[name] = typed(*option, option->get_default_str());
     }
   }
   return flags;

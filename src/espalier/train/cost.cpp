@@ -79,15 +79,15 @@ MemoryEstimate estimate_memory(const DecoderConfig& config, at::ScalarType dtype
   memory.weights = parameters * bytes;
   memory.gradients = parameters * (sum_bytes + bytes);
   memory.optimizer = masters + (optimizer == OptimizerKind::kAdamW ? 2 * parameters * sum_bytes : 0);
-  // Saved per token and layer: inputs and float32 intermediates of both norms and the residuals (about ten
-  // hidden sizes), q, k, v before and after rotation and the attention output, and five of the MLP's width.
+  // Kept per token and layer: the residual stream before and the output of both norms; rotated q and k, v,
+  // and the attention output; the MLP's gate before and after its activation, up, and their product.
   const double per_layer =
-      10.0 * config.hidden_size +
-      (4.0 * config.num_attention_heads + 4.0 * config.num_key_value_heads) * config.head_dim +
-      5.0 * config.intermediate_size;
+      4.0 * config.hidden_size +
+      (2.0 * config.num_attention_heads + 2.0 * config.num_key_value_heads) * config.head_dim +
+      4.0 * config.intermediate_size;
   constexpr double kLogitsChunkBytes = 2.0 * (32 << 20);
   memory.activations =
-      static_cast<double>(max_tokens) * per_layer * config.num_hidden_layers * sum_bytes + kLogitsChunkBytes;
+      static_cast<double>(max_tokens) * per_layer * config.num_hidden_layers * bytes + kLogitsChunkBytes;
   return memory;
 }
 

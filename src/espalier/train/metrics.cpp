@@ -81,7 +81,8 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
   const std::string name =
       fmt::format("events.out.tfevents.{}.{}.{}", static_cast<int64_t>(wall_time()), host, getpid());
   path_ = folder / name;
-  for (int copy = 1; std::filesystem::exists(path_); ++copy) path_ = folder / fmt::format("{}.{}", name, copy);
+  for (int copy = 1; std::filesystem::exists(path_); ++copy)
+    path_ = folder / fmt::format("{}.{}", name, copy);
   file_.open(path_, std::ios::binary | std::ios::trunc);
   std::string event = event_header(0);
   append_bytes(event, 3, "brain.Event:2");
