@@ -1,7 +1,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build test core-test asan lint format demo demo-tiny clean
+.PHONY: help setup build command test core-test asan lint format demo demo-tiny clean
 
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
@@ -36,10 +36,13 @@ lint: setup  ## formatting, clang-tidy on the LibTorch-free half, layers
 format: setup  ## clang-format all sources in place
 	@scripts/lint.sh --format
 
-demo: build  ## prepare, inspect, verify, train and bench on real conversations (about ten minutes)
+command: setup
+	@scripts/build.sh release espalier
+
+demo: command  ## prepare, inspect, verify, train and bench on real conversations (about ten minutes)
 	@scripts/demo.sh
 
-demo-tiny: build  ## the same with a small random model (under two minutes)
+demo-tiny: command  ## the same with a small random model (under two minutes)
 	@scripts/demo.sh --tiny
 
 clean:  ## remove what was built (not .venv, data or runs)

@@ -34,7 +34,8 @@ def main():
     answer = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
                             max_new_tokens=arguments.max_new_tokens, pad_token_id=tokenizer.eos_token_id)
     print(f"> {arguments.prompt}")
-    print(tokenizer.decode(answer[0, prompt.shape[1]:], skip_special_tokens=True).strip())
+    text = tokenizer.decode(answer[0, prompt.shape[1]:], skip_special_tokens=True).strip()
+    print(text or "(nothing but white space, as may be expected of a small random model)")
     return 0
 
 

@@ -14,17 +14,19 @@ export TOKENIZERS_PARALLELISM=false
 use_smollm2() {
   model=$smollm2
   dtype=float32
-  conversations=1      # of the 8, for training: about 2,000 distinct tokens
-  part=2               # trajectories that `verify` and `bench` run on
-  steps=6
+  conversations=4   # of the 8, and their shorter turns, for training: about 2,000 distinct tokens
+  longest=1520
+  part=3            # trajectories that `verify` runs on
+  steps=5
   rate=2e-5
-  budget=8192
+  budget=2048
 }
 
 use_tiny() {
   model=$out/model
   dtype=float32
-  conversations=1
+  conversations=4
+  longest=7000
   part=3
   steps=10
   rate=3e-3
@@ -73,7 +75,7 @@ choose_model
 headline "Conversations become trajectories: one per assistant turn"
 show bin/espalier prepare --model "$model" "$chats" --per-turn --group-by task_id -o "$out/all.safetensors"
 show bin/espalier prepare --model "$model" "$chats" --per-turn --group-by task_id --limit "$conversations" \
-  -o "$out/rows.jsonl"
+  --max-tokens "$longest" -o "$out/rows.jsonl"
 
 headline "What sharing promises on all of them"
 show bin/espalier inspect --model "$model" --data "$out/all.safetensors"

@@ -141,14 +141,15 @@ TEST_F(NegativeControls, IsolationIsLostWhenASiblingLeaks) {
   std::vector<std::vector<int64_t>> paths;
   for (const Placement& placement : step_.plan.micro_batches[0].trajectories) {
     paths.push_back(path_tokens(layout, placement.run));
-    EXPECT_TRUE(isolated(decoder_, batch, paths.back(), 7));
+    EXPECT_TRUE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths.back(), 7));
   }
   batch.subtree_end = batch.subtree_end.clone();
   batch.subtree_end.slice(0, kPrefixEnd, kFirstEnd).fill_(kMiddleSubtreeEnd);
-  EXPECT_TRUE(isolated(decoder_, batch, paths[0], 7));  // what leaks, sees nothing of the others itself
-  EXPECT_FALSE(isolated(decoder_, batch, paths[1], 7));
-  EXPECT_FALSE(isolated(decoder_, batch, paths[2], 7));
-  EXPECT_TRUE(isolated(decoder_, batch, paths[3], 7));
+  EXPECT_TRUE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths[0],
+                       7));  // what leaks, sees nothing of the others itself
+  EXPECT_FALSE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths[1], 7));
+  EXPECT_FALSE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths[2], 7));
+  EXPECT_TRUE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths[3], 7));
 }
 
 TEST_F(NegativeControls, EveryDroppedEdgeIsCaught) {

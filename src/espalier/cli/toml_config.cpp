@@ -95,6 +95,7 @@ nlohmann::ordered_json typed(const CLI::Option& option, const std::string& text)
       error == std::errc() && last == end) {
     return integer;
   }
+  if (!option.get_type_name().starts_with("FLOAT")) return text;  // beyond 63 bits
   char* last = nullptr;
   const double real = std::strtod(text.c_str(), &last);
   const bool whole = !text.empty() && last == text.c_str() + text.size() && std::isfinite(real);

@@ -144,11 +144,23 @@ void check_isolation(const Decoder& decoder, const Trajectories& trajectories, S
   const int64_t trials = std::min<int64_t>(options.isolation_trials, static_cast<int64_t>(candidates.size()));
   for (int64_t trial = 0; trial < trials; ++trial) {
     std::swap(candidates[trial], candidates[rng.between(trial, static_cast<int64_t>(candidates.size()) - 1)]);
-    const MicroBatch& micro_batch = step.plan.micro_batches[candidates[trial].first];
-    const Batch batch = make_batch(trajectories, step, micro_batch, ObjectiveOptions{}, nullptr);
-    const Layout layout = make_layout(step.forest, micro_batch.runs);
-    const auto path = path_tokens(layout, micro_batch.trajectories[candidates[trial].second].run);
-    report->isolation_bitwise &= isolated(decoder, batch, path, rng.next());
+  }
+  candidates.resize(trials);
+  std::sort(candidates.begin(), candidates.end());  // trials in one micro-batch share its unchanged forward
+  const at::NoGradGuard no_grad;
+  Batch batch;
+  Layout layout;
+  at::Tensor before;
+  for (int64_t trial = 0; trial < trials; ++trial) {
+    const auto [index, placement] = candidates[trial];
+    const MicroBatch& micro_batch = step.plan.micro_batches[index];
+    if (trial == 0 || index != candidates[trial - 1].first) {
+      batch = make_batch(trajectories, step, micro_batch, ObjectiveOptions{}, nullptr);
+      layout = make_layout(step.forest, micro_batch.runs);
+      before = forward_edges(decoder, batch);
+    }
+    const auto path = path_tokens(layout, micro_batch.trajectories[placement].run);
+    report->isolation_bitwise &= isolated(decoder, batch, before, path, rng.next());
     ++report->isolation_trials;
     if (progress) progress("isolation", static_cast<double>(trial + 1) / static_cast<double>(trials));
   }
@@ -156,7 +168,8 @@ void check_isolation(const Decoder& decoder, const Trajectories& trajectories, S
 
 }  // namespace
 
-bool isolated(const Decoder& decoder, const Batch& batch, const std::vector<int64_t>& path, uint64_t seed) {
+bool isolated(const Decoder& decoder, const Batch& batch, const at::Tensor& before,
+              const std::vector<int64_t>& path, uint64_t seed) {
   const at::NoGradGuard no_grad;
   std::vector<bool> on_path(batch.num_tokens());
   for (const int64_t token : path) on_path[token] = true;
@@ -169,8 +182,7 @@ bool isolated(const Decoder& decoder, const Batch& batch, const std::vector<int6
     if (!on_path[token] && vocab_size > 1)
       ids[token] = (ids[token] + rng.between(1, vocab_size - 1)) % vocab_size;
   }
-  const at::Tensor before = forward_edges(decoder, batch).contiguous();
-  const at::Tensor after = forward_edges(decoder, changed).contiguous();
+  const at::Tensor after = forward_edges(decoder, changed);
   std::vector<int64_t> edges;
   for (size_t e = 0; e < batch.edge_token.size(); ++e) {
     if (on_path[batch.edge_token[e]]) edges.push_back(static_cast<int64_t>(e));

@@ -72,8 +72,10 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Traj
                                               std::vector<double>* logprobs,
                                               const MicroBatchProgress& progress = {});
 
-/// Changes every token outside the root path of trajectory `placement` of the micro-batch to other ids and
-/// says whether the trajectory's log-probabilities stay bitwise the same.
-bool isolated(const Decoder& decoder, const Batch& batch, const std::vector<int64_t>& path, uint64_t seed);
+/// Changes every token of the batch outside `path` (the tokens of one root path) to another id and says
+/// whether the log-probabilities on the path stay bitwise what they are in `before`, forward_edges of the
+/// batch.
+bool isolated(const Decoder& decoder, const Batch& batch, const at::Tensor& before,
+              const std::vector<int64_t>& path, uint64_t seed);
 
 }  // namespace espalier
