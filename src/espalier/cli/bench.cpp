@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <cmath>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
@@ -54,8 +55,9 @@ Decoder load_or_make(const Flags& flags) {
   return decoder;
 }
 
-// One agent-like tree of about tree_tokens tokens whose flat / tree is near `ratio`: for 1 a few unrelated
-// chains, else a trunk with stars of leaves, deep enough that several levels are shared.
+// A tree of about tree_tokens tokens whose flat / tree is near `ratio`. 1: four unrelated chains. Else three
+// levels, as of agent rollouts, while nodes keep eight tokens on average; beyond that a group: one prompt
+// with many responses.
 Trajectories forest_of_ratio(const Flags& flags, double ratio, int64_t vocab_size) {
   SynthOptions synth;
   synth.vocab_size = vocab_size;
@@ -66,11 +68,16 @@ Trajectories forest_of_ratio(const Flags& flags, double ratio, int64_t vocab_siz
     synth.depth = 1;
     nodes = 4;
   } else {
+    // With equal inner nodes three levels reach 2 b^2 / (1 + b), two levels b; a quarter more leaves room for
+    // leaves.
     synth.depth = 3;
-    synth.branching = 2;
-    // Flat over tree cannot exceed the leaves; ask for at least twice as many leaves as the ratio.
-    while (synth.branching * synth.branching < 2 * ratio) ++synth.branching;
+    synth.branching = static_cast<int64_t>(std::ceil(0.75 * ratio)) + 1;
     nodes = 1 + synth.branching + synth.branching * synth.branching;
+    if (nodes * 8 > flags.tree_tokens) {
+      synth.depth = 2;
+      synth.branching = static_cast<int64_t>(std::ceil(2 * ratio));
+      nodes = 1 + synth.branching;
+    }
     synth.target_cached_token_ratio = ratio;
   }
   synth.node_length = std::max<int64_t>(2, flags.tree_tokens / nodes);
@@ -186,16 +193,15 @@ void add_bench(CLI::App& app, int*) {
       ->add_option("--loss-rate", flags->loss_rate, "Last part of every random trajectory that carries loss")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  flags->benchmark.token_budget = 4096;
   command
       ->add_option("--token-budget", flags->benchmark.token_budget,
-                   "Most tokens in one micro-batch, on both sides")
+                   "Most tokens in one micro-batch, on both sides (0: as many as the trees have)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--repeats", flags->benchmark.repeats, "Measured rounds")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--warmup", flags->benchmark.warmup, "Rounds before them")
+  command->add_option("--warmup", flags->benchmark.warmup, "Tree steps before them")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   add_dtype(command, &flags->dtype, "Precision to measure in");

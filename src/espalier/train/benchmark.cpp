@@ -30,10 +30,11 @@ BenchmarkRow benchmark(const Decoder& decoder, const Trajectories& trajectories,
                        const BenchmarkOptions& options, const BenchmarkProgress& progress) {
   std::vector<int64_t> rows(trajectories.num_rows());
   std::iota(rows.begin(), rows.end(), 0);
-  const Step tree =
-      make_step(trajectories, rows, {Strategy::kTreePacking, options.token_budget}, options.objective);
+  int64_t token_budget = options.token_budget;
+  if (token_budget == 0) token_budget = forest_of(trajectories, rows).tree_tokens();
+  const Step tree = make_step(trajectories, rows, {Strategy::kTreePacking, token_budget}, options.objective);
   const Step packing =
-      make_step(trajectories, rows, {Strategy::kSequencePacking, options.token_budget}, options.objective);
+      make_step(trajectories, rows, {Strategy::kSequencePacking, token_budget}, options.objective);
   Advantages advantages;
   if (options.objective.kind == ObjectiveKind::kGrpo) {
     advantages = Advantages(trajectories, options.objective.scale_rewards);
@@ -43,8 +44,9 @@ BenchmarkRow benchmark(const Decoder& decoder, const Trajectories& trajectories,
     return seconds_of_step(decoder, trajectories, step, options.objective, &advantages, &gradients);
   };
 
+  for (int64_t i = 0; i < options.warmup; ++i) measure(tree);
   std::vector<double> tree_seconds, packing_seconds, ratios;
-  for (int64_t round = -options.warmup; round < options.repeats; ++round) {
+  for (int64_t round = 0; round < options.repeats; ++round) {
     double tree_time = 0, packing_time = 0;
     // The order alternates, so that what drifts over the run favours neither side.
     if (round % 2 == 0) {
@@ -55,10 +57,9 @@ BenchmarkRow benchmark(const Decoder& decoder, const Trajectories& trajectories,
       tree_time = measure(tree);
     }
     if (progress) {
-      progress(fmt::format("{} {}: tree {:.3f} s, sequence packing {:.3f} s", round < 0 ? "warm-up" : "round",
-                           round < 0 ? round + options.warmup + 1 : round + 1, tree_time, packing_time));
+      progress(fmt::format("round {}: tree {:.3f} s, sequence packing {:.3f} s", round + 1, tree_time,
+                           packing_time));
     }
-    if (round < 0) continue;
     tree_seconds.push_back(tree_time);
     packing_seconds.push_back(packing_time);
     ratios.push_back(packing_time / tree_time);

@@ -12,9 +12,10 @@
 namespace espalier {
 
 struct BenchmarkOptions {
-  int64_t token_budget = 0;
+  int64_t token_budget =
+      0;                // 0: as many as the forest has tokens, so that both sides' micro-batches are alike
   int64_t repeats = 5;  // measured rounds, each tree then packing (and the other way round every second time)
-  int64_t warmup = 1;   // rounds before, not counted
+  int64_t warmup = 1;   // tree steps before, not counted
   ObjectiveOptions objective;
 };
 
