@@ -20,6 +20,10 @@ settings=()
 if [[ $preset == release || $preset == dev ]]; then
   settings+=("-DESPALIER_PYTHON=$(scripts/setup.sh --print-python)")
 fi
+# Warnings stop the build where changes are judged, not where a user has a newer compiler.
+if [[ -n ${CI:-} ]]; then
+  settings+=(-DESPALIER_WERROR=ON)
+fi
 if command -v ccache >/dev/null; then
   settings+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   # ccache keeps objects that use a precompiled header only when it may look past the header's time stamp.
