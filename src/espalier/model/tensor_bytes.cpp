@@ -1,8 +1,10 @@
 #include "espalier/model/tensor_bytes.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "espalier/base/check.h"
@@ -33,6 +35,16 @@ TensorView view_tensor(const std::string& name, const at::Tensor& tensor) {
   view.shape = tensor.sizes().vec();
   view.bytes = {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
   return view;
+}
+
+void read_tensor(const SafetensorsFile& file, const std::string& name, const at::Tensor& tensor) {
+  const TensorView stored = file.at(name);
+  const TensorView expected = view_tensor(name, tensor);
+  ESPALIER_CHECK(stored.dtype == expected.dtype && stored.shape == expected.shape,
+                 "{}: tensor {}: expected {} [{}], received {} [{}]", file.path().string(), name,
+                 expected.dtype, fmt::join(expected.shape, ", "), stored.dtype,
+                 fmt::join(stored.shape, ", "));
+  if (!stored.bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), stored.bytes.data(), stored.bytes.size());
 }
 
 }  // namespace espalier

@@ -1,13 +1,12 @@
 #include "espalier/train/checkpoint.h"
 
 #include <ATen/ATen.h>
-#include <fmt/ranges.h>
 
 #include <charconv>
-#include <cstring>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 
 namespace espalier {
@@ -17,29 +16,11 @@ constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kStateFile = "trainer_state.json";
 constexpr const char* kWeightsFile = "resume.safetensors";
 
-const char* safetensors_dtype(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "F64";
-    case at::kFloat:
-      return "F32";
-    case at::kBFloat16:
-      return "BF16";
-    default:
-      throw InternalError(fmt::format("no checkpoint dtype for {}", c10::toString(dtype)));
-  }
-}
-
 // The weights in the dtype that they are trained in. bfloat16 models resume from their float32 masters.
 void save_exact_weights(const std::filesystem::path& file, const Decoder& decoder) {
   std::vector<TensorView> views;
   for (const Parameter& parameter : decoder.parameters()) {
-    const at::Tensor value = parameter.value.detach();
-    ESPALIER_ASSERT(value.is_contiguous());
-    views.push_back({parameter.name,
-                     safetensors_dtype(value.scalar_type()),
-                     value.sizes().vec(),
-                     {static_cast<const std::byte*>(value.const_data_ptr()), value.nbytes()}});
+    views.push_back(view_tensor(parameter.name, parameter.value.detach()));
   }
   write_safetensors(file, views);
 }
@@ -103,12 +84,7 @@ void load_checkpoint(const std::filesystem::path& checkpoint, Decoder* decoder, 
   if (exact_weights) {
     const SafetensorsFile file(checkpoint / kWeightsFile);
     for (const Parameter& parameter : decoder->parameters()) {
-      const TensorView& view = file.at(parameter.name);
-      ESPALIER_CHECK(view.dtype == safetensors_dtype(dtype) && view.shape == parameter.value.sizes().vec(),
-                     "{}: tensor {}: expected {} [{}], received {} [{}]", file.path().string(),
-                     parameter.name, safetensors_dtype(dtype), fmt::join(parameter.value.sizes(), ", "),
-                     view.dtype, fmt::join(view.shape, ", "));
-      std::memcpy(parameter.value.detach().mutable_data_ptr(), view.bytes.data(), view.bytes.size());
+      read_tensor(file, parameter.name, parameter.value.detach());
     }
   } else {
     const Decoder saved = load_decoder(checkpoint, dtype);

@@ -1,12 +1,12 @@
 #include "espalier/train/optimizer.h"
 
 #include <ATen/ATen.h>
-#include <fmt/ranges.h>
 
 #include <cmath>
 #include <numbers>
 
 #include "espalier/base/check.h"
+#include "espalier/model/tensor_bytes.h"
 
 namespace espalier {
 
@@ -127,22 +127,10 @@ std::vector<Optimizer::Named> Optimizer::state() const {
   return state;
 }
 
-namespace {
-
-const char* state_dtype(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kDouble ? "F64" : "F32";
-}
-
-}  // namespace
-
 void Optimizer::save(const std::filesystem::path& file) const {
   std::vector<TensorView> views;
   for (const Named& entry : state()) {
-    ESPALIER_ASSERT(entry.tensor.is_contiguous());
-    views.push_back({entry.name,
-                     state_dtype(entry.tensor),
-                     entry.tensor.sizes().vec(),
-                     {static_cast<const std::byte*>(entry.tensor.const_data_ptr()), entry.tensor.nbytes()}});
+    views.push_back(view_tensor(entry.name, entry.tensor));
   }
   write_safetensors(file, views);
 }
@@ -153,14 +141,7 @@ void Optimizer::load(const std::filesystem::path& path) {
   ESPALIER_CHECK(file.tensors().size() == expected.size(),
                  "{}: expected the state of the same optimizer and dtype ({} tensors), received {} tensors",
                  path.string(), expected.size(), file.tensors().size());
-  for (const Named& entry : expected) {
-    const TensorView& view = file.at(entry.name);
-    ESPALIER_CHECK(view.dtype == state_dtype(entry.tensor) && view.shape == entry.tensor.sizes().vec(),
-                   "{}: tensor {}: expected {} [{}], received {} [{}]", path.string(), entry.name,
-                   state_dtype(entry.tensor), fmt::join(entry.tensor.sizes(), ", "), view.dtype,
-                   fmt::join(view.shape, ", "));
-    std::memcpy(entry.tensor.mutable_data_ptr(), view.bytes.data(), view.bytes.size());
-  }
+  for (const Named& entry : expected) read_tensor(file, entry.name, entry.tensor);
   // Float32 and float64 models have no separate masters: their weights come from the checkpoint's own
   // tensors.
   const at::NoGradGuard no_grad;
