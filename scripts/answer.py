@@ -13,7 +13,7 @@ from pathlib import Path
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a Hugging Face directory, such as a checkpoint")
-    parser.add_argument("--prompt", default="What is the capital of France?", help="(default: %(default)s)")
+    parser.add_argument("--prompt", default="Name the capital city of France in one short sentence.", help="(default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N", help="(default: %(default)s)")
     arguments = parser.parse_args()
     if not (arguments.model / "config.json").is_file():

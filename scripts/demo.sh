@@ -18,7 +18,7 @@ use_smollm2() {
   longest=1520
   part=3            # trajectories that `verify` runs on
   steps=5
-  rate=2e-5
+  rate=1e-5
   budget=2048
 }
 
