@@ -99,7 +99,8 @@ nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShap
   return metrics;
 }
 
-// Flags that may differ between a run and its continuation without changing the numbers.
+// Flags that a continuation may change. Other steps or epochs change what a falling schedule does from there
+// on.
 constexpr const char* kFreeOnResume[] = {"resume", "save-every",    "steps",   "epochs", "dry-run", "out",
                                          "config", "skip-bad-rows", "threads", "model",  "data"};
 
