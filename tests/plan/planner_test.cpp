@@ -118,7 +118,7 @@ TEST(Planner, RandomForests) {
     Rng rng(seed, 4);
     const Rows rows = testing::random_rows(rng);
     const std::vector<int64_t> subset = testing::random_subset(rng, rows);
-    const int64_t smallest = smallest_token_budget(build_forest(rows.view(), subset));
+    const int64_t smallest = longest_trajectory(build_forest(rows.view(), subset));
     const int64_t budget = rng.below(5) == 0 ? 0 : smallest + rng.below(rng.below(2) == 0 ? 4 : 3 * smallest);
     check_plans(rows, subset, budget);
     if (HasFatalFailure()) return;
@@ -139,7 +139,7 @@ TEST(Planner, SyntheticForests) {
     const Rows rows{synthesize(options), {}, {}};
     std::vector<int64_t> all(rows.tokens.num_rows());
     std::iota(all.begin(), all.end(), 0);
-    const int64_t smallest = smallest_token_budget(build_forest(rows.view()));
+    const int64_t smallest = longest_trajectory(build_forest(rows.view()));
     for (const int64_t budget : {smallest, smallest + 3, 4 * smallest}) {
       check_plans(rows, all, budget);
       if (HasFatalFailure()) return;
@@ -261,12 +261,12 @@ TEST(Planner, EmptyForest) {
   EXPECT_TRUE(tree_plan(forest, 5).micro_batches.empty());
   EXPECT_TRUE(sequence_plan(forest, 0).micro_batches.empty());
   EXPECT_EQ(effective_reuse_ratio(forest, tree_plan(forest, 0)), 0);
-  EXPECT_EQ(smallest_token_budget(forest), 0);
+  EXPECT_EQ(longest_trajectory(forest), 0);
 }
 
 TEST(Planner, RefusesBudgetsThatAreTooSmall) {
   const Forest forest = build_forest(make_rows({{1, 2}, {1, 2, 3, 4}, {1, 2, 3, 4, 5, 6}}).view());
-  EXPECT_EQ(smallest_token_budget(forest), 6);
+  EXPECT_EQ(longest_trajectory(forest), 6);
   for (const Strategy strategy : {Strategy::kTreePacking, Strategy::kSequencePacking}) {
     try {
       make_plan(forest, {.strategy = strategy, .token_budget = 3});
@@ -283,14 +283,16 @@ TEST(Planner, RefusesBudgetsThatAreTooSmall) {
 }
 
 TEST(Planner, StrategyNames) {
-  for (const Strategy strategy : {Strategy::kTreePacking, Strategy::kSequencePacking}) {
+  for (const Strategy strategy :
+       {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
     EXPECT_EQ(parse_strategy(to_string(strategy)), strategy);
   }
   try {
     parse_strategy("trees");
     FAIL() << "no error";
   } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "strategy: expected tree-packing or sequence-packing, received \"trees\"");
+    EXPECT_STREQ(error.what(),
+                 "strategy: expected auto, partition, tree-packing or sequence-packing, received \"trees\"");
   }
 }
 

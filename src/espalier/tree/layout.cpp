@@ -8,27 +8,18 @@
 namespace espalier {
 namespace {
 
-int64_t node_of_token(const Forest& forest, int64_t token) {
-  const auto after = std::upper_bound(forest.node_begin.begin(), forest.node_begin.end(), token);
-  return after - forest.node_begin.begin() - 1;
-}
-
 /// The position of the run's first token. Checks that the run is a piece of one root path and continues where
 /// its parent ends.
-int64_t check_run(const Forest& forest, std::span<const Run> runs, size_t k) {
+int64_t check_run(const Forest& forest, std::span<const Run> runs, size_t k, RootRuns root_runs) {
   const Run& run = runs[k];
   ESPALIER_ASSERT(0 <= run.begin && run.begin < run.end && run.end <= forest.tree_tokens());
   ESPALIER_ASSERT(-1 <= run.parent && run.parent < static_cast<int64_t>(k));
   int64_t node = node_of_token(forest, run.begin);
-  const bool at_node_begin = run.begin == forest.node_begin[node];
   const int64_t position = forest.position[node] + run.begin - forest.node_begin[node];
   if (run.parent < 0) {
-    ESPALIER_ASSERT(position == 0);
+    ESPALIER_ASSERT(position == 0 || root_runs == RootRuns::kContinueContext);
   } else {
-    const int64_t last_before =
-        at_node_begin ? (forest.parent[node] < 0 ? -1 : forest.node_begin[forest.parent[node] + 1] - 1)
-                      : run.begin - 1;
-    ESPALIER_ASSERT(runs[run.parent].end - 1 == last_before);
+    ESPALIER_ASSERT(runs[run.parent].end - 1 == token_before(forest, run.begin));
   }
   for (; forest.node_begin[node + 1] < run.end; ++node) ESPALIER_ASSERT(forest.parent[node + 1] == node);
   return position;
@@ -57,7 +48,23 @@ void append_run(const Forest& forest, const Run& run, int64_t position, Layout& 
 
 }  // namespace
 
-Layout make_layout(const Forest& forest, std::span<const Run> runs) {
+int64_t node_of_token(const Forest& forest, int64_t token) {
+  const auto after = std::upper_bound(forest.node_begin.begin(), forest.node_begin.end(), token);
+  return after - forest.node_begin.begin() - 1;
+}
+
+int64_t token_position(const Forest& forest, int64_t token) {
+  const int64_t node = node_of_token(forest, token);
+  return forest.position[node] + token - forest.node_begin[node];
+}
+
+int64_t token_before(const Forest& forest, int64_t token) {
+  const int64_t node = node_of_token(forest, token);
+  if (token > forest.node_begin[node]) return token - 1;
+  return forest.parent[node] < 0 ? -1 : forest.node_begin[forest.parent[node] + 1] - 1;
+}
+
+Layout make_layout(const Forest& forest, std::span<const Run> runs, RootRuns root_runs) {
   const int64_t num_tokens = count_tokens(runs);
   ESPALIER_CHECK(num_tokens <= std::numeric_limits<int32_t>::max(),
                  "a micro-batch holds {} tokens, expected at most {}: give a token budget", num_tokens,
@@ -81,7 +88,7 @@ Layout make_layout(const Forest& forest, std::span<const Run> runs) {
     }
   };
   for (size_t k = 0; k < runs.size(); ++k) {
-    const int64_t position = check_run(forest, runs, k);
+    const int64_t position = check_run(forest, runs, k, root_runs);
     close_until(runs[k].parent);
     ESPALIER_ASSERT(runs[k].parent < 0 || !open.empty());
     append_run(forest, runs[k], position, layout);
@@ -102,12 +109,12 @@ std::vector<Run> whole_forest(const Forest& forest) {
 
 std::vector<int64_t> path_tokens(const Layout& layout, int64_t end_run) {
   ESPALIER_ASSERT(0 <= end_run && end_run < layout.num_runs());
-  int64_t left = layout.position_ids[layout.run_begin[end_run + 1] - 1] + 1;
-  std::vector<int64_t> path(left);
+  std::vector<int64_t> path;
+  path.reserve(layout.position_ids[layout.run_begin[end_run + 1] - 1] + 1);
   for (int64_t run = end_run; run >= 0; run = layout.run_parent[run]) {
-    for (int64_t t = layout.run_begin[run + 1] - 1; t >= layout.run_begin[run]; --t) path[--left] = t;
+    for (int64_t t = layout.run_begin[run + 1] - 1; t >= layout.run_begin[run]; --t) path.push_back(t);
   }
-  ESPALIER_ASSERT(left == 0);
+  std::reverse(path.begin(), path.end());
   return path;
 }
 

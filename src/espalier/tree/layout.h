@@ -17,7 +17,7 @@ namespace espalier {
 struct Run {
   int64_t begin;   // into Forest::tokens
   int64_t end;     // one past the last
-  int64_t parent;  // index of the run before it on the path, -1 at a root
+  int64_t parent;  // index of the run before it on the path, -1 at a root run
 };
 
 /// One micro-batch's tokens in preorder, T in number.
@@ -34,15 +34,26 @@ struct Layout {
   int64_t num_runs() const { return static_cast<int64_t>(run_parent.size()); }
 };
 
+/// Where root runs may begin: at the roots of trees, or anywhere, because what comes before them on their
+/// paths is context that lies elsewhere.
+enum class RootRuns { kAtTreeRoots, kContinueContext };
+
 /// Throws InternalError unless the runs are in preorder, not empty, and join on the path; InputError when
 /// they hold more tokens than an int32 counts.
-Layout make_layout(const Forest& forest, std::span<const Run> runs);
+Layout make_layout(const Forest& forest, std::span<const Run> runs,
+                   RootRuns root_runs = RootRuns::kAtTreeRoots);
 
 /// One run per node: the whole forest as one micro-batch.
 std::vector<Run> whole_forest(const Forest& forest);
 
-/// Token indices of the root path that ends with run `end_run`, in path order: the expand indices of a
-/// trajectory that ends there. Length: the trajectory's length.
+/// Node that holds a forest token; position of the token on its root path; the forest token before it on the
+/// path, -1 at a root. O(log nodes).
+int64_t node_of_token(const Forest& forest, int64_t token);
+int64_t token_position(const Forest& forest, int64_t token);
+int64_t token_before(const Forest& forest, int64_t token);
+
+/// Token indices of the root path that ends with run `end_run`, in path order, from the root run on: the
+/// expand indices of a trajectory that ends there. Without context the length is the trajectory's.
 std::vector<int64_t> path_tokens(const Layout& layout, int64_t end_run);
 
 /// Visible (query, key) pairs: the sum of position_ids + 1.

@@ -1,0 +1,32 @@
+#include "espalier/plan/bin_packing.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+
+namespace espalier {
+
+std::vector<std::vector<int64_t>> best_fit_decreasing(const std::vector<int64_t>& sizes, int64_t capacity) {
+  std::vector<int64_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return sizes[a] > sizes[b]; });
+  std::vector<std::vector<int64_t>> bins;
+  std::set<std::pair<int64_t, int64_t>> room;  // (free tokens, bin)
+  for (const int64_t item : order) {
+    const auto fit = room.lower_bound({sizes[item], 0});
+    std::pair<int64_t, int64_t> bin{capacity, static_cast<int64_t>(bins.size())};
+    if (fit == room.end()) {
+      bins.emplace_back();
+    } else {
+      bin = *fit;
+      room.erase(fit);
+    }
+    bins[bin.second].push_back(item);
+    if (bin.first > sizes[item]) room.emplace(bin.first - sizes[item], bin.second);
+  }
+  for (auto& bin : bins) std::sort(bin.begin(), bin.end());
+  return bins;
+}
+
+}  // namespace espalier

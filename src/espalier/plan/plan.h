@@ -1,0 +1,64 @@
+// What runs together: an ordered list of micro-batches.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "espalier/tree/forest.h"
+#include "espalier/tree/layout.h"
+
+namespace espalier {
+
+enum class Strategy { kAuto, kPartition, kTreePacking, kSequencePacking };
+
+/// "auto" | "partition" | "tree-packing" | "sequence-packing"; throws InputError naming the accepted words.
+Strategy parse_strategy(const std::string& name);
+const char* to_string(Strategy strategy);
+
+/// A trajectory and the run of the micro-batch at whose end its path leaves the micro-batch: it ends there or
+/// (partition) goes on in a child of the micro-batch.
+struct Placement {
+  int64_t trajectory;
+  int64_t run;
+};
+
+/// One forward and backward pass. Under partition a micro-batch inherits context: it has a parent, and its
+/// root runs continue root paths that lie in the parent and the parent's ancestors.
+struct MicroBatch {
+  std::vector<Run> runs;                // preorder
+  std::vector<Placement> trajectories;  // ascending by trajectory
+  int64_t num_tokens = 0;               // sum of run lengths
+  int64_t num_pairs = 0;  // visible (query, key) pairs of these tokens, keys in context included
+  int64_t parent = -1;    // index of the micro-batch whose context is inherited, -1: none
+  /// Of each root run, in their order: the run of the parent at whose end it continues. Empty without parent.
+  std::vector<int64_t> context_runs;
+};
+
+struct PlanOptions {
+  Strategy strategy = Strategy::kTreePacking;
+  int64_t token_budget = 0;  // tokens per micro-batch; 0: no limit (one micro-batch)
+};
+
+/// Micro-batches in the order of their forward passes: parent < own index, and the descendants of a
+/// micro-batch follow it directly. A micro-batch's backward pass comes after those of its descendants.
+struct Plan {
+  PlanOptions options;  // strategy is never kAuto here
+  std::vector<MicroBatch> micro_batches;
+
+  int64_t num_tokens() const;  // encoded tokens: tree tokens plus repeated prefixes
+  int64_t num_pairs() const;
+};
+
+/// The longest trajectory: the smallest token budget of tree packing and sequence packing. 0 in an empty
+/// forest.
+int64_t longest_trajectory(const Forest& forest);
+
+/// Effective reuse ratio: the part of the flat tokens that the plan does not recompute,
+/// (flat - plan tokens) / flat; 0 in an empty forest.
+double effective_reuse_ratio(const Forest& forest, const Plan& plan);
+
+/// Fills num_tokens and num_pairs from the runs and sorts the placements by trajectory.
+void finish_micro_batch(const Forest& forest, MicroBatch& micro_batch);
+
+}  // namespace espalier
