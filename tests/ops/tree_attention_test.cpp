@@ -50,12 +50,12 @@ Problem make_problem(uint64_t seed, const Ends& ends, const Shape& shape) {
 }
 
 using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 double);
+                                 double, const AttentionContext&);
 
 Results run(Attention attention, const Problem& problem, at::ScalarType dtype,
             const at::Tensor& subtree_end) {
   const auto attend = [&](const std::vector<at::Tensor>& qkv) {
-    return attention(qkv[0], qkv[1], qkv[2], subtree_end, problem.scale);
+    return attention(qkv[0], qkv[1], qkv[2], subtree_end, problem.scale, {});
   };
   return with_gradients(attend, cast(problem.inputs, dtype), problem.grad_out.to(dtype));
 }

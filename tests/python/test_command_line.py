@@ -161,7 +161,7 @@ q, k, v = (torch.randn(7, h, 8, dtype=torch.float64, requires_grad=True) for h i
 ends = torch.tensor([7, 7, 7, 5, 5, 7, 7], dtype=torch.int32)
 i, j = torch.arange(7), torch.arange(7)[:, None]
 mask = (i <= j) & (j < ends[None, :])
-out, _ = torch.ops.espalier.tree_attention(q, k, v, ends, 0.3)
+out, _ = torch.ops.espalier.tree_attention(q, k, v, ends, 0.3, [], [], torch.empty(0, 5, dtype=torch.int64))
 dense = torch.nn.functional.scaled_dot_product_attention(
     *(x.transpose(0, 1) for x in (q, k, v)), attn_mask=mask, scale=0.3, enable_gqa=True).transpose(0, 1)
 assert (out - dense).abs().max() < 1e-12

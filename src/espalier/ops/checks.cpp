@@ -53,6 +53,30 @@ void check_tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
               q.sym_size(0), " tokens, received ", subtree_end.sym_size(0));
 }
 
+void check_attention_context(const at::Tensor& k, at::TensorList context_k, at::TensorList context_v,
+                             const at::Tensor& context_pieces) {
+  const char* op = "tree_attention";
+  TORCH_CHECK(context_k.size() == context_v.size(), op,
+              ": context_k and context_v must have one tensor per segment, received ", context_k.size(),
+              " and ", context_v.size());
+  for (size_t s = 0; s < context_k.size(); ++s) {
+    check_rank(op, "context_k", context_k[s], 3);
+    check_alike(op, "context_k", context_k[s], k);
+    check_alike(op, "context_v", context_v[s], k);
+    TORCH_CHECK(context_k[s].sym_size(1) == k.sym_size(1) && context_k[s].sym_size(2) == k.sym_size(2), op,
+                ": context_k must be [S, K, D] where k is [T, K, D], received ", context_k[s].sym_sizes(),
+                " and k ", k.sym_sizes());
+    TORCH_CHECK(context_v[s].sym_sizes() == context_k[s].sym_sizes(), op,
+                ": context_v must have the shape of context_k, ", context_k[s].sym_sizes(), ", received ",
+                context_v[s].sym_sizes());
+  }
+  check_rank(op, "context_pieces", context_pieces, 2);
+  TORCH_CHECK(context_pieces.scalar_type() == at::kLong && context_pieces.device().is_cpu() &&
+                  context_pieces.sym_size(1) == 5,
+              op, ": context_pieces must be [P, 5] int64 on the CPU, received ", context_pieces.sym_sizes(),
+              " ", context_pieces.scalar_type(), " on ", context_pieces.device());
+}
+
 void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target) {
   const char* op = "edge_logprobs";

@@ -15,6 +15,7 @@ struct Piece {
   int64_t column_begin;
   int64_t column_end;
   bool causal;
+  int64_t segment = -1;  // the columns are keys of this context segment; -1: of the tokens themselves
 
   int64_t num_rows() const { return row_end - row_begin; }
   int64_t num_columns() const { return column_end - column_begin; }
@@ -29,5 +30,14 @@ struct Piece {
 /// Takes time linear in tokens. Throws InputError where subtree_end is not that of a forest in preorder:
 /// i < subtree_end[i] <= T, and subtree_end[j] <= subtree_end[i] for i <= j < subtree_end[i].
 std::vector<std::vector<Piece>> pieces_by_level(std::span<const int32_t> subtree_end);
+
+/// The rectangles of context keys, by level: pieces of one level share no rows. `context_pieces` are rows of
+/// five: segment, column_begin, column_end (tokens of the segment), row_begin, row_end (queries that attend
+/// to all of them). Throws InputError unless columns lie in their segment ([0, segment_sizes[segment])), rows
+/// in [0, num_rows), none is empty, no key of a segment is named twice, and any two row ranges are nested or
+/// disjoint.
+std::vector<std::vector<Piece>> context_pieces_by_level(std::span<const int64_t> context_pieces,
+                                                        std::span<const int64_t> segment_sizes,
+                                                        int64_t num_rows);
 
 }  // namespace espalier

@@ -14,18 +14,41 @@ at::Tensor visibility_mask(const at::Tensor& subtree_end) {
   return row.ge(token).logical_and(row.lt(subtree_end));
 }
 
+namespace {
+
+/// [T, S_0 + S_1 + ...] bool: which context keys each query sees.
+at::Tensor context_mask(const at::Tensor& q, const AttentionContext& context) {
+  std::vector<at::Tensor> masks;
+  for (const at::Tensor& segment : context.k) {
+    masks.push_back(at::zeros({q.size(0), segment.size(0)}, q.options().dtype(at::kBool)));
+  }
+  for (int64_t p = 0; p < context.pieces.size(0); ++p) {
+    const auto number = [&](int64_t i) { return context.pieces[p][i].item<int64_t>(); };
+    masks[number(0)].slice(0, number(3), number(4)).slice(1, number(1), number(2)).fill_(true);
+  }
+  return at::cat(masks, 1);
+}
+
+}  // namespace
+
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const at::Tensor& subtree_end, double softmax_scale) {
+                          const at::Tensor& subtree_end, double softmax_scale,
+                          const AttentionContext& context) {
   detail::check_tree_attention(q, k, v, subtree_end);
+  at::Tensor keys = k, values = v, visible = visibility_mask(subtree_end);
+  if (!context.k.empty()) {
+    keys = at::cat({at::cat(context.k), k});
+    values = at::cat({at::cat(context.v), v});
+    visible = at::cat({context_mask(q, context), visible}, 1);
+  }
   const int64_t group = q.size(1) / k.size(1);
   const at::Tensor q_HTD = q.transpose(0, 1);
-  const at::Tensor k_HTD = k.transpose(0, 1).repeat_interleave(group, 0);
-  const at::Tensor v_HTD = v.transpose(0, 1).repeat_interleave(group, 0);
-  const at::Tensor scores =
-      q_HTD.matmul(k_HTD.transpose(1, 2))
-          .mul(softmax_scale)
-          .masked_fill(visibility_mask(subtree_end).logical_not(), -std::numeric_limits<double>::infinity());
-  return scores.softmax(-1).matmul(v_HTD).transpose(0, 1);
+  const at::Tensor k_HSD = keys.transpose(0, 1).repeat_interleave(group, 0);
+  const at::Tensor v_HSD = values.transpose(0, 1).repeat_interleave(group, 0);
+  const at::Tensor scores = q_HTD.matmul(k_HSD.transpose(1, 2))
+                                .mul(softmax_scale)
+                                .masked_fill(visible.logical_not(), -std::numeric_limits<double>::infinity());
+  return scores.softmax(-1).matmul(v_HSD).transpose(0, 1);
 }
 
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,

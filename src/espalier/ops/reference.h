@@ -4,11 +4,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "espalier/ops/tree_attention.h"
+
 namespace espalier::reference {
 
-/// Same contract as espalier::tree_attention, by a dense [T, T] mask.
+/// Same contract as espalier::tree_attention, by a dense mask over all context keys and the T own ones.
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const at::Tensor& subtree_end, double softmax_scale);
+                          const at::Tensor& subtree_end, double softmax_scale,
+                          const AttentionContext& context = {});
 
 /// The [T, T] mask (row: query, column: key) of subtree_end, bool.
 at::Tensor visibility_mask(const at::Tensor& subtree_end);

@@ -13,32 +13,43 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-std::tuple<at::Tensor, at::Tensor> call_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                const at::Tensor& subtree_end, double softmax_scale) {
+using TensorPair = std::tuple<at::Tensor, at::Tensor>;
+using TensorVector = std::vector<at::Tensor>;
+
+TensorPair call_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const at::Tensor& subtree_end, double softmax_scale, at::TensorList context_k,
+                        at::TensorList context_v, const at::Tensor& context_pieces) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("espalier::tree_attention", "")
                              .typed<decltype(call_forward)>();
-  return op.call(q, k, v, subtree_end, softmax_scale);
+  return op.call(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> call_backward(const at::Tensor& grad_out, const at::Tensor& q,
-                                                             const at::Tensor& k, const at::Tensor& v,
-                                                             const at::Tensor& subtree_end,
-                                                             const at::Tensor& out, const at::Tensor& lse,
-                                                             double softmax_scale) {
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, TensorVector, TensorVector>;
+
+Gradients call_backward(const at::Tensor& grad_out, const at::Tensor& q, const at::Tensor& k,
+                        const at::Tensor& v, const at::Tensor& subtree_end, const at::Tensor& out,
+                        const at::Tensor& lse, double softmax_scale, at::TensorList context_k,
+                        at::TensorList context_v, const at::Tensor& context_pieces) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("espalier::tree_attention_backward", "")
                              .typed<decltype(call_backward)>();
-  return op.call(grad_out, q, k, v, subtree_end, out, lse, softmax_scale);
+  return op.call(grad_out, q, k, v, subtree_end, out, lse, softmax_scale, context_k, context_v,
+                 context_pieces);
 }
 
 class TreeAttention : public torch::autograd::Function<TreeAttention> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
-                               const at::Tensor& v, const at::Tensor& subtree_end, double softmax_scale) {
+                               const at::Tensor& v, const at::Tensor& subtree_end, double softmax_scale,
+                               at::TensorList context_k, at::TensorList context_v,
+                               const at::Tensor& context_pieces) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [out, lse] = call_forward(q, k, v, subtree_end, softmax_scale);
-    ctx->save_for_backward({q, k, v, subtree_end, out, lse});
+    auto [out, lse] = call_forward(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+    variable_list saved{q, k, v, subtree_end, out, lse, context_pieces};
+    saved.insert(saved.end(), context_k.begin(), context_k.end());
+    saved.insert(saved.end(), context_v.begin(), context_v.end());
+    ctx->save_for_backward(std::move(saved));
     ctx->saved_data["softmax_scale"] = softmax_scale;
     ctx->mark_non_differentiable({lse});
     ctx->set_materialize_grads(false);
@@ -46,43 +57,62 @@ class TreeAttention : public torch::autograd::Function<TreeAttention> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const at::Tensor& grad_out = grads[0];
-    if (!grad_out.defined()) return {{}, {}, {}, {}, {}};
+    constexpr size_t kContextBegin = 7;
     const variable_list saved = ctx->get_saved_variables();
-    auto [grad_q, grad_k, grad_v] = call_backward(grad_out, saved[0], saved[1], saved[2], saved[3], saved[4],
-                                                  saved[5], ctx->saved_data["softmax_scale"].toDouble());
-    return {grad_q, grad_k, grad_v, {}, {}};
+    const size_t segments = (saved.size() - kContextBegin) / 2;
+    const at::Tensor none;
+    const at::Tensor& grad_out = grads[0];
+    if (!grad_out.defined()) return variable_list(6 + 2 * segments);
+    const at::TensorList context(saved.data() + kContextBegin, 2 * segments);
+    auto [grad_q, grad_k, grad_v, grad_context_k, grad_context_v] =
+        call_backward(grad_out, saved[0], saved[1], saved[2], saved[3], saved[4], saved[5],
+                      ctx->saved_data["softmax_scale"].toDouble(), context.slice(0, segments),
+                      context.slice(segments), saved[6]);
+    variable_list result{grad_q, grad_k, grad_v, none, none};
+    result.insert(result.end(), grad_context_k.begin(), grad_context_k.end());
+    result.insert(result.end(), grad_context_v.begin(), grad_context_v.end());
+    result.push_back(none);
+    return result;
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> forward_autograd(const at::Tensor& q, const at::Tensor& k,
-                                                    const at::Tensor& v, const at::Tensor& subtree_end,
-                                                    double softmax_scale) {
-  auto results = TreeAttention::apply(q, k, v, subtree_end, softmax_scale);
+TensorPair forward_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& subtree_end, double softmax_scale, at::TensorList context_k,
+                            at::TensorList context_v, const at::Tensor& context_pieces) {
+  auto results =
+      TreeAttention::apply(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
   return {results[0], results[1]};
 }
 
-std::tuple<at::Tensor, at::Tensor> forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                const at::Tensor& subtree_end, double) {
+TensorPair forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const at::Tensor& subtree_end, double, at::TensorList context_k,
+                        at::TensorList context_v, const at::Tensor& context_pieces) {
   detail::check_tree_attention(q, k, v, subtree_end);
+  detail::check_attention_context(k, context_k, context_v, context_pieces);
   const auto lse_options = q.options().dtype(detail::accumulator_dtype(q.scalar_type()));
   return {at::empty_symint(q.sym_sizes(), q.options()),
           at::empty_symint({q.sym_size(0), q.sym_size(1)}, lse_options).t()};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_meta(const at::Tensor&, const at::Tensor& q,
-                                                             const at::Tensor& k, const at::Tensor& v,
-                                                             const at::Tensor&, const at::Tensor&,
-                                                             const at::Tensor&, double) {
-  return {at::empty_symint(q.sym_sizes(), q.options()), at::empty_symint(k.sym_sizes(), k.options()),
-          at::empty_symint(v.sym_sizes(), v.options())};
+Gradients backward_meta(const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
+                        at::TensorList context_k, at::TensorList context_v, const at::Tensor&) {
+  const auto like = [](const at::Tensor& tensor) {
+    return at::empty_symint(tensor.sym_sizes(), tensor.options());
+  };
+  TensorVector grad_context_k, grad_context_v;
+  for (const at::Tensor& segment : context_k) grad_context_k.push_back(like(segment));
+  for (const at::Tensor& segment : context_v) grad_context_v.push_back(like(segment));
+  return {like(q), like(k), like(v), grad_context_k, grad_context_v};
 }
 
 }  // namespace
 
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const at::Tensor& subtree_end, double softmax_scale) {
-  return std::get<0>(call_forward(q, k, v, subtree_end, softmax_scale));
+                          const at::Tensor& subtree_end, double softmax_scale,
+                          const AttentionContext& context) {
+  const at::Tensor pieces = context.pieces.defined() ? context.pieces : at::empty({0, 5}, at::kLong);
+  return std::get<0>(call_forward(q, k, v, subtree_end, softmax_scale, context.k, context.v, pieces));
 }
 
 TORCH_LIBRARY_IMPL(espalier, Autograd, m) {

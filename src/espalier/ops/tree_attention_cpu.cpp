@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <iterator>
 #include <span>
 
 #include "espalier/ops/checks.h"
@@ -20,9 +21,19 @@ namespace {
 // Pieces with more (query, key) pairs than this are worth all threads; smaller ones get one thread each.
 constexpr int64_t kLargePiece = 128 * 128;
 
-std::vector<std::vector<Piece>> pieces_of(const at::Tensor& subtree_end) {
+// Levels of the tokens' own pieces, then those of the context's.
+std::vector<std::vector<Piece>> pieces_of(const at::Tensor& subtree_end, at::TensorList context_k,
+                                          const at::Tensor& context_pieces) {
   const at::Tensor ends = subtree_end.contiguous();
-  return pieces_by_level({ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel())});
+  auto levels = pieces_by_level({ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel())});
+  std::vector<int64_t> segment_sizes;
+  for (const at::Tensor& segment : context_k) segment_sizes.push_back(segment.size(0));
+  const at::Tensor numbers = context_pieces.contiguous();
+  auto context_levels =
+      context_pieces_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
+                              segment_sizes, subtree_end.numel());
+  std::move(context_levels.begin(), context_levels.end(), std::back_inserter(levels));
+  return levels;
 }
 
 // Pieces of a level touch disjoint rows and columns, so their order and the number of threads change nothing.
@@ -71,16 +82,26 @@ void merge_rows(Scalar* out, Scalar* lse, const Scalar* piece_out, const Scalar*
   }
 }
 
+// Keys, or values, of the tokens themselves and of the context segments.
+struct Columns {
+  at::Tensor own;
+  at::TensorList context;
+
+  at::Tensor of(const Piece& piece) const {
+    if (piece.segment < 0) return tokens_of(own, piece.column_begin, piece.column_end);
+    const at::Tensor tokens = context[piece.segment].slice(0, piece.column_begin, piece.column_end);
+    return for_kernel(tokens).transpose(0, 1).unsqueeze(0);
+  }
+};
+
 struct Attended {
   at::Tensor out;  // [rows, H, D]
   at::Tensor lse;  // [rows, H]
 };
 
-Attended attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Piece& piece,
-                double scale) {
+Attended attend(const at::Tensor& q, const Columns& k, const Columns& v, const Piece& piece, double scale) {
   const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-      tokens_of(q, piece.row_begin, piece.row_end), tokens_of(k, piece.column_begin, piece.column_end),
-      tokens_of(v, piece.column_begin, piece.column_end), 0.0, piece.causal, {}, scale);
+      tokens_of(q, piece.row_begin, piece.row_end), k.of(piece), v.of(piece), 0.0, piece.causal, {}, scale);
   // The kernel works in [1, rows, H, D] and [1, rows, H], so these are views.
   return {out[0].transpose(0, 1).contiguous(), lse[0].t().contiguous()};
 }
@@ -108,12 +129,14 @@ void merge_piece(Attended& all, const Attended& part, const Piece& piece) {
 
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_in, const at::Tensor& k_in,
                                                const at::Tensor& v_in, const at::Tensor& subtree_end,
-                                               double softmax_scale) {
+                                               double softmax_scale, at::TensorList context_k,
+                                               at::TensorList context_v, const at::Tensor& context_pieces) {
   detail::check_tree_attention(q_in, k_in, v_in, subtree_end);
-  const auto levels = pieces_of(subtree_end);
+  detail::check_attention_context(k_in, context_k, context_v, context_pieces);
+  const auto levels = pieces_of(subtree_end, context_k, context_pieces);
   const at::Tensor q = for_kernel(q_in);
-  const at::Tensor k = for_kernel(k_in);
-  const at::Tensor v = for_kernel(v_in);
+  const Columns k{for_kernel(k_in), context_k};
+  const Columns v{for_kernel(v_in), context_v};
   Attended all;
   if (levels.size() == 1 && levels[0].size() == 1) {
     all = attend(q, k, v, levels[0][0], softmax_scale);
@@ -130,21 +153,49 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_in, const at:
   return {all.out.to(q_in.scalar_type()), all.lse.t()};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(
-    const at::Tensor& grad_out_in, const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
-    const at::Tensor& subtree_end, const at::Tensor& out_in, const at::Tensor& lse, double softmax_scale) {
+// Where the pieces' shares of a gradient add up.
+struct ColumnGradients {
+  at::Tensor own;
+  std::vector<at::Tensor> context;
+
+  ColumnGradients(const at::Tensor& like, at::TensorList segments)
+      : own(at::empty(like.sizes(), like.options())) {
+    for (const at::Tensor& segment : segments) context.push_back(at::zeros(segment.sizes(), like.options()));
+  }
+
+  void add(const Piece& piece, const at::Tensor& part) const {
+    const at::Tensor& all = piece.segment < 0 ? own : context[piece.segment];
+    const at::Tensor tokens = tokens_of(all, piece.column_begin, piece.column_end);
+    // Level 0, the triangles, has every own column once.
+    piece.causal ? tokens.copy_(part) : tokens.add_(part);
+  }
+
+  std::vector<at::Tensor> context_as(at::ScalarType dtype) const {
+    std::vector<at::Tensor> result;
+    for (const at::Tensor& segment : context) result.push_back(segment.to(dtype));
+    return result;
+  }
+};
+
+using Gradients =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>, std::vector<at::Tensor>>;
+
+Gradients backward_cpu(const at::Tensor& grad_out_in, const at::Tensor& q_in, const at::Tensor& k_in,
+                       const at::Tensor& v_in, const at::Tensor& subtree_end, const at::Tensor& out_in,
+                       const at::Tensor& lse, double softmax_scale, at::TensorList context_k,
+                       at::TensorList context_v, const at::Tensor& context_pieces) {
   detail::check_tree_attention(q_in, k_in, v_in, subtree_end);
-  const auto levels = pieces_of(subtree_end);
+  detail::check_attention_context(k_in, context_k, context_v, context_pieces);
+  const auto levels = pieces_of(subtree_end, context_k, context_pieces);
   const at::Tensor q = for_kernel(q_in);
-  const at::Tensor k = for_kernel(k_in);
-  const at::Tensor v = for_kernel(v_in);
+  const Columns k{for_kernel(k_in), context_k};
+  const Columns v{for_kernel(v_in), context_v};
   const at::Tensor out = for_kernel(out_in);
   const at::Tensor grad_out = for_kernel(grad_out_in);
   const auto differentiate = [&](const Piece& piece) {
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(
         tokens_of(grad_out, piece.row_begin, piece.row_end), tokens_of(q, piece.row_begin, piece.row_end),
-        tokens_of(k, piece.column_begin, piece.column_end),
-        tokens_of(v, piece.column_begin, piece.column_end), tokens_of(out, piece.row_begin, piece.row_end),
+        k.of(piece), v.of(piece), tokens_of(out, piece.row_begin, piece.row_end),
         lse.slice(1, piece.row_begin, piece.row_end).unsqueeze(0), 0.0, piece.causal, {}, softmax_scale);
   };
   const auto dtype = q_in.scalar_type();
@@ -153,26 +204,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(
     const auto result = [&](const at::Tensor& grad) {
       return grad[0].transpose(0, 1).contiguous().to(dtype);
     };
-    return {result(grad_q), result(grad_k), result(grad_v)};
+    const ColumnGradients none_k(k.own, context_k), none_v(v.own, context_v);  // segments that nobody sees
+    return {result(grad_q), result(grad_k), result(grad_v), none_k.context_as(dtype),
+            none_v.context_as(dtype)};
   }
   const at::Tensor grad_q = at::empty(q.sizes(), q.options());
-  const at::Tensor grad_k = at::empty(k.sizes(), k.options());
-  const at::Tensor grad_v = at::empty(v.sizes(), v.options());
-  const auto add = [](const at::Tensor& grad, const at::Tensor& part, int64_t begin, int64_t end,
-                      bool first) {
-    const at::Tensor tokens = tokens_of(grad, begin, end);
-    first ? tokens.copy_(part) : tokens.add_(part);
-  };
+  const ColumnGradients grad_k(k.own, context_k), grad_v(v.own, context_v);
   for (const auto& level : levels) {
     for_each_piece(level, [&](const Piece& piece) {
       const auto [part_q, part_k, part_v] = differentiate(piece);
-      // Level 0, the triangles, has every row and every column once.
-      add(grad_q, part_q, piece.row_begin, piece.row_end, piece.causal);
-      add(grad_k, part_k, piece.column_begin, piece.column_end, piece.causal);
-      add(grad_v, part_v, piece.column_begin, piece.column_end, piece.causal);
+      const at::Tensor rows = tokens_of(grad_q, piece.row_begin, piece.row_end);
+      piece.causal ? rows.copy_(part_q) : rows.add_(part_q);
+      grad_k.add(piece, part_k);
+      grad_v.add(piece, part_v);
     });
   }
-  return {grad_q.to(dtype), grad_k.to(dtype), grad_v.to(dtype)};
+  return {grad_q.to(dtype), grad_k.own.to(dtype), grad_v.own.to(dtype), grad_k.context_as(dtype),
+          grad_v.context_as(dtype)};
 }
 
 }  // namespace
