@@ -26,6 +26,19 @@ void plan(benchmark::State& state, Strategy strategy) {
   state.counters["micro_batches"] = static_cast<double>(batches);
 }
 
+/// One tree of 3^depth leaves, all of it over the budget: the planner's hardest case.
+void BM_PlanOneTree(benchmark::State& state) {
+  const Csr<int32_t> rows =
+      synthesize({.depth = state.range(0) + 1, .branching = 3, .node_length = 8, .vocab_size = 150'000});
+  const Forest forest = build_forest(Sequences{.offsets = rows.offsets, .tokens = rows.values});
+  const PlanOptions options{.strategy = Strategy::kTreePacking, .token_budget = 512};
+  int64_t tokens = 0;
+  for (auto _ : state) tokens = make_plan(forest, options).num_tokens();
+  state.counters["nodes"] = static_cast<double>(forest.num_nodes());
+  state.counters["encoded/tree"] = static_cast<double>(tokens) / static_cast<double>(forest.tree_tokens());
+}
+BENCHMARK(BM_PlanOneTree)->Arg(6)->Arg(8)->Arg(10)->Arg(12)->Unit(benchmark::kMillisecond);
+
 void BM_PlanTreePacking(benchmark::State& state) {
   plan(state, Strategy::kTreePacking);
 }

@@ -147,7 +147,7 @@ TEST(Planner, SyntheticForests) {
   }
 }
 
-TEST(Planner, SplitsATreeDepthFirst) {
+TEST(Planner, SplitsATree) {
   // A root of 10 tokens with four leaves of 10; 30 tokens hold the root and two leaves.
   const Forest forest = build_forest(Rows{
       synthesize({.depth = 2, .branching = 4, .node_length = 10, .fixed_node_length = true}),
@@ -165,8 +165,8 @@ TEST(Planner, SplitsATreeDepthFirst) {
   EXPECT_DOUBLE_EQ(effective_reuse_ratio(forest, sequence_plan(forest, 30)), 0);
 }
 
-TEST(Planner, JoinsPartsOfOneTreeThatMeet) {
-  // Parts 1-2-2 (depth first: long, then two short ones) under a budget that pairs the first and the last.
+TEST(Planner, PairsShortLeavesAcrossTheTree) {
+  // The long leaf fills a micro-batch; the two short ones, before and after it, share the other.
   const Rows rows = make_rows({{1, 2, 2}, {1, 3, 3, 3, 3, 3, 3, 3, 3}, {1, 4, 4}});
   const Forest forest = build_forest(rows.view());
   const Plan plan = tree_plan(forest, 9);
@@ -275,7 +275,7 @@ TEST(Planner, RefusesBudgetsThatAreTooSmall) {
       EXPECT_STREQ(
           error.what(),
           "trajectory 1 has 4 tokens, more than the token budget 3: expected a budget of at least 6, the "
-          "longest trajectory");
+          "longest trajectory, or --strategy partition, which cuts trajectories");
     }
     EXPECT_THROW(make_plan(forest, {.strategy = strategy, .token_budget = -1}), InputError);
     EXPECT_NO_THROW(make_plan(forest, {.strategy = strategy, .token_budget = 6}));

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "espalier/plan/partition.h"
 #include "tests/train/tiny_models.h"
 
 namespace espalier::testing {
@@ -42,7 +43,7 @@ TEST(Batch, HasTheTokensTheMaskAndOnlyTheEdgesWithLoss) {
   ASSERT_EQ(step.plan.micro_batches.size(), 1u);
   EXPECT_EQ(step.flat_tokens(), 10);
   const Advantages advantages(trajectories, true);
-  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], grpo_summed(), &advantages);
+  const Batch batch = make_batch(trajectories, step, 0, grpo_summed(), &advantages);
   EXPECT_EQ(ints(batch.input_ids), (Ints{7, 8, 1, 2, 3, 4}));
   EXPECT_EQ(ints(batch.position_ids), (Ints{0, 1, 2, 3, 2, 3}));
   EXPECT_EQ(ints(batch.subtree_end), (Ints{6, 6, 4, 4, 6, 6}));
@@ -58,7 +59,7 @@ TEST(Batch, ExpandsEdgesToTheTermsOfEveryTrajectory) {
   const Trajectories trajectories = branching();
   const Step step = make_step(trajectories, {0, 1, 2}, {}, grpo_summed());
   const Advantages advantages(trajectories, true);
-  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], grpo_summed(), &advantages);
+  const Batch batch = make_batch(trajectories, step, 0, grpo_summed(), &advantages);
   // Row 0: tokens 2, 3; row 1: tokens 1, 2; row 2: token 1. Weights of first tokens never count.
   EXPECT_EQ(batch.term_token, (Ints{2, 3, 5, 6, 9}));
   EXPECT_EQ(ints(batch.term_edge), (Ints{1, 3, 0, 2, 0}));
@@ -73,7 +74,7 @@ TEST(Batch, SftNeedsNoAdvantages) {
   const Trajectories trajectories = branching();
   const ObjectiveOptions sft;
   const Step step = make_step(trajectories, {0, 1, 2}, {}, sft);
-  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], sft, nullptr);
+  const Batch batch = make_batch(trajectories, step, 0, sft, nullptr);
   EXPECT_FALSE(batch.terms.advantage.defined());
   EXPECT_EQ(reals(batch.terms.coefficient), (Reals{1.0 / 8, 2.0 / 8, 0.5 / 8, 3.0 / 8, 1.5 / 8}));
 }
@@ -83,7 +84,7 @@ TEST(Batch, RowsKeepTheirOwnColumnsInAnyOrder) {
   const ObjectiveOptions objective = grpo_summed();
   const Step step = make_step(trajectories, {2, 0}, {}, objective);
   const Advantages advantages(trajectories, true);
-  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], objective, &advantages);
+  const Batch batch = make_batch(trajectories, step, 0, objective, &advantages);
   EXPECT_EQ(ints(batch.input_ids), (Ints{7, 8, 1, 2}));
   EXPECT_EQ(batch.term_token, (Ints{9, 2, 3}));
   EXPECT_EQ(reals(batch.terms.old_logprob), (Reals{-4, -2, -3}));
@@ -93,7 +94,7 @@ TEST(Batch, EdgesAscendByRowWhereBranchesComeLate) {
   // A branch at token 1 whose later child is laid out after a deep first child.
   const Trajectories trajectories = from_rows({{5, 1, 1, 1, 1}, {5, 1, 2}, {5, 3}});
   const Step step = make_step(trajectories, {0, 1, 2}, {}, {});
-  const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[0], {}, nullptr);
+  const Batch batch = make_batch(trajectories, step, 0, {}, nullptr);
   EXPECT_EQ(ints(batch.input_ids), (Ints{5, 1, 1, 1, 1, 2, 3}));
   EXPECT_EQ(ints(batch.head_rows), (Ints{0, 1, 2, 3}));
   EXPECT_EQ(ints(batch.edge_row), (Ints{0, 0, 1, 1, 2, 3}));
@@ -108,14 +109,34 @@ TEST(Batch, SplitTreesCountEveryTermOnce) {
   ASSERT_GT(step.plan.micro_batches.size(), 1u);
   Ints tokens;
   double sum = 0;
-  for (const MicroBatch& micro_batch : step.plan.micro_batches) {
-    const Batch batch = make_batch(trajectories, step, micro_batch, {}, nullptr);
+  for (size_t m = 0; m < step.plan.micro_batches.size(); ++m) {
+    const Batch batch = make_batch(trajectories, step, static_cast<int64_t>(m), {}, nullptr);
     tokens.insert(tokens.end(), batch.term_token.begin(), batch.term_token.end());
     sum += batch.terms.coefficient.sum().item<double>();
   }
   std::sort(tokens.begin(), tokens.end());
   EXPECT_EQ(tokens, (Ints{1, 2, 3, 5, 6, 7, 9, 10, 11}));
   EXPECT_NEAR(sum, 1, 1e-15);
+}
+
+TEST(Batch, EdgesOverACutBelongToTheMicroBatchOfTheirSource) {
+  const Trajectories trajectories = from_rows({{5, 1, 1, 1}, {5, 1, 2, 2}});
+  Step step = make_step(trajectories, {0, 1}, {}, {});
+  // 5 1 | 1 1 and 2 2: the prefix predicts the first token of either branch.
+  const std::vector<int64_t> cuts{2, 4};
+  set_plan(&step, {{.strategy = Strategy::kPartition}, partition_at(step.forest, cuts, 2, Merge::kNone)});
+  ASSERT_EQ(step.plan.micro_batches.size(), 3u);
+  const Batch prefix = make_batch(trajectories, step, 0, {}, nullptr);
+  EXPECT_EQ(ints(prefix.edge_row), (Ints{0, 1, 1}));
+  EXPECT_EQ(ints(prefix.edge_target), (Ints{1, 1, 2}));
+  EXPECT_EQ(prefix.edge_token, (Ints{1, -1, -1}));
+  EXPECT_EQ(prefix.term_token, (Ints{1, 2, 5, 6}));
+  EXPECT_TRUE(prefix.ancestors.empty());
+  const Batch branch = make_batch(trajectories, step, 2, {}, nullptr);
+  EXPECT_EQ(ints(branch.position_ids), (Ints{2, 3}));
+  EXPECT_EQ(branch.term_token, (Ints{7}));
+  EXPECT_EQ(branch.ancestors, (Ints{0}));
+  EXPECT_EQ(ints(branch.context_pieces), (Ints{0, 0, 2, 0, 2}));
 }
 
 TEST(Batch, DifferentExpertRoutesAreNotShared) {

@@ -33,23 +33,31 @@ ObjectiveOptions random_objective(Rng& rng) {
 
 PlanOptions random_plan(Rng& rng, const Trajectories& trajectories) {
   PlanOptions plan;
-  plan.strategy = rng.below(4) == 0 ? Strategy::kSequencePacking : Strategy::kTreePacking;
-  int64_t longest = 0;
+  constexpr Strategy kStrategies[] = {Strategy::kPartition, Strategy::kPartition, Strategy::kTreePacking,
+                                      Strategy::kSequencePacking};
+  plan.strategy = kStrategies[rng.below(4)];
+  plan.checkpoint_activations = static_cast<CheckpointActivations>(rng.below(3));
+  int64_t smallest = 1;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    longest = std::max(longest, trajectories.row_size(row));
+    smallest = std::max(smallest, trajectories.row_size(row));
+  }
+  if (plan.strategy == Strategy::kPartition) {
+    plan.offload_context = plan.checkpoint_activations == CheckpointActivations::kPiece && rng.below(2) == 0;
+    smallest = rng.between(1, smallest);
   }
   // No limit, the smallest budget, or one between.
   const int64_t kind = rng.below(3);
-  if (kind > 0) plan.token_budget = longest + (kind == 1 ? 0 : rng.between(0, trajectories.num_tokens()));
+  if (kind > 0) plan.token_budget = smallest + (kind == 1 ? 0 : rng.between(0, trajectories.num_tokens()));
   return plan;
 }
 
 std::string describe(const ObjectiveOptions& objective, const PlanOptions& plan, Family family, Shape shape) {
-  return fmt::format("{} {} shared targets {} normalize {} {} budget {} shape {}", to_string(family),
-                     objective.kind == ObjectiveKind::kSft ? "sft" : "grpo",
+  return fmt::format("{} {} shared targets {} normalize {} {} budget {} checkpoints {} shape {}",
+                     to_string(family), objective.kind == ObjectiveKind::kSft ? "sft" : "grpo",
                      objective.shared_targets == SharedTargets::kSum ? "sum" : "once",
                      static_cast<int>(objective.normalize), espalier::to_string(plan.strategy),
-                     plan.token_budget, static_cast<int>(shape));
+                     plan.token_budget, espalier::to_string(plan.checkpoint_activations),
+                     static_cast<int>(shape));
 }
 
 class Exactness : public ::testing::TestWithParam<int> {};

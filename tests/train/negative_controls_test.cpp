@@ -138,18 +138,17 @@ TEST_F(NegativeControls, ASiblingLeakingIsCaught) {
 TEST_F(NegativeControls, IsolationIsLostWhenASiblingLeaks) {
   Batch batch = make_batches(trajectories_, step_, objective_)[0];
   const Layout layout = make_layout(step_.forest, step_.plan.micro_batches[0].runs);
-  std::vector<std::vector<int64_t>> paths;
-  for (const Placement& placement : step_.plan.micro_batches[0].trajectories) {
-    paths.push_back(path_tokens(layout, placement.run));
-    EXPECT_TRUE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths.back(), 7));
-  }
+  const auto is_isolated = [&](int64_t placement) {
+    const int64_t run = step_.plan.micro_batches[0].trajectories[placement].run;
+    return isolated(decoder_, {{batch}, {path_tokens(layout, run)}}, path_logprobs(decoder_, {batch}), 7);
+  };
+  for (const int64_t placement : {0, 1, 2, 3, 4}) EXPECT_TRUE(is_isolated(placement));
   batch.subtree_end = batch.subtree_end.clone();
   batch.subtree_end.slice(0, kPrefixEnd, kFirstEnd).fill_(kMiddleSubtreeEnd);
-  EXPECT_TRUE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths[0],
-                       7));  // what leaks, sees nothing of the others itself
-  EXPECT_FALSE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths[1], 7));
-  EXPECT_FALSE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths[2], 7));
-  EXPECT_TRUE(isolated(decoder_, batch, forward_edges(decoder_, batch), paths[3], 7));
+  EXPECT_TRUE(is_isolated(0));  // what leaks, sees nothing of the others itself
+  EXPECT_FALSE(is_isolated(1));
+  EXPECT_FALSE(is_isolated(2));
+  EXPECT_TRUE(is_isolated(3));
 }
 
 TEST_F(NegativeControls, EveryDroppedEdgeIsCaught) {

@@ -60,8 +60,8 @@ std::vector<Batch> make_batches(const Trajectories& trajectories, const Step& st
                                 const ObjectiveOptions& objective) {
   const Advantages advantages = advantages_of(trajectories, objective);
   std::vector<Batch> batches;
-  for (const MicroBatch& micro_batch : step.plan.micro_batches) {
-    batches.push_back(make_batch(trajectories, step, micro_batch, objective, &advantages));
+  for (size_t m = 0; m < step.plan.micro_batches.size(); ++m) {
+    batches.push_back(make_batch(trajectories, step, static_cast<int64_t>(m), objective, &advantages));
   }
   return batches;
 }

@@ -31,7 +31,11 @@ std::vector<PlanOptions> plans(const Trajectories& trajectories) {
           {Strategy::kTreePacking, smallest},
           {Strategy::kTreePacking, smallest + 20},
           {Strategy::kSequencePacking, 0},
-          {Strategy::kSequencePacking, smallest + 5}};
+          {Strategy::kSequencePacking, smallest + 5},
+          {Strategy::kPartition, 0},
+          {Strategy::kPartition, smallest / 2},
+          {Strategy::kPartition, 5, CheckpointActivations::kLayer},
+          {Strategy::kPartition, 5, CheckpointActivations::kPiece, true}};
 }
 
 std::vector<std::string> keys(const nlohmann::ordered_json& json) {
@@ -75,7 +79,7 @@ TEST_P(VerifyTest, PassesInFloat64UnderEveryPlan) {
       if (plan.token_budget == 0) {
         EXPECT_GT(report.isolation_trials, 0);
         EXPECT_EQ(report.encoded_tokens,
-                  plan.strategy == Strategy::kTreePacking ? report.tree_tokens : report.flat_tokens);
+                  plan.strategy == Strategy::kSequencePacking ? report.flat_tokens : report.tree_tokens);
       }
     }
   }

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "espalier/data/reader.h"
-#include "espalier/plan/planner.h"
+#include "espalier/plan/plan.h"
 #include "espalier/train/objective.h"
 
 namespace espalier::cli {

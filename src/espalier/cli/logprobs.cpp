@@ -11,6 +11,7 @@
 #include "espalier/cli/flags.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/weights.h"
+#include "espalier/plan/planner.h"
 #include "espalier/train/engine.h"
 
 namespace espalier::cli {
@@ -30,7 +31,7 @@ void run(const Flags& flags) {
   step.rows.resize(trajectories.num_rows());
   std::iota(step.rows.begin(), step.rows.end(), 0);
   step.forest = forest_of(trajectories, step.rows);
-  step.plan = make_plan(step.forest, flags.plan.options(trajectories));
+  set_plan(&step, make_plan(step.forest, flags.plan.options(trajectories)));
   step.terms = all_terms(trajectories, step.rows);
   std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
   Progress progress("logprobs");

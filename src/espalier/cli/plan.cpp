@@ -6,6 +6,7 @@
 #include "espalier/cli/flags.h"
 #include "espalier/cli/plan_table.h"
 #include "espalier/cli/progress.h"
+#include "espalier/plan/planner.h"
 #include "espalier/train/batch.h"
 
 namespace espalier::cli {

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/plan/planner.h"
+#include "espalier/plan/plan.h"
 #include "espalier/tree/forest.h"
 
 namespace espalier::cli {

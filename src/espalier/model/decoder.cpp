@@ -183,8 +183,8 @@ Decoder::RotaryTables Decoder::rotary_tables(const at::Tensor& position_ids) con
   return {at::cos(angles).unsqueeze(1).to(dtype), at::sin(angles).unsqueeze(1).to(dtype)};
 }
 
-at::Tensor Decoder::attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
-                           const Attention& attention) const {
+Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
+                                     const Attention& attention) const {
   const int64_t length = hidden.size(0);
   const auto project = [&](const Projection& projection) {
     return at::linear(hidden, projection.weight, projection.bias).view({length, -1, config_.head_dim});
@@ -197,31 +197,45 @@ at::Tensor Decoder::attend(const Layer& layer, const at::Tensor& hidden, const R
   q = Rotary::apply(q, tables.cos, tables.sin);
   k = Rotary::apply(k, tables.cos, tables.sin);
   const double softmax_scale = std::pow(static_cast<double>(config_.head_dim), -0.5);
-  const at::Tensor out = attention(q, k, project(layer.v), softmax_scale);
+  const at::Tensor v = project(layer.v);
+  const at::Tensor out = attention(q, k, v, softmax_scale);
   TORCH_CHECK(out.sizes() == q.sizes(), "Decoder: attention returned shape ", out.sizes(), ", expected ",
               q.sizes());
-  return at::linear(out.reshape({length, -1}), layer.o.weight, layer.o.bias);
+  return {at::linear(out.reshape({length, -1}), layer.o.weight, layer.o.bias), {k, v}};
+}
+
+at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
+  TORCH_CHECK(input_ids.dim() == 1 && input_ids.scalar_type() == at::kLong && input_ids.numel() > 0,
+              "Decoder: expected input_ids [T] int64, T > 0, received ", input_ids.sizes(), " ",
+              input_ids.scalar_type());
+  return at::embedding(embed_tokens_, input_ids);
+}
+
+Decoder::LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const RotaryTables& tables,
+                                    const Attention& attention) const {
+  const Layer& layer = layers_.at(index);
+  const at::Tensor attention_input = RmsNorm::apply(hidden, layer.input_layernorm, config_.rms_norm_eps);
+  auto [attended, context] = attend(layer, attention_input, tables, attention);
+  const at::Tensor middle = hidden + attended;
+  const at::Tensor input = RmsNorm::apply(middle, layer.post_attention_layernorm, config_.rms_norm_eps);
+  const at::Tensor gate = at::silu(at::linear(input, layer.gate.weight, layer.gate.bias));
+  const at::Tensor up = at::linear(input, layer.up.weight, layer.up.bias);
+  return {middle + at::linear(gate * up, layer.down.weight, layer.down.bias), std::move(context)};
+}
+
+at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {
+  return RmsNorm::apply(hidden, norm_, config_.rms_norm_eps);
 }
 
 at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
                             const Attention& attention) const {
-  TORCH_CHECK(input_ids.dim() == 1 && input_ids.scalar_type() == at::kLong && input_ids.numel() > 0,
-              "Decoder: expected input_ids [T] int64, T > 0, received ", input_ids.sizes(), " ",
-              input_ids.scalar_type());
+  at::Tensor hidden = embed(input_ids);
   TORCH_CHECK(position_ids.sizes() == input_ids.sizes() && position_ids.scalar_type() == at::kLong,
               "Decoder: expected position_ids like input_ids ", input_ids.sizes(), " int64, received ",
               position_ids.sizes(), " ", position_ids.scalar_type());
   const RotaryTables tables = rotary_tables(position_ids);
-  at::Tensor hidden = at::embedding(embed_tokens_, input_ids);
-  for (const Layer& layer : layers_) {
-    const at::Tensor attention_input = RmsNorm::apply(hidden, layer.input_layernorm, config_.rms_norm_eps);
-    hidden = hidden + attend(layer, attention_input, tables, attention);
-    const at::Tensor input = RmsNorm::apply(hidden, layer.post_attention_layernorm, config_.rms_norm_eps);
-    const at::Tensor gate = at::silu(at::linear(input, layer.gate.weight, layer.gate.bias));
-    const at::Tensor up = at::linear(input, layer.up.weight, layer.up.bias);
-    hidden = hidden + at::linear(gate * up, layer.down.weight, layer.down.bias);
-  }
-  return RmsNorm::apply(hidden, norm_, config_.rms_norm_eps);
+  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) hidden = layer(i, hidden, tables, attention).hidden;
+  return final_norm(hidden);
 }
 
 const at::Tensor& Decoder::lm_head_weight() const {

@@ -16,6 +16,10 @@ namespace espalier {
 using Attention = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                            double softmax_scale)>;
 
+/// What a layer leaves to the descendants of a micro-batch, as tensors that carry gradients. An attention
+/// layer: k (rotated) and v [T, K, D] of the micro-batch's tokens.
+using LayerContext = std::vector<at::Tensor>;
+
 struct Parameter {
   std::string name;  // as in the checkpoint: model.layers.0.self_attn.q_proj.weight
   at::Tensor value;  // leaf, requires_grad
@@ -40,6 +44,21 @@ class Decoder {
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
                      const Attention& attention) const;
 
+  /// The same in parts, for who wants to do something between layers:
+  /// forward = final_norm(layer(L - 1, ... layer(0, embed(input_ids), ...))).
+  struct RotaryTables {
+    at::Tensor cos, sin;  // [T, 1, head_dim / 2]
+  };
+  struct LayerOutput {
+    at::Tensor hidden;  // [T, hidden_size]
+    LayerContext context;
+  };
+  at::Tensor embed(const at::Tensor& input_ids) const;
+  RotaryTables rotary_tables(const at::Tensor& position_ids) const;
+  LayerOutput layer(int64_t index, const at::Tensor& hidden, const RotaryTables& tables,
+                    const Attention& attention) const;
+  at::Tensor final_norm(const at::Tensor& hidden) const;
+
   /// LM head [vocab_size, hidden_size]; the embedding where tied.
   const at::Tensor& lm_head_weight() const;
 
@@ -56,13 +75,8 @@ class Decoder {
     std::optional<at::Tensor> q_norm, k_norm;              // [head_dim]
     at::Tensor input_layernorm, post_attention_layernorm;  // [hidden_size]
   };
-  struct RotaryTables {
-    at::Tensor cos, sin;  // [T, 1, head_dim / 2]
-  };
-
-  RotaryTables rotary_tables(const at::Tensor& position_ids) const;
-  at::Tensor attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
-                    const Attention& attention) const;
+  LayerOutput attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
+                     const Attention& attention) const;
 
   DecoderConfig config_;
   std::vector<Parameter> parameters_;

@@ -1,4 +1,4 @@
-// FLOPs and bytes of a step, from counts.
+// FLOPs of a step, from counts.
 #pragma once
 
 #include <cstdint>

@@ -29,6 +29,27 @@ const char* to_string(Strategy strategy) {
   return "sequence-packing";
 }
 
+CheckpointActivations parse_checkpoint_activations(const std::string& name) {
+  for (const CheckpointActivations value :
+       {CheckpointActivations::kNone, CheckpointActivations::kLayer, CheckpointActivations::kPiece}) {
+    if (name == to_string(value)) return value;
+  }
+  throw InputError(
+      fmt::format("checkpoint-activations: expected none, layer or piece, received \"{}\"", name));
+}
+
+const char* to_string(CheckpointActivations checkpoint_activations) {
+  switch (checkpoint_activations) {
+    case CheckpointActivations::kLayer:
+      return "layer";
+    case CheckpointActivations::kPiece:
+      return "piece";
+    case CheckpointActivations::kNone:
+      break;
+  }
+  return "none";
+}
+
 int64_t Plan::num_tokens() const {
   int64_t total = 0;
   for (const MicroBatch& batch : micro_batches) total += batch.num_tokens;
@@ -51,6 +72,11 @@ int64_t longest_trajectory(const Forest& forest) {
 double effective_reuse_ratio(const Forest& forest, const Plan& plan) {
   const int64_t flat = forest.flat_tokens();
   return flat == 0 ? 0 : static_cast<double>(flat - plan.num_tokens()) / static_cast<double>(flat);
+}
+
+Layout make_micro_batch_layout(const Forest& forest, const MicroBatch& micro_batch) {
+  return make_layout(forest, micro_batch.runs,
+                     micro_batch.parent < 0 ? RootRuns::kAtTreeRoots : RootRuns::kContinueContext);
 }
 
 void finish_micro_batch(const Forest& forest, MicroBatch& batch) {

@@ -35,15 +35,27 @@ struct MicroBatch {
   std::vector<int64_t> context_runs;
 };
 
+/// Which activations are not kept between forward and backward but computed again: none; those inside each
+/// layer (its input is kept); or (partition) those of every micro-batch that has descendants, of which only
+/// the context is kept.
+enum class CheckpointActivations { kNone, kLayer, kPiece };
+
+/// "none" | "layer" | "piece"; throws InputError naming the accepted words.
+CheckpointActivations parse_checkpoint_activations(const std::string& name);
+const char* to_string(CheckpointActivations checkpoint_activations);
+
 struct PlanOptions {
   Strategy strategy = Strategy::kTreePacking;
   int64_t token_budget = 0;  // tokens per micro-batch; 0: no limit (one micro-batch)
+  CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;
+  bool offload_context = false;  // with kPiece: context waits in host memory
+  int64_t memory_budget = 0;     // bytes of tensors at most; 0: no limit
 };
 
 /// Micro-batches in the order of their forward passes: parent < own index, and the descendants of a
 /// micro-batch follow it directly. A micro-batch's backward pass comes after those of its descendants.
 struct Plan {
-  PlanOptions options;  // strategy is never kAuto here
+  PlanOptions options;  // as chosen: strategy is never kAuto here, token_budget the one that was used
   std::vector<MicroBatch> micro_batches;
 
   int64_t num_tokens() const;  // encoded tokens: tree tokens plus repeated prefixes
@@ -57,6 +69,9 @@ int64_t longest_trajectory(const Forest& forest);
 /// Effective reuse ratio: the part of the flat tokens that the plan does not recompute,
 /// (flat - plan tokens) / flat; 0 in an empty forest.
 double effective_reuse_ratio(const Forest& forest, const Plan& plan);
+
+/// The micro-batch's tokens in preorder, without its context.
+Layout make_micro_batch_layout(const Forest& forest, const MicroBatch& micro_batch);
 
 /// Fills num_tokens and num_pairs from the runs and sorts the placements by trajectory.
 void finish_micro_batch(const Forest& forest, MicroBatch& micro_batch);

@@ -1,35 +1,198 @@
 #include "espalier/plan/planner.h"
 
+#include <algorithm>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/plan/partition.h"
 #include "espalier/plan/sequence_packing.h"
 #include "espalier/plan/tree_packing.h"
 
 namespace espalier {
 namespace {
 
-void check_budget(const Forest& forest, int64_t budget) {
-  ESPALIER_CHECK(budget >= 0, "token budget: expected at least 1, or 0 for no limit, received {}", budget);
-  if (budget == 0) return;
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+void check_token_budget(const Forest& forest, int64_t budget) {
   const int64_t smallest = longest_trajectory(forest);
   if (smallest <= budget) return;
   int64_t r = 0;
   while (forest.trajectory_size(r) <= budget) ++r;
   throw InputError(fmt::format(
-      "trajectory {} has {} tokens, more than the token budget {}: expected a budget of at least {}, "
-      "the longest trajectory",
+      "trajectory {} has {} tokens, more than the token budget {}: expected a budget of at least {}, the "
+      "longest trajectory, or --strategy partition, which cuts trajectories",
       r, forest.trajectory_size(r), budget, smallest));
+}
+
+// A plan with what it is predicted to cost.
+struct Candidate {
+  Plan plan;
+  double seconds;
+  double bytes;
+};
+
+Candidate priced(const PlanCosts& costs, Plan plan) {
+  PlanCosts own = costs;
+  own.memory.checkpoint_activations = plan.options.checkpoint_activations;
+  own.memory.offload_context = plan.options.offload_context;
+  const std::vector<Load> loads = loads_of(plan.micro_batches);
+  double seconds = 0;
+  for (const Load& load : loads) {
+    seconds += predicted_seconds(own.time, load, plan.options.checkpoint_activations);
+  }
+  return {std::move(plan), seconds, plan_peak_bytes(own.memory, loads)};
+}
+
+// The strategy's plans under one token budget, at least one of them.
+std::vector<Candidate> candidates(const Forest& forest, PlanOptions options, int64_t token_budget,
+                                  const PlanCosts& costs) {
+  options.token_budget = token_budget == kNoLimit ? 0 : token_budget;
+  std::vector<Candidate> result;
+  switch (options.strategy) {
+    case Strategy::kTreePacking:
+      result.push_back(priced(costs, {options, pack_trees(forest, token_budget)}));
+      break;
+    case Strategy::kSequencePacking:
+      result.push_back(priced(costs, {options, pack_sequences(forest, token_budget)}));
+      break;
+    default:
+      for (const Merge merge : {Merge::kLeaves, Merge::kAll}) {
+        result.push_back(priced(costs, {options, partition(forest, token_budget, merge)}));
+      }
+  }
+  return result;
+}
+
+// The token budgets worth trying, largest first: halves of what is given or of the whole forest, down to the
+// smallest that the strategy takes.
+std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& options) {
+  const bool cuts = options.strategy == Strategy::kPartition;
+  const bool shares = options.strategy != Strategy::kSequencePacking;
+  const int64_t smallest = cuts ? 1 : longest_trajectory(forest);
+  const int64_t whole = shares ? forest.tree_tokens() : forest.flat_tokens();
+  std::vector<int64_t> budgets;
+  for (double budget =
+           static_cast<double>(options.token_budget > 0 ? std::min(options.token_budget, whole) : whole);
+       budget > static_cast<double>(smallest); budget /= 1.25) {
+    budgets.push_back(static_cast<int64_t>(budget));
+  }
+  budgets.push_back(smallest);
+  return budgets;
+}
+
+// Keeps the cheaper of two plans; at equal predictions the one that came first.
+void keep_cheaper(std::optional<Candidate>* best, Candidate candidate) {
+  if (!*best || candidate.seconds < (*best)->seconds) *best = std::move(candidate);
+}
+
+// The strategy's cheapest plan within the memory budget, if any fits; the least bytes seen.
+std::optional<Candidate> within_memory(const Forest& forest, const PlanOptions& options,
+                                       const PlanCosts& costs, double* least_bytes) {
+  std::optional<Candidate> best;
+  int64_t misses = 0;
+  for (const int64_t budget : token_budgets(forest, options)) {
+    for (Candidate& candidate : candidates(forest, options, budget, costs)) {
+      *least_bytes = std::min(*least_bytes, candidate.bytes);
+      if (candidate.bytes <= static_cast<double>(options.memory_budget))
+        keep_cheaper(&best, std::move(candidate));
+    }
+    // Smaller micro-batches cost more and more: a few steps past the first fit are enough.
+    constexpr int64_t kStepsPastTheFirstFit = 3;
+    if (best && ++misses > kStepsPastTheFirstFit) break;
+  }
+  return best;
+}
+
+std::optional<Candidate> within_tokens(const Forest& forest, const PlanOptions& options,
+                                       const PlanCosts& costs) {
+  std::optional<Candidate> best;
+  const int64_t budget = options.token_budget > 0 ? options.token_budget : kNoLimit;
+  for (Candidate& candidate : candidates(forest, options, budget, costs)) {
+    keep_cheaper(&best, std::move(candidate));
+  }
+  return best;
+}
+
+std::vector<Strategy> strategies_of(const Forest& forest, const PlanOptions& options) {
+  if (options.strategy != Strategy::kAuto) return {options.strategy};
+  const bool packs = options.token_budget == 0 || options.token_budget >= longest_trajectory(forest);
+  if (!packs) return {Strategy::kPartition};
+  return {Strategy::kTreePacking, Strategy::kPartition, Strategy::kSequencePacking};
+}
+
+void check_options(const Forest& forest, const PlanOptions& options) {
+  ESPALIER_CHECK(options.token_budget >= 0,
+                 "token budget: expected at least 1, or 0 for no limit, received {}", options.token_budget);
+  ESPALIER_CHECK(options.memory_budget >= 0,
+                 "memory budget: expected a number of bytes, or 0 for no limit, received {}",
+                 options.memory_budget);
+  const bool cuts = options.strategy == Strategy::kPartition || options.strategy == Strategy::kAuto;
+  ESPALIER_CHECK(cuts || options.checkpoint_activations != CheckpointActivations::kPiece,
+                 "checkpoint-activations piece: expected --strategy partition or auto, received {}",
+                 to_string(options.strategy));
+  ESPALIER_CHECK(!options.offload_context || options.checkpoint_activations == CheckpointActivations::kPiece,
+                 "offload-context: expected checkpoint-activations piece (otherwise activations hold the "
+                 "context anyway), received {}",
+                 to_string(options.checkpoint_activations));
+  if (!cuts && options.token_budget > 0) check_token_budget(forest, options.token_budget);
 }
 
 }  // namespace
 
+double plan_seconds(const PlanCosts& costs, const Plan& plan) {
+  return priced(costs, plan).seconds;
+}
+
+double plan_bytes(const PlanCosts& costs, const Plan& plan) {
+  return priced(costs, plan).bytes;
+}
+
+Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
+  check_options(forest, options);
+  std::optional<Candidate> best;
+  double least_bytes = std::numeric_limits<double>::infinity();
+  for (const Strategy strategy : strategies_of(forest, options)) {
+    PlanOptions chosen = options;
+    chosen.strategy = strategy;
+    if (strategy != Strategy::kPartition) {
+      // Packed micro-batches have no descendants, so there is nothing to keep for them.
+      chosen.offload_context = false;
+      if (chosen.checkpoint_activations == CheckpointActivations::kPiece) {
+        chosen.checkpoint_activations = CheckpointActivations::kNone;
+      }
+    }
+    std::optional<Candidate> found = options.memory_budget > 0
+                                         ? within_memory(forest, chosen, costs, &least_bytes)
+                                         : within_tokens(forest, chosen, costs);
+    if (found) keep_cheaper(&best, std::move(*found));
+  }
+  if (!best) {
+    throw InputError(
+        fmt::format("memory budget: {} bytes are too few; the smallest plan found needs {:.0f} ({:.0f} of "
+                    "them for weights, "
+                    "gradients and optimiser){}",
+                    options.memory_budget, least_bytes, resident_bytes(costs.memory),
+                    options.checkpoint_activations == CheckpointActivations::kNone
+                        ? "; --checkpoint-activations layer or piece needs less"
+                        : ""));
+  }
+  return std::move(best->plan);
+}
+
 Plan make_plan(const Forest& forest, const PlanOptions& options) {
-  check_budget(forest, options.token_budget);
-  const int64_t budget =
-      options.token_budget > 0 ? options.token_budget : std::numeric_limits<int64_t>::max();
-  return {options, options.strategy == Strategy::kTreePacking ? pack_trees(forest, budget)
-                                                              : pack_sequences(forest, budget)};
+  ESPALIER_CHECK(options.memory_budget == 0,
+                 "memory budget: what a plan needs depends on the model; give --model");
+  // The proportions of a decoder of half a billion parameters.
+  constexpr ModelShape kCommon{.num_hidden_layers = 28,
+                               .hidden_size = 1024,
+                               .intermediate_size = 3072,
+                               .num_attention_heads = 16,
+                               .num_key_value_heads = 8,
+                               .head_dim = 128,
+                               .vocab_size = 151'936};
+  return make_plan(forest, options, {assumed_time_model(kCommon), {.shape = kCommon}});
 }
 
 }  // namespace espalier

@@ -1,14 +1,35 @@
-// Making plans.
+// Choosing a plan.
 #pragma once
 
+#include "espalier/plan/memory_model.h"
 #include "espalier/plan/plan.h"
+#include "espalier/plan/time_model.h"
 
 namespace espalier {
 
-/// Plans the whole forest by tree packing (tree_packing.h) or sequence packing (sequence_packing.h). Every
-/// trajectory is placed exactly once; no micro-batch exceeds the budget; deterministic.
-/// Throws InputError when a single trajectory is longer than the budget, naming it and the smallest budget
-/// that works, and when the budget is negative. An empty forest has no micro-batches.
+/// What time and memory a model takes; plans are compared by it.
+struct PlanCosts {
+  TimeModel time;
+  MemoryModel memory;
+};
+
+/// Predicted seconds of the plan's forward and backward passes, and peak bytes, every token counted as if it
+/// reached the LM head.
+double plan_seconds(const PlanCosts& costs, const Plan& plan);
+double plan_bytes(const PlanCosts& costs, const Plan& plan);
+
+/// Plans the whole forest:
+///   tree-packing (tree_packing.h), sequence-packing (sequence_packing.h), partition (partition.h, merged the
+///   cheaper way), or auto: the cheapest of the three by predicted time.
+/// Micro-batches hold at most token_budget tokens. Under a memory budget the largest token budget (and at
+/// most the one given) is sought with which the predicted peak fits; among the plans that fit the cheapest is
+/// taken. Deterministic for equal costs.
+/// Throws InputError, naming the smallest budget that works: when a trajectory is longer than the token
+/// budget of a packing strategy; when nothing fits the memory budget. Also for negative budgets. An empty
+/// forest has no micro-batches.
+Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts& costs);
+
+/// Without a model: plans are compared for a decoder of common proportions. Refuses a memory budget.
 Plan make_plan(const Forest& forest, const PlanOptions& options);
 
 }  // namespace espalier

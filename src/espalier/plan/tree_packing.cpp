@@ -4,90 +4,120 @@
 #include <numeric>
 
 #include "espalier/plan/bin_packing.h"
+#include "espalier/plan/tree_heuristic.h"
 
 namespace espalier {
 namespace {
 
-/// What is kept together: some trajectories of one tree and the nodes of their paths.
+/// What is kept together: some leaves of one tree with their root paths.
 struct Part {
-  std::vector<int64_t> nodes;         // ascending
-  std::vector<int64_t> trajectories;  // in preorder of their end nodes
-  int64_t num_tokens = 0;
+  int64_t num_tokens;
+  std::vector<int64_t> leaves;  // forest nodes, ascending
 };
 
-/// Trajectories sorted by end node, those of one node ascending.
-std::vector<int64_t> trajectories_in_preorder(const Forest& forest) {
-  std::vector<int64_t> begin(forest.num_nodes() + 1, 0);
-  for (const int64_t n : forest.end_node) ++begin[n + 1];
-  std::partial_sum(begin.begin(), begin.end(), begin.begin());
-  std::vector<int64_t> sorted(forest.num_trajectories());
-  for (int64_t r = 0; r < forest.num_trajectories(); ++r) sorted[begin[forest.end_node[r]]++] = r;
-  return sorted;
+TokenTree token_tree(const Forest& forest, int64_t root) {
+  TokenTree tree;
+  for (int64_t n = root; n < forest.subtree_last[root]; ++n) {
+    tree.parent.push_back(n == root ? -1 : forest.parent[n] - root);
+    tree.size.push_back(forest.node_size(n));
+  }
+  return tree;
 }
 
-/// Fills parts depth first. A trajectory goes to the current part while the nodes that it adds fit the budget
-/// and the tree is the same; otherwise it opens the next part, which repeats its path. A tree that fits is
-/// therefore one part. In preorder the nodes that a trajectory adds come after all nodes of the part.
-std::vector<Part> tree_parts(const Forest& forest, int64_t budget) {
-  std::vector<Part> parts;
-  std::vector<int64_t> part_of(forest.num_nodes(), -1);  // the last part that holds the node
-  std::vector<int64_t> added;
-  int64_t tree_last = 0;  // one past the last node of the current tree
-  for (const int64_t r : trajectories_in_preorder(forest)) {
-    const int64_t end = forest.end_node[r];
-    const auto path_outside = [&](int64_t part) {
-      added.clear();
-      int64_t tokens = 0;
-      for (int64_t n = end; n >= 0 && part_of[n] != part; n = forest.parent[n]) {
-        added.push_back(n);
-        tokens += forest.node_size(n);
-      }
-      return tokens;
-    };
-    auto part = static_cast<int64_t>(parts.size()) - 1;
-    int64_t tokens = part < 0 ? 0 : path_outside(part);
-    const bool new_tree = end >= tree_last;
-    if (new_tree || parts[part].num_tokens + tokens > budget) {
-      parts.emplace_back();
-      tokens = path_outside(++part);
-      if (new_tree) tree_last = forest.subtree_last[added.back()];
-    }
-    for (const int64_t n : added) part_of[n] = part;
-    parts[part].nodes.insert(parts[part].nodes.end(), added.rbegin(), added.rend());
-    parts[part].trajectories.push_back(r);
-    parts[part].num_tokens += tokens;
+/// The share of its search work that each tree is granted.
+double granted_work(const Forest& forest, int64_t budget) {
+  int64_t wanted = 0;
+  for (int64_t root = 0; root < forest.num_nodes(); root = forest.subtree_last[root]) {
+    const int64_t last = forest.subtree_last[root];
+    if (forest.node_begin[last] - forest.node_begin[root] > budget) wanted += search_work(last - root);
   }
-  return parts;
+  return wanted <= kMaxSearchWork ? 1 : static_cast<double>(kMaxSearchWork) / static_cast<double>(wanted);
 }
+
+std::vector<Part> forest_parts(const Forest& forest, int64_t budget) {
+  const double granted = granted_work(forest, budget);
+  std::vector<Part> result;
+  for (int64_t root = 0; root < forest.num_nodes(); root = forest.subtree_last[root]) {
+    const TokenTree tree = token_tree(forest, root);
+    const LeafPaths leaves = leaf_paths(tree);
+    const double work = granted * static_cast<double>(search_work(leaves.num_leaves()));
+    const LeafParts parts = split_tree(tree, budget, static_cast<int64_t>(work));
+    const std::vector<int64_t> tokens = part_tokens(leaves, parts);
+    for (int64_t p = 0; p < parts.num_rows(); ++p) {
+      Part& part = result.emplace_back(tokens[p], std::vector<int64_t>{});
+      for (const int64_t k : parts.row(p)) part.leaves.push_back(root + leaves.node[k]);
+    }
+  }
+  return result;
+}
+
+/// Trajectories grouped by the leaf that they go with: their end node, or the first leaf below it.
+Csr<int64_t> trajectories_by_leaf(const Forest& forest) {
+  std::vector<int64_t> leaf(forest.num_nodes());
+  for (int64_t n = forest.num_nodes() - 1; n >= 0; --n) {
+    leaf[n] = forest.subtree_last[n] == n + 1 ? n : leaf[n + 1];
+  }
+  Csr<int64_t> result;
+  result.offsets.assign(forest.num_nodes() + 1, 0);
+  for (const int64_t end : forest.end_node) ++result.offsets[leaf[end] + 1];
+  std::partial_sum(result.offsets.begin(), result.offsets.end(), result.offsets.begin());
+  result.values.resize(forest.num_trajectories());
+  std::vector<int64_t> at(result.offsets.begin(), result.offsets.end() - 1);
+  for (int64_t r = 0; r < forest.num_trajectories(); ++r) result.values[at[leaf[forest.end_node[r]]]++] = r;
+  return result;
+}
+
+/// Builds micro-batches; what it keeps per node is reused by all of them.
+class BatchBuilder {
+ public:
+  explicit BatchBuilder(const Forest& forest)
+      : forest_(forest), trajectories_(trajectories_by_leaf(forest)), run_of_(forest.num_nodes(), -1) {}
+
+  /// The union of the root paths of these leaves.
+  MicroBatch build(const std::vector<int64_t>& leaves) {
+    std::vector<int64_t> nodes;
+    for (const int64_t leaf : leaves) {
+      for (int64_t n = leaf; n >= 0 && run_of_[n] < 0; n = forest_.parent[n]) {
+        nodes.push_back(n);
+        run_of_[n] = 0;
+      }
+    }
+    std::sort(nodes.begin(), nodes.end());
+    MicroBatch batch;
+    for (const int64_t n : nodes) {
+      const int64_t parent = forest_.parent[n] < 0 ? -1 : run_of_[forest_.parent[n]];
+      run_of_[n] = static_cast<int64_t>(batch.runs.size());
+      batch.runs.push_back({forest_.node_begin[n], forest_.node_begin[n + 1], parent});
+    }
+    for (const int64_t leaf : leaves) {
+      for (const int64_t r : trajectories_.row(leaf)) {
+        batch.trajectories.push_back({r, run_of_[forest_.end_node[r]]});
+      }
+    }
+    for (const int64_t n : nodes) run_of_[n] = -1;
+    finish_micro_batch(forest_, batch);
+    return batch;
+  }
+
+ private:
+  const Forest& forest_;
+  Csr<int64_t> trajectories_;
+  std::vector<int64_t> run_of_;  // in the micro-batch at hand, -1: not in it
+};
 
 }  // namespace
 
 std::vector<MicroBatch> pack_trees(const Forest& forest, int64_t budget) {
-  const std::vector<Part> parts = tree_parts(forest, budget);
+  const std::vector<Part> parts = forest_parts(forest, budget);
   std::vector<int64_t> sizes;
   sizes.reserve(parts.size());
   for (const Part& part : parts) sizes.push_back(part.num_tokens);
+  BatchBuilder builder(forest);
   std::vector<MicroBatch> batches;
-  std::vector<int64_t> run_of(forest.num_nodes());  // in the current micro-batch
   for (const auto& bin : best_fit_decreasing(sizes, budget)) {
-    // Parts of one tree that meet in a micro-batch share their prefixes again.
-    std::vector<int64_t> nodes;
-    for (const int64_t p : bin) nodes.insert(nodes.end(), parts[p].nodes.begin(), parts[p].nodes.end());
-    std::sort(nodes.begin(), nodes.end());
-    nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
-
-    MicroBatch& batch = batches.emplace_back();
-    for (const int64_t n : nodes) {
-      const int64_t parent = forest.parent[n] < 0 ? -1 : run_of[forest.parent[n]];
-      run_of[n] = static_cast<int64_t>(batch.runs.size());
-      batch.runs.push_back({forest.node_begin[n], forest.node_begin[n + 1], parent});
-    }
-    for (const int64_t p : bin) {
-      for (const int64_t r : parts[p].trajectories) {
-        batch.trajectories.push_back({r, run_of[forest.end_node[r]]});
-      }
-    }
-    finish_micro_batch(forest, batch);
+    std::vector<int64_t> leaves;
+    for (const int64_t p : bin) leaves.insert(leaves.end(), parts[p].leaves.begin(), parts[p].leaves.end());
+    batches.push_back(builder.build(leaves));
   }
   return batches;
 }

@@ -2,9 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "espalier/base/check.h"
+#include "espalier/plan/planner.h"
 
 namespace espalier {
 
@@ -22,9 +24,18 @@ Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, cons
   Step step;
   step.rows = std::move(rows);
   step.forest = forest_of(trajectories, step.rows);
-  step.plan = make_plan(step.forest, plan_options);
+  set_plan(&step, make_plan(step.forest, plan_options));
   step.terms = step_terms(trajectories, step.rows, step.forest, objective);
   return step;
+}
+
+void set_plan(Step* step, Plan plan) {
+  step->plan = std::move(plan);
+  step->context = {};
+  const ContextIndex index(step->plan.micro_batches);
+  for (size_t m = 0; m < step->plan.micro_batches.size(); ++m) {
+    step->context.push_row(context_pieces(index, static_cast<int64_t>(m)));
+  }
 }
 
 namespace {
@@ -36,9 +47,12 @@ at::Tensor to_tensor(const std::vector<T>& values, at::ScalarType dtype) {
       .to(dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
-// Per-term columns on the host, before they become tensors.
+// Per-term columns on the host, before they become tensors. Of a trajectory's terms, those whose edge starts
+// in the micro-batch.
 struct TermColumns {
-  std::vector<int64_t> token;  // token of the batch that the term's edge predicts
+  std::vector<int64_t> row;     // token of the batch where the term's edge starts
+  std::vector<int64_t> target;  // token id that it predicts
+  std::vector<int64_t> token;   // the token of the batch with that id, -1: in a child
   std::vector<double> coefficient, advantage, old_logprob;
   std::vector<uint8_t> has_old;
 };
@@ -52,9 +66,14 @@ TermColumns gather_terms(const Trajectories& trajectories, const Step& step, con
     if (terms.empty()) continue;
     const int64_t row = step.rows[placement.trajectory];
     const std::vector<int64_t> path = path_tokens(layout, placement.run);
+    const int64_t first = layout.position_ids[path.front()], size = static_cast<int64_t>(path.size());
     for (const Term& term : terms) {
+      const int64_t source = term.position - 1 - first;
+      if (source < 0 || source >= size) continue;
       const int64_t flat = trajectories.offsets[row] + term.position;
-      columns.token.push_back(path[term.position]);
+      columns.row.push_back(path[source]);
+      columns.target.push_back(trajectories.input_ids[flat]);
+      columns.token.push_back(source + 1 < size ? path[source + 1] : -1);
       columns.coefficient.push_back(term.coefficient);
       term_token->push_back(flat);
       if (objective.kind != ObjectiveKind::kGrpo) continue;
@@ -67,56 +86,55 @@ TermColumns gather_terms(const Trajectories& trajectories, const Step& step, con
   return columns;
 }
 
+// Edges are pairs of a row and a token id: equal pairs have equal log-probabilities.
+void set_edges(const TermColumns& terms, Batch* batch) {
+  std::vector<int64_t> order(terms.row.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto key = [&](int64_t m) { return std::pair(terms.row[m], terms.target[m]); };
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
+  std::vector<int64_t> head_rows, edge_row, edge_target, term_edge(order.size());
+  for (size_t k = 0; k < order.size(); ++k) {
+    const int64_t m = order[k];
+    if (k == 0 || key(order[k - 1]) != key(m)) {
+      if (head_rows.empty() || head_rows.back() != terms.row[m]) head_rows.push_back(terms.row[m]);
+      edge_row.push_back(static_cast<int64_t>(head_rows.size()) - 1);
+      edge_target.push_back(terms.target[m]);
+      batch->edge_token.push_back(terms.token[m]);
+    }
+    term_edge[m] = static_cast<int64_t>(edge_row.size()) - 1;
+  }
+  batch->head_rows = to_tensor(head_rows, at::kLong);
+  batch->edge_row = to_tensor(edge_row, at::kLong);
+  batch->edge_target = to_tensor(edge_target, at::kLong);
+  batch->term_edge = to_tensor(term_edge, at::kLong);
+}
+
+void set_context(std::span<const ContextPiece> pieces, Batch* batch) {
+  std::vector<int64_t> numbers;
+  for (const ContextPiece& piece : pieces) {
+    if (batch->ancestors.empty() || batch->ancestors.back() != piece.ancestor) {
+      batch->ancestors.push_back(piece.ancestor);
+    }
+    numbers.insert(numbers.end(), {static_cast<int64_t>(batch->ancestors.size()) - 1, piece.column_begin,
+                                   piece.column_end, piece.row_begin, piece.row_end});
+  }
+  batch->context_pieces = to_tensor(numbers, at::kLong).view({-1, 5});
+}
+
 }  // namespace
 
-Batch make_batch(const Trajectories& trajectories, const Step& step, const MicroBatch& micro_batch,
+Batch make_batch(const Trajectories& trajectories, const Step& step, int64_t index,
                  const ObjectiveOptions& objective, const Advantages* advantages) {
   Batch batch;
-  const Layout layout = make_layout(step.forest, micro_batch.runs);
+  const MicroBatch& micro_batch = step.plan.micro_batches.at(index);
+  const Layout layout = make_micro_batch_layout(step.forest, micro_batch);
   const TermColumns terms =
       gather_terms(trajectories, step, micro_batch, layout, objective, advantages, &batch.term_token);
-
-  // An edge is named by its target token; edges in token order are in ascending order of rows only when
-  // sorted by prev, which is not monotonous at branches.
-  const int64_t num_tokens = layout.num_tokens();
-  std::vector<int64_t> edges_of_row(num_tokens + 1);
-  std::vector<bool> carries_loss(num_tokens);
-  for (const int64_t token : terms.token) carries_loss[token] = true;
-  for (int64_t token = 0; token < num_tokens; ++token) {
-    if (!carries_loss[token]) continue;
-    ESPALIER_ASSERT(layout.prev[token] >= 0);
-    ++edges_of_row[layout.prev[token] + 1];
-  }
-  std::vector<int64_t> head_rows, row_index(num_tokens, -1);
-  for (int64_t token = 0; token < num_tokens; ++token) {
-    if (edges_of_row[token + 1] > 0) {
-      row_index[token] = static_cast<int64_t>(head_rows.size());
-      head_rows.push_back(token);
-    }
-  }
-  std::partial_sum(edges_of_row.begin(), edges_of_row.end(), edges_of_row.begin());
-  const int64_t num_edges = edges_of_row.back();
-  std::vector<int64_t> edge_row(num_edges), edge_target(num_edges), edge_of_token(num_tokens, -1);
-  batch.edge_token.resize(num_edges);
-  for (int64_t token = 0; token < num_tokens; ++token) {
-    if (!carries_loss[token]) continue;
-    const int64_t edge = edges_of_row[layout.prev[token]]++;
-    edge_row[edge] = row_index[layout.prev[token]];
-    edge_target[edge] = layout.input_ids[token];
-    edge_of_token[token] = edge;
-    batch.edge_token[edge] = token;
-  }
-  std::vector<int64_t> term_edge;
-  term_edge.reserve(terms.token.size());
-  for (const int64_t token : terms.token) term_edge.push_back(edge_of_token[token]);
-
   batch.input_ids = to_tensor(layout.input_ids, at::kLong);
   batch.position_ids = to_tensor(layout.position_ids, at::kLong);
   batch.subtree_end = to_tensor(layout.subtree_end, at::kInt);
-  batch.head_rows = to_tensor(head_rows, at::kLong);
-  batch.edge_row = to_tensor(edge_row, at::kLong);
-  batch.edge_target = to_tensor(edge_target, at::kLong);
-  batch.term_edge = to_tensor(term_edge, at::kLong);
+  set_edges(terms, &batch);
+  if (micro_batch.parent >= 0) set_context(step.context.row(index), &batch);
   batch.terms.coefficient = to_tensor(terms.coefficient, at::kDouble);
   if (objective.kind == ObjectiveKind::kGrpo) {
     batch.terms.advantage = to_tensor(terms.advantage, at::kDouble);
@@ -124,6 +142,25 @@ Batch make_batch(const Trajectories& trajectories, const Step& step, const Micro
     batch.terms.has_old = to_tensor(terms.has_old, at::kBool);
   }
   return batch;
+}
+
+std::vector<bool> micro_batches_with_loss(const Step& step) {
+  const auto& micro_batches = step.plan.micro_batches;
+  std::vector<bool> result(micro_batches.size());
+  for (int64_t m = static_cast<int64_t>(micro_batches.size()) - 1; m >= 0; --m) {
+    const std::vector<Run>& runs = micro_batches[m].runs;
+    std::vector<int64_t> first_position(runs.size());  // of the path's tokens in the micro-batch
+    for (size_t k = 0; k < runs.size(); ++k) {
+      first_position[k] =
+          runs[k].parent < 0 ? token_position(step.forest, runs[k].begin) : first_position[runs[k].parent];
+    }
+    for (const Placement& placement : micro_batches[m].trajectories) {
+      const auto terms = step.terms.row(placement.trajectory);
+      // A later term's edge starts here or below.
+      if (!terms.empty() && terms.back().position > first_position[placement.run]) result[m] = true;
+    }
+  }
+  return result;
 }
 
 }  // namespace espalier

@@ -7,7 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "espalier/plan/planner.h"
+#include "espalier/base/csr.h"
+#include "espalier/plan/context.h"
+#include "espalier/plan/plan.h"
 #include "espalier/train/objective.h"
 
 namespace espalier {
@@ -17,6 +19,7 @@ struct Step {
   std::vector<int64_t> rows;  // trajectories, as rows of the data; everything below counts in positions here
   Forest forest;
   Plan plan;
+  Csr<ContextPiece> context;  // row m: what micro-batch m reads of its ancestors
   Csr<Term> terms;
 
   int64_t flat_tokens() const { return forest.flat_tokens(); }
@@ -26,10 +29,14 @@ struct Step {
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const PlanOptions& plan_options,
                const ObjectiveOptions& objective);
 
+/// Makes `plan` that of the step.
+void set_plan(Step* step, Plan plan);
+
 /// Forest of the given rows of the data (all when empty).
 Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows);
 
-/// Tensors of one micro-batch: T tokens, R rows that reach the LM head, E edges, M terms.
+/// Tensors of one micro-batch: T tokens, R rows that reach the LM head, E edges, M terms. An edge belongs to
+/// the micro-batch of its source: the last token before a cut predicts the first one after it.
 struct Batch {
   at::Tensor input_ids;     // [T] int64
   at::Tensor position_ids;  // [T] int64
@@ -40,15 +47,21 @@ struct Batch {
   at::Tensor term_edge;     // [M] int64: the edge that a term reads
   TermTensors terms;
   std::vector<int64_t> term_token;  // [M] flat index of the term's token in the data: offsets[row] + position
-  std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts
+  std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts, -1: it is in a child
+  std::vector<int64_t> ancestors;   // the micro-batches above, root first: each has context for this one
+  at::Tensor context_pieces;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`
 
   int64_t num_tokens() const { return input_ids.size(0); }
   int64_t num_head_rows() const { return head_rows.size(0); }
   int64_t num_terms() const { return term_edge.size(0); }
 };
 
-/// `advantages` may be null unless the objective is grpo.
-Batch make_batch(const Trajectories& trajectories, const Step& step, const MicroBatch& micro_batch,
+/// The batch of micro-batch `index` of step.plan. `advantages` may be null unless the objective is grpo.
+Batch make_batch(const Trajectories& trajectories, const Step& step, int64_t index,
                  const ObjectiveOptions& objective, const Advantages* advantages);
+
+/// Of each micro-batch of the plan: does it, or a descendant, have an edge that carries loss? Others need not
+/// run.
+std::vector<bool> micro_batches_with_loss(const Step& step);
 
 }  // namespace espalier

@@ -15,20 +15,33 @@ ModelShape model_shape(const DecoderConfig& config) {
           config.vocab_size};
 }
 
-Work plan_work(const Step& step) {
-  Work work;
-  for (const MicroBatch& micro_batch : step.plan.micro_batches) {
-    const Layout layout = make_layout(step.forest, micro_batch.runs);
+std::vector<Work> micro_batch_work(const Step& step) {
+  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+  std::vector<Work> work(with_loss.size());
+  for (size_t m = 0; m < work.size(); ++m) {
+    if (!with_loss[m]) continue;
+    const MicroBatch& micro_batch = step.plan.micro_batches[m];
+    const Layout layout = make_micro_batch_layout(step.forest, micro_batch);
     std::vector<bool> predicts(layout.num_tokens());
     for (const Placement& placement : micro_batch.trajectories) {
       if (step.terms.row(placement.trajectory).empty()) continue;
       const std::vector<int64_t> path = path_tokens(layout, placement.run);
-      for (const Term& term : step.terms.row(placement.trajectory)) predicts[path[term.position - 1]] = true;
+      const int64_t first = layout.position_ids[path.front()], size = static_cast<int64_t>(path.size());
+      for (const Term& term : step.terms.row(placement.trajectory)) {
+        const int64_t source = term.position - 1 - first;
+        if (0 <= source && source < size) predicts[path[source]] = true;
+      }
     }
-    const int64_t rows = std::count(predicts.begin(), predicts.end(), true);
-    if (rows > 0) work += {layout.num_tokens(), micro_batch.num_pairs, rows};
+    work[m] = {layout.num_tokens(), micro_batch.num_pairs,
+               std::count(predicts.begin(), predicts.end(), true)};
   }
   return work;
+}
+
+Work plan_work(const Step& step) {
+  Work total;
+  for (const Work& work : micro_batch_work(step)) total += work;
+  return total;
 }
 
 Work flat_work(const Step& step) {

@@ -4,6 +4,7 @@
 #include <ATen/core/ScalarType.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "espalier/model/config.h"
 #include "espalier/plan/cost_model.h"
@@ -13,6 +14,9 @@
 namespace espalier {
 
 ModelShape model_shape(const DecoderConfig& config);
+
+/// Work of each micro-batch of the step's plan; nothing where no loss is in it or below.
+std::vector<Work> micro_batch_work(const Step& step);
 
 /// Work of the step's plan; of the same trajectories with nothing shared; and after append-only merging (see
 /// ForestStatistics), where a merged trajectory's loss is computed in one that extends it. Head rows are

@@ -4,21 +4,14 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
 #include "espalier/base/check.h"
-#include "espalier/ops/edge_logprobs.h"
-#include "espalier/ops/tree_attention.h"
+#include "espalier/train/memory.h"
 
 namespace espalier {
-
-at::Tensor forward_edges(const Decoder& decoder, const Batch& batch) {
-  const auto attention = [&batch](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  double softmax_scale) {
-    return tree_attention(q, k, v, batch.subtree_end, softmax_scale);
-  };
-  const at::Tensor hidden = decoder.forward(batch.input_ids, batch.position_ids, attention);
-  return edge_logprobs(hidden.index_select(0, batch.head_rows), decoder.lm_head_weight(), batch.edge_row,
-                       batch.edge_target);
-}
 
 Gradients::Gradients(const Decoder& decoder) : decoder_(&decoder), sums_(decoder.parameters().size()) {
   zero();
@@ -44,49 +37,224 @@ void Gradients::collect() {
   }
 }
 
+namespace {
+
+/// Visits the micro-batches that have loss in them or below: enter in the order of the plan, leave after all
+/// descendants have been left.
+template <class Enter, class Leave>
+void walk(const Step& step, const Enter& enter, const Leave& leave) {
+  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+  const auto& micro_batches = step.plan.micro_batches;
+  std::vector<int64_t> open;
+  const auto close_until = [&](int64_t parent) {
+    while (!open.empty() && open.back() != parent) {
+      leave(open.back());
+      open.pop_back();
+    }
+  };
+  for (int64_t m = 0; m < static_cast<int64_t>(micro_batches.size()); ++m) {
+    if (!with_loss[m]) continue;
+    close_until(micro_batches[m].parent);
+    enter(m);
+    open.push_back(m);
+  }
+  close_until(-1);
+}
+
+/// Of each micro-batch: does another one that runs inherit from it?
+std::vector<bool> micro_batches_with_readers(const Step& step) {
+  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+  std::vector<bool> result(with_loss.size());
+  for (size_t m = 0; m < with_loss.size(); ++m) {
+    const int64_t parent = step.plan.micro_batches[m].parent;
+    if (with_loss[m] && parent >= 0) result[parent] = true;
+  }
+  return result;
+}
+
+/// Adds the time and the peak memory of a scope to a measure.
+class Measuring {
+ public:
+  explicit Measuring(MicroBatchMeasure* measure)
+      : measure_(measure), begin_(std::chrono::steady_clock::now()) {
+    reset_peak_tensor_memory();
+  }
+  ~Measuring() {
+    measure_->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    measure_->peak_bytes = std::max(measure_->peak_bytes, peak_tensor_memory());
+  }
+  Measuring(const Measuring&) = delete;
+  Measuring& operator=(const Measuring&) = delete;
+
+ private:
+  MicroBatchMeasure* measure_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+/// A micro-batch between its forward and its backward pass.
+struct Open {
+  Batch batch;
+  at::Tensor loss;  // in the graph; undefined without terms and while activations are not kept
+  std::vector<LayerContext> context;    // in the graph; likewise
+  std::unique_ptr<ContextFrame> frame;  // null without readers
+  MicroBatchMeasure measure;
+};
+
+class StepRun {
+ public:
+  StepRun(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
+          const ObjectiveOptions& objective, const Advantages* advantages, Gradients* gradients)
+      : decoder_(decoder),
+        trajectories_(trajectories),
+        step_(step),
+        objective_(objective),
+        advantages_(advantages),
+        gradients_(gradients),
+        with_readers_(micro_batches_with_readers(step)),
+        open_(step.plan.micro_batches.size()) {
+    result_.flat_tokens = step.flat_tokens();
+    result_.tree_tokens = step.forest.tree_tokens();
+  }
+
+  void enter(int64_t m) {
+    open_[m] = std::make_unique<Open>();
+    Open& open = *open_[m];
+    open.measure.micro_batch = m;
+    const Measuring measuring(&open.measure);
+    open.batch = make_batch(trajectories_, step_, m, objective_, advantages_);
+    const PlanOptions& options = step_.plan.options;
+    if (options.checkpoint_activations == CheckpointActivations::kPiece && with_readers_[m]) {
+      const at::NoGradGuard no_grad;
+      const Forwarded forwarded =
+          forward(decoder_, open.batch, ancestors(open.batch), {.keep_context = true, .head = false});
+      open.frame = std::make_unique<ContextFrame>(forwarded.context, options.offload_context);
+      for (ContextFrame* frame : ancestors(open.batch)) frame->collect();
+      result_.recomputed_tokens += open.batch.num_tokens();
+      return;
+    }
+    forward_with_grad(m);
+    if (with_readers_[m]) open.frame = std::make_unique<ContextFrame>(open.context, false);
+  }
+
+  void leave(int64_t m) {
+    Open& open = *open_[m];
+    {
+      const Measuring measuring(&open.measure);
+      if (!open.loss.defined() && open.context.empty()) forward_with_grad(m);
+      backward(m);
+    }
+    result_.measured.push_back(open.measure);
+    open_[m].reset();
+  }
+
+  StepResult take_result() {
+    std::sort(result_.measured.begin(), result_.measured.end(),
+              [](const auto& a, const auto& b) { return a.micro_batch < b.micro_batch; });
+    return std::move(result_);
+  }
+
+ private:
+  std::vector<ContextFrame*> ancestors(const Batch& batch) const {
+    std::vector<ContextFrame*> frames;
+    for (const int64_t ancestor : batch.ancestors) frames.push_back(open_[ancestor]->frame.get());
+    return frames;
+  }
+
+  void forward_with_grad(int64_t m) {
+    Open& open = *open_[m];
+    const bool checkpoint_layers = step_.plan.options.checkpoint_activations == CheckpointActivations::kLayer;
+    const bool head = open.batch.num_terms() > 0;
+    Forwarded forwarded =
+        forward(decoder_, open.batch, ancestors(open.batch),
+                {.keep_context = with_readers_[m], .checkpoint_layers = checkpoint_layers, .head = head});
+    open.context = std::move(forwarded.context);
+    result_.work +=
+        {open.batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, open.batch.num_head_rows()};
+    if (checkpoint_layers) result_.recomputed_tokens += open.batch.num_tokens();
+    if (!head) return;
+    const at::Tensor logprobs = forwarded.logprobs.to(at::kDouble).index_select(0, open.batch.term_edge);
+    const ObjectiveValue value = objective_value(objective_, logprobs, open.batch.terms);
+    open.loss = value.loss;
+    result_.loss += value.loss.item<double>();
+    result_.terms += open.batch.num_terms();
+    result_.clipped_terms += value.clipped_terms;
+    result_.ratio_sum += value.ratio_sum;
+    result_.mismatch_kl_sum += value.mismatch_kl_sum;
+  }
+
+  void backward(int64_t m) {
+    Open& open = *open_[m];
+    std::vector<at::Tensor> tensors, gradients;
+    if (open.frame) open.frame->append_seeds(open.context, &tensors, &gradients);
+    if (open.loss.defined()) {
+      tensors.push_back(open.loss);
+      gradients.push_back(at::ones_like(open.loss));
+    }
+    // Held by the graph alone from here on, so that backward frees them as it goes.
+    open.frame.reset();
+    open.context.clear();
+    open.loss.reset();
+    if (!tensors.empty()) torch::autograd::backward(tensors, gradients);
+    tensors.clear();
+    gradients.clear();
+    gradients_->collect();
+    for (ContextFrame* frame : ancestors(open.batch)) frame->collect();
+  }
+
+  const Decoder& decoder_;
+  const Trajectories& trajectories_;
+  const Step& step_;
+  const ObjectiveOptions& objective_;
+  const Advantages* advantages_;
+  Gradients* gradients_;
+  std::vector<bool> with_readers_;
+  std::vector<std::unique_ptr<Open>> open_;
+  StepResult result_;
+};
+
+}  // namespace
+
 StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                             const ObjectiveOptions& objective, const Advantages* advantages,
                             Gradients* gradients, const MicroBatchProgress& progress) {
-  StepResult result;
-  result.flat_tokens = step.flat_tokens();
-  result.tree_tokens = step.forest.tree_tokens();
-  const int64_t total = static_cast<int64_t>(step.plan.micro_batches.size());
-  for (int64_t index = 0; index < total; ++index) {
-    const MicroBatch& micro_batch = step.plan.micro_batches[index];
-    const Batch batch = make_batch(trajectories, step, micro_batch, objective, advantages);
-    if (batch.num_terms() > 0) {
-      const at::Tensor logprobs =
-          forward_edges(decoder, batch).to(at::kDouble).index_select(0, batch.term_edge);
-      const ObjectiveValue value = objective_value(objective, logprobs, batch.terms);
-      result.loss += value.loss.item<double>();
-      torch::autograd::backward({value.loss}, {});
-      gradients->collect();
-      result.work += {batch.num_tokens(), micro_batch.num_pairs, batch.num_head_rows()};
-      result.terms += batch.num_terms();
-      result.clipped_terms += value.clipped_terms;
-      result.ratio_sum += value.ratio_sum;
-      result.mismatch_kl_sum += value.mismatch_kl_sum;
-    }
-    if (progress) progress(index + 1, total);
-  }
-  return result;
+  StepRun run(decoder, trajectories, step, objective, advantages, gradients);
+  int64_t done = 0;
+  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
+  walk(
+      step, [&](int64_t m) { run.enter(m); },
+      [&](int64_t m) {
+        run.leave(m);
+        if (progress) progress(++done, total);
+      });
+  if (progress && done < total) progress(total, total);  // those without loss
+  return run.take_result();
 }
 
 void compute_logprobs(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress) {
   const at::NoGradGuard no_grad;
   const ObjectiveOptions objective;  // sft: nothing but the tokens is read
-  const int64_t total = static_cast<int64_t>(step.plan.micro_batches.size());
-  for (int64_t index = 0; index < total; ++index) {
-    const Batch batch = make_batch(trajectories, step, step.plan.micro_batches[index], objective, nullptr);
+  const std::vector<bool> with_readers = micro_batches_with_readers(step);
+  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
+  std::vector<std::unique_ptr<ContextFrame>> frames(total);
+  int64_t done = 0;
+  const auto enter = [&](int64_t m) {
+    const Batch batch = make_batch(trajectories, step, m, objective, nullptr);
+    std::vector<ContextFrame*> ancestors;
+    for (const int64_t ancestor : batch.ancestors) ancestors.push_back(frames[ancestor].get());
+    const Forwarded forwarded =
+        forward(decoder, batch, ancestors, {.keep_context = with_readers[m], .head = batch.num_terms() > 0});
+    if (with_readers[m]) frames[m] = std::make_unique<ContextFrame>(forwarded.context, false);
     if (batch.num_terms() > 0) {
       const at::Tensor values =
-          forward_edges(decoder, batch).to(at::kDouble).index_select(0, batch.term_edge).contiguous();
+          forwarded.logprobs.to(at::kDouble).index_select(0, batch.term_edge).contiguous();
       const double* value = values.const_data_ptr<double>();
-      for (int64_t m = 0; m < batch.num_terms(); ++m) (*logprobs)[batch.term_token[m]] = value[m];
+      for (int64_t k = 0; k < batch.num_terms(); ++k) (*logprobs)[batch.term_token[k]] = value[k];
     }
-    if (progress) progress(index + 1, total);
-  }
+    if (progress) progress(++done, total);
+  };
+  walk(step, enter, [&](int64_t m) { frames[m].reset(); });
+  if (progress && done < total) progress(total, total);
 }
 
 }  // namespace espalier

@@ -10,11 +10,9 @@
 #include "espalier/model/decoder.h"
 #include "espalier/plan/cost_model.h"
 #include "espalier/train/batch.h"
+#include "espalier/train/forward.h"
 
 namespace espalier {
-
-/// Log-probabilities [E] of the batch's edges, differentiable (float32; float64 for float64 models).
-at::Tensor forward_edges(const Decoder& decoder, const Batch& batch);
 
 /// Gradients of all parameters, in their order, summed over micro-batches in float32 (float64 for float64
 /// models).
@@ -32,21 +30,32 @@ class Gradients {
   std::vector<at::Tensor> sums_;
 };
 
+/// What one micro-batch took.
+struct MicroBatchMeasure {
+  int64_t micro_batch = 0;  // index in the plan
+  double seconds = 0;       // forward, backward and recomputation; not its descendants'
+  int64_t peak_bytes = 0;   // most bytes of tensors meanwhile, on the counted device; 0 where nothing counts
+};
+
 struct StepResult {
   double loss = 0;
-  Work work;  // encoded tokens, visible pairs, head rows
+  Work work;                      // encoded tokens, visible pairs, head rows
+  int64_t recomputed_tokens = 0;  // passed forward a second time by activation checkpointing
   int64_t flat_tokens = 0;
   int64_t tree_tokens = 0;
   int64_t terms = 0;  // loss terms over all trajectories
   int64_t clipped_terms = 0;
   double ratio_sum = 0;
   double mismatch_kl_sum = 0;
+  std::vector<MicroBatchMeasure> measured;  // of the micro-batches that ran, in the order of the plan
 };
 
 /// Called after each micro-batch with how many are done of how many.
 using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
-/// Adds the gradients of the step's loss to `gradients`.
+/// Adds the gradients of the step's loss to `gradients`. Micro-batches without loss in them or below do not
+/// run. Those with descendants keep their activations (or context alone: CheckpointActivations::kPiece) until
+/// the descendants are done.
 StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                             const ObjectiveOptions& objective, const Advantages* advantages,
                             Gradients* gradients, const MicroBatchProgress& progress = {});

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 
 #include "espalier/base/check.h"
@@ -127,68 +128,138 @@ void compare_with_float64(const Decoder& decoder, const Trajectories& trajectori
   report->error_ratio_median = ratios[ratios.size() / 2];
 }
 
-// Tries trajectories drawn from all those that have neighbours in their micro-batch, on all their tokens.
+struct Ending {
+  int64_t micro_batch;
+  Placement placement;
+};
+
+// Where trajectories end that have neighbours in the micro-batch or its ancestors.
+std::vector<Ending> endings_with_neighbours(const Step& step) {
+  const auto& micro_batches = step.plan.micro_batches;
+  std::vector<Ending> endings;
+  std::vector<int64_t> chain_tokens(micro_batches.size());
+  for (size_t m = 0; m < micro_batches.size(); ++m) {
+    const int64_t parent = micro_batches[m].parent;
+    chain_tokens[m] = micro_batches[m].num_tokens + (parent < 0 ? 0 : chain_tokens[parent]);
+    for (const Placement& placement : micro_batches[m].trajectories) {
+      const int64_t size = step.forest.trajectory_size(placement.trajectory);
+      const Run& last = micro_batches[m].runs[placement.run];
+      const bool ends = token_position(step.forest, last.end - 1) + 1 == size;
+      if (ends && size > 1 && size < chain_tokens[m]) endings.push_back({static_cast<int64_t>(m), placement});
+    }
+  }
+  return endings;
+}
+
+PathBatches batches_of(const Trajectories& trajectories, const Step& step, const Ending& ending) {
+  PathBatches path;
+  std::vector<int64_t> chain = ancestors(step.plan.micro_batches, ending.micro_batch);
+  chain.push_back(ending.micro_batch);
+  for (const int64_t m : chain) {
+    const MicroBatch& micro_batch = step.plan.micro_batches[m];
+    const auto placement = std::lower_bound(
+        micro_batch.trajectories.begin(), micro_batch.trajectories.end(), ending.placement.trajectory,
+        [](const Placement& p, int64_t trajectory) { return p.trajectory < trajectory; });
+    path.batches.push_back(make_batch(trajectories, step, m, ObjectiveOptions{}, nullptr));
+    path.paths.push_back(path_tokens(make_micro_batch_layout(step.forest, micro_batch), placement->run));
+  }
+  return path;
+}
+
+// Tries trajectories drawn from all those that have neighbours, on all their tokens.
 void check_isolation(const Decoder& decoder, const Trajectories& trajectories, Step step,
                      const VerifyOptions& options, const VerifyProgress& progress, VerifyReport* report) {
   step.terms = all_terms(trajectories, step.rows);
   report->isolation_bitwise = true;
   Rng rng(options.seed, 0x150);
-  std::vector<std::pair<size_t, size_t>> candidates;  // (micro-batch, placement)
-  for (size_t b = 0; b < step.plan.micro_batches.size(); ++b) {
-    const MicroBatch& micro_batch = step.plan.micro_batches[b];
-    for (size_t p = 0; p < micro_batch.trajectories.size(); ++p) {
-      const int64_t size = step.forest.trajectory_size(micro_batch.trajectories[p].trajectory);
-      if (size > 1 && size < micro_batch.num_tokens) candidates.emplace_back(b, p);
-    }
-  }
-  const int64_t trials = std::min<int64_t>(options.isolation_trials, static_cast<int64_t>(candidates.size()));
+  std::vector<Ending> endings = endings_with_neighbours(step);
+  const int64_t trials = std::min<int64_t>(options.isolation_trials, static_cast<int64_t>(endings.size()));
   for (int64_t trial = 0; trial < trials; ++trial) {
-    std::swap(candidates[trial], candidates[rng.between(trial, static_cast<int64_t>(candidates.size()) - 1)]);
+    std::swap(endings[trial], endings[rng.between(trial, static_cast<int64_t>(endings.size()) - 1)]);
   }
-  candidates.resize(trials);
-  std::sort(candidates.begin(), candidates.end());  // trials in one micro-batch share its unchanged forward
-  const at::NoGradGuard no_grad;
-  Batch batch;
-  Layout layout;
-  at::Tensor before;
+  endings.resize(trials);
+  // Trials in one micro-batch share its unchanged forward.
+  std::sort(endings.begin(), endings.end(),
+            [](const Ending& a, const Ending& b) { return a.micro_batch < b.micro_batch; });
+  std::vector<at::Tensor> before;
   for (int64_t trial = 0; trial < trials; ++trial) {
-    const auto [index, placement] = candidates[trial];
-    const MicroBatch& micro_batch = step.plan.micro_batches[index];
-    if (trial == 0 || index != candidates[trial - 1].first) {
-      batch = make_batch(trajectories, step, micro_batch, ObjectiveOptions{}, nullptr);
-      layout = make_layout(step.forest, micro_batch.runs);
-      before = forward_edges(decoder, batch);
+    const PathBatches path = batches_of(trajectories, step, endings[trial]);
+    if (trial == 0 || endings[trial].micro_batch != endings[trial - 1].micro_batch) {
+      before = path_logprobs(decoder, path.batches);
     }
-    const auto path = path_tokens(layout, micro_batch.trajectories[placement].run);
-    report->isolation_bitwise &= isolated(decoder, batch, before, path, rng.next());
+    report->isolation_bitwise &= isolated(decoder, path, before, rng.next());
     ++report->isolation_trials;
     if (progress) progress("isolation", static_cast<double>(trial + 1) / static_cast<double>(trials));
   }
 }
 
-}  // namespace
-
-bool isolated(const Decoder& decoder, const Batch& batch, const at::Tensor& before,
-              const std::vector<int64_t>& path, uint64_t seed) {
-  const at::NoGradGuard no_grad;
-  std::vector<bool> on_path(batch.num_tokens());
-  for (const int64_t token : path) on_path[token] = true;
+// The batch with every token outside the path changed to another id.
+Batch with_changed_neighbours(const Batch& batch, const std::vector<bool>& on_path, int64_t vocab_size,
+                              Rng* rng) {
   Batch changed = batch;
   changed.input_ids = batch.input_ids.clone();
-  Rng rng(seed);
   int64_t* ids = changed.input_ids.mutable_data_ptr<int64_t>();
-  const int64_t vocab_size = decoder.config().vocab_size;
   for (int64_t token = 0; token < batch.num_tokens(); ++token) {
     if (!on_path[token] && vocab_size > 1)
-      ids[token] = (ids[token] + rng.between(1, vocab_size - 1)) % vocab_size;
+      ids[token] = (ids[token] + rng->between(1, vocab_size - 1)) % vocab_size;
   }
-  const at::Tensor after = forward_edges(decoder, changed);
+  return changed;
+}
+
+// Edges of the batch that lie on the path. `next`: the id that follows the path's last token here, -1: none.
+std::vector<int64_t> edges_on_path(const Batch& batch, const std::vector<int64_t>& path,
+                                   const std::vector<bool>& on_path, int64_t next) {
+  const at::Tensor source = batch.head_rows.index_select(0, batch.edge_row);
   std::vector<int64_t> edges;
   for (size_t e = 0; e < batch.edge_token.size(); ++e) {
-    if (on_path[batch.edge_token[e]]) edges.push_back(static_cast<int64_t>(e));
+    const int64_t target = batch.edge_token[e];
+    const bool inside = target >= 0 && on_path[target];
+    const bool leaving = target < 0 && source.const_data_ptr<int64_t>()[e] == path.back() &&
+                         batch.edge_target.const_data_ptr<int64_t>()[e] == next;
+    if (inside || leaving) edges.push_back(static_cast<int64_t>(e));
   }
-  const at::Tensor index = at::tensor(edges, at::kLong);
-  return at::equal(before.index_select(0, index), after.index_select(0, index));
+  return edges;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::unique_ptr<ContextFrame>> frames;
+  std::vector<at::Tensor> logprobs;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    std::vector<ContextFrame*> above;
+    for (const auto& frame : frames) above.push_back(frame.get());
+    const bool last = i + 1 == batches.size();
+    const Forwarded forwarded =
+        forward(decoder, batches[i], above, {.keep_context = !last, .head = batches[i].num_terms() > 0});
+    frames.push_back(std::make_unique<ContextFrame>(forwarded.context, false));
+    logprobs.push_back(forwarded.logprobs);
+  }
+  return logprobs;
+}
+
+bool isolated(const Decoder& decoder, const PathBatches& path, const std::vector<at::Tensor>& before,
+              uint64_t seed) {
+  Rng rng(seed);
+  std::vector<Batch> changed;
+  std::vector<std::vector<bool>> on_path;
+  for (size_t i = 0; i < path.batches.size(); ++i) {
+    on_path.emplace_back(path.batches[i].num_tokens());
+    for (const int64_t token : path.paths[i]) on_path[i][token] = true;
+    changed.push_back(
+        with_changed_neighbours(path.batches[i], on_path[i], decoder.config().vocab_size, &rng));
+  }
+  const std::vector<at::Tensor> after = path_logprobs(decoder, changed);
+  for (size_t i = 0; i < path.batches.size(); ++i) {
+    if (!before[i].defined()) continue;
+    const bool last = i + 1 == path.batches.size();
+    const int64_t next = last ? -1 : path.batches[i + 1].input_ids[path.paths[i + 1].front()].item<int64_t>();
+    const at::Tensor index =
+        at::tensor(edges_on_path(path.batches[i], path.paths[i], on_path[i], next), at::kLong);
+    if (!at::equal(before[i].index_select(0, index), after[i].index_select(0, index))) return false;
+  }
+  return true;
 }
 
 VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options,

@@ -72,10 +72,18 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Traj
                                               std::vector<double>* logprobs,
                                               const MicroBatchProgress& progress = {});
 
-/// Changes every token of the batch outside `path` (the tokens of one root path) to another id and says
-/// whether the log-probabilities on the path stay bitwise what they are in `before`, forward_edges of the
-/// batch.
-bool isolated(const Decoder& decoder, const Batch& batch, const at::Tensor& before,
-              const std::vector<int64_t>& path, uint64_t seed);
+/// A micro-batch with all its ancestors, root first, and one root path through them.
+struct PathBatches {
+  std::vector<Batch> batches;
+  std::vector<std::vector<int64_t>> paths;  // of each batch, its tokens on the path
+};
+
+/// Log-probabilities of each batch's edges, undefined where there are none.
+std::vector<at::Tensor> path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches);
+
+/// Changes every token outside the path to another id and says whether the log-probabilities on the path stay
+/// bitwise what they are in `before`, path_logprobs of the batches.
+bool isolated(const Decoder& decoder, const PathBatches& path, const std::vector<at::Tensor>& before,
+              uint64_t seed);
 
 }  // namespace espalier

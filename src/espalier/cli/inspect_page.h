@@ -1,0 +1,10 @@
+// The page of `inspect --html` without its data: inspect_page.{html,css,js}, joined by CMake.
+#pragma once
+
+#include <string_view>
+
+namespace espalier::cli {
+
+extern const std::string_view kInspectPage;  // the data stands where it says {{data}}
+
+}  // namespace espalier::cli

@@ -1,0 +1,46 @@
+// What the micro-batches of a partition read of their ancestors.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "espalier/base/csr.h"
+#include "espalier/plan/plan.h"
+
+namespace espalier {
+
+/// A dense rectangle of the mask between a micro-batch and one of its ancestors: the tokens
+/// [column_begin, column_end) of the ancestor are visible to exactly the tokens [row_begin, row_end) of the
+/// micro-batch. Tokens are indices into the layouts of the two.
+struct ContextPiece {
+  int64_t ancestor;  // micro-batch
+  int64_t column_begin, column_end;
+  int64_t row_begin, row_end;
+};
+
+/// Where the runs of each micro-batch lie. Refers to the micro-batches, which must outlive it; O(runs).
+/// Row m of each array belongs to micro-batch m.
+struct ContextIndex {
+  explicit ContextIndex(std::span<const MicroBatch> micro_batches);
+
+  std::span<const MicroBatch> micro_batches;
+  Csr<int64_t> run_begin;    // [runs + 1] tokens in the layout: Layout::run_begin
+  Csr<int64_t> root_runs;    // runs without parent, ascending
+  Csr<int64_t> path_length;  // [runs] tokens of the root path that ends with the run, context included
+};
+
+/// The context of micro-batch `index`: no (row, column) pair stands in two pieces. Runs that follow each
+/// other in the ancestor and have the same rows are one piece. Sorted by ancestor, then by column; row ranges
+/// are nested or disjoint. Touches the runs that are visible and no others: O(v log v) for v of them.
+std::vector<ContextPiece> context_pieces(const ContextIndex& plan, int64_t index);
+
+/// Context tokens that micro-batch `index` reads, each counted once: the sum of the pieces' columns. Stops
+/// where the root paths meet, so it costs less than the pieces.
+int64_t context_tokens(const ContextIndex& plan, int64_t index);
+int64_t context_tokens(std::span<const ContextPiece> pieces);
+
+/// The micro-batches above `index`, root first, itself not included.
+std::vector<int64_t> ancestors(std::span<const MicroBatch> micro_batches, int64_t index);
+
+}  // namespace espalier

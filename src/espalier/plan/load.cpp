@@ -1,0 +1,31 @@
+#include "espalier/plan/load.h"
+
+#include "espalier/plan/context.h"
+
+namespace espalier {
+
+std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches) {
+  const ContextIndex index(micro_batches);
+  std::vector<Load> loads(micro_batches.size());
+  for (size_t m = 0; m < micro_batches.size(); ++m) {
+    const MicroBatch& micro_batch = micro_batches[m];
+    Load& load = loads[m];
+    load.tokens = micro_batch.num_tokens;
+    load.pairs = micro_batch.num_pairs;
+    load.head_rows = micro_batch.num_tokens;
+    load.parent = micro_batch.parent;
+    std::vector<bool> inner(micro_batch.runs.size());
+    for (const Run& run : micro_batch.runs) {
+      if (run.parent >= 0) inner[run.parent] = true;
+    }
+    load.attention_pieces = static_cast<int64_t>(micro_batch.runs.size());
+    for (const bool is_inner : inner) load.attention_pieces += is_inner;
+    if (micro_batch.parent >= 0) {
+      loads[micro_batch.parent].has_readers = true;
+      load.attention_pieces += static_cast<int64_t>(context_pieces(index, static_cast<int64_t>(m)).size());
+    }
+  }
+  return loads;
+}
+
+}  // namespace espalier

@@ -1,0 +1,142 @@
+#include "espalier/plan/memory_model.h"
+
+#include <algorithm>
+
+namespace espalier {
+namespace {
+
+// Logits are computed and differentiated in blocks of at most this size (ops/logit_blocks.h).
+constexpr double kLogitBlockBytes = 32 << 20;
+constexpr double kIndexBytesPerToken = 8 + 8 + 4;  // input_ids, position_ids, subtree_end
+
+double real(int64_t count) {
+  return static_cast<double>(count);
+}
+
+// Sizes in elements per token.
+struct Widths {
+  explicit Widths(const ModelShape& shape)
+      : hidden(real(shape.hidden_size)),
+        inner(real(shape.intermediate_size)),
+        query(real(shape.num_attention_heads * shape.head_dim)),
+        key(real(shape.num_key_value_heads * shape.head_dim)),
+        heads(real(shape.num_attention_heads)),
+        key_heads(real(shape.num_key_value_heads)) {}
+  double hidden, inner, query, key, heads, key_heads;
+};
+
+// Kept for backward by one layer, bytes per token: the input of the layer and of its MLP half, both norms'
+// outputs and factors, q, k, v, the attention's output and log-sum-exp, and the MLP's gate before and after
+// its activation, up, and their product. With norms of q and k also these before the norm.
+double layer_bytes(const MemoryModel& model) {
+  const Widths w(model.shape);
+  const double element = real(model.element_bytes), sum = real(model.sum_bytes);
+  double bytes = (4 * w.hidden + 2 * w.query + 2 * w.key + 4 * w.inner) * element + (2 + w.heads) * sum;
+  if (model.query_key_norm) bytes += (w.query + w.key) * element + (w.heads + w.key_heads) * sum;
+  return bytes;
+}
+
+double context_bytes(const MemoryModel& model) {
+  return 2 * Widths(model.shape).key * real(model.element_bytes) * real(model.shape.num_hidden_layers);
+}
+
+// Outside the layers, bytes per token: indices, rotary tables, the last norm's input and factor.
+double outer_bytes(const MemoryModel& model) {
+  return kIndexBytesPerToken + real(model.shape.head_dim * model.sum_bytes) +
+         real(model.shape.hidden_size * model.element_bytes) + real(model.sum_bytes);
+}
+
+// The LM head, bytes per row: hidden state and log-sum-exp; log-probabilities and terms of its edges.
+double head_row_bytes(const MemoryModel& model) {
+  return real(model.shape.hidden_size * model.element_bytes) + 2 * real(model.sum_bytes) + 8 * 6;
+}
+
+// What is kept of each layer by a micro-batch that waits for its backward pass with its graph.
+double kept_layer_bytes(const MemoryModel& model, bool has_readers) {
+  if (model.checkpoint_activations != CheckpointActivations::kLayer) return layer_bytes(model);
+  const double input = real(model.shape.hidden_size * model.element_bytes);
+  return input + (has_readers ? context_bytes(model) / real(model.shape.num_hidden_layers) : 0);
+}
+
+double graph_bytes(const MemoryModel& model, const Load& load) {
+  return real(load.tokens) * (outer_bytes(model) + real(model.shape.num_hidden_layers) *
+                                                       kept_layer_bytes(model, load.has_readers)) +
+         real(load.head_rows) * head_row_bytes(model);
+}
+
+double context_gradient_bytes(const MemoryModel& model, const Load& load) {
+  if (!load.has_readers) return 0;
+  return real(load.tokens) * context_bytes(model) * real(model.sum_bytes) / real(model.element_bytes);
+}
+
+}  // namespace
+
+double resident_bytes(const MemoryModel& model) {
+  return real(model.num_parameters) *
+         real(model.element_bytes + model.sum_bytes + model.optimizer_bytes_per_parameter);
+}
+
+double held_bytes(const MemoryModel& model, const Load& load) {
+  double kept = graph_bytes(model, load);
+  if (model.checkpoint_activations == CheckpointActivations::kPiece) {
+    kept = real(load.tokens) * (kIndexBytesPerToken + context_bytes(model));
+  }
+  return kept + context_gradient_bytes(model, load);
+}
+
+double running_bytes(const MemoryModel& model, const Load& load) {
+  const ModelShape& shape = model.shape;
+  const Widths w(shape);
+  const double element = real(model.element_bytes), sum = real(model.sum_bytes), tokens = real(load.tokens);
+  const double layers = real(shape.num_hidden_layers);
+  const double embedding = real(shape.vocab_size * shape.hidden_size) * element;
+  const double parameters = real(model.num_parameters) * element;
+  const double layer_parameters = real(linear_parameters_per_layer(shape)) * element;
+  const double context = context_gradient_bytes(model, load) +
+                         (model.checkpoint_activations == CheckpointActivations::kPiece && load.has_readers
+                              ? tokens * context_bytes(model)
+                              : 0);
+  const double graph = graph_bytes(model, load);
+
+  // The moment of a layer's backward pass that needs most: three gradients of the MLP's width, or those of q,
+  // k, v beside the attention's own copies, or a norm's intermediate results; a layer that is computed again
+  // stands there whole.
+  double momentary =
+      tokens * std::max({(2 * w.inner + w.hidden) * element,
+                         (2 * w.query + 4 * w.key) * sum + w.hidden * element, 4 * w.hidden * sum});
+  if (model.checkpoint_activations == CheckpointActivations::kLayer) momentary += tokens * layer_bytes(model);
+
+  // LM head: its weight's gradient, the gradient of the rows and of all hidden states, a block of logits.
+  const double logits = std::min(kLogitBlockBytes, real(load.head_rows * shape.vocab_size) * sum);
+  const double head = load.head_rows == 0
+                          ? 0
+                          : graph + embedding + 2 * logits + real(load.head_rows) * w.hidden * sum +
+                                tokens * w.hidden * element;
+  // First layer backward: everything still there. Last one: all gradients.
+  const double head_gradient = load.head_rows == 0 ? 0 : embedding;
+  const double first_layer = graph + head_gradient + layer_parameters + momentary;
+  const double last_layer =
+      graph - tokens * (layers - 1) * kept_layer_bytes(model, load.has_readers) + parameters + momentary;
+  const double end = parameters + embedding + tokens * (w.hidden * element + outer_bytes(model));
+  return context + std::max({head, first_layer, last_layer, end});
+}
+
+std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> loads) {
+  const double resident = resident_bytes(model);
+  std::vector<double> held(loads.size());  // by the micro-batch and its ancestors
+  std::vector<double> peaks(loads.size());
+  for (size_t m = 0; m < loads.size(); ++m) {
+    const double above = loads[m].parent < 0 ? 0 : held[loads[m].parent];
+    held[m] = above + held_bytes(model, loads[m]);
+    peaks[m] = resident + above + running_bytes(model, loads[m]);
+  }
+  return peaks;
+}
+
+double plan_peak_bytes(const MemoryModel& model, std::span<const Load> loads) {
+  double peak = resident_bytes(model);
+  for (const double bytes : peak_bytes(model, loads)) peak = std::max(peak, bytes);
+  return peak;
+}
+
+}  // namespace espalier

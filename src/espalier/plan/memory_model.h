@@ -1,0 +1,42 @@
+// Bytes of tensors in a training step, from counts.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "espalier/plan/cost_model.h"
+#include "espalier/plan/load.h"
+
+namespace espalier {
+
+struct MemoryModel {
+  ModelShape shape;
+  int64_t num_parameters = 0;
+  bool query_key_norm = false;
+  int64_t element_bytes = 4;  // of weights and activations
+  int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
+  int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights
+  CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;
+  bool offload_context = false;
+};
+
+/// Bytes held throughout: weights, gradient sums, optimiser state.
+double resident_bytes(const MemoryModel& model);
+
+/// Bytes that a micro-batch holds while its descendants run: activations (or what checkpointing keeps of
+/// them), and the gradients that descendants send to its context.
+double held_bytes(const MemoryModel& model, const Load& load);
+
+/// Bytes that a micro-batch needs at most while it runs itself, forward or backward, beside what is resident
+/// and what its ancestors hold: its activations and context gradients, the gradients that grow layer by layer
+/// as the activations go, and what one layer or the LM head needs for the moment.
+double running_bytes(const MemoryModel& model, const Load& load);
+
+/// Peak bytes while each micro-batch runs: resident, held by its ancestors, and running.
+std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> loads);
+
+/// The largest of them; what is resident for an empty plan.
+double plan_peak_bytes(const MemoryModel& model, std::span<const Load> loads);
+
+}  // namespace espalier

@@ -1,0 +1,44 @@
+#include "espalier/plan/time_model.h"
+
+namespace espalier {
+
+TimeFeatures time_features(int64_t num_hidden_layers, const Load& load) {
+  const auto layers = static_cast<double>(num_hidden_layers);
+  return {1,
+          layers,
+          layers * static_cast<double>(load.tokens),
+          layers * static_cast<double>(load.pairs),
+          layers * static_cast<double>(load.attention_pieces),
+          static_cast<double>(load.head_rows)};
+}
+
+TimeModel assumed_time_model(const ModelShape& shape) {
+  constexpr double kFlopsPerSecond = 1e11;
+  constexpr double kBytesPerSecond = 1e10;
+  constexpr double kSecondsPerPiece = 80e-6;
+  const auto layers = static_cast<double>(shape.num_hidden_layers);
+  const auto rate_of = [&](const Work& work) { return step_flops(shape, work).total() / kFlopsPerSecond; };
+  // Gradients of all weights are written and added once per micro-batch.
+  const double embedding = 4.0 * static_cast<double>(shape.vocab_size * shape.hidden_size);
+  const double layer = 4.0 * static_cast<double>(linear_parameters_per_layer(shape));
+  return {shape,
+          {4 * embedding / kBytesPerSecond, 3 * layer / kBytesPerSecond, rate_of({1, 0, 0}) / layers,
+           rate_of({0, 1, 0}) / layers, kSecondsPerPiece, rate_of({0, 0, 1})}};
+}
+
+double predicted_seconds(const TimeModel& model, const Load& load,
+                         CheckpointActivations checkpoint_activations) {
+  // The share of forward in forward and backward: a second one is paid for what is computed again.
+  constexpr double kLinearForward = 2.0 / 6, kAttentionForward = 4.0 / 14, kPieceForward = 3.0 / 8;
+  const bool again = checkpoint_activations == CheckpointActivations::kLayer ||
+                     (checkpoint_activations == CheckpointActivations::kPiece && load.has_readers);
+  const TimeFeatures forward_again = {0, 0, kLinearForward, kAttentionForward, kPieceForward, 0};
+  const TimeFeatures features = time_features(model.shape.num_hidden_layers, load);
+  double seconds = 0;
+  for (int i = 0; i < kNumTimeFeatures; ++i) {
+    seconds += model.seconds[i] * features[i] * (again ? 1 + forward_again[i] : 1);
+  }
+  return seconds;
+}
+
+}  // namespace espalier

@@ -1,0 +1,149 @@
+#include "espalier/plan/tree_heuristic.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "espalier/base/check.h"
+#include "espalier/plan/local_search.h"
+#include "espalier/plan/single_path.h"
+
+namespace espalier {
+namespace {
+
+/// Groups of leaves that only ever join.
+class Groups {
+ public:
+  explicit Groups(int64_t count) : next_(count) { std::iota(next_.begin(), next_.end(), 0); }
+  int64_t find(int64_t g) {
+    while (next_[g] != g) g = next_[g] = next_[next_[g]];
+    return g;
+  }
+  void join(int64_t into, int64_t g) { next_[g] = into; }
+
+ private:
+  std::vector<int64_t> next_;  // towards the group's own number
+};
+
+using Group = std::pair<int64_t, int64_t>;  // (U, number)
+using GroupSet = std::set<Group>;
+
+/// Packs the groups that meet at one node. No two groups that come from one child can ever fit together: they
+/// did not at the child, where more would have been shared. So bins need not know where groups come from.
+class Bins {
+ public:
+  Bins(GroupSet& bins, Groups& groups, int64_t budget, int64_t path)
+      : bins_(bins), groups_(groups), limit_(budget + path), path_(path) {}
+
+  /// Into the fullest bin that holds it.
+  void add(const Group& g) {
+    auto fit = bins_.upper_bound({limit_ - g.first, std::numeric_limits<int64_t>::max()});
+    if (fit == bins_.begin()) {
+      bins_.insert(g);
+      return;
+    }
+    --fit;
+    auto bin = bins_.extract(fit);
+    groups_.join(bin.value().second, g.second);
+    bin.value().first += g.first - path_;
+    bins_.insert(std::move(bin));
+  }
+
+ private:
+  GroupSet& bins_;
+  Groups& groups_;
+  int64_t limit_, path_;
+};
+
+/// Few groups are packed anew. Many keep the largest child's groups as bins, so that a group is handled
+/// O(log n) times over all its ancestors.
+constexpr size_t kRepackAtMost = 256;
+
+void pack_node(std::vector<GroupSet>& children, int64_t budget, int64_t path, Groups& groups, GroupSet& out) {
+  size_t total = 0;
+  for (const GroupSet& c : children) total += c.size();
+  auto largest = std::max_element(children.begin(), children.end(),
+                                  [](const GroupSet& a, const GroupSet& b) { return a.size() < b.size(); });
+  out.clear();
+  if (total > kRepackAtMost) out.swap(*largest);
+  std::vector<Group> items;
+  for (const GroupSet& c : children) items.insert(items.end(), c.begin(), c.end());
+  std::sort(items.begin(), items.end(), [](const Group& a, const Group& b) {
+    return a.first != b.first ? a.first > b.first : a.second < b.second;
+  });
+  Bins bins(out, groups, budget, path);
+  for (const Group& g : items) bins.add(g);
+}
+
+}  // namespace
+
+LeafParts fill_depth_first(const TokenTree& tree, int64_t budget) {
+  const LeafPaths leaves = leaf_paths(tree);
+  LeafParts parts;
+  int64_t tokens = 0;
+  for (int64_t k = 0; k < leaves.num_leaves(); ++k) {
+    const int64_t added = leaves.path[k] - leaves.shared[k];
+    if (k > 0 && tokens + added > budget) {
+      parts.end_row();
+      tokens = 0;
+    }
+    tokens += tokens == 0 ? leaves.path[k] : added;
+    parts.values.push_back(k);
+  }
+  if (!parts.values.empty()) parts.end_row();
+  return parts;
+}
+
+LeafParts merge_bottom_up(const TokenTree& tree, int64_t budget) {
+  const std::vector<int64_t> length = path_lengths(tree);
+  const int64_t num_nodes = tree.num_nodes();
+  budget = std::min(budget, tree.num_tokens());
+  std::vector<int64_t> leaf_index(num_nodes, -1);
+  int64_t num_leaves = 0;
+  for (int64_t n = 0; n < num_nodes; ++n) {
+    if (tree.is_leaf(n)) leaf_index[n] = num_leaves++;
+  }
+  Groups groups(num_leaves);
+  // In reverse preorder a node's children are the top of the stack when its turn comes.
+  std::vector<GroupSet> stack, children;
+  std::vector<int64_t> num_children(num_nodes, 0);
+  for (int64_t n = num_nodes - 1; n >= 0; --n) {
+    if (n > 0) ++num_children[tree.parent[n]];
+    if (tree.is_leaf(n)) {
+      stack.push_back({{length[n], leaf_index[n]}});
+      continue;
+    }
+    if (num_children[n] == 1) continue;
+    const auto first = stack.end() - num_children[n];
+    children.assign(std::make_move_iterator(first), std::make_move_iterator(stack.end()));
+    stack.resize(stack.size() - num_children[n]);
+    pack_node(children, budget, length[n], groups, stack.emplace_back());
+  }
+  std::vector<int64_t> label(num_leaves);
+  for (int64_t k = 0; k < num_leaves; ++k) label[k] = groups.find(k);
+  return parts_from_labels(label);
+}
+
+int64_t search_work(int64_t num_leaves) {
+  return 50'000 + 400 * num_leaves;
+}
+
+LeafParts split_tree(const TokenTree& tree, int64_t budget, int64_t work) {
+  const LeafPaths leaves = leaf_paths(tree);
+  if (leaves.num_leaves() == 0) return {};
+  ESPALIER_ASSERT(*std::max_element(leaves.path.begin(), leaves.path.end()) <= budget);
+  if (tree.num_tokens() <= budget) return parts_from_labels(std::vector<int64_t>(leaves.num_leaves(), 0));
+  LeafParts best = merge_bottom_up(tree, budget);
+  int64_t best_tokens = total_tokens(leaves, best);
+  for (LeafParts other : {fill_depth_first(tree, budget), pack_single_path(tree, budget).parts}) {
+    const int64_t tokens = total_tokens(leaves, other);
+    if (tokens >= best_tokens) continue;
+    best = std::move(other);
+    best_tokens = tokens;
+  }
+  return improve_parts(leaves, budget, std::move(best), work);
+}
+
+}  // namespace espalier

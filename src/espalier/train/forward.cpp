@@ -1,0 +1,73 @@
+#include "espalier/train/forward.h"
+
+#include <ATen/ATen.h>
+
+#include "espalier/base/check.h"
+#include "espalier/ops/edge_logprobs.h"
+#include "espalier/ops/tree_attention.h"
+#include "espalier/train/recompute.h"
+
+namespace espalier {
+namespace {
+
+// What the attention of every layer needs besides q, k and v.
+struct Visibility {
+  at::Tensor subtree_end;
+  at::Tensor context_pieces;
+  std::vector<ContextFrame*> ancestors;
+
+  at::Tensor attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    double softmax_scale) const {
+    AttentionContext context;
+    for (ContextFrame* frame : ancestors) {
+      const LayerContext& leaves = frame->leaves(layer);
+      context.k.push_back(leaves[0]);
+      context.v.push_back(leaves[1]);
+    }
+    if (!ancestors.empty()) context.pieces = context_pieces;
+    return tree_attention(q, k, v, subtree_end, softmax_scale, context);
+  }
+};
+
+// The layer as a function of its input; results: hidden, then the layer's context. Holds what it needs by
+// value, because a layer that is computed again outlives the forward pass.
+Recomputed layer_function(const Decoder& decoder, const Visibility& visibility, int64_t index,
+                          const Decoder::RotaryTables& tables) {
+  return [&decoder, visibility, index, tables](const at::Tensor& input) {
+    const auto attention = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               double softmax_scale) {
+      return visibility.attend(index, q, k, v, softmax_scale);
+    };
+    Decoder::LayerOutput output = decoder.layer(index, input, tables, attention);
+    output.context.insert(output.context.begin(), output.hidden);
+    return std::move(output.context);
+  };
+}
+
+}  // namespace
+
+Forwarded forward(const Decoder& decoder, const Batch& batch, std::span<ContextFrame* const> ancestors,
+                  const ForwardOptions& options) {
+  ESPALIER_ASSERT(ancestors.size() == batch.ancestors.size());
+  const Visibility visibility{batch.subtree_end, batch.context_pieces, {ancestors.begin(), ancestors.end()}};
+  const Decoder::RotaryTables tables = decoder.rotary_tables(batch.position_ids);
+  at::Tensor hidden = decoder.embed(batch.input_ids);
+  Forwarded result;
+  for (int64_t i = 0; i < decoder.config().num_hidden_layers; ++i) {
+    const Recomputed layer = layer_function(decoder, visibility, i, tables);
+    std::vector<at::Tensor> outputs = options.checkpoint_layers ? recompute(hidden, layer) : layer(hidden);
+    hidden = outputs.front();
+    if (options.keep_context) result.context.emplace_back(outputs.begin() + 1, outputs.end());
+  }
+  if (options.head) {
+    result.logprobs = edge_logprobs(decoder.final_norm(hidden).index_select(0, batch.head_rows),
+                                    decoder.lm_head_weight(), batch.edge_row, batch.edge_target);
+  }
+  return result;
+}
+
+at::Tensor forward_edges(const Decoder& decoder, const Batch& batch) {
+  return forward(decoder, batch, {}, {}).logprobs;
+}
+
+}  // namespace espalier

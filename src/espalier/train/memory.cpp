@@ -1,0 +1,62 @@
+#include "espalier/train/memory.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <malloc.h>
+
+#include <atomic>
+#include <cstring>
+
+namespace espalier {
+namespace {
+
+std::atomic<int64_t> held{0}, peak{0};
+
+void add(int64_t bytes) {
+  const int64_t now = held.fetch_add(bytes) + bytes;
+  int64_t before = peak.load();
+  while (now > before && !peak.compare_exchange_weak(before, now)) {
+  }
+}
+
+void release(void* data) {
+  if (data == nullptr) return;
+  held.fetch_sub(static_cast<int64_t>(malloc_usable_size(data)));
+  c10::free_cpu(data);
+}
+
+// LibTorch's own way of allocating on the CPU, counted.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = c10::alloc_cpu(bytes);
+    if (data != nullptr) add(static_cast<int64_t>(malloc_usable_size(data)));
+    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+};
+
+}  // namespace
+
+void count_tensor_memory() {
+  static CountingAllocator allocator;
+  c10::SetCPUAllocator(&allocator, /*priority=*/1);
+}
+
+int64_t tensor_memory() {
+  return held.load();
+}
+
+int64_t peak_tensor_memory() {
+  return peak.load();
+}
+
+void reset_peak_tensor_memory() {
+  peak.store(held.load());
+}
+
+}  // namespace espalier

@@ -1,0 +1,18 @@
+// How much memory tensors take.
+#pragma once
+
+#include <cstdint>
+
+namespace espalier {
+
+/// Counts every tensor allocation on the CPU from now on. Call once, before tensors are made: what was
+/// allocated before is not counted, and neither is what is not a tensor.
+void count_tensor_memory();
+
+/// Bytes that counted tensors hold now, and the most they held since the last reset_peak_tensor_memory. 0
+/// where nothing is counted.
+int64_t tensor_memory();
+int64_t peak_tensor_memory();
+void reset_peak_tensor_memory();
+
+}  // namespace espalier

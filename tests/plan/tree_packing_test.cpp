@@ -1,0 +1,74 @@
+#include "espalier/plan/tree_packing.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "espalier/plan/leaf_parts.h"
+#include "espalier/plan/multi_path.h"
+#include "tests/tree/naive.h"
+
+namespace espalier {
+namespace {
+
+using testing::make_rows;
+
+int64_t encoded_tokens(const std::vector<MicroBatch>& batches) {
+  int64_t tokens = 0;
+  for (const MicroBatch& batch : batches) tokens += batch.num_tokens;
+  return tokens;
+}
+
+TEST(TreePacking, TrajectoriesThatEndInsideAreFree) {
+  // 1 2 ends inside, and so does 1; each goes with a leaf below it.
+  const auto rows = make_rows({{1, 2}, {1, 2, 3, 3}, {1, 2, 4, 4}, {1}});
+  const Forest forest = build_forest(rows.view());
+  const std::vector<MicroBatch> batches = pack_trees(forest, 4);
+  ASSERT_EQ(batches.size(), 2u);
+  EXPECT_EQ(encoded_tokens(batches), 8);
+  ASSERT_EQ(batches[0].trajectories.size(), 3u);
+  EXPECT_EQ(batches[0].trajectories[0].trajectory, 0);
+  EXPECT_EQ(batches[0].trajectories[1].trajectory, 1);
+  EXPECT_EQ(batches[0].trajectories[2].trajectory, 3);
+  EXPECT_EQ(batches[1].trajectories.size(), 1u);
+}
+
+TEST(TreePacking, PairsLeavesAcrossTheTree) {
+  // Depth first, 1 3x8 closes the first part and 1 4 4 opens a third; the short ones share one part.
+  const auto rows = make_rows({{1, 2, 2}, {1, 3, 3, 3, 3, 3, 3, 3, 3}, {1, 4, 4}});
+  const Forest forest = build_forest(rows.view());
+  const std::vector<MicroBatch> batches = pack_trees(forest, 9);
+  ASSERT_EQ(batches.size(), 2u);
+  EXPECT_EQ(encoded_tokens(batches), 14);
+}
+
+TEST(TreePacking, NeverBelowTheOptimumAndNear) {
+  int64_t packed = 0, optimal = 0, too_generous = 0;
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed, 69);
+    const testing::Rows rows = testing::random_rows(rng);
+    const Forest forest = build_forest(rows.view());
+    const int64_t budget = longest_trajectory(forest) + rng.below(5);
+    int64_t optimum = 0, other = 0;
+    for (int64_t root = 0; root < forest.num_nodes(); root = forest.subtree_last[root]) {
+      TokenTree tree;
+      for (int64_t n = root; n < forest.subtree_last[root]; ++n) {
+        tree.parent.push_back(n == root ? -1 : forest.parent[n] - root);
+        tree.size.push_back(forest.node_size(n));
+      }
+      optimum += pack_multi_path(tree, budget).total_tokens;
+      other += pack_multi_path(tree, 2 * budget).total_tokens;
+    }
+    const int64_t tokens = encoded_tokens(pack_trees(forest, budget));
+    ASSERT_GE(tokens, optimum);
+    packed += tokens;
+    optimal += optimum;
+    too_generous += other;
+  }
+  EXPECT_LE(packed * 1000, optimal * 1005);
+  EXPECT_LT(too_generous * 1005, packed * 1000);  // negative control: the optimum of another budget is far
+}
+
+}  // namespace
+}  // namespace espalier
