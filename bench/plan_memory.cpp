@@ -71,7 +71,9 @@ void run(const std::string& path, const std::string& strategy, const std::string
     trajectories = read_trajectories(path, {}, &report);
   });
   measure("build", [&] {
-    forest = build_forest({.offsets = trajectories.offsets.span(), .tokens = trajectories.input_ids.span()});
+    forest = build_forest({.offsets = trajectories.offsets.span(),
+                           .tokens = trajectories.input_ids.span(),
+                           .release = trajectories.release});
   });
   measure("plan", [&] { plan = make_plan(forest, options); });
   fmt::print(

@@ -2,5 +2,6 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/builder_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/jsonl_reader_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/line_reader_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/packed_memory_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/packed_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/round_trip_test.cpp)

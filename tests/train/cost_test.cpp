@@ -79,36 +79,21 @@ TEST(Cost, ModelShapeIsTheConfigs) {
   EXPECT_EQ(shape.vocab_size, 19);
 }
 
-TEST(Cost, MemoryByHandWhereItIsExact) {
+TEST(Cost, ResidentBytesByHand) {
   const DecoderConfig config = tiny_config(Family::kLlama, 19);
   double parameters = 0;
   const Decoder decoder = tiny_decoder(config, 1);
   for (const Parameter& parameter : decoder.parameters()) {
     parameters += static_cast<double>(parameter.value.numel());
   }
-  const MemoryEstimate fp64 = estimate_memory(config, at::kDouble, OptimizerKind::kAdamW, 100);
-  EXPECT_EQ(fp64.weights, 8 * parameters);
-  EXPECT_EQ(fp64.gradients, 16 * parameters);
-  EXPECT_EQ(fp64.optimizer, 16 * parameters);
-  const MemoryEstimate fp32 = estimate_memory(config, at::kFloat, OptimizerKind::kSgd, 100);
-  EXPECT_EQ(fp32.weights, 4 * parameters);
-  EXPECT_EQ(fp32.gradients, 8 * parameters);
-  EXPECT_EQ(fp32.optimizer, 0);
-  const MemoryEstimate bf16 = estimate_memory(config, at::kBFloat16, OptimizerKind::kAdamW, 100);
-  EXPECT_EQ(bf16.weights, 2 * parameters);
-  EXPECT_EQ(bf16.gradients, 6 * parameters);   // a bfloat16 gradient and its float32 sum
-  EXPECT_EQ(bf16.optimizer, 12 * parameters);  // two moments and the master
-}
-
-TEST(Cost, ActivationsGrowWithTokens) {
-  const DecoderConfig config = tiny_config(Family::kLlama, 19);
-  const auto activations = [&](int64_t tokens) {
-    return estimate_memory(config, at::kFloat, OptimizerKind::kSgd, tokens).activations;
+  const auto resident = [&](at::ScalarType dtype, std::optional<OptimizerKind> optimizer) {
+    return resident_bytes(memory_model(config, dtype, optimizer, {})) / parameters;
   };
-  const double per_token = activations(1001) - activations(1000);
-  EXPECT_NEAR(activations(3000) - activations(1000), 2000 * per_token, 1);
-  // At least what every layer must keep: its input, q, k, v and the two halves of the MLP.
-  EXPECT_GT(per_token, 2 * 4 * (16 + 16 + 8 + 8 + 2 * 24));
+  // Weights, gradient sums in float32 at least, two moments, and a master where weights are bfloat16.
+  EXPECT_EQ(resident(at::kDouble, OptimizerKind::kAdamW), 8 + 8 + 16);
+  EXPECT_EQ(resident(at::kFloat, OptimizerKind::kSgd), 4 + 4);
+  EXPECT_EQ(resident(at::kFloat, std::nullopt), 4 + 4);
+  EXPECT_EQ(resident(at::kBFloat16, OptimizerKind::kAdamW), 2 + 4 + 12);
 }
 
 }  // namespace

@@ -2,8 +2,10 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/outcome.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tiny_models.cpp
   ${CMAKE_CURRENT_LIST_DIR}/batch_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/benchmark_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cost_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/exactness_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/memory_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/metrics_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/negative_controls_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/objective_test.cpp

@@ -1,15 +1,18 @@
-// espalier bench: tree training against sequence packing, with the FLOP bound beside it.
+// espalier bench: strategies against each other, with the FLOP bound beside what was measured.
 #include "espalier/train/benchmark.h"
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/rng.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
 #include "espalier/cli/progress.h"
@@ -34,8 +37,16 @@ struct Flags {
   std::string model, data, dtype = "float32", out;
   std::vector<double> ratios{1, 2, 4, 8, 16, 32, 64};
   int64_t tree_tokens = 2048;
+  int64_t token_budget = 0;
+  bool strategies = false;
+  double budget_fraction = 0.25;
+  std::vector<double> pors{0.2, 0.35, 0.5, 0.65, 0.8, 0.92};
+  int64_t flat_tokens = 24'000;
+  int64_t leaves = 32;
+  int64_t agent_tokens = 6'000;
   double loss_rate = 0.25;
   uint64_t seed = 0;
+  int64_t limit = 0;
   bool json = false;
 };
 
@@ -55,10 +66,30 @@ Decoder load_or_make(const Flags& flags) {
   return decoder;
 }
 
+struct DataSet {
+  std::string name;
+  Trajectories trajectories;
+};
+
+// Loss on the last part of every trajectory, as on an agent's own turn.
+Trajectories with_loss(const Csr<int32_t>& sequences, double loss_rate) {
+  Trajectories trajectories;
+  trajectories.offsets = Column<int64_t>(sequences.offsets);
+  trajectories.input_ids = Column<int32_t>(sequences.values);
+  std::vector<uint8_t> mask(sequences.values.size());
+  for (int64_t r = 0; r < sequences.num_rows(); ++r) {
+    const int64_t size = sequences.row_size(r);
+    const int64_t trained = std::max<int64_t>(1, static_cast<int64_t>(loss_rate * static_cast<double>(size)));
+    for (int64_t t = size - trained; t < size; ++t) mask[sequences.offsets[r] + t] = 1;
+  }
+  trajectories.loss_weights = Column<uint8_t>(std::move(mask));
+  return trajectories;
+}
+
 // A tree of about tree_tokens tokens whose flat / tree is near `ratio`. 1: four unrelated chains. Else three
 // levels, as of agent rollouts, while nodes keep eight tokens on average; beyond that a group: one prompt
 // with many responses.
-Trajectories forest_of_ratio(const Flags& flags, double ratio, int64_t vocab_size) {
+Csr<int32_t> forest_of_ratio(const Flags& flags, double ratio, int64_t vocab_size) {
   SynthOptions synth;
   synth.vocab_size = vocab_size;
   synth.seed = flags.seed;
@@ -81,20 +112,84 @@ Trajectories forest_of_ratio(const Flags& flags, double ratio, int64_t vocab_siz
     synth.target_cached_token_ratio = ratio;
   }
   synth.node_length = std::max<int64_t>(2, flags.tree_tokens / nodes);
-  const Csr<int32_t> sequences = synthesize(synth);
-  Trajectories trajectories;
-  trajectories.offsets = Column<int64_t>(sequences.offsets);
-  trajectories.input_ids = Column<int32_t>(sequences.values);
-  // Loss on the last part of every trajectory, as on an agent's own turn.
-  std::vector<uint8_t> mask(sequences.values.size());
-  for (int64_t r = 0; r < sequences.num_rows(); ++r) {
-    const int64_t size = sequences.row_size(r);
-    const int64_t with_loss =
-        std::max<int64_t>(1, static_cast<int64_t>(flags.loss_rate * static_cast<double>(size)));
-    for (int64_t t = size - with_loss; t < size; ++t) mask[sequences.offsets[r] + t] = 1;
+  return synthesize(synth);
+}
+
+// One prompt with flags.leaves responses, flags.flat_tokens tokens in all, whatever the POR: the sweep of
+// "Tree Training" (arXiv 2511.00413), section 3.1.
+Csr<int32_t> forest_of_por(const Flags& flags, double por, int64_t vocab_size) {
+  SynthOptions synth;
+  synth.depth = 2;
+  synth.branching = flags.leaves;
+  const double tree_tokens = static_cast<double>(flags.flat_tokens) * (1 - por);
+  synth.node_length = std::max<int64_t>(2, std::llround(tree_tokens / static_cast<double>(1 + flags.leaves)));
+  synth.fixed_node_length = true;
+  synth.vocab_size = vocab_size;
+  synth.target_por = por;
+  synth.seed = flags.seed;
+  return synthesize(synth);
+}
+
+// A complete tree of about flags.agent_tokens tokens: rollouts that branch at every turn.
+Csr<int32_t> branching_rollouts(const Flags& flags, int64_t depth, int64_t branching, int64_t vocab_size) {
+  SynthOptions synth;
+  synth.depth = depth;
+  synth.branching = branching;
+  int64_t nodes = 0;
+  for (int64_t level = 0, width = 1; level < depth; ++level, width *= branching) nodes += width;
+  synth.node_length = std::max<int64_t>(2, flags.agent_tokens / nodes);
+  synth.end_inside = 0.5;
+  synth.vocab_size = vocab_size;
+  synth.seed = flags.seed;
+  return synthesize(synth);
+}
+
+// One long conversation of about flags.agent_tokens tokens with two answers at each of its turns, of which
+// the second goes on: every answer ends a trajectory.
+Csr<int32_t> conversation(const Flags& flags, int64_t vocab_size) {
+  constexpr int64_t kTurns = 12;
+  Rng rng(flags.seed, 0xc0);
+  const int64_t length = std::max<int64_t>(2, flags.agent_tokens / (3 * kTurns));
+  std::vector<int32_t> path;
+  const auto extend = [&](std::vector<int32_t> tokens, int64_t first_token) {
+    tokens.push_back(static_cast<int32_t>(first_token));
+    for (int64_t t = 1; t < length; ++t) tokens.push_back(static_cast<int32_t>(rng.below(vocab_size)));
+    return tokens;
+  };
+  Csr<int32_t> rows;
+  for (int64_t turn = 0; turn < kTurns; ++turn) {
+    path = extend(std::move(path), rng.below(vocab_size));
+    rows.push_row(extend(path, 0));
+    path = extend(std::move(path), 1);
+    rows.push_row(path);
   }
-  trajectories.loss_weights = Column<uint8_t>(std::move(mask));
-  return trajectories;
+  return rows;
+}
+
+std::vector<DataSet> data_sets(const Flags& flags, int64_t vocab_size) {
+  std::vector<DataSet> sets;
+  const auto add = [&](const std::string& name, const Csr<int32_t>& sequences) {
+    sets.push_back({name, with_loss(sequences, flags.loss_rate)});
+  };
+  if (!flags.data.empty()) {
+    ReadOptions read;
+    read.vocab_size = vocab_size;
+    read.max_rows = flags.limit;
+    const std::string name = std::filesystem::path(flags.data).filename();
+    sets.push_back({name, read_trajectories(flags.data, read)});
+  } else if (!flags.strategies) {
+    for (const double ratio : flags.ratios) {
+      add(fmt::format("ratio {:g}", ratio), forest_of_ratio(flags, ratio, vocab_size));
+    }
+  } else {
+    for (const double por : flags.pors) {
+      add(fmt::format("POR {:g}", por), forest_of_por(flags, por, vocab_size));
+    }
+    add("rollouts, 3 ways x 4 turns", branching_rollouts(flags, 4, 3, vocab_size));
+    add("rollouts, 2 ways x 6 turns", branching_rollouts(flags, 6, 2, vocab_size));
+    add("conversation, 12 turns", conversation(flags, vocab_size));
+  }
+  return sets;
 }
 
 std::string cpu_name() {
@@ -105,80 +200,186 @@ std::string cpu_name() {
   return "unknown CPU";
 }
 
-std::string table(const std::vector<BenchmarkRow>& rows) {
+struct Measured {
+  std::string name;
+  BenchmarkResult result;
+};
+
+// Of tree_and_packing_sides.
+std::string ratio_table(const std::vector<Measured>& all) {
   std::string text =
       "| flat tokens | tree tokens | flat / tree | tree s | packing s | speed-up | low .. high | bound | "
       "share of bound | tree TFLOP/s "
       "| packing TFLOP/s |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
-  for (const BenchmarkRow& row : rows) {
+  for (const auto& [name, result] : all) {
+    const SideResult &tree = result.sides.front(), &packing = result.sides.back();
     text += fmt::format(
         "| {} | {} | {:.2f} | {:.3f} | {:.3f} | {:.2f} | {:.2f} .. {:.2f} | {:.2f} | {:.3f} | {:.3f} | "
         "{:.3f} |\n",
-        with_commas(row.flat_tokens), with_commas(row.tree_tokens), row.cached_token_ratio, row.tree_seconds,
-        row.packing_seconds, row.speedup, row.speedup_low, row.speedup_high, row.bound, row.share_of_bound,
-        row.tree_tflops_per_second, row.packing_tflops_per_second);
+        with_commas(result.flat_tokens), with_commas(result.tree_tokens), result.cached_token_ratio,
+        tree.seconds, packing.seconds, tree.speedup, tree.speedup_low, tree.speedup_high, tree.bound,
+        tree.share_of_bound, tree.tflops_per_second, packing.tflops_per_second);
   }
   return text;
 }
 
-nlohmann::ordered_json to_json(const BenchmarkRow& row) {
-  return {{"flat_tokens", row.flat_tokens},
-          {"tree_tokens", row.tree_tokens},
-          {"cached_token_ratio", row.cached_token_ratio},
-          {"tree_seconds", row.tree_seconds},
-          {"packing_seconds", row.packing_seconds},
-          {"speedup", row.speedup},
-          {"speedup_low", row.speedup_low},
-          {"speedup_high", row.speedup_high},
-          {"bound", row.bound},
-          {"share_of_bound", row.share_of_bound},
-          {"tree_tflops_per_second", row.tree_tflops_per_second},
-          {"packing_tflops_per_second", row.packing_tflops_per_second}};
+// Is the budget above what was asked for because a trajectory is longer?
+bool is_raised(const Measured& measured, const SideResult& side) {
+  const std::vector<SideResult>& sides = measured.result.sides;
+  const auto partition = std::find_if(sides.begin(), sides.end(), [](const SideResult& other) {
+    return other.side.plan.strategy == Strategy::kPartition;
+  });
+  return &side != &sides.front() && partition != sides.end() &&
+         side.side.plan.token_budget > partition->side.plan.token_budget;
+}
+
+// Of strategy_sides.
+std::string strategy_table(const std::vector<Measured>& all) {
+  std::string text =
+      "| data | POR | flat tokens | tree tokens | strategy | token budget | micro-batches | encoded tokens | "
+      "ERR | seconds | speed-up over packing | low .. high | bound of the plan | share of it | bound of the "
+      "whole tree | speed / whole tree | working memory | peak memory |\n"
+      "|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+  bool raised = false;
+  for (const Measured& measured : all) {
+    const BenchmarkResult& result = measured.result;
+    for (const SideResult& side : result.sides) {
+      const bool mark = is_raised(measured, side);
+      raised |= mark;
+      text += fmt::format(
+          "| {} | {:.2f} | {} | {} | {} | {}{} | {} | {} | {:.2f} | {:.3f} | {:.2f} | {:.2f} .. {:.2f} | "
+          "{:.2f} "
+          "| {:.2f} | {:.2f} | {:.3f} | {} | {} |\n",
+          measured.name, result.por, with_commas(result.flat_tokens), with_commas(result.tree_tokens),
+          side.side.name, with_commas(side.side.plan.token_budget), mark ? "*" : "",
+          with_commas(side.micro_batches), with_commas(side.encoded_tokens), side.err, side.seconds,
+          side.speedup, side.speedup_low, side.speedup_high, side.bound, side.share_of_bound,
+          result.sides.front().bound, side.relative_speed,
+          human_bytes(static_cast<double>(side.working_bytes)),
+          human_bytes(static_cast<double>(side.peak_bytes)));
+    }
+  }
+  if (raised) {
+    text +=
+        "\n\\* The longest trajectory: neither tree packing nor sequence packing can run at the budget of "
+        "partition.\n";
+  }
+  return text;
+}
+
+nlohmann::ordered_json ratio_json(const Measured& measured) {
+  const BenchmarkResult& result = measured.result;
+  const SideResult &tree = result.sides.front(), &packing = result.sides.back();
+  return {{"flat_tokens", result.flat_tokens},
+          {"tree_tokens", result.tree_tokens},
+          {"cached_token_ratio", result.cached_token_ratio},
+          {"tree_seconds", tree.seconds},
+          {"packing_seconds", packing.seconds},
+          {"speedup", tree.speedup},
+          {"speedup_low", tree.speedup_low},
+          {"speedup_high", tree.speedup_high},
+          {"bound", tree.bound},
+          {"share_of_bound", tree.share_of_bound},
+          {"tree_tflops_per_second", tree.tflops_per_second},
+          {"packing_tflops_per_second", packing.tflops_per_second}};
+}
+
+nlohmann::ordered_json strategy_json(const Measured& measured, const SideResult& side) {
+  const BenchmarkResult& result = measured.result;
+  return {{"data", measured.name},
+          {"por", result.por},
+          {"flat_tokens", result.flat_tokens},
+          {"tree_tokens", result.tree_tokens},
+          {"longest_trajectory", result.longest_trajectory},
+          {"side", side.side.name},
+          {"strategy", to_string(side.side.plan.strategy)},
+          {"token_budget", side.side.plan.token_budget},
+          {"micro_batches", side.micro_batches},
+          {"encoded_tokens", side.encoded_tokens},
+          {"err", side.err},
+          {"seconds", side.seconds},
+          {"speedup", side.speedup},
+          {"speedup_low", side.speedup_low},
+          {"speedup_high", side.speedup_high},
+          {"bound", side.bound},
+          {"share_of_bound", side.share_of_bound},
+          {"whole_tree_bound", result.sides.front().bound},
+          {"relative_speed", side.relative_speed},
+          {"working_bytes", side.working_bytes},
+          {"peak_bytes", side.peak_bytes}};
 }
 
 void run(Flags flags) {
   flags.benchmark.objective = flags.objective.options();
   const Decoder decoder = load_or_make(flags);
-  std::vector<BenchmarkRow> rows;
+  std::vector<Measured> all;
   Progress progress("bench");
-  const auto measure = [&](const std::string& name, const Trajectories& trajectories) {
-    rows.push_back(benchmark(decoder, trajectories, flags.benchmark, [&](const std::string& text) {
-      progress.line(fmt::format("{}: {}", name, text));
-    }));
-  };
-  if (!flags.data.empty()) {
-    ReadOptions read;
-    read.vocab_size = decoder.config().vocab_size;
-    measure(flags.data, read_trajectories(flags.data, read));
-  } else {
-    for (const double ratio : flags.ratios) {
-      measure(fmt::format("ratio {:g}", ratio), forest_of_ratio(flags, ratio, decoder.config().vocab_size));
-    }
+  for (const DataSet& set : data_sets(flags, decoder.config().vocab_size)) {
+    const Forest forest = forest_of(set.trajectories, {});
+    const std::vector<BenchmarkSide> sides = flags.strategies
+                                                 ? strategy_sides(forest, flags.budget_fraction)
+                                                 : tree_and_packing_sides(forest, flags.token_budget);
+    const auto note = [&](const std::string& text) { progress.line(fmt::format("{}: {}", set.name, text)); };
+    all.push_back({set.name, benchmark(decoder, set.trajectories, sides, flags.benchmark, note)});
   }
-  const std::string hardware =
-      fmt::format("{}, {} threads, {}", cpu_name(), at::get_num_threads(), flags.dtype);
-  const std::string text = fmt::format("{}\n\n{}", hardware, table(rows));
+  const std::string hardware = fmt::format("{}, {} threads, {}{}", cpu_name(), at::get_num_threads(),
+                                           flags.dtype, flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
+  const std::string text =
+      fmt::format("{}\n\n{}", hardware, flags.strategies ? strategy_table(all) : ratio_table(all));
   if (!flags.out.empty()) write_text(flags.out, text);
   if (!flags.json) {
     fmt::print("{}", text);
     return;
   }
   nlohmann::ordered_json json = {{"hardware", hardware}, {"rows", nlohmann::ordered_json::array()}};
-  for (const BenchmarkRow& row : rows) json["rows"].push_back(to_json(row));
+  for (const Measured& measured : all) {
+    if (!flags.strategies) json["rows"].push_back(ratio_json(measured));
+    for (const SideResult& side : measured.result.sides) {
+      if (flags.strategies) json["rows"].push_back(strategy_json(measured, side));
+    }
+  }
   fmt::print("{}\n", json.dump(2));
+}
+
+void add_strategy_flags(CLI::App* command, Flags* flags, CLI::Option* token_budget) {
+  command
+      ->add_flag("--strategies", flags->strategies, "Compare all strategies at a part of the tree's tokens")
+      ->excludes(token_budget);
+  command
+      ->add_option("--budget-fraction", flags->budget_fraction,
+                   "--strategies: token budget, as a part of the tree tokens")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--pors", flags->pors, "--strategies: potential overlap ratios of trees of one prompt")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->default_str("0.2,0.35,0.5,0.65,0.8,0.92");
+  command->add_option("--flat-tokens", flags->flat_tokens, "--strategies: flat tokens of these trees")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--leaves", flags->leaves, "--strategies: trajectories of these trees")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--agent-tokens", flags->agent_tokens,
+                   "--strategies: tree tokens of the trees that branch at every turn")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
 }
 
 }  // namespace
 
 void add_bench(CLI::App& app, int*) {
   CLI::App* command = app.add_subcommand(
-      "bench", "Measure tree training against sequence packing, interleaved, with the FLOP bound");
+      "bench", "Measure strategies against sequence packing, interleaved, with the FLOP bound");
   command->footer(
-      "Both sides run the same engine on the same trajectories, forward and backward, in turns; figures are "
-      "medians. The "
-      "bound is FLOPs(packing) / FLOPs(tree). Without --data, random trees at each of --ratios are measured; "
-      "without "
-      "--model, a small random llama.");
+      "All sides run the same engine on the same trajectories, forward and backward, in turns; figures are "
+      "medians. The bound is FLOPs(flat) / FLOPs(plan). Without --data, random trees are measured; without "
+      "--model, a small random llama.\n"
+      "By default trees against sequence packing at each of --ratios. With --strategies, the whole tree in "
+      "one "
+      "micro-batch, partition and tree packing against sequence packing, at a token budget that is a part of "
+      "the tree.");
   auto flags = std::make_shared<Flags>();
   add_model(command, &flags->model, "Hugging Face model folder (default: a small random model)");
   command->add_option("--data", flags->data, "Trajectories to measure on, instead of random trees");
@@ -186,6 +387,9 @@ void add_bench(CLI::App& app, int*) {
       ->delimiter(',')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("1,2,4,8,16,32,64");
+  command->add_option("--limit", flags->limit, "Use the first N trajectories of --data only (0: all)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_option("--tree-tokens", flags->tree_tokens, "Tree tokens of the random trees")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -193,17 +397,21 @@ void add_bench(CLI::App& app, int*) {
       ->add_option("--loss-rate", flags->loss_rate, "Last part of every random trajectory that carries loss")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  command
-      ->add_option("--token-budget", flags->benchmark.token_budget,
-                   "Most tokens in one micro-batch, on both sides (0: as many as the trees have)")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command->add_option("--repeats", flags->benchmark.repeats, "Measured rounds")
+  auto* token_budget =
+      command
+          ->add_option("--token-budget", flags->token_budget,
+                       "Most tokens in one micro-batch, on both sides (0: as many as the trees have)")
+          ->check(CLI::NonNegativeNumber)
+          ->capture_default_str();
+  add_strategy_flags(command, flags.get(), token_budget);
+  command->add_option("--repeats", flags->benchmark.repeats, "Measured rounds: every side once")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--warmup", flags->benchmark.warmup, "Tree steps before them")
+  command->add_option("--warmup", flags->benchmark.warmup, "Steps of the tree before them")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  command->add_flag("--cpu-seconds", flags->benchmark.cpu_seconds,
+                    "Measure CPU seconds instead of wall seconds: for a busy machine, with --threads 1");
   add_dtype(command, &flags->dtype, "Precision to measure in");
   flags->objective.add(command);
   command->add_option("--seed", flags->seed, "Of the random trees")->capture_default_str();

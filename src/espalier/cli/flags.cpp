@@ -7,6 +7,8 @@
 #include "espalier/base/check.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/config.h"
+#include "espalier/train/calibrate.h"
+#include "espalier/train/cost.h"
 
 namespace espalier::cli {
 
@@ -42,29 +44,62 @@ Trajectories DataFlags::read(int64_t vocab_size) const {
 void PlanFlags::add(CLI::App* command) {
   command
       ->add_option("--strategy", strategy,
-                   "tree-packing: shared prefixes are encoded once, whole trees share a micro-batch; "
-                   "sequence-packing: "
-                   "every trajectory on its own (the baseline)")
-      ->check(CLI::IsMember({"tree-packing", "sequence-packing"}))
+                   "partition: trees are cut into pieces, each token encoded once; tree-packing: whole trees "
+                   "share a micro-batch, those over the budget are split and repeat their prefixes; "
+                   "sequence-packing: every trajectory on its own (the baseline); auto: the one predicted to "
+                   "be fastest")
+      ->check(CLI::IsMember({"auto", "partition", "tree-packing", "sequence-packing"}))
       ->capture_default_str();
   command
       ->add_option("--token-budget", token_budget,
-                   fmt::format("Most tokens in one micro-batch; bounds memory. 0: {}, or the longest "
-                               "trajectory if that is longer",
+                   fmt::format("Most tokens in one micro-batch. 0: {}, or the longest trajectory if that is "
+                               "longer; with --memory-budget: no limit",
                                kDefaultTokenBudget))
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  command
+      ->add_option(
+          "--memory-budget", memory_budget,
+          "Most memory for weights, gradients, optimiser and activations, such as 8GiB or 500MB; the "
+          "plan is the fastest that fits (0: no limit)")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->default_str("0");
+  command
+      ->add_option(
+          "--checkpoint-activations", checkpoint_activations,
+          "Compute activations again in the backward pass instead of keeping them: layer (inside every "
+          "layer), piece (of micro-batches that others descend from; strategy partition) or none")
+      ->check(CLI::IsMember({"none", "layer", "piece"}))
+      ->capture_default_str();
+  command->add_flag(
+      "--offload-context", offload_context,
+      "With --checkpoint-activations piece: keep the context between micro-batches in host memory");
+  command->add_flag("--no-calibration", no_calibration,
+                    "Compare plans by assumed rates; do not measure this machine");
 }
 
 PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
-  PlanOptions options{parse_strategy(strategy), token_budget};
-  if (token_budget == 0) {
+  PlanOptions options;
+  options.strategy = parse_strategy(strategy);
+  options.token_budget = token_budget;
+  options.memory_budget = static_cast<int64_t>(memory_budget);
+  options.checkpoint_activations = parse_checkpoint_activations(checkpoint_activations);
+  options.offload_context = offload_context;
+  if (token_budget == 0 && memory_budget == 0) {
     options.token_budget = kDefaultTokenBudget;
     for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
       options.token_budget = std::max(options.token_budget, trajectories.row_size(row));
     }
   }
   return options;
+}
+
+PlanCosts PlanFlags::costs(const DecoderConfig& config, at::ScalarType dtype,
+                           std::optional<OptimizerKind> optimizer, const PlanOptions& options,
+                           const std::function<void(const std::string&)>& note) const {
+  return {no_calibration ? assumed_time_model(model_shape(config))
+                         : cached_calibration(config, dtype, cache_folder(), note),
+          memory_model(config, dtype, optimizer, options)};
 }
 
 void ObjectiveFlags::add(CLI::App* command) {

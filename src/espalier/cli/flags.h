@@ -5,11 +5,15 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "espalier/data/reader.h"
-#include "espalier/plan/plan.h"
+#include "espalier/model/config.h"
+#include "espalier/plan/planner.h"
 #include "espalier/train/objective.h"
+#include "espalier/train/optimizer.h"
 
 namespace espalier::cli {
 
@@ -27,13 +31,21 @@ struct DataFlags {
 inline constexpr int64_t kDefaultTokenBudget = 4096;
 
 struct PlanFlags {
-  std::string strategy = "tree-packing";
+  std::string strategy = "auto";
   int64_t token_budget = 0;
+  uint64_t memory_budget = 0;
+  std::string checkpoint_activations = "none";
+  bool offload_context = false;
+  bool no_calibration = false;
 
   void add(CLI::App* command);
-  /// With the token budget that 0 stands for: kDefaultTokenBudget, or the longest trajectory if that is
+  /// Without a memory budget token budget 0 becomes kDefaultTokenBudget, or the longest trajectory if that is
   /// longer.
   PlanOptions options(const Trajectories& trajectories) const;
+  /// By what plans for the model are compared. Measures this machine when no calibration is kept, and tells
+  /// `note`. `optimizer`: whose state counts as memory.
+  PlanCosts costs(const DecoderConfig& config, at::ScalarType dtype, std::optional<OptimizerKind> optimizer,
+                  const PlanOptions& options, const std::function<void(const std::string&)>& note) const;
 };
 
 struct ObjectiveFlags {

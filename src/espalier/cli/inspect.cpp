@@ -25,15 +25,6 @@ struct Flags {
   bool json = false;
 };
 
-bool carries_loss(const Trajectories& trajectories) {
-  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    for (int64_t i = trajectories.offsets[row] + 1; i < trajectories.offsets[row + 1]; ++i) {
-      if (trajectories.loss_weights[i] > 0) return true;
-    }
-  }
-  return false;
-}
-
 // FLOPs of the forward and backward passes under the three ways of laying out the same loss.
 Prediction predict_flops(const ModelShape& shape, const Trajectories& trajectories, const Forest& forest) {
   std::vector<int64_t> rows(trajectories.num_rows());
@@ -41,10 +32,8 @@ Prediction predict_flops(const ModelShape& shape, const Trajectories& trajectori
   Step step;
   step.rows = rows;
   step.forest = forest;
-  step.plan = make_plan(step.forest, {});
-  // Data that carries no loss yet is counted as if every token did.
-  step.terms = carries_loss(trajectories) ? step_terms(trajectories, rows, step.forest, {})
-                                          : all_terms(trajectories, rows);
+  set_plan(&step, make_plan(step.forest, {}));
+  step.terms = step_terms_or_all(trajectories, rows, step.forest, {});
   const double tree = step_flops(shape, plan_work(step)).total();
   return {step_flops(shape, flat_work(step)).total() / tree,
           step_flops(shape, append_only_work(step)).total() / tree, true};

@@ -12,6 +12,7 @@
 #include "espalier/cli/progress.h"
 #include "espalier/model/weights.h"
 #include "espalier/plan/planner.h"
+#include "espalier/train/cost.h"
 #include "espalier/train/engine.h"
 
 namespace espalier::cli {
@@ -31,7 +32,10 @@ void run(const Flags& flags) {
   step.rows.resize(trajectories.num_rows());
   std::iota(step.rows.begin(), step.rows.end(), 0);
   step.forest = forest_of(trajectories, step.rows);
-  set_plan(&step, make_plan(step.forest, flags.plan.options(trajectories)));
+  const PlanOptions options = flags.plan.options(trajectories);
+  const PlanCosts costs{assumed_time_model(model_shape(decoder.config())),
+                        memory_model(decoder.config(), dtype, std::nullopt, options)};
+  set_plan(&step, make_plan(step.forest, options, costs));
   step.terms = all_terms(trajectories, step.rows);
   std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
   Progress progress("logprobs");

@@ -12,6 +12,7 @@
 
 #include "espalier/cli/commands.h"
 #include "espalier/cli/toml_config.h"
+#include "espalier/train/memory.h"
 
 namespace espalier::cli {
 namespace {
@@ -60,6 +61,7 @@ int run(const std::vector<std::string>& args) {
 }  // namespace espalier::cli
 
 int main(int argc, char** argv) {
+  espalier::count_tensor_memory();
   try {
     return espalier::cli::run(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const c10::Error& error) {

@@ -6,14 +6,26 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/plan/plan.h"
+#include "espalier/train/cost.h"
+#include "espalier/train/engine.h"
 #include "espalier/tree/forest.h"
 
 namespace espalier::cli {
 
-/// A table of the micro-batches (the first `max_rows`), and totals.
-std::string plan_table(const Forest& forest, const Plan& plan, int64_t max_rows);
+/// A table of the micro-batches (the first `max_rows`), with what is predicted of each, where given, and what
+/// was measured, where a run has been. Totals follow.
+struct PlanTable {
+  const Forest* forest;
+  const Plan* plan;
+  const StepPrediction* prediction = nullptr;
+  const StepResult* measured = nullptr;
+  int64_t max_rows = 1000;
 
-/// Totals and, per micro-batch, tokens, pairs, trajectories and runs (begin, end, parent).
-nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan);
+  std::string text() const;
+};
+
+/// Totals and, per micro-batch, tokens, pairs, trajectories, runs (begin, end, parent), parent micro-batch
+/// and context runs; with a prediction its seconds and bytes.
+nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan, const StepPrediction* prediction);
 
 }  // namespace espalier::cli

@@ -42,6 +42,9 @@ TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, co
   options.objective = flags.objective.options();
   options.optimizer.kind = parse_optimizer(flags.optimizer);
   options.plan = flags.plan.options(trajectories);
+  options.costs =
+      flags.plan.costs(read_config(flags.model), options.dtype, options.optimizer.kind, options.plan,
+                       [](const std::string& text) { fmt::print(stderr, "{}\n", text); });
   options.scheduler = parse_scheduler(flags.scheduler);
   options.shuffle = parse_shuffle(flags.shuffle);
   options.config = resolved_flags(command);
@@ -54,21 +57,24 @@ void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajec
   const auto batches = epoch_batches(trajectories, options, 0);
   fmt::print("# plan: {} steps of {} trajectories at most; the first step:\n",
              total_steps(trajectories, options), with_commas(static_cast<int64_t>(batches.front().size())));
-  int64_t largest = 0;
-  double flat_flops = 0, plan_flops = 0;
+  double flat_flops = 0, plan_flops = 0, seconds = 0, largest = 0;
   for (const std::vector<int64_t>& rows : batches) {
-    const Step step = make_step(trajectories, rows, options.plan, options.objective);
-    if (&rows == &batches.front()) fmt::print("{}", plan_table(step.forest, step.plan, 20));
-    for (const MicroBatch& micro_batch : step.plan.micro_batches)
-      largest = std::max(largest, micro_batch.num_tokens);
+    const Step step = make_step(trajectories, rows, options.plan, options.objective, &*options.costs);
+    const StepPrediction prediction = predict_step(*options.costs, step);
+    if (&rows == &batches.front()) {
+      const PlanTable table{
+          .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .max_rows = 20};
+      fmt::print("{}", table.text());
+    }
+    seconds += prediction.total_seconds();
+    largest = std::max(largest, prediction.largest_peak_bytes());
     flat_flops += step_flops(model_shape(config), flat_work(step)).total();
     plan_flops += step_flops(model_shape(config), plan_work(step)).total();
   }
-  const MemoryEstimate memory = estimate_memory(config, options.dtype, options.optimizer.kind, largest);
-  fmt::print(
-      "\n# predicted memory: {} = weights {} + gradients {} + optimizer {} + activations {} ({} tokens)\n",
-      human_bytes(memory.total()), human_bytes(memory.weights), human_bytes(memory.gradients),
-      human_bytes(memory.optimizer), human_bytes(memory.activations), with_commas(largest));
+  fmt::print("\n# predicted memory: {}, of which {} for weights, gradients and optimizer\n",
+             human_bytes(largest), human_bytes(resident_bytes(options.costs->memory)));
+  fmt::print("# predicted time: {:.1f} s for forward and backward of an epoch{}\n", seconds,
+             options.costs->time.calibrated ? "" : " (by assumed rates)");
   fmt::print(
       "# predicted speed-up over sequence packing: {:.2f}x at most ({:.3g} TFLOP an epoch instead of "
       "{:.3g})\n",
@@ -119,6 +125,12 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   };
   events.step = [&](int64_t step, const nlohmann::ordered_json& metrics) {
     progress.line(step_line(step, total, metrics));
+  };
+  events.predicted = [&](const StepPrediction& prediction, const StepResult& result) {
+    progress.line(fmt::format("micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}",
+                              prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()),
+                              result.measured_seconds(),
+                              human_bytes(static_cast<double>(result.measured_peak_bytes()))));
   };
   events.saved = [&](const std::filesystem::path& folder) { progress.line("saved " + folder.string()); };
   if (!train(trajectories, options, events, &stop_requested)) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -87,6 +88,9 @@ struct Trajectories {
   // that order), or empty. Rows without routes hold -1.
   Column<int32_t> routed_experts;  // [N * routes_per_token]
   int64_t routes_per_token = 0;
+
+  /// Takes the pages of a mapped file out of this process, for Sequences::release; empty where all is owned.
+  std::function<void()> release;
 
   int64_t num_rows() const { return offsets.empty() ? 0 : offsets.size() - 1; }
   int64_t num_tokens() const { return input_ids.size(); }

@@ -13,6 +13,7 @@ std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches) {
     load.tokens = micro_batch.num_tokens;
     load.pairs = micro_batch.num_pairs;
     load.head_rows = micro_batch.num_tokens;
+    load.terms = micro_batch.num_tokens;
     load.parent = micro_batch.parent;
     std::vector<bool> inner(micro_batch.runs.size());
     for (const Run& run : micro_batch.runs) {

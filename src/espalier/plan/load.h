@@ -13,13 +13,15 @@ struct Load {
   int64_t tokens = 0;
   int64_t pairs = 0;             // visible (query, key) pairs, keys in context included
   int64_t head_rows = 0;         // tokens that reach the LM head
+  int64_t terms = 0;             // loss terms that read its log-probabilities
   int64_t attention_pieces = 0;  // dense blocks of the mask: a triangle per run, a rectangle per run with
                                  // descendants and per stretch of context
   int64_t parent = -1;           // micro-batch whose context is inherited
   bool has_readers = false;      // others inherit from this one
 };
 
-/// The loads of a plan's micro-batches. What reaches the LM head is not known here: every token is counted.
+/// The loads of a plan's micro-batches. What reaches the LM head is not known here: every token is
+/// counted, with one term.
 std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches);
 
 }  // namespace espalier

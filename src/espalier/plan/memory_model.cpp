@@ -46,9 +46,9 @@ double outer_bytes(const MemoryModel& model) {
          real(model.shape.hidden_size * model.element_bytes) + real(model.sum_bytes);
 }
 
-// The LM head, bytes per row: hidden state and log-sum-exp; log-probabilities and terms of its edges.
+// The LM head, bytes per row: hidden state and log-sum-exp; log-probability, row and target of its edges.
 double head_row_bytes(const MemoryModel& model) {
-  return real(model.shape.hidden_size * model.element_bytes) + 2 * real(model.sum_bytes) + 8 * 6;
+  return real(model.shape.hidden_size * model.element_bytes) + 2 * real(model.sum_bytes) + 3 * 8;
 }
 
 // What is kept of each layer by a micro-batch that waits for its backward pass with its graph.
@@ -61,7 +61,7 @@ double kept_layer_bytes(const MemoryModel& model, bool has_readers) {
 double graph_bytes(const MemoryModel& model, const Load& load) {
   return real(load.tokens) * (outer_bytes(model) + real(model.shape.num_hidden_layers) *
                                                        kept_layer_bytes(model, load.has_readers)) +
-         real(load.head_rows) * head_row_bytes(model);
+         real(load.head_rows) * head_row_bytes(model) + real(load.terms * model.held_bytes_per_term);
 }
 
 double context_gradient_bytes(const MemoryModel& model, const Load& load) {
@@ -79,7 +79,8 @@ double resident_bytes(const MemoryModel& model) {
 double held_bytes(const MemoryModel& model, const Load& load) {
   double kept = graph_bytes(model, load);
   if (model.checkpoint_activations == CheckpointActivations::kPiece) {
-    kept = real(load.tokens) * (kIndexBytesPerToken + context_bytes(model));
+    kept = real(load.tokens) * (kIndexBytesPerToken + context_bytes(model)) +
+           real(load.terms * model.held_bytes_per_term);
   }
   return kept + context_gradient_bytes(model, load);
 }
@@ -108,6 +109,7 @@ double running_bytes(const MemoryModel& model, const Load& load) {
 
   // LM head: its weight's gradient, the gradient of the rows and of all hidden states, a block of logits.
   const double logits = std::min(kLogitBlockBytes, real(load.head_rows * shape.vocab_size) * sum);
+  const double terms = graph + real(load.terms * model.running_bytes_per_term);
   const double head = load.head_rows == 0
                           ? 0
                           : graph + embedding + 2 * logits + real(load.head_rows) * w.hidden * sum +
@@ -118,7 +120,7 @@ double running_bytes(const MemoryModel& model, const Load& load) {
   const double last_layer =
       graph - tokens * (layers - 1) * kept_layer_bytes(model, load.has_readers) + parameters + momentary;
   const double end = parameters + embedding + tokens * (w.hidden * element + outer_bytes(model));
-  return context + std::max({head, first_layer, last_layer, end});
+  return context + std::max({terms, head, first_layer, last_layer, end});
 }
 
 std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> loads) {

@@ -17,6 +17,9 @@ struct MemoryModel {
   int64_t element_bytes = 4;  // of weights and activations
   int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
   int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights
+  // Loss terms: coefficients and indices are held; the objective's intermediate results come on top.
+  int64_t held_bytes_per_term = 16;
+  int64_t running_bytes_per_term = 24;
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;
   bool offload_context = false;
 };

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "espalier/base/check.h"
-#include "espalier/plan/planner.h"
 
 namespace espalier {
 
@@ -16,15 +15,17 @@ Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows
   sequences.offsets = trajectories.offsets.span();
   sequences.tokens = trajectories.input_ids.span();
   sequences.merge_keys = merge_keys;
+  sequences.release = trajectories.release;
   return build_forest(sequences, rows);
 }
 
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const PlanOptions& plan_options,
-               const ObjectiveOptions& objective) {
+               const ObjectiveOptions& objective, const PlanCosts* costs) {
   Step step;
   step.rows = std::move(rows);
   step.forest = forest_of(trajectories, step.rows);
-  set_plan(&step, make_plan(step.forest, plan_options));
+  set_plan(&step, costs == nullptr ? make_plan(step.forest, plan_options)
+                                   : make_plan(step.forest, plan_options, *costs));
   step.terms = step_terms(trajectories, step.rows, step.forest, objective);
   return step;
 }
@@ -67,9 +68,9 @@ TermColumns gather_terms(const Trajectories& trajectories, const Step& step, con
     const int64_t row = step.rows[placement.trajectory];
     const std::vector<int64_t> path = path_tokens(layout, placement.run);
     const int64_t first = layout.position_ids[path.front()], size = static_cast<int64_t>(path.size());
-    for (const Term& term : terms) {
+    for (const Term& term : terms_from(terms, first + 1)) {
       const int64_t source = term.position - 1 - first;
-      if (source < 0 || source >= size) continue;
+      if (source >= size) break;
       const int64_t flat = trajectories.offsets[row] + term.position;
       columns.row.push_back(path[source]);
       columns.target.push_back(trajectories.input_ids[flat]);

@@ -9,7 +9,7 @@
 
 #include "espalier/base/csr.h"
 #include "espalier/plan/context.h"
-#include "espalier/plan/plan.h"
+#include "espalier/plan/planner.h"
 #include "espalier/train/objective.h"
 
 namespace espalier {
@@ -26,8 +26,9 @@ struct Step {
 };
 
 /// Builds forest and plan of `rows`; terms by step_terms. Recorded expert routes that differ are not shared.
+/// Plans are compared by `costs`, where given (make_plan).
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const PlanOptions& plan_options,
-               const ObjectiveOptions& objective);
+               const ObjectiveOptions& objective, const PlanCosts* costs = nullptr);
 
 /// Makes `plan` that of the step.
 void set_plan(Step* step, Plan plan);

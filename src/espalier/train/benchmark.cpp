@@ -1,10 +1,12 @@
 #include "espalier/train/benchmark.h"
 
 #include <algorithm>
-#include <chrono>
+#include <cmath>
+#include <ctime>
 #include <numeric>
 
 #include "espalier/base/check.h"
+#include "espalier/train/engine.h"
 
 namespace espalier {
 namespace {
@@ -15,71 +17,145 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-double seconds_of_step(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
-                       const ObjectiveOptions& objective, const Advantages* advantages,
-                       Gradients* gradients) {
-  gradients->zero();
-  const auto begin = std::chrono::steady_clock::now();
-  forward_backward(decoder, trajectories, step, objective, advantages, gradients);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+double now(bool cpu_seconds) {
+  timespec time{};
+  clock_gettime(cpu_seconds ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// seconds[round] of `over` divided by those of `side`.
+std::vector<double> ratios(const std::vector<double>& over, const std::vector<double>& side) {
+  std::vector<double> result(side.size());
+  std::transform(over.begin(), over.end(), side.begin(), result.begin(), std::divides<>());
+  return result;
+}
+
+// A side, and what its rounds gave.
+struct Runs {
+  Step step;
+  std::vector<double> seconds;
+  StepResult result;  // of the last round: counts are the same in all
+  int64_t peak_bytes = 0;
+};
+
+class Rounds {
+ public:
+  Rounds(const Decoder& decoder, const Trajectories& trajectories, const BenchmarkOptions& options)
+      : decoder_(decoder), trajectories_(trajectories), options_(options), gradients_(decoder) {
+    if (options.objective.kind == ObjectiveKind::kGrpo) {
+      advantages_ = Advantages(trajectories, options.objective.scale_rewards);
+    }
+  }
+
+  void run(Runs* runs) {
+    gradients_.zero();
+    const double begin = now(options_.cpu_seconds);
+    runs->result =
+        forward_backward(decoder_, trajectories_, runs->step, options_.objective, &advantages_, &gradients_);
+    runs->seconds.push_back(now(options_.cpu_seconds) - begin);
+    for (const MicroBatchMeasure& measure : runs->result.measured) {
+      runs->peak_bytes = std::max(runs->peak_bytes, measure.peak_bytes);
+    }
+  }
+
+ private:
+  const Decoder& decoder_;
+  const Trajectories& trajectories_;
+  const BenchmarkOptions& options_;
+  Advantages advantages_;
+  Gradients gradients_;
+};
+
+// Weights and gradient sums: what every step holds, whatever its plan.
+int64_t resident_bytes(const Decoder& decoder) {
+  int64_t bytes = 0;
+  for (const Parameter& parameter : decoder.parameters()) {
+    const auto element = static_cast<int64_t>(parameter.value.element_size());
+    bytes += parameter.value.numel() * (element + std::max<int64_t>(element, 4));
+  }
+  return bytes;
+}
+
+SideResult summarize(const Decoder& decoder, const Runs& runs, const Runs& first, const Runs& last) {
+  const ModelShape shape = model_shape(decoder.config());
+  const std::vector<double> speedups = ratios(last.seconds, runs.seconds);
+  SideResult side;
+  side.micro_batches = static_cast<int64_t>(runs.result.measured.size());
+  side.encoded_tokens = runs.result.work.tokens;
+  side.err = 1 - static_cast<double>(side.encoded_tokens) / static_cast<double>(runs.step.flat_tokens());
+  side.seconds = median(runs.seconds);
+  side.speedup = median(speedups);
+  side.speedup_low = *std::min_element(speedups.begin(), speedups.end());
+  side.speedup_high = *std::max_element(speedups.begin(), speedups.end());
+  side.relative_speed = median(ratios(first.seconds, runs.seconds));
+  side.bound = speedup_bound(shape, runs.step);
+  side.share_of_bound = side.speedup / side.bound;
+  side.tflops_per_second = step_flops(shape, runs.result.work).total() / side.seconds / 1e12;
+  side.peak_bytes = runs.peak_bytes;
+  side.working_bytes = std::max<int64_t>(0, runs.peak_bytes - resident_bytes(decoder));
+  return side;
 }
 
 }  // namespace
 
-BenchmarkRow benchmark(const Decoder& decoder, const Trajectories& trajectories,
-                       const BenchmarkOptions& options, const BenchmarkProgress& progress) {
+std::vector<BenchmarkSide> tree_and_packing_sides(const Forest& forest, int64_t token_budget) {
+  if (token_budget == 0) token_budget = forest.tree_tokens();
+  return {{"tree", {Strategy::kTreePacking, token_budget}},
+          {"sequence packing", {Strategy::kSequencePacking, token_budget}}};
+}
+
+std::vector<BenchmarkSide> strategy_sides(const Forest& forest, double budget_fraction) {
+  ESPALIER_CHECK(budget_fraction > 0 && budget_fraction <= 1,
+                 "budget fraction: expected a part of the tree tokens in (0, 1], received {}",
+                 budget_fraction);
+  const auto budget =
+      static_cast<int64_t>(std::ceil(budget_fraction * static_cast<double>(forest.tree_tokens())));
+  const int64_t packing_budget = std::max(budget, longest_trajectory(forest));
+  return {{"whole tree", {Strategy::kTreePacking, forest.tree_tokens()}},
+          {"partition", {Strategy::kPartition, budget}},
+          {"tree packing", {Strategy::kTreePacking, packing_budget}},
+          {"sequence packing", {Strategy::kSequencePacking, packing_budget}}};
+}
+
+BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectories,
+                          const std::vector<BenchmarkSide>& sides, const BenchmarkOptions& options,
+                          const BenchmarkProgress& progress) {
+  ESPALIER_ASSERT(!sides.empty() && options.repeats > 0);
   std::vector<int64_t> rows(trajectories.num_rows());
   std::iota(rows.begin(), rows.end(), 0);
-  int64_t token_budget = options.token_budget;
-  if (token_budget == 0) token_budget = forest_of(trajectories, rows).tree_tokens();
-  const Step tree = make_step(trajectories, rows, {Strategy::kTreePacking, token_budget}, options.objective);
-  const Step packing =
-      make_step(trajectories, rows, {Strategy::kSequencePacking, token_budget}, options.objective);
-  Advantages advantages;
-  if (options.objective.kind == ObjectiveKind::kGrpo) {
-    advantages = Advantages(trajectories, options.objective.scale_rewards);
+  std::vector<Runs> runs(sides.size());
+  for (size_t s = 0; s < sides.size(); ++s) {
+    runs[s].step = make_step(trajectories, rows, sides[s].plan, options.objective);
   }
-  Gradients gradients(decoder);
-  const auto measure = [&](const Step& step) {
-    return seconds_of_step(decoder, trajectories, step, options.objective, &advantages, &gradients);
-  };
-
-  for (int64_t i = 0; i < options.warmup; ++i) measure(tree);
-  std::vector<double> tree_seconds, packing_seconds, ratios;
+  Rounds rounds(decoder, trajectories, options);
+  for (int64_t i = 0; i < options.warmup; ++i) rounds.run(&runs.front());
+  runs.front().seconds.clear();
   for (int64_t round = 0; round < options.repeats; ++round) {
-    double tree_time = 0, packing_time = 0;
-    // The order alternates, so that what drifts over the run favours neither side.
-    if (round % 2 == 0) {
-      tree_time = measure(tree);
-      packing_time = measure(packing);
-    } else {
-      packing_time = measure(packing);
-      tree_time = measure(tree);
+    // The first place goes round and the direction alternates, so that what drifts over the run favours no
+    // side.
+    std::string text;
+    for (size_t i = 0; i < sides.size(); ++i) {
+      const size_t k = round % 2 == 0 ? i : sides.size() - 1 - i;
+      const size_t s = (k + static_cast<size_t>(round / 2)) % sides.size();
+      rounds.run(&runs[s]);
+      text += fmt::format("{}{} {:.3f} s", i == 0 ? "" : ", ", sides[s].name, runs[s].seconds.back());
     }
-    if (progress) {
-      progress(fmt::format("round {}: tree {:.3f} s, sequence packing {:.3f} s", round + 1, tree_time,
-                           packing_time));
-    }
-    tree_seconds.push_back(tree_time);
-    packing_seconds.push_back(packing_time);
-    ratios.push_back(packing_time / tree_time);
+    if (progress) progress(fmt::format("round {}: {}", round + 1, text));
   }
 
-  const ModelShape shape = model_shape(decoder.config());
-  BenchmarkRow row;
-  row.flat_tokens = tree.flat_tokens();
-  row.tree_tokens = tree.forest.tree_tokens();
-  row.cached_token_ratio = static_cast<double>(row.flat_tokens) / static_cast<double>(row.tree_tokens);
-  row.tree_seconds = median(tree_seconds);
-  row.packing_seconds = median(packing_seconds);
-  row.speedup = median(ratios);
-  row.speedup_low = *std::min_element(ratios.begin(), ratios.end());
-  row.speedup_high = *std::max_element(ratios.begin(), ratios.end());
-  row.bound = speedup_bound(shape, tree);
-  row.share_of_bound = row.speedup / row.bound;
-  row.tree_tflops_per_second = step_flops(shape, plan_work(tree)).total() / row.tree_seconds / 1e12;
-  row.packing_tflops_per_second = step_flops(shape, plan_work(packing)).total() / row.packing_seconds / 1e12;
-  return row;
+  const Forest& forest = runs.front().step.forest;
+  BenchmarkResult result;
+  result.flat_tokens = forest.flat_tokens();
+  result.tree_tokens = forest.tree_tokens();
+  result.cached_token_ratio =
+      static_cast<double>(result.flat_tokens) / static_cast<double>(result.tree_tokens);
+  result.por = 1 - 1 / result.cached_token_ratio;
+  result.longest_trajectory = longest_trajectory(forest);
+  for (size_t s = 0; s < sides.size(); ++s) {
+    result.sides.push_back(summarize(decoder, runs[s], runs.front(), runs.back()));
+    result.sides.back().side = sides[s];
+  }
+  return result;
 }
 
 }  // namespace espalier

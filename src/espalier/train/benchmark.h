@@ -1,4 +1,4 @@
-// Tree training against sequence packing: same engine, same data, interleaved in one run.
+// Ways of running the same step against each other: same engine, same data, interleaved in one run.
 #pragma once
 
 #include <cstdint>
@@ -12,33 +12,62 @@
 namespace espalier {
 
 struct BenchmarkOptions {
-  int64_t token_budget =
-      0;                // 0: as many as the forest has tokens, so that both sides' micro-batches are alike
-  int64_t repeats = 5;  // measured rounds, each tree then packing (and the other way round every second time)
-  int64_t warmup = 1;   // tree steps before, not counted
+  int64_t repeats = 5;       // measured rounds: every side once, in an order that changes from round to round
+  int64_t warmup = 1;        // steps of the first side before them, not counted
+  bool cpu_seconds = false;  // CPU seconds of the process instead of wall seconds: steadier on a busy machine
   ObjectiveOptions objective;
 };
 
-struct BenchmarkRow {
+/// One way of running the step.
+struct BenchmarkSide {
+  std::string name;
+  PlanOptions plan;
+};
+
+/// Trees against sequence packing at one token budget (0: as many tokens as the forest has, so that both
+/// sides' micro-batches are alike).
+std::vector<BenchmarkSide> tree_and_packing_sides(const Forest& forest, int64_t token_budget);
+
+/// The whole forest in one micro-batch; then partition, tree packing and, last, sequence packing at a token
+/// budget of `budget_fraction` of the tree tokens, rounded up. The packing strategies cannot run below the
+/// longest trajectory: where it is longer, it is their budget. Throws InputError for a fraction outside (0,
+/// 1].
+std::vector<BenchmarkSide> strategy_sides(const Forest& forest, double budget_fraction);
+
+/// What a side took. Seconds are those of one forward and backward pass over all trajectories; ratios are
+/// medians of the ratios of each round.
+struct SideResult {
+  BenchmarkSide side;
+  int64_t micro_batches = 0;
+  int64_t encoded_tokens = 0;
+  double err = 0;      // effective reuse ratio: 1 - encoded / flat
+  double seconds = 0;  // median
+  double speedup = 0;  // seconds of the last side / seconds
+  double speedup_low = 0;
+  double speedup_high = 0;
+  double relative_speed = 0;  // seconds of the first side / seconds
+  double bound = 0;           // FLOPs(flat) / FLOPs(this side's plan)
+  double share_of_bound = 0;  // speedup / bound
+  double tflops_per_second = 0;
+  int64_t peak_bytes = 0;     // of tensors, weights and gradient sums included; 0 where nothing counts them
+  int64_t working_bytes = 0;  // peak_bytes without weights and gradient sums; 0 likewise
+};
+
+struct BenchmarkResult {
   int64_t flat_tokens = 0;
   int64_t tree_tokens = 0;
   double cached_token_ratio = 0;  // flat / tree
-  double tree_seconds = 0;        // medians of one forward and backward over all trajectories
-  double packing_seconds = 0;
-  double speedup = 0;      // median of the per-round ratios packing / tree
-  double speedup_low = 0;  // smallest and largest of them
-  double speedup_high = 0;
-  double bound = 0;           // FLOPs(flat) / FLOPs(tree)
-  double share_of_bound = 0;  // speedup / bound
-  double tree_tflops_per_second = 0;
-  double packing_tflops_per_second = 0;
+  double por = 0;                 // 1 - tree / flat
+  int64_t longest_trajectory = 0;
+  std::vector<SideResult> sides;  // as asked for
 };
 
 using BenchmarkProgress = std::function<void(const std::string& text)>;
 
-/// Measures all trajectories as one step. The packing side runs under Strategy::kSequencePacking with the
-/// same token budget, and at ratio 1 both sides do the same work.
-BenchmarkRow benchmark(const Decoder& decoder, const Trajectories& trajectories,
-                       const BenchmarkOptions& options, const BenchmarkProgress& progress = {});
+/// Measures all trajectories as one step, under each of the sides; the last one is the baseline. Planning is
+/// not measured.
+BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectories,
+                          const std::vector<BenchmarkSide>& sides, const BenchmarkOptions& options,
+                          const BenchmarkProgress& progress = {});
 
 }  // namespace espalier

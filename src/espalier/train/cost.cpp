@@ -15,32 +15,39 @@ ModelShape model_shape(const DecoderConfig& config) {
           config.vocab_size};
 }
 
-std::vector<Work> micro_batch_work(const Step& step) {
-  const std::vector<bool> with_loss = micro_batches_with_loss(step);
-  std::vector<Work> work(with_loss.size());
-  for (size_t m = 0; m < work.size(); ++m) {
-    if (!with_loss[m]) continue;
-    const MicroBatch& micro_batch = step.plan.micro_batches[m];
-    const Layout layout = make_micro_batch_layout(step.forest, micro_batch);
-    std::vector<bool> predicts(layout.num_tokens());
-    for (const Placement& placement : micro_batch.trajectories) {
-      if (step.terms.row(placement.trajectory).empty()) continue;
-      const std::vector<int64_t> path = path_tokens(layout, placement.run);
-      const int64_t first = layout.position_ids[path.front()], size = static_cast<int64_t>(path.size());
-      for (const Term& term : step.terms.row(placement.trajectory)) {
-        const int64_t source = term.position - 1 - first;
-        if (0 <= source && source < size) predicts[path[source]] = true;
-      }
+namespace {
+
+struct TermCounts {
+  int64_t head_rows = 0;
+  int64_t terms = 0;
+};
+
+// Of the terms whose edge starts in the micro-batch.
+TermCounts count_terms(const Step& step, const MicroBatch& micro_batch) {
+  const Layout layout = make_micro_batch_layout(step.forest, micro_batch);
+  std::vector<bool> predicts(layout.num_tokens());
+  TermCounts counts;
+  for (const Placement& placement : micro_batch.trajectories) {
+    const auto terms = step.terms.row(placement.trajectory);
+    if (terms.empty()) continue;
+    const std::vector<int64_t> path = path_tokens(layout, placement.run);
+    const int64_t first = layout.position_ids[path.front()];
+    for (const Term& term : terms_from(terms, first + 1)) {
+      const int64_t source = term.position - 1 - first;
+      if (source >= static_cast<int64_t>(path.size())) break;
+      predicts[path[source]] = true;
+      ++counts.terms;
     }
-    work[m] = {layout.num_tokens(), micro_batch.num_pairs,
-               std::count(predicts.begin(), predicts.end(), true)};
   }
-  return work;
+  counts.head_rows = std::count(predicts.begin(), predicts.end(), true);
+  return counts;
 }
+
+}  // namespace
 
 Work plan_work(const Step& step) {
   Work total;
-  for (const Work& work : micro_batch_work(step)) total += work;
+  for (const Load& load : step_loads(step)) total += {load.tokens, load.pairs, load.head_rows};
   return total;
 }
 
@@ -78,30 +85,68 @@ double speedup_bound(const ModelShape& shape, const Step& step) {
   return step_flops(shape, flat_work(step)).total() / step_flops(shape, plan_work(step)).total();
 }
 
-MemoryEstimate estimate_memory(const DecoderConfig& config, at::ScalarType dtype, OptimizerKind optimizer,
-                               int64_t max_tokens) {
-  double parameters = 0;
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
+                         std::optional<OptimizerKind> optimizer, const PlanOptions& options) {
+  MemoryModel model;
+  model.shape = model_shape(config);
   for (const ParameterShape& parameter : parameter_shapes(config)) {
-    parameters += static_cast<double>(
-        std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1}, std::multiplies<>()));
+    model.num_parameters +=
+        std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1}, std::multiplies<>());
   }
-  const double bytes = dtype == at::kDouble ? 8 : dtype == at::kFloat ? 4 : 2;
-  const double sum_bytes = std::max(bytes, 4.0);
-  const double masters = dtype == at::kBFloat16 ? parameters * 4 : 0;
-  MemoryEstimate memory;
-  memory.weights = parameters * bytes;
-  memory.gradients = parameters * (sum_bytes + bytes);
-  memory.optimizer = masters + (optimizer == OptimizerKind::kAdamW ? 2 * parameters * sum_bytes : 0);
-  // Kept per token and layer: the residual stream before and the output of both norms; rotated q and k, v,
-  // and the attention output; the MLP's gate before and after its activation, up, and their product.
-  const double per_layer =
-      4.0 * config.hidden_size +
-      (2.0 * config.num_attention_heads + 2.0 * config.num_key_value_heads) * config.head_dim +
-      4.0 * config.intermediate_size;
-  constexpr double kLogitsChunkBytes = 2.0 * (32 << 20);
-  memory.activations =
-      static_cast<double>(max_tokens) * per_layer * config.num_hidden_layers * bytes + kLogitsChunkBytes;
-  return memory;
+  model.query_key_norm = config.query_key_norm;
+  model.element_bytes = dtype == at::kDouble ? 8 : dtype == at::kFloat ? 4 : 2;
+  model.sum_bytes = std::max<int64_t>(model.element_bytes, 4);
+  if (optimizer) {
+    const int64_t masters = dtype == at::kBFloat16 ? 4 : 0;
+    model.optimizer_bytes_per_parameter =
+        masters + (*optimizer == OptimizerKind::kAdamW ? 2 * model.sum_bytes : 0);
+  }
+  model.checkpoint_activations = options.checkpoint_activations;
+  model.offload_context = options.offload_context;
+  return model;
+}
+
+std::vector<Load> step_loads(const Step& step) {
+  std::vector<Load> loads = loads_of(step.plan.micro_batches);
+  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+  for (Load& load : loads) load.has_readers = false;
+  for (size_t m = 0; m < loads.size(); ++m) {
+    if (!with_loss[m]) {
+      const int64_t parent = loads[m].parent;
+      loads[m] = {};
+      loads[m].parent = parent;
+      continue;
+    }
+    const TermCounts counts = count_terms(step, step.plan.micro_batches[m]);
+    loads[m].head_rows = counts.head_rows;
+    loads[m].terms = counts.terms;
+    if (loads[m].parent >= 0) loads[loads[m].parent].has_readers = true;
+  }
+  return loads;
+}
+
+StepPrediction predict_step(const PlanCosts& costs, const Step& step) {
+  MemoryModel memory = costs.memory;
+  memory.checkpoint_activations = step.plan.options.checkpoint_activations;
+  memory.offload_context = step.plan.options.offload_context;
+  StepPrediction prediction;
+  prediction.loads = step_loads(step);
+  prediction.peak_bytes = peak_bytes(memory, prediction.loads);
+  for (size_t m = 0; m < prediction.loads.size(); ++m) {
+    const bool runs = prediction.loads[m].tokens > 0;
+    prediction.seconds.push_back(
+        runs ? predicted_seconds(costs.time, prediction.loads[m], memory.checkpoint_activations) : 0);
+    if (!runs) prediction.peak_bytes[m] = 0;
+  }
+  return prediction;
+}
+
+double StepPrediction::total_seconds() const {
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
+}
+
+double StepPrediction::largest_peak_bytes() const {
+  return peak_bytes.empty() ? 0 : *std::max_element(peak_bytes.begin(), peak_bytes.end());
 }
 
 }  // namespace espalier

@@ -4,19 +4,19 @@
 #include <ATen/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "espalier/model/config.h"
 #include "espalier/plan/cost_model.h"
+#include "espalier/plan/memory_model.h"
+#include "espalier/plan/planner.h"
 #include "espalier/train/batch.h"
 #include "espalier/train/optimizer.h"
 
 namespace espalier {
 
 ModelShape model_shape(const DecoderConfig& config);
-
-/// Work of each micro-batch of the step's plan; nothing where no loss is in it or below.
-std::vector<Work> micro_batch_work(const Step& step);
 
 /// Work of the step's plan; of the same trajectories with nothing shared; and after append-only merging (see
 /// ForestStatistics), where a merged trajectory's loss is computed in one that extends it. Head rows are
@@ -28,16 +28,24 @@ Work append_only_work(const Step& step);
 /// FLOPs(flat) / FLOPs(plan): no speed-up over sequence packing can be larger.
 double speedup_bound(const ModelShape& shape, const Step& step);
 
-struct MemoryEstimate {
-  double weights = 0;      // bytes; all of them
-  double gradients = 0;    // sums, and one micro-batch's gradients in the model's dtype
-  double optimizer = 0;    // state and master weights
-  double activations = 0;  // kept for backward by the largest micro-batch, its logits chunk included
-  double total() const { return weights + gradients + optimizer + activations; }
-};
+/// Bytes of a step with the config's decoder; without `optimizer`, of forward and backward alone.
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
+                         std::optional<OptimizerKind> optimizer, const PlanOptions& options);
 
-/// Peak bytes of training with micro-batches of at most max_tokens tokens.
-MemoryEstimate estimate_memory(const DecoderConfig& config, at::ScalarType dtype, OptimizerKind optimizer,
-                               int64_t max_tokens);
+/// What a step's micro-batches are predicted to take, by index in the plan; nothing for those that do not
+/// run.
+struct StepPrediction {
+  std::vector<Load> loads;
+  std::vector<double> seconds;
+  std::vector<double> peak_bytes;
+
+  double total_seconds() const;
+  double largest_peak_bytes() const;
+};
+StepPrediction predict_step(const PlanCosts& costs, const Step& step);
+
+/// The loads of the step's micro-batches, with the rows and terms that do reach the LM head. Nothing where no
+/// loss is in the micro-batch or below.
+std::vector<Load> step_loads(const Step& step);
 
 }  // namespace espalier

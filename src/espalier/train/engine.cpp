@@ -214,6 +214,18 @@ class StepRun {
 
 }  // namespace
 
+double StepResult::measured_seconds() const {
+  double seconds = 0;
+  for (const MicroBatchMeasure& measure : measured) seconds += measure.seconds;
+  return seconds;
+}
+
+int64_t StepResult::measured_peak_bytes() const {
+  int64_t bytes = 0;
+  for (const MicroBatchMeasure& measure : measured) bytes = std::max(bytes, measure.peak_bytes);
+  return bytes;
+}
+
 StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                             const ObjectiveOptions& objective, const Advantages* advantages,
                             Gradients* gradients, const MicroBatchProgress& progress) {

@@ -48,6 +48,9 @@ struct StepResult {
   double ratio_sum = 0;
   double mismatch_kl_sum = 0;
   std::vector<MicroBatchMeasure> measured;  // of the micro-batches that ran, in the order of the plan
+
+  double measured_seconds() const;
+  int64_t measured_peak_bytes() const;
 };
 
 /// Called after each micro-batch with how many are done of how many.

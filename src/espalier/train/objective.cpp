@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -97,6 +99,23 @@ Csr<Term> step_terms(const Trajectories& trajectories, std::span<const int64_t> 
     for (Term& term : terms.row(k)) term.coefficient /= normaliser;
   }
   return terms;
+}
+
+std::span<const Term> terms_from(std::span<const Term> terms, int64_t position) {
+  const auto begin =
+      std::lower_bound(terms.begin(), terms.end(), position,
+                       [](const Term& term, int64_t wanted) { return term.position < wanted; });
+  return {begin, terms.end()};
+}
+
+Csr<Term> step_terms_or_all(const Trajectories& trajectories, std::span<const int64_t> rows,
+                            const Forest& forest, const ObjectiveOptions& options) {
+  for (const int64_t row : rows) {
+    for (int64_t i = trajectories.offsets[row] + 1; i < trajectories.offsets[row + 1]; ++i) {
+      if (trajectories.loss_weights[i] > 0) return step_terms(trajectories, rows, forest, options);
+    }
+  }
+  return all_terms(trajectories, rows);
 }
 
 Csr<Term> all_terms(const Trajectories& trajectories, std::span<const int64_t> rows) {

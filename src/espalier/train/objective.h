@@ -51,6 +51,13 @@ struct Term {
 Csr<Term> step_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const Forest& forest,
                      const ObjectiveOptions& options);
 
+/// Those of a row's terms that stand at `position` or later.
+std::span<const Term> terms_from(std::span<const Term> terms, int64_t position);
+
+/// step_terms where any row carries loss; otherwise all_terms, so that data without loss yet can be counted.
+Csr<Term> step_terms_or_all(const Trajectories& trajectories, std::span<const int64_t> rows,
+                            const Forest& forest, const ObjectiveOptions& options);
+
 /// Every token of every row but the first, with coefficient 1.
 Csr<Term> all_terms(const Trajectories& trajectories, std::span<const int64_t> rows);
 

@@ -90,6 +90,10 @@ nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShap
   metrics["flat_tokens_per_second"] = static_cast<double>(result.flat_tokens) / seconds;
   metrics["tflops_per_second"] = step_flops(shape, result.work).total() / seconds / 1e12;
   metrics["peak_memory_bytes"] = peak_memory_bytes();
+  metrics["peak_tensor_bytes"] = result.measured_peak_bytes();
+  metrics["micro_batches"] = result.measured.size();
+  metrics["micro_batch_seconds"] = result.measured_seconds();
+  if (result.recomputed_tokens > 0) metrics["recomputed_tokens"] = result.recomputed_tokens;
   if (options.objective.kind == ObjectiveKind::kGrpo) {
     const double terms = static_cast<double>(std::max<int64_t>(1, result.terms));
     metrics["clip_fraction"] = static_cast<double>(result.clipped_terms) / terms;
@@ -101,8 +105,9 @@ nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShap
 
 // Flags that a continuation may change. Other steps or epochs change what a falling schedule does from there
 // on.
-constexpr const char* kFreeOnResume[] = {"resume", "save-every",    "steps",   "epochs", "dry-run", "out",
-                                         "config", "skip-bad-rows", "threads", "model",  "data"};
+constexpr const char* kFreeOnResume[] = {"resume",        "save-every", "steps",          "epochs",
+                                         "dry-run",       "out",        "no-calibration", "config",
+                                         "skip-bad-rows", "threads",    "model",          "data"};
 
 void check_resumable(const nlohmann::json& saved, const TrainOptions& options,
                      const std::filesystem::path& folder) {
@@ -177,7 +182,8 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
       batches = epoch_batches(trajectories, options, batches_epoch);
     }
     const auto begin = std::chrono::steady_clock::now();
-    const Step step = make_step(trajectories, batches[index % per_epoch], options.plan, options.objective);
+    const Step step = make_step(trajectories, batches[index % per_epoch], options.plan, options.objective,
+                                options.costs ? &*options.costs : nullptr);
     const int64_t number = index + 1;
     gradients.zero();
     const StepResult result = forward_backward(decoder, trajectories, step, options.objective, &advantages,
@@ -192,6 +198,12 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
 
     nlohmann::ordered_json metrics = {{"step", number}};
     metrics.update(step_metrics(options, shape, result, seconds));
+    if (options.costs) {
+      const StepPrediction prediction = predict_step(*options.costs, step);
+      metrics["predicted_seconds"] = prediction.total_seconds();
+      metrics["predicted_peak_bytes"] = prediction.largest_peak_bytes();
+      if (events.predicted && index == first) events.predicted(prediction, result);
+    }
     metrics["grad_norm"] = norm;
     metrics["learning_rate"] = rate;
     writer.write(number, metrics);

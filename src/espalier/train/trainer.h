@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -32,6 +33,7 @@ struct TrainOptions {
   ObjectiveOptions objective;
   OptimizerOptions optimizer;
   PlanOptions plan;
+  std::optional<PlanCosts> costs;  // plans are compared and predicted by these
   double learning_rate = 1e-5;
   SchedulerKind scheduler = SchedulerKind::kConstant;
   int64_t warmup_steps = 0;
@@ -51,6 +53,8 @@ struct TrainEvents {
   std::function<void(int64_t total_steps, int64_t resumed_step)> started;
   std::function<void(int64_t step, int64_t done, int64_t total)> micro_batch;
   std::function<void(int64_t step, const nlohmann::ordered_json& metrics)> step;
+  /// After the first step, with costs: what was predicted of its micro-batches and what was measured.
+  std::function<void(const StepPrediction& prediction, const StepResult& result)> predicted;
   std::function<void(const std::filesystem::path& folder)> saved;
   std::function<void(const std::string& text)> note;
 };

@@ -11,6 +11,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/rng.h"
 #include "espalier/model/weights.h"
+#include "espalier/train/cost.h"
 
 namespace espalier {
 namespace {
@@ -267,7 +268,9 @@ VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& optio
   const Decoder decoder = load_decoder(options.model, options.dtype);
   std::vector<int64_t> rows(trajectories.num_rows());
   std::iota(rows.begin(), rows.end(), 0);
-  const Step step = make_step(trajectories, rows, options.plan, options.objective);
+  const PlanCosts costs{assumed_time_model(model_shape(decoder.config())),
+                        memory_model(decoder.config(), options.dtype, std::nullopt, options.plan)};
+  const Step step = make_step(trajectories, rows, options.plan, options.objective, &costs);
   Advantages advantages;
   if (options.objective.kind == ObjectiveKind::kGrpo) {
     advantages = Advantages(trajectories, options.objective.scale_rewards);

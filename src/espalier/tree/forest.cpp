@@ -71,12 +71,17 @@ class Trie {
     }
     end_node_.push_back(parent);
     leaf_of_.push_back(leaf);
+    count_read(sequences_.offsets[row + 1] - sequences_.offsets[row]);
   }
 
-  Forest finish() const {
+  /// Takes the trie apart.
+  Forest finish() {
+    std::vector<Slot>().swap(slots_);
     Forest forest;
     const std::vector<int64_t> order = preorder();
     copy_nodes(order, forest);
+    copy_tokens(order, forest);
+    if (sequences_.release) sequences_.release();
     count(forest);
     return forest;
   }
@@ -93,6 +98,7 @@ class Trie {
     int64_t node = -1;
   };
   static constexpr size_t kFirstSlots = 1024;
+  static constexpr int64_t kReleaseEvery = int64_t{1} << 24;  // tokens
 
   int64_t virtual_parent(int64_t row) {
     if (sequences_.tree_keys.empty()) return -1;
@@ -194,6 +200,13 @@ class Trie {
     return order;
   }
 
+  void count_read(int64_t tokens) {
+    unreleased_ += tokens;
+    if (unreleased_ < kReleaseEvery) return;
+    unreleased_ = 0;
+    if (sequences_.release) sequences_.release();
+  }
+
   void copy_nodes(const std::vector<int64_t>& order, Forest& forest) const {
     std::vector<int64_t> number(nodes_.size());
     forest.parent.reserve(order.size());
@@ -208,13 +221,17 @@ class Trie {
       forest.position.push_back(parent < 0 ? 0 : forest.position[parent] + forest.node_size(parent));
       forest.node_begin.push_back(forest.node_begin.back() + node.size);
     }
+    forest.end_node.reserve(end_node_.size());
+    for (const int64_t n : end_node_) forest.end_node.push_back(number[n]);
+  }
+
+  void copy_tokens(const std::vector<int64_t>& order, Forest& forest) {
     forest.tokens.reserve(forest.node_begin.back());
     for (const int64_t n : order) {
       const auto begin = sequences_.tokens.begin() + nodes_[n].begin;
       forest.tokens.insert(forest.tokens.end(), begin, begin + nodes_[n].size);
+      count_read(nodes_[n].size);
     }
-    forest.end_node.reserve(end_node_.size());
-    for (const int64_t n : end_node_) forest.end_node.push_back(number[n]);
   }
 
   static void count(Forest& forest) {
@@ -237,6 +254,7 @@ class Trie {
   std::unordered_map<int64_t, int64_t> virtual_parents_;
   std::vector<int64_t> end_node_;  // [trajectories]
   std::vector<int64_t> leaf_of_;   // [trajectories] the leaf that the trajectory created, -1: none
+  int64_t unreleased_ = 0;         // tokens read since the last release
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,9 @@ struct Sequences {
   std::span<const uint64_t> merge_keys = {};
   /// [num_sequences] or empty. Sequences with different keys share nothing.
   std::span<const int64_t> tree_keys = {};
+  /// Where set, called from time to time while tokens are read: those read so far are hardly needed again
+  /// soon, and memory that only caches them (pages of a mapped file) may go. The views stay valid.
+  std::function<void()> release = {};
 
   int64_t num_sequences() const { return static_cast<int64_t>(offsets.size()) - 1; }
 };

@@ -1,0 +1,135 @@
+#include "espalier/cli/plan_table.h"
+
+#include <algorithm>
+
+#include "espalier/base/check.h"
+#include "espalier/cli/progress.h"
+#include "espalier/plan/context.h"
+#include "espalier/tree/statistics.h"
+
+namespace espalier::cli {
+namespace {
+
+std::string seconds_text(double seconds) {
+  return seconds < 1 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.2f} s", seconds);
+}
+
+std::string totals(const Forest& forest, const Plan& plan) {
+  const double flat = static_cast<double>(forest.flat_tokens());
+  const double por = flat == 0 ? 0 : 1 - static_cast<double>(forest.tree_tokens()) / flat;
+  std::string text = fmt::format("{} with {} micro-batches", to_string(plan.options.strategy),
+                                 with_commas(static_cast<int64_t>(plan.micro_batches.size())));
+  if (plan.options.token_budget > 0) {
+    text += fmt::format(" of {} tokens at most", with_commas(plan.options.token_budget));
+  }
+  if (plan.options.checkpoint_activations != CheckpointActivations::kNone) {
+    text += fmt::format(", activations checkpointed by {}", to_string(plan.options.checkpoint_activations));
+  }
+  return text + fmt::format(": {} flat tokens, {} tree tokens, {} encoded (POR {:.4f}, ERR {:.4f})\n",
+                            with_commas(forest.flat_tokens()), with_commas(forest.tree_tokens()),
+                            with_commas(plan.num_tokens()), por, effective_reuse_ratio(forest, plan));
+}
+
+std::string recomputed(const Plan& plan) {
+  const std::vector<Load> loads = loads_of(plan.micro_batches);
+  int64_t tokens = 0;
+  for (const Load& load : loads) {
+    if (plan.options.checkpoint_activations == CheckpointActivations::kLayer ||
+        (plan.options.checkpoint_activations == CheckpointActivations::kPiece && load.has_readers)) {
+      tokens += load.tokens;
+    }
+  }
+  if (tokens == 0) return "";
+  const double share = static_cast<double>(tokens) / static_cast<double>(plan.num_tokens());
+  return fmt::format("checkpointing passes {} tokens forward twice: about {:.0f}% more time\n",
+                     with_commas(tokens), share * 100 / 3);
+}
+
+}  // namespace
+
+std::string PlanTable::text() const {
+  std::vector<const MicroBatchMeasure*> measure_of(plan->micro_batches.size());
+  if (measured != nullptr) {
+    for (const MicroBatchMeasure& measure : measured->measured) measure_of[measure.micro_batch] = &measure;
+  }
+  std::string text = fmt::format("{:>11}  {:>7}  {:>10}  {:>14}  {:>12}  {:>8}", "micro-batch", "parent",
+                                 "tokens", "visible pairs", "trajectories", "runs");
+  if (prediction != nullptr) text += fmt::format("  {:>10}  {:>10}", "time", "memory");
+  if (measured != nullptr) text += fmt::format("  {:>10}  {:>10}", "measured", "measured");
+  text += "\n";
+  const auto rows = std::min(max_rows, static_cast<int64_t>(plan->micro_batches.size()));
+  for (int64_t m = 0; m < rows; ++m) {
+    const MicroBatch& micro_batch = plan->micro_batches[m];
+    text += fmt::format("{:>11}  {:>7}  {:>10}  {:>14}  {:>12}  {:>8}", m,
+                        micro_batch.parent < 0 ? "-" : std::to_string(micro_batch.parent),
+                        with_commas(micro_batch.num_tokens), with_commas(micro_batch.num_pairs),
+                        with_commas(static_cast<int64_t>(micro_batch.trajectories.size())),
+                        with_commas(static_cast<int64_t>(micro_batch.runs.size())));
+    if (prediction != nullptr) {
+      text += fmt::format("  {:>10}  {:>10}", seconds_text(prediction->seconds[m]),
+                          human_bytes(prediction->peak_bytes[m]));
+    }
+    if (measure_of[m] != nullptr) {
+      text += fmt::format("  {:>10}  {:>10}", seconds_text(measure_of[m]->seconds),
+                          human_bytes(static_cast<double>(measure_of[m]->peak_bytes)));
+    }
+    text += "\n";
+  }
+  if (rows < static_cast<int64_t>(plan->micro_batches.size())) {
+    text += fmt::format("{:>11}  and {} more\n", "...",
+                        with_commas(static_cast<int64_t>(plan->micro_batches.size()) - rows));
+  }
+  text += totals(*forest, *plan) + recomputed(*plan);
+  if (prediction != nullptr) {
+    text +=
+        fmt::format("predicted: {} for forward and backward, {} at most",
+                    seconds_text(prediction->total_seconds()), human_bytes(prediction->largest_peak_bytes()));
+    if (measured != nullptr) {
+      text += fmt::format("; measured: {}, {}", seconds_text(measured->measured_seconds()),
+                          human_bytes(static_cast<double>(measured->measured_peak_bytes())));
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan, const StepPrediction* prediction) {
+  const PlanOptions& options = plan.options;
+  nlohmann::ordered_json json = {{"strategy", to_string(options.strategy)},
+                                 {"token_budget", options.token_budget},
+                                 {"memory_budget", options.memory_budget},
+                                 {"checkpoint_activations", to_string(options.checkpoint_activations)},
+                                 {"flat_tokens", forest.flat_tokens()},
+                                 {"tree_tokens", forest.tree_tokens()},
+                                 {"encoded_tokens", plan.num_tokens()},
+                                 {"visible_pairs", plan.num_pairs()},
+                                 {"effective_reuse_ratio", effective_reuse_ratio(forest, plan)}};
+  if (prediction != nullptr) {
+    json["predicted_seconds"] = prediction->total_seconds();
+    json["predicted_peak_bytes"] = prediction->largest_peak_bytes();
+  }
+  json["micro_batches"] = nlohmann::ordered_json::array();
+  for (size_t m = 0; m < plan.micro_batches.size(); ++m) {
+    const MicroBatch& micro_batch = plan.micro_batches[m];
+    nlohmann::ordered_json runs = nlohmann::ordered_json::array();
+    for (const Run& run : micro_batch.runs) runs.push_back({run.begin, run.end, run.parent});
+    nlohmann::ordered_json trajectories = nlohmann::ordered_json::array();
+    for (const Placement& placement : micro_batch.trajectories) {
+      trajectories.push_back({{"trajectory", placement.trajectory}, {"run", placement.run}});
+    }
+    nlohmann::ordered_json entry = {{"tokens", micro_batch.num_tokens},
+                                    {"visible_pairs", micro_batch.num_pairs},
+                                    {"parent", micro_batch.parent},
+                                    {"context_runs", micro_batch.context_runs}};
+    if (prediction != nullptr) {
+      entry["predicted_seconds"] = prediction->seconds[m];
+      entry["predicted_peak_bytes"] = prediction->peak_bytes[m];
+    }
+    entry["trajectories"] = std::move(trajectories);
+    entry["runs"] = std::move(runs);
+    json["micro_batches"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,31 @@
+// How fast this machine runs a model: a short measured run, kept for the next time.
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "espalier/model/config.h"
+#include "espalier/plan/time_model.h"
+
+namespace espalier {
+
+/// Measures forward and backward of micro-batches of different shapes through models of one and of three
+/// layers with the config's sizes and random weights, and fits the time model's seconds, none negative, to
+/// the least squares of relative errors. Takes seconds to a minute; as much memory as those three layers with
+/// embedding need in training.
+TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype);
+
+/// The calibration of this machine (CPU, number of threads), model sizes and dtype from `folder`, or a new
+/// one, which is written there; a file that cannot be read is measured again. `note` says when measuring
+/// begins.
+TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype,
+                             const std::filesystem::path& folder,
+                             const std::function<void(const std::string&)>& note = {});
+
+/// $XDG_CACHE_HOME/espalier or ~/.cache/espalier.
+std::filesystem::path cache_folder();
+
+}  // namespace espalier
