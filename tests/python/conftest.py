@@ -1,6 +1,7 @@
 """Shared fixtures: a byte-level ChatML tokenizer with a choice of chat templates, made without any download."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -104,12 +105,13 @@ def tokenizer(models):
 
 
 @pytest.fixture(scope="session")
-def espalier():
-    """Runs bin/espalier with the given arguments; a failure shows what it printed."""
+def espalier(tmp_path_factory):
+    """Runs bin/espalier with the given arguments and a cache of its own; a failure shows what it printed."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
     def run(*arguments, check=True):
         command = [str(REPOSITORY / "bin/espalier"), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if check and done.returncode != 0:
             raise AssertionError(f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout}{done.stderr}")
         return done

@@ -110,7 +110,7 @@ def test_logprobs(espalier, model_folder, tmp_path, dtype):
     assert worst <= (1e-12 if dtype == "float64" else 2e-5), worst
 
 
-@pytest.mark.parametrize("strategy", ["tree-packing", "sequence-packing"])
+@pytest.mark.parametrize("strategy", ["partition", "tree-packing", "sequence-packing"])
 @pytest.mark.parametrize("objective", ["sft", "grpo"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_step_is_the_gradient(espalier, model_folder, tmp_path, dtype, objective, strategy):

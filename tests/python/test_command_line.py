@@ -1,6 +1,7 @@
 """What a user of bin/espalier sees: runs, files, errors."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -127,7 +128,7 @@ def test_nothing_replaces_an_output_when_a_command_fails(espalier, model, tmp_pa
 
 def test_dry_run_writes_nothing(espalier, model, data, tmp_path):
     shown = espalier("train", "--model", model, "--data", data, "--out", tmp_path / "run", "--dry-run").stdout
-    assert "predicted memory" in shown and "predicted speed-up" in shown and 'strategy = "tree-packing"' in shown
+    assert "predicted memory" in shown and "predicted speed-up" in shown and 'strategy = "auto"' in shown
     assert not (tmp_path / "run").exists()
 
 
@@ -140,6 +141,49 @@ def test_synth_inspect_and_plan_agree(espalier, tmp_path):
     assert plan["encoded_tokens"] == seen["tree_tokens"] and plan["flat_tokens"] == seen["flat_tokens"]
     packing = json.loads(espalier("plan", "--data", rows, "--strategy", "sequence-packing", "--json").stdout)
     assert packing["encoded_tokens"] == seen["flat_tokens"] and packing["effective_reuse_ratio"] == 0
+
+
+def test_budgets_that_are_too_small_name_the_smallest(espalier, model, data, tmp_path):
+    flags = ["plan", "--data", data]
+    packing = espalier(*flags, "--strategy", "tree-packing", "--token-budget", 2, check=False)
+    assert packing.returncode == 1 and "expected a budget of at least" in packing.stderr
+    flags += ["--model", model, "--optimizer", "sgd", "--checkpoint-activations", "piece"]
+    short = espalier(*flags, "--memory-budget", "1kB", check=False)
+    assert short.returncode == 1
+    smallest = re.search(r"the smallest plan found needs (\d+)", short.stderr).group(1)
+    plan = json.loads(espalier(*flags, "--memory-budget", smallest, "--json").stdout)
+    assert plan["predicted_peak_bytes"] <= int(smallest)
+    assert plan["encoded_tokens"] == plan["tree_tokens"] if plan["strategy"] == "partition" else True
+    without_model = espalier("plan", "--data", data, "--memory-budget", "1GB", check=False)
+    assert without_model.returncode == 1 and "--model" in without_model.stderr
+
+
+def test_pieces_of_a_tree_train_alike(espalier, model, data, tmp_path):
+    """Whole, in pieces, and with activations computed again: the same weights after a step in float64."""
+    flags = ["--model", model, "--data", data, "--steps", 1, "--dtype", "float64", "--optimizer", "sgd",
+             "--learning-rate", 0.1, "--no-calibration"]  # fmt: skip
+    ways = {"whole": [], "pieces": ["--token-budget", 5], "layer": ["--token-budget", 5, "--checkpoint-activations", "layer"],
+            "host": ["--token-budget", 5, "--checkpoint-activations", "piece", "--offload-context"]}  # fmt: skip
+    losses = {}
+    for way, more in ways.items():
+        out = tmp_path / way
+        espalier("train", *flags, "--out", out, "--strategy", "partition", *more)
+        losses[way] = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
+    whole = losses["whole"]
+    assert whole["micro_batches"] == 1 and losses["pieces"]["micro_batches"] > 2
+    for way in ways:
+        assert losses[way]["encoded_tokens"] <= whole["encoded_tokens"]
+        assert losses[way]["loss"] == pytest.approx(whole["loss"], rel=1e-12)
+        assert losses[way]["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-12)
+    assert losses["layer"]["recomputed_tokens"] > losses["host"]["recomputed_tokens"] > 0
+
+
+def test_a_calibration_is_measured_once(espalier, model, data):
+    first = espalier("plan", "--model", model, "--data", data, "--json", "--dtype", "float64")
+    again = espalier("plan", "--model", model, "--data", data, "--json", "--dtype", "float64")
+    assert "measuring how fast" in first.stderr and "measuring how fast" not in again.stderr
+    predicted = [json.loads(done.stdout)["predicted_seconds"] for done in (first, again)]
+    assert predicted[0] == predicted[1] > 0
 
 
 def test_verify_reports_by_its_exit_status(espalier, model, tmp_path):

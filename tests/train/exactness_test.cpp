@@ -36,7 +36,8 @@ PlanOptions random_plan(Rng& rng, const Trajectories& trajectories) {
   constexpr Strategy kStrategies[] = {Strategy::kPartition, Strategy::kPartition, Strategy::kTreePacking,
                                       Strategy::kSequencePacking};
   plan.strategy = kStrategies[rng.below(4)];
-  plan.checkpoint_activations = static_cast<CheckpointActivations>(rng.below(3));
+  plan.checkpoint_activations =
+      static_cast<CheckpointActivations>(rng.below(plan.strategy == Strategy::kPartition ? 3 : 2));
   int64_t smallest = 1;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     smallest = std::max(smallest, trajectories.row_size(row));

@@ -1,0 +1,186 @@
+// Choosing a plan: auto, memory budgets, and the models by which plans are compared.
+#include <gtest/gtest.h>
+
+#include <regex>
+
+#include "espalier/base/check.h"
+#include "espalier/plan/planner.h"
+#include "espalier/tree/synth.h"
+
+namespace espalier {
+namespace {
+
+constexpr ModelShape kShape{.num_hidden_layers = 4,
+                            .hidden_size = 256,
+                            .intermediate_size = 704,
+                            .num_attention_heads = 4,
+                            .num_key_value_heads = 2,
+                            .head_dim = 64,
+                            .vocab_size = 1000};
+
+PlanCosts costs() {
+  PlanCosts costs;
+  costs.time = assumed_time_model(kShape);
+  costs.memory.shape = kShape;
+  costs.memory.num_parameters = 3'600'000;
+  return costs;
+}
+
+Forest synthetic(uint64_t seed, int64_t trees = 1) {
+  const Csr<int32_t> rows = synthesize(
+      {.num_trees = trees, .depth = 4, .branching = 3, .node_length = 60, .end_inside = 0.2, .seed = seed});
+  return build_forest({.offsets = rows.offsets, .tokens = rows.values});
+}
+
+PlanOptions with_tokens(Strategy strategy, int64_t tokens) {
+  PlanOptions options;
+  options.strategy = strategy;
+  options.token_budget = tokens;
+  return options;
+}
+
+PlanOptions with_bytes(Strategy strategy, double bytes) {
+  PlanOptions options;
+  options.strategy = strategy;
+  options.memory_budget = static_cast<int64_t>(bytes);
+  return options;
+}
+
+TEST(Choosing, AutoIsTheFastestOfAll) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    const Forest forest = synthetic(seed, 1 + static_cast<int64_t>(seed % 3));
+    for (const int64_t budget :
+         {longest_trajectory(forest), forest.tree_tokens() / 2, forest.tree_tokens()}) {
+      const Plan chosen = make_plan(forest, with_tokens(Strategy::kAuto, budget), costs());
+      EXPECT_NE(chosen.options.strategy, Strategy::kAuto);
+      const double seconds = plan_seconds(costs(), chosen);
+      for (const Strategy strategy :
+           {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+        const Plan other = make_plan(forest, with_tokens(strategy, budget), costs());
+        EXPECT_LE(seconds, plan_seconds(costs(), other)) << to_string(strategy);
+      }
+      for (const MicroBatch& micro_batch : chosen.micro_batches) EXPECT_LE(micro_batch.num_tokens, budget);
+    }
+  }
+}
+
+TEST(Choosing, AutoCutsWhatNoOtherStrategyTakes) {
+  const Forest forest = synthetic(3);
+  const int64_t budget = longest_trajectory(forest) / 2;
+  EXPECT_THROW(make_plan(forest, with_tokens(Strategy::kTreePacking, budget), costs()), InputError);
+  const Plan plan = make_plan(forest, with_tokens(Strategy::kAuto, budget), costs());
+  EXPECT_EQ(plan.options.strategy, Strategy::kPartition);
+  EXPECT_EQ(plan.num_tokens(), forest.tree_tokens());
+}
+
+TEST(Choosing, MemoryBudgetsAreKept) {
+  const Forest forest = synthetic(5);
+  const PlanCosts model = costs();
+  const double resident = resident_bytes(model.memory);
+  const double whole = plan_bytes(model, make_plan(forest, with_tokens(Strategy::kTreePacking, 0), model));
+  for (const Strategy strategy :
+       {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+    double slower = 0;
+    for (const double share : {1.0, 0.6, 0.4}) {
+      SCOPED_TRACE(fmt::format("{} with {} of the whole", to_string(strategy), share));
+      const double budget = resident + share * (whole - resident);
+      const Plan plan = make_plan(forest, with_bytes(strategy, budget), model);
+      EXPECT_LE(plan_bytes(model, plan), budget);
+      EXPECT_GT(plan.options.token_budget, 0);
+      EXPECT_GE(plan_seconds(model, plan), slower * 0.9);  // less memory is hardly ever faster
+      slower = plan_seconds(model, plan);
+    }
+  }
+}
+
+TEST(Choosing, TheSmallestMemoryThatWorksIsNamedAndWorks) {
+  const Forest forest = synthetic(6);
+  for (const Strategy strategy : {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAuto}) {
+    SCOPED_TRACE(to_string(strategy));
+    try {
+      make_plan(forest, with_bytes(strategy, 1000), costs());
+      FAIL() << "no error";
+    } catch (const InputError& error) {
+      std::smatch match;
+      const std::string text = error.what();
+      ASSERT_TRUE(std::regex_search(text, match, std::regex("the smallest plan found needs ([0-9]+)")))
+          << text;
+      const double smallest = std::stod(match[1]) + 1;
+      EXPECT_NO_THROW(make_plan(forest, with_bytes(strategy, smallest), costs()));
+    }
+  }
+}
+
+TEST(Choosing, CheckpointingTakesLessMemoryAndMoreTime) {
+  const Forest forest = synthetic(7);
+  PlanOptions options = with_tokens(Strategy::kPartition, 300);
+  const Plan kept = make_plan(forest, options, costs());
+  options.checkpoint_activations = CheckpointActivations::kPiece;
+  const Plan piece = make_plan(forest, options, costs());
+  options.checkpoint_activations = CheckpointActivations::kLayer;
+  const Plan layer = make_plan(forest, options, costs());
+  EXPECT_LT(plan_bytes(costs(), piece), plan_bytes(costs(), kept));
+  EXPECT_LT(plan_bytes(costs(), layer), plan_bytes(costs(), kept));
+  EXPECT_GT(plan_seconds(costs(), piece), plan_seconds(costs(), kept));
+  EXPECT_GT(plan_seconds(costs(), layer), plan_seconds(costs(), piece));
+}
+
+TEST(Choosing, RefusesWhatDoesNotGoTogether) {
+  const Forest forest = synthetic(1);
+  EXPECT_THROW(make_plan(forest, with_bytes(Strategy::kAuto, 1e9)), InputError);  // no model
+  EXPECT_THROW(make_plan(forest, with_tokens(Strategy::kAuto, -1), costs()), InputError);
+  EXPECT_THROW(make_plan(forest, with_bytes(Strategy::kAuto, -1), costs()), InputError);
+  PlanOptions options = with_tokens(Strategy::kTreePacking, 0);
+  options.checkpoint_activations = CheckpointActivations::kPiece;
+  EXPECT_THROW(make_plan(forest, options, costs()), InputError);
+  options = with_tokens(Strategy::kPartition, 0);
+  options.offload_context = true;
+  EXPECT_THROW(make_plan(forest, options, costs()), InputError);
+  options.checkpoint_activations = CheckpointActivations::kPiece;
+  EXPECT_NO_THROW(make_plan(forest, options, costs()));
+}
+
+TEST(Choosing, LoadsByHand) {
+  // A prefix of 3 with two branches of 2; cut before the second branch.
+  MicroBatch first, second;
+  first.runs = {{0, 3, -1}, {3, 5, 0}};
+  first.num_tokens = 5;
+  first.num_pairs = 15;
+  second.runs = {{5, 7, -1}};
+  second.num_tokens = 2;
+  second.num_pairs = 9;
+  second.parent = 0;
+  second.context_runs = {0};
+  const std::vector<MicroBatch> plan{first, second};
+  const std::vector<Load> loads = loads_of(plan);
+  ASSERT_EQ(loads.size(), 2u);
+  EXPECT_EQ(loads[0].attention_pieces, 3);  // two triangles and a rectangle
+  EXPECT_TRUE(loads[0].has_readers);
+  EXPECT_EQ(loads[1].attention_pieces, 2);  // a triangle and the context
+  EXPECT_FALSE(loads[1].has_readers);
+  EXPECT_EQ(loads[1].parent, 0);
+
+  MemoryModel model = costs().memory;
+  const std::vector<double> peaks = peak_bytes(model, loads);
+  EXPECT_EQ(peaks[0], resident_bytes(model) + running_bytes(model, loads[0]));
+  EXPECT_EQ(peaks[1], resident_bytes(model) + held_bytes(model, loads[0]) + running_bytes(model, loads[1]));
+}
+
+TEST(Choosing, TimeIsLinearInItsFeatures) {
+  Load load;
+  load.tokens = 100;
+  load.pairs = 5050;
+  load.attention_pieces = 1;
+  load.head_rows = 10;
+  const TimeModel model{kShape, {1, 2, 3, 4, 5, 6}, true};
+  EXPECT_DOUBLE_EQ(predicted_seconds(model, load, CheckpointActivations::kNone),
+                   1 + 4 * (2 + 3 * 100 + 4 * 5050.0 + 5) + 6 * 10);
+  EXPECT_GT(predicted_seconds(model, load, CheckpointActivations::kLayer),
+            predicted_seconds(model, load, CheckpointActivations::kNone));
+  EXPECT_EQ(predicted_seconds(model, load, CheckpointActivations::kPiece),
+            predicted_seconds(model, load, CheckpointActivations::kNone));  // nobody reads its context
+}
+
+}  // namespace
+}  // namespace espalier
