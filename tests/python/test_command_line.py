@@ -179,8 +179,8 @@ def test_pieces_of_a_tree_train_alike(espalier, model, data, tmp_path):
 
 
 def test_a_calibration_is_measured_once(espalier, model, data):
-    first = espalier("plan", "--model", model, "--data", data, "--json", "--dtype", "float64")
-    again = espalier("plan", "--model", model, "--data", data, "--json", "--dtype", "float64")
+    first = espalier("plan", "--model", model, "--data", data, "--json", "--threads", 1)
+    again = espalier("plan", "--model", model, "--data", data, "--json", "--threads", 1)
     assert "measuring how fast" in first.stderr and "measuring how fast" not in again.stderr
     predicted = [json.loads(done.stdout)["predicted_seconds"] for done in (first, again)]
     assert predicted[0] == predicted[1] > 0

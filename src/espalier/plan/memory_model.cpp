@@ -127,10 +127,14 @@ std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> l
   const double resident = resident_bytes(model);
   std::vector<double> held(loads.size());  // by the micro-batch and its ancestors
   std::vector<double> peaks(loads.size());
+  bool has_sums = false;  // the first backward pass of a step has its gradients become the sums
   for (size_t m = 0; m < loads.size(); ++m) {
     const double above = loads[m].parent < 0 ? 0 : held[loads[m].parent];
     held[m] = above + held_bytes(model, loads[m]);
     peaks[m] = resident + above + running_bytes(model, loads[m]);
+    if (loads[m].tokens == 0 || loads[m].has_readers || has_sums) continue;
+    peaks[m] -= real(model.num_parameters * std::min(model.sum_bytes, model.element_bytes));
+    has_sums = true;
   }
   return peaks;
 }

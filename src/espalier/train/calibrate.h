@@ -14,8 +14,8 @@ namespace espalier {
 
 /// Measures forward and backward of micro-batches of different shapes through models of one and of three
 /// layers with the config's sizes and random weights, and fits the time model's seconds, none negative, to
-/// the least squares of relative errors. Takes seconds to a minute; as much memory as those three layers with
-/// embedding need in training.
+/// the least squares of relative errors, of the faster of two runs each. Takes seconds; as much memory as
+/// those three layers with embedding need in training.
 TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype);
 
 /// The calibration of this machine (CPU, number of threads), model sizes and dtype from `folder`, or a new
