@@ -78,7 +78,7 @@ show bin/espalier prepare --model "$model" "$chats" --per-turn --group-by task_i
   --max-tokens "$longest" -o "$out/rows.jsonl"
 
 headline "What sharing promises on all of them"
-show bin/espalier inspect --model "$model" --data "$out/all.safetensors"
+show bin/espalier inspect --model "$model" --data "$out/all.safetensors" --html "$out/inspect.html"
 
 headline "The tree run equals training each trajectory by itself"
 show bin/espalier verify --model "$model" --data "$out/rows.jsonl" --limit "$part" --token-budget "$budget" \

@@ -163,11 +163,12 @@ TEST(Choosing, LoadsByHand) {
 
   MemoryModel model = costs().memory;
   const std::vector<double> peaks = peak_bytes(model, loads);
-  EXPECT_EQ(peaks[0], resident_bytes(model) + running_bytes(model, loads[0]));
+  EXPECT_EQ(peaks[0], resident_bytes(model) + running_bytes(model, loads[0], true));
   // The leaf's backward pass is the first: its gradients become the sums.
   const double sums = 4.0 * static_cast<double>(model.num_parameters);
-  EXPECT_EQ(peaks[1],
-            resident_bytes(model) - sums + held_bytes(model, loads[0]) + running_bytes(model, loads[1]));
+  const double context_gradient = 4.0 * 5 * 2 * 2 * 64;  // of one layer: 5 tokens, k and v of 2 heads of 64
+  EXPECT_EQ(peaks[1], resident_bytes(model) - sums + held_bytes(model, loads[0]) + context_gradient +
+                          running_bytes(model, loads[1], false));
 }
 
 TEST(Choosing, TimeIsLinearInItsFeatures) {

@@ -85,14 +85,17 @@ double held_bytes(const MemoryModel& model, const Load& load) {
   return kept + context_gradient_bytes(model, load);
 }
 
-double running_bytes(const MemoryModel& model, const Load& load) {
+double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) {
   const ModelShape& shape = model.shape;
   const Widths w(shape);
   const double element = real(model.element_bytes), sum = real(model.sum_bytes), tokens = real(load.tokens);
   const double layers = real(shape.num_hidden_layers);
   const double embedding = real(shape.vocab_size * shape.hidden_size) * element;
-  const double parameters = real(model.num_parameters) * element;
-  const double layer_parameters = real(linear_parameters_per_layer(shape)) * element;
+  // A gradient that is added to its sum in place lives for the moment of one weight.
+  const bool grow = !has_sums || model.element_bytes < model.sum_bytes;
+  const double weight = w.hidden * w.inner * element;
+  const double parameters = grow ? real(model.num_parameters) * element : weight;
+  const double layer_parameters = grow ? real(linear_parameters_per_layer(shape)) * element : weight;
   const double context = context_gradient_bytes(model, load) +
                          (model.checkpoint_activations == CheckpointActivations::kPiece && load.has_readers
                               ? tokens * context_bytes(model)
@@ -115,7 +118,7 @@ double running_bytes(const MemoryModel& model, const Load& load) {
                           : graph + embedding + 2 * logits + real(load.head_rows) * w.hidden * sum +
                                 tokens * w.hidden * element;
   // First layer backward: everything still there. Last one: all gradients.
-  const double head_gradient = load.head_rows == 0 ? 0 : embedding;
+  const double head_gradient = load.head_rows == 0 || !grow ? 0 : embedding;
   const double first_layer = graph + head_gradient + layer_parameters + momentary;
   const double last_layer =
       graph - tokens * (layers - 1) * kept_layer_bytes(model, load.has_readers) + parameters + momentary;
@@ -125,14 +128,20 @@ double running_bytes(const MemoryModel& model, const Load& load) {
 
 std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> loads) {
   const double resident = resident_bytes(model);
-  std::vector<double> held(loads.size());  // by the micro-batch and its ancestors
+  std::vector<double> held(loads.size());    // by the micro-batch and its ancestors
+  std::vector<double> tokens(loads.size());  // of the same
+  // A layer's backward pass makes the gradients of all context that it reads, whatever part of it.
+  const double context_gradient = 2 * Widths(model.shape).key * real(model.sum_bytes);
   std::vector<double> peaks(loads.size());
   bool has_sums = false;  // the first backward pass of a step has its gradients become the sums
   for (size_t m = 0; m < loads.size(); ++m) {
     const double above = loads[m].parent < 0 ? 0 : held[loads[m].parent];
+    const double tokens_above = loads[m].parent < 0 ? 0 : tokens[loads[m].parent];
     held[m] = above + held_bytes(model, loads[m]);
-    peaks[m] = resident + above + running_bytes(model, loads[m]);
-    if (loads[m].tokens == 0 || loads[m].has_readers || has_sums) continue;
+    tokens[m] = tokens_above + real(loads[m].tokens);
+    const bool is_first = !has_sums && loads[m].tokens > 0 && !loads[m].has_readers;
+    peaks[m] = resident + above + tokens_above * context_gradient + running_bytes(model, loads[m], !is_first);
+    if (!is_first) continue;
     peaks[m] -= real(model.num_parameters * std::min(model.sum_bytes, model.element_bytes));
     has_sums = true;
   }

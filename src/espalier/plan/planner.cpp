@@ -65,18 +65,17 @@ std::vector<Candidate> candidates(const Forest& forest, PlanOptions options, int
   return result;
 }
 
-// The token budgets worth trying, largest first: halves of what is given or of the whole forest, down to the
-// smallest that the strategy takes.
+// The token budgets worth trying, largest first: what is given or the whole forest, then each four fifths of
+// the one before, down to the smallest that the strategy takes.
 std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& options) {
   const bool cuts = options.strategy == Strategy::kPartition;
   const bool shares = options.strategy != Strategy::kSequencePacking;
   const int64_t smallest = cuts ? 1 : longest_trajectory(forest);
   const int64_t whole = shares ? forest.tree_tokens() : forest.flat_tokens();
   std::vector<int64_t> budgets;
-  for (double budget =
-           static_cast<double>(options.token_budget > 0 ? std::min(options.token_budget, whole) : whole);
-       budget > static_cast<double>(smallest); budget /= 1.25) {
-    budgets.push_back(static_cast<int64_t>(budget));
+  for (int64_t budget = options.token_budget > 0 ? std::min(options.token_budget, whole) : whole;
+       budget > smallest; budget -= std::max<int64_t>(1, budget / 5)) {
+    budgets.push_back(budget);
   }
   budgets.push_back(smallest);
   return budgets;

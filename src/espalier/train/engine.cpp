@@ -28,11 +28,11 @@ void Gradients::collect() {
   for (size_t i = 0; i < sums_.size(); ++i) {
     at::Tensor& gradient = at::Tensor(decoder_->parameters()[i].value).mutable_grad();
     if (!gradient.defined()) continue;
-    if (!sums_[i].defined()) {
-      sums_[i] = gradient.scalar_type() == at::kBFloat16 ? gradient.to(at::kFloat) : gradient;
-    } else {
-      sums_[i].add_(gradient);
+    if (gradient.scalar_type() != at::kBFloat16) {
+      sums_[i] = gradient;  // stays where it is: the next backward adds to it in place
+      continue;
     }
+    sums_[i].defined() ? void(sums_[i].add_(gradient)) : void(sums_[i] = gradient.to(at::kFloat));
     gradient.reset();
   }
 }

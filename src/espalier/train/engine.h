@@ -20,7 +20,8 @@ class Gradients {
  public:
   explicit Gradients(const Decoder& decoder);
 
-  /// Moves what backward left in the parameters' .grad into the sums. Call after every backward.
+  /// Takes what backward left in the parameters' .grad into the sums. Call after every backward. Gradients in
+  /// float32 and float64 are the sums themselves, to which autograd adds in place.
   void collect();
   void zero();
   const std::vector<at::Tensor>& sums() const { return sums_; }
