@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 
 #include <nlohmann/json.hpp>
 
@@ -18,6 +17,7 @@
 #include "espalier/cli/progress.h"
 #include "espalier/model/init.h"
 #include "espalier/model/weights.h"
+#include "espalier/train/calibrate.h"
 #include "espalier/tree/synth.h"
 
 namespace espalier::cli {
@@ -190,14 +190,6 @@ std::vector<DataSet> data_sets(const Flags& flags, int64_t vocab_size) {
     add("conversation, 12 turns", conversation(flags, vocab_size));
   }
   return sets;
-}
-
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown CPU";
 }
 
 struct Measured {

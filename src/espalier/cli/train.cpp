@@ -126,11 +126,14 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   events.step = [&](int64_t step, const nlohmann::ordered_json& metrics) {
     progress.line(step_line(step, total, metrics));
   };
-  events.predicted = [&](const StepPrediction& prediction, const StepResult& result) {
-    progress.line(fmt::format("micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}",
-                              prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()),
-                              result.measured_seconds(),
-                              human_bytes(static_cast<double>(result.measured_peak_bytes()))));
+  events.predicted = [&](const Step& step, const StepPrediction& prediction, const StepResult& result) {
+    const PlanTable table{
+        .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
+    write_text(options.out / "plan.txt", table.text());
+    progress.line(fmt::format(
+        "micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}; see {}",
+        prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()), result.measured_seconds(),
+        human_bytes(static_cast<double>(result.measured_peak_bytes())), (options.out / "plan.txt").string()));
   };
   events.saved = [&](const std::filesystem::path& folder) { progress.line("saved " + folder.string()); };
   if (!train(trajectories, options, events, &stop_requested)) {
@@ -144,7 +147,8 @@ void add_flags(CLI::App* command, Flags* flags) {
   flags->data.add(command);
   command
       ->add_option("--out", flags->out,
-                   "Folder of the run: config.toml, metrics.jsonl, TensorBoard events, checkpoints/")
+                   "Folder of the run: config.toml, plan.txt (the first step's micro-batches, predicted and "
+                   "measured), metrics.jsonl, TensorBoard events, checkpoints/")
       ->required();
   add_config(command);
   flags->objective.add(command);

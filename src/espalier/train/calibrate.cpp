@@ -121,14 +121,6 @@ TimeFeatures fit(const std::vector<Sample>& samples) {
   return coefficients;
 }
 
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown CPU";
-}
-
 // What a calibration is valid for.
 nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype) {
   return {{"version", 1},
@@ -186,6 +178,14 @@ TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype,
   std::filesystem::create_directories(folder);
   write_text(path, nlohmann::ordered_json{{"key", key}, {"seconds", model.seconds}}.dump(2) + "\n");
   return model;
+}
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown CPU";
 }
 
 std::filesystem::path cache_folder() {

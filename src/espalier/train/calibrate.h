@@ -25,6 +25,9 @@ TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype,
                              const std::filesystem::path& folder,
                              const std::function<void(const std::string&)>& note = {});
 
+/// The CPU's name, as the system gives it.
+std::string cpu_name();
+
 /// $XDG_CACHE_HOME/espalier or ~/.cache/espalier.
 std::filesystem::path cache_folder();
 

@@ -202,7 +202,7 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
       const StepPrediction prediction = predict_step(*options.costs, step);
       metrics["predicted_seconds"] = prediction.total_seconds();
       metrics["predicted_peak_bytes"] = prediction.largest_peak_bytes();
-      if (events.predicted && index == first) events.predicted(prediction, result);
+      if (events.predicted && index == first) events.predicted(step, prediction, result);
     }
     metrics["grad_norm"] = norm;
     metrics["learning_rate"] = rate;

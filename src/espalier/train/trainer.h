@@ -54,7 +54,7 @@ struct TrainEvents {
   std::function<void(int64_t step, int64_t done, int64_t total)> micro_batch;
   std::function<void(int64_t step, const nlohmann::ordered_json& metrics)> step;
   /// After the first step, with costs: what was predicted of its micro-batches and what was measured.
-  std::function<void(const StepPrediction& prediction, const StepResult& result)> predicted;
+  std::function<void(const Step& step, const StepPrediction& prediction, const StepResult& result)> predicted;
   std::function<void(const std::filesystem::path& folder)> saved;
   std::function<void(const std::string& text)> note;
 };
