@@ -4,8 +4,6 @@
 
 #include "espalier/base/check.h"
 #include "espalier/cli/progress.h"
-#include "espalier/plan/context.h"
-#include "espalier/tree/statistics.h"
 
 namespace espalier::cli {
 namespace {

@@ -21,7 +21,6 @@ struct MemoryModel {
   int64_t held_bytes_per_term = 16;
   int64_t running_bytes_per_term = 24;
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;
-  bool offload_context = false;
 };
 
 /// Bytes held throughout: weights, gradient sums, optimiser state.

@@ -36,7 +36,6 @@ struct Candidate {
 Candidate priced(const PlanCosts& costs, Plan plan) {
   PlanCosts own = costs;
   own.memory.checkpoint_activations = plan.options.checkpoint_activations;
-  own.memory.offload_context = plan.options.offload_context;
   const std::vector<Load> loads = loads_of(plan.micro_batches);
   double seconds = 0;
   for (const Load& load : loads) {
@@ -170,8 +169,7 @@ Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts
   if (!best) {
     throw InputError(
         fmt::format("memory budget: {} bytes are too few; the smallest plan found needs {:.0f} ({:.0f} of "
-                    "them for weights, "
-                    "gradients and optimiser){}",
+                    "them for weights, gradients and optimiser){}",
                     options.memory_budget, least_bytes, resident_bytes(costs.memory),
                     options.checkpoint_activations == CheckpointActivations::kNone
                         ? "; --checkpoint-activations layer or piece needs less"

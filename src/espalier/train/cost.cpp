@@ -102,7 +102,6 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
         masters + (*optimizer == OptimizerKind::kAdamW ? 2 * model.sum_bytes : 0);
   }
   model.checkpoint_activations = options.checkpoint_activations;
-  model.offload_context = options.offload_context;
   return model;
 }
 
@@ -128,7 +127,6 @@ std::vector<Load> step_loads(const Step& step) {
 StepPrediction predict_step(const PlanCosts& costs, const Step& step) {
   MemoryModel memory = costs.memory;
   memory.checkpoint_activations = step.plan.options.checkpoint_activations;
-  memory.offload_context = step.plan.options.offload_context;
   StepPrediction prediction;
   prediction.loads = step_loads(step);
   prediction.peak_bytes = peak_bytes(memory, prediction.loads);
