@@ -11,12 +11,8 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/objective_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/optimizer_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/partition_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/sharing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/trainer_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/verify_test.cpp)
 
 # Rows and options are written with the fields that they have; GCC 12 asks for all of them.
 set_source_files_properties(${torch_test_sources} PROPERTIES COMPILE_OPTIONS -Wno-missing-field-initializers)
-# GCC 12 sees an overflow in std::string where there is none (its bugs 105329 and 105651).
-set_property(SOURCE ${CMAKE_CURRENT_LIST_DIR}/sharing_test.cpp APPEND PROPERTY COMPILE_OPTIONS
-             -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)

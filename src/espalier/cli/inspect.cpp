@@ -8,11 +8,11 @@
 #include "espalier/base/file.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
-#include "espalier/cli/inspect_html.h"
-#include "espalier/cli/inspect_report.h"
+#include "espalier/cli/inspect/page.h"
+#include "espalier/cli/inspect/report.h"
+#include "espalier/cli/inspect/sharing.h"
 #include "espalier/plan/planner.h"
 #include "espalier/train/cost.h"
-#include "espalier/train/sharing.h"
 #include "espalier/tree/statistics.h"
 
 namespace espalier::cli {

@@ -1,4 +1,4 @@
-#include "espalier/cli/inspect_report.h"
+#include "espalier/cli/inspect/report.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -6,9 +6,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/cli/inspect/sharing.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/model/vocabulary.h"
-#include "espalier/train/sharing.h"
 #include "espalier/tree/statistics.h"
 
 namespace espalier::cli {

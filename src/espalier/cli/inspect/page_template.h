@@ -1,4 +1,4 @@
-// The page of `inspect --html` without its data: inspect_page.{html,css,js}, joined by CMake.
+// The page of `inspect --html` without its data: page.{html,css,js}, joined by CMake.
 #pragma once
 
 #include <string_view>

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "espalier/cli/inspect/divergence.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/model/vocabulary.h"
-#include "espalier/train/divergence.h"
 #include "espalier/tree/forest.h"
 
-namespace espalier {
+namespace espalier::cli {
 
 /// Tokens at the positions [begin, end).
 struct DepthBucket {
@@ -76,4 +76,4 @@ struct SharingOptions {
 SharingReport analyse_sharing(const Trajectories& trajectories, const Forest& forest,
                               const SharingOptions& options);
 
-}  // namespace espalier
+}  // namespace espalier::cli

@@ -1,4 +1,4 @@
-#include "espalier/cli/inspect_html.h"
+#include "espalier/cli/inspect/page.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "espalier/base/check.h"
-#include "espalier/cli/inspect_page.h"
+#include "espalier/cli/inspect/page_template.h"
 
 namespace espalier::cli {
 namespace {

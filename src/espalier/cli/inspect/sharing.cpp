@@ -1,4 +1,4 @@
-#include "espalier/train/sharing.h"
+#include "espalier/cli/inspect/sharing.h"
 
 #include <algorithm>
 #include <limits>
@@ -8,7 +8,7 @@
 
 #include "espalier/base/check.h"
 
-namespace espalier {
+namespace espalier::cli {
 namespace {
 
 constexpr int64_t kNone = -1, kSeveral = -2;
@@ -390,4 +390,4 @@ SharingReport analyse_sharing(const Trajectories& trajectories, const Forest& fo
   return Analysis(trajectories, forest, options).run();
 }
 
-}  // namespace espalier
+}  // namespace espalier::cli

@@ -1,4 +1,4 @@
-#include "espalier/train/sharing.h"
+#include "espalier/cli/inspect/sharing.h"
 
 #include <gtest/gtest.h>
 
@@ -13,6 +13,8 @@
 
 namespace espalier::testing {
 namespace {
+
+using namespace cli;
 
 /// Text written as tokens, with ~ between them; and whether they carry loss.
 struct Part {

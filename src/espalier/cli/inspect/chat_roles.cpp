@@ -1,9 +1,9 @@
-#include "espalier/train/chat_roles.h"
+#include "espalier/cli/inspect/chat_roles.h"
 
 #include <algorithm>
 #include <array>
 
-namespace espalier {
+namespace espalier::cli {
 namespace {
 
 struct Marker {
@@ -152,4 +152,4 @@ int64_t tokens_before_marker(const Vocabulary& vocabulary, std::span<const int32
   return static_cast<int64_t>(tokens.size());
 }
 
-}  // namespace espalier
+}  // namespace espalier::cli

@@ -14,7 +14,7 @@ namespace espalier::cli {
 /// Nodes that a page holds at most; of a larger forest those with the largest subtrees are kept.
 inline constexpr int64_t kMostPageNodes = 200'000;
 
-/// One self-contained HTML page: the report (see inspect_report.h), and the forest of all rows of
+/// One self-contained HTML page: the report (see report.h), and the forest of all rows of
 /// `trajectories` as a chart. Everything that the data says is inside one JSON script element with id "data":
 ///   file, report,
 ///   tree: {nodes, of, columns, texts, names}

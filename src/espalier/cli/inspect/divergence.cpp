@@ -1,4 +1,4 @@
-#include "espalier/train/divergence.h"
+#include "espalier/cli/inspect/divergence.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <string>
 #include <unordered_map>
 
-namespace espalier {
+namespace espalier::cli {
 namespace {
 
 using Tokens = std::span<const int32_t>;
@@ -316,4 +316,4 @@ Divergence compare(const DivergenceContext& context, const Side& left, const Sid
   return Comparison(context, left, right).run();
 }
 
-}  // namespace espalier
+}  // namespace espalier::cli

@@ -8,7 +8,7 @@
 
 #include "espalier/model/vocabulary.h"
 
-namespace espalier {
+namespace espalier::cli {
 
 enum class Role { kUnknown, kSystem, kUser, kAssistant, kTool };
 const char* to_string(Role role);
@@ -29,4 +29,4 @@ void advance(const Vocabulary& vocabulary, int32_t token, ChatState* state);
 /// them where there is none.
 int64_t tokens_before_marker(const Vocabulary& vocabulary, std::span<const int32_t> tokens);
 
-}  // namespace espalier
+}  // namespace espalier::cli

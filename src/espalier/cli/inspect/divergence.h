@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <span>
 
+#include "espalier/cli/inspect/chat_roles.h"
 #include "espalier/model/vocabulary.h"
-#include "espalier/train/chat_roles.h"
 
-namespace espalier {
+namespace espalier::cli {
 
 enum class Cause {
   // Branching that is meant to be.
@@ -59,4 +59,4 @@ Divergence compare(const DivergenceContext& context, const Side& left, const Sid
 
 inline constexpr int64_t kWindow = 256;
 
-}  // namespace espalier
+}  // namespace espalier::cli
