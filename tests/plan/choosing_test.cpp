@@ -54,11 +54,11 @@ TEST(Choosing, AutoIsTheFastestOfAll) {
          {longest_trajectory(forest), forest.tree_tokens() / 2, forest.tree_tokens()}) {
       const Plan chosen = make_plan(forest, with_tokens(Strategy::kAuto, budget), costs());
       EXPECT_NE(chosen.options.strategy, Strategy::kAuto);
-      const double seconds = plan_seconds(costs(), chosen);
+      const double seconds = price(costs(), chosen).seconds;
       for (const Strategy strategy :
            {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
         const Plan other = make_plan(forest, with_tokens(strategy, budget), costs());
-        EXPECT_LE(seconds, plan_seconds(costs(), other)) << to_string(strategy);
+        EXPECT_LE(seconds, price(costs(), other).seconds) << to_string(strategy);
       }
       for (const MicroBatch& micro_batch : chosen.micro_batches) EXPECT_LE(micro_batch.num_tokens, budget);
     }
@@ -78,7 +78,7 @@ TEST(Choosing, MemoryBudgetsAreKept) {
   const Forest forest = synthetic(5);
   const PlanCosts model = costs();
   const double resident = resident_bytes(model.memory);
-  const double whole = plan_bytes(model, make_plan(forest, with_tokens(Strategy::kTreePacking, 0), model));
+  const double whole = price(model, make_plan(forest, with_tokens(Strategy::kTreePacking, 0), model)).bytes;
   for (const Strategy strategy :
        {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
     double slower = 0;
@@ -86,10 +86,10 @@ TEST(Choosing, MemoryBudgetsAreKept) {
       SCOPED_TRACE(fmt::format("{} with {} of the whole", to_string(strategy), share));
       const double budget = resident + share * (whole - resident);
       const Plan plan = make_plan(forest, with_bytes(strategy, budget), model);
-      EXPECT_LE(plan_bytes(model, plan), budget);
+      EXPECT_LE(price(model, plan).bytes, budget);
       EXPECT_GT(plan.options.token_budget, 0);
-      EXPECT_GE(plan_seconds(model, plan), slower * 0.9);  // less memory is hardly ever faster
-      slower = plan_seconds(model, plan);
+      EXPECT_GE(price(model, plan).seconds, slower * 0.9);  // less memory is hardly ever faster
+      slower = price(model, plan).seconds;
     }
   }
 }
@@ -118,10 +118,10 @@ TEST(Choosing, CheckpointingTakesLessMemoryAndMoreTime) {
   const Plan piece = make_plan(forest, options, costs());
   options.checkpoint_activations = CheckpointActivations::kLayer;
   const Plan layer = make_plan(forest, options, costs());
-  EXPECT_LT(plan_bytes(costs(), piece), plan_bytes(costs(), kept));
-  EXPECT_LT(plan_bytes(costs(), layer), plan_bytes(costs(), kept));
-  EXPECT_GT(plan_seconds(costs(), piece), plan_seconds(costs(), kept));
-  EXPECT_GT(plan_seconds(costs(), layer), plan_seconds(costs(), piece));
+  EXPECT_LT(price(costs(), piece).bytes, price(costs(), kept).bytes);
+  EXPECT_LT(price(costs(), layer).bytes, price(costs(), kept).bytes);
+  EXPECT_GT(price(costs(), piece).seconds, price(costs(), kept).seconds);
+  EXPECT_GT(price(costs(), layer).seconds, price(costs(), piece).seconds);
 }
 
 TEST(Choosing, RefusesWhatDoesNotGoTogether) {

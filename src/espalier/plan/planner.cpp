@@ -26,42 +26,47 @@ void check_token_budget(const Forest& forest, int64_t budget) {
       r, forest.trajectory_size(r), budget, smallest));
 }
 
-// A plan with what it is predicted to cost.
-struct Candidate {
-  Plan plan;
-  double seconds;
-  double bytes;
+// The cheapest of the plans that it is shown; at equal predictions the one that came first. Prices plans only
+// when there are two to compare.
+class Cheapest {
+ public:
+  explicit Cheapest(const PlanCosts& costs) : costs_(costs) {}
+
+  void add(Plan plan, std::optional<PlanPrice> known = {}) {
+    if (best_) {
+      if (!price_) price_ = price(costs_, *best_);
+      if (!known) known = price(costs_, plan);
+      if (known->seconds >= price_->seconds) return;
+    }
+    best_ = std::move(plan);
+    price_ = known;
+  }
+  bool empty() const { return !best_; }
+  Plan take() { return *std::move(best_); }
+
+ private:
+  const PlanCosts& costs_;
+  std::optional<Plan> best_;
+  std::optional<PlanPrice> price_;
 };
 
-Candidate priced(const PlanCosts& costs, Plan plan) {
-  PlanCosts own = costs;
-  own.memory.checkpoint_activations = plan.options.checkpoint_activations;
-  const std::vector<Load> loads = loads_of(plan.micro_batches);
-  double seconds = 0;
-  for (const Load& load : loads) {
-    seconds += predicted_seconds(own.time, load, plan.options.checkpoint_activations);
-  }
-  return {std::move(plan), seconds, plan_peak_bytes(own.memory, loads)};
-}
-
 // The strategy's plans under one token budget, at least one of them.
-std::vector<Candidate> candidates(const Forest& forest, PlanOptions options, int64_t token_budget,
-                                  const PlanCosts& costs) {
+std::vector<Plan> plans_within(const Forest& forest, PlanOptions options, int64_t token_budget) {
   options.token_budget = token_budget == kNoLimit ? 0 : token_budget;
-  std::vector<Candidate> result;
+  std::vector<Plan> plans;
   switch (options.strategy) {
     case Strategy::kTreePacking:
-      result.push_back(priced(costs, {options, pack_trees(forest, token_budget)}));
+      plans.push_back({options, pack_trees(forest, token_budget)});
       break;
     case Strategy::kSequencePacking:
-      result.push_back(priced(costs, {options, pack_sequences(forest, token_budget)}));
+      plans.push_back({options, pack_sequences(forest, token_budget)});
       break;
     default:
       for (const Merge merge : {Merge::kLeaves, Merge::kAll}) {
-        result.push_back(priced(costs, {options, partition(forest, token_budget, merge)}));
+        plans.push_back({options, partition(forest, token_budget, merge)});
       }
   }
-  return result;
+  return plans;
 }
 
 // The token budgets worth trying, largest first: what is given or the whole forest, then each four fifths of
@@ -80,37 +85,23 @@ std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& opti
   return budgets;
 }
 
-// Keeps the cheaper of two plans; at equal predictions the one that came first.
-void keep_cheaper(std::optional<Candidate>* best, Candidate candidate) {
-  if (!*best || candidate.seconds < (*best)->seconds) *best = std::move(candidate);
-}
-
-// The strategy's cheapest plan within the memory budget, if any fits; the least bytes seen.
-std::optional<Candidate> within_memory(const Forest& forest, const PlanOptions& options,
-                                       const PlanCosts& costs, double* least_bytes) {
-  std::optional<Candidate> best;
-  int64_t misses = 0;
+// Adds the strategy's plans within the memory budget; lowers `least_bytes` to the least of all it has seen.
+void add_within_memory(const Forest& forest, const PlanOptions& options, const PlanCosts& costs,
+                       Cheapest* cheapest, double* least_bytes) {
+  int64_t steps_with_a_fit = 0;
   for (const int64_t budget : token_budgets(forest, options)) {
-    for (Candidate& candidate : candidates(forest, options, budget, costs)) {
-      *least_bytes = std::min(*least_bytes, candidate.bytes);
-      if (candidate.bytes <= static_cast<double>(options.memory_budget))
-        keep_cheaper(&best, std::move(candidate));
+    bool fits = false;
+    for (Plan& plan : plans_within(forest, options, budget)) {
+      const PlanPrice known = price(costs, plan);
+      *least_bytes = std::min(*least_bytes, known.bytes);
+      if (known.bytes > static_cast<double>(options.memory_budget)) continue;
+      cheapest->add(std::move(plan), known);
+      fits = true;
     }
     // Smaller micro-batches cost more and more: a few steps past the first fit are enough.
     constexpr int64_t kStepsPastTheFirstFit = 3;
-    if (best && ++misses > kStepsPastTheFirstFit) break;
+    if ((fits || steps_with_a_fit > 0) && ++steps_with_a_fit > kStepsPastTheFirstFit) break;
   }
-  return best;
-}
-
-std::optional<Candidate> within_tokens(const Forest& forest, const PlanOptions& options,
-                                       const PlanCosts& costs) {
-  std::optional<Candidate> best;
-  const int64_t budget = options.token_budget > 0 ? options.token_budget : kNoLimit;
-  for (Candidate& candidate : candidates(forest, options, budget, costs)) {
-    keep_cheaper(&best, std::move(candidate));
-  }
-  return best;
 }
 
 std::vector<Strategy> strategies_of(const Forest& forest, const PlanOptions& options) {
@@ -139,17 +130,20 @@ void check_options(const Forest& forest, const PlanOptions& options) {
 
 }  // namespace
 
-double plan_seconds(const PlanCosts& costs, const Plan& plan) {
-  return priced(costs, plan).seconds;
-}
-
-double plan_bytes(const PlanCosts& costs, const Plan& plan) {
-  return priced(costs, plan).bytes;
+PlanPrice price(const PlanCosts& costs, const Plan& plan) {
+  MemoryModel memory = costs.memory;
+  memory.checkpoint_activations = plan.options.checkpoint_activations;
+  const std::vector<Load> loads = loads_of(plan.micro_batches);
+  double seconds = 0;
+  for (const Load& load : loads) {
+    seconds += predicted_seconds(costs.time, load, memory.checkpoint_activations);
+  }
+  return {seconds, plan_peak_bytes(memory, loads)};
 }
 
 Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
   check_options(forest, options);
-  std::optional<Candidate> best;
+  Cheapest cheapest(costs);
   double least_bytes = std::numeric_limits<double>::infinity();
   for (const Strategy strategy : strategies_of(forest, options)) {
     PlanOptions chosen = options;
@@ -161,12 +155,14 @@ Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts
         chosen.checkpoint_activations = CheckpointActivations::kNone;
       }
     }
-    std::optional<Candidate> found = options.memory_budget > 0
-                                         ? within_memory(forest, chosen, costs, &least_bytes)
-                                         : within_tokens(forest, chosen, costs);
-    if (found) keep_cheaper(&best, std::move(*found));
+    if (options.memory_budget > 0) {
+      add_within_memory(forest, chosen, costs, &cheapest, &least_bytes);
+      continue;
+    }
+    const int64_t budget = options.token_budget > 0 ? options.token_budget : kNoLimit;
+    for (Plan& plan : plans_within(forest, chosen, budget)) cheapest.add(std::move(plan));
   }
-  if (!best) {
+  if (cheapest.empty()) {
     throw InputError(
         fmt::format("memory budget: {} bytes are too few; the smallest plan found needs {:.0f} ({:.0f} of "
                     "them for weights, gradients and optimiser){}",
@@ -175,7 +171,7 @@ Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts
                         ? "; --checkpoint-activations layer or piece needs less"
                         : ""));
   }
-  return std::move(best->plan);
+  return cheapest.take();
 }
 
 Plan make_plan(const Forest& forest, const PlanOptions& options) {

@@ -13,10 +13,14 @@ struct PlanCosts {
   MemoryModel memory;
 };
 
-/// Predicted seconds of the plan's forward and backward passes, and peak bytes, every token counted as if it
-/// reached the LM head.
-double plan_seconds(const PlanCosts& costs, const Plan& plan);
-double plan_bytes(const PlanCosts& costs, const Plan& plan);
+/// Of a plan's forward and backward passes: seconds, and the most bytes at a time.
+struct PlanPrice {
+  double seconds = 0;
+  double bytes = 0;
+};
+
+/// What the plan is predicted to take, every token counted as if it reached the LM head.
+PlanPrice price(const PlanCosts& costs, const Plan& plan);
 
 /// Plans the whole forest:
 ///   tree-packing (tree_packing.h), sequence-packing (sequence_packing.h), partition (partition.h, merged the
