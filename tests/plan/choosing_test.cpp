@@ -1,7 +1,10 @@
 // Choosing a plan: auto, memory budgets, and the models by which plans are compared.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "espalier/base/check.h"
 #include "espalier/plan/planner.h"
@@ -106,6 +109,40 @@ TEST(Choosing, TheSmallestMemoryThatWorksIsNamedAndWorks) {
       ASSERT_NE(text.find(before), std::string::npos) << text;
       const double smallest = std::stod(text.substr(text.find(before) + before.size())) + 1;
       EXPECT_NO_THROW(make_plan(forest, with_bytes(strategy, smallest), costs()));
+    }
+  }
+}
+
+// The plans of a strategy under all token budgets that it takes, in small steps.
+std::vector<PlanPrice> prices_of_all(const Forest& forest, Strategy strategy) {
+  const int64_t smallest = strategy == Strategy::kPartition ? 1 : longest_trajectory(forest);
+  std::vector<PlanPrice> prices;
+  for (int64_t budget = forest.flat_tokens(); budget >= smallest;
+       budget -= std::max<int64_t>(1, budget / 20)) {
+    prices.push_back(price(costs(), make_plan(forest, with_tokens(strategy, budget), costs())));
+  }
+  return prices;
+}
+
+TEST(Choosing, FewPlansFindWhatAllWould) {
+  for (const uint64_t seed : {6, 8, 9}) {
+    const Forest forest = synthetic(seed, 1 + static_cast<int64_t>(seed % 3));
+    for (const Strategy strategy :
+         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+      const std::vector<PlanPrice> prices = prices_of_all(forest, strategy);
+      double least = prices.front().bytes;
+      for (const PlanPrice& each : prices) least = std::min(least, each.bytes);
+      for (const double share : {1.0, 1.1, 1.5, 2.5, 6.0, 20.0}) {
+        SCOPED_TRACE(fmt::format("seed {}, {}, {} of the least memory", seed, to_string(strategy), share));
+        const double bytes = share * least;
+        double fastest = std::numeric_limits<double>::infinity();
+        for (const PlanPrice& each : prices) {
+          if (each.bytes <= bytes) fastest = std::min(fastest, each.seconds);
+        }
+        const Plan plan = make_plan(forest, with_bytes(strategy, bytes * 1.05), costs());
+        // Memory is found to a twentieth; token budgets are tried in steps of a fifth.
+        EXPECT_LE(price(costs(), plan).seconds, fastest * 1.2);
+      }
     }
   }
 }

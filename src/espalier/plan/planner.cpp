@@ -69,39 +69,78 @@ std::vector<Plan> plans_within(const Forest& forest, PlanOptions options, int64_
   return plans;
 }
 
+// The smallest token budget worth trying. Packing needs the longest trajectory. Partition could go down to
+// one token; but the weights, and the longest trajectory when its last micro-batch runs, are in memory under
+// any budget, and micro-batches that need less than a hundredth of that save nothing by being smaller.
+int64_t smallest_token_budget(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
+  const int64_t longest = longest_trajectory(forest);
+  if (options.strategy != Strategy::kPartition) return longest;
+  MemoryModel memory = costs.memory;
+  memory.checkpoint_activations = options.checkpoint_activations;
+  const auto load = [](int64_t tokens) {
+    return Load{.tokens = tokens, .head_rows = tokens, .terms = tokens};
+  };
+  const auto running = [&](int64_t tokens) { return running_bytes(memory, load(tokens), true); };
+  const double always = resident_bytes(memory) + held_bytes(memory, load(longest));
+  int64_t budget = 1;
+  while (budget < longest && running(2 * budget) - running(1) < always / 100) budget *= 2;
+  return budget;
+}
+
 // The token budgets worth trying, largest first: what is given or the whole forest, then each four fifths of
-// the one before, down to the smallest that the strategy takes.
-std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& options) {
-  const bool cuts = options.strategy == Strategy::kPartition;
+// the one before, down to the smallest.
+std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
   const bool shares = options.strategy != Strategy::kSequencePacking;
-  const int64_t smallest = cuts ? 1 : longest_trajectory(forest);
-  const int64_t whole = shares ? forest.tree_tokens() : forest.flat_tokens();
+  const int64_t whole = std::max<int64_t>(1, shares ? forest.tree_tokens() : forest.flat_tokens());
+  const int64_t largest = options.token_budget > 0 ? std::min(options.token_budget, whole) : whole;
+  const int64_t smallest = std::min(largest, smallest_token_budget(forest, options, costs));
   std::vector<int64_t> budgets;
-  for (int64_t budget = options.token_budget > 0 ? std::min(options.token_budget, whole) : whole;
-       budget > smallest; budget -= std::max<int64_t>(1, budget / 5)) {
+  for (int64_t budget = largest; budget > smallest; budget -= std::max<int64_t>(1, budget / 5)) {
     budgets.push_back(budget);
   }
   budgets.push_back(smallest);
   return budgets;
 }
 
-// Adds the strategy's plans within the memory budget; lowers `least_bytes` to the least of all it has seen.
+// Adds the strategy's plans within the memory budget that it finds; lowers `least_bytes` to the least of all
+// plans that it has seen. Planning a large forest takes long: strides find a token budget that fits, and
+// bisection the largest between the last two strides. The strides are those of every memory budget, so that a
+// plan of `least_bytes` is found again when the memory budget is just that.
 void add_within_memory(const Forest& forest, const PlanOptions& options, const PlanCosts& costs,
                        Cheapest* cheapest, double* least_bytes) {
-  int64_t steps_with_a_fit = 0;
-  for (const int64_t budget : token_budgets(forest, options)) {
-    bool fits = false;
-    for (Plan& plan : plans_within(forest, options, budget)) {
-      const PlanPrice known = price(costs, plan);
-      *least_bytes = std::min(*least_bytes, known.bytes);
-      if (known.bytes > static_cast<double>(options.memory_budget)) continue;
-      cheapest->add(std::move(plan), known);
-      fits = true;
+  const std::vector<int64_t> budgets = token_budgets(forest, options, costs);
+  std::vector<std::optional<bool>> known(budgets.size());
+  const auto try_at = [&](size_t i) {
+    if (known[i]) return *known[i];
+    known[i] = false;
+    for (Plan& plan : plans_within(forest, options, budgets[i])) {
+      const PlanPrice predicted = price(costs, plan);
+      *least_bytes = std::min(*least_bytes, predicted.bytes);
+      if (predicted.bytes > static_cast<double>(options.memory_budget)) continue;
+      cheapest->add(std::move(plan), predicted);
+      known[i] = true;
     }
-    // Smaller micro-batches cost more and more: a few steps past the first fit are enough.
-    constexpr int64_t kStepsPastTheFirstFit = 3;
-    if ((fits || steps_with_a_fit > 0) && ++steps_with_a_fit > kStepsPastTheFirstFit) break;
+    return *known[i];
+  };
+  constexpr size_t kStride = 8;
+  const size_t last = budgets.size() - 1;
+  size_t begin = 0, fit = 0;
+  while (!try_at(fit)) {
+    if (fit == last) return;
+    begin = fit + 1;
+    fit = std::min(fit + kStride, last);
   }
+  while (begin < fit) {
+    const size_t middle = (begin + fit) / 2;
+    if (try_at(middle)) {
+      fit = middle;
+    } else {
+      begin = middle + 1;
+    }
+  }
+  // Smaller micro-batches cost more and more: a few steps past the first fit are enough.
+  constexpr size_t kStepsPastTheFirstFit = 3;
+  for (size_t i = fit + 1; i <= std::min(fit + kStepsPastTheFirstFit, last); ++i) try_at(i);
 }
 
 std::vector<Strategy> strategies_of(const Forest& forest, const PlanOptions& options) {

@@ -26,11 +26,11 @@ PlanPrice price(const PlanCosts& costs, const Plan& plan);
 ///   tree-packing (tree_packing.h), sequence-packing (sequence_packing.h), partition (partition.h, merged the
 ///   cheaper way), or auto: the cheapest of the three by predicted time.
 /// Micro-batches hold at most token_budget tokens. Under a memory budget the largest token budget (and at
-/// most the one given) is sought with which the predicted peak fits; among the plans that fit the cheapest is
-/// taken. Deterministic for equal costs.
-/// Throws InputError, naming the smallest budget that works: when a trajectory is longer than the token
-/// budget of a packing strategy; when nothing fits the memory budget. Also for negative budgets. An empty
-/// forest has no micro-batches.
+/// most the one given) is sought with which the predicted peak fits; a strategy tries some twenty at most.
+/// Of the plans tried that fit the cheapest is taken. Deterministic for equal costs.
+/// Throws InputError, naming the smallest budget that works (of memory the smallest tried): when a trajectory
+/// is longer than the token budget of a packing strategy; when nothing fits the memory budget. Also for
+/// negative budgets. An empty forest has no micro-batches.
 Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts& costs);
 
 /// Without a model: plans are compared for a decoder of common proportions. Refuses a memory budget.
