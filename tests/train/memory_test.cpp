@@ -68,7 +68,7 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const int64_t before = tensor_memory();
   const Decoder decoder = tiny_decoder(config, 1, dtype);
   const int64_t weights = tensor_memory() - before;
-  const MemoryModel memory = memory_model(config, dtype, std::nullopt, options);
+  const MemoryModel memory = memory_model(config, dtype, std::nullopt);
   const PlanCosts costs{assumed_time_model(model_shape(config)), memory};
   const Step step = make_step(trajectories, all_rows(trajectories), options, {}, &costs);
   Gradients gradients(decoder);

@@ -20,7 +20,7 @@ struct MemoryModel {
   // Loss terms: coefficients and indices are held; the objective's intermediate results come on top.
   int64_t held_bytes_per_term = 16;
   int64_t running_bytes_per_term = 24;
-  CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;
+  CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };
 
 /// Bytes held throughout: weights, gradient sums, optimiser state.
