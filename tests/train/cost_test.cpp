@@ -87,7 +87,7 @@ TEST(Cost, ResidentBytesByHand) {
     parameters += static_cast<double>(parameter.value.numel());
   }
   const auto resident = [&](at::ScalarType dtype, std::optional<OptimizerKind> optimizer) {
-    return resident_bytes(memory_model(config, dtype, optimizer)) / parameters;
+    return resident_bytes(memory_model(config, dtype, optimizer, ObjectiveKind::kSft)) / parameters;
   };
   // Weights, gradient sums in float32 at least, two moments, and a master where weights are bfloat16.
   EXPECT_EQ(resident(at::kDouble, OptimizerKind::kAdamW), 8 + 8 + 16);

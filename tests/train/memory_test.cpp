@@ -63,17 +63,19 @@ struct Shares {
 };
 
 Shares run(const Trajectories& trajectories, const DecoderConfig& config, const PlanOptions& options,
-           at::ScalarType dtype = at::kFloat) {
+           at::ScalarType dtype = at::kFloat, const ObjectiveOptions& objective = {}) {
   count_tensor_memory();
   const int64_t before = tensor_memory();
   const Decoder decoder = tiny_decoder(config, 1, dtype);
   const int64_t weights = tensor_memory() - before;
-  const MemoryModel memory = memory_model(config, dtype, std::nullopt);
+  const MemoryModel memory = memory_model(config, dtype, std::nullopt, objective.kind);
   const PlanCosts costs{assumed_time_model(model_shape(config)), memory};
-  const Step step = make_step(trajectories, all_rows(trajectories), options, {}, &costs);
+  const Step step = make_step(trajectories, all_rows(trajectories), options, objective, &costs);
   Gradients gradients(decoder);
-  forward_backward(decoder, trajectories, step, {}, nullptr, &gradients);  // allocates the sums
-  const StepResult result = forward_backward(decoder, trajectories, step, {}, nullptr, &gradients);
+  const Advantages advantages =
+      objective.kind == ObjectiveKind::kGrpo ? Advantages(trajectories, true) : Advantages();
+  forward_backward(decoder, trajectories, step, objective, &advantages, &gradients);  // allocates the sums
+  const StepResult result = forward_backward(decoder, trajectories, step, objective, &advantages, &gradients);
   const double predicted = predict_step(costs, step).largest_peak_bytes();
   // Weights are counted with what allocators round up: thousands of small tensors are no model.
   const double rounding =
@@ -141,6 +143,40 @@ TEST(TensorMemory, PeakOfAStarOfTenThousandLeaves) {
   const Trajectories star = as_trajectories(std::move(rows), 3);
   for (const int64_t part : {4, 16, 64}) {
     expect_bounded("star of 10,000 leaves", star, measured_config(Family::kLlama), part, 0.4);
+  }
+}
+
+// A few tokens with very many loss terms.
+TEST(TensorMemory, PeakOfLossTermsIsThatOfTheObjective) {
+  TrajectoriesBuilder builder;
+  for (int row = 0; row < 20'000; ++row) {
+    TrajectoryRow built{.input_ids = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, row % 2 == 0 ? 11 : 12},
+                        .advantage = row % 3 - 1.0};
+    if (row % 4 != 0) {
+      built.logprobs.assign(built.input_ids.size(), -3.0);
+      built.logprobs[0] = 0;
+    }
+    builder.append(built);
+  }
+  const Trajectories trajectories = builder.finish();
+  for (const ObjectiveKind kind : {ObjectiveKind::kSft, ObjectiveKind::kGrpo}) {
+    // In one micro-batch, and in three of which two wait for the last.
+    for (const int64_t token_budget : {12, 4}) {
+      for (const CheckpointActivations checkpoint :
+           {CheckpointActivations::kNone, CheckpointActivations::kPiece}) {
+        ObjectiveOptions objective;
+        objective.kind = kind;
+        const PlanOptions options{Strategy::kPartition, token_budget, checkpoint};
+        const Shares shares =
+            run(trajectories, tiny_config(Family::kLlama, 31), options, at::kFloat, objective);
+        std::printf("%s, %lld tokens, %s: measured / predicted peak %.3f\n",
+                    kind == ObjectiveKind::kSft ? "sft" : "grpo", static_cast<long long>(token_budget),
+                    espalier::to_string(checkpoint), shares.share);
+        EXPECT_LE(shares.share, 1.02);
+        EXPECT_GE(shares.share, 0.9);
+        EXPECT_EQ(shares.micro_batches, token_budget == 12 ? 1 : 3);
+      }
+    }
   }
 }
 

@@ -95,11 +95,11 @@ PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
 }
 
 PlanCosts PlanFlags::costs(const DecoderConfig& config, at::ScalarType dtype,
-                           std::optional<OptimizerKind> optimizer,
+                           std::optional<OptimizerKind> optimizer, ObjectiveKind objective,
                            const std::function<void(const std::string&)>& note) const {
   return {no_calibration ? assumed_time_model(model_shape(config))
                          : cached_calibration(config, dtype, cache_folder(), note),
-          memory_model(config, dtype, optimizer)};
+          memory_model(config, dtype, optimizer, objective)};
 }
 
 void ObjectiveFlags::add(CLI::App* command) {

@@ -45,7 +45,7 @@ struct PlanFlags {
   /// By what plans for the model are compared. Measures this machine when no calibration is kept, and tells
   /// `note`. `optimizer`: whose state counts as memory.
   PlanCosts costs(const DecoderConfig& config, at::ScalarType dtype, std::optional<OptimizerKind> optimizer,
-                  const std::function<void(const std::string&)>& note) const;
+                  ObjectiveKind objective, const std::function<void(const std::string&)>& note) const;
 };
 
 struct ObjectiveFlags {

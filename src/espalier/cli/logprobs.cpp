@@ -34,7 +34,7 @@ void run(const Flags& flags) {
   step.forest = forest_of(trajectories, step.rows);
   const PlanOptions options = flags.plan.options(trajectories);
   const PlanCosts costs{assumed_time_model(model_shape(decoder.config())),
-                        memory_model(decoder.config(), dtype, std::nullopt)};
+                        memory_model(decoder.config(), dtype, std::nullopt, ObjectiveKind::kSft)};
   set_plan(&step, make_plan(step.forest, options, costs));
   step.terms = all_terms(trajectories, step.rows);
   std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());

@@ -36,7 +36,7 @@ void run(const Flags& flags) {
     Progress progress("plan");
     const PlanCosts costs =
         flags.plan.costs(read_config(flags.model), parse_dtype(flags.dtype), parse_optimizer(flags.optimizer),
-                         [&](const std::string& text) { progress.line(text); });
+                         ObjectiveKind::kSft, [&](const std::string& text) { progress.line(text); });
     set_plan(&step, make_plan(step.forest, options, costs));
     step.terms = step_terms_or_all(trajectories, step.rows, step.forest, {});
     prediction = predict_step(costs, step);

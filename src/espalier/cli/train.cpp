@@ -43,6 +43,7 @@ TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, co
   options.optimizer.kind = parse_optimizer(flags.optimizer);
   options.plan = flags.plan.options(trajectories);
   options.costs = flags.plan.costs(read_config(flags.model), options.dtype, options.optimizer.kind,
+                                   options.objective.kind,
                                    [](const std::string& text) { fmt::print(stderr, "{}\n", text); });
   options.scheduler = parse_scheduler(flags.scheduler);
   options.shuffle = parse_shuffle(flags.shuffle);

@@ -61,7 +61,8 @@ double kept_layer_bytes(const MemoryModel& model, bool has_readers) {
 double graph_bytes(const MemoryModel& model, const Load& load) {
   return real(load.tokens) * (outer_bytes(model) + real(model.shape.num_hidden_layers) *
                                                        kept_layer_bytes(model, load.has_readers)) +
-         real(load.head_rows) * head_row_bytes(model) + real(load.terms * model.held_bytes_per_term);
+         real(load.head_rows) * head_row_bytes(model) +
+         real(load.terms * (model.term.batch + model.term.graph));
 }
 
 double context_gradient_bytes(const MemoryModel& model, const Load& load) {
@@ -80,7 +81,7 @@ double held_bytes(const MemoryModel& model, const Load& load) {
   double kept = graph_bytes(model, load);
   if (model.checkpoint_activations == CheckpointActivations::kPiece) {
     kept = real(load.tokens) * (kIndexBytesPerToken + context_bytes(model)) +
-           real(load.terms * model.held_bytes_per_term);
+           real(load.terms * model.term.batch);
   }
   return kept + context_gradient_bytes(model, load);
 }
@@ -112,7 +113,7 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
 
   // LM head: its weight's gradient, the gradient of the rows and of all hidden states, a block of logits.
   const double logits = std::min(kLogitBlockBytes, real(load.head_rows * shape.vocab_size) * sum);
-  const double terms = graph + real(load.terms * model.running_bytes_per_term);
+  const double terms = graph + real(load.terms * model.term.running);
   const double head = load.head_rows == 0
                           ? 0
                           : graph + embedding + 2 * logits + real(load.head_rows) * w.hidden * sum +

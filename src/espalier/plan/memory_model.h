@@ -10,6 +10,13 @@
 
 namespace espalier {
 
+/// Bytes per loss term.
+struct TermBytes {
+  int64_t batch = 0;    // in the batch: coefficient, indices and the like
+  int64_t graph = 0;    // kept from the objective's forward pass for its backward pass
+  int64_t running = 0;  // beside these while the objective is computed
+};
+
 struct MemoryModel {
   ModelShape shape;
   int64_t num_parameters = 0;
@@ -17,9 +24,7 @@ struct MemoryModel {
   int64_t element_bytes = 4;  // of weights and activations
   int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
   int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights
-  // Loss terms: coefficients and indices are held; the objective's intermediate results come on top.
-  int64_t held_bytes_per_term = 16;
-  int64_t running_bytes_per_term = 24;
+  TermBytes term = {};
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };
 

@@ -86,7 +86,7 @@ double speedup_bound(const ModelShape& shape, const Step& step) {
 }
 
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
-                         std::optional<OptimizerKind> optimizer) {
+                         std::optional<OptimizerKind> optimizer, ObjectiveKind objective) {
   MemoryModel model;
   model.shape = model_shape(config);
   for (const ParameterShape& parameter : parameter_shapes(config)) {
@@ -101,6 +101,7 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
     model.optimizer_bytes_per_parameter =
         masters + (*optimizer == OptimizerKind::kAdamW ? 2 * model.sum_bytes : 0);
   }
+  model.term = term_bytes(objective);
   return model;
 }
 

@@ -30,7 +30,7 @@ double speedup_bound(const ModelShape& shape, const Step& step);
 
 /// Bytes of a step with the config's decoder; without `optimizer`, of forward and backward alone.
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
-                         std::optional<OptimizerKind> optimizer);
+                         std::optional<OptimizerKind> optimizer, ObjectiveKind objective);
 
 /// What a step's micro-batches are predicted to take, by index in the plan; nothing for those that do not
 /// run.

@@ -199,4 +199,15 @@ ObjectiveValue objective_value(const ObjectiveOptions& options, const at::Tensor
   return value;
 }
 
+TermBytes term_bytes(ObjectiveKind kind) {
+  constexpr int64_t kIndex = 8, kReal = 8, kFlag = 1;
+  if (kind == ObjectiveKind::kSft) {
+    // Running: the log-probability and its product with the coefficient; or their gradients.
+    return {.batch = kIndex + kReal, .graph = 0, .running = 2 * kReal};
+  }
+  // Graph: ratio, plain and clipped. Running: log-probability, log-ratio and two results; or the gradients of
+  // the minimum and of both its sides, one of them on the way, and where they are equal.
+  return {.batch = kIndex + 3 * kReal + kFlag, .graph = 3 * kReal, .running = 4 * kReal + 2 * kFlag};
+}
+
 }  // namespace espalier

@@ -10,6 +10,7 @@
 
 #include "espalier/base/csr.h"
 #include "espalier/data/trajectories.h"
+#include "espalier/plan/memory_model.h"
 #include "espalier/tree/forest.h"
 
 namespace espalier {
@@ -100,5 +101,8 @@ struct ObjectiveValue {
 ///         one being stopgrad(log p) where absent (Schulman et al., PPO, 2017, equation 7).
 ObjectiveValue objective_value(const ObjectiveOptions& options, const at::Tensor& logprobs,
                                const TermTensors& terms);
+
+/// What a term takes on the way: in Batch, in objective_value, and in its backward pass.
+TermBytes term_bytes(ObjectiveKind kind);
 
 }  // namespace espalier

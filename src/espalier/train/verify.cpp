@@ -269,7 +269,7 @@ VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& optio
   std::vector<int64_t> rows(trajectories.num_rows());
   std::iota(rows.begin(), rows.end(), 0);
   const PlanCosts costs{assumed_time_model(model_shape(decoder.config())),
-                        memory_model(decoder.config(), options.dtype, std::nullopt)};
+                        memory_model(decoder.config(), options.dtype, std::nullopt, options.objective.kind)};
   const Step step = make_step(trajectories, rows, options.plan, options.objective, &costs);
   Advantages advantages;
   if (options.objective.kind == ObjectiveKind::kGrpo) {
