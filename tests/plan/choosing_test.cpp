@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -159,6 +162,52 @@ TEST(Choosing, CheckpointingTakesLessMemoryAndMoreTime) {
   EXPECT_LT(price(costs(), layer).bytes, price(costs(), kept).bytes);
   EXPECT_GT(price(costs(), piece).seconds, price(costs(), kept).seconds);
   EXPECT_GT(price(costs(), layer).seconds, price(costs(), piece).seconds);
+}
+
+// Seconds of the strategy's plan within the bytes under each way of checkpointing; infinite where none fits.
+std::map<CheckpointActivations, double> seconds_by_checkpoint(const Forest& forest, PlanOptions options) {
+  std::map<CheckpointActivations, double> seconds;
+  for (const CheckpointActivations checkpoint :
+       {CheckpointActivations::kNone, CheckpointActivations::kLayer, CheckpointActivations::kPiece}) {
+    options.checkpoint_activations = checkpoint;
+    seconds[checkpoint] = std::numeric_limits<double>::infinity();
+    try {
+      seconds[checkpoint] = price(costs(), make_plan(forest, options, costs())).seconds;
+    } catch (const InputError&) {
+    }
+  }
+  return seconds;
+}
+
+TEST(Choosing, AutoCheckpointsWhereThatIsFastest) {
+  for (const Strategy strategy : {Strategy::kPartition, Strategy::kAuto}) {
+    std::set<CheckpointActivations> chosen;
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      const Forest forest = synthetic(seed);
+      PlanOptions options = with_tokens(strategy, 0);
+      options.checkpoint_activations = CheckpointActivations::kAuto;
+      const Plan whole = make_plan(forest, options, costs());
+      EXPECT_EQ(whole.options.checkpoint_activations, CheckpointActivations::kNone);  // no memory budget
+      const double resident = resident_bytes(costs().memory), most = price(costs(), whole).bytes;
+      for (const double share : {1.0, 0.5, 0.3, 0.2, 0.15, 0.1, 0.05}) {
+        SCOPED_TRACE(fmt::format("{}, seed {}, {} of the whole", to_string(strategy), seed, share));
+        options.memory_budget = static_cast<int64_t>(resident + share * (most - resident));
+        const std::map<CheckpointActivations, double> seconds = seconds_by_checkpoint(forest, options);
+        double fastest = std::numeric_limits<double>::infinity();
+        for (const auto& [checkpoint, own] : seconds) fastest = std::min(fastest, own);
+        if (std::isinf(fastest)) {
+          EXPECT_THROW(make_plan(forest, options, costs()), InputError);
+          continue;
+        }
+        const Plan plan = make_plan(forest, options, costs());
+        EXPECT_LE(price(costs(), plan).bytes, static_cast<double>(options.memory_budget));
+        EXPECT_DOUBLE_EQ(price(costs(), plan).seconds, fastest);
+        ASSERT_NE(plan.options.checkpoint_activations, CheckpointActivations::kAuto);
+        chosen.insert(plan.options.checkpoint_activations);
+      }
+    }
+    EXPECT_EQ(chosen.size(), 3u);  // every way is the fastest somewhere
+  }
 }
 
 TEST(Choosing, RefusesWhatDoesNotGoTogether) {

@@ -147,13 +147,18 @@ def test_budgets_that_are_too_small_name_the_smallest(espalier, model, data, tmp
     flags = ["plan", "--data", data]
     packing = espalier(*flags, "--strategy", "tree-packing", "--token-budget", 2, check=False)
     assert packing.returncode == 1 and "expected a budget of at least" in packing.stderr
-    flags += ["--model", model, "--optimizer", "sgd", "--checkpoint-activations", "piece"]
-    short = espalier(*flags, "--memory-budget", "1kB", check=False)
-    assert short.returncode == 1
-    smallest = re.search(r"the smallest plan found needs (\d+)", short.stderr).group(1)
-    plan = json.loads(espalier(*flags, "--memory-budget", smallest, "--json").stdout)
-    assert plan["predicted_peak_bytes"] <= int(smallest)
-    assert plan["encoded_tokens"] == plan["tree_tokens"] if plan["strategy"] == "partition" else True
+    flags += ["--model", model, "--optimizer", "sgd"]
+    smallest = {}
+    for checkpoint in ("none", "layer", "piece", "auto"):
+        way = [*flags, "--checkpoint-activations", checkpoint]
+        short = espalier(*way, "--memory-budget", "1kB", check=False)
+        assert short.returncode == 1 and ("layer or piece needs less" in short.stderr) == (checkpoint == "none")
+        smallest[checkpoint] = re.search(r"the smallest plan found needs (\d+)", short.stderr).group(1)
+        plan = json.loads(espalier(*way, "--memory-budget", smallest[checkpoint], "--json").stdout)
+        assert plan["predicted_peak_bytes"] <= int(smallest[checkpoint])
+        assert plan["encoded_tokens"] == plan["tree_tokens"] if plan["strategy"] == "partition" else True
+        assert plan["checkpoint_activations"] in ("none", "layer", "piece")
+    assert int(smallest["auto"]) == min(int(each) for each in smallest.values())
     without_model = espalier("plan", "--data", data, "--memory-budget", "1GB", check=False)
     assert without_model.returncode == 1 and "--model" in without_model.stderr
 

@@ -68,8 +68,9 @@ void PlanFlags::add(CLI::App* command) {
       ->add_option(
           "--checkpoint-activations", checkpoint_activations,
           "Compute activations again in the backward pass instead of keeping them: layer (inside every "
-          "layer), piece (of micro-batches that others descend from; strategy partition) or none")
-      ->check(CLI::IsMember({"none", "layer", "piece"}))
+          "layer), piece (of micro-batches that others descend from; strategy partition), none, or auto "
+          "(what lets the fastest plan fit the memory budget; none without one)")
+      ->check(CLI::IsMember({"auto", "none", "layer", "piece"}))
       ->capture_default_str();
   command->add_flag(
       "--offload-context", offload_context,

@@ -34,7 +34,7 @@ struct PlanFlags {
   std::string strategy = "auto";
   int64_t token_budget = 0;
   uint64_t memory_budget = 0;
-  std::string checkpoint_activations = "none";
+  std::string checkpoint_activations = "auto";
   bool offload_context = false;
   bool no_calibration = false;
 

@@ -30,16 +30,18 @@ const char* to_string(Strategy strategy) {
 }
 
 CheckpointActivations parse_checkpoint_activations(const std::string& name) {
-  for (const CheckpointActivations value :
-       {CheckpointActivations::kNone, CheckpointActivations::kLayer, CheckpointActivations::kPiece}) {
+  for (const CheckpointActivations value : {CheckpointActivations::kAuto, CheckpointActivations::kNone,
+                                            CheckpointActivations::kLayer, CheckpointActivations::kPiece}) {
     if (name == to_string(value)) return value;
   }
   throw InputError(
-      fmt::format("checkpoint-activations: expected none, layer or piece, received \"{}\"", name));
+      fmt::format("checkpoint-activations: expected auto, none, layer or piece, received \"{}\"", name));
 }
 
 const char* to_string(CheckpointActivations checkpoint_activations) {
   switch (checkpoint_activations) {
+    case CheckpointActivations::kAuto:
+      return "auto";
     case CheckpointActivations::kLayer:
       return "layer";
     case CheckpointActivations::kPiece:

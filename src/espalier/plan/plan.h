@@ -37,10 +37,10 @@ struct MicroBatch {
 
 /// Which activations are not kept between forward and backward but computed again: none; those inside each
 /// layer (its input is kept); or (partition) those of every micro-batch that has descendants, of which only
-/// the context is kept.
-enum class CheckpointActivations { kNone, kLayer, kPiece };
+/// the context is kept. Auto: whichever lets the fastest plan fit the memory budget; none without one.
+enum class CheckpointActivations { kNone, kLayer, kPiece, kAuto };
 
-/// "none" | "layer" | "piece"; throws InputError naming the accepted words.
+/// "auto" | "none" | "layer" | "piece"; throws InputError naming the accepted words.
 CheckpointActivations parse_checkpoint_activations(const std::string& name);
 const char* to_string(CheckpointActivations checkpoint_activations);
 
@@ -55,7 +55,7 @@ struct PlanOptions {
 /// Micro-batches in the order of their forward passes: parent < own index, and the descendants of a
 /// micro-batch follow it directly. A micro-batch's backward pass comes after those of its descendants.
 struct Plan {
-  PlanOptions options;  // as chosen: strategy is never kAuto here, token_budget the one that was used
+  PlanOptions options;  // as chosen: nothing is kAuto here, token_budget is the one that was used
   std::vector<MicroBatch> micro_batches;
 
   int64_t num_tokens() const;  // encoded tokens: tree tokens plus repeated prefixes

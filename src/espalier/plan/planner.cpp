@@ -42,6 +42,8 @@ class Cheapest {
     price_ = known;
   }
   bool empty() const { return !best_; }
+  /// Is there a plan that takes at most these seconds? Only where all were added with a known price.
+  bool beats(double seconds) const { return best_ && price_->seconds <= seconds; }
   Plan take() { return *std::move(best_); }
 
  private:
@@ -110,12 +112,15 @@ void add_within_memory(const Forest& forest, const PlanOptions& options, const P
                        Cheapest* cheapest, double* least_bytes) {
   const std::vector<int64_t> budgets = token_budgets(forest, options, costs);
   std::vector<std::optional<bool>> known(budgets.size());
+  double seconds = 0;  // of the faster of the plans tried last
   const auto try_at = [&](size_t i) {
     if (known[i]) return *known[i];
     known[i] = false;
+    seconds = std::numeric_limits<double>::infinity();
     for (Plan& plan : plans_within(forest, options, budgets[i])) {
       const PlanPrice predicted = price(costs, plan);
       *least_bytes = std::min(*least_bytes, predicted.bytes);
+      seconds = std::min(seconds, predicted.seconds);
       if (predicted.bytes > static_cast<double>(options.memory_budget)) continue;
       cheapest->add(std::move(plan), predicted);
       known[i] = true;
@@ -126,7 +131,8 @@ void add_within_memory(const Forest& forest, const PlanOptions& options, const P
   const size_t last = budgets.size() - 1;
   size_t begin = 0, fit = 0;
   while (!try_at(fit)) {
-    if (fit == last) return;
+    // Smaller micro-batches cost more: what is slow already will not be fast.
+    if (fit == last || cheapest->beats(seconds)) return;
     begin = fit + 1;
     fit = std::min(fit + kStride, last);
   }
@@ -138,7 +144,7 @@ void add_within_memory(const Forest& forest, const PlanOptions& options, const P
       begin = middle + 1;
     }
   }
-  // Smaller micro-batches cost more and more: a few steps past the first fit are enough.
+  // For the same reason a few steps past the first fit are enough.
   constexpr size_t kStepsPastTheFirstFit = 3;
   for (size_t i = fit + 1; i <= std::min(fit + kStepsPastTheFirstFit, last); ++i) try_at(i);
 }
@@ -148,6 +154,34 @@ std::vector<Strategy> strategies_of(const Forest& forest, const PlanOptions& opt
   const bool packs = options.token_budget == 0 || options.token_budget >= longest_trajectory(forest);
   if (!packs) return {Strategy::kPartition};
   return {Strategy::kTreePacking, Strategy::kPartition, Strategy::kSequencePacking};
+}
+
+std::vector<CheckpointActivations> checkpoints_of(const PlanOptions& options, Strategy strategy) {
+  const CheckpointActivations given = options.checkpoint_activations;
+  const bool cuts = strategy == Strategy::kPartition;
+  if (given == CheckpointActivations::kAuto && options.memory_budget > 0) {
+    std::vector<CheckpointActivations> all{CheckpointActivations::kNone, CheckpointActivations::kLayer};
+    if (cuts) all.push_back(CheckpointActivations::kPiece);
+    return all;
+  }
+  // Packed micro-batches have no descendants, so there is nothing to keep for them.
+  const bool none =
+      given == CheckpointActivations::kAuto || (given == CheckpointActivations::kPiece && !cuts);
+  return {none ? CheckpointActivations::kNone : given};
+}
+
+// The ways of planning that the options leave open.
+std::vector<PlanOptions> ways_of(const Forest& forest, const PlanOptions& options) {
+  std::vector<PlanOptions> ways;
+  for (const Strategy strategy : strategies_of(forest, options)) {
+    for (const CheckpointActivations checkpoint : checkpoints_of(options, strategy)) {
+      PlanOptions& way = ways.emplace_back(options);
+      way.strategy = strategy;
+      way.checkpoint_activations = checkpoint;
+      way.offload_context = options.offload_context && strategy == Strategy::kPartition;
+    }
+  }
+  return ways;
 }
 
 void check_options(const Forest& forest, const PlanOptions& options) {
@@ -184,22 +218,13 @@ Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts
   check_options(forest, options);
   Cheapest cheapest(costs);
   double least_bytes = std::numeric_limits<double>::infinity();
-  for (const Strategy strategy : strategies_of(forest, options)) {
-    PlanOptions chosen = options;
-    chosen.strategy = strategy;
-    if (strategy != Strategy::kPartition) {
-      // Packed micro-batches have no descendants, so there is nothing to keep for them.
-      chosen.offload_context = false;
-      if (chosen.checkpoint_activations == CheckpointActivations::kPiece) {
-        chosen.checkpoint_activations = CheckpointActivations::kNone;
-      }
-    }
+  for (const PlanOptions& way : ways_of(forest, options)) {
     if (options.memory_budget > 0) {
-      add_within_memory(forest, chosen, costs, &cheapest, &least_bytes);
+      add_within_memory(forest, way, costs, &cheapest, &least_bytes);
       continue;
     }
     const int64_t budget = options.token_budget > 0 ? options.token_budget : kNoLimit;
-    for (Plan& plan : plans_within(forest, chosen, budget)) cheapest.add(std::move(plan));
+    for (Plan& plan : plans_within(forest, way, budget)) cheapest.add(std::move(plan));
   }
   if (cheapest.empty()) {
     throw InputError(

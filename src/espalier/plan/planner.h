@@ -25,6 +25,7 @@ PlanPrice price(const PlanCosts& costs, const Plan& plan);
 /// Plans the whole forest:
 ///   tree-packing (tree_packing.h), sequence-packing (sequence_packing.h), partition (partition.h, merged the
 ///   cheaper way), or auto: the cheapest of the three by predicted time.
+/// Activations are checkpointed as the options say, or (auto) as the cheapest plan has it.
 /// Micro-batches hold at most token_budget tokens. Under a memory budget the largest token budget (and at
 /// most the one given) is sought with which the predicted peak fits; a strategy tries some twenty at most.
 /// Of the plans tried that fit the cheapest is taken. Deterministic for equal costs.
