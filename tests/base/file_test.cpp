@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "espalier/base/check.h"
+#include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 
 namespace espalier {

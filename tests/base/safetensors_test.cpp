@@ -7,6 +7,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/rng.h"
+#include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 
 namespace espalier {

@@ -36,15 +36,4 @@ class ScratchFolder {
   std::filesystem::path path_;
 };
 
-/// The message of the exception of type E that `action` throws; "" when it throws nothing.
-template <typename E, typename Action>
-std::string message_of(Action&& action) {
-  try {
-    action();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "";
-}
-
 }  // namespace espalier::testing

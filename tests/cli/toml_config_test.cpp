@@ -4,6 +4,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 
 namespace espalier::testing {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "espalier/base/check.h"
-#include "tests/base/scratch_folder.h"
+#include "tests/base/message_of.h"
 #include "tests/data/trajectory_helpers.h"
 
 namespace espalier {

@@ -6,6 +6,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/data/builder.h"
+#include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/data/trajectory_helpers.h"
 

@@ -9,6 +9,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/safetensors.h"
+#include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/data/trajectory_helpers.h"
 

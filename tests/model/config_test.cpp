@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "espalier/base/check.h"
+#include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/model/tiny_models.h"
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "espalier/base/check.h"
+#include "tests/base/message_of.h"
 #include "tests/ops/random_subtrees.h"
 
 namespace espalier {
@@ -96,14 +97,8 @@ TEST(Pieces, RefuseWhatIsNoForest) {
   EXPECT_THROW(pieces_by_level(Ends{2, 3, 3}), InputError);     // a child outlives its parent
   EXPECT_THROW(pieces_by_level(Ends{4, 3, 4, 4}), InputError);  // the same, deeper
   EXPECT_THROW(pieces_by_level(Ends{-1, 2}), InputError);
-  try {
-    pieces_by_level(Ends{5, 3, 4, 5, 5});
-    FAIL();
-  } catch (const InputError& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "subtree_end[2]: expected a value in [3, 3] (a subtree lies inside its parent's), received 4");
-  }
+  EXPECT_EQ(testing::message_of<InputError>([] { pieces_by_level(Ends{5, 3, 4, 5, 5}); }),
+            "subtree_end[2]: expected a value in [3, 3] (a subtree lies inside its parent's), received 4");
 }
 
 }  // namespace

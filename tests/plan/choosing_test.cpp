@@ -12,6 +12,8 @@
 #include "espalier/base/check.h"
 #include "espalier/plan/planner.h"
 #include "espalier/tree/synth.h"
+#include "tests/base/message_of.h"
+#include "tests/tree/naive.h"
 
 namespace espalier {
 namespace {
@@ -33,9 +35,8 @@ PlanCosts costs() {
 }
 
 Forest synthetic(uint64_t seed, int64_t trees = 1) {
-  const Csr<int32_t> rows = synthesize(
-      {.num_trees = trees, .depth = 4, .branching = 3, .node_length = 60, .end_inside = 0.2, .seed = seed});
-  return build_forest({.offsets = rows.offsets, .tokens = rows.values});
+  return testing::forest_of(synthesize(
+      {.num_trees = trees, .depth = 4, .branching = 3, .node_length = 60, .end_inside = 0.2, .seed = seed}));
 }
 
 PlanOptions with_tokens(Strategy strategy, int64_t tokens) {
@@ -104,15 +105,12 @@ TEST(Choosing, TheSmallestMemoryThatWorksIsNamedAndWorks) {
   const Forest forest = synthetic(6);
   for (const Strategy strategy : {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAuto}) {
     SCOPED_TRACE(to_string(strategy));
-    try {
-      make_plan(forest, with_bytes(strategy, 1000), costs());
-      FAIL() << "no error";
-    } catch (const InputError& error) {
-      const std::string text = error.what(), before = "the smallest plan found needs ";
-      ASSERT_NE(text.find(before), std::string::npos) << text;
-      const double smallest = std::stod(text.substr(text.find(before) + before.size())) + 1;
-      EXPECT_NO_THROW(make_plan(forest, with_bytes(strategy, smallest), costs()));
-    }
+    const std::string text =
+        testing::message_of<InputError>([&] { make_plan(forest, with_bytes(strategy, 1000), costs()); });
+    const std::string before = "the smallest plan found needs ";
+    ASSERT_NE(text.find(before), std::string::npos) << text;
+    const double smallest = std::stod(text.substr(text.find(before) + before.size())) + 1;
+    EXPECT_NO_THROW(make_plan(forest, with_bytes(strategy, smallest), costs()));
   }
 }
 

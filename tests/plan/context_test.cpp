@@ -135,13 +135,12 @@ TEST(Context, ReproducesTheVisibilityOfSyntheticTrees) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed, 32);
-    const Csr<int32_t> rows = synthesize({.num_trees = rng.between(1, 3),
-                                          .depth = 4,
-                                          .branching = rng.between(1, 3),
-                                          .node_length = rng.between(1, 5),
-                                          .end_inside = rng.uniform(),
-                                          .seed = seed});
-    const Forest forest = build_forest({rows.offsets, rows.values});
+    const Forest forest = testing::forest_of(synthesize({.num_trees = rng.between(1, 3),
+                                                         .depth = 4,
+                                                         .branching = rng.between(1, 3),
+                                                         .node_length = rng.between(1, 5),
+                                                         .end_inside = rng.uniform(),
+                                                         .seed = seed}));
     for (const int64_t divisor : {3, 9, 27}) {
       check_contexts(forest, partition(forest, forest.tree_tokens() / divisor + 1, Merge::kAll));
       if (HasFatalFailure()) return;

@@ -428,7 +428,7 @@ TEST(Partition, SyntheticTrees) {
                                           .node_length = rng.between(1, 9),
                                           .end_inside = rng.uniform(),
                                           .seed = seed});
-    Made made{build_forest({rows.offsets, rows.values}), {}, 0, Merge::kNone};
+    Made made{testing::forest_of(rows), {}, 0, Merge::kNone};
     for (const int64_t divisor : {1, 4, 16}) {
       made.budget = std::max<int64_t>(made.forest.tree_tokens() / divisor, 1);
       for (const Merge merge : kMerges) {

@@ -10,6 +10,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/tree/synth.h"
+#include "tests/base/message_of.h"
 #include "tests/tree/naive.h"
 
 namespace espalier {
@@ -268,15 +269,10 @@ TEST(Planner, RefusesBudgetsThatAreTooSmall) {
   const Forest forest = build_forest(make_rows({{1, 2}, {1, 2, 3, 4}, {1, 2, 3, 4, 5, 6}}).view());
   EXPECT_EQ(longest_trajectory(forest), 6);
   for (const Strategy strategy : {Strategy::kTreePacking, Strategy::kSequencePacking}) {
-    try {
-      make_plan(forest, {.strategy = strategy, .token_budget = 3});
-      FAIL() << "no error";
-    } catch (const InputError& error) {
-      EXPECT_STREQ(
-          error.what(),
-          "trajectory 1 has 4 tokens, more than the token budget 3: expected a budget of at least 6, the "
-          "longest trajectory, or --strategy partition, which cuts trajectories");
-    }
+    EXPECT_EQ(testing::message_of<InputError>(
+                  [&] { make_plan(forest, {.strategy = strategy, .token_budget = 3}); }),
+              "trajectory 1 has 4 tokens, more than the token budget 3: expected a budget of at least 6, the "
+              "longest trajectory, or --strategy partition, which cuts trajectories");
     EXPECT_THROW(make_plan(forest, {.strategy = strategy, .token_budget = -1}), InputError);
     EXPECT_NO_THROW(make_plan(forest, {.strategy = strategy, .token_budget = 6}));
   }
@@ -287,13 +283,8 @@ TEST(Planner, StrategyNames) {
        {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
     EXPECT_EQ(parse_strategy(to_string(strategy)), strategy);
   }
-  try {
-    parse_strategy("trees");
-    FAIL() << "no error";
-  } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(),
-                 "strategy: expected auto, partition, tree-packing or sequence-packing, received \"trees\"");
-  }
+  EXPECT_EQ(testing::message_of<InputError>([] { parse_strategy("trees"); }),
+            "strategy: expected auto, partition, tree-packing or sequence-packing, received \"trees\"");
 }
 
 // Negative controls: the plan check must see each single fault.

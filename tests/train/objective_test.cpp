@@ -8,7 +8,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/train/batch.h"
-#include "tests/base/scratch_folder.h"
+#include "tests/base/message_of.h"
 #include "tests/train/tiny_models.h"
 
 namespace espalier::testing {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "espalier/base/check.h"
+#include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/train/tiny_models.h"
 

@@ -9,6 +9,7 @@
 #include "espalier/base/file.h"
 #include "espalier/model/weights.h"
 #include "espalier/train/checkpoint.h"
+#include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/train/outcome.h"
 #include "tests/train/tiny_models.h"

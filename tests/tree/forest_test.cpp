@@ -7,6 +7,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/tree/synth.h"
+#include "tests/base/message_of.h"
 #include "tests/tree/naive.h"
 
 namespace espalier {
@@ -14,6 +15,7 @@ namespace {
 
 using testing::difference_from_naive;
 using testing::make_rows;
+using testing::message_of;
 using testing::Rows;
 
 std::vector<int64_t> all_rows(const Rows& rows) {
@@ -30,15 +32,6 @@ void expect_same(const Forest& a, const Forest& b) {
   EXPECT_EQ(a.position, b.position);
   EXPECT_EQ(a.multiplicity, b.multiplicity);
   EXPECT_EQ(a.end_node, b.end_node);
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Forest, HandMadeExample) {
@@ -161,22 +154,26 @@ TEST(Forest, RowsInAnySubsetAndOrder) {
 
 TEST(Forest, RefusesBadInput) {
   const Rows rows = make_rows({{1, 2}, {}, {3}});
-  EXPECT_EQ(message_of([&] { build_forest(rows.view()); }),
+  EXPECT_EQ(message_of<InputError>([&] { build_forest(rows.view()); }),
             "row 1: expected at least one token, received an empty sequence");
   const std::vector<int64_t> outside{0, 3};
-  EXPECT_EQ(message_of([&] { build_forest(rows.view(), outside); }), "row 3: expected a row in [0, 3)");
+  EXPECT_EQ(message_of<InputError>([&] { build_forest(rows.view(), outside); }),
+            "row 3: expected a row in [0, 3)");
   Rows keys = make_rows({{1, 2}});
   keys.merge_keys = {1};
-  EXPECT_NE(message_of([&] { build_forest(keys.view()); }).find("expected 2 merge keys"), std::string::npos);
+  EXPECT_NE(message_of<InputError>([&] { build_forest(keys.view()); }).find("expected 2 merge keys"),
+            std::string::npos);
   keys.merge_keys.clear();
   keys.tree_keys = {1, 2};
-  EXPECT_NE(message_of([&] { build_forest(keys.view()); }).find("expected 1 tree keys"), std::string::npos);
+  EXPECT_NE(message_of<InputError>([&] { build_forest(keys.view()); }).find("expected 1 tree keys"),
+            std::string::npos);
   Rows offsets = make_rows({{1}, {2}});
   offsets.tokens.offsets = {0, 3, 2};
-  EXPECT_NE(message_of([&] { build_forest(offsets.view()); }).find("expected ascending offsets"),
+  EXPECT_NE(message_of<InputError>([&] { build_forest(offsets.view()); }).find("expected ascending offsets"),
             std::string::npos);
   offsets.tokens.offsets = {0, 1};
-  EXPECT_NE(message_of([&] { build_forest(offsets.view()); }).find("expected 1 tokens"), std::string::npos);
+  EXPECT_NE(message_of<InputError>([&] { build_forest(offsets.view()); }).find("expected 1 tokens"),
+            std::string::npos);
 }
 
 // Negative controls: the comparison must see each single fault.

@@ -22,6 +22,10 @@ struct Rows {
   Sequences view() const { return {tokens.offsets, tokens.values, merge_keys, tree_keys}; }
 };
 
+inline Forest forest_of(const Csr<int32_t>& rows) {
+  return build_forest({.offsets = rows.offsets, .tokens = rows.values});
+}
+
 Rows make_rows(const std::vector<std::vector<int32_t>>& rows);
 
 /// Up to 12 short rows over a tiny vocabulary, many of which extend, equal or branch off others; merge keys

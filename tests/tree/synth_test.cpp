@@ -10,25 +10,18 @@
 #include "espalier/base/rng.h"
 #include "espalier/tree/forest.h"
 #include "espalier/tree/statistics.h"
+#include "tests/base/message_of.h"
+#include "tests/tree/naive.h"
 
 namespace espalier {
 namespace {
 
-Forest forest_of(const Csr<int32_t>& rows) {
-  return build_forest(Sequences{.offsets = rows.offsets, .tokens = rows.values});
-}
-
 ForestStatistics statistics_of(const SynthOptions& options) {
-  return forest_statistics(forest_of(synthesize(options)));
+  return forest_statistics(testing::forest_of(synthesize(options)));
 }
 
-std::string message_of(const SynthOptions& options) {
-  try {
-    synthesize(options);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string refusal_of(const SynthOptions& options) {
+  return testing::message_of<InputError>([&] { synthesize(options); });
 }
 
 TEST(Synth, TheIntendedTreeIsTheBuiltTree) {
@@ -54,7 +47,7 @@ TEST(Synth, LengthsAndTokensStayInTheirRanges) {
   const auto [lowest, highest] = std::minmax_element(rows.values.begin(), rows.values.end());
   EXPECT_EQ(*lowest, 7);
   EXPECT_EQ(*highest, 19);
-  const Forest forest = forest_of(rows);
+  const Forest forest = testing::forest_of(rows);
   std::set<int64_t> lengths;
   for (int64_t n = 0; n < forest.num_nodes(); ++n) lengths.insert(forest.node_size(n));
   EXPECT_EQ(*lengths.begin(), 5);
@@ -63,7 +56,7 @@ TEST(Synth, LengthsAndTokensStayInTheirRanges) {
 }
 
 TEST(Synth, TrajectoriesStandInPreorderOfTheirEnds) {
-  const Forest forest = forest_of(synthesize({.depth = 5, .end_inside = 0.5, .duplicate = 0.3}));
+  const Forest forest = testing::forest_of(synthesize({.depth = 5, .end_inside = 0.5, .duplicate = 0.3}));
   EXPECT_TRUE(std::is_sorted(forest.end_node.begin(), forest.end_node.end()));
 }
 
@@ -141,36 +134,36 @@ TEST(Synth, UnreachableTargetsNameTheRange) {
   SynthOptions options{.depth = 2, .branching = 4, .node_length = 100, .fixed_node_length = true};
   options.target_cached_token_ratio = 5;  // 496 of 500 tokens in the root: (4 * 496 + 4) / 500 = 3.976
   EXPECT_EQ(
-      message_of(options),
+      refusal_of(options),
       "synth: target_cached_token_ratio: expected a value that trees of depth 2, branching 4 and mean node "
       "length 100 reach, in [1.006, 3.976] (nearest 3.976), received 5");
   options.target_cached_token_ratio = 3.9;
-  EXPECT_EQ(message_of(options), "no error");
+  EXPECT_EQ(refusal_of(options), "");
   options.branching = 1;
-  EXPECT_NE(message_of(options).find("in [1, 1]"), std::string::npos);
+  EXPECT_NE(refusal_of(options).find("in [1, 1]"), std::string::npos);
   options.target_cached_token_ratio = -1;
   options.target_por = 0.5;
-  EXPECT_NE(message_of(options).find("synth: target_por: expected a value that trees"), std::string::npos);
+  EXPECT_NE(refusal_of(options).find("synth: target_por: expected a value that trees"), std::string::npos);
 }
 
 TEST(Synth, RefusesBadOptions) {
-  EXPECT_NE(message_of({.branching = 10, .vocab_size = 9}).find("branching: expected at most 9"),
+  EXPECT_NE(refusal_of({.branching = 10, .vocab_size = 9}).find("branching: expected at most 9"),
             std::string::npos);
   EXPECT_NE(
-      message_of({.num_trees = 10, .vocab_size = 12, .first_token = 5}).find("num_trees: expected at most 7"),
+      refusal_of({.num_trees = 10, .vocab_size = 12, .first_token = 5}).find("num_trees: expected at most 7"),
       std::string::npos);
-  EXPECT_NE(message_of({.depth = 0}).find("depth: expected at least 1, received 0"), std::string::npos);
-  EXPECT_NE(message_of({.node_length = 0}).find("node_length"), std::string::npos);
-  EXPECT_NE(message_of({.end_inside = 1.5}).find("end_inside"), std::string::npos);
-  EXPECT_NE(message_of({.duplicate = -0.5}).find("duplicate"), std::string::npos);
-  EXPECT_NE(message_of({.duplicate = std::nan("")}).find("duplicate"), std::string::npos);
-  EXPECT_NE(message_of({.vocab_size = 3, .first_token = 3}).find("first_token"), std::string::npos);
-  EXPECT_NE(message_of({.target_por = 1}).find("target_por"), std::string::npos);
-  EXPECT_NE(message_of({.target_cached_token_ratio = 0.5}).find("target_cached_token_ratio"),
+  EXPECT_NE(refusal_of({.depth = 0}).find("depth: expected at least 1, received 0"), std::string::npos);
+  EXPECT_NE(refusal_of({.node_length = 0}).find("node_length"), std::string::npos);
+  EXPECT_NE(refusal_of({.end_inside = 1.5}).find("end_inside"), std::string::npos);
+  EXPECT_NE(refusal_of({.duplicate = -0.5}).find("duplicate"), std::string::npos);
+  EXPECT_NE(refusal_of({.duplicate = std::nan("")}).find("duplicate"), std::string::npos);
+  EXPECT_NE(refusal_of({.vocab_size = 3, .first_token = 3}).find("first_token"), std::string::npos);
+  EXPECT_NE(refusal_of({.target_por = 1}).find("target_por"), std::string::npos);
+  EXPECT_NE(refusal_of({.target_cached_token_ratio = 0.5}).find("target_cached_token_ratio"),
             std::string::npos);
-  EXPECT_NE(message_of({.target_por = 0.5, .target_cached_token_ratio = 2}).find("one target"),
+  EXPECT_NE(refusal_of({.target_por = 0.5, .target_cached_token_ratio = 2}).find("one target"),
             std::string::npos);
-  EXPECT_NE(message_of({.depth = 60, .branching = 200}).find("nodes"), std::string::npos);
+  EXPECT_NE(refusal_of({.depth = 60, .branching = 200}).find("nodes"), std::string::npos);
 }
 
 }  // namespace
