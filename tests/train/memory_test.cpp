@@ -71,11 +71,11 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const MemoryModel memory = memory_model(config, dtype, std::nullopt, objective.kind);
   const PlanCosts costs{assumed_time_model(model_shape(config)), memory};
   const Step step = make_step(trajectories, all_rows(trajectories), options, objective, &costs);
-  Gradients gradients(decoder);
+  decoder.zero_gradients();
   const Advantages advantages =
       objective.kind == ObjectiveKind::kGrpo ? Advantages(trajectories, true) : Advantages();
-  forward_backward(decoder, trajectories, step, objective, &advantages, &gradients);  // allocates the sums
-  const StepResult result = forward_backward(decoder, trajectories, step, objective, &advantages, &gradients);
+  forward_backward(decoder, trajectories, step, objective, &advantages);  // allocates the sums
+  const StepResult result = forward_backward(decoder, trajectories, step, objective, &advantages);
   const double predicted = predict_step(costs, step).largest_peak_bytes();
   // Weights are counted with what allocators round up: thousands of small tensors are no model.
   const double rounding =

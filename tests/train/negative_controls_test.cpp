@@ -77,11 +77,11 @@ class NegativeControls : public ::testing::Test {
                                  decoder_.lm_head_weight(), batch.edge_row, batch.edge_target)
             .index_select(0, batch.term_edge);
     const ObjectiveValue value = objective_value(objective_, logprobs, batch.terms);
-    std::vector<at::Tensor> leaves;
-    for (const Parameter& parameter : decoder_.parameters()) leaves.push_back(parameter.value);
     Outcome outcome;
     outcome.loss = value.loss.item<double>();
-    outcome.gradients = torch::autograd::grad({value.loss}, leaves);
+    decoder_.zero_gradients();
+    torch::autograd::backward({value.loss}, {});
+    outcome.gradients = decoder_.gradients();
     return distance(outcome);
   }
 

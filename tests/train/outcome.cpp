@@ -9,14 +9,15 @@
 namespace espalier::testing {
 namespace {
 
-std::vector<at::Tensor> take_gradients(const Decoder& decoder, Gradients* gradients) {
+std::vector<at::Tensor> take_gradients(const Decoder& decoder) {
   std::vector<at::Tensor> result;
-  for (size_t i = 0; i < gradients->sums().size(); ++i) {
-    const at::Tensor& sum = gradients->sums()[i];
+  const std::vector<at::Tensor> sums = decoder.gradients();
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const at::Tensor& sum = sums[i];
     result.push_back(sum.defined() ? sum.to(at::kDouble).clone()
                                    : at::zeros_like(decoder.parameters()[i].value, at::kDouble));
   }
-  gradients->zero();
+  decoder.zero_gradients();
   return result;
 }
 
@@ -33,24 +34,24 @@ double length(const at::Tensor& tensor) {
 
 Outcome reference_outcome(const Decoder& decoder, const Trajectories& trajectories,
                           const ObjectiveOptions& objective) {
-  Gradients gradients(decoder);
+  decoder.zero_gradients();
   Outcome outcome;
   outcome.logprobs.resize(trajectories.num_tokens());
   const ReferenceLoss loss =
-      per_trajectory_forward_backward(decoder, trajectories, objective, &gradients, &outcome.logprobs);
+      per_trajectory_forward_backward(decoder, trajectories, objective, &outcome.logprobs);
   outcome.loss = loss.value;
   outcome.loss_size = loss.size;
-  outcome.gradients = take_gradients(decoder, &gradients);
+  outcome.gradients = take_gradients(decoder);
   return outcome;
 }
 
 Outcome tree_outcome(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                      const ObjectiveOptions& objective) {
   const Advantages advantages = advantages_of(trajectories, objective);
-  Gradients gradients(decoder);
+  decoder.zero_gradients();
   Outcome outcome;
-  outcome.loss = forward_backward(decoder, trajectories, step, objective, &advantages, &gradients).loss;
-  outcome.gradients = take_gradients(decoder, &gradients);
+  outcome.loss = forward_backward(decoder, trajectories, step, objective, &advantages).loss;
+  outcome.gradients = take_gradients(decoder);
   outcome.logprobs.resize(trajectories.num_tokens());
   compute_logprobs(decoder, trajectories, step, &outcome.logprobs);
   return outcome;
@@ -68,7 +69,7 @@ std::vector<Batch> make_batches(const Trajectories& trajectories, const Step& st
 
 Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches,
                       const ObjectiveOptions& objective) {
-  Gradients gradients(decoder);
+  decoder.zero_gradients();
   Outcome outcome;
   for (const Batch& batch : batches) {
     if (batch.num_terms() == 0) continue;
@@ -77,9 +78,8 @@ Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches,
     const ObjectiveValue value = objective_value(objective, logprobs, batch.terms);
     outcome.loss += value.loss.item<double>();
     torch::autograd::backward({value.loss}, {});
-    gradients.collect();
   }
-  outcome.gradients = take_gradients(decoder, &gradients);
+  outcome.gradients = take_gradients(decoder);
   return outcome;
 }
 

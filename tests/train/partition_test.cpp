@@ -88,8 +88,8 @@ TEST(Partition, EncodesEveryTokenOnce) {
     for (size_t m = 0; m < with_loss.size(); ++m) {
       if (with_loss[m]) needed += step.plan.micro_batches[m].num_tokens;
     }
-    Gradients gradients(decoder);
-    const StepResult result = forward_backward(decoder, trajectories, step, {}, nullptr, &gradients);
+    decoder.zero_gradients();
+    const StepResult result = forward_backward(decoder, trajectories, step, {}, nullptr);
     EXPECT_EQ(step.plan.num_tokens(), step.forest.tree_tokens());
     EXPECT_EQ(result.work.tokens, needed);
     EXPECT_EQ(result.recomputed_tokens, 0);
@@ -109,10 +109,10 @@ TEST(Partition, RecomputedActivationsAreTheSameBitForBit) {
     const Step step =
         make_step(trajectories, all_rows(trajectories), {Strategy::kPartition, 9, checkpoint, offload}, {});
     EXPECT_GE(step.plan.micro_batches.size(), 3u);
-    Gradients gradients(decoder);
-    *recomputed = forward_backward(decoder, trajectories, step, {}, nullptr, &gradients).recomputed_tokens;
+    decoder.zero_gradients();
+    *recomputed = forward_backward(decoder, trajectories, step, {}, nullptr).recomputed_tokens;
     std::vector<at::Tensor> sums;
-    for (const at::Tensor& sum : gradients.sums()) sums.push_back(sum.clone());
+    for (const at::Tensor& sum : decoder.gradients()) sums.push_back(sum.clone());
     return sums;
   };
   int64_t none = 0, layer = 0, piece = 0, offloaded = 0;

@@ -7,6 +7,8 @@
 #include <numbers>
 #include <utility>
 
+#include "espalier/model/parameter_ops.h"
+
 namespace espalier {
 namespace {
 
@@ -14,40 +16,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// The dtype of norms and rotations: float32 for lower precisions.
+/// The dtype of rotations: float32 for lower precisions.
 at::ScalarType compute_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
-
-/// Root mean square norm over the last dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization",
-/// 2019), with the roundings of Transformers: weight * (x / rms(x)) with the bracket in compute_dtype,
-/// rounded to the dtype of x before the product. Keeps x and 1 / rms for backward, nothing else of the size
-/// of x.
-class RmsNorm : public Function<RmsNorm> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps) {
-    const at::Tensor wide = x.to(compute_dtype(x));
-    const at::Tensor inverse_rms = at::rsqrt(at::mean(wide * wide, {-1}, /*keepdim=*/true).add_(eps));
-    ctx->save_for_backward({x, weight, inverse_rms});
-    return (wide * inverse_rms).to(x.scalar_type()).mul_(weight);
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
-    const at::ScalarType wide = inverse_rms.scalar_type();
-    const at::Tensor grad = grads[0].to(wide);
-    const at::Tensor normalised = x.to(wide) * inverse_rms;
-
-    at::Tensor product = grad * normalised;
-    const at::Tensor grad_weight = product.flatten(0, -2).sum(0).to(weight.scalar_type());
-    const at::Tensor wide_weight = weight.to(wide);
-    const at::Tensor mean = product.mul_(wide_weight).mean({-1}, /*keepdim=*/true);
-    const at::Tensor grad_x =
-        (grad * wide_weight).addcmul_(normalised, mean, -1).mul_(inverse_rms).to(x.scalar_type());
-    return {grad_x, grad_weight, at::Tensor()};
-  }
-};
 
 /// Turns each pair (x[i], x[i + D/2]) by its angle: the half-split convention of Transformers.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double direction) {
@@ -187,12 +159,12 @@ Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidde
                                      const Attention& attention) const {
   const int64_t length = hidden.size(0);
   const auto project = [&](const Projection& projection) {
-    return at::linear(hidden, projection.weight, projection.bias).view({length, -1, config_.head_dim});
+    return summing::linear(hidden, projection.weight, projection.bias).view({length, -1, config_.head_dim});
   };
   at::Tensor q = project(layer.q), k = project(layer.k);
   if (config_.query_key_norm) {
-    q = RmsNorm::apply(q, *layer.q_norm, config_.rms_norm_eps);
-    k = RmsNorm::apply(k, *layer.k_norm, config_.rms_norm_eps);
+    q = summing::rms_norm(q, *layer.q_norm, config_.rms_norm_eps);
+    k = summing::rms_norm(k, *layer.k_norm, config_.rms_norm_eps);
   }
   q = Rotary::apply(q, tables.cos, tables.sin);
   k = Rotary::apply(k, tables.cos, tables.sin);
@@ -201,30 +173,30 @@ Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidde
   const at::Tensor out = attention(q, k, v, softmax_scale);
   TORCH_CHECK(out.sizes() == q.sizes(), "Decoder: attention returned shape ", out.sizes(), ", expected ",
               q.sizes());
-  return {at::linear(out.reshape({length, -1}), layer.o.weight, layer.o.bias), {k, v}};
+  return {summing::linear(out.reshape({length, -1}), layer.o.weight, layer.o.bias), {k, v}};
 }
 
 at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
   TORCH_CHECK(input_ids.dim() == 1 && input_ids.scalar_type() == at::kLong && input_ids.numel() > 0,
               "Decoder: expected input_ids [T] int64, T > 0, received ", input_ids.sizes(), " ",
               input_ids.scalar_type());
-  return at::embedding(embed_tokens_, input_ids);
+  return summing::embedding(embed_tokens_, input_ids);
 }
 
 Decoder::LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const RotaryTables& tables,
                                     const Attention& attention) const {
   const Layer& layer = layers_.at(index);
-  const at::Tensor attention_input = RmsNorm::apply(hidden, layer.input_layernorm, config_.rms_norm_eps);
+  const at::Tensor attention_input = summing::rms_norm(hidden, layer.input_layernorm, config_.rms_norm_eps);
   auto [attended, context] = attend(layer, attention_input, tables, attention);
   const at::Tensor middle = hidden + attended;
-  const at::Tensor input = RmsNorm::apply(middle, layer.post_attention_layernorm, config_.rms_norm_eps);
-  const at::Tensor gate = at::silu(at::linear(input, layer.gate.weight, layer.gate.bias));
-  const at::Tensor up = at::linear(input, layer.up.weight, layer.up.bias);
-  return {middle + at::linear(gate * up, layer.down.weight, layer.down.bias), std::move(context)};
+  const at::Tensor input = summing::rms_norm(middle, layer.post_attention_layernorm, config_.rms_norm_eps);
+  const at::Tensor gate = at::silu(summing::linear(input, layer.gate.weight, layer.gate.bias));
+  const at::Tensor up = summing::linear(input, layer.up.weight, layer.up.bias);
+  return {middle + summing::linear(gate * up, layer.down.weight, layer.down.bias), std::move(context)};
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {
-  return RmsNorm::apply(hidden, norm_, config_.rms_norm_eps);
+  return summing::rms_norm(hidden, norm_, config_.rms_norm_eps);
 }
 
 at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
@@ -236,6 +208,16 @@ at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& posit
   const RotaryTables tables = rotary_tables(position_ids);
   for (int64_t i = 0; i < config_.num_hidden_layers; ++i) hidden = layer(i, hidden, tables, attention).hidden;
   return final_norm(hidden);
+}
+
+std::vector<at::Tensor> Decoder::gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const Parameter& parameter : parameters_) gradients.push_back(parameter.value.grad());
+  return gradients;
+}
+
+void Decoder::zero_gradients() const {
+  for (const Parameter& parameter : parameters_) at::Tensor(parameter.value).mutable_grad().reset();
 }
 
 const at::Tensor& Decoder::lm_head_weight() const {

@@ -65,6 +65,11 @@ class Decoder {
   const DecoderConfig& config() const { return config_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
 
+  /// Gradients of all parameters, in their order, summed over backward passes since zero_gradients in float32
+  /// (float64 for float64 models): their .grad (model/parameter_ops.h). Undefined where there were none.
+  std::vector<at::Tensor> gradients() const;
+  void zero_gradients() const;
+
  private:
   struct Projection {
     at::Tensor weight;               // [out, in]

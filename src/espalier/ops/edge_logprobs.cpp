@@ -31,12 +31,21 @@ std::tuple<at::Tensor, at::Tensor> call_backward(const at::Tensor& grad_logprobs
   return op.call(grad_logprobs, hidden, weight, edge_row, edge_target, lse, output_mask);
 }
 
+at::Tensor call_backward_in_place(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
+                                  const at::Tensor& weight, const at::Tensor& edge_row,
+                                  const at::Tensor& edge_target, const at::Tensor& lse,
+                                  const std::optional<at::Tensor>& grad_weight) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("espalier::edge_logprobs_backward_", "")
+                             .typed<decltype(call_backward_in_place)>();
+  return op.call(grad_logprobs, hidden, weight, edge_row, edge_target, lse, grad_weight);
+}
+
 class EdgeLogprobs : public torch::autograd::Function<EdgeLogprobs> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
                                const at::Tensor& edge_row, const at::Tensor& edge_target) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    auto [logprobs, lse] = call_forward(hidden, weight, edge_row, edge_target);
+    auto [logprobs, lse] = edge_logprobs_forward(hidden, weight, edge_row, edge_target);
     ctx->save_for_backward({hidden, weight, edge_row, edge_target, lse});
     ctx->mark_non_differentiable({lse});
     ctx->set_materialize_grads(false);
@@ -76,6 +85,12 @@ std::tuple<at::Tensor, at::Tensor> backward_meta(const at::Tensor&, const at::Te
           output_mask[1] ? at::empty_symint(weight.sym_sizes(), weight.options()) : at::Tensor()};
 }
 
+at::Tensor backward_in_place_meta(const at::Tensor&, const at::Tensor& hidden, const at::Tensor&,
+                                  const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                  const std::optional<at::Tensor>&) {
+  return at::empty_symint(hidden.sym_sizes(), hidden.options());
+}
+
 }  // namespace
 
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
@@ -83,14 +98,34 @@ at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, con
   return std::get<0>(call_forward(hidden, weight, edge_row, edge_target));
 }
 
+std::tuple<at::Tensor, at::Tensor> edge_logprobs_forward(const at::Tensor& hidden, const at::Tensor& weight,
+                                                         const at::Tensor& edge_row,
+                                                         const at::Tensor& edge_target) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call_forward(hidden, weight, edge_row, edge_target);
+}
+
+at::Tensor edge_logprobs_backward(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
+                                  const at::Tensor& weight, const at::Tensor& edge_row,
+                                  const at::Tensor& edge_target, const at::Tensor& lse,
+                                  const at::Tensor& grad_weight) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call_backward_in_place(
+      grad_logprobs, hidden, weight, edge_row, edge_target, lse,
+      grad_weight.defined() ? std::optional<at::Tensor>(grad_weight) : std::nullopt);
+}
+
 TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
   m.impl("edge_logprobs", &forward_autograd);
-  m.impl("edge_logprobs_backward", torch::autograd::autogradNotImplementedFallback());  // no double backward
+  // No double backward.
+  m.impl("edge_logprobs_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("edge_logprobs_backward_", torch::autograd::autogradNotImplementedFallback());
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
   m.impl("edge_logprobs", &forward_meta);
   m.impl("edge_logprobs_backward", &backward_meta);
+  m.impl("edge_logprobs_backward_", &backward_in_place_meta);
 }
 
 }  // namespace espalier

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <tuple>
+
 namespace espalier {
 
 /// Differentiable log softmax of the LM head, gathered at the targets; the logits never exist whole.
@@ -17,5 +19,20 @@ namespace espalier {
 /// [R]).
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
+
+/// The two halves of edge_logprobs, for a caller that does the differentiation itself: neither records a
+/// graph.
+/// Returns the log-probabilities [E] and the rows' log-sum-exp [R], both float32 (float64).
+std::tuple<at::Tensor, at::Tensor> edge_logprobs_forward(const at::Tensor& hidden, const at::Tensor& weight,
+                                                         const at::Tensor& edge_row,
+                                                         const at::Tensor& edge_target);
+
+/// Returns the gradient of hidden, and adds that of weight to grad_weight [V, C] in place, which is float32
+/// (float64) or, where that gradient is not wanted, undefined. Registered as
+/// torch.ops.espalier.edge_logprobs_backward_.
+at::Tensor edge_logprobs_backward(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
+                                  const at::Tensor& weight, const at::Tensor& edge_row,
+                                  const at::Tensor& edge_target, const at::Tensor& lse,
+                                  const at::Tensor& grad_weight);
 
 }  // namespace espalier

@@ -137,39 +137,73 @@ void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b
   }
 }
 
-std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
-                                                const at::Tensor& weight, const at::Tensor& edge_row,
-                                                const at::Tensor& edge_target, const at::Tensor& lse_in,
-                                                std::array<bool, 2> output_mask) {
-  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
-  const Edges edges(edge_row, edge_target);
-  edges.check(hidden.size(0), weight.size(0));
+struct Backward {
+  const at::Tensor& grad_logprobs;
+  const at::Tensor& hidden;
+  const at::Tensor& weight;
+  const at::Tensor& edge_row;
+  const at::Tensor& edge_target;
+  const at::Tensor& lse;
+};
+
+// Adds to the gradients that are defined. That of hidden is in the dtype of sums; that of weight too, or in
+// weight's own and zero: then it is rounded once, when all rows have been added.
+void add_gradients(const Backward& given, const at::Tensor& grad_hidden, const at::Tensor& grad_weight) {
+  const at::Tensor &hidden = given.hidden, &weight = given.weight;
   const auto options = hidden.options().dtype(detail::accumulator_dtype(hidden.scalar_type()));
-  const at::Tensor lse = lse_in.to(options.dtype());
-  const at::Tensor grad = grad_logprobs.to(options.dtype()).contiguous();
+  const Edges edges(given.edge_row, given.edge_target);
+  edges.check(hidden.size(0), weight.size(0));
+  const at::Tensor lse = given.lse.to(options.dtype());
+  const at::Tensor grad = given.grad_logprobs.to(options.dtype()).contiguous();
   const at::Tensor row_grad = at::zeros({hidden.size(0)}, options).index_add_(0, edges.row_tensor, grad);
-  at::Tensor grad_hidden;
-  at::Tensor grad_weight;
-  if (output_mask[0]) grad_hidden = at::zeros(hidden.sizes(), options);
-  if (output_mask[1]) grad_weight = at::zeros(weight.sizes(), weight.options());
   at::Tensor head_grad;  // of the LM head rows of the present block, summed over the rows so far
   for (const Block& block : blocks_of(hidden, weight)) {
     at::Tensor logits = logits_of(hidden, weight, block);
     AT_DISPATCH_FLOATING_TYPES(logits.scalar_type(), "edge_logprobs",
                                [&] { differentiate<scalar_t>(logits, edges, block, grad, row_grad, lse); });
     logits = logits.to(hidden.scalar_type());
-    if (output_mask[0]) {
+    if (grad_hidden.defined()) {
       add_product(grad_hidden.slice(0, block.row_begin, block.row_end), logits,
                   weight.slice(0, block.column_begin, block.column_end));
     }
-    if (output_mask[1]) {
+    if (grad_weight.defined()) {
       const at::Tensor place = grad_weight.slice(0, block.column_begin, block.column_end);
       if (block.row_begin == 0) head_grad = place.to(options.dtype());
       add_product(head_grad, logits.t(), hidden.slice(0, block.row_begin, block.row_end));
       if (block.row_end == hidden.size(0) && !head_grad.is_same(place)) place.copy_(head_grad);
     }
   }
+}
+
+at::Tensor zero_sums(const at::Tensor& like) {
+  return at::zeros(like.sizes(), like.options().dtype(detail::accumulator_dtype(like.scalar_type())));
+}
+
+std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
+                                                const at::Tensor& weight, const at::Tensor& edge_row,
+                                                const at::Tensor& edge_target, const at::Tensor& lse,
+                                                std::array<bool, 2> output_mask) {
+  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
+  at::Tensor grad_hidden, grad_weight;
+  if (output_mask[0]) grad_hidden = zero_sums(hidden);
+  if (output_mask[1]) grad_weight = at::zeros(weight.sizes(), weight.options());
+  add_gradients({grad_logprobs, hidden, weight, edge_row, edge_target, lse}, grad_hidden, grad_weight);
   return {output_mask[0] ? grad_hidden.to(hidden.scalar_type()) : grad_hidden, grad_weight};
+}
+
+at::Tensor backward_in_place_cpu(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
+                                 const at::Tensor& weight, const at::Tensor& edge_row,
+                                 const at::Tensor& edge_target, const at::Tensor& lse,
+                                 const std::optional<at::Tensor>& grad_weight) {
+  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
+  const auto dtype = detail::accumulator_dtype(hidden.scalar_type());
+  TORCH_CHECK(!grad_weight || (grad_weight->sizes() == weight.sizes() && grad_weight->scalar_type() == dtype),
+              "edge_logprobs_backward_: expected grad_weight ", weight.sizes(), " ", dtype, ", received ",
+              grad_weight->sizes(), " ", grad_weight->scalar_type());
+  const at::Tensor grad_hidden = zero_sums(hidden);
+  add_gradients({grad_logprobs, hidden, weight, edge_row, edge_target, lse}, grad_hidden,
+                grad_weight.value_or(at::Tensor()));
+  return grad_hidden.to(hidden.scalar_type());
 }
 
 }  // namespace
@@ -177,6 +211,7 @@ std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_logprobs,
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
   m.impl("edge_logprobs", &forward_cpu);
   m.impl("edge_logprobs_backward", &backward_cpu);
+  m.impl("edge_logprobs_backward_", &backward_in_place_cpu);
 }
 
 }  // namespace espalier

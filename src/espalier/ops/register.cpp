@@ -15,4 +15,7 @@ TORCH_LIBRARY(espalier, m) {
   m.def(
       "edge_logprobs_backward(Tensor grad_logprobs, Tensor hidden, Tensor weight, Tensor edge_row,"
       " Tensor edge_target, Tensor lse, bool[2] output_mask) -> (Tensor grad_hidden, Tensor grad_weight)");
+  m.def(
+      "edge_logprobs_backward_(Tensor grad_logprobs, Tensor hidden, Tensor weight, Tensor edge_row,"
+      " Tensor edge_target, Tensor lse, Tensor(a!)? grad_weight) -> Tensor grad_hidden");
 }

@@ -41,17 +41,16 @@ struct Runs {
 class Rounds {
  public:
   Rounds(const Decoder& decoder, const Trajectories& trajectories, const BenchmarkOptions& options)
-      : decoder_(decoder), trajectories_(trajectories), options_(options), gradients_(decoder) {
+      : decoder_(decoder), trajectories_(trajectories), options_(options) {
     if (options.objective.kind == ObjectiveKind::kGrpo) {
       advantages_ = Advantages(trajectories, options.objective.scale_rewards);
     }
   }
 
   void run(Runs* runs) {
-    gradients_.zero();
+    decoder_.zero_gradients();
     const double begin = now(options_.cpu_seconds);
-    runs->result =
-        forward_backward(decoder_, trajectories_, runs->step, options_.objective, &advantages_, &gradients_);
+    runs->result = forward_backward(decoder_, trajectories_, runs->step, options_.objective, &advantages_);
     runs->seconds.push_back(now(options_.cpu_seconds) - begin);
     for (const MicroBatchMeasure& measure : runs->result.measured) {
       runs->peak_bytes = std::max(runs->peak_bytes, measure.peak_bytes);
@@ -63,7 +62,6 @@ class Rounds {
   const Trajectories& trajectories_;
   const BenchmarkOptions& options_;
   Advantages advantages_;
-  Gradients gradients_;
 };
 
 // Weights and gradient sums: what every step holds, whatever its plan.

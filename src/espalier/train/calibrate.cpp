@@ -86,10 +86,10 @@ void measure(const Decoder& decoder, const Probe& probe, std::vector<Sample>* sa
   std::vector<int64_t> rows(trajectories.num_rows());
   std::iota(rows.begin(), rows.end(), 0);
   const Step step = make_step(trajectories, rows, {Strategy::kTreePacking, 0}, {});
-  Gradients gradients(decoder);
+  decoder.zero_gradients();
   std::vector<double> seconds;
   for (int repeat = 0; repeat <= kRepeats; ++repeat) {  // the first fills caches and allocates the sums
-    const StepResult result = forward_backward(decoder, trajectories, step, {}, nullptr, &gradients);
+    const StepResult result = forward_backward(decoder, trajectories, step, {}, nullptr);
     if (repeat > 0) seconds.push_back(result.measured.at(0).seconds);
   }
   std::sort(seconds.begin(), seconds.end());

@@ -13,30 +13,6 @@
 
 namespace espalier {
 
-Gradients::Gradients(const Decoder& decoder) : decoder_(&decoder), sums_(decoder.parameters().size()) {
-  zero();
-}
-
-void Gradients::zero() {
-  for (const Parameter& parameter : decoder_->parameters())
-    at::Tensor(parameter.value).mutable_grad().reset();
-  for (at::Tensor& sum : sums_) sum.reset();
-}
-
-void Gradients::collect() {
-  const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < sums_.size(); ++i) {
-    at::Tensor& gradient = at::Tensor(decoder_->parameters()[i].value).mutable_grad();
-    if (!gradient.defined()) continue;
-    if (gradient.scalar_type() != at::kBFloat16) {
-      sums_[i] = gradient;  // stays where it is: the next backward adds to it in place
-      continue;
-    }
-    sums_[i].defined() ? void(sums_[i].add_(gradient)) : void(sums_[i] = gradient.to(at::kFloat));
-    gradient.reset();
-  }
-}
-
 namespace {
 
 /// Visits the micro-batches that have loss in them or below: enter in the order of the plan, leave after all
@@ -103,13 +79,12 @@ struct Open {
 class StepRun {
  public:
   StepRun(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
-          const ObjectiveOptions& objective, const Advantages* advantages, Gradients* gradients)
+          const ObjectiveOptions& objective, const Advantages* advantages)
       : decoder_(decoder),
         trajectories_(trajectories),
         step_(step),
         objective_(objective),
         advantages_(advantages),
-        gradients_(gradients),
         with_readers_(micro_batches_with_readers(step)),
         open_(step.plan.micro_batches.size()) {
     result_.flat_tokens = step.flat_tokens();
@@ -197,7 +172,6 @@ class StepRun {
     if (!tensors.empty()) torch::autograd::backward(tensors, gradients);
     tensors.clear();
     gradients.clear();
-    gradients_->collect();
     for (ContextFrame* frame : ancestors(open.batch)) frame->collect();
   }
 
@@ -206,7 +180,6 @@ class StepRun {
   const Step& step_;
   const ObjectiveOptions& objective_;
   const Advantages* advantages_;
-  Gradients* gradients_;
   std::vector<bool> with_readers_;
   std::vector<std::unique_ptr<Open>> open_;
   StepResult result_;
@@ -228,8 +201,8 @@ int64_t StepResult::measured_peak_bytes() const {
 
 StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                             const ObjectiveOptions& objective, const Advantages* advantages,
-                            Gradients* gradients, const MicroBatchProgress& progress) {
-  StepRun run(decoder, trajectories, step, objective, advantages, gradients);
+                            const MicroBatchProgress& progress) {
+  StepRun run(decoder, trajectories, step, objective, advantages);
   int64_t done = 0;
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
   walk(

@@ -14,23 +14,6 @@
 
 namespace espalier {
 
-/// Gradients of all parameters, in their order, summed over micro-batches in float32 (float64 for float64
-/// models).
-class Gradients {
- public:
-  explicit Gradients(const Decoder& decoder);
-
-  /// Takes what backward left in the parameters' .grad into the sums. Call after every backward. Gradients in
-  /// float32 and float64 are the sums themselves, to which autograd adds in place.
-  void collect();
-  void zero();
-  const std::vector<at::Tensor>& sums() const { return sums_; }
-
- private:
-  const Decoder* decoder_;
-  std::vector<at::Tensor> sums_;
-};
-
 /// What one micro-batch took.
 struct MicroBatchMeasure {
   int64_t micro_batch = 0;  // index in the plan
@@ -57,12 +40,12 @@ struct StepResult {
 /// Called after each micro-batch with how many are done of how many.
 using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
-/// Adds the gradients of the step's loss to `gradients`. Micro-batches without loss in them or below do not
-/// run. Those with descendants keep their activations (or context alone: CheckpointActivations::kPiece) until
-/// the descendants are done.
+/// Adds the gradients of the step's loss to the decoder's (Decoder::gradients). Micro-batches without loss in
+/// them or below do not run. Those with descendants keep their activations (or context alone:
+/// CheckpointActivations::kPiece) until the descendants are done.
 StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                             const ObjectiveOptions& objective, const Advantages* advantages,
-                            Gradients* gradients, const MicroBatchProgress& progress = {});
+                            const MicroBatchProgress& progress = {});
 
 /// Log-probabilities of every token of the step's rows given all before it, aligned to the data's tokens
 /// (flat index offsets[row] + position); entries of first tokens and of other rows are left as they are.

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "espalier/base/check.h"
-#include "espalier/ops/edge_logprobs.h"
+#include "espalier/model/parameter_ops.h"
 #include "espalier/ops/tree_attention.h"
 #include "espalier/train/recompute.h"
 
@@ -60,8 +60,8 @@ Forwarded forward(const Decoder& decoder, const Batch& batch, std::span<ContextF
     if (options.keep_context) result.context.emplace_back(outputs.begin() + 1, outputs.end());
   }
   if (options.head) {
-    result.logprobs = edge_logprobs(decoder.final_norm(hidden).index_select(0, batch.head_rows),
-                                    decoder.lm_head_weight(), batch.edge_row, batch.edge_target);
+    result.logprobs = summing::head_logprobs(decoder.final_norm(hidden).index_select(0, batch.head_rows),
+                                             decoder.lm_head_weight(), batch.edge_row, batch.edge_target);
   }
   return result;
 }

@@ -76,9 +76,9 @@ void adamw_group(const OptimizerOptions& options, double learning_rate, double w
 
 }  // namespace
 
-double Optimizer::step(Gradients* gradients, double learning_rate) {
+double Optimizer::step(double learning_rate) {
   const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor>& sums = gradients->sums();
+  const std::vector<at::Tensor> sums = decoder_->gradients();
   const double norm = global_norm(sums);
   ESPALIER_CHECK(std::isfinite(norm),
                  "the gradient norm is {}: expected a finite number; the weights are left as they were (a "

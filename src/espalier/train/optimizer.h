@@ -38,10 +38,10 @@ class Optimizer {
  public:
   Optimizer(const Decoder& decoder, const OptimizerOptions& options);
 
-  /// Global norm of the gradients, then clips them to max_grad_norm (torch.nn.utils.clip_grad_norm_), updates
-  /// the weights and returns the norm before clipping. Throws InputError when the norm is not finite; weights
-  /// and state are then as before.
-  double step(Gradients* gradients, double learning_rate);
+  /// Global norm of the decoder's gradients, then clips them to max_grad_norm
+  /// (torch.nn.utils.clip_grad_norm_), updates the weights and returns the norm before clipping. Throws
+  /// InputError when the norm is not finite; weights and state are then as before.
+  double step(double learning_rate);
 
   /// State by name: `master.NAME` (bfloat16 models), `exp_avg.NAME`, `exp_avg_sq.NAME`, `step`.
   void save(const std::filesystem::path& file) const;

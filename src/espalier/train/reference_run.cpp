@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "espalier/model/parameter_ops.h"
 #include "espalier/train/verify.h"
 
 namespace espalier {
@@ -99,7 +100,7 @@ at::Tensor clipped_surrogate(const Trajectories& trajectories, int64_t row,
 }  // namespace
 
 ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Trajectories& trajectories,
-                                              const ObjectiveOptions& objective, Gradients* gradients,
+                                              const ObjectiveOptions& objective,
                                               std::vector<double>* logprobs,
                                               const MicroBatchProgress& progress) {
   const std::vector<double> weights = effective_weights(trajectories, objective.shared_targets);
@@ -124,7 +125,7 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Traj
     const at::Tensor input_ids = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong);
     const at::Tensor hidden = decoder.forward(input_ids, at::arange(size, at::kLong), causal_attention);
     const at::Tensor logits =
-        at::linear(hidden.index_select(0, at::tensor(before, at::kLong)), decoder.lm_head_weight());
+        summing::linear(hidden.index_select(0, at::tensor(before, at::kLong)), decoder.lm_head_weight());
     const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor row_logprobs = at::log_softmax(logits.to(wide), -1)
                                         .gather(1, at::tensor(targets, at::kLong).unsqueeze(1))
@@ -139,7 +140,6 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Traj
     loss.value += row_loss.item<double>();
     loss.size += weighted.detach().abs().sum().item<double>();
     torch::autograd::backward({row_loss}, {});
-    gradients->collect();
     const at::Tensor values = row_logprobs.detach().contiguous();
     for (size_t i = 0; i < positions.size(); ++i) {
       (*logprobs)[begin + positions[i]] = values.const_data_ptr<double>()[i];

@@ -156,7 +156,6 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
   std::filesystem::create_directories(options.out);
   Decoder decoder = load_decoder(options.model, options.dtype);
   Optimizer optimizer(decoder, options.optimizer);
-  Gradients gradients(decoder);
   const Advantages advantages = options.objective.kind == ObjectiveKind::kGrpo
                                     ? Advantages(trajectories, options.objective.scale_rewards)
                                     : Advantages();
@@ -185,15 +184,15 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
     const Step step = make_step(trajectories, batches[index % per_epoch], options.plan, options.objective,
                                 options.costs ? &*options.costs : nullptr);
     const int64_t number = index + 1;
-    gradients.zero();
+    decoder.zero_gradients();
     const StepResult result = forward_backward(decoder, trajectories, step, options.objective, &advantages,
-                                               &gradients, [&](int64_t done, int64_t total) {
+                                               [&](int64_t done, int64_t total) {
                                                  if (events.micro_batch)
                                                    events.micro_batch(number, done, total);
                                                });
     const double rate =
         options.learning_rate * schedule_factor(options.scheduler, index, last, options.warmup_steps);
-    const double norm = optimizer.step(&gradients, rate);
+    const double norm = optimizer.step(rate);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 
     nlohmann::ordered_json metrics = {{"step", number}};

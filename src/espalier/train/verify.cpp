@@ -24,10 +24,11 @@ struct Outcome {
   std::vector<double> logprobs;
 };
 
-std::vector<at::Tensor> in_float64(const Gradients& gradients, const Decoder& decoder) {
+std::vector<at::Tensor> gradients_in_float64(const Decoder& decoder) {
   std::vector<at::Tensor> result;
-  for (size_t i = 0; i < gradients.sums().size(); ++i) {
-    const at::Tensor& sum = gradients.sums()[i];
+  const std::vector<at::Tensor> sums = decoder.gradients();
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const at::Tensor& sum = sums[i];
     result.push_back(sum.defined() ? sum.to(at::kDouble)
                                    : at::zeros_like(decoder.parameters()[i].value, at::kDouble));
   }
@@ -67,14 +68,14 @@ size_t worst(const std::vector<double>& values) {
 Outcome tree_run(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                  const ObjectiveOptions& objective, const Advantages* advantages,
                  const VerifyProgress& progress) {
-  Gradients gradients(decoder);
+  decoder.zero_gradients();
   Outcome run;
   const auto report = [&](int64_t done, int64_t total) {
     if (progress) progress("tree run", static_cast<double>(done) / static_cast<double>(total));
   };
-  run.loss = forward_backward(decoder, trajectories, step, objective, advantages, &gradients, report).loss;
-  run.gradients = in_float64(gradients, decoder);
-  gradients.zero();
+  run.loss = forward_backward(decoder, trajectories, step, objective, advantages, report).loss;
+  run.gradients = gradients_in_float64(decoder);
+  decoder.zero_gradients();
   run.logprobs.resize(trajectories.num_tokens());
   compute_logprobs(decoder, trajectories, step, &run.logprobs);
   return run;
@@ -82,18 +83,18 @@ Outcome tree_run(const Decoder& decoder, const Trajectories& trajectories, const
 
 Outcome reference_run(const Decoder& decoder, const Trajectories& trajectories,
                       const ObjectiveOptions& objective, const char* phase, const VerifyProgress& progress) {
-  Gradients gradients(decoder);
+  decoder.zero_gradients();
   Outcome run;
   run.logprobs.resize(trajectories.num_tokens());
   const auto report = [&](int64_t done, int64_t total) {
     if (progress) progress(phase, static_cast<double>(done) / static_cast<double>(total));
   };
   const ReferenceLoss loss =
-      per_trajectory_forward_backward(decoder, trajectories, objective, &gradients, &run.logprobs, report);
+      per_trajectory_forward_backward(decoder, trajectories, objective, &run.logprobs, report);
   run.loss = loss.value;
   run.loss_size = loss.size;
-  run.gradients = in_float64(gradients, decoder);
-  gradients.zero();
+  run.gradients = gradients_in_float64(decoder);
+  decoder.zero_gradients();
   return run;
 }
 

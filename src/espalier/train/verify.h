@@ -68,7 +68,7 @@ struct ReferenceLoss {
 /// and log_softmax; shares nothing with the tree run but the decoder's layers. Returns the loss, adds
 /// gradients and writes the log-probabilities of loss terms (flat index).
 ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Trajectories& trajectories,
-                                              const ObjectiveOptions& objective, Gradients* gradients,
+                                              const ObjectiveOptions& objective,
                                               std::vector<double>* logprobs,
                                               const MicroBatchProgress& progress = {});
 

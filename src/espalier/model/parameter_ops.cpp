@@ -1,0 +1,154 @@
+#include "espalier/model/parameter_ops.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include "espalier/ops/edge_logprobs.h"
+
+namespace espalier::summing {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// float64 for float64, otherwise float32.
+at::ScalarType sum_dtype(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// The .grad of a parameter, in the dtype of sums; undefined if it was.
+at::Tensor& sum_of(const at::Tensor& parameter) {
+  at::Tensor& sum = at::Tensor(parameter).mutable_grad();
+  if (sum.defined()) sum = sum.to(sum_dtype(parameter));  // autograd's own may be of the parameter's dtype
+  return sum;
+}
+
+at::Tensor& sum_or_zeros(const at::Tensor& parameter) {
+  at::Tensor& sum = sum_of(parameter);
+  if (!sum.defined()) sum = at::zeros(parameter.sizes(), parameter.options().dtype(sum_dtype(parameter)));
+  return sum;
+}
+
+/// Adds a b to the .grad of a parameter.
+void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor& sum = sum_of(parameter);
+  if (sum.defined() && sum.scalar_type() == a.scalar_type()) {
+    sum.addmm_(a, b);
+  } else {
+    add_gradient(parameter, a.mm(b));
+  }
+}
+
+class Linear : public Function<Linear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias) {
+    ctx->save_for_backward({x, weight, bias.value_or(at::Tensor())});
+    return at::linear(x, weight, bias);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &grad = grads[0];
+    if (weight.requires_grad()) add_product(weight, grad.t(), x);
+    if (bias.defined() && bias.requires_grad()) add_gradient(bias, grad.sum(0));
+    return {ctx->needs_input_grad(0) ? grad.mm(weight) : at::Tensor(), {}, {}};
+  }
+};
+
+class Embedding : public Function<Embedding> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& input_ids) {
+    ctx->save_for_backward({weight, input_ids});
+    return at::embedding(weight, input_ids);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    at::Tensor& sum = sum_or_zeros(saved[0]);
+    sum.index_add_(0, saved[1], grads[0].to(sum.scalar_type()));
+    return {{}, {}};
+  }
+};
+
+class RmsNorm : public Function<RmsNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps) {
+    const at::Tensor wide = x.to(sum_dtype(x));
+    const at::Tensor inverse_rms = at::rsqrt(at::mean(wide * wide, {-1}, /*keepdim=*/true).add_(eps));
+    ctx->save_for_backward({x, weight, inverse_rms});
+    return (wide * inverse_rms).to(x.scalar_type()).mul_(weight);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
+    const at::ScalarType wide = inverse_rms.scalar_type();
+    const at::Tensor grad = grads[0].to(wide);
+    const at::Tensor normalised = x.to(wide) * inverse_rms;
+
+    at::Tensor product = grad * normalised;
+    if (weight.requires_grad()) add_gradient(weight, product.flatten(0, -2).sum(0));
+    const at::Tensor wide_weight = weight.to(wide);
+    const at::Tensor mean = product.mul_(wide_weight).mean({-1}, /*keepdim=*/true);
+    const at::Tensor grad_x =
+        (grad * wide_weight).addcmul_(normalised, mean, -1).mul_(inverse_rms).to(x.scalar_type());
+    return {grad_x, {}, {}};
+  }
+};
+
+class HeadLogprobs : public Function<HeadLogprobs> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
+                            const at::Tensor& edge_row, const at::Tensor& edge_target) {
+    auto [logprobs, lse] = edge_logprobs_forward(hidden, weight, edge_row, edge_target);
+    ctx->save_for_backward({hidden, weight, edge_row, edge_target, lse});
+    return logprobs;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &hidden = saved[0], &weight = saved[1];
+    at::Tensor sum;
+    if (weight.requires_grad()) sum = sum_or_zeros(weight);
+    const at::Tensor grad_hidden =
+        edge_logprobs_backward(grads[0], hidden, weight, saved[2], saved[3], saved[4], sum);
+    return {grad_hidden, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
+  at::Tensor& sum = sum_of(parameter);
+  if (sum.defined()) {
+    sum.add_(gradient);
+  } else {
+    sum = gradient.to(sum_dtype(parameter)).contiguous();
+  }
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  return Linear::apply(x, weight, bias);
+}
+
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {
+  return Embedding::apply(weight, input_ids);
+}
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return RmsNorm::apply(x, weight, eps);
+}
+
+at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+                         const at::Tensor& edge_target) {
+  return HeadLogprobs::apply(hidden, weight, edge_row, edge_target);
+}
+
+}  // namespace espalier::summing

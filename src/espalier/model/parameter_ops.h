@@ -1,0 +1,34 @@
+// Operators of parameters and activations that sum the parameters' gradients in place.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace espalier::summing {
+
+// Backward adds the gradient of a parameter to its .grad, which is float32 for bfloat16 parameters and made
+// where it is undefined. So gradients of many micro-batches add up without a temporary of the parameter's
+// size and without further passes over it. They come by torch::autograd::backward alone:
+// torch::autograd::grad does not see them. Parameters that do not require gradients get none.
+
+/// Adds to the .grad of a parameter as said above; `gradient` has its shape.
+void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient);
+
+/// x [T, in], weight [out, in], bias [out] -> x weight^T + bias [T, out].
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias = {});
+
+/// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C].
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);
+
+/// Root mean square norm over the last dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization",
+/// 2019), with the roundings of Transformers: weight * (x / rms(x)) with the bracket in float32 (float64),
+/// rounded to the dtype of x before the product. x [..., C], weight [C]. Keeps x and 1 / rms for backward,
+/// nothing else of the size of x.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// edge_logprobs (ops/edge_logprobs.h) of the LM head.
+at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+                         const at::Tensor& edge_target);
+
+}  // namespace espalier::summing

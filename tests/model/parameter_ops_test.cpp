@@ -1,0 +1,143 @@
+#include "espalier/model/parameter_ops.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "espalier/ops/reference.h"
+
+namespace espalier::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// An operator of one activation and some parameters, and its plain form.
+struct Case {
+  std::string name;
+  std::vector<std::vector<int64_t>> parameters;  // shapes
+  std::vector<int64_t> activation;               // shape; empty: none
+  std::function<at::Tensor(const at::Tensor&, const Tensors&)> ours, plain;
+};
+
+at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight) {
+  const at::Tensor wide = x.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  return (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(x.scalar_type()) * weight;
+}
+
+std::vector<Case> cases() {
+  const at::Tensor ids = at::tensor({3, 0, 3, 6, 1}, at::kLong);
+  const at::Tensor rows = at::tensor({0, 0, 1, 4}, at::kLong), targets = at::tensor({2, 5, 5, 0}, at::kLong);
+  return {{"linear",
+           {{4, 3}},
+           {5, 3},
+           [](const auto& x, const auto& p) { return summing::linear(x, p[0]); },
+           [](const auto& x, const auto& p) { return at::linear(x, p[0]); }},
+          {"linear with bias",
+           {{4, 3}, {4}},
+           {5, 3},
+           [](const auto& x, const auto& p) { return summing::linear(x, p[0], p[1]); },
+           [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }},
+          {"embedding",
+           {{7, 3}},
+           {},
+           [ids](const auto&, const auto& p) { return summing::embedding(p[0], ids); },
+           [ids](const auto&, const auto& p) { return p[0].index_select(0, ids); }},
+          {"norm",
+           {{3}},
+           {5, 2, 3},
+           [](const auto& x, const auto& p) { return summing::rms_norm(x, p[0], 1e-5); },
+           [](const auto& x, const auto& p) { return plain_norm(x, p[0]); }},
+          {"head",
+           {{7, 3}},
+           {5, 3},
+           [=](const auto& x, const auto& p) { return summing::head_logprobs(x, p[0], rows, targets); },
+           [=](const auto& x, const auto& p) { return reference::edge_logprobs(x, p[0], rows, targets); }}};
+}
+
+at::Tensor leaf(const at::Tensor& values, at::ScalarType dtype) {
+  return values.detach().to(dtype, false, /*copy=*/true).requires_grad_();
+}
+
+double error(const at::Tensor& a, const at::Tensor& b) {
+  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
+
+// Two backward passes over other activations, so that the second one finds sums.
+TEST(ParameterOps, SumTheGradientsOfThePlainForm) {
+  at::manual_seed(5);
+  for (const Case& given : cases()) {
+    SCOPED_TRACE(given.name);
+    Tensors ours, plain;
+    for (const auto& shape : given.parameters) {
+      ours.push_back(leaf(at::randn(shape, at::kDouble), at::kDouble));
+      plain.push_back(leaf(ours.back(), at::kDouble));
+    }
+    for (int pass = 0; pass < 2; ++pass) {
+      const at::Tensor x = at::randn(given.activation, at::kDouble);
+      const at::Tensor our_x = leaf(x, at::kDouble), plain_x = leaf(x, at::kDouble);
+      const at::Tensor our_out = given.ours(our_x, ours), plain_out = given.plain(plain_x, plain);
+      EXPECT_LE(error(our_out, plain_out), 1e-14);
+      const at::Tensor seed = at::randn_like(plain_out);
+      torch::autograd::backward({our_out}, {seed});
+      torch::autograd::backward({plain_out}, {seed});
+      if (!given.activation.empty()) {
+        EXPECT_LE(error(our_x.grad(), plain_x.grad()), 1e-14);
+      }
+      for (size_t i = 0; i < ours.size(); ++i) {
+        ASSERT_TRUE(ours[i].grad().defined());
+        EXPECT_LE(error(ours[i].grad(), plain[i].grad()), 1e-14) << "parameter " << i << ", pass " << pass;
+      }
+    }
+  }
+}
+
+// Passes that each add less than bfloat16 can hold beside the first one's gradient.
+TEST(ParameterOps, SumBfloat16GradientsInFloat32) {
+  for (const Case& given : cases()) {
+    SCOPED_TRACE(given.name);
+    at::manual_seed(6);
+    Tensors ours, one_pass;
+    for (const auto& shape : given.parameters) {
+      ours.push_back(leaf(at::randn(shape), at::kBFloat16));
+      one_pass.push_back(leaf(ours.back(), at::kBFloat16));
+    }
+    const at::Tensor x = leaf(at::randn(given.activation), at::kBFloat16);
+    const at::Tensor seed = at::ones_like(given.ours(x, ours)) / 8;
+    torch::autograd::backward({given.ours(x, one_pass)}, {seed});
+    for (const double scale : {1.0, 0x1p-10, 0x1p-10})
+      torch::autograd::backward({given.ours(x, ours)}, {seed * scale});
+    for (size_t i = 0; i < ours.size(); ++i) {
+      ASSERT_EQ(ours[i].grad().scalar_type(), at::kFloat);
+      const at::Tensor expected = one_pass[i].grad() * (1 + 0x1p-9);
+      EXPECT_LE(error(ours[i].grad(), expected), 0x1p-17 * expected.abs().max().item<double>());
+    }
+  }
+}
+
+TEST(ParameterOps, AddToAGradientThatIsThereInALowerPrecision) {
+  const at::Tensor weight = leaf(at::ones({2, 2}), at::kBFloat16);
+  at::Tensor(weight).mutable_grad() = at::ones({2, 2}, at::kBFloat16);
+  torch::autograd::backward({summing::linear(at::full({1, 2}, 0x1p-10, at::kBFloat16), weight)},
+                            {at::ones({1, 2}, at::kBFloat16)});
+  EXPECT_TRUE(weight.grad().equal(at::full({2, 2}, 1 + 0x1p-10, at::kFloat)));
+}
+
+TEST(ParameterOps, FrozenParametersGetNone) {
+  for (const Case& given : cases()) {
+    if (given.activation.empty()) continue;
+    SCOPED_TRACE(given.name);
+    Tensors frozen;
+    for (const auto& shape : given.parameters) frozen.push_back(at::randn(shape, at::kDouble));
+    const at::Tensor x = leaf(at::randn(given.activation, at::kDouble), at::kDouble);
+    torch::autograd::backward({given.ours(x, frozen).sum()}, {});
+    EXPECT_TRUE(x.grad().defined());
+    for (const at::Tensor& parameter : frozen) EXPECT_FALSE(parameter.grad().defined());
+  }
+}
+
+}  // namespace
+}  // namespace espalier::testing
