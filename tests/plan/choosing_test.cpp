@@ -229,17 +229,21 @@ TEST(Choosing, LoadsByHand) {
   first.runs = {{0, 3, -1}, {3, 5, 0}};
   first.num_tokens = 5;
   first.num_pairs = 15;
+  first.trajectories = {{0, 1}, {1, 1}, {2, 0}};
   second.runs = {{5, 7, -1}};
   second.num_tokens = 2;
   second.num_pairs = 9;
   second.parent = 0;
   second.context_runs = {0};
+  second.trajectories = {{2, 0}};
   const std::vector<MicroBatch> plan{first, second};
   const std::vector<Load> loads = loads_of(plan);
   ASSERT_EQ(loads.size(), 2u);
   EXPECT_EQ(loads[0].attention_pieces, 3);  // two triangles and a rectangle
+  EXPECT_EQ(loads[0].terms, 5 + 5 + 3);
   EXPECT_TRUE(loads[0].has_readers);
   EXPECT_EQ(loads[1].attention_pieces, 2);  // a triangle and the context
+  EXPECT_EQ(loads[1].terms, 2);
   EXPECT_FALSE(loads[1].has_readers);
   EXPECT_EQ(loads[1].parent, 0);
 

@@ -68,6 +68,24 @@ TEST(Cost, SpeedupBoundIsTheRatioOfFlops) {
   EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(from_rows({{1, 2}, {3, 4, 5}}))), 1);
 }
 
+TEST(Cost, PlansArePricedWithTheTermsThatTheyMayHave) {
+  // Terms are most of the memory.
+  std::vector<std::vector<int32_t>> rows(5000, {1, 2, 3, 4, 5, 6});
+  rows.push_back({1, 2, 3, 7});
+  const Trajectories trajectories = from_rows(rows);
+  const DecoderConfig config = tiny_config(Family::kLlama, 19);
+  const PlanCosts costs{assumed_time_model(model_shape(config)),
+                        memory_model(config, at::kFloat, std::nullopt, ObjectiveKind::kGrpo)};
+  for (const Strategy strategy : {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+    for (const int64_t token_budget : {0, 6}) {
+      const Step step = make_step(trajectories, all_rows(trajectories), {strategy, token_budget}, {}, &costs);
+      const double share = predict_step(costs, step).largest_peak_bytes() / price(costs, step.plan).bytes;
+      EXPECT_LE(share, 1);
+      EXPECT_GE(share, 0.75);  // the first token of a row has no term
+    }
+  }
+}
+
 TEST(Cost, ModelShapeIsTheConfigs) {
   const ModelShape shape = model_shape(tiny_config(Family::kQwen3, 19));
   EXPECT_EQ(shape.num_hidden_layers, 2);

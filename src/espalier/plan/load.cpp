@@ -13,12 +13,15 @@ std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches) {
     load.tokens = micro_batch.num_tokens;
     load.pairs = micro_batch.num_pairs;
     load.head_rows = micro_batch.num_tokens;
-    load.terms = micro_batch.num_tokens;
     load.parent = micro_batch.parent;
     std::vector<bool> inner(micro_batch.runs.size());
-    for (const Run& run : micro_batch.runs) {
+    std::vector<int64_t> path(micro_batch.runs.size());  // tokens up to the run's end
+    for (size_t k = 0; k < path.size(); ++k) {
+      const Run& run = micro_batch.runs[k];
+      path[k] = run.end - run.begin + (run.parent < 0 ? 0 : path[run.parent]);
       if (run.parent >= 0) inner[run.parent] = true;
     }
+    for (const Placement& placement : micro_batch.trajectories) load.terms += path[placement.run];
     load.attention_pieces = static_cast<int64_t>(micro_batch.runs.size());
     for (const bool is_inner : inner) load.attention_pieces += is_inner;
     if (micro_batch.parent >= 0) {

@@ -20,8 +20,8 @@ struct Load {
   bool has_readers = false;      // others inherit from this one
 };
 
-/// The loads of a plan's micro-batches. What reaches the LM head is not known here: every token is
-/// counted, with one term.
+/// The loads of a plan's micro-batches. What carries loss is not known here: every token is counted as if it
+/// reached the LM head, with a term of every trajectory that it belongs to.
 std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches);
 
 }  // namespace espalier

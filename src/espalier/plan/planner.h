@@ -19,7 +19,7 @@ struct PlanPrice {
   double bytes = 0;
 };
 
-/// What the plan is predicted to take, every token counted as if it reached the LM head.
+/// What the plan is predicted to take, every token of every trajectory counted as if it carried loss.
 PlanPrice price(const PlanCosts& costs, const Plan& plan);
 
 /// Plans the whole forest:
