@@ -91,12 +91,14 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
   const Widths w(shape);
   const double element = real(model.element_bytes), sum = real(model.sum_bytes), tokens = real(load.tokens);
   const double layers = real(shape.num_hidden_layers);
-  const double embedding = real(shape.vocab_size * shape.hidden_size) * element;
-  // A gradient that is added to its sum in place lives for the moment of one weight.
-  const bool grow = !has_sums || model.element_bytes < model.sum_bytes;
-  const double weight = w.hidden * w.inner * element;
-  const double parameters = grow ? real(model.num_parameters) * element : weight;
-  const double layer_parameters = grow ? real(linear_parameters_per_layer(shape)) * element : weight;
+  // Gradients are added to their sums in place. Only where these are made do they grow with the pass;
+  // products in a lower precision are rounded to it, and then added in that of the sums.
+  const double sum_growth = has_sums ? 0 : sum;
+  const double product = model.element_bytes < model.sum_bytes ? element + sum : 0;
+  const double embedding = real(shape.vocab_size * shape.hidden_size) * sum_growth;
+  const double parameters = real(model.num_parameters) * sum_growth + w.hidden * w.inner * product;
+  const double layer_parameters =
+      real(linear_parameters_per_layer(shape)) * sum_growth + w.hidden * w.inner * product;
   const double context = context_gradient_bytes(model, load) +
                          (model.checkpoint_activations == CheckpointActivations::kPiece && load.has_readers
                               ? tokens * context_bytes(model)
@@ -112,18 +114,19 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
   if (model.checkpoint_activations == CheckpointActivations::kLayer) momentary += tokens * layer_bytes(model);
 
   // LM head: its weight's gradient, the gradient of the rows and of all hidden states, a block of logits.
-  const double logits = std::min(kLogitBlockBytes, real(load.head_rows * shape.vocab_size) * sum);
+  const double rows = real(load.head_rows), vocabulary = real(shape.vocab_size);
+  const double logits = std::min(kLogitBlockBytes, rows * vocabulary * sum);
+  const double head_product = std::min(vocabulary, logits / (rows * sum)) * w.hidden * product;
   const double terms = graph + real(load.terms * model.term.running);
-  const double head = load.head_rows == 0
-                          ? 0
-                          : graph + embedding + 2 * logits + real(load.head_rows) * w.hidden * sum +
-                                tokens * w.hidden * element;
+  const double head = load.head_rows == 0 ? 0
+                                          : graph + embedding + head_product + 2 * logits +
+                                                rows * w.hidden * sum + tokens * w.hidden * element;
   // First layer backward: everything still there. Last one: all gradients.
-  const double head_gradient = load.head_rows == 0 || !grow ? 0 : embedding;
+  const double head_gradient = load.head_rows == 0 ? 0 : embedding;
   const double first_layer = graph + head_gradient + layer_parameters + momentary;
   const double last_layer =
       graph - tokens * (layers - 1) * kept_layer_bytes(model, load.has_readers) + parameters + momentary;
-  const double end = parameters + embedding + tokens * (w.hidden * element + outer_bytes(model));
+  const double end = parameters + tokens * (w.hidden * (element + product) + outer_bytes(model));
   return context + std::max({terms, head, first_layer, last_layer, end});
 }
 
@@ -143,7 +146,7 @@ std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> l
     const bool is_first = !has_sums && loads[m].tokens > 0 && !loads[m].has_readers;
     peaks[m] = resident + above + tokens_above * context_gradient + running_bytes(model, loads[m], !is_first);
     if (!is_first) continue;
-    peaks[m] -= real(model.num_parameters * std::min(model.sum_bytes, model.element_bytes));
+    peaks[m] -= real(model.num_parameters * model.sum_bytes);
     has_sums = true;
   }
   return peaks;

@@ -36,9 +36,9 @@ double resident_bytes(const MemoryModel& model);
 double held_bytes(const MemoryModel& model, const Load& load);
 
 /// Bytes that a micro-batch needs at most while it runs itself, forward or backward, beside what is resident
-/// and what its ancestors hold: its activations and context gradients, the gradients that grow layer by layer
-/// as the activations go (where they are not added to sums in place: has_sums is false in a step's first
-/// backward pass, and bfloat16 gradients never are), and what one layer or the LM head needs for the moment.
+/// and what its ancestors hold: its activations and context gradients, and what one layer or the LM head
+/// needs for the moment. Where gradient sums are made first (has_sums is false: a step's first backward pass)
+/// they are not resident, but grow layer by layer as the activations go.
 double running_bytes(const MemoryModel& model, const Load& load, bool has_sums);
 
 /// Peak bytes while each micro-batch runs: resident, held by its ancestors, and running.

@@ -18,7 +18,7 @@ TimeModel assumed_time_model(const ModelShape& shape) {
   constexpr double kSecondsPerPiece = 80e-6;
   const auto layers = static_cast<double>(shape.num_hidden_layers);
   const auto rate_of = [&](const Work& work) { return step_flops(shape, work).total() / kFlopsPerSecond; };
-  // Gradients of all weights are written and added once per micro-batch.
+  // Weights are read in both passes, and their gradient sums read and written, once per micro-batch.
   const double embedding = 4.0 * static_cast<double>(shape.vocab_size * shape.hidden_size);
   const double layer = 4.0 * static_cast<double>(linear_parameters_per_layer(shape));
   return {shape,
