@@ -1,0 +1,13 @@
+// Which vector instructions the CPU kernels use.
+#pragma once
+
+namespace espalier {
+
+/// kDefault is what the compiler may assume of every machine of the architecture.
+enum class CpuLevel { kDefault, kAvx2, kAvx512 };
+
+/// The best level of this machine, or the one that the environment variable ESPALIER_CPU names: default, avx2
+/// or avx512; read at each call. Throws InputError where the name is unknown or the machine lacks the level.
+CpuLevel cpu_level();
+
+}  // namespace espalier

@@ -1,0 +1,171 @@
+// Backward pass of tree attention on the CPU.
+//   P = 2^(s - lse log2(e)), dV = P^T dO, dP = dO V^T, dS = P (dP - rowsum(dO O)), dQ = scale dS K,
+// dK = scale dS^T Q (docs/math.md): five products per tile, P and dS kept transposed as in the forward pass.
+//   One thread has one tile (all heads of a group, one block of queries) at a time and sums its dQ alone. Its
+// shares of dK and dV are added to the sums of a block of keys when the tiles before it in the key block's
+// list have added theirs, so the order of summation is fixed. Tiles are handed out in the order of those
+// lists: who waits, waits for a thread that is at work. Accumulator: float, double for double.
+#include <algorithm>
+#include <numbers>
+#include <thread>
+
+#include "espalier/ops/kernels/tree_attention_tile.h"
+
+namespace espalier {
+namespace {
+
+template <class Element>
+class Backward {
+  using Scalar = AccumulatorOf<Element>;
+
+ public:
+  Backward(const AttentionInputs<Element>& inputs, const AttentionGradients<Element>& gradients,
+           Scalar* scratch)
+      : in_(inputs),
+        gradients_(gradients),
+        math_(tile_math<Scalar>(inputs.level)),
+        converter_(inputs.level),
+        chunks_(*inputs.schedule, inputs.subtree_end, inputs.shape.group()),
+        stride_(round_up(inputs.schedule->sizes.queries * inputs.shape.group(), kCacheLine)) {
+    Scratch<Scalar> parts(scratch);
+    const int64_t d = in_.shape.head_dim;
+    for (Scalar** rows : {&q_, &q_transposed_, &grad_out_, &grad_out_transposed_, &grad_q_}) {
+      *rows = parts.take(stride_ * d);
+    }
+    for (Scalar** keys : {&k_, &v_, &grad_k_, &grad_v_}) *keys = parts.take(kMaxChunkKeys * d);
+    for (Scalar** tile : {&scores_, &grad_scores_}) *tile = parts.take(stride_ * kMaxChunkKeys);
+    for (Scalar** row : {&lse2_, &lse2_rest_, &delta_}) *row = parts.take(stride_);
+  }
+
+  static int64_t scratch(const AttentionShape& shape, BlockSizes sizes) {
+    const int64_t stride = round_up(sizes.queries * shape.group(), kCacheLine);
+    const int64_t width = round_up(shape.head_dim, kCacheLine);
+    return 5 * stride * width + 4 * kMaxChunkKeys * width + 2 * stride * kMaxChunkKeys + 3 * stride;
+  }
+
+  void run(int32_t query_block, int64_t key_head) {
+    const TileRows tile = tile_rows(in_, query_block, key_head);
+    begin(tile);
+    chunks_.start(query_block);
+    while (chunks_.next()) {
+      differentiate(chunks_.chunk(), key_head);
+      add_to_keys(chunks_.chunk(), key_head);
+    }
+    std::fill_n(delta_, tile.count(), static_cast<Scalar>(in_.softmax_scale));
+    math_.scale_rows({grad_q_, in_.shape.head_dim, tile.count(), in_.shape.head_dim}, delta_);
+    store_rows(grad_q_, tile, in_.shape.head_dim, converter_, gradients_.grad_q);
+  }
+
+ private:
+  void begin(const TileRows& tile) {
+    const int64_t d = in_.shape.head_dim;
+    const int64_t rows = tile.count();
+    load_rows(gradients_.grad_out, tile, d, converter_, grad_out_);
+    load_rows(gradients_.out, tile, d, converter_, q_);
+    math_.dot_rows({grad_out_, d, rows, d}, {q_, d, rows, d}, delta_);
+    math_.transpose({grad_out_, d, rows, d}, 1, grad_out_transposed_, stride_);
+    grad_out_non_finite_.take_out(math_, grad_out_, rows, d);
+    load_rows(in_.q, tile, d, converter_, q_);
+    const auto factor = static_cast<Scalar>(in_.softmax_scale * std::numbers::log2e);
+    math_.transpose({q_, d, rows, d}, factor, q_transposed_, stride_);
+    const auto scale = static_cast<Scalar>(in_.softmax_scale);
+    for (int64_t i = 0; i < rows * d; ++i) q_[i] *= scale;  // for dK; dQ has it in the end
+    q_non_finite_.take_out(math_, q_, rows, d);
+    for (int64_t r = 0; r < rows; ++r) {
+      const double lse = gradients_.lse[tile.token(r) * in_.shape.num_heads + tile.head(r)];
+      const double lse2 = lse * std::numbers::log2e;
+      lse2_[r] = static_cast<Scalar>(lse2);
+      lse2_rest_[r] = static_cast<Scalar>(lse2 - lse2_[r]);
+    }
+    std::fill_n(grad_q_, rows * d, Scalar(0));
+  }
+
+  void differentiate(const KeyChunk& chunk, int64_t key_head) {
+    const int64_t d = in_.shape.head_dim;
+    const int64_t keys = chunk.num_keys();
+    const int64_t first = chunk.rows.begin;
+    const int64_t rows = chunk.rows.end - first;
+    const Rows<const Scalar> k = rows_of_keys(in_.k, chunk, key_head, d, converter_, k_);
+    const Rows<const Scalar> v = rows_of_keys(in_.v, chunk, key_head, d, converter_, v_);
+    in_.multiply({false, keys, rows, d, k.data, k.stride, q_transposed_ + first, stride_, scores_ + first,
+                  stride_, false});
+    in_.multiply({false, keys, rows, d, v.data, v.stride, grad_out_transposed_ + first, stride_,
+                  grad_scores_ + first, stride_, false});
+    const RowRange* visible = chunk.visible.data();
+    const ScoreTile<Scalar> p{scores_, stride_, chunk.num_keys(), chunk.rows, visible};
+    const ScoreTile<Scalar> ds{grad_scores_, stride_, chunk.num_keys(), chunk.rows, visible};
+    math_.differentiate(p, {grad_scores_, lse2_, lse2_rest_, delta_});
+    if (chunk.partial) k_non_finite_.take_out(math_, k_, keys, d);
+    in_.multiply(
+        {true, rows, d, keys, grad_scores_ + first, stride_, k.data, k.stride, grad_q_ + first * d, d, true});
+    in_.multiply({false, keys, d, rows, grad_scores_ + first, stride_, q_ + first * d, d, grad_k_, d, false});
+    in_.multiply(
+        {false, keys, d, rows, scores_ + first, stride_, grad_out_ + first * d, d, grad_v_, d, false});
+    if (chunk.partial) k_non_finite_.add_over_keys(ds, grad_q_, d);
+    q_non_finite_.add_over_rows(ds, grad_k_, d);
+    grad_out_non_finite_.add_over_rows(p, grad_v_, d);
+  }
+
+  std::atomic<int32_t>& turn_of(const Tile& tile, int64_t key_head) {
+    return gradients_
+        .turns[key_head * static_cast<int64_t>(in_.schedule->key_blocks.size()) + tile.key_block];
+  }
+
+  void add_to_keys(const KeyChunk& chunk, int64_t key_head) {
+    for (const Tile& tile : chunk.tiles) {
+      const std::atomic<int32_t>& turn = turn_of(tile, key_head);
+      while (turn.load(std::memory_order_acquire) != tile.turn) std::this_thread::yield();
+    }
+    const int64_t d = in_.shape.head_dim;
+    int64_t row = 0;
+    for (const KeyRun& run : chunk.runs) {
+      const auto add = [&](const TokenHeads<Scalar>& sums, const Scalar* part) {
+        math_.add_rows({part + row * d, d, run.count, d},
+                       {sums.row(run.begin, key_head), sums.token_stride, run.count, d});
+      };
+      add(gradients_.grad_k[run.segment], grad_k_);
+      add(gradients_.grad_v[run.segment], grad_v_);
+      row += run.count;
+    }
+    for (const Tile& tile : chunk.tiles) {
+      turn_of(tile, key_head).store(tile.turn + 1, std::memory_order_release);
+    }
+  }
+
+  const AttentionInputs<Element>& in_;
+  const AttentionGradients<Element>& gradients_;
+  const TileMath<Scalar>& math_;
+  Converter<Scalar> converter_;
+  KeyChunks chunks_;
+  NonFinite<Scalar> q_non_finite_, k_non_finite_, grad_out_non_finite_;
+  int64_t stride_;  // rows of a tile, rounded up
+  Scalar *q_, *q_transposed_, *grad_out_, *grad_out_transposed_, *grad_q_;
+  Scalar *k_, *v_, *grad_k_, *grad_v_;
+  Scalar *scores_, *grad_scores_;
+  Scalar *lse2_, *lse2_rest_, *delta_;
+};
+
+}  // namespace
+
+int64_t backward_scratch(const AttentionShape& shape, BlockSizes sizes) {
+  return Backward<float>::scratch(shape, sizes);
+}
+
+template <class Element>
+void attend_backward(const AttentionInputs<Element>& inputs, const AttentionGradients<Element>& gradients,
+                     AccumulatorOf<Element>* scratch, std::atomic<int64_t>& next_task) {
+  Backward<Element> backward(inputs, gradients, scratch);
+  const int64_t heads = inputs.shape.num_key_heads;
+  for (int64_t task = next_task++; task < inputs.num_tasks(); task = next_task++) {
+    backward.run(inputs.schedule->query_order[task / heads], task % heads);
+  }
+}
+
+template void attend_backward(const AttentionInputs<double>&, const AttentionGradients<double>&, double*,
+                              std::atomic<int64_t>&);
+template void attend_backward(const AttentionInputs<float>&, const AttentionGradients<float>&, float*,
+                              std::atomic<int64_t>&);
+template void attend_backward(const AttentionInputs<BFloat16>&, const AttentionGradients<BFloat16>&, float*,
+                              std::atomic<int64_t>&);
+
+}  // namespace espalier
