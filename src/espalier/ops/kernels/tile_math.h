@@ -67,6 +67,8 @@ struct TileMath {
   /// Scores become p = 2^(score - lse2), and the other tile p * (tile - delta); 0 where not
   /// visible.
   void (*differentiate)(const ScoreTile<Scalar>&, const ScoreGradient<Scalar>&);
+  /// Copies rows to `to` [num_rows, width].
+  void (*copy_rows)(const Rows<const Scalar>& from, Scalar* to);
   /// row r *= factor[r].
   void (*scale_rows)(const Rows<Scalar>&, const Scalar* factor);
   /// out[w * out_stride + r] = factor * rows[r][w].
@@ -80,7 +82,7 @@ struct TileMath {
 
 /// bfloat16 to and from float32, rounding to nearest even.
 struct BFloat16Math {
-  void (*widen)(const BFloat16* from, float* to, int64_t count);
+  void (*widen_rows)(const Rows<const BFloat16>& from, float* to);  // to [num_rows, width]
   void (*narrow)(const float* from, BFloat16* to, int64_t count);
 };
 

@@ -32,7 +32,7 @@ class Backward {
     for (Scalar** rows : {&q_, &q_transposed_, &grad_out_, &grad_out_transposed_, &grad_q_}) {
       *rows = parts.take(stride_ * d);
     }
-    for (Scalar** keys : {&k_, &v_, &grad_k_, &grad_v_}) *keys = parts.take(kMaxChunkKeys * d);
+    for (Scalar** keys : {&k_, &v_, &grad_keys_}) *keys = parts.take(kMaxChunkKeys * d);
     for (Scalar** tile : {&scores_, &grad_scores_}) *tile = parts.take(stride_ * kMaxChunkKeys);
     for (Scalar** row : {&lse2_, &lse2_rest_, &delta_}) *row = parts.take(stride_);
   }
@@ -40,17 +40,14 @@ class Backward {
   static int64_t scratch(const AttentionShape& shape, BlockSizes sizes) {
     const int64_t stride = round_up(sizes.queries * shape.group(), kCacheLine);
     const int64_t width = round_up(shape.head_dim, kCacheLine);
-    return 5 * stride * width + 4 * kMaxChunkKeys * width + 2 * stride * kMaxChunkKeys + 3 * stride;
+    return 5 * stride * width + 3 * kMaxChunkKeys * width + 2 * stride * kMaxChunkKeys + 3 * stride;
   }
 
   void run(int32_t query_block, int64_t key_head) {
     const TileRows tile = tile_rows(in_, query_block, key_head);
     begin(tile);
     chunks_.start(query_block);
-    while (chunks_.next()) {
-      differentiate(chunks_.chunk(), key_head);
-      add_to_keys(chunks_.chunk(), key_head);
-    }
+    while (chunks_.next()) differentiate(chunks_.chunk(), key_head);
     std::fill_n(delta_, tile.count(), static_cast<Scalar>(in_.softmax_scale));
     math_.scale_rows({grad_q_, in_.shape.head_dim, tile.count(), in_.shape.head_dim}, delta_);
     store_rows(grad_q_, tile, in_.shape.head_dim, converter_, gradients_.grad_q);
@@ -98,35 +95,56 @@ class Backward {
     if (chunk.partial) k_non_finite_.take_out(math_, k_, keys, d);
     in_.multiply(
         {true, rows, d, keys, grad_scores_ + first, stride_, k.data, k.stride, grad_q_ + first * d, d, true});
-    in_.multiply({false, keys, d, rows, grad_scores_ + first, stride_, q_ + first * d, d, grad_k_, d, false});
-    in_.multiply(
-        {false, keys, d, rows, scores_ + first, stride_, grad_out_ + first * d, d, grad_v_, d, false});
     if (chunk.partial) k_non_finite_.add_over_keys(ds, grad_q_, d);
-    q_non_finite_.add_over_rows(ds, grad_k_, d);
-    grad_out_non_finite_.add_over_rows(p, grad_v_, d);
+    await_turn(chunk, key_head);
+    add_to_keys(chunk, ds, q_, q_non_finite_, {gradients_.grad_k, key_head});
+    add_to_keys(chunk, p, grad_out_, grad_out_non_finite_, {gradients_.grad_v, key_head});
+    pass_turn(chunk, key_head);
+  }
+
+  /// dK or dV of all segments, as far as a key head is concerned.
+  struct KeySums {
+    std::span<const TokenHeads<Scalar>> segments;
+    int64_t key_head;
+
+    Rows<Scalar> rows(const KeyRun& run, int64_t head_dim) const {
+      const TokenHeads<Scalar>& segment = segments[run.segment];
+      return {segment.row(run.begin, key_head), segment.token_stride, run.count, head_dim};
+    }
+  };
+
+  // sums += weights rows; by way of a buffer where the keys of the chunk are not adjacent.
+  void add_to_keys(const KeyChunk& chunk, const ScoreTile<Scalar>& weights, const Scalar* rows,
+                   const NonFinite<Scalar>& non_finite, const KeySums& sums) {
+    const int64_t d = in_.shape.head_dim;
+    const int64_t first = chunk.rows.begin;
+    const bool adjacent = chunk.runs.size() == 1;
+    const Rows<Scalar> to =
+        adjacent ? sums.rows(chunk.runs[0], d) : Rows<Scalar>{grad_keys_, d, chunk.num_keys(), d};
+    in_.multiply({false, chunk.num_keys(), d, chunk.rows.end - first, weights.scores + first, stride_,
+                  rows + first * d, d, to.data, to.stride, adjacent});
+    non_finite.add_over_rows(weights, to.data, to.stride);
+    if (adjacent) return;
+    const Scalar* part = grad_keys_;
+    for (const KeyRun& run : chunk.runs) {
+      math_.add_rows({part, d, run.count, d}, sums.rows(run, d));
+      part += run.count * d;
+    }
   }
 
   std::atomic<int32_t>& turn_of(const Tile& tile, int64_t key_head) {
-    return gradients_
-        .turns[key_head * static_cast<int64_t>(in_.schedule->key_blocks.size()) + tile.key_block];
+    const auto blocks = static_cast<int64_t>(in_.schedule->key_blocks.size());
+    return gradients_.turns[key_head * blocks + tile.key_block];
   }
 
-  void add_to_keys(const KeyChunk& chunk, int64_t key_head) {
+  void await_turn(const KeyChunk& chunk, int64_t key_head) {
     for (const Tile& tile : chunk.tiles) {
       const std::atomic<int32_t>& turn = turn_of(tile, key_head);
       while (turn.load(std::memory_order_acquire) != tile.turn) std::this_thread::yield();
     }
-    const int64_t d = in_.shape.head_dim;
-    int64_t row = 0;
-    for (const KeyRun& run : chunk.runs) {
-      const auto add = [&](const TokenHeads<Scalar>& sums, const Scalar* part) {
-        math_.add_rows({part + row * d, d, run.count, d},
-                       {sums.row(run.begin, key_head), sums.token_stride, run.count, d});
-      };
-      add(gradients_.grad_k[run.segment], grad_k_);
-      add(gradients_.grad_v[run.segment], grad_v_);
-      row += run.count;
-    }
+  }
+
+  void pass_turn(const KeyChunk& chunk, int64_t key_head) {
     for (const Tile& tile : chunk.tiles) {
       turn_of(tile, key_head).store(tile.turn + 1, std::memory_order_release);
     }
@@ -140,7 +158,7 @@ class Backward {
   NonFinite<Scalar> q_non_finite_, k_non_finite_, grad_out_non_finite_;
   int64_t stride_;  // rows of a tile, rounded up
   Scalar *q_, *q_transposed_, *grad_out_, *grad_out_transposed_, *grad_q_;
-  Scalar *k_, *v_, *grad_k_, *grad_v_;
+  Scalar *k_, *v_, *grad_keys_;
   Scalar *scores_, *grad_scores_;
   Scalar *lse2_, *lse2_rest_, *delta_;
 };

@@ -1,14 +1,15 @@
 #include "espalier/ops/kernels/tree_attention_tile.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace espalier {
 
 BlockSizes attention_blocks(const AttentionShape& shape) {
-  // Products run at full speed from about 96 rows on; more would leave larger triangles half empty.
-  constexpr int64_t kRows = 96;
-  const int64_t tokens = std::clamp<int64_t>(round_up(kRows / shape.group(), 8), 8, 64);
-  return {static_cast<int32_t>(tokens), 64};
+  // Products run at full speed from about 64 rows on; more would leave larger triangles half empty.
+  constexpr int64_t kMaxRows = 96;
+  const auto tokens = std::bit_floor(static_cast<uint64_t>(kMaxRows / shape.group()));
+  return {std::max(static_cast<int32_t>(tokens), 8), 64};
 }
 
 KeyChunks::KeyChunks(const Schedule& schedule, const int32_t* subtree_end, int64_t group)

@@ -5,7 +5,6 @@
 // adjacent rows of a tile: those of tokens [max(i, first), min(subtree_end[i], last)) of the block.
 #pragma once
 
-#include <cstring>
 #include <vector>
 
 #include "espalier/ops/kernels/tree_attention.h"
@@ -82,16 +81,17 @@ class Scratch {
 template <class Scalar>
 class Converter {
  public:
-  explicit Converter(CpuLevel level) : bfloat16_(bfloat16_math(level)) {}
+  explicit Converter(CpuLevel level) : math_(tile_math<Scalar>(level)), bfloat16_(bfloat16_math(level)) {}
 
-  void load(const Scalar* from, Scalar* to, int64_t count) const {
-    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(Scalar));
+  void load(const Rows<const Scalar>& from, Scalar* to) const { math_.copy_rows(from, to); }
+  void load(const Rows<const BFloat16>& from, float* to) const { bfloat16_.widen_rows(from, to); }
+  void store(const Scalar* from, Scalar* to, int64_t count) const {
+    math_.copy_rows({from, count, 1, count}, to);
   }
-  void load(const BFloat16* from, float* to, int64_t count) const { bfloat16_.widen(from, to, count); }
-  void store(const Scalar* from, Scalar* to, int64_t count) const { load(from, to, count); }
   void store(const float* from, BFloat16* to, int64_t count) const { bfloat16_.narrow(from, to, count); }
 
  private:
+  const TileMath<Scalar>& math_;
   const BFloat16Math& bfloat16_;
 };
 
@@ -118,8 +118,9 @@ TileRows tile_rows(const AttentionInputs<Element>& inputs, int32_t query_block, 
 template <class Element, class Scalar>
 void load_rows(const TokenHeads<const Element>& from, const TileRows& tile, int64_t head_dim,
                const Converter<Scalar>& converter, Scalar* to) {
-  for (int64_t r = 0; r < tile.count(); ++r) {
-    converter.load(from.row(tile.token(r), tile.head(r)), to + r * head_dim, head_dim);
+  for (int64_t t = 0; t < tile.num_tokens; ++t, to += tile.group * head_dim) {
+    const Element* heads = from.row(tile.first_token + t, tile.key_head * tile.group);
+    converter.load({heads, from.head_stride, tile.group, head_dim}, to);
   }
 }
 
@@ -147,9 +148,9 @@ Rows<const Scalar> rows_of_keys(std::span<const TokenHeads<const Element>> segme
   }
   Scalar* row = buffer;
   for (const KeyRun& run : chunk.runs) {
-    for (int32_t key = run.begin; key < run.begin + run.count; ++key, row += head_dim) {
-      converter.load(segments[run.segment].row(key, key_head), row, head_dim);
-    }
+    const TokenHeads<const Element>& segment = segments[run.segment];
+    converter.load({segment.row(run.begin, key_head), segment.token_stride, run.count, head_dim}, row);
+    row += run.count * head_dim;
   }
   return {buffer, head_dim, chunk.num_keys(), head_dim};
 }
@@ -180,12 +181,12 @@ class NonFinite {
     }
   }
 
-  /// For the product out = weights data, where data's rows are the tile's rows.
-  void add_over_rows(const ScoreTile<Scalar>& tile, Scalar* out, int64_t width) const {
+  /// For the product out = weights data, where data's rows are the tile's rows; out's lie `stride` apart.
+  void add_over_rows(const ScoreTile<Scalar>& tile, Scalar* out, int64_t stride) const {
     for (const Entry& entry : entries_) {
       for (int64_t c = 0; c < tile.num_keys; ++c) {
         if (entry.row < tile.visible[c].begin || entry.row >= tile.visible[c].end) continue;
-        out[c * width + entry.column] += tile.scores[c * tile.stride + entry.row] * entry.value;
+        out[c * stride + entry.column] += tile.scores[c * tile.stride + entry.row] * entry.value;
       }
     }
   }

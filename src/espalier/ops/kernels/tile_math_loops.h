@@ -4,7 +4,8 @@
 //   p = 2^(s - m), s = scores to base 2 (docs/math.md). Loops run over rows, which are adjacent, so every sum
 // over keys is vertical, and its order is that of the keys whatever the width of vectors. Accumulator:
 // Scalar.
-#include <cmath>
+#pragma once
+
 #include <cstdint>
 #include <type_traits>
 
@@ -64,6 +65,7 @@ void raise_maximum(const ScoreTile<Scalar>& tile, const Scalar* __restrict s0, S
   const Scalar* __restrict s5 = s4 + tile.stride;
   const Scalar* __restrict s6 = s5 + tile.stride;
   const Scalar* __restrict s7 = s6 + tile.stride;
+#pragma GCC ivdep
   for (int32_t r = tile.rows.begin; r < tile.rows.end; ++r) {
     const Scalar low = larger(larger(s0[r], s1[r]), larger(s2[r], s3[r]));
     const Scalar high = larger(larger(s4[r], s5[r]), larger(s6[r], s7[r]));
@@ -81,6 +83,7 @@ void exponentiate(const ScoreTile<Scalar>& tile, Scalar* __restrict s0, const Sc
   Scalar* __restrict s5 = s4 + tile.stride;
   Scalar* __restrict s6 = s5 + tile.stride;
   Scalar* __restrict s7 = s6 + tile.stride;
+#pragma GCC ivdep
   for (int32_t r = tile.rows.begin; r < tile.rows.end; ++r) {
     // The difference of two infinities would be no number.
     const Scalar m = maximum[r] == -kInfinity<Scalar> ? Scalar(0) : maximum[r];
@@ -134,6 +137,15 @@ void differentiate(const ScoreTile<Scalar>& tile, const ScoreGradient<Scalar>& g
     }
     fill_invisible(tile, tile.scores, key, Scalar(0));
     fill_invisible(tile, gradient.tile, key, Scalar(0));
+  }
+}
+
+template <class Scalar>
+void copy_rows(const Rows<const Scalar>& from, Scalar* to) {
+  for (int64_t r = 0; r < from.num_rows; ++r) {
+    const Scalar* __restrict in = from.data + r * from.stride;
+    Scalar* __restrict out = to + r * from.width;
+    for (int64_t w = 0; w < from.width; ++w) out[w] = in[w];
   }
 }
 
@@ -215,8 +227,12 @@ bool all_finite(const Scalar* values, int64_t count) {
   return found == 0;
 }
 
-void widen(const BFloat16* __restrict from, float* __restrict to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) to[i] = __builtin_bit_cast(float, uint32_t{from[i].bits} << 16);
+void widen_rows(const Rows<const BFloat16>& from, float* to) {
+  for (int64_t r = 0; r < from.num_rows; ++r) {
+    const BFloat16* __restrict in = from.data + r * from.stride;
+    float* __restrict out = to + r * from.width;
+    for (int64_t w = 0; w < from.width; ++w) out[w] = __builtin_bit_cast(float, uint32_t{in[w].bits} << 16);
+  }
 }
 
 void narrow(const float* __restrict from, BFloat16* __restrict to, int64_t count) {
@@ -231,9 +247,9 @@ void narrow(const float* __restrict from, BFloat16* __restrict to, int64_t count
 
 template <class Scalar>
 const TileMath<Scalar>& tile_math() {
-  static constexpr TileMath<Scalar> kMath{&softmax_step<Scalar>, &differentiate<Scalar>, &scale_rows<Scalar>,
-                                          &transpose<Scalar>,    &add_rows<Scalar>,      &dot_rows<Scalar>,
-                                          &all_finite<Scalar>};
+  static constexpr TileMath<Scalar> kMath{&softmax_step<Scalar>, &differentiate<Scalar>, &copy_rows<Scalar>,
+                                          &scale_rows<Scalar>,   &transpose<Scalar>,     &add_rows<Scalar>,
+                                          &dot_rows<Scalar>,     &all_finite<Scalar>};
   return kMath;
 }
 
@@ -241,7 +257,7 @@ template const TileMath<float>& tile_math<float>();
 template const TileMath<double>& tile_math<double>();
 
 const BFloat16Math& bfloat16_math() {
-  static constexpr BFloat16Math kMath{&widen, &narrow};
+  static constexpr BFloat16Math kMath{&widen_rows, &narrow};
   return kMath;
 }
 
