@@ -133,6 +133,21 @@ TEST(TreeAttentionKernels, EqualReferenceWhateverMemoryHeldBefore) {
   }
 }
 
+// Full or partial is decided by one token: trees that end around the borders of blocks.
+TEST(TreeAttentionKernels, EqualReferenceWhereTreesEndAroundBordersOfBlocks) {
+  const BlockSizes sizes = attention_blocks({200, 1, 1, 8});
+  ASSERT_EQ(sizes.queries, 64);
+  ASSERT_EQ(sizes.keys, 64);
+  for (const int32_t end : {1, 2, 63, 64, 65, 66, 126, 127, 128, 129, 130, 191, 192, 193, 198, 199}) {
+    SCOPED_TRACE(end);
+    Problem problem = make_problem(3, {200, 5, 1, 1, 8});
+    for (int32_t i = 0; i < 200; ++i) problem.ends[i] = i < end ? end : 200;
+    EXPECT_LE(worst_error(run(tree_attention, problem), run(reference::tree_attention, problem)), 1e-12);
+    for (int32_t i = 0; i < 200; ++i) problem.ends[i] = i < 3 || i >= end ? 200 : end;  // below a common root
+    EXPECT_LE(worst_error(run(tree_attention, problem), run(reference::tree_attention, problem)), 1e-12);
+  }
+}
+
 TEST(TreeAttentionKernels, EqualReferenceForHeadDimensionsAndGroups) {
   uint64_t seed = 40;
   for (const int64_t head_dim : {1, 7, 64, 80, 96, 128, 256}) {
