@@ -102,18 +102,6 @@ std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
   return shapes;
 }
 
-int64_t packed_weight_bytes(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
-  int64_t bytes = 0;
-  for (const ParameterShape& parameter : parameter_shapes(config)) {
-    if (!parameter.name.ends_with("_proj.weight")) continue;
-    const int64_t rows = parameter.shape[0], columns = parameter.shape[1];
-    if (PackedMatrix::can_pack(dtype, device, rows, columns)) {
-      bytes += 2 * PackedMatrix::num_bytes(rows, columns);
-    }
-  }
-  return bytes;
-}
-
 Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
     : config_(std::move(config)), parameters_(std::move(parameters)) {
   const std::vector<ParameterShape> shapes = parameter_shapes(config_);
@@ -134,7 +122,7 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
   size_t next = 0;
   const auto take = [&] { return parameters_[next++].value; };
   const auto take_projection = [&](bool bias) {
-    Projection projection{take(), std::nullopt, {}};
+    Projection projection{take(), std::nullopt};
     if (bias) projection.bias = take();
     return projection;
   };
@@ -171,7 +159,7 @@ Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidde
                                      const Attention& attention) const {
   const int64_t length = hidden.size(0);
   const auto project = [&](const Projection& projection) {
-    return projection(hidden).view({length, -1, config_.head_dim});
+    return summing::linear(hidden, projection.weight, projection.bias).view({length, -1, config_.head_dim});
   };
   at::Tensor q = project(layer.q), k = project(layer.k);
   if (config_.query_key_norm) {
@@ -185,7 +173,7 @@ Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidde
   const at::Tensor out = attention(q, k, v, softmax_scale);
   TORCH_CHECK(out.sizes() == q.sizes(), "Decoder: attention returned shape ", out.sizes(), ", expected ",
               q.sizes());
-  return {layer.o(out.reshape({length, -1})), {k, v}};
+  return {summing::linear(out.reshape({length, -1}), layer.o.weight, layer.o.bias), {k, v}};
 }
 
 at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
@@ -202,9 +190,9 @@ Decoder::LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, con
   auto [attended, context] = attend(layer, attention_input, tables, attention);
   const at::Tensor middle = hidden + attended;
   const at::Tensor input = summing::rms_norm(middle, layer.post_attention_layernorm, config_.rms_norm_eps);
-  const at::Tensor gate = at::silu(layer.gate(input));
-  const at::Tensor up = layer.up(input);
-  return {middle + layer.down(gate * up), std::move(context)};
+  const at::Tensor gate = at::silu(summing::linear(input, layer.gate.weight, layer.gate.bias));
+  const at::Tensor up = summing::linear(input, layer.up.weight, layer.up.bias);
+  return {middle + summing::linear(gate * up, layer.down.weight, layer.down.bias), std::move(context)};
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {
@@ -230,23 +218,6 @@ std::vector<at::Tensor> Decoder::gradients() const {
 
 void Decoder::zero_gradients() const {
   for (const Parameter& parameter : parameters_) at::Tensor(parameter.value).mutable_grad().reset();
-}
-
-at::Tensor Decoder::Projection::operator()(const at::Tensor& x) const {
-  return summing::linear(x, weight, bias, packed);
-}
-
-void Decoder::pack(bool packed) const {
-  for (const Layer& layer : layers_) {
-    for (const Projection* projection :
-         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-      const at::Tensor weight = projection->weight.detach();
-      projection->packed.reset();
-      if (packed &&
-          PackedMatrix::can_pack(weight.scalar_type(), weight.device(), weight.size(0), weight.size(1)))
-        projection->packed = c10::make_intrusive<summing::PackedWeight>(weight);
-    }
-  }
 }
 
 const at::Tensor& Decoder::lm_head_weight() const {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "espalier/model/config.h"
-#include "espalier/model/parameter_ops.h"
 
 namespace espalier {
 
@@ -32,9 +31,6 @@ struct ParameterShape {
   std::vector<int64_t> shape;
 };
 std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config);
-
-/// Bytes of what PackedWeights makes; 0 where nothing can be packed.
-int64_t packed_weight_bytes(const DecoderConfig& config, at::ScalarType dtype, at::Device device);
 
 class Decoder {
  public:
@@ -78,16 +74,12 @@ class Decoder {
   struct Projection {
     at::Tensor weight;               // [out, in]
     std::optional<at::Tensor> bias;  // [out]
-    mutable c10::intrusive_ptr<summing::PackedWeight> packed;
-    at::Tensor operator()(const at::Tensor& x) const;
   };
   struct Layer {
     Projection q, k, v, o, gate, up, down;
     std::optional<at::Tensor> q_norm, k_norm;              // [head_dim]
     at::Tensor input_layernorm, post_attention_layernorm;  // [hidden_size]
   };
-  friend class PackedWeights;
-  void pack(bool packed) const;
   LayerOutput attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
                      const Attention& attention) const;
 
@@ -97,20 +89,6 @@ class Decoder {
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<Layer> layers_;
   at::Tensor inverse_frequencies_;  // [head_dim / 2] float32
-};
-
-/// While it lives, the decoder's projections multiply by packed copies of their weights
-/// (ops/packed_matrix.h), where these can be packed. Pays from the second micro-batch on. The weights must
-/// not change meanwhile.
-class PackedWeights {
- public:
-  explicit PackedWeights(const Decoder& decoder) : decoder_(decoder) { decoder_.pack(true); }
-  ~PackedWeights() { decoder_.pack(false); }
-  PackedWeights(const PackedWeights&) = delete;
-  PackedWeights& operator=(const PackedWeights&) = delete;
-
- private:
-  const Decoder& decoder_;
 };
 
 }  // namespace espalier

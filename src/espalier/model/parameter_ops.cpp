@@ -44,13 +44,9 @@ void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Ten
 class Linear : public Function<Linear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias,
-                            const c10::intrusive_ptr<PackedWeight>& packed) {
+                            const std::optional<at::Tensor>& bias) {
     ctx->save_for_backward({x, weight, bias.value_or(at::Tensor())});
-    if (!packed) return at::linear(x, weight, bias);
-    ctx->saved_data["packed"] = c10::IValue::make_capsule(packed);
-    const at::Tensor product = packed->transposed.left_multiplied_by(x);
-    return bias ? product.add_(*bias) : product;
+    return at::linear(x, weight, bias);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -59,11 +55,7 @@ class Linear : public Function<Linear> {
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &grad = grads[0];
     if (weight.requires_grad()) add_product(weight, grad.t(), x);
     if (bias.defined() && bias.requires_grad()) add_gradient(bias, grad.sum(0));
-    if (!ctx->needs_input_grad(0)) return {{}, {}, {}, {}};
-    const auto packed = ctx->saved_data.find("packed");
-    if (packed == ctx->saved_data.end()) return {grad.mm(weight), {}, {}, {}};
-    const auto weight_packed = c10::static_intrusive_pointer_cast<PackedWeight>(packed->second.toCapsule());
-    return {weight_packed->plain.left_multiplied_by(grad), {}, {}, {}};
+    return {ctx->needs_input_grad(0) ? grad.mm(weight) : at::Tensor(), {}, {}};
   }
 };
 
@@ -142,9 +134,8 @@ void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
   }
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                  const c10::intrusive_ptr<PackedWeight>& packed) {
-  return Linear::apply(x, weight, bias, packed);
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  return Linear::apply(x, weight, bias);
 }
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {

@@ -2,11 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/custom_class.h>
 
 #include <optional>
-
-#include "espalier/ops/packed_matrix.h"
 
 namespace espalier::summing {
 
@@ -18,17 +15,8 @@ namespace espalier::summing {
 /// Adds to the .grad of a parameter as said above; `gradient` has its shape.
 void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient);
 
-/// A weight [out, in] in the layout of the GEMM library, for both products that need it. It has to be of the
-/// values that the weight has.
-struct PackedWeight : torch::CustomClassHolder {
-  explicit PackedWeight(const at::Tensor& weight) : transposed(weight.t()), plain(weight) {}
-  PackedMatrix transposed;  // forward: x weight^T
-  PackedMatrix plain;       // backward: grad weight
-};
-
-/// x [T, in], weight [out, in], bias [out] -> x weight^T + bias [T, out]. `packed` may be null.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias = {},
-                  const c10::intrusive_ptr<PackedWeight>& packed = {});
+/// x [T, in], weight [out, in], bias [out] -> x weight^T + bias [T, out].
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias = {});
 
 /// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C].
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);

@@ -24,7 +24,6 @@ struct MemoryModel {
   int64_t element_bytes = 4;  // of weights and activations
   int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
   int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights
-  int64_t packed_weight_bytes = 0;            // of the copies of weights that Plan::pack_weights asks for
   TermBytes term = {};
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };

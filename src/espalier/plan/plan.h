@@ -57,9 +57,6 @@ struct PlanOptions {
 struct Plan {
   PlanOptions options;  // as chosen: nothing is kAuto here, token_budget is the one that was used
   std::vector<MicroBatch> micro_batches;
-  /// Weights are packed for the step's matrix products: where several micro-batches use them, and memory
-  /// allows.
-  bool pack_weights = false;
 
   int64_t num_tokens() const;  // encoded tokens: tree tokens plus repeated prefixes
   int64_t num_pairs() const;

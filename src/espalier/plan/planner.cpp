@@ -201,14 +201,6 @@ void check_options(const Forest& forest, const PlanOptions& options) {
   if (!cuts && options.token_budget > 0) check_token_budget(forest, options.token_budget);
 }
 
-// Packing changes the time of every plan in much the same way, so it is decided last.
-bool packs_weights(const PlanCosts& costs, const Plan& plan) {
-  if (plan.micro_batches.size() < 2) return false;
-  if (plan.options.memory_budget == 0) return true;
-  const double bytes = price(costs, plan).bytes + static_cast<double>(costs.memory.packed_weight_bytes);
-  return bytes <= static_cast<double>(plan.options.memory_budget);
-}
-
 }  // namespace
 
 PlanPrice price(const PlanCosts& costs, const Plan& plan) {
@@ -243,9 +235,7 @@ Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts
                         ? "; --checkpoint-activations layer or piece needs less"
                         : ""));
   }
-  Plan plan = cheapest.take();
-  plan.pack_weights = packs_weights(costs, plan);
-  return plan;
+  return cheapest.take();
 }
 
 Plan make_plan(const Forest& forest, const PlanOptions& options) {

@@ -89,7 +89,6 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
                          std::optional<OptimizerKind> optimizer, ObjectiveKind objective) {
   MemoryModel model;
   model.shape = model_shape(config);
-  model.packed_weight_bytes = packed_weight_bytes(config, dtype, at::kCPU);
   for (const ParameterShape& parameter : parameter_shapes(config)) {
     model.num_parameters +=
         std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1}, std::multiplies<>());
@@ -131,9 +130,6 @@ StepPrediction predict_step(const PlanCosts& costs, const Step& step) {
   StepPrediction prediction;
   prediction.loads = step_loads(step);
   prediction.peak_bytes = peak_bytes(memory, prediction.loads);
-  if (step.plan.pack_weights) {
-    for (double& bytes : prediction.peak_bytes) bytes += static_cast<double>(memory.packed_weight_bytes);
-  }
   for (size_t m = 0; m < prediction.loads.size(); ++m) {
     const bool runs = prediction.loads[m].tokens > 0;
     prediction.seconds.push_back(

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <optional>
 
 #include "espalier/base/check.h"
 #include "espalier/train/memory.h"
@@ -203,8 +202,6 @@ int64_t StepResult::measured_peak_bytes() const {
 StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                             const ObjectiveOptions& objective, const Advantages* advantages,
                             const MicroBatchProgress& progress) {
-  std::optional<PackedWeights> packed;
-  if (step.plan.pack_weights) packed.emplace(decoder);
   StepRun run(decoder, trajectories, step, objective, advantages);
   int64_t done = 0;
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
