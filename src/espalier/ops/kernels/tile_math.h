@@ -71,6 +71,8 @@ struct TileMath {
   void (*copy_rows)(const Rows<const Scalar>& from, Scalar* to);
   /// row r *= factor[r].
   void (*scale_rows)(const Rows<Scalar>&, const Scalar* factor);
+  /// row r /= divisor[r], rounded about once: an error that a whole row shares would not average out.
+  void (*divide_rows)(const Rows<Scalar>&, const Scalar* divisor);
   /// out[w * out_stride + r] = factor * rows[r][w].
   void (*transpose)(const Rows<const Scalar>&, Scalar factor, Scalar* out, int64_t out_stride);
   /// Row r of `to` += row r of `from`, for all of from's rows.

@@ -158,6 +158,25 @@ void scale_rows(const Rows<Scalar>& rows, const Scalar* factor) {
   }
 }
 
+inline float fused(float a, float b, float c) {
+  return __builtin_fmaf(a, b, c);
+}
+
+inline double fused(double a, double b, double c) {
+  return __builtin_fma(a, b, c);
+}
+
+// By the reciprocal and what rounding took from it: one division for a row.
+template <class Scalar>
+void divide_rows(const Rows<Scalar>& rows, const Scalar* divisor) {
+  for (int64_t r = 0; r < rows.num_rows; ++r) {
+    Scalar* __restrict row = rows.data + r * rows.stride;
+    const Scalar factor = 1 / divisor[r];
+    const Scalar rest = fused(-divisor[r], factor, Scalar(1)) * factor;
+    for (int64_t w = 0; w < rows.width; ++w) row[w] = row[w] * factor + row[w] * rest;
+  }
+}
+
 // Squares of 16 by 16 through a local array, so that both sides are read and written in whole lines.
 constexpr int64_t kSquare = 16;
 
@@ -248,8 +267,8 @@ void narrow(const float* __restrict from, BFloat16* __restrict to, int64_t count
 template <class Scalar>
 const TileMath<Scalar>& tile_math() {
   static constexpr TileMath<Scalar> kMath{&softmax_step<Scalar>, &differentiate<Scalar>, &copy_rows<Scalar>,
-                                          &scale_rows<Scalar>,   &transpose<Scalar>,     &add_rows<Scalar>,
-                                          &dot_rows<Scalar>,     &all_finite<Scalar>};
+                                          &scale_rows<Scalar>,   &divide_rows<Scalar>,   &transpose<Scalar>,
+                                          &add_rows<Scalar>,     &dot_rows<Scalar>,      &all_finite<Scalar>};
   return kMath;
 }
 

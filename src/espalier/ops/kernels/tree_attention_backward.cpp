@@ -118,7 +118,8 @@ class Backward {
                    const NonFinite<Scalar>& non_finite, const KeySums& sums) {
     const int64_t d = in_.shape.head_dim;
     const int64_t first = chunk.rows.begin;
-    const bool adjacent = chunk.runs.size() == 1;
+    // Rows whole pages apart fall into few sets of the cache, and products onto them are slow.
+    const bool adjacent = chunk.runs.size() == 1 && sums.rows(chunk.runs[0], d).stride % 1024 != 0;
     const Rows<Scalar> to =
         adjacent ? sums.rows(chunk.runs[0], d) : Rows<Scalar>{grad_keys_, d, chunk.num_keys(), d};
     in_.multiply({false, chunk.num_keys(), d, chunk.rows.end - first, weights.scores + first, stride_,

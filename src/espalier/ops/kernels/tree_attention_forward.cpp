@@ -83,7 +83,6 @@ class Forward {
   void finish(const TileRows& tile) {
     for (int64_t r = 0; r < tile.count(); ++r) {
       const Scalar sum = state_.sum[r];
-      state_.correction[r] = 1 / sum;
       // In float64, for one rounding instead of three: P of the backward pass has the error of lse as a
       // factor.
       const double lse2 = state_.maximum[r] + std::log2(static_cast<double>(sum));
@@ -91,7 +90,7 @@ class Forward {
           static_cast<Scalar>(lse2 * std::numbers::ln2);
     }
     const int64_t d = in_.shape.head_dim;
-    math_.scale_rows({out_, d, tile.count(), d}, state_.correction);
+    math_.divide_rows({out_, d, tile.count(), d}, state_.sum);
     store_rows(out_, tile, d, converter_, results_.out);
   }
 

@@ -11,7 +11,7 @@
 
 namespace espalier {
 
-constexpr int32_t kMaxChunkKeys = 256;
+constexpr int32_t kMaxChunkKeys = 128;
 static_assert(kMaxChunkKeys % kKeysAtOnce == 0);
 constexpr int64_t kCacheLine =
     16;  // scalars, of float; rows of tiles and parts of the scratch are aligned to it
@@ -140,9 +140,9 @@ Rows<const Scalar> rows_of_keys(std::span<const TokenHeads<const Element>> segme
                                 int64_t key_head, int64_t head_dim, const Converter<Scalar>& converter,
                                 Scalar* buffer) {
   if constexpr (std::is_same_v<Element, Scalar>) {
+    const KeyRun& run = chunk.runs[0];
+    const TokenHeads<const Element>& segment = segments[run.segment];
     if (chunk.runs.size() == 1 && !chunk.partial) {
-      const KeyRun& run = chunk.runs[0];
-      const TokenHeads<const Element>& segment = segments[run.segment];
       return {segment.row(run.begin, key_head), segment.token_stride, chunk.num_keys(), head_dim};
     }
   }
