@@ -1,6 +1,5 @@
 // Which blocks of keys each block of queries attends to, for a forest in preorder and its context.
-//   Query j sees key i of the forest iff i <= j < subtree_end[i], so a block of keys is seen by queries in
-//   one
+// Query j sees key i of the forest iff i <= j < subtree_end[i]. So a block of keys is seen by queries in one
 // range only, [its first key, max of subtree_end), and all of it by those in [its last key, min of
 // subtree_end). Two comparisons per tile tell what is in it.
 #pragma once
@@ -81,8 +80,7 @@ struct Schedule {
 void check_forest(std::span<const int32_t> subtree_end);
 
 /// The schedule of a forest (one int32 per key) with context. A rectangle becomes blocks of its own.
-///   Time and memory are linear in tokens plus listed tiles (and n log n in the number of blocks): empty
-///   tiles
+/// Time and memory are linear in tokens plus listed tiles (and n log n in the number of blocks): empty tiles
 /// are never looked at, so a star of many leaves costs two or so tiles per block of queries.
 /// Throws InputError where check_forest does; rectangles are taken as checked.
 Schedule make_schedule(std::span<const int32_t> subtree_end, std::span<const ContextRectangle> context,
