@@ -62,6 +62,7 @@ int run(const std::vector<std::string>& args) {
 
 int main(int argc, char** argv) {
   espalier::count_tensor_memory();
+  espalier::reuse_freed_memory();
   try {
     return espalier::cli::run(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const c10::Error& error) {

@@ -47,6 +47,14 @@ void count_tensor_memory() {
   c10::SetCPUAllocator(&allocator, /*priority=*/1);
 }
 
+void reuse_freed_memory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);  // never
+  mallopt(M_TOP_PAD, 64 << 20);
+#endif
+}
+
 int64_t tensor_memory() {
   return held.load();
 }

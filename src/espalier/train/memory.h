@@ -9,6 +9,10 @@ namespace espalier {
 /// allocated before is not counted, and neither is what is not a tensor.
 void count_tensor_memory();
 
+/// Keeps freed memory in the process for the next tensors. Otherwise every large tensor comes in fresh pages,
+/// which the kernel clears one by one. For the C library of GNU; elsewhere nothing happens. Call once.
+void reuse_freed_memory();
+
 /// Bytes that counted tensors hold now, and the most they held since the last reset_peak_tensor_memory. 0
 /// where nothing is counted.
 int64_t tensor_memory();
