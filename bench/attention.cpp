@@ -1,8 +1,8 @@
 // Attention over trees on the CPU beside what else there is, all sides interleaved in one run.
-//   Rates are per visible (query, key) pair and head: 4 d forward, 10 d backward. "mask" is ATen's attention
-//   with
-// the mask of the tree as a tensor; "causal" the same on a chain of as many tokens, with no mask to read: the
-// rate of a dense kernel. "GEMM" is at::mm of 1024 x 1024 matrices in the same dtype. Run: attention --help
+// Rates are per visible (query, key) pair and head: 4 d forward, 10 d backward. "mask" is ATen's attention
+// with the mask of the tree as a tensor; "causal" the same on a chain of as many tokens, with no mask to
+// read: the rate of a dense kernel. "GEMM" is at::mm of 1024 x 1024 matrices in the same dtype. Run:
+// attention_bench --help
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
