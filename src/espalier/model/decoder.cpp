@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "espalier/model/parameter_ops.h"
+#include "espalier/ops/checks.h"
 
 namespace espalier {
 namespace {
@@ -15,11 +16,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-/// The dtype of rotations: float32 for lower precisions.
-at::ScalarType compute_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 /// Turns each pair (x[i], x[i + D/2]) by its angle: the half-split convention of Transformers.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double direction) {
@@ -151,7 +147,7 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
 Decoder::RotaryTables Decoder::rotary_tables(const at::Tensor& position_ids) const {
   // Angles are float32 for every dtype, as in Transformers; a float64 model takes them as they are.
   const at::Tensor angles = position_ids.to(at::kFloat).unsqueeze(-1) * inverse_frequencies_;
-  const at::ScalarType dtype = compute_dtype(embed_tokens_);
+  const at::ScalarType dtype = detail::accumulator_dtype(embed_tokens_.scalar_type());
   return {at::cos(angles).unsqueeze(1).to(dtype), at::sin(angles).unsqueeze(1).to(dtype)};
 }
 

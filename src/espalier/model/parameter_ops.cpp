@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs.h"
 
 namespace espalier::summing {
@@ -13,9 +14,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// float64 for float64, otherwise float32.
+/// The dtype of sums: that of gradients and norms.
 at::ScalarType sum_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return detail::accumulator_dtype(x.scalar_type());
 }
 
 /// The .grad of a parameter, in the dtype of sums; undefined if it was.
