@@ -6,6 +6,7 @@
 
 #include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs.h"
+#include "espalier/ops/matrix_product.h"
 
 namespace espalier::summing {
 namespace {
@@ -35,10 +36,10 @@ at::Tensor& sum_or_zeros(const at::Tensor& parameter) {
 /// Adds a b to the .grad of a parameter.
 void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Tensor& b) {
   at::Tensor& sum = sum_of(parameter);
-  if (sum.defined() && sum.scalar_type() == a.scalar_type()) {
-    sum.addmm_(a, b);
+  if (sum.defined()) {
+    detail::add_product(sum, a, b);
   } else {
-    add_gradient(parameter, a.mm(b));
+    sum = detail::wide_product(a, b);
   }
 }
 
@@ -47,7 +48,7 @@ class Linear : public Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
     ctx->save_for_backward({x, weight, bias.value_or(at::Tensor())});
-    return at::linear(x, weight, bias);
+    return detail::affine(x, weight, bias);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -56,7 +57,7 @@ class Linear : public Function<Linear> {
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &grad = grads[0];
     if (weight.requires_grad()) add_product(weight, grad.t(), x);
     if (bias.defined() && bias.requires_grad()) add_gradient(bias, grad.sum(0));
-    return {ctx->needs_input_grad(0) ? grad.mm(weight) : at::Tensor(), {}, {}};
+    return {ctx->needs_input_grad(0) ? detail::product(grad, weight) : at::Tensor(), {}, {}};
   }
 };
 

@@ -4,7 +4,7 @@
 // "Online normalizer calculation for softmax", 2018); log p = (logit[target] - high) - log(sum).
 //   Backward: d logit[r, t] = sum_{e: edge (r, t)} g_e - exp(logit[r, t] - lse_r) sum_{e of row r} g_e, from
 // recomputed logits; each block adds its products to the gradients.
-// Logits and products are in the model's dtype, everything else in float32 (float64).
+// Products are in product_dtype (matrix_product.h), everything else in float32 (float64).
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -13,6 +13,7 @@
 
 #include "espalier/ops/checks.h"
 #include "espalier/ops/logit_blocks.h"
+#include "espalier/ops/matrix_product.h"
 
 namespace espalier {
 namespace {
@@ -51,9 +52,9 @@ struct Block {
 std::vector<Block> blocks_of(const at::Tensor& hidden, const at::Tensor& weight) {
   const int64_t num_rows = hidden.size(0);
   const int64_t vocabulary = weight.size(0);
-  const auto dtype = hidden.scalar_type();
+  const auto dtype = detail::product_dtype(hidden);
   const auto sum_dtype = detail::accumulator_dtype(dtype);
-  // In bfloat16 a block exists twice: as the product and as what is computed from it.
+  // Where products are of a lower dtype a block exists twice: as the product and as what is computed from it.
   const auto bytes =
       static_cast<int64_t>(at::elementSize(sum_dtype) + (sum_dtype == dtype ? 0 : at::elementSize(dtype)));
   const LogitBlock size = logit_block(num_rows, vocabulary, bytes);
@@ -68,9 +69,8 @@ std::vector<Block> blocks_of(const at::Tensor& hidden, const at::Tensor& weight)
 }
 
 at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const Block& block) {
-  return hidden.slice(0, block.row_begin, block.row_end)
-      .mm(weight.slice(0, block.column_begin, block.column_end).t())
-      .to(detail::accumulator_dtype(hidden.scalar_type()));
+  return detail::wide_product(hidden.slice(0, block.row_begin, block.row_end),
+                              weight.slice(0, block.column_begin, block.column_end).t());
 }
 
 // Calls visit(edge, logit) for the edges whose logit lies in the block.
@@ -128,15 +128,6 @@ void differentiate(const at::Tensor& logits, const Edges& edges, const Block& bl
   for_each_edge<Scalar>(edges, block, logits, [&](size_t e, Scalar& logit) { logit += edge_grad[e]; });
 }
 
-// sum += a b, where a product in a lower dtype than the sum's is rounded before it is added.
-void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
-  if (sum.scalar_type() == a.scalar_type()) {
-    sum.addmm_(a, b);
-  } else {
-    sum.add_(a.mm(b));
-  }
-}
-
 struct Backward {
   const at::Tensor& grad_logprobs;
   const at::Tensor& hidden;
@@ -161,15 +152,15 @@ void add_gradients(const Backward& given, const at::Tensor& grad_hidden, const a
     at::Tensor logits = logits_of(hidden, weight, block);
     AT_DISPATCH_FLOATING_TYPES(logits.scalar_type(), "edge_logprobs",
                                [&] { differentiate<scalar_t>(logits, edges, block, grad, row_grad, lse); });
-    logits = logits.to(hidden.scalar_type());
+    logits = logits.to(detail::product_dtype(hidden));
     if (grad_hidden.defined()) {
-      add_product(grad_hidden.slice(0, block.row_begin, block.row_end), logits,
-                  weight.slice(0, block.column_begin, block.column_end));
+      detail::add_product(grad_hidden.slice(0, block.row_begin, block.row_end), logits,
+                          weight.slice(0, block.column_begin, block.column_end));
     }
     if (grad_weight.defined()) {
       const at::Tensor place = grad_weight.slice(0, block.column_begin, block.column_end);
       if (block.row_begin == 0) head_grad = place.to(options.dtype());
-      add_product(head_grad, logits.t(), hidden.slice(0, block.row_begin, block.row_end));
+      detail::add_product(head_grad, logits.t(), hidden.slice(0, block.row_begin, block.row_end));
       if (block.row_end == hidden.size(0) && !head_grad.is_same(place)) place.copy_(head_grad);
     }
   }

@@ -24,6 +24,7 @@ std::vector<CpuLevel> levels_of_this_machine() {
   std::vector<CpuLevel> levels{CpuLevel::kDefault};
   if (cpu_level() >= CpuLevel::kAvx2) levels.push_back(CpuLevel::kAvx2);
   if (cpu_level() >= CpuLevel::kAvx512) levels.push_back(CpuLevel::kAvx512);
+  if (cpu_level() >= CpuLevel::kAmx) levels.push_back(CpuLevel::kAmx);
   return levels;
 }
 
@@ -51,7 +52,7 @@ TEST(CpuLevel, UnknownNamesAreRefused) {
     cpu_level();
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "ESPALIER_CPU: expected default, avx2 or avx512, received sse9");
+    EXPECT_STREQ(error.what(), "ESPALIER_CPU: expected default, avx2, avx512 or amx, received sse9");
   }
 }
 

@@ -25,20 +25,42 @@ bool has_avx512() {
 #endif
 }
 
+bool has_amx() {
+#ifdef ESPALIER_X86
+  return has_avx512() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
+#else
+  return false;
+#endif
+}
+
+CpuLevel best_level() {
+  if (has_amx()) return CpuLevel::kAmx;
+  if (has_avx512()) return CpuLevel::kAvx512;
+  return has_avx2() ? CpuLevel::kAvx2 : CpuLevel::kDefault;
+}
+
+struct NamedLevel {
+  std::string_view name;
+  CpuLevel level;
+};
+
+constexpr NamedLevel kLevels[] = {{"default", CpuLevel::kDefault},
+                                  {"avx2", CpuLevel::kAvx2},
+                                  {"avx512", CpuLevel::kAvx512},
+                                  {"amx", CpuLevel::kAmx}};
+
 }  // namespace
 
 CpuLevel cpu_level() {
-  const char* name = std::getenv("ESPALIER_CPU");
-  if (name == nullptr || *name == '\0') {
-    return has_avx512() ? CpuLevel::kAvx512 : has_avx2() ? CpuLevel::kAvx2 : CpuLevel::kDefault;
+  static const CpuLevel best = best_level();
+  const char* given = std::getenv("ESPALIER_CPU");
+  if (given == nullptr || *given == '\0') return best;
+  for (const auto& [name, level] : kLevels) {
+    if (name != given) continue;
+    ESPALIER_CHECK(level <= best, "ESPALIER_CPU: expected a level that this machine has, received {}", given);
+    return level;
   }
-  const std::string_view level = name;
-  ESPALIER_CHECK(level == "default" || level == "avx2" || level == "avx512",
-                 "ESPALIER_CPU: expected default, avx2 or avx512, received {}", level);
-  if (level == "default") return CpuLevel::kDefault;
-  ESPALIER_CHECK(level == "avx2" ? has_avx2() : has_avx512(),
-                 "ESPALIER_CPU: expected a level that this machine has, received {}", level);
-  return level == "avx2" ? CpuLevel::kAvx2 : CpuLevel::kAvx512;
+  throw InputError(fmt::format("ESPALIER_CPU: expected default, avx2, avx512 or amx, received {}", given));
 }
 
 }  // namespace espalier

@@ -18,8 +18,8 @@ ESPALIER_DECLARE_LEVEL(cpu_avx512)
 template <class Scalar>
 const TileMath<Scalar>& tile_math(CpuLevel level) {
 #ifdef ESPALIER_X86
-  if (level == CpuLevel::kAvx512) return cpu_avx512::tile_math<Scalar>();
-  if (level == CpuLevel::kAvx2) return cpu_avx2::tile_math<Scalar>();
+  if (level >= CpuLevel::kAvx512) return cpu_avx512::tile_math<Scalar>();
+  if (level >= CpuLevel::kAvx2) return cpu_avx2::tile_math<Scalar>();
 #endif
   static_cast<void>(level);
   return cpu_default::tile_math<Scalar>();
@@ -30,8 +30,8 @@ template const TileMath<double>& tile_math<double>(CpuLevel);
 
 const BFloat16Math& bfloat16_math(CpuLevel level) {
 #ifdef ESPALIER_X86
-  if (level == CpuLevel::kAvx512) return cpu_avx512::bfloat16_math();
-  if (level == CpuLevel::kAvx2) return cpu_avx2::bfloat16_math();
+  if (level >= CpuLevel::kAvx512) return cpu_avx512::bfloat16_math();
+  if (level >= CpuLevel::kAvx2) return cpu_avx2::bfloat16_math();
 #endif
   static_cast<void>(level);
   return cpu_default::bfloat16_math();

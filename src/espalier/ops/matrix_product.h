@@ -1,0 +1,28 @@
+// Products of matrices, in the arithmetic that suits their dtype and the machine.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace espalier::detail {
+
+/// The dtype in which matrices like this one are multiplied: float32 for bfloat16 on a CPU without AMX, whose
+/// instructions for bfloat16, where it has any, do half of the float32 rate (docs/architecture.md); otherwise
+/// their own.
+at::ScalarType product_dtype(const at::Tensor& matrix);
+
+/// a b [M, N] of a [M, K] and b [K, N], both of one dtype (float64, float32, bfloat16), which the result has.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+
+/// The same in the dtype of sums (accumulator_dtype).
+at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b);
+
+/// x weight^T + bias [M, N] of x [M, K], weight [N, K] and, where it has a value, bias [N]; of one dtype,
+/// which the result has.
+at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+
+/// sum += a b for a sum [M, N] in the dtype of sums. a and b may each be in their product_dtype already.
+void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
+
+}  // namespace espalier::detail
