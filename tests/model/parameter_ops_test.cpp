@@ -34,13 +34,21 @@ std::vector<Case> cases() {
   return {{"linear",
            {{4, 3}},
            {5, 3},
-           [](const auto& x, const auto& p) { return summing::linear(x, p[0]); },
+           [](const auto& x, const auto& p) { return summing::linear(x, {p[0]}); },
            [](const auto& x, const auto& p) { return at::linear(x, p[0]); }},
           {"linear with bias",
            {{4, 3}, {4}},
            {5, 3},
-           [](const auto& x, const auto& p) { return summing::linear(x, p[0], p[1]); },
+           [](const auto& x, const auto& p) { return summing::linear(x, {p[0], p[1]}); },
            [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }},
+          {"two linears of one input",
+           {{4, 3}, {4}, {4, 3}},
+           {5, 3},
+           [](const auto& x, const auto& p) {
+             const auto out = summing::linears(x, {{p[0], p[1]}, {p[2]}});
+             return out[0] * 2 + out[1];
+           },
+           [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]) * 2 + at::linear(x, p[2]); }},
           {"embedding",
            {{7, 3}},
            {},
@@ -121,7 +129,7 @@ TEST(ParameterOps, SumBfloat16GradientsInFloat32) {
 TEST(ParameterOps, AddToAGradientThatIsThereInALowerPrecision) {
   const at::Tensor weight = leaf(at::ones({2, 2}), at::kBFloat16);
   at::Tensor(weight).mutable_grad() = at::ones({2, 2}, at::kBFloat16);
-  torch::autograd::backward({summing::linear(at::full({1, 2}, 0x1p-10, at::kBFloat16), weight)},
+  torch::autograd::backward({summing::linear(at::full({1, 2}, 0x1p-10, at::kBFloat16), {weight})},
                             {at::ones({1, 2}, at::kBFloat16)});
   EXPECT_TRUE(weight.grad().equal(at::full({2, 2}, 1 + 0x1p-10, at::kFloat)));
 }

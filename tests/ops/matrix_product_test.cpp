@@ -50,7 +50,7 @@ TEST(MatrixProduct, IsTheExactOneRoundedOnce) {
         EXPECT_EQ(affine.scalar_type(), dtype);
         EXPECT_LE(error(product, exact), 1.01 * rounding(exact, dtype) + sums);
         EXPECT_LE(error(affine, exact_affine), 1.01 * rounding(exact_affine, dtype) + sums);
-        EXPECT_TRUE(detail::affine(a, b.t(), std::nullopt).equal(product));
+        EXPECT_TRUE(detail::affine(a, b.t(), {}).equal(product));
 
         const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
         const bool exact_sums = detail::product_dtype(a) == wide;

@@ -7,7 +7,6 @@
 #include <numbers>
 #include <utility>
 
-#include "espalier/model/parameter_ops.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier {
@@ -118,7 +117,7 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
   size_t next = 0;
   const auto take = [&] { return parameters_[next++].value; };
   const auto take_projection = [&](bool bias) {
-    Projection projection{take(), std::nullopt};
+    summing::Projection projection{take()};
     if (bias) projection.bias = take();
     return projection;
   };
@@ -154,10 +153,9 @@ Decoder::RotaryTables Decoder::rotary_tables(const at::Tensor& position_ids) con
 Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
                                      const Attention& attention) const {
   const int64_t length = hidden.size(0);
-  const auto project = [&](const Projection& projection) {
-    return summing::linear(hidden, projection.weight, projection.bias).view({length, -1, config_.head_dim});
-  };
-  at::Tensor q = project(layer.q), k = project(layer.k);
+  const std::vector<at::Tensor> projected = summing::linears(hidden, {layer.q, layer.k, layer.v});
+  const auto heads = [&](const at::Tensor& x) { return x.view({length, -1, config_.head_dim}); };
+  at::Tensor q = heads(projected[0]), k = heads(projected[1]);
   if (config_.query_key_norm) {
     q = summing::rms_norm(q, *layer.q_norm, config_.rms_norm_eps);
     k = summing::rms_norm(k, *layer.k_norm, config_.rms_norm_eps);
@@ -165,11 +163,11 @@ Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidde
   q = Rotary::apply(q, tables.cos, tables.sin);
   k = Rotary::apply(k, tables.cos, tables.sin);
   const double softmax_scale = std::pow(static_cast<double>(config_.head_dim), -0.5);
-  const at::Tensor v = project(layer.v);
+  const at::Tensor v = heads(projected[2]);
   const at::Tensor out = attention(q, k, v, softmax_scale);
   TORCH_CHECK(out.sizes() == q.sizes(), "Decoder: attention returned shape ", out.sizes(), ", expected ",
               q.sizes());
-  return {summing::linear(out.reshape({length, -1}), layer.o.weight, layer.o.bias), {k, v}};
+  return {summing::linear(out.reshape({length, -1}), layer.o), {k, v}};
 }
 
 at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
@@ -186,9 +184,8 @@ Decoder::LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, con
   auto [attended, context] = attend(layer, attention_input, tables, attention);
   const at::Tensor middle = hidden + attended;
   const at::Tensor input = summing::rms_norm(middle, layer.post_attention_layernorm, config_.rms_norm_eps);
-  const at::Tensor gate = at::silu(summing::linear(input, layer.gate.weight, layer.gate.bias));
-  const at::Tensor up = summing::linear(input, layer.up.weight, layer.up.bias);
-  return {middle + summing::linear(gate * up, layer.down.weight, layer.down.bias), std::move(context)};
+  const std::vector<at::Tensor> inner = summing::linears(input, {layer.gate, layer.up});
+  return {middle + summing::linear(at::silu(inner[0]) * inner[1], layer.down), std::move(context)};
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {

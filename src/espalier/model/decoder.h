@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "espalier/model/config.h"
+#include "espalier/model/parameter_ops.h"
 
 namespace espalier {
 
@@ -71,12 +72,8 @@ class Decoder {
   void zero_gradients() const;
 
  private:
-  struct Projection {
-    at::Tensor weight;               // [out, in]
-    std::optional<at::Tensor> bias;  // [out]
-  };
   struct Layer {
-    Projection q, k, v, o, gate, up, down;
+    summing::Projection q, k, v, o, gate, up, down;
     std::optional<at::Tensor> q_norm, k_norm;              // [head_dim]
     at::Tensor input_layernorm, post_attention_layernorm;  // [hidden_size]
   };

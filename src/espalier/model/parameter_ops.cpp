@@ -43,21 +43,47 @@ void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Ten
   }
 }
 
-class Linear : public Function<Linear> {
+// Parameters: all weights, then the biases that there are; bias_of[i] is the place of projection i's, or -1.
+class Linears : public Function<Linears> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
-    ctx->save_for_backward({x, weight, bias.value_or(at::Tensor())});
-    return detail::affine(x, weight, bias);
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::TensorList& parameters,
+                               const std::vector<int64_t>& bias_of) {
+    variable_list saved{x};
+    saved.insert(saved.end(), parameters.begin(), parameters.end());
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["bias_of"] = bias_of;
+    const at::Tensor operand = x.to(detail::product_dtype(x));
+    variable_list outputs;
+    for (size_t i = 0; i < bias_of.size(); ++i) {
+      const at::Tensor bias = bias_of[i] < 0 ? at::Tensor() : parameters[bias_of[i]];
+      outputs.push_back(detail::affine(operand, parameters[i], bias).to(x.scalar_type()));
+    }
+    return outputs;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &grad = grads[0];
-    if (weight.requires_grad()) add_product(weight, grad.t(), x);
-    if (bias.defined() && bias.requires_grad()) add_gradient(bias, grad.sum(0));
-    return {ctx->needs_input_grad(0) ? detail::product(grad, weight) : at::Tensor(), {}, {}};
+    const std::vector<int64_t> bias_of = ctx->saved_data["bias_of"].toIntVector();
+    const at::Tensor& x = saved[0];
+    const at::Tensor operand = x.to(detail::product_dtype(x));
+    at::Tensor grad_x;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      const at::Tensor& weight = saved[1 + i];
+      const at::Tensor bias = bias_of[i] < 0 ? at::Tensor() : saved[1 + bias_of[i]];
+      const at::Tensor grad = grads[i].to(operand.scalar_type());
+      if (weight.requires_grad()) add_product(weight, grad.t(), operand);
+      if (bias.defined() && bias.requires_grad()) add_gradient(bias, grad.sum(0));
+      if (!ctx->needs_input_grad(0)) continue;
+      if (grad_x.defined()) {
+        detail::add_product(grad_x, grad, weight);
+      } else {
+        grad_x = detail::wide_product(grad, weight);
+      }
+    }
+    variable_list all(saved.size() + 1);
+    if (grad_x.defined()) all[0] = grad_x.to(x.scalar_type());
+    return all;
   }
 };
 
@@ -136,8 +162,19 @@ void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
   }
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  return Linear::apply(x, weight, bias);
+at::Tensor linear(const at::Tensor& x, const Projection& projection) {
+  return linears(x, {projection}).front();
+}
+
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projection>& projections) {
+  std::vector<at::Tensor> parameters;
+  std::vector<int64_t> bias_of;
+  for (const Projection& projection : projections) parameters.push_back(projection.weight);
+  for (const Projection& projection : projections) {
+    bias_of.push_back(projection.bias.defined() ? static_cast<int64_t>(parameters.size()) : -1);
+    if (projection.bias.defined()) parameters.push_back(projection.bias);
+  }
+  return Linears::apply(x, at::TensorList(parameters), bias_of);
 }
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
+#include <vector>
 
 namespace espalier::summing {
 
@@ -15,8 +15,16 @@ namespace espalier::summing {
 /// Adds to the .grad of a parameter as said above; `gradient` has its shape.
 void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient);
 
-/// x [T, in], weight [out, in], bias [out] -> x weight^T + bias [T, out].
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias = {});
+struct Projection {
+  at::Tensor weight;  // [out, in]
+  at::Tensor bias{};  // [out], or undefined
+};
+
+/// x [T, in] -> x weight^T + bias [T, out].
+at::Tensor linear(const at::Tensor& x, const Projection& projection);
+
+/// The same for several projections of one x, whose gradient is then summed in place, in the dtype of sums.
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projection>& projections);
 
 /// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C].
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);

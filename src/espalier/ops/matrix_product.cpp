@@ -28,9 +28,9 @@ at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b) {
   return operand(a).mm(operand(b)).to(accumulator_dtype(a.scalar_type()));
 }
 
-at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  if (!bias) return product(x, weight.t());
-  return at::addmm(operand(*bias), operand(x), operand(weight).t()).to(x.scalar_type());
+at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (!bias.defined()) return product(x, weight.t());
+  return at::addmm(operand(bias), operand(x), operand(weight).t()).to(x.scalar_type());
 }
 
 void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {

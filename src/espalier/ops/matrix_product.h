@@ -3,8 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
-
 namespace espalier::detail {
 
 /// The dtype in which matrices like this one are multiplied: float32 for bfloat16 on a CPU without AMX, whose
@@ -18,9 +16,9 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 /// The same in the dtype of sums (accumulator_dtype).
 at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b);
 
-/// x weight^T + bias [M, N] of x [M, K], weight [N, K] and, where it has a value, bias [N]; of one dtype,
-/// which the result has.
-at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+/// x weight^T + bias [M, N] of x [M, K], weight [N, K] and, where it is defined, bias [N]; in the dtype of x,
+/// which is theirs or their product_dtype.
+at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 /// sum += a b for a sum [M, N] in the dtype of sums. a and b may each be in their product_dtype already.
 void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);

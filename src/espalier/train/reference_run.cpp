@@ -125,7 +125,7 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Traj
     const at::Tensor input_ids = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong);
     const at::Tensor hidden = decoder.forward(input_ids, at::arange(size, at::kLong), causal_attention);
     const at::Tensor logits =
-        summing::linear(hidden.index_select(0, at::tensor(before, at::kLong)), decoder.lm_head_weight());
+        summing::linear(hidden.index_select(0, at::tensor(before, at::kLong)), {decoder.lm_head_weight()});
     const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor row_logprobs = at::log_softmax(logits.to(wide), -1)
                                         .gather(1, at::tensor(targets, at::kLong).unsqueeze(1))
