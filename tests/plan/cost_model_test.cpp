@@ -26,6 +26,15 @@ TEST(CostModel, FlopsOfAStep) {
   EXPECT_EQ(flops.total(), flops.linear + flops.attention + flops.head);
 }
 
+TEST(CostModel, FlopsOfThePasses) {
+  const Work work{.tokens = 100, .pairs = 1000, .head_rows = 10};
+  const FlopCount forward = forward_flops(kShape, work), backward = backward_flops(kShape, work);
+  EXPECT_EQ(forward.linear, 2.0 * 810 * 3 * 100);
+  EXPECT_EQ(forward.attention, 4.0 * 5 * 4 * 3 * 1000);
+  EXPECT_EQ(forward.head, 2.0 * 10 * 11 * 10);
+  EXPECT_EQ(forward.total() + backward.total(), step_flops(kShape, work).total());
+}
+
 TEST(CostModel, WorkAddsUp) {
   Work work{.tokens = 1, .pairs = 2, .head_rows = 3};
   work += {.tokens = 10, .pairs = 20, .head_rows = 30};

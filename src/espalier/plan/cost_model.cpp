@@ -16,20 +16,45 @@ int64_t linear_parameters_per_layer(const ModelShape& shape) {
   return query_and_output + key_and_value + gated_mlp;
 }
 
-FlopCount step_flops(const ModelShape& shape, const Work& work) {
-  constexpr double kLinearForward = 2, kLinearBackward = 4;
-  constexpr double kAttentionForward = 4, kAttentionBackward = 10;
-  constexpr double kHead = 8;
+namespace {
+
+struct FlopFactors {
+  double linear;     // per weight and token
+  double attention;  // per element of a head and visible pair
+  double head;       // per weight and row
+};
+
+FlopCount flops_of(const ModelShape& shape, const Work& work, const FlopFactors& factors) {
   const auto layers = static_cast<double>(shape.num_hidden_layers);
   const auto weights = layers * static_cast<double>(linear_parameters_per_layer(shape));
   const auto heads = layers * static_cast<double>(shape.num_attention_heads);
   FlopCount flops;
-  flops.linear = (kLinearForward + kLinearBackward) * weights * static_cast<double>(work.tokens);
-  flops.attention = (kAttentionForward + kAttentionBackward) * heads * static_cast<double>(shape.head_dim) *
-                    static_cast<double>(work.pairs);
-  flops.head = kHead * static_cast<double>(shape.hidden_size) * static_cast<double>(shape.vocab_size) *
+  flops.linear = factors.linear * weights * static_cast<double>(work.tokens);
+  flops.attention =
+      factors.attention * heads * static_cast<double>(shape.head_dim) * static_cast<double>(work.pairs);
+  flops.head = factors.head * static_cast<double>(shape.hidden_size) * static_cast<double>(shape.vocab_size) *
                static_cast<double>(work.head_rows);
   return flops;
+}
+
+constexpr FlopFactors kForward{.linear = 2, .attention = 4, .head = 2};
+constexpr FlopFactors kBackward{.linear = 4, .attention = 10, .head = 6};
+
+}  // namespace
+
+FlopCount forward_flops(const ModelShape& shape, const Work& work) {
+  return flops_of(shape, work, kForward);
+}
+
+FlopCount backward_flops(const ModelShape& shape, const Work& work) {
+  return flops_of(shape, work, kBackward);
+}
+
+FlopCount step_flops(const ModelShape& shape, const Work& work) {
+  return flops_of(shape, work,
+                  {.linear = kForward.linear + kBackward.linear,
+                   .attention = kForward.attention + kBackward.attention,
+                   .head = kForward.head + kBackward.head});
 }
 
 }  // namespace espalier

@@ -27,8 +27,8 @@ struct ModelShape {
 
 /// Multiply-adds count as two FLOPs. Linear layers: 2 per weight and token forward, 4 backward. Attention:
 /// 4 head_dim per pair and head forward, 10 head_dim backward (the scores are computed again;
-/// Dao, FlashAttention-2, 2023, section 4.1). LM head: forward, recomputation and backward, 8 per weight and
-/// row.
+/// Dao, FlashAttention-2, 2023, section 4.1). LM head: 2 per weight and row forward, 6 backward (the logits
+/// are computed again).
 struct FlopCount {
   double linear = 0;
   double attention = 0;
@@ -36,7 +36,9 @@ struct FlopCount {
   double total() const { return linear + attention + head; }
 };
 
-FlopCount step_flops(const ModelShape& shape, const Work& work);
+FlopCount forward_flops(const ModelShape& shape, const Work& work);
+FlopCount backward_flops(const ModelShape& shape, const Work& work);
+FlopCount step_flops(const ModelShape& shape, const Work& work);  // both
 
 /// Weights of one decoder layer's linear maps, in elements.
 int64_t linear_parameters_per_layer(const ModelShape& shape);
