@@ -92,7 +92,7 @@ TEST(Partition, EncodesEveryTokenOnce) {
     const StepResult result = forward_backward(decoder, trajectories, step, {}, nullptr);
     EXPECT_EQ(step.plan.num_tokens(), step.forest.tree_tokens());
     EXPECT_EQ(result.work.tokens, needed);
-    EXPECT_EQ(result.recomputed_tokens, 0);
+    EXPECT_EQ(result.recomputed.tokens, 0);
     EXPECT_EQ(result.terms, step.flat_tokens() - trajectories.num_rows());
     if (budget >= step.forest.tree_tokens()) {
       EXPECT_EQ(result.work.tokens, step.forest.tree_tokens());
@@ -110,7 +110,7 @@ TEST(Partition, RecomputedActivationsAreTheSameBitForBit) {
         make_step(trajectories, all_rows(trajectories), {Strategy::kPartition, 9, checkpoint, offload}, {});
     EXPECT_GE(step.plan.micro_batches.size(), 3u);
     decoder.zero_gradients();
-    *recomputed = forward_backward(decoder, trajectories, step, {}, nullptr).recomputed_tokens;
+    *recomputed = forward_backward(decoder, trajectories, step, {}, nullptr).recomputed.tokens;
     std::vector<at::Tensor> sums;
     for (const at::Tensor& sum : decoder.gradients()) sums.push_back(sum.clone());
     return sums;

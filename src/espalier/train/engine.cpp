@@ -104,7 +104,7 @@ class StepRun {
           forward(decoder_, open.batch, ancestors(open.batch), {.keep_context = true, .head = false});
       open.frame = std::make_unique<ContextFrame>(forwarded.context, options.offload_context);
       for (ContextFrame* frame : ancestors(open.batch)) frame->collect();
-      result_.recomputed_tokens += open.batch.num_tokens();
+      result_.recomputed += layers_work(m);
       return;
     }
     forward_with_grad(m);
@@ -135,6 +135,10 @@ class StepRun {
     return frames;
   }
 
+  Work layers_work(int64_t m) const {
+    return {.tokens = open_[m]->batch.num_tokens(), .pairs = step_.plan.micro_batches[m].num_pairs};
+  }
+
   void forward_with_grad(int64_t m) {
     Open& open = *open_[m];
     const bool checkpoint_layers = step_.plan.options.checkpoint_activations == CheckpointActivations::kLayer;
@@ -143,9 +147,9 @@ class StepRun {
         forward(decoder_, open.batch, ancestors(open.batch),
                 {.keep_context = with_readers_[m], .checkpoint_layers = checkpoint_layers, .head = head});
     open.context = std::move(forwarded.context);
-    result_.work +=
-        {open.batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, open.batch.num_head_rows()};
-    if (checkpoint_layers) result_.recomputed_tokens += open.batch.num_tokens();
+    result_.work += layers_work(m);
+    result_.work.head_rows += open.batch.num_head_rows();
+    if (checkpoint_layers) result_.recomputed += layers_work(m);
     if (!head) return;
     const at::Tensor logprobs = forwarded.logprobs.to(at::kDouble).index_select(0, open.batch.term_edge);
     const ObjectiveValue value = objective_value(objective_, logprobs, open.batch.terms);

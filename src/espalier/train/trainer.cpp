@@ -93,7 +93,7 @@ nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShap
   metrics["peak_tensor_bytes"] = result.measured_peak_bytes();
   metrics["micro_batches"] = result.measured.size();
   metrics["micro_batch_seconds"] = result.measured_seconds();
-  if (result.recomputed_tokens > 0) metrics["recomputed_tokens"] = result.recomputed_tokens;
+  if (result.recomputed.tokens > 0) metrics["recomputed_tokens"] = result.recomputed.tokens;
   if (options.objective.kind == ObjectiveKind::kGrpo) {
     const double terms = static_cast<double>(std::max<int64_t>(1, result.terms));
     metrics["clip_fraction"] = static_cast<double>(result.clipped_terms) / terms;
