@@ -170,6 +170,11 @@ Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidde
   return {summing::linear(out.reshape({length, -1}), layer.o), {k, v}};
 }
 
+at::Tensor Decoder::mlp(const Layer& layer, const at::Tensor& input) const {
+  const std::vector<at::Tensor> inner = summing::linears(input, {layer.gate, layer.up});
+  return summing::linear(at::silu(inner[0]) * inner[1], layer.down);
+}
+
 at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
   TORCH_CHECK(input_ids.dim() == 1 && input_ids.scalar_type() == at::kLong && input_ids.numel() > 0,
               "Decoder: expected input_ids [T] int64, T > 0, received ", input_ids.sizes(), " ",
@@ -184,8 +189,7 @@ Decoder::LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, con
   auto [attended, context] = attend(layer, attention_input, tables, attention);
   const at::Tensor middle = hidden + attended;
   const at::Tensor input = summing::rms_norm(middle, layer.post_attention_layernorm, config_.rms_norm_eps);
-  const std::vector<at::Tensor> inner = summing::linears(input, {layer.gate, layer.up});
-  return {middle + summing::linear(at::silu(inner[0]) * inner[1], layer.down), std::move(context)};
+  return {middle + mlp(layer, input), std::move(context)};
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {

@@ -79,6 +79,7 @@ class Decoder {
   };
   LayerOutput attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
                      const Attention& attention) const;
+  at::Tensor mlp(const Layer& layer, const at::Tensor& input) const;
 
   DecoderConfig config_;
   std::vector<Parameter> parameters_;
