@@ -34,7 +34,7 @@ constexpr const char* kSmallModel = R"({
 struct Flags {
   BenchmarkOptions benchmark;
   ObjectiveFlags objective;
-  std::string model, data, dtype = "float32", out;
+  std::string model, data, dtype = "float32", out, profile;
   std::vector<double> ratios{1, 2, 4, 8, 16, 32, 64};
   int64_t tree_tokens = 2048;
   int64_t token_budget = 0;
@@ -302,6 +302,8 @@ nlohmann::ordered_json strategy_json(const Measured& measured, const SideResult&
 }
 
 void run(Flags flags) {
+  std::optional<Profiler> profiler;
+  if (!flags.profile.empty()) profiler.emplace(flags.profile);
   flags.benchmark.objective = flags.objective.options();
   const Decoder decoder = load_or_make(flags);
   std::vector<Measured> all;
@@ -312,6 +314,7 @@ void run(Flags flags) {
                                                  ? strategy_sides(forest, flags.budget_fraction)
                                                  : tree_and_packing_sides(forest, flags.token_budget);
     const auto note = [&](const std::string& text) { progress.line(fmt::format("{}: {}", set.name, text)); };
+    flags.benchmark.profiler = all.empty() && profiler ? &*profiler : nullptr;
     all.push_back({set.name, benchmark(decoder, set.trajectories, sides, flags.benchmark, note)});
   }
   const std::string hardware = fmt::format("{}, {} threads, {}{}", cpu_name(), at::get_num_threads(),
@@ -408,6 +411,8 @@ void add_bench(CLI::App& app, int*) {
   flags->objective.add(command);
   command->add_option("--seed", flags->seed, "Of the random trees")->capture_default_str();
   command->add_option("-o,--out", flags->out, "Also write the table to this file");
+  add_profile(command, &flags->profile,
+              "one more step of the first side on the first data, after what is measured");
   command->add_flag("--json", flags->json, "Print JSON");
   add_threads(command);
   add_config(command);

@@ -181,6 +181,16 @@ void add_threads(CLI::App* command) {
       ->default_str("0");
 }
 
+CLI::Option* add_profile(CLI::App* command, std::string* trace, const std::string& which) {
+  return command
+      ->add_option(
+          "--profile", *trace,
+          "Profile " + which +
+              ": write a trace to this file, for chrome://tracing or ui.perfetto.dev, and print which "
+              "kinds of work took how long, and how near to the rate of a plain matrix product")
+      ->type_name("FILE");
+}
+
 int64_t vocab_size_of(const std::string& model) {
   return model.empty() ? 0 : read_config(model).vocab_size;
 }

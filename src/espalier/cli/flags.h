@@ -67,6 +67,9 @@ CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string&
 void add_config(CLI::App* command);
 void add_threads(CLI::App* command);
 
+/// --profile; `which`: the step that it records.
+CLI::Option* add_profile(CLI::App* command, std::string* trace, const std::string& which);
+
 /// vocab_size of a model folder; 0 when `model` is empty.
 int64_t vocab_size_of(const std::string& model);
 

@@ -30,6 +30,7 @@ struct Flags {
   TrainOptions train;
   std::string model, out, dtype = "float32", save_dtype, optimizer = "adamw", scheduler = "constant",
                           shuffle = "none";
+  std::string profile;
   bool dry_run = false;
 };
 
@@ -97,8 +98,11 @@ std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json&
 }
 
 void run(const Flags& flags, const CLI::App& command, int* exit_code) {
+  std::optional<Profiler> profiler;
+  if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile);
   const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
-  const TrainOptions options = options_of(flags, trajectories, command);
+  TrainOptions options = options_of(flags, trajectories, command);
+  options.profiler = profiler ? &*profiler : nullptr;
   if (flags.dry_run) {
     print_dry_run(flags, options, trajectories);
     return;
@@ -210,6 +214,14 @@ void add_flags(CLI::App* command, Flags* flags) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_flag("--resume", train.resume, "Continue from the newest checkpoint in --out, bit for bit");
+  auto* profile = add_profile(command, &flags->profile, "one step");
+  command
+      ->add_option("--profile-step", train.profile_step,
+                   "Number of that step (0: the run's second one, or the only one; the first has memory to "
+                   "get)")
+      ->needs(profile)
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_flag("--dry-run", flags->dry_run,
                     "Print the resolved config, the plan, predicted memory and speed-up; write nothing");
   add_threads(command);

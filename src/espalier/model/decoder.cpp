@@ -1,6 +1,7 @@
 #include "espalier/model/decoder.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
@@ -18,6 +19,7 @@ using torch::autograd::variable_list;
 
 /// Turns each pair (x[i], x[i + D/2]) by its angle: the half-split convention of Transformers.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double direction) {
+  RECORD_USER_SCOPE("rotary");
   const int64_t half = x.size(-1) / 2;
   const at::Tensor wide = x.to(cos.scalar_type());
   const at::Tensor lower = wide.narrow(-1, 0, half), upper = wide.narrow(-1, half, half);
@@ -152,6 +154,7 @@ Decoder::RotaryTables Decoder::rotary_tables(const at::Tensor& position_ids) con
 
 Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
                                      const Attention& attention) const {
+  RECORD_USER_SCOPE("attention");
   const int64_t length = hidden.size(0);
   const std::vector<at::Tensor> projected = summing::linears(hidden, {layer.q, layer.k, layer.v});
   const auto heads = [&](const at::Tensor& x) { return x.view({length, -1, config_.head_dim}); };
@@ -171,6 +174,7 @@ Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidde
 }
 
 at::Tensor Decoder::mlp(const Layer& layer, const at::Tensor& input) const {
+  RECORD_USER_SCOPE("mlp");
   const std::vector<at::Tensor> inner = summing::linears(input, {layer.gate, layer.up});
   return summing::linear(at::silu(inner[0]) * inner[1], layer.down);
 }
@@ -184,6 +188,7 @@ at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
 
 Decoder::LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const RotaryTables& tables,
                                     const Attention& attention) const {
+  RECORD_USER_SCOPE("layer " + std::to_string(index));
   const Layer& layer = layers_.at(index);
   const at::Tensor attention_input = summing::rms_norm(hidden, layer.input_layernorm, config_.rms_norm_eps);
   auto [attended, context] = attend(layer, attention_input, tables, attention);

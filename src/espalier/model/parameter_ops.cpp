@@ -1,6 +1,7 @@
 #include "espalier/model/parameter_ops.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
@@ -35,6 +36,7 @@ at::Tensor& sum_or_zeros(const at::Tensor& parameter) {
 
 /// Adds a b to the .grad of a parameter.
 void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Tensor& b) {
+  RECORD_USER_SCOPE("gradient of weight");
   at::Tensor& sum = sum_of(parameter);
   if (sum.defined()) {
     detail::add_product(sum, a, b);
@@ -182,6 +184,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  RECORD_USER_SCOPE("rms_norm");
   return RmsNorm::apply(x, weight, eps);
 }
 

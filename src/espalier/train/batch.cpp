@@ -1,6 +1,7 @@
 #include "espalier/train/batch.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <numeric>
@@ -21,6 +22,7 @@ Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows
 
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const PlanOptions& plan_options,
                const ObjectiveOptions& objective, const PlanCosts* costs) {
+  RECORD_USER_SCOPE("plan");
   Step step;
   step.rows = std::move(rows);
   step.forest = forest_of(trajectories, step.rows);
@@ -126,6 +128,7 @@ void set_context(std::span<const ContextPiece> pieces, Batch* batch) {
 
 Batch make_batch(const Trajectories& trajectories, const Step& step, int64_t index,
                  const ObjectiveOptions& objective, const Advantages* advantages) {
+  RECORD_USER_SCOPE("batch");
   Batch batch;
   const MicroBatch& micro_batch = step.plan.micro_batches.at(index);
   const Layout layout = make_micro_batch_layout(step.forest, micro_batch);

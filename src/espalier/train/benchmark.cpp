@@ -47,10 +47,14 @@ class Rounds {
     }
   }
 
-  void run(Runs* runs) {
+  StepResult run_step(const Step& step) const {
+    return forward_backward(decoder_, trajectories_, step, options_.objective, &advantages_);
+  }
+
+  void run(Runs* runs) const {
     decoder_.zero_gradients();
     const double begin = now(options_.cpu_seconds);
-    runs->result = forward_backward(decoder_, trajectories_, runs->step, options_.objective, &advantages_);
+    runs->result = run_step(runs->step);
     runs->seconds.push_back(now(options_.cpu_seconds) - begin);
     for (const MicroBatchMeasure& measure : runs->result.measured) {
       runs->peak_bytes = std::max(runs->peak_bytes, measure.peak_bytes);
@@ -139,6 +143,14 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
       text += fmt::format("{}{} {:.3f} s", i == 0 ? "" : ", ", sides[s].name, runs[s].seconds.back());
     }
     if (progress) progress(fmt::format("round {}: {}", round + 1, text));
+  }
+
+  if (options.profiler != nullptr) {
+    decoder.zero_gradients();
+    options.profiler->start();
+    const StepResult result = rounds.run_step(runs.front().step);
+    const ProfileSummary profile = options.profiler->stop(decoder, result);
+    if (progress) progress(fmt::format("{}: {}", sides.front().name, profile.text()));
   }
 
   const Forest& forest = runs.front().step.forest;

@@ -8,6 +8,7 @@
 
 #include "espalier/data/trajectories.h"
 #include "espalier/train/cost.h"
+#include "espalier/train/profile.h"
 
 namespace espalier {
 
@@ -16,6 +17,7 @@ struct BenchmarkOptions {
   int64_t warmup = 1;        // steps of the first side before them, not counted
   bool cpu_seconds = false;  // CPU seconds of the process instead of wall seconds: steadier on a busy machine
   ObjectiveOptions objective;
+  Profiler* profiler = nullptr;  // of one more round of the first side, after those that are measured
 };
 
 /// One way of running the step.

@@ -1,6 +1,7 @@
 #include "espalier/train/engine.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
@@ -92,6 +93,7 @@ class StepRun {
   }
 
   void enter(int64_t m) {
+    RECORD_USER_SCOPE(fmt::format("micro-batch {} forward", m));
     open_[m] = std::make_unique<Open>();
     Open& open = *open_[m];
     open.measure.micro_batch = m;
@@ -112,6 +114,7 @@ class StepRun {
   }
 
   void leave(int64_t m) {
+    RECORD_USER_SCOPE(fmt::format("micro-batch {} backward", m));
     Open& open = *open_[m];
     {
       const Measuring measuring(&open.measure);
@@ -151,6 +154,7 @@ class StepRun {
     result_.work.head_rows += open.batch.num_head_rows();
     if (checkpoint_layers) result_.recomputed += layers_work(m);
     if (!head) return;
+    RECORD_USER_SCOPE("objective");
     const at::Tensor logprobs = forwarded.logprobs.to(at::kDouble).index_select(0, open.batch.term_edge);
     const ObjectiveValue value = objective_value(objective_, logprobs, open.batch.terms);
     open.loss = value.loss;

@@ -1,6 +1,7 @@
 #include "espalier/train/forward.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include "espalier/base/check.h"
 #include "espalier/model/parameter_ops.h"
@@ -60,6 +61,7 @@ Forwarded forward(const Decoder& decoder, const Batch& batch, std::span<ContextF
     if (options.keep_context) result.context.emplace_back(outputs.begin() + 1, outputs.end());
   }
   if (options.head) {
+    RECORD_USER_SCOPE("head");
     result.logprobs = summing::head_logprobs(decoder.final_norm(hidden).index_select(0, batch.head_rows),
                                              decoder.lm_head_weight(), batch.edge_row, batch.edge_target);
   }

@@ -1,6 +1,7 @@
 #include "espalier/train/optimizer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include <cmath>
 #include <numbers>
@@ -77,6 +78,7 @@ void adamw_group(const OptimizerOptions& options, double learning_rate, double w
 }  // namespace
 
 double Optimizer::step(double learning_rate) {
+  RECORD_USER_SCOPE("optimizer");
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> sums = decoder_->gradients();
   const double norm = global_norm(sums);

@@ -105,9 +105,9 @@ nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShap
 
 // Flags that a continuation may change. Other steps or epochs change what a falling schedule does from there
 // on.
-constexpr const char* kFreeOnResume[] = {"resume",        "save-every", "steps",          "epochs",
-                                         "dry-run",       "out",        "no-calibration", "config",
-                                         "skip-bad-rows", "threads",    "model",          "data"};
+constexpr const char* kFreeOnResume[] = {"resume", "save-every",     "steps",   "epochs",        "dry-run",
+                                         "out",    "no-calibration", "config",  "skip-bad-rows", "threads",
+                                         "model",  "data",           "profile", "profile-step"};
 
 void check_resumable(const nlohmann::json& saved, const TrainOptions& options,
                      const std::filesystem::path& folder) {
@@ -149,6 +149,16 @@ int64_t resume(const TrainOptions& options, const Trajectories& trajectories, De
   return state["step"].get<int64_t>();
 }
 
+// Number of the step to profile; 0: none. The first step of a run is not like the others: memory is new.
+int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) {
+  if (options.profiler == nullptr) return 0;
+  if (options.profile_step == 0) return std::min(first + 2, last);
+  ESPALIER_CHECK(first < options.profile_step && options.profile_step <= last,
+                 "profile-step: expected one of the steps {} to {}, which this run takes, received {}",
+                 first + 1, last, options.profile_step);
+  return options.profile_step;
+}
+
 }  // namespace
 
 bool train(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
@@ -166,6 +176,7 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
     if (events.note) events.note(fmt::format("nothing to do: step {} of {} is reached already", first, last));
     return true;
   }
+  const int64_t profiled = profiled_step(options, first, last);
   const ModelShape shape = model_shape(decoder.config());
   const CheckpointOptions checkpoint{options.out, options.model, options.save_dtype};
   MetricsWriter writer(options.out, first);
@@ -180,10 +191,11 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
       batches_epoch = index / per_epoch;
       batches = epoch_batches(trajectories, options, batches_epoch);
     }
+    const int64_t number = index + 1;
+    if (number == profiled) options.profiler->start();
     const auto begin = std::chrono::steady_clock::now();
     const Step step = make_step(trajectories, batches[index % per_epoch], options.plan, options.objective,
                                 options.costs ? &*options.costs : nullptr);
-    const int64_t number = index + 1;
     decoder.zero_gradients();
     const StepResult result = forward_backward(decoder, trajectories, step, options.objective, &advantages,
                                                [&](int64_t done, int64_t total) {
@@ -194,6 +206,10 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
         options.learning_rate * schedule_factor(options.scheduler, index, last, options.warmup_steps);
     const double norm = optimizer.step(rate);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (number == profiled) {
+      const ProfileSummary profile = options.profiler->stop(decoder, result);
+      if (events.note) events.note(profile.text());
+    }
 
     nlohmann::ordered_json metrics = {{"step", number}};
     metrics.update(step_metrics(options, shape, result, seconds));

@@ -16,6 +16,7 @@
 #include "espalier/train/cost.h"
 #include "espalier/train/engine.h"
 #include "espalier/train/optimizer.h"
+#include "espalier/train/profile.h"
 
 namespace espalier {
 
@@ -44,6 +45,8 @@ struct TrainOptions {
   uint64_t seed = 0;
   int64_t save_every = 0;  // steps between checkpoints; the last step is always saved
   bool resume = false;
+  Profiler* profiler = nullptr;   // of one step of the run; what it found is a note
+  int64_t profile_step = 0;       // its number; 0: the run's second step, or its only one
   nlohmann::ordered_json config;  // the resolved flags, kept in trainer_state.json and compared on resume
 };
 

@@ -1,0 +1,237 @@
+#include "espalier/train/profile.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <string_view>
+#include <tuple>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/base/check.h"
+#include "espalier/train/cost.h"
+
+namespace espalier {
+namespace {
+
+namespace kineto = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+using torch::profiler::impl::ProfilerConfig;
+using torch::profiler::impl::ProfilerState;
+
+constexpr const char* kStep = "step";
+constexpr std::string_view kForward = "forward", kBackward = "backward",
+                           kGradientOfInput = "gradient of input", kGradientOfWeight = "gradient of weight";
+
+// A kind of work. What is called inside is of the same kind, unless the kind is only a default.
+struct Kind {
+  std::string_view work;
+  std::string_view part;
+  bool is_default = true;
+
+  bool operator<(const Kind& other) const { return std::tie(work, part) < std::tie(other.work, other.part); }
+};
+
+constexpr Kind kOther{"other", ""};
+
+// Names of operators, of autograd nodes and of regions differ in case and underscores.
+std::string simplified(std::string_view name) {
+  std::string result;
+  for (const char c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      result += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return result;
+}
+
+Kind kind_of(const std::string& name, const Kind& outer) {
+  struct Rule {
+    std::string_view contained, work;
+  };
+  static constexpr Rule kRules[] = {
+      {"treeattention", "attention"}, {"edgelogprobs", "head"}, {"headlogprobs", "head"},
+      {"linear", "linear"},           {"rmsnorm", "norm"},      {"rotary", "rotary"},
+      {"swiglu", "SwiGLU"},           {"silu", "SwiGLU"},       {"mulbackward", "SwiGLU"},
+      {"embedding", "embedding"},
+  };
+  if (!outer.is_default) {
+    if (outer.work == "linear" && name == kGradientOfWeight) return {"linear", kGradientOfWeight, false};
+    return outer;
+  }
+  for (const std::string_view region : {"plan", "batch", "objective", "optimizer"}) {
+    if (name == region) return {region, "", false};
+  }
+  if (name == "mlp") return {"SwiGLU", kForward};
+  if (name.starts_with("layer ")) return {"residual", kForward};
+  if (name == "attention" || name == "head") return kOther;
+  // Besides the node that it names, a sum of the gradients that reach one tensor by several ways.
+  if (name.starts_with("autograd::engine::evaluate_function")) return {"residual", kBackward};
+  const std::string simple = simplified(name);
+  const bool backward = simple.find("backward") != simple.npos || simple.find("cppnode") != simple.npos;
+  for (const Rule& rule : kRules) {
+    if (simple.find(rule.contained) == simple.npos) continue;
+    const bool linear = rule.work == "linear";
+    return {rule.work, !backward ? kForward : linear ? kGradientOfInput : kBackward, false};
+  }
+  return outer;
+}
+
+// Seconds by kind of work, without what is nested and of another kind.
+std::map<Kind, double> seconds_by_kind(const std::vector<kineto::KinetoEvent>& events,
+                                       const kineto::KinetoEvent& step) {
+  std::vector<const kineto::KinetoEvent*> order;
+  for (const kineto::KinetoEvent& event : events) {
+    const bool inside = event.startNs() >= step.startNs() && event.endNs() <= step.endNs();
+    if (inside && event.startThreadId() == step.startThreadId() && !event.isAsync()) order.push_back(&event);
+  }
+  std::ranges::stable_sort(order, [](const auto* a, const auto* b) {
+    return a->startNs() != b->startNs() ? a->startNs() < b->startNs() : a->endNs() > b->endNs();
+  });
+
+  struct Open {
+    uint64_t end;
+    Kind kind;
+  };
+  std::map<Kind, double> seconds;
+  std::vector<Open> open;
+  uint64_t now = step.startNs();
+  const auto pass = [&](uint64_t until) {
+    if (!open.empty() && until > now) seconds[open.back().kind] += 1e-9 * static_cast<double>(until - now);
+    now = std::max(now, until);
+  };
+  for (const kineto::KinetoEvent* event : order) {
+    while (!open.empty() && open.back().end <= event->startNs()) {
+      pass(open.back().end);
+      open.pop_back();
+    }
+    pass(event->startNs());
+    const Kind outer = open.empty() ? kOther : open.back().kind;
+    const uint64_t end = open.empty() ? event->endNs() : std::min(event->endNs(), open.back().end);
+    open.push_back({end, kind_of(event->name(), outer)});
+  }
+  for (; !open.empty(); open.pop_back()) pass(open.back().end);
+  return seconds;
+}
+
+// LibTorch writes traces under a name only, so that name is one beside the final one.
+std::string trace_text(kineto::ProfilerResult& recorded, const std::filesystem::path& trace) {
+  const std::filesystem::path beside = fmt::format("{}.{}.tmp", trace.string(), ::getpid());
+  recorded.save(beside.string());
+  std::string text;
+  std::error_code ignored;
+  if (std::filesystem::exists(beside, ignored)) text = read_text(beside);
+  std::filesystem::remove(beside, ignored);
+  // It does not say when it could not write all of it.
+  ESPALIER_CHECK(nlohmann::json::accept(text), "cannot write {}: the trace is incomplete (is the disk full?)",
+                 trace.string());
+  return text;
+}
+
+double gemm_rate(at::ScalarType dtype) {
+  constexpr int64_t kRows = 2048, kSize = 1024;
+  constexpr int kRepeats = 7;
+  const at::NoGradGuard no_grad;
+  const at::Tensor a = at::randn({kRows, kSize}).to(dtype), b = at::randn({kSize, kSize}).to(dtype);
+  at::Tensor product = a.mm(b);
+  std::vector<double> seconds;
+  for (int i = 0; i < kRepeats; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    at::mm_out(product, a, b);
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::ranges::sort(seconds);
+  return 2.0 * kRows * kSize * kSize / seconds[kRepeats / 2];
+}
+
+std::map<Kind, double> flops_by_kind(const ModelShape& shape, const StepResult& result) {
+  Work forward = result.work;
+  forward += result.recomputed;
+  const FlopCount forward_count = forward_flops(shape, forward);
+  const FlopCount backward_count = backward_flops(shape, result.work);
+  return {{{"linear", kForward}, forward_count.linear},
+          {{"linear", kGradientOfInput}, backward_count.linear / 2},
+          {{"linear", kGradientOfWeight}, backward_count.linear / 2},
+          {{"attention", kForward}, forward_count.attention},
+          {{"attention", kBackward}, backward_count.attention},
+          {{"head", kForward}, forward_count.head},
+          {{"head", kBackward}, backward_count.head}};
+}
+
+}  // namespace
+
+double ProfileSummary::gemm_bound_seconds() const {
+  double flops = 0;
+  for (const ProfileRow& row : rows) flops += row.flops;
+  return flops / gemm_flops_per_second;
+}
+
+std::string ProfileSummary::text() const {
+  std::string text = fmt::format("profile of a step, {}\n{:32}{:>11}{:>8}{:>10}{:>9}\n", trace.string(),
+                                 "work", "seconds", "share", "GFLOP/s", "of GEMM");
+  for (const ProfileRow& row : rows) {
+    text += fmt::format("{:32}{:11.6f}{:8.4f}", row.work + (row.part.empty() ? "" : ", ") + row.part,
+                        row.seconds, row.seconds / seconds);
+    const double rate = row.flops / row.seconds;
+    if (row.flops > 0) text += fmt::format("{:10.2f}{:9.3f}", rate / 1e9, rate / gemm_flops_per_second);
+    text += '\n';
+  }
+  return text + fmt::format(
+                    "GEMM bound: a matrix product ran at {:.1f} GFLOP/s; at that rate the step would take "
+                    "{:.4f} s. It took {:.4f} s: {:.3f}",
+                    gemm_flops_per_second / 1e9, gemm_bound_seconds(), seconds,
+                    gemm_bound_seconds() / seconds);
+}
+
+Profiler::Profiler(const std::filesystem::path& trace) : trace_(trace), file_(trace) {
+  // Else a build of LibTorch with CUDA complains of machines without.
+  ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
+}
+
+Profiler::~Profiler() {
+  if (!step_) return;
+  step_.reset();
+  kineto::disableProfiler();
+}
+
+void Profiler::start() {
+  ESPALIER_ASSERT(!step_);
+  const ProfilerConfig config(ProfilerState::KINETO, /*report_input_shapes=*/true);
+  const std::set<ActivityType> activities{ActivityType::CPU};
+  kineto::prepareProfiler(config, activities);
+  kineto::enableProfiler(
+      config, activities,
+      {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE});
+  step_ = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+  step_->before(kStep);
+}
+
+ProfileSummary Profiler::stop(const Decoder& decoder, const StepResult& result) {
+  ESPALIER_ASSERT(step_);
+  step_.reset();
+  const auto recorded = kineto::disableProfiler();
+  const std::string trace = trace_text(*recorded, trace_);
+  file_.write(trace);
+  file_.commit();
+
+  const auto step = std::ranges::find(recorded->events(), kStep, &kineto::KinetoEvent::name);
+  ESPALIER_ASSERT(step != recorded->events().end());
+  ProfileSummary summary;
+  summary.trace = trace_;
+  summary.seconds = 1e-9 * static_cast<double>(step->durationNs());
+  summary.gemm_flops_per_second = gemm_rate(decoder.lm_head_weight().scalar_type());
+  std::map<Kind, double> flops = flops_by_kind(model_shape(decoder.config()), result);
+  for (const auto& [kind, seconds] : seconds_by_kind(recorded->events(), *step)) {
+    summary.rows.push_back({std::string(kind.work), std::string(kind.part), seconds, flops[kind]});
+  }
+  std::ranges::sort(summary.rows, std::greater(), &ProfileRow::seconds);
+  return summary;
+}
+
+}  // namespace espalier

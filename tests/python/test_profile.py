@@ -1,0 +1,156 @@
+"""--profile: the trace of a step and the table of where its time went."""
+
+import json
+import re
+
+import pytest
+from test_against_transformers import MODELS, random_rows, write_rows
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, espalier):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(MODELS["qwen3"]))
+    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", 5)
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory, model):
+    data = write_rows(tmp_path_factory.mktemp("data") / "rows.jsonl", random_rows(7, "grpo"))
+    return ["--model", model, "--data", data, "--token-budget", 20, "--strategy", "partition"]
+
+
+def events_of(trace):
+    return [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("ph") == "X"]
+
+
+def named(events, pattern):
+    return [event for event in events if re.fullmatch(pattern, event["name"])]
+
+
+def inside(event, outer):
+    # Kineto writes microseconds to three decimals.
+    return (outer["ts"] - 0.002 <= event["ts"]
+            and event["ts"] + event["dur"] <= outer["ts"] + outer["dur"] + 0.002)  # fmt: skip
+
+
+def table_of(text):
+    """Of each kind of work: seconds, share and, where FLOPs are known, GFLOP/s and the fraction of the product's."""
+    line = r"^(\S[\w ]*(?:, [\w ]+)?) +(\d+\.\d+) +(\d\.\d+)(?: +(\d+\.\d+) +(\d+\.\d+))?$"
+    return {name.strip(): tuple(float(x) for x in rest if x)
+            for name, *rest in re.findall(line, text, flags=re.MULTILINE)}  # fmt: skip
+
+
+def check_trace(events):
+    (step,) = named(events, "step")
+    assert named(events, "plan") and named(events, "batch")
+    forwards = named(events, r"micro-batch \d+ forward")
+    backwards = named(events, r"micro-batch \d+ backward")
+    layers = named(events, r"layer \d+")
+    assert len(forwards) == len(backwards) > 1
+    num_layers = MODELS["qwen3"]["num_hidden_layers"]
+    assert len(layers) == num_layers * len(forwards)
+    for event in [*forwards, *backwards, *named(events, "optimizer")]:
+        assert inside(event, step)
+    for forward in forwards:
+        mine = [event for event in layers if inside(event, forward)]
+        assert {event["name"] for event in mine} == {f"layer {i}" for i in range(num_layers)}
+        for part in ["attention", "mlp"]:
+            assert all(any(inside(event, layer) for event in named(events, part)) for layer in mine), part
+    attentions = named(events, "espalier::tree_attention")
+    assert all(any(inside(op, layer) for op in attentions) for layer in layers)
+    attentions = named(events, "espalier::tree_attention_backward")
+    assert len(attentions) == len(layers)
+    assert all(any(inside(op, backward) for backward in backwards) for op in attentions)
+    heads = named(events, "espalier::edge_logprobs")
+    assert heads and all(any(inside(op, head) for head in named(events, "head")) for op in heads)
+    assert named(events, r"espalier::edge_logprobs_backward_?")
+
+
+def check_table(text, kinds):
+    table = table_of(text)
+    seconds = float(re.search(r"It took (\d+\.\d+) s", text)[1])
+    assert sum(row[1] for row in table.values()) == pytest.approx(1, abs=0.5e-4 * len(table))
+    assert sum(row[0] for row in table.values()) == pytest.approx(seconds, abs=1e-4)
+    assert kinds <= set(table), table
+    counted = {name for name, row in table.items() if len(row) == 4}
+    assert counted == {"linear, forward", "linear, gradient of input", "linear, gradient of weight",
+                       "attention, forward", "attention, backward", "head, forward", "head, backward"}  # fmt: skip
+    return table
+
+
+KINDS = {f"{work}, {part}" for work in ["attention", "head", "norm", "rotary", "SwiGLU", "embedding"]
+         for part in ["forward", "backward"]} | {
+             "linear, forward", "linear, gradient of input", "linear, gradient of weight", "residual, forward",
+             "residual, backward", "batch", "objective"}  # fmt: skip
+
+
+def test_training_profiles_its_second_step(espalier, flags, tmp_path):
+    done = espalier("train", *flags, "--out", tmp_path / "run", "--steps", 3, "--profile", tmp_path / "trace.json")
+    events = events_of(tmp_path / "trace.json")
+    check_trace(events)
+    assert named(events, "optimizer")
+    table = check_table(done.stderr, KINDS | {"plan", "optimizer"})
+    assert table["other"][1] < 0.5, table
+    log = done.stderr.splitlines()
+    first_line = next(i for i, line in enumerate(log) if line.startswith("profile of a step"))
+    assert sum("step 1/3" in line for line in log[:first_line]) == 1
+    assert not any("step 2/3  loss" in line for line in log[:first_line])
+
+
+def test_the_profile_changes_nothing(espalier, flags, tmp_path):
+    for name, more in {"plain": [], "profiled": ["--profile", tmp_path / "trace.json"]}.items():
+        espalier("train", *flags, "--out", tmp_path / name, "--steps", 2, "--learning-rate", 1e-3, *more)
+    weights = [(tmp_path / f"{name}/checkpoints/step_2/model.safetensors").read_bytes()
+               for name in ["plain", "profiled"]]  # fmt: skip
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("checkpoint", ["layer", "piece"])
+def test_what_is_computed_again_counts_as_forward(espalier, flags, tmp_path, checkpoint):
+    def profile(how):
+        trace = tmp_path / f"{how}.json"
+        done = espalier("train", *flags, "--out", tmp_path / how, "--steps", 1, "--checkpoint-activations", how,
+                        "--profile", trace)  # fmt: skip
+        return check_table(done.stderr, KINDS), events_of(trace)
+
+    table, events = profile(checkpoint)
+    _, plain_events = profile("none")
+    for op in ["espalier::tree_attention", r"layer \d+"]:
+        assert len(named(events, op)) > len(named(plain_events, op))
+    (metrics,) = map(json.loads, (tmp_path / checkpoint / "metrics.jsonl").read_text().splitlines())
+    passes = 1 + metrics["recomputed_tokens"] / metrics["encoded_tokens"]
+    flops = {name: row[0] * row[2] for name, row in table.items() if len(row) == 4}
+    assert flops["linear, forward"] / flops["linear, gradient of input"] == pytest.approx(passes, rel=0.02)
+
+
+def test_a_benchmark_profiles_its_first_side(espalier, model, tmp_path):
+    trace = tmp_path / "trace.json"
+    done = espalier("bench", "--model", model, "--ratios", "2,4", "--tree-tokens", 100, "--repeats", 1, "--profile",
+                    trace, "--json")  # fmt: skip
+    assert len(json.loads(done.stdout)["rows"]) == 2
+    events = events_of(trace)
+    assert len(named(events, "step")) == 1 and not named(events, "optimizer")
+    check_table(done.stderr, KINDS)
+    assert "ERROR" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+
+
+@pytest.mark.parametrize("command", ["train", "bench"])
+def test_a_missing_folder_is_told_before_the_run(espalier, model, flags, tmp_path, command):
+    more = [*flags, "--out", tmp_path / "run"] if command == "train" else ["--model", model]
+    done = espalier(command, *more, "--profile", tmp_path / "none/trace.json", check=False)
+    assert done.returncode == 1
+    assert str(tmp_path / "none/trace.json") in done.stderr and "No such file" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_failing_run_leaves_the_old_trace(espalier, flags, tmp_path):
+    trace = tmp_path / "trace.json"
+    trace.write_text("old")
+    done = espalier("train", *flags, "--out", tmp_path / "run", "--steps", 2, "--profile", trace, "--profile-step", 3,
+                    check=False)  # fmt: skip
+    assert done.returncode == 1 and "profile-step: expected one of the steps 1 to 2" in done.stderr
+    assert trace.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
