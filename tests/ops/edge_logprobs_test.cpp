@@ -2,13 +2,18 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <random>
 
+#include "espalier/base/check.h"
+#include "espalier/ops/kernels/cpu_level.h"
 #include "espalier/ops/logit_blocks.h"
 #include "espalier/ops/reference.h"
+#include "espalier/train/memory.h"
 #include "tests/ops/comparison.h"
 
 namespace espalier {
@@ -17,6 +22,7 @@ namespace {
 using testing::cast;
 using testing::relative_error;
 using testing::Results;
+using testing::same_bits;
 using testing::with_gradients;
 using testing::worst_error;
 
@@ -103,6 +109,148 @@ TEST(EdgeLogprobs, ErrorInLowPrecisionIsAtMostTwiceThatOfPlainLogSoftmax) {
             << "result " << i;
         EXPECT_EQ(ours[i].scalar_type(), i == 0 ? at::kFloat : dtype);
       }
+    }
+  }
+}
+
+class Threads {
+ public:
+  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
+  ~Threads() { at::set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+class ForcedLevel {
+ public:
+  explicit ForcedLevel(const char* name) { setenv("ESPALIER_CPU", name, 1); }
+  ~ForcedLevel() { unsetenv("ESPALIER_CPU"); }
+};
+
+/// The problem with numbers that dtype holds exactly.
+Problem rounded(Problem problem, at::ScalarType dtype) {
+  problem.inputs = cast(cast(problem.inputs, dtype), at::kDouble);
+  problem.grad_out = problem.grad_out.to(at::kFloat).to(at::kDouble);
+  return problem;
+}
+
+void expect_twice_the_plain_error(const Problem& problem, at::ScalarType dtype) {
+  const Results exact = run(reference::edge_logprobs, problem);
+  const Results ours = run(edge_logprobs, problem, dtype);
+  const Results plain = run(reference::edge_logprobs, problem, dtype);
+  for (size_t i = 0; i < exact.size(); ++i) {
+    EXPECT_LE(relative_error(ours[i], exact[i]), 2 * relative_error(plain[i], exact[i])) << "result " << i;
+  }
+}
+
+// Around the borders of vectors and tiles; three edges per row on average, so that rows with several are
+// many.
+TEST(EdgeLogprobs, EqualReferenceAtAwkwardSizesAndEveryLevel) {
+  for (const char* level : {"default", "avx2", "avx512"}) {
+    const ForcedLevel forced(level);
+    try {
+      cpu_level();
+    } catch (const InputError&) {
+      continue;  // not on this machine
+    }
+    uint64_t seed = 200;
+    for (const int64_t num_rows : {1, 63, 65, 1023}) {
+      for (const int64_t vocabulary : {1, 63, 65, 1023}) {
+        ++seed;
+        SCOPED_TRACE(::testing::Message()
+                     << level << ", seed " << seed << ", " << num_rows << " rows of " << vocabulary);
+        const Problem problem = make_problem(seed, {num_rows, 3 * num_rows, 24, vocabulary});
+        EXPECT_LE(worst_error(run(edge_logprobs, problem), run(reference::edge_logprobs, problem)), 1e-12);
+        if (vocabulary == 1) continue;  // the exact results are 0
+        for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+          SCOPED_TRACE(dtype);
+          expect_twice_the_plain_error(rounded(problem, dtype), dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST(EdgeLogprobs, TakeARowWithAllEdges) {
+  Problem problem = make_problem(12, {9, 400, 8, 1300});
+  problem.edge_row.fill_(4);
+  EXPECT_LE(worst_error(run(edge_logprobs, problem), run(reference::edge_logprobs, problem)), 1e-12);
+}
+
+// Logits of +-10,000 and a little, all of which float32 holds exactly: what is wrong comes from softmax
+// alone.
+TEST(EdgeLogprobs, ErrorWithExtremeLogitsIsAtMostTwiceThatOfPlainLogSoftmax) {
+  for (const uint64_t seed : {1, 2, 3}) {
+    for (const int64_t vocabulary : {65, 1023}) {
+      SCOPED_TRACE(::testing::Message() << "seed " << seed << ", vocabulary " << vocabulary);
+      Problem problem = make_problem(seed, {65, 200, 5, vocabulary});
+      at::Tensor &hidden = problem.inputs[0], &weight = problem.inputs[1];
+      hidden.mul_(8).round_().div_(8);
+      weight.mul_(8).round_().div_(8);
+      hidden.select(1, 0).sign_().mul_(100);
+      weight.select(1, 0).fill_(100);
+      const at::Tensor logits = hidden.mm(weight.t());
+      ASSERT_GT(logits.max().item<double>(), 1e4);
+      ASSERT_LT(logits.min().item<double>(), -1e4);
+      ASSERT_TRUE(logits.to(at::kFloat).to(at::kDouble).equal(logits));
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+        SCOPED_TRACE(dtype);
+        expect_twice_the_plain_error(rounded(problem, dtype), dtype);
+      }
+    }
+  }
+}
+
+TEST(EdgeLogprobs, GiveTheSameBitsForAnyNumberOfThreads) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (const Sizes& sizes : {Sizes{1, 3, 64, 1023}, Sizes{17, 40, 1024, 4500}, Sizes{65, 90, 576, 63},
+                               Sizes{1100, 2000, 40, 3000}}) {
+      const Problem problem = make_problem(31, sizes);
+      Results one;
+      {
+        const Threads threads(1);
+        one = run(edge_logprobs, problem, dtype);
+      }
+      for (const int count : {2, 2, 3}) {
+        const Threads threads(count);
+        const Results more = run(edge_logprobs, problem, dtype);
+        for (size_t i = 0; i < one.size(); ++i) {
+          EXPECT_TRUE(same_bits(one[i], more[i]))
+              << dtype << ", " << sizes.num_rows << " rows, " << count << " threads, result " << i;
+        }
+      }
+    }
+  }
+}
+
+/// What forward and backward take beyond their arguments, in bytes: the most at any time.
+int64_t extra_bytes(int64_t num_rows, int64_t vocabulary, at::ScalarType dtype) {
+  constexpr int64_t kHiddenSize = 8;
+  const at::Tensor hidden = at::randn({num_rows, kHiddenSize}).to(dtype);
+  const at::Tensor weight = at::randn({vocabulary, kHiddenSize}).to(dtype);
+  const at::Tensor sum = at::zeros({vocabulary, kHiddenSize});
+  const at::Tensor rows = at::arange(num_rows, at::kLong), targets = rows.remainder(vocabulary);
+  const at::Tensor grad = at::ones({num_rows});
+  const int64_t before = tensor_memory();
+  reset_peak_tensor_memory();
+  const auto [logprobs, lse] = edge_logprobs_forward(hidden, weight, rows, targets);
+  edge_logprobs_backward(grad, hidden, weight, rows, targets, lse, sum);
+  return peak_tensor_memory() - before;
+}
+
+TEST(EdgeLogprobs, ExtraMemoryDoesNotGrowWithTheMatrixOfLogits) {
+  count_tensor_memory();
+  const Threads threads(2);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(dtype);
+    const int64_t tiles = 2 * kLogitTile.num_rows * kLogitTile.num_columns * 6;  // two threads'
+    for (const auto& [num_rows, vocabulary] : {std::pair(2048, 9000), {8192, 9000}, {2048, 36'000}}) {
+      SCOPED_TRACE(::testing::Message() << num_rows << " rows, vocabulary " << vocabulary);
+      const int64_t bytes = extra_bytes(num_rows, vocabulary, dtype);
+      EXPECT_GT(bytes, kLogitBlockBytes / 2);  // else it would not be counted
+      // Of a row there are its gradient, twice in bfloat16, and a few numbers.
+      EXPECT_LT(bytes, kLogitBlockBytes + tiles + num_rows * 128);
     }
   }
 }

@@ -74,7 +74,8 @@ std::tuple<at::Tensor, at::Tensor> forward_meta(const at::Tensor& hidden, const 
                                                 const at::Tensor& edge_row, const at::Tensor& edge_target) {
   detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
   const auto options = hidden.options().dtype(detail::accumulator_dtype(hidden.scalar_type()));
-  return {at::empty_symint({edge_row.sym_size(0)}, options), at::empty_symint({hidden.sym_size(0)}, options)};
+  return {at::empty_symint({edge_row.sym_size(0)}, options),
+          at::empty_symint({hidden.sym_size(0)}, options.dtype(at::kDouble))};
 }
 
 std::tuple<at::Tensor, at::Tensor> backward_meta(const at::Tensor&, const at::Tensor& hidden,

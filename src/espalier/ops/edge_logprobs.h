@@ -13,16 +13,17 @@ namespace espalier {
 ///   edge e; edge_target [E] int64 in [0, V). Several edges may share a row (a branching token has several
 ///   targets).
 /// Returns log p(edge_target[e] | hidden[edge_row[e]]) [E], natural log, float32 (float64 for float64).
-/// Rows are worked on in chunks; log-sum-exp in float32 (float64). Backward recomputes the logits chunk by
-/// chunk. Peak extra memory: one chunk of logits, independent of E.
+/// Logits are worked on in blocks and summed in float32 (float64); backward recomputes them block by block.
+/// Peak extra memory: one block (ops/logit_blocks.h), whatever R, E and V, and a few numbers per row. The
+/// same bits for any number of threads.
 /// Registered as torch.ops.espalier.edge_logprobs(hidden, weight, edge_row, edge_target) -> (logprobs, lse
-/// [R]).
+/// [R], float64: an error in it would be a factor of the row's gradients).
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
 
 /// The two halves of edge_logprobs, for a caller that does the differentiation itself: neither records a
 /// graph.
-/// Returns the log-probabilities [E] and the rows' log-sum-exp [R], both float32 (float64).
+/// Returns the log-probabilities [E], float32 (float64), and the rows' log-sum-exp [R], float64.
 std::tuple<at::Tensor, at::Tensor> edge_logprobs_forward(const at::Tensor& hidden, const at::Tensor& weight,
                                                          const at::Tensor& edge_row,
                                                          const at::Tensor& edge_target);

@@ -1,4 +1,4 @@
-// How edge_logprobs cuts the matrix of logits into blocks. Free of LibTorch.
+// How edge_logprobs cuts the matrix of logits. Free of LibTorch.
 #pragma once
 
 #include <algorithm>
@@ -6,23 +6,47 @@
 
 namespace espalier {
 
-/// A block of logits may take this much memory.
-constexpr int64_t kLogitBlockBytes = int64_t{32} << 20;
+/// Rows and columns (vocabulary entries) of the matrix of logits.
+struct LogitRange {
+  int64_t row_begin;
+  int64_t row_end;
+  int64_t column_begin;
+  int64_t column_end;
+};
 
-/// Rows and columns (vocabulary entries) of one block of logits; the last ones may be smaller.
+/// Rows and columns of one block; the last ones may be smaller.
 struct LogitBlock {
   int64_t num_rows;
   int64_t num_columns;
 };
 
-/// Blocks are tall first: the LM head is larger than the hidden states, and a tall block reads (and, in
-/// backward, writes) each of its rows once for many tokens. num_rows * num_columns * bytes_per_logit is at
-/// most kLogitBlockBytes; both sizes are at least 1, whatever is given.
+/// What one thread computes at once: a product near the full rate whose result stays in the second cache.
+constexpr LogitBlock kLogitTile{512, 512};
+
+/// A block of logit gradients may take this much memory.
+constexpr int64_t kLogitBlockBytes = int64_t{16} << 20;
+
+/// Blocks are tall first: the LM head is larger than the hidden states, and a tall block reads and writes
+/// each row of its gradient once for many tokens. num_rows * num_columns * bytes_per_logit is at most
+/// kLogitBlockBytes; both sizes are at least 1, whatever is given. Blocks are made of whole tiles.
 inline LogitBlock logit_block(int64_t num_rows, int64_t vocabulary, int64_t bytes_per_logit) {
   constexpr int64_t kMaxRows = 2048;
+  static_assert(kMaxRows % kLogitTile.num_rows == 0);
   const int64_t rows = std::clamp<int64_t>(num_rows, 1, kMaxRows);
-  const int64_t columns = kLogitBlockBytes / (rows * bytes_per_logit);
+  const int64_t columns =
+      kLogitBlockBytes / (rows * bytes_per_logit) / kLogitTile.num_columns * kLogitTile.num_columns;
   return {rows, std::clamp<int64_t>(columns, 1, std::max<int64_t>(vocabulary, 1))};
+}
+
+/// Calls visit(part) for the parts of `whole`, of `size` each; rows in the inner loop.
+template <class Visit>
+void for_each_part(const LogitRange& whole, const LogitBlock& size, const Visit& visit) {
+  for (int64_t column = whole.column_begin; column < whole.column_end; column += size.num_columns) {
+    for (int64_t row = whole.row_begin; row < whole.row_end; row += size.num_rows) {
+      visit(LogitRange{row, std::min(row + size.num_rows, whole.row_end), column,
+                       std::min(column + size.num_columns, whole.column_end)});
+    }
+  }
 }
 
 }  // namespace espalier

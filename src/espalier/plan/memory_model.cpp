@@ -5,8 +5,8 @@
 namespace espalier {
 namespace {
 
-// Logits are computed and differentiated in blocks of at most this size (ops/logit_blocks.h).
-constexpr double kLogitBlockBytes = 32 << 20;
+// Gradients of logits are kept in blocks of at most this size (ops/logit_blocks.h).
+constexpr double kLogitBlockBytes = 16 << 20;
 constexpr double kIndexBytesPerToken = 8 + 8 + 4;  // input_ids, position_ids, subtree_end
 
 double real(int64_t count) {
@@ -48,7 +48,7 @@ double outer_bytes(const MemoryModel& model) {
 
 // The LM head, bytes per row: hidden state and log-sum-exp; log-probability, row and target of its edges.
 double head_row_bytes(const MemoryModel& model) {
-  return real(model.shape.hidden_size * model.element_bytes) + 2 * real(model.sum_bytes) + 3 * 8;
+  return real(model.shape.hidden_size * model.element_bytes) + real(model.sum_bytes) + 4 * 8;
 }
 
 // What is kept of each layer by a micro-batch that waits for its backward pass with its graph.
