@@ -33,11 +33,12 @@ void throw_token_id(std::string_view id, int64_t index, int64_t vocab_size) {
 
 void check_token_ids(std::span<const int32_t> ids, int64_t vocab_size) {
   if (ids.empty()) throw_field("input_ids", "at least one token", "none");
-  const int64_t end = vocab_size > 0 ? vocab_size : int64_t{1} << 31;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= end) [[unlikely]]
-      throw_token_id(std::to_string(ids[i]), static_cast<int64_t>(i), vocab_size);
-  }
+  constexpr int64_t kMaxIds = int64_t{1} << 31;
+  const auto end = static_cast<uint32_t>(vocab_size > 0 ? std::min(vocab_size, kMaxIds) : kMaxIds);
+  // A negative id is a large one without its sign.
+  const size_t i = first_bad(ids, [end](int32_t id) { return static_cast<uint32_t>(id) < end; });
+  if (i < ids.size()) [[unlikely]]
+    throw_token_id(std::to_string(ids[i]), static_cast<int64_t>(i), vocab_size);
 }
 
 void check_length(std::string_view field, int64_t length, int64_t tokens) {
