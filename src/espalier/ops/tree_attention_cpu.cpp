@@ -5,23 +5,15 @@
 
 #include "espalier/ops/blas.h"
 #include "espalier/ops/checks.h"
+#include "espalier/ops/element_types.h"
 #include "espalier/ops/kernels/tree_attention.h"
 #include "espalier/ops/pieces.h"
 
 namespace espalier {
 namespace {
 
-template <class Element>
-struct ElementType {
-  using type = Element;
-};
-
-template <class Function>
-void for_element_of(at::ScalarType dtype, const Function& function) {
-  if (dtype == at::kDouble) return function(ElementType<double>());
-  if (dtype == at::kFloat) return function(ElementType<float>());
-  function(ElementType<BFloat16>());
-}
+using detail::ElementType;
+using detail::for_element_of;
 
 template <class Element>
 TokenHeads<Element> token_heads(const at::Tensor& tensor) {

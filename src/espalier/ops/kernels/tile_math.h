@@ -4,13 +4,9 @@
 #include <cstdint>
 
 #include "espalier/ops/kernels/cpu_level.h"
+#include "espalier/ops/kernels/element.h"
 
 namespace espalier {
-
-/// A brain floating point number: the upper half of a float32.
-struct BFloat16 {
-  uint16_t bits;
-};
 
 /// Rows [begin, end) of a tile.
 struct RowRange {

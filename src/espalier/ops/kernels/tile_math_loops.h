@@ -1,6 +1,6 @@
 // The bodies of TileMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header but vector_exp.h: the
-// linker would keep one copy of it for all levels.
+// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of level_math.h
+// apart: the linker would keep one copy of it for all levels.
 //   p = 2^(s - m), s = scores to base 2 (docs/math.md). Loops run over rows, which are adjacent, so every sum
 // over keys is vertical, and its order is that of the keys whatever the width of vectors. Accumulator:
 // Scalar.
@@ -9,14 +9,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "espalier/ops/kernels/level_math.h"
 #include "espalier/ops/kernels/tile_math.h"
-#include "espalier/ops/kernels/vector_exp.h"
 
 namespace espalier::ESPALIER_CPU_NAMESPACE {
 namespace {
-
-template <class Scalar>
-constexpr Scalar kInfinity = Scalar(__builtin_huge_val());
 
 template <class Scalar>
 inline Scalar larger(Scalar a, Scalar b) {
@@ -228,16 +225,12 @@ void widen_rows(const Rows<const BFloat16>& from, float* to) {
   for (int64_t r = 0; r < from.num_rows; ++r) {
     const BFloat16* __restrict in = from.data + r * from.stride;
     float* __restrict out = to + r * from.width;
-    for (int64_t w = 0; w < from.width; ++w) out[w] = __builtin_bit_cast(float, uint32_t{in[w].bits} << 16);
+    for (int64_t w = 0; w < from.width; ++w) out[w] = widened(in[w]);
   }
 }
 
 void narrow(const float* __restrict from, BFloat16* __restrict to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t bits = __builtin_bit_cast(uint32_t, from[i]);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-    to[i].bits = static_cast<uint16_t>(from[i] != from[i] ? 0x7fc0u : rounded);
-  }
+  for (int64_t i = 0; i < count; ++i) to[i] = narrowed<BFloat16>(from[i]);
 }
 
 }  // namespace

@@ -4,16 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <span>
-#include <type_traits>
 
 #include "espalier/ops/kernels/schedule.h"
 #include "espalier/ops/kernels/tile_math.h"
 
 namespace espalier {
-
-/// In what results of Element (double, float, BFloat16) are computed and summed.
-template <class Element>
-using AccumulatorOf = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 
 /// [tokens, heads, head_dim] with adjacent elements in the last dimension.
 template <class Element>

@@ -1,0 +1,18 @@
+// The elements that kernels read and write: double, float and BFloat16.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace espalier {
+
+/// A brain floating point number: the upper half of a float32.
+struct BFloat16 {
+  uint16_t bits;
+};
+
+/// In what results of Element are computed and summed.
+template <class Element>
+using AccumulatorOf = std::conditional_t<std::is_same_v<Element, double>, double, float>;
+
+}  // namespace espalier

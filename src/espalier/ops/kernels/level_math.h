@@ -1,0 +1,40 @@
+// What the loops of every CpuLevel compute with, one element at a time: 2^x, e^x, bfloat16. Only for files
+// that define ESPALIER_CPU_NAMESPACE: everything here is theirs alone, so that each is compiled for its own
+// level.
+#pragma once
+
+#include "espalier/ops/kernels/element.h"
+#include "espalier/ops/kernels/vector_exp.h"
+
+namespace espalier::ESPALIER_CPU_NAMESPACE {
+namespace {
+
+template <class Scalar>
+constexpr Scalar kInfinity = Scalar(__builtin_huge_val());
+
+inline float widened(BFloat16 x) {
+  return __builtin_bit_cast(float, uint32_t{x.bits} << 16);
+}
+
+inline float widened(float x) {
+  return x;
+}
+
+inline double widened(double x) {
+  return x;
+}
+
+// Rounds to Element, to nearest even.
+template <class Element>
+inline Element narrowed(AccumulatorOf<Element> x) {
+  if constexpr (std::is_same_v<Element, BFloat16>) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, x);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+    return {static_cast<uint16_t>(x != x ? 0x7fc0u : rounded)};
+  } else {
+    return x;
+  }
+}
+
+}  // namespace
+}  // namespace espalier::ESPALIER_CPU_NAMESPACE
