@@ -1,7 +1,9 @@
 list(APPEND core_test_sources)
 list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/attention_context_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/edge_logprobs_test.cpp ${CMAKE_CURRENT_LIST_DIR}/matrix_product_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/edge_logprobs_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/elementwise_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/matrix_product_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/pieces_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_kernels_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_test.cpp)

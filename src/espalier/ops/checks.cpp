@@ -94,6 +94,41 @@ void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, con
               edge_target.sym_size(0));
 }
 
+void check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& other, const at::Tensor& weight) {
+  const char* op = "rms_norm";
+  check_float(op, "x", x);
+  check_rank(op, "weight", weight, 1);
+  check_alike(op, "weight", weight, x);
+  TORCH_CHECK(x.dim() > 0 && x.sym_size(-1) == weight.sym_size(0), op,
+              ": expected x [..., C] and weight [C], received ", x.sym_sizes(), " and ", weight.sym_sizes());
+  if (!other || !other->defined()) return;
+  check_alike(op, "addend or gradient", *other, x);
+  TORCH_CHECK(other->sym_sizes() == x.sym_sizes(), op, ": expected an addend or gradient of the shape of x, ",
+              x.sym_sizes(), ", received ", other->sym_sizes());
+}
+
+void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const char* op = "rotary";
+  check_float(op, "x", x);
+  check_rank(op, "x", x, 3);
+  for (const at::Tensor& table : {cos, sin}) {
+    check_rank(op, "cos or sin", table, 2);
+    TORCH_CHECK(table.sym_size(0) == x.sym_size(0) && table.sym_size(1) * 2 == x.sym_size(2) &&
+                    table.scalar_type() == accumulator_dtype(x.scalar_type()) && table.device() == x.device(),
+                op, ": expected x [T, H, D] and cos and sin [T, D/2] ", accumulator_dtype(x.scalar_type()),
+                " on its device, received ", x.sym_sizes(), " and ", table.sym_sizes(), " ",
+                table.scalar_type());
+  }
+}
+
+void check_swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  const char* op = "swiglu";
+  check_float(op, "gate", gate);
+  check_alike(op, "up or gradient", up, gate);
+  TORCH_CHECK(up.sym_sizes() == gate.sym_sizes(), op, ": expected an up or gradient of the shape of gate, ",
+              gate.sym_sizes(), ", received ", up.sym_sizes());
+}
+
 at::ScalarType accumulator_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }

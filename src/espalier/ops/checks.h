@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 namespace espalier::detail {
 
 /// Ranks, shapes, dtypes and devices of tree_attention's arguments; not the values of subtree_end.
@@ -16,6 +18,15 @@ void check_attention_context(const at::Tensor& k, at::TensorList context_k, at::
 /// Ranks, shapes, dtypes and devices of edge_logprobs' arguments; not the values of edge_row and edge_target.
 void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
+
+/// Shapes, dtypes and devices of rms_norm's arguments; `other` is of the shape of x, if it is defined.
+void check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& other, const at::Tensor& weight);
+
+/// Ranks, shapes, dtypes and devices of rotary's arguments.
+void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+/// Shapes, dtypes and devices of swiglu's arguments.
+void check_swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 /// float64 for float64, otherwise float32: the dtype in which sums are kept.
 at::ScalarType accumulator_dtype(at::ScalarType dtype);

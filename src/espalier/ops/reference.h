@@ -20,4 +20,9 @@ at::Tensor visibility_mask(const at::Tensor& subtree_end);
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
 
+/// Same contracts as the operators of ops/elementwise.h; of rms_norm the y, without an addend.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
 }  // namespace espalier::reference

@@ -18,4 +18,13 @@ TORCH_LIBRARY(espalier, m) {
   m.def(
       "edge_logprobs_backward_(Tensor grad_logprobs, Tensor hidden, Tensor weight, Tensor edge_row,"
       " Tensor edge_target, Tensor lse, Tensor(a!)? grad_weight) -> Tensor grad_hidden");
+  m.def(
+      "rms_norm(Tensor x, Tensor? addend, Tensor weight, float eps)"
+      " -> (Tensor y, Tensor sum, Tensor inverse_rms)");
+  m.def(
+      "rms_norm_backward(Tensor grad_y, Tensor? grad_sum, Tensor x, Tensor weight, Tensor inverse_rms,"
+      " bool[2] output_mask) -> (Tensor grad_x, Tensor grad_weight)");
+  m.def("rotary(Tensor x, Tensor cos, Tensor sin, bool back=False) -> Tensor");
+  m.def("swiglu(Tensor gate, Tensor up) -> Tensor");
+  m.def("swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor grad_gate, Tensor grad_up)");
 }

@@ -17,8 +17,8 @@ ESPALIER_DECLARE_LEVEL(cpu_avx512)
 template <class Scalar>
 const LogitMath<Scalar>& logit_math(CpuLevel level) {
 #ifdef ESPALIER_X86
-  if (level == CpuLevel::kAvx512) return cpu_avx512::logit_math<Scalar>();
-  if (level == CpuLevel::kAvx2) return cpu_avx2::logit_math<Scalar>();
+  if (level >= CpuLevel::kAvx512) return cpu_avx512::logit_math<Scalar>();
+  if (level >= CpuLevel::kAvx2) return cpu_avx2::logit_math<Scalar>();
 #endif
   static_cast<void>(level);
   return cpu_default::logit_math<Scalar>();

@@ -1,20 +1,17 @@
 // The bodies of LogitMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header but vector_exp.h: the
-// linker would keep one copy of it for all levels.
+// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of level_math.h
+// apart: the linker would keep one copy of it for all levels.
 //   Rows lie in memory as they are, so loops run along them; sums have kLanes parts whatever the width of
 // vectors. Accumulator: Scalar.
 #pragma once
 
 #include <cstdint>
 
+#include "espalier/ops/kernels/level_math.h"
 #include "espalier/ops/kernels/logit_math.h"
-#include "espalier/ops/kernels/vector_exp.h"
 
 namespace espalier::ESPALIER_CPU_NAMESPACE {
 namespace {
-
-template <class Scalar>
-constexpr Scalar kInfinity = Scalar(__builtin_huge_val());
 
 constexpr int64_t kLanes = 32;
 // Logits of a row that are done at once: those whose maximum was taken are still in the first cache when
