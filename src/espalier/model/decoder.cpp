@@ -2,49 +2,16 @@
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
 #include <numbers>
 #include <utility>
 
 #include "espalier/ops/checks.h"
+#include "espalier/ops/elementwise.h"
 
 namespace espalier {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
-
-/// Turns each pair (x[i], x[i + D/2]) by its angle: the half-split convention of Transformers.
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double direction) {
-  RECORD_USER_SCOPE("rotary");
-  const int64_t half = x.size(-1) / 2;
-  const at::Tensor wide = x.to(cos.scalar_type());
-  const at::Tensor lower = wide.narrow(-1, 0, half), upper = wide.narrow(-1, half, half);
-  at::Tensor turned = at::empty(x.sizes(), wide.options());
-  at::Tensor turned_lower = turned.narrow(-1, 0, half), turned_upper = turned.narrow(-1, half, half);
-  at::mul_out(turned_lower, lower, cos).addcmul_(upper, sin, -direction);
-  at::mul_out(turned_upper, upper, cos).addcmul_(lower, sin, direction);
-  return turned.to(x.scalar_type());
-}
-
-/// Rotary position embedding (Su et al., "RoFormer", 2021) of x [T, H, D] by tables [T, 1, D/2]. Its adjoint
-/// is the rotation back, so backward keeps no activation.
-class Rotary : public Function<Rotary> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,
-                            const at::Tensor& sin) {
-    ctx->save_for_backward({cos, sin});
-    return rotate(x, cos, sin, 1);
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    return {rotate(grads[0], saved[0], saved[1], -1), at::Tensor(), at::Tensor()};
-  }
-};
 
 /// Angle per position of each rotated pair, [head_dim / 2], in float32 and in the order of operations of
 /// Transformers (modeling_rope_utils), so that the angles agree to the last bit.
@@ -149,7 +116,7 @@ Decoder::RotaryTables Decoder::rotary_tables(const at::Tensor& position_ids) con
   // Angles are float32 for every dtype, as in Transformers; a float64 model takes them as they are.
   const at::Tensor angles = position_ids.to(at::kFloat).unsqueeze(-1) * inverse_frequencies_;
   const at::ScalarType dtype = detail::accumulator_dtype(embed_tokens_.scalar_type());
-  return {at::cos(angles).unsqueeze(1).to(dtype), at::sin(angles).unsqueeze(1).to(dtype)};
+  return {at::cos(angles).to(dtype), at::sin(angles).to(dtype)};
 }
 
 Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
@@ -163,8 +130,8 @@ Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidde
     q = summing::rms_norm(q, *layer.q_norm, config_.rms_norm_eps);
     k = summing::rms_norm(k, *layer.k_norm, config_.rms_norm_eps);
   }
-  q = Rotary::apply(q, tables.cos, tables.sin);
-  k = Rotary::apply(k, tables.cos, tables.sin);
+  q = rotary(q, tables.cos, tables.sin);
+  k = rotary(k, tables.cos, tables.sin);
   const double softmax_scale = std::pow(static_cast<double>(config_.head_dim), -0.5);
   const at::Tensor v = heads(projected[2]);
   const at::Tensor out = attention(q, k, v, softmax_scale);
@@ -176,7 +143,7 @@ Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidde
 at::Tensor Decoder::mlp(const Layer& layer, const at::Tensor& input) const {
   RECORD_USER_SCOPE("mlp");
   const std::vector<at::Tensor> inner = summing::linears(input, {layer.gate, layer.up});
-  return summing::linear(at::silu(inner[0]) * inner[1], layer.down);
+  return summing::linear(swiglu(inner[0], inner[1]), layer.down);
 }
 
 at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
@@ -192,8 +159,8 @@ Decoder::LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, con
   const Layer& layer = layers_.at(index);
   const at::Tensor attention_input = summing::rms_norm(hidden, layer.input_layernorm, config_.rms_norm_eps);
   auto [attended, context] = attend(layer, attention_input, tables, attention);
-  const at::Tensor middle = hidden + attended;
-  const at::Tensor input = summing::rms_norm(middle, layer.post_attention_layernorm, config_.rms_norm_eps);
+  const auto [middle, input] =
+      summing::add_rms_norm(hidden, attended, layer.post_attention_layernorm, config_.rms_norm_eps);
   return {middle + mlp(layer, input), std::move(context)};
 }
 

@@ -48,7 +48,7 @@ class Decoder {
   /// The same in parts, for who wants to do something between layers:
   /// forward = final_norm(layer(L - 1, ... layer(0, embed(input_ids), ...))).
   struct RotaryTables {
-    at::Tensor cos, sin;  // [T, 1, head_dim / 2]
+    at::Tensor cos, sin;  // [T, head_dim / 2]
   };
   struct LayerOutput {
     at::Tensor hidden;  // [T, hidden_size]

@@ -7,6 +7,7 @@
 
 #include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs.h"
+#include "espalier/ops/elementwise.h"
 #include "espalier/ops/matrix_product.h"
 
 namespace espalier::summing {
@@ -107,28 +108,29 @@ class Embedding : public Function<Embedding> {
 
 class RmsNorm : public Function<RmsNorm> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps) {
-    const at::Tensor wide = x.to(sum_dtype(x));
-    const at::Tensor inverse_rms = at::rsqrt(at::mean(wide * wide, {-1}, /*keepdim=*/true).add_(eps));
-    ctx->save_for_backward({x, weight, inverse_rms});
-    return (wide * inverse_rms).to(x.scalar_type()).mul_(weight);
+  /// y, and x + addend where there is one.
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
+                               const std::optional<at::Tensor>& addend, const at::Tensor& weight,
+                               double eps) {
+    const RmsNormOutput output = rms_norm_forward(x, addend, weight, eps);
+    ctx->save_for_backward({addend ? output.sum : x, weight, output.inverse_rms});
+    ctx->set_materialize_grads(false);
+    return addend ? variable_list{output.y, output.sum} : variable_list{output.y};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const at::NoGradGuard no_grad;
+    const at::Tensor grad_sum = grads.size() > 1 ? grads[1] : at::Tensor();
+    if (!grads[0].defined()) return {grad_sum, grad_sum, {}, {}};
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
-    const at::ScalarType wide = inverse_rms.scalar_type();
-    const at::Tensor grad = grads[0].to(wide);
-    const at::Tensor normalised = x.to(wide) * inverse_rms;
-
-    at::Tensor product = grad * normalised;
-    if (weight.requires_grad()) add_gradient(weight, product.flatten(0, -2).sum(0));
-    const at::Tensor wide_weight = weight.to(wide);
-    const at::Tensor mean = product.mul_(wide_weight).mean({-1}, /*keepdim=*/true);
-    const at::Tensor grad_x =
-        (grad * wide_weight).addcmul_(normalised, mean, -1).mul_(inverse_rms).to(x.scalar_type());
-    return {grad_x, {}, {}};
+    const at::Tensor& weight = saved[1];
+    const auto [grad_x, grad_weight] = rms_norm_backward(
+        {grads[0], grad_sum.defined() ? std::optional(grad_sum) : std::nullopt, saved[0], weight, saved[2]},
+        {true, weight.requires_grad()});
+    if (weight.requires_grad()) {
+      const at::NoGradGuard no_grad;
+      add_gradient(weight, grad_weight);
+    }
+    return {grad_x, grads.size() > 1 ? grad_x : at::Tensor(), {}, {}};
   }
 };
 
@@ -184,8 +186,12 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  RECORD_USER_SCOPE("rms_norm");
-  return RmsNorm::apply(x, weight, eps);
+  return RmsNorm::apply(x, std::optional<at::Tensor>(), weight, eps)[0];
+}
+
+NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight, double eps) {
+  const variable_list outputs = RmsNorm::apply(x, std::optional(addend), weight, eps);
+  return {outputs[1], outputs[0]};
 }
 
 at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,

@@ -29,11 +29,16 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projectio
 /// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C].
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);
 
-/// Root mean square norm over the last dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization",
-/// 2019), with the roundings of Transformers: weight * (x / rms(x)) with the bracket in float32 (float64),
-/// rounded to the dtype of x before the product. x [..., C], weight [C]. Keeps x and 1 / rms for backward,
+/// The root mean square norm of ops/elementwise.h. x [..., C], weight [C]. Keeps x and 1 / rms for backward,
 /// nothing else of the size of x.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// The sum of a residual branch and its norm, for the price of one pass. Keeps the sum and 1 / rms.
+struct NormOfSum {
+  at::Tensor sum;         // x + addend
+  at::Tensor normalised;  // rms_norm of the sum
+};
+NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight, double eps);
 
 /// edge_logprobs (ops/edge_logprobs.h) of the LM head.
 at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,

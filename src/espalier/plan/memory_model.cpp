@@ -26,12 +26,12 @@ struct Widths {
 };
 
 // Kept for backward by one layer, bytes per token: the input of the layer and of its MLP half, both norms'
-// outputs and factors, q, k, v, the attention's output and log-sum-exp, and the MLP's gate before and after
-// its activation, up, and their product. With norms of q and k also these before the norm.
+// outputs and factors, q, k, v, the attention's output and log-sum-exp, and the MLP's gate, up and their
+// product. With norms of q and k also these before the norm.
 double layer_bytes(const MemoryModel& model) {
   const Widths w(model.shape);
   const double element = real(model.element_bytes), sum = real(model.sum_bytes);
-  double bytes = (4 * w.hidden + 2 * w.query + 2 * w.key + 4 * w.inner) * element + (2 + w.heads) * sum;
+  double bytes = (4 * w.hidden + 2 * w.query + 2 * w.key + 3 * w.inner) * element + (2 + w.heads) * sum;
   if (model.query_key_norm) bytes += (w.query + w.key) * element + (w.heads + w.key_heads) * sum;
   return bytes;
 }
@@ -106,11 +106,11 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
   const double graph = graph_bytes(model, load);
 
   // The moment of a layer's backward pass that needs most: three gradients of the MLP's width, or those of q,
-  // k, v beside the attention's own copies, or a norm's intermediate results; a layer that is computed again
-  // stands there whole.
+  // k, v beside the attention's own copies, or those around a norm; a layer that is computed again stands there
+  // whole.
   double momentary =
       tokens * std::max({(2 * w.inner + w.hidden) * element,
-                         (2 * w.query + 4 * w.key) * sum + w.hidden * element, 4 * w.hidden * sum});
+                         (2 * w.query + 4 * w.key) * sum + w.hidden * element, 4 * w.hidden * element});
   if (model.checkpoint_activations == CheckpointActivations::kLayer) momentary += tokens * layer_bytes(model);
 
   // LM head: its weight's gradient, the gradient of the rows and of all hidden states, a block of logits.
