@@ -200,6 +200,28 @@ def test_verify_reports_by_its_exit_status(espalier, model, tmp_path):
         assert report["passed"] and report["isolation_bitwise"] and ("error_ratio_max" in report) == (dtype != "float64")
 
 
+def test_bench_of_the_tree_alone(espalier, model, data, tmp_path):
+    flags = ["bench", "--model", model, "--data", data, "--repeats", 1, "--warmup", 0]
+    both = json.loads(espalier(*flags, "--json").stdout)["rows"][0]
+    alone = json.loads(espalier(*flags, "--tree-only", "--json", "-o", tmp_path / "table.md").stdout)["rows"][0]
+    assert {"tree_seconds", "bound", "loss", "grad_norm"} <= set(alone) and "packing_seconds" not in alone
+    for key in ("flat_tokens", "tree_tokens", "bound", "loss", "grad_norm"):
+        assert alone[key] == both[key], key
+    verified = json.loads(espalier("verify", "--model", model, "--data", data, "--json").stdout)
+    assert alone["loss"] == pytest.approx(verified["loss"], rel=1e-5)
+    table = (tmp_path / "table.md").read_text()
+    assert "| loss |" in table and f"{alone['loss']:.6f}" in table and "packing" not in table
+    # In pieces: the same loss and gradients, and no token twice.
+    pieces = espalier(*flags, "--tree-only", "--strategy", "partition", "--token-budget", 5, "--json").stdout
+    pieces = json.loads(pieces)["rows"][0]
+    assert pieces["micro_batches"] > alone["micro_batches"] == 1
+    assert pieces["encoded_tokens"] <= alone["encoded_tokens"]
+    assert pieces["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert pieces["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-4)
+    for excluded in (["--tree-only"], ["--strategy", "partition"]):
+        assert espalier(*flags, "--strategies", *excluded, check=False).returncode == 2
+
+
 def test_the_ops_are_the_same_from_python():
     """torch.ops.espalier runs what the engine runs; a star of one prompt and two responses, against a dense mask."""
     script = """

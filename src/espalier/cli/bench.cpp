@@ -38,6 +38,8 @@ struct Flags {
   std::vector<double> ratios{1, 2, 4, 8, 16, 32, 64};
   int64_t tree_tokens = 2048;
   int64_t token_budget = 0;
+  std::string strategy = "tree-packing";
+  bool tree_only = false;
   bool strategies = false;
   double budget_fraction = 0.25;
   std::vector<double> pors{0.2, 0.35, 0.5, 0.65, 0.8, 0.92};
@@ -259,6 +261,37 @@ std::string strategy_table(const std::vector<Measured>& all) {
   return text;
 }
 
+// Of tree_side alone.
+std::string tree_table(const std::vector<Measured>& all) {
+  std::string text =
+      "| flat tokens | tree tokens | flat / tree | micro-batches | encoded tokens | tree s | bound | tree "
+      "TFLOP/s | loss |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+  for (const auto& [name, result] : all) {
+    const SideResult& tree = result.sides.front();
+    text += fmt::format("| {} | {} | {:.2f} | {} | {} | {:.3f} | {:.2f} | {:.3f} | {:.6f} |\n",
+                        with_commas(result.flat_tokens), with_commas(result.tree_tokens),
+                        result.cached_token_ratio, with_commas(tree.micro_batches),
+                        with_commas(tree.encoded_tokens), tree.seconds, tree.bound, tree.tflops_per_second,
+                        tree.loss);
+  }
+  return text;
+}
+
+nlohmann::ordered_json tree_json(const Measured& measured) {
+  const BenchmarkResult& result = measured.result;
+  const SideResult& tree = result.sides.front();
+  return {{"flat_tokens", result.flat_tokens},
+          {"tree_tokens", result.tree_tokens},
+          {"cached_token_ratio", result.cached_token_ratio},
+          {"micro_batches", tree.micro_batches},
+          {"encoded_tokens", tree.encoded_tokens},
+          {"tree_seconds", tree.seconds},
+          {"bound", tree.bound},
+          {"tree_tflops_per_second", tree.tflops_per_second},
+          {"loss", tree.loss},
+          {"grad_norm", tree.grad_norm}};
+}
+
 nlohmann::ordered_json ratio_json(const Measured& measured) {
   const BenchmarkResult& result = measured.result;
   const SideResult &tree = result.sides.front(), &packing = result.sides.back();
@@ -273,7 +306,9 @@ nlohmann::ordered_json ratio_json(const Measured& measured) {
           {"bound", tree.bound},
           {"share_of_bound", tree.share_of_bound},
           {"tree_tflops_per_second", tree.tflops_per_second},
-          {"packing_tflops_per_second", packing.tflops_per_second}};
+          {"packing_tflops_per_second", packing.tflops_per_second},
+          {"loss", tree.loss},
+          {"grad_norm", tree.grad_norm}};
 }
 
 nlohmann::ordered_json strategy_json(const Measured& measured, const SideResult& side) {
@@ -301,6 +336,28 @@ nlohmann::ordered_json strategy_json(const Measured& measured, const SideResult&
           {"peak_bytes", side.peak_bytes}};
 }
 
+std::vector<BenchmarkSide> sides_of(const Flags& flags, const Forest& forest) {
+  if (flags.strategies) return strategy_sides(forest, flags.budget_fraction);
+  const Strategy strategy = parse_strategy(flags.strategy);
+  if (flags.tree_only) return {tree_side(forest, strategy, flags.token_budget)};
+  return tree_and_packing_sides(forest, strategy, flags.token_budget);
+}
+
+std::string table_of(const Flags& flags, const std::vector<Measured>& all) {
+  return flags.strategies ? strategy_table(all) : flags.tree_only ? tree_table(all) : ratio_table(all);
+}
+
+nlohmann::ordered_json rows_of(const Flags& flags, const std::vector<Measured>& all) {
+  auto rows = nlohmann::ordered_json::array();
+  for (const Measured& measured : all) {
+    if (!flags.strategies) rows.push_back(flags.tree_only ? tree_json(measured) : ratio_json(measured));
+    for (const SideResult& side : measured.result.sides) {
+      if (flags.strategies) rows.push_back(strategy_json(measured, side));
+    }
+  }
+  return rows;
+}
+
 void run(Flags flags) {
   std::optional<Profiler> profiler;
   if (!flags.profile.empty()) profiler.emplace(flags.profile);
@@ -310,36 +367,38 @@ void run(Flags flags) {
   Progress progress("bench");
   for (const DataSet& set : data_sets(flags, decoder.config().vocab_size)) {
     const Forest forest = forest_of(set.trajectories, {});
-    const std::vector<BenchmarkSide> sides = flags.strategies
-                                                 ? strategy_sides(forest, flags.budget_fraction)
-                                                 : tree_and_packing_sides(forest, flags.token_budget);
+    const std::vector<BenchmarkSide> sides = sides_of(flags, forest);
     const auto note = [&](const std::string& text) { progress.line(fmt::format("{}: {}", set.name, text)); };
     flags.benchmark.profiler = all.empty() && profiler ? &*profiler : nullptr;
     all.push_back({set.name, benchmark(decoder, set.trajectories, sides, flags.benchmark, note)});
   }
   const std::string hardware = fmt::format("{}, {} threads, {}{}", cpu_name(), at::get_num_threads(),
                                            flags.dtype, flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
-  const std::string text =
-      fmt::format("{}\n\n{}", hardware, flags.strategies ? strategy_table(all) : ratio_table(all));
+  const std::string text = fmt::format("{}\n\n{}", hardware, table_of(flags, all));
   if (!flags.out.empty()) write_text(flags.out, text);
   if (!flags.json) {
     fmt::print("{}", text);
     return;
   }
-  nlohmann::ordered_json json = {{"hardware", hardware}, {"rows", nlohmann::ordered_json::array()}};
-  for (const Measured& measured : all) {
-    if (!flags.strategies) json["rows"].push_back(ratio_json(measured));
-    for (const SideResult& side : measured.result.sides) {
-      if (flags.strategies) json["rows"].push_back(strategy_json(measured, side));
-    }
-  }
+  const nlohmann::ordered_json json = {{"hardware", hardware}, {"rows", rows_of(flags, all)}};
   fmt::print("{}\n", json.dump(2));
 }
 
 void add_strategy_flags(CLI::App* command, Flags* flags, CLI::Option* token_budget) {
+  auto* strategies = command->add_flag("--strategies", flags->strategies,
+                                       "Compare all strategies at a part of the tree's tokens");
+  strategies->excludes(token_budget);
   command
-      ->add_flag("--strategies", flags->strategies, "Compare all strategies at a part of the tree's tokens")
-      ->excludes(token_budget);
+      ->add_option("--strategy", flags->strategy,
+                   "How trees over the token budget are cut: partition encodes each token once, tree-packing "
+                   "repeats prefixes")
+      ->check(CLI::IsMember({"partition", "tree-packing"}))
+      ->capture_default_str()
+      ->excludes(strategies);
+  command
+      ->add_flag("--tree-only", flags->tree_only,
+                 "Measure the tree alone, for comparisons with something else than sequence packing")
+      ->excludes(strategies);
   command
       ->add_option("--budget-fraction", flags->budget_fraction,
                    "--strategies: token budget, as a part of the tree tokens")
@@ -371,10 +430,9 @@ void add_bench(CLI::App& app, int*) {
       "All sides run the same engine on the same trajectories, forward and backward, in turns; figures are "
       "medians. The bound is FLOPs(flat) / FLOPs(plan). Without --data, random trees are measured; without "
       "--model, a small random llama.\n"
-      "By default trees against sequence packing at each of --ratios. With --strategies, the whole tree in "
-      "one "
-      "micro-batch, partition and tree packing against sequence packing, at a token budget that is a part of "
-      "the tree.");
+      "By default trees against sequence packing at each of --ratios; with --tree-only, without sequence "
+      "packing. With --strategies, the whole tree in one micro-batch, partition and tree packing against "
+      "sequence packing, at a token budget that is a part of the tree.");
   auto flags = std::make_shared<Flags>();
   add_model(command, &flags->model, "Hugging Face model folder (default: a small random model)");
   command->add_option("--data", flags->data, "Trajectories to measure on, instead of random trees");

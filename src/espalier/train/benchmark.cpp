@@ -7,6 +7,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/train/engine.h"
+#include "espalier/train/optimizer.h"
 
 namespace espalier {
 namespace {
@@ -35,6 +36,7 @@ struct Runs {
   Step step;
   std::vector<double> seconds;
   StepResult result;  // of the last round: counts are the same in all
+  double grad_norm = 0;
   int64_t peak_bytes = 0;
 };
 
@@ -56,6 +58,7 @@ class Rounds {
     const double begin = now(options_.cpu_seconds);
     runs->result = run_step(runs->step);
     runs->seconds.push_back(now(options_.cpu_seconds) - begin);
+    runs->grad_norm = global_norm(decoder_.gradients());
     for (const MicroBatchMeasure& measure : runs->result.measured) {
       runs->peak_bytes = std::max(runs->peak_bytes, measure.peak_bytes);
     }
@@ -93,6 +96,8 @@ SideResult summarize(const Decoder& decoder, const Runs& runs, const Runs& first
   side.bound = speedup_bound(shape, runs.step);
   side.share_of_bound = side.speedup / side.bound;
   side.tflops_per_second = step_flops(shape, runs.result.work).total() / side.seconds / 1e12;
+  side.loss = runs.result.loss;
+  side.grad_norm = runs.grad_norm;
   side.peak_bytes = runs.peak_bytes;
   side.working_bytes = std::max<int64_t>(0, runs.peak_bytes - resident_bytes(decoder));
   return side;
@@ -100,10 +105,14 @@ SideResult summarize(const Decoder& decoder, const Runs& runs, const Runs& first
 
 }  // namespace
 
-std::vector<BenchmarkSide> tree_and_packing_sides(const Forest& forest, int64_t token_budget) {
-  if (token_budget == 0) token_budget = forest.tree_tokens();
-  return {{"tree", {Strategy::kTreePacking, token_budget}},
-          {"sequence packing", {Strategy::kSequencePacking, token_budget}}};
+BenchmarkSide tree_side(const Forest& forest, Strategy strategy, int64_t token_budget) {
+  return {"tree", {strategy, token_budget > 0 ? token_budget : forest.tree_tokens()}};
+}
+
+std::vector<BenchmarkSide> tree_and_packing_sides(const Forest& forest, Strategy strategy,
+                                                  int64_t token_budget) {
+  const BenchmarkSide tree = tree_side(forest, strategy, token_budget);
+  return {tree, {"sequence packing", {Strategy::kSequencePacking, tree.plan.token_budget}}};
 }
 
 std::vector<BenchmarkSide> strategy_sides(const Forest& forest, double budget_fraction) {

@@ -26,9 +26,13 @@ struct BenchmarkSide {
   PlanOptions plan;
 };
 
-/// Trees against sequence packing at one token budget (0: as many tokens as the forest has, so that both
-/// sides' micro-batches are alike).
-std::vector<BenchmarkSide> tree_and_packing_sides(const Forest& forest, int64_t token_budget);
+/// Trees, cut by `strategy` where they are larger than the token budget (0: as many tokens as the forest
+/// has).
+BenchmarkSide tree_side(const Forest& forest, Strategy strategy, int64_t token_budget);
+
+/// tree_side against sequence packing at the same token budget, so that both sides' micro-batches are alike.
+std::vector<BenchmarkSide> tree_and_packing_sides(const Forest& forest, Strategy strategy,
+                                                  int64_t token_budget);
 
 /// The whole forest in one micro-batch; then partition, tree packing and, last, sequence packing at a token
 /// budget of `budget_fraction` of the tree tokens, rounded up. The packing strategies cannot run below the
@@ -51,6 +55,8 @@ struct SideResult {
   double bound = 0;           // FLOPs(flat) / FLOPs(this side's plan)
   double share_of_bound = 0;  // speedup / bound
   double tflops_per_second = 0;
+  double loss = 0;            // of the last round, as is grad_norm
+  double grad_norm = 0;       // of all gradients together
   int64_t peak_bytes = 0;     // of tensors, weights and gradient sums included; 0 where nothing counts them
   int64_t working_bytes = 0;  // peak_bytes without weights and gradient sums; 0 likewise
 };

@@ -46,8 +46,6 @@ Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options)
   }
 }
 
-namespace {
-
 double global_norm(const std::vector<at::Tensor>& gradients) {
   double squares = 0;
   for (const at::Tensor& gradient : gradients) {
@@ -57,6 +55,8 @@ double global_norm(const std::vector<at::Tensor>& gradients) {
   }
   return std::sqrt(squares);
 }
+
+namespace {
 
 // Splits indices of parameters with a gradient by whether they are decayed.
 void adamw_group(const OptimizerOptions& options, double learning_rate, double weight_decay,

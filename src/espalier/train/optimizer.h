@@ -32,6 +32,9 @@ SchedulerKind parse_scheduler(const std::string& name);
 /// ((step + 1) / (warmup_steps + 1)), then stays, falls linearly, or falls as half a cosine, to 0 at `steps`.
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps);
 
+/// Euclidean norm of all gradients together, summed in float64; undefined ones count as zero.
+double global_norm(const std::vector<at::Tensor>& gradients);
+
 /// AdamW (Loshchilov and Hutter, 2019; LibTorch's fused operator) or plain SGD (p -= lr (g + weight_decay
 /// p)). bfloat16 models are updated through float32 master weights.
 class Optimizer {
