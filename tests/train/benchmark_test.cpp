@@ -86,6 +86,10 @@ TEST(Benchmark, FiguresAreThoseCountedByHand) {
   }
   const SideResult &whole = result.sides[0], &partition = result.sides[1], &packed = result.sides[2],
                    &baseline = result.sides[3];
+  for (const SideResult& side : result.sides) {
+    EXPECT_NEAR(side.loss, baseline.loss, 1e-5 * baseline.loss) << side.side.name;
+    EXPECT_NEAR(side.grad_norm, baseline.grad_norm, 1e-4 * baseline.grad_norm) << side.side.name;
+  }
   EXPECT_EQ(whole.relative_speed, 1);
   EXPECT_EQ(baseline.speedup, 1);
   EXPECT_EQ(baseline.speedup_low, 1);
