@@ -207,12 +207,25 @@ def check_agreement(where, what, theirs, ours, tolerance):
                       f"relative difference {difference:.2g}, expected at most {tolerance:g}")  # fmt: skip
 
 
+def trajectories_of(path):
+    from transformers_step import read_trajectories
+
+    try:
+        trajectories = read_trajectories(path)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Failure(f"{path}: expected rows as in docs/data-format.md, received {error!r}; `bin/espalier inspect --data` "
+                      "says where")  # fmt: skip
+    if not any(weight > 0 for trajectory in trajectories for weight in trajectory.weights[1:]):
+        raise Failure(f"{path}: no token carries loss")
+    return trajectories
+
+
 def measure(args, name, folder, dtype, side, data_set):
     """All rounds of one data set."""
-    from transformers_step import make_batches, read_trajectories
+    from transformers_step import make_batches
 
     where = f"{name}, {dtype}, {data_set.name}"
-    trajectories = read_trajectories(data_set.path)
+    trajectories = trajectories_of(data_set.path)
     batch_size = side.choose_batch_size(trajectories, args.batch_sizes, args.probe_tokens, args.max_batch_tokens,
                                         lambda text: say(f"{where}: {text}"))  # fmt: skip
     batches = make_batches(trajectories, batch_size)

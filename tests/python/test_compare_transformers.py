@@ -124,6 +124,17 @@ def test_what_is_missing_is_named(capsys, flags, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("line, words", [
+    ('{"input_ids": [1, 2], "loss_mask": [1, 0]}', "no token carries loss"),
+    ('{"ids": [1, 2]}', "docs/data-format.md"),
+])  # fmt: skip
+def test_bad_rows_are_named(model, capsys, tmp_path, line, words):
+    data = tmp_path / "rows.jsonl"
+    data.write_text(line + "\n")
+    status, printed = run_here(model, capsys, "--ratios", "none", "--data", str(data))
+    assert status == 1 and str(data) in printed.err and words in printed.err
+
+
 def test_what_to_run_is_named(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(compare_transformers, "SMOLLM2", tmp_path / "model")
     assert compare_transformers.main(["--quick"]) == 1
