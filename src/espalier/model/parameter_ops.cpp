@@ -171,6 +171,7 @@ at::Tensor linear(const at::Tensor& x, const Projection& projection) {
 }
 
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projection>& projections) {
+  RECORD_USER_SCOPE("linear");
   std::vector<at::Tensor> parameters;
   std::vector<int64_t> bias_of;
   for (const Projection& projection : projections) parameters.push_back(projection.weight);

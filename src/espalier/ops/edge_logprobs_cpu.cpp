@@ -22,6 +22,7 @@
 #include "espalier/ops/checks.h"
 #include "espalier/ops/kernels/logit_math.h"
 #include "espalier/ops/logit_blocks.h"
+#include "espalier/ops/matrix_product.h"
 
 namespace espalier {
 namespace {

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/check.h"
+#include "espalier/ops/matrix_product.h"
 #include "espalier/train/cost.h"
 
 namespace espalier {
@@ -56,10 +57,9 @@ Kind kind_of(const std::string& name, const Kind& outer) {
     std::string_view contained, work;
   };
   static constexpr Rule kRules[] = {
-      {"treeattention", "attention"}, {"edgelogprobs", "head"}, {"headlogprobs", "head"},
-      {"linear", "linear"},           {"rmsnorm", "norm"},      {"rotary", "rotary"},
-      {"swiglu", "SwiGLU"},           {"silu", "SwiGLU"},       {"mulbackward", "SwiGLU"},
-      {"embedding", "embedding"},
+      {"treeattention", "attention"}, {"edgelogprobs", "head"},   {"headlogprobs", "head"},
+      {"linear", "linear"},           {"rmsnorm", "norm"},        {"rotary", "rotary"},
+      {"swiglu", "SwiGLU"},           {"embedding", "embedding"},
   };
   if (!outer.is_default) {
     if (outer.work == "linear" && name == kGradientOfWeight) return {"linear", kGradientOfWeight, false};
@@ -68,9 +68,8 @@ Kind kind_of(const std::string& name, const Kind& outer) {
   for (const std::string_view region : {"plan", "batch", "objective", "optimizer"}) {
     if (name == region) return {region, "", false};
   }
-  if (name == "mlp") return {"SwiGLU", kForward};
   if (name.starts_with("layer ")) return {"residual", kForward};
-  if (name == "attention" || name == "head") return kOther;
+  if (name == "attention" || name == "mlp" || name == "head") return kOther;
   // Besides the node that it names, a sum of the gradients that reach one tensor by several ways.
   if (name.starts_with("autograd::engine::evaluate_function")) return {"residual", kBackward};
   const std::string simple = simplified(name);
@@ -134,6 +133,7 @@ std::string trace_text(kineto::ProfilerResult& recorded, const std::filesystem::
   return text;
 }
 
+// Of matrices that are in the dtype of products already.
 double gemm_rate(at::ScalarType dtype) {
   constexpr int64_t kRows = 2048, kSize = 1024;
   constexpr int kRepeats = 7;
@@ -225,7 +225,7 @@ ProfileSummary Profiler::stop(const Decoder& decoder, const StepResult& result) 
   ProfileSummary summary;
   summary.trace = trace_;
   summary.seconds = 1e-9 * static_cast<double>(step->durationNs());
-  summary.gemm_flops_per_second = gemm_rate(decoder.lm_head_weight().scalar_type());
+  summary.gemm_flops_per_second = gemm_rate(detail::product_dtype(decoder.lm_head_weight()));
   std::map<Kind, double> flops = flops_by_kind(model_shape(decoder.config()), result);
   for (const auto& [kind, seconds] : seconds_by_kind(recorded->events(), *step)) {
     summary.rows.push_back({std::string(kind.work), std::string(kind.part), seconds, flops[kind]});
