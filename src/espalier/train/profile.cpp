@@ -179,7 +179,7 @@ std::string ProfileSummary::text() const {
     text += fmt::format("{:32}{:11.6f}{:8.4f}", row.work + (row.part.empty() ? "" : ", ") + row.part,
                         row.seconds, row.seconds / seconds);
     const double rate = row.flops / row.seconds;
-    if (row.flops > 0) text += fmt::format("{:10.2f}{:9.3f}", rate / 1e9, rate / gemm_flops_per_second);
+    if (row.flops > 0) text += fmt::format("{:10.4g}{:9.3f}", rate / 1e9, rate / gemm_flops_per_second);
     text += '\n';
   }
   return text + fmt::format(
