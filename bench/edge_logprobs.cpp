@@ -37,7 +37,8 @@ struct Options {
 struct Side {
   std::function<void()> work;
   std::vector<double> seconds = {};
-  int64_t bytes = 0;
+  int64_t peak_bytes = 0;
+  int64_t kept_bytes = 0;
 
   double median() {
     std::sort(seconds.begin(), seconds.end());
@@ -55,7 +56,8 @@ void measure(std::vector<Side>& sides, const Options& options) {
       side.work();
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       if (round >= 0) side.seconds.push_back(seconds);
-      side.bytes = peak_tensor_memory() - before;
+      side.peak_bytes = peak_tensor_memory() - before;
+      side.kept_bytes = tensor_memory() - before;
     }
   }
 }
@@ -122,7 +124,9 @@ double add_gemm(std::vector<Side>& sides, const Case& c) {
   return c.gflops(1) * static_cast<double>(columns) / static_cast<double>(c.vocabulary);
 }
 
-std::string megabytes(int64_t bytes) {
+/// Of a forward pass and the backward pass that follows, in MB.
+std::string peak_megabytes(const Side& forward, const Side& backward) {
+  const int64_t bytes = std::max(forward.peak_bytes, forward.kept_bytes + backward.peak_bytes);
   return fmt::format("{:.1f}", static_cast<double>(bytes) * 1e-6);
 }
 
@@ -138,27 +142,26 @@ void row(const Options& options, const Case& c) {
   const double logits = gemm_gflops / sides[2].median();
   const double products = 3 * gemm_gflops / (sides[2].median() + sides[3].median());
   const char* dtype = c.hidden.scalar_type() == at::kFloat ? "float32" : "bfloat16";
-  fmt::print("| {} | {} | {} | {} | {:.1f} | {:.1f} | {:.2f} | {:.2f} | {} | {} |", dtype, c.vocabulary,
-             c.size, c.rows, forward * 1e3, backward * 1e3, c.gflops(1) / forward / logits,
-             c.gflops(3) / backward / products, megabytes(sides[0].bytes), megabytes(sides[1].bytes));
+  fmt::print("| {} | {} | {} | {} | {:.0f} | {:.0f} | {:.2f} | {:.2f} | {} |", dtype, c.vocabulary, c.size,
+             c.rows, forward * 1e3, backward * 1e3, c.gflops(1) / forward / logits,
+             c.gflops(3) / backward / products, peak_megabytes(sides[0], sides[1]));
   if (options.plain) {
     const double plain_forward = sides[4].median(), plain_backward = sides[5].median();
-    // Forward of the plain side leaves its graph behind.
-    fmt::print(" {:.1f} | {:.1f} | {:.2f} | {} | {} |", plain_forward * 1e3, plain_backward * 1e3,
-               (plain_forward + plain_backward) / (forward + backward), megabytes(sides[4].bytes),
-               megabytes(sides[5].bytes + sides[4].bytes));
+    fmt::print(" {:.0f} | {:.0f} | {} | {:.2f} |", plain_forward * 1e3, plain_backward * 1e3,
+               peak_megabytes(sides[4], sides[5]), (plain_forward + plain_backward) / (forward + backward));
   }
   fmt::print("\n");
   std::fflush(stdout);
 }
 
 void table(const Options& options) {
-  fmt::print("{} threads, medians of {} rounds; ms and MB.\n\n", at::get_num_threads(), options.rounds);
+  fmt::print("{} threads, medians of {} rounds.\n\n", at::get_num_threads(), options.rounds);
   fmt::print(
-      "| dtype | vocabulary | hidden | tokens | forward | backward | of GEMM | of GEMM | extra | extra |{}\n",
-      options.plain ? " plain forward | plain backward | x plain | plain extra | plain extra |" : "");
-  fmt::print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|{}\n",
-             options.plain ? "---:|---:|---:|---:|---:|" : "");
+      "| dtype | vocabulary | hidden | tokens | forward ms | backward ms | of GEMM | of GEMM | extra MB "
+      "|{}\n",
+      options.plain ? " plain forward | plain backward | plain MB | x plain |" : "");
+  fmt::print("|---|---:|---:|---:|---:|---:|---:|---:|---:|{}\n",
+             options.plain ? "---:|---:|---:|---:|" : "");
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     if (options.dtype != "all" && (options.dtype == "float32") != (dtype == at::kFloat)) continue;
     for (const int64_t vocabulary : options.vocabularies) {
