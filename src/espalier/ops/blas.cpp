@@ -1,5 +1,7 @@
 #include "espalier/ops/blas.h"
 
+#include <ATen/Parallel.h>
+
 // The Fortran interface (Dongarra et al., "A set of level 3 basic linear algebra subprograms", 1990), which
 // libtorch_cpu exports; ATen's own declarations of it are not public.
 extern "C" {
@@ -36,7 +38,11 @@ void multiply(const MatrixProduct<double>& product) {
   multiply_by_columns(product, dgemm_);
 }
 
-SerialBlas::SerialBlas() : before_(MKL_Set_Num_Threads_Local ? MKL_Set_Num_Threads_Local(1) : 0) {}
+SerialBlas::SerialBlas() {
+  // ATen sets a thread's number at its first parallel operator there, or here.
+  at::get_num_threads();
+  if (MKL_Set_Num_Threads_Local) before_ = MKL_Set_Num_Threads_Local(1);
+}
 
 SerialBlas::~SerialBlas() {
   if (MKL_Set_Num_Threads_Local) MKL_Set_Num_Threads_Local(before_);

@@ -15,7 +15,7 @@ class SerialBlas {
   SerialBlas& operator=(const SerialBlas&) = delete;
 
  private:
-  int before_;
+  int before_ = 0;
 };
 
 /// The product, by sgemm or dgemm.
