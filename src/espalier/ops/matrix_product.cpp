@@ -16,8 +16,11 @@ at::Tensor operand(const at::Tensor& matrix) {
 }  // namespace
 
 at::ScalarType product_dtype(const at::Tensor& matrix) {
-  const bool widen = matrix.is_cpu() && matrix.scalar_type() == at::kBFloat16 && cpu_level() < CpuLevel::kAmx;
-  return widen ? at::kFloat : matrix.scalar_type();
+  return matrix.is_cpu() ? cpu_product_dtype(matrix.scalar_type()) : matrix.scalar_type();
+}
+
+at::ScalarType cpu_product_dtype(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 && cpu_level() < CpuLevel::kAmx ? at::kFloat : dtype;
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {

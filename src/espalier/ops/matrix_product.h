@@ -10,6 +10,9 @@ namespace espalier::detail {
 /// their own.
 at::ScalarType product_dtype(const at::Tensor& matrix);
 
+/// The same by dtype, for matrices on the CPU.
+at::ScalarType cpu_product_dtype(at::ScalarType dtype);
+
 /// a b [M, N] of a [M, K] and b [K, N], both of one dtype (float64, float32, bfloat16), which the result has.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 

@@ -91,10 +91,13 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
   const Widths w(shape);
   const double element = real(model.element_bytes), sum = real(model.sum_bytes), tokens = real(load.tokens);
   const double layers = real(shape.num_hidden_layers);
-  // Gradients are added to their sums in place. Only where these are made do they grow with the pass;
-  // products in a lower precision are rounded to it, and then added in that of the sums.
+  // Gradients are added to their sums in place. Only where these are made do they grow with the pass.
+  // Beside them a weight is widened, or its product in a lower precision is rounded, then added in that of
+  // the sums.
   const double sum_growth = has_sums ? 0 : sum;
-  const double product = model.element_bytes < model.sum_bytes ? element + sum : 0;
+  const double rounded = model.element_bytes < model.sum_bytes ? element + sum : 0;
+  const double widened = model.operand_bytes > model.element_bytes ? real(model.operand_bytes) : 0;
+  const double product = widened > 0 ? widened : rounded;
   const double embedding = real(shape.vocab_size * shape.hidden_size) * sum_growth;
   const double parameters = real(model.num_parameters) * sum_growth + w.hidden * w.inner * product;
   const double layer_parameters =
@@ -105,12 +108,15 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
                               : 0);
   const double graph = graph_bytes(model, load);
 
-  // The moment of a layer's backward pass that needs most: three gradients of the MLP's width, or those of q,
-  // k, v beside the attention's own copies, or those around a norm; a layer that is computed again stands there
+  // The moment of a layer's backward pass that needs most: the gradients of the MLP's width, where the
+  // widened input, gradient and result of the last projection stand beside each other; or those of q, k, v
+  // beside the attention's own copies, or those around a norm; a layer that is computed again stands there
   // whole.
   double momentary =
-      tokens * std::max({(2 * w.inner + w.hidden) * element,
-                         (2 * w.query + 4 * w.key) * sum + w.hidden * element, 4 * w.hidden * element});
+      tokens *
+      std::max({(2 * w.inner + w.hidden) * element,
+                widened > 0 ? (2 * w.inner + w.hidden) * widened + (w.inner + w.hidden) * element : 0,
+                (2 * w.query + 4 * w.key) * sum + w.hidden * element, 4 * w.hidden * element});
   if (model.checkpoint_activations == CheckpointActivations::kLayer) momentary += tokens * layer_bytes(model);
 
   // LM head: its weight's gradient, the gradient of the rows and of all hidden states, a block of logits.
@@ -118,15 +124,16 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
   const double logits = std::min(kLogitBlockBytes, rows * vocabulary * sum);
   const double head_product = std::min(vocabulary, logits / (rows * sum)) * w.hidden * product;
   const double terms = graph + real(load.terms * model.term.running);
-  const double head = load.head_rows == 0 ? 0
-                                          : graph + embedding + head_product + 2 * logits +
-                                                rows * w.hidden * sum + tokens * w.hidden * element;
+  const double head = load.head_rows == 0
+                          ? 0
+                          : graph + embedding + head_product + 2 * logits +
+                                rows * w.hidden * (sum + widened) + tokens * w.hidden * element;
   // First layer backward: everything still there. Last one: all gradients.
   const double head_gradient = load.head_rows == 0 ? 0 : embedding;
   const double first_layer = graph + head_gradient + layer_parameters + momentary;
   const double last_layer =
       graph - tokens * (layers - 1) * kept_layer_bytes(model, load.has_readers) + parameters + momentary;
-  const double end = parameters + tokens * (w.hidden * (element + product) + outer_bytes(model));
+  const double end = parameters + tokens * (w.hidden * (element + rounded) + outer_bytes(model));
   return context + std::max({terms, head, first_layer, last_layer, end});
 }
 

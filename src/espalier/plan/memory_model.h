@@ -22,6 +22,7 @@ struct MemoryModel {
   int64_t num_parameters = 0;
   bool query_key_norm = false;
   int64_t element_bytes = 4;  // of weights and activations
+  int64_t operand_bytes = 4;  // of the same in matrix products, for which they may be widened
   int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
   int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights
   TermBytes term = {};

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "espalier/model/decoder.h"
+#include "espalier/ops/matrix_product.h"
 
 namespace espalier {
 
@@ -95,6 +96,7 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
   }
   model.query_key_norm = config.query_key_norm;
   model.element_bytes = dtype == at::kDouble ? 8 : dtype == at::kFloat ? 4 : 2;
+  model.operand_bytes = static_cast<int64_t>(c10::elementSize(detail::cpu_product_dtype(dtype)));
   model.sum_bytes = std::max<int64_t>(model.element_bytes, 4);
   if (optimizer) {
     const int64_t masters = dtype == at::kBFloat16 ? 4 : 0;
