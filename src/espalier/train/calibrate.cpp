@@ -123,7 +123,7 @@ TimeFeatures fit(const std::vector<Sample>& samples) {
 
 // What a calibration is valid for.
 nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype) {
-  return {{"version", 2},  // of what is measured: rises when the engine becomes faster
+  return {{"version", 3},  // of what is measured: rises when the engine becomes faster
           {"cpu", cpu_name()},
           {"threads", at::get_num_threads()},
           {"dtype", dtype_name(dtype)},
