@@ -150,6 +150,10 @@ def chains(tree_tokens, vocab_size, seed):
             for first, length in zip(rng.sample(range(vocab_size), count), lengths)]  # fmt: skip
 
 
+# Mean; with shorter nodes lengths are too coarse to reach a given ratio.
+MIN_NODE_TOKENS = 8
+
+
 def tree(ratio, tree_tokens, vocab_size, seed, path):
     """Trajectories of one random tree of three levels, as of agent rollouts, while its nodes have 16 tokens on average;
     beyond that one prompt with many responses."""
@@ -162,7 +166,7 @@ def tree(ratio, tree_tokens, vocab_size, seed, path):
         depth, branching = 2, int(2 * ratio) + 1
         nodes = 1 + branching
     espalier("synth", "-o", path, "--depth", depth, "--branching", branching, "--vocab-size", vocab_size,
-             "--node-length", max(2, tree_tokens // nodes), "--target-cached-token-ratio", ratio, "--seed", seed)  # fmt: skip
+             "--node-length", max(MIN_NODE_TOKENS, tree_tokens // nodes), "--target-cached-token-ratio", ratio, "--seed", seed)  # fmt: skip
     return [trajectory.ids for trajectory in read_trajectories(path)]
 
 
@@ -385,7 +389,7 @@ def parse_arguments(argv):
         help="cached-token ratios of the random trees, or none (default: %(default)s)")
     add("--tree-tokens", type=at_least(16), default=3072, metavar="N", help="tokens of a random tree (default: %(default)s)")
     add("--flat-tokens", type=at_least(16), default=32768, metavar="N",
-        help="most flat tokens: at large ratios trees are made smaller (default: %(default)s)")
+        help="flat tokens to stay near: at large ratios trees are made smaller, down to nodes of 8 tokens (default: %(default)s)")
     add("--loss-rate", type=float, default=0.25, metavar="X",
         help="last part of every random trajectory that carries loss, as in espalier bench; 1: all (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the random trees (default: %(default)s)")

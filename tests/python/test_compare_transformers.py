@@ -142,3 +142,10 @@ def test_what_to_run_is_named(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(compare_transformers, "ESPALIER", tmp_path / "espalier")
     assert compare_transformers.main(["--quick"]) == 1
     assert "make build" in capsys.readouterr().err
+
+
+def test_random_trees_reach_their_ratio(tmp_path):
+    for ratio in (2, 4, 8, 16, 32, 64):
+        sequences = compare_transformers.tree(ratio, 3072 // ratio, 16384, 0, tmp_path / "rows.jsonl")
+        prefixes = {tuple(ids[:end]) for ids in sequences for end in range(1, len(ids) + 1)}
+        assert sum(map(len, sequences)) / len(prefixes) == pytest.approx(ratio, rel=0.03), ratio
