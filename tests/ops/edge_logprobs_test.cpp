@@ -15,14 +15,18 @@
 #include "espalier/ops/reference.h"
 #include "espalier/train/memory.h"
 #include "tests/ops/comparison.h"
+#include "tests/ops/kernels/forced_level.h"
+#include "tests/ops/threads.h"
 
 namespace espalier {
 namespace {
 
 using testing::cast;
+using testing::ForcedLevel;
 using testing::relative_error;
 using testing::Results;
 using testing::same_bits;
+using testing::Threads;
 using testing::with_gradients;
 using testing::worst_error;
 
@@ -112,21 +116,6 @@ TEST(EdgeLogprobs, ErrorInLowPrecisionIsAtMostTwiceThatOfPlainLogSoftmax) {
     }
   }
 }
-
-class Threads {
- public:
-  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
-  ~Threads() { at::set_num_threads(before_); }
-
- private:
-  int before_;
-};
-
-class ForcedLevel {
- public:
-  explicit ForcedLevel(const char* name) { setenv("ESPALIER_CPU", name, 1); }
-  ~ForcedLevel() { unsetenv("ESPALIER_CPU"); }
-};
 
 /// The problem with numbers that dtype holds exactly.
 Problem rounded(Problem problem, at::ScalarType dtype) {

@@ -12,6 +12,7 @@
 #include "espalier/ops/kernels/cpu_level.h"
 #include "espalier/ops/reference.h"
 #include "tests/ops/comparison.h"
+#include "tests/ops/threads.h"
 
 namespace espalier {
 namespace {
@@ -20,6 +21,7 @@ using testing::cast;
 using testing::relative_error;
 using testing::Results;
 using testing::same_bits;
+using testing::Threads;
 using testing::with_gradients;
 using testing::worst_error;
 using Tensors = std::vector<at::Tensor>;
@@ -115,15 +117,6 @@ class Cases {
 
  private:
   at::Generator generator_;
-};
-
-class Threads {
- public:
-  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
-  ~Threads() { at::set_num_threads(before_); }
-
- private:
-  int before_;
 };
 
 /// Calls visit with every level of the machine forced.

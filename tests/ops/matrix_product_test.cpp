@@ -3,9 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include "espalier/ops/kernels/cpu_level.h"
+#include "tests/ops/kernels/forced_level.h"
 
 namespace espalier::testing {
 namespace {
@@ -80,9 +79,10 @@ TEST(MatrixProduct, Bfloat16IsWidenedWithoutAmx) {
   const CpuLevel best = cpu_level();
   const at::Tensor narrow = at::empty({}, at::kBFloat16);
   EXPECT_EQ(detail::product_dtype(narrow), best >= CpuLevel::kAmx ? at::kBFloat16 : at::kFloat);
-  setenv("ESPALIER_CPU", "default", 1);
-  EXPECT_EQ(detail::product_dtype(narrow), at::kFloat);
-  unsetenv("ESPALIER_CPU");
+  {
+    const ForcedLevel level("default");
+    EXPECT_EQ(detail::product_dtype(narrow), at::kFloat);
+  }
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     EXPECT_EQ(detail::product_dtype(at::empty({}, dtype)), dtype);
   }

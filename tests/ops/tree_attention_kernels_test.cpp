@@ -12,15 +12,19 @@
 #include "espalier/ops/tree_attention.h"
 #include "espalier/ops/tree_attention_pieces.h"
 #include "tests/ops/comparison.h"
+#include "tests/ops/kernels/forced_level.h"
 #include "tests/ops/random_subtrees.h"
+#include "tests/ops/threads.h"
 
 namespace espalier {
 namespace {
 
 using testing::cast;
+using testing::ForcedLevel;
 using testing::relative_error;
 using testing::Results;
 using testing::same_bits;
+using testing::Threads;
 using testing::with_gradients;
 using testing::worst_error;
 using Ends = std::vector<int32_t>;
@@ -100,21 +104,6 @@ class PoisonedMemory {
     at::globalContext().setDeterministicAlgorithms(true, true);
   }
   ~PoisonedMemory() { at::globalContext().setDeterministicAlgorithms(false, false); }
-};
-
-class Threads {
- public:
-  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
-  ~Threads() { at::set_num_threads(before_); }
-
- private:
-  int before_;
-};
-
-class ForcedLevel {
- public:
-  explicit ForcedLevel(const char* name) { setenv("ESPALIER_CPU", name, 1); }
-  ~ForcedLevel() { unsetenv("ESPALIER_CPU"); }
 };
 
 TEST(TreeAttentionKernels, EqualReferenceWhateverMemoryHeldBefore) {

@@ -9,16 +9,12 @@
 
 #include "espalier/base/check.h"
 #include "espalier/ops/kernels/tile_math.h"
+#include "tests/ops/kernels/forced_level.h"
 
 namespace espalier {
 namespace {
 
-/// Sets ESPALIER_CPU while it lives.
-class ForcedLevel {
- public:
-  explicit ForcedLevel(const char* name) { setenv("ESPALIER_CPU", name, 1); }
-  ~ForcedLevel() { unsetenv("ESPALIER_CPU"); }
-};
+using testing::ForcedLevel;
 
 std::vector<CpuLevel> levels_of_this_machine() {
   std::vector<CpuLevel> levels{CpuLevel::kDefault};

@@ -1,27 +1,14 @@
 #include "espalier/ops/kernels/logit_math.h"
 
+#include "espalier/ops/kernels/level_dispatch.h"
+
 namespace espalier {
 
-#define ESPALIER_DECLARE_LEVEL(name)     \
-  namespace name {                       \
-  template <class Scalar>                \
-  const LogitMath<Scalar>& logit_math(); \
-  }
-ESPALIER_DECLARE_LEVEL(cpu_default)
-#ifdef ESPALIER_X86
-ESPALIER_DECLARE_LEVEL(cpu_avx2)
-ESPALIER_DECLARE_LEVEL(cpu_avx512)
-#endif
-#undef ESPALIER_DECLARE_LEVEL
+ESPALIER_DECLARE_LEVELS(template <class Scalar> const LogitMath<Scalar>& logit_math())
 
 template <class Scalar>
 const LogitMath<Scalar>& logit_math(CpuLevel level) {
-#ifdef ESPALIER_X86
-  if (level >= CpuLevel::kAvx512) return cpu_avx512::logit_math<Scalar>();
-  if (level >= CpuLevel::kAvx2) return cpu_avx2::logit_math<Scalar>();
-#endif
-  static_cast<void>(level);
-  return cpu_default::logit_math<Scalar>();
+  return ESPALIER_OF_LEVEL(level, logit_math<Scalar>());
 }
 
 template const LogitMath<float>& logit_math<float>(CpuLevel);

@@ -1,27 +1,14 @@
 #include "espalier/ops/kernels/row_math.h"
 
+#include "espalier/ops/kernels/level_dispatch.h"
+
 namespace espalier {
 
-#define ESPALIER_DECLARE_LEVEL(name)  \
-  namespace name {                    \
-  template <class Element>            \
-  const RowMath<Element>& row_math(); \
-  }
-ESPALIER_DECLARE_LEVEL(cpu_default)
-#ifdef ESPALIER_X86
-ESPALIER_DECLARE_LEVEL(cpu_avx2)
-ESPALIER_DECLARE_LEVEL(cpu_avx512)
-#endif
-#undef ESPALIER_DECLARE_LEVEL
+ESPALIER_DECLARE_LEVELS(template <class Element> const RowMath<Element>& row_math())
 
 template <class Element>
 const RowMath<Element>& row_math(CpuLevel level) {
-#ifdef ESPALIER_X86
-  if (level >= CpuLevel::kAvx512) return cpu_avx512::row_math<Element>();
-  if (level >= CpuLevel::kAvx2) return cpu_avx2::row_math<Element>();
-#endif
-  static_cast<void>(level);
-  return cpu_default::row_math<Element>();
+  return ESPALIER_OF_LEVEL(level, row_math<Element>());
 }
 
 template const RowMath<double>& row_math<double>(CpuLevel);
