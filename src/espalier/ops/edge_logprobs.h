@@ -14,10 +14,10 @@ namespace espalier {
 ///   targets).
 /// Returns log p(edge_target[e] | hidden[edge_row[e]]) [E], natural log, float32 (float64 for float64).
 /// Logits are worked on in blocks and summed in float32 (float64); backward recomputes them block by block.
-/// Peak extra memory: one block (ops/logit_blocks.h), whatever R, E and V, and a few numbers per row. The
-/// same bits for any number of threads.
-/// Registered as torch.ops.espalier.edge_logprobs(hidden, weight, edge_row, edge_target) -> (logprobs, lse
-/// [R], float64: an error in it would be a factor of the row's gradients).
+/// Peak extra memory: one block (ops/logit_blocks.h), whatever R, E and V, and beside it a few numbers per
+/// row and, where bfloat16 is multiplied in float32, the rows widened. The same bits for any number of
+/// threads. Registered as torch.ops.espalier.edge_logprobs(hidden, weight, edge_row, edge_target) ->
+/// (logprobs, lse [R], float64: an error in it would be a factor of the row's gradients).
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
 

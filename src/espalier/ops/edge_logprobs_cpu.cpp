@@ -5,10 +5,9 @@
 // log(sum).
 //   Backward: d logit[r, t] = sum_{e: edge (r, t)} g_e - exp(logit[r, t] - lse_r) sum_{e of row r} g_e, from
 // recomputed logits; the tiles of a block are kept until their products are added to the gradients.
-//   Products are in product_dtype (matrix_product.h), everything else in float32 (float64); what is
-//   elementwise is in
-// kernels/logit_math.h. How the work is cut does not depend on the threads, and no two tasks add to the same
-// number: results are the same bits for any number of threads.
+//   Products are in product_dtype (matrix_product.h), everything else in float32 (float64); elementwise work
+// is in kernels/logit_math.h. How the work is cut does not depend on the threads, and no two tasks add to the
+// same number: results are the same bits for any number of threads.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>

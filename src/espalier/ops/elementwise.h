@@ -1,6 +1,5 @@
 // The elementwise parts of a decoder layer, each in one pass over its tensors (docs/math.md).
-//   Elements are float64, float32 or bfloat16, one dtype for all tensors that do not say otherwise; computed
-//   in
+// Elements are float64, float32 or bfloat16, one dtype for all tensors that do not say otherwise; computed in
 // float32 (float64) and rounded where they are written. Deterministic, whatever the number of threads. All
 // throw on mismatched shapes, dtypes or devices.
 #pragma once

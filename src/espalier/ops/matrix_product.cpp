@@ -23,17 +23,13 @@ at::ScalarType cpu_product_dtype(at::ScalarType dtype) {
   return dtype == at::kBFloat16 && cpu_level() < CpuLevel::kAmx ? at::kFloat : dtype;
 }
 
-at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  return operand(a).mm(operand(b)).to(a.scalar_type());
-}
-
 at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b) {
   return operand(a).mm(operand(b)).to(accumulator_dtype(a.scalar_type()));
 }
 
 at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (!bias.defined()) return product(x, weight.t());
-  return at::addmm(operand(bias), operand(x), operand(weight).t()).to(x.scalar_type());
+  const at::Tensor left = operand(x), right = operand(weight).t();
+  return (bias.defined() ? at::addmm(operand(bias), left, right) : left.mm(right)).to(x.scalar_type());
 }
 
 void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {

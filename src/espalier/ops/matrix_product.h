@@ -13,10 +13,8 @@ at::ScalarType product_dtype(const at::Tensor& matrix);
 /// The same by dtype, for matrices on the CPU.
 at::ScalarType cpu_product_dtype(at::ScalarType dtype);
 
-/// a b [M, N] of a [M, K] and b [K, N], both of one dtype (float64, float32, bfloat16), which the result has.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b);
-
-/// The same in the dtype of sums (accumulator_dtype).
+/// a b [M, N] of a [M, K] and b [K, N], each float64, float32 or bfloat16 or in its product_dtype already; in
+/// the dtype of sums (accumulator_dtype).
 at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b);
 
 /// x weight^T + bias [M, N] of x [M, K], weight [N, K] and, where it is defined, bias [N]; in the dtype of x,

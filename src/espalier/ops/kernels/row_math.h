@@ -1,6 +1,5 @@
 // The elementwise parts of a decoder layer on the CPU, row by row, compiled once for each CpuLevel.
-//   Elements are read once, computed with in AccumulatorOf<Element>, and rounded where they are written. A
-//   row
+// Elements are read once, computed with in AccumulatorOf<Element>, and rounded where they are written. A row
 // has the same bits whichever rows are worked on with it. Pointers that are written to must not overlap
 // others.
 #pragma once
