@@ -20,7 +20,7 @@ function(espalier_module name)
 endfunction()
 
 function(espalier_flags target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra $<$<BOOL:${ESPALIER_WERROR}>:-Werror>)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${ESPALIER_WERROR}>:-Werror>>)
   if(ESPALIER_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=address,undefined -fno-sanitize-recover=all
                                              -fno-omit-frame-pointer)

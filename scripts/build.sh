@@ -25,7 +25,7 @@ if [[ -n ${CI:-} ]]; then
   settings+=(-DESPALIER_WERROR=ON)
 fi
 if command -v ccache >/dev/null; then
-  settings+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  settings+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   # ccache keeps objects that use a precompiled header only when it may look past the header's time stamp.
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros,include_file_mtime,include_file_ctime}
 fi

@@ -1,4 +1,4 @@
-// The elements that kernels read and write: double, float and BFloat16.
+// The elements that kernels read and write: double, float, BFloat16 and, on a GPU, Float16.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,11 @@ namespace espalier {
 
 /// A brain floating point number: the upper half of a float32.
 struct BFloat16 {
+  uint16_t bits;
+};
+
+/// IEEE 754 binary16.
+struct Float16 {
   uint16_t bits;
 };
 

@@ -1,0 +1,1 @@
+list(APPEND core_test_sources ${CMAKE_CURRENT_LIST_DIR}/emulator.cpp ${CMAKE_CURRENT_LIST_DIR}/simt_test.cpp)
