@@ -10,7 +10,8 @@
 // __shared__ variables, no recursion.
 //
 // Place (namespace espalier::simt)
-//   int thread()                 of the block, which has one dimension; lane() and warp() likewise
+//   int thread(), int lane()     of the block, which has one dimension, and of the warp
+//   int warp()                   asked by whole warps, as a collective
 //   int block_x(), block_y(), block_z()
 //   std::byte* shared()          the block's dynamic shared memory, aligned to 1,024 bytes, undefined at
 //   first

@@ -47,9 +47,6 @@ inline int thread() {
 inline int lane() {
   return thread() % 32;
 }
-inline int warp() {
-  return thread() / 32;
-}
 inline int block_x() {
   return emulator::place().block[0];
 }
@@ -68,6 +65,10 @@ inline void sync_block() {
 }
 inline void sync_warp() {
   emulator::collective("sync_warp", nullptr, [](void* const*) {});
+}
+inline int warp() {
+  emulator::collective("warp", nullptr, [](void* const*) {});
+  return emulator::place().thread / 32;
 }
 inline void sync_threads(int barrier, int count) {
   emulator::barrier(barrier, count, true);
