@@ -1,6 +1,7 @@
 list(APPEND core_test_sources)
 list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/attention_context_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/device_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/edge_logprobs_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/elementwise_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/matrix_product_test.cpp
