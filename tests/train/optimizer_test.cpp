@@ -153,6 +153,30 @@ TEST(OptimizerTest, ClipsTheGlobalNorm) {
   }
 }
 
+// Norm by norm, in float64, squared and summed in order: the same bits, whatever the dtype of the gradients.
+TEST(OptimizerTest, TheGlobalNormIsThatOfTheTensorsOneByOne) {
+  EXPECT_EQ(global_norm({}), 0);
+  EXPECT_EQ(global_norm({at::Tensor()}), 0);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+    const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, 11), 3, dtype);
+    Rng rng(17);
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& values : random_gradients(decoder, rng)) gradients.push_back(values.to(dtype));
+    gradients[1].reset();
+    gradients.push_back(at::empty({0}, dtype));
+    gradients.push_back(at::full({70'000}, 0.1, dtype));
+    double squares = 0;
+    for (const at::Tensor& gradient : gradients) {
+      if (!gradient.defined()) continue;
+      const double norm = gradient.norm(2, at::kDouble).item<double>();
+      squares += norm * norm;
+    }
+    EXPECT_EQ(global_norm(gradients), std::sqrt(squares));
+    gradients[2].view(-1)[0] = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_TRUE(std::isnan(global_norm(gradients)));
+  }
+}
+
 TEST(OptimizerTest, ANormThatIsNotFiniteChangesNothing) {
   for (const double bad :
        {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {

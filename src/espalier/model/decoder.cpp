@@ -80,6 +80,8 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
                     given.value.scalar_type() == parameters_.front().value.scalar_type(),
                 "Decoder: expected one floating dtype, received ", given.value.scalar_type(), " for ",
                 given.name);
+    TORCH_CHECK(given.value.device() == parameters_.front().value.device(), "Decoder: expected one device, ",
+                parameters_.front().value.device(), ", received ", given.value.device(), " for ", given.name);
   }
 
   // Parameters come in the order of parameter_shapes, so taking them one after another finds each its place.

@@ -35,7 +35,8 @@ std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config);
 
 class Decoder {
  public:
-  /// `parameters` must be those of parameter_shapes(config), in that order, of one floating dtype.
+  /// `parameters` must be those of parameter_shapes(config), in that order, of one floating dtype, on one
+  /// device.
   Decoder(DecoderConfig config, std::vector<Parameter> parameters);
 
   /// Final hidden states (after the last norm) [T, hidden_size] of input_ids [T] int64 at position_ids [T]
@@ -64,6 +65,8 @@ class Decoder {
   const at::Tensor& lm_head_weight() const;
 
   const DecoderConfig& config() const { return config_; }
+  /// Of parameters and everything computed from them.
+  at::Device device() const { return embed_tokens_.device(); }
   const std::vector<Parameter>& parameters() const { return parameters_; }
 
   /// Gradients of all parameters, in their order, summed over backward passes since zero_gradients in float32

@@ -38,13 +38,15 @@ TensorView view_tensor(const std::string& name, const at::Tensor& tensor) {
 }
 
 void read_tensor(const SafetensorsFile& file, const std::string& name, const at::Tensor& tensor) {
+  const at::Tensor host = tensor.is_cpu() ? tensor : at::empty_like(tensor, at::TensorOptions(at::kCPU));
   const TensorView stored = file.at(name);
-  const TensorView expected = view_tensor(name, tensor);
+  const TensorView expected = view_tensor(name, host);
   ESPALIER_CHECK(stored.dtype == expected.dtype && stored.shape == expected.shape,
                  "{}: tensor {}: expected {} [{}], received {} [{}]", file.path().string(), name,
                  expected.dtype, fmt::join(expected.shape, ", "), stored.dtype,
                  fmt::join(stored.shape, ", "));
-  if (!stored.bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), stored.bytes.data(), stored.bytes.size());
+  if (!stored.bytes.empty()) std::memcpy(host.mutable_data_ptr(), stored.bytes.data(), stored.bytes.size());
+  if (!tensor.is_cpu()) tensor.copy_(host);
 }
 
 }  // namespace espalier

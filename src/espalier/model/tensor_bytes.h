@@ -16,8 +16,8 @@ std::optional<at::ScalarType> floating_dtype(const std::string& word);
 /// `tensor` (contiguous, on the CPU, of a floating dtype) as a named entry. The entry points into the tensor.
 TensorView view_tensor(const std::string& name, const at::Tensor& tensor);
 
-/// Overwrites `tensor` (as above) with the entry `name` of `file`, bit for bit. Throws InputError when it is
-/// missing or of another dtype or shape.
+/// Overwrites `tensor` (contiguous, of a floating dtype, on any device) with the entry `name` of `file`, bit
+/// for bit. Throws InputError when it is missing or of another dtype or shape.
 void read_tensor(const SafetensorsFile& file, const std::string& name, const at::Tensor& tensor);
 
 }  // namespace espalier

@@ -123,7 +123,8 @@ const TensorView& find_parameter(const WeightFiles& weights, const std::string& 
   return weights.files[place->second].at(name);
 }
 
-at::Tensor read_parameter(const WeightFiles& weights, const ParameterShape& expected, at::ScalarType dtype) {
+at::Tensor read_parameter(const WeightFiles& weights, const ParameterShape& expected, at::ScalarType dtype,
+                          at::Device device) {
   const TensorView& tensor = find_parameter(weights, expected.name);
   const std::string& where = weights.files[weights.file_of.at(expected.name)].path().native();
   ESPALIER_CHECK(tensor.shape == expected.shape, "{}: tensor `{}`: expected shape [{}], received [{}]", where,
@@ -134,7 +135,7 @@ at::Tensor read_parameter(const WeightFiles& weights, const ParameterShape& expe
   // Copied before it is converted, since a mapped tensor may be unaligned.
   at::Tensor value = at::empty(tensor.shape, at::TensorOptions().dtype(*stored));
   if (!tensor.bytes.empty()) std::memcpy(value.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());
-  return value.to(dtype);
+  return value.to(device).to(dtype);
 }
 
 bool is_companion(const std::string& name) {
@@ -223,14 +224,15 @@ std::string dtype_name(at::ScalarType dtype) {
   }
 }
 
-Decoder load_decoder(const fs::path& model_folder, at::ScalarType dtype) {
+Decoder load_decoder(const fs::path& model_folder, at::ScalarType dtype, at::Device device) {
   DecoderConfig config = read_config_file(resolve_inside(model_folder, "config.json"));
   const WeightFiles weights = open_weights(model_folder);
   // What save_decoder would refuse to copy is refused now, before hours of training.
   companion_files(model_folder);
   std::vector<Parameter> parameters;
   for (const ParameterShape& expected : parameter_shapes(config)) {
-    parameters.push_back({expected.name, read_parameter(weights, expected, dtype).set_requires_grad(true)});
+    parameters.push_back(
+        {expected.name, read_parameter(weights, expected, dtype, device).set_requires_grad(true)});
   }
   return Decoder(std::move(config), std::move(parameters));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
 
 #include <filesystem>
 
@@ -14,10 +15,11 @@ at::ScalarType parse_dtype(const std::string& name);
 std::string dtype_name(at::ScalarType dtype);
 
 /// Reads config.json and model.safetensors, or the shards of model.safetensors.index.json (plain file names
-/// inside the folder only), converts to `dtype`. Missing parameters, wrong shapes and wrong dtypes throw
-/// InputError naming file and tensor. Tensors that the decoder does not know are left for save_decoder to
-/// copy.
-Decoder load_decoder(const std::filesystem::path& model_folder, at::ScalarType dtype);
+/// inside the folder only), converts to `dtype` on `device`. Missing parameters, wrong shapes and wrong
+/// dtypes throw InputError naming file and tensor. Tensors that the decoder does not know are left for
+/// save_decoder to copy.
+Decoder load_decoder(const std::filesystem::path& model_folder, at::ScalarType dtype,
+                     at::Device device = at::kCPU);
 
 /// Writes a model folder `out` (made if absent; the caller makes the whole folder atomic): the tensors of
 /// `source` with their names, sharding and order, parameters replaced by the decoder's values in `dtype`,

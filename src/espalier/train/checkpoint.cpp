@@ -18,9 +18,11 @@ constexpr const char* kWeightsFile = "resume.safetensors";
 
 // The weights in the dtype that they are trained in. bfloat16 models resume from their float32 masters.
 void save_exact_weights(const std::filesystem::path& file, const Decoder& decoder) {
+  std::vector<at::Tensor> keep;
   std::vector<TensorView> views;
   for (const Parameter& parameter : decoder.parameters()) {
-    views.push_back(view_tensor(parameter.name, parameter.value.detach()));
+    keep.push_back(parameter.value.detach().cpu());
+    views.push_back(view_tensor(parameter.name, keep.back()));
   }
   write_safetensors(file, views);
 }

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
 
 #include "espalier/base/check.h"
@@ -34,7 +36,9 @@ double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t 
 }
 
 Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options)
-    : decoder_(&decoder), options_(options), steps_done_(at::zeros({}, at::kFloat)) {
+    : decoder_(&decoder),
+      options_(options),
+      steps_done_(at::zeros({}, at::TensorOptions(decoder.device()).dtype(at::kFloat))) {
   const at::NoGradGuard no_grad;
   for (const Parameter& parameter : decoder.parameters()) {
     const at::Tensor value = parameter.value.detach();
@@ -46,11 +50,23 @@ Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options)
   }
 }
 
+namespace {
+
+std::vector<at::Tensor> defined_ones(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result;
+  std::ranges::copy_if(tensors, std::back_inserter(result), &at::Tensor::defined);
+  return result;
+}
+
+}  // namespace
+
 double global_norm(const std::vector<at::Tensor>& gradients) {
+  const std::vector<at::Tensor> defined = defined_ones(gradients);
+  if (defined.empty()) return 0;
+  const at::Tensor norms = at::stack(at::_foreach_norm(defined, 2, at::kDouble)).cpu();
   double squares = 0;
-  for (const at::Tensor& gradient : gradients) {
-    if (!gradient.defined()) continue;
-    const double norm = gradient.norm(2, at::kDouble).item<double>();
+  for (int64_t i = 0; i < norms.numel(); ++i) {
+    const double norm = norms.const_data_ptr<double>()[i];
     squares += norm * norm;
   }
   return std::sqrt(squares);
@@ -88,9 +104,7 @@ double Optimizer::step(double learning_rate) {
                  "or a smaller max-grad-norm may help)",
                  norm);
   if (options_.max_grad_norm > 0 && norm > options_.max_grad_norm) {
-    for (const at::Tensor& sum : sums) {
-      if (sum.defined()) at::Tensor(sum).mul_(options_.max_grad_norm / (norm + 1e-6));
-    }
+    at::_foreach_mul_(defined_ones(sums), options_.max_grad_norm / (norm + 1e-6));
   }
   std::vector<size_t> decayed, plain;
   for (size_t i = 0; i < sums.size(); ++i) {
@@ -108,11 +122,15 @@ double Optimizer::step(double learning_rate) {
       for (const size_t i : *members) masters_[i].add_(sums[i], -learning_rate);
     }
   }
-  for (size_t i = 0; i < masters_.size(); ++i) {
-    const at::Tensor& value = decoder_->parameters()[i].value;
-    if (value.scalar_type() == at::kBFloat16) value.detach().copy_(masters_[i]);
-  }
+  round_masters();
   return norm;
+}
+
+void Optimizer::round_masters() const {
+  if (decoder_->parameters().front().value.scalar_type() != at::kBFloat16) return;
+  std::vector<at::Tensor> values;
+  for (const Parameter& parameter : decoder_->parameters()) values.push_back(parameter.value.detach());
+  at::_foreach_copy_(values, masters_);
 }
 
 std::vector<Optimizer::Named> Optimizer::state() const {
@@ -130,9 +148,11 @@ std::vector<Optimizer::Named> Optimizer::state() const {
 }
 
 void Optimizer::save(const std::filesystem::path& file) const {
+  std::vector<at::Tensor> keep;
   std::vector<TensorView> views;
   for (const Named& entry : state()) {
-    views.push_back(view_tensor(entry.name, entry.tensor));
+    keep.push_back(entry.tensor.cpu());
+    views.push_back(view_tensor(entry.name, keep.back()));
   }
   write_safetensors(file, views);
 }
@@ -147,10 +167,7 @@ void Optimizer::load(const std::filesystem::path& path) {
   // Float32 and float64 models have no separate masters: their weights come from the checkpoint's own
   // tensors.
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < masters_.size(); ++i) {
-    const at::Tensor& value = decoder_->parameters()[i].value;
-    if (value.scalar_type() == at::kBFloat16) value.detach().copy_(masters_[i]);
-  }
+  round_masters();
 }
 
 }  // namespace espalier

@@ -32,11 +32,13 @@ SchedulerKind parse_scheduler(const std::string& name);
 /// ((step + 1) / (warmup_steps + 1)), then stays, falls linearly, or falls as half a cosine, to 0 at `steps`.
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps);
 
-/// Euclidean norm of all gradients together, summed in float64; undefined ones count as zero.
+/// Euclidean norm of all gradients together, summed in float64; undefined ones count as zero. They are of one
+/// device, which is waited for once.
 double global_norm(const std::vector<at::Tensor>& gradients);
 
 /// AdamW (Loshchilov and Hutter, 2019; LibTorch's fused operator) or plain SGD (p -= lr (g + weight_decay
-/// p)). bfloat16 models are updated through float32 master weights.
+/// p)). bfloat16 models are updated through float32 master weights. All of it lives on the decoder's device;
+/// files are the same whatever that is.
 class Optimizer {
  public:
   Optimizer(const Decoder& decoder, const OptimizerOptions& options);
@@ -56,6 +58,7 @@ class Optimizer {
     at::Tensor tensor;
   };
   std::vector<Named> state() const;
+  void round_masters() const;  // to the weights of bfloat16 models; nothing for others
 
   const Decoder* decoder_;
   OptimizerOptions options_;
