@@ -2,6 +2,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <malloc.h>
 
@@ -40,6 +41,11 @@ class CountingAllocator final : public c10::Allocator {
   }
 };
 
+c10::CachingAllocator::Stat device_stat(at::Device device) {
+  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+}
+
 }  // namespace
 
 void count_tensor_memory() {
@@ -55,16 +61,20 @@ void reuse_freed_memory() {
 #endif
 }
 
-int64_t tensor_memory() {
-  return held.load();
+int64_t tensor_memory(at::Device device) {
+  return device.is_cuda() ? device_stat(device).current : held.load();
 }
 
-int64_t peak_tensor_memory() {
-  return peak.load();
+int64_t peak_tensor_memory(at::Device device) {
+  return device.is_cuda() ? device_stat(device).peak : peak.load();
 }
 
-void reset_peak_tensor_memory() {
-  peak.store(held.load());
+void reset_peak_tensor_memory(at::Device device) {
+  if (device.is_cuda()) {
+    c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+  } else {
+    peak.store(held.load());
+  }
 }
 
 }  // namespace espalier

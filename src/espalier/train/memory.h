@@ -1,6 +1,8 @@
 // How much memory tensors take.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 
 namespace espalier {
@@ -13,10 +15,11 @@ void count_tensor_memory();
 /// which the kernel clears one by one. For the C library of GNU; elsewhere nothing happens. Call once.
 void reuse_freed_memory();
 
-/// Bytes that counted tensors hold now, and the most they held since the last reset_peak_tensor_memory. 0
-/// where nothing is counted.
-int64_t tensor_memory();
-int64_t peak_tensor_memory();
-void reset_peak_tensor_memory();
+/// Bytes that tensors hold on the device now, and the most they held since the last reset_peak_tensor_memory.
+/// On CUDA as LibTorch's allocator counts them, rounded up to its blocks but without what it keeps for later;
+/// on the CPU those that are counted, 0 where nothing is.
+int64_t tensor_memory(at::Device device = at::kCPU);
+int64_t peak_tensor_memory(at::Device device = at::kCPU);
+void reset_peak_tensor_memory(at::Device device = at::kCPU);
 
 }  // namespace espalier
