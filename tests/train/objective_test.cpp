@@ -195,6 +195,7 @@ TEST(ObjectiveValueTest, SftIsWeightedCrossEntropy) {
   const Result result = evaluate({}, {{-1, 0, 0, false, 0.25}, {-3, 0, 0, false, 0.5}});
   EXPECT_DOUBLE_EQ(result.value.loss.item<double>(), 1.75);
   EXPECT_EQ(result.gradient, (std::vector<double>{-0.25, -0.5}));
+  EXPECT_FALSE(result.value.ratio_sum.defined());
 }
 
 constexpr ObjectiveOptions kGrpo{.kind = ObjectiveKind::kGrpo, .clip_low = 0.2, .clip_high = 0.3};
@@ -205,9 +206,9 @@ TEST(ObjectiveValueTest, GrpoInsideTheClipIsTheRatio) {
   EXPECT_NEAR(result.value.loss.item<double>(), 0, 1e-15);
   EXPECT_NEAR(result.gradient[0], -0.5 * ratio * 2, 1e-14);
   EXPECT_NEAR(result.gradient[1], 0.5 * ratio * 2, 1e-14);
-  EXPECT_EQ(result.value.clipped_terms, 0);
-  EXPECT_NEAR(result.value.ratio_sum, 2 * ratio, 1e-14);
-  EXPECT_NEAR(result.value.mismatch_kl_sum, 2 * (ratio - 1 - 0.1), 1e-14);
+  EXPECT_EQ(result.value.clipped_terms.item<int64_t>(), 0);
+  EXPECT_NEAR(result.value.ratio_sum.item<double>(), 2 * ratio, 1e-14);
+  EXPECT_NEAR(result.value.mismatch_kl_sum.item<double>(), 2 * (ratio - 1 - 0.1), 1e-14);
 }
 
 TEST(ObjectiveValueTest, GrpoClipsOnlyWhatWouldGoFurther) {
@@ -229,7 +230,7 @@ TEST(ObjectiveValueTest, GrpoClipsOnlyWhatWouldGoFurther) {
     const Result result = evaluate(kGrpo, {{c.logprob, c.advantage, -2, true, 3}});
     EXPECT_NEAR(result.value.loss.item<double>(), 3 * c.loss, 1e-13);
     EXPECT_NEAR(result.gradient[0], 3 * c.gradient, 1e-13);
-    EXPECT_EQ(result.value.clipped_terms, c.clipped);
+    EXPECT_EQ(result.value.clipped_terms.item<int64_t>(), c.clipped);
   }
 }
 
@@ -238,9 +239,9 @@ TEST(ObjectiveValueTest, GrpoWithoutBehaviourLogprobsHasRatioOne) {
   const Result result = evaluate(kGrpo, {{-1, 2, 0, false, 0.5}, {-4, -3, 0, false, 0.25}});
   EXPECT_DOUBLE_EQ(result.value.loss.item<double>(), -0.5 * 2 + 0.25 * 3);
   EXPECT_EQ(result.gradient, (std::vector<double>{-1, 0.75}));
-  EXPECT_EQ(result.value.clipped_terms, 0);
-  EXPECT_EQ(result.value.ratio_sum, 2);
-  EXPECT_EQ(result.value.mismatch_kl_sum, 0);
+  EXPECT_EQ(result.value.clipped_terms.item<int64_t>(), 0);
+  EXPECT_EQ(result.value.ratio_sum.item<double>(), 2);
+  EXPECT_EQ(result.value.mismatch_kl_sum.item<double>(), 0);
 }
 
 TEST(ObjectiveFlags, Parse) {

@@ -6,6 +6,7 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/cost_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/exactness_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/memory_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/meta_device_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/metrics_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/negative_controls_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/objective_test.cpp

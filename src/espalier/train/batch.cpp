@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "espalier/base/check.h"
+#include "espalier/ops/device.h"
 
 namespace espalier {
 
@@ -145,6 +146,19 @@ Batch make_batch(const Trajectories& trajectories, const Step& step, int64_t ind
     batch.terms.old_logprob = to_tensor(terms.old_logprob, at::kDouble);
     batch.terms.has_old = to_tensor(terms.has_old, at::kBool);
   }
+  return batch;
+}
+
+Batch to_device(Batch batch, at::Device device) {
+  TermTensors& terms = batch.terms;
+  at::Tensor* const members[] = {&batch.input_ids,   &batch.position_ids, &batch.subtree_end,
+                                 &batch.head_rows,   &batch.edge_row,     &batch.edge_target,
+                                 &batch.term_edge,   &terms.coefficient,  &terms.advantage,
+                                 &terms.old_logprob, &terms.has_old};
+  std::vector<at::Tensor> host;
+  for (const at::Tensor* member : members) host.push_back(*member);
+  const std::vector<at::Tensor> there = upload(host, device);
+  for (size_t i = 0; i < there.size(); ++i) *members[i] = there[i];
   return batch;
 }
 

@@ -37,7 +37,8 @@ void set_plan(Step* step, Plan plan);
 Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows);
 
 /// Tensors of one micro-batch: T tokens, R rows that reach the LM head, E edges, M terms. An edge belongs to
-/// the micro-batch of its source: the last token before a cut predicts the first one after it.
+/// the micro-batch of its source: the last token before a cut predicts the first one after it. Tensors are on
+/// the host as make_batch makes them, on the device that they were moved to by to_device.
 struct Batch {
   at::Tensor input_ids;     // [T] int64
   at::Tensor position_ids;  // [T] int64
@@ -50,7 +51,8 @@ struct Batch {
   std::vector<int64_t> term_token;  // [M] flat index of the term's token in the data: offsets[row] + position
   std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts, -1: it is in a child
   std::vector<int64_t> ancestors;   // the micro-batches above, root first: each has context for this one
-  at::Tensor context_pieces;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`
+  at::Tensor context_pieces;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`;
+                                    // always on the host
 
   int64_t num_tokens() const { return input_ids.size(0); }
   int64_t num_head_rows() const { return head_rows.size(0); }
@@ -60,6 +62,10 @@ struct Batch {
 /// The batch of micro-batch `index` of step.plan. `advantages` may be null unless the objective is grpo.
 Batch make_batch(const Trajectories& trajectories, const Step& step, int64_t index,
                  const ObjectiveOptions& objective, const Advantages* advantages);
+
+/// The batch with its tensors on the device, but for context_pieces: copied in one go, without waiting
+/// (upload in ops/device.h).
+Batch to_device(Batch batch, at::Device device);
 
 /// Of each micro-batch of the plan: does it, or a descendant, have an edge that carries loss? Others need not
 /// run.

@@ -6,10 +6,10 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 
 #include "espalier/base/check.h"
+#include "espalier/ops/device.h"
 #include "espalier/train/memory.h"
 
 namespace espalier {
@@ -49,24 +49,8 @@ std::vector<bool> micro_batches_with_readers(const Step& step) {
   return result;
 }
 
-/// Adds the time and the peak memory of a scope to a measure.
-class Measuring {
- public:
-  explicit Measuring(MicroBatchMeasure* measure)
-      : measure_(measure), begin_(std::chrono::steady_clock::now()) {
-    reset_peak_tensor_memory();
-  }
-  ~Measuring() {
-    measure_->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    measure_->peak_bytes = std::max(measure_->peak_bytes, peak_tensor_memory());
-  }
-  Measuring(const Measuring&) = delete;
-  Measuring& operator=(const Measuring&) = delete;
-
- private:
-  MicroBatchMeasure* measure_;
-  std::chrono::steady_clock::time_point begin_;
-};
+// Places in PendingStep::sums.
+enum Sum : int64_t { kLoss, kClippedTerms, kRatioSum, kMismatchKlSum, kNumSums };
 
 /// A micro-batch between its forward and its backward pass.
 struct Open {
@@ -75,6 +59,19 @@ struct Open {
   std::vector<LayerContext> context;    // in the graph; likewise
   std::unique_ptr<ContextFrame> frame;  // null without readers
   MicroBatchMeasure measure;
+  Stopwatch stopwatch;
+
+  explicit Open(at::Device device) : stopwatch(device) {}
+
+  /// Adds the time and the peak memory of what `body` does to the measure.
+  template <class Body>
+  void measured(at::Device device, const Body& body) {
+    reset_peak_tensor_memory(device);
+    stopwatch.start();
+    body();
+    stopwatch.stop();
+    measure.peak_bytes = std::max(measure.peak_bytes, peak_tensor_memory(device));
+  }
 };
 
 class StepRun {
@@ -82,54 +79,38 @@ class StepRun {
   StepRun(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
           const ObjectiveOptions& objective, const Advantages* advantages)
       : decoder_(decoder),
+        device_(decoder.device()),
         trajectories_(trajectories),
         step_(step),
         objective_(objective),
         advantages_(advantages),
         with_readers_(micro_batches_with_readers(step)),
         open_(step.plan.micro_batches.size()) {
-    result_.flat_tokens = step.flat_tokens();
-    result_.tree_tokens = step.forest.tree_tokens();
+    pending_.sums = at::zeros({kNumSums}, at::TensorOptions(device_).dtype(at::kDouble));
+    pending_.result.flat_tokens = step.flat_tokens();
+    pending_.result.tree_tokens = step.forest.tree_tokens();
   }
 
   void enter(int64_t m) {
     RECORD_USER_SCOPE(fmt::format("micro-batch {} forward", m));
-    open_[m] = std::make_unique<Open>();
-    Open& open = *open_[m];
-    open.measure.micro_batch = m;
-    const Measuring measuring(&open.measure);
-    open.batch = make_batch(trajectories_, step_, m, objective_, advantages_);
-    const PlanOptions& options = step_.plan.options;
-    if (options.checkpoint_activations == CheckpointActivations::kPiece && with_readers_[m]) {
-      const at::NoGradGuard no_grad;
-      const Forwarded forwarded =
-          forward(decoder_, open.batch, ancestors(open.batch), {.keep_context = true, .head = false});
-      open.frame = std::make_unique<ContextFrame>(forwarded.context, options.offload_context);
-      for (ContextFrame* frame : ancestors(open.batch)) frame->collect();
-      result_.recomputed += layers_work(m);
-      return;
-    }
-    forward_with_grad(m);
-    if (with_readers_[m]) open.frame = std::make_unique<ContextFrame>(open.context, false);
+    open_[m] = std::make_unique<Open>(device_);
+    open_[m]->measure.micro_batch = m;
+    open_[m]->measured(device_, [&] { run_forward(m); });
   }
 
   void leave(int64_t m) {
     RECORD_USER_SCOPE(fmt::format("micro-batch {} backward", m));
     Open& open = *open_[m];
-    {
-      const Measuring measuring(&open.measure);
+    open.measured(device_, [&] {
       if (!open.loss.defined() && open.context.empty()) forward_with_grad(m);
       backward(m);
-    }
-    result_.measured.push_back(open.measure);
+    });
+    pending_.result.measured.push_back(open.measure);
+    pending_.stopwatches.push_back(std::move(open.stopwatch));
     open_[m].reset();
   }
 
-  StepResult take_result() {
-    std::sort(result_.measured.begin(), result_.measured.end(),
-              [](const auto& a, const auto& b) { return a.micro_batch < b.micro_batch; });
-    return std::move(result_);
-  }
+  PendingStep take_pending() { return std::move(pending_); }
 
  private:
   std::vector<ContextFrame*> ancestors(const Batch& batch) const {
@@ -142,6 +123,23 @@ class StepRun {
     return {.tokens = open_[m]->batch.num_tokens(), .pairs = step_.plan.micro_batches[m].num_pairs};
   }
 
+  void run_forward(int64_t m) {
+    Open& open = *open_[m];
+    open.batch = to_device(make_batch(trajectories_, step_, m, objective_, advantages_), device_);
+    const PlanOptions& options = step_.plan.options;
+    if (options.checkpoint_activations == CheckpointActivations::kPiece && with_readers_[m]) {
+      const at::NoGradGuard no_grad;
+      const Forwarded forwarded =
+          forward(decoder_, open.batch, ancestors(open.batch), {.keep_context = true, .head = false});
+      open.frame = std::make_unique<ContextFrame>(forwarded.context, options.offload_context);
+      for (ContextFrame* frame : ancestors(open.batch)) frame->collect();
+      pending_.result.recomputed += layers_work(m);
+      return;
+    }
+    forward_with_grad(m);
+    if (with_readers_[m]) open.frame = std::make_unique<ContextFrame>(open.context, false);
+  }
+
   void forward_with_grad(int64_t m) {
     Open& open = *open_[m];
     const bool checkpoint_layers = step_.plan.options.checkpoint_activations == CheckpointActivations::kLayer;
@@ -150,19 +148,24 @@ class StepRun {
         forward(decoder_, open.batch, ancestors(open.batch),
                 {.keep_context = with_readers_[m], .checkpoint_layers = checkpoint_layers, .head = head});
     open.context = std::move(forwarded.context);
-    result_.work += layers_work(m);
-    result_.work.head_rows += open.batch.num_head_rows();
-    if (checkpoint_layers) result_.recomputed += layers_work(m);
+    StepResult& result = pending_.result;
+    result.work += layers_work(m);
+    result.work.head_rows += open.batch.num_head_rows();
+    if (checkpoint_layers) result.recomputed += layers_work(m);
     if (!head) return;
     RECORD_USER_SCOPE("objective");
     const at::Tensor logprobs = forwarded.logprobs.to(at::kDouble).index_select(0, open.batch.term_edge);
     const ObjectiveValue value = objective_value(objective_, logprobs, open.batch.terms);
     open.loss = value.loss;
-    result_.loss += value.loss.item<double>();
-    result_.terms += open.batch.num_terms();
-    result_.clipped_terms += value.clipped_terms;
-    result_.ratio_sum += value.ratio_sum;
-    result_.mismatch_kl_sum += value.mismatch_kl_sum;
+    result.terms += open.batch.num_terms();
+    add_to_sum(kLoss, value.loss);
+    add_to_sum(kClippedTerms, value.clipped_terms);
+    add_to_sum(kRatioSum, value.ratio_sum);
+    add_to_sum(kMismatchKlSum, value.mismatch_kl_sum);
+  }
+
+  void add_to_sum(Sum sum, const at::Tensor& value) {
+    if (value.defined()) pending_.sums.select(0, sum).add_(value.detach());
   }
 
   void backward(int64_t m) {
@@ -184,13 +187,14 @@ class StepRun {
   }
 
   const Decoder& decoder_;
+  at::Device device_;
   const Trajectories& trajectories_;
   const Step& step_;
   const ObjectiveOptions& objective_;
   const Advantages* advantages_;
   std::vector<bool> with_readers_;
   std::vector<std::unique_ptr<Open>> open_;
-  StepResult result_;
+  PendingStep pending_;
 };
 
 }  // namespace
@@ -207,9 +211,9 @@ int64_t StepResult::measured_peak_bytes() const {
   return bytes;
 }
 
-StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
-                            const ObjectiveOptions& objective, const Advantages* advantages,
-                            const MicroBatchProgress& progress) {
+PendingStep start_forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
+                                   const ObjectiveOptions& objective, const Advantages* advantages,
+                                   const MicroBatchProgress& progress) {
   StepRun run(decoder, trajectories, step, objective, advantages);
   int64_t done = 0;
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
@@ -220,8 +224,40 @@ StepResult forward_backward(const Decoder& decoder, const Trajectories& trajecto
         if (progress) progress(++done, total);
       });
   if (progress && done < total) progress(total, total);  // those without loss
-  return run.take_result();
+  return run.take_pending();
 }
+
+StepResult finish(PendingStep pending) {
+  StepResult result = std::move(pending.result);
+  // The copy waits for all that came before it in the stream, backward passes included.
+  const at::Tensor sums = pending.sums.cpu();
+  const double* sum = sums.const_data_ptr<double>();
+  result.loss = sum[kLoss];
+  result.clipped_terms = static_cast<int64_t>(sum[kClippedTerms]);
+  result.ratio_sum = sum[kRatioSum];
+  result.mismatch_kl_sum = sum[kMismatchKlSum];
+  for (size_t i = 0; i < result.measured.size(); ++i) {
+    result.measured[i].seconds = pending.stopwatches[i].seconds();
+  }
+  std::ranges::sort(result.measured, {}, &MicroBatchMeasure::micro_batch);
+  return result;
+}
+
+StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
+                            const ObjectiveOptions& objective, const Advantages* advantages,
+                            const MicroBatchProgress& progress) {
+  return finish(start_forward_backward(decoder, trajectories, step, objective, advantages, progress));
+}
+
+namespace {
+
+// Log-probabilities of a micro-batch's terms, on their way to the host.
+struct TermValues {
+  std::vector<int64_t> token;
+  at::Tensor values;
+};
+
+}  // namespace
 
 void compute_logprobs(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress) {
@@ -230,23 +266,27 @@ void compute_logprobs(const Decoder& decoder, const Trajectories& trajectories, 
   const std::vector<bool> with_readers = micro_batches_with_readers(step);
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
   std::vector<std::unique_ptr<ContextFrame>> frames(total);
+  std::vector<TermValues> computed;
   int64_t done = 0;
   const auto enter = [&](int64_t m) {
-    const Batch batch = make_batch(trajectories, step, m, objective, nullptr);
+    Batch batch = to_device(make_batch(trajectories, step, m, objective, nullptr), decoder.device());
     std::vector<ContextFrame*> ancestors;
     for (const int64_t ancestor : batch.ancestors) ancestors.push_back(frames[ancestor].get());
     const Forwarded forwarded =
         forward(decoder, batch, ancestors, {.keep_context = with_readers[m], .head = batch.num_terms() > 0});
     if (with_readers[m]) frames[m] = std::make_unique<ContextFrame>(forwarded.context, false);
     if (batch.num_terms() > 0) {
-      const at::Tensor values =
-          forwarded.logprobs.to(at::kDouble).index_select(0, batch.term_edge).contiguous();
-      const double* value = values.const_data_ptr<double>();
-      for (int64_t k = 0; k < batch.num_terms(); ++k) (*logprobs)[batch.term_token[k]] = value[k];
+      const at::Tensor values = forwarded.logprobs.to(at::kDouble).index_select(0, batch.term_edge);
+      computed.push_back({std::move(batch.term_token), download(values)});
     }
     if (progress) progress(++done, total);
   };
   walk(step, enter, [&](int64_t m) { frames[m].reset(); });
+  synchronize(decoder.device());
+  for (const auto& [tokens, values] : computed) {
+    const double* value = values.const_data_ptr<double>();
+    for (size_t k = 0; k < tokens.size(); ++k) (*logprobs)[tokens[k]] = value[k];
+  }
   if (progress && done < total) progress(total, total);
 }
 

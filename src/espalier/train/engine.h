@@ -11,6 +11,7 @@
 #include "espalier/plan/cost_model.h"
 #include "espalier/train/batch.h"
 #include "espalier/train/forward.h"
+#include "espalier/train/stopwatch.h"
 
 namespace espalier {
 
@@ -18,7 +19,7 @@ namespace espalier {
 struct MicroBatchMeasure {
   int64_t micro_batch = 0;  // index in the plan
   double seconds = 0;       // forward, backward and recomputation; not its descendants'
-  int64_t peak_bytes = 0;   // most bytes of tensors meanwhile, on the counted device; 0 where nothing counts
+  int64_t peak_bytes = 0;  // most bytes of tensors meanwhile, on the decoder's device; 0 where nothing counts
 };
 
 struct StepResult {
@@ -37,12 +38,29 @@ struct StepResult {
   int64_t measured_peak_bytes() const;
 };
 
-/// Called after each micro-batch with how many are done of how many.
+/// Called after each micro-batch with how many are done of how many: handed to the device, which may still be
+/// at it.
 using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
+
+/// A step whose micro-batches have all been handed to the device.
+struct PendingStep {
+  StepResult result;  // but for loss, objective statistics and seconds
+  at::Tensor sums;    // [4] float64 on the device: of loss, clipped_terms, ratio_sum, mismatch_kl_sum
+  std::vector<Stopwatch> stopwatches;  // of result.measured
+};
 
 /// Adds the gradients of the step's loss to the decoder's (Decoder::gradients). Micro-batches without loss in
 /// them or below do not run. Those with descendants keep their activations (or context alone:
-/// CheckpointActivations::kPiece) until the descendants are done.
+/// CheckpointActivations::kPiece) until the descendants are done. The host never waits for the decoder's
+/// device: nothing is read from it, so that it always has work.
+PendingStep start_forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
+                                   const ObjectiveOptions& objective, const Advantages* advantages,
+                                   const MicroBatchProgress& progress = {});
+
+/// Waits for the device, once, and reads what it has computed beside the gradients.
+StepResult finish(PendingStep pending);
+
+/// Both.
 StepResult forward_backward(const Decoder& decoder, const Trajectories& trajectories, const Step& step,
                             const ObjectiveOptions& objective, const Advantages* advantages,
                             const MicroBatchProgress& progress = {});

@@ -193,9 +193,9 @@ ObjectiveValue objective_value(const ObjectiveOptions& options, const at::Tensor
   const at::Tensor clipped = ratio.clamp(1 - options.clip_low, 1 + options.clip_high) * terms.advantage;
   value.loss = -(terms.coefficient * at::minimum(plain, clipped)).sum();
   const at::Tensor ratio_value = ratio.detach();
-  value.clipped_terms = (clipped.detach() < plain.detach()).sum().item<int64_t>();
-  value.ratio_sum = ratio_value.sum().item<double>();
-  value.mismatch_kl_sum = (ratio_value - 1 - log_ratio.detach()).sum().item<double>();
+  value.clipped_terms = (clipped.detach() < plain.detach()).sum();
+  value.ratio_sum = ratio_value.sum();
+  value.mismatch_kl_sum = (ratio_value - 1 - log_ratio.detach()).sum();
   return value;
 }
 

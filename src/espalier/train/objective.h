@@ -86,15 +86,17 @@ struct TermTensors {
   at::Tensor has_old;      // [M] bool, grpo only
 };
 
+/// Scalars on the device of the terms: reading one waits for it.
 struct ObjectiveValue {
-  at::Tensor loss;            // scalar, float64: the sum over the terms
-  int64_t clipped_terms = 0;  // grpo: terms whose clipped side was the smaller one
-  double ratio_sum = 0;       // grpo: sum of the ratios
-  double mismatch_kl_sum =
-      0;  // grpo: sum of r - 1 - log r over terms with a behaviour log-prob (Schulman's k3)
+  at::Tensor loss;  // float64: the sum over the terms
+  // Of grpo; undefined for sft.
+  at::Tensor clipped_terms;    // int64: terms whose clipped side was the smaller one
+  at::Tensor ratio_sum;        // float64: sum of the ratios
+  at::Tensor mismatch_kl_sum;  // float64: sum of r - 1 - log r (Schulman's k3)
 };
 
-/// Loss of M terms from their log-probabilities [M] (float64, differentiable).
+/// Loss of M terms from their log-probabilities [M] (float64, differentiable). Nothing is read from the
+/// device.
 ///   sft:  coefficient * -log p
 ///   grpo: coefficient * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(log p - old log p), the
 ///   old
