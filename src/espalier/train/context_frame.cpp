@@ -3,12 +3,34 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include "espalier/ops/device.h"
+
 namespace espalier {
 namespace {
 
 // Gradients of these dtypes may stay in the leaf, where autograd sums them in place.
 bool sums_in_place(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
+}
+
+// On the CPU as well, offloading copies: the same path everywhere, so that one test covers it.
+at::Tensor to_host(const at::Tensor& tensor) {
+  return tensor.is_cuda() ? download(tensor)
+                          : tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+// Copies from pinned memory, and back to it, wait for nothing: both are in the order of the stream.
+at::Tensor from_host(const at::Tensor& tensor, at::Device device, bool copy) {
+  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/true, copy);
+}
+
+// sum += gradient, where the sum may wait in host memory.
+void add_to(at::Tensor& sum, const at::Tensor& gradient) {
+  if (sum.device() == gradient.device()) {
+    sum.add_(gradient);
+  } else {
+    sum.copy_(from_host(sum, gradient.device(), /*copy=*/false).add_(gradient), /*non_blocking=*/true);
+  }
 }
 
 }  // namespace
@@ -18,9 +40,7 @@ ContextFrame::ContextFrame(const std::vector<LayerContext>& live, bool offload) 
     devices_.push_back(layer.empty() ? at::Device(at::kCPU) : layer.front().device());
     LayerContext& kept = kept_.emplace_back();
     for (const at::Tensor& tensor : layer) {
-      // On the CPU as well, offloading copies: the same path everywhere, so that one test covers it.
-      kept.push_back(offload ? tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true)
-                             : tensor.detach());
+      kept.push_back(offload ? to_host(tensor.detach()) : tensor.detach());
     }
     gradient_sums_.emplace_back(layer.size());
   }
@@ -32,7 +52,7 @@ const LayerContext& ContextFrame::leaves(int64_t layer) {
   if (leaves.empty()) {
     for (const at::Tensor& tensor : kept_[layer]) {
       const at::Tensor reader =
-          offload_ ? tensor.to(devices_[layer], tensor.scalar_type(), false, /*copy=*/true) : tensor.detach();
+          offload_ ? from_host(tensor, devices_[layer], /*copy=*/true) : tensor.detach();
       leaves.push_back(reader.requires_grad_());
     }
   }
@@ -47,9 +67,12 @@ void ContextFrame::collect() {
       at::Tensor& gradient = at::Tensor(leaf).mutable_grad();
       if (!gradient.defined() || (sums_in_place(leaf) && !offload_)) continue;
       at::Tensor& sum = gradient_sums_[layer][i];
-      const at::Tensor wide =
-          gradient.to(kept_[layer][i].device(), sums_in_place(leaf) ? leaf.scalar_type() : at::kFloat);
-      sum.defined() ? void(sum.add_(wide)) : void(sum = wide);
+      const at::Tensor wide = gradient.to(sums_in_place(leaf) ? leaf.scalar_type() : at::kFloat);
+      if (sum.defined()) {
+        add_to(sum, wide);
+      } else {
+        sum = offload_ ? download(wide) : wide;
+      }
       gradient.reset();
     }
     if (offload_) leaves_[layer].clear();
@@ -64,7 +87,8 @@ void ContextFrame::append_seeds(const std::vector<LayerContext>& live, std::vect
       const at::Tensor gradient = in_leaf ? leaves_[layer][i].grad() : gradient_sums_[layer][i];
       if (!gradient.defined()) continue;
       tensors->push_back(live[layer][i]);
-      gradients->push_back(gradient.to(live[layer][i].options()));
+      const at::Tensor& target = live[layer][i];
+      gradients->push_back(from_host(gradient, target.device(), /*copy=*/false).to(target.scalar_type()));
     }
   }
 }

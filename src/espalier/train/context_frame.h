@@ -16,8 +16,9 @@ namespace espalier {
 /// states and convolution tails of recurrent layers are all the same here.
 class ContextFrame {
  public:
-  /// `live`: per layer, the tensors as the forward pass made them. `offload`: they wait in host memory and
-  /// are copied back to their device for each reader.
+  /// `live`: per layer, the tensors as the forward pass made them. `offload`: they wait in host memory, as do
+  /// the sums of their gradients, and are copied back to their device for each reader: on CUDA in pinned
+  /// memory and in the order of the current stream, so that nobody waits.
   ContextFrame(const std::vector<LayerContext>& live, bool offload);
 
   /// The layer's tensors, to be read by the forward pass of a descendant.
