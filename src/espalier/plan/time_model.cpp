@@ -12,18 +12,33 @@ TimeFeatures time_features(int64_t num_hidden_layers, const Load& load) {
           static_cast<double>(load.head_rows)};
 }
 
-TimeModel assumed_time_model(const ModelShape& shape) {
-  constexpr double kFlopsPerSecond = 1e11;
-  constexpr double kBytesPerSecond = 1e10;
-  constexpr double kSecondsPerPiece = 80e-6;
+namespace {
+
+struct Rates {
+  double flops_per_second;
+  double bytes_per_second;
+  double seconds_per_piece;  // of attention
+  double seconds_per_layer;  // to launch its operators
+};
+constexpr Rates kCpuRates = {1e11, 1e10, 80e-6, 0};
+// Half of what products of bfloat16 reach on a Hopper, its memory, and about 40 launches of 5 us a layer.
+constexpr Rates kGpuRates = {3e14, 3e12, 1e-6, 200e-6};
+
+}  // namespace
+
+TimeModel assumed_time_model(const ModelShape& shape, Processor processor) {
+  const Rates& rates = processor == Processor::kCpu ? kCpuRates : kGpuRates;
   const auto layers = static_cast<double>(shape.num_hidden_layers);
-  const auto rate_of = [&](const Work& work) { return step_flops(shape, work).total() / kFlopsPerSecond; };
+  const auto rate_of = [&](const Work& work) {
+    return step_flops(shape, work).total() / rates.flops_per_second;
+  };
   // Weights are read in both passes, and their gradient sums read and written, once per micro-batch.
   const double embedding = 4.0 * static_cast<double>(shape.vocab_size * shape.hidden_size);
   const double layer = 4.0 * static_cast<double>(linear_parameters_per_layer(shape));
   return {shape,
-          {4 * embedding / kBytesPerSecond, 3 * layer / kBytesPerSecond, rate_of({1, 0, 0}) / layers,
-           rate_of({0, 1, 0}) / layers, kSecondsPerPiece, rate_of({0, 0, 1})}};
+          {4 * embedding / rates.bytes_per_second,
+           3 * layer / rates.bytes_per_second + rates.seconds_per_layer, rate_of({1, 0, 0}) / layers,
+           rate_of({0, 1, 0}) / layers, rates.seconds_per_piece, rate_of({0, 0, 1})}};
 }
 
 double predicted_seconds(const TimeModel& model, const Load& load,

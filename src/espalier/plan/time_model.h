@@ -22,9 +22,10 @@ struct TimeModel {
   bool calibrated = false;  // measured on this machine, not assumed
 };
 
-/// From FLOPs at an assumed rate, with fixed costs of the usual size: good for comparing plans, not for
-/// telling time.
-TimeModel assumed_time_model(const ModelShape& shape);
+/// From FLOPs at an assumed rate, with fixed costs of the usual size for a few CPU cores or for a data-centre
+/// GPU: good for comparing plans, not for telling time.
+enum class Processor { kCpu, kGpu };
+TimeModel assumed_time_model(const ModelShape& shape, Processor processor = Processor::kCpu);
 
 /// Seconds of forward and backward, recomputation by `checkpoint_activations` included.
 double predicted_seconds(const TimeModel& model, const Load& load,

@@ -87,7 +87,7 @@ double speedup_bound(const ModelShape& shape, const Step& step) {
 }
 
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
-                         std::optional<OptimizerKind> optimizer, ObjectiveKind objective) {
+                         std::optional<OptimizerKind> optimizer, ObjectiveKind objective, at::Device device) {
   MemoryModel model;
   model.shape = model_shape(config);
   for (const ParameterShape& parameter : parameter_shapes(config)) {
@@ -96,7 +96,8 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
   }
   model.query_key_norm = config.query_key_norm;
   model.element_bytes = dtype == at::kDouble ? 8 : dtype == at::kFloat ? 4 : 2;
-  model.operand_bytes = static_cast<int64_t>(c10::elementSize(detail::cpu_product_dtype(dtype)));
+  const at::ScalarType product_dtype = device.is_cpu() ? detail::cpu_product_dtype(dtype) : dtype;
+  model.operand_bytes = static_cast<int64_t>(c10::elementSize(product_dtype));
   model.sum_bytes = std::max<int64_t>(model.element_bytes, 4);
   if (optimizer) {
     const int64_t masters = dtype == at::kBFloat16 ? 4 : 0;
@@ -105,6 +106,10 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
   }
   model.term = term_bytes(objective);
   return model;
+}
+
+TimeModel assumed_times(const DecoderConfig& config, at::Device device) {
+  return assumed_time_model(model_shape(config), device.is_cuda() ? Processor::kGpu : Processor::kCpu);
 }
 
 std::vector<Load> step_loads(const Step& step) {

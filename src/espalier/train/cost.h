@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <optional>
@@ -28,9 +29,13 @@ Work append_only_work(const Step& step);
 /// FLOPs(flat) / FLOPs(plan): no speed-up over sequence packing can be larger.
 double speedup_bound(const ModelShape& shape, const Step& step);
 
-/// Bytes of a step with the config's decoder; without `optimizer`, of forward and backward alone.
+/// Bytes of a step with the config's decoder on a device; without `optimizer`, of forward and backward alone.
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
-                         std::optional<OptimizerKind> optimizer, ObjectiveKind objective);
+                         std::optional<OptimizerKind> optimizer, ObjectiveKind objective,
+                         at::Device device = at::kCPU);
+
+/// assumed_time_model of the config on a device.
+TimeModel assumed_times(const DecoderConfig& config, at::Device device);
 
 /// What a step's micro-batches are predicted to take, by index in the plan; nothing for those that do not
 /// run.
