@@ -77,8 +77,12 @@ Normalisers normalisers(const Trajectories& trajectories, const std::vector<doub
   return result;
 }
 
-at::Tensor doubles(const std::vector<double>& values) {
-  return at::tensor(values, at::kDouble);
+at::Tensor doubles(const std::vector<double>& values, at::Device device) {
+  return at::tensor(values, at::kDouble).to(device);
+}
+
+at::Tensor integers(const std::vector<int64_t>& values, at::Device device) {
+  return at::tensor(values, at::kLong).to(device);
 }
 
 // -min(r A, clip(r) A) of one trajectory's terms, Schulman et al., PPO, 2017, equation 7.
@@ -91,9 +95,9 @@ at::Tensor clipped_surrogate(const Trajectories& trajectories, int64_t row,
     if (trajectories.logprobs.has(row))
       old.push_back(trajectories.logprobs.values[trajectories.offsets[row] + t]);
   }
-  const at::Tensor behaviour = old.empty() ? logprobs.detach() : doubles(old);
+  const at::Tensor behaviour = old.empty() ? logprobs.detach() : doubles(old, logprobs.device());
   const at::Tensor ratio = at::exp(logprobs - behaviour);
-  const at::Tensor a = doubles(advantage);
+  const at::Tensor a = doubles(advantage, logprobs.device());
   return -at::minimum(ratio * a, at::clamp(ratio, 1 - objective.clip_low, 1 + objective.clip_high) * a);
 }
 
@@ -107,6 +111,7 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Traj
   const Normalisers divide_by = normalisers(trajectories, weights, objective);
   Advantages advantages;
   if (objective.kind == ObjectiveKind::kGrpo) advantages = Advantages(trajectories, objective.scale_rewards);
+  const at::Device device = decoder.device();
   ReferenceLoss loss;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     if (progress) progress(row, trajectories.num_rows());
@@ -122,25 +127,26 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Traj
     }
     if (positions.empty()) continue;
     const auto ids = trajectories.row(row);
-    const at::Tensor input_ids = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong);
-    const at::Tensor hidden = decoder.forward(input_ids, at::arange(size, at::kLong), causal_attention);
+    const at::Tensor input_ids = integers({ids.begin(), ids.end()}, device);
+    const at::Tensor position_ids = at::arange(size, at::TensorOptions(device).dtype(at::kLong));
+    const at::Tensor hidden = decoder.forward(input_ids, position_ids, causal_attention);
     const at::Tensor logits =
-        summing::linear(hidden.index_select(0, at::tensor(before, at::kLong)), {decoder.lm_head_weight()});
+        summing::linear(hidden.index_select(0, integers(before, device)), {decoder.lm_head_weight()});
     const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor row_logprobs = at::log_softmax(logits.to(wide), -1)
-                                        .gather(1, at::tensor(targets, at::kLong).unsqueeze(1))
+                                        .gather(1, integers(targets, device).unsqueeze(1))
                                         .squeeze(1)
                                         .to(at::kDouble);
     const at::Tensor terms =
         objective.kind == ObjectiveKind::kSft
             ? -row_logprobs
             : clipped_surrogate(trajectories, row, positions, row_logprobs, objective, advantages);
-    const at::Tensor weighted = doubles(coefficients) * terms;
+    const at::Tensor weighted = doubles(coefficients, device) * terms;
     const at::Tensor row_loss = weighted.sum();
     loss.value += row_loss.item<double>();
     loss.size += weighted.detach().abs().sum().item<double>();
     torch::autograd::backward({row_loss}, {});
-    const at::Tensor values = row_logprobs.detach().contiguous();
+    const at::Tensor values = row_logprobs.detach().cpu().contiguous();
     for (size_t i = 0; i < positions.size(); ++i) {
       (*logprobs)[begin + positions[i]] = values.const_data_ptr<double>()[i];
     }

@@ -233,8 +233,9 @@ std::vector<at::Tensor> path_logprobs(const Decoder& decoder, const std::vector<
     std::vector<ContextFrame*> above;
     for (const auto& frame : frames) above.push_back(frame.get());
     const bool last = i + 1 == batches.size();
+    const Batch batch = to_device(batches[i], decoder.device());
     const Forwarded forwarded =
-        forward(decoder, batches[i], above, {.keep_context = !last, .head = batches[i].num_terms() > 0});
+        forward(decoder, batch, above, {.keep_context = !last, .head = batch.num_terms() > 0});
     frames.push_back(std::make_unique<ContextFrame>(forwarded.context, false));
     logprobs.push_back(forwarded.logprobs);
   }
@@ -258,7 +259,8 @@ bool isolated(const Decoder& decoder, const PathBatches& path, const std::vector
     const bool last = i + 1 == path.batches.size();
     const int64_t next = last ? -1 : path.batches[i + 1].input_ids[path.paths[i + 1].front()].item<int64_t>();
     const at::Tensor index =
-        at::tensor(edges_on_path(path.batches[i], path.paths[i], on_path[i], next), at::kLong);
+        at::tensor(edges_on_path(path.batches[i], path.paths[i], on_path[i], next), at::kLong)
+            .to(decoder.device());
     if (!at::equal(before[i].index_select(0, index), after[i].index_select(0, index))) return false;
   }
   return true;
@@ -266,11 +268,12 @@ bool isolated(const Decoder& decoder, const PathBatches& path, const std::vector
 
 VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options,
                     const VerifyProgress& progress) {
-  const Decoder decoder = load_decoder(options.model, options.dtype);
+  const Decoder decoder = load_decoder(options.model, options.dtype, options.device);
   std::vector<int64_t> rows(trajectories.num_rows());
   std::iota(rows.begin(), rows.end(), 0);
-  const PlanCosts costs{assumed_time_model(model_shape(decoder.config())),
-                        memory_model(decoder.config(), options.dtype, std::nullopt, options.objective.kind)};
+  const PlanCosts costs{
+      assumed_times(decoder.config(), options.device),
+      memory_model(decoder.config(), options.dtype, std::nullopt, options.objective.kind, options.device)};
   const Step step = make_step(trajectories, rows, options.plan, options.objective, &costs);
   Advantages advantages;
   if (options.objective.kind == ObjectiveKind::kGrpo) {
@@ -278,6 +281,7 @@ VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& optio
   }
   VerifyReport report;
   report.dtype = dtype_name(options.dtype);
+  report.device = options.device.str();
   report.flat_tokens = step.flat_tokens();
   report.tree_tokens = step.forest.tree_tokens();
   report.encoded_tokens = step.plan.num_tokens();
@@ -313,6 +317,7 @@ VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& optio
 nlohmann::ordered_json to_json(const VerifyReport& report) {
   nlohmann::ordered_json json = {
       {"dtype", report.dtype},
+      {"device", report.device},
       {"loss_rel_error", report.loss_rel_error},
       {"grad_rel_error_max", report.grad_rel_error_max},
       {"grad_rel_error_worst_parameter", report.grad_rel_error_worst_parameter},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -18,6 +19,7 @@ namespace espalier {
 struct VerifyOptions {
   std::filesystem::path model;
   at::ScalarType dtype = at::kDouble;
+  at::Device device = at::kCPU;  // of both sides, and of the reference in float64; opened (ops/device.h)
   ObjectiveOptions objective;
   PlanOptions plan;
   double max_error = 1e-12;    // float64: worst relative error of a parameter's gradient, and of the loss
@@ -28,6 +30,7 @@ struct VerifyOptions {
 
 struct VerifyReport {
   std::string dtype;
+  std::string device;
   double loss_rel_error = 0;  // |tree - reference| / ReferenceLoss::size, in dtype
   double grad_rel_error_max =
       0;  // worst parameter: ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||), in dtype
@@ -72,13 +75,14 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Traj
                                               std::vector<double>* logprobs,
                                               const MicroBatchProgress& progress = {});
 
-/// A micro-batch with all its ancestors, root first, and one root path through them.
+/// A micro-batch with all its ancestors, root first, and one root path through them. Batches as make_batch
+/// made them, on the host.
 struct PathBatches {
   std::vector<Batch> batches;
   std::vector<std::vector<int64_t>> paths;  // of each batch, its tokens on the path
 };
 
-/// Log-probabilities of each batch's edges, undefined where there are none.
+/// Log-probabilities of each batch's edges, undefined where there are none; on the decoder's device.
 std::vector<at::Tensor> path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches);
 
 /// Changes every token outside the path to another id and says whether the log-probabilities on the path stay
