@@ -1,6 +1,7 @@
 #include "espalier/train/profile.h"
 
 #include <ATen/ATen.h>
+#include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/check.h"
+#include "espalier/ops/device.h"
 #include "espalier/ops/matrix_product.h"
 #include "espalier/train/cost.h"
 
@@ -40,7 +42,7 @@ struct Kind {
   bool operator<(const Kind& other) const { return std::tie(work, part) < std::tie(other.work, other.part); }
 };
 
-constexpr Kind kOther{"other", ""};
+constexpr Kind kOther{"other", ""}, kIdle{"idle", ""};
 
 // Names of operators, of autograd nodes and of regions differ in case and underscores.
 std::string simplified(std::string_view name) {
@@ -82,30 +84,26 @@ Kind kind_of(const std::string& name, const Kind& outer) {
   return outer;
 }
 
-// Seconds by kind of work, without what is nested and of another kind.
-std::map<Kind, double> seconds_by_kind(const std::vector<kineto::KinetoEvent>& events,
-                                       const kineto::KinetoEvent& step) {
-  std::vector<const kineto::KinetoEvent*> order;
-  for (const kineto::KinetoEvent& event : events) {
-    const bool inside = event.startNs() >= step.startNs() && event.endNs() <= step.endNs();
-    if (inside && event.startThreadId() == step.startThreadId() && !event.isAsync()) order.push_back(&event);
-  }
-  std::ranges::stable_sort(order, [](const auto* a, const auto* b) {
+using Events = std::vector<const kineto::KinetoEvent*>;
+
+// Visits the events of one thread as they nest: enter(event, its kind), and spend(kind, seconds) for each
+// stretch of time from `begin` on, with the kind of the innermost event.
+template <class Enter, class Spend>
+void walk_nested(Events events, uint64_t begin, const Enter& enter, const Spend& spend) {
+  std::ranges::stable_sort(events, [](const auto* a, const auto* b) {
     return a->startNs() != b->startNs() ? a->startNs() < b->startNs() : a->endNs() > b->endNs();
   });
-
   struct Open {
     uint64_t end;
     Kind kind;
   };
-  std::map<Kind, double> seconds;
   std::vector<Open> open;
-  uint64_t now = step.startNs();
+  uint64_t now = begin;
   const auto pass = [&](uint64_t until) {
-    if (!open.empty() && until > now) seconds[open.back().kind] += 1e-9 * static_cast<double>(until - now);
+    if (!open.empty() && until > now) spend(open.back().kind, 1e-9 * static_cast<double>(until - now));
     now = std::max(now, until);
   };
-  for (const kineto::KinetoEvent* event : order) {
+  for (const kineto::KinetoEvent* event : events) {
     while (!open.empty() && open.back().end <= event->startNs()) {
       pass(open.back().end);
       open.pop_back();
@@ -114,8 +112,60 @@ std::map<Kind, double> seconds_by_kind(const std::vector<kineto::KinetoEvent>& e
     const Kind outer = open.empty() ? kOther : open.back().kind;
     const uint64_t end = open.empty() ? event->endNs() : std::min(event->endNs(), open.back().end);
     open.push_back({end, kind_of(event->name(), outer)});
+    enter(*event, open.back().kind);
   }
   for (; !open.empty(); open.pop_back()) pass(open.back().end);
+}
+
+bool is_inside(const kineto::KinetoEvent& event, const kineto::KinetoEvent& step) {
+  return event.startNs() >= step.startNs() && event.endNs() <= step.endNs() && !event.isAsync();
+}
+
+// Seconds of the calling thread by kind of work, without what is nested and of another kind.
+std::map<Kind, double> host_seconds(const std::vector<kineto::KinetoEvent>& events,
+                                    const kineto::KinetoEvent& step) {
+  Events own;
+  for (const kineto::KinetoEvent& event : events) {
+    if (is_inside(event, step) && event.startThreadId() == step.startThreadId()) own.push_back(&event);
+  }
+  std::map<Kind, double> seconds;
+  const auto spend = [&](const Kind& kind, double spent) { seconds[kind] += spent; };
+  walk_nested(std::move(own), step.startNs(), [](const auto&, const Kind&) {}, spend);
+  return seconds;
+}
+
+bool has_type(const kineto::KinetoEvent& event, std::initializer_list<libkineto::ActivityType> types) {
+  return std::ranges::find(types, static_cast<libkineto::ActivityType>(event.activityType())) != types.end();
+}
+
+// Seconds of the GPU by kind of work: those of each kernel or copy count as the operator that launched it,
+// whatever thread that was on.
+std::map<Kind, double> device_seconds(const std::vector<kineto::KinetoEvent>& events,
+                                      const kineto::KinetoEvent& step) {
+  using Type = libkineto::ActivityType;
+  std::map<uint64_t, Events> by_thread;
+  for (const kineto::KinetoEvent& event : events) {
+    if (is_inside(event, step) && has_type(event, {Type::CPU_OP, Type::USER_ANNOTATION}))
+      by_thread[event.startThreadId()].push_back(&event);
+  }
+  std::map<uint64_t, Kind> kind_of_operator;
+  const auto enter = [&](const kineto::KinetoEvent& event, const Kind& kind) {
+    kind_of_operator.emplace(event.correlationId(), kind);
+  };
+  for (auto& [thread, of_thread] : by_thread) {
+    walk_nested(std::move(of_thread), step.startNs(), enter, [](const Kind&, double) {});
+  }
+  std::map<Kind, double> seconds;
+  double busy = 0;
+  for (const kineto::KinetoEvent& event : events) {
+    const bool counts = has_type(event, {Type::CONCURRENT_KERNEL, Type::GPU_MEMCPY, Type::GPU_MEMSET});
+    if (!counts || !is_inside(event, step)) continue;
+    const auto launched = kind_of_operator.find(event.linkedCorrelationId());
+    const double spent = 1e-9 * static_cast<double>(event.durationNs());
+    seconds[launched == kind_of_operator.end() ? kOther : launched->second] += spent;
+    busy += spent;
+  }
+  seconds[kIdle] = std::max(0.0, 1e-9 * static_cast<double>(step.durationNs()) - busy);
   return seconds;
 }
 
@@ -134,20 +184,23 @@ std::string trace_text(kineto::ProfilerResult& recorded, const std::filesystem::
 }
 
 // Of matrices that are in the dtype of products already.
-double gemm_rate(at::ScalarType dtype) {
-  constexpr int64_t kRows = 2048, kSize = 1024;
+double gemm_rate(at::ScalarType dtype, at::Device device) {
+  const int64_t rows = device.is_cuda() ? 8192 : 2048, size = device.is_cuda() ? 8192 : 1024;
   constexpr int kRepeats = 7;
   const at::NoGradGuard no_grad;
-  const at::Tensor a = at::randn({kRows, kSize}).to(dtype), b = at::randn({kSize, kSize}).to(dtype);
+  const at::Tensor a = at::randn({rows, size}).to(device).to(dtype);
+  const at::Tensor b = at::randn({size, size}).to(device).to(dtype);
   at::Tensor product = a.mm(b);
   std::vector<double> seconds;
   for (int i = 0; i < kRepeats; ++i) {
+    synchronize(device);
     const auto begin = std::chrono::steady_clock::now();
     at::mm_out(product, a, b);
+    synchronize(device);
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   std::ranges::sort(seconds);
-  return 2.0 * kRows * kSize * kSize / seconds[kRepeats / 2];
+  return 2.0 * static_cast<double>(rows * size * size) / seconds[kRepeats / 2];
 }
 
 std::map<Kind, double> flops_by_kind(const ModelShape& shape, const StepResult& result) {
@@ -189,7 +242,8 @@ std::string ProfileSummary::text() const {
                     gemm_bound_seconds() / seconds);
 }
 
-Profiler::Profiler(const std::filesystem::path& trace) : trace_(trace), file_(trace) {
+Profiler::Profiler(const std::filesystem::path& trace, at::Device device)
+    : trace_(trace), device_(device), file_(trace) {
   // Else a build of LibTorch with CUDA complains of machines without.
   ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
 }
@@ -203,7 +257,8 @@ Profiler::~Profiler() {
 void Profiler::start() {
   ESPALIER_ASSERT(!step_);
   const ProfilerConfig config(ProfilerState::KINETO, /*report_input_shapes=*/true);
-  const std::set<ActivityType> activities{ActivityType::CPU};
+  std::set<ActivityType> activities{ActivityType::CPU};
+  if (device_.is_cuda()) activities.insert(ActivityType::CUDA);
   kineto::prepareProfiler(config, activities);
   kineto::enableProfiler(
       config, activities,
@@ -214,6 +269,7 @@ void Profiler::start() {
 
 ProfileSummary Profiler::stop(const Decoder& decoder, const StepResult& result) {
   ESPALIER_ASSERT(step_);
+  synchronize(device_);
   step_.reset();
   const auto recorded = kineto::disableProfiler();
   const std::string trace = trace_text(*recorded, trace_);
@@ -225,9 +281,11 @@ ProfileSummary Profiler::stop(const Decoder& decoder, const StepResult& result) 
   ProfileSummary summary;
   summary.trace = trace_;
   summary.seconds = 1e-9 * static_cast<double>(step->durationNs());
-  summary.gemm_flops_per_second = gemm_rate(detail::product_dtype(decoder.lm_head_weight()));
+  summary.gemm_flops_per_second = gemm_rate(detail::product_dtype(decoder.lm_head_weight()), device_);
   std::map<Kind, double> flops = flops_by_kind(model_shape(decoder.config()), result);
-  for (const auto& [kind, seconds] : seconds_by_kind(recorded->events(), *step)) {
+  const auto seconds_by_kind =
+      device_.is_cuda() ? device_seconds(recorded->events(), *step) : host_seconds(recorded->events(), *step);
+  for (const auto& [kind, seconds] : seconds_by_kind) {
     summary.rows.push_back({std::string(kind.work), std::string(kind.part), seconds, flops[kind]});
   }
   std::ranges::sort(summary.rows, std::greater(), &ProfileRow::seconds);
