@@ -1,4 +1,5 @@
 list(APPEND torch_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/device_flags_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/sharing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/toml_config_test.cpp)
 

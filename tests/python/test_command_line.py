@@ -126,6 +126,22 @@ def test_nothing_replaces_an_output_when_a_command_fails(espalier, model, tmp_pa
     assert out.read_text() == "precious"
 
 
+def test_devices_that_are_not_there(espalier, model, data, tmp_path):
+    """One line and status 1 for a GPU that is not there; a word that is no device is wrong usage."""
+    commands = {"train": ["--out", tmp_path / "run"], "verify": [], "logprobs": ["-o", tmp_path / "out.jsonl"],
+                "bench": [], "plan": []}  # fmt: skip
+    for command, more in commands.items():
+        flags = [command, "--model", model, "--data", data, *more]
+        wrong = espalier(*flags, "--device", "tpu", check=False)
+        assert wrong.returncode == 2 and "expected cpu, cuda or cuda:N, received `tpu`" in wrong.stderr
+        # More than any machine has, so that this holds on one with GPUs too.
+        absent = espalier(*flags, "--device", "cuda:100", check=False)
+        assert absent.returncode == 1 and absent.stdout == "" and len(absent.stderr.splitlines()) == 1, absent.stderr
+        reasons = ("no CUDA device is visible", "there is no", "expected an index from 0 to")
+        assert any(reason in absent.stderr for reason in reasons), absent.stderr
+    assert not (tmp_path / "run").exists() and not (tmp_path / "out.jsonl").exists()
+
+
 def test_dry_run_writes_nothing(espalier, model, data, tmp_path):
     shown = espalier("train", "--model", model, "--data", data, "--out", tmp_path / "run", "--dry-run").stdout
     assert "predicted memory" in shown and "predicted speed-up" in shown and 'strategy = "auto"' in shown

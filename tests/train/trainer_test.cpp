@@ -211,7 +211,9 @@ TEST_F(TrainerTest, ResumingWithOtherFlagsOrDataIsRefused) {
   const Trajectories other = from_rows({{1, 2, 3}});
   EXPECT_THROW(train(other, run, {}), InputError);
   changed = run;
-  changed.config["steps"] = 2;  // may change
+  changed.config["steps"] = 2;  // may change, as may the device
+  changed.config["device"] = "cuda:1";
+  changed.config["deterministic"] = true;
   EXPECT_TRUE(train(trajectories, changed, {}));
 }
 

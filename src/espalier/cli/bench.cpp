@@ -17,7 +17,7 @@
 #include "espalier/cli/progress.h"
 #include "espalier/model/init.h"
 #include "espalier/model/weights.h"
-#include "espalier/train/calibrate.h"
+#include "espalier/ops/device.h"
 #include "espalier/tree/synth.h"
 
 namespace espalier::cli {
@@ -34,6 +34,7 @@ constexpr const char* kSmallModel = R"({
 struct Flags {
   BenchmarkOptions benchmark;
   ObjectiveFlags objective;
+  DeviceFlags device;
   std::string model, data, dtype = "float32", out, profile;
   std::vector<double> ratios{1, 2, 4, 8, 16, 32, 64};
   int64_t tree_tokens = 2048;
@@ -52,9 +53,9 @@ struct Flags {
   bool json = false;
 };
 
-Decoder load_or_make(const Flags& flags) {
+Decoder load_or_make(const Flags& flags, at::Device device) {
   const at::ScalarType dtype = parse_dtype(flags.dtype);
-  if (!flags.model.empty()) return load_decoder(flags.model, dtype);
+  if (!flags.model.empty()) return load_decoder(flags.model, dtype, device);
   std::string pattern = (std::filesystem::temp_directory_path() / "espalier-bench-XXXXXX").string();
   ESPALIER_CHECK(mkdtemp(pattern.data()) != nullptr, "{}: cannot make a temporary folder", pattern);
   const std::filesystem::path folder = pattern;
@@ -63,7 +64,7 @@ Decoder load_or_make(const Flags& flags) {
   init.config = folder / "config.json";
   init.out = folder / "model";
   init_model(init);
-  Decoder decoder = load_decoder(init.out, dtype);
+  Decoder decoder = load_decoder(init.out, dtype, device);
   std::filesystem::remove_all(folder);
   return decoder;
 }
@@ -358,11 +359,23 @@ nlohmann::ordered_json rows_of(const Flags& flags, const std::vector<Measured>& 
   return rows;
 }
 
+// What was measured on.
+std::string hardware_of(const Flags& flags, at::Device device) {
+  const std::string gpu = device.is_cpu() ? ""
+                                          : fmt::format("{} ({}){}, ", device_name(device), device.str(),
+                                                        flags.device.deterministic ? ", deterministic" : "");
+  return fmt::format("{}{}, {} threads, {}{}", gpu, device_name(at::kCPU), at::get_num_threads(), flags.dtype,
+                     flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
+}
+
 void run(Flags flags) {
+  const at::Device device = flags.device.open();
+  ESPALIER_CHECK(device.is_cpu() || !flags.benchmark.cpu_seconds,
+                 "--cpu-seconds: expected --device cpu, received {}", device.str());
   std::optional<Profiler> profiler;
-  if (!flags.profile.empty()) profiler.emplace(flags.profile);
+  if (!flags.profile.empty()) profiler.emplace(flags.profile, device);
   flags.benchmark.objective = flags.objective.options();
-  const Decoder decoder = load_or_make(flags);
+  const Decoder decoder = load_or_make(flags, device);
   std::vector<Measured> all;
   Progress progress("bench");
   for (const DataSet& set : data_sets(flags, decoder.config().vocab_size)) {
@@ -372,15 +385,15 @@ void run(Flags flags) {
     flags.benchmark.profiler = all.empty() && profiler ? &*profiler : nullptr;
     all.push_back({set.name, benchmark(decoder, set.trajectories, sides, flags.benchmark, note)});
   }
-  const std::string hardware = fmt::format("{}, {} threads, {}{}", cpu_name(), at::get_num_threads(),
-                                           flags.dtype, flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
+  const std::string hardware = hardware_of(flags, device);
   const std::string text = fmt::format("{}\n\n{}", hardware, table_of(flags, all));
   if (!flags.out.empty()) write_text(flags.out, text);
   if (!flags.json) {
     fmt::print("{}", text);
     return;
   }
-  const nlohmann::ordered_json json = {{"hardware", hardware}, {"rows", rows_of(flags, all)}};
+  const nlohmann::ordered_json json = {
+      {"hardware", hardware}, {"device", device.str()}, {"rows", rows_of(flags, all)}};
   fmt::print("{}\n", json.dump(2));
 }
 
@@ -466,6 +479,7 @@ void add_bench(CLI::App& app, int*) {
   command->add_flag("--cpu-seconds", flags->benchmark.cpu_seconds,
                     "Measure CPU seconds instead of wall seconds: for a busy machine, with --threads 1");
   add_dtype(command, &flags->dtype, "Precision to measure in");
+  flags->device.add(command, /*trains=*/true);
   flags->objective.add(command);
   command->add_option("--seed", flags->seed, "Of the random trees")->capture_default_str();
   command->add_option("-o,--out", flags->out, "Also write the table to this file");

@@ -7,6 +7,7 @@
 #include "espalier/base/check.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/config.h"
+#include "espalier/ops/device.h"
 #include "espalier/train/calibrate.h"
 #include "espalier/train/cost.h"
 
@@ -39,6 +40,46 @@ Trajectories DataFlags::read(int64_t vocab_size) const {
     for (const std::string& error : report.first_errors) progress.line("  " + error);
   }
   return trajectories;
+}
+
+namespace {
+
+// What is wrong with the text of a flag, as CLI11 wants it: the message of the InputError that `parse`
+// throws.
+template <class Parse>
+std::function<std::string(const std::string&)> fault_of(Parse parse) {
+  return [parse](const std::string& text) {
+    try {
+      parse(text);
+    } catch (const InputError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+}
+
+}  // namespace
+
+void DeviceFlags::add(CLI::App* command, bool trains) {
+  command
+      ->add_option(
+          "--device", device,
+          "Where the model runs: cpu, cuda (the first GPU that is visible) or cuda:N; needs a LibTorch "
+          "and a build with CUDA")
+      ->check(fault_of(parse_device), "cpu|cuda|cuda:N")
+      ->capture_default_str();
+  if (!trains) return;
+  command->add_flag(
+      "--deterministic", deterministic,
+      "CUDA: the same bits in every run on the same GPU, by slower ways of summing gradients (sorted instead "
+      "of atomic). Without it gradients may differ from run to run in their last bits. "
+      "The CPU is always deterministic");
+}
+
+at::Device DeviceFlags::open() const {
+  const at::Device parsed = parse_device(device);
+  open_device(parsed, deterministic);
+  return parsed;
 }
 
 void PlanFlags::add(CLI::App* command) {
@@ -76,7 +117,7 @@ void PlanFlags::add(CLI::App* command) {
       "--offload-context", offload_context,
       "With --checkpoint-activations piece: keep the context between micro-batches in host memory");
   command->add_flag("--no-calibration", no_calibration,
-                    "Compare plans by assumed rates; do not measure this machine");
+                    "Compare plans by assumed rates; do not measure this machine or GPU");
 }
 
 PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
@@ -95,12 +136,10 @@ PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
   return options;
 }
 
-PlanCosts PlanFlags::costs(const DecoderConfig& config, at::ScalarType dtype,
-                           std::optional<OptimizerKind> optimizer, ObjectiveKind objective,
-                           const std::function<void(const std::string&)>& note) const {
-  return {no_calibration ? assumed_time_model(model_shape(config))
-                         : cached_calibration(config, dtype, cache_folder(), note),
-          memory_model(config, dtype, optimizer, objective)};
+PlanCosts PlanFlags::costs(const ModelUse& use, const std::function<void(const std::string&)>& note) const {
+  return {no_calibration ? assumed_times(use.config, use.device)
+                         : cached_calibration(use.config, use.dtype, use.device, cache_folder(), note),
+          memory_model(use.config, use.dtype, use.optimizer, use.objective, use.device)};
 }
 
 void ObjectiveFlags::add(CLI::App* command) {
@@ -117,17 +156,11 @@ void ObjectiveFlags::add(CLI::App* command) {
   command
       ->add_option("--normalize", normalize,
                    "Loss per token, per sequence, or divided by a NUMBER; over the whole optimiser step")
-      ->check(
-          [](const std::string& text) {
-            ObjectiveOptions unused;
-            try {
-              parse_normalize(text, &unused);
-            } catch (const InputError& error) {
-              return std::string(error.what());
-            }
-            return std::string();
-          },
-          "token|sequence|NUMBER")
+      ->check(fault_of([](const std::string& text) {
+                ObjectiveOptions unused;
+                parse_normalize(text, &unused);
+              }),
+              "token|sequence|NUMBER")
       ->capture_default_str();
   command->add_option("--clip-low", clip_low, "grpo: the ratio is clipped at 1 - this")
       ->check(CLI::Range(0.0, 1.0))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
@@ -28,7 +29,26 @@ struct DataFlags {
   Trajectories read(int64_t vocab_size) const;
 };
 
+struct DeviceFlags {
+  std::string device = "cpu";
+  bool deterministic = false;
+
+  /// `trains`: --deterministic as well.
+  void add(CLI::App* command, bool trains);
+  /// Opens the device (ops/device.h). Call before anything else of LibTorch.
+  at::Device open() const;
+};
+
 inline constexpr int64_t kDefaultTokenBudget = 4096;
+
+/// A model, and how it is run.
+struct ModelUse {
+  DecoderConfig config;
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;            // open
+  std::optional<OptimizerKind> optimizer;  // whose state counts as memory
+  ObjectiveKind objective = ObjectiveKind::kSft;
+};
 
 struct PlanFlags {
   std::string strategy = "auto";
@@ -42,10 +62,9 @@ struct PlanFlags {
   /// Without a memory budget token budget 0 becomes kDefaultTokenBudget, or the longest trajectory if that is
   /// longer.
   PlanOptions options(const Trajectories& trajectories) const;
-  /// By what plans for the model are compared. Measures this machine when no calibration is kept, and tells
-  /// `note`. `optimizer`: whose state counts as memory.
-  PlanCosts costs(const DecoderConfig& config, at::ScalarType dtype, std::optional<OptimizerKind> optimizer,
-                  ObjectiveKind objective, const std::function<void(const std::string&)>& note) const;
+  /// By what plans for a model are compared. Measures the device when no calibration is kept, and tells
+  /// `note`.
+  PlanCosts costs(const ModelUse& use, const std::function<void(const std::string&)>& note) const;
 };
 
 struct ObjectiveFlags {

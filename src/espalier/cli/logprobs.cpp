@@ -21,20 +21,22 @@ namespace {
 struct Flags {
   DataFlags data;
   PlanFlags plan;
+  DeviceFlags device;
   std::string model, out, dtype = "float32";
 };
 
 void run(const Flags& flags) {
+  const at::Device device = flags.device.open();
   const at::ScalarType dtype = parse_dtype(flags.dtype);
   const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
-  const Decoder decoder = load_decoder(flags.model, dtype);
+  const Decoder decoder = load_decoder(flags.model, dtype, device);
   Step step;
   step.rows.resize(trajectories.num_rows());
   std::iota(step.rows.begin(), step.rows.end(), 0);
   step.forest = forest_of(trajectories, step.rows);
   const PlanOptions options = flags.plan.options(trajectories);
-  const PlanCosts costs{assumed_time_model(model_shape(decoder.config())),
-                        memory_model(decoder.config(), dtype, std::nullopt, ObjectiveKind::kSft)};
+  const PlanCosts costs{assumed_times(decoder.config(), device),
+                        memory_model(decoder.config(), dtype, std::nullopt, ObjectiveKind::kSft, device)};
   set_plan(&step, make_plan(step.forest, options, costs));
   step.terms = all_terms(trajectories, step.rows);
   std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
@@ -79,6 +81,7 @@ void add_logprobs(CLI::App& app, int*) {
                    "JSONL to write: trajectory_id (or row number), logprobs (the first null)")
       ->required();
   add_dtype(command, &flags->dtype, "Precision to compute in");
+  flags->device.add(command, /*trains=*/false);
   flags->plan.add(command);
   add_threads(command);
   add_config(command);

@@ -18,11 +18,13 @@ namespace {
 struct Flags {
   DataFlags data;
   PlanFlags plan;
+  DeviceFlags device;
   std::string model, dtype = "float32", optimizer = "adamw";
   bool json = false;
 };
 
 void run(const Flags& flags) {
+  const at::Device device = flags.model.empty() ? at::Device(at::kCPU) : flags.device.open();
   const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
   const PlanOptions options = flags.plan.options(trajectories);
   Step step;
@@ -34,9 +36,11 @@ void run(const Flags& flags) {
     step.plan = make_plan(step.forest, options);
   } else {
     Progress progress("plan");
-    const PlanCosts costs =
-        flags.plan.costs(read_config(flags.model), parse_dtype(flags.dtype), parse_optimizer(flags.optimizer),
-                         ObjectiveKind::kSft, [&](const std::string& text) { progress.line(text); });
+    const ModelUse use{.config = read_config(flags.model),
+                       .dtype = parse_dtype(flags.dtype),
+                       .device = device,
+                       .optimizer = parse_optimizer(flags.optimizer)};
+    const PlanCosts costs = flags.plan.costs(use, [&](const std::string& text) { progress.line(text); });
     set_plan(&step, make_plan(step.forest, options, costs));
     step.terms = step_terms_or_all(trajectories, step.rows, step.forest, {});
     prediction = predict_step(costs, step);
@@ -62,6 +66,7 @@ void add_plan(CLI::App& app, int*) {
   flags->data.add(command);
   add_model(command, &flags->model, "Hugging Face model folder: predicts time and memory");
   add_dtype(command, &flags->dtype, "Precision that is predicted for");
+  flags->device.add(command, /*trains=*/false);
   command->add_option("--optimizer", flags->optimizer, "Whose state counts as memory: adamw or sgd")
       ->check(CLI::IsMember({"adamw", "sgd"}))
       ->capture_default_str();

@@ -27,6 +27,7 @@ struct Flags {
   DataFlags data;
   PlanFlags plan;
   ObjectiveFlags objective;
+  DeviceFlags device;
   TrainOptions train;
   std::string model, out, dtype = "float32", save_dtype, optimizer = "adamw", scheduler = "constant",
                           shuffle = "none";
@@ -34,8 +35,10 @@ struct Flags {
   bool dry_run = false;
 };
 
-TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, const CLI::App& command) {
+TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at::Device device,
+                        const CLI::App& command) {
   TrainOptions options = flags.train;
+  options.device = device;
   options.model = flags.model;
   options.out = flags.out;
   options.dtype = parse_dtype(flags.dtype);
@@ -43,9 +46,12 @@ TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, co
   options.objective = flags.objective.options();
   options.optimizer.kind = parse_optimizer(flags.optimizer);
   options.plan = flags.plan.options(trajectories);
-  options.costs = flags.plan.costs(read_config(flags.model), options.dtype, options.optimizer.kind,
-                                   options.objective.kind,
-                                   [](const std::string& text) { fmt::print(stderr, "{}\n", text); });
+  const ModelUse use{.config = read_config(flags.model),
+                     .dtype = options.dtype,
+                     .device = device,
+                     .optimizer = options.optimizer.kind,
+                     .objective = options.objective.kind};
+  options.costs = flags.plan.costs(use, [](const std::string& text) { fmt::print(stderr, "{}\n", text); });
   options.scheduler = parse_scheduler(flags.scheduler);
   options.shuffle = parse_shuffle(flags.shuffle);
   options.config = resolved_flags(command);
@@ -98,10 +104,11 @@ std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json&
 }
 
 void run(const Flags& flags, const CLI::App& command, int* exit_code) {
+  const at::Device device = flags.device.open();
   std::optional<Profiler> profiler;
-  if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile);
+  if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile, device);
   const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
-  TrainOptions options = options_of(flags, trajectories, command);
+  TrainOptions options = options_of(flags, trajectories, device, command);
   options.profiler = profiler ? &*profiler : nullptr;
   if (flags.dry_run) {
     print_dry_run(flags, options, trajectories);
@@ -157,6 +164,7 @@ void add_flags(CLI::App* command, Flags* flags) {
   add_config(command);
   flags->objective.add(command);
   flags->plan.add(command);
+  flags->device.add(command, /*trains=*/true);
   add_dtype(command, &flags->dtype,
             "Precision of training (bfloat16: with float32 master weights and gradient sums)");
   command->add_option("--save-dtype", flags->save_dtype, "Precision of saved weights, if other than --dtype")
@@ -213,7 +221,8 @@ void add_flags(CLI::App* command, Flags* flags) {
   command->add_option("--save-every", train.save_every, "Steps between checkpoints (0: only the last)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_flag("--resume", train.resume, "Continue from the newest checkpoint in --out, bit for bit");
+  command->add_flag("--resume", train.resume,
+                    "Continue from the newest checkpoint in --out, bit for bit; --device may be another");
   auto* profile = add_profile(command, &flags->profile, "one step");
   command
       ->add_option("--profile-step", train.profile_step,

@@ -14,6 +14,7 @@ struct Flags {
   DataFlags data;
   PlanFlags plan;
   ObjectiveFlags objective;
+  DeviceFlags device;
   std::string model, dtype = "float64";
   uint64_t seed = 0;
   bool json = false;
@@ -22,7 +23,7 @@ struct Flags {
 void print(const VerifyReport& report, const VerifyOptions& options) {
   const auto row = [](const char* name, const std::string& value) { fmt::print("{:<36}{}\n", name, value); };
   const bool exact = report.dtype == "float64";
-  row("dtype", report.dtype);
+  row("dtype, device", fmt::format("{}, {}", report.dtype, report.device));
   row("flat tokens / tree tokens / encoded",
       fmt::format("{} / {} / {}", with_commas(report.flat_tokens), with_commas(report.tree_tokens),
                   with_commas(report.encoded_tokens)));
@@ -44,6 +45,7 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
 
 void run(const Flags& flags, int* exit_code) {
   VerifyOptions options;
+  options.device = flags.device.open();
   options.model = flags.model;
   options.dtype = parse_dtype(flags.dtype);
   options.objective = flags.objective.options();
@@ -84,6 +86,7 @@ void add_verify(CLI::App& app, int* exit_code) {
   add_model(command, &flags->model)->required();
   flags->data.add(command);
   add_dtype(command, &flags->dtype, "Precision to prove");
+  flags->device.add(command, /*trains=*/true);
   flags->objective.add(command);
   flags->plan.add(command);
   command->add_option("--seed", flags->seed, "Chooses the branches whose isolation is tried")

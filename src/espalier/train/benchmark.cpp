@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "espalier/base/check.h"
+#include "espalier/ops/device.h"
 #include "espalier/train/engine.h"
 #include "espalier/train/optimizer.h"
 
@@ -55,8 +56,10 @@ class Rounds {
 
   void run(Runs* runs) const {
     decoder_.zero_gradients();
+    synchronize(decoder_.device());
     const double begin = now(options_.cpu_seconds);
     runs->result = run_step(runs->step);
+    synchronize(decoder_.device());
     runs->seconds.push_back(now(options_.cpu_seconds) - begin);
     runs->grad_norm = global_norm(decoder_.gradients());
     for (const MicroBatchMeasure& measure : runs->result.measured) {

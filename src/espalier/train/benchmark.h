@@ -55,9 +55,10 @@ struct SideResult {
   double bound = 0;           // FLOPs(flat) / FLOPs(this side's plan)
   double share_of_bound = 0;  // speedup / bound
   double tflops_per_second = 0;
-  double loss = 0;            // of the last round, as is grad_norm
-  double grad_norm = 0;       // of all gradients together
-  int64_t peak_bytes = 0;     // of tensors, weights and gradient sums included; 0 where nothing counts them
+  double loss = 0;         // of the last round, as is grad_norm
+  double grad_norm = 0;    // of all gradients together
+  int64_t peak_bytes = 0;  // of tensors on the decoder's device, weights and gradient sums included; 0 where
+                           // nothing counts them
   int64_t working_bytes = 0;  // peak_bytes without weights and gradient sums; 0 likewise
 };
 

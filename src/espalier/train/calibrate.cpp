@@ -16,6 +16,7 @@
 #include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
 #include "espalier/model/weights.h"
+#include "espalier/ops/device.h"
 #include "espalier/train/cost.h"
 #include "espalier/train/engine.h"
 
@@ -62,7 +63,8 @@ Trajectories make_trajectories(const Probe& probe, int64_t vocab_size) {
   return builder.finish();
 }
 
-Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::ScalarType dtype) {
+Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::ScalarType dtype,
+                       at::Device device) {
   config.num_hidden_layers = num_hidden_layers;
   const auto generator = at::detail::createCPUGenerator(1);
   std::vector<Parameter> parameters;
@@ -70,7 +72,7 @@ Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::Scal
     const bool is_matrix = parameter.shape.size() > 1;
     const at::Tensor value =
         at::empty(parameter.shape, dtype).normal_(is_matrix ? 0 : 1, is_matrix ? 0.02 : 0, generator);
-    parameters.push_back({parameter.name, value.requires_grad_()});
+    parameters.push_back({parameter.name, value.to(device).requires_grad_()});
   }
   return Decoder(config, std::move(parameters));
 }
@@ -89,6 +91,7 @@ void measure(const Decoder& decoder, const Probe& probe, std::vector<Sample>* sa
   decoder.zero_gradients();
   std::vector<double> seconds;
   for (int repeat = 0; repeat <= kRepeats; ++repeat) {  // the first fills caches and allocates the sums
+    synchronize(decoder.device());
     const StepResult result = forward_backward(decoder, trajectories, step, {}, nullptr);
     if (repeat > 0) seconds.push_back(result.measured.at(0).seconds);
   }
@@ -122,19 +125,24 @@ TimeFeatures fit(const std::vector<Sample>& samples) {
 }
 
 // What a calibration is valid for.
-nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype) {
-  return {{"version", 3},  // of what is measured: rises when the engine becomes faster
-          {"cpu", cpu_name()},
-          {"threads", at::get_num_threads()},
-          {"dtype", dtype_name(dtype)},
-          {"model_type", config.model_type},
-          {"hidden_size", config.hidden_size},
-          {"intermediate_size", config.intermediate_size},
-          {"num_attention_heads", config.num_attention_heads},
-          {"num_key_value_heads", config.num_key_value_heads},
-          {"head_dim", config.head_dim},
-          {"vocab_size", config.vocab_size},
-          {"tie_word_embeddings", config.tie_word_embeddings}};
+nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
+  nlohmann::ordered_json key = {{"version", 3}};  // of what is measured: rises when the engine becomes faster
+  key[device.is_cpu() ? "cpu" : "device"] = device_name(device);
+  if (device.is_cpu()) {
+    key["threads"] = at::get_num_threads();
+  } else {
+    key["deterministic"] = at::globalContext().deterministicAlgorithms();
+  }
+  key.update({{"dtype", dtype_name(dtype)},
+              {"model_type", config.model_type},
+              {"hidden_size", config.hidden_size},
+              {"intermediate_size", config.intermediate_size},
+              {"num_attention_heads", config.num_attention_heads},
+              {"num_key_value_heads", config.num_key_value_heads},
+              {"head_dim", config.head_dim},
+              {"vocab_size", config.vocab_size},
+              {"tie_word_embeddings", config.tie_word_embeddings}});
+  return key;
 }
 
 std::optional<TimeFeatures> read_calibration(const std::filesystem::path& path,
@@ -154,38 +162,32 @@ std::optional<TimeFeatures> read_calibration(const std::filesystem::path& path,
 
 }  // namespace
 
-TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype) {
-  // Tokens for about 20 GFLOP in a layer.
+TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
+  // Tokens for about 20 GFLOP in a layer on a CPU, 4 TFLOP on a GPU.
   const double per_token = 6.0 * static_cast<double>(linear_parameters_per_layer(model_shape(config)));
-  const int64_t tokens = std::clamp<int64_t>(static_cast<int64_t>(2e10 / per_token), 64, 1024) / 64 * 64;
+  const double flops = device.is_cpu() ? 2e10 : 4e12;
+  const int64_t least = device.is_cpu() ? 64 : 1024, most = device.is_cpu() ? 1024 : 16'384;
+  const int64_t tokens = std::clamp<int64_t>(static_cast<int64_t>(flops / per_token), least, most) / 64 * 64;
   std::vector<Sample> samples;
   for (const int64_t layers : {1, 3}) {
-    const Decoder decoder = random_decoder(config, layers, dtype);
+    const Decoder decoder = random_decoder(config, layers, dtype, device);
     for (const Probe& probe : probes(tokens)) measure(decoder, probe, &samples);
   }
   return {model_shape(config), fit(samples), true};
 }
 
-TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype,
+TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, at::Device device,
                              const std::filesystem::path& folder,
                              const std::function<void(const std::string&)>& note) {
-  const nlohmann::ordered_json key = key_of(config, dtype);
+  const nlohmann::ordered_json key = key_of(config, dtype, device);
   const auto path = folder / fmt::format("calibration-{:016x}.json", std::hash<std::string>{}(key.dump()));
   if (const auto seconds = read_calibration(path, key)) return {model_shape(config), *seconds, true};
   if (note)
     note(fmt::format("measuring how fast this machine runs the model (once; kept in {})", path.string()));
-  const TimeModel model = calibrate(config, dtype);
+  const TimeModel model = calibrate(config, dtype, device);
   std::filesystem::create_directories(folder);
   write_text(path, nlohmann::ordered_json{{"key", key}, {"seconds", model.seconds}}.dump(2) + "\n");
   return model;
-}
-
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown CPU";
 }
 
 std::filesystem::path cache_folder() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
 
 #include <filesystem>
 #include <functional>
@@ -16,17 +17,14 @@ namespace espalier {
 /// layers with the config's sizes and random weights, and fits the time model's seconds, none negative, to
 /// the least squares of relative errors, of the faster of two runs each. Takes seconds; as much memory as
 /// those three layers with embedding need in training.
-TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype);
+TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype, at::Device device = at::kCPU);
 
-/// The calibration of this machine (CPU, number of threads), model sizes and dtype from `folder`, or a new
-/// one, which is written there; a file that cannot be read is measured again. `note` says when measuring
-/// begins.
-TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype,
+/// The calibration of this device (its name; of a CPU also the number of threads), model sizes and dtype from
+/// `folder`, or a new one, which is written there; a file that cannot be read is measured again. `note` says
+/// when measuring begins.
+TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, at::Device device,
                              const std::filesystem::path& folder,
                              const std::function<void(const std::string&)>& note = {});
-
-/// The CPU's name, as the system gives it.
-std::string cpu_name();
 
 /// $XDG_CACHE_HOME/espalier or ~/.cache/espalier.
 std::filesystem::path cache_folder();

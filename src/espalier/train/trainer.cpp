@@ -105,9 +105,10 @@ nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShap
 
 // Flags that a continuation may change. Other steps or epochs change what a falling schedule does from there
 // on.
-constexpr const char* kFreeOnResume[] = {"resume", "save-every",     "steps",   "epochs",        "dry-run",
-                                         "out",    "no-calibration", "config",  "skip-bad-rows", "threads",
-                                         "model",  "data",           "profile", "profile-step"};
+constexpr const char* kFreeOnResume[] = {"resume",        "save-every",   "steps",          "epochs",
+                                         "dry-run",       "out",          "no-calibration", "config",
+                                         "skip-bad-rows", "threads",      "model",          "data",
+                                         "profile",       "profile-step", "device",         "deterministic"};
 
 void check_resumable(const nlohmann::json& saved, const TrainOptions& options,
                      const std::filesystem::path& folder) {
@@ -164,7 +165,7 @@ int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) 
 bool train(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
            const std::atomic<bool>* stop) {
   std::filesystem::create_directories(options.out);
-  Decoder decoder = load_decoder(options.model, options.dtype);
+  Decoder decoder = load_decoder(options.model, options.dtype, options.device);
   Optimizer optimizer(decoder, options.optimizer);
   const Advantages advantages = options.objective.kind == ObjectiveKind::kGrpo
                                     ? Advantages(trajectories, options.objective.scale_rewards)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
 
 #include <atomic>
 #include <cstdint>
@@ -31,6 +32,7 @@ struct TrainOptions {
   std::filesystem::path out;
   at::ScalarType dtype = at::kFloat;
   at::ScalarType save_dtype = at::kFloat;
+  at::Device device = at::kCPU;  // opened (ops/device.h)
   ObjectiveOptions objective;
   OptimizerOptions optimizer;
   PlanOptions plan;
@@ -71,7 +73,8 @@ int64_t total_steps(const Trajectories& trajectories, const TrainOptions& option
 
 /// Trains and writes checkpoints and metrics to options.out. Stops after the current step, with a checkpoint,
 /// when *stop becomes true. Returns false if it was stopped before the last step.
-/// A resumed run continues bit for bit: same flags, same data, same number of threads.
+/// A resumed run continues bit for bit: same flags, same data, same number of threads; on a device other than
+/// the CPU, where that is deterministic. Another device may continue it.
 bool train(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
            const std::atomic<bool>* stop = nullptr);
 
