@@ -107,6 +107,7 @@ struct Case {
   double scale;
   double pairs;
   at::Tensor subtree_end, none, q, k, v, grad_out, out, lse;
+  detail::TreeAttentionArguments arguments;
 
   Case(const std::vector<int32_t>& ends, const Heads& shape, at::ScalarType dtype)
       : heads(shape), scale(1 / std::sqrt(static_cast<double>(shape.dim))), pairs(visible_pairs(ends)) {
@@ -116,7 +117,8 @@ struct Case {
     none = at::empty({0, 5}, at::kLong);
     q = normal(shape.queries), k = normal(shape.keys), v = normal(shape.keys),
     grad_out = normal(shape.queries);
-    std::tie(out, lse) = dense_pieces::tree_attention(q, k, v, subtree_end, scale, {}, {}, none);
+    arguments = {q, k, v, subtree_end, scale, {{}, {}, none}};
+    std::tie(out, lse) = dense_pieces::tree_attention(dense_pieces::flash_cpu(), arguments);
   }
   double flops(int per_dim) const {
     return per_dim * pairs * static_cast<double>(heads.queries) * static_cast<double>(heads.dim);
@@ -134,9 +136,12 @@ Side fused(const Case& c, bool backward) {
               tree_attention(c.q, c.k, c.v, c.subtree_end, c.scale);
             }};
   }
+  using Backward = detail::TreeAttentionGradients(
+      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+      const at::Tensor&, const at::Tensor&, double, at::TensorList, at::TensorList, const at::Tensor&);
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("espalier::tree_attention_backward", "")
-                             .typed<decltype(dense_pieces::tree_attention_backward)>();
+                             .typed<Backward>();
   return {"tiles", c.flops(10),
           [&c] { op.call(c.grad_out, c.q, c.k, c.v, c.subtree_end, c.out, c.lse, c.scale, {}, {}, c.none); }};
 }
@@ -144,11 +149,11 @@ Side fused(const Case& c, bool backward) {
 Side pieces(const Case& c, bool backward) {
   if (!backward) {
     return {"pieces", c.flops(4),
-            [&c] { dense_pieces::tree_attention(c.q, c.k, c.v, c.subtree_end, c.scale, {}, {}, c.none); }};
+            [&c] { dense_pieces::tree_attention(dense_pieces::flash_cpu(), c.arguments); }};
   }
   return {"pieces", c.flops(10), [&c] {
-            dense_pieces::tree_attention_backward(c.grad_out, c.q, c.k, c.v, c.subtree_end, c.out, c.lse,
-                                                  c.scale, {}, {}, c.none);
+            dense_pieces::tree_attention_backward(dense_pieces::flash_cpu(), c.arguments, c.grad_out, c.out,
+                                                  c.lse);
           }};
 }
 

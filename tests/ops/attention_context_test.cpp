@@ -1,106 +1,38 @@
 // Attention to keys that lie outside the forest: context segments.
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "espalier/ops/pieces.h"
 #include "espalier/ops/reference.h"
 #include "espalier/ops/tree_attention.h"
-#include "tests/ops/comparison.h"
-#include "tests/ops/random_subtrees.h"
+#include "tests/ops/attention_problem.h"
 
 namespace espalier {
 namespace {
 
 using testing::Results;
 using testing::same_bits;
-using testing::with_gradients;
 using testing::worst_error;
 using Numbers = std::vector<int64_t>;
 
-constexpr int64_t kHeads = 4, kKeyHeads = 2, kHeadDim = 8;
-constexpr double kScale = 0.35;
-
-/// q, k, v and the segments of a random forest with random context.
-struct Problem {
-  std::vector<int32_t> ends;
-  Numbers segment_sizes;
-  Numbers pieces;
-  std::vector<at::Tensor> inputs;  // q, k, v, then k of each segment, then v of each, float64
-  at::Tensor grad_out;
-};
-
-at::Tensor pieces_tensor(const Numbers& pieces) {
-  return at::tensor(pieces, at::kLong).view({-1, 5});
-}
-
-/// Appends context for queries [row_begin, row_end): some keys for all of them, then parts of the range.
-void draw_pieces(std::mt19937_64& random, int64_t row_begin, int64_t row_end, int depth, Numbers& sizes,
-                 Numbers& pieces) {
-  const auto between = [&](int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(random);
-  };
-  for (int64_t count = between(0, 2); count > 0; --count) {
-    const int64_t segment = between(0, static_cast<int64_t>(sizes.size()) - 1);
-    const int64_t begin = sizes[segment] + between(0, 2);  // keys between pieces are seen by nobody
-    const int64_t end = begin + between(1, 9);
-    sizes[segment] = end;
-    pieces.insert(pieces.end(), {segment, begin, end, row_begin, row_end});
-  }
-  for (int64_t begin = row_begin; depth > 0 && begin < row_end;) {
-    const int64_t end = between(begin + 1, row_end);
-    if (between(0, 2) > 0) draw_pieces(random, begin, end, depth - 1, sizes, pieces);
-    begin = end;
-  }
-}
-
-void draw_inputs(uint64_t seed, Problem& problem) {
-  const auto tokens = static_cast<int64_t>(problem.ends.size());
-  const auto generator = at::detail::createCPUGenerator(seed);
-  const auto normal = [&](int64_t length, int64_t heads) {
-    return at::randn({length, heads, kHeadDim}, generator, at::TensorOptions(at::kDouble));
-  };
-  problem.inputs = {normal(tokens, kHeads), normal(tokens, kKeyHeads), normal(tokens, kKeyHeads)};
-  for (int kind = 0; kind < 2; ++kind) {
-    for (const int64_t size : problem.segment_sizes) problem.inputs.push_back(normal(size, kKeyHeads));
-  }
-  problem.grad_out = normal(tokens, kHeads);
-}
-
-Problem make_problem(uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Problem problem;
-  problem.ends = testing::random_subtree_end(
-      random, static_cast<testing::ForestShape>(seed % testing::kNumForestShapes), 10, 6);
-  const auto tokens = static_cast<int64_t>(problem.ends.size());
-  problem.segment_sizes.assign(1 + seed % 3, 1);
-  draw_pieces(random, 0, tokens, 2, problem.segment_sizes, problem.pieces);
-  draw_inputs(seed, problem);
-  return problem;
-}
+using Problem = testing::AttentionProblem;
+using testing::pieces_tensor;
+using testing::small_attention_problem;
 
 using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                  double, const AttentionContext&);
 
-Results run(Attention attention, const Problem& problem, const Numbers& pieces,
-            at::ScalarType dtype = at::kDouble) {
-  const at::Tensor ends = at::tensor(problem.ends, at::kInt);
-  const size_t segments = problem.segment_sizes.size();
-  const auto attend = [&](const std::vector<at::Tensor>& inputs) {
-    const auto segment = inputs.begin() + 3;
-    const auto middle = segment + static_cast<int64_t>(segments);
-    return attention(inputs[0], inputs[1], inputs[2], ends, kScale,
-                     {{segment, middle}, {middle, inputs.end()}, pieces_tensor(pieces)});
-  };
-  return with_gradients(attend, testing::cast(problem.inputs, dtype), problem.grad_out.to(dtype));
+Results run(Attention attention, Problem problem, const Numbers& pieces, at::ScalarType dtype = at::kDouble) {
+  problem.pieces = pieces;
+  return testing::attention_results(attention, problem, dtype);
 }
 
 TEST(AttentionContext, EqualsReferenceInRandomForests) {
   int64_t with_context = 0;
   for (uint64_t seed = 0; seed < 600; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const Problem problem = make_problem(seed);
+    const Problem problem = small_attention_problem(seed);
     with_context += !problem.pieces.empty();
     ASSERT_LE(worst_error(run(tree_attention, problem, problem.pieces),
                           run(reference::tree_attention, problem, problem.pieces)),
@@ -109,30 +41,12 @@ TEST(AttentionContext, EqualsReferenceInRandomForests) {
   EXPECT_GT(with_context, 400);
 }
 
-// A forest of a few hundred tokens: the ratio of two rounding errors needs some numbers to settle.
-Problem large_problem(uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Problem problem;
-  while (problem.ends.size() < 200) {
-    const auto offset = static_cast<int32_t>(problem.ends.size());
-    for (const int32_t end : testing::random_subtree_end(random, testing::ForestShape::kMixed, 20, 12)) {
-      problem.ends.push_back(end + offset);
-    }
-  }
-  const auto tokens = static_cast<int64_t>(problem.ends.size());
-  problem.segment_sizes = {150, 90};
-  problem.pieces = {0, 0, 100, 0, tokens, 0, 110, 150, 20, tokens / 2, 1, 0, 90, tokens / 2, tokens};
-  draw_inputs(seed, problem);
-  return problem;
-}
-
 TEST(AttentionContext, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (uint64_t seed = 0; seed < 10; ++seed) {
       SCOPED_TRACE(::testing::Message() << dtype << ", seed " << seed);
-      Problem problem = large_problem(seed);
-      problem.inputs = testing::cast(testing::cast(problem.inputs, dtype), at::kDouble);
-      problem.grad_out = problem.grad_out.to(dtype).to(at::kDouble);
+      const Problem problem = rounded(
+          testing::large_attention_problem(seed, testing::ForestShape::kMixed, 200, 12, true, {}), dtype);
       const Results exact = run(reference::tree_attention, problem, problem.pieces);
       const Results ours = run(tree_attention, problem, problem.pieces, dtype);
       const Results plain = run(reference::tree_attention, problem, problem.pieces, dtype);
@@ -146,12 +60,12 @@ TEST(AttentionContext, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
 }
 
 TEST(AttentionContext, UnnamedKeysReachNobody) {
-  Problem problem = make_problem(3);
+  Problem problem = small_attention_problem(3);
   problem.pieces = {0, 1, 2, 0, static_cast<int64_t>(problem.ends.size())};
   problem.segment_sizes[0] = 4;
   for (size_t s = 0; s < problem.segment_sizes.size(); ++s) {
     for (const size_t input : {3 + s, 3 + s + problem.segment_sizes.size()}) {
-      problem.inputs[input] = at::randn({problem.segment_sizes[s], kKeyHeads, kHeadDim}, at::kDouble);
+      problem.inputs[input] = at::randn({problem.segment_sizes[s], 2, 8}, at::kDouble);
     }
   }
   const Results before = run(tree_attention, problem, problem.pieces);
@@ -166,7 +80,7 @@ TEST(AttentionContext, UnnamedKeysReachNobody) {
 }
 
 TEST(AttentionContext, IsDeterministicForAnyNumberOfThreads) {
-  const Problem problem = make_problem(12);
+  const Problem problem = small_attention_problem(12);
   const int num_threads = at::get_num_threads();
   at::set_num_threads(1);
   const Results one = run(tree_attention, problem, problem.pieces, at::kFloat);
@@ -179,7 +93,7 @@ TEST(AttentionContext, IsDeterministicForAnyNumberOfThreads) {
 TEST(AttentionContext, NegativeControlsAreNoticed) {
   int64_t tried = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
-    const Problem problem = make_problem(seed);
+    const Problem problem = small_attention_problem(seed);
     const Results right = run(tree_attention, problem, problem.pieces);
     for (size_t piece = 0; piece < problem.pieces.size(); piece += 5) {
       SCOPED_TRACE(::testing::Message() << "seed " << seed << " piece " << piece / 5);
@@ -202,7 +116,7 @@ TEST(AttentionContext, NegativeControlsAreNoticed) {
 
 TEST(AttentionContext, LevelsShareNoRows) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
-    const Problem problem = make_problem(seed);
+    const Problem problem = small_attention_problem(seed);
     const auto tokens = static_cast<int64_t>(problem.ends.size());
     size_t pieces = 0;
     for (const auto& level : context_pieces_by_level(problem.pieces, problem.segment_sizes, tokens)) {

@@ -7,4 +7,5 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/matrix_product_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/pieces_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_kernels_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/tree_attention_pieces_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_test.cpp)

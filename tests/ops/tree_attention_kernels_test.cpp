@@ -11,9 +11,8 @@
 #include "espalier/ops/reference.h"
 #include "espalier/ops/tree_attention.h"
 #include "espalier/ops/tree_attention_pieces.h"
-#include "tests/ops/comparison.h"
+#include "tests/ops/attention_problem.h"
 #include "tests/ops/kernels/forced_level.h"
-#include "tests/ops/random_subtrees.h"
 #include "tests/ops/threads.h"
 
 namespace espalier {
@@ -169,14 +168,11 @@ TEST(TreeAttentionKernels, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
 TEST(TreeAttentionKernels, AgreeWithDensePiecesAndTheirLse) {
   const Problem problem = make_problem(91, {400, 50, 6, 3, 32});
   const auto& in = problem.inputs;
-  const at::Tensor ends = at::tensor(problem.ends, at::kInt);
   const at::Tensor pieces = at::tensor(problem.pieces, at::kLong).view({-1, 5});
-  const auto op = c10::Dispatcher::singleton()
-                      .findSchemaOrThrow("espalier::tree_attention", "")
-                      .typed<decltype(dense_pieces::tree_attention)>();
-  const auto [out, lse] = op.call(in[0], in[1], in[2], ends, 0.2, {in[3], in[4]}, {in[5], in[6]}, pieces);
-  const auto [same_out, same_lse] =
-      dense_pieces::tree_attention(in[0], in[1], in[2], ends, 0.2, {in[3], in[4]}, {in[5], in[6]}, pieces);
+  const detail::TreeAttentionArguments arguments{
+      in[0], in[1], in[2], at::tensor(problem.ends, at::kInt), 0.2, {{in[3], in[4]}, {in[5], in[6]}, pieces}};
+  const auto [out, lse] = testing::call_operator(arguments);
+  const auto [same_out, same_lse] = dense_pieces::tree_attention(dense_pieces::flash_cpu(), arguments);
   EXPECT_LE(relative_error(out, same_out), 1e-13);
   EXPECT_LE(relative_error(lse, same_lse), 1e-13);
   EXPECT_EQ(lse.sizes(), same_lse.sizes());
