@@ -7,5 +7,8 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/matrix_product_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/pieces_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_kernels_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/tree_attention_masked_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_pieces_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_test.cpp)
+list(APPEND cuda_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/tree_attention_cuda_test.cpp)

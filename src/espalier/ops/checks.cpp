@@ -35,7 +35,10 @@ void check_index(const char* op, const char* name, const at::Tensor& tensor, at:
 void check_tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const at::Tensor& subtree_end) {
   const char* op = "tree_attention";
-  check_float(op, "q", q);
+  const bool half = q.scalar_type() == at::kHalf;
+  TORCH_CHECK(!half || !q.device().is_cpu(), op,
+              ": float16 needs a GPU; on the CPU q must be float64, float32 or bfloat16");
+  if (!half) check_float(op, "q", q);
   check_rank(op, "q", q, 3);
   check_rank(op, "k", k, 3);
   check_alike(op, "k", k, q);

@@ -1,0 +1,104 @@
+// tree_attention on CUDA: which implementation runs. To register for CUDA takes no CUDA.
+#include "espalier/ops/tree_attention_cuda.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "espalier/ops/tree_attention_masked.h"
+#include "espalier/ops/tree_attention_pieces.h"
+
+namespace espalier {
+namespace {
+
+constexpr int64_t kFlashHeadDim = 256;
+
+bool serves(AttentionKind kind, at::ScalarType dtype, int64_t head_dim) {
+  switch (kind) {
+    case AttentionKind::kFused:
+      return false;  // none is built
+    case AttentionKind::kPieces:
+      return (dtype == at::kBFloat16 || dtype == at::kHalf) && head_dim <= kFlashHeadDim;
+    case AttentionKind::kMasked:
+      return true;
+  }
+  return false;
+}
+
+struct NamedKind {
+  std::string_view name;
+  AttentionKind kind;
+};
+
+// The fastest first.
+constexpr NamedKind kKinds[] = {
+    {"fused", AttentionKind::kFused}, {"pieces", AttentionKind::kPieces}, {"masked", AttentionKind::kMasked}};
+
+}  // namespace
+
+AttentionKind attention_kind(at::ScalarType dtype, int64_t head_dim) {
+  const char* given = std::getenv("ESPALIER_ATTENTION");
+  const bool any = given == nullptr || *given == '\0';
+  for (const auto& [name, kind] : kKinds) {
+    if (!any && name != given) continue;
+    const bool suits = serves(kind, dtype, head_dim);
+    TORCH_CHECK(any || suits, "ESPALIER_ATTENTION: ", given, " attention does not serve ", dtype,
+                " with a head dimension of ", head_dim, " in this build; unset the variable to choose one");
+    if (suits) return kind;
+  }
+  TORCH_CHECK(false, "ESPALIER_ATTENTION: expected fused, pieces or masked, received ", given);
+}
+
+namespace {
+
+using detail::TreeAttentionGradients;
+using detail::TreeAttentionResults;
+
+TreeAttentionResults forward_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const at::Tensor& subtree_end, double softmax_scale,
+                                  at::TensorList context_k, at::TensorList context_v,
+                                  const at::Tensor& context_pieces) {
+  const auto arguments =
+      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+  const c10::DeviceGuard guard(q.device());
+  switch (attention_kind(q.scalar_type(), q.size(2))) {
+    case AttentionKind::kFused:
+      break;
+    case AttentionKind::kPieces:
+      return dense_pieces::tree_attention(dense_pieces::flash_cuda(), arguments);
+    case AttentionKind::kMasked:
+      return masked_chunks::tree_attention(arguments);
+  }
+  TORCH_INTERNAL_ASSERT(false, "no such attention");
+}
+
+TreeAttentionGradients backward_cuda(const at::Tensor& grad_out, const at::Tensor& q, const at::Tensor& k,
+                                     const at::Tensor& v, const at::Tensor& subtree_end,
+                                     const at::Tensor& out, const at::Tensor& lse, double softmax_scale,
+                                     at::TensorList context_k, at::TensorList context_v,
+                                     const at::Tensor& context_pieces) {
+  const auto arguments =
+      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+  const c10::DeviceGuard guard(q.device());
+  switch (attention_kind(q.scalar_type(), q.size(2))) {
+    case AttentionKind::kFused:
+      break;
+    case AttentionKind::kPieces:
+      return dense_pieces::tree_attention_backward(dense_pieces::flash_cuda(), arguments, grad_out, out, lse);
+    case AttentionKind::kMasked:
+      return masked_chunks::tree_attention_backward(arguments, grad_out, out, lse);
+  }
+  TORCH_INTERNAL_ASSERT(false, "no such attention");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(espalier, CUDA, m) {
+  m.impl("tree_attention", &forward_cuda);
+  m.impl("tree_attention_backward", &backward_cuda);
+}
+
+}  // namespace espalier
