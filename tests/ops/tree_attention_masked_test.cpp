@@ -27,8 +27,9 @@ Results run(const AttentionProblem& problem, int64_t score_bytes = masked_chunks
   const auto forward = [&](const auto& arguments) {
     return masked_chunks::tree_attention(arguments, score_bytes);
   };
-  const auto backward = [&](const auto&... arguments) {
-    return masked_chunks::tree_attention_backward(arguments..., score_bytes);
+  const auto backward = [&](const auto& arguments, const at::Tensor& grad_out, const at::Tensor&,
+                            const at::Tensor& lse) {
+    return masked_chunks::tree_attention_backward(arguments, grad_out, lse, score_bytes);
   };
   return testing::attention_results(forward, backward, problem, options);
 }
@@ -62,12 +63,13 @@ TEST(TreeAttentionMasked, GivesTheLseOfAllKeys) {
 
 TEST(TreeAttentionMasked, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    for (uint64_t seed = 0; seed < testing::kNumForestShapes; ++seed) {
+    for (uint64_t seed = 0; seed < 2 * testing::kNumForestShapes; ++seed) {
       SCOPED_TRACE(::testing::Message() << dtype << ", seed " << seed);
-      const AttentionProblem problem =
-          rounded(testing::large_attention_problem(seed, static_cast<ForestShape>(seed), 300, 40,
-                                                   seed % 2 == 0, {4, 2, 32}),
-                  dtype);
+      const auto forest = static_cast<ForestShape>(seed % testing::kNumForestShapes);
+      const int max_node_tokens = seed < testing::kNumForestShapes ? 8 : 100;
+      const AttentionProblem problem = rounded(
+          testing::large_attention_problem(seed, forest, 200, max_node_tokens, seed % 2 == 1, {4, 2, 64}),
+          dtype);
       const Results exact = run_reference(problem), plain = run_reference(problem, dtype);
       const Results ours = run(problem, 100000, dtype);
       for (size_t i = 0; i < exact.size(); ++i) {

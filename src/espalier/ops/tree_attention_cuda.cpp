@@ -89,7 +89,7 @@ TreeAttentionGradients backward_cuda(const at::Tensor& grad_out, const at::Tenso
     case AttentionKind::kPieces:
       return dense_pieces::tree_attention_backward(dense_pieces::flash_cuda(), arguments, grad_out, out, lse);
     case AttentionKind::kMasked:
-      return masked_chunks::tree_attention_backward(arguments, grad_out, out, lse);
+      return masked_chunks::tree_attention_backward(arguments, grad_out, lse);
   }
   TORCH_INTERNAL_ASSERT(false, "no such attention");
 }

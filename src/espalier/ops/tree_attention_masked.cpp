@@ -130,12 +130,10 @@ detail::TreeAttentionResults tree_attention(const detail::TreeAttentionArguments
 }
 
 detail::TreeAttentionGradients tree_attention_backward(const detail::TreeAttentionArguments& arguments,
-                                                       const at::Tensor& grad_out, const at::Tensor& out,
-                                                       const at::Tensor& lse, int64_t score_bytes) {
+                                                       const at::Tensor& grad_out, const at::Tensor& lse,
+                                                       int64_t score_bytes) {
   const Call call(arguments, score_bytes);
-  const at::Tensor wide_grad_out = grad_out.to(call.dtype);
-  const at::Tensor delta = wide_grad_out.mul(out).sum({-1}, /*keepdim=*/true);  // [T, H, 1]
-  const at::Tensor row_lse = lse.t().unsqueeze(-1);
+  const at::Tensor wide_grad_out = grad_out.to(call.dtype), row_lse = lse.t().unsqueeze(-1);
   const at::Tensor grad_q = at::empty(call.q.sizes(), call.q.options());
   const at::Tensor grad_k = at::zeros(call.k.sizes(), call.q.options());
   const at::Tensor grad_v = at::zeros(call.k.sizes(), call.q.options());
@@ -144,10 +142,11 @@ detail::TreeAttentionGradients tree_attention_backward(const detail::TreeAttenti
     const at::Tensor q = chunk(call.q), grad = chunk(wide_grad_out);
     const at::Tensor p = call.scores(q, begin, end, keys).sub_(chunk(row_lse)).exp_();
     grad_v.slice(1, 0, keys).baddbmm_(p.transpose(1, 2), grad);
-    const at::Tensor grad_scores = grad.bmm(call.v.slice(1, 0, keys).transpose(1, 2))
-                                       .sub_(chunk(delta))
-                                       .mul_(p)
-                                       .mul_(call.softmax_scale);
+    // delta from P and dP rather than from out and dO: a query with few keys has a gradient near 0, and only
+    // then do its terms cancel.
+    const at::Tensor grad_scores = grad.bmm(call.v.slice(1, 0, keys).transpose(1, 2)).mul_(p);
+    const at::Tensor delta = grad_scores.sum({-1}, /*keepdim=*/true);
+    grad_scores.sub_(p.mul_(delta)).mul_(call.softmax_scale);
     grad_q.slice(0, begin, end).copy_(call.ungrouped(grad_scores.bmm(call.k.slice(1, 0, keys))));
     grad_k.slice(1, 0, keys).baddbmm_(grad_scores.transpose(1, 2), q);
   });

@@ -17,8 +17,7 @@ detail::TreeAttentionResults tree_attention(const detail::TreeAttentionArguments
                                             int64_t score_bytes = kScoreBytes);
 
 detail::TreeAttentionGradients tree_attention_backward(const detail::TreeAttentionArguments& arguments,
-                                                       const at::Tensor& grad_out, const at::Tensor& out,
-                                                       const at::Tensor& lse,
+                                                       const at::Tensor& grad_out, const at::Tensor& lse,
                                                        int64_t score_bytes = kScoreBytes);
 
 }  // namespace espalier::masked_chunks
