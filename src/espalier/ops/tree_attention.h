@@ -8,7 +8,7 @@
 namespace espalier {
 
 /// Keys and values of tokens that stand before the forest on root paths and are not among its tokens. Segment
-/// s holds k[s] and v[s] [S_s, K, D]; they are read in place. pieces [P, 5] int64 on the CPU says who sees
+/// s holds k[s] and v[s] [S_s, K, D]; the CPU reads them in place. pieces [P, 5] int64 on the CPU says who sees
 /// what: each row is segment, key_begin, key_end, query_begin, query_end, and queries [query_begin,
 /// query_end) attend to all of the segment's keys [key_begin, key_end). Query ranges are nested or disjoint;
 /// no key is named twice; keys that are not named are seen by nobody.
