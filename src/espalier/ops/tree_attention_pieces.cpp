@@ -105,9 +105,11 @@ class Selection {
     if (index_.defined()) all.index_copy_(dim, index_, part);
   }
   void add(const at::Tensor& all, const at::Tensor& part) const {
-    const at::Tensor rows = of(all);
-    rows.add_(part);
-    put(all, rows);
+    if (index_.defined()) {  // no row twice, so the order of additions is no matter
+      all.index_add_(0, index_, part.to(all.scalar_type()));
+    } else {
+      of(all).add_(part);
+    }
   }
 
  private:
