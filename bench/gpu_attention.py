@@ -1,0 +1,383 @@
+#!/usr/bin/env python3
+"""Tree attention on a GPU, forward and backward, beside dense causal attention and FlexAttention: all in one run, in turns.
+
+Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backward. The sides of each tree:
+
+    fused, pieces, ...    torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds)
+    flash, cudnn          ATen's causal attention on ONE sequence, as long as to have the same number of visible pairs: it
+                          computes the same useful FLOPs without any tree, and is what a tree kernel is held against
+    flex                  compiled FlexAttention with the tree's own mask (a block mask from subtree_end)
+
+    python3 bench/gpu_attention.py                          about two minutes; most important trees first
+    python3 bench/gpu_attention.py --cases agent --kinds fused --no-flex
+    python3 bench/gpu_attention.py --list                   the trees, without measuring
+    python3 bench/gpu_attention.py --quick --device cpu     a few small trees, to try the script where there is no GPU
+
+Times are medians of rounds, by CUDA events, the L2 cache overwritten before each call; inputs are random. "of cuDNN H200" is
+the rate over 688 forward and 581 backward TFLOP/s, which cuDNN 9.19 reaches on an H200 for causal attention of 32k tokens with
+head dimension 128 (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training). "difference" is the largest relative distance
+(norms, output and all gradients) between the sides that compute the tree; in bfloat16 about 0.005 is rounding.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import gpu_trees as trees
+from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, commit, finish, hardware, list_of, markdown, run_main,
+                         say, spread)  # fmt: skip
+
+H200_CUDNN = {"forward": 688.0, "backward": 581.0}
+PASSES = ("forward", "backward")
+LARGEST_DIFFERENCE = 0.02  # of bfloat16 results of equal formulas; a wrong mask is far beyond it
+
+
+class Case(NamedTuple):
+    name: str
+    tree: trees.Tree
+    heads: int
+    key_heads: int
+    head_dim: int
+    flex: bool = False  # compiling it takes tens of seconds per shape: only where it is worth that
+
+    @property
+    def shape(self):
+        return f"{self.heads}/{self.key_heads} x {self.head_dim}"
+
+
+K = 1024
+
+
+def cases():
+    """Most important first. FlexAttention compiles once per number of tokens and head shape: those that have it share."""
+    grid = [(16 * K, 64), (16 * K, 512), (16 * K, 4 * K), (8 * K, 4 * K)]
+    found = [
+        Case("chain 16k", trees.chain(16 * K), 16, 4, 128, flex=True),
+        Case("agent 16k", trees.agent(16 * K, 50, 2000, 1), 16, 4, 128, flex=True),
+        Case("balanced 2^5 16k", trees.balanced(16 * K, 2, 6), 16, 4, 128, flex=True),
+        *(Case(f"star {prompt // K}k + 9 x {response}", trees.star(prompt, 9, response), 16, 4, 128)
+          for prompt, response in grid),
+        Case("agent 64k", trees.agent(64 * K, 50, 2000, 2), 16, 4, 128),
+        Case("agent 16k, short nodes", trees.agent(16 * K, 50, 200, 3), 16, 4, 128, flex=True),
+        Case("agent 16k", trees.agent(16 * K, 50, 2000, 1), 16, 4, 64, flex=True),
+        Case("agent 16k", trees.agent(16 * K, 50, 2000, 1), 16, 4, 256),
+        *(Case(f"chain {n}k", trees.chain(n * K), 16, 16, 128) for n in (32, 8, 64, 4, 2)),
+        Case("chain 16k", trees.chain(16 * K), 16, 4, 64, flex=True),
+        Case("chain 16k", trees.chain(16 * K), 16, 4, 256),
+        Case("agent 16k", trees.agent(16 * K, 50, 2000, 1), 16, 16, 128),
+        *(Case(f"agent {n}k", trees.agent(n * K, 50, 64 * n, n), 16, 4, 128) for n in (4, 8, 32)),
+        Case("balanced 4^3 32k", trees.balanced(32 * K, 4, 4), 16, 4, 128),
+        *(Case(f"star 16k + 9 x {response}", trees.star(16 * K, 9, response), 16, 4, dim)
+          for dim in (64, 256) for response in (64, 512)),
+        *(Case(f"chain {n}k", trees.chain(n * K), 16, 16, dim) for dim in (64, 256) for n in (2, 8, 32)),
+    ]  # fmt: skip
+    return found
+
+
+def quick_cases():
+    return [Case("chain 64", trees.chain(64), 4, 2, 64, flex=True),
+            Case("star 40 + 3 x 8", trees.star(40, 3, 8), 4, 2, 64),
+            Case("agent 96", trees.agent(96, 2, 12, 1), 4, 2, 64, flex=True)]  # fmt: skip
+
+
+# ---- Sides -------------------------------------------------------------------------------------------------
+# A side is a pair of calls (forward, backward) and its results for the comparison: (out, dq, dk, dv), [T, heads, d].
+
+
+class Side(NamedTuple):
+    forward: object
+    backward: object
+    results: object  # () -> list of tensors, or None where it computes another shape
+
+
+class Inputs:
+    def __init__(self, case, tokens, device, dtype, seed):
+        import torch
+
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def normal(heads):
+            values = torch.randn(tokens, heads, case.head_dim, generator=generator, device=device)
+            return values.to(dtype)
+
+        self.q, self.k, self.v = normal(case.heads), normal(case.key_heads), normal(case.key_heads)
+        self.grad = normal(case.heads)
+        self.scale = case.head_dim**-0.5
+
+
+@contextlib.contextmanager
+def attention_kind(name):
+    """ESPALIER_ATTENTION for the calls inside; the operators read it each time."""
+    before = os.environ.get("ESPALIER_ATTENTION")
+    os.environ["ESPALIER_ATTENTION"] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["ESPALIER_ATTENTION"]
+        else:
+            os.environ["ESPALIER_ATTENTION"] = before
+
+
+def espalier_side(kind, inputs, ends):
+    import torch
+
+    no_context = torch.empty(0, 5, dtype=torch.int64)
+    q, k, v, grad, scale = inputs.q, inputs.k, inputs.v, inputs.grad, inputs.scale
+
+    def forward():
+        with attention_kind(kind):
+            return torch.ops.espalier.tree_attention(q, k, v, ends, scale, [], [], no_context)
+
+    out, lse = forward()
+
+    def backward():
+        with attention_kind(kind):
+            return torch.ops.espalier.tree_attention_backward(grad, q, k, v, ends, out, lse, scale, [], [], no_context)
+
+    return Side(forward, backward, lambda: [out, *backward()[:3]])
+
+
+def autograd_side(call, inputs, same_tree):
+    """call: q, k, v [1, heads, T, d] -> out likewise."""
+    import torch
+
+    leaves = [tensor.transpose(0, 1).unsqueeze(0).detach().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v)]
+    grad = inputs.grad.transpose(0, 1).unsqueeze(0)
+
+    def forward():
+        with torch.enable_grad():
+            return call(*leaves)
+
+    kept = forward()
+
+    def backward():
+        return torch.autograd.grad(kept, leaves, grad, retain_graph=True)
+
+    def results():
+        return [tensor.squeeze(0).transpose(0, 1) for tensor in (kept.detach(), *backward())]
+
+    return Side(forward, backward, results if same_tree else None)
+
+
+def dense_side(backend, inputs):
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    chosen = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
+
+    def call(q, k, v):
+        with sdpa_kernel(chosen):
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=inputs.scale, enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
+
+    return autograd_side(call, inputs, same_tree=False)
+
+
+def tree_mask_mod(ends):
+    """FlexAttention's mask of the tree: docs/math.md, Visibility. `ends` is as long as the queries."""
+
+    def visible(batch, head, query, key):
+        return (key <= query) & (query < ends[key])
+
+    return visible
+
+
+class Flex:
+    """FlexAttention, compiled once for each shape of inputs."""
+
+    def __init__(self):
+        import torch
+        import torch._functorch.config
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        # Backward runs again and again on one graph.
+        torch._functorch.config.donated_buffer = False
+        torch._dynamo.config.cache_size_limit = 64
+        self.attention = torch.compile(flex_attention, dynamic=False)
+        self.block_mask = torch.compile(create_block_mask, dynamic=False)
+
+    def side(self, inputs, ends):
+        tokens = len(ends)
+        mask = self.block_mask(tree_mask_mod(ends), None, None, tokens, tokens, device=str(ends.device))
+        enable_gqa = inputs.q.shape[1] != inputs.k.shape[1]
+
+        def call(q, k, v):
+            return self.attention(q, k, v, block_mask=mask, scale=inputs.scale, enable_gqa=enable_gqa)
+
+        return autograd_side(call, inputs, same_tree=True)
+
+
+# ---- Measuring ---------------------------------------------------------------------------------------------
+
+
+def attempt(make, name, problems):
+    """The side, or None where this build, GPU or library does not have it: then problems says why."""
+    try:
+        side = make()
+        side.backward()
+        return side
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        problems.setdefault(f"{name}: {str(error).strip().splitlines()[0][:160]}", None)
+        return None
+    except Exception as error:  # noqa: BLE001  torch.compile raises many kinds
+        problems.setdefault(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0][:160]}", None)
+        return None
+
+
+def sides_of(case, args, flex, problems):
+    import torch
+
+    dtype = getattr(torch, args.dtype)
+    tree_inputs = Inputs(case, case.tree.tokens, args.device, dtype, 0)
+    ends = torch.tensor(trees.subtree_end(case.tree), dtype=torch.int32, device=args.device)
+    makers = {kind: lambda kind=kind: espalier_side(kind, tree_inputs, ends) for kind in args.kinds}
+    dense_tokens = trees.causal_length(trees.visible_pairs(case.tree))
+    dense_inputs = Inputs(case, dense_tokens, args.device, dtype, 1)
+    for backend in args.dense:
+        makers[backend] = lambda backend=backend: dense_side(backend, dense_inputs)
+    if flex and case.flex:
+        makers["flex"] = lambda: flex.side(tree_inputs, ends)
+    sides = {name: attempt(make, f"{name}, d {case.head_dim}", problems) for name, make in makers.items()}
+    return {name: side for name, side in sides.items() if side}
+
+
+def relative_distance(a, b):
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+def largest_difference(sides):
+    """Between the first side that computes the tree and the others; None where there are none."""
+    comparable = [(name, side) for name, side in sides.items() if side.results]
+    if len(comparable) < 2:
+        return None
+    expected = comparable[0][1].results()
+    worst = 0.0
+    for _, side in comparable[1:]:
+        distances = [relative_distance(mine, theirs) for mine, theirs in zip(side.results(), expected)]
+        worst = max([worst, *(distance if distance == distance else float("inf") for distance in distances)])
+    return worst
+
+
+def measure(case, args, timer, flex, seconds, problems):
+    """One record per pass."""
+    sides = sides_of(case, args, flex, problems)
+    difference = largest_difference(sides)
+    pairs = trees.visible_pairs(case.tree)
+    flops = dict(zip(PASSES, trees.attention_flops(pairs, case.heads, case.head_dim)))
+    records = []
+    for name in PASSES:
+        samples = timer.in_turns({side: getattr(calls, name) for side, calls in sides.items()}, seconds / 2)
+        times = {side: spread(values) for side, values in samples.items()}
+        records.append({
+            "tree": case.name, "heads": case.heads, "key_heads": case.key_heads, "head_dim": case.head_dim,
+            "tokens": case.tree.tokens, "nodes": len(case.tree.lengths), "pairs": pairs, "pass": name,
+            "flops": flops[name], "difference": difference, "milliseconds": times,
+            "tflops": {side: flops[name] / time[0] / 1e9 for side, time in times.items()},
+        })  # fmt: skip
+    return records
+
+
+def load_operators(library):
+    import torch
+
+    if not library.is_file():
+        raise Failure(f"{library} is not there; build target espalier_ops, or name it by --ops")
+    torch.ops.load_library(str(library))
+
+
+# ---- The report --------------------------------------------------------------------------------------------
+
+
+def rate(record, side):
+    if side not in record["tflops"]:
+        return "-"
+    low, high = (record["flops"] / record["milliseconds"][side][i] / 1e9 for i in (2, 1))
+    return f"{record['tflops'][side]:.3g} ({low:.3g}..{high:.3g})"
+
+
+def ratio(record, side, other):
+    if side not in record["tflops"] or other not in record["tflops"]:
+        return "-"
+    return f"{record['tflops'][side] / record['tflops'][other]:.2f}"
+
+
+def report(records, args):
+    best = args.kinds[0] if args.kinds else ""
+    others = [*args.dense, "flex"]
+    headers = ["tree ", "heads x d ", "tokens", "nodes", "pass ", *args.kinds, *others,
+               *(f"{best} / {other}" for other in others), "of cuDNN H200", "difference"]  # fmt: skip
+    rows = []
+    for record in records:
+        share = record["tflops"][best] / H200_CUDNN[record["pass"]] if best in record["tflops"] else None
+        difference = record["difference"]
+        rows.append([
+            record["tree"], f"{record['heads']}/{record['key_heads']} x {record['head_dim']}", f"{record['tokens']:,}",
+            str(record["nodes"]), record["pass"], *(rate(record, side) for side in [*args.kinds, *others]),
+            *(ratio(record, best, other) for other in others),
+            f"{share:.2f}" if share else "-", "-" if difference is None else f"{difference:.1e}"])  # fmt: skip
+    return markdown(headers, rows)
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add_common(parser, seconds=120)
+    add("--kinds", type=list_of(str), default="fused,pieces", metavar="LIST",
+        help="values of ESPALIER_ATTENTION; ratios are of the first (default: %(default)s)")  # fmt: skip
+    add("--dense", type=list_of(str), default="flash,cudnn", metavar="LIST", help="of flash and cudnn (default: %(default)s)")
+    add("--no-flex", dest="flex", action="store_false", help="leave FlexAttention out: compiling it takes about a minute")
+    add("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32", "float64"])
+    add("--cases", default="", metavar="TEXT", help="only trees whose name contains this")
+    add("--case-seconds", type=float, default=1.5, metavar="S", help="for the rounds of one tree (default: %(default)s)")
+    add("--ops", type=Path, default=REPOSITORY / "build/release/src/espalier/ops/libespalier_ops.so", metavar="FILE",
+        help="the library with the operators (default: that of build/release)")  # fmt: skip
+    add("--quick", action="store_true", help="a few small trees")
+    add("--list", action="store_true", help="print the trees and stop")
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = parse(argv)
+    chosen = [case for case in (quick_cases() if args.quick else cases()) if args.cases in case.name]
+    if args.list:
+        for case in chosen:
+            pairs = trees.visible_pairs(case.tree)
+            print(f"{case.name}, {case.shape}: {case.tree.tokens:,} tokens, {len(case.tree.lengths)} nodes, {pairs:,} pairs, "
+                  f"as many as {trees.causal_length(pairs):,} dense tokens")  # fmt: skip
+        return 0
+    if not chosen:
+        raise Failure(f"--cases {args.cases}: no tree has that name; --list shows them")
+    load_operators(args.ops)
+    import torch
+
+    if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
+        raise Failure(f"--device {args.device}: torch sees no CUDA device")
+    budget, timer, problems, records = Budget(args.seconds), Timer(args.device), {}, []
+    flex = Flex() if args.flex else None
+    try:
+        for case in budget.each(chosen, args.case_seconds, lambda case: f"{case.name} ({case.shape})"):
+            with torch.no_grad():
+                records += measure(case, args, timer, flex, args.case_seconds, problems)
+            say(f"{case.name}, {case.shape}: " + "; ".join(
+                f"{r['pass']} " + ", ".join(f"{side} {tflops:.3g}" for side, tflops in r["tflops"].items())
+                for r in records[-2:]))  # fmt: skip
+    except Stopped:
+        budget.left_out.append("what came after")
+    text = f"{hardware(args.device)}, {args.dtype}, commit {commit()}. TFLOP/s: median (low..high).\n\n{report(records, args)}"
+    text += "".join(f"\nNot measured: {problem}\n" for problem in problems) + budget.note()
+    worst = max((record["difference"] or 0 for record in records), default=0)
+    agrees = worst <= LARGEST_DIFFERENCE
+    if not agrees:
+        text += f"\nFAILED: sides that compute the same tree differ by {worst:.2g}, more than {LARGEST_DIFFERENCE}.\n"
+    finish(args, text, {"hardware": hardware(args.device), "dtype": args.dtype, "commit": commit(), "records": records,
+                        "not_measured": list(problems), "left_out": budget.left_out})  # fmt: skip
+    return 0 if agrees else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

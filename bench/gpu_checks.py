@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""What has to be right on a GPU before its speed means anything: tests, verify, equal bits of two runs, compute-sanitizer.
+
+    tests          the GoogleTest programs of the build, restricted to --filter; a test that was skipped is not a pass
+    verify         espalier verify on a small random model and random trees, in float64, float32 and bfloat16, by every strategy
+    determinism    three optimiser steps by espalier train --deterministic, twice: the checkpoints must be equal byte for byte
+    sanitizer      the tests of --sanitizer-filter under compute-sanitizer: memcheck (without the caching allocator, which hides
+                   accesses beyond a tensor) and racecheck
+
+    python3 bench/gpu_checks.py --build build/gpu                     all of it
+    python3 bench/gpu_checks.py --parts verify --device cpu           to try the script where there is no GPU
+
+Exit status 1 when anything fails, is missing, or runs no test. --seconds bounds the whole; what was left out is named.
+ESPALIER_CUDA_FORESTS is the number of random forests of the test that has one (--forests; few under the sanitizer).
+"""
+
+import argparse
+import contextlib
+import filecmp
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from gpu_measure import REPOSITORY, Budget, Stopped, add_common, commit, finish, list_of, markdown, run_main, say
+
+PARTS = ("tests", "verify", "determinism", "sanitizer")
+STRATEGIES = ("partition", "tree-packing", "sequence-packing")
+DTYPES = ("float64", "float32", "bfloat16")
+
+
+def small_model(head_dim):
+    return {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "hidden_size": 256,
+        "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": head_dim, "vocab_size": 2000, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0, "tie_word_embeddings": True, "attention_bias": False, "attention_dropout": 0.0,
+        "initializer_range": 0.05,
+    }  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    part: str
+    what: str
+    passed: bool
+    detail: str
+    seconds: float
+
+
+def execute(command, timeout, **environment):
+    """(exit status, output with errors); a status of None: it ran out of time. Whatever it started ends with it."""
+    command = list(map(str, command))
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                                   env={**os.environ, **environment}, start_new_session=True)  # fmt: skip
+    except OSError as error:
+        return 127, f"{command[0]}: {error.strerror}"
+    try:
+        out, _ = process.communicate(timeout=max(1, timeout))
+        return process.returncode, out
+    except subprocess.TimeoutExpired:
+        end(process)
+        return None, process.communicate()[0]
+    except BaseException:
+        end(process)
+        raise
+
+
+def end(process):
+    """Its whole process group: compute-sanitizer runs the program as a child, which would hold on to the output."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def last_line(text):
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:200].replace("|", "/") if lines else "no output"
+
+
+class Checks:
+    def __init__(self, args, scratch):
+        self.args, self.scratch = args, scratch
+        self.budget = Budget(args.seconds)
+        self.outcomes, self.log = [], []
+
+    def add(self, part, what, passed, detail, began):
+        self.outcomes.append(Outcome(part, what, passed, detail, time.monotonic() - began))
+        say(f"{part}: {what}: {'passed' if passed else 'FAILED'}: {detail}")
+
+    def run(self, command, share=1.0, **environment):
+        """With a share of the seconds that are left."""
+        status, out = execute(command, share * self.budget.left, **environment)
+        self.log.append(f"$ {' '.join(map(str, command))}\n{out}\n[exit status {status}]\n")
+        return status, out
+
+    def espalier(self, *arguments):
+        return self.run([self.args.espalier, *arguments])
+
+    def on_device(self, deterministic=False):
+        if self.args.device == "cpu":
+            return []
+        return ["--device", self.args.device, *(["--deterministic"] if deterministic else [])]
+
+    # ---- Tests ----
+
+    def programs(self, tests):
+        """Test programs of the build that have tests of this filter."""
+        found = []
+        for path in sorted((self.args.build / "tests").glob("*tests")):
+            if path.is_file() and os.access(path, os.X_OK):
+                _, out = execute([path, "--gtest_list_tests", f"--gtest_filter={tests}"], 120)
+                if any(line.startswith("  ") for line in out.splitlines()):
+                    found.append(path)
+        return found
+
+    def tests(self):
+        programs = self.programs(self.args.filter)
+        if not programs:
+            self.add("tests", "all", False, f"no program of {self.args.build}/tests has a test {self.args.filter}",
+                     time.monotonic())  # fmt: skip
+        for path in programs:
+            began, report = time.monotonic(), self.scratch / f"{path.name}.json"
+            status, out = self.run([path, f"--gtest_filter={self.args.filter}", f"--gtest_output=json:{report}"],
+                                   ESPALIER_CUDA_FORESTS=str(self.args.forests))  # fmt: skip
+            if not report.is_file():
+                self.add("tests", path.name, False, f"exit status {status}: {last_line(out)}", began)
+                continue
+            cases = [case for suite in json.loads(report.read_text())["testsuites"] for case in suite["testsuite"]]
+            failed = [f"{case['classname']}.{case['name']}" for case in cases if case.get("failures")]
+            skipped = sum(case["result"] == "SKIPPED" for case in cases)
+            ran = len(cases) - skipped
+            detail = f"{ran - len(failed)} passed, {skipped} skipped, {len(failed)} failed"
+            self.add("tests", path.name, status == 0 and ran > 0 and not failed,
+                     ": ".join([detail, *([", ".join(failed[:8])] if failed else [])]), began)  # fmt: skip
+
+    # ---- Verify, determinism ----
+
+    def model(self, head_dim):
+        folder = self.scratch / f"model_{head_dim}"
+        if not folder.exists():
+            config = self.scratch / f"{head_dim}.json"
+            config.write_text(json.dumps(small_model(head_dim)))
+            self.espalier("init", "--config", config, "--out", folder, "--dtype", "float64", "--seed", 1)
+        return folder
+
+    def rows(self):
+        path = self.scratch / "rows.jsonl"
+        if not path.exists():
+            self.espalier("synth", "-o", path, "--trees", 2, "--depth", 4, "--branching", 3, "--node-length", 40,
+                          "--end-inside", 0.3, "--loss-rate", 0.7, "--rl", "--vocab-size", 2000, "--seed", 3)  # fmt: skip
+        return path
+
+    def verify(self):
+        runs = [(dim, dtype, strategy, "sft") for dtype in DTYPES for strategy in STRATEGIES for dim in (128,)]
+        runs += [(64, "bfloat16", "partition", "sft"), (64, "float32", "partition", "grpo"),
+                 (128, "float64", "partition", "grpo"), (128, "bfloat16", "tree-packing", "grpo")]  # fmt: skip
+        for dim, dtype, strategy, objective in runs:
+            what = f"{dtype}, {strategy}, {objective}, head dimension {dim}"
+            if not self.budget.has(3, what):
+                continue
+            began = time.monotonic()
+            status, out = self.espalier("verify", "--model", self.model(dim), "--data", self.rows(), "--limit", 24, "--dtype",
+                                        dtype, "--strategy", strategy, "--objective", objective, "--token-budget", 400,
+                                        *self.on_device(), "--json")  # fmt: skip
+            try:
+                report = json.loads(out[out.index("{") : out.rindex("}") + 1])
+            except ValueError:
+                self.add("verify", what, False, last_line(out), began)
+                continue
+            if dtype == "float64":
+                detail = f"worst relative error of a gradient {report['grad_rel_error_max']:.1e}"
+            else:
+                detail = f"error ratio worst {report['error_ratio_max']:.2f}, median {report['error_ratio_median']:.2f}"
+            isolation = "bitwise" if report["isolation_bitwise"] else "BROKEN"
+            self.add("verify", what, status == 0 and report["passed"], f"{detail}; isolation {isolation}", began)
+
+    def determinism(self):
+        for dtype in ("bfloat16", "float32"):
+            if not self.budget.has(5, f"determinism, {dtype}"):
+                continue
+            began, folders = time.monotonic(), []
+            for index in (1, 2):
+                folders.append(self.scratch / f"run_{dtype}_{index}")
+                status, out = self.espalier("train", "--model", self.model(128), "--data", self.rows(), "--out", folders[-1],
+                                            "--dtype", dtype, "--steps", 3, "--strategy", "partition", "--token-budget", 400,
+                                            "--learning-rate", 0.001, "--no-calibration", *self.on_device(deterministic=True))  # fmt: skip
+                if status != 0:
+                    self.add("determinism", dtype, False, last_line(out), began)
+                    break
+            else:
+                same, count = equal_tensors(*folders)
+                self.add("determinism", dtype, same and count > 0, f"{count} files of tensors "
+                         f"{'equal in every bit' if same else 'DIFFER'}", began)  # fmt: skip
+
+    # ---- compute-sanitizer ----
+
+    def sanitizer(self):
+        programs = self.programs(self.args.sanitizer_filter)
+        if not programs:
+            self.add("sanitizer", "all", False, f"no program has a test {self.args.sanitizer_filter}", time.monotonic())
+        runs = [(tool, path) for tool in self.args.tools for path in programs]
+        for index, (tool, path) in enumerate(runs):
+            what = f"{tool}, {path.name}"
+            if not self.budget.has(15, what):
+                continue
+            began, environment = time.monotonic(), {"ESPALIER_CUDA_FORESTS": "4"}
+            if tool == "memcheck":
+                environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+            # Only kernels of this project: the others are many, and not ours to mend.
+            command = [self.args.sanitizer, "--tool", tool, "--kernel-name", "kns=espalier", "--report-api-errors", "no",
+                       "--error-exitcode", 9, "--print-limit", 20, path, f"--gtest_filter={self.args.sanitizer_filter}"]  # fmt: skip
+            status, out = self.run(command, share=1 / (len(runs) - index), **environment)
+            tests, skipped, errors = sanitizer_counts(out)
+            detail = f"{tests} tests, {skipped} skipped, {'no summary' if errors is None else f'{errors} errors'}"
+            passed = status == 0 and errors == 0 and tests > 0
+            if status is None:
+                detail += ", ran out of time"
+            elif not passed and tests == 0:
+                detail += f": {last_line(out)}"
+            self.add("sanitizer", what, passed, detail, began)
+
+
+def equal_tensors(first, second):
+    """(whether all .safetensors files below two folders are the same, their number)"""
+    names = {path.relative_to(first) for path in first.rglob("*.safetensors")}
+    others = {path.relative_to(second) for path in second.rglob("*.safetensors")}
+    same = names == others and all(filecmp.cmp(first / name, second / name, shallow=False) for name in names)
+    return same, len(names)
+
+
+def sanitizer_counts(out):
+    """(tests that passed, that were skipped, errors or None) of compute-sanitizer around a GoogleTest program, which may have
+    been stopped. What racecheck calls warnings counts as errors."""
+
+    def number(pattern):
+        match = re.search(pattern, out)
+        return int(match.group(1)) if match else None
+
+    errors = number(r"ERROR SUMMARY: (\d+) error")
+    if errors is None:
+        errors = number(r"RACECHECK SUMMARY: (\d+) hazard")
+    skipped = number(r"\[  SKIPPED \] (\d+) test") or 0
+    return out.count("[       OK ]"), skipped, errors
+
+
+def report(outcomes):
+    rows = [[o.part, o.what, "passed" if o.passed else "FAILED", o.detail, f"{o.seconds:.1f}"] for o in outcomes]
+    return markdown(["part ", "what ", "result ", "detail ", "seconds"], rows)
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add_common(parser, seconds=300)
+    add("--parts", type=list_of(str), default=",".join(PARTS), metavar="LIST", help="(default: %(default)s)")
+    add("--build", type=Path, default=REPOSITORY / "build/release", metavar="FOLDER", help="(default: build/release)")
+    add("--espalier", type=Path, metavar="FILE", help="(default: that of --build)")
+    add("--filter", default="*Cuda*", metavar="FILTER", help="of GoogleTest (default: %(default)s)")
+    add("--forests", type=int, default=1000, metavar="N", help="random forests against float64 (default: %(default)s)")
+    add("--sanitizer-filter", default="*Cuda*Random*:*Forests*Cuda*:*Cuda*Awkward*", metavar="FILTER", help="tests under the sanitizer (default: %(default)s)")
+    add("--tools", type=list_of(str), default="memcheck,racecheck", metavar="LIST", help="(default: %(default)s)")
+    add("--sanitizer", default="compute-sanitizer", metavar="FILE", help="(default: %(default)s)")
+    add("--log", type=Path, metavar="FILE", help="write the output of every command to this file")
+    args = parser.parse_args(argv)
+    for part in args.parts:
+        if part not in PARTS:
+            parser.error(f"--parts: expected names of {', '.join(PARTS)}, received {part}")
+    args.espalier = args.espalier or args.build / "src/espalier/cli/espalier"
+    return args
+
+
+def main(argv=None):
+    args = parse(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        checks = Checks(args, Path(scratch))
+        try:
+            for part in checks.budget.each(args.parts, 5, lambda part: part):
+                getattr(checks, part)()
+        except Stopped:
+            checks.budget.left_out.append("what came after")
+    passed = bool(checks.outcomes) and all(outcome.passed for outcome in checks.outcomes)
+    text = f"commit {commit()}, device {args.device}\n\n{report(checks.outcomes)}{checks.budget.note()}"
+    text += f"\n{'All passed.' if passed else 'FAILED.'}\n"
+    if args.log:
+        args.log.write_text("\n".join(checks.log))
+    finish(args, text, {"commit": commit(), "passed": passed, "outcomes": [outcome._asdict() for outcome in checks.outcomes],
+                        "left_out": checks.budget.left_out})  # fmt: skip
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# One call that builds Espalier on a machine with a GPU, runs what needs one, and measures.
+#
+#   bench/gpu_suite.sh [OPTIONS] [OUT]
+#
+# OUT: folder for what it finds (default: $OUT, else runs/gpu-suite): report.md has all tables, results.json all figures,
+# build.log, checks.log and suite.log what was printed. A short table comes last on standard output; exit status 1 when a
+# stage failed.
+#
+#   --seconds N      stop after so long (default 570). Stages run in the order below, each bounded; those for which no time
+#                    is left are marked "left out"
+#   --stages LIST    comma-separated, of:
+#                      build        CMake and ninja into build/gpu, for the GPU of this machine
+#                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
+#                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs
+#                      attention    bench/gpu_attention.py
+#                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
+#                      head         bench/gpu_head.py
+#                      sanitizer    compute-sanitizer memcheck and racecheck on small tests
+#                      step4b       bench/gpu_step.py, shape of Qwen3-4B
+#                    (default: all; without build, build/gpu is used as it is)
+#   --jobs N         compilers at once (default: all cores)
+#   --bundle         on a machine with the packages of scripts/setup.sh: collect them in .gpu-bundle and stop
+#   --dry-run        print the commands
+#
+# It needs g++, CMake >= 3.25, ninja, nvcc and a python3 with torch; no network, no root. Where scripts/setup.sh cannot install
+# the other packages, make .gpu-bundle elsewhere and take it along:
+#
+#   bench/gpu_suite.sh --bundle                           here, once
+#   bench/gpu_suite.sh out                                there, in the repository with .gpu-bundle beside it
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+all_stages=build,tests,verify,attention,step,head,sanitizer,step4b
+stages=$all_stages
+seconds=570
+jobs=$(nproc)
+dry_run=false
+out=${OUT:-runs/gpu-suite}
+
+usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "$0"; }
+
+fail() {
+  echo "gpu_suite: $*" >&2
+  exit 2
+}
+
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --help | -h) usage; exit ;;
+    --bundle) exec python3 bench/gpu_bundle.py ;;
+    --dry-run) dry_run=true ;;
+    --seconds | --stages | --jobs)
+      [[ $# -ge 2 ]] || fail "$1 needs a value"
+      case $1 in
+        --seconds) seconds=$2 ;;
+        --stages) stages=$2 ;;
+        --jobs) jobs=$2 ;;
+      esac
+      shift
+      ;;
+    -*) fail "unknown option $1; --help lists them" ;;
+    *) out=$1 ;;
+  esac
+  shift
+done
+[[ $seconds =~ ^[1-9][0-9]*$ ]] || fail "--seconds: expected a number of seconds, received $seconds"
+[[ $jobs =~ ^[1-9][0-9]*$ ]] || fail "--jobs: expected a number, received $jobs"
+for stage in ${stages//,/ }; do
+  [[ ",$all_stages," == *",$stage,"* ]] || fail "--stages: expected names of $all_stages, received $stage"
+done
+
+# The Python whose torch is built against, and run: that of the machine where it has torch, else the project's own.
+find_python() {
+  if python3 -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null; then
+    command -v python3
+  else
+    scripts/setup.sh --print-python
+  fi
+}
+
+python=$(find_python)
+build=build/gpu
+work=$build/suite
+command -v nvcc >/dev/null || PATH=$PATH:/usr/local/cuda/bin
+export XDG_CACHE_HOME=$PWD/$work/cache PYTHONUNBUFFERED=1
+if ! $dry_run; then
+  mkdir -p "$work" "$out"
+  rm -f "$work"/*.md "$work"/*.json "$work"/stages.tsv
+  : >"$out/suite.log"
+fi
+
+# Seconds for a stage that may take $1 at most; some are kept for the report.
+limit() {
+  local left=$((seconds - SECONDS - 8))
+  echo $(($1 < left ? $1 : left))
+}
+
+note() {
+  printf '%s\t%s\t%s\n' "$1" "$2" "$3" >>"$work/stages.tsv"
+  "$python" bench/gpu_summary.py "$work" --out "$out" >/dev/null || true  # a failed stage; what follows still runs
+  echo "gpu_suite: $1: $2, $3 s ($SECONDS s of $seconds)"
+}
+
+# run NAME MOST_SECONDS LOG COMMAND...: @S in the command stands for the seconds it is given. What it prints goes to LOG.
+run() {
+  local name=$1 most=$2 log=$3 given status=0 began=$SECONDS
+  shift 3
+  given=$(limit "$most")
+  if $dry_run; then
+    echo "[$name, at most $most s] ${*//@S/$((most - 10))}"
+    return
+  fi
+  if ((given < 25)); then
+    note "$name" "left out" 0
+    return
+  fi
+  timeout --kill-after=10 "$given" "${@//@S/$((given - 10))}" >>"$log" 2>&1 || status=$?
+  case $status in
+    0) note "$name" passed $((SECONDS - began)) ;;
+    124 | 137) note "$name" "out of time" $((SECONDS - began)) ;;
+    *) note "$name" FAILED $((SECONDS - began)) ;;
+  esac
+}
+
+results() { echo "--out $work/$1.md --json $work/$1.json"; }
+
+configure_and_build() {
+  local prefixes=""
+  if [[ -d .gpu-bundle ]]; then
+    prefixes=$(printf '%s;' "$PWD"/.gpu-bundle/*)
+  fi
+  # One file that does not compile must not hide what the rest shows.
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DESPALIER_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90a-real \
+    -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" &&
+    cmake --build "$build" --parallel "$jobs" -- -k 0
+}
+
+stage() {
+  local checks=("$python" bench/gpu_checks.py --build "$build" --seconds @S)
+  local steps=("$python" bench/gpu_step.py --espalier "$build/src/espalier/cli/espalier" --scratch "$work/models" --seconds @S)
+  local ops=$build/src/espalier/ops/libespalier_ops.so
+  local -a output
+  read -ra output <<<"$(results "$1")"
+  case $1 in
+    build)
+      if $dry_run; then
+        declare -f configure_and_build
+      else
+        export build python jobs
+        export -f configure_and_build
+        run build 300 "$out/build.log" bash -c configure_and_build
+      fi
+      ;;
+    tests) run tests 120 "$out/checks.log" "${checks[@]}" --parts tests "${output[@]}" --log "$work/tests.log" ;;
+    verify) run verify 90 "$out/checks.log" "${checks[@]}" --parts verify,determinism "${output[@]}" --log "$work/verify.log" ;;
+    sanitizer)
+      run sanitizer 100 "$out/checks.log" "${checks[@]}" --parts sanitizer "${output[@]}" --log "$work/sanitizer.log"
+      ;;
+    attention) run attention 130 "$out/suite.log" "$python" bench/gpu_attention.py --ops "$ops" --seconds @S "${output[@]}" ;;
+    head) run head 60 "$out/suite.log" "$python" bench/gpu_head.py --ops "$ops" --seconds @S "${output[@]}" ;;
+    step) run step 150 "$out/suite.log" "${steps[@]}" --models 0.6b "${output[@]}" ;;
+    step4b)
+      run step4b 240 "$out/suite.log" "${steps[@]}" --models 4b --grid 16384/64,16384/1024 --ratios 8,1 --repeats 2 "${output[@]}"
+      ;;
+  esac
+}
+
+for name in ${all_stages//,/ }; do
+  if [[ ",$stages," == *",$name,"* ]]; then
+    stage "$name"
+  fi
+done
+if $dry_run; then
+  exit
+fi
+{
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 || true
+  cat "$work"/*.log 2>/dev/null || true
+} >>"$out/checks.log"
+"$python" bench/gpu_summary.py "$work" --out "$out"

@@ -1,0 +1,373 @@
+"""bench/gpu_*: what they compute without a GPU, on trees counted by brute force, and their scripts on the CPU."""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "bench"))
+import gpu_attention
+import gpu_bundle
+import gpu_checks
+import gpu_head
+import gpu_measure
+import gpu_step
+import gpu_summary
+import gpu_trees as trees
+
+BUILD = REPOSITORY / "build/release"
+TREES = [trees.chain(7), trees.chains(9, 3), trees.star(5, 3, 2), trees.balanced(26, 2, 3), trees.balanced(40, 3, 3),
+         trees.agent(60, 2, 9, 1), trees.agent(33, 1, 4, 5), trees.rollouts(200, 3), trees.rollouts(64, 1)]  # fmt: skip
+
+
+def dense_mask(tree):
+    """By following parents, token by token, without subtree_end."""
+    path_of = []
+    for node, length in enumerate(tree.lengths):
+        above = [token for ancestor in trees.root_path(tree, node)[:-1] for token in tokens_of(tree, ancestor)]
+        mine = tokens_of(tree, node)
+        path_of += [above + mine[: i + 1] for i in range(length)]
+    return [[key in set(path) for key in range(tree.tokens)] for path in path_of]
+
+
+def tokens_of(tree, node):
+    begin = sum(tree.lengths[:node])
+    return list(range(begin, begin + tree.lengths[node]))
+
+
+# ---- Trees and FLOPs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_pairs_and_subtree_ends(tree):
+    mask = dense_mask(tree)
+    assert trees.visible_pairs(tree) == sum(map(sum, mask))
+    ends = trees.subtree_end(tree)
+    assert mask == [[i <= j < ends[i] for i in range(tree.tokens)] for j in range(tree.tokens)]
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_nodes_stand_in_preorder(tree):
+    open_nodes = []
+    for node, parent in enumerate(tree.parents):
+        while open_nodes and open_nodes[-1] != parent:
+            open_nodes.pop()
+        assert parent == (open_nodes[-1] if open_nodes else -1)
+        open_nodes.append(node)
+    assert all(length >= 1 for length in tree.lengths)
+
+
+def test_shapes_have_their_tokens():
+    assert trees.chain(2048).tokens == 2048 and trees.star(16384, 9, 64).tokens == 16384 + 9 * 64
+    for tokens in (4096, 16384):
+        assert trees.balanced(tokens, 2, 6).tokens == tokens and len(trees.balanced(tokens, 2, 6).lengths) == 63
+        tree = trees.agent(tokens, 50, tokens // 8, 1)
+        assert tree.tokens == tokens and all(50 <= length <= tokens // 8 for length in sorted(tree.lengths)[1:])
+        assert len(trees.leaves(tree)) > 1
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4, 8, 16, 32, 64, 128])
+def test_rollouts_reach_their_ratio(ratio):
+    tree = trees.rollouts(8192, ratio)
+    assert tree.tokens == 8192 and trees.flat_tokens(tree) / 8192 == pytest.approx(ratio, rel=0.01)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_flat_counts(tree):
+    lengths = [sum(dense_mask(tree)[tokens_of(tree, leaf)[-1]]) for leaf in trees.leaves(tree)]
+    assert trees.flat_tokens(tree) == sum(lengths)
+    assert trees.flat_pairs(tree) == sum(n * (n + 1) // 2 for n in lengths)
+
+
+@pytest.mark.parametrize("pairs", [1, 3, 4, 5, 500500, 143681824])
+def test_causal_length_has_as_many_pairs(pairs):
+    n = trees.causal_length(pairs)
+    distance = abs(n * (n + 1) // 2 - pairs)
+    assert distance <= min(abs(m * (m + 1) // 2 - pairs) for m in (max(1, n - 1), n + 1))
+
+
+def test_flops():
+    assert trees.attention_flops(10, 2, 64) == (4 * 64 * 20, 10 * 64 * 20)
+    for name, parameters in (("0.6b", 596_049_920), ("4b", 4_022_468_096)):  # of the published models, norms included
+        config = gpu_step.MODELS[name]
+        counted = trees.linear_parameters(config) + config["vocab_size"] * config["hidden_size"]
+        assert counted == pytest.approx(parameters, rel=2e-4)
+    config = gpu_step.MODELS["tiny"]
+    linear, head = trees.linear_parameters(config), config["vocab_size"] * config["hidden_size"]
+    assert trees.model_flops(config, 3, 5, 2) == 6 * 3 * linear + 12 * 128 * 2 * 2 * 5 + 6 * 2 * head
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_rows_are_the_tree(tree, tmp_path):
+    """Trajectories share exactly what the tree says; the rows that predict are those before a token with loss."""
+    trees.write_rows(tree, 1000, 0, tmp_path / "rows.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    prefixes, predicting = set(), set()
+    for row in rows:
+        ids = row["input_ids"]
+        prefixes |= {tuple(ids[:end]) for end in range(1, len(ids) + 1)}
+        predicting |= {tuple(ids[:t]) for t in range(1, len(ids)) if row["loss_mask"][t]}
+    assert len(rows) == len(trees.leaves(tree)) and len(prefixes) == tree.tokens
+    assert len(predicting) == trees.predicting_rows(tree)
+
+
+# ---- The mask of FlexAttention -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_flex_mask_equals_the_dense_mask(tree):
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
+
+    n = tree.tokens
+    ends = torch.tensor(trees.subtree_end(tree), dtype=torch.int32)
+    mask_mod = gpu_attention.tree_mask_mod(ends)
+    dense = torch.tensor(dense_mask(tree))
+    assert torch.equal(create_mask(mask_mod, None, None, n, n, device="cpu")[0, 0], dense)
+    block_mask = create_block_mask(mask_mod, None, None, n, n, device="cpu", BLOCK_SIZE=16)
+    q, k, v = torch.randn(3, 1, 2, n, 16, dtype=torch.float64).unbind(0)
+    out = flex_attention(q, k, v, block_mask=block_mask)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=dense)
+    assert (out - expected).norm() <= 1e-12 * expected.norm()
+
+
+def test_another_mask_is_another_result():
+    """Negative control: without the end of subtrees, siblings see each other."""
+    import torch
+
+    tree = trees.star(5, 3, 2)
+    mask_mod = gpu_attention.tree_mask_mod(torch.full((tree.tokens,), tree.tokens))
+    query, key = torch.meshgrid(torch.arange(tree.tokens), torch.arange(tree.tokens), indexing="ij")
+    assert not torch.equal(mask_mod(0, 0, query, key), torch.tensor(dense_mask(tree)))
+
+
+# ---- Measuring and reporting -------------------------------------------------------------------------------
+
+
+def test_sides_run_in_turns():
+    timer, calls = gpu_measure.Timer("cpu"), []
+    samples = timer.in_turns({name: lambda name=name: calls.append(name) for name in "abc"}, 0, min_rounds=3)
+    assert calls == ["a", "b", "c", *"abc", *"bca", *"cab"] and all(len(times) == 3 for times in samples.values())
+    assert timer.in_turns({}, 1) == {}
+    assert len(timer.in_turns({"slow": lambda: time.sleep(0.02)}, 10, max_rounds=4)["slow"]) == 4
+
+
+def test_markdown():
+    text = gpu_measure.markdown(["name ", "value"], [["a", "1"]])
+    assert text == "| name | value |\n|---|---:|\n| a | 1 |\n"
+
+
+def test_budget_names_what_is_left_out():
+    budget = gpu_measure.Budget(0.5)
+    assert list(budget.each([0.1, 5, 0.2], 0.1, str)) == [0.1, 5, 0.2]
+    assert not budget.has(9, "late") and "Left out for want of time: late." in budget.note()
+
+
+def test_lists():
+    assert gpu_measure.list_of(int)("1,2") == [1, 2] and gpu_measure.list_of(str)("none") == []
+    with pytest.raises(argparse.ArgumentTypeError, match="1,x"):
+        gpu_measure.list_of(int)("1,x")
+
+
+def script(name, *arguments, **environment):
+    command = [sys.executable, REPOSITORY / "bench" / name, *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_step.py", "gpu_checks.py", "gpu_summary.py",
+                                  "gpu_bundle.py"])  # fmt: skip
+def test_help_teaches(name):
+    done = script(name, "--help")
+    assert done.returncode == 0 and "python3 bench/" + name in done.stdout and "options:" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py"])
+def test_kernel_benchmarks_on_the_cpu(name, tmp_path):
+    more = ["--no-flex"] if name == "gpu_attention.py" else []
+    done = script(name, "--quick", "--device", "cpu", "--dtype", "float32", "--case-seconds", 0.05, "-o", tmp_path / "t.md",
+                  "--json", tmp_path / "t.json", *more, OMP_NUM_THREADS="1")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "t.md").read_text() == done.stdout and "FAILED" not in done.stdout
+    records = json.loads((tmp_path / "t.json").read_text())["records"]
+    assert len(records) == (6 if more else 2) and all(record["difference"] < 1e-4 for record in records)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert len(rows) == len(records) + 1 and len({row.count("|") for row in rows}) == 1
+
+
+def test_sides_that_disagree_fail(monkeypatch, capsys):
+    """Negative control: a tree in which siblings see each other, on one side alone."""
+    import torch
+
+    side = gpu_attention.espalier_side
+    monkeypatch.setattr(gpu_attention, "espalier_side", lambda kind, inputs, ends: side(
+        kind, inputs, ends if kind == "fused" else torch.full_like(ends, len(ends))))  # fmt: skip
+    flags = ["--quick", "--device", "cpu", "--dtype", "float32", "--case-seconds", "0.01", "--no-flex", "--dense", "none"]
+    assert gpu_attention.main([*flags, "--cases", "chain"]) == 0
+    assert gpu_attention.main([*flags, "--cases", "star"]) == 1
+    assert "FAILED: sides that compute the same tree differ" in capsys.readouterr().out
+
+
+def test_another_head_fails(monkeypatch, capsys):
+    """Negative control: one gradient of the head is off by 3 %."""
+    torch_pass = gpu_head.torch_pass
+
+    def wrong(problem, chunk):
+        logprobs, hidden, weight = torch_pass(problem, chunk)
+        return logprobs, hidden * 1.03, weight
+
+    monkeypatch.setattr(gpu_head, "torch_pass", wrong)
+    assert gpu_head.main(["--quick", "--device", "cpu", "--dtype", "float32", "--case-seconds", "0.01"]) == 1
+    assert "FAILED: the two sides differ" in capsys.readouterr().out
+
+
+def test_what_cannot_run_is_named(capsys):
+    assert script("gpu_attention.py", "--ops", "nowhere.so").stderr.strip().endswith("or name it by --ops")
+    assert "--list shows them" in script("gpu_attention.py", "--cases", "nothing").stderr
+    assert "name it by --espalier" in script("gpu_step.py", "--espalier", "nowhere", "--models", "tiny", "--device", "cpu").stderr
+    assert script("gpu_step.py", "--models", "7b").returncode == 2
+
+
+def test_step_on_the_cpu(tmp_path):
+    done = script("gpu_step.py", "--device", "cpu", "--dtype", "float32", "--models", "tiny", "--tree-tokens", 256, "--ratios",
+                  "1,4", "--grid", "96/8,64/32", "--token-budget", 200, "--repeats", 1, "--json", tmp_path / "t.json",
+                  OMP_NUM_THREADS="1")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads((tmp_path / "t.json").read_text())["records"]
+    assert [record["name"] for record in records] == ["ratio 1", "ratio 4", "96 / 8", "64 / 32"]
+    assert records[0]["bound"] == pytest.approx(1) and records[1]["tree_tokens"] == 256
+    assert done.stdout.count("| tiny |") == 4 and "Long prompts, 9 responses" in done.stdout
+
+
+# ---- Checks ------------------------------------------------------------------------------------------------
+
+
+def checks(tmp_path, *arguments):
+    done = script("gpu_checks.py", "--device", "cpu", "--build", BUILD, "--json", tmp_path / "c.json", "--log",
+                  tmp_path / "c.log", *arguments, OMP_NUM_THREADS="1")  # fmt: skip
+    return done, json.loads((tmp_path / "c.json").read_text())
+
+
+def test_determinism_on_the_cpu(tmp_path):
+    done, record = checks(tmp_path, "--parts", "determinism")
+    assert done.returncode == 0 and record["passed"], done.stdout
+    assert "equal in every bit" in done.stdout and "$ " in (tmp_path / "c.log").read_text()
+
+
+def test_tests_that_are_all_skipped_do_not_pass(tmp_path):
+    done, record = checks(tmp_path, "--parts", "tests", "--filter", "RandomForests.*Cuda*")
+    assert done.returncode == 1 and not record["passed"]
+    if not shutil.which("nvidia-smi"):
+        assert "0 passed, 1 skipped" in done.stdout
+    done, record = checks(tmp_path, "--parts", "tests", "--filter", "RandomForests.*Cpu*:RandomForests.One*")
+    assert done.returncode == 0 and "2 passed, 0 skipped, 0 failed" in done.stdout
+    done, record = checks(tmp_path, "--parts", "tests,sanitizer", "--filter", "No.Such", "--sanitizer-filter", "No.Such")
+    assert done.returncode == 1 and len(record["outcomes"]) == 2
+
+
+FAKE_SANITIZER = """#!/bin/sh
+while [ "$1" != --print-limit ]; do [ "$1" = --tool ] && tool=$2; shift; done
+shift 2
+"$@" 2>&1
+status=$?
+if [ $tool = memcheck ]; then echo "========= ERROR SUMMARY: $ERRORS errors"
+else echo "========= RACECHECK SUMMARY: $ERRORS hazards displayed ($ERRORS errors, 0 warnings)"; fi
+[ "$ERRORS" = 0 ] || exit 9
+exit $status
+"""
+
+
+@pytest.mark.parametrize("errors", [0, 3])
+def test_sanitizer_counts(tmp_path, monkeypatch, errors):
+    """A stand-in that prints what the tool prints."""
+    fake = tmp_path / "sanitizer"
+    fake.write_text(FAKE_SANITIZER)
+    fake.chmod(0o755)
+    monkeypatch.setenv("ERRORS", str(errors))
+    done, record = checks(tmp_path, "--parts", "sanitizer", "--sanitizer", fake, "--sanitizer-filter", "RandomForests.One*")
+    assert done.returncode == (1 if errors else 0)
+    assert [o["detail"] for o in record["outcomes"]] == [f"1 tests, 0 skipped, {errors} errors"] * 2
+    assert gpu_checks.sanitizer_counts("[       OK ] A.B (1 ms)\n") == (1, 0, None)
+
+
+def test_what_runs_too_long_ends_with_its_children(tmp_path):
+    began = time.monotonic()
+    status, out = gpu_checks.execute(["sh", "-c", "echo begun; sleep 30 & wait"], 1)
+    assert status is None and out == "begun\n" and time.monotonic() - began < 15
+    assert gpu_checks.execute([tmp_path / "nothing"], 1)[0] == 127
+
+
+# ---- The suite ---------------------------------------------------------------------------------------------
+
+
+def suite(*arguments):
+    return subprocess.run([str(REPOSITORY / "bench/gpu_suite.sh"), *arguments], capture_output=True, text=True)
+
+
+def test_dry_run_prints_every_stage():
+    done = suite("--dry-run")
+    assert done.returncode == 0, done.stderr
+    for stage in ("tests", "verify", "attention", "step", "head", "sanitizer", "step4b"):
+        assert f"[{stage}, " in done.stdout
+    assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
+    assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--stages", "everything"], "--stages"), (["--seconds", "soon"], "--seconds"), (["--what"], "--what"),
+    (["--jobs"], "--jobs needs a value"),
+])  # fmt: skip
+def test_suite_names_what_is_wrong(flags, words):
+    done = suite(*flags)
+    assert done.returncode == 2 and words in done.stderr
+
+
+def test_suite_help_and_style():
+    assert "--bundle" in suite("--help").stdout
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", REPOSITORY / "bench/gpu_suite.sh"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_summary(tmp_path):
+    stages = [("build", "passed"), ("tests", "FAILED"), ("attention", "passed"), ("step", "passed"), ("head", "out of time"),
+              ("verify", "left out")]  # fmt: skip
+    (tmp_path / "stages.tsv").write_text("".join(f"{stage}\t{result}\t7\n" for stage, result in stages))
+    outcome = {"part": "tests", "what": "torch_tests", "passed": False, "detail": "3 passed | 1 failed", "seconds": 1}
+    (tmp_path / "tests.json").write_text(json.dumps({"outcomes": [outcome]}))
+    (tmp_path / "tests.md").write_text("| a |\n|---|\n")
+    record = {"tree": "chain", "heads": 16, "key_heads": 4, "head_dim": 128, "pass": "forward", "tflops": {"fused": 512.3}}
+    (tmp_path / "attention.json").write_text(json.dumps({"records": [record] * 9}))
+    (tmp_path / "step.json").write_text("{ broken")
+    table, passed = gpu_summary.summarize(tmp_path, tmp_path / "out")
+    assert not passed and "torch_tests: 3 passed / 1 failed" in table and "TFLOP/s fused 512" in table
+    assert "3 more in report.md" in table and "step.json: " in table and "left out" in table
+    assert len({line.count("|") for line in table.splitlines()}) == 1
+    assert "| a |" in (tmp_path / "out/report.md").read_text()
+    assert json.loads((tmp_path / "out/results.json").read_text())["stages"]["tests"]["record"]["outcomes"] == [outcome]
+    (tmp_path / "stages.tsv").write_text("head\tpassed\t1\n")
+    assert gpu_summary.summarize(tmp_path, tmp_path / "out")[1]
+
+
+# ---- The bundle --------------------------------------------------------------------------------------------
+
+
+def test_bundle(tmp_path):
+    """Relocatable, small, and all that CMake asks for."""
+    out = tmp_path / "bundle"
+    assert gpu_bundle.main(["-o", str(out)]) == 0
+    assert gpu_bundle.main(["-o", str(out)]) == 0  # again, over the first
+    assert sorted(path.name for path in out.iterdir()) == sorted(package.name.lower() for package in gpu_bundle.PACKAGES)
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert not any(path.is_symlink() for path in files) and sum(path.stat().st_size for path in files) < 30e6
+    for path in out.rglob("*.cmake"):
+        assert str(tmp_path) not in path.read_text() and "/usr/" not in path.read_text()
+    asked = (REPOSITORY / "CMakeLists.txt").read_text() + (REPOSITORY / "tests/CMakeLists.txt").read_text()
+    found = {line.split("find_package(")[1].split()[0].rstrip(")") for line in asked.splitlines() if "find_package(" in line}
+    assert found - {"LibTorch", "benchmark"} == {package.name for package in gpu_bundle.PACKAGES}
