@@ -13,14 +13,16 @@ Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backwa
     python3 bench/gpu_attention.py --list                   the trees, without measuring
     python3 bench/gpu_attention.py --quick --device cpu     a few small trees, to try the script where there is no GPU
 
-Times are medians of rounds, by CUDA events, the L2 cache overwritten before each call; inputs are random. "of cuDNN H200" is
-the rate over 688 forward and 581 backward TFLOP/s, which cuDNN 9.19 reaches on an H200 for causal attention of 32k tokens with
+Times are medians of rounds, by CUDA events, the L2 cache overwritten before each call; inputs are random. "of cuDNN H200"
+is the rate over 688 forward and 581 backward TFLOP/s, which cuDNN 9.19 reaches on an H200 for causal attention of 32k tokens with
 head dimension 128 (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training). "difference" is the largest relative distance
-(norms, output and all gradients) between the sides that compute the tree; in bfloat16 about 0.005 is rounding.
+(norms, output and all gradients) between the sides that compute the tree; in bfloat16 about 0.005 is rounding, and above 0.02
+the run fails.
 """
 
 import argparse
 import contextlib
+import copy
 import os
 import sys
 from pathlib import Path
@@ -90,7 +92,7 @@ def quick_cases():
 
 class Side(NamedTuple):
     forward: object
-    backward: object
+    backward: object  # None where there is none
     results: object  # () -> list of tensors, or None where it computes another shape
 
 
@@ -164,7 +166,8 @@ def autograd_side(call, inputs, same_tree):
     return Side(forward, backward, results if same_tree else None)
 
 
-def dense_side(backend, inputs):
+def dense_side(backend, inputs, problems):
+    """Keys and values of fewer heads are shared where the backend can, and repeated before where it cannot."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -175,7 +178,17 @@ def dense_side(backend, inputs):
             return torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=inputs.scale, enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
 
-    return autograd_side(call, inputs, same_tree=False)
+    try:
+        return autograd_side(call, inputs, same_tree=False)
+    except RuntimeError:
+        group = inputs.q.shape[1] // inputs.k.shape[1]
+        if group == 1:
+            raise
+        inputs = copy.copy(inputs)
+        inputs.k, inputs.v = (tensor.repeat_interleave(group, 1) for tensor in (inputs.k, inputs.v))
+        side = autograd_side(call, inputs, same_tree=False)
+        problems[f"{backend} with fewer key heads than query heads: measured with keys and values repeated before"] = None
+        return side
 
 
 def tree_mask_mod(ends):
@@ -199,7 +212,7 @@ class Flex:
         torch._functorch.config.donated_buffer = False
         torch._dynamo.config.cache_size_limit = 64
         self.attention = torch.compile(flex_attention, dynamic=False)
-        self.block_mask = torch.compile(create_block_mask, dynamic=False)
+        self.block_mask = create_block_mask  # not compiled: it is not what is measured
 
     def side(self, inputs, ends):
         tokens = len(ends)
@@ -216,17 +229,17 @@ class Flex:
 
 
 def attempt(make, name, problems):
-    """The side, or None where this build, GPU or library does not have it: then problems says why."""
+    """The side, without backward where that fails; None where it cannot run at all. problems gets why: this build, GPU or
+    library does not have it."""
+    side = None
     try:
         side = make()
         side.backward()
         return side
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        problems.setdefault(f"{name}: {str(error).strip().splitlines()[0][:160]}", None)
-        return None
     except Exception as error:  # noqa: BLE001  torch.compile raises many kinds
-        problems.setdefault(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0][:160]}", None)
-        return None
+        text = (str(error).strip().splitlines() or [""])[0][:160]
+        problems[f"{name}{', backward' if side else ''}: {type(error).__name__}: {text}"] = None
+        return Side(side.forward, None, None) if side else None
 
 
 def sides_of(case, args, flex, problems):
@@ -239,7 +252,7 @@ def sides_of(case, args, flex, problems):
     dense_tokens = trees.causal_length(trees.visible_pairs(case.tree))
     dense_inputs = Inputs(case, dense_tokens, args.device, dtype, 1)
     for backend in args.dense:
-        makers[backend] = lambda backend=backend: dense_side(backend, dense_inputs)
+        makers[backend] = lambda backend=backend: dense_side(backend, dense_inputs, problems)
     if flex and case.flex:
         makers["flex"] = lambda: flex.side(tree_inputs, ends)
     sides = {name: attempt(make, f"{name}, d {case.head_dim}", problems) for name, make in makers.items()}
@@ -271,7 +284,8 @@ def measure(case, args, timer, flex, seconds, problems):
     flops = dict(zip(PASSES, trees.attention_flops(pairs, case.heads, case.head_dim)))
     records = []
     for name in PASSES:
-        samples = timer.in_turns({side: getattr(calls, name) for side, calls in sides.items()}, seconds / 2)
+        calls = {side: getattr(each, name) for side, each in sides.items() if getattr(each, name)}
+        samples = timer.in_turns(calls, seconds / 2)
         times = {side: spread(values) for side, values in samples.items()}
         records.append({
             "tree": case.name, "heads": case.heads, "key_heads": case.key_heads, "head_dim": case.head_dim,

@@ -190,14 +190,15 @@ class Checks:
                 folders.append(self.scratch / f"run_{dtype}_{index}")
                 status, out = self.espalier("train", "--model", self.model(128), "--data", self.rows(), "--out", folders[-1],
                                             "--dtype", dtype, "--steps", 3, "--strategy", "partition", "--token-budget", 400,
-                                            "--learning-rate", 0.001, "--no-calibration", *self.on_device(deterministic=True))  # fmt: skip
+                                            "--learning-rate", 0.001, "--no-calibration",
+                                            *self.on_device(deterministic=True))  # fmt: skip
                 if status != 0:
                     self.add("determinism", dtype, False, last_line(out), began)
                     break
             else:
                 same, count = equal_tensors(*folders)
-                self.add("determinism", dtype, same and count > 0, f"{count} files of tensors "
-                         f"{'equal in every bit' if same else 'DIFFER'}", began)  # fmt: skip
+                verdict = "equal in every bit" if same else "DIFFER"
+                self.add("determinism", dtype, same and count > 0, f"{count} files of tensors {verdict}", began)
 
     # ---- compute-sanitizer ----
 
@@ -215,7 +216,8 @@ class Checks:
                 environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
             # Only kernels of this project: the others are many, and not ours to mend.
             command = [self.args.sanitizer, "--tool", tool, "--kernel-name", "kns=espalier", "--report-api-errors", "no",
-                       "--error-exitcode", 9, "--print-limit", 20, path, f"--gtest_filter={self.args.sanitizer_filter}"]  # fmt: skip
+                       "--error-exitcode", 9, "--print-limit", 20, path,
+                       f"--gtest_filter={self.args.sanitizer_filter}"]  # fmt: skip
             status, out = self.run(command, share=1 / (len(runs) - index), **environment)
             tests, skipped, errors = sanitizer_counts(out)
             detail = f"{tests} tests, {skipped} skipped, {'no summary' if errors is None else f'{errors} errors'}"

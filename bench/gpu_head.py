@@ -167,7 +167,8 @@ def main(argv=None):
     try:
         for case in budget.each(cases, args.case_seconds, lambda c: f"{c.vocabulary} x {c.rows} x {c.hidden}"):
             records.append(measure(case, args, timer, args.case_seconds))
-            say(f"{case}: espalier {records[-1]['milliseconds']['espalier'][0]:.2f} ms, speed-up {records[-1]['speedups'][0]:.2f}")
+            milliseconds, speedup = records[-1]["milliseconds"]["espalier"][0], records[-1]["speedups"][0]
+            say(f"{case.vocabulary} x {case.rows} x {case.hidden}: {milliseconds:.2f} ms, speed-up {speedup:.2f}")
     except Stopped:
         budget.left_out.append("what came after")
     text = f"{hardware(args.device)}, {args.dtype}, commit {commit()}. Median (low..high).\n\n{report(records)}{budget.note()}"

@@ -82,12 +82,19 @@ find_python() {
 python=$(find_python)
 build=build/gpu
 work=$build/suite
+# Models of up to 8 GB are written, read a few times and removed: in memory where there is plenty.
+models=$work/models
+if (($(df --output=avail /dev/shm 2>/dev/null | tail -n 1 || echo 0) > 24000000)); then
+  models=/dev/shm/espalier-gpu-suite-$$
+fi
 command -v nvcc >/dev/null || PATH=$PATH:/usr/local/cuda/bin
 export XDG_CACHE_HOME=$PWD/$work/cache PYTHONUNBUFFERED=1
 if ! $dry_run; then
   mkdir -p "$work" "$out"
-  rm -f "$work"/*.md "$work"/*.json "$work"/stages.tsv
+  rm -f "$work"/*.md "$work"/*.json "$work"/*.log "$work"/stages.tsv
   : >"$out/suite.log"
+  rm -f "$out/checks.log"
+  trap 'rm -rf "$models"' EXIT
 fi
 
 # Seconds for a stage that may take $1 at most; some are kept for the report.
@@ -138,7 +145,7 @@ configure_and_build() {
 
 stage() {
   local checks=("$python" bench/gpu_checks.py --build "$build" --seconds @S)
-  local steps=("$python" bench/gpu_step.py --espalier "$build/src/espalier/cli/espalier" --scratch "$work/models" --seconds @S)
+  local steps=("$python" bench/gpu_step.py --espalier "$build/src/espalier/cli/espalier" --scratch "$models" --seconds @S)
   local ops=$build/src/espalier/ops/libespalier_ops.so
   local -a output
   read -ra output <<<"$(results "$1")"
