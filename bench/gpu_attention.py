@@ -148,8 +148,9 @@ def autograd_side(call, inputs, same_tree):
     """call: q, k, v [1, heads, T, d] -> out likewise."""
     import torch
 
-    leaves = [tensor.transpose(0, 1).unsqueeze(0).detach().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v)]
-    grad = inputs.grad.transpose(0, 1).unsqueeze(0)
+    # In this order the strides are those of a batch of one, [1, T, heads, d], which cuDNN looks at.
+    leaves = [tensor.unsqueeze(0).transpose(1, 2).detach().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v)]
+    grad = inputs.grad.unsqueeze(0).transpose(1, 2)
 
     def forward():
         with torch.enable_grad():

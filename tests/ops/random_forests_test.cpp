@@ -41,13 +41,27 @@ struct Forest {
   double scale;
 };
 
+/// Trees of one shape, until there are so many tokens.
+std::vector<int32_t> draw_ends(std::mt19937_64& random, ForestShape shape, int max_node_tokens,
+                               size_t min_tokens) {
+  std::vector<int32_t> ends;
+  while (ends.size() < min_tokens) {
+    const auto offset = static_cast<int32_t>(ends.size());
+    for (const int32_t end : random_subtree_end(random, shape, 24, max_node_tokens))
+      ends.push_back(end + offset);
+  }
+  return ends;
+}
+
 Forest draw(uint64_t seed, at::Device device, int max_node_tokens) {
   std::mt19937_64 random(seed);
   const HeadShape& heads = kHeads[seed % std::size(kHeads)];
   Forest forest;
   forest.dtype = kDtypes[seed / testing::kNumForestShapes % std::size(kDtypes)];
-  const std::vector<int32_t> ends = random_subtree_end(
-      random, static_cast<ForestShape>(seed % testing::kNumForestShapes), 24, max_node_tokens);
+  // Errors of a few roundings say nothing: there the reference may be exact by luck.
+  const size_t min_tokens = forest.dtype == at::kDouble ? 1 : 200;
+  const std::vector<int32_t> ends = draw_ends(
+      random, static_cast<ForestShape>(seed % testing::kNumForestShapes), max_node_tokens, min_tokens);
   const auto generator = at::detail::createCPUGenerator(seed);
   const auto normal = [&](int64_t num_heads) {
     return at::randn({static_cast<int64_t>(ends.size()), num_heads, heads.head_dim}, generator,
@@ -99,7 +113,7 @@ TEST(RandomForests, TreeAttentionOnTheCpu) {
 }
 
 TEST(RandomForests, TreeAttentionOnCuda) {
-  if (!testing::has_cuda_device()) GTEST_SKIP() << "no CUDA device is visible";
+  SKIP_WITHOUT_CUDA();
   const char* given = std::getenv("ESPALIER_CUDA_FORESTS");
   const uint64_t count = given == nullptr ? 50 : std::stoull(given);
   for (uint64_t seed = 0; seed < count && !HasFatalFailure(); ++seed) {
@@ -107,21 +121,24 @@ TEST(RandomForests, TreeAttentionOnCuda) {
   }
 }
 
-/// Wrong in one place: the last token no longer sees the first.
-at::Tensor forgets_a_pair(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const at::Tensor& subtree_end, double scale, const AttentionContext&) {
+/// Wrong in one place: the last token of the first tree no longer sees the first one. In bfloat16 that may be
+/// less than the reference's own rounding; there no other token sees it.
+at::Tensor forgets(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   const at::Tensor& subtree_end, double scale, const AttentionContext&) {
   at::Tensor ends = subtree_end.clone();
-  ends[0].sub_(1);
+  if (q.scalar_type() == at::kBFloat16) {
+    ends[0].fill_(1);
+  } else {
+    ends[0].sub_(1);
+  }
   return reference::tree_attention(q, k, v, ends, scale);
 }
 
-TEST(RandomForests, OneForgottenPairIsNoticed) {
-  // Chains: seeds that are multiples of the number of shapes.
-  for (uint64_t seed = 0; seed < 5 * testing::kNumForestShapes; seed += testing::kNumForestShapes) {
-    Forest forest = draw(seed, at::kCPU, 60);
-    if (forest.subtree_end.size(0) > 1) {
-      EXPECT_GT(excess(&forgets_a_pair, forest), 1) << "seed " << seed;
-    }
+TEST(RandomForests, WhatIsForgottenIsNoticed) {
+  for (uint64_t seed = 1; seed < 29; ++seed) {
+    const Forest forest = draw(seed, at::kCPU, 12);
+    if (forest.subtree_end[0].item<int32_t>() < 2) continue;
+    EXPECT_GT(excess(&forgets, forest), 1) << "seed " << seed << ", " << forest.dtype;
   }
 }
 
