@@ -22,12 +22,6 @@ void check_forest(std::span<const int32_t> subtree_end) {
   }
 }
 
-TileClass classify(const KeyBlock& block, int32_t query_begin, int32_t query_end) {
-  if (query_end <= block.query_begin || block.query_end <= query_begin) return TileClass::kEmpty;
-  const bool full = block.full_begin <= query_begin && query_end <= block.full_end;
-  return full ? TileClass::kFull : TileClass::kPartial;
-}
-
 int32_t Schedule::query_end(int32_t block) const {
   return std::min(query_begin(block) + sizes.queries, num_tokens);
 }
@@ -41,12 +35,11 @@ std::vector<KeyBlock> make_key_blocks(std::span<const int32_t> subtree_end,
   for (int32_t begin = 0; begin < num_tokens; begin += size) {
     const int32_t end = std::min(begin + size, num_tokens);
     const auto [low, high] = std::minmax_element(subtree_end.begin() + begin, subtree_end.begin() + end);
-    blocks.push_back({-1, begin, end, begin, *high, end - 1, *low});
+    blocks.push_back(forest_block(begin, end, *low, *high));
   }
   for (const ContextRectangle& r : context) {
     for (int32_t begin = r.key_begin; begin < r.key_end; begin += size) {
-      const int32_t end = std::min(begin + size, r.key_end);
-      blocks.push_back({r.segment, begin, end, r.query_begin, r.query_end, r.query_begin, r.query_end});
+      blocks.push_back(context_block(r, begin, std::min(begin + size, r.key_end)));
     }
   }
   return blocks;

@@ -9,41 +9,9 @@
 #include <vector>
 
 #include "espalier/base/csr.h"
+#include "espalier/ops/kernels/key_block.h"
 
 namespace espalier {
-
-/// Tokens of a block of queries and of a block of keys; the last ones may be smaller.
-struct BlockSizes {
-  int32_t queries = 0;
-  int32_t keys = 0;
-};
-
-/// Keys [key_begin, key_end) of a context segment, seen by all queries in [query_begin, query_end).
-struct ContextRectangle {
-  int32_t segment;
-  int32_t key_begin;
-  int32_t key_end;
-  int32_t query_begin;
-  int32_t query_end;
-};
-
-/// Keys [begin, end) of one segment.
-struct KeyBlock {
-  int32_t segment;  // -1: the forest's own tokens
-  int32_t begin;
-  int32_t end;
-  int32_t query_begin;  // queries outside [query_begin, query_end) see none of the keys
-  int32_t query_end;
-  int32_t full_begin;  // queries in [full_begin, full_end), which may be empty, see all of them
-  int32_t full_end;
-
-  int32_t num_keys() const { return end - begin; }
-};
-
-enum class TileClass : uint8_t { kEmpty, kPartial, kFull };
-
-/// What queries [query_begin, query_end), at least one, see of a block: none, some or all of its keys' pairs.
-TileClass classify(const KeyBlock& block, int32_t query_begin, int32_t query_end);
 
 /// A block of keys in the list of a block of queries.
 struct Tile {

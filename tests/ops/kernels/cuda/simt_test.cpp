@@ -96,6 +96,12 @@ TEST(SimtTest, LanesExchange) {
   }
 }
 
+TEST(SimtTest, FindsBits) {
+  EXPECT_EQ(simt::lowest_bit(1), 0);
+  EXPECT_EQ(simt::lowest_bit(0x80000000u), 31);
+  EXPECT_EQ(simt::lowest_bit(0b101000), 3);
+}
+
 /// Every thread writes a number and reads its neighbour's; `forget` leaves out what orders the two.
 int wrong_neighbours(bool forget, uint64_t seed) {
   int wrong = 0;

@@ -31,6 +31,8 @@
 //   wait_copies<N>()             until all but its last N groups are there
 //   atomic_add(address, value)   float or int32_t in global memory; returns the old value
 //   load_once(address)           a read of global memory through the read-only cache
+// Bits
+//   lowest_bit(word)             the number of the lowest bit that is set, of at least one
 // Arithmetic
 //   exp2(x), log2(x)             float, to about 2 units in the last place; exp2(-infinity) = 0
 //   pack<Element>(low, high)     two floats, rounded to nearest even, as the halves of a uint32_t

@@ -86,6 +86,10 @@ __device__ __forceinline__ T load_once(const T* address) {
   return __ldg(address);
 }
 
+__device__ __forceinline__ int lowest_bit(uint32_t word) {
+  return __ffs(static_cast<int>(word)) - 1;
+}
+
 __device__ __forceinline__ float exp2(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));

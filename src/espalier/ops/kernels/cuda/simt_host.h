@@ -134,6 +134,10 @@ T load_once(const T* address) {
   return *address;
 }
 
+inline int lowest_bit(uint32_t word) {
+  return std::countr_zero(word);
+}
+
 inline float exp2(float x) {
   return std::exp2(x);
 }

@@ -1,0 +1,109 @@
+// Attention over a forest in preorder on a GPU, fused (docs/math.md, "Attention by tiles"): what callers fill
+// in, and what implementations for different GPUs share. Free of LibTorch and of CUDA's headers; pointers are
+// to the GPU's memory unless said otherwise; nothing here allocates, waits or reads the GPU's memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "espalier/ops/kernels/key_block.h"
+
+namespace espalier::cuda {
+
+enum class ElementKind : uint8_t { kBFloat16, kFloat16 };
+
+/// [tokens, heads, head_dim] with adjacent elements in the last dimension. Data are aligned to 16 bytes, and
+/// strides, in elements, are multiples of 8. An in-tile offset fits 32 bits: 256 times the token stride.
+struct TokenHeadsData {
+  void* data;
+  int64_t token_stride;
+  int64_t head_stride;
+};
+
+/// Keys and values of one segment, [tokens, key heads, head_dim]: an element of an array on the GPU, of which
+/// the first is the forest's own and entry 1 + s is context segment s.
+struct KeySource {
+  TokenHeadsData k;
+  TokenHeadsData v;
+};
+
+/// What backward writes, likewise: gradients of the problem's element, of every key that some rectangle
+/// names; others stay as they are.
+struct KeyGradients {
+  TokenHeadsData grad_k;
+  TokenHeadsData grad_v;
+};
+
+struct AttentionProblem {
+  ElementKind element;
+  int32_t num_tokens;
+  int32_t num_heads;
+  int32_t num_key_heads;  // divides num_heads
+  int32_t head_dim;
+  float softmax_scale;
+  const int32_t* subtree_end;  // [num_tokens], of a forest in preorder
+  TokenHeadsData q;
+  const KeySource* sources;
+  // As sort_rectangles leaves them: on the host, and a copy of the same. Neither keys nor queries of one are
+  // none; query ranges nested or disjoint; no key is named twice.
+  const ContextRectangle* host_rectangles;
+  const ContextRectangle* rectangles;
+  int32_t num_rectangles;
+  bool deterministic;  // backward without atomics: the same bits in every run
+
+  int32_t group() const { return num_heads / num_key_heads; }
+};
+
+struct AttentionOutputs {
+  TokenHeadsData out;
+  float* lse;  // [num_heads, num_tokens], natural log
+};
+
+struct AttentionGradients {
+  TokenHeadsData grad_out;
+  TokenHeadsData out;  // of forward, as is lse
+  const float* lse;
+  TokenHeadsData grad_q;
+  const KeyGradients* grad_sources;
+};
+
+/// Into the order that problems want: by query_begin ascending, then query_end descending.
+inline void sort_rectangles(ContextRectangle* rectangles, int32_t count) {
+  std::stable_sort(rectangles, rectangles + count, [](const ContextRectangle& a, const ContextRectangle& b) {
+    return a.query_begin != b.query_begin ? a.query_begin < b.query_begin : a.query_end > b.query_end;
+  });
+}
+
+/// Whether the fused kernels take this element and head dimension on a GPU of this compute capability (10
+/// major + minor) with this much shared memory for a block (device.h). Forward and backward alone may differ.
+struct AttentionSupport {
+  bool forward;
+  bool backward;
+};
+AttentionSupport attention_support(ElementKind element, int32_t head_dim, int compute_capability,
+                                   int64_t shared_bytes);
+
+/// Bytes of scratch that a call needs, to be aligned to 256; in any state before, free after.
+int64_t forward_scratch_bytes(const AttentionProblem& problem);
+int64_t backward_scratch_bytes(const AttentionProblem& problem);
+
+/// On `stream`, a cudaStream_t of the current device. Throw std::runtime_error where a launch fails.
+void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch, void* stream);
+void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
+                     void* stream);
+
+/// Kernels for one kind of GPU. The functions above ask the current device and take the first of
+/// attention_implementations() that supports it; a new kind of GPU is a new entry there.
+struct AttentionImplementation {
+  const char* name;
+  AttentionSupport (*support)(ElementKind element, int32_t head_dim, int compute_capability,
+                              int64_t shared_bytes);
+  int64_t (*forward_scratch_bytes)(const AttentionProblem& problem);
+  int64_t (*backward_scratch_bytes)(const AttentionProblem& problem);
+  void (*attend)(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,
+                 void* stream);
+  void (*attend_backward)(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
+                          void* stream);
+};
+
+}  // namespace espalier::cuda

@@ -1,0 +1,61 @@
+// Blocks of keys and who sees them: the two comparisons that CPU and GPU decide by (docs/math.md,
+// "Attention by tiles"). All functions are constexpr, which nvcc compiles for both sides.
+#pragma once
+
+#include <cstdint>
+
+namespace espalier {
+
+/// Tokens of a block of queries and of a block of keys; the last ones may be smaller.
+struct BlockSizes {
+  int32_t queries = 0;
+  int32_t keys = 0;
+};
+
+/// Keys [key_begin, key_end) of a context segment, seen by all queries in [query_begin, query_end).
+struct ContextRectangle {
+  int32_t segment;
+  int32_t key_begin;
+  int32_t key_end;
+  int32_t query_begin;
+  int32_t query_end;
+};
+
+/// Keys [begin, end) of one segment.
+struct KeyBlock {
+  int32_t segment;  // -1: the forest's own tokens
+  int32_t begin;
+  int32_t end;
+  int32_t query_begin;  // queries outside [query_begin, query_end) see none of the keys
+  int32_t query_end;
+  int32_t full_begin;  // queries in [full_begin, full_end), which may be empty, see all of them
+  int32_t full_end;
+
+  constexpr int32_t num_keys() const { return end - begin; }
+};
+
+/// Tokens [begin, end) of the forest, of which subtree_end is between `low` and `high`, both taken.
+constexpr KeyBlock forest_block(int32_t begin, int32_t end, int32_t low, int32_t high) {
+  return {-1, begin, end, begin, high, end - 1, low};
+}
+
+/// Keys [begin, end) of a rectangle.
+constexpr KeyBlock context_block(const ContextRectangle& r, int32_t begin, int32_t end) {
+  return {r.segment, begin, end, r.query_begin, r.query_end, r.query_begin, r.query_end};
+}
+
+/// Blocks of `size` keys that a rectangle makes.
+constexpr int32_t num_context_blocks(const ContextRectangle& r, int32_t size) {
+  return (r.key_end - r.key_begin + size - 1) / size;
+}
+
+enum class TileClass : uint8_t { kEmpty, kPartial, kFull };
+
+/// What queries [query_begin, query_end), at least one, see of a block: none, some or all of its keys' pairs.
+constexpr TileClass classify(const KeyBlock& block, int32_t query_begin, int32_t query_end) {
+  if (query_end <= block.query_begin || block.query_end <= query_begin) return TileClass::kEmpty;
+  const bool full = block.full_begin <= query_begin && query_end <= block.full_end;
+  return full ? TileClass::kFull : TileClass::kPartial;
+}
+
+}  // namespace espalier

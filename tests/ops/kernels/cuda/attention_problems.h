@@ -1,0 +1,72 @@
+// Schedules and contexts for tests of attention kernels in the emulator.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <span>
+
+#include "espalier/ops/kernels/cuda/tile_schedule.h"
+#include "espalier/ops/kernels/cuda/tree_attention.h"
+#include "tests/ops/kernels/cuda/emulator.h"
+#include "tests/ops/random_subtrees.h"
+
+namespace espalier::testing {
+
+/// Rectangles of keys seen by ranges of [0, num_tokens) that are nested or disjoint, each of a segment of its
+/// own and not from its first key, sorted as attention wants them.
+inline std::vector<ContextRectangle> random_rectangles(std::mt19937_64& random, size_t num_tokens, int count,
+                                                       int max_keys) {
+  const auto between = [&](int low, int high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(random);
+  };
+  std::vector<ContextRectangle> rectangles;
+  for (int32_t segment = 0; segment < count; ++segment) {
+    const int32_t key = between(0, 3);
+    ContextRectangle r{segment, key, key + between(1, max_keys), 0, static_cast<int32_t>(num_tokens)};
+    // Down into ranges drawn before, or beside them: into a half of what is left as long as the coin says so.
+    while (r.query_end - r.query_begin > 1 && between(0, 2) > 0) {
+      const int32_t middle = (r.query_begin + r.query_end) / 2;
+      (between(0, 1) == 0 ? r.query_begin : r.query_end) = middle;
+    }
+    rectangles.push_back(r);
+  }
+  cuda::sort_rectangles(rectangles.data(), count);
+  return rectangles;
+}
+
+inline cuda::ScheduleInputs schedule_inputs(std::span<const int32_t> subtree_end,
+                                            std::span<const ContextRectangle> rectangles, BlockSizes sizes) {
+  cuda::ScheduleInputs inputs{subtree_end.data(),
+                              static_cast<int32_t>(subtree_end.size()),
+                              rectangles.data(),
+                              static_cast<int32_t>(rectangles.size()),
+                              0,
+                              sizes};
+  for (const ContextRectangle& r : rectangles) inputs.num_context_blocks += num_context_blocks(r, sizes.keys);
+  return inputs;
+}
+
+/// A schedule built by the kernels in the emulator. What it is made of must outlive it.
+struct EmulatedSchedule {
+  std::unique_ptr<std::byte[]> memory;
+  cuda::TileSchedule schedule;
+
+  EmulatedSchedule(std::span<const int32_t> subtree_end, std::span<const ContextRectangle> rectangles,
+                   BlockSizes sizes, uint64_t seed) {
+    const cuda::ScheduleInputs inputs = schedule_inputs(subtree_end, rectangles, sizes);
+    const int64_t bytes = cuda::place_schedule(inputs, nullptr, &schedule);
+    memory = std::make_unique<std::byte[]>(bytes);
+    std::memset(memory.get(), 0xff, bytes);
+    cuda::place_schedule(inputs, memory.get(), &schedule);
+    const auto run = [&](int32_t warps, void (*kernel)(const cuda::TileSchedule&)) {
+      emulate({{cuda::schedule_grid(warps), 1, 1}, cuda::kScheduleThreads, 0, seed},
+              [&] { kernel(schedule); });
+    };
+    const int32_t blocks = inputs.num_key_blocks() + inputs.num_query_blocks();
+    run(inputs.num_forest_blocks() + inputs.num_rectangles, &cuda::list_key_blocks);
+    run(blocks, &cuda::link_blocks);
+    run(blocks, &cuda::order_blocks);
+  }
+};
+
+}  // namespace espalier::testing
