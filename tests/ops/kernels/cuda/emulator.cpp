@@ -372,12 +372,25 @@ uint16_t round_to_bits(float value, BFloat16) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-float to_float(Float16 element) {
-  const int exponent = element.bits >> 10 & 31, fraction = element.bits & 1023;
-  const float sign = element.bits >> 15 ? -1.0F : 1.0F;
+namespace {
+
+float widen(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const float sign = bits >> 15 ? -1.0F : 1.0F;
   if (exponent == 31) return fraction ? NAN : sign * INFINITY;
   return sign * (exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
                                : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25));
+}
+
+}  // namespace
+
+float to_float(Float16 element) {
+  static const std::vector<float> all = [] {
+    std::vector<float> numbers;
+    for (uint32_t bits = 0; bits < 1 << 16; ++bits) numbers.push_back(widen(static_cast<uint16_t>(bits)));
+    return numbers;
+  }();
+  return all[element.bits];
 }
 
 uint16_t round_to_bits(float value, Float16) {

@@ -1,49 +1,59 @@
 // What kernels are written in: the threads, shared memory and tensor cores of a GPU, by names that exist
 // twice. nvcc takes them from simt_device.h, where they are CUDA's own. Any other compiler takes them from
-// simt_host.h, and a kernel then runs in an emulator, thread by thread (tests/ops/kernels/cuda/emulator.h):
-// the same source of the same kernel, tiles, indices, synchronisation and all, is tested where there is no
-// GPU.
+// simt_host.h, and a kernel then runs in an emulator, thread by thread
+// (tests/ops/kernels/cuda/emulator.h): the same source of the same kernel, with its tiles, indices and
+// synchronisation, is tested where there is no GPU.
 //
 // A kernel is a function template `ESPALIER_KERNEL void name(const Params&)`. A .cu file wraps it in a
-// __global__ function, a test hands it to the emulator. It may use what stands below and plain C++: no CUDA
-// built-ins, no
-// __shared__ variables, no recursion.
+// __global__ function, a test hands it to the emulator. It may use what stands below and plain C++, but no
+// CUDA built-ins, variables in shared memory or recursion. Functions are ESPALIER_KERNEL, or
+// ESPALIER_SHARED_CODE where the host calls them too; ESPALIER_UNROLL stands before loops whose indices have
+// to be known when compiled, so that arrays stay in registers.
 //
 // Place (namespace espalier::simt)
-//   int thread(), int lane()     of the block, which has one dimension, and of the warp
-//   int warp()                   asked by whole warps, as a collective
-//   int block_x(), block_y(), block_z()
-//   std::byte* shared()          the block's dynamic shared memory, aligned to 1,024 bytes, undefined at
+//   thread(), lane()             int, in the block, which has one dimension, and in the warp
+//   warp()                       int; asked by whole warps, as a collective
+//   block_x(), block_y(), block_z()
+//   shared()                     the block's dynamic shared memory, at a multiple of 1,024, undefined at
 //   first
+//
 // Order
 //   sync_block()                 all threads of the block
 //   sync_warp()                  the 32 lanes of a warp, which must all call it, as in all collectives below
 //   sync_threads(barrier, count) `count` threads, a multiple of 32, at one of the barriers 1 to 15
 //   arrive_threads(barrier, count)  counts there without waiting
-// Between lanes (T: 4 bytes)
+//
+// Between lanes (values of 4 bytes)
 //   shuffle(value, lane), shuffle_xor(value, mask), shuffle_up(value, distance), ballot(bool)
+//
 // Memory
-//   copy_async(to_shared, from_global, valid)  16 bytes, both aligned to them; zeros where not valid, and
-//   then
-//                                the source is not read. Not there before a wait, and for other threads not
-//                                before a barrier after it.
+//   copy_async(to_shared, from_global, valid)
+//                                16 bytes, both aligned to them; zeros where not valid, and then the source
+//                                is not read. There after a wait; for other threads, after a barrier after
+//                                that.
 //   commit_copies()              ends a group of copies of this thread
 //   wait_copies<N>()             until all but its last N groups are there
 //   atomic_add(address, value)   float or int32_t in global memory; returns the old value
+//   add_fragment(fragments, d)   adds four floats of each lane, atomically, to 128 in global memory (at a
+//                                multiple of 16 bytes) in the order that is fastest; load_fragment reads them
 //   load_once(address)           a read of global memory through the read-only cache
+//
 // Bits
 //   lowest_bit(word)             the number of the lowest bit that is set, of at least one
+//
 // Arithmetic
 //   exp2(x), log2(x)             float, to about 2 units in the last place; exp2(-infinity) = 0
 //   pack<Element>(low, high)     two floats, rounded to nearest even, as the halves of a uint32_t
 //   unpack<Element>(pair)        and back
+//
 // Tensor cores (Element: BFloat16 or Float16; layouts as in the PTX manual, "Warp-level matrix instructions")
 //   load_matrices(r, row)        ldmatrix .x4: lane l names row l % 8 (16 bytes of shared memory) of matrix
 //                                l / 8; r[m] holds elements (lane / 4, 2 (lane % 4) + {0, 1}) of matrix m
-//   load_matrices_transposed(r, row)  the same of their transposes
-//   multiply_add<Element>(d, a, b)  D += A B: A [16, 16] in a[4], B [16, 8] in b[2], D [16, 8] in d[4],
-//   summed in
-//                                float32
+//   load_matrices_transposed(r, row)
+//                                the same of their transposes
+//   multiply_add<Element>(d, a, b)
+//                                D += A B: A [16, 16] in a[4], B [16, 8] in b[2], D [16, 8] in d[4], summed
+//                                in float32
 #pragma once
 
 #include <cstddef>

@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #define ESPALIER_KERNEL __device__ __forceinline__
+#define ESPALIER_UNROLL _Pragma("unroll")
 #define ESPALIER_SHARED_CODE __host__ __device__ __forceinline__
 
 namespace espalier::simt {
@@ -80,6 +81,26 @@ __device__ __forceinline__ void wait_copies() {
 template <class T>
 __device__ __forceinline__ T atomic_add(T* address, T value) {
   return atomicAdd(address, value);
+}
+__device__ __forceinline__ void add_fragment(float* fragments, const float (&d)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(fragments + 4 * lane()),
+               "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
+               : "memory");
+#else
+  for (int i = 0; i < 4; ++i) atomicAdd(fragments + 32 * i + lane(), d[i]);
+#endif
+}
+__device__ __forceinline__ void load_fragment(const float* fragments, float (&d)[4]) {
+#if __CUDA_ARCH__ >= 900
+  const float4 all = *reinterpret_cast<const float4*>(fragments + 4 * lane());
+  d[0] = all.x;
+  d[1] = all.y;
+  d[2] = all.z;
+  d[3] = all.w;
+#else
+  for (int i = 0; i < 4; ++i) d[i] = fragments[32 * i + lane()];
+#endif
 }
 template <class T>
 __device__ __forceinline__ T load_once(const T* address) {

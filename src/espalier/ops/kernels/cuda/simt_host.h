@@ -7,6 +7,7 @@
 #include <cstring>
 
 #define ESPALIER_KERNEL inline
+#define ESPALIER_UNROLL
 #define ESPALIER_SHARED_CODE inline
 
 namespace espalier::simt {
@@ -128,6 +129,12 @@ T atomic_add(T* address, T value) {
   const T old = *address;
   *address = old + value;
   return old;
+}
+inline void add_fragment(float* fragments, const float (&d)[4]) {
+  for (int i = 0; i < 4; ++i) fragments[4 * lane() + i] += d[i];
+}
+inline void load_fragment(const float* fragments, float (&d)[4]) {
+  std::memcpy(d, fragments + 4 * lane(), sizeof(d));
 }
 template <class T>
 T load_once(const T* address) {

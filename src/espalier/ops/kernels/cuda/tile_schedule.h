@@ -104,38 +104,48 @@ inline int64_t place_schedule(const ScheduleInputs& inputs, std::byte* memory, T
 class TileWalk {
  public:
   /// At the first of them: there is one, the last that holds a query of the block.
-  ESPALIER_SHARED_CODE TileWalk(const TileSchedule& schedule, int32_t query_block)
-      : blocks_(schedule.key_blocks),
-        num_forest_blocks_(schedule.inputs.num_forest_blocks()),
-        context_(schedule.lists[query_block].context),
-        first_(schedule.lists[query_block].forest.first),
-        chain_(schedule.lists[query_block].forest.chain),
-        index_(schedule.lists[query_block].forest.last),
-        now_(blocks_[index_]) {}
+  ESPALIER_KERNEL TileWalk(const TileSchedule& schedule, int32_t query_block)
+      : schedule_(schedule), query_block_(query_block) {
+    begin(schedule.lists[query_block].forest);
+    load();
+  }
 
-  ESPALIER_SHARED_CODE bool done() const { return index_ < 0; }
-  ESPALIER_SHARED_CODE int32_t index() const { return index_; }
-  ESPALIER_SHARED_CODE const KeyBlock& block() const { return now_.block; }
+  ESPALIER_KERNEL bool done() const { return index_ < 0; }
+  ESPALIER_KERNEL int32_t index() const { return index_; }
+  ESPALIER_KERNEL const KeyBlock& block() const { return now_; }
 
-  ESPALIER_SHARED_CODE void advance() {
-    int32_t next = index_ > first_ ? index_ - 1 : index_ == first_ ? chain_ : now_.previous;
-    if (next < 0 && index_ < num_forest_blocks_) {
-      next = context_.last;
-      first_ = context_.first;
-      chain_ = context_.chain;
+  ESPALIER_KERNEL void advance() {
+    const bool in_forest = index_ < schedule_.inputs.num_forest_blocks();
+    const int32_t next = index_ > first_ ? index_ - 1 : index_ == first_ ? chain_ : previous_;
+    if (next < 0 && in_forest) {
+      begin(schedule_.lists[query_block_].context);
+    } else {
+      index_ = next;
     }
-    index_ = next;
-    if (index_ >= 0) now_ = blocks_[index_];
+    load();
   }
 
  private:
-  const ListedBlock* blocks_;
-  int32_t num_forest_blocks_;
-  KeyList context_;
+  ESPALIER_KERNEL void begin(const KeyList& list) {
+    index_ = list.last;
+    first_ = list.first;
+    chain_ = list.chain;
+  }
+
+  ESPALIER_KERNEL void load() {
+    if (done()) return;
+    const ListedBlock listed = schedule_.key_blocks[index_];
+    now_ = listed.block;
+    previous_ = listed.previous;
+  }
+
+  const TileSchedule& schedule_;
+  int32_t query_block_;
   int32_t first_;
   int32_t chain_;
   int32_t index_;
-  ListedBlock now_;
+  int32_t previous_ = -1;
+  KeyBlock now_{};
 };
 
 // Kernels -------------------------------------------------------------------------------------------------

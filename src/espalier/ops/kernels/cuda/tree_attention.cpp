@@ -10,7 +10,8 @@ namespace {
 
 /// Best first.
 std::span<const AttentionImplementation* const> attention_implementations() {
-  return {};
+  static const AttentionImplementation* const all[] = {&ampere_attention()};
+  return all;
 }
 
 const AttentionImplementation& implementation(const AttentionProblem& problem,

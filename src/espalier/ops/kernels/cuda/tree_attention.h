@@ -40,7 +40,7 @@ struct AttentionProblem {
   int32_t num_heads;
   int32_t num_key_heads;  // divides num_heads
   int32_t head_dim;
-  float softmax_scale;
+  float softmax_scale;         // positive
   const int32_t* subtree_end;  // [num_tokens], of a forest in preorder
   TokenHeadsData q;
   const KeySource* sources;
@@ -105,5 +105,9 @@ struct AttentionImplementation {
   void (*attend_backward)(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
                           void* stream);
 };
+
+/// mma.sync and cp.async, compute capability 8.0 and later (ampere.h). Forward at every head dimension, and
+/// backward at 64, want 99 KiB of shared memory, backward at 128 and 256 163 KiB.
+const AttentionImplementation& ampere_attention();
 
 }  // namespace espalier::cuda

@@ -1,0 +1,582 @@
+// Attention backward on mma.sync. With c = softmax_scale, lse over all keys and delta_j = sum_d dO_jd O_jd,
+//     P_ij = exp(c s_ij - lse_i),  dV = P^T dO,  dS = P (dO V^T - delta),  dK = c dS^T Q,  dQ = c dS K
+// (docs/math.md; FlashAttention-2, algorithm 2). Four kernels:
+//
+//   attention_delta     a warp for 512 / head_dim rows (token, head): delta.
+//   attend_keys         a block of threads has one key block and one key head. Its K and V stay in shared
+//                       memory, dK and dV in registers, while it goes over the rows (tokens of its contiguous
+//                       range of query blocks, all heads of the group: no expansion of K and V, no atomics
+//                       for their gradients). dQ is added to float32 sums by atomics, or not at all.
+//   sums_to_queries     these sums to dQ.
+//   attend_queries      deterministic mode: dQ alone, a block of threads per query block, over its walk
+//                       (tile_schedule.h) as in forward; S and dP are computed once more, 7 products for 5.
+//                       Its blocks have a schedule of their own.
+//
+// attend_keys has S^T rather than S, keys as rows: a warp has 32 of the keys and a part of the 64 query rows
+// of a tile, and of dK and dV the same keys and a part of the columns. P^T and dS^T go through shared memory.
+// Two barriers per tile: before it, when Q, dO (fetched during the tile before) have come, and between dS and
+// the products from it. With kStages == 1 they are fetched at the end, behind a third.
+//
+//   head_dim   keys x rows   warps (keys x parts)   stages   shared memory   dK, dV, S, dP, dQ in a thread
+//       64      128 x 64            4 x 2              2         99 KiB        32 + 32 + 32 + 32 + 16
+//      128      128 x 64            4 x 2              2        163 KiB        64 + 64 + 32 + 32 + 32
+//      256       64 x 64            2 x 4              2        209 KiB        64 + 64 + 16 + 16 + 64
+//      256       64 x 64            2 x 4              1        145 KiB        where there is no more
+//
+// P in float32 for dS, rounded to the element for dV, dS rounded; sums in float32. dQ's sums come in any
+// order; everything else, and everything in deterministic mode, is the same bits in every run.
+#pragma once
+
+#include "espalier/ops/kernels/cuda/attention_tiles.h"
+
+namespace espalier::cuda {
+
+struct BackwardParams {
+  TileSchedule schedule;
+  const KeySource* sources;
+  const KeyGradients* grad_sources;
+  TokenHeadsData q;
+  TokenHeadsData grad_out;
+  TokenHeadsData out;
+  TokenHeadsData grad_q;
+  const float* lse;  // [heads, tokens]
+  float* delta;      // [heads, tokens]
+  float* sums;       // of dQ: num_sums() floats, zero before attend_keys; null: not wanted
+  RowPacking packing;
+  int32_t group;
+  int32_t num_heads;
+  float scale;  // softmax_scale, positive
+};
+
+template <class Element_, int kDim_, int kStages_>
+struct BackwardTiles {
+  using Element = Element_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kRows = 64;
+  static constexpr int kKeys = kDim == 256 ? 64 : 128;
+  static constexpr int kWarps = 8;
+  static constexpr int kThreads = kWarps * simt::kWarpSize;
+  static constexpr int kKeyWarps = kKeys / 32;
+  static constexpr int kParts = kWarps / kKeyWarps;
+  static constexpr int64_t kSharedBytes =
+      (2 * kKeys * kDim + 2 * kStages * kRows * kDim + 2 * kKeys * kRows) * int64_t{sizeof(Element)} +
+      (2 * 2 * kRows + kRows + 2 * kKeys) * int64_t{sizeof(float)};
+};
+
+template <class Tiles>
+int64_t num_sums(const TileSchedule& schedule, const RowPacking& packing, int32_t num_heads) {
+  return int64_t{schedule.inputs.num_query_blocks()} * (num_heads / packing.packed) * Tiles::kRows *
+         Tiles::kDim;
+}
+
+// delta --------------------------------------------------------------------------------------------------
+
+constexpr int kDeltaThreads = 256;
+
+template <int kDim>
+int64_t delta_grid(int64_t num_tokens, int64_t num_heads) {
+  constexpr int64_t kRowsOfBlock = kDeltaThreads / (kDim / kChunk);
+  return (num_tokens * num_heads + kRowsOfBlock - 1) / kRowsOfBlock;
+}
+
+template <class Element, int kDim>
+ESPALIER_KERNEL void attention_delta(const BackwardParams& params) {
+  constexpr int kRowLanes = kDim / kChunk, kRowsOfBlock = kDeltaThreads / kRowLanes;
+  const int64_t tokens = params.schedule.inputs.num_tokens;
+  const int64_t row = int64_t{simt::block_x()} * kRowsOfBlock + simt::thread() / kRowLanes;
+  const bool valid = row < tokens * params.num_heads;
+  const int64_t token = valid ? row / params.num_heads : 0, head = valid ? row % params.num_heads : 0;
+  const int first = simt::lane() % kRowLanes * kChunk;
+  const auto load = [&](const TokenHeadsData& tensor) {
+    const auto* data = static_cast<const Element*>(tensor.data);
+    return *reinterpret_cast<const simt::Vector16*>(data + token * tensor.token_stride +
+                                                    head * tensor.head_stride + first);
+  };
+  const simt::Vector16 out = load(params.out), grad_out = load(params.grad_out);
+  float sum = 0;
+  ESPALIER_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const simt::FloatPair a = simt::unpack<Element>(out.words[i]);
+    const simt::FloatPair b = simt::unpack<Element>(grad_out.words[i]);
+    sum += a.low * b.low + a.high * b.high;
+  }
+  ESPALIER_UNROLL
+  for (int mask = kRowLanes / 2; mask > 0; mask /= 2) sum += simt::shuffle_xor(sum, mask);
+  if (valid && first == 0) params.delta[head * tokens + token] = sum;
+}
+
+/// Rows of a query block: tokens, and `packed` heads from head_begin.
+struct RowBlock {
+  RowPacking packing;
+  int32_t query_begin;
+  int32_t query_end;
+  int32_t head_begin;
+
+  ESPALIER_KERNEL int num_rows() const { return (query_end - query_begin) * packing.packed; }
+  ESPALIER_KERNEL int32_t token(int row) const { return query_begin + packing.token(row); }
+  ESPALIER_KERNEL int64_t head(int row) const { return head_begin + packing.head(row); }
+  ESPALIER_KERNEL int64_t offset(const TokenHeadsData& tensor, int row) const {
+    return token(row) * tensor.token_stride + head(row) * tensor.head_stride;
+  }
+};
+
+// dK, dV and the sums of dQ ------------------------------------------------------------------------------
+
+template <class Tiles>
+class KeyGradientBlock {
+  using Element = typename Tiles::Element;
+  static constexpr int kDim = Tiles::kDim, kRows = Tiles::kRows, kKeys = Tiles::kKeys;
+  static constexpr int kThreads = Tiles::kThreads, kStages = Tiles::kStages, kParts = Tiles::kParts;
+  static constexpr int kPartRows = kRows / kParts, kRowTiles = kPartRows / 8;  // of S^T and dP^T
+  static constexpr int kPartColumns = kDim / kParts;                           // of dK and dV
+  // Of dQ: 2 x 4 warps.
+  static constexpr int kQueryRows = kRows / 2, kQueryColumns = kDim / 4;
+  using Scores = Accumulators<2, kRowTiles>;
+
+  /// What is known of the rows of a tile.
+  struct RowData {
+    float lse[kRows];  // times log2(e); infinity where there is no row: P = 0
+    float delta[kRows];
+  };
+  template <class T>
+  struct alignas(8) Pair {
+    T first, second;
+  };
+
+ public:
+  ESPALIER_KERNEL explicit KeyGradientBlock(const BackwardParams& params)
+      : params_(params),
+        block_(params.schedule.key_blocks[params.schedule.key_order[simt::block_x()]].block),
+        key_row_(simt::warp() / kParts * 32),
+        part_(simt::warp() % kParts) {}
+
+  ESPALIER_KERNEL void run() {
+    const int32_t size = params_.schedule.inputs.sizes.queries;
+    const int32_t first = block_.query_begin / size, last = (block_.query_end - 1) / size;
+    begin_keys();
+    grad_k_.clear();
+    grad_v_.clear();
+    int32_t query_block = first, part = 0;
+    int stage = 0;
+    RowBlock rows = row_block(query_block, part);
+    store_row_datum(stage, load_row_datum(rows));
+    copy_rows_of(rows, stage);
+    while (true) {
+      simt::wait_copies<0>();
+      simt::sync_block();  // Q, dO and their rows' data are there; P, dS and the other stage are done with
+      const int32_t this_block = query_block, this_part = part;
+      const RowBlock these = rows;
+      if (++query_block > last) {
+        query_block = first;
+        ++part;
+      }
+      const bool more = part < params_.packing.parts;
+      Pair<float> datum{};
+      if (more) {
+        rows = row_block(query_block, part);
+        datum = load_row_datum(rows);
+        if (kStages > 1) copy_rows_of(rows, stage ^ 1);
+      }
+      make_scores(these, stage);
+      if (more) store_row_datum(stage ^ 1, datum);
+      simt::sync_block();  // P and dS are there
+      add_gradients(stage, this_block, this_part);
+      if (!more) break;
+      if (kStages == 1) {
+        simt::sync_block();  // Q and dO are done with
+        copy_rows_of(rows, stage ^ 1);
+      }
+      stage ^= 1;
+    }
+    finish();
+  }
+
+ private:
+  ESPALIER_KERNEL Element* keys() const { return reinterpret_cast<Element*>(simt::shared()); }
+  ESPALIER_KERNEL Element* values() const { return keys() + kKeys * kDim; }
+  ESPALIER_KERNEL Element* queries(int stage) const {
+    return values() + kKeys * kDim + (kStages > 1 ? stage * 2 * kRows * kDim : 0);
+  }
+  ESPALIER_KERNEL Element* grad_out(int stage) const { return queries(stage) + kRows * kDim; }
+  ESPALIER_KERNEL Element* p() const { return values() + kKeys * kDim + kStages * 2 * kRows * kDim; }
+  ESPALIER_KERNEL Element* ds() const { return p() + kKeys * kRows; }
+  ESPALIER_KERNEL RowData& row_data(int stage) const {
+    return reinterpret_cast<RowData*>(ds() + kKeys * kRows)[stage];
+  }
+  ESPALIER_KERNEL int32_t* tokens() const { return reinterpret_cast<int32_t*>(&row_data(2)); }  // of rows
+  // Key i of the block is seen by the queries [first, end).
+  ESPALIER_KERNEL int32_t* firsts() const { return tokens() + kRows; }
+  ESPALIER_KERNEL int32_t* ends() const { return firsts() + kKeys; }
+
+  ESPALIER_KERNEL RowBlock row_block(int32_t query_block, int32_t part) const {
+    return {params_.packing, params_.schedule.query_begin(query_block),
+            params_.schedule.query_end(query_block),
+            simt::block_y() * params_.group + part * params_.packing.packed};
+  }
+
+  ESPALIER_KERNEL void begin_keys() {
+    const KeySource& source = params_.sources[block_.segment + 1];
+    copy_keys<kKeys, kDim, kThreads>(keys(), source.k, simt::block_y(), block_);
+    copy_keys<kKeys, kDim, kThreads>(values(), source.v, simt::block_y(), block_);
+    simt::commit_copies();
+    if (simt::thread() < kRows) tokens()[simt::thread()] = params_.packing.token(simt::thread());
+    if (const int i = simt::thread(); i < kKeys) {
+      firsts()[i] = block_.segment < 0 ? block_.begin + i : block_.query_begin;
+      ends()[i] = KeyMask::end(block_, params_.schedule.inputs.subtree_end, i);
+    }
+  }
+
+  ESPALIER_KERNEL void copy_rows_of(const RowBlock& rows, int stage) {
+    const auto copy = [&](Element* tile, const TokenHeadsData& tensor) {
+      const auto* data = static_cast<const Element*>(tensor.data);
+      copy_rows<kRows, kDim, kThreads>(
+          tile, [&](int row) { return data + rows.offset(tensor, row); },
+          [&](int row) { return row < rows.num_rows(); });
+    };
+    copy(queries(stage), params_.q);
+    copy(grad_out(stage), params_.grad_out);
+    simt::commit_copies();
+  }
+
+  /// lse and delta of the row of this thread, of the first kRows.
+  ESPALIER_KERNEL Pair<float> load_row_datum(const RowBlock& rows) const {
+    const int row = simt::thread();
+    if (row >= rows.num_rows()) return {INFINITY, 0};
+    const int64_t index = rows.head(row) * params_.schedule.inputs.num_tokens + rows.token(row);
+    return {params_.lse[index], params_.delta[index]};
+  }
+  ESPALIER_KERNEL void store_row_datum(int stage, const Pair<float>& datum) {
+    const int row = simt::thread();
+    if (row >= kRows) return;
+    row_data(stage).lse[row] = datum.first * kLog2E;
+    row_data(stage).delta[row] = datum.second;
+  }
+
+  /// Two columns of S^T, that is rows of the tile.
+  template <class T>
+  ESPALIER_KERNEL Pair<T> columns(const T* all, int n) const {
+    const int column = part_ * kPartRows + 8 * n + simt::lane() % 4 * 2;
+    return *reinterpret_cast<const Pair<T>*>(all + column);
+  }
+
+  /// P^T and dS^T, to shared memory.
+  ESPALIER_KERNEL void make_scores(const RowBlock& rows, int stage) {
+    const RowData& data = row_data(stage);
+    Scores scores, grads;
+    scores.clear();
+    multiply_rows<kDim>(scores, keys(), key_row_, queries(stage), part_ * kPartRows);
+    if (KeyMask(block_, rows.query_begin, rows.query_end, kKeys).needed) hide(scores, rows);
+    const float scale = params_.scale * kLog2E;
+    ESPALIER_UNROLL
+    for (int n = 0; n < kRowTiles; ++n) {
+      const Pair<float> lse = columns(data.lse, n);
+      ESPALIER_UNROLL
+      for (int m = 0; m < 2; ++m) {
+        ESPALIER_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          float& s = scores.at[m][n][i];
+          s = simt::exp2(s * scale - (i % 2 == 0 ? lse.first : lse.second));
+        }
+      }
+    }
+    scores.template store<kRows>(p(), key_row_, part_ * (kPartRows / 8), 1.0F);
+    grads.clear();
+    multiply_rows<kDim>(grads, values(), key_row_, grad_out(stage), part_ * kPartRows);
+    ESPALIER_UNROLL
+    for (int n = 0; n < kRowTiles; ++n) {
+      const Pair<float> delta = columns(data.delta, n);
+      ESPALIER_UNROLL
+      for (int m = 0; m < 2; ++m) {
+        ESPALIER_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          grads.at[m][n][i] =
+              scores.at[m][n][i] * (grads.at[m][n][i] - (i % 2 == 0 ? delta.first : delta.second));
+        }
+      }
+    }
+    grads.template store<kRows>(ds(), key_row_, part_ * (kPartRows / 8), 1.0F);
+  }
+
+  ESPALIER_KERNEL void hide(Scores& scores, const RowBlock& rows) {
+    int32_t first[2][2], end[2][2];  // in tokens of the query block
+    ESPALIER_UNROLL
+    for (int m = 0; m < 2; ++m) {
+      ESPALIER_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int key = key_row_ + 16 * m + 8 * half + simt::lane() / 4;
+        first[m][half] = firsts()[key] - rows.query_begin;
+        end[m][half] = ends()[key] - rows.query_begin;
+      }
+    }
+    ESPALIER_UNROLL
+    for (int n = 0; n < kRowTiles; ++n) {
+      const Pair<int32_t> query = columns(tokens(), n);
+      ESPALIER_UNROLL
+      for (int m = 0; m < 2; ++m) {
+        ESPALIER_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int32_t j = i % 2 == 0 ? query.first : query.second;
+          if (j < first[m][i / 2] || j >= end[m][i / 2]) scores.at[m][n][i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  ESPALIER_KERNEL void add_gradients(int stage, int32_t query_block, int32_t part) {
+    const int chunk = part_ * (kPartColumns / kChunk);
+    const MatrixPointer<kRows, MatrixOrder::kRowsFirst> left(key_row_);
+    multiply_columns<kRows / 16, kDim>(
+        grad_v_,
+        [&](uint32_t (&a)[4], int m, int step) { simt::load_matrices(a, p() + left.at(16 * m, 2 * step)); },
+        grad_out(stage), chunk);
+    multiply_columns<kRows / 16, kDim>(
+        grad_k_,
+        [&](uint32_t (&a)[4], int m, int step) { simt::load_matrices(a, ds() + left.at(16 * m, 2 * step)); },
+        queries(stage), chunk);
+    if (params_.sums != nullptr) add_query_sums(query_block, part);
+  }
+
+  ESPALIER_KERNEL void add_query_sums(int32_t query_block, int32_t part) {
+    Accumulators<kQueryRows / 16, kQueryColumns / 8> sums;
+    sums.clear();
+    const int row_part = simt::warp() / 4, column_part = simt::warp() % 4;
+    const MatrixPointer<kRows, MatrixOrder::kChunksFirst> left(0, row_part * (kQueryRows / 8));
+    multiply_columns<kKeys / 16, kDim>(
+        sums,
+        [&](uint32_t (&a)[4], int m, int step) {
+          simt::load_matrices_transposed(a, ds() + left.at(16 * step, 2 * m));
+        },
+        keys(), column_part * (kQueryColumns / kChunk));
+    const int64_t tile = (int64_t{simt::block_y()} * params_.packing.parts + part) *
+                             params_.schedule.inputs.num_query_blocks() +
+                         query_block;
+    float* to = params_.sums + tile * (kRows * kDim) + simt::warp() * 128;
+    ESPALIER_UNROLL
+    for (int m = 0; m < kQueryRows / 16; ++m) {
+      ESPALIER_UNROLL
+      for (int n = 0; n < kQueryColumns / 8; ++n) {
+        simt::add_fragment(to + (m * (kQueryColumns / 8) + n) * (Tiles::kWarps * 128), sums.at[m][n]);
+      }
+    }
+  }
+
+  ESPALIER_KERNEL void finish() {
+    simt::sync_block();  // K and V are done with
+    const int chunk = part_ * (kPartColumns / kChunk);
+    grad_k_.template store<kDim>(keys(), key_row_, chunk, params_.scale);
+    grad_v_.template store<kDim>(values(), key_row_, chunk, 1.0F);
+    simt::sync_block();
+    const KeyGradients& gradients = params_.grad_sources[block_.segment + 1];
+    const auto store = [&](const Element* tile, const TokenHeadsData& tensor) {
+      auto* data = static_cast<Element*>(tensor.data) + block_.begin * tensor.token_stride +
+                   simt::block_y() * tensor.head_stride;
+      store_rows<kKeys / Tiles::kWarps, kDim>(
+          tile, simt::warp() * (kKeys / Tiles::kWarps),
+          [&](int row) { return data + row * tensor.token_stride; },
+          [&](int row) { return row < block_.num_keys(); });
+    };
+    store(keys(), gradients.grad_k);
+    store(values(), gradients.grad_v);
+  }
+
+  const BackwardParams& params_;
+  const KeyBlock block_;
+  int key_row_;
+  int part_;
+  Accumulators<2, kPartColumns / 8> grad_k_;
+  Accumulators<2, kPartColumns / 8> grad_v_;
+};
+
+template <class Tiles>
+ESPALIER_KERNEL void attend_keys(const BackwardParams& params) {
+  KeyGradientBlock<Tiles>(params).run();
+}
+
+inline AttentionGrid keys_grid(const BackwardParams& params) {
+  return {params.schedule.inputs.num_key_blocks(), params.num_heads / params.group, 1};
+}
+
+// The sums to dQ -----------------------------------------------------------------------------------------
+
+inline AttentionGrid sums_grid(const BackwardParams& params) {
+  return {params.schedule.inputs.num_query_blocks(), params.num_heads / params.packing.packed, 1};
+}
+
+/// Bytes of shared memory: a tile.
+template <class Tiles>
+constexpr int64_t kSumsSharedBytes = Tiles::kRows * Tiles::kDim * int64_t{sizeof(typename Tiles::Element)};
+
+/// The fragments of add_query_sums, by the same warps.
+template <class Tiles>
+ESPALIER_KERNEL void sums_to_queries(const BackwardParams& params) {
+  using Element = typename Tiles::Element;
+  constexpr int kDim = Tiles::kDim, kRows = Tiles::kRows, kRowTiles = kRows / 32, kColumnTiles = kDim / 32;
+  auto* tile = reinterpret_cast<Element*>(simt::shared());
+  const RowBlock rows{params.packing, params.schedule.query_begin(simt::block_x()),
+                      params.schedule.query_end(simt::block_x()), simt::block_y() * params.packing.packed};
+  const int64_t number =
+      int64_t{simt::block_y()} * params.schedule.inputs.num_query_blocks() + simt::block_x();
+  const float* from = params.sums + number * (kRows * kDim) + simt::warp() * 128;
+  Accumulators<kRowTiles, kColumnTiles> sums;
+  ESPALIER_UNROLL
+  for (int m = 0; m < kRowTiles; ++m) {
+    ESPALIER_UNROLL
+    for (int n = 0; n < kColumnTiles; ++n) {
+      simt::load_fragment(from + (m * kColumnTiles + n) * (Tiles::kWarps * 128), sums.at[m][n]);
+    }
+  }
+  sums.template store<kDim>(tile, simt::warp() / 4 * (kRows / 2), simt::warp() % 4 * kColumnTiles,
+                            params.scale);
+  simt::sync_block();
+  store_rows<kRows / Tiles::kWarps, kDim>(
+      tile, simt::warp() * (kRows / Tiles::kWarps),
+      [&](int row) { return static_cast<Element*>(params.grad_q.data) + rows.offset(params.grad_q, row); },
+      [&](int row) { return row < rows.num_rows(); });
+}
+
+// dQ, deterministic --------------------------------------------------------------------------------------
+
+template <class Element_, int kDim_>
+struct QueryGradientTiles {
+  using Element = Element_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kRows = 64;
+  static constexpr int kKeys = kDim == 256 ? 32 : 64;
+  static constexpr int kWarps = kRows / 16;
+  static constexpr int kThreads = kWarps * simt::kWarpSize;
+  static constexpr int64_t kSharedBytes = (2 * kRows + 4 * kKeys) * kDim * int64_t{sizeof(Element)} +
+                                          (2 * kKeys + kRows) * int64_t{sizeof(int32_t)};
+};
+
+/// A warp has 16 rows; dS goes from the accumulators straight into the product with K. K and V have two
+/// stages each, and a tile has one barrier.
+template <class Tiles>
+class QueryGradientBlock {
+  using Element = typename Tiles::Element;
+  static constexpr int kDim = Tiles::kDim, kRows = Tiles::kRows, kKeys = Tiles::kKeys;
+  static constexpr int kThreads = Tiles::kThreads, kKeyTiles = kKeys / 8;
+
+ public:
+  ESPALIER_KERNEL explicit QueryGradientBlock(const BackwardParams& params)
+      : params_(params),
+        query_block_(params.schedule.query_order[simt::block_x()]),
+        rows_{params.packing, params.schedule.query_begin(query_block_),
+              params.schedule.query_end(query_block_),
+              simt::block_z() * params.group + simt::block_y() * params.packing.packed},
+        warp_row_(simt::warp() * 16) {}
+
+  ESPALIER_KERNEL void run() {
+    TileWalk walk(params_.schedule, query_block_);
+    copy_rows_of(queries(), params_.q);
+    copy_rows_of(grad_out(), params_.grad_out);
+    copy_block(walk.block(), 0);
+    if (simt::thread() < kRows) tokens()[simt::thread()] = rows_.token(simt::thread());
+    if (simt::thread() < kKeys) ends(0)[simt::thread()] = end(walk.block());
+    load_row_data();
+    sums_.clear();
+    for (int stage = 0; !walk.done(); stage ^= 1) {
+      simt::wait_copies<0>();
+      simt::sync_block();  // the tile is there, and the other stage is done with
+      const KeyMask mask(walk.block(), rows_.query_begin, rows_.query_end, kKeys);
+      walk.advance();
+      int32_t next_end = 0;
+      if (!walk.done()) {
+        copy_block(walk.block(), stage ^ 1);
+        if (simt::thread() < kKeys) next_end = end(walk.block());
+      }
+      add_tile(mask, stage);
+      if (!walk.done() && simt::thread() < kKeys) ends(stage ^ 1)[simt::thread()] = next_end;
+    }
+    simt::sync_warp();  // its lanes are done with Q
+    sums_.template store<kDim>(queries(), warp_row_, 0, params_.scale);
+    simt::sync_warp();
+    store_rows<16, kDim>(
+        queries(), warp_row_,
+        [&](int r) { return static_cast<Element*>(params_.grad_q.data) + rows_.offset(params_.grad_q, r); },
+        [&](int r) { return r < rows_.num_rows(); });
+  }
+
+ private:
+  ESPALIER_KERNEL Element* queries() const { return reinterpret_cast<Element*>(simt::shared()); }
+  ESPALIER_KERNEL Element* grad_out() const { return queries() + kRows * kDim; }
+  ESPALIER_KERNEL Element* keys(int stage) const {
+    return grad_out() + kRows * kDim + stage * 2 * kKeys * kDim;
+  }
+  ESPALIER_KERNEL Element* values(int stage) const { return keys(stage) + kKeys * kDim; }
+  ESPALIER_KERNEL int32_t* ends(int stage) const {
+    return reinterpret_cast<int32_t*>(keys(2)) + stage * kKeys;
+  }
+  ESPALIER_KERNEL int32_t* tokens() const { return ends(2); }
+
+  ESPALIER_KERNEL int32_t end(const KeyBlock& block) const {
+    return KeyMask::end(block, params_.schedule.inputs.subtree_end, simt::thread());
+  }
+
+  ESPALIER_KERNEL void copy_rows_of(Element* tile, const TokenHeadsData& tensor) {
+    const auto* data = static_cast<const Element*>(tensor.data);
+    copy_rows<kRows, kDim, kThreads>(
+        tile, [&](int row) { return data + rows_.offset(tensor, row); },
+        [&](int row) { return row < rows_.num_rows(); });
+  }
+  ESPALIER_KERNEL void copy_block(const KeyBlock& block, int stage) {
+    const KeySource& source = params_.sources[block.segment + 1];
+    copy_keys<kKeys, kDim, kThreads>(keys(stage), source.k, simt::block_z(), block);
+    copy_keys<kKeys, kDim, kThreads>(values(stage), source.v, simt::block_z(), block);
+    simt::commit_copies();
+  }
+
+  ESPALIER_KERNEL void load_row_data() {
+    ESPALIER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row_ + 8 * half + simt::lane() / 4;
+      lse_[half] = INFINITY;  // where there is no row: P = 0
+      delta_[half] = 0;
+      if (row >= rows_.num_rows()) continue;
+      const int64_t index = rows_.head(row) * params_.schedule.inputs.num_tokens + rows_.token(row);
+      lse_[half] = params_.lse[index] * kLog2E;
+      delta_[half] = params_.delta[index];
+    }
+  }
+
+  /// dQ += dS K.
+  ESPALIER_KERNEL void add_tile(const KeyMask& mask, int stage) {
+    Accumulators<1, kKeyTiles> scores, grads;
+    scores.clear();
+    multiply_rows<kDim>(scores, queries(), warp_row_, keys(stage), 0);
+    if (mask.needed) hide_pairs(scores, mask, tokens(), warp_row_, ends(stage));
+    grads.clear();
+    multiply_rows<kDim>(grads, grad_out(), warp_row_, values(stage), 0);
+    const float scale = params_.scale * kLog2E;
+    ESPALIER_UNROLL
+    for (int n = 0; n < kKeyTiles; ++n) {
+      ESPALIER_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float p = simt::exp2(scores.at[0][n][i] * scale - lse_[i / 2]);
+        grads.at[0][n][i] = p * (grads.at[0][n][i] - delta_[i / 2]);
+      }
+    }
+    multiply_columns<kKeys / 16, kDim>(
+        sums_, [&](uint32_t (&a)[4], int m, int step) { grads.template round<Element>(a, m, step); },
+        keys(stage), 0);
+  }
+
+  const BackwardParams& params_;
+  int32_t query_block_;
+  RowBlock rows_;
+  int warp_row_;
+  float lse_[2];
+  float delta_[2];
+  Accumulators<1, kDim / 8> sums_;
+};
+
+template <class Tiles>
+ESPALIER_KERNEL void attend_queries(const BackwardParams& params) {
+  QueryGradientBlock<Tiles>(params).run();
+}
+
+inline AttentionGrid queries_grid(const BackwardParams& params) {
+  return {params.schedule.inputs.num_query_blocks(), params.packing.parts, params.num_heads / params.group};
+}
+
+}  // namespace espalier::cuda

@@ -1,0 +1,184 @@
+#include "espalier/ops/kernels/cuda/tree_attention_backward.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/ops/kernels/cuda/attention_case.h"
+
+namespace espalier {
+namespace {
+
+using namespace testing;
+using cuda::AttentionGrid;
+using cuda::BackwardParams;
+using cuda::BackwardTiles;
+using cuda::QueryGradientTiles;
+
+struct Run {
+  bool deterministic = false;
+  uint64_t seed = 0;
+  ListedTiles* tiles = nullptr;
+  EmulatedCounts* counts = nullptr;
+};
+
+/// Inputs and outputs of backward in memory.
+template <class Element>
+struct Tensors {
+  std::vector<cuda::KeySource> sources;
+  std::vector<HeadTensor<Element>> grad_k, grad_v;
+  std::vector<cuda::KeyGradients> grad_sources;
+  HeadTensor<Element> out, grad_q;
+  std::vector<float> lse, delta, sums;
+
+  Tensors(AttentionCase<Element>& c, AttentionValues exact, uint64_t seed)
+      : out(c.tokens, c.heads, c.dim, seed + 1), grad_q(c.tokens, c.heads, c.dim, seed + 2) {
+    lse.resize(c.heads * c.tokens);
+    delta.assign(c.heads * c.tokens, NAN);
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      for (int64_t h = 0; h < c.heads; ++h) {
+        lse[h * c.tokens + t] = static_cast<float>(*exact.lse.row(t, h));
+        for (int64_t d = 0; d < c.dim; ++d) {
+          const auto value = static_cast<float>(exact.out.row(t, h)[d]);
+          out.at(t, h, d) = {simt::emulator::round_to_bits(value, Element{})};
+        }
+      }
+    }
+    for (size_t s = 0; s < c.k.size(); ++s) {
+      sources.push_back({c.k[s].data(), c.v[s].data()});
+      grad_k.emplace_back(c.k[s].tokens, c.key_heads, c.dim, seed + s);
+      grad_v.emplace_back(c.k[s].tokens, c.key_heads, c.dim, seed + s + 1);
+    }
+    for (size_t s = 0; s < c.k.size(); ++s) grad_sources.push_back({grad_k[s].data(), grad_v[s].data()});
+  }
+};
+
+void launch(const AttentionGrid& grid, int threads, int64_t shared_bytes, const Run& run,
+            const std::function<void()>& kernel) {
+  const EmulatedCounts counts = emulate({{grid.x, grid.y, grid.z}, threads, shared_bytes, run.seed}, kernel);
+  if (run.counts == nullptr) return;
+  run.counts->matrix_reads += counts.matrix_reads;
+  run.counts->matrix_accesses += counts.matrix_accesses;
+}
+
+template <class Element, int kDim, int kStages>
+AttentionValues run_backward(AttentionCase<Element>& c, const AttentionValues& exact, const Run& run) {
+  using Tiles = BackwardTiles<Element, kDim, kStages>;
+  using QueryTiles = QueryGradientTiles<Element, kDim>;
+  const auto group = static_cast<int32_t>(c.heads / c.key_heads);
+  const cuda::RowPacking packing = cuda::RowPacking::of(group);
+  const EmulatedSchedule schedule(c.ends, c.rectangles, cuda::block_sizes<Tiles>(packing), run.seed);
+  Tensors<Element> tensors(c, exact, run.seed);
+  BackwardParams params{schedule.schedule,
+                        tensors.sources.data(),
+                        tensors.grad_sources.data(),
+                        c.q.data(),
+                        c.grad_out.data(),
+                        tensors.out.data(),
+                        tensors.grad_q.data(),
+                        tensors.lse.data(),
+                        tensors.delta.data(),
+                        nullptr,
+                        packing,
+                        group,
+                        static_cast<int32_t>(c.heads),
+                        c.scale};
+  launch({static_cast<int32_t>(cuda::delta_grid<kDim>(c.tokens, c.heads)), 1, 1}, cuda::kDeltaThreads, 0, run,
+         [&] { cuda::attention_delta<Element, kDim>(params); });
+  if (!run.deterministic) {
+    tensors.sums.assign(cuda::num_sums<Tiles>(schedule.schedule, packing, params.num_heads), 0.0F);
+    params.sums = tensors.sums.data();
+  }
+  launch(cuda::keys_grid(params), Tiles::kThreads, Tiles::kSharedBytes, run,
+         [&] { cuda::attend_keys<Tiles>(params); });
+  if (run.tiles != nullptr) run.tiles->count(schedule.schedule);
+  if (run.deterministic) {
+    const EmulatedSchedule by_query(c.ends, c.rectangles, cuda::block_sizes<QueryTiles>(packing), run.seed);
+    params.schedule = by_query.schedule;
+    launch(cuda::queries_grid(params), QueryTiles::kThreads, QueryTiles::kSharedBytes, run,
+           [&] { cuda::attend_queries<QueryTiles>(params); });
+  } else {
+    launch(cuda::sums_grid(params), Tiles::kThreads, cuda::kSumsSharedBytes<Tiles>, run,
+           [&] { cuda::sums_to_queries<Tiles>(params); });
+  }
+  AttentionValues result;
+  result.grad_q = values(tensors.grad_q);
+  for (size_t s = 0; s < c.k.size(); ++s) {
+    result.grad_k.push_back(values(tensors.grad_k[s]));
+    result.grad_v.push_back(values(tensors.grad_v[s]));
+  }
+  return result;
+}
+
+/// Of keys [begin, end) alone.
+Values keys_of(const Values& all, int64_t begin, int64_t end) {
+  Values part = all;
+  const int64_t row = all.heads * all.dim;
+  part.numbers.assign(all.numbers.begin() + begin * row, all.numbers.begin() + end * row);
+  return part;
+}
+
+template <class Element>
+double backward_ratio(const AttentionCase<Element>& c, const AttentionValues& got,
+                      const AttentionValues& exact) {
+  const auto dense = dense_attention<float, true>(c);
+  const double roundoff = unit_roundoff(Element{});
+  double ratio = error_ratio(got.grad_q, dense.grad_q, exact.grad_q, roundoff);
+  const auto compare = [&](size_t s, int64_t begin, int64_t end) {
+    for (const auto list : {&AttentionValues::grad_k, &AttentionValues::grad_v}) {
+      const auto part = [&](const AttentionValues& values) { return keys_of((values.*list)[s], begin, end); };
+      ratio = std::max(ratio, error_ratio(part(got), part(dense), part(exact), roundoff));
+    }
+  };
+  compare(0, 0, c.tokens);
+  for (const ContextRectangle& r : c.rectangles) compare(1 + r.segment, r.key_begin, r.key_end);
+  return ratio;
+}
+
+template <class Element_, int kDim_, int kStages_>
+struct Kernel {
+  using Element = Element_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kStages = kStages_;
+};
+template <class Kernel>
+class TreeAttentionBackwardTest : public ::testing::Test {};
+using Kernels = ::testing::Types<Kernel<BFloat16, 64, 2>, Kernel<Float16, 64, 2>, Kernel<BFloat16, 128, 2>,
+                                 Kernel<Float16, 128, 2>, Kernel<BFloat16, 256, 2>, Kernel<Float16, 256, 1>>;
+TYPED_TEST_SUITE(TreeAttentionBackwardTest, Kernels);
+
+TYPED_TEST(TreeAttentionBackwardTest, MatchesDenseOnRandomForests) {
+  using Element = typename TypeParam::Element;
+  constexpr int kDim = TypeParam::kDim;
+  ListedTiles tiles;
+  const int groups[] = {1, 2, 4, 7};
+  for (uint64_t seed = 0; seed < 14; ++seed) {
+    const int group = groups[seed % 4];
+    CaseOptions options{.head_dim = kDim, .key_heads = seed % 5 == 0 ? 2 : 1, .group = group};
+    options.ends = random_ends(seed, 12, seed % 2 == 0 ? 10 : 36 / group + 6);
+    options.num_rectangles = static_cast<int>(seed % 3);
+    AttentionCase<Element> c(options, seed);
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::to_string(c.tokens) + " tokens");
+    EmulatedCounts counts;
+    const AttentionValues exact = dense_attention<double, false>(c);
+    const AttentionValues got = run_backward<Element, kDim, TypeParam::kStages>(
+        c, exact, {.deterministic = seed % 3 == 1, .seed = seed, .tiles = &tiles, .counts = &counts});
+    EXPECT_LE(backward_ratio(c, got, exact), 2);
+    EXPECT_EQ(counts.matrix_accesses, counts.matrix_reads) << "bank conflicts";
+  }
+  EXPECT_TRUE(tiles.all_hit());
+}
+
+TYPED_TEST(TreeAttentionBackwardTest, MatchesDenseAroundBlockSizes) {
+  using Element = typename TypeParam::Element;
+  for (const int tokens : {1, 63, 64, 65, 127, 129, 200}) {
+    SCOPED_TRACE(std::to_string(tokens) + " tokens");
+    AttentionCase<Element> c({.head_dim = TypeParam::kDim, .ends = std::vector<int32_t>(tokens, tokens)},
+                             tokens);
+    const AttentionValues exact = dense_attention<double, false>(c);
+    const AttentionValues got = run_backward<Element, TypeParam::kDim, TypeParam::kStages>(
+        c, exact, {.deterministic = tokens % 2 == 0, .seed = 1});
+    EXPECT_LE(backward_ratio(c, got, exact), 2);
+  }
+}
+
+}  // namespace
+}  // namespace espalier
