@@ -16,8 +16,8 @@ Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backwa
 Times are medians of rounds, by CUDA events, the L2 cache overwritten before each call; inputs are random. "of cuDNN H200"
 is the rate over 688 forward and 581 backward TFLOP/s, which cuDNN 9.19 reaches on an H200 for causal attention of 32k tokens with
 head dimension 128 (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training). "difference" is the largest relative distance
-(norms, output and all gradients) between the sides that compute the tree; in bfloat16 about 0.005 is rounding, and above 0.02
-the run fails.
+(norms, output and all gradients) between the sides that compute the tree; in bfloat16 about 0.005 is rounding, and above
+0.02 the run fails.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_trees as trees
-from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, commit, finish, hardware, list_of, markdown, run_main,
-                         say, spread)  # fmt: skip
+from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, commit, finish, hardware, list_of, markdown,
+                         run_main, say, spread)  # fmt: skip
 
 H200_CUDNN = {"forward": 688.0, "backward": 581.0}
 PASSES = ("forward", "backward")

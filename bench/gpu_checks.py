@@ -188,8 +188,8 @@ class Checks:
             began, folders = time.monotonic(), []
             for index in (1, 2):
                 folders.append(self.scratch / f"run_{dtype}_{index}")
-                status, out = self.espalier("train", "--model", self.model(128), "--data", self.rows(), "--out", folders[-1],
-                                            "--dtype", dtype, "--steps", 3, "--strategy", "partition", "--token-budget", 400,
+                status, out = self.espalier("train", "--model", self.model(128), "--data", self.rows(), "--limit", 16, "--out",
+                                            folders[-1], "--dtype", dtype, "--steps", 3, "--strategy", "partition", "--token-budget", 400,
                                             "--learning-rate", 0.001, "--no-calibration",
                                             *self.on_device(deterministic=True))  # fmt: skip
                 if status != 0:

@@ -13,11 +13,11 @@ Two sets of data, each with the bound FLOPs(flat) / FLOPs(tree) beside the measu
     python3 bench/gpu_step.py --sets ratios --models tiny --tree-tokens 512 --device cpu --dtype float32     to try the script
 
 Models are made by `espalier init` with the published shapes; --scratch keeps them for the next run. A step is forward and
-backward over the tree, without optimiser; trees have no more tokens than --tree-tokens, so one micro-batch holds them, and
-sequence packing gets the same token budget. Trees of the prompts set that are larger than --token-budget are cut by strategy
-partition. Figures are medians over --repeats rounds in turns. MFU: 6 FLOPs per weight and tree token, 12 head_dim per visible
-pair and head, 6 per weight of the LM head and row with loss, over the step's time and 989 TFLOP/s (dense bfloat16 of an H100
-or H200); nothing that is computed twice counts.
+backward over the tree, without optimiser, in one micro-batch; sequence packing gets the same token budget. Trees with more
+tokens than --token-budget are cut by strategy partition. What would not fit in time or memory is not tried, and named.
+Figures are medians over --repeats rounds in turns. MFU: 6 FLOPs per weight and tree token, 12 head_dim per visible pair and
+head, 6 per weight of the LM head and row with loss, over the step's time and 989 TFLOP/s (dense bfloat16 of an H100 or H200);
+nothing that is computed twice counts.
 """
 
 import argparse
@@ -53,8 +53,10 @@ RESPONSES = 9
 GRID = [(16384, 64), (16384, 1024), (16384, 128), (8192, 4096)]
 PUBLISHED = {(16384, 64): 7.5, (16384, 128): 7.3, (16384, 1024): 5.4, (8192, 4096): 1.7}
 GOALS = {(16384, 64): 8.2}
-# The most flat tokens that sequence packing is given, by model: it is what takes the time.
-MOST_FLAT_TOKENS = {"0.6b": 1_100_000, "4b": 140_000, "tiny": 1_000_000}
+# What is not tried: sequence packing would take too long, or activations (4 MB a token for 4b) too much memory.
+MOST_FLAT_TOKENS = {"0.6b": 1_100_000, "4b": 150_000, "tiny": 1_000_000}
+MOST_TREE_TOKENS = {"0.6b": 60_000, "4b": 20_000, "tiny": 60_000}
+FIRST = 3  # ratios that come before the long prompts
 
 
 class Task(NamedTuple):
@@ -68,20 +70,25 @@ class Task(NamedTuple):
     def title(self):
         return f"{self.model} {self.name}"
 
+    def refusal(self):
+        """Why it is not tried; empty where it is."""
+        if trees.flat_tokens(self.tree) > MOST_FLAT_TOKENS[self.model]:
+            return f"{trees.flat_tokens(self.tree):,} flat tokens would take sequence packing too long"
+        if self.tree.tokens > MOST_TREE_TOKENS[self.model]:
+            return f"{self.tree.tokens:,} tree tokens may not fit the memory"
+        return ""
+
 
 def tasks(args):
-    """Most important first: the small model's ratios from the middle outwards, the grid, then the large model."""
+    """Most important first: the first ratios, the long prompts, the other ratios; model by model."""
     found = []
     for model in args.models:
-        if "ratios" in args.sets:
-            for ratio in args.ratios:
-                tree = trees.rollouts(args.tree_tokens, ratio)
-                if trees.flat_tokens(tree) <= MOST_FLAT_TOKENS[model]:
-                    found.append(Task(model, "ratios", f"ratio {ratio:g}", tree))
-        if "prompts" in args.sets:
-            for prompt, response in args.grid:
-                tree = trees.star(prompt, RESPONSES, response)
-                found.append(Task(model, "prompts", f"{prompt:,} / {response:,}", tree, (prompt, response)))
+        ratios = [Task(model, "ratios", f"ratio {ratio:g}", trees.rollouts(args.tree_tokens, ratio)) for ratio in args.ratios]
+        prompts = [Task(model, "prompts", f"{prompt:,} / {response:,}", trees.star(prompt, RESPONSES, response),
+                        (prompt, response)) for prompt, response in args.grid]  # fmt: skip
+        chosen = {"ratios": ratios, "prompts": prompts}
+        ratios, prompts = (chosen[name] if name in args.sets else [] for name in ("ratios", "prompts"))
+        found += ratios[:FIRST] + prompts + ratios[FIRST:]
     return found
 
 
@@ -183,9 +190,8 @@ def parse(argv):
     add("--sets", type=list_of(str), default="ratios,prompts", metavar="LIST", help="of ratios, prompts (default: %(default)s)")
     add("--models", type=list_of(str), default="0.6b,4b", metavar="LIST",
         help=f"of {', '.join(MODELS)}, most important first (default: %(default)s)")  # fmt: skip
-    add("--ratios", type=list_of(float), default="8,1,32,2,64,4,16,128", metavar="LIST",
-        help="cached-token ratios, most important first; those that would take sequence packing too long are left out "
-        "(default: %(default)s)")  # fmt: skip
+    add("--ratios", type=list_of(float), default="8,1,32,2,64,128,4,16", metavar="LIST",
+        help="cached-token ratios, most important first (default: %(default)s)")  # fmt: skip
     add("--tree-tokens", type=int, default=8192, metavar="N", help="of the ratios set (default: %(default)s)")
     add("--grid", type=list_of(pair), default=",".join(f"{p}/{r}" for p, r in GRID), metavar="LIST",
         help="prompt/response tokens of the prompts set (default: %(default)s)")  # fmt: skip
@@ -211,8 +217,11 @@ def main(argv=None):
         scratch = args.scratch or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
         budget, records, failures = Budget(args.seconds), [], []
+        wanted = tasks(args)
+        refused = [f"{task.title}: {task.refusal()}" for task in wanted if task.refusal()]
+        wanted = [task for task in wanted if not task.refusal()]
         try:
-            for task in budget.each(tasks(args), 10, lambda task: task.title):
+            for task in budget.each(wanted, 10, lambda task: task.title):
                 try:
                     records.append(measure(args, task, scratch, budget.left))
                     record = records[-1]
@@ -224,9 +233,10 @@ def main(argv=None):
             budget.left_out.append("what came after")
     machine = records[0]["hardware"] if records else "nothing was measured"
     text = f"{machine}, commit {commit()}\n\n{report(records)}"
-    text += "".join(f"\nFAILED: {failure}\n" for failure in failures) + budget.note()
+    text += "".join(f"\nFAILED: {failure}\n" for failure in failures)
+    text += "".join(f"\nNot measured: {what}\n" for what in refused) + budget.note()
     finish(args, text, {"hardware": machine, "commit": commit(), "records": records, "failures": failures,
-                        "left_out": budget.left_out})  # fmt: skip
+                        "not_measured": refused, "left_out": budget.left_out})  # fmt: skip
     return 1 if failures else 0
 
 

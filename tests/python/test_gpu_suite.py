@@ -241,8 +241,19 @@ def test_step_on_the_cpu(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads((tmp_path / "t.json").read_text())["records"]
     assert [record["name"] for record in records] == ["ratio 1", "ratio 4", "96 / 8", "64 / 32"]
+    assert records[3]["tree_tokens"] == 64 + 9 * 32 > 200  # in pieces
     assert records[0]["bound"] == pytest.approx(1) and records[1]["tree_tokens"] == 256
     assert done.stdout.count("| tiny |") == 4 and "Long prompts, 9 responses" in done.stdout
+
+
+def test_what_is_too_large_is_not_tried():
+    args = gpu_step.parse(["--models", "0.6b,4b"])
+    refused = [task.title for task in gpu_step.tasks(args) if task.refusal()]
+    assert all(title.startswith("4b") for title in refused) and "4b ratio 64" in refused
+    assert "4b 16,384 / 1,024" in refused and "4b 16,384 / 64" not in refused
+    titles = [task.title for task in gpu_step.tasks(args)]
+    important = ["0.6b ratio 1", "0.6b 16,384 / 64", "0.6b ratio 128", "4b ratio 8"]
+    assert [title for title in titles if title in important] == important
 
 
 # ---- Checks ------------------------------------------------------------------------------------------------
