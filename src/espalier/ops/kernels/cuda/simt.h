@@ -14,8 +14,7 @@
 //   thread(), lane()             int, in the block, which has one dimension, and in the warp
 //   warp()                       int; asked by whole warps, as a collective
 //   block_x(), block_y(), block_z()
-//   shared()                     the block's dynamic shared memory, at a multiple of 1,024, undefined at
-//   first
+//   shared()                     dynamic shared memory of the block, at a multiple of 1,024; holds anything
 //
 // Order
 //   sync_block()                 all threads of the block
