@@ -41,6 +41,7 @@ TEST(Device, WhatIsMissingIsSaidInOneLine) {
   } else if (c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount() == 0) {
     EXPECT_EQ(message,
               "--device cuda:100: no CUDA device is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)");
+    EXPECT_TRUE(at::globalContext().hasCUDART());  // the library has made itself known
   } else {
     EXPECT_NE(message.find("expected an index from 0 to "), std::string::npos) << message;
     EXPECT_NE(message.find("received cuda:100"), std::string::npos) << message;

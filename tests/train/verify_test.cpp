@@ -138,7 +138,7 @@ TEST_P(VerifyTest, PassesWhereTheLossCancels) {
 TEST_P(VerifyTest, ReportsTheKeysThatItPromises) {
   const Trajectories trajectories = rows_to_verify(false);
   EXPECT_EQ(keys(to_json(verify(trajectories, options(at::kDouble)))),
-            (std::vector<std::string>{"dtype", "loss_rel_error", "grad_rel_error_max",
+            (std::vector<std::string>{"dtype", "device", "loss_rel_error", "grad_rel_error_max",
                                       "grad_rel_error_worst_parameter", "logprob_abs_error_max",
                                       "isolation_bitwise", "isolation_trials", "flat_tokens", "tree_tokens",
                                       "encoded_tokens", "loss", "passed"}));

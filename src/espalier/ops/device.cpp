@@ -45,6 +45,16 @@ void make_deterministic() {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
+// Float32 products stay float32, and no product is summed in less.
+void keep_full_precision() {
+  ::setenv("NVIDIA_TF32_OVERRIDE", "0", /*overwrite=*/1);  // of CUDA's libraries, which read it as they start
+  at::Context& context = at::globalContext();
+  context.setAllowTF32CuBLAS(false);
+  context.setAllowTF32CuDNN(false);
+  context.setAllowFP16ReductionCuBLAS(false);
+  context.setAllowBF16ReductionCuBLAS(false);
+}
+
 std::string cpu_name() {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
@@ -97,14 +107,10 @@ void open_device(at::Device device, bool deterministic) {
                  device.str());
   ESPALIER_CHECK(device.index() < visible, "--device: expected an index from 0 to {}, received cuda:{}",
                  visible - 1, static_cast<int>(device.index()));
+  keep_full_precision();
   if (deterministic) make_deterministic();
-  at::Context& context = at::globalContext();
-  context.lazyInitDevice(at::kCUDA);
+  at::globalContext().lazyInitDevice(at::kCUDA);
   cuda.setDevice(device);
-  context.setAllowTF32CuBLAS(false);
-  context.setAllowTF32CuDNN(false);
-  context.setAllowFP16ReductionCuBLAS(false);
-  context.setAllowBF16ReductionCuBLAS(false);
 }
 
 void synchronize(at::Device device) {

@@ -117,8 +117,16 @@ void walk_nested(Events events, uint64_t begin, const Enter& enter, const Spend&
   for (; !open.empty(); open.pop_back()) pass(open.back().end);
 }
 
+bool has_type(const kineto::KinetoEvent& event, std::initializer_list<libkineto::ActivityType> types) {
+  return std::ranges::find(types, static_cast<libkineto::ActivityType>(event.activityType())) != types.end();
+}
+
 bool is_inside(const kineto::KinetoEvent& event, const kineto::KinetoEvent& step) {
   return event.startNs() >= step.startNs() && event.endNs() <= step.endNs() && !event.isAsync();
+}
+
+bool is_operator(const kineto::KinetoEvent& event) {
+  return has_type(event, {libkineto::ActivityType::CPU_OP, libkineto::ActivityType::USER_ANNOTATION});
 }
 
 // Seconds of the calling thread by kind of work, without what is nested and of another kind.
@@ -126,16 +134,13 @@ std::map<Kind, double> host_seconds(const std::vector<kineto::KinetoEvent>& even
                                     const kineto::KinetoEvent& step) {
   Events own;
   for (const kineto::KinetoEvent& event : events) {
-    if (is_inside(event, step) && event.startThreadId() == step.startThreadId()) own.push_back(&event);
+    const bool counts = is_operator(event) && event.startThreadId() == step.startThreadId();
+    if (counts && is_inside(event, step)) own.push_back(&event);
   }
   std::map<Kind, double> seconds;
   const auto spend = [&](const Kind& kind, double spent) { seconds[kind] += spent; };
   walk_nested(std::move(own), step.startNs(), [](const auto&, const Kind&) {}, spend);
   return seconds;
-}
-
-bool has_type(const kineto::KinetoEvent& event, std::initializer_list<libkineto::ActivityType> types) {
-  return std::ranges::find(types, static_cast<libkineto::ActivityType>(event.activityType())) != types.end();
 }
 
 // Seconds of the GPU by kind of work: those of each kernel or copy count as the operator that launched it,
@@ -145,8 +150,7 @@ std::map<Kind, double> device_seconds(const std::vector<kineto::KinetoEvent>& ev
   using Type = libkineto::ActivityType;
   std::map<uint64_t, Events> by_thread;
   for (const kineto::KinetoEvent& event : events) {
-    if (is_inside(event, step) && has_type(event, {Type::CPU_OP, Type::USER_ANNOTATION}))
-      by_thread[event.startThreadId()].push_back(&event);
+    if (is_operator(event) && is_inside(event, step)) by_thread[event.startThreadId()].push_back(&event);
   }
   std::map<uint64_t, Kind> kind_of_operator;
   const auto enter = [&](const kineto::KinetoEvent& event, const Kind& kind) {
