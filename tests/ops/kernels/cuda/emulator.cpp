@@ -15,6 +15,7 @@
 #include <vector>
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -31,6 +32,34 @@ template <class... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> text, Args&&... args) {
   throw std::logic_error(fmt::format(text, std::forward<Args>(args)...));
 }
+
+/// Stacks of fibers that have ended wait here for the next ones: a kernel has thousands of threads.
+class PooledStacks {
+ public:
+  context::stack_context allocate() {
+    std::vector<context::stack_context>& free = pool().free;
+    if (free.empty()) return context::fixedsize_stack(kStackBytes).allocate();
+    const context::stack_context stack = free.back();
+    free.pop_back();
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(static_cast<std::byte*>(stack.sp) - stack.size, stack.size);
+#endif
+    return stack;
+  }
+  void deallocate(const context::stack_context& stack) { pool().free.push_back(stack); }
+
+ private:
+  struct Pool {
+    std::vector<context::stack_context> free;
+    ~Pool() {
+      for (context::stack_context& stack : free) context::fixedsize_stack(kStackBytes).deallocate(stack);
+    }
+  };
+  static Pool& pool() {
+    static thread_local Pool pool;
+    return pool;
+  }
+};
 
 /// One side of a switch between stacks, as the address sanitizer wants to be told of it.
 struct Stack {
@@ -195,7 +224,7 @@ class Block {
   }
 
   void start(Thread& thread) {
-    context::fixedsize_stack allocator(kStackBytes);
+    PooledStacks allocator;
     const context::stack_context stack = allocator.allocate();
     thread.stack.size = stack.size;
     thread.stack.bottom = static_cast<std::byte*>(stack.sp) - stack.size;
@@ -310,6 +339,12 @@ void copy_async(void* to_shared, const void* from_global, bool valid) {
   testing::check_aligned("copy_async from", from_global);
   std::memset(to_shared, 0xff, testing::kCopyBytes);  // what stood there is gone from now on
   current->running().open_group.push_back({to_shared, from_global, valid});
+}
+
+void check_aligned(const char* what, const void* address, int bytes) {
+  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) {
+    testing::fail("{}: an address that is no multiple of {}", what, bytes);
+  }
 }
 
 void commit_copies() {

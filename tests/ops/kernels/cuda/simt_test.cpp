@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -102,6 +103,22 @@ TEST(SimtTest, FindsBits) {
   EXPECT_EQ(simt::lowest_bit(0b101000), 3);
 }
 
+TEST(SimtTest, LanesExchangeEightBytes) {
+  std::vector<double> by(32);
+  emulate({.seed = 5}, [&] { by[simt::lane()] = simt::shuffle_xor(simt::lane() + 0x1p-40, 3); });
+  for (int t = 0; t < 32; ++t) EXPECT_EQ(by[t], (t ^ 3) + 0x1p-40);
+}
+
+TEST(SimtTest, VectorsAreSixteenBytes) {
+  alignas(16) const float from[4] = {1, 2, 3, 4};
+  alignas(16) float to[4] = {};
+  emulate({}, [&] {
+    if (simt::thread() == 0) simt::store_vector(to, simt::load_vector(from));
+  });
+  EXPECT_TRUE(std::equal(from, from + 4, to));
+  EXPECT_EQ(simt::reciprocal(4.0F), 0.25F);
+}
+
 /// Every thread writes a number and reads its neighbour's; `forget` leaves out what orders the two.
 int wrong_neighbours(bool forget, uint64_t seed) {
   int wrong = 0;
@@ -177,6 +194,8 @@ TEST(SimtTest, RefusesWhatHangsOrIsUndefined) {
                          simt::load_matrices(r, simt::shared() + 8);
                        }),
                std::logic_error);
+  alignas(16) const float numbers[8] = {};
+  EXPECT_THROW(emulate({}, [&] { simt::load_vector(numbers + 1); }), std::logic_error);
   EXPECT_THROW(emulate({.threads = 40}, [] {}), std::logic_error);
 }
 

@@ -1,4 +1,8 @@
 list(APPEND core_test_sources
-  ${CMAKE_CURRENT_LIST_DIR}/emulator.cpp ${CMAKE_CURRENT_LIST_DIR}/simt_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/tile_schedule_test.cpp ${CMAKE_CURRENT_LIST_DIR}/tree_attention_backward_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/emulator.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/logit_math_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/row_math_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/simt_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/tile_schedule_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/tree_attention_backward_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_forward_test.cpp)

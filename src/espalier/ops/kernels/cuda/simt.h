@@ -22,7 +22,7 @@
 //   sync_threads(barrier, count) `count` threads, a multiple of 32, at one of the barriers 1 to 15
 //   arrive_threads(barrier, count)  counts there without waiting
 //
-// Between lanes (values of 4 bytes)
+// Between lanes (values of 4 or 8 bytes)
 //   shuffle(value, lane), shuffle_xor(value, mask), shuffle_up(value, distance), ballot(bool)
 //
 // Memory
@@ -36,12 +36,17 @@
 //   add_fragment(fragments, d)   adds four floats of each lane, atomically, to 128 in global memory (at a
 //                                multiple of 16 bytes) in the order that is fastest; load_fragment reads them
 //   load_once(address)           a read of global memory through the read-only cache
+//   load_vector(address), store_vector(address, Vector16)
+//                                16 bytes at once, aligned to them
+//   store_pairs(address, low, high)
+//                                two uint32_t at once, aligned to 8 bytes
 //
 // Bits
 //   lowest_bit(word)             the number of the lowest bit that is set, of at least one
 //
 // Arithmetic
 //   exp2(x), log2(x)             float, to about 2 units in the last place; exp2(-infinity) = 0
+//   reciprocal(x)                1 / x: float to about 1 unit in the last place, 0 below the normal numbers
 //   pack<Element>(low, high)     two floats, rounded to nearest even, as the halves of a uint32_t
 //   unpack<Element>(pair)        and back
 //
@@ -60,6 +65,15 @@
 
 #include "espalier/ops/kernels/element.h"
 
+namespace espalier::simt {
+
+/// 16 bytes that are read and written at once.
+struct alignas(16) Vector16 {
+  uint32_t words[4];
+};
+
+}  // namespace espalier::simt
+
 #ifdef __CUDACC__
 #include "espalier/ops/kernels/cuda/simt_device.h"
 #else
@@ -69,10 +83,5 @@
 namespace espalier::simt {
 
 constexpr int kWarpSize = 32;
-
-/// 16 bytes that are read and written at once.
-struct alignas(16) Vector16 {
-  uint32_t words[4];
-};
 
 }  // namespace espalier::simt

@@ -106,6 +106,17 @@ template <class T>
 __device__ __forceinline__ T load_once(const T* address) {
   return __ldg(address);
 }
+__device__ __forceinline__ Vector16 load_vector(const void* address) {
+  const uint4 v = *static_cast<const uint4*>(address);
+  return {{v.x, v.y, v.z, v.w}};
+}
+__device__ __forceinline__ void store_vector(void* address, const Vector16& vector) {
+  *static_cast<uint4*>(address) =
+      make_uint4(vector.words[0], vector.words[1], vector.words[2], vector.words[3]);
+}
+__device__ __forceinline__ void store_pairs(void* address, uint32_t low, uint32_t high) {
+  *static_cast<uint2*>(address) = make_uint2(low, high);
+}
 
 __device__ __forceinline__ int lowest_bit(uint32_t word) {
   return __ffs(static_cast<int>(word)) - 1;
@@ -120,6 +131,14 @@ __device__ __forceinline__ float log2(float x) {
   float result;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ __forceinline__ double reciprocal(double x) {
+  return 1 / x;
 }
 
 template <class Element>

@@ -35,6 +35,9 @@ void copy_async(void* to_shared, const void* from_global, bool valid);
 void commit_copies();
 void wait_copies(int groups_left);
 
+/// Fails where the address is no multiple of `bytes`.
+void check_aligned(const char* what, const void* address, int bytes);
+
 float to_float(BFloat16 element);
 float to_float(Float16 element);
 uint16_t round_to_bits(float value, BFloat16);
@@ -140,6 +143,21 @@ template <class T>
 T load_once(const T* address) {
   return *address;
 }
+inline Vector16 load_vector(const void* address) {
+  emulator::check_aligned("load_vector", address, 16);
+  Vector16 vector;
+  std::memcpy(&vector, address, sizeof(vector));
+  return vector;
+}
+inline void store_vector(void* address, const Vector16& vector) {
+  emulator::check_aligned("store_vector", address, 16);
+  std::memcpy(address, &vector, sizeof(vector));
+}
+inline void store_pairs(void* address, uint32_t low, uint32_t high) {
+  emulator::check_aligned("store_pairs", address, 8);
+  const uint32_t pairs[2] = {low, high};
+  std::memcpy(address, pairs, sizeof(pairs));
+}
 
 inline int lowest_bit(uint32_t word) {
   return std::countr_zero(word);
@@ -150,6 +168,12 @@ inline float exp2(float x) {
 }
 inline float log2(float x) {
   return std::log2(x);
+}
+inline float reciprocal(float x) {
+  return 1 / x;
+}
+inline double reciprocal(double x) {
+  return 1 / x;
 }
 
 template <class Element>
