@@ -12,4 +12,5 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_pieces_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_test.cpp)
 list(APPEND cuda_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/matrix_product_cuda_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_cuda_test.cpp)

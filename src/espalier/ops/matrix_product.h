@@ -5,6 +5,10 @@
 
 namespace espalier::detail {
 
+// bfloat16 on CUDA: cuBLAS sums products in float32, and these sums are results of wide_product and are added
+// by add_product as they are, in place; affine rounds them once. (Only where a result is bfloat16 may cuBLAS
+// join the parts of a sum in bfloat16: at::Context::setAllowBF16ReductionCuBLAS.)
+
 /// The dtype in which matrices like this one are multiplied: float32 for bfloat16 on a CPU without AMX, whose
 /// instructions for bfloat16, where it has any, do half of the float32 rate (docs/architecture.md); otherwise
 /// their own.
