@@ -3,6 +3,7 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/attention_context_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/device_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/edge_logprobs_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/elementwise_composed_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/elementwise_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/matrix_product_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/pieces_test.cpp
@@ -12,5 +13,6 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_pieces_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_test.cpp)
 list(APPEND cuda_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/elementwise_cuda_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/matrix_product_cuda_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_cuda_test.cpp)
