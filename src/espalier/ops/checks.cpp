@@ -97,6 +97,15 @@ void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, con
               edge_target.sym_size(0));
 }
 
+void check_head_gradient(const at::Tensor& weight, const std::optional<at::Tensor>& grad_weight) {
+  const auto dtype = accumulator_dtype(weight.scalar_type());
+  TORCH_CHECK(
+      !grad_weight || (grad_weight->sizes() == weight.sizes() && grad_weight->scalar_type() == dtype &&
+                       grad_weight->device() == weight.device()),
+      "edge_logprobs_backward_: expected grad_weight ", weight.sizes(), " ", dtype, " on ", weight.device(),
+      ", received ", grad_weight->sizes(), " ", grad_weight->scalar_type(), " on ", grad_weight->device());
+}
+
 void check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& other, const at::Tensor& weight) {
   const char* op = "rms_norm";
   check_float(op, "x", x);

@@ -19,6 +19,9 @@ void check_attention_context(const at::Tensor& k, at::TensorList context_k, at::
 void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
 
+/// Shape, dtype and device of what edge_logprobs_backward_ adds to.
+void check_head_gradient(const at::Tensor& weight, const std::optional<at::Tensor>& grad_weight);
+
 /// Shapes, dtypes and devices of rms_norm's arguments; `other` is of the shape of x, if it is defined.
 void check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& other, const at::Tensor& weight);
 

@@ -16,8 +16,10 @@ namespace espalier {
 /// Logits are worked on in blocks and summed in float32 (float64); backward recomputes them block by block.
 /// Peak extra memory: one block (ops/logit_blocks.h), whatever R, E and V, and beside it a few numbers per
 /// row and, where bfloat16 is multiplied in float32, the rows widened. The same bits for any number of
-/// threads. Registered as torch.ops.espalier.edge_logprobs(hidden, weight, edge_row, edge_target) ->
-/// (logprobs, lse [R], float64: an error in it would be a factor of the row's gradients).
+/// threads. On CUDA blocks are larger (device_logit_block), and the values of edge_row and edge_target are
+/// not checked: nothing waits for the device. Registered as torch.ops.espalier.edge_logprobs(hidden, weight,
+/// edge_row, edge_target) -> (logprobs, lse [R], float64: an error in it would be a factor of the row's
+/// gradients).
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
 

@@ -305,10 +305,7 @@ at::Tensor backward_in_place_cpu(const at::Tensor& grad_logprobs, const at::Tens
                                  const at::Tensor& edge_target, const at::Tensor& lse,
                                  const std::optional<at::Tensor>& grad_weight) {
   detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
-  const auto dtype = detail::accumulator_dtype(hidden.scalar_type());
-  TORCH_CHECK(!grad_weight || (grad_weight->sizes() == weight.sizes() && grad_weight->scalar_type() == dtype),
-              "edge_logprobs_backward_: expected grad_weight ", weight.sizes(), " ", dtype, ", received ",
-              grad_weight->sizes(), " ", grad_weight->scalar_type());
+  detail::check_head_gradient(weight, grad_weight);
   const at::Tensor grad_hidden = zero_sums(hidden);
   add_gradients({grad_logprobs, hidden, weight, edge_row, edge_target, lse}, grad_hidden,
                 grad_weight.value_or(at::Tensor()));
