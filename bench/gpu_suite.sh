@@ -19,6 +19,7 @@
 #                      sanitizer    compute-sanitizer memcheck and racecheck on small tests
 #                      step4b       bench/gpu_step.py, shape of Qwen3-4B
 #                    (default: all; without build, build/gpu is used as it is)
+#   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: those of bench/gpu_attention.py)
 #   --jobs N         compilers at once (default: all cores)
 #   --bundle         on a machine with the packages of scripts/setup.sh: collect them in .gpu-bundle and stop
 #   --dry-run        print the commands
@@ -35,6 +36,7 @@ all_stages=build,tests,verify,attention,step,head,sanitizer,step4b
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
+kinds=
 dry_run=false
 out=${OUT:-runs/gpu-suite}
 
@@ -50,12 +52,13 @@ while [[ $# -gt 0 ]]; do
     --help | -h) usage; exit ;;
     --bundle) exec python3 bench/gpu_bundle.py ;;
     --dry-run) dry_run=true ;;
-    --seconds | --stages | --jobs)
+    --seconds | --stages | --jobs | --kinds)
       [[ $# -ge 2 ]] || fail "$1 needs a value"
       case $1 in
         --seconds) seconds=$2 ;;
         --stages) stages=$2 ;;
         --jobs) jobs=$2 ;;
+        --kinds) kinds=$2 ;;
       esac
       shift
       ;;
@@ -91,7 +94,7 @@ command -v nvcc >/dev/null || PATH=$PATH:/usr/local/cuda/bin
 export XDG_CACHE_HOME=$PWD/$work/cache PYTHONUNBUFFERED=1
 if ! $dry_run; then
   mkdir -p "$work" "$out"
-  rm -f "$work"/*.md "$work"/*.json "$work"/*.log "$work"/stages.tsv
+  rm -f "$work"/*.md "$work"/*.json "$work"/*.log "$work"/*.last "$work"/stages.tsv
   : >"$out/suite.log"
   rm -f "$out/checks.log"
   trap 'rm -rf "$models"' EXIT
@@ -111,7 +114,7 @@ note() {
 
 # run NAME MOST_SECONDS LOG COMMAND...: @S in the command stands for the seconds it is given. What it prints goes to LOG.
 run() {
-  local name=$1 most=$2 log=$3 given status=0 began=$SECONDS
+  local name=$1 most=$2 log=$3 given before status=0 began=$SECONDS
   shift 3
   given=$(limit "$most")
   if $dry_run; then
@@ -122,7 +125,10 @@ run() {
     note "$name" "left out" 0
     return
   fi
+  touch "$log"
+  before=$(wc -c <"$log")
   timeout --kill-after=10 "$given" "${@//@S/$((given - 10))}" >>"$log" 2>&1 || status=$?
+  tail -c "+$((before + 1))" "$log" | grep -v '^ *$' | tail -n 1 | cut -c 1-200 >"$work/$name.last" || true
   case $status in
     0) note "$name" passed $((SECONDS - began)) ;;
     124 | 137) note "$name" "out of time" $((SECONDS - began)) ;;
@@ -164,7 +170,10 @@ stage() {
     sanitizer)
       run sanitizer 100 "$out/checks.log" "${checks[@]}" --parts sanitizer "${output[@]}" --log "$work/sanitizer.log"
       ;;
-    attention) run attention 130 "$out/suite.log" "$python" bench/gpu_attention.py --ops "$ops" --seconds @S "${output[@]}" ;;
+    attention)
+      run attention 130 "$out/suite.log" "$python" bench/gpu_attention.py --ops "$ops" ${kinds:+--kinds "$kinds"} --seconds @S \
+        "${output[@]}"
+      ;;
     head) run head 60 "$out/suite.log" "$python" bench/gpu_head.py --ops "$ops" --seconds @S "${output[@]}" ;;
     step) run step 150 "$out/suite.log" "${steps[@]}" --models 0.6b "${output[@]}" ;;
     step4b)

@@ -3,8 +3,8 @@
 
     python3 bench/gpu_summary.py build/gpu/suite --out runs/gpu-suite
 
-The folder has stages.tsv (stage, result, seconds) and, by stage, NAME.md and NAME.json. A stage without files counts as it
-stands in stages.tsv; a file that is broken is said to be. Exit status 1 when a stage failed.
+The folder has stages.tsv (stage, result, seconds) and, by stage, NAME.md, NAME.json and NAME.last, the last line that it
+printed, which is shown where it left nothing else. A file that is broken is said to be. Exit status 1 when a stage failed.
 """
 
 import argparse
@@ -64,9 +64,10 @@ def read_record(folder, stage):
         return f"{path.name}: {error}"
 
 
-def short_lines(stage, record):
+def short_lines(folder, stage, result, record):
     if record is None or stage not in LINES:
-        return [""]
+        last = folder / f"{stage}.last"
+        return [last.read_text().strip() if result != "passed" and last.is_file() else ""]
     if isinstance(record, str):
         return [record]
     lines = LINES[stage](record)
@@ -83,7 +84,7 @@ def summarize(folder, out):
         results["stages"][stage] = {"result": result, "seconds": float(seconds), "record": record}
         page = folder / f"{stage}.md"
         pages.append(f"## {stage}: {result}, {seconds} s\n\n{page.read_text() if page.is_file() else 'No table.'}\n")
-        first, *others = short_lines(stage, record)
+        first, *others = short_lines(folder, stage, result, record)
         rows.append([stage, result, seconds, first.replace("|", "/")])
         rows += [["", "", "", line.replace("|", "/")] for line in others]
     table = markdown(["stage ", "result ", "seconds", "what "], rows)

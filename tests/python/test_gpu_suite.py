@@ -328,6 +328,8 @@ def test_dry_run_prints_every_stage():
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]
+    assert "--kinds" not in done.stdout
+    assert "--kinds fused,masked --seconds" in suite("--dry-run", "--stages", "attention", "--kinds", "fused,masked").stdout
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -356,8 +358,10 @@ def test_summary(tmp_path):
     record = {"tree": "chain", "heads": 16, "key_heads": 4, "head_dim": 128, "pass": "forward", "tflops": {"fused": 512.3}}
     (tmp_path / "attention.json").write_text(json.dumps({"records": [record] * 9}))
     (tmp_path / "step.json").write_text("{ broken")
+    (tmp_path / "head.last").write_text("it stood here\n")
     table, passed = gpu_summary.summarize(tmp_path, tmp_path / "out")
     assert not passed and "torch_tests: 3 passed / 1 failed" in table and "TFLOP/s fused 512" in table
+    assert "| head | out of time | 7 | it stood here |" in table
     assert "3 more in report.md" in table and "step.json: " in table and "left out" in table
     assert len({line.count("|") for line in table.splitlines()}) == 1
     assert "| a |" in (tmp_path / "out/report.md").read_text()
