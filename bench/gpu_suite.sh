@@ -146,7 +146,7 @@ configure_and_build() {
   # One file that does not compile must not hide what the rest shows.
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DESPALIER_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90a-real \
     -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" &&
-    cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops torch_tests -- -k 0
+    cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops cuda_tests torch_tests -- -k 0
 }
 
 stage() {

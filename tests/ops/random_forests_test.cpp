@@ -1,124 +1,15 @@
-// Tree attention on many random forests, by the device's own choice of implementation: float64 is exact, in
-// lower precision the error against float64 is at most twice that of the plain reference in the same dtype.
-// ESPALIER_CUDA_FORESTS: how many on CUDA (default 50).
-#include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdlib>
-#include <string>
-
-#include "espalier/ops/reference.h"
-#include "espalier/ops/tree_attention.h"
-#include "tests/ops/comparison.h"
-#include "tests/ops/cuda_device.h"
-#include "tests/ops/random_subtrees.h"
+#include "tests/ops/random_forests.h"
 
 namespace espalier {
 namespace {
 
-using testing::cast;
-using testing::ForestShape;
-using testing::random_subtree_end;
-using testing::relative_error;
-using testing::Results;
-using testing::with_gradients;
-
-struct HeadShape {
-  int64_t num_heads;
-  int64_t num_key_heads;
-  int64_t head_dim;
-};
-constexpr HeadShape kHeads[] = {{4, 2, 64}, {2, 2, 128}, {8, 1, 64}, {4, 1, 128}, {2, 1, 256}};
-constexpr at::ScalarType kDtypes[] = {at::kBFloat16, at::kFloat, at::kBFloat16, at::kDouble};
-
-struct Forest {
-  at::Tensor subtree_end;
-  std::vector<at::Tensor> inputs;  // q, k, v, in float64, rounded to `dtype`
-  at::Tensor grad_out;
-  at::ScalarType dtype;
-  double scale;
-};
-
-/// Trees of one shape, until there are so many tokens.
-std::vector<int32_t> draw_ends(std::mt19937_64& random, ForestShape shape, int max_node_tokens,
-                               size_t min_tokens) {
-  std::vector<int32_t> ends;
-  while (ends.size() < min_tokens) {
-    const auto offset = static_cast<int32_t>(ends.size());
-    for (const int32_t end : random_subtree_end(random, shape, 24, max_node_tokens))
-      ends.push_back(end + offset);
-  }
-  return ends;
-}
-
-Forest draw(uint64_t seed, at::Device device, int max_node_tokens) {
-  std::mt19937_64 random(seed);
-  const HeadShape& heads = kHeads[seed % std::size(kHeads)];
-  Forest forest;
-  forest.dtype = kDtypes[seed / testing::kNumForestShapes % std::size(kDtypes)];
-  // Errors of a few roundings say nothing: there the reference may be exact by luck.
-  const size_t min_tokens = forest.dtype == at::kDouble ? 1 : 200;
-  const std::vector<int32_t> ends = draw_ends(
-      random, static_cast<ForestShape>(seed % testing::kNumForestShapes), max_node_tokens, min_tokens);
-  const auto generator = at::detail::createCPUGenerator(seed);
-  const auto normal = [&](int64_t num_heads) {
-    return at::randn({static_cast<int64_t>(ends.size()), num_heads, heads.head_dim}, generator,
-                     at::TensorOptions(at::kDouble))
-        .to(forest.dtype)
-        .to(at::TensorOptions(device).dtype(at::kDouble));
-  };
-  forest.subtree_end = at::tensor(ends, at::kInt).to(device);
-  forest.inputs = {normal(heads.num_heads), normal(heads.num_key_heads), normal(heads.num_key_heads)};
-  forest.grad_out = normal(heads.num_heads);
-  forest.scale = 1 / std::sqrt(static_cast<double>(heads.head_dim));
-  return forest;
-}
-
-using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 double, const AttentionContext&);
-
-/// The output and the gradients of q, k and v.
-Results run(Attention attention, const Forest& forest, at::ScalarType dtype) {
-  const auto attend = [&](const std::vector<at::Tensor>& qkv) {
-    return attention(qkv[0], qkv[1], qkv[2], forest.subtree_end, forest.scale, {});
-  };
-  return with_gradients(attend, cast(forest.inputs, dtype), forest.grad_out.to(dtype));
-}
-
-/// The largest error over what is allowed: at most 1 is right. Where the reference is exact its error counts
-/// as one rounding of float32, in which sums are kept.
-double excess(Attention attention, const Forest& forest) {
-  const Results exact = run(reference::tree_attention, forest, at::kDouble);
-  const Results plain = run(reference::tree_attention, forest, forest.dtype);
-  const Results ours = run(attention, forest, forest.dtype);
-  double worst = 0;
-  for (size_t i = 0; i < exact.size(); ++i) {
-    const double allowed =
-        forest.dtype == at::kDouble ? 1e-12 : 2 * std::max(0x1p-24, relative_error(plain[i], exact[i]));
-    worst = std::max(worst, relative_error(ours[i], exact[i]) / allowed);
-  }
-  return worst;
-}
-
-void expect_right(uint64_t seed, at::Device device, int max_node_tokens) {
-  const Forest forest = draw(seed, device, max_node_tokens);
-  ASSERT_LE(excess(&tree_attention, forest), 1)
-      << "seed " << seed << ", " << forest.dtype << ", q " << forest.inputs[0].sizes();
-}
+using testing::random_forests::draw;
+using testing::random_forests::excess;
+using testing::random_forests::expect_right;
+using testing::random_forests::Forest;
 
 TEST(RandomForests, TreeAttentionOnTheCpu) {
   for (uint64_t seed = 0; seed < 35; ++seed) expect_right(seed, at::kCPU, 12);
-}
-
-TEST(RandomForests, TreeAttentionOnCuda) {
-  SKIP_WITHOUT_CUDA();
-  const char* given = std::getenv("ESPALIER_CUDA_FORESTS");
-  const uint64_t count = given == nullptr ? 50 : std::stoull(given);
-  for (uint64_t seed = 0; seed < count && !HasFatalFailure(); ++seed) {
-    expect_right(seed, {at::kCUDA, 0}, seed % 2 == 0 ? 100 : 12);
-  }
 }
 
 /// Wrong in one place: the last token of the first tree no longer sees the first one. In bfloat16 that may be

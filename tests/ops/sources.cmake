@@ -17,4 +17,5 @@ list(APPEND cuda_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/edge_logprobs_cuda_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/elementwise_cuda_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/matrix_product_cuda_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/random_forests_cuda_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_cuda_test.cpp)
