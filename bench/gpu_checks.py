@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,9 @@ def small_model(head_dim):
     }  # fmt: skip
 
 
+RUNNING = set()  # processes
+
+
 class Outcome(NamedTuple):
     part: str
     what: str
@@ -62,6 +66,7 @@ def execute(command, timeout, **environment):
                                    env={**os.environ, **environment}, start_new_session=True)  # fmt: skip
     except OSError as error:
         return 127, f"{command[0]}: {error.strerror}"
+    RUNNING.add(process)
     try:
         out, _ = process.communicate(timeout=max(1, timeout))
         return process.returncode, out
@@ -71,6 +76,8 @@ def execute(command, timeout, **environment):
     except BaseException:
         end(process)
         raise
+    finally:
+        RUNNING.discard(process)
 
 
 def end(process):
@@ -158,28 +165,42 @@ class Checks:
         return path
 
     def verify(self):
-        runs = [(dim, dtype, strategy, "sft") for dtype in DTYPES for strategy in STRATEGIES for dim in (128,)]
+        runs = [(128, dtype, strategy, "sft") for dtype in DTYPES for strategy in STRATEGIES]
         runs += [(64, "bfloat16", "partition", "sft"), (64, "float32", "partition", "grpo"),
                  (128, "float64", "partition", "grpo"), (128, "bfloat16", "tree-packing", "grpo")]  # fmt: skip
-        for dim, dtype, strategy, objective in runs:
-            what = f"{dtype}, {strategy}, {objective}, head dimension {dim}"
-            if not self.budget.has(3, what):
-                continue
-            began = time.monotonic()
-            status, out = self.espalier("verify", "--model", self.model(dim), "--data", self.rows(), "--limit", 24, "--dtype",
-                                        dtype, "--strategy", strategy, "--objective", objective, "--token-budget", 400,
-                                        *self.on_device(), "--json")  # fmt: skip
+        self.rows()
+        for dim in {run[0] for run in runs}:
+            self.model(dim)
+        # Most of a run is starting up, so some run beside each other.
+        with futures.ThreadPoolExecutor(self.args.parallel) as pool:
             try:
-                report = json.loads(out[out.index("{") : out.rindex("}") + 1])
-            except ValueError:
-                self.add("verify", what, False, last_line(out), began)
-                continue
-            if dtype == "float64":
-                detail = f"worst relative error of a gradient {report['grad_rel_error_max']:.1e}"
-            else:
-                detail = f"error ratio worst {report['error_ratio_max']:.2f}, median {report['error_ratio_median']:.2f}"
-            isolation = "bitwise" if report["isolation_bitwise"] else "BROKEN"
-            self.add("verify", what, status == 0 and report["passed"], f"{detail}; isolation {isolation}", began)
+                for _ in pool.map(lambda run: self.verify_one(*run), runs):
+                    pass
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(RUNNING):
+                    end(process)
+                raise
+
+    def verify_one(self, dim, dtype, strategy, objective):
+        what = f"{dtype}, {strategy}, {objective}, head dimension {dim}"
+        if not self.budget.has(3, what):
+            return
+        began = time.monotonic()
+        status, out = self.espalier("verify", "--model", self.model(dim), "--data", self.rows(), "--limit", 24,
+                                    "--dtype", dtype, "--strategy", strategy, "--objective", objective, "--token-budget", 400,
+                                    *self.on_device(), "--json")  # fmt: skip
+        try:
+            report = json.loads(out[out.index("{") : out.rindex("}") + 1])
+        except ValueError:
+            self.add("verify", what, False, "ran out of time" if status is None else last_line(out), began)
+            return
+        if dtype == "float64":
+            detail = f"worst relative error of a gradient {report['grad_rel_error_max']:.1e}"
+        else:
+            detail = f"error ratio worst {report['error_ratio_max']:.2f}, median {report['error_ratio_median']:.2f}"
+        isolation = "bitwise" if report["isolation_bitwise"] else "BROKEN"
+        self.add("verify", what, status == 0 and report["passed"], f"{detail}; isolation {isolation}", began)
 
     def determinism(self):
         for dtype in ("bfloat16", "float32"):
@@ -188,9 +209,9 @@ class Checks:
             began, folders = time.monotonic(), []
             for index in (1, 2):
                 folders.append(self.scratch / f"run_{dtype}_{index}")
-                status, out = self.espalier("train", "--model", self.model(128), "--data", self.rows(), "--limit", 16, "--out",
-                                            folders[-1], "--dtype", dtype, "--steps", 3, "--strategy", "partition", "--token-budget", 400,
-                                            "--learning-rate", 0.001, "--no-calibration",
+                status, out = self.espalier("train", "--model", self.model(128), "--data", self.rows(), "--limit", 16,
+                                            "--out", folders[-1], "--dtype", dtype, "--steps", 3, "--strategy", "partition",
+                                            "--token-budget", 400, "--learning-rate", 0.001, "--no-calibration",
                                             *self.on_device(deterministic=True))  # fmt: skip
                 if status != 0:
                     self.add("determinism", dtype, False, last_line(out), began)
@@ -270,6 +291,7 @@ def parse(argv):
         help="tests under the sanitizer, which is tens of times slower (default: %(default)s)")  # fmt: skip
     add("--tools", type=list_of(str), default="memcheck,racecheck", metavar="LIST", help="(default: %(default)s)")
     add("--sanitizer", default="compute-sanitizer", metavar="FILE", help="(default: %(default)s)")
+    add("--parallel", type=int, default=4, metavar="N", help="runs of verify beside each other (default: %(default)s)")
     add("--log", type=Path, metavar="FILE", help="write the output of every command to this file")
     args = parser.parse_args(argv)
     for part in args.parts:
