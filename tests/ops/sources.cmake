@@ -9,6 +9,7 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/matrix_product_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/pieces_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/random_forests_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/tree_attention_fused_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_kernels_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_masked_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_attention_pieces_test.cpp

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "espalier/ops/tree_attention_fused.h"
 #include "espalier/ops/tree_attention_masked.h"
 #include "espalier/ops/tree_attention_pieces.h"
 
@@ -19,7 +20,7 @@ constexpr int64_t kFlashHeadDim = 256;
 bool serves(AttentionKind kind, at::ScalarType dtype, int64_t head_dim) {
   switch (kind) {
     case AttentionKind::kFused:
-      return false;  // none is built
+      return fused::serves(dtype, head_dim);
     case AttentionKind::kPieces:
       return (dtype == at::kBFloat16 || dtype == at::kHalf) && head_dim <= kFlashHeadDim;
     case AttentionKind::kMasked:
@@ -66,7 +67,7 @@ TreeAttentionResults forward_cuda(const at::Tensor& q, const at::Tensor& k, cons
   const c10::DeviceGuard guard(q.device());
   switch (attention_kind(q.scalar_type(), q.size(2))) {
     case AttentionKind::kFused:
-      break;
+      return fused::tree_attention(fused::cuda_kernels(), arguments);
     case AttentionKind::kPieces:
       return dense_pieces::tree_attention(dense_pieces::flash_cuda(), arguments);
     case AttentionKind::kMasked:
@@ -85,7 +86,7 @@ TreeAttentionGradients backward_cuda(const at::Tensor& grad_out, const at::Tenso
   const c10::DeviceGuard guard(q.device());
   switch (attention_kind(q.scalar_type(), q.size(2))) {
     case AttentionKind::kFused:
-      break;
+      return fused::tree_attention_backward(fused::cuda_kernels(), arguments, grad_out, out, lse);
     case AttentionKind::kPieces:
       return dense_pieces::tree_attention_backward(dense_pieces::flash_cuda(), arguments, grad_out, out, lse);
     case AttentionKind::kMasked:

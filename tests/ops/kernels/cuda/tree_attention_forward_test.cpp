@@ -65,10 +65,11 @@ TYPED_TEST(TreeAttentionForwardTest, MatchesDenseOnRandomForests) {
   using Element = typename TypeParam::Element;
   constexpr int kDim = TypeParam::kDim;
   ListedTiles tiles;
-  const int groups[] = {1, 2, 4, 7};
-  for (uint64_t seed = 0; seed < 14; ++seed) {
-    const int group = groups[seed % 4];
-    CaseOptions options{.head_dim = kDim, .key_heads = seed % 5 == 0 ? 2 : 1, .group = group};
+  const int groups[] = {1, 2, 4, 7, 9};  // of the last three heads at a time
+  const uint64_t seeds = std::is_same_v<Element, BFloat16> ? 14 : 7;
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    const int group = groups[seed % 5];
+    CaseOptions options{.head_dim = kDim, .key_heads = seed % 4 == 0 ? 2 : 1, .group = group};
     options.ends = random_ends(seed, 12, seed % 2 == 0 ? 12 : 48 / group + 8);
     options.num_rectangles = static_cast<int>(seed % 3);
     AttentionCase<Element> c(options, seed);
@@ -89,6 +90,31 @@ TYPED_TEST(TreeAttentionForwardTest, MatchesDenseAroundBlockSizes) {
                              tokens);
     EXPECT_LE(forward_ratio(c, run_forward<Element, TypeParam::kDim>(c, 1)), 2);
   }
+}
+
+TEST(TreeAttentionForwardOrder, SameBitsInAnyInterleaving) {
+  AttentionCase<BFloat16> c({.head_dim = 64, .group = 2, .ends = random_ends(6, 12, 20), .num_rectangles = 2},
+                            6);
+  const AttentionValues first = run_forward<BFloat16, 64>(c, 1);
+  for (uint64_t seed = 2; seed < 6; ++seed) {
+    const AttentionValues again = run_forward<BFloat16, 64>(c, seed);
+    EXPECT_EQ(again.out.numbers, first.out.numbers) << "seed " << seed;
+    EXPECT_EQ(again.lse.numbers, first.lse.numbers) << "seed " << seed;
+  }
+}
+
+TEST(TreeAttentionForwardOrder, NegativeControlsAreNoticed) {
+  AttentionCase<BFloat16> c({.head_dim = 64, .ends = {9, 6, 6, 4, 6, 6, 9, 8, 9}, .num_rectangles = 1}, 1);
+  EXPECT_LE(forward_ratio(c, run_forward<BFloat16, 64>(c, 1)), 2);
+  AttentionCase<BFloat16> wrong = c;
+  wrong.ends[3] = 5;  // token 4 sees token 3 too
+  EXPECT_GT(forward_ratio(c, run_forward<BFloat16, 64>(wrong, 1)), 4);
+  wrong = c;
+  ++wrong.rectangles[0].query_begin;
+  EXPECT_GT(forward_ratio(c, run_forward<BFloat16, 64>(wrong, 1)), 4);
+  wrong = c;
+  --wrong.rectangles[0].key_end;
+  EXPECT_GT(forward_ratio(c, run_forward<BFloat16, 64>(wrong, 1)), 4);
 }
 
 }  // namespace

@@ -188,7 +188,8 @@ ESPALIER_KERNEL void list_key_blocks(const TileSchedule& schedule) {
       high = greater(high, inputs.subtree_end[i]);
     }
     low = reduce_lanes(low, lesser);
-    high = reduce_lanes(high, greater);
+    // Nothing beyond the queries is read, whatever the values.
+    high = lesser(reduce_lanes(high, greater), inputs.num_tokens);
     if (lane == 0) schedule.key_blocks[index] = {forest_block(begin, end, low, high), -1};
   } else if (index - forest_blocks < inputs.num_rectangles) {
     const ContextRectangle* rectangles = inputs.rectangles;

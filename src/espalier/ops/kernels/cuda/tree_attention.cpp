@@ -16,11 +16,13 @@ std::span<const AttentionImplementation* const> attention_implementations() {
 
 const AttentionImplementation& implementation(const AttentionProblem& problem,
                                               bool AttentionSupport::* direction) {
+  const bool backward = direction == &AttentionSupport::backward;
   const DeviceProperties& device = device_properties();
   for (const AttentionImplementation* one : attention_implementations()) {
     const AttentionSupport support =
         one->support(problem.element, problem.head_dim, device.compute_capability, device.shared_bytes);
-    if (support.*direction) return *one;
+    const bool takes = one->takes == nullptr || one->takes(problem, backward);
+    if (support.*direction && takes) return *one;
   }
   throw std::runtime_error("fused attention: no kernel for this head dimension on this GPU");
 }

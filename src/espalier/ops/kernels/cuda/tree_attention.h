@@ -44,6 +44,7 @@ struct AttentionProblem {
   const int32_t* subtree_end;  // [num_tokens], of a forest in preorder
   TokenHeadsData q;
   const KeySource* sources;
+  const KeySource* host_sources;  // the same on the host, or null: then kernels that need it are not taken
   // As sort_rectangles leaves them: on the host, and a copy of the same. Neither keys nor queries of one are
   // none; query ranges nested or disjoint; no key is named twice.
   const ContextRectangle* host_rectangles;
@@ -98,6 +99,7 @@ struct AttentionImplementation {
   const char* name;
   AttentionSupport (*support)(ElementKind element, int32_t head_dim, int compute_capability,
                               int64_t shared_bytes);
+  bool (*takes)(const AttentionProblem& problem, bool backward);  // of what it supports; null: everything
   int64_t (*forward_scratch_bytes)(const AttentionProblem& problem);
   int64_t (*backward_scratch_bytes)(const AttentionProblem& problem);
   void (*attend)(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,

@@ -136,7 +136,7 @@ class KeyGradientBlock {
 
   /// What is known of the rows of a tile.
   struct RowData {
-    float lse[kRows];  // times log2(e); infinity where there is no row: P = 0
+    float lse[kRows];  // times log2(e)
     float delta[kRows];
   };
   template <class T>
@@ -239,10 +239,11 @@ class KeyGradientBlock {
     simt::commit_copies();
   }
 
-  /// lse and delta of the row of this thread, of the first kRows.
+  /// lse and delta of the row of this thread, of the first kRows. Where there is no row Q and dO are zeros,
+  /// and it adds nothing to any product.
   ESPALIER_KERNEL Pair<float> load_row_datum(const RowBlock& rows) const {
     const int row = simt::thread();
-    if (row >= rows.num_rows()) return {INFINITY, 0};
+    if (row >= rows.num_rows()) return {};
     const int64_t index = rows.head(row) * params_.schedule.inputs.num_tokens + rows.token(row);
     return {params_.lse[index], params_.delta[index]};
   }
@@ -530,8 +531,7 @@ class QueryGradientBlock {
     ESPALIER_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row_ + 8 * half + simt::lane() / 4;
-      lse_[half] = INFINITY;  // where there is no row: P = 0
-      delta_[half] = 0;
+      lse_[half] = delta_[half] = 0;
       if (row >= rows_.num_rows()) continue;
       const int64_t index = rows_.head(row) * params_.schedule.inputs.num_tokens + rows_.token(row);
       lse_[half] = params_.lse[index] * kLog2E;

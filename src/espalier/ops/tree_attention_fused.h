@@ -1,0 +1,36 @@
+// Tree attention by fused kernels on raw pointers (kernels/cuda/tree_attention.h): tensors to and from them.
+// Nothing here waits for the GPU, so values of subtree_end are not checked; where they are not those of a
+// forest in preorder, results are undefined.
+#pragma once
+
+#include "espalier/ops/kernels/cuda/tree_attention.h"
+#include "espalier/ops/tree_attention_arguments.h"
+
+namespace espalier::fused {
+
+/// Whether there are kernels in this build, for the current CUDA device, forward and backward.
+bool serves(at::ScalarType dtype, int64_t head_dim);
+
+/// The functions of kernels/cuda/tree_attention.h, or stand-ins for them.
+struct Kernels {
+  int64_t (*forward_scratch_bytes)(const cuda::AttentionProblem&);
+  int64_t (*backward_scratch_bytes)(const cuda::AttentionProblem&);
+  void (*attend)(const cuda::AttentionProblem&, const cuda::AttentionOutputs&, void* scratch, void* stream);
+  void (*attend_backward)(const cuda::AttentionProblem&, const cuda::AttentionGradients&, void* scratch,
+                          void* stream);
+};
+
+/// Of this build. Throws c10::Error where it has none.
+const Kernels& cuda_kernels();
+
+/// As the operators espalier::tree_attention and its backward, for bfloat16 and float16, on the device of the
+/// tensors and its current stream. softmax_scale is positive. Gradients of q are summed by atomics unless
+/// at::globalContext().deterministicAlgorithms().
+detail::TreeAttentionResults tree_attention(const Kernels& kernels,
+                                            const detail::TreeAttentionArguments& arguments);
+detail::TreeAttentionGradients tree_attention_backward(const Kernels& kernels,
+                                                       const detail::TreeAttentionArguments& arguments,
+                                                       const at::Tensor& grad_out, const at::Tensor& out,
+                                                       const at::Tensor& lse);
+
+}  // namespace espalier::fused
