@@ -193,7 +193,8 @@ class Checks:
         try:
             report = json.loads(out[out.index("{") : out.rindex("}") + 1])
         except ValueError:
-            self.add("verify", what, False, "ran out of time" if status is None else last_line(out), began)
+            stopped = status is None or status < 0
+            self.add("verify", what, False, "ran out of time" if stopped else last_line(out), began)
             return
         if dtype == "float64":
             detail = f"worst relative error of a gradient {report['grad_rel_error_max']:.1e}"
