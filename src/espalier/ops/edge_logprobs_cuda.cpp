@@ -5,7 +5,7 @@
 // backward pass turn them into gradients in their own memory, rounded once to bfloat16 for the two products
 // that follow. float32, float64 and builds without our kernels do the same with ATen's operators.
 //   The gradients of hidden and weight are summed in float32 (float64) over blocks, in place (ops/
-// matrix_product.h). Peak extra memory: kDeviceLogitBlockBytes for one block (three times that without our
+// matrix_product.h). Peak extra memory: kDeviceLogitBlockBytes for one block (four times that without our
 // kernels), a float32 gradient of hidden, a few numbers per row and edge; where the gradient of weight is
 // wanted in bfloat16, the float32 one of a block's columns.
 //   Blocks depend on sizes alone, and sums over edges are in their order: the same bits from run to run.
