@@ -71,7 +71,7 @@ int64_t differences(const Schedule& expected, const TileSchedule& schedule) {
 TEST(TileScheduleTest, IsThatOfTheCpu) {
   TileCounts total;
   int64_t context_tiles = 0;
-  for (uint64_t seed = 0; seed < 700; ++seed) {
+  for (uint64_t seed = 0; seed < 250; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Problem problem = random_problem(seed);
     const Schedule expected = make_schedule(problem.ends, problem.context, problem.sizes);
@@ -107,7 +107,7 @@ TEST(TileScheduleTest, QueryBlocksOfAKeyBlockAreContiguous) {
 
 // Longer than a warp looks at at once.
 TEST(TileScheduleTest, OfManyBlocks) {
-  for (uint64_t seed = 0; seed < 14; ++seed) {
+  for (uint64_t seed = 0; seed < 7; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     const auto shape = static_cast<ForestShape>(seed % testing::kNumForestShapes);

@@ -70,6 +70,16 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
   });
 }
 
+/// attend_keys goes over all rows of its packed heads once per key block: of no more heads at a time than
+/// leave Q, dO and the sums of dQ in half of the second-level cache, because long sequences have few partial
+/// tiles and would read rows from memory for every key block instead.
+RowPacking backward_packing(const AttentionProblem& problem) {
+  const int64_t element_bytes = 2,
+                row_bytes = problem.head_dim * (2 * element_bytes + int64_t{sizeof(float)});
+  const int64_t head_bytes = std::max<int64_t>(1, problem.num_tokens * row_bytes);
+  return RowPacking::of(problem.group(), device_properties().cache_bytes / 2 / head_bytes);
+}
+
 /// Where backward's arrays lie in its scratch.
 struct BackwardScratch {
   ScheduleInputs keys;
@@ -81,7 +91,7 @@ struct BackwardScratch {
   int64_t bytes;
 
   BackwardScratch(const AttentionProblem& problem, void* memory) {
-    const RowPacking packing = RowPacking::of(problem.group());
+    const RowPacking packing = backward_packing(problem);
     Scratch scratch(memory);
     for_head_dim(problem.head_dim, [&]<int kDim>() {
       using Tiles = BackwardTiles<BFloat16, kDim, 2>;
@@ -127,7 +137,7 @@ void attend_backward(const AttentionProblem& problem, const AttentionGradients& 
                         gradients.lse,
                         scratch.delta,
                         scratch.sums,
-                        RowPacking::of(problem.group()),
+                        backward_packing(problem),
                         problem.group(),
                         problem.num_heads,
                         problem.softmax_scale};

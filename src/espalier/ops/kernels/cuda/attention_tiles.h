@@ -160,9 +160,9 @@ struct RowPacking {
 
   static constexpr int kMost = 8;
   /// Block sizes are rows / packed tokens: at most one row in 40 is left empty.
-  static RowPacking of(int group) {
+  static RowPacking of(int group, int64_t most = kMost) {
     int packed = 1;
-    for (int n = 2; n <= kMost; ++n) {
+    for (int n = 2; n <= kMost && n <= most; ++n) {
       if (group % n == 0) packed = n;
     }
     return {packed, group / packed, (1 << 16) / packed + 1};
