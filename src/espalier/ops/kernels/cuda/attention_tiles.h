@@ -178,13 +178,15 @@ ESPALIER_KERNEL void copy_keys(Element* tile, const TokenHeadsData& source, int 
   static_assert(kThreads % kRowChunks == 0 && kRows % kRowsAtOnce == 0);
   const int chunk = simt::thread() % kRowChunks, first = simt::thread() / kRowChunks;
   const int keys = block.num_keys();
-  const auto* from = static_cast<const Element*>(source.data) + block.begin * source.token_stride +
-                     head * source.head_stride + first * static_cast<int>(source.token_stride) +
-                     chunk * kChunk;
+  // In bytes, and step by step: two additions per row.
+  const int64_t step = kRowsAtOnce * source.token_stride * int64_t{sizeof(Element)};
+  const auto* from = reinterpret_cast<const std::byte*>(static_cast<const Element*>(source.data) +
+                                                        (block.begin + first) * source.token_stride +
+                                                        head * source.head_stride + chunk * kChunk);
   ESPALIER_UNROLL
   for (int row = 0; row < kRows; row += kRowsAtOnce) {
     simt::copy_async(tile + tile_offset<kColumns>(first + row, chunk), from, first + row < keys);
-    from += kRowsAtOnce * source.token_stride;
+    from += step;
   }
 }
 
