@@ -1,7 +1,5 @@
 #include "tests/ops/kernels/cuda/emulator.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <boost/context/fiber.hpp>
@@ -13,6 +11,8 @@
 #include <random>
 #include <stdexcept>
 #include <vector>
+
+#include "tests/ops/kernels/cuda/emulator_hooks.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -27,11 +27,6 @@ namespace context = boost::context;
 constexpr size_t kStackBytes = 256 << 10;
 constexpr int kNumBarriers = 16;
 constexpr int kCopyBytes = 16;
-
-template <class... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> text, Args&&... args) {
-  throw std::logic_error(fmt::format(text, std::forward<Args>(args)...));
-}
 
 /// Stacks of fibers that have ended wait here for the next ones: a kernel has thousands of threads.
 class PooledStacks {
@@ -91,6 +86,7 @@ struct Thread {
   Stack stack;
   bool runnable = true;
   bool done = false;
+  std::function<bool()> ready;  // what it waits for; empty where another thread or action will say so
   std::exception_ptr error;
   std::vector<Copy> open_group;
   std::deque<std::vector<Copy>> groups;
@@ -117,7 +113,11 @@ class Block {
  public:
   Block(const EmulatedLaunch& launch, const std::array<int, 3>& index, const std::function<void()>& kernel,
         std::mt19937_64& random, EmulatedCounts& counts)
-      : kernel_(kernel), random_(random), counts_(counts), threads_(launch.threads) {
+      : kernel_(kernel),
+        random_(random),
+        counts_(counts),
+        shared_bytes_(launch.shared_bytes),
+        threads_(launch.threads) {
     // Of exactly the size that was asked for, so that the sanitizer sees what lies beyond.
     void* memory = nullptr;
     if (posix_memalign(&memory, 1024, std::max<size_t>(1, launch.shared_bytes)) != 0) throw std::bad_alloc();
@@ -133,34 +133,57 @@ class Block {
   void run() {
     std::vector<Thread*> ready;
     while (true) {
+      if (!later_.empty() && random_() % 8 == 0) do_one_later();
       list_ready(&ready);
-      if (ready.empty()) break;
+      if (ready.empty() && (later_.empty() || all_done())) break;
+      if (ready.empty()) {
+        do_one_later();
+        continue;
+      }
       std::shuffle(ready.begin(), ready.end(), random_);
       for (Thread* thread : ready) resume(*thread);
     }
     if (error_) std::rethrow_exception(error_);
+    if (all_done()) {
+      if (part_) part_->end();
+      return;
+    }
     const auto waiting =
         std::find_if(threads_.begin(), threads_.end(), [](const Thread& t) { return !t.done; });
-    if (waiting == threads_.end()) return;
     const int first = waiting->place.thread;
     abandoned_ = true;
     for (Thread& thread : threads_) {
       if (!thread.done) resume(thread);
     }
-    fail("block {}: thread {} waits for what never comes", waiting->place.block[0], first);
+    fail_emulation("block {}: thread {} waits for what never comes", waiting->place.block[0], first);
   }
 
   Thread& running() { return *running_; }
   int num_threads() const { return static_cast<int>(threads_.size()); }
   EmulatedCounts& counts() { return counts_; }
+  int64_t shared_bytes() const { return shared_bytes_; }
+  std::unique_ptr<BlockPart>& part() { return part_; }
+  void do_later(std::function<void()> action) { later_.push_back(std::move(action)); }
+
+  void let_others_run() {
+    warp_turns_ = 0;
+    pause();
+  }
+  void wait_until(std::function<bool()> ready) {
+    if (ready()) return;
+    running_->ready = std::move(ready);
+    running_->runnable = false;
+    pause();
+  }
 
   void barrier(int number, int count, bool wait) {
     if (number < 0 || number >= kNumBarriers || count <= 0 || count % simt::kWarpSize != 0) {
-      fail("barrier {} of {} threads: expected 0 to {}, and whole warps", number, count, kNumBarriers - 1);
+      fail_emulation("barrier {} of {} threads: expected 0 to {}, and whole warps", number, count,
+                     kNumBarriers - 1);
     }
     Barrier& barrier = barriers_[number];
     if (barrier.arrived > 0 && barrier.expected != count) {
-      fail("barrier {}: some expect {} threads and some {}", number, barrier.expected, count);
+      fail_emulation("barrier {}: some expect {} threads and some {}", number, barrier.expected, count);
     }
     barrier.expected = count;
     ++barrier.arrived;
@@ -179,7 +202,8 @@ class Block {
     const int thread = running_->place.thread;
     Meeting& meeting = meetings_[thread / simt::kWarpSize];
     if (meeting.arrived > 0 && std::strcmp(meeting.name, name) != 0) {
-      fail("warp {}: some lanes are in {} and some in {}", thread / simt::kWarpSize, meeting.name, name);
+      fail_emulation("warp {}: some lanes are in {} and some in {}", thread / simt::kWarpSize, meeting.name,
+                     name);
     }
     meeting.name = name;
     meeting.payloads[thread % simt::kWarpSize] = payload;
@@ -200,13 +224,36 @@ class Block {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
 
+  bool all_done() const {
+    return std::all_of(threads_.begin(), threads_.end(), [](const Thread& t) { return t.done; });
+  }
+
+  static bool may_run(Thread& thread) {
+    if (thread.runnable || !thread.ready || !thread.ready()) return thread.runnable;
+    thread.ready = nullptr;
+    thread.runnable = true;
+    return true;
+  }
+
+  void do_one_later() {
+    std::swap(later_[random_() % later_.size()], later_.back());
+    const std::function<void()> action = std::move(later_.back());
+    later_.pop_back();
+    try {
+      action();
+    } catch (...) {
+      if (!error_) error_ = std::current_exception();
+      abandoned_ = true;
+    }
+  }
+
   /// The threads that run next: those of one warp, for a while that may be long, so that warps drift apart as
   /// far as barriers let them.
   void list_ready(std::vector<Thread*>* ready) {
     const auto list = [&](auto begin, auto end) {
       ready->clear();
       for (auto thread = begin; thread != end; ++thread) {
-        if (!thread->done && (thread->runnable || abandoned_)) ready->push_back(&*thread);
+        if (!thread->done && (may_run(*thread) || abandoned_)) ready->push_back(&*thread);
       }
     };
     if (warp_turns_ > 0 && !abandoned_) {
@@ -268,7 +315,10 @@ class Block {
   const std::function<void()>& kernel_;
   std::mt19937_64& random_;
   EmulatedCounts& counts_;
+  int64_t shared_bytes_;
   std::unique_ptr<std::byte, Free> shared_;
+  std::unique_ptr<BlockPart> part_;
+  std::vector<std::function<void()>> later_;
   std::vector<Thread> threads_;
   std::vector<Meeting> meetings_;
   std::array<Barrier, kNumBarriers> barriers_;
@@ -285,14 +335,36 @@ thread_local Block* current = nullptr;
 
 void check_aligned(const char* what, const void* address) {
   if (reinterpret_cast<uintptr_t>(address) % kCopyBytes != 0)
-    fail("{}: an address that is no multiple of 16", what);
+    fail_emulation("{}: an address that is no multiple of 16", what);
 }
 
 }  // namespace
 
+BlockPart& block_part(const std::function<std::unique_ptr<BlockPart>()>& make) {
+  std::unique_ptr<BlockPart>& part = current->part();
+  if (!part) part = make();
+  return *part;
+}
+
+int64_t shared_bytes() {
+  return current->shared_bytes();
+}
+
+void wait_until(std::function<bool()> ready) {
+  current->wait_until(std::move(ready));
+}
+
+void let_others_run() {
+  current->let_others_run();
+}
+
+void do_later(std::function<void()> action) {
+  current->do_later(std::move(action));
+}
+
 EmulatedCounts emulate(const EmulatedLaunch& launch, const std::function<void()>& kernel) {
   if (launch.threads <= 0 || launch.threads % simt::kWarpSize != 0) {
-    fail("a block of {} threads: expected whole warps", launch.threads);
+    fail_emulation("a block of {} threads: expected whole warps", launch.threads);
   }
   std::mt19937_64 random(launch.seed);
   std::vector<std::array<int, 3>> blocks;
