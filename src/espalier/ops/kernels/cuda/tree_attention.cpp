@@ -10,7 +10,7 @@ namespace {
 
 /// Best first.
 std::span<const AttentionImplementation* const> attention_implementations() {
-  static const AttentionImplementation* const all[] = {&ampere_attention()};
+  static const AttentionImplementation* const all[] = {&hopper_attention(), &ampere_attention()};
   return all;
 }
 

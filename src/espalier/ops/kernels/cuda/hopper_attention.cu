@@ -1,0 +1,103 @@
+// Attention for Hopper behind the interface of tree_attention.h.
+#include "espalier/ops/kernels/cuda/hopper_attention.cuh"
+#include "espalier/ops/kernels/cuda/hopper_attention_host.h"
+
+namespace espalier::cuda::hopper {
+namespace {
+
+constexpr int kMapsAtOnce = 128;
+
+/// Maps travel as a kernel's parameter, and so need no memory of the host that outlives the call.
+struct MapBatch {
+  simt::TensorMap maps[kMapsAtOnce];
+  simt::TensorMap* to;
+  int32_t count;
+};
+
+__global__ void __launch_bounds__(kMapsAtOnce) write_maps_kernel(const __grid_constant__ MapBatch batch) {
+  const int i = simt::thread();
+  if (i < batch.count) batch.to[i] = batch.maps[i];
+}
+
+void write_maps(const std::vector<simt::TensorMap>& maps, simt::TensorMap* to, void* stream) {
+  for (size_t begin = 0; begin < maps.size(); begin += kMapsAtOnce) {
+    MapBatch batch;
+    batch.to = to + begin;
+    batch.count = static_cast<int32_t>(std::min<size_t>(kMapsAtOnce, maps.size() - begin));
+    std::copy_n(maps.begin() + static_cast<int64_t>(begin), batch.count, batch.maps);
+    launch("write_maps", write_maps_kernel, {{1, 1, 1}, kMapsAtOnce, 0, stream}, batch);
+  }
+}
+
+__global__ void __launch_bounds__(simt::kWarpSize) place_keys_kernel(const PlaceParams params) {
+  place_keys(params.schedule, params.keys, params.places, params.ends);
+}
+
+struct GpuLauncher {
+  void* stream;
+
+  TileSchedule schedule(const ScheduleInputs& inputs, void* memory) const {
+    return build_schedule(inputs, memory, stream);
+  }
+  void place_keys(const PlaceParams& params) const {
+    const unsigned blocks = params.schedule.inputs.num_key_blocks();
+    launch("place_keys", place_keys_kernel, {{blocks, 1, 1}, simt::kWarpSize, 0, stream}, params);
+  }
+  void write_maps(const std::vector<simt::TensorMap>& maps, simt::TensorMap* to) const {
+    hopper::write_maps(maps, to, stream);
+  }
+  template <class Element, int kHeadDim>
+  void forward(const ForwardParams& params) const {
+    launch_forward<Element, kHeadDim>(params, stream);
+  }
+  template <class Element, int kHeadDim>
+  void backward(const BackwardParams& params) const {
+    launch_backward<Element, kHeadDim>(params, stream);
+  }
+};
+
+constexpr int64_t kMostShared = 208 << 10;
+static_assert(ForwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
+              ForwardTiles<BFloat16, 256>::kSharedBytes <= kMostShared &&
+              BackwardTiles<BFloat16, 64>::kSharedBytes <= kMostShared &&
+              BackwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared);
+
+AttentionSupport support(ElementKind, int32_t head_dim, int compute_capability, int64_t shared_bytes) {
+  const bool here = compute_capability == 90 && shared_bytes >= kMostShared;
+  const bool small = head_dim == 64 || head_dim == 128;
+  return {here && (small || head_dim == 256), here && small};
+}
+
+bool takes(const AttentionProblem& problem, bool backward) {
+  return problem.host_sources != nullptr && problem.num_tokens > 0 && problem.softmax_scale > 0 &&
+         !(backward && problem.deterministic);
+}
+
+void attend_on_gpu(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,
+                   void* stream) {
+  GpuLauncher launcher{stream};
+  attend(problem, outputs, scratch, launcher);
+}
+void attend_backward_on_gpu(const AttentionProblem& problem, const AttentionGradients& gradients,
+                            void* scratch, void* stream) {
+  GpuLauncher launcher{stream};
+  attend_backward(problem, gradients, scratch, launcher);
+}
+
+}  // namespace
+}  // namespace espalier::cuda::hopper
+
+namespace espalier::cuda {
+
+const AttentionImplementation& hopper_attention() {
+  static const AttentionImplementation implementation{"hopper",
+                                                      &hopper::support,
+                                                      &hopper::takes,
+                                                      &hopper::forward_scratch_bytes,
+                                                      &hopper::backward_scratch_bytes,
+                                                      &hopper::attend_on_gpu,
+                                                      &hopper::attend_backward_on_gpu};
+  return implementation;
+}
+
+}  // namespace espalier::cuda

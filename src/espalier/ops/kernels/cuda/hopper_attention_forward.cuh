@@ -1,0 +1,21 @@
+// For the files that compile forward attention.
+#pragma once
+
+#include "espalier/ops/kernels/cuda/hopper_attention.cuh"
+
+namespace espalier::cuda::hopper {
+
+template <class Element, int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 1)
+    forward_tile_kernel(const __grid_constant__ ForwardParams params) {
+  forward_tile<Element, kHeadDim>(params);
+}
+
+template <class Element, int kHeadDim>
+void launch_forward(const ForwardParams& params, void* stream) {
+  const Grid grid = forward_grid(params);
+  launch("forward_tile", &forward_tile_kernel<Element, kHeadDim>,
+         {dim3(grid.x, grid.y), kThreads, ForwardTiles<Element, kHeadDim>::kSharedBytes, stream}, params);
+}
+
+}  // namespace espalier::cuda::hopper

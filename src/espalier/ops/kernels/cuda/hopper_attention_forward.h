@@ -1,0 +1,386 @@
+// Forward attention on Hopper (docs/math.md, "Attention by tiles"): O = softmax(c Q K^T) V over the keys that
+// a query sees, and lse.
+//
+// After Shah et al., FlashAttention-3 (2024), section 3. A block of threads has one tile of 128 rows of
+// queries and walks the tiles of keys that any of them sees. Two warpgroups of 64 rows each keep O, the
+// maxima and the sums in registers; P goes from the registers of one product into those of the next. One warp
+// of a third loads. In a step a warpgroup starts S of this tile and O += P V of the last one together, and
+// works on the softmax of S while the other product is under way; the two warpgroups take turns in starting
+// products, so that one's softmax is worked out under the other's products.
+//
+//                  head dimension 64        128       256
+//   keys of a tile              128        128        64
+//   registers a thread: O, S, P  32, 64, 32 | 64, 64, 32 | 128, 32, 16
+//   shared memory   Q; K and V two stages each: 80, 160, 192 KB
+//
+// Every sum is formed in the order of the walk: the same bits in every run.
+#pragma once
+
+#include "espalier/ops/kernels/cuda/hopper_attention.h"
+
+namespace espalier::cuda::hopper {
+
+struct ForwardParams {
+  simt::TensorMap q;  // boxes of a tile
+  KeyMaps keys;
+  AttentionProblem problem;
+  AttentionOutputs outputs;
+  TileSchedule schedule;   // its query blocks are tiles
+  const KeyPlace* places;  // by key block
+  const int32_t* ends;     // by key block and key: one past the last query that sees it
+  HeadPacking packing;
+};
+
+template <class ElementType, int kDim>
+struct ForwardTiles {
+  using Element = ElementType;
+  static constexpr int kHeadDim = kDim;
+  static constexpr int kRows = 128;
+  static constexpr int kKeys = kDim == 256 ? 64 : 128;
+  static constexpr int kStages = 2;
+  static constexpr int kQueryBytes = kRows * kDim * 2;
+  static constexpr int kKeyBytes = kKeys * kDim * 2;
+  static constexpr int kEndBytes = kKeys * 4;
+  static constexpr int kWide = kDim < 128 ? kDim : 128;  // columns of one product's O
+
+  // Shared memory, by offsets.
+  static constexpr int kQ = 0;
+  static constexpr int kK = kQ + kQueryBytes;
+  static constexpr int kV = kK + kStages * kKeyBytes;
+  static constexpr int kEnds = kV + kStages * kKeyBytes;
+  static constexpr int kNotes = kEnds + kStages * kEndBytes;
+  static constexpr int kBarriers = kNotes + kStages * 16;
+  static constexpr int kSharedBytes = kBarriers + 8 * (4 * kStages + 1);
+};
+
+/// What the loading warp tells of a tile, in shared memory.
+struct TileNote {
+  int32_t first_key;    // of the forest; for context kNoKey
+  int32_t first_query;  // queries before it see nothing
+  bool masked;          // not all of the tile's pairs are seen
+  bool last;
+};
+constexpr int32_t kNoKey = INT32_MIN;
+
+/// Numbers of barriers between the two warpgroups: whose turn it is to start products.
+constexpr int kTurn = 1;
+
+template <class Tiles>
+struct ForwardBarriers {
+  uint64_t* q;
+  uint64_t* k_full;
+  uint64_t* k_empty;
+  uint64_t* v_full;
+  uint64_t* v_empty;
+
+  ESPALIER_KERNEL explicit ForwardBarriers(std::byte* shared)
+      : q(reinterpret_cast<uint64_t*>(shared + Tiles::kBarriers)),
+        k_full(q + 1),
+        k_empty(k_full + Tiles::kStages),
+        v_full(k_empty + Tiles::kStages),
+        v_empty(v_full + Tiles::kStages) {}
+
+  ESPALIER_KERNEL void init() const {
+    simt::init_barrier(q, 1);
+    for (int s = 0; s < Tiles::kStages; ++s) {
+      simt::init_barrier(k_full + s, 1);
+      simt::init_barrier(k_empty + s, kConsumerWarps);
+      simt::init_barrier(v_full + s, 1);
+      simt::init_barrier(v_empty + s, kConsumerWarps);
+    }
+    simt::fence_barriers();
+  }
+};
+
+/// By one thread.
+template <class Tiles>
+ESPALIER_KERNEL void load_forward(const ForwardParams& params) {
+  constexpr int kKeys = Tiles::kKeys, kDim = Tiles::kHeadDim;
+  std::byte* shared = simt::shared();
+  const ForwardBarriers<Tiles> barriers(shared);
+  const int32_t tile = params.schedule.query_order[simt::block_x()], set = simt::block_y();
+  const int32_t begin = params.schedule.query_begin(tile), end = params.schedule.query_end(tile);
+  const int32_t key_head = set / params.packing.sets;
+  simt::arrive_expecting(barriers.q, Tiles::kQueryBytes);
+  load_tile<Tiles::kRows, kDim>(shared + Tiles::kQ, &params.q, barriers.q, set << params.packing.shift,
+                                begin);
+  RingPlace<Tiles::kStages> place;
+  TileWalk walk(params.schedule, tile);
+  while (!walk.done()) {
+    const int stage = place.stage;
+    const int64_t index = walk.index();
+    const KeyBlock block = walk.block();
+    const KeyPlace from = params.places[index];
+    walk.advance();
+    const bool full = block.num_keys() == kKeys && classify(block, begin, end) == TileClass::kFull;
+    simt::wait_phase(barriers.k_empty + stage, place.parity ^ 1);
+    reinterpret_cast<TileNote*>(shared + Tiles::kNotes)[stage] = {block.segment < 0 ? block.begin : kNoKey,
+                                                                  block.query_begin, !full, walk.done()};
+    simt::arrive_expecting(barriers.k_full + stage, Tiles::kKeyBytes + Tiles::kEndBytes);
+    load_tile<kKeys, kDim>(shared + Tiles::kK + stage * Tiles::kKeyBytes, params.keys.keys(from.rectangle),
+                           barriers.k_full + stage, key_head, from.token);
+    simt::load_bytes(shared + Tiles::kEnds + stage * Tiles::kEndBytes, params.ends + index * kKeys,
+                     Tiles::kEndBytes, barriers.k_full + stage);
+    simt::wait_phase(barriers.v_empty + stage, place.parity ^ 1);
+    simt::arrive_expecting(barriers.v_full + stage, Tiles::kKeyBytes);
+    load_tile<kKeys, kDim>(shared + Tiles::kV + stage * Tiles::kKeyBytes, params.keys.values(from.rectangle),
+                           barriers.v_full + stage, key_head, from.token);
+    place.advance();
+  }
+}
+
+/// One of 256 threads: rows 16 warp + lane / 4 and 8 more of the tile.
+template <class Tiles>
+class ForwardConsumer {
+ public:
+  using Element = typename Tiles::Element;
+  static constexpr int kKeys = Tiles::kKeys;
+  static constexpr int kDim = Tiles::kHeadDim;
+  static constexpr int kParts = kDim / Tiles::kWide;
+
+  ESPALIER_KERNEL explicit ForwardConsumer(const ForwardParams& params)
+      : params_(params),
+        shared_(simt::shared()),
+        group_(simt::warp() / 4),
+        scale_(params.problem.softmax_scale * kLog2E) {
+    const int row = accumulator_row();
+    const int32_t begin = params.schedule.query_begin(params.schedule.query_order[simt::block_x()]);
+    ESPALIER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      query_[i] = begin + params.packing.tokens(row + 8 * i);
+      maximum_[i] = -INFINITY;
+      sum_[i] = 0;
+    }
+    ESPALIER_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      ESPALIER_UNROLL
+      for (int i = 0; i < Tiles::kWide / 2; ++i) out_[part][i] = 0;
+    }
+  }
+
+  ESPALIER_KERNEL void run() {
+    const ForwardBarriers<Tiles> barriers(shared_);
+    simt::wait_phase(barriers.q, 0);
+    if (group_ == 1) simt::arrive_threads(kTurn, kConsumers);  // the other one's turn
+    RingPlace<Tiles::kStages> place, last;
+    uint32_t p[kKeys / 16][4];
+    bool more = start(barriers, place, p);
+    ESPALIER_ONE_BY_ONE
+    while (more) {
+      last = place;
+      place.advance();
+      more = step(barriers, place, last, p);
+    }
+    simt::wait_phase(barriers.v_full + place.stage, place.parity);
+    simt::fence_products();
+    multiply_values(p, place.stage);
+    simt::commit_products();
+    simt::wait_products<0>();
+    hold_all(p);
+    hold_out();
+    store();
+  }
+
+ private:
+  /// The first tile's P. Returns whether there is another tile.
+  ESPALIER_KERNEL bool start(const ForwardBarriers<Tiles>& barriers, const RingPlace<Tiles::kStages>& place,
+                             uint32_t (&p)[kKeys / 16][4]) {
+    float s[kKeys / 2];
+    simt::wait_phase(barriers.k_full + place.stage, place.parity);
+    const TileNote note = note_of(place.stage);
+    simt::sync_threads(kTurn + group_, kConsumers);
+    simt::fence_products();
+    multiply_keys(s, place.stage);
+    simt::commit_products();
+    pass_turn(note.last);
+    simt::wait_products<0>();
+    simt::hold(s);
+    if (note.masked) mask(s, note, place.stage);
+    release(barriers.k_empty + place.stage);
+    float factor[2];
+    exponentiate(s, factor);
+    round_sums<Element>(p, s);
+    return !note.last;
+  }
+
+  /// O += P V of the last tile, and then P of this one.
+  ESPALIER_KERNEL bool step(const ForwardBarriers<Tiles>& barriers, const RingPlace<Tiles::kStages>& place,
+                            const RingPlace<Tiles::kStages>& last, uint32_t (&p)[kKeys / 16][4]) {
+    float s[kKeys / 2];
+    simt::wait_phase(barriers.k_full + place.stage, place.parity);
+    const TileNote note = note_of(place.stage);
+    simt::sync_threads(kTurn + group_, kConsumers);
+    simt::fence_products();
+    multiply_keys(s, place.stage);
+    simt::commit_products();
+    simt::wait_phase(barriers.v_full + last.stage, last.parity);
+    simt::fence_products();
+    multiply_values(p, last.stage);
+    simt::commit_products();
+    pass_turn(note.last);
+    simt::wait_products<1>();
+    simt::hold(s);
+    if (note.masked) mask(s, note, place.stage);
+    release(barriers.k_empty + place.stage);
+    float factor[2];
+    exponentiate(s, factor);
+    simt::wait_products<0>();
+    hold_all(p);
+    hold_out();
+    release(barriers.v_empty + last.stage);
+    round_sums<Element>(p, s);
+    ESPALIER_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      ESPALIER_UNROLL
+      for (int i = 0; i < Tiles::kWide / 2; ++i) out_[part][i] *= factor[i / 2 % 2];
+    }
+    return !note.last;
+  }
+
+  ESPALIER_KERNEL TileNote note_of(int stage) const {
+    return reinterpret_cast<const TileNote*>(shared_ + Tiles::kNotes)[stage];
+  }
+  /// Nobody waits for the turn after the last one of the second warpgroup.
+  ESPALIER_KERNEL void pass_turn(bool last) const {
+    if (group_ == 0 || !last) simt::arrive_threads(kTurn + 1 - group_, kConsumers);
+  }
+  static ESPALIER_KERNEL void release(uint64_t* empty) {
+    simt::sync_warp();  // what its lanes read of the stage by themselves
+    if (simt::lane() == 0) simt::arrive(empty);
+  }
+
+  ESPALIER_KERNEL void multiply_keys(float (&s)[kKeys / 2], int stage) const {
+    multiply_rows<Element, Tiles::kRows, kKeys, kDim>(s, shared_ + Tiles::kQ, 64 * group_,
+                                                      shared_ + Tiles::kK + stage * Tiles::kKeyBytes);
+  }
+  ESPALIER_KERNEL void multiply_values(const uint32_t (&p)[kKeys / 16][4], int stage) {
+    constexpr int kPartBytes = kKeys * Tiles::kWide * 2;
+    const std::byte* v = shared_ + Tiles::kV + stage * Tiles::kKeyBytes;
+    ESPALIER_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      multiply_add_registers<Element, kKeys, Tiles::kWide>(out_[part], p, v + part * kPartBytes);
+    }
+  }
+  ESPALIER_KERNEL void hold_out() {
+    ESPALIER_UNROLL
+    for (int part = 0; part < kParts; ++part) simt::hold(out_[part]);
+  }
+
+  ESPALIER_KERNEL void mask(float (&s)[kKeys / 2], const TileNote& note, int stage) const {
+    const auto* ends = reinterpret_cast<const int32_t*>(shared_ + Tiles::kEnds + stage * Tiles::kEndBytes);
+    const int first = 2 * (simt::lane() % 4);
+    // Key `column` is seen by query j iff column <= newest and j < end(column).
+    int32_t newest[2];
+    ESPALIER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      newest[i] = query_[i] < note.first_query ? -1
+                  : note.first_key == kNoKey   ? kKeys
+                                               : query_[i] - note.first_key;
+      newest[i] -= first;
+    }
+    ESPALIER_UNROLL
+    for (int j = 0; j < kKeys / 8; ++j) {
+      ESPALIER_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const int32_t end = ends[8 * j + first + e];
+        ESPALIER_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[4 * j + 2 * i + e];
+          x = 8 * j + e <= newest[i] && query_[i] < end ? x : -INFINITY;
+        }
+      }
+    }
+  }
+
+  /// S to P, with the new maximum; O so far is to be multiplied by `factor`.
+  ESPALIER_KERNEL void exponentiate(float (&s)[kKeys / 2], float (&factor)[2]) {
+    ESPALIER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      float most = maximum_[i];
+      ESPALIER_UNROLL
+      for (int j = 0; j < kKeys / 8; ++j) {
+        most = std::fmax(most, std::fmax(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
+      }
+      most = std::fmax(most, simt::shuffle_xor(most, 1));
+      most = std::fmax(most, simt::shuffle_xor(most, 2));
+      // Where nothing is seen yet, P is zero.
+      const float shift = most == -INFINITY ? 0.0F : most * scale_;
+      factor[i] = simt::exp2(maximum_[i] * scale_ - shift);
+      maximum_[i] = most;
+      float sum = sum_[i] * factor[i];
+      ESPALIER_UNROLL
+      for (int j = 0; j < kKeys / 8; ++j) {
+        ESPALIER_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[4 * j + 2 * i + e];
+          x = simt::exp2(x * scale_ - shift);
+          sum += x;
+        }
+      }
+      sum_[i] = sum;
+    }
+  }
+
+  ESPALIER_KERNEL void store() const {
+    const TokenHeadsData& to = params_.outputs.out;
+    ESPALIER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      float sum = sum_[i];
+      sum += simt::shuffle_xor(sum, 1);
+      sum += simt::shuffle_xor(sum, 2);
+      const int row = accumulator_row() + 8 * i;
+      const int64_t token = query_[i];
+      const int64_t head =
+          (simt::block_y() << params_.packing.shift) + (row & (params_.packing.packed() - 1));
+      if (token >= params_.problem.num_tokens) continue;
+      if (simt::lane() % 4 == 0) {
+        params_.outputs.lse[head * params_.problem.num_tokens + token] =
+            kLn2 * (maximum_[i] * scale_ + simt::log2(sum));
+      }
+      auto* out = static_cast<Element*>(to.data) + token * to.token_stride + head * to.head_stride +
+                  2 * (simt::lane() % 4);
+      const float inverse = 1 / sum;
+      ESPALIER_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        ESPALIER_UNROLL
+        for (int j = 0; j < Tiles::kWide / 8; ++j) {
+          *reinterpret_cast<uint32_t*>(out + part * Tiles::kWide + 8 * j) = simt::pack<Element>(
+              out_[part][4 * j + 2 * i] * inverse, out_[part][4 * j + 2 * i + 1] * inverse);
+        }
+      }
+    }
+  }
+
+  const ForwardParams& params_;
+  std::byte* shared_;
+  int group_;
+  float scale_;
+  int32_t query_[2];
+  float maximum_[2];  // of the scores, without the factor c
+  float sum_[2];      // of this lane's columns of P
+  float out_[kParts][Tiles::kWide / 2];
+};
+
+inline Grid forward_grid(const ForwardParams& params) {
+  return {params.schedule.inputs.num_query_blocks(), params.problem.num_key_heads * params.packing.sets};
+}
+
+/// Blocks of forward_grid, of kThreads threads. The scale is positive.
+template <class Element, int kHeadDim>
+ESPALIER_KERNEL void forward_tile(const ForwardParams& params) {
+  using Tiles = ForwardTiles<Element, kHeadDim>;
+  const int warp = simt::warp();
+  if (simt::thread() == 0) ForwardBarriers<Tiles>(simt::shared()).init();
+  simt::sync_block();
+  // What a branch needs it works out by itself: what lived across would have to fit into the mover's
+  // registers.
+  if (warp >= kConsumerWarps) {
+    simt::shrink_registers<kMoverRegisters>();
+    if (warp == kConsumerWarps && simt::lane() == 0) load_forward<Tiles>(params);
+  } else {
+    simt::grow_registers<kConsumerRegisters>();
+    ForwardConsumer<Tiles>(params).run();
+  }
+}
+
+}  // namespace espalier::cuda::hopper

@@ -1,0 +1,172 @@
+// The host's side of attention on Hopper: scratch memory, schedules, maps, and what is launched with them. By
+// `launcher` it reaches the GPU, or the emulator, which is why it is tested where there is no GPU:
+//   TileSchedule schedule(inputs, memory)
+//   void place_keys(params)                  a block of 32 threads for every key block of params.schedule
+//   void write_maps(maps, to)                to the GPU's memory
+//   void forward<Element, kHeadDim>(params), void backward<Element, kHeadDim>(params)
+#pragma once
+
+#include "espalier/ops/kernels/cuda/hopper_attention_backward.h"
+#include "espalier/ops/kernels/cuda/hopper_attention_forward.h"
+
+namespace espalier::cuda::hopper {
+
+/// Rows of a tile of queries, and keys of a tile.
+struct TileSize {
+  int rows;
+  int keys;
+};
+
+inline TileSize forward_tile_size(int32_t head_dim) {
+  using Small = ForwardTiles<BFloat16, 64>;
+  using Large = ForwardTiles<BFloat16, 256>;
+  static_assert(Small::kKeys == ForwardTiles<BFloat16, 128>::kKeys);
+  return head_dim == Large::kHeadDim ? TileSize{Large::kRows, Large::kKeys}
+                                     : TileSize{Small::kRows, Small::kKeys};
+}
+inline TileSize backward_tile_size(int32_t head_dim) {
+  return {head_dim == 64 ? BackwardTiles<BFloat16, 64>::kRows : BackwardTiles<BFloat16, 128>::kRows,
+          kBackwardKeys};
+}
+
+inline ScheduleInputs schedule_inputs(const AttentionProblem& problem, const TileSize& size) {
+  const HeadPacking packing = HeadPacking::of(problem.group());
+  ScheduleInputs inputs{problem.subtree_end,
+                        problem.num_tokens,
+                        problem.rectangles,
+                        problem.num_rectangles,
+                        0,
+                        {packing.tokens(size.rows), size.keys}};
+  for (int32_t i = 0; i < problem.num_rectangles; ++i) {
+    inputs.num_context_blocks += num_context_blocks(problem.host_rectangles[i], size.keys);
+  }
+  return inputs;
+}
+
+/// What a call keeps in its scratch memory.
+struct Scratch {
+  std::byte* schedule;
+  simt::TensorMap* context_maps;
+  KeyPlace* places;
+  int32_t* ends;      // forward
+  float* statistics;  // backward, as is grad_q
+  float* grad_q;
+};
+
+/// Lays it out in `memory`, which may be null. Returns the bytes that it takes.
+inline int64_t place_scratch(const AttentionProblem& problem, const ScheduleInputs& inputs,
+                             const TileSize& size, bool backward, void* memory, Scratch* scratch) {
+  int64_t bytes = 0;
+  const auto place = [&]<class T>(T*& array, int64_t count) {
+    array = memory == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<std::byte*>(memory) + bytes);
+    bytes += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+  };
+  TileSchedule none;
+  place(scratch->schedule, place_schedule(inputs, nullptr, &none));
+  place(scratch->context_maps, 2 * int64_t{problem.num_rectangles});
+  place(scratch->places, inputs.num_key_blocks());
+  place(scratch->ends, backward ? 0 : int64_t{inputs.num_key_blocks()} * size.keys);
+  const int64_t rows = !backward ? 0
+                                 : int64_t{inputs.num_query_blocks()} * problem.num_key_heads *
+                                       HeadPacking::of(problem.group()).sets * size.rows;
+  place(scratch->statistics, 2 * rows);
+  place(scratch->grad_q, rows * problem.head_dim);
+  return bytes;
+}
+
+inline int64_t scratch_bytes(const AttentionProblem& problem, const TileSize& size, bool backward) {
+  Scratch scratch;
+  return place_scratch(problem, schedule_inputs(problem, size), size, backward, nullptr, &scratch);
+}
+
+struct PlaceParams {
+  TileSchedule schedule;
+  int keys;
+  KeyPlace* places;
+  int32_t* ends;
+};
+
+/// The schedule, where its keys are, and maps of them.
+struct Preparation {
+  Scratch scratch;
+  TileSchedule schedule;
+  KeyMaps maps;
+  HeadPacking packing;
+};
+
+template <class Launcher>
+Preparation prepare(const AttentionProblem& problem, const TileSize& size, bool backward, void* memory,
+                    Launcher& launcher) {
+  Preparation result;
+  const ScheduleInputs inputs = schedule_inputs(problem, size);
+  place_scratch(problem, inputs, size, backward, memory, &result.scratch);
+  result.packing = HeadPacking::of(problem.group());
+  result.schedule = launcher.schedule(inputs, result.scratch.schedule);
+  launcher.place_keys(PlaceParams{result.schedule, size.keys, result.scratch.places,
+                                  backward ? nullptr : result.scratch.ends});
+  const KeySource& own = problem.host_sources[0];
+  result.maps = {map_keys(problem, own.k, 0, problem.num_tokens, size.keys),
+                 map_keys(problem, own.v, 0, problem.num_tokens, size.keys), result.scratch.context_maps};
+  launcher.write_maps(map_context(problem, problem.host_sources, size.keys), result.scratch.context_maps);
+  return result;
+}
+
+/// Calls with the problem's element and head dimension as types.
+template <class Call>
+void dispatch_element(ElementKind element, const Call& call) {
+  element == ElementKind::kBFloat16 ? call(BFloat16{}) : call(Float16{});
+}
+
+inline int64_t forward_scratch_bytes(const AttentionProblem& problem) {
+  return scratch_bytes(problem, forward_tile_size(problem.head_dim), /*backward=*/false);
+}
+inline int64_t backward_scratch_bytes(const AttentionProblem& problem) {
+  return scratch_bytes(problem, backward_tile_size(problem.head_dim), /*backward=*/true);
+}
+
+template <class Launcher>
+void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,
+            Launcher& launcher) {
+  const TileSize size = forward_tile_size(problem.head_dim);
+  const Preparation ready = prepare(problem, size, /*backward=*/false, scratch, launcher);
+  const ForwardParams params{map_queries(problem, problem.q, ready.packing, size.rows),
+                             ready.maps,
+                             problem,
+                             outputs,
+                             ready.schedule,
+                             ready.scratch.places,
+                             ready.scratch.ends,
+                             ready.packing};
+  dispatch_element(problem.element, [&]<class Element>(Element) {
+    if (problem.head_dim == 64) {
+      launcher.template forward<Element, 64>(params);
+    } else if (problem.head_dim == 128) {
+      launcher.template forward<Element, 128>(params);
+    } else {
+      launcher.template forward<Element, 256>(params);
+    }
+  });
+}
+
+template <class Launcher>
+void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
+                     Launcher& launcher) {
+  const TileSize size = backward_tile_size(problem.head_dim);
+  const Preparation ready = prepare(problem, size, /*backward=*/true, scratch, launcher);
+  const BackwardParams params{map_queries(problem, problem.q, ready.packing, size.rows),
+                              map_queries(problem, gradients.grad_out, ready.packing, size.rows),
+                              ready.maps,
+                              problem,
+                              gradients,
+                              ready.schedule,
+                              ready.scratch.places,
+                              ready.packing,
+                              ready.scratch.statistics,
+                              ready.scratch.grad_q};
+  dispatch_element(problem.element, [&]<class Element>(Element) {
+    problem.head_dim == 64 ? launcher.template backward<Element, 64>(params)
+                           : launcher.template backward<Element, 128>(params);
+  });
+}
+
+}  // namespace espalier::cuda::hopper
