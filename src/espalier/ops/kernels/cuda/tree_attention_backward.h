@@ -23,6 +23,7 @@
 //      256       64 x 64            2 x 4              2        209 KiB        64 + 64 + 16 + 16 + 64
 //      256       64 x 64            2 x 4              1        145 KiB        where there is no more
 //
+// All 255 registers are taken at 128 and 256, with up to nine words in local memory.
 // P in float32 for dS, rounded to the element for dV, dS rounded; sums in float32. dQ's sums come in any
 // order; everything else, and everything in deterministic mode, is the same bits in every run.
 #pragma once
