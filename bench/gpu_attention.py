@@ -3,13 +3,13 @@
 
 Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backward. The sides of each tree:
 
-    fused, pieces, ...    torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds)
+    ampere, hopper, pieces, ...  torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds)
     flash, cudnn          ATen's causal attention on ONE sequence, as long as to have the same number of visible pairs: it
                           computes the same useful FLOPs without any tree, and is what a tree kernel is held against
     flex                  compiled FlexAttention with the tree's own mask (a block mask from subtree_end)
 
     python3 bench/gpu_attention.py                          about two minutes; most important trees first
-    python3 bench/gpu_attention.py --cases agent --kinds fused --no-flex
+    python3 bench/gpu_attention.py --cases agent --kinds hopper --no-flex
     python3 bench/gpu_attention.py --list                   the trees, without measuring
     python3 bench/gpu_attention.py --quick --device cpu     a few small trees, to try the script where there is no GPU
 
@@ -342,7 +342,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add_common(parser, seconds=120)
-    add("--kinds", type=list_of(str), default="fused,pieces", metavar="LIST",
+    add("--kinds", type=list_of(str), default="ampere,pieces", metavar="LIST",
         help="values of ESPALIER_ATTENTION; ratios are of the first (default: %(default)s)")  # fmt: skip
     add("--dense", type=list_of(str), default="flash,cudnn", metavar="LIST", help="of flash and cudnn (default: %(default)s)")
     add("--no-flex", dest="flex", action="store_false", help="leave FlexAttention out: compiling it takes about a minute")

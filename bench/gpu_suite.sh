@@ -16,6 +16,8 @@
 #                      attention    bench/gpu_attention.py
 #                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
 #                      head         bench/gpu_head.py
+#                      hopper       the tests of Hopper's kernels, which no other stage runs: they could hang
+#                      hopper_attention  bench/gpu_attention.py with them
 #                      sanitizer    compute-sanitizer memcheck and racecheck on small tests
 #                      step4b       bench/gpu_step.py, shape of Qwen3-4B
 #                    (default: all; without build, build/gpu is used as it is)
@@ -32,7 +34,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_stages=build,tests,verify,attention,step,head,sanitizer,step4b
+all_stages=build,tests,verify,attention,hopper,hopper_attention,step,head,sanitizer,step4b
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -146,7 +148,7 @@ configure_and_build() {
   # One file that does not compile must not hide what the rest shows.
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DESPALIER_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90a-real \
     -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" &&
-    cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops cuda_tests torch_tests -- -k 0
+    cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops cuda_tests hopper_tests -- -k 0
 }
 
 stage() {
@@ -166,6 +168,14 @@ stage() {
       fi
       ;;
     tests) run tests 120 "$out/checks.log" "${checks[@]}" --parts tests "${output[@]}" --log "$work/tests.log" ;;
+    hopper)
+      run hopper 60 "$out/checks.log" "${checks[@]}" --parts tests --filter 'Hopper*:*Cuda.*/hopper' "${output[@]}" \
+        --log "$work/hopper.log"
+      ;;
+    hopper_attention)
+      run hopper_attention 80 "$out/suite.log" "$python" bench/gpu_attention.py --ops "$ops" --kinds hopper,ampere --no-flex \
+        --seconds @S "${output[@]}"
+      ;;
     verify) run verify 90 "$out/checks.log" "${checks[@]}" --parts verify,determinism "${output[@]}" --log "$work/verify.log" ;;
     sanitizer)
       run sanitizer 100 "$out/checks.log" "${checks[@]}" --parts sanitizer "${output[@]}" --log "$work/sanitizer.log"

@@ -44,6 +44,7 @@ def head_lines(record):
 
 
 LINES = {"tests": checks_lines, "verify": checks_lines, "sanitizer": checks_lines, "attention": attention_lines,
+         "hopper": checks_lines, "hopper_attention": attention_lines,
          "step": step_lines, "step4b": step_lines, "head": head_lines}  # fmt: skip
 
 

@@ -129,7 +129,8 @@ void attend_backward(const cuda::AttentionProblem& problem, const cuda::Attentio
   store(grad_v, &cuda::KeyGradients::grad_v);
 }
 
-constexpr fused::Kernels kStandIn{&forward_bytes, &backward_bytes, &attend, &attend_backward};
+constexpr fused::Kernels kStandIn{cuda::AttentionKernels::kAmpere, &forward_bytes, &backward_bytes, &attend,
+                                  &attend_backward};
 
 /// Inputs as rows of something larger and not aligned to 16 bytes, every other time.
 at::Tensor laid_out(const at::Tensor& tensor, int64_t number) {
@@ -200,8 +201,10 @@ TEST(TreeAttentionFused, IsDeterministicWhereThatIsAskedFor) {
 }
 
 TEST(TreeAttentionFused, ServesNothingWithoutADevice) {
-  EXPECT_FALSE(fused::serves(at::kFloat, 64));
-  EXPECT_FALSE(fused::serves(at::kBFloat16, 60));
+  for (const auto kernels : {cuda::AttentionKernels::kAmpere, cuda::AttentionKernels::kHopper}) {
+    EXPECT_FALSE(fused::serves(kernels, at::kFloat, 64));
+    EXPECT_FALSE(fused::serves(kernels, at::kBFloat16, 60));
+  }
 }
 
 TEST(TreeAttentionFused, RefusesScalesThatAreNotPositive) {

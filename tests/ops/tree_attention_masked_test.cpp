@@ -127,8 +127,8 @@ TEST(AttentionKind, CanBeForced) {
     EXPECT_THROW(attention_kind(at::kBFloat16, 320), c10::Error);
   }
   {
-    const ForcedAttention fused("fused");
-    EXPECT_THROW(attention_kind(at::kBFloat16, 128), c10::Error);
+    const ForcedAttention ampere("ampere");  // without a device
+    EXPECT_THROW(attention_kind(at::kFloat, 128), c10::Error);
   }
   const ForcedAttention wrong("flash");
   EXPECT_THROW(attention_kind(at::kBFloat16, 128), c10::Error);

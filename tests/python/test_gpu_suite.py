@@ -207,7 +207,7 @@ def test_sides_that_disagree_fail(monkeypatch, capsys):
 
     side = gpu_attention.espalier_side
     monkeypatch.setattr(gpu_attention, "espalier_side", lambda kind, inputs, ends: side(
-        kind, inputs, ends if kind == "fused" else torch.full_like(ends, len(ends))))  # fmt: skip
+        kind, inputs, ends if kind == "ampere" else torch.full_like(ends, len(ends))))  # fmt: skip
     flags = ["--quick", "--device", "cpu", "--dtype", "float32", "--case-seconds", "0.01", "--no-flex", "--dense", "none"]
     assert gpu_attention.main([*flags, "--cases", "chain"]) == 0
     assert gpu_attention.main([*flags, "--cases", "star"]) == 1
@@ -323,12 +323,12 @@ def suite(*arguments):
 def test_dry_run_prints_every_stage():
     done = suite("--dry-run")
     assert done.returncode == 0, done.stderr
-    for stage in ("tests", "verify", "attention", "step", "head", "sanitizer", "step4b"):
+    for stage in ("tests", "verify", "attention", "hopper", "hopper_attention", "step", "head", "sanitizer", "step4b"):
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]
-    assert "--kinds" not in done.stdout
-    assert "--kinds fused,masked --seconds" in suite("--dry-run", "--stages", "attention", "--kinds", "fused,masked").stdout
+    assert done.stdout.count("--kinds") == 1 and "--kinds hopper,ampere" in done.stdout
+    assert "--kinds ampere,masked --seconds" in suite("--dry-run", "--stages", "attention", "--kinds", "ampere,masked").stdout
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -354,12 +354,12 @@ def test_summary(tmp_path):
     outcome = {"part": "tests", "what": "torch_tests", "passed": False, "detail": "3 passed | 1 failed", "seconds": 1}
     (tmp_path / "tests.json").write_text(json.dumps({"outcomes": [outcome]}))
     (tmp_path / "tests.md").write_text("| a |\n|---|\n")
-    record = {"tree": "chain", "heads": 16, "key_heads": 4, "head_dim": 128, "pass": "forward", "tflops": {"fused": 512.3}}
+    record = {"tree": "chain", "heads": 16, "key_heads": 4, "head_dim": 128, "pass": "forward", "tflops": {"ampere": 512.3}}
     (tmp_path / "attention.json").write_text(json.dumps({"records": [record] * 9}))
     (tmp_path / "step.json").write_text("{ broken")
     (tmp_path / "head.last").write_text("it stood here\n")
     table, passed = gpu_summary.summarize(tmp_path, tmp_path / "out")
-    assert not passed and "torch_tests: 3 passed / 1 failed" in table and "TFLOP/s fused 512" in table
+    assert not passed and "torch_tests: 3 passed / 1 failed" in table and "TFLOP/s ampere 512" in table
     assert "| head | out of time | 7 | it stood here |" in table
     assert "3 more in report.md" in table and "step.json: " in table and "left out" in table
     assert len({line.count("|") for line in table.splitlines()}) == 1

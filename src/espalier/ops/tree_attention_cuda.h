@@ -8,14 +8,15 @@
 namespace espalier {
 
 enum class AttentionKind {
-  kFused,   // kernels of our own
+  kAmpere,  // kernels of our own (tree_attention_fused.h)
+  kHopper,  // likewise
   kPieces,  // dense pieces through ATen's flash attention (tree_attention_pieces.h)
   kMasked,  // chunks of queries with a mask (tree_attention_masked.h)
 };
 
 /// The implementation for inputs of `dtype` with heads of `head_dim`: the one that the environment variable
-/// ESPALIER_ATTENTION (fused, pieces or masked) asks for, otherwise the fastest that serves them. Throws
-/// c10::Error where the variable names none, or one that does not serve them.
+/// ESPALIER_ATTENTION (ampere, hopper, pieces or masked) asks for, otherwise the first of ampere, pieces and
+/// masked that serves them. Throws c10::Error where the variable names none, or one that does not serve them.
 AttentionKind attention_kind(at::ScalarType dtype, int64_t head_dim);
 
 }  // namespace espalier

@@ -17,32 +17,34 @@ namespace espalier::fused {
 
 #ifdef ESPALIER_CUDA_KERNELS
 
-bool serves(at::ScalarType dtype, int64_t head_dim) {
+bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_dim) {
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return false;
   try {
     const cuda::DeviceProperties& device = cuda::device_properties();
     const auto element = dtype == at::kBFloat16 ? cuda::ElementKind::kBFloat16 : cuda::ElementKind::kFloat16;
-    const cuda::AttentionSupport support = cuda::attention_support(
-        element, static_cast<int32_t>(head_dim), device.compute_capability, device.shared_bytes);
-    return support.forward && support.backward;
+    const auto support = [&](cuda::AttentionKernels of) {
+      return cuda::attention_support(of, element, static_cast<int32_t>(head_dim), device.compute_capability,
+                                     device.shared_bytes);
+    };
+    return support(kernels).forward &&
+           (support(kernels).backward || support(cuda::AttentionKernels::kAmpere).backward);
   } catch (const std::exception&) {
     return false;  // there is no device
   }
 }
 
-const Kernels& cuda_kernels() {
-  static constexpr Kernels kKernels{&cuda::forward_scratch_bytes, &cuda::backward_scratch_bytes,
-                                    &cuda::attend, &cuda::attend_backward};
-  return kKernels;
+Kernels cuda_kernels(cuda::AttentionKernels kernels) {
+  return {kernels, &cuda::forward_scratch_bytes, &cuda::backward_scratch_bytes, &cuda::attend,
+          &cuda::attend_backward};
 }
 
 #else
 
-bool serves(at::ScalarType, int64_t) {
+bool serves(cuda::AttentionKernels, at::ScalarType, int64_t) {
   return false;
 }
 
-const Kernels& cuda_kernels() {
+Kernels cuda_kernels(cuda::AttentionKernels) {
   TORCH_CHECK(false, "fused attention: this build has no CUDA kernels");
 }
 
@@ -143,7 +145,8 @@ struct Call {
   Upload upload;
   cuda::AttentionProblem problem{};
 
-  Call(const detail::TreeAttentionArguments& arguments, const std::vector<cuda::KeyGradients>& gradients)
+  Call(cuda::AttentionKernels kernels, const detail::TreeAttentionArguments& arguments,
+       const std::vector<cuda::KeyGradients>& gradients)
       : q(for_kernel(arguments.q)),
         subtree_end(arguments.subtree_end.contiguous()),
         k(all_keys(arguments.k, arguments.context.k)),
@@ -156,6 +159,7 @@ struct Call {
     const int64_t source_offset = upload.add(sources), context_offset = upload.add(context);
     gradient_offset_ = upload.add(gradients);
     upload.send(q.device());
+    problem.kernels = kernels;
     problem.element =
         q.scalar_type() == at::kBFloat16 ? cuda::ElementKind::kBFloat16 : cuda::ElementKind::kFloat16;
     problem.num_tokens = static_cast<int32_t>(q.size(0));
@@ -191,7 +195,7 @@ at::Tensor key_gradient(const at::Tensor& keys, bool all_are_seen) {
 
 detail::TreeAttentionResults tree_attention(const Kernels& kernels,
                                             const detail::TreeAttentionArguments& arguments) {
-  const Call call(arguments, {});
+  const Call call(kernels.kernels, arguments, {});
   const at::Tensor out = at::empty(call.q.sizes(), call.q.options());
   const at::Tensor lse = at::empty({call.q.size(1), call.q.size(0)}, call.q.options().dtype(at::kFloat));
   const at::Tensor scratch = call.scratch(kernels.forward_scratch_bytes(call.problem));
@@ -210,7 +214,7 @@ detail::TreeAttentionGradients tree_attention_backward(const Kernels& kernels,
   for (const at::Tensor& segment : arguments.context.v) grad_v.push_back(key_gradient(segment, false));
   std::vector<cuda::KeyGradients> gradients;
   for (size_t s = 0; s < grad_k.size(); ++s) gradients.push_back({writable(grad_k[s]), writable(grad_v[s])});
-  const Call call(arguments, gradients);
+  const Call call(kernels.kernels, arguments, gradients);
   const at::Tensor given = for_kernel(grad_out), result = for_kernel(out), statistics = lse.contiguous();
   const at::Tensor scratch = call.scratch(kernels.backward_scratch_bytes(call.problem));
   kernels.attend_backward(call.problem,

@@ -8,11 +8,13 @@
 
 namespace espalier::fused {
 
-/// Whether there are kernels in this build, for the current CUDA device, forward and backward.
-bool serves(at::ScalarType dtype, int64_t head_dim);
+/// Whether these kernels are in this build and, on the current CUDA device, take such inputs forward, and
+/// they or Ampere's backward.
+bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_dim);
 
-/// The functions of kernels/cuda/tree_attention.h, or stand-ins for them.
+/// The functions of kernels/cuda/tree_attention.h, or stand-ins for them, and the kernels asked for.
 struct Kernels {
+  cuda::AttentionKernels kernels;
   int64_t (*forward_scratch_bytes)(const cuda::AttentionProblem&);
   int64_t (*backward_scratch_bytes)(const cuda::AttentionProblem&);
   void (*attend)(const cuda::AttentionProblem&, const cuda::AttentionOutputs&, void* scratch, void* stream);
@@ -21,7 +23,7 @@ struct Kernels {
 };
 
 /// Of this build. Throws c10::Error where it has none.
-const Kernels& cuda_kernels();
+Kernels cuda_kernels(cuda::AttentionKernels kernels);
 
 /// As the operators espalier::tree_attention and its backward, for bfloat16 and float16, on the device of the
 /// tensors and its current stream. softmax_scale is positive. Gradients of q are summed by atomics unless

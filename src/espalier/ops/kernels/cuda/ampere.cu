@@ -163,8 +163,7 @@ AttentionSupport support(ElementKind, int32_t head_dim, int compute_capability, 
 }  // namespace ampere
 
 const AttentionImplementation& ampere_attention() {
-  static const AttentionImplementation implementation{"ampere",
-                                                      &ampere::support,
+  static const AttentionImplementation implementation{&ampere::support,
                                                       nullptr,
                                                       &ampere::forward_scratch_bytes,
                                                       &ampere::backward_scratch_bytes,

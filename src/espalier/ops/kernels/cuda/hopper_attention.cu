@@ -90,8 +90,7 @@ void attend_backward_on_gpu(const AttentionProblem& problem, const AttentionGrad
 namespace espalier::cuda {
 
 const AttentionImplementation& hopper_attention() {
-  static const AttentionImplementation implementation{"hopper",
-                                                      &hopper::support,
+  static const AttentionImplementation implementation{&hopper::support,
                                                       &hopper::takes,
                                                       &hopper::forward_scratch_bytes,
                                                       &hopper::backward_scratch_bytes,

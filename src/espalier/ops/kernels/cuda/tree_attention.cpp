@@ -1,6 +1,5 @@
 #include "espalier/ops/kernels/cuda/tree_attention.h"
 
-#include <span>
 #include <stdexcept>
 
 #include "espalier/ops/kernels/cuda/device.h"
@@ -8,53 +7,45 @@
 namespace espalier::cuda {
 namespace {
 
-/// Best first.
-std::span<const AttentionImplementation* const> attention_implementations() {
-  static const AttentionImplementation* const all[] = {&hopper_attention(), &ampere_attention()};
-  return all;
+const AttentionImplementation& implementation(AttentionKernels kernels) {
+  return kernels == AttentionKernels::kHopper ? hopper_attention() : ampere_attention();
 }
 
-const AttentionImplementation& implementation(const AttentionProblem& problem,
-                                              bool AttentionSupport::* direction) {
-  const bool backward = direction == &AttentionSupport::backward;
+/// The asked for one, or Ampere's where that does not take the problem.
+const AttentionImplementation& implementation_for(const AttentionProblem& problem, bool backward) {
   const DeviceProperties& device = device_properties();
-  for (const AttentionImplementation* one : attention_implementations()) {
+  for (const AttentionKernels kernels : {problem.kernels, AttentionKernels::kAmpere}) {
+    const AttentionImplementation& one = implementation(kernels);
     const AttentionSupport support =
-        one->support(problem.element, problem.head_dim, device.compute_capability, device.shared_bytes);
-    const bool takes = one->takes == nullptr || one->takes(problem, backward);
-    if (support.*direction && takes) return *one;
+        one.support(problem.element, problem.head_dim, device.compute_capability, device.shared_bytes);
+    const bool takes = one.takes == nullptr || one.takes(problem, backward);
+    if ((backward ? support.backward : support.forward) && takes) return one;
   }
   throw std::runtime_error("fused attention: no kernel for this head dimension on this GPU");
 }
 
 }  // namespace
 
-AttentionSupport attention_support(ElementKind element, int32_t head_dim, int compute_capability,
-                                   int64_t shared_bytes) {
-  AttentionSupport any{false, false};
-  for (const AttentionImplementation* one : attention_implementations()) {
-    const AttentionSupport support = one->support(element, head_dim, compute_capability, shared_bytes);
-    any.forward |= support.forward;
-    any.backward |= support.backward;
-  }
-  return any;
+AttentionSupport attention_support(AttentionKernels kernels, ElementKind element, int32_t head_dim,
+                                   int compute_capability, int64_t shared_bytes) {
+  return implementation(kernels).support(element, head_dim, compute_capability, shared_bytes);
 }
 
 int64_t forward_scratch_bytes(const AttentionProblem& problem) {
-  return implementation(problem, &AttentionSupport::forward).forward_scratch_bytes(problem);
+  return implementation_for(problem, false).forward_scratch_bytes(problem);
 }
 
 int64_t backward_scratch_bytes(const AttentionProblem& problem) {
-  return implementation(problem, &AttentionSupport::backward).backward_scratch_bytes(problem);
+  return implementation_for(problem, true).backward_scratch_bytes(problem);
 }
 
 void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch, void* stream) {
-  implementation(problem, &AttentionSupport::forward).attend(problem, outputs, scratch, stream);
+  implementation_for(problem, false).attend(problem, outputs, scratch, stream);
 }
 
 void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
                      void* stream) {
-  implementation(problem, &AttentionSupport::backward).attend_backward(problem, gradients, scratch, stream);
+  implementation_for(problem, true).attend_backward(problem, gradients, scratch, stream);
 }
 
 }  // namespace espalier::cuda

@@ -12,6 +12,12 @@ namespace espalier::cuda {
 
 enum class ElementKind : uint8_t { kBFloat16, kFloat16 };
 
+/// Kernels by the oldest GPU that has their instructions.
+enum class AttentionKernels : uint8_t {
+  kAmpere,  // mma.sync and cp.async
+  kHopper,  // wgmma and the copy engine; what they do not take goes to Ampere's
+};
+
 /// [tokens, heads, head_dim] with adjacent elements in the last dimension. Data are aligned to 16 bytes, and
 /// strides, in elements, are multiples of 8. An in-tile offset fits 32 bits: 256 times the token stride.
 struct TokenHeadsData {
@@ -35,6 +41,7 @@ struct KeyGradients {
 };
 
 struct AttentionProblem {
+  AttentionKernels kernels;
   ElementKind element;
   int32_t num_tokens;
   int32_t num_heads;
@@ -75,14 +82,14 @@ inline void sort_rectangles(ContextRectangle* rectangles, int32_t count) {
   });
 }
 
-/// Whether the fused kernels take this element and head dimension on a GPU of this compute capability (10
-/// major + minor) with this much shared memory for a block (device.h). Forward and backward alone may differ.
+/// What these kernels themselves take of this element and head dimension, on a GPU of this compute capability
+/// (10 major + minor) with this much shared memory for a block (device.h).
 struct AttentionSupport {
   bool forward;
   bool backward;
 };
-AttentionSupport attention_support(ElementKind element, int32_t head_dim, int compute_capability,
-                                   int64_t shared_bytes);
+AttentionSupport attention_support(AttentionKernels kernels, ElementKind element, int32_t head_dim,
+                                   int compute_capability, int64_t shared_bytes);
 
 /// Bytes of scratch that a call needs, to be aligned to 256; in any state before, free after.
 int64_t forward_scratch_bytes(const AttentionProblem& problem);
@@ -93,10 +100,8 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
 void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
                      void* stream);
 
-/// Kernels for one kind of GPU. The functions above ask the current device and take the first of
-/// attention_implementations() that supports it; a new kind of GPU is a new entry there.
+/// What stands behind a value of AttentionKernels. The functions above ask the current device.
 struct AttentionImplementation {
-  const char* name;
   AttentionSupport (*support)(ElementKind element, int32_t head_dim, int compute_capability,
                               int64_t shared_bytes);
   bool (*takes)(const AttentionProblem& problem, bool backward);  // of what it supports; null: everything
