@@ -415,7 +415,7 @@ void copy_async(void* to_shared, const void* from_global, bool valid) {
 
 void check_aligned(const char* what, const void* address, int bytes) {
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0) {
-    testing::fail("{}: an address that is no multiple of {}", what, bytes);
+    testing::fail_emulation("{}: an address that is no multiple of {}", what, bytes);
   }
 }
 

@@ -203,6 +203,12 @@ using Kernels =
     ::testing::Types<Kernel<BFloat16, 64>, Kernel<Float16, 64>, Kernel<BFloat16, 128>, Kernel<Float16, 128>>;
 TYPED_TEST_SUITE(HopperBackwardTest, Kernels);
 
+/// What does not depend on the element.
+template <class Kernel>
+class HopperBackwardDetailTest : public HopperBackwardTest<Kernel> {};
+using BackwardDetails = ::testing::Types<Kernel<BFloat16, 64>, Kernel<BFloat16, 128>>;
+TYPED_TEST_SUITE(HopperBackwardDetailTest, BackwardDetails);
+
 template <class Kernel>
 class HopperForwardTest : public ::testing::Test {
  public:
@@ -217,6 +223,12 @@ class HopperForwardTest : public ::testing::Test {
 using ForwardKernels = ::testing::Types<Kernel<BFloat16, 64>, Kernel<Float16, 64>, Kernel<BFloat16, 128>,
                                         Kernel<Float16, 128>, Kernel<BFloat16, 256>, Kernel<Float16, 256>>;
 TYPED_TEST_SUITE(HopperForwardTest, ForwardKernels);
+
+/// What does not depend on the element.
+template <class Kernel>
+class HopperForwardDetailTest : public HopperForwardTest<Kernel> {};
+using ForwardDetails = ::testing::Types<Kernel<BFloat16, 64>, Kernel<BFloat16, 128>, Kernel<BFloat16, 256>>;
+TYPED_TEST_SUITE(HopperForwardDetailTest, ForwardDetails);
 
 TYPED_TEST(HopperForwardTest, MatchesDenseOnRandomForests) {
   using Element = typename TypeParam::Element;
@@ -236,7 +248,7 @@ TYPED_TEST(HopperForwardTest, MatchesDenseOnRandomForests) {
   EXPECT_TRUE(listed.all_hit());
 }
 
-TYPED_TEST(HopperForwardTest, MatchesDenseAroundBlockSizes) {
+TYPED_TEST(HopperForwardDetailTest, MatchesDenseAroundBlockSizes) {
   using Element = typename TypeParam::Element;
   for (const int tokens : {1, 127, 129, 256}) {
     SCOPED_TRACE(std::to_string(tokens) + " tokens");
@@ -265,7 +277,7 @@ TYPED_TEST(HopperBackwardTest, MatchesDenseOnRandomForests) {
   EXPECT_TRUE(listed.all_hit());
 }
 
-TYPED_TEST(HopperBackwardTest, MatchesDenseAroundBlockSizes) {
+TYPED_TEST(HopperBackwardDetailTest, MatchesDenseAroundBlockSizes) {
   using Element = typename TypeParam::Element;
   for (const int tokens : {1, 127, 129, 256}) {
     SCOPED_TRACE(std::to_string(tokens) + " tokens");
@@ -291,13 +303,13 @@ size_t key_with_end(const std::vector<int32_t>& ends) {
          ends.begin();
 }
 
-TYPED_TEST(HopperForwardTest, ManyInterleavings) {
+TYPED_TEST(HopperForwardDetailTest, ManyInterleavings) {
   auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
   Reference by(c);
   for (uint64_t seed = 100; seed < 103; ++seed) EXPECT_LE(TestFixture::ratio(c, by, {seed}), 2) << seed;
 }
 
-TYPED_TEST(HopperForwardTest, NegativeControlsAreNoticed) {
+TYPED_TEST(HopperForwardDetailTest, NegativeControlsAreNoticed) {
   auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
   Reference by(c);
   const auto ratio = [&](const std::function<void(ForwardParams&)>& change) {
@@ -311,13 +323,13 @@ TYPED_TEST(HopperForwardTest, NegativeControlsAreNoticed) {
   EXPECT_GT(ratio([](ForwardParams& p) { p.problem.softmax_scale *= 1.05F; }), 2);
 }
 
-TYPED_TEST(HopperBackwardTest, ManyInterleavings) {
+TYPED_TEST(HopperBackwardDetailTest, ManyInterleavings) {
   auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
   Reference by(c);
   for (uint64_t seed = 100; seed < 103; ++seed) EXPECT_LE(TestFixture::ratio(c, by, {seed}), 2) << seed;
 }
 
-TYPED_TEST(HopperBackwardTest, NegativeControlsAreNoticed) {
+TYPED_TEST(HopperBackwardDetailTest, NegativeControlsAreNoticed) {
   auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
   Reference by(c);
   const auto ratio = [&](const std::function<void(BackwardParams&)>& change) {

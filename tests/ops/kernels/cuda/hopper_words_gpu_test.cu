@@ -6,37 +6,13 @@
 #include <random>
 #include <vector>
 
-#include "espalier/ops/kernels/cuda/launch.cuh"
+#include "tests/ops/kernels/cuda/gpu_array.cuh"
 #include "tests/ops/kernels/cuda/hopper_word_kernels.h"
 
 namespace espalier::testing {
 namespace {
 
 using cuda::check;
-
-/// An array on the GPU.
-template <class T>
-class Array {
- public:
-  explicit Array(const std::vector<T>& values) : size_(values.size()) {
-    check(cudaMalloc(&data_, size_ * sizeof(T)), "cudaMalloc");
-    check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-  ~Array() { cudaFree(data_); }
-
-  T* data() const { return static_cast<T*>(data_); }
-  std::vector<T> values() const {
-    std::vector<T> result(size_);
-    check(cudaMemcpy(result.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return result;
-  }
-
- private:
-  size_t size_;
-  void* data_ = nullptr;
-};
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads)
@@ -51,15 +27,10 @@ void run(const typename Kernel::Params& params, int shared_bytes) {
   check(cudaDeviceSynchronize(), "word_kernel");
 }
 
-class HopperWordsGpuTest : public ::testing::Test {
+class HopperWordsCuda : public ::testing::Test {
  protected:
   void SetUp() override {
-    int count = 0;
-    cudaDeviceProp properties{};
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0 ||
-        cudaGetDeviceProperties(&properties, 0) != cudaSuccess || properties.major != 9) {
-      GTEST_SKIP() << "no Hopper GPU is visible";
-    }
+    if (!has_hopper_gpu()) GTEST_SKIP() << "no Hopper GPU is visible";
   }
 };
 
@@ -126,7 +97,7 @@ void expect_product(const char* what) {
   EXPECT_EQ(wrong, 0) << what << ", of " << 128 * kN;
 }
 
-TEST_F(HopperWordsGpuTest, MultipliesOperandsOfEitherOrder) {
+TEST_F(HopperWordsCuda, MultipliesOperandsOfEitherOrder) {
   constexpr Order kSummed = Order::kSummed, kKept = Order::kKept;
   expect_product<ProductKernel<BFloat16, 64, kSummed, kSummed, false>>("64, summed, summed");
   expect_product<ProductKernel<BFloat16, 128, kSummed, kSummed, false>>("128, summed, summed");
@@ -138,13 +109,13 @@ TEST_F(HopperWordsGpuTest, MultipliesOperandsOfEitherOrder) {
   expect_product<ProductKernel<Float16, 128, kSummed, kKept, false>>("float16");
 }
 
-TEST_F(HopperWordsGpuTest, MultipliesRegisters) {
+TEST_F(HopperWordsCuda, MultipliesRegisters) {
   expect_product<ProductKernel<BFloat16, 64, Order::kSummed, Order::kKept, true>>("64, kept");
   expect_product<ProductKernel<BFloat16, 128, Order::kSummed, Order::kKept, true>>("128, kept");
   expect_product<ProductKernel<Float16, 128, Order::kSummed, Order::kSummed, true>>("128, summed");
 }
 
-TEST_F(HopperWordsGpuTest, BoxesAreZeroOutsideTheTensorAndGoTokenByToken) {
+TEST_F(HopperWordsCuda, BoxesAreZeroOutsideTheTensorAndGoTokenByToken) {
   constexpr int kTokens = 30, kHeads = 4, kColumns = 96;
   const auto elements = small_integers<BFloat16>(3, size_t{kTokens} * kHeads * kColumns);
   const Array<BFloat16> tensor(elements);
@@ -163,14 +134,14 @@ TEST_F(HopperWordsGpuTest, BoxesAreZeroOutsideTheTensorAndGoTokenByToken) {
   }
 }
 
-TEST_F(HopperWordsGpuTest, ReadsWhatThreadsWrote) {
+TEST_F(HopperWordsCuda, ReadsWhatThreadsWrote) {
   const Array<float> gpu_d(std::vector<float>(64 * 64, NAN));
   run<WrittenTileKernel>({true, gpu_d.data()}, WrittenTileKernel::kSharedBytes);
   const std::vector<float> d = gpu_d.values();
   for (int i = 0; i < 64 * 64; ++i) ASSERT_EQ(d[i], WrittenTileKernel::expected(i / 64, i % 64)) << i;
 }
 
-TEST_F(HopperWordsGpuTest, AddsToGlobalMemory) {
+TEST_F(HopperWordsCuda, AddsToGlobalMemory) {
   const Array<float> from(std::vector<float>(256, 3)), sums(std::vector<float>(256, 10));
   run<AddKernel>({from.data(), true, true, sums.data()}, AddKernel::kSharedBytes);
   const std::vector<float> got = sums.values();

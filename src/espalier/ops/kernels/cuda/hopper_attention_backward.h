@@ -487,18 +487,26 @@ ESPALIER_KERNEL void finish_grad_q(const BackwardParams& params) {
   const float* sums = params.grad_q + number * Tiles::kGradQFloats;
   const int group = simt::warp() / 4, thread = simt::thread() % simt::kWarpgroupSize;
   const TokenHeadsData& to = params.gradients.grad_q;
+  Element* rows[2];  // of this thread's columns; null where there is no token
+  ESPALIER_UNROLL
   for (int i = 0; i < 2; ++i) {
     const int row = Tiles::grad_q_row(group) + accumulator_row() % 64 + 8 * i;
     const int64_t token = simt::block_x() * params.packing.tokens(Tiles::kRows) + params.packing.tokens(row);
     const int64_t head = (simt::block_y() << params.packing.shift) + (row & (params.packing.packed() - 1));
-    if (token >= params.problem.num_tokens) continue;
-    auto* out = static_cast<Element*>(to.data) + token * to.token_stride + head * to.head_stride +
-                Tiles::grad_q_column(group) + 2 * (simt::lane() % 4);
-    for (int v = 0; v < 8; ++v) {
-      const auto pair =
-          *reinterpret_cast<const Floats2*>(sums + Tiles::grad_q_place(group, v, thread) + 2 * i);
-      *reinterpret_cast<uint32_t*>(out + 8 * v) = simt::pack<Element>(
-          pair.values[0] * params.problem.softmax_scale, pair.values[1] * params.problem.softmax_scale);
+    rows[i] = token >= params.problem.num_tokens
+                  ? nullptr
+                  : static_cast<Element*>(to.data) + token * to.token_stride + head * to.head_stride +
+                        Tiles::grad_q_column(group) + 2 * (simt::lane() % 4);
+  }
+  ESPALIER_UNROLL
+  for (int v = 0; v < 8; ++v) {
+    const auto sum = *reinterpret_cast<const Floats4*>(sums + Tiles::grad_q_place(group, v, thread));
+    ESPALIER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if (rows[i] == nullptr) continue;
+      *reinterpret_cast<uint32_t*>(rows[i] + 8 * v) =
+          simt::pack<Element>(sum.values[2 * i] * params.problem.softmax_scale,
+                              sum.values[2 * i + 1] * params.problem.softmax_scale);
     }
   }
 }

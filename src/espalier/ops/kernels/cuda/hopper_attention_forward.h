@@ -62,6 +62,10 @@ struct TileNote {
 };
 constexpr int32_t kNoKey = INT32_MIN;
 
+struct alignas(8) TwoEnds {
+  int32_t of_keys[2];
+};
+
 /// Numbers of barriers between the two warpgroups: whose turn it is to start products.
 constexpr int kTurn = 1;
 
@@ -280,14 +284,11 @@ class ForwardConsumer {
     }
     ESPALIER_UNROLL
     for (int j = 0; j < kKeys / 8; ++j) {
+      const TwoEnds end = *reinterpret_cast<const TwoEnds*>(ends + 8 * j + first);
       ESPALIER_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        const int32_t end = ends[8 * j + first + e];
-        ESPALIER_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          float& x = s[4 * j + 2 * i + e];
-          x = 8 * j + e <= newest[i] && query_[i] < end ? x : -INFINITY;
-        }
+      for (int i = 0; i < 4; ++i) {
+        float& x = s[4 * j + i];
+        x = 8 * j + i % 2 <= newest[i / 2] && query_[i / 2] < end.of_keys[i % 2] ? x : -INFINITY;
       }
     }
   }
