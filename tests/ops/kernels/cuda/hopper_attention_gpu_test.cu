@@ -64,7 +64,8 @@ class GpuProblem {
       sources_.push_back({data(*k_.back(), key_heads_), data(*v_.back(), key_heads_)});
     }
     gpu_sources_ = std::make_unique<Array<cuda::KeySource>>(sources_);
-    problem_ = {cuda::ElementKind::kBFloat16,
+    problem_ = {cuda::AttentionKernels::kHopper,
+                cuda::ElementKind::kBFloat16,
                 tokens_,
                 heads_,
                 key_heads_,
