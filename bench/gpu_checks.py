@@ -286,7 +286,7 @@ def parse(argv):
     add("--parts", type=list_of(str), default=",".join(PARTS), metavar="LIST", help="(default: %(default)s)")
     add("--build", type=Path, default=REPOSITORY / "build/release", metavar="FOLDER", help="(default: build/release)")
     add("--espalier", type=Path, metavar="FILE", help="(default: that of --build)")
-    add("--filter", default="*Cuda.*:*Cuda/*:*OnCuda-*/hopper", metavar="FILTER", help="of GoogleTest (default: %(default)s)")
+    add("--filter", default="*Cuda.*:*Cuda/*:*OnCuda-*/hopper:Hopper*", metavar="FILTER", help="of GoogleTest (default: %(default)s)")
     add("--forests", type=int, default=1000, metavar="N", help="random forests against float64 (default: %(default)s)")
     add("--sanitizer-filter", default="*Cuda.*Random*:*Cuda.*Awkward*:*Cuda.EqualTheReference:*OnCuda-*/hopper", metavar="FILTER",
         help="tests under the sanitizer, which is tens of times slower (default: %(default)s)")  # fmt: skip
