@@ -1,4 +1,4 @@
-// What implementations of tree_attention that are composed of ATen's operators share, on any device.
+// What implementations of tree_attention share, on any device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "espalier/ops/kernels/key_block.h"
 #include "espalier/ops/tree_attention.h"
 
 namespace espalier::detail {
@@ -29,6 +30,10 @@ TreeAttentionArguments checked_arguments(const at::Tensor& q, const at::Tensor& 
                                          const at::Tensor& subtree_end, double softmax_scale,
                                          at::TensorList context_k, at::TensorList context_v,
                                          const at::Tensor& context_pieces);
+
+/// The context's pieces, checked (pieces.h), for kernels on raw pointers.
+std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_pieces, at::TensorList context_k,
+                                                 int64_t num_tokens);
 
 /// The keys and values of the context's segments and, behind them, the tokens' own, in one tensor each: a
 /// copy of the context costs little beside attention to it, and every piece of the mask is then a range of

@@ -7,7 +7,7 @@
 #include "espalier/ops/checks.h"
 #include "espalier/ops/element_types.h"
 #include "espalier/ops/kernels/tree_attention.h"
-#include "espalier/ops/pieces.h"
+#include "espalier/ops/tree_attention_arguments.h"
 
 namespace espalier {
 namespace {
@@ -41,24 +41,6 @@ std::vector<at::Tensor> with_context(const at::Tensor& own, at::TensorList conte
   return all;
 }
 
-std::vector<ContextRectangle> rectangles(const at::Tensor& context_pieces, at::TensorList context_k,
-                                         int64_t num_tokens) {
-  std::vector<int64_t> segment_sizes;
-  for (const at::Tensor& segment : context_k) segment_sizes.push_back(segment.size(0));
-  const at::Tensor numbers = context_pieces.contiguous();
-  std::vector<ContextRectangle> result;
-  const auto narrow = [](int64_t number) { return static_cast<int32_t>(number); };
-  for (const auto& level :
-       context_pieces_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
-                               segment_sizes, num_tokens)) {
-    for (const Piece& piece : level) {
-      result.push_back({narrow(piece.segment), narrow(piece.column_begin), narrow(piece.column_end),
-                        narrow(piece.row_begin), narrow(piece.row_end)});
-    }
-  }
-  return result;
-}
-
 /// What forward and backward are given, checked, with the tensors that the kernels point into.
 struct Call {
   AttentionShape shape;
@@ -77,9 +59,9 @@ struct Call {
     k = with_context(k_in, context_k);
     v = with_context(v_in, context_v);
     subtree_end = ends.contiguous();
-    schedule =
-        make_schedule({subtree_end.const_data_ptr<int32_t>(), static_cast<size_t>(shape.num_tokens)},
-                      rectangles(context_pieces, context_k, shape.num_tokens), attention_blocks(shape));
+    schedule = make_schedule({subtree_end.const_data_ptr<int32_t>(), static_cast<size_t>(shape.num_tokens)},
+                             detail::context_rectangles(context_pieces, context_k, shape.num_tokens),
+                             attention_blocks(shape));
   }
 };
 

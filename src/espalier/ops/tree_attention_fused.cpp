@@ -8,7 +8,6 @@
 #include <exception>
 #include <limits>
 
-#include "espalier/ops/pieces.h"
 #ifdef ESPALIER_CUDA_KERNELS
 #include "espalier/ops/kernels/cuda/device.h"
 #endif
@@ -82,21 +81,9 @@ std::vector<at::Tensor> all_keys(const at::Tensor& own, const std::vector<at::Te
   return all;
 }
 
-std::vector<ContextRectangle> rectangles(const AttentionContext& context, int64_t num_tokens) {
-  std::vector<int64_t> segment_sizes;
-  for (const at::Tensor& segment : context.k) segment_sizes.push_back(segment.size(0));
-  const at::Tensor numbers = context.pieces.contiguous();
-  std::vector<ContextRectangle> result;
-  const auto narrow = [](int64_t number) { return static_cast<int32_t>(number); };
-  for (const auto& level :
-       context_pieces_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
-                               segment_sizes, num_tokens)) {
-    for (const Piece& piece : level) {
-      result.push_back({narrow(piece.segment), narrow(piece.column_begin), narrow(piece.column_end),
-                        narrow(piece.row_begin), narrow(piece.row_end)});
-    }
-  }
-  cuda::sort_rectangles(result.data(), narrow(static_cast<int64_t>(result.size())));
+std::vector<ContextRectangle> sorted_rectangles(const AttentionContext& context, int64_t num_tokens) {
+  std::vector<ContextRectangle> result = detail::context_rectangles(context.pieces, context.k, num_tokens);
+  cuda::sort_rectangles(result.data(), static_cast<int32_t>(result.size()));
   return result;
 }
 
@@ -151,7 +138,7 @@ struct Call {
         subtree_end(arguments.subtree_end.contiguous()),
         k(all_keys(arguments.k, arguments.context.k)),
         v(all_keys(arguments.v, arguments.context.v)),
-        context(rectangles(arguments.context, arguments.q.size(0))) {
+        context(sorted_rectangles(arguments.context, arguments.q.size(0))) {
     TORCH_CHECK(arguments.softmax_scale > 0, "fused attention: expected a positive softmax_scale, received ",
                 arguments.softmax_scale);
     TORCH_CHECK(q.size(0) <= std::numeric_limits<int32_t>::max(), "fused attention: too many tokens");
