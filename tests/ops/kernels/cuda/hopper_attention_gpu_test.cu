@@ -46,7 +46,7 @@ double distance(const std::vector<T>& a, const std::vector<T>& b) {
 /// A problem in the GPU's memory: a forest and two segments of context.
 class GpuProblem {
  public:
-  GpuProblem(uint64_t seed, int head_dim, int key_heads, int group)
+  GpuProblem(uint64_t seed, int head_dim, int key_heads, int group, bool deterministic)
       : random_(seed),
         ends_(forest(random_)),
         tokens_(static_cast<int>(ends_.size())),
@@ -78,7 +78,7 @@ class GpuProblem {
                 rectangles_.data(),
                 gpu_rectangles_.data(),
                 static_cast<int32_t>(rectangles_.size()),
-                false};
+                deterministic};
   }
 
   struct Results {
@@ -138,13 +138,13 @@ class GpuProblem {
 };
 
 // Two roundings to BFloat16 of the same number differ by 2^-8 at most, and by less on average.
-TEST(HopperAttentionCuda, AgreesWithMmaSync) {
+void expect_agreement(bool deterministic) {
   if (!has_hopper_gpu()) GTEST_SKIP() << "no Hopper GPU is visible";
   constexpr double kRoundings = 1.0 / 256;
   for (const int dim : {64, 128, 256}) {
     for (const int group : {1, 2, 8, 6}) {
       SCOPED_TRACE("head_dim " + std::to_string(dim) + ", group " + std::to_string(group));
-      const GpuProblem problem(dim + group, dim, 2, group);
+      const GpuProblem problem(dim + group, dim, 2, group, deterministic);
       const AttentionImplementation& other = cuda::ampere_attention();
       const auto got = problem.run(cuda::hopper_attention(), dim == 256 ? other : cuda::hopper_attention());
       const auto expected = problem.run(other, other);
@@ -161,6 +161,14 @@ TEST(HopperAttentionCuda, AgreesWithMmaSync) {
         EXPECT_LT(distance(got.grad_keys[i], expected.grad_keys[i]), kRoundings) << names[i];
     }
   }
+}
+
+TEST(HopperAttentionCuda, AgreesWithMmaSync) {
+  expect_agreement(/*deterministic=*/false);
+}
+
+TEST(HopperAttentionCuda, AgreesWithMmaSyncWhenDeterministic) {
+  expect_agreement(/*deterministic=*/true);
 }
 
 }  // namespace

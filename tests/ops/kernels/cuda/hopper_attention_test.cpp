@@ -18,6 +18,8 @@ struct EmulatedLauncher {
   ListedTiles* listed = nullptr;
   std::function<void(ForwardParams&)> change_forward = [](ForwardParams&) {};
   std::function<void(BackwardParams&)> change_backward = [](BackwardParams&) {};
+  bool deterministic = false;
+  std::function<void(hopper::QueryGradientParams&)> change_queries = [](hopper::QueryGradientParams&) {};
 
   cuda::TileSchedule schedule(const cuda::ScheduleInputs& inputs, void* memory) const {
     cuda::TileSchedule schedule;
@@ -53,10 +55,25 @@ struct EmulatedLauncher {
     const hopper::Grid tiles = hopper::tile_grid(params), keys = hopper::key_grid(params);
     emulate({{tiles.x, tiles.y, 1}, hopper::kRowThreads, 0, seed},
             [&] { hopper::prepare_backward<Element, kDim>(params); });
-    emulate({{keys.x, keys.y, 1}, hopper::kThreads, hopper::BackwardTiles<Element, kDim>::kSharedBytes, seed},
-            [&] { hopper::backward_keys<Element, kDim>(params); });
+    const EmulatedLaunch by_keys{
+        {keys.x, keys.y, 1}, hopper::kThreads, hopper::BackwardTiles<Element, kDim>::kSharedBytes, seed};
+    if (params.grad_q == nullptr) {
+      emulate(by_keys, [&] { hopper::backward_keys<Element, kDim, false>(params); });
+      return;
+    }
+    emulate(by_keys, [&] { hopper::backward_keys<Element, kDim, true>(params); });
     emulate({{tiles.x, tiles.y, 1}, hopper::kConsumers, 0, seed},
             [&] { hopper::finish_grad_q<Element, kDim>(params); });
+  }
+  template <class Element, int kDim>
+  void queries(hopper::QueryGradientParams params) const {
+    change_queries(params);
+    const hopper::Grid grid = hopper::query_grid(params);
+    emulate({{grid.x, grid.y, 1},
+             hopper::kThreads,
+             hopper::QueryGradientTiles<Element, kDim>::kSharedBytes,
+             seed},
+            [&] { hopper::backward_queries<Element, kDim>(params); });
   }
 };
 
@@ -95,7 +112,8 @@ struct ScratchMemory {
 /// Gradients of the kernels.
 template <class Element>
 AttentionValues run_backward(AttentionCase<Element>& c, AttentionValues& exact, EmulatedLauncher launcher) {
-  const HopperCase<Element> at(c);
+  HopperCase<Element> at(c);
+  at.problem.deterministic = launcher.deterministic;
   const uint64_t seed = launcher.seed;
   HeadTensor<Element> out(c.tokens, c.heads, c.dim, seed), grad_q(c.tokens, c.heads, c.dim, seed + 1);
   std::vector<float> lse(c.heads * c.tokens);
@@ -327,6 +345,37 @@ TYPED_TEST(HopperBackwardDetailTest, ManyInterleavings) {
   auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
   Reference by(c);
   for (uint64_t seed = 100; seed < 103; ++seed) EXPECT_LE(TestFixture::ratio(c, by, {seed}), 2) << seed;
+}
+
+/// The bits of all gradients, as numbers.
+std::vector<double> all_numbers(const AttentionValues& values) {
+  std::vector<double> all = values.grad_q.numbers;
+  for (const auto* list : {&values.grad_k, &values.grad_v}) {
+    for (const Values& gradient : *list)
+      all.insert(all.end(), gradient.numbers.begin(), gradient.numbers.end());
+  }
+  for (double& number : all) number = std::isnan(number) ? 1e30 : number;  // so that it equals itself
+  return all;
+}
+
+TYPED_TEST(HopperBackwardDetailTest, DeterministicGivesTheSameBits) {
+  using Element = typename TypeParam::Element;
+  for (const int group : {1, 4, 6}) {
+    CaseOptions options{
+        .head_dim = TypeParam::kDim, .group = group, .num_rectangles = 2, .max_context_keys = 200};
+    options.ends = random_ends(group, 12, 240 / group + 8);
+    AttentionCase<Element> c(options, group);
+    SCOPED_TRACE("group " + std::to_string(group) + ", " + std::to_string(c.tokens) + " tokens");
+    Reference by(c);
+    auto got = run_backward(c, by.exact, {.seed = 1, .deterministic = true});
+    EXPECT_LE(gradient_ratio(c, got, by.dense, by.exact), 2);
+    EXPECT_EQ(all_numbers(got), all_numbers(run_backward(c, by.exact, {.seed = 2, .deterministic = true})));
+    const auto spoil = [](hopper::QueryGradientParams& p) {
+      ++const_cast<hopper::KeyPlace*>(p.places)->token;
+    };
+    auto wrong = run_backward(c, by.exact, {.seed = 1, .deterministic = true, .change_queries = spoil});
+    EXPECT_GT(gradient_ratio(c, wrong, by.dense, by.exact), 2);
+  }
 }
 
 TYPED_TEST(HopperBackwardDetailTest, NegativeControlsAreNoticed) {

@@ -54,13 +54,18 @@ struct GpuLauncher {
   void backward(const BackwardParams& params) const {
     launch_backward<Element, kHeadDim>(params, stream);
   }
+  template <class Element, int kHeadDim>
+  void queries(const QueryGradientParams& params) const {
+    launch_queries<Element, kHeadDim>(params, stream);
+  }
 };
 
 constexpr int64_t kMostShared = 208 << 10;
 static_assert(ForwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
               ForwardTiles<BFloat16, 256>::kSharedBytes <= kMostShared &&
               BackwardTiles<BFloat16, 64>::kSharedBytes <= kMostShared &&
-              BackwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared);
+              BackwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
+              QueryGradientTiles<BFloat16, 128>::kSharedBytes <= kMostShared);
 
 AttentionSupport support(ElementKind, int32_t head_dim, int compute_capability, int64_t shared_bytes) {
   const bool here = compute_capability == 90 && shared_bytes >= kMostShared;
@@ -68,9 +73,8 @@ AttentionSupport support(ElementKind, int32_t head_dim, int compute_capability, 
   return {here && (small || head_dim == 256), here && small};
 }
 
-bool takes(const AttentionProblem& problem, bool backward) {
-  return problem.host_sources != nullptr && problem.num_tokens > 0 && problem.softmax_scale > 0 &&
-         !(backward && problem.deterministic);
+bool takes(const AttentionProblem& problem, bool) {
+  return problem.host_sources != nullptr && problem.num_tokens > 0 && problem.softmax_scale > 0;
 }
 
 void attend_on_gpu(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,

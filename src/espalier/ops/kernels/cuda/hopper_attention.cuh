@@ -1,8 +1,7 @@
 // Launches of the kernels for Hopper, by element and head dimension; each is compiled in a file of its own.
 #pragma once
 
-#include "espalier/ops/kernels/cuda/hopper_attention_backward.h"
-#include "espalier/ops/kernels/cuda/hopper_attention_forward.h"
+#include "espalier/ops/kernels/cuda/hopper_attention_queries.h"
 #include "espalier/ops/kernels/cuda/launch.cuh"
 
 namespace espalier::cuda::hopper {
@@ -12,5 +11,7 @@ void launch_forward(const ForwardParams& params, void* stream);
 /// What comes before and after included.
 template <class Element, int kHeadDim>
 void launch_backward(const BackwardParams& params, void* stream);
+template <class Element, int kHeadDim>
+void launch_queries(const QueryGradientParams& params, void* stream);
 
 }  // namespace espalier::cuda::hopper

@@ -10,10 +10,10 @@ __global__ void __launch_bounds__(kRowThreads)
     prepare_backward_kernel(const __grid_constant__ BackwardParams params) {
   prepare_backward<Element, kHeadDim>(params);
 }
-template <class Element, int kHeadDim>
+template <class Element, int kHeadDim, bool kAddsQueries>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_keys_kernel(const __grid_constant__ BackwardParams params) {
-  backward_keys<Element, kHeadDim>(params);
+  backward_keys<Element, kHeadDim, kAddsQueries>(params);
 }
 template <class Element, int kHeadDim>
 __global__ void __launch_bounds__(kConsumers)
@@ -27,8 +27,12 @@ void launch_backward(const BackwardParams& params, void* stream) {
   const dim3 tiles(by_tile.x, by_tile.y), keys(by_key.x, by_key.y);
   launch("prepare_backward", &prepare_backward_kernel<Element, kHeadDim>, {tiles, kRowThreads, 0, stream},
          params);
-  launch("backward_keys", &backward_keys_kernel<Element, kHeadDim>,
-         {keys, kThreads, BackwardTiles<Element, kHeadDim>::kSharedBytes, stream}, params);
+  const Launch by_keys{keys, kThreads, BackwardTiles<Element, kHeadDim>::kSharedBytes, stream};
+  if (params.grad_q == nullptr) {
+    launch("backward_keys", &backward_keys_kernel<Element, kHeadDim, false>, by_keys, params);
+    return;
+  }
+  launch("backward_keys", &backward_keys_kernel<Element, kHeadDim, true>, by_keys, params);
   launch("finish_grad_q", &finish_grad_q_kernel<Element, kHeadDim>, {tiles, kConsumers, 0, stream}, params);
 }
 

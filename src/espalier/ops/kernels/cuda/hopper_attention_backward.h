@@ -37,7 +37,8 @@ struct BackwardParams {
   HeadPacking packing;
   // Scratch, by [head set of all heads, tile]:
   float* statistics;  // lse log2(e) of the tile's rows, infinite where there is no token; delta of them
-  float* grad_q;      // sums without the factor c, in the order of accumulators (BackwardTiles::grad_q_place)
+  float* grad_q;      // null in a deterministic call; sums without the factor c, in the order of accumulators
+                      // (BackwardTiles::grad_q_place)
 };
 
 template <class ElementType, int kDim>
@@ -213,7 +214,7 @@ ESPALIER_KERNEL void add_grad_q(const BackwardParams& params) {
 }
 
 /// One of 256 threads: keys of rows 16 warp + lane / 4 and 8 more of the block.
-template <class Tiles>
+template <class Tiles, bool kAddsQueries>
 class BackwardConsumer {
  public:
   using Element = typename Tiles::Element;
@@ -278,25 +279,32 @@ class BackwardConsumer {
     uint32_t rounded_p[kRows / 16][4], rounded_ds[kRows / 16][4];
     round_sums<Element>(rounded_p, p);
     round_sums<Element>(rounded_ds, ds);
-    write_grad_scores(grad_scores, rounded_ds);
+    if constexpr (kAddsQueries) write_grad_scores(grad_scores, rounded_ds);
     simt::fence_products();
     multiply_add_registers<Element, kRows, kDim>(grad_v, rounded_p, grad_out);
     simt::commit_products();
-    simt::fence_copies();
-    simt::sync_threads(kGradScoresWritten, kConsumers);
     float grad_q[32];
-    simt::fence_products();
-    multiply_grad_q(grad_q, grad_scores);
-    simt::commit_products();
-    simt::wait_products<1>();
-    hold_all(rounded_p);
-    release(barriers.grad_out_empty + stage);
+    if constexpr (kAddsQueries) {
+      simt::fence_copies();
+      simt::sync_threads(kGradScoresWritten, kConsumers);
+      simt::fence_products();
+      multiply_grad_q(grad_q, grad_scores);
+      simt::commit_products();
+      simt::wait_products<1>();
+      hold_all(rounded_p);
+      release(barriers.grad_out_empty + stage);
+    }
     simt::fence_products();
     multiply_add_registers<Element, kRows, kDim>(grad_k, rounded_ds, q);
     simt::commit_products();
     simt::wait_products<1>();
-    simt::hold(grad_q);
-    hand_over(grad_q);
+    if constexpr (kAddsQueries) {
+      simt::hold(grad_q);
+      hand_over(grad_q);
+    } else {
+      hold_all(rounded_p);
+      release(barriers.grad_out_empty + stage);
+    }
     simt::wait_products<0>();
     hold_all(rounded_ds);
     release(barriers.q_empty + stage);
@@ -416,8 +424,8 @@ inline Grid tile_grid(const BackwardParams& params) {
   return {params.schedule.inputs.num_query_blocks(), params.problem.num_key_heads * params.packing.sets};
 }
 
-/// Blocks of key_grid, of kThreads threads.
-template <class Element, int kHeadDim>
+/// Blocks of key_grid, of kThreads threads. Without kAddsQueries nothing becomes of dQ.
+template <class Element, int kHeadDim, bool kAddsQueries>
 ESPALIER_KERNEL void backward_keys(const BackwardParams& params) {
   using Tiles = BackwardTiles<Element, kHeadDim>;
   const int warp = simt::warp();
@@ -428,10 +436,10 @@ ESPALIER_KERNEL void backward_keys(const BackwardParams& params) {
   if (warp >= kConsumerWarps) {
     simt::shrink_registers<kMoverRegisters>();
     if (warp == kConsumerWarps && simt::lane() == 0) load_backward<Tiles>(params);
-    if (warp == kConsumerWarps + 1) add_grad_q<Tiles>(params);
+    if (kAddsQueries && warp == kConsumerWarps + 1) add_grad_q<Tiles>(params);
   } else {
     simt::grow_registers<kConsumerRegisters>();
-    BackwardConsumer<Tiles>(params).run();
+    BackwardConsumer<Tiles, kAddsQueries>(params).run();
   }
 }
 
@@ -474,6 +482,7 @@ ESPALIER_KERNEL void prepare_backward(const BackwardParams& params) {
       statistics[Tiles::kRows + row] = delta;
     }
   }
+  if (params.grad_q == nullptr) return;
   auto* sums = reinterpret_cast<Floats4*>(params.grad_q + number * Tiles::kGradQFloats);
   for (int i = simt::thread(); i < Tiles::kGradQFloats / 4; i += kRowThreads) sums[i] = {{0, 0, 0, 0}};
 }

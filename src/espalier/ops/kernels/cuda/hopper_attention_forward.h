@@ -96,18 +96,14 @@ struct ForwardBarriers {
   }
 };
 
-/// By one thread.
-template <class Tiles>
-ESPALIER_KERNEL void load_forward(const ForwardParams& params) {
+/// Keys and values of all tiles that a tile of queries sees, with notes, by one thread.
+template <class Tiles, class Params>
+ESPALIER_KERNEL void load_key_tiles(const Params& params, const ForwardBarriers<Tiles>& barriers) {
   constexpr int kKeys = Tiles::kKeys, kDim = Tiles::kHeadDim;
   std::byte* shared = simt::shared();
-  const ForwardBarriers<Tiles> barriers(shared);
   const int32_t tile = params.schedule.query_order[simt::block_x()], set = simt::block_y();
   const int32_t begin = params.schedule.query_begin(tile), end = params.schedule.query_end(tile);
   const int32_t key_head = set / params.packing.sets;
-  simt::arrive_expecting(barriers.q, Tiles::kQueryBytes);
-  load_tile<Tiles::kRows, kDim>(shared + Tiles::kQ, &params.q, barriers.q, set << params.packing.shift,
-                                begin);
   RingPlace<Tiles::kStages> place;
   TileWalk walk(params.schedule, tile);
   while (!walk.done()) {
@@ -130,6 +126,42 @@ ESPALIER_KERNEL void load_forward(const ForwardParams& params) {
     load_tile<kKeys, kDim>(shared + Tiles::kV + stage * Tiles::kKeyBytes, params.keys.values(from.rectangle),
                            barriers.v_full + stage, key_head, from.token);
     place.advance();
+  }
+}
+
+/// By one thread.
+template <class Tiles>
+ESPALIER_KERNEL void load_forward(const ForwardParams& params) {
+  const ForwardBarriers<Tiles> barriers(simt::shared());
+  simt::arrive_expecting(barriers.q, Tiles::kQueryBytes);
+  load_tile<Tiles::kRows, Tiles::kHeadDim>(
+      simt::shared() + Tiles::kQ, &params.q, barriers.q, simt::block_y() << params.packing.shift,
+      params.schedule.query_begin(params.schedule.query_order[simt::block_x()]));
+  load_key_tiles(params, barriers);
+}
+
+/// Scores that are not seen to minus infinity. `query` are the two rows' queries.
+template <int kKeys>
+ESPALIER_KERNEL void mask_scores(float (&s)[kKeys / 2], const TileNote& note, const int32_t* ends,
+                                 const int32_t (&query)[2]) {
+  const int first = 2 * (simt::lane() % 4);
+  // Key `column` is seen by query j iff column <= newest and j < end(column).
+  int32_t newest[2];
+  ESPALIER_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    newest[i] = query[i] < note.first_query ? -1
+                : note.first_key == kNoKey  ? kKeys
+                                            : query[i] - note.first_key;
+    newest[i] -= first;
+  }
+  ESPALIER_UNROLL
+  for (int j = 0; j < kKeys / 8; ++j) {
+    const TwoEnds end = *reinterpret_cast<const TwoEnds*>(ends + 8 * j + first);
+    ESPALIER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      float& x = s[4 * j + i];
+      x = 8 * j + i % 2 <= newest[i / 2] && query[i / 2] < end.of_keys[i % 2] ? x : -INFINITY;
+    }
   }
 }
 
@@ -272,25 +304,7 @@ class ForwardConsumer {
 
   ESPALIER_KERNEL void mask(float (&s)[kKeys / 2], const TileNote& note, int stage) const {
     const auto* ends = reinterpret_cast<const int32_t*>(shared_ + Tiles::kEnds + stage * Tiles::kEndBytes);
-    const int first = 2 * (simt::lane() % 4);
-    // Key `column` is seen by query j iff column <= newest and j < end(column).
-    int32_t newest[2];
-    ESPALIER_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      newest[i] = query_[i] < note.first_query ? -1
-                  : note.first_key == kNoKey   ? kKeys
-                                               : query_[i] - note.first_key;
-      newest[i] -= first;
-    }
-    ESPALIER_UNROLL
-    for (int j = 0; j < kKeys / 8; ++j) {
-      const TwoEnds end = *reinterpret_cast<const TwoEnds*>(ends + 8 * j + first);
-      ESPALIER_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        float& x = s[4 * j + i];
-        x = 8 * j + i % 2 <= newest[i / 2] && query_[i / 2] < end.of_keys[i % 2] ? x : -INFINITY;
-      }
-    }
+    mask_scores<kKeys>(s, note, ends, query_);
   }
 
   /// S to P, with the new maximum; O so far is to be multiplied by `factor`.

@@ -4,10 +4,12 @@
 //   void place_keys(params)                  a block of 32 threads for every key block of params.schedule
 //   void write_maps(maps, to)                to the GPU's memory
 //   void forward<Element, kHeadDim>(params), void backward<Element, kHeadDim>(params)
+//   void queries<Element, kHeadDim>(params)  backward_queries
+// Deterministic backward leaves dQ out of the kernel that goes by key blocks (no grad_q in its parameters),
+// and backward_queries works it out.
 #pragma once
 
-#include "espalier/ops/kernels/cuda/hopper_attention_backward.h"
-#include "espalier/ops/kernels/cuda/hopper_attention_forward.h"
+#include "espalier/ops/kernels/cuda/hopper_attention_queries.h"
 
 namespace espalier::cuda::hopper {
 
@@ -27,6 +29,11 @@ inline TileSize forward_tile_size(int32_t head_dim) {
 inline TileSize backward_tile_size(int32_t head_dim) {
   return {head_dim == 64 ? BackwardTiles<BFloat16, 64>::kRows : BackwardTiles<BFloat16, 128>::kRows,
           kBackwardKeys};
+}
+
+inline TileSize query_tile_size() {
+  using Tiles = QueryGradientTiles<BFloat16, 128>;
+  return {Tiles::kRows, Tiles::kKeys};
 }
 
 inline ScheduleInputs schedule_inputs(const AttentionProblem& problem, const TileSize& size) {
@@ -70,7 +77,8 @@ inline int64_t place_scratch(const AttentionProblem& problem, const ScheduleInpu
                                  : int64_t{inputs.num_query_blocks()} * problem.num_key_heads *
                                        HeadPacking::of(problem.group()).sets * size.rows;
   place(scratch->statistics, 2 * rows);
-  place(scratch->grad_q, rows * problem.head_dim);
+  place(scratch->grad_q, problem.deterministic ? 0 : rows * problem.head_dim);
+  if (problem.deterministic) scratch->grad_q = nullptr;
   return bytes;
 }
 
@@ -120,8 +128,14 @@ void dispatch_element(ElementKind element, const Call& call) {
 inline int64_t forward_scratch_bytes(const AttentionProblem& problem) {
   return scratch_bytes(problem, forward_tile_size(problem.head_dim), /*backward=*/false);
 }
-inline int64_t backward_scratch_bytes(const AttentionProblem& problem) {
+/// Of the kernels that go by key blocks; of dQ's own what follows.
+inline int64_t key_scratch_bytes(const AttentionProblem& problem) {
   return scratch_bytes(problem, backward_tile_size(problem.head_dim), /*backward=*/true);
+}
+inline int64_t backward_scratch_bytes(const AttentionProblem& problem) {
+  const int64_t queries =
+      problem.deterministic ? scratch_bytes(problem, query_tile_size(), /*backward=*/false) : 0;
+  return key_scratch_bytes(problem) + queries;
 }
 
 template <class Launcher>
@@ -148,6 +162,30 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
   });
 }
 
+/// dQ alone, after the kernels of `keys`.
+template <class Launcher>
+void attend_queries(const AttentionProblem& problem, const BackwardParams& keys, void* scratch,
+                    Launcher& launcher) {
+  const TileSize size = query_tile_size();
+  const Preparation ready = prepare(problem, size, /*backward=*/false, scratch, launcher);
+  const QueryGradientParams params{map_queries(problem, problem.q, ready.packing, size.rows),
+                                   map_queries(problem, keys.gradients.grad_out, ready.packing, size.rows),
+                                   ready.maps,
+                                   problem,
+                                   keys.gradients,
+                                   ready.schedule,
+                                   ready.scratch.places,
+                                   ready.scratch.ends,
+                                   ready.packing,
+                                   keys.statistics,
+                                   backward_tile_size(problem.head_dim).rows,
+                                   keys.schedule.inputs.num_query_blocks()};
+  dispatch_element(problem.element, [&]<class Element>(Element) {
+    problem.head_dim == 64 ? launcher.template queries<Element, 64>(params)
+                           : launcher.template queries<Element, 128>(params);
+  });
+}
+
 template <class Launcher>
 void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
                      Launcher& launcher) {
@@ -167,6 +205,8 @@ void attend_backward(const AttentionProblem& problem, const AttentionGradients& 
     problem.head_dim == 64 ? launcher.template backward<Element, 64>(params)
                            : launcher.template backward<Element, 128>(params);
   });
+  if (!problem.deterministic) return;
+  attend_queries(problem, params, static_cast<std::byte*>(scratch) + key_scratch_bytes(problem), launcher);
 }
 
 }  // namespace espalier::cuda::hopper

@@ -1,0 +1,27 @@
+#include "espalier/ops/kernels/cuda/hopper_attention.cuh"
+
+namespace espalier::cuda::hopper {
+namespace {
+
+template <class Element, int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 1)
+    backward_queries_kernel(const __grid_constant__ QueryGradientParams params) {
+  backward_queries<Element, kHeadDim>(params);
+}
+
+}  // namespace
+
+template <class Element, int kHeadDim>
+void launch_queries(const QueryGradientParams& params, void* stream) {
+  const Grid grid = query_grid(params);
+  launch("backward_queries", &backward_queries_kernel<Element, kHeadDim>,
+         {dim3(grid.x, grid.y), kThreads, QueryGradientTiles<Element, kHeadDim>::kSharedBytes, stream},
+         params);
+}
+
+template void launch_queries<BFloat16, 64>(const QueryGradientParams& params, void* stream);
+template void launch_queries<Float16, 64>(const QueryGradientParams& params, void* stream);
+template void launch_queries<BFloat16, 128>(const QueryGradientParams& params, void* stream);
+template void launch_queries<Float16, 128>(const QueryGradientParams& params, void* stream);
+
+}  // namespace espalier::cuda::hopper
