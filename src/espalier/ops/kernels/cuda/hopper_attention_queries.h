@@ -87,11 +87,11 @@ class QueryGradientConsumer {
       lse_[i] = INFINITY;
       delta_[i] = 0;
       if (query_[i] >= params.problem.num_tokens) continue;
-      const int64_t of_set = (int64_t{begin} << params.packing.shift) + row;
-      const int64_t rows = params.statistics_rows;
-      const float* statistics =
-          params.statistics +
-          (simt::block_y() * int64_t{params.num_statistics} + of_set / rows) * (2 * rows) + of_set % rows;
+      const int rows = params.statistics_rows, of_tile = row % rows;
+      const int64_t tile = begin / params.packing.tokens(rows) + row / rows;
+      const float* statistics = params.statistics +
+                                (simt::block_y() * int64_t{params.num_statistics} + tile) * (2 * rows) +
+                                of_tile;
       lse_[i] = statistics[0];
       delta_[i] = statistics[rows];
     }
