@@ -25,13 +25,13 @@ struct AttentionContext {
 ///   token of the subtree of the token's node.
 /// Returns [T, H, D] of the same dtype: softmax(softmax_scale q k^T) v. Scores, their log-sum-exp (natural
 /// log) and sums over pieces are kept in float32 (float64 for float64). Deterministic, but for the gradients
-/// of bfloat16 and float16 on CUDA (tree_attention_pieces.h: flash_cuda). There the environment variable
-/// ESPALIER_ATTENTION chooses the implementation (tree_attention_cuda.h).
+/// of bfloat16 and float16 on CUDA, unless ATen is asked for deterministic algorithms. There the environment
+/// variable ESPALIER_ATTENTION chooses the implementation (tree_attention_cuda.h).
 /// Registered as torch.ops.espalier.tree_attention(q, k, v, subtree_end, softmax_scale, context_k, context_v,
 /// context_pieces) -> (out, lse [H, T]); gradients flow to context_k and context_v too.
 /// Throws on mismatched shapes, dtypes or devices, where the context's pieces are not as said, and where
-/// subtree_end is not that of a forest in preorder (fused kernels and chunks with a
-/// mask do not look: tree_attention_fused.h, tree_attention_masked.h).
+/// subtree_end is not that of a forest in preorder (fused kernels and chunks with a mask do not look:
+/// tree_attention_fused.h, tree_attention_masked.h).
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const at::Tensor& subtree_end, double softmax_scale,
                           const AttentionContext& context = {});

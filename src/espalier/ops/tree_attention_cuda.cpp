@@ -37,8 +37,8 @@ struct NamedKind {
   bool unasked = true;  // taken without being named
 };
 
-// The fastest first. Hopper's kernels have passed their tests in the emulator alone so far, and what they
-// share with no other hardware can hang a GPU: they wait to be named until they have passed on one.
+// The fastest first. Hopper's kernels have passed their tests in the emulator alone so far, and a mistake in
+// their barriers would hang a GPU: they wait to be named until they have passed on one.
 constexpr NamedKind kKinds[] = {{"hopper", AttentionKind::kHopper, false},
                                 {"ampere", AttentionKind::kAmpere},
                                 {"pieces", AttentionKind::kPieces},

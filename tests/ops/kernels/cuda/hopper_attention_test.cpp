@@ -248,62 +248,49 @@ class HopperForwardDetailTest : public HopperForwardTest<Kernel> {};
 using ForwardDetails = ::testing::Types<Kernel<BFloat16, 64>, Kernel<BFloat16, 128>, Kernel<BFloat16, 256>>;
 TYPED_TEST_SUITE(HopperForwardDetailTest, ForwardDetails);
 
+/// Test: a fixture of forward or of backward.
+template <class Test, class Kernel>
+void expect_dense_on_random_forests() {
+  using Element = typename Kernel::Element;
+  ListedTiles listed;
+  const int groups[] = {1, 2, 4, 6};
+  for (uint64_t seed = 0; seed < 7; ++seed) {
+    const int group = groups[seed % 4];
+    CaseOptions options{.head_dim = Kernel::kDim, .key_heads = seed % 5 == 1 ? 2 : 1, .group = group};
+    options.ends = random_ends(seed, 12, 60 / group + 8);
+    options.num_rectangles = static_cast<int>(seed % 3);
+    options.max_context_keys = 200;
+    AttentionCase<Element> c(options, seed);
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::to_string(c.tokens) + " tokens");
+    Reference by(c);
+    EXPECT_LE(Test::ratio(c, by, {seed, &listed}), 2);
+  }
+  EXPECT_TRUE(listed.all_hit());
+}
+
+template <class Test, class Kernel>
+void expect_dense_around_block_sizes() {
+  using Element = typename Kernel::Element;
+  for (const int tokens : {1, 127, 129, 256}) {
+    SCOPED_TRACE(std::to_string(tokens) + " tokens");
+    AttentionCase<Element> c({.head_dim = Kernel::kDim, .ends = std::vector<int32_t>(tokens, tokens)},
+                             tokens);
+    Reference by(c);
+    EXPECT_LE(Test::ratio(c, by, {1}), 2);
+  }
+}
+
 TYPED_TEST(HopperForwardTest, MatchesDenseOnRandomForests) {
-  using Element = typename TypeParam::Element;
-  ListedTiles listed;
-  const int groups[] = {1, 2, 4, 6};
-  for (uint64_t seed = 0; seed < 7; ++seed) {
-    const int group = groups[seed % 4];
-    CaseOptions options{.head_dim = TypeParam::kDim, .key_heads = seed % 5 == 1 ? 2 : 1, .group = group};
-    options.ends = random_ends(seed, 12, 60 / group + 8);
-    options.num_rectangles = static_cast<int>(seed % 3);
-    options.max_context_keys = 200;
-    AttentionCase<Element> c(options, seed);
-    SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::to_string(c.tokens) + " tokens");
-    Reference by(c);
-    EXPECT_LE(TestFixture::ratio(c, by, {seed, &listed}), 2);
-  }
-  EXPECT_TRUE(listed.all_hit());
+  expect_dense_on_random_forests<TestFixture, TypeParam>();
 }
-
 TYPED_TEST(HopperForwardDetailTest, MatchesDenseAroundBlockSizes) {
-  using Element = typename TypeParam::Element;
-  for (const int tokens : {1, 127, 129, 256}) {
-    SCOPED_TRACE(std::to_string(tokens) + " tokens");
-    AttentionCase<Element> c({.head_dim = TypeParam::kDim, .ends = std::vector<int32_t>(tokens, tokens)},
-                             tokens);
-    Reference by(c);
-    EXPECT_LE(TestFixture::ratio(c, by, {1}), 2);
-  }
+  expect_dense_around_block_sizes<TestFixture, TypeParam>();
 }
-
 TYPED_TEST(HopperBackwardTest, MatchesDenseOnRandomForests) {
-  using Element = typename TypeParam::Element;
-  ListedTiles listed;
-  const int groups[] = {1, 2, 4, 6};
-  for (uint64_t seed = 0; seed < 7; ++seed) {
-    const int group = groups[seed % 4];
-    CaseOptions options{.head_dim = TypeParam::kDim, .key_heads = seed % 5 == 1 ? 2 : 1, .group = group};
-    options.ends = random_ends(seed, 12, 60 / group + 8);
-    options.num_rectangles = static_cast<int>(seed % 3);
-    options.max_context_keys = 200;
-    AttentionCase<Element> c(options, seed);
-    SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::to_string(c.tokens) + " tokens");
-    Reference by(c);
-    EXPECT_LE(TestFixture::ratio(c, by, {seed, &listed}), 2);
-  }
-  EXPECT_TRUE(listed.all_hit());
+  expect_dense_on_random_forests<TestFixture, TypeParam>();
 }
-
 TYPED_TEST(HopperBackwardDetailTest, MatchesDenseAroundBlockSizes) {
-  using Element = typename TypeParam::Element;
-  for (const int tokens : {1, 127, 129, 256}) {
-    SCOPED_TRACE(std::to_string(tokens) + " tokens");
-    AttentionCase<Element> c({.head_dim = TypeParam::kDim, .ends = std::vector<int32_t>(tokens, tokens)},
-                             tokens);
-    Reference by(c);
-    EXPECT_LE(TestFixture::ratio(c, by, {1}), 2);
-  }
+  expect_dense_around_block_sizes<TestFixture, TypeParam>();
 }
 
 /// One tree of several keys and queries blocks, with context: what every spoiled kernel below must fail on.

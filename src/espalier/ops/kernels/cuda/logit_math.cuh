@@ -4,10 +4,9 @@
 // Forward: maximum and sum of exp(logit - maximum) in one pass (Milakov and Gimelshein, "Online normalizer
 //   calculation for softmax", 2018), a thread's in float32, rescaled at most once every 16 logits; threads
 //   and blocks of logits are joined in float64.
-// Backward: logits are read once and the gradients written over them at half their size. In a turn all
-// threads
-//   read before any writes, and what is written lies below what is still to be read. Where an edge ends, its
-//   value is computed before the first turn and written after the last.
+// Backward: logits are read once and the gradients written over them at half their size. In a
+//   turn all threads read before any writes, and what is written lies below what is still to be read. Where
+//   an edge ends, its value is computed before the first turn and written after the last.
 // Differences logit - maximum (lse) are rounded before they are scaled to base 2: the other way round, their
 //   error would grow with the logits. lse is subtracted in two float32 parts.
 // Every sum is in an order that depends on sizes alone. Work that is quadratic in the edges of one row (their
