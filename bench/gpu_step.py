@@ -15,9 +15,9 @@ Two sets of data, each with the bound FLOPs(flat) / FLOPs(tree) beside the measu
 Models are made by `espalier init` with the published shapes; --scratch keeps them for the next run. A step is forward and
 backward over the tree, without optimiser, in one micro-batch; sequence packing gets the same token budget. Trees with more
 tokens than --token-budget are cut by strategy partition. What would not fit in time or memory is not tried, and named.
-Figures are medians over --repeats rounds in turns. MFU: 6 FLOPs per weight and tree token, 12 head_dim per visible pair and
-head, 6 per weight of the LM head and row with loss, over the step's time and 989 TFLOP/s (dense bfloat16 of an H100 or H200);
-nothing that is computed twice counts.
+Figures are medians over --repeats rounds in turns. MFU: 6 FLOPs per weight and tree token (behind the last layer's attention:
+per row with loss, nothing else is computed there), 12 head_dim per visible pair and head, 6 per weight of the LM head and row
+with loss, over the step's time and 989 TFLOP/s (dense bfloat16 of an H100 or H200); nothing that is computed twice counts.
 """
 
 import argparse

@@ -168,11 +168,13 @@ def linear_parameters(config):
 
 
 def model_flops(config, tokens, pairs, head_rows):
-    """Of a forward and backward pass without anything computed twice: 6 per weight and token, 12 head_dim per pair and
-    head, 6 per weight of the LM head and row."""
-    per_pair = 12 * config["head_dim"] * config["num_attention_heads"] * config["num_hidden_layers"]
-    head = config["vocab_size"] * config["hidden_size"]
-    return 6 * linear_parameters(config) * tokens + per_pair * pairs + 6 * head * head_rows
+    """Of a forward and backward pass without anything that is computed twice or that nothing reads: 6 per weight and token,
+    but per row with loss behind the last layer's attention, 12 head_dim per pair and head, 6 per weight of the LM head and row."""
+    hidden, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
+    behind_attention = hidden * heads * head_dim + 3 * hidden * config["intermediate_size"]
+    linear = linear_parameters(config) * tokens - behind_attention * (tokens - head_rows)
+    per_pair = 12 * head_dim * heads * config["num_hidden_layers"]
+    return 6 * linear + per_pair * pairs + 6 * config["vocab_size"] * hidden * head_rows
 
 
 # ---- Rows --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -108,6 +109,45 @@ TEST(Decoder, GradientsAreThoseOfFiniteDifferences) {
 }
 
 // Rotary embedding makes attention depend on differences of positions alone; and on those it must depend.
+// A layer for some tokens: their hidden states, all context and all gradients are those of the whole layer.
+TEST(Decoder, LayerForSomeTokensIsThatOfAll) {
+  for (const Json& json : all_kinds()) {
+    SCOPED_TRACE(json.dump());
+    const Decoder decoder = tiny_decoder(json, at::kDouble, 4);
+    const auto tables = decoder.rotary_tables(positions(11));
+    const at::Tensor input = at::randn({11, 16}, at::kDouble);
+    for (const std::vector<int64_t>& tokens : {std::vector<int64_t>{0, 3, 4, 10}, {7}, {}}) {
+      const at::Tensor rows = at::tensor(tokens, at::kLong);
+      const auto gradients = [&](const std::function<at::Tensor(const at::Tensor&)>& loss) {
+        decoder.zero_gradients();
+        const at::Tensor x = input.clone().requires_grad_();
+        torch::autograd::backward({loss(x)});
+        std::vector<at::Tensor> all = decoder.gradients();
+        all.push_back(x.grad());
+        return all;
+      };
+      const auto loss = [&](const at::Tensor& wanted, const LayerContext& context) {
+        return wanted.tanh().cumsum(0).sum() + context[0].sin().sum() + context[1].cos().sum();
+      };
+      const auto expected = gradients([&](const at::Tensor& x) {
+        const auto output = decoder.layer(1, x, tables, causal_attention);
+        return loss(output.hidden.index_select(0, rows), output.context);
+      });
+      const auto received = gradients([&](const at::Tensor& x) {
+        const auto output = decoder.layer(1, x, tables, causal_attention, rows);
+        EXPECT_EQ(output.hidden.sizes(), at::IntArrayRef({rows.size(0), 16}));
+        return loss(output.hidden, output.context);
+      });
+      for (size_t i = 0; i < expected.size(); ++i) {
+        if (!expected[i].defined()) continue;
+        const double size = expected[i].norm().item<double>();
+        const at::Tensor actual = received[i].defined() ? received[i] : at::zeros_like(expected[i]);
+        EXPECT_LE((actual - expected[i]).norm().item<double>(), 1e-13 * size) << i;
+      }
+    }
+  }
+}
+
 TEST(Decoder, OnlyRelativePositionsCount) {
   for (const Json& json : all_kinds()) {
     const Decoder decoder = tiny_decoder(json, at::kDouble, 4);

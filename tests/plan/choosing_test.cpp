@@ -264,8 +264,10 @@ TEST(Choosing, TimeIsLinearInItsFeatures) {
   load.attention_pieces = 1;
   load.head_rows = 10;
   const TimeModel model{kShape, {1, 2, 3, 4, 5, 6}, true};
+  const double behind_attention = static_cast<double>(linear_parameters_behind_attention(kShape)) /
+                                  static_cast<double>(linear_parameters_per_layer(kShape));
   EXPECT_DOUBLE_EQ(predicted_seconds(model, load, CheckpointActivations::kNone),
-                   1 + 4 * (2 + 3 * 100 + 4 * 5050.0 + 5) + 6 * 10);
+                   1 + 4 * (2 + 4 * 5050.0 + 5) + 3 * (4 * 100 - 90 * behind_attention) + 6 * 10);
   EXPECT_GT(predicted_seconds(model, load, CheckpointActivations::kLayer),
             predicted_seconds(model, load, CheckpointActivations::kNone));
   EXPECT_EQ(predicted_seconds(model, load, CheckpointActivations::kPiece),

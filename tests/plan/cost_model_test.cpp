@@ -16,11 +16,22 @@ constexpr ModelShape kShape{.num_hidden_layers = 3,
 TEST(CostModel, LinearParameters) {
   // q 10 x 20, k and v 10 x 10 each, o 20 x 10, gate and up 10 x 7 each, down 7 x 10
   EXPECT_EQ(linear_parameters_per_layer(kShape), 200 + 100 + 100 + 200 + 70 + 70 + 70);
+  EXPECT_EQ(linear_parameters_behind_attention(kShape), 200 + 70 + 70 + 70);
+}
+
+// The last layer's output projection and MLP have the head rows alone.
+TEST(CostModel, LastLayerEndsWithTheHeadRows) {
+  const auto linear = [](int64_t tokens, int64_t head_rows) {
+    return step_flops(kShape, {.tokens = tokens, .head_rows = head_rows}).linear;
+  };
+  EXPECT_DOUBLE_EQ(linear(100, 100), 6.0 * 810 * 3 * 100);
+  EXPECT_DOUBLE_EQ(linear(100, 0), 6.0 * (810 * 2 + 400) * 100);
+  EXPECT_DOUBLE_EQ(linear(100, 10), linear(100, 0) + 6.0 * 410 * 10);
 }
 
 TEST(CostModel, FlopsOfAStep) {
   const FlopCount flops = step_flops(kShape, {.tokens = 100, .pairs = 1000, .head_rows = 10});
-  EXPECT_EQ(flops.linear, 6.0 * 810 * 3 * 100);
+  EXPECT_DOUBLE_EQ(flops.linear, 6.0 * (810 * 3 * 100 - 410 * 90));
   EXPECT_EQ(flops.attention, 14.0 * 5 * 4 * 3 * 1000);
   EXPECT_EQ(flops.head, 8.0 * 10 * 11 * 10);
   EXPECT_EQ(flops.total(), flops.linear + flops.attention + flops.head);
@@ -29,10 +40,10 @@ TEST(CostModel, FlopsOfAStep) {
 TEST(CostModel, FlopsOfThePasses) {
   const Work work{.tokens = 100, .pairs = 1000, .head_rows = 10};
   const FlopCount forward = forward_flops(kShape, work), backward = backward_flops(kShape, work);
-  EXPECT_EQ(forward.linear, 2.0 * 810 * 3 * 100);
+  EXPECT_DOUBLE_EQ(forward.linear, 2.0 * (810 * 3 * 100 - 410 * 90));
   EXPECT_EQ(forward.attention, 4.0 * 5 * 4 * 3 * 1000);
   EXPECT_EQ(forward.head, 2.0 * 10 * 11 * 10);
-  EXPECT_EQ(forward.total() + backward.total(), step_flops(kShape, work).total());
+  EXPECT_DOUBLE_EQ(forward.total() + backward.total(), step_flops(kShape, work).total());
 }
 
 TEST(CostModel, WorkAddsUp) {

@@ -101,7 +101,10 @@ def test_flops():
         assert counted == pytest.approx(parameters, rel=2e-4)
     config = gpu_step.MODELS["tiny"]
     linear, head = trees.linear_parameters(config), config["vocab_size"] * config["hidden_size"]
-    assert trees.model_flops(config, 3, 5, 2) == 6 * 3 * linear + 12 * 128 * 2 * 2 * 5 + 6 * 2 * head
+    attention_and_head = 12 * 128 * 2 * 2 * 5 + 6 * 3 * head
+    assert trees.model_flops(config, 3, 5, 3) == 6 * 3 * linear + attention_and_head
+    mlp_and_output = config["hidden_size"] * (3 * config["intermediate_size"] + 128 * 2)
+    assert trees.model_flops(config, 3, 5, 2) == 6 * (3 * linear - mlp_and_output - head) + attention_and_head
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -61,8 +61,8 @@ TEST(Cost, SpeedupBoundIsTheRatioOfFlops) {
                          .num_key_value_heads = 1,
                          .head_dim = 1,
                          .vocab_size = 1};
-  // Per token 6 * (2 + 2 + 3), per pair 14, per head row 8.
-  const double flat = 42.0 * 16 + 14 * 41 + 8 * 12, tree = 42.0 * 6 + 14 * 19 + 8 * 4;
+  // Per token 6 * 3 for q, k and v, per pair 14, per head row 6 * (1 + 3) for what is behind attention and 8.
+  const double flat = 18.0 * 16 + 14 * 41 + 32 * 12, tree = 18.0 * 6 + 14 * 19 + 32 * 4;
   EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(trajectories)), flat / tree);
   EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(trajectories, {Strategy::kSequencePacking, 0})), 1);
   EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(from_rows({{1, 2}, {3, 4, 5}}))), 1);

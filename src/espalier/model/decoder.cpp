@@ -32,6 +32,11 @@ at::Tensor make_inverse_frequencies(const DecoderConfig& config) {
   return at::where(is_long, plain / rope.factor, at::where(is_short, plain, between));
 }
 
+// The rows of x [T, ...] that are wanted: all where `rows` is undefined.
+at::Tensor selected(const at::Tensor& x, const at::Tensor& rows) {
+  return rows.defined() ? x.index_select(0, rows) : x;
+}
+
 }  // namespace
 
 std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
@@ -121,25 +126,30 @@ Decoder::RotaryTables Decoder::rotary_tables(const at::Tensor& position_ids) con
   return {at::cos(angles).to(dtype), at::sin(angles).to(dtype)};
 }
 
+at::Tensor Decoder::rotated_heads(const at::Tensor& projected, const std::optional<at::Tensor>& norm,
+                                  const RotaryTables& tables) const {
+  at::Tensor heads = projected.view({projected.size(0), -1, config_.head_dim});
+  if (norm) heads = summing::rms_norm(heads, *norm, config_.rms_norm_eps);
+  return rotary(heads, tables.cos, tables.sin);
+}
+
 Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
-                                     const Attention& attention) const {
+                                     const Attention& attention, const at::Tensor& rows) const {
   RECORD_USER_SCOPE("attention");
-  const int64_t length = hidden.size(0);
-  const std::vector<at::Tensor> projected = summing::linears(hidden, {layer.q, layer.k, layer.v});
-  const auto heads = [&](const at::Tensor& x) { return x.view({length, -1, config_.head_dim}); };
-  at::Tensor q = heads(projected[0]), k = heads(projected[1]);
-  if (config_.query_key_norm) {
-    q = summing::rms_norm(q, *layer.q_norm, config_.rms_norm_eps);
-    k = summing::rms_norm(k, *layer.k_norm, config_.rms_norm_eps);
-  }
-  q = rotary(q, tables.cos, tables.sin);
-  k = rotary(k, tables.cos, tables.sin);
+  const bool context_only = rows.defined() && rows.numel() == 0;
+  std::vector<summing::Projection> projections{layer.k, layer.v};
+  if (!context_only) projections.push_back(layer.q);
+  const std::vector<at::Tensor> projected = summing::linears(hidden, projections);
+  const at::Tensor k = rotated_heads(projected[0], layer.k_norm, tables);
+  const at::Tensor v = projected[1].view(k.sizes());
+  if (context_only) return {{}, {k, v}};
+  const at::Tensor q = rotated_heads(projected[2], layer.q_norm, tables);
   const double softmax_scale = std::pow(static_cast<double>(config_.head_dim), -0.5);
-  const at::Tensor v = heads(projected[2]);
-  const at::Tensor out = attention(q, k, v, softmax_scale);
+  at::Tensor out = attention(q, k, v, softmax_scale);
   TORCH_CHECK(out.sizes() == q.sizes(), "Decoder: attention returned shape ", out.sizes(), ", expected ",
               q.sizes());
-  return {summing::linear(out.reshape({length, -1}), layer.o), {k, v}};
+  out = selected(out.reshape({q.size(0), -1}), rows);
+  return {summing::linear(out, layer.o), {k, v}};
 }
 
 at::Tensor Decoder::mlp(const Layer& layer, const at::Tensor& input) const {
@@ -156,13 +166,15 @@ at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
 }
 
 Decoder::LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const RotaryTables& tables,
-                                    const Attention& attention) const {
+                                    const Attention& attention, const at::Tensor& rows) const {
   RECORD_USER_SCOPE("layer " + std::to_string(index));
   const Layer& layer = layers_.at(index);
   const at::Tensor attention_input = summing::rms_norm(hidden, layer.input_layernorm, config_.rms_norm_eps);
-  auto [attended, context] = attend(layer, attention_input, tables, attention);
+  auto [attended, context] = attend(layer, attention_input, tables, attention, rows);
+  const at::Tensor residual = selected(hidden, rows);
+  if (!attended.defined()) return {residual, std::move(context)};
   const auto [middle, input] =
-      summing::add_rms_norm(hidden, attended, layer.post_attention_layernorm, config_.rms_norm_eps);
+      summing::add_rms_norm(residual, attended, layer.post_attention_layernorm, config_.rms_norm_eps);
   return {middle + mlp(layer, input), std::move(context)};
 }
 

@@ -52,13 +52,15 @@ class Decoder {
     at::Tensor cos, sin;  // [T, head_dim / 2]
   };
   struct LayerOutput {
-    at::Tensor hidden;  // [T, hidden_size]
+    at::Tensor hidden;  // [T, hidden_size], or [R, hidden_size] of R tokens
     LayerContext context;
   };
   at::Tensor embed(const at::Tensor& input_ids) const;
   RotaryTables rotary_tables(const at::Tensor& position_ids) const;
+  /// `rows` [R] int64, ascending: the tokens whose hidden state is wanted, all where it is undefined. What
+  /// lies behind the attention is computed for them alone, and nothing but the context where there are none.
   LayerOutput layer(int64_t index, const at::Tensor& hidden, const RotaryTables& tables,
-                    const Attention& attention) const;
+                    const Attention& attention, const at::Tensor& rows = {}) const;
   at::Tensor final_norm(const at::Tensor& hidden) const;
 
   /// LM head [vocab_size, hidden_size]; the embedding where tied.
@@ -80,8 +82,10 @@ class Decoder {
     std::optional<at::Tensor> q_norm, k_norm;              // [head_dim]
     at::Tensor input_layernorm, post_attention_layernorm;  // [hidden_size]
   };
+  at::Tensor rotated_heads(const at::Tensor& projected, const std::optional<at::Tensor>& norm,
+                           const RotaryTables& tables) const;
   LayerOutput attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
-                     const Attention& attention) const;
+                     const Attention& attention, const at::Tensor& rows) const;
   at::Tensor mlp(const Layer& layer, const at::Tensor& input) const;
 
   DecoderConfig config_;

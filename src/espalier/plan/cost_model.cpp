@@ -10,10 +10,22 @@ Work& Work::operator+=(const Work& other) {
 }
 
 int64_t linear_parameters_per_layer(const ModelShape& shape) {
-  const int64_t query_and_output = 2 * shape.hidden_size * shape.num_attention_heads * shape.head_dim;
+  const int64_t query = shape.hidden_size * shape.num_attention_heads * shape.head_dim;
   const int64_t key_and_value = 2 * shape.hidden_size * shape.num_key_value_heads * shape.head_dim;
+  return query + key_and_value + linear_parameters_behind_attention(shape);
+}
+
+int64_t linear_parameters_behind_attention(const ModelShape& shape) {
+  const int64_t output = shape.hidden_size * shape.num_attention_heads * shape.head_dim;
   const int64_t gated_mlp = 3 * shape.hidden_size * shape.intermediate_size;
-  return query_and_output + key_and_value + gated_mlp;
+  return output + gated_mlp;
+}
+
+double layer_tokens(const ModelShape& shape, const Work& work) {
+  const auto layer = static_cast<double>(linear_parameters_per_layer(shape));
+  const double left_out = static_cast<double>(linear_parameters_behind_attention(shape)) / layer;
+  return static_cast<double>(shape.num_hidden_layers) * static_cast<double>(work.tokens) -
+         left_out * static_cast<double>(work.tokens - work.head_rows);
 }
 
 namespace {
@@ -26,10 +38,10 @@ struct FlopFactors {
 
 FlopCount flops_of(const ModelShape& shape, const Work& work, const FlopFactors& factors) {
   const auto layers = static_cast<double>(shape.num_hidden_layers);
-  const auto weights = layers * static_cast<double>(linear_parameters_per_layer(shape));
   const auto heads = layers * static_cast<double>(shape.num_attention_heads);
   FlopCount flops;
-  flops.linear = factors.linear * weights * static_cast<double>(work.tokens);
+  flops.linear =
+      factors.linear * static_cast<double>(linear_parameters_per_layer(shape)) * layer_tokens(shape, work);
   flops.attention =
       factors.attention * heads * static_cast<double>(shape.head_dim) * static_cast<double>(work.pairs);
   flops.head = factors.head * static_cast<double>(shape.hidden_size) * static_cast<double>(shape.vocab_size) *

@@ -25,7 +25,8 @@ struct ModelShape {
   int64_t vocab_size = 0;
 };
 
-/// Multiply-adds count as two FLOPs. Linear layers: 2 per weight and token forward, 4 backward. Attention:
+/// Multiply-adds count as two FLOPs. Linear layers: 2 per weight and token forward, 4 backward; the output
+/// projection and the MLP of the last layer work on head rows alone. Attention:
 /// 4 head_dim per pair and head forward, 10 head_dim backward (the scores are computed again;
 /// Dao, FlashAttention-2, 2023, section 4.1). LM head: 2 per weight and row forward, 6 backward (the logits
 /// are computed again).
@@ -40,7 +41,11 @@ FlopCount forward_flops(const ModelShape& shape, const Work& work);
 FlopCount backward_flops(const ModelShape& shape, const Work& work);
 FlopCount step_flops(const ModelShape& shape, const Work& work);  // both
 
-/// Weights of one decoder layer's linear maps, in elements.
+/// Weights of one decoder layer's linear maps, in elements; and of those behind its attention.
 int64_t linear_parameters_per_layer(const ModelShape& shape);
+int64_t linear_parameters_behind_attention(const ModelShape& shape);
+
+/// How many tokens' worth of one layer's linear maps the work is, over all layers.
+double layer_tokens(const ModelShape& shape, const Work& work);
 
 }  // namespace espalier

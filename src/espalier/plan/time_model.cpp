@@ -2,11 +2,11 @@
 
 namespace espalier {
 
-TimeFeatures time_features(int64_t num_hidden_layers, const Load& load) {
-  const auto layers = static_cast<double>(num_hidden_layers);
+TimeFeatures time_features(const ModelShape& shape, const Load& load) {
+  const auto layers = static_cast<double>(shape.num_hidden_layers);
   return {1,
           layers,
-          layers * static_cast<double>(load.tokens),
+          layer_tokens(shape, {load.tokens, load.pairs, load.head_rows}),
           layers * static_cast<double>(load.pairs),
           layers * static_cast<double>(load.attention_pieces),
           static_cast<double>(load.head_rows)};
@@ -29,16 +29,15 @@ constexpr Rates kGpuRates = {3e14, 3e12, 1e-6, 200e-6};
 TimeModel assumed_time_model(const ModelShape& shape, Processor processor) {
   const Rates& rates = processor == Processor::kCpu ? kCpuRates : kGpuRates;
   const auto layers = static_cast<double>(shape.num_hidden_layers);
-  const auto rate_of = [&](const Work& work) {
-    return step_flops(shape, work).total() / rates.flops_per_second;
-  };
+  const auto seconds_of = [&](double flops) { return flops / rates.flops_per_second; };
   // Weights are read in both passes, and their gradient sums read and written, once per micro-batch.
   const double embedding = 4.0 * static_cast<double>(shape.vocab_size * shape.hidden_size);
-  const double layer = 4.0 * static_cast<double>(linear_parameters_per_layer(shape));
+  const auto layer = static_cast<double>(linear_parameters_per_layer(shape));
   return {shape,
           {4 * embedding / rates.bytes_per_second,
-           3 * layer / rates.bytes_per_second + rates.seconds_per_layer, rate_of({1, 0, 0}) / layers,
-           rate_of({0, 1, 0}) / layers, rates.seconds_per_piece, rate_of({0, 0, 1})}};
+           3 * 4 * layer / rates.bytes_per_second + rates.seconds_per_layer, seconds_of(6 * layer),
+           seconds_of(step_flops(shape, {0, 1, 0}).attention) / layers, rates.seconds_per_piece,
+           seconds_of(step_flops(shape, {0, 0, 1}).head)}};
 }
 
 double predicted_seconds(const TimeModel& model, const Load& load,
@@ -48,7 +47,7 @@ double predicted_seconds(const TimeModel& model, const Load& load,
   const bool again = checkpoint_activations == CheckpointActivations::kLayer ||
                      (checkpoint_activations == CheckpointActivations::kPiece && load.has_readers);
   const TimeFeatures forward_again = {0, 0, kLinearForward, kAttentionForward, kPieceForward, 0};
-  const TimeFeatures features = time_features(model.shape.num_hidden_layers, load);
+  const TimeFeatures features = time_features(model.shape, load);
   double seconds = 0;
   for (int i = 0; i < kNumTimeFeatures; ++i) {
     seconds += model.seconds[i] * features[i] * (again ? 1 + forward_again[i] : 1);

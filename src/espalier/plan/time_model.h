@@ -13,8 +13,8 @@ namespace espalier {
 inline constexpr int kNumTimeFeatures = 6;
 using TimeFeatures = std::array<double, kNumTimeFeatures>;
 
-/// 1; layers; layers x tokens; layers x pairs; layers x attention pieces; head rows.
-TimeFeatures time_features(int64_t num_hidden_layers, const Load& load);
+/// 1; layers; layer_tokens; layers x pairs; layers x attention pieces; head rows.
+TimeFeatures time_features(const ModelShape& shape, const Load& load);
 
 struct TimeModel {
   ModelShape shape;

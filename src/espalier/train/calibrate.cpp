@@ -96,8 +96,7 @@ void measure(const Decoder& decoder, const Probe& probe, std::vector<Sample>* sa
     if (repeat > 0) seconds.push_back(result.measured.at(0).seconds);
   }
   std::sort(seconds.begin(), seconds.end());
-  samples->push_back(
-      {time_features(decoder.config().num_hidden_layers, step_loads(step).at(0)), seconds.front()});
+  samples->push_back({time_features(model_shape(decoder.config()), step_loads(step).at(0)), seconds.front()});
 }
 
 // Least squares of relative errors with coefficients >= 0, by coordinate descent.
@@ -126,7 +125,7 @@ TimeFeatures fit(const std::vector<Sample>& samples) {
 
 // What a calibration is valid for.
 nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
-  nlohmann::ordered_json key = {{"version", 3}};  // of what is measured: rises when the engine becomes faster
+  nlohmann::ordered_json key = {{"version", 4}};  // of what is measured: rises when the engine becomes faster
   key[device.is_cpu() ? "cpu" : "device"] = device_name(device);
   if (device.is_cpu()) {
     key["threads"] = at::get_num_threads();

@@ -119,8 +119,8 @@ class StepRun {
     return frames;
   }
 
-  Work layers_work(int64_t m) const {
-    return {.tokens = open_[m]->batch.num_tokens(), .pairs = step_.plan.micro_batches[m].num_pairs};
+  Work work_of(int64_t m, int64_t head_rows) const {
+    return {open_[m]->batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, head_rows};
   }
 
   void run_forward(int64_t m) {
@@ -133,7 +133,7 @@ class StepRun {
           forward(decoder_, open.batch, ancestors(open.batch), {.keep_context = true, .head = false});
       open.frame = std::make_unique<ContextFrame>(forwarded.context, options.offload_context);
       for (ContextFrame* frame : ancestors(open.batch)) frame->collect();
-      pending_.result.recomputed += layers_work(m);
+      pending_.result.recomputed += work_of(m, 0);
       return;
     }
     forward_with_grad(m);
@@ -149,9 +149,9 @@ class StepRun {
                 {.keep_context = with_readers_[m], .checkpoint_layers = checkpoint_layers, .head = head});
     open.context = std::move(forwarded.context);
     StepResult& result = pending_.result;
-    result.work += layers_work(m);
-    result.work.head_rows += open.batch.num_head_rows();
-    if (checkpoint_layers) result.recomputed += layers_work(m);
+    const Work work = work_of(m, open.batch.num_head_rows());
+    result.work += work;
+    if (checkpoint_layers) result.recomputed += work;
     if (!head) return;
     RECORD_USER_SCOPE("objective");
     const at::Tensor logprobs = forwarded.logprobs.to(at::kDouble).index_select(0, open.batch.term_edge);

@@ -25,7 +25,7 @@ struct MicroBatchMeasure {
 struct StepResult {
   double loss = 0;
   Work work;        // encoded tokens, visible pairs, head rows
-  Work recomputed;  // passed forward a second time by activation checkpointing
+  Work recomputed;  // passed forward through the layers a second time by activation checkpointing
   int64_t flat_tokens = 0;
   int64_t tree_tokens = 0;
   int64_t terms = 0;  // loss terms over all trajectories

@@ -217,7 +217,7 @@ std::map<Kind, double> flops_by_kind(const ModelShape& shape, const StepResult& 
           {{"linear", kGradientOfWeight}, backward_count.linear / 2},
           {{"attention", kForward}, forward_count.attention},
           {{"attention", kBackward}, backward_count.attention},
-          {{"head", kForward}, forward_count.head},
+          {{"head", kForward}, forward_flops(shape, result.work).head},
           {{"head", kBackward}, backward_count.head}};
 }
 
