@@ -123,7 +123,7 @@ TEST(TreeAttentionKernels, EqualReferenceWhateverMemoryHeldBefore) {
 
 // Full or partial is decided by one token: trees that end around the borders of blocks.
 TEST(TreeAttentionKernels, EqualReferenceWhereTreesEndAroundBordersOfBlocks) {
-  const BlockSizes sizes = attention_blocks({200, 1, 1, 8});
+  const BlockSizes sizes = attention_blocks({200, 1, 1, 8}, Ends(200, 200));
   ASSERT_EQ(sizes.queries, 64);
   ASSERT_EQ(sizes.keys, 64);
   for (const int32_t end : {1, 2, 63, 64, 65, 66, 126, 127, 128, 129, 130, 191, 192, 193, 198, 199}) {
@@ -133,6 +133,44 @@ TEST(TreeAttentionKernels, EqualReferenceWhereTreesEndAroundBordersOfBlocks) {
     EXPECT_LE(worst_error(run(tree_attention, problem), run(reference::tree_attention, problem)), 1e-12);
     for (int32_t i = 0; i < 200; ++i) problem.ends[i] = i < 3 || i >= end ? 200 : end;  // below a common root
     EXPECT_LE(worst_error(run(tree_attention, problem), run(reference::tree_attention, problem)), 1e-12);
+  }
+}
+
+/// subtree_end of a star: nodes of `node_tokens` below a root of as many.
+Ends star(int32_t num_nodes, int32_t node_tokens) {
+  Ends ends(static_cast<size_t>(node_tokens), num_nodes * node_tokens);
+  for (int32_t node = 1; node < num_nodes; ++node) {
+    ends.insert(ends.end(), static_cast<size_t>(node_tokens), (node + 1) * node_tokens);
+  }
+  return ends;
+}
+
+TEST(TreeAttentionKernels, BlocksGrowWithTheNodes) {
+  const auto queries = [](const AttentionShape& shape, int32_t node_tokens) {
+    return attention_blocks(shape, star(static_cast<int32_t>(shape.num_tokens) / node_tokens, node_tokens))
+        .queries;
+  };
+  EXPECT_EQ(queries({4096, 16, 8, 128}, 8), 32);
+  EXPECT_EQ(queries({4096, 16, 8, 128}, 128), 64);
+  EXPECT_EQ(queries({4096, 16, 8, 128}, 512), 128);
+  EXPECT_EQ(queries({4096, 9, 3, 64}, 128), 32);
+  EXPECT_EQ(queries({4096, 9, 3, 64}, 512), 64);
+  EXPECT_EQ(queries({4096, 8, 8, 64}, 1024), 128);
+  EXPECT_EQ(queries({4096, 16, 8, 256}, 512), 64);  // a tile of more would be too large
+  EXPECT_EQ(queries({256, 16, 8, 128}, 256), 64);   // so that there are enough of them
+  EXPECT_EQ(queries({4096, 64, 1, 64}, 512), 8);
+}
+
+TEST(TreeAttentionKernels, EqualReferenceInBlocksOfAllSizes) {
+  for (const int32_t node_tokens : {9, 70, 260}) {
+    for (const auto& [heads, key_heads] : {std::pair(8, 8), std::pair(16, 8), std::pair(12, 4)}) {
+      SCOPED_TRACE(::testing::Message() << node_tokens << " tokens a node, " << heads << " heads");
+      const int32_t num_nodes = 1100 / node_tokens;
+      const auto tokens = static_cast<size_t>(num_nodes * node_tokens);
+      Problem problem = make_problem(60, {tokens, 5, heads, key_heads, 8});
+      problem.ends = star(num_nodes, node_tokens);
+      EXPECT_LE(worst_error(run(tree_attention, problem), run(reference::tree_attention, problem)), 1e-12);
+    }
   }
 }
 
@@ -181,7 +219,8 @@ TEST(TreeAttentionKernels, AgreeWithDensePiecesAndTheirLse) {
 TEST(TreeAttentionKernels, AllTileClassesAreAmongTheTestedProblems) {
   const Problem problem = make_problem(70, {1023, 40, 3, 1, 64});
   const std::vector<ContextRectangle> context = {{0, 3, 290, 0, 1023}, {1, 0, 40, 0, 512}};
-  const Schedule schedule = make_schedule(problem.ends, context, attention_blocks({1023, 3, 1, 64}));
+  const Schedule schedule =
+      make_schedule(problem.ends, context, attention_blocks({1023, 3, 1, 64}, problem.ends));
   EXPECT_GT(schedule.counts.empty, 10);
   EXPECT_GT(schedule.counts.partial, 10);
   EXPECT_GT(schedule.counts.full, 10);

@@ -59,9 +59,9 @@ struct Call {
     k = with_context(k_in, context_k);
     v = with_context(v_in, context_v);
     subtree_end = ends.contiguous();
-    schedule = make_schedule({subtree_end.const_data_ptr<int32_t>(), static_cast<size_t>(shape.num_tokens)},
-                             detail::context_rectangles(context_pieces, context_k, shape.num_tokens),
-                             attention_blocks(shape));
+    const std::span forest{subtree_end.const_data_ptr<int32_t>(), static_cast<size_t>(shape.num_tokens)};
+    schedule = make_schedule(forest, detail::context_rectangles(context_pieces, context_k, shape.num_tokens),
+                             attention_blocks(shape, forest));
   }
 };
 

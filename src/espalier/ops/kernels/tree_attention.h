@@ -82,8 +82,8 @@ struct AttentionGradients {
   std::atomic<int32_t>* turns;
 };
 
-/// Block sizes that suit this many query heads per key head.
-BlockSizes attention_blocks(const AttentionShape& shape);
+/// Block sizes that suit the heads and the forest: larger ones where its nodes are long.
+BlockSizes attention_blocks(const AttentionShape& shape, std::span<const int32_t> subtree_end);
 
 /// Scalars of scratch that one thread needs, a multiple of 64 bytes.
 int64_t forward_scratch(const AttentionShape& shape, BlockSizes sizes);

@@ -5,11 +5,40 @@
 
 namespace espalier {
 
-BlockSizes attention_blocks(const AttentionShape& shape) {
-  // Products run at full speed from about 64 rows on; more would leave larger triangles half empty.
-  constexpr int64_t kMaxRows = 96;
-  const auto tokens = std::bit_floor(static_cast<uint64_t>(kMaxRows / shape.group()));
-  return {std::max(static_cast<int32_t>(tokens), 8), 64};
+namespace {
+
+// Mean number of tokens from one place where a subtree ends to the next: a node's, where it has siblings.
+int64_t mean_run(std::span<const int32_t> subtree_end) {
+  const auto tokens = static_cast<int64_t>(subtree_end.size());
+  int64_t runs = 1;
+  for (int64_t i = 1; i < tokens; ++i) runs += subtree_end[i] != subtree_end[i - 1];
+  return tokens / runs;
+}
+
+// Rows of a tile and tokens of a block, at most.
+struct TileLimits {
+  int64_t min_run;  // for forests whose mean_run is as long
+  int64_t rows;
+  int64_t tokens;
+};
+
+}  // namespace
+
+BlockSizes attention_blocks(const AttentionShape& shape, std::span<const int32_t> subtree_end) {
+  // Products run at full speed from about 64 rows on. More rows share what a tile does once per key; but
+  // where nodes are short a larger tile has more pairs that do not see each other. A tile's rows should stay
+  // in the caches, and tiles suffice for some threads.
+  constexpr TileLimits kLimits[] = {{256, 256, 128}, {64, 128, 64}, {0, 96, 64}};
+  constexpr int64_t kMaxTileSize = 32'768, kMinTiles = 32, kKeys = 64;
+  const int64_t run = mean_run(subtree_end);
+  int64_t tokens = 0;
+  for (const TileLimits& limits : kLimits) {
+    const int64_t rows = std::clamp<int64_t>(kMaxTileSize / shape.head_dim, 96, limits.rows);
+    tokens = std::min(limits.tokens, rows / shape.group());
+    tokens = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(tokens, 8))));
+    if (run >= limits.min_run && shape.num_tokens * shape.num_key_heads >= kMinTiles * tokens) break;
+  }
+  return {static_cast<int32_t>(tokens), kKeys};
 }
 
 KeyChunks::KeyChunks(const Schedule& schedule, const int32_t* subtree_end, int64_t group)
