@@ -19,6 +19,7 @@
 #include "espalier/ops/reference.h"
 #include "espalier/ops/tree_attention.h"
 #include "espalier/ops/tree_attention_pieces.h"
+#include "espalier/train/memory.h"
 
 namespace espalier {
 namespace {
@@ -273,5 +274,6 @@ Options parse(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   const auto options = espalier::parse({argv + 1, argv + argc});
   if (options.threads > 0) at::set_num_threads(options.threads);
+  espalier::reuse_freed_memory();
   espalier::table(options);
 }
