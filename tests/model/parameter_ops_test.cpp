@@ -126,6 +126,47 @@ TEST(ParameterOps, SumBfloat16GradientsInFloat32) {
   }
 }
 
+// Same bits with and without, and those of the new values where a weight has changed.
+TEST(ParameterOps, WeightsThatStayWidenedAreThoseOfTheMoment) {
+  at::manual_seed(8);
+  const at::Tensor a = leaf(at::randn({9, 6}), at::kBFloat16), b = leaf(at::randn({4, 6}), at::kBFloat16);
+  const at::Tensor input = at::randn({7, 6});
+  const auto passes = [&] {
+    Tensors results;
+    for (int pass = 0; pass < 2; ++pass) {
+      const at::Tensor x = leaf(input, at::kBFloat16);
+      const auto out = summing::linears(x, {{a}, {b}});
+      torch::autograd::backward({out[0].sum() + (out[1] * out[1]).sum()}, {});
+      results.insert(results.end(), {out[0].detach(), out[1].detach(), x.grad()});
+    }
+    return results;
+  };
+  const auto expect_same = [&](const Tensors& expected) {
+    const Tensors received = passes();
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(received[i].equal(expected[i])) << i;
+  };
+  const Tensors before = passes();
+  {
+    const at::NoGradGuard no_grad;
+    a.mul_(2);
+  }
+  const Tensors after = passes();
+  EXPECT_FALSE(after[0].equal(before[0]));
+  {
+    const at::NoGradGuard no_grad;
+    a.mul_(0.5);
+  }
+  const summing::WidenedWeights widened;
+  expect_same(before);
+  {
+    const at::NoGradGuard no_grad;
+    a.mul_(2);
+  }
+  expect_same(after);
+  EXPECT_THROW(summing::WidenedWeights(), c10::Error);
+  expect_same(after);
+}
+
 TEST(ParameterOps, AddToAGradientThatIsThereInALowerPrecision) {
   const at::Tensor weight = leaf(at::ones({2, 2}), at::kBFloat16);
   at::Tensor(weight).mutable_grad() = at::ones({2, 2}, at::kBFloat16);

@@ -114,5 +114,21 @@ TEST(Cost, ResidentBytesByHand) {
   EXPECT_EQ(resident(at::kBFloat16, OptimizerKind::kAdamW), 2 + 4 + 12);
 }
 
+TEST(Cost, LogitsTakeTheBlocksOfTheDevice) {
+  DecoderConfig config = tiny_config(Family::kLlama, 19);
+  config.vocab_size = 1 << 18;
+  constexpr int64_t kRows = 1 << 12;  // 4 GiB of float32 logits
+  const auto head_bytes = [&](at::ScalarType dtype, at::Device device) {
+    const MemoryModel model = memory_model(config, dtype, std::nullopt, ObjectiveKind::kSft, device);
+    const Load with_head{.tokens = kRows, .pairs = kRows, .head_rows = kRows},
+        without{.tokens = kRows, .pairs = kRows};
+    return running_bytes(model, with_head, true) - running_bytes(model, without, true);
+  };
+  const double mebibyte = 1 << 20;
+  EXPECT_NEAR(head_bytes(at::kFloat, at::kCPU), 2 * 16 * mebibyte, 8 * mebibyte);
+  EXPECT_NEAR(head_bytes(at::kFloat, at::kCUDA), 2 * 512 * mebibyte, 128 * mebibyte);
+  EXPECT_NEAR(head_bytes(at::kBFloat16, at::kCUDA), 512 * mebibyte, 128 * mebibyte);
+}
+
 }  // namespace
 }  // namespace espalier::testing

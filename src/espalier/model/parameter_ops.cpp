@@ -5,6 +5,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include <optional>
+#include <unordered_map>
+
 #include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs.h"
 #include "espalier/ops/elementwise.h"
@@ -35,6 +38,25 @@ at::Tensor& sum_or_zeros(const at::Tensor& parameter) {
   return sum;
 }
 
+/// A weight as it was when it was widened.
+struct Widened {
+  at::Tensor weight;  // held, so that nothing else comes to lie at its place
+  int64_t version;
+  at::Tensor operand;
+};
+std::optional<std::unordered_map<const void*, Widened>> widened_weights;
+
+/// The weight, or what WidenedWeights keeps of it.
+at::Tensor operand_of(const at::Tensor& weight) {
+  const at::ScalarType dtype = detail::product_dtype(weight);
+  if (!widened_weights || dtype == weight.scalar_type()) return weight;
+  Widened& kept = (*widened_weights)[weight.const_data_ptr()];
+  if (!kept.weight.defined() || kept.version != weight._version()) {
+    kept = {weight, weight._version(), weight.to(dtype)};
+  }
+  return kept.operand;
+}
+
 /// Adds a b to the .grad of a parameter.
 void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Tensor& b) {
   RECORD_USER_SCOPE("gradient of weight");
@@ -59,7 +81,7 @@ class Linears : public Function<Linears> {
     variable_list outputs;
     for (size_t i = 0; i < bias_of.size(); ++i) {
       const at::Tensor bias = bias_of[i] < 0 ? at::Tensor() : parameters[bias_of[i]];
-      outputs.push_back(detail::affine(operand, parameters[i], bias).to(x.scalar_type()));
+      outputs.push_back(detail::affine(operand, operand_of(parameters[i]), bias).to(x.scalar_type()));
     }
     return outputs;
   }
@@ -79,9 +101,9 @@ class Linears : public Function<Linears> {
       if (bias.defined() && bias.requires_grad()) add_gradient(bias, grad.sum(0));
       if (!ctx->needs_input_grad(0)) continue;
       if (grad_x.defined()) {
-        detail::add_product(grad_x, grad, weight);
+        detail::add_product(grad_x, grad, operand_of(weight));
       } else {
-        grad_x = detail::wide_product(grad, weight);
+        grad_x = detail::wide_product(grad, operand_of(weight));
       }
     }
     variable_list all(saved.size() + 1);
@@ -164,6 +186,15 @@ void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
   } else {
     sum = gradient.to(sum_dtype(parameter)).contiguous();
   }
+}
+
+WidenedWeights::WidenedWeights() {
+  TORCH_CHECK(!widened_weights, "WidenedWeights: expected none, received a second one");
+  widened_weights.emplace();
+}
+
+WidenedWeights::~WidenedWeights() {
+  widened_weights.reset();
 }
 
 at::Tensor linear(const at::Tensor& x, const Projection& projection) {

@@ -26,6 +26,18 @@ at::Tensor linear(const at::Tensor& x, const Projection& projection);
 /// The same for several projections of one x, whose gradient is then summed in place, in the dtype of sums.
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projection>& projections);
 
+/// While it lives, weights that linears have to widen for their products (product_dtype in
+/// ops/matrix_product.h) are widened once and stay so, for passes that follow each other with the same
+/// weights; one that has changed is widened anew. At most one lives at a time; it belongs to the thread of
+/// the passes.
+class WidenedWeights {
+ public:
+  WidenedWeights();
+  ~WidenedWeights();
+  WidenedWeights(const WidenedWeights&) = delete;
+  WidenedWeights& operator=(const WidenedWeights&) = delete;
+};
+
 /// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C].
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);
 

@@ -5,8 +5,6 @@
 namespace espalier {
 namespace {
 
-// Gradients of logits are kept in blocks of at most this size (ops/logit_blocks.h).
-constexpr double kLogitBlockBytes = 16 << 20;
 constexpr double kIndexBytesPerToken = 8 + 8 + 4;  // input_ids, position_ids, subtree_end
 
 double real(int64_t count) {
@@ -133,9 +131,10 @@ double head_bytes(const MemoryModel& model, const Load& load, const Made& made) 
   const double element = real(model.element_bytes), sum = real(model.sum_bytes);
   const double hidden = real(model.shape.hidden_size);
   const double widened = model.operand_bytes > model.element_bytes ? real(model.operand_bytes) : 0;
-  const double logits = std::min(kLogitBlockBytes, rows * vocabulary * sum);
+  const double logits = std::min(real(model.logit_block_bytes), rows * vocabulary * sum);
   const double product = std::min(vocabulary, logits / (rows * sum)) * hidden * made.product;
-  return made.embedding + product + 2 * logits + rows * hidden * (sum + widened + element);
+  return made.embedding + product + real(model.logit_blocks) * logits +
+         rows * hidden * (sum + widened + element);
 }
 
 }  // namespace
@@ -184,8 +183,14 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
   return context + std::max({terms, head, last_layer, one_before, first_layer, end});
 }
 
+double widened_weight_bytes(const MemoryModel& model) {
+  if (model.operand_bytes <= model.element_bytes) return 0;
+  return real(model.shape.num_hidden_layers * linear_parameters_per_layer(model.shape) * model.operand_bytes);
+}
+
 std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> loads) {
-  const double resident = resident_bytes(model);
+  const bool several = std::ranges::count_if(loads, [](const Load& load) { return load.tokens > 0; }) > 1;
+  const double resident = resident_bytes(model) + (several ? widened_weight_bytes(model) : 0);
   std::vector<double> held(loads.size());    // by the micro-batch and its ancestors
   std::vector<double> tokens(loads.size());  // of the same
   // A layer's backward pass makes the gradients of all context that it reads, whatever part of it.

@@ -26,6 +26,8 @@ struct MemoryModel {
   int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
   int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights
   TermBytes term = {};
+  int64_t logit_block_bytes = 16 << 20;  // of logits or their gradients, at most, that stand at once
+  int64_t logit_blocks = 2;              // such blocks beside each other
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };
 
@@ -42,7 +44,11 @@ double held_bytes(const MemoryModel& model, const Load& load);
 /// they are not resident, but grow layer by layer as the activations go.
 double running_bytes(const MemoryModel& model, const Load& load, bool has_sums);
 
-/// Peak bytes while each micro-batch runs: resident, held by its ancestors, and running.
+/// Bytes of the layers' weights where they stay widened for several micro-batches.
+double widened_weight_bytes(const MemoryModel& model);
+
+/// Peak bytes while each micro-batch runs: resident, widened weights if several run, held by its ancestors,
+/// and running.
 std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> loads);
 
 /// The largest of them; what is resident for an empty plan.

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "espalier/model/decoder.h"
+#include "espalier/ops/logit_blocks.h"
 #include "espalier/ops/matrix_product.h"
 
 namespace espalier {
@@ -105,6 +106,9 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
         masters + (*optimizer == OptimizerKind::kAdamW ? 2 * model.sum_bytes : 0);
   }
   model.term = term_bytes(objective);
+  model.logit_block_bytes = device.is_cuda() ? kDeviceLogitBlockBytes : kLogitBlockBytes;
+  // Where kernels do it, gradients take the place of their logits (edge_logprobs_cuda.cpp).
+  model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;
   return model;
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "espalier/base/check.h"
+#include "espalier/model/parameter_ops.h"
 #include "espalier/ops/device.h"
 #include "espalier/train/memory.h"
 
@@ -16,11 +17,10 @@ namespace espalier {
 
 namespace {
 
-/// Visits the micro-batches that have loss in them or below: enter in the order of the plan, leave after all
-/// descendants have been left.
+/// Visits the micro-batches that run, those with loss in them or below: enter in the order of the plan, leave
+/// after all descendants have been left.
 template <class Enter, class Leave>
-void walk(const Step& step, const Enter& enter, const Leave& leave) {
-  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+void walk(const Step& step, const std::vector<bool>& with_loss, const Enter& enter, const Leave& leave) {
   const auto& micro_batches = step.plan.micro_batches;
   std::vector<int64_t> open;
   const auto close_until = [&](int64_t parent) {
@@ -39,14 +39,19 @@ void walk(const Step& step, const Enter& enter, const Leave& leave) {
 }
 
 /// Of each micro-batch: does another one that runs inherit from it?
-std::vector<bool> micro_batches_with_readers(const Step& step) {
-  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& with_loss) {
   std::vector<bool> result(with_loss.size());
   for (size_t m = 0; m < with_loss.size(); ++m) {
     const int64_t parent = step.plan.micro_batches[m].parent;
     if (with_loss[m] && parent >= 0) result[parent] = true;
   }
   return result;
+}
+
+/// Keeps weights widened where several micro-batches run.
+std::unique_ptr<summing::WidenedWeights> widened_weights(const std::vector<bool>& with_loss) {
+  if (std::ranges::count(with_loss, true) < 2) return nullptr;
+  return std::make_unique<summing::WidenedWeights>();
 }
 
 // Places in PendingStep::sums.
@@ -84,7 +89,9 @@ class StepRun {
         step_(step),
         objective_(objective),
         advantages_(advantages),
-        with_readers_(micro_batches_with_readers(step)),
+        with_loss_(micro_batches_with_loss(step)),
+        with_readers_(micro_batches_with_readers(step, with_loss_)),
+        widened_(widened_weights(with_loss_)),
         open_(step.plan.micro_batches.size()) {
     pending_.sums = at::zeros({kNumSums}, at::TensorOptions(device_).dtype(at::kDouble));
     pending_.result.flat_tokens = step.flat_tokens();
@@ -110,6 +117,7 @@ class StepRun {
     open_[m].reset();
   }
 
+  const std::vector<bool>& with_loss() const { return with_loss_; }
   PendingStep take_pending() { return std::move(pending_); }
 
  private:
@@ -192,7 +200,8 @@ class StepRun {
   const Step& step_;
   const ObjectiveOptions& objective_;
   const Advantages* advantages_;
-  std::vector<bool> with_readers_;
+  std::vector<bool> with_loss_, with_readers_;
+  std::unique_ptr<summing::WidenedWeights> widened_;
   std::vector<std::unique_ptr<Open>> open_;
   PendingStep pending_;
 };
@@ -218,7 +227,7 @@ PendingStep start_forward_backward(const Decoder& decoder, const Trajectories& t
   int64_t done = 0;
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
   walk(
-      step, [&](int64_t m) { run.enter(m); },
+      step, run.with_loss(), [&](int64_t m) { run.enter(m); },
       [&](int64_t m) {
         run.leave(m);
         if (progress) progress(++done, total);
@@ -263,7 +272,9 @@ void compute_logprobs(const Decoder& decoder, const Trajectories& trajectories, 
                       std::vector<double>* logprobs, const MicroBatchProgress& progress) {
   const at::NoGradGuard no_grad;
   const ObjectiveOptions objective;  // sft: nothing but the tokens is read
-  const std::vector<bool> with_readers = micro_batches_with_readers(step);
+  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+  const std::vector<bool> with_readers = micro_batches_with_readers(step, with_loss);
+  const auto widened = widened_weights(with_loss);
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
   std::vector<std::unique_ptr<ContextFrame>> frames(total);
   std::vector<TermValues> computed;
@@ -281,7 +292,7 @@ void compute_logprobs(const Decoder& decoder, const Trajectories& trajectories, 
     }
     if (progress) progress(++done, total);
   };
-  walk(step, enter, [&](int64_t m) { frames[m].reset(); });
+  walk(step, with_loss, enter, [&](int64_t m) { frames[m].reset(); });
   synchronize(decoder.device());
   for (const auto& [tokens, values] : computed) {
     const double* value = values.const_data_ptr<double>();
