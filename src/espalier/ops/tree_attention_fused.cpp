@@ -21,12 +21,9 @@ bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_d
   try {
     const cuda::DeviceProperties& device = cuda::device_properties();
     const auto element = dtype == at::kBFloat16 ? cuda::ElementKind::kBFloat16 : cuda::ElementKind::kFloat16;
-    const auto support = [&](cuda::AttentionKernels of) {
-      return cuda::attention_support(of, element, static_cast<int32_t>(head_dim), device.compute_capability,
-                                     device.shared_bytes);
-    };
-    return support(kernels).forward &&
-           (support(kernels).backward || support(cuda::AttentionKernels::kAmpere).backward);
+    const cuda::AttentionSupport support = cuda::attention_support(
+        kernels, element, static_cast<int32_t>(head_dim), device.compute_capability, device.shared_bytes);
+    return support.forward && support.backward;
   } catch (const std::exception&) {
     return false;  // there is no device
   }

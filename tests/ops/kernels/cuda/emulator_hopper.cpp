@@ -469,6 +469,11 @@ void wait_products(int groups_left) {
 void put(void* to_shared, const void* vector) {
   part().write(to_shared, vector, thread());
 }
+void add_vector(float* to_global, const float* values) {
+  if (reinterpret_cast<uintptr_t>(to_global) % 16 != 0)
+    testing::fail_emulation("add_vector: a target that is not aligned to 16");
+  for (int i = 0; i < 4; ++i) to_global[i] += values[i];
+}
 void put_matrices(void* row, const uint32_t* r) {
   struct Payload {
     void* row;

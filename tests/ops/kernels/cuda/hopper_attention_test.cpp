@@ -198,6 +198,10 @@ struct Kernel {
   static constexpr int kDim = kDim_;
 };
 
+using Kernels = ::testing::Types<Kernel<BFloat16, 64>, Kernel<Float16, 64>, Kernel<BFloat16, 128>,
+                                 Kernel<Float16, 128>, Kernel<BFloat16, 256>, Kernel<Float16, 256>>;
+using Details = ::testing::Types<Kernel<BFloat16, 64>, Kernel<BFloat16, 128>, Kernel<BFloat16, 256>>;
+
 /// What kernels are judged by.
 struct Reference {
   AttentionValues exact, dense;
@@ -217,15 +221,12 @@ class HopperBackwardTest : public ::testing::Test {
     return gradient_ratio(c, got, by.dense, by.exact);
   }
 };
-using Kernels =
-    ::testing::Types<Kernel<BFloat16, 64>, Kernel<Float16, 64>, Kernel<BFloat16, 128>, Kernel<Float16, 128>>;
 TYPED_TEST_SUITE(HopperBackwardTest, Kernels);
 
 /// What does not depend on the element.
 template <class Kernel>
 class HopperBackwardDetailTest : public HopperBackwardTest<Kernel> {};
-using BackwardDetails = ::testing::Types<Kernel<BFloat16, 64>, Kernel<BFloat16, 128>>;
-TYPED_TEST_SUITE(HopperBackwardDetailTest, BackwardDetails);
+TYPED_TEST_SUITE(HopperBackwardDetailTest, Details);
 
 template <class Kernel>
 class HopperForwardTest : public ::testing::Test {
@@ -238,15 +239,12 @@ class HopperForwardTest : public ::testing::Test {
                     error_ratio(got.lse, by.dense.lse, by.exact.lse, 1e-6));
   }
 };
-using ForwardKernels = ::testing::Types<Kernel<BFloat16, 64>, Kernel<Float16, 64>, Kernel<BFloat16, 128>,
-                                        Kernel<Float16, 128>, Kernel<BFloat16, 256>, Kernel<Float16, 256>>;
-TYPED_TEST_SUITE(HopperForwardTest, ForwardKernels);
+TYPED_TEST_SUITE(HopperForwardTest, Kernels);
 
 /// What does not depend on the element.
 template <class Kernel>
 class HopperForwardDetailTest : public HopperForwardTest<Kernel> {};
-using ForwardDetails = ::testing::Types<Kernel<BFloat16, 64>, Kernel<BFloat16, 128>, Kernel<BFloat16, 256>>;
-TYPED_TEST_SUITE(HopperForwardDetailTest, ForwardDetails);
+TYPED_TEST_SUITE(HopperForwardDetailTest, Details);
 
 /// Test: a fixture of forward or of backward.
 template <class Test, class Kernel>

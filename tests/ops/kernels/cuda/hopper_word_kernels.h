@@ -213,4 +213,19 @@ struct AddKernel {
   }
 };
 
+/// Two threads for each vector of `sums` add their numbers, from the thread's own on.
+struct AddVectorKernel {
+  struct Params {
+    float* sums;
+  };
+  static constexpr int kThreads = 128;
+
+  static ESPALIER_KERNEL void run(const Params& params) {
+    const auto own = static_cast<float>(simt::thread());
+    simt::add_vector(params.sums + 4 * (simt::thread() % 64), FourFloats{{own, own + 1, own + 2, own + 3}});
+  }
+  /// Of what was there.
+  static float expected(int i, float before) { return before + static_cast<float>(2 * (i / 4 + i % 4) + 64); }
+};
+
 }  // namespace espalier::testing

@@ -148,5 +148,12 @@ TEST_F(HopperWordsCuda, AddsToGlobalMemory) {
   for (int i = 0; i < 256; ++i) ASSERT_EQ(got[i], static_cast<float>(17 + 2 * i)) << i;
 }
 
+TEST_F(HopperWordsCuda, AddsVectorsToGlobalMemory) {
+  const Array<float> sums(std::vector<float>(256, 10));
+  run<AddVectorKernel>({sums.data()}, 0);
+  const std::vector<float> got = sums.values();
+  for (int i = 0; i < 256; ++i) ASSERT_EQ(got[i], AddVectorKernel::expected(i, 10)) << i;
+}
+
 }  // namespace
 }  // namespace espalier::testing

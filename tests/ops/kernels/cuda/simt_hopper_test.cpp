@@ -256,6 +256,16 @@ TEST(SimtHopperTest, AddsToGlobalMemory) {
   EXPECT_THROW(run(true, false), std::logic_error);
 }
 
+TEST(SimtHopperTest, AddsVectorsToGlobalMemory) {
+  struct alignas(16) Floats {
+    float values[260];
+  } sums;
+  std::fill_n(sums.values, 260, 10.0F);
+  emulate({.threads = AddVectorKernel::kThreads, .seed = 8}, [&] { AddVectorKernel::run({sums.values}); });
+  for (int i = 0; i < 256; ++i) EXPECT_EQ(sums.values[i], AddVectorKernel::expected(i, 10));
+  EXPECT_THROW(emulate({}, [&] { AddVectorKernel::run({sums.values + 1}); }), std::logic_error);
+}
+
 TEST(SimtHopperTest, RefusesWhatHangsOrIsUndefined) {
   const auto with_barrier = [](auto&& body) {
     emulate({.shared_bytes = 1088}, [&] {

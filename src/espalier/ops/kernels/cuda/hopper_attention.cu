@@ -60,17 +60,19 @@ struct GpuLauncher {
   }
 };
 
-constexpr int64_t kMostShared = 208 << 10;
+constexpr int64_t kMostShared = 227 << 10;  // of a block of threads
 static_assert(ForwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
               ForwardTiles<BFloat16, 256>::kSharedBytes <= kMostShared &&
               BackwardTiles<BFloat16, 64>::kSharedBytes <= kMostShared &&
               BackwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
-              QueryGradientTiles<BFloat16, 128>::kSharedBytes <= kMostShared);
+              BackwardTiles<BFloat16, 256>::kSharedBytes <= kMostShared &&
+              QueryGradientTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
+              QueryGradientTiles<BFloat16, 256>::kSharedBytes <= kMostShared);
 
 AttentionSupport support(ElementKind, int32_t head_dim, int compute_capability, int64_t shared_bytes) {
-  const bool here = compute_capability == 90 && shared_bytes >= kMostShared;
-  const bool small = head_dim == 64 || head_dim == 128;
-  return {here && (small || head_dim == 256), here && small};
+  const bool here = compute_capability == 90 && shared_bytes >= kMostShared &&
+                    (head_dim == 64 || head_dim == 128 || head_dim == 256);
+  return {here, here};
 }
 
 bool takes(const AttentionProblem& problem, bool) {

@@ -169,15 +169,64 @@ ESPALIER_KERNEL void multiply_rows(float (&d)[kRowsB / 2], const std::byte* a, i
   }
 }
 
-/// D += A B: A [64, kRowsB] in registers, by 16 columns; B's rows are summed over.
-template <class Element, int kRowsB, int kColumns>
-ESPALIER_KERNEL void multiply_add_registers(float (&d)[kColumns / 2], const uint32_t (&a)[kRowsB / 16][4],
-                                            const std::byte* b) {
+/// D += A B: A [64, kRowsB] in registers, by 16 columns; B's rows are summed over. Of D's columns each part
+/// is a product of its own.
+template <class Element, int kRowsB, int kParts, int kSums>
+ESPALIER_KERNEL void multiply_add_registers(float (&d)[kParts][kSums], const uint32_t (&a)[kRowsB / 16][4],
+                                            const std::byte* b, bool add = true) {
   const simt::Slabs<kRowsB> slabs_b(b);
   ESPALIER_UNROLL
-  for (int r = 0; r < kRowsB; r += 16) {
-    simt::multiply_async<Element, kColumns, Order::kKept>(d, a[r / 16], slabs_b.summed_rows(r, 0), true);
+  for (int part = 0; part < kParts; ++part) {
+    ESPALIER_UNROLL
+    for (int r = 0; r < kRowsB; r += 16) {
+      simt::multiply_async<Element, 2 * kSums, Order::kKept>(
+          d[part], a[r / 16], slabs_b.summed_rows(r, part * (2 * kSums)), add || r > 0);
+    }
   }
+}
+
+/// Columns of one product's sums, where a product of `columns` would be wider than the instruction.
+constexpr int part_columns(int columns) {
+  return columns < 128 ? columns : 128;
+}
+/// A thread's sums of 64 rows of kColumns columns.
+template <int kColumns>
+using Sums = float[kColumns / part_columns(kColumns)][part_columns(kColumns) / 2];
+
+template <int kParts, int kSums>
+ESPALIER_KERNEL void clear(float (&sums)[kParts][kSums]) {
+  ESPALIER_UNROLL
+  for (int part = 0; part < kParts; ++part) {
+    ESPALIER_UNROLL
+    for (int i = 0; i < kSums; ++i) sums[part][i] = 0;
+  }
+}
+template <int kParts, int kSums>
+ESPALIER_KERNEL void hold_parts(float (&sums)[kParts][kSums]) {
+  ESPALIER_UNROLL
+  for (int part = 0; part < kParts; ++part) simt::hold(sums[part]);
+}
+
+/// The thread's row `i` of 0 and 1, times `factor`, to a row of a tensor.
+template <class Element, int kParts, int kSums>
+ESPALIER_KERNEL void store_row(const TokenHeadsData& to, int64_t token, int64_t head, int i,
+                               const float (&sums)[kParts][kSums], float factor) {
+  auto* out = static_cast<Element*>(to.data) + token * to.token_stride + head * to.head_stride +
+              2 * (simt::lane() % 4);
+  ESPALIER_UNROLL
+  for (int part = 0; part < kParts; ++part) {
+    ESPALIER_UNROLL
+    for (int j = 0; j < kSums / 4; ++j) {
+      *reinterpret_cast<uint32_t*>(out + part * (2 * kSums) + 8 * j) =
+          simt::pack<Element>(sums[part][4 * j + 2 * i] * factor, sums[part][4 * j + 2 * i + 1] * factor);
+    }
+  }
+}
+
+/// By a warp that is done with a stage.
+ESPALIER_KERNEL void release_stage(uint64_t* empty) {
+  simt::sync_warp();  // what its lanes read of the stage by themselves
+  if (simt::lane() == 0) simt::arrive(empty);
 }
 
 /// The first row of sums that this thread has, of the two warpgroups' 128; the other one is 8 below.

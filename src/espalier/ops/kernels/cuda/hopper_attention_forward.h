@@ -38,10 +38,10 @@ struct ForwardTiles {
   static constexpr int kRows = 128;
   static constexpr int kKeys = kDim == 256 ? 64 : 128;
   static constexpr int kStages = 2;
+  static constexpr int kValueStages = kStages;
   static constexpr int kQueryBytes = kRows * kDim * 2;
   static constexpr int kKeyBytes = kKeys * kDim * 2;
   static constexpr int kEndBytes = kKeys * 4;
-  static constexpr int kWide = kDim < 128 ? kDim : 128;  // columns of one product's O
 
   // Shared memory, by offsets.
   static constexpr int kQ = 0;
@@ -82,13 +82,15 @@ struct ForwardBarriers {
         k_full(q + 1),
         k_empty(k_full + Tiles::kStages),
         v_full(k_empty + Tiles::kStages),
-        v_empty(v_full + Tiles::kStages) {}
+        v_empty(v_full + Tiles::kValueStages) {}
 
   ESPALIER_KERNEL void init() const {
     simt::init_barrier(q, 1);
     for (int s = 0; s < Tiles::kStages; ++s) {
       simt::init_barrier(k_full + s, 1);
       simt::init_barrier(k_empty + s, kConsumerWarps);
+    }
+    for (int s = 0; s < Tiles::kValueStages; ++s) {
       simt::init_barrier(v_full + s, 1);
       simt::init_barrier(v_empty + s, kConsumerWarps);
     }
@@ -105,6 +107,7 @@ ESPALIER_KERNEL void load_key_tiles(const Params& params, const ForwardBarriers<
   const int32_t begin = params.schedule.query_begin(tile), end = params.schedule.query_end(tile);
   const int32_t key_head = set / params.packing.sets;
   RingPlace<Tiles::kStages> place;
+  RingPlace<Tiles::kValueStages> value_place;
   TileWalk walk(params.schedule, tile);
   while (!walk.done()) {
     const int stage = place.stage;
@@ -121,11 +124,14 @@ ESPALIER_KERNEL void load_key_tiles(const Params& params, const ForwardBarriers<
                            barriers.k_full + stage, key_head, from.token);
     simt::load_bytes(shared + Tiles::kEnds + stage * Tiles::kEndBytes, params.ends + index * kKeys,
                      Tiles::kEndBytes, barriers.k_full + stage);
-    simt::wait_phase(barriers.v_empty + stage, place.parity ^ 1);
-    simt::arrive_expecting(barriers.v_full + stage, Tiles::kKeyBytes);
-    load_tile<kKeys, kDim>(shared + Tiles::kV + stage * Tiles::kKeyBytes, params.keys.values(from.rectangle),
-                           barriers.v_full + stage, key_head, from.token);
+    const int value_stage = value_place.stage;
+    simt::wait_phase(barriers.v_empty + value_stage, value_place.parity ^ 1);
+    simt::arrive_expecting(barriers.v_full + value_stage, Tiles::kKeyBytes);
+    load_tile<kKeys, kDim>(shared + Tiles::kV + value_stage * Tiles::kKeyBytes,
+                           params.keys.values(from.rectangle), barriers.v_full + value_stage, key_head,
+                           from.token);
     place.advance();
+    value_place.advance();
   }
 }
 
@@ -172,7 +178,6 @@ class ForwardConsumer {
   using Element = typename Tiles::Element;
   static constexpr int kKeys = Tiles::kKeys;
   static constexpr int kDim = Tiles::kHeadDim;
-  static constexpr int kParts = kDim / Tiles::kWide;
 
   ESPALIER_KERNEL explicit ForwardConsumer(const ForwardParams& params)
       : params_(params),
@@ -187,11 +192,7 @@ class ForwardConsumer {
       maximum_[i] = -INFINITY;
       sum_[i] = 0;
     }
-    ESPALIER_UNROLL
-    for (int part = 0; part < kParts; ++part) {
-      ESPALIER_UNROLL
-      for (int i = 0; i < Tiles::kWide / 2; ++i) out_[part][i] = 0;
-    }
+    clear(out_);
   }
 
   ESPALIER_KERNEL void run() {
@@ -213,7 +214,7 @@ class ForwardConsumer {
     simt::commit_products();
     simt::wait_products<0>();
     hold_all(p);
-    hold_out();
+    hold_parts(out_);
     store();
   }
 
@@ -232,7 +233,7 @@ class ForwardConsumer {
     simt::wait_products<0>();
     simt::hold(s);
     if (note.masked) mask(s, note, place.stage);
-    release(barriers.k_empty + place.stage);
+    release_stage(barriers.k_empty + place.stage);
     float factor[2];
     exponentiate(s, factor);
     round_sums<Element>(p, s);
@@ -257,18 +258,18 @@ class ForwardConsumer {
     simt::wait_products<1>();
     simt::hold(s);
     if (note.masked) mask(s, note, place.stage);
-    release(barriers.k_empty + place.stage);
+    release_stage(barriers.k_empty + place.stage);
     float factor[2];
     exponentiate(s, factor);
     simt::wait_products<0>();
     hold_all(p);
-    hold_out();
-    release(barriers.v_empty + last.stage);
+    hold_parts(out_);
+    release_stage(barriers.v_empty + last.stage);
     round_sums<Element>(p, s);
     ESPALIER_UNROLL
-    for (int part = 0; part < kParts; ++part) {
+    for (auto& part : out_) {
       ESPALIER_UNROLL
-      for (int i = 0; i < Tiles::kWide / 2; ++i) out_[part][i] *= factor[i / 2 % 2];
+      for (int i = 0; i < std::ssize(part); ++i) part[i] *= factor[i / 2 % 2];
     }
     return !note.last;
   }
@@ -280,26 +281,13 @@ class ForwardConsumer {
   ESPALIER_KERNEL void pass_turn(bool last) const {
     if (group_ == 0 || !last) simt::arrive_threads(kTurn + 1 - group_, kConsumers);
   }
-  static ESPALIER_KERNEL void release(uint64_t* empty) {
-    simt::sync_warp();  // what its lanes read of the stage by themselves
-    if (simt::lane() == 0) simt::arrive(empty);
-  }
 
   ESPALIER_KERNEL void multiply_keys(float (&s)[kKeys / 2], int stage) const {
     multiply_rows<Element, Tiles::kRows, kKeys, kDim>(s, shared_ + Tiles::kQ, 64 * group_,
                                                       shared_ + Tiles::kK + stage * Tiles::kKeyBytes);
   }
   ESPALIER_KERNEL void multiply_values(const uint32_t (&p)[kKeys / 16][4], int stage) {
-    constexpr int kPartBytes = kKeys * Tiles::kWide * 2;
-    const std::byte* v = shared_ + Tiles::kV + stage * Tiles::kKeyBytes;
-    ESPALIER_UNROLL
-    for (int part = 0; part < kParts; ++part) {
-      multiply_add_registers<Element, kKeys, Tiles::kWide>(out_[part], p, v + part * kPartBytes);
-    }
-  }
-  ESPALIER_KERNEL void hold_out() {
-    ESPALIER_UNROLL
-    for (int part = 0; part < kParts; ++part) simt::hold(out_[part]);
+    multiply_add_registers<Element, kKeys>(out_, p, shared_ + Tiles::kV + stage * Tiles::kKeyBytes);
   }
 
   ESPALIER_KERNEL void mask(float (&s)[kKeys / 2], const TileNote& note, int stage) const {
@@ -352,17 +340,7 @@ class ForwardConsumer {
         params_.outputs.lse[head * params_.problem.num_tokens + token] =
             kLn2 * (maximum_[i] * scale_ + simt::log2(sum));
       }
-      auto* out = static_cast<Element*>(to.data) + token * to.token_stride + head * to.head_stride +
-                  2 * (simt::lane() % 4);
-      const float inverse = 1 / sum;
-      ESPALIER_UNROLL
-      for (int part = 0; part < kParts; ++part) {
-        ESPALIER_UNROLL
-        for (int j = 0; j < Tiles::kWide / 8; ++j) {
-          *reinterpret_cast<uint32_t*>(out + part * Tiles::kWide + 8 * j) = simt::pack<Element>(
-              out_[part][4 * j + 2 * i] * inverse, out_[part][4 * j + 2 * i + 1] * inverse);
-        }
-      }
+      store_row<Element>(to, token, head, i, out_, 1 / sum);
     }
   }
 
@@ -373,7 +351,7 @@ class ForwardConsumer {
   int32_t query_[2];
   float maximum_[2];  // of the scores, without the factor c
   float sum_[2];      // of this lane's columns of P
-  float out_[kParts][Tiles::kWide / 2];
+  Sums<kDim> out_;
 };
 
 inline Grid forward_grid(const ForwardParams& params) {

@@ -19,21 +19,21 @@ struct TileSize {
   int keys;
 };
 
-inline TileSize forward_tile_size(int32_t head_dim) {
-  using Small = ForwardTiles<BFloat16, 64>;
-  using Large = ForwardTiles<BFloat16, 256>;
-  static_assert(Small::kKeys == ForwardTiles<BFloat16, 128>::kKeys);
-  return head_dim == Large::kHeadDim ? TileSize{Large::kRows, Large::kKeys}
-                                     : TileSize{Small::kRows, Small::kKeys};
-}
-inline TileSize backward_tile_size(int32_t head_dim) {
-  return {head_dim == 64 ? BackwardTiles<BFloat16, 64>::kRows : BackwardTiles<BFloat16, 128>::kRows,
-          kBackwardKeys};
+/// call.operator()<kHeadDim>() for a head dimension that there are kernels for.
+template <class Call>
+void dispatch_head_dim(int32_t head_dim, const Call& call) {
+  if (head_dim == 64) return call.template operator()<64>();
+  if (head_dim == 128) return call.template operator()<128>();
+  call.template operator()<256>();
 }
 
-inline TileSize query_tile_size() {
-  using Tiles = QueryGradientTiles<BFloat16, 128>;
-  return {Tiles::kRows, Tiles::kKeys};
+template <template <class, int> class Tiles>
+TileSize tile_size(int32_t head_dim) {
+  TileSize size{};
+  dispatch_head_dim(head_dim, [&]<int kHeadDim>() {
+    size = {Tiles<BFloat16, kHeadDim>::kRows, Tiles<BFloat16, kHeadDim>::kKeys};
+  });
+  return size;
 }
 
 inline ScheduleInputs schedule_inputs(const AttentionProblem& problem, const TileSize& size) {
@@ -119,29 +119,34 @@ Preparation prepare(const AttentionProblem& problem, const TileSize& size, bool 
   return result;
 }
 
-/// Calls with the problem's element and head dimension as types.
+/// call.operator()<Element, kHeadDim>() for the problem's element and head dimension.
 template <class Call>
-void dispatch_element(ElementKind element, const Call& call) {
-  element == ElementKind::kBFloat16 ? call(BFloat16{}) : call(Float16{});
+void dispatch(const AttentionProblem& problem, const Call& call) {
+  dispatch_head_dim(problem.head_dim, [&]<int kHeadDim>() {
+    problem.element == ElementKind::kBFloat16 ? call.template operator()<BFloat16, kHeadDim>()
+                                              : call.template operator()<Float16, kHeadDim>();
+  });
 }
 
 inline int64_t forward_scratch_bytes(const AttentionProblem& problem) {
-  return scratch_bytes(problem, forward_tile_size(problem.head_dim), /*backward=*/false);
+  return scratch_bytes(problem, tile_size<ForwardTiles>(problem.head_dim), /*backward=*/false);
 }
 /// Of the kernels that go by key blocks; of dQ's own what follows.
 inline int64_t key_scratch_bytes(const AttentionProblem& problem) {
-  return scratch_bytes(problem, backward_tile_size(problem.head_dim), /*backward=*/true);
+  return scratch_bytes(problem, tile_size<BackwardTiles>(problem.head_dim), /*backward=*/true);
 }
 inline int64_t backward_scratch_bytes(const AttentionProblem& problem) {
   const int64_t queries =
-      problem.deterministic ? scratch_bytes(problem, query_tile_size(), /*backward=*/false) : 0;
+      problem.deterministic
+          ? scratch_bytes(problem, tile_size<QueryGradientTiles>(problem.head_dim), /*backward=*/false)
+          : 0;
   return key_scratch_bytes(problem) + queries;
 }
 
 template <class Launcher>
 void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,
             Launcher& launcher) {
-  const TileSize size = forward_tile_size(problem.head_dim);
+  const TileSize size = tile_size<ForwardTiles>(problem.head_dim);
   const Preparation ready = prepare(problem, size, /*backward=*/false, scratch, launcher);
   const ForwardParams params{map_queries(problem, problem.q, ready.packing, size.rows),
                              ready.maps,
@@ -151,22 +156,15 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
                              ready.scratch.places,
                              ready.scratch.ends,
                              ready.packing};
-  dispatch_element(problem.element, [&]<class Element>(Element) {
-    if (problem.head_dim == 64) {
-      launcher.template forward<Element, 64>(params);
-    } else if (problem.head_dim == 128) {
-      launcher.template forward<Element, 128>(params);
-    } else {
-      launcher.template forward<Element, 256>(params);
-    }
-  });
+  dispatch(problem,
+           [&]<class Element, int kHeadDim>() { launcher.template forward<Element, kHeadDim>(params); });
 }
 
 /// dQ alone, after the kernels of `keys`.
 template <class Launcher>
 void attend_queries(const AttentionProblem& problem, const BackwardParams& keys, void* scratch,
                     Launcher& launcher) {
-  const TileSize size = query_tile_size();
+  const TileSize size = tile_size<QueryGradientTiles>(problem.head_dim);
   const Preparation ready = prepare(problem, size, /*backward=*/false, scratch, launcher);
   const QueryGradientParams params{map_queries(problem, problem.q, ready.packing, size.rows),
                                    map_queries(problem, keys.gradients.grad_out, ready.packing, size.rows),
@@ -178,18 +176,16 @@ void attend_queries(const AttentionProblem& problem, const BackwardParams& keys,
                                    ready.scratch.ends,
                                    ready.packing,
                                    keys.statistics,
-                                   backward_tile_size(problem.head_dim).rows,
+                                   tile_size<BackwardTiles>(problem.head_dim).rows,
                                    keys.schedule.inputs.num_query_blocks()};
-  dispatch_element(problem.element, [&]<class Element>(Element) {
-    problem.head_dim == 64 ? launcher.template queries<Element, 64>(params)
-                           : launcher.template queries<Element, 128>(params);
-  });
+  dispatch(problem,
+           [&]<class Element, int kHeadDim>() { launcher.template queries<Element, kHeadDim>(params); });
 }
 
 template <class Launcher>
 void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
                      Launcher& launcher) {
-  const TileSize size = backward_tile_size(problem.head_dim);
+  const TileSize size = tile_size<BackwardTiles>(problem.head_dim);
   const Preparation ready = prepare(problem, size, /*backward=*/true, scratch, launcher);
   const BackwardParams params{map_queries(problem, problem.q, ready.packing, size.rows),
                               map_queries(problem, gradients.grad_out, ready.packing, size.rows),
@@ -201,10 +197,8 @@ void attend_backward(const AttentionProblem& problem, const AttentionGradients& 
                               ready.packing,
                               ready.scratch.statistics,
                               ready.scratch.grad_q};
-  dispatch_element(problem.element, [&]<class Element>(Element) {
-    problem.head_dim == 64 ? launcher.template backward<Element, 64>(params)
-                           : launcher.template backward<Element, 128>(params);
-  });
+  dispatch(problem,
+           [&]<class Element, int kHeadDim>() { launcher.template backward<Element, kHeadDim>(params); });
   if (!problem.deterministic) return;
   attend_queries(problem, params, static_cast<std::byte*>(scratch) + key_scratch_bytes(problem), launcher);
 }

@@ -23,5 +23,7 @@ template void launch_queries<BFloat16, 64>(const QueryGradientParams& params, vo
 template void launch_queries<Float16, 64>(const QueryGradientParams& params, void* stream);
 template void launch_queries<BFloat16, 128>(const QueryGradientParams& params, void* stream);
 template void launch_queries<Float16, 128>(const QueryGradientParams& params, void* stream);
+template void launch_queries<BFloat16, 256>(const QueryGradientParams& params, void* stream);
+template void launch_queries<Float16, 256>(const QueryGradientParams& params, void* stream);
 
 }  // namespace espalier::cuda::hopper

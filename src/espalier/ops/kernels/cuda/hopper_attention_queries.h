@@ -6,9 +6,10 @@
 // tiles of keys that any of them sees, as forward does: two warpgroups of 64 rows each with dQ in registers,
 // one warp of a third that loads. dS goes from the registers of one product into those of the next.
 //
-//                  head dimension 64        128
-//   registers a thread: dQ, S, dP  32, 64, 64 | 64, 64, 64
-//   shared memory   Q, dO; K and V two stages each: 96, 192 KB
+//                  head dimension 64        128       256
+//   keys of a tile              128        128        64
+//   registers a thread: dQ, S, dP  32, 64, 64 | 64, 64, 64 | 128, 32, 32
+//   shared memory   Q, dO; K two stages; V two, two, one: 96, 192, 224 KB
 #pragma once
 
 #include "espalier/ops/kernels/cuda/hopper_attention_backward.h"
@@ -36,8 +37,9 @@ struct QueryGradientTiles {
   using Element = ElementType;
   static constexpr int kHeadDim = kDim;
   static constexpr int kRows = 128;
-  static constexpr int kKeys = 128;
+  static constexpr int kKeys = kDim > 128 ? 64 : 128;
   static constexpr int kStages = 2;
+  static constexpr int kValueStages = kDim > 128 ? 1 : 2;
   static constexpr int kQueryBytes = kRows * kDim * 2;
   static constexpr int kKeyBytes = kKeys * kDim * 2;
   static constexpr int kEndBytes = kKeys * 4;
@@ -47,10 +49,10 @@ struct QueryGradientTiles {
   static constexpr int kGradOut = kQ + kQueryBytes;
   static constexpr int kK = kGradOut + kQueryBytes;
   static constexpr int kV = kK + kStages * kKeyBytes;
-  static constexpr int kEnds = kV + kStages * kKeyBytes;
+  static constexpr int kEnds = kV + kValueStages * kKeyBytes;
   static constexpr int kNotes = kEnds + kStages * kEndBytes;
   static constexpr int kBarriers = kNotes + kStages * 16;
-  static constexpr int kSharedBytes = kBarriers + 8 * (4 * kStages + 1);
+  static constexpr int kSharedBytes = kBarriers + 8 * (2 * kStages + 2 * kValueStages + 1);
 };
 
 /// By one thread.
@@ -95,27 +97,29 @@ class QueryGradientConsumer {
       lse_[i] = statistics[0];
       delta_[i] = statistics[rows];
     }
-    ESPALIER_UNROLL
-    for (int i = 0; i < kDim / 2; ++i) grad_q_[i] = 0;
+    clear(grad_q_);
   }
 
   ESPALIER_KERNEL void run() {
     const ForwardBarriers<Tiles> barriers(shared_);
     simt::wait_phase(barriers.q, 0);
     RingPlace<Tiles::kStages> place;
+    RingPlace<Tiles::kValueStages> value_place;
     bool more = true;
     ESPALIER_ONE_BY_ONE
     while (more) {
-      more = step(barriers, place);
+      more = step(barriers, place, value_place);
       place.advance();
+      value_place.advance();
     }
     store();
   }
 
  private:
   /// Returns whether there is another tile.
-  ESPALIER_KERNEL bool step(const ForwardBarriers<Tiles>& barriers, const RingPlace<Tiles::kStages>& place) {
-    const int stage = place.stage;
+  ESPALIER_KERNEL bool step(const ForwardBarriers<Tiles>& barriers, const RingPlace<Tiles::kStages>& place,
+                            const RingPlace<Tiles::kValueStages>& value_place) {
+    const int stage = place.stage, value_stage = value_place.stage;
     const std::byte* k = shared_ + Tiles::kK + stage * Tiles::kKeyBytes;
     float p[kKeys / 2], ds[kKeys / 2];
     simt::wait_phase(barriers.k_full + stage, place.parity);
@@ -123,10 +127,10 @@ class QueryGradientConsumer {
     simt::fence_products();
     multiply_rows<Element, Tiles::kRows, kKeys, kDim>(p, shared_ + Tiles::kQ, 64 * group_, k);
     simt::commit_products();
-    simt::wait_phase(barriers.v_full + stage, place.parity);
+    simt::wait_phase(barriers.v_full + value_stage, value_place.parity);
     simt::fence_products();
     multiply_rows<Element, Tiles::kRows, kKeys, kDim>(ds, shared_ + Tiles::kGradOut, 64 * group_,
-                                                      shared_ + Tiles::kV + stage * Tiles::kKeyBytes);
+                                                      shared_ + Tiles::kV + value_stage * Tiles::kKeyBytes);
     simt::commit_products();
     simt::wait_products<1>();
     simt::hold(p);
@@ -140,24 +144,19 @@ class QueryGradientConsumer {
     for (int i = 0; i < kKeys / 2; ++i) p[i] = simt::exp2(p[i]);
     simt::wait_products<0>();
     simt::hold(ds);
-    release(barriers.v_empty + stage);
+    release_stage(barriers.v_empty + value_stage);
     ESPALIER_UNROLL
     for (int i = 0; i < kKeys / 2; ++i) ds[i] = p[i] * (ds[i] - delta_[i / 2 % 2]);
     uint32_t rounded[kKeys / 16][4];
     round_sums<Element>(rounded, ds);
     simt::fence_products();
-    multiply_add_registers<Element, kKeys, kDim>(grad_q_, rounded, k);
+    multiply_add_registers<Element, kKeys>(grad_q_, rounded, k);
     simt::commit_products();
     simt::wait_products<0>();
-    simt::hold(grad_q_);
+    hold_parts(grad_q_);
     hold_all(rounded);
-    release(barriers.k_empty + stage);
+    release_stage(barriers.k_empty + stage);
     return !note.last;
-  }
-
-  static ESPALIER_KERNEL void release(uint64_t* empty) {
-    simt::sync_warp();  // what its lanes read of the stage by themselves
-    if (simt::lane() == 0) simt::arrive(empty);
   }
 
   ESPALIER_KERNEL void store() const {
@@ -169,13 +168,7 @@ class QueryGradientConsumer {
       const int64_t head = (simt::block_y() << params_.packing.shift) +
                            ((accumulator_row() + 8 * i) & (params_.packing.packed() - 1));
       if (token >= params_.problem.num_tokens) continue;
-      auto* out = static_cast<Element*>(to.data) + token * to.token_stride + head * to.head_stride +
-                  2 * (simt::lane() % 4);
-      ESPALIER_UNROLL
-      for (int j = 0; j < kDim / 8; ++j) {
-        *reinterpret_cast<uint32_t*>(out + 8 * j) =
-            simt::pack<Element>(grad_q_[4 * j + 2 * i] * scale, grad_q_[4 * j + 2 * i + 1] * scale);
-      }
+      store_row<Element>(to, token, head, i, grad_q_, scale);
     }
   }
 
@@ -186,7 +179,7 @@ class QueryGradientConsumer {
   int32_t query_[2];
   float lse_[2];
   float delta_[2];
-  float grad_q_[kDim / 2];
+  Sums<kDim> grad_q_;
 };
 
 inline Grid query_grid(const QueryGradientParams& params) {

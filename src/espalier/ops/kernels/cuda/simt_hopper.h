@@ -41,6 +41,9 @@
 //   2 (l % 4) + i % 2 of D; and in a[4] what multiply_add of simt.h has of rows [16 w, 16 w + 16).
 // Rest
 //   put(to_shared, vector)            writes 16 bytes that asynchronous copies or products will read
+//   add_vector(to_global, vector)     adds four floats atomically, each by itself; `to_global` is aligned to
+//   16
+//                                     bytes [red.global.add.v4.f32]
 //   put_matrices(row, r)              [stmatrix] .x4: the reverse of load_matrices
 //   grow_registers<N>(), shrink_registers<N>()  of the warpgroup's threads to N [setmaxnreg]
 #pragma once

@@ -176,6 +176,14 @@ __device__ __forceinline__ void put(void* to_shared, const Vector& vector) {
   static_assert(sizeof(Vector) == 16);
   *static_cast<Vector*>(to_shared) = vector;
 }
+template <class Vector>
+__device__ __forceinline__ void add_vector(float* to_global, const Vector& v) {
+  static_assert(sizeof(Vector) == 16);
+  asm volatile(
+      "red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to_global)),
+      "f"(v.values[0]), "f"(v.values[1]), "f"(v.values[2]), "f"(v.values[3])
+      : "memory");
+}
 __device__ __forceinline__ void put_matrices(void* row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])

@@ -56,6 +56,7 @@ void commit_products();
 void wait_products(int groups_left);
 
 void put(void* to_shared, const void* vector);
+void add_vector(float* to_global, const float* values);
 void put_matrices(void* row, const uint32_t* r);
 
 template <class Element>
@@ -133,6 +134,11 @@ template <class Vector>
 void put(void* to_shared, const Vector& vector) {
   static_assert(sizeof(Vector) == 16);
   emulator::put(to_shared, &vector);
+}
+template <class Vector>
+void add_vector(float* to_global, const Vector& vector) {
+  static_assert(sizeof(Vector) == 16);
+  emulator::add_vector(to_global, vector.values);
 }
 inline void put_matrices(void* row, const uint32_t (&r)[4]) {
   emulator::put_matrices(row, r);

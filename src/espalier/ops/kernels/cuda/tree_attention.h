@@ -116,7 +116,7 @@ struct AttentionImplementation {
 /// mma.sync and cp.async, compute capability 8.0 and later (ampere.h). Forward at every head dimension, and
 /// backward at 64, want 99 KiB of shared memory, backward at 128 and 256 163 KiB.
 const AttentionImplementation& ampere_attention();
-/// wgmma and the copy engine, compute capability 9.0 (hopper_attention.h): not head dimension 256 backward.
+/// wgmma and the copy engine, compute capability 9.0 (hopper_attention.h), with 227 KiB of shared memory.
 const AttentionImplementation& hopper_attention();
 
 }  // namespace espalier::cuda
