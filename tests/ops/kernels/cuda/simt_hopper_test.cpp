@@ -89,6 +89,64 @@ TEST(SimtHopperTest, DescriptorIsThatOfThePtxManual) {
   EXPECT_EQ(simt::slab_descriptor(0x8400, 0x2000), 0x4000004002000840u);
 }
 
+/// A product's operand and its descriptor by cute::SM90::GMMA::make_gmma_desc of CUTLASS 4.2.0: of tensors in
+/// shared memory that begins at 1,024, laid out by tile_to_shape of Layout_K_SW128_Atom (rows, columns), or
+/// of Layout_MN_SW128_Atom (columns, rows) with Step<_2, _1>.
+struct DescribedOperand {
+  int rows;  // of the slabs
+  Order order;
+  int kept;  // rows or columns of the operand that are not summed over
+  int row, column;
+  uint64_t descriptor;
+};
+constexpr DescribedOperand kDescribedByCute[] = {
+    {128, Order::kSummed, 64, 0, 0, 0x4000004000010040},
+    {128, Order::kSummed, 64, 0, 16, 0x4000004000010042},
+    {128, Order::kSummed, 64, 0, 48, 0x4000004000010046},
+    {128, Order::kSummed, 64, 0, 64, 0x4000004000010440},
+    {128, Order::kSummed, 64, 64, 32, 0x4000004000010244},
+    {128, Order::kSummed, 64, 64, 112, 0x4000004000010646},
+    {128, Order::kSummed, 64, 64, 240, 0x4000004000010e46},
+    {128, Order::kSummed, 128, 0, 48, 0x4000004000010046},
+    {64, Order::kSummed, 64, 0, 240, 0x4000004000010646},
+    {48, Order::kSummed, 48, 0, 32, 0x4000004000010044},
+    {128, Order::kKept, 128, 0, 0, 0x4000004004000040},
+    {128, Order::kKept, 128, 16, 0, 0x40000040040000c0},
+    {128, Order::kKept, 128, 112, 0, 0x40000040040003c0},
+    {128, Order::kKept, 128, 112, 128, 0x4000004004000bc0},
+    {64, Order::kKept, 128, 0, 0, 0x4000004002000040},
+    {64, Order::kKept, 128, 48, 128, 0x40000040020005c0},
+    {48, Order::kKept, 128, 32, 0, 0x4000004001800140},
+    {128, Order::kKept, 64, 16, 0, 0x40000040000000c0},
+    {128, Order::kKept, 64, 0, 64, 0x4000004000000440},
+    {128, Order::kKept, 64, 112, 64, 0x40000040000007c0},
+    {64, Order::kKept, 64, 48, 0, 0x40000040000001c0},
+};
+
+template <int kRows>
+uint64_t descriptor_of(const DescribedOperand& operand) {
+  const simt::Slabs<kRows> slabs(simt::shared());
+  return operand.order == Order::kSummed ? slabs.summed_columns(operand.row, operand.column)
+                                         : slabs.summed_rows(operand.row, operand.column);
+}
+
+TEST(SimtHopperTest, DescriptorsAreThoseOfCute) {
+  // From slab to slab: nothing where an operand is within one slab. There CuTe has 0.
+  constexpr uint64_t kLeadingOffset = uint64_t{0x3fff} << 16;
+  emulate({.shared_bytes = 128 * 256 * 2}, [&] {
+    if (simt::thread() != 0) return;
+    for (const DescribedOperand& operand : kDescribedByCute) {
+      const uint64_t descriptor = operand.rows == 128  ? descriptor_of<128>(operand)
+                                  : operand.rows == 64 ? descriptor_of<64>(operand)
+                                                       : descriptor_of<48>(operand);
+      const bool one_slab = operand.order == Order::kKept && operand.kept == simt::kSlabColumns;
+      EXPECT_EQ(one_slab ? descriptor & ~kLeadingOffset : descriptor, operand.descriptor)
+          << "rows " << operand.rows << ", row " << operand.row << ", column " << operand.column << ", kept "
+          << operand.kept;
+    }
+  });
+}
+
 std::vector<float> load_one_box(const simt::TensorMap& map, int column, int head, int token) {
   const int rows = map.box_heads * map.box_tokens;
   std::vector<uint16_t> bits(static_cast<size_t>(rows) * 64);
