@@ -189,6 +189,32 @@ TEST(TreeAttentionFused, NegativeControlIsNoticed) {
   EXPECT_GT(worst, 0.05);
 }
 
+// What a kernel that computes nothing was given.
+cuda::TokenHeadsData given_k, given_grad_out;
+
+TEST(TreeAttentionFused, CopiesRowsThatAreRepeated) {
+  // The copy engine does not promise to take strides of zero.
+  fused::Kernels kernels = kStandIn;
+  kernels.attend = [](const cuda::AttentionProblem& problem, const auto&, void*, void*) {
+    given_k = problem.host_sources[0].k;
+  };
+  kernels.attend_backward = [](const auto&, const cuda::AttentionGradients& gradients, void*, void*) {
+    given_grad_out = gradients.grad_out;
+  };
+  const AttentionProblem problem = small_attention_problem(4, {4, 2, 16});
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& input : problem.inputs) inputs.push_back(input.to(at::kBFloat16));
+  detail::TreeAttentionArguments arguments = testing::arguments_of(problem, inputs);
+  ASSERT_GT(arguments.q.size(0), 1);
+  arguments.k = arguments.k.slice(1, 0, 1).expand_as(arguments.k);
+  const auto [out, lse] = fused::tree_attention(kernels, arguments);
+  EXPECT_EQ(given_k.head_stride, 16);
+  EXPECT_EQ(given_k.token_stride, 2 * 16);
+  fused::tree_attention_backward(kernels, arguments, out.slice(0, 0, 1).expand_as(out), out, lse);
+  EXPECT_EQ(given_grad_out.head_stride, 16);
+  EXPECT_EQ(given_grad_out.token_stride, 4 * 16);
+}
+
 TEST(TreeAttentionFused, IsDeterministicWhereThatIsAskedFor) {
   const AttentionProblem problem = small_attention_problem(1, {4, 2, 16});
   const bool before = at::globalContext().deterministicAlgorithms();

@@ -55,7 +55,8 @@ constexpr int64_t kAlignment = 16, kStrideElements = 8, kLargestStride = int64_t
 
 bool suits(const at::Tensor& tensor) {
   const auto stride_suits = [&](int64_t dim) {
-    return tensor.stride(dim) % kStrideElements == 0 || tensor.size(dim) <= 1;
+    const int64_t stride = tensor.stride(dim);
+    return (stride > 0 && stride % kStrideElements == 0) || tensor.size(dim) <= 1;
   };
   return tensor.stride(2) == 1 && stride_suits(0) && stride_suits(1) && tensor.stride(0) <= kLargestStride &&
          reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;

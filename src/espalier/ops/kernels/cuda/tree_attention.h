@@ -19,7 +19,8 @@ enum class AttentionKernels : uint8_t {
 };
 
 /// [tokens, heads, head_dim] with adjacent elements in the last dimension. Data are aligned to 16 bytes, and
-/// strides, in elements, are multiples of 8. An in-tile offset fits 32 bits: 256 times the token stride.
+/// strides, in elements, are positive multiples of 8. An in-tile offset fits 32 bits: 256 times the token
+/// stride.
 struct TokenHeadsData {
   void* data;
   int64_t token_stride;
