@@ -54,18 +54,17 @@ struct KeyMaps {
   simt::TensorMap v;
   const simt::TensorMap* context;  // k and v of each rectangle
 
-  /// Of rectangle `number`, or of the forest, -1; for the thread that loads by them.
+  /// Of rectangle `number`, or of the forest, -1. For the thread that loads by them, after acquire(number).
   ESPALIER_KERNEL const simt::TensorMap* keys(int32_t number) const {
-    return number < 0 ? &k : from_memory(context + 2 * number);
+    return number < 0 ? &k : context + 2 * number;
   }
   ESPALIER_KERNEL const simt::TensorMap* values(int32_t number) const {
-    return number < 0 ? &v : from_memory(context + 2 * number + 1);
+    return number < 0 ? &v : context + 2 * number + 1;
   }
-
- private:
-  static ESPALIER_KERNEL const simt::TensorMap* from_memory(const simt::TensorMap* map) {
-    simt::acquire_map(map);
-    return map;
+  ESPALIER_KERNEL void acquire(int32_t number) const {
+    if (number < 0) return;
+    simt::acquire_map(keys(number));
+    simt::acquire_map(values(number));
   }
 };
 

@@ -78,6 +78,8 @@ class SmallBackwardConsumer {
       step(barriers, place, steps.tile * params_.packing.tokens(kRows));
       place.advance();
     }
+    hold_parts(grad_k_);
+    hold_parts(grad_v_);
     keys_.store(params_, &KeyGradients::grad_k, grad_k_, params_.problem.softmax_scale);
     keys_.store(params_, &KeyGradients::grad_v, grad_v_, 1.0F);
   }

@@ -139,6 +139,7 @@ ESPALIER_KERNEL void load_backward(const BackwardParams& params) {
   std::byte* shared = simt::shared();
   const BackwardBarriers<Tiles> barriers(shared);
   const KeyPlace from = params.places[params.schedule.key_order[simt::block_x()]];
+  params.keys.acquire(from.rectangle);
   simt::arrive_expecting(barriers.keys, 2 * Tiles::kKeyBytes);
   load_tile<Tiles::kKeys, kDim>(shared + Tiles::kK, params.keys.keys(from.rectangle), barriers.keys, key_head,
                                 from.token);

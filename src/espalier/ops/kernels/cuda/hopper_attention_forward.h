@@ -109,12 +109,15 @@ ESPALIER_KERNEL void load_key_tiles(const Params& params, const ForwardBarriers<
   RingPlace<Tiles::kStages> place;
   RingPlace<Tiles::kValueStages> value_place;
   TileWalk walk(params.schedule, tile);
+  int32_t acquired = -1;  // the last rectangle: acquiring fetches its maps anew
   while (!walk.done()) {
     const int stage = place.stage;
     const int64_t index = walk.index();
     const KeyBlock block = walk.block();
     const KeyPlace from = params.places[index];
     walk.advance();
+    if (from.rectangle != acquired) params.keys.acquire(from.rectangle);
+    acquired = from.rectangle;
     const bool full = block.num_keys() == kKeys && classify(block, begin, end) == TileClass::kFull;
     simt::wait_phase(barriers.k_empty + stage, place.parity ^ 1);
     reinterpret_cast<TileNote*>(shared + Tiles::kNotes)[stage] = {block.segment < 0 ? block.begin : kNoKey,
