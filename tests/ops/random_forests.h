@@ -23,6 +23,10 @@ struct HeadShape {
 inline constexpr HeadShape kHeads[] = {{4, 2, 64}, {2, 2, 128}, {8, 1, 64}, {4, 1, 128}, {2, 1, 256}};
 inline constexpr at::ScalarType kDtypes[] = {at::kBFloat16, at::kFloat, at::kBFloat16, at::kDouble};
 
+inline at::ScalarType dtype_of(uint64_t seed) {
+  return kDtypes[seed / kNumForestShapes % std::size(kDtypes)];
+}
+
 struct Forest {
   at::Tensor subtree_end;
   std::vector<at::Tensor> inputs;  // q, k, v, in float64, rounded to `dtype`
@@ -47,7 +51,7 @@ inline Forest draw(uint64_t seed, at::Device device, int max_node_tokens) {
   std::mt19937_64 random(seed);
   const HeadShape& heads = kHeads[seed % std::size(kHeads)];
   Forest forest;
-  forest.dtype = kDtypes[seed / kNumForestShapes % std::size(kDtypes)];
+  forest.dtype = dtype_of(seed);
   // Errors of a few roundings say nothing: there the reference may be exact by luck.
   const size_t min_tokens = forest.dtype == at::kDouble ? 1 : 200;
   const std::vector<int32_t> ends =
