@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """What has to be right on a GPU before its speed means anything: tests, verify, equal bits of two runs, compute-sanitizer.
 
-    tests          the GoogleTest programs of the build, restricted to --filter; a test that was skipped is not a pass
+    tests          the GoogleTest programs of the build, restricted to --filter; a test that was skipped is not a pass. Every
+                   suite, and every value of a suite's parameter, runs in a process of its own: a kernel that breaks the
+                   device or hangs takes no other with it
     verify         espalier verify on a small random model and random trees, in float64, float32 and bfloat16, by every strategy
     determinism    three optimiser steps by espalier train --deterministic, twice: the checkpoints must be equal byte for byte
     sanitizer      the tests of --sanitizer-filter under compute-sanitizer: memcheck (without the caching allocator, which hides
@@ -10,8 +12,9 @@
     python3 bench/gpu_checks.py --build build/gpu                     all of it
     python3 bench/gpu_checks.py --parts verify --device cpu           to try the script where there is no GPU
 
-Exit status 1 when anything fails, is missing, or runs no test. --seconds bounds the whole; what was left out is named.
-ESPALIER_CUDA_FORESTS is the number of random forests of the test that has one (--forests; few under the sanitizer).
+Exit status 1 when anything fails, is missing, or runs no test. --seconds bounds the whole; what was left out is named. --out,
+--json and --log are written as results come. The tests of random forests are cut into several runs beside each other, by
+ESPALIER_CUDA_FORESTS, which is their number (--forests; few under the sanitizer), and ESPALIER_CUDA_FIRST_FOREST.
 """
 
 import argparse
@@ -24,13 +27,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from gpu_measure import REPOSITORY, Budget, Stopped, add_common, commit, finish, list_of, markdown, run_main, say
+from gpu_measure import (REPOSITORY, Budget, Stopped, add_common, commit, finish, list_of, markdown, run_main, say,
+                         stop_on_sigterm)  # fmt: skip
 
 PARTS = ("tests", "verify", "determinism", "sanitizer")
 STRATEGIES = ("partition", "tree-packing", "sequence-packing")
@@ -48,6 +53,19 @@ def small_model(head_dim):
 
 
 RUNNING = set()  # processes
+
+
+class Group(NamedTuple):
+    """Tests that run in one process."""
+
+    program: Path
+    name: str
+    tests: tuple
+    forests: tuple = ()  # the first and the number, where it is one of several runs
+
+    @property
+    def filter(self):
+        return ":".join(self.tests)
 
 
 class Outcome(NamedTuple):
@@ -95,17 +113,43 @@ class Checks:
     def __init__(self, args, scratch):
         self.args, self.scratch = args, scratch
         self.budget = Budget(args.seconds)
-        self.outcomes, self.log = [], []
+        self.outcomes, self.lock = [], threading.Lock()
 
     def add(self, part, what, passed, detail, began):
-        self.outcomes.append(Outcome(part, what, passed, detail, time.monotonic() - began))
-        say(f"{part}: {what}: {'passed' if passed else 'FAILED'}: {detail}")
+        with self.lock:
+            self.outcomes.append(Outcome(part, what, passed, detail, time.monotonic() - began))
+            say(f"{part}: {what}: {'passed' if passed else 'FAILED'}: {detail}")
+            self.write()
 
-    def run(self, command, share=1.0, **environment):
-        """With a share of the seconds that are left."""
-        status, out = execute(command, share * self.budget.left, **environment)
-        self.log.append(f"$ {' '.join(map(str, command))}\n{out}\n[exit status {status}]\n")
+    def passed(self):
+        return bool(self.outcomes) and all(outcome.passed for outcome in self.outcomes)
+
+    def write(self, show=False):
+        text = f"commit {commit()}, device {self.args.device}\n\n{report(self.outcomes)}{self.budget.note()}"
+        text += f"\n{'All passed.' if self.passed() else 'FAILED.'}\n"
+        finish(self.args, text, {
+            "commit": commit(), "passed": self.passed(), "outcomes": [outcome._asdict() for outcome in self.outcomes],
+            "left_out": self.budget.left_out}, show)  # fmt: skip
+
+    def run(self, command, most_seconds=float("inf"), **environment):
+        status, out = execute(command, min(most_seconds, self.budget.left), **environment)
+        if self.args.log:
+            named = "".join(f"{name}={value} " for name, value in environment.items())
+            with self.lock, self.args.log.open("a") as file:
+                file.write(f"$ {named}{' '.join(map(str, command))}\n{out}\n[exit status {status}]\n\n")
         return status, out
+
+    def beside(self, call, items, number):
+        """call(item) for each, some beside each other: most of a run is starting up."""
+        with futures.ThreadPoolExecutor(number) as pool:
+            try:
+                for _ in pool.map(call, items):
+                    pass
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(RUNNING):
+                    end(process)
+                raise
 
     def espalier(self, *arguments):
         return self.run([self.args.espalier, *arguments])
@@ -117,35 +161,31 @@ class Checks:
 
     # ---- Tests ----
 
-    def programs(self, tests):
-        """Test programs of the build that have tests of this filter."""
+    def groups(self, tests, forests):
+        """By suite and parameter, of all programs of the build that have tests of this filter."""
         found = []
         for path in sorted((self.args.build / "tests").glob("*tests")):
             if path.is_file() and os.access(path, os.X_OK):
-                _, out = execute([path, "--gtest_list_tests", f"--gtest_filter={tests}"], 120)
-                if any(line.startswith("  ") for line in out.splitlines()):
-                    found.append(path)
+                _, out = execute([path, "--gtest_list_tests", f"--gtest_filter={tests}"], 60)
+                found += groups_of(path, out, forests)
         return found
 
     def tests(self):
-        programs = self.programs(self.args.filter)
-        if not programs:
+        groups = self.groups(self.args.filter, self.args.forests)
+        if not groups:
             self.add("tests", "all", False, f"no program of {self.args.build}/tests has a test {self.args.filter}",
                      time.monotonic())  # fmt: skip
-        for path in programs:
-            began, report = time.monotonic(), self.scratch / f"{path.name}.json"
-            status, out = self.run([path, f"--gtest_filter={self.args.filter}", f"--gtest_output=json:{report}"],
-                                   ESPALIER_CUDA_FORESTS=str(self.args.forests))  # fmt: skip
-            if not report.is_file():
-                self.add("tests", path.name, False, f"exit status {status}: {last_line(out)}", began)
-                continue
-            cases = [case for suite in json.loads(report.read_text())["testsuites"] for case in suite["testsuite"]]
-            failed = [f"{case['classname']}.{case['name']}" for case in cases if case.get("failures")]
-            skipped = sum(case["result"] == "SKIPPED" for case in cases)
-            ran = len(cases) - skipped
-            detail = f"{ran - len(failed)} passed, {skipped} skipped, {len(failed)} failed"
-            self.add("tests", path.name, status == 0 and ran > 0 and not failed,
-                     ": ".join([detail, *([", ".join(failed[:8])] if failed else [])]), began)  # fmt: skip
+        self.beside(self.test_group, groups, self.args.parallel)
+
+    def test_group(self, group):
+        what = f"{group.program.name}: {group.name}"
+        if not self.budget.has(3, what):
+            return
+        began, first_and_number = time.monotonic(), group.forests or (0, self.args.forests)
+        environment = dict(zip(("ESPALIER_CUDA_FIRST_FOREST", "ESPALIER_CUDA_FORESTS"), map(str, first_and_number)))
+        status, out = self.run([group.program, f"--gtest_filter={group.filter}"], self.args.group_seconds, **environment)
+        ran = TestCounts(out)
+        self.add("tests", what, status == 0 and ran.passed > 0 and not ran.failed, ran.detail(status, out), began)
 
     # ---- Verify, determinism ----
 
@@ -171,16 +211,7 @@ class Checks:
         self.rows()
         for dim in {run[0] for run in runs}:
             self.model(dim)
-        # Most of a run is starting up, so some run beside each other.
-        with futures.ThreadPoolExecutor(self.args.parallel) as pool:
-            try:
-                for _ in pool.map(lambda run: self.verify_one(*run), runs):
-                    pass
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in list(RUNNING):
-                    end(process)
-                raise
+        self.beside(lambda run: self.verify_one(*run), runs, self.args.parallel)
 
     def verify_one(self, dim, dtype, strategy, objective):
         what = f"{dtype}, {strategy}, {objective}, head dimension {dim}"
@@ -225,30 +256,91 @@ class Checks:
     # ---- compute-sanitizer ----
 
     def sanitizer(self):
-        programs = self.programs(self.args.sanitizer_filter)
-        if not programs:
+        groups = self.groups(self.args.sanitizer_filter, 0)
+        if not groups:
             self.add("sanitizer", "all", False, f"no program has a test {self.args.sanitizer_filter}", time.monotonic())
-        runs = [(tool, path) for tool in self.args.tools for path in programs]
-        for index, (tool, path) in enumerate(runs):
-            what = f"{tool}, {path.name}"
-            if not self.budget.has(15, what):
-                continue
-            began, environment = time.monotonic(), {"ESPALIER_CUDA_FORESTS": "4"}
-            if tool == "memcheck":
-                environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-            # Only kernels of this project: the others are many, and not ours to mend.
-            command = [self.args.sanitizer, "--tool", tool, "--kernel-name", "kns=espalier", "--report-api-errors", "no",
-                       "--error-exitcode", 9, "--print-limit", 20, path,
-                       f"--gtest_filter={self.args.sanitizer_filter}"]  # fmt: skip
-            status, out = self.run(command, share=1 / (len(runs) - index), **environment)
-            tests, skipped, errors = sanitizer_counts(out)
-            detail = f"{tests} tests, {skipped} skipped, {'no summary' if errors is None else f'{errors} errors'}"
-            passed = status == 0 and errors == 0 and tests > 0
-            if status is None:
-                detail += ", ran out of time"
-            elif not passed and tests == 0:
-                detail += f": {last_line(out)}"
-            self.add("sanitizer", what, passed, detail, began)
+        self.beside(lambda run: self.sanitize(*run), [(tool, group) for tool in self.args.tools for group in groups],
+                    self.args.parallel)  # fmt: skip
+
+    def sanitize(self, tool, group):
+        what = f"{tool}, {group.program.name}: {group.name}"
+        if not self.budget.has(15, what):
+            return
+        began, environment = time.monotonic(), {"ESPALIER_CUDA_FORESTS": "4"}
+        if tool == "memcheck":
+            environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+        # Only kernels of this project: the others are many, and not ours to mend.
+        command = [self.args.sanitizer, "--tool", tool, "--kernel-name", "kns=espalier", "--report-api-errors", "no",
+                   "--error-exitcode", 9, "--print-limit", 20, group.program, f"--gtest_filter={group.filter}"]  # fmt: skip
+        status, out = self.run(command, **environment)
+        tests, skipped, errors = sanitizer_counts(out)
+        detail = f"{tests} tests, {skipped} skipped, {'no summary' if errors is None else f'{errors} errors'}"
+        passed = status == 0 and errors == 0 and tests > 0
+        if status is None:
+            reported = out.count("\n========= ")
+            detail += f", ran out of time; {'nothing' if reported <= 1 else f'{reported} lines'} reported until then"
+        elif not passed and tests == 0:
+            detail += f": {last_line(out)}"
+        self.add("sanitizer", what, passed, detail, began)
+
+
+SHARED_RUNS = re.compile(r"RandomForests\.TreeAttentionOn(Cuda|Hopper)$")
+
+
+def groups_of(program, listing, forests):
+    """Of --gtest_list_tests: a suite's name ends in a dot, its tests are indented, behind # stands a parameter."""
+    names, suite = {}, ""
+    for line in listing.splitlines():
+        name = line.split("#")[0].strip()
+        if line.startswith("  ") and suite:
+            test = suite + name
+            _, slash, parameter = name.partition("/")
+            alone = SHARED_RUNS.search(test)
+            names.setdefault(test if alone else suite[:-1] + slash + parameter, []).append(test)
+        else:
+            suite = name if name.endswith(".") and " " not in name else ""
+    found = []
+    for name, tests in names.items():
+        number = 4 if SHARED_RUNS.search(name) and forests >= 100 else 1
+        each = -(-forests // number)
+        shares = [(first, min(each, forests - first)) for first in range(0, forests, each)] if number > 1 else [()]
+        for share in shares:
+            found.append(Group(program, name + (f", forests from {share[0]}" if share else ""), tuple(tests), share))
+    return found
+
+
+class TestCounts:
+    """Of GoogleTest's output, which may have been cut off: what passed, was skipped, failed, and was running at the end."""
+
+    def __init__(self, out):
+        self.passed = len(re.findall(r"^\[ {7}OK \] ", out, re.M))
+        self.skipped = len(re.findall(r"^\[  SKIPPED \] \S+ \(\d+ ms\)$", out, re.M))
+        self.failed = re.findall(r"^\[  FAILED  \] ([^ ,]+)(?:, where .*)? \(\d+ ms\)$", out, re.M)
+        begun = re.findall(r"^\[ RUN      \] (\S+)", out, re.M)
+        unfinished = len(begun) - self.passed - self.skipped - len(self.failed)
+        self.running = begun[-1] if unfinished > 0 else ""
+
+    def detail(self, status, out):
+        text = f"{self.passed} passed, {self.skipped} skipped, {len(self.failed)} failed"
+        if self.failed:
+            text += ": " + ", ".join(self.failed[:8]) + first_failure(out)
+        if status is None:
+            text += f"; ran out of time in {self.running or 'no test'}"
+        elif self.running:
+            text += f"; ended with status {status} in {self.running}"
+        elif status != 0 and not self.failed:
+            text += f"; exit status {status}: {last_line(out)}"
+        return text
+
+
+def first_failure(out):
+    """The first line that says what was wrong, with the seed of its trace."""
+    lines = out.splitlines()
+    for index, line in enumerate(lines):
+        if ": Failure" in line or line.startswith("unknown file"):
+            said = [part.strip() for part in lines[index + 1 : index + 4] if part.strip()]
+            return f" ({'; '.join(said)[:160]})".replace("|", "/")
+    return ""
 
 
 def equal_tensors(first, second):
@@ -286,14 +378,18 @@ def parse(argv):
     add("--parts", type=list_of(str), default=",".join(PARTS), metavar="LIST", help="(default: %(default)s)")
     add("--build", type=Path, default=REPOSITORY / "build/release", metavar="FOLDER", help="(default: build/release)")
     add("--espalier", type=Path, metavar="FILE", help="(default: that of --build)")
-    add("--filter", default="*Cuda.*:*Cuda/*:*OnCuda-*/hopper:Hopper*", metavar="FILTER", help="of GoogleTest (default: %(default)s)")
+    add("--filter", default="*Cuda.*:*Cuda/*:*OnCuda-*/hopper:*Hopper*", metavar="FILTER",
+        help="of GoogleTest (default: %(default)s)")  # fmt: skip
     add("--forests", type=int, default=1000, metavar="N", help="random forests against float64 (default: %(default)s)")
-    add("--sanitizer-filter", default="*Cuda.*Random*:*Cuda.*Awkward*:*Cuda.EqualTheReference:*OnCuda-*/hopper", metavar="FILTER",
+    add("--sanitizer-filter", metavar="FILTER",
+        default="*Cuda.*Random*:*Cuda.*Awkward*:*Cuda.EqualTheReference:*OnCuda-*/hopper:*/pieces:*/masked",
         help="tests under the sanitizer, which is tens of times slower (default: %(default)s)")  # fmt: skip
     add("--tools", type=list_of(str), default="memcheck,racecheck", metavar="LIST", help="(default: %(default)s)")
     add("--sanitizer", default="compute-sanitizer", metavar="FILE", help="(default: %(default)s)")
-    add("--parallel", type=int, default=4, metavar="N", help="runs of verify beside each other (default: %(default)s)")
-    add("--log", type=Path, metavar="FILE", help="write the output of every command to this file")
+    add("--parallel", type=int, default=6, metavar="N", help="processes beside each other (default: %(default)s)")
+    add("--group-seconds", type=float, default=90, metavar="S",
+        help="of the tests in one process, which count as hung behind them (default: %(default)s)")  # fmt: skip
+    add("--log", type=Path, metavar="FILE", help="add the output of every command to this file")
     args = parser.parse_args(argv)
     for part in args.parts:
         if part not in PARTS:
@@ -306,19 +402,14 @@ def main(argv=None):
     args = parse(argv)
     with tempfile.TemporaryDirectory() as scratch:
         checks = Checks(args, Path(scratch))
+        stop_on_sigterm()
         try:
             for part in checks.budget.each(args.parts, 5, lambda part: part):
                 getattr(checks, part)()
         except Stopped:
             checks.budget.left_out.append("what came after")
-    passed = bool(checks.outcomes) and all(outcome.passed for outcome in checks.outcomes)
-    text = f"commit {commit()}, device {args.device}\n\n{report(checks.outcomes)}{checks.budget.note()}"
-    text += f"\n{'All passed.' if passed else 'FAILED.'}\n"
-    if args.log:
-        args.log.write_text("\n".join(checks.log))
-    finish(args, text, {"commit": commit(), "passed": passed, "outcomes": [outcome._asdict() for outcome in checks.outcomes],
-                        "left_out": checks.budget.left_out})  # fmt: skip
-    return 0 if passed else 1
+    checks.write(show=True)
+    return 0 if checks.passed() else 1
 
 
 if __name__ == "__main__":

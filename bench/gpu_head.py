@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, commit, finish, hardware, list_of, markdown,
-                         run_main, say, spread)  # fmt: skip
+                         run_main, say, spread, stop_on_sigterm)  # fmt: skip
 
 LARGEST_DIFFERENCE = 0.02  # of bfloat16 gradients
 
@@ -163,22 +163,37 @@ def main(argv=None):
     cases = [Case(v, r, h) for h in args.hidden for v in args.vocabularies for r in args.rows]
     if args.quick:
         cases = [Case(500, 60, 32), Case(700, 100, 64)]
-    budget, timer, records = Budget(args.seconds), Timer(args.device), []
+    budget, timer, records, failures = Budget(args.seconds), Timer(args.device), [], []
+    stop_on_sigterm()
     try:
         for case in budget.each(cases, args.case_seconds, lambda c: f"{c.vocabulary} x {c.rows} x {c.hidden}"):
-            records.append(measure(case, args, timer, args.case_seconds))
+            what = f"{case.vocabulary} x {case.rows} x {case.hidden}"
+            try:
+                records.append(measure(case, args, timer, args.case_seconds))
+            except RuntimeError as error:  # of CUDA; where the device is broken the others fail as well
+                failures.append(f"{what}: {str(error).splitlines()[0][:160]}")
+                say(failures[-1])
+                continue
             milliseconds, speedup = records[-1]["milliseconds"]["espalier"][0], records[-1]["speedups"][0]
-            say(f"{case.vocabulary} x {case.rows} x {case.hidden}: {milliseconds:.2f} ms, speed-up {speedup:.2f}")
+            say(f"{what}: {milliseconds:.2f} ms, speed-up {speedup:.2f}")
+            write(args, records, failures, budget, show=False)
     except Stopped:
         budget.left_out.append("what came after")
+    write(args, records, failures, budget, show=True)
+    return 0 if records and not failures and worst_difference(records) <= LARGEST_DIFFERENCE else 1
+
+
+def worst_difference(records):
+    return max((record["difference"] for record in records), default=0)
+
+
+def write(args, records, failures, budget, show):
     text = f"{hardware(args.device)}, {args.dtype}, commit {commit()}. Median (low..high).\n\n{report(records)}{budget.note()}"
-    worst = max((record["difference"] for record in records), default=0)
-    agrees = worst <= LARGEST_DIFFERENCE
-    if not agrees:
-        text += f"\nFAILED: the two sides differ by {worst:.2g}, more than {LARGEST_DIFFERENCE}.\n"
+    text += "".join(f"\nFAILED: {failure}\n" for failure in failures)
+    if worst_difference(records) > LARGEST_DIFFERENCE:
+        text += f"\nFAILED: the two sides differ by {worst_difference(records):.2g}, more than {LARGEST_DIFFERENCE}.\n"
     finish(args, text, {"hardware": hardware(args.device), "dtype": args.dtype, "commit": commit(), "records": records,
-                        "left_out": budget.left_out})  # fmt: skip
-    return 0 if agrees else 1
+                        "failures": failures, "left_out": budget.left_out}, show)  # fmt: skip
 
 
 if __name__ == "__main__":

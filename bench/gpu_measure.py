@@ -1,6 +1,7 @@
 """What the GPU benchmarks share: a budget of seconds, timing of several sides in turns, tables and JSON."""
 
 import argparse
+import functools
 import json
 import signal
 import statistics
@@ -51,14 +52,17 @@ class Budget:
         return False
 
     def each(self, items, seconds, name):
-        """The items for which there is time. SIGTERM ends it like the budget's end."""
-        stop_on_sigterm()
+        """The items for which there is time."""
         for item in items:
             if self.has(seconds, name(item)):
                 yield item
 
     def note(self):
-        return f"\nLeft out for want of time: {', '.join(self.left_out)}.\n" if self.left_out else ""
+        return left_out_note(self.left_out)
+
+
+def left_out_note(names):
+    return f"\nLeft out for want of time: {', '.join(names)}.\n" if names else ""
 
 
 # ---- Timing ------------------------------------------------------------------------------------------------
@@ -67,7 +71,8 @@ class Budget:
 class Timer:
     """Milliseconds of calls on a device: by CUDA events, with the L2 cache overwritten before each; on the CPU by clock."""
 
-    FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU, and long enough for the host to run ahead
+    FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU
+    AHEAD_CYCLES = 1_500_000  # about a millisecond, in which the host gets through autograd to the launches
 
     def __init__(self, device):
         import torch
@@ -85,6 +90,7 @@ class Timer:
             return lambda: took
         begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.zero_()
+        self.torch.cuda._sleep(self.AHEAD_CYCLES)
         begin.record()
         call()
         end.record()
@@ -95,19 +101,21 @@ class Timer:
 
         return milliseconds
 
-    def in_turns(self, sides, seconds, min_rounds=3, max_rounds=15):
+    def in_turns(self, sides, seconds, min_rounds=3, max_rounds=15, waits=lambda name: None):
         """sides: name -> call. {name: [milliseconds of each round]}; the order rotates, so that drift favours none. One
-        round before is not counted. As many rounds as fit the seconds."""
+        round before is not counted. As many rounds as fit the seconds. waits(name): called before it waits for a side."""
         if not sides:
             return {}
         samples = {name: [] for name in sides}
-        for call in sides.values():
+        for name, call in sides.items():
+            waits(name)
             self.once(call)()
         began, names = time.monotonic(), list(sides)
         for index in range(max_rounds):
             shift = index % len(names)
-            waits = [(name, self.once(sides[name])) for name in names[shift:] + names[:shift]]
-            for name, wait in waits:
+            started = [(name, self.once(sides[name])) for name in names[shift:] + names[:shift]]
+            for name, wait in started:
+                waits(name)
                 samples[name].append(wait())
             spent = time.monotonic() - began
             if index + 1 >= min_rounds and spent * (index + 2) / (index + 1) > seconds:
@@ -131,11 +139,17 @@ def markdown(headers, rows):
     return "\n".join(lines) + "\n"
 
 
+@functools.cache
 def commit():
-    done = subprocess.run(["git", "-C", REPOSITORY, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    """Where the sources came without their history: unknown."""
+    try:
+        done = subprocess.run(["git", "-C", REPOSITORY, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    except OSError:
+        return "unknown commit"
     return done.stdout.strip() or "unknown commit"
 
 
+@functools.cache
 def hardware(device):
     """One line: the device, LibTorch and its libraries."""
     import torch
@@ -156,13 +170,16 @@ def add_common(parser, seconds, device=True):
     add("--json", type=Path, metavar="FILE.json", help="write all figures to this file")
 
 
-def finish(args, text, record):
-    """Prints the table and writes what was asked for."""
-    print(text, end="")
-    if args.out:
-        args.out.write_text(text)
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+def finish(args, text, record, show=True):
+    """Prints the table, where it is to be shown, and writes what was asked for; again and again, as figures come."""
+    if show:
+        print(text, end="")
+    for path, content in ((args.out, text), (args.json, json.dumps(record, indent=1) + "\n")):
+        if path:
+            # Whoever is killed here leaves the earlier one.
+            new = path.with_name(path.name + ".new")
+            new.write_text(content)
+            new.replace(path)
 
 
 def list_of(kind):

@@ -22,6 +22,7 @@ with loss, over the step's time and 989 TFLOP/s (dense bfloat16 of an H100 or H2
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_trees as trees
 from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, add_common, commit, finish, list_of, markdown, run_main,
-                         say)  # fmt: skip
+                         say, stop_on_sigterm)  # fmt: skip
 
 PEAK_TFLOPS = 989.0
 
@@ -80,7 +81,8 @@ class Task(NamedTuple):
 
 
 def tasks(args):
-    """Most important first: the first ratios, the long prompts, the other ratios; model by model."""
+    """Most important first: the first ratios, the long prompts, the other ratios, or prompts before ratios where --sets says
+    so; model by model."""
     found = []
     for model in args.models:
         ratios = [Task(model, "ratios", f"ratio {ratio:g}", trees.rollouts(args.tree_tokens, ratio)) for ratio in args.ratios]
@@ -88,7 +90,8 @@ def tasks(args):
                         (prompt, response)) for prompt, response in args.grid]  # fmt: skip
         chosen = {"ratios": ratios, "prompts": prompts}
         ratios, prompts = (chosen[name] if name in args.sets else [] for name in ("ratios", "prompts"))
-        found += ratios[:FIRST] + prompts + ratios[FIRST:]
+        first = FIRST if args.sets[0] == "ratios" else 0
+        found += ratios[:first] + prompts + ratios[first:]
     return found
 
 
@@ -200,6 +203,7 @@ def parse(argv):
     add("--repeats", type=int, default=3, metavar="N", help="measured rounds (default: %(default)s)")
     add("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float64"])
     add("--espalier", type=Path, default=REPOSITORY / "bin/espalier", metavar="FILE", help="(default: bin/espalier)")
+    add("--prepare", action="store_true", help="only make the models, in --scratch")
     add("--scratch", type=Path, metavar="FOLDER", help="for models (9 GB) and data; kept (default: a temporary one)")
     args = parser.parse_args(argv)
     for name in args.models:
@@ -216,28 +220,39 @@ def main(argv=None):
     with tempfile.TemporaryDirectory() as temporary:
         scratch = args.scratch or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
+        if args.prepare:
+            for name in args.models:
+                model_folder(args, name, scratch)
+            return 0
         budget, records, failures = Budget(args.seconds), [], []
         wanted = tasks(args)
         refused = [f"{task.title}: {task.refusal()}" for task in wanted if task.refusal()]
         wanted = [task for task in wanted if not task.refusal()]
+        stop_on_sigterm()
         try:
             for task in budget.each(wanted, 10, lambda task: task.title):
                 try:
                     records.append(measure(args, task, scratch, budget.left))
                     record = records[-1]
                     say(f"{task.title}: speed-up {record['speedup']:.2f}, bound {record['bound']:.2f}, MFU {record['mfu']:.1%}")
-                except Failure as failure:
+                except (Failure, ValueError, LookupError) as failure:
                     failures.append(f"{task.title}: {failure}")
                     say(failures[-1])
+                write(args, records, failures, refused, budget, show=False)
         except Stopped:
             budget.left_out.append("what came after")
+    write(args, records, failures, refused, budget, show=True)
+    return 1 if failures or not records else 0
+
+
+def write(args, records, failures, refused, budget, show):
     machine = records[0]["hardware"] if records else "nothing was measured"
-    text = f"{machine}, commit {commit()}\n\n{report(records)}"
+    kind = os.environ.get("ESPALIER_ATTENTION", "")
+    text = f"{machine}, commit {commit()}{f', {kind} attention' if kind else ''}\n\n{report(records)}"
     text += "".join(f"\nFAILED: {failure}\n" for failure in failures)
     text += "".join(f"\nNot measured: {what}\n" for what in refused) + budget.note()
-    finish(args, text, {"hardware": machine, "commit": commit(), "records": records, "failures": failures,
-                        "not_measured": refused, "left_out": budget.left_out})  # fmt: skip
-    return 1 if failures else 0
+    finish(args, text, {"hardware": machine, "commit": commit(), "attention": kind, "records": records, "failures": failures,
+                        "not_measured": refused, "left_out": budget.left_out}, show)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import gpu_attention
 import gpu_bundle
 import gpu_checks
 import gpu_head
+import gpu_isolated
 import gpu_measure
 import gpu_step
 import gpu_summary
@@ -307,6 +308,146 @@ def test_sanitizer_counts(tmp_path, monkeypatch, errors):
     assert done.returncode == (1 if errors else 0)
     assert [o["detail"] for o in record["outcomes"]] == [f"1 tests, 0 skipped, {errors} errors"] * 2
     assert gpu_checks.sanitizer_counts("[       OK ] A.B (1 ms)\n") == (1, 0, None)
+
+
+LISTING = """Running main() from gtest_main.cc
+Kinds/TreeAttentionCuda.
+  Equals/ampere  # GetParam() = 0x1 pointing to "ampere"
+  Equals/pieces  # GetParam() = 0x2 pointing to "pieces"
+  Awkward/ampere  # GetParam() = 0x1 pointing to "ampere"
+ElementwiseCuda.
+  EqualTheReference
+RandomForests.
+  TreeAttentionOnCuda
+"""
+
+
+def test_groups_of_tests():
+    """By suite and parameter; the random forests are shared out."""
+    groups = gpu_checks.groups_of("p", LISTING, 1000)
+    assert [group.name for group in groups[:3]] == ["Kinds/TreeAttentionCuda/ampere", "Kinds/TreeAttentionCuda/pieces",
+                                                    "ElementwiseCuda"]  # fmt: skip
+    assert groups[0].filter == "Kinds/TreeAttentionCuda.Equals/ampere:Kinds/TreeAttentionCuda.Awkward/ampere"
+    assert [group.forests for group in groups[3:]] == [(0, 250), (250, 250), (500, 250), (750, 250)]
+    assert sum(group.forests[1] for group in gpu_checks.groups_of("p", LISTING, 1001)[3:]) == 1001
+    assert len(gpu_checks.groups_of("p", LISTING, 50)) == 4
+
+
+CRASHED = """[ RUN      ] A.Right
+[       OK ] A.Right (1 ms)
+[ RUN      ] K/A.Wrong/x
+file.cpp:7: Failure
+Expected: (a) <= (2), actual: 5 vs 2
+seed 17
+[  FAILED  ] K/A.Wrong/x, where GetParam() = "x" (3 ms)
+[ RUN      ] A.Not
+[  SKIPPED ] A.Not (0 ms)
+[ RUN      ] A.Hangs
+"""
+
+
+def test_counts_of_output_that_was_cut_off():
+    counts = gpu_checks.TestCounts(CRASHED)
+    assert (counts.passed, counts.skipped, counts.failed, counts.running) == (1, 1, ["K/A.Wrong/x"], "A.Hangs")
+    assert "K/A.Wrong/x (Expected: (a) <= (2), actual: 5 vs 2; seed 17" in counts.detail(-6, CRASHED)
+    assert "ended with status -6 in A.Hangs" in counts.detail(-6, CRASHED)
+    assert "ran out of time in A.Hangs" in counts.detail(None, CRASHED)
+    listed = "[  FAILED  ] 1 test, listed below:\n[  FAILED  ] K/A.Wrong/x\n"
+    assert gpu_checks.TestCounts(CRASHED + listed).failed == counts.failed
+    assert "exit status 127: no such library" in gpu_checks.TestCounts("").detail(127, "no such library\n")
+
+
+HANGING_TESTS = """#!/bin/sh
+case "$*" in
+*--gtest_list_tests*) printf 'A.\\n  Good\\nB.\\n  Hangs\\n' ;;
+*A.Good*) echo '[ RUN      ] A.Good'; echo '[       OK ] A.Good (1 ms)' ;;
+*) echo '[ RUN      ] B.Hangs'; sleep 60 ;;
+esac
+"""
+
+
+def test_a_test_that_hangs_takes_no_other_along(tmp_path):
+    program = tmp_path / "tests/fake_tests"
+    program.parent.mkdir()
+    program.write_text(HANGING_TESTS)
+    program.chmod(0o755)
+    began = time.monotonic()
+    done = script("gpu_checks.py", "--build", tmp_path, "--parts", "tests", "--filter", "*", "--group-seconds", 2, "--json",
+                  tmp_path / "c.json", "--log", tmp_path / "c.log")  # fmt: skip
+    outcomes = {o["what"]: o for o in json.loads((tmp_path / "c.json").read_text())["outcomes"]}
+    assert done.returncode == 1 and time.monotonic() - began < 30
+    assert outcomes["fake_tests: A"]["passed"] and not outcomes["fake_tests: B"]["passed"]
+    assert "ran out of time in B.Hangs" in outcomes["fake_tests: B"]["detail"]
+    assert "[ RUN      ] B.Hangs" in (tmp_path / "c.log").read_text()
+
+
+# ---- Workers -----------------------------------------------------------------------------------------------
+
+
+def worker(tell, fate):
+    tell.result("first")
+    tell.doing("the rest", 2)
+    if fate == "hangs":
+        time.sleep(60)
+    if fate == "dies":
+        os.kill(os.getpid(), 11)
+    if fate == "raises":
+        raise RuntimeError("an illegal memory access was encountered")
+    tell.result("second")
+
+
+@pytest.mark.parametrize("fate, last", [("ends", "second"), ("hangs", "did not end in 2 s"), ("dies", "status -11"),
+                                        ("raises", "status 1")])  # fmt: skip
+def test_what_becomes_of_a_worker(fate, last):
+    began = time.monotonic()
+    first, second, *rest = gpu_isolated.results(worker, fate, seconds=50)
+    assert first == "first" and not rest and time.monotonic() - began < 40
+    if fate == "ends":
+        assert second == last
+    else:
+        assert second.doing == "the rest" and last in second.why
+
+
+def test_a_worker_ends_when_no_time_is_left():
+    *_, lost = gpu_isolated.results(worker, "hangs", seconds=1)
+    assert lost.why == "no time was left"
+
+
+def test_attention_goes_on_without_what_was_lost(monkeypatch):
+    """Two workers are lost over hopper, at two head dimensions: then it is left out altogether."""
+    record = {"tree": "t", "heads": 1, "key_heads": 1, "head_dim": 64, "tokens": 1, "nodes": 1, "flops": 4e9, "pass": "forward",
+              "difference": None, "differences": {}, "tflops": {"ampere": 4.0}, "milliseconds": {"ampere": (1.0, 1.0, 1.0)}}
+    calls = []
+
+    def results(work, args, first, left, seconds):
+        calls.append((first, set(args.without)))
+        if len(calls) <= 2:
+            yield first, [record], [], []
+            yield gpu_isolated.Lost("hopper", "did not end in 30 s")
+        elif len(calls) == 3:
+            yield gpu_isolated.Lost("inputs", "its process ended with status -6")
+        else:
+            yield 3, [record], ["no cuDNN"], []
+            yield 4, None, [], ["late"]
+
+    monkeypatch.setattr(gpu_isolated, "results", results)
+    cases = [gpu_attention.Case("t", trees.chain(4), 1, 1, dim) for dim in (64, 128, 64, 256)]
+    monkeypatch.setattr(gpu_attention, "chosen_cases", lambda args: cases)
+    monkeypatch.setattr(gpu_attention, "hardware", lambda device: "a GPU")
+    run = gpu_attention.Run(gpu_attention.parse(["--kinds", "ampere,hopper"]))
+    run.measure()
+    every = {("hopper", dim) for dim in (64, 128, 256)}
+    assert [call[0] for call in calls] == [0, 1, 2, 3]
+    assert calls[1][1] == {("hopper", 128)} and calls[2][1] == every and calls[3][1] >= every
+    assert len(run.records) == 3 and run.left_out == ["late"] and len(run.problems) == 4
+    assert "hopper, t, d 128: did not end in 30 s" in run.text()
+
+
+def test_attention_apart_on_the_cpu(tmp_path):
+    done = script("gpu_attention.py", "--quick", "--device", "cpu", "--dtype", "float32", "--case-seconds", 0.01, "--no-flex",
+                  "--apart", "--cases", "star", "--json", tmp_path / "t.json", OMP_NUM_THREADS="1")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "t.json").read_text())["records"]) == 2
 
 
 def test_what_runs_too_long_ends_with_its_children(tmp_path):
