@@ -4,24 +4,25 @@
 #   bench/gpu_suite.sh [OPTIONS] [OUT]
 #
 # OUT: folder for what it finds (default: $OUT, else runs/gpu-suite): report.md has all tables, results.json all figures,
-# build.log, checks.log and suite.log what was printed. A short table comes last on standard output; exit status 1 when a
-# stage failed.
+# build.log, checks.log and suite.log what was printed. All are written as results come. A short table comes last on standard
+# output; exit status 1 when a stage failed.
 #
 #   --seconds N      stop after so long (default 570). Stages run in the order below, each bounded; those for which no time
-#                    is left are marked "left out"
+#                    is left are marked "left out", and can be run by another call with --stages
 #   --stages LIST    comma-separated, of:
 #                      build        CMake and ninja into build/gpu, for the GPU of this machine
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
-#                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs
-#                      attention    bench/gpu_attention.py
-#                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
-#                      head         bench/gpu_head.py
+#                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs; beside tests
 #                      hopper       the tests of Hopper's kernels, which no other stage runs: they could hang
-#                      hopper_attention  bench/gpu_attention.py with them
+#                      attention    bench/gpu_attention.py; with Hopper's kernels, unless stage hopper failed
+#                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
+#                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
+#                      head         bench/gpu_head.py
 #                      sanitizer    compute-sanitizer memcheck and racecheck on small tests
-#                      step4b       bench/gpu_step.py, shape of Qwen3-4B
+#                      hopper_sanitizer  the same on tests of Hopper's kernels
 #                    (default: all; without build, build/gpu is used as it is)
-#   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: those of bench/gpu_attention.py)
+#   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: see above)
+#   --attention KIND ESPALIER_ATTENTION in steps (default: hopper where stage hopper passed in this call, else as built)
 #   --jobs N         compilers at once (default: all cores)
 #   --bundle         on a machine with the packages of scripts/setup.sh: collect them in .gpu-bundle and stop
 #   --dry-run        print the commands
@@ -34,11 +35,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_stages=build,tests,verify,attention,hopper,hopper_attention,step,head,sanitizer,step4b
+all_stages=build,tests,verify,hopper,attention,step,step4b,head,sanitizer,hopper_sanitizer
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
 kinds=
+attention=
 dry_run=false
 out=${OUT:-runs/gpu-suite}
 
@@ -54,13 +56,14 @@ while [[ $# -gt 0 ]]; do
     --help | -h) usage; exit ;;
     --bundle) exec python3 bench/gpu_bundle.py ;;
     --dry-run) dry_run=true ;;
-    --seconds | --stages | --jobs | --kinds)
+    --seconds | --stages | --jobs | --kinds | --attention)
       [[ $# -ge 2 ]] || fail "$1 needs a value"
       case $1 in
         --seconds) seconds=$2 ;;
         --stages) stages=$2 ;;
         --jobs) jobs=$2 ;;
         --kinds) kinds=$2 ;;
+        --attention) attention=$2 ;;
       esac
       shift
       ;;
@@ -92,13 +95,15 @@ models=$work/models
 if (($(df --output=avail /dev/shm 2>/dev/null | tail -n 1 || echo 0) > 24000000)); then
   models=/dev/shm/espalier-gpu-suite-$$
 fi
-command -v nvcc >/dev/null || PATH=$PATH:/usr/local/cuda/bin
+# CMake and ninja may have come as packages of that Python.
+PATH=$PATH:/usr/local/cuda/bin:$(dirname "$python")
 export XDG_CACHE_HOME=$PWD/$work/cache PYTHONUNBUFFERED=1
 if ! $dry_run; then
   mkdir -p "$work" "$out"
   rm -f "$work"/*.md "$work"/*.json "$work"/*.log "$work"/*.last "$work"/stages.tsv
   : >"$out/suite.log"
-  rm -f "$out/checks.log"
+  : >"$out/checks.log"
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >>"$out/suite.log" 2>&1 || true
   trap 'rm -rf "$models"' EXIT
 fi
 
@@ -114,10 +119,10 @@ note() {
   echo "gpu_suite: $1: $2, $3 s ($SECONDS s of $seconds)"
 }
 
-# run NAME MOST_SECONDS LOG COMMAND...: @S in the command stands for the seconds it is given. What it prints goes to LOG.
+# run NAME MOST_SECONDS COMMAND...: @S in the command stands for the seconds it is given. What it prints goes to suite.log.
 run() {
-  local name=$1 most=$2 log=$3 given before status=0 began=$SECONDS
-  shift 3
+  local name=$1 most=$2 given status=0 began=$SECONDS
+  shift 2
   given=$(limit "$most")
   if $dry_run; then
     echo "[$name, at most $most s] ${*//@S/$((most - 10))}"
@@ -127,15 +132,26 @@ run() {
     note "$name" "left out" 0
     return
   fi
-  touch "$log"
-  before=$(wc -c <"$log")
-  timeout --kill-after=10 "$given" "${@//@S/$((given - 10))}" >>"$log" 2>&1 || status=$?
-  tail -c "+$((before + 1))" "$log" | grep -v '^ *$' | tail -n 1 | cut -c 1-200 >"$work/$name.last" || true
+  timeout --kill-after=10 "$given" "${@//@S/$((given - 10))}" >"$work/$name.log" 2>&1 || status=$?
+  grep -v '^ *$' "$work/$name.log" | tail -n 1 | cut -c 1-200 >"$work/$name.last" || true
+  { echo "---- $name" && cat "$work/$name.log"; } >>"$out/suite.log"
   case $status in
     0) note "$name" passed $((SECONDS - began)) ;;
     124 | 137) note "$name" "out of time" $((SECONDS - began)) ;;
     *) note "$name" FAILED $((SECONDS - began)) ;;
   esac
+}
+
+passed() { grep -q "^$1"$'\t''passed' "$work/stages.tsv" 2>/dev/null; }
+failed() { grep -q "^$1"$'\t'FAILED "$work/stages.tsv" 2>/dev/null || grep -q "^$1"$'\t''out of' "$work/stages.tsv" 2>/dev/null; }
+
+# Hopper's kernels, where they are known to be right.
+attention_of_steps() {
+  if [[ -n $attention ]]; then
+    echo "$attention"
+  elif passed hopper; then
+    echo hopper
+  fi
 }
 
 results() { echo "--out $work/$1.md --json $work/$1.json"; }
@@ -147,13 +163,15 @@ configure_and_build() {
   fi
   # One file that does not compile must not hide what the rest shows.
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DESPALIER_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90a-real \
-    -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" &&
+    -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" \
+    -DCMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE=PRE_TEST &&
     cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops cuda_tests hopper_tests -- -k 0
 }
 
 stage() {
-  local checks=("$python" bench/gpu_checks.py --build "$build" --seconds @S)
-  local steps=("$python" bench/gpu_step.py --espalier "$build/src/espalier/cli/espalier" --scratch "$models" --seconds @S)
+  local checks=(env OMP_NUM_THREADS=4 "$python" bench/gpu_checks.py --build "$build" --seconds @S --log "$out/checks.log")
+  local steps=(env "ESPALIER_ATTENTION=$(attention_of_steps)" "$python" bench/gpu_step.py --scratch "$models"
+               --espalier "$build/src/espalier/cli/espalier" --seconds @S)
   local ops=$build/src/espalier/ops/libespalier_ops.so
   local -a output
   read -ra output <<<"$(results "$1")"
@@ -164,44 +182,70 @@ stage() {
       else
         export build python jobs
         export -f configure_and_build
-        run build 300 "$out/build.log" bash -c configure_and_build
+        run build 300 bash -c configure_and_build
+        cp "$work/build.log" "$out/build.log" 2>/dev/null || true
       fi
       ;;
-    tests) run tests 120 "$out/checks.log" "${checks[@]}" --parts tests "${output[@]}" --log "$work/tests.log" ;;
+    tests) run tests 120 "${checks[@]}" --parts tests "${output[@]}" ;;
+    verify) run verify 100 "${checks[@]}" --parts verify,determinism --parallel 4 "${output[@]}" ;;
     hopper)
-      run hopper 60 "$out/checks.log" "${checks[@]}" --parts tests --filter 'Hopper*:*Cuda.*/hopper' "${output[@]}" \
-        --log "$work/hopper.log"
-      ;;
-    hopper_attention)
-      run hopper_attention 80 "$out/suite.log" "$python" bench/gpu_attention.py --ops "$ops" --kinds hopper,ampere --no-flex \
-        --seconds @S "${output[@]}"
-      ;;
-    verify) run verify 90 "$out/checks.log" "${checks[@]}" --parts verify,determinism "${output[@]}" --log "$work/verify.log" ;;
-    sanitizer)
-      run sanitizer 100 "$out/checks.log" "${checks[@]}" --parts sanitizer "${output[@]}" --log "$work/sanitizer.log"
+      run hopper 75 "${checks[@]}" --parts tests --filter 'Hopper*:*Cuda.*/hopper:*OnHopper' --group-seconds 50 "${output[@]}"
       ;;
     attention)
-      run attention 130 "$out/suite.log" "$python" bench/gpu_attention.py --ops "$ops" ${kinds:+--kinds "$kinds"} --seconds @S \
+      if [[ -z $kinds ]] && failed hopper; then
+        kinds=ampere,pieces
+      fi
+      run attention 130 "$python" bench/gpu_attention.py --ops "$ops" ${kinds:+--kinds "$kinds"} --seconds @S "${output[@]}"
+      ;;
+    step) run step 130 "${steps[@]}" --models 0.6b "${output[@]}" ;;
+    step4b)
+      run step4b 150 "${steps[@]}" --models 4b --sets prompts,ratios --grid 16384/64,16384/128 --ratios 8,1 --repeats 2 \
         "${output[@]}"
       ;;
-    head) run head 60 "$out/suite.log" "$python" bench/gpu_head.py --ops "$ops" --seconds @S "${output[@]}" ;;
-    step) run step 150 "$out/suite.log" "${steps[@]}" --models 0.6b "${output[@]}" ;;
-    step4b)
-      run step4b 240 "$out/suite.log" "${steps[@]}" --models 4b --ratios 8,1 --repeats 2 "${output[@]}"
+    head) run head 60 "$python" bench/gpu_head.py --ops "$ops" --seconds @S "${output[@]}" ;;
+    sanitizer) run sanitizer 120 "${checks[@]}" --parts sanitizer "${output[@]}" ;;
+    hopper_sanitizer)
+      run hopper_sanitizer 90 "${checks[@]}" --parts sanitizer --sanitizer-filter 'HopperWordsCuda.*:*Cuda.*Awkward*/hopper' \
+        "${output[@]}"
       ;;
   esac
 }
 
-for name in ${all_stages//,/ }; do
-  if [[ ",$stages," == *",$name,"* ]]; then
-    stage "$name"
+wanted() { [[ ",$stages," == *",$1,"* ]]; }
+
+# Models of steps are made while the GPU is tested, which leaves processors idle.
+prepare_models() {
+  local -a names=()
+  ! wanted step || names+=(0.6b)
+  ! wanted step4b || names+=(4b)
+  local list
+  list=$(IFS=, && echo "${names[*]}")
+  if [[ -n $list ]] && ! $dry_run; then
+    timeout "$(limit 150)" "$python" bench/gpu_step.py --prepare --models "$list" --scratch "$models" \
+      --espalier "$build/src/espalier/cli/espalier" >"$work/prepare.log" 2>&1 || true  # steps will say what is wrong
   fi
+}
+
+for name in ${all_stages//,/ }; do
+  case $name in
+    verify) continue ;;  # with tests: neither is timed
+    tests)
+      prepare_models &
+      for beside in tests verify; do
+        if wanted "$beside"; then
+          if $dry_run; then stage "$beside"; else stage "$beside" & fi
+        fi
+      done
+      wait
+      ;;
+    *)
+      if wanted "$name"; then
+        stage "$name"
+      fi
+      ;;
+  esac
 done
 if $dry_run; then
   exit
 fi
-{
-  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 || true
-  cat "$work"/*.log 2>/dev/null || true
-} >>"$out/checks.log"
 "$python" bench/gpu_summary.py "$work" --out "$out"

@@ -40,11 +40,11 @@ def step_lines(record):
 
 def head_lines(record):
     return [f"{r['vocabulary']:,} x {r['rows']:,} x {r['hidden']:,}: {r['milliseconds']['espalier'][0]:.1f} ms, "
-            f"speed-up {r['speedups'][0]:.2f}" for r in record["records"]]  # fmt: skip
+            f"speed-up {r['speedups'][0]:.2f}" for r in record["records"]] + record["failures"]  # fmt: skip
 
 
 LINES = {"tests": checks_lines, "verify": checks_lines, "sanitizer": checks_lines, "attention": attention_lines,
-         "hopper": checks_lines, "hopper_attention": attention_lines,
+         "hopper": checks_lines, "hopper_sanitizer": checks_lines,
          "step": step_lines, "step4b": step_lines, "head": head_lines}  # fmt: skip
 
 

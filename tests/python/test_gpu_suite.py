@@ -467,11 +467,12 @@ def suite(*arguments):
 def test_dry_run_prints_every_stage():
     done = suite("--dry-run")
     assert done.returncode == 0, done.stderr
-    for stage in ("tests", "verify", "attention", "hopper", "hopper_attention", "step", "head", "sanitizer", "step4b"):
+    for stage in ("tests", "verify", "hopper", "attention", "step", "step4b", "head", "sanitizer", "hopper_sanitizer"):
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]
-    assert done.stdout.count("--kinds") == 1 and "--kinds hopper,ampere" in done.stdout
+    assert "--kinds" not in done.stdout and "ESPALIER_ATTENTION= " in done.stdout
+    assert "ESPALIER_ATTENTION=hopper " in suite("--dry-run", "--stages", "step", "--attention", "hopper").stdout
     assert "--kinds ampere,masked --seconds" in suite("--dry-run", "--stages", "attention", "--kinds", "ampere,masked").stdout
 
 
