@@ -400,7 +400,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add_common(parser, seconds=120)
-    add("--kinds", type=list_of(str), default="ampere,hopper,pieces", metavar="LIST",
+    add("--kinds", type=list_of(str), default="ampere,hopper", metavar="LIST",
         help="values of ESPALIER_ATTENTION; results are held against the first (default: %(default)s)")  # fmt: skip
     add("--dense", type=list_of(str), default="flash,cudnn", metavar="LIST", help="of flash and cudnn (default: %(default)s)")
     add("--no-flex", dest="flex", action="store_false", help="leave FlexAttention out: compiling it takes about a minute")

@@ -208,6 +208,7 @@ class Checks:
         runs = [(128, dtype, strategy, "sft") for dtype in DTYPES for strategy in STRATEGIES]
         runs += [(64, "bfloat16", "partition", "sft"), (64, "float32", "partition", "grpo"),
                  (128, "float64", "partition", "grpo"), (128, "bfloat16", "tree-packing", "grpo")]  # fmt: skip
+        runs = [run for run in runs if run[1] in self.args.dtypes]
         self.rows()
         for dim in {run[0] for run in runs}:
             self.model(dim)
@@ -235,7 +236,7 @@ class Checks:
         self.add("verify", what, status == 0 and report["passed"], f"{detail}; isolation {isolation}", began)
 
     def determinism(self):
-        for dtype in ("bfloat16", "float32"):
+        for dtype in [dtype for dtype in ("bfloat16", "float32") if dtype in self.args.dtypes]:
             if not self.budget.has(5, f"determinism, {dtype}"):
                 continue
             began, folders = time.monotonic(), []
@@ -384,6 +385,8 @@ def parse(argv):
     add("--sanitizer-filter", metavar="FILTER",
         default="*Cuda.*Random*:*Cuda.*Awkward*:*Cuda.EqualTheReference:*OnCuda-*/hopper:*/pieces:*/masked",
         help="tests under the sanitizer, which is tens of times slower (default: %(default)s)")  # fmt: skip
+    add("--dtypes", type=list_of(str), default=",".join(DTYPES), metavar="LIST",
+        help="of verify and determinism (default: %(default)s)")  # fmt: skip
     add("--tools", type=list_of(str), default="memcheck,racecheck", metavar="LIST", help="(default: %(default)s)")
     add("--sanitizer", default="compute-sanitizer", metavar="FILE", help="(default: %(default)s)")
     add("--parallel", type=int, default=6, metavar="N", help="processes beside each other (default: %(default)s)")

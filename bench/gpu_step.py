@@ -23,9 +23,11 @@ with loss, over the step's time and 989 TFLOP/s (dense bfloat16 of an H100 or H2
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,24 +118,27 @@ def on_device(args):
     return [] if args.device == "cpu" else ["--device", args.device]
 
 
-def model_folder(args, name, scratch):
+def model_folder(args, name, scratch, timeout=None):
     folder = scratch / name
     if not (folder / "model.safetensors").is_file():
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
         config = scratch / f"{name}.json"
         config.write_text(json.dumps(MODELS[name]))
-        espalier(args, "init", "--config", config, "--out", folder, "--dtype", args.dtype, "--seed", 0)
+        espalier(args, "init", "--config", config, "--out", folder, "--dtype", args.dtype, "--seed", 0,
+                 timeout=timeout)  # fmt: skip
     return folder
 
 
 def measure(args, task, scratch, timeout):
-    model = model_folder(args, task.model, scratch)
+    end = time.monotonic() + timeout
+    model = model_folder(args, task.model, scratch, timeout)
     data = scratch / f"{task.title.replace(' ', '_').replace('/', 'x')}.jsonl"
     trees.write_rows(task.tree, MODELS[task.model]["vocab_size"], 0, data)
     budget = min(task.tree.tokens, args.token_budget)  # one micro-batch where the tree fits
     longest = max(sum(task.tree.lengths[node] for node in trees.root_path(task.tree, leaf)) for leaf in trees.leaves(task.tree))
     out = espalier(args, "bench", "--model", model, "--data", data, "--dtype", args.dtype, *on_device(args), "--strategy",
                    "partition", "--token-budget", max(budget, longest), "--repeats", args.repeats, "--warmup", 1, "--json",
-                   timeout=timeout)  # fmt: skip
+                   timeout=max(1, end - time.monotonic()))  # fmt: skip
     data.unlink()
     result = json.loads(out)
     row = result["rows"][0]

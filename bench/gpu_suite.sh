@@ -13,8 +13,8 @@
 #                      build        CMake and ninja into build/gpu, for the GPU of this machine
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
 #                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs; beside tests
-#                      hopper       the tests of Hopper's kernels, which no other stage runs: they could hang
-#                      attention    bench/gpu_attention.py; with Hopper's kernels, unless stage hopper failed
+#                      hopper       the tests of Hopper's kernels, and with them verify and equal bits in bfloat16; they could hang
+#                      attention    bench/gpu_attention.py; with Hopper's kernels, unless they hung or crashed before
 #                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
 #                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
 #                      head         bench/gpu_head.py
@@ -142,17 +142,16 @@ run() {
   esac
 }
 
-passed() { grep -q "^$1"$'\t''passed' "$work/stages.tsv" 2>/dev/null; }
-failed() { grep -q "^$1"$'\t'FAILED "$work/stages.tsv" 2>/dev/null || grep -q "^$1"$'\t''out of' "$work/stages.tsv" 2>/dev/null; }
-
 # Hopper's kernels, where they are known to be right.
 attention_of_steps() {
   if [[ -n $attention ]]; then
     echo "$attention"
-  elif passed hopper; then
+  elif grep -q '^hopper'$'\t''passed' "$work/stages.tsv" 2>/dev/null; then
     echo hopper
   fi
 }
+
+hopper_hung_or_crashed() { grep -qE 'ran out of time in|ended with status' "$work/hopper.json" 2>/dev/null; }
 
 results() { echo "--out $work/$1.md --json $work/$1.json"; }
 
@@ -189,10 +188,11 @@ stage() {
     tests) run tests 120 "${checks[@]}" --parts tests "${output[@]}" ;;
     verify) run verify 100 "${checks[@]}" --parts verify,determinism --parallel 4 "${output[@]}" ;;
     hopper)
-      run hopper 75 "${checks[@]}" --parts tests --filter 'Hopper*:*Cuda.*/hopper:*OnHopper' --group-seconds 50 "${output[@]}"
+      run hopper 100 env ESPALIER_ATTENTION=hopper "${checks[@]}" --parts tests,verify,determinism --dtypes bfloat16 \
+        --filter 'Hopper*:*Cuda.*/hopper:*OnHopper' --group-seconds 50 "${output[@]}"
       ;;
     attention)
-      if [[ -z $kinds ]] && failed hopper; then
+      if [[ -z $kinds ]] && hopper_hung_or_crashed; then
         kinds=ampere,pieces
       fi
       run attention 130 "$python" bench/gpu_attention.py --ops "$ops" ${kinds:+--kinds "$kinds"} --seconds @S "${output[@]}"
@@ -213,15 +213,15 @@ stage() {
 
 wanted() { [[ ",$stages," == *",$1,"* ]]; }
 
-# Models of steps are made while the GPU is tested, which leaves processors idle.
+# Models of steps are made while the GPU is tested, which leaves processors idle. $1: the seconds that it may take.
 prepare_models() {
   local -a names=()
   ! wanted step || names+=(0.6b)
   ! wanted step4b || names+=(4b)
   local list
   list=$(IFS=, && echo "${names[*]}")
-  if [[ -n $list ]] && ! $dry_run; then
-    timeout "$(limit 150)" "$python" bench/gpu_step.py --prepare --models "$list" --scratch "$models" \
+  if [[ -n $list ]] && (($1 > 0)) && ! $dry_run; then
+    timeout "$1" "$python" bench/gpu_step.py --prepare --models "$list" --scratch "$models" \
       --espalier "$build/src/espalier/cli/espalier" >"$work/prepare.log" 2>&1 || true  # steps will say what is wrong
   fi
 }
@@ -230,15 +230,22 @@ for name in ${all_stages//,/ }; do
   case $name in
     verify) continue ;;  # with tests: neither is timed
     tests)
-      prepare_models &
-      for beside in tests verify; do
-        if wanted "$beside"; then
-          if $dry_run; then stage "$beside"; else stage "$beside" & fi
+      prepare_models "$(limit 240)" &
+      preparing=$!
+      beside=()
+      for stage in tests verify; do
+        if wanted "$stage"; then
+          stage "$stage" &
+          beside+=($!)
+          if $dry_run; then wait "${beside[@]}"; fi
         fi
       done
-      wait
+      [[ ${#beside[@]} -eq 0 ]] || wait "${beside[@]}"
       ;;
     *)
+      if [[ $name == step* ]]; then
+        wait "$preparing"
+      fi
       if wanted "$name"; then
         stage "$name"
       fi
