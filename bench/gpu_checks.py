@@ -90,7 +90,10 @@ def execute(command, timeout, **environment):
         return process.returncode, out
     except subprocess.TimeoutExpired:
         end(process)
-        return None, process.communicate()[0]
+        try:
+            return None, process.communicate(timeout=15)[0]
+        except subprocess.TimeoutExpired as stuck:  # in the driver, out of reach of signals
+            return None, (stuck.output or b"").decode(errors="replace")
     except BaseException:
         end(process)
         raise
@@ -236,23 +239,29 @@ class Checks:
         self.add("verify", what, status == 0 and report["passed"], f"{detail}; isolation {isolation}", began)
 
     def determinism(self):
-        for dtype in [dtype for dtype in ("bfloat16", "float32") if dtype in self.args.dtypes]:
-            if not self.budget.has(5, f"determinism, {dtype}"):
+        dtypes = [dtype for dtype in ("bfloat16", "float32") if dtype in self.args.dtypes]
+        self.rows(), self.model(128)
+        began, runs = time.monotonic(), {}
+
+        def train(run):
+            dtype, index = run
+            folder = self.scratch / f"run_{dtype}_{index}"
+            status, out = self.espalier("train", "--model", self.model(128), "--data", self.rows(), "--limit", 16,
+                                        "--out", folder, "--dtype", dtype, "--steps", 3, "--strategy", "partition",
+                                        "--token-budget", 400, "--learning-rate", 0.001, "--no-calibration",
+                                        *self.on_device(deterministic=True))  # fmt: skip
+            runs[run] = folder, status, out
+
+        self.beside(train, [(dtype, index) for dtype in dtypes for index in (1, 2)], self.args.parallel)
+        for dtype in dtypes:
+            (first, *_), (second, *_) = pair = runs[dtype, 1], runs[dtype, 2]
+            failed = [out for _, status, out in pair if status != 0]
+            if failed:
+                self.add("determinism", dtype, False, last_line(failed[0]), began)
                 continue
-            began, folders = time.monotonic(), []
-            for index in (1, 2):
-                folders.append(self.scratch / f"run_{dtype}_{index}")
-                status, out = self.espalier("train", "--model", self.model(128), "--data", self.rows(), "--limit", 16,
-                                            "--out", folders[-1], "--dtype", dtype, "--steps", 3, "--strategy", "partition",
-                                            "--token-budget", 400, "--learning-rate", 0.001, "--no-calibration",
-                                            *self.on_device(deterministic=True))  # fmt: skip
-                if status != 0:
-                    self.add("determinism", dtype, False, last_line(out), began)
-                    break
-            else:
-                same, count = equal_tensors(*folders)
-                verdict = "equal in every bit" if same else "DIFFER"
-                self.add("determinism", dtype, same and count > 0, f"{count} files of tensors {verdict}", began)
+            same, count = equal_tensors(first, second)
+            verdict = "equal in every bit" if same else "DIFFER"
+            self.add("determinism", dtype, same and count > 0, f"{count} files of tensors {verdict}", began)
 
     # ---- compute-sanitizer ----
 

@@ -12,14 +12,14 @@
 #   --stages LIST    comma-separated, of:
 #                      build        CMake and ninja into build/gpu, for the GPU of this machine
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
-#                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs; beside tests
+#                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs
+#                      sanitizer    compute-sanitizer memcheck and racecheck on small tests; these three beside each other
 #                      hopper       the tests of Hopper's kernels, and with them verify and equal bits in bfloat16; they could hang
 #                      attention    bench/gpu_attention.py; with Hopper's kernels, unless they hung or crashed before
 #                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
 #                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
 #                      head         bench/gpu_head.py
-#                      sanitizer    compute-sanitizer memcheck and racecheck on small tests
-#                      hopper_sanitizer  the same on tests of Hopper's kernels
+#                      hopper_sanitizer  the sanitizer on tests of Hopper's kernels
 #                    (default: all; without build, build/gpu is used as it is)
 #   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: see above)
 #   --attention KIND ESPALIER_ATTENTION in steps (default: hopper where stage hopper passed in this call, else as built)
@@ -35,7 +35,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_stages=build,tests,verify,hopper,attention,step,step4b,head,sanitizer,hopper_sanitizer
+all_stages=build,tests,verify,sanitizer,hopper,attention,step,step4b,head,hopper_sanitizer
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -186,26 +186,26 @@ stage() {
       fi
       ;;
     tests) run tests 120 "${checks[@]}" --parts tests "${output[@]}" ;;
-    verify) run verify 100 "${checks[@]}" --parts verify,determinism --parallel 4 "${output[@]}" ;;
+    verify) run verify 90 "${checks[@]}" --parts verify,determinism --parallel 4 "${output[@]}" ;;
     hopper)
-      run hopper 100 env ESPALIER_ATTENTION=hopper "${checks[@]}" --parts tests,verify,determinism --dtypes bfloat16 \
+      run hopper 90 env ESPALIER_ATTENTION=hopper "${checks[@]}" --parts tests,verify,determinism --dtypes bfloat16 \
         --filter 'Hopper*:*Cuda.*/hopper:*OnHopper' --group-seconds 50 "${output[@]}"
       ;;
     attention)
       if [[ -z $kinds ]] && hopper_hung_or_crashed; then
         kinds=ampere,pieces
       fi
-      run attention 130 "$python" bench/gpu_attention.py --ops "$ops" ${kinds:+--kinds "$kinds"} --seconds @S "${output[@]}"
+      run attention 115 "$python" bench/gpu_attention.py --ops "$ops" ${kinds:+--kinds "$kinds"} --seconds @S "${output[@]}"
       ;;
-    step) run step 130 "${steps[@]}" --models 0.6b "${output[@]}" ;;
+    step) run step 100 "${steps[@]}" --models 0.6b "${output[@]}" ;;
     step4b)
-      run step4b 150 "${steps[@]}" --models 4b --sets prompts,ratios --grid 16384/64,16384/128 --ratios 8,1 --repeats 2 \
+      run step4b 110 "${steps[@]}" --models 4b --sets prompts,ratios --grid 16384/64,16384/128 --ratios 8,1 --repeats 2 \
         "${output[@]}"
       ;;
-    head) run head 60 "$python" bench/gpu_head.py --ops "$ops" --seconds @S "${output[@]}" ;;
-    sanitizer) run sanitizer 120 "${checks[@]}" --parts sanitizer "${output[@]}" ;;
+    head) run head 45 "$python" bench/gpu_head.py --ops "$ops" --seconds @S "${output[@]}" ;;
+    sanitizer) run sanitizer 100 "${checks[@]}" --parts sanitizer --parallel 4 "${output[@]}" ;;
     hopper_sanitizer)
-      run hopper_sanitizer 90 "${checks[@]}" --parts sanitizer --sanitizer-filter 'HopperWordsCuda.*:*Cuda.*Awkward*/hopper' \
+      run hopper_sanitizer 90 "${checks[@]}" --parts sanitizer --parallel 4 --sanitizer-filter 'HopperWordsCuda.*:*Cuda.*Awkward*/hopper' \
         "${output[@]}"
       ;;
   esac
@@ -226,26 +226,32 @@ prepare_models() {
   fi
 }
 
+# Stages that are not timed run beside each other: tests, verify and the sanitizer; what could hang begins behind the first two.
+beside=()
+begin_beside() {
+  if wanted "$1"; then
+    stage "$1" &
+    beside+=($!)
+    if $dry_run; then wait "${beside[@]}"; fi
+  fi
+}
+wait_for() { [[ $# -eq 0 ]] || wait "$@"; }
+
 for name in ${all_stages//,/ }; do
   case $name in
-    verify) continue ;;  # with tests: neither is timed
     tests)
       prepare_models "$(limit 240)" &
       preparing=$!
-      beside=()
-      for stage in tests verify; do
-        if wanted "$stage"; then
-          stage "$stage" &
-          beside+=($!)
-          if $dry_run; then wait "${beside[@]}"; fi
-        fi
-      done
-      [[ ${#beside[@]} -eq 0 ]] || wait "${beside[@]}"
+      begin_beside tests
+      begin_beside verify
+      first=("${beside[@]}")
+      begin_beside sanitizer
+      wait_for "${first[@]}"
       ;;
+    verify | sanitizer) ;;
     *)
-      if [[ $name == step* ]]; then
-        wait "$preparing"
-      fi
+      if [[ $name == attention ]]; then wait_for "${beside[@]}"; fi
+      if [[ $name == step* ]]; then wait_for "$preparing"; fi
       if wanted "$name"; then
         stage "$name"
       fi

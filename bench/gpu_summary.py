@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu_measure import commit, markdown
 
-MOST_LINES = 6  # of a stage in the short table
+MOST_LINES = 12  # of a stage in the short table
 
 
 def checks_lines(record):
@@ -26,11 +26,15 @@ def checks_lines(record):
 
 
 def attention_lines(record):
+    """A line for each tree; its passes follow each other, forward first."""
     lines = []
     for r in record["records"]:
         rates = ", ".join(f"{side} {tflops:.0f}" for side, tflops in r["tflops"].items())
-        lines.append(f"{r['tree']}, {r['heads']}/{r['key_heads']} x {r['head_dim']}, {r['pass']}: TFLOP/s {rates}")
-    return lines
+        if r["pass"] == "forward":
+            lines.append(f"{r['tree']}, {r['heads']}/{r['key_heads']} x {r['head_dim']}: TFLOP/s {rates}")
+        else:
+            lines[-1] += f"; {r['pass']} {rates}"
+    return lines + record["not_measured"]
 
 
 def step_lines(record):

@@ -471,6 +471,8 @@ def test_dry_run_prints_every_stage():
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]
+    beside = suite("--dry-run", "--stages", "sanitizer,attention,hopper,tests").stdout.splitlines()
+    assert [line.split(",")[0] for line in beside] == ["[tests", "[sanitizer", "[hopper", "[attention"]
     assert "--kinds" not in done.stdout and "ESPALIER_ATTENTION= " in done.stdout
     assert "ESPALIER_ATTENTION=hopper " in suite("--dry-run", "--stages", "step", "--attention", "hopper").stdout
     assert "--kinds ampere,masked --seconds" in suite("--dry-run", "--stages", "attention", "--kinds", "ampere,masked").stdout
@@ -500,11 +502,12 @@ def test_summary(tmp_path):
     (tmp_path / "tests.json").write_text(json.dumps({"outcomes": [outcome]}))
     (tmp_path / "tests.md").write_text("| a |\n|---|\n")
     record = {"tree": "chain", "heads": 16, "key_heads": 4, "head_dim": 128, "pass": "forward", "tflops": {"ampere": 512.3}}
-    (tmp_path / "attention.json").write_text(json.dumps({"records": [record] * 9}))
+    both = [record, {**record, "pass": "backward", "tflops": {"ampere": 398.7}}]
+    (tmp_path / "attention.json").write_text(json.dumps({"records": both * 15, "not_measured": []}))
     (tmp_path / "step.json").write_text("{ broken")
     (tmp_path / "head.last").write_text("it stood here\n")
     table, passed = gpu_summary.summarize(tmp_path, tmp_path / "out")
-    assert not passed and "torch_tests: 3 passed / 1 failed" in table and "TFLOP/s ampere 512" in table
+    assert not passed and "torch_tests: 3 passed / 1 failed" in table and "TFLOP/s ampere 512; backward ampere 399" in table
     assert "| head | out of time | 7 | it stood here |" in table
     assert "3 more in report.md" in table and "step.json: " in table and "left out" in table
     assert len({line.count("|") for line in table.splitlines()}) == 1
