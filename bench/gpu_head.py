@@ -160,7 +160,7 @@ def main(argv=None):
     torch.ops.load_library(str(args.ops))
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise Failure(f"--device {args.device}: torch sees no CUDA device")
-    cases = [Case(v, r, h) for h in args.hidden for v in args.vocabularies for r in args.rows]
+    cases = [Case(v, r, h) for r in args.rows for v in args.vocabularies for h in args.hidden]
     if args.quick:
         cases = [Case(500, 60, 32), Case(700, 100, 64)]
     budget, timer, records, failures = Budget(args.seconds), Timer(args.device), [], []

@@ -202,7 +202,7 @@ stage() {
       run step4b 110 "${steps[@]}" --models 4b --sets prompts,ratios --grid 16384/64,16384/128 --ratios 8,1 --repeats 2 \
         "${output[@]}"
       ;;
-    head) run head 45 "$python" bench/gpu_head.py --ops "$ops" --seconds @S "${output[@]}" ;;
+    head) run head 45 "$python" bench/gpu_head.py --ops "$ops" --case-seconds 1 --seconds @S "${output[@]}" ;;
     sanitizer) run sanitizer 100 "${checks[@]}" --parts sanitizer --parallel 4 "${output[@]}" ;;
     hopper_sanitizer)
       run hopper_sanitizer 90 "${checks[@]}" --parts sanitizer --parallel 4 --sanitizer-filter 'HopperWordsCuda.*:*Cuda.*Awkward*/hopper' \
