@@ -235,7 +235,7 @@ begin_beside() {
     if $dry_run; then wait "${beside[@]}"; fi
   fi
 }
-wait_for() { [[ $# -eq 0 ]] || wait "$@"; }
+wait_for() { [[ $# -eq 0 ]] || wait "$@" || true; }
 
 for name in ${all_stages//,/ }; do
   case $name in
