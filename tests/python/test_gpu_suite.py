@@ -260,6 +260,19 @@ def test_what_is_too_large_is_not_tried():
     assert [title for title in titles if title in important] == important
 
 
+def test_prompts_come_first_where_they_are_named_first():
+    titles = [task.title for task in gpu_step.tasks(gpu_step.parse(["--models", "4b", "--sets", "prompts,ratios"]))]
+    assert titles[0] == "4b 16,384 / 64" and titles[4] == "4b ratio 8"
+
+
+def test_models_are_made_ahead(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/half").write_text("of a run that was stopped")
+    done = script("gpu_step.py", "--prepare", "--models", "tiny", "--scratch", tmp_path)
+    assert done.returncode == 0 and (tmp_path / "tiny/model.safetensors").is_file(), done.stderr
+    assert not (tmp_path / "tiny/half").exists()
+
+
 # ---- Checks ------------------------------------------------------------------------------------------------
 
 
