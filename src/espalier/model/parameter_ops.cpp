@@ -98,7 +98,9 @@ class Linears : public Function<Linears> {
       const at::Tensor bias = bias_of[i] < 0 ? at::Tensor() : saved[1 + bias_of[i]];
       const at::Tensor grad = grads[i].to(operand.scalar_type());
       if (weight.requires_grad()) add_product(weight, grad.t(), operand);
-      if (bias.defined() && bias.requires_grad()) add_gradient(bias, grad.sum(0));
+      if (bias.defined() && bias.requires_grad()) {
+        add_gradient(bias, grad.sum({0}, /*keepdim=*/false, sum_dtype(bias)));
+      }
       if (!ctx->needs_input_grad(0)) continue;
       if (grad_x.defined()) {
         detail::add_product(grad_x, grad, operand_of(weight));
