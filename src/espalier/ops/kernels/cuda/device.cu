@@ -13,19 +13,17 @@ const DeviceProperties& device_properties() {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const std::scoped_lock lock(mutex);
-  const auto [entry, is_new] = known.try_emplace(device);
-  if (is_new) {
-    const auto attribute = [&](cudaDeviceAttr which) {
-      int value = 0;
-      check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-      return value;
-    };
-    entry->second = {
-        10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
-        attribute(cudaDevAttrMultiProcessorCount), attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
-        attribute(cudaDevAttrL2CacheSize)};
-  }
-  return entry->second;
+  if (const auto entry = known.find(device); entry != known.end()) return entry->second;
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+  };
+  const DeviceProperties properties{
+      10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
+      attribute(cudaDevAttrMultiProcessorCount), attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+      attribute(cudaDevAttrL2CacheSize)};
+  return known.emplace(device, properties).first->second;
 }
 
 }  // namespace espalier::cuda
