@@ -56,6 +56,31 @@ TEST(EdgeLogprobsCuda, EqualTheReferenceAcrossBlocks) {
   }
 }
 
+TEST(EdgeLogprobsCuda, TakeARowWithAllEdges) {
+  SKIP_WITHOUT_CUDA();
+  for (const at::ScalarType dtype : kDtypes) {
+    EdgeProblem given(114, {9, 400, 8, 1300}, dtype);
+    given.edge_row.fill_(4);
+    expect_right(given, given.run(edge_logprobs, dtype, at::kCUDA), dtype);
+  }
+}
+
+TEST(EdgeLogprobsCuda, AddToTheGradientThatIsThere) {
+  SKIP_WITHOUT_CUDA();
+  for (const at::ScalarType dtype : kDtypes) {
+    const EdgeProblem given(115, {300, 700, 32, 1300}, dtype);
+    const auto sums = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    const auto there = [&](const at::Tensor& tensor) { return tensor.to(at::kCUDA); };
+    const at::Tensor hidden = there(given.hidden).to(dtype), weight = there(given.weight).to(dtype);
+    const at::Tensor row = there(given.edge_row), target = there(given.edge_target);
+    const auto [logprobs, lse] = edge_logprobs_forward(hidden, weight, row, target);
+    const at::Tensor sum = at::ones(weight.sizes(), weight.options().dtype(sums));
+    const at::Tensor grad_hidden =
+        edge_logprobs_backward(there(given.grad_out).to(sums), hidden, weight, row, target, lse, sum);
+    expect_right(given, {logprobs.cpu(), grad_hidden.cpu(), sum.sub(1).cpu()}, dtype);
+  }
+}
+
 // +-10,000 and a little, all of which float32 holds exactly: what is wrong comes from softmax alone.
 TEST(EdgeLogprobsCuda, ExtremeLogits) {
   SKIP_WITHOUT_CUDA();

@@ -57,6 +57,29 @@ TEST(ElementwiseCuda, HaveTheSameBitsFromRunToRun) {
   }
 }
 
+// Every number by itself: an error of one range would drown in a norm over all. The exponential and the
+// reciprocal are right to 2^-23 each, three roundings to 2^-24.
+TEST(ElementwiseCuda, SwigluInFloat32IsAccurateForGatesOfAllSizes) {
+  SKIP_WITHOUT_CUDA();
+  const at::Tensor gate = at::linspace(-86, 100, 200'001, at::kFloat), up = at::ones_like(gate);
+  const at::Tensor exact = gate.to(at::kDouble) / (1 + (-gate.to(at::kDouble)).exp());
+  const at::Tensor error = ((swiglu(gate.to(at::kCUDA), up.to(at::kCUDA)).cpu() - exact) / exact).abs();
+  EXPECT_LE(error.masked_select(gate != 0).max().item<double>(), 8 * 0x1p-24);
+}
+
+TEST(ElementwiseCuda, SwigluOfExtremesIsThatOfTheReference) {
+  SKIP_WITHOUT_CUDA();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const at::Tensor gate =
+        at::tensor({-kInfinity, -1000.f, -90.f, 0.f, 1000.f, kInfinity, std::nanf("")}).to(dtype);
+    const at::Tensor up = at::ones_like(gate), plain = reference::swiglu(gate, up);
+    // What is below the normal numbers may be 0.
+    EXPECT_TRUE(swiglu(gate.to(at::kCUDA), up.to(at::kCUDA)).cpu().allclose(plain, 0, 0x1p-120, true))
+        << dtype;
+  }
+}
+
 // Elements apart, rows apart, and beginnings that are no multiple of 16 bytes.
 TEST(ElementwiseCuda, TakeTensorsOfAnyStrides) {
   SKIP_WITHOUT_CUDA();

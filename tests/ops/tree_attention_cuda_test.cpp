@@ -137,6 +137,26 @@ TEST_P(TreeAttentionCuda, EqualsReferenceForAwkwardLengths) {
   }
 }
 
+// Full or partial is decided by one token: trees that end around the borders of tiles, and below a common
+// root.
+TEST_P(TreeAttentionCuda, EqualsReferenceWhereTreesEndAroundBordersOfTiles) {
+  constexpr int32_t kTokens = 400;
+  for (const int64_t head_dim : {64, 128, 256}) {
+    const at::ScalarType dtype = serves(at::kBFloat16, head_dim) ? at::kBFloat16 : at::kFloat;
+    for (const int32_t end : {1, 2, 63, 64, 65, 66, 126, 127, 128, 129, 130, 191, 192, 193, 256, 398, 399}) {
+      for (const int32_t root : {0, 3}) {
+        if (end <= root) continue;
+        SCOPED_TRACE(::testing::Message() << "head_dim " << head_dim << ", end " << end << ", root " << root);
+        AttentionProblem problem;
+        for (int32_t i = 0; i < kTokens; ++i) problem.ends.push_back(i < root || i >= end ? kTokens : end);
+        testing::draw_inputs(static_cast<uint64_t>(end), {2, 1, head_dim}, problem);
+        problem.scale = 0.09;
+        expect_equal_to_reference(problem, dtype);
+      }
+    }
+  }
+}
+
 // More pieces in a level than one call of flash attention is given.
 TEST_P(TreeAttentionCuda, EqualsReferenceForManySingleTokens) {
   const at::ScalarType dtype = serves(at::kBFloat16, 128) ? at::kBFloat16 : at::kFloat;
@@ -182,6 +202,69 @@ TEST_P(TreeAttentionCuda, GivesTheSameBitsAgain) {
     const Results again = run(problem, dtype);
     for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(same_bits(one[i], again[i])) << "result " << i;
   }
+}
+
+/// Deterministic, where ATen has no more wishes (GivesTheSameBitsAgain).
+Results run_deterministic(const AttentionProblem& problem, at::ScalarType dtype) {
+  std::optional<Deterministic> deterministic;
+  if (attention_kind(dtype, problem.inputs[0].size(2)) != AttentionKind::kMasked) deterministic.emplace();
+  return run(problem, dtype);
+}
+
+// Other finite numbers in what a token neither sees nor is seen by. Not NaN: a product of tiles takes it to
+// all rows of the tile, times a probability of zero.
+TEST_P(TreeAttentionCuda, NeighboursLeaveABranchBitwiseAsItWas) {
+  const at::ScalarType dtype = serves(at::kBFloat16, 64) ? at::kBFloat16 : at::kFloat;
+  const AttentionProblem problem =
+      rounded(large_attention_problem(450, ForestShape::kMixed, 300, 30, false, {4, 2, 64}), dtype);
+  const auto tokens = static_cast<int64_t>(problem.ends.size());
+  const ForcedAttention forced(GetParam());
+  const Results before = run_deterministic(problem, dtype);
+  for (const int64_t token : {tokens / 7, tokens / 3, 2 * tokens / 3}) {
+    SCOPED_TRACE(token);
+    std::vector<int64_t> neighbours;
+    int64_t ancestor = token;
+    for (int64_t i = tokens - 1; i >= 0; --i) {
+      const bool sees = testing::visible(problem.ends, token, i);
+      if (sees && i < token) ancestor = i;
+      if (!sees && !testing::visible(problem.ends, i, token)) neighbours.push_back(i);
+    }
+    ASSERT_GT(neighbours.size(), 20u);
+    AttentionProblem changed = problem;
+    for (at::Tensor& input : changed.inputs)
+      input = input.clone().index_fill_(0, at::tensor(neighbours), 3.25);
+    const Results after = run_deterministic(changed, dtype);
+    for (size_t i = 0; i < before.size(); ++i)
+      EXPECT_TRUE(same_bits(before[i][token], after[i][token])) << "result " << i;
+    EXPECT_FALSE(same_bits(before[0], after[0]));
+    // Negative control: an ancestor is seen.
+    if (ancestor == token) continue;
+    changed = problem;
+    changed.inputs[2] = changed.inputs[2].clone();
+    changed.inputs[2][ancestor] += 1;
+    EXPECT_FALSE(same_bits(before[0][token], run_deterministic(changed, dtype)[0][token]));
+  }
+}
+
+TEST_P(TreeAttentionCuda, ContextKeysThatNobodyNamesReachNobody) {
+  const at::ScalarType dtype = serves(at::kBFloat16, 64) ? at::kBFloat16 : at::kFloat;
+  AttentionProblem problem =
+      rounded(large_attention_problem(460, ForestShape::kMixed, 300, 30, false, {4, 2, 64}), dtype);
+  const auto tokens = static_cast<int64_t>(problem.ends.size());
+  problem.segment_sizes = {200, 60};
+  problem.pieces = {0, 3, 131, 0, tokens, 1, 20, 50, 40, tokens / 2};
+  testing::draw_inputs(460, {4, 2, 64}, problem);
+  const ForcedAttention forced(GetParam());
+  const Results before = run_deterministic(problem, dtype);
+  const std::pair<int64_t, int64_t> named[] = {{3, 131}, {20, 50}};
+  for (size_t input = 3; input < problem.inputs.size(); ++input) {
+    const auto [begin, end] = named[(input - 3) % 2];
+    const at::Tensor poison = at::full_like(problem.inputs[input], std::numeric_limits<double>::quiet_NaN());
+    poison.slice(0, begin, end).copy_(problem.inputs[input].slice(0, begin, end));
+    problem.inputs[input] = poison;
+  }
+  const Results after = run_deterministic(problem, dtype);
+  for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(same_bits(before[i], after[i])) << "result " << i;
 }
 
 TEST_P(TreeAttentionCuda, TakesStridedInputsAndNoTokens) {
