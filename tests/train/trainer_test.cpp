@@ -97,6 +97,22 @@ TEST_F(TrainerTest, TenLossesArePinned) {
   EXPECT_TRUE(same) << list;
 }
 
+// Steps are made one ahead: the step before one that cannot be made still counts.
+TEST_F(TrainerTest, AStepThatCannotBeMadeEndsTheRunInItsTurn) {
+  Trajectories rows = training_rows();
+  TrainOptions run = options("no_loss");
+  run.shuffle = Shuffle::kNone;
+  run.steps = 4;
+  ASSERT_GE(rows.num_rows(), 3 * run.batch_size);
+  std::vector<uint8_t> mask(rows.num_tokens(), 1);
+  std::fill(mask.begin() + rows.offsets[2 * run.batch_size], mask.begin() + rows.offsets[3 * run.batch_size],
+            uint8_t{0});
+  rows.loss_weights = Column<uint8_t>(std::move(mask));
+  EXPECT_NE(message_of<InputError>([&] { train(rows, run, {}); }).find("no token carries loss"),
+            std::string::npos);
+  EXPECT_EQ(losses(run.out).size(), 2u);
+}
+
 struct ResumeCase {
   at::ScalarType dtype, save_dtype;
   OptimizerKind optimizer;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -35,6 +36,14 @@ void load_libtorch_cuda(at::Device device) {
                  device.str(), library);
   ESPALIER_CHECK(dlopen(library.c_str(), RTLD_LAZY | RTLD_GLOBAL) != nullptr, "--device {}: cannot load {}",
                  device.str(), dlerror());
+}
+
+// Float32 results of bfloat16 operands, added to in place, are there since then.
+void check_libtorch_version(at::Device device) {
+  constexpr int kMinor = 11;
+  ESPALIER_CHECK(TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= kMinor),
+                 "--device {}: expected a build with LibTorch 2.{} or later, received one with {}",
+                 device.str(), kMinor, TORCH_VERSION);
 }
 
 // cuBLAS, too, has to be told, before it starts.
@@ -99,6 +108,7 @@ at::Device parse_device(const std::string& name) {
 
 void open_device(at::Device device, bool deterministic) {
   if (!device.is_cuda()) return;
+  check_libtorch_version(device);
   load_libtorch_cuda(device);
   const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
   const int visible = cuda.deviceCount();

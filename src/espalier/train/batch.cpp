@@ -90,12 +90,28 @@ TermColumns gather_terms(const Trajectories& trajectories, const Step& step, con
   return columns;
 }
 
-// Edges are pairs of a row and a token id: equal pairs have equal log-probabilities.
-void set_edges(const TermColumns& terms, Batch* batch) {
+// Terms by row, and by target among those of a row. Rows are tokens of the batch, and most have few terms.
+std::vector<int64_t> terms_in_order(const TermColumns& terms, int64_t num_tokens) {
   std::vector<int64_t> order(terms.row.size());
-  std::iota(order.begin(), order.end(), 0);
+  std::vector<int64_t> end(
+      num_tokens);  // of a row's terms in `order`; until they are placed, of those placed
+  for (const int64_t row : terms.row) ++end[row];
+  std::exclusive_scan(end.begin(), end.end(), end.begin(), int64_t{0});
+  for (size_t m = 0; m < order.size(); ++m) order[end[terms.row[m]]++] = static_cast<int64_t>(m);
+  int64_t begin = 0;
+  for (const int64_t row_end : end) {
+    std::sort(order.begin() + begin, order.begin() + row_end, [&](int64_t a, int64_t b) {
+      return std::pair(terms.target[a], a) < std::pair(terms.target[b], b);
+    });
+    begin = row_end;
+  }
+  return order;
+}
+
+// Edges are pairs of a row and a token id: equal pairs have equal log-probabilities.
+void set_edges(const TermColumns& terms, int64_t num_tokens, Batch* batch) {
+  const std::vector<int64_t> order = terms_in_order(terms, num_tokens);
   const auto key = [&](int64_t m) { return std::pair(terms.row[m], terms.target[m]); };
-  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
   std::vector<int64_t> head_rows, edge_row, edge_target, term_edge(order.size());
   for (size_t k = 0; k < order.size(); ++k) {
     const int64_t m = order[k];
@@ -138,7 +154,7 @@ Batch make_batch(const Trajectories& trajectories, const Step& step, int64_t ind
   batch.input_ids = to_tensor(layout.input_ids, at::kLong);
   batch.position_ids = to_tensor(layout.position_ids, at::kLong);
   batch.subtree_end = to_tensor(layout.subtree_end, at::kInt);
-  set_edges(terms, &batch);
+  set_edges(terms, batch.num_tokens(), &batch);
   if (micro_batch.parent >= 0) set_context(step.context.row(index), &batch);
   batch.terms.coefficient = to_tensor(terms.coefficient, at::kDouble);
   if (objective.kind == ObjectiveKind::kGrpo) {

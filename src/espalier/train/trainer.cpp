@@ -6,6 +6,8 @@
 #include <chrono>
 #include <map>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "espalier/base/check.h"
 #include "espalier/base/rng.h"
@@ -124,6 +126,47 @@ void check_resumable(const nlohmann::json& saved, const TrainOptions& options,
   }
 }
 
+/// The steps of a run, by index, also one ahead: while the device works on another one.
+class Steps {
+ public:
+  Steps(const Trajectories& trajectories, const TrainOptions& options)
+      : trajectories_(trajectories), options_(options) {}
+
+  Step take(int64_t index) {
+    if (ahead_ && ahead_index_ == index) return std::move(*std::exchange(ahead_, std::nullopt));
+    return make(index);
+  }
+
+  /// One that cannot be made says so when it is taken.
+  void make_ahead(int64_t index) {
+    try {
+      ahead_ = make(index);
+      ahead_index_ = index;
+    } catch (const std::exception&) {
+      ahead_.reset();
+    }
+  }
+
+ private:
+  Step make(int64_t index) {
+    if (batches_.empty()) batches_ = epoch_batches(trajectories_, options_, epoch_);
+    const auto per_epoch = static_cast<int64_t>(batches_.size());
+    if (index / per_epoch != epoch_) {
+      epoch_ = index / per_epoch;
+      batches_ = epoch_batches(trajectories_, options_, epoch_);
+    }
+    return make_step(trajectories_, batches_[index % per_epoch], options_.plan, options_.objective,
+                     options_.costs ? &*options_.costs : nullptr);
+  }
+
+  const Trajectories& trajectories_;
+  const TrainOptions& options_;
+  std::vector<std::vector<int64_t>> batches_;  // of the epoch
+  int64_t epoch_ = 0;
+  std::optional<Step> ahead_;
+  int64_t ahead_index_ = 0;
+};
+
 int64_t resume(const TrainOptions& options, const Trajectories& trajectories, Decoder* decoder,
                Optimizer* optimizer, const TrainEvents& events) {
   const auto newest = newest_checkpoint(options.out);
@@ -182,27 +225,20 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
   const CheckpointOptions checkpoint{options.out, options.model, options.save_dtype};
   MetricsWriter writer(options.out, first);
 
-  std::vector<std::vector<int64_t>> batches;
-  int64_t batches_epoch = -1;
+  Steps steps(trajectories, options);
   for (int64_t index = first; index < last; ++index) {
-    const int64_t per_epoch = batches.empty()
-                                  ? static_cast<int64_t>(epoch_batches(trajectories, options, 0).size())
-                                  : static_cast<int64_t>(batches.size());
-    if (index / per_epoch != batches_epoch) {
-      batches_epoch = index / per_epoch;
-      batches = epoch_batches(trajectories, options, batches_epoch);
-    }
     const int64_t number = index + 1;
     if (number == profiled) options.profiler->start();
     const auto begin = std::chrono::steady_clock::now();
-    const Step step = make_step(trajectories, batches[index % per_epoch], options.plan, options.objective,
-                                options.costs ? &*options.costs : nullptr);
+    const Step step = steps.take(index);
     decoder.zero_gradients();
-    const StepResult result = forward_backward(decoder, trajectories, step, options.objective, &advantages,
-                                               [&](int64_t done, int64_t total) {
-                                                 if (events.micro_batch)
-                                                   events.micro_batch(number, done, total);
-                                               });
+    PendingStep pending = start_forward_backward(decoder, trajectories, step, options.objective, &advantages,
+                                                 [&](int64_t done, int64_t total) {
+                                                   if (events.micro_batch)
+                                                     events.micro_batch(number, done, total);
+                                                 });
+    if (number < last) steps.make_ahead(number);
+    const StepResult result = finish(std::move(pending));
     const double rate =
         options.learning_rate * schedule_factor(options.scheduler, index, last, options.warmup_steps);
     const double norm = optimizer.step(rate);
