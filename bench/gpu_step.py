@@ -56,9 +56,11 @@ RESPONSES = 9
 GRID = [(16384, 64), (16384, 1024), (16384, 128), (8192, 4096)]
 PUBLISHED = {(16384, 64): 7.5, (16384, 128): 7.3, (16384, 1024): 5.4, (8192, 4096): 1.7}
 GOALS = {(16384, 64): 8.2}
-# What is not tried: sequence packing would take too long, or activations (4 MB a token for 4b) too much memory.
-MOST_FLAT_TOKENS = {"0.6b": 1_100_000, "4b": 150_000, "tiny": 1_000_000}
-MOST_TREE_TOKENS = {"0.6b": 60_000, "4b": 20_000, "tiny": 60_000}
+# What is not tried: sequence packing would take too long, or activations too much memory (4 MB a token for 4b; with
+# --checkpoint-activations layer 0.2 MB, and 0.3 MB of the layer that is computed again).
+MOST_FLAT_TOKENS = {"0.6b": 1_100_000, "4b": 600_000, "tiny": 1_000_000}
+MOST_TREE_TOKENS = {"none": {"0.6b": 60_000, "4b": 20_000, "tiny": 60_000},
+                    "layer": {"0.6b": 200_000, "4b": 100_000, "tiny": 200_000}}  # fmt: skip
 FIRST = 3  # ratios that come before the long prompts
 
 
@@ -68,6 +70,7 @@ class Task(NamedTuple):
     name: str
     tree: trees.Tree
     shape: tuple = ()  # prompt and response tokens
+    checkpoint: str = "none"
 
     @property
     def title(self):
@@ -77,7 +80,7 @@ class Task(NamedTuple):
         """Why it is not tried; empty where it is."""
         if trees.flat_tokens(self.tree) > MOST_FLAT_TOKENS[self.model]:
             return f"{trees.flat_tokens(self.tree):,} flat tokens would take sequence packing too long"
-        if self.tree.tokens > MOST_TREE_TOKENS[self.model]:
+        if self.tree.tokens > MOST_TREE_TOKENS[self.checkpoint][self.model]:
             return f"{self.tree.tokens:,} tree tokens may not fit the memory"
         return ""
 
@@ -87,9 +90,11 @@ def tasks(args):
     so; model by model."""
     found = []
     for model in args.models:
-        ratios = [Task(model, "ratios", f"ratio {ratio:g}", trees.rollouts(args.tree_tokens, ratio)) for ratio in args.ratios]
+        checkpoint = args.checkpoint_activations
+        ratios = [Task(model, "ratios", f"ratio {ratio:g}", trees.rollouts(args.tree_tokens, ratio), (), checkpoint)
+                  for ratio in args.ratios]  # fmt: skip
         prompts = [Task(model, "prompts", f"{prompt:,} / {response:,}", trees.star(prompt, RESPONSES, response),
-                        (prompt, response)) for prompt, response in args.grid]  # fmt: skip
+                        (prompt, response), checkpoint) for prompt, response in args.grid]  # fmt: skip
         chosen = {"ratios": ratios, "prompts": prompts}
         ratios, prompts = (chosen[name] if name in args.sets else [] for name in ("ratios", "prompts"))
         first = FIRST if args.sets[0] == "ratios" else 0
@@ -137,7 +142,7 @@ def measure(args, task, scratch, timeout):
     budget = min(task.tree.tokens, args.token_budget)  # one micro-batch where the tree fits
     longest = max(sum(task.tree.lengths[node] for node in trees.root_path(task.tree, leaf)) for leaf in trees.leaves(task.tree))
     out = espalier(args, "bench", "--model", model, "--data", data, "--dtype", args.dtype, *on_device(args), "--strategy",
-                   "partition", "--token-budget", max(budget, longest), "--repeats", args.repeats, "--warmup", 1, "--json",
+                   "partition", "--token-budget", max(budget, longest), "--checkpoint-activations", task.checkpoint, "--repeats", args.repeats, "--warmup", 1, "--json",
                    timeout=max(1, end - time.monotonic()))  # fmt: skip
     data.unlink()
     result = json.loads(out)
@@ -205,6 +210,8 @@ def parse(argv):
         help="prompt/response tokens of the prompts set (default: %(default)s)")  # fmt: skip
     add("--token-budget", type=int, default=20480, metavar="N",
         help="most tokens of a micro-batch, on both sides; smaller trees make it smaller (default: %(default)s)")  # fmt: skip
+    add("--checkpoint-activations", default="none", choices=["none", "layer"],
+        help="layer: on both sides activations inside layers are computed again, and need less memory (default: none)")  # fmt: skip
     add("--repeats", type=int, default=3, metavar="N", help="measured rounds (default: %(default)s)")
     add("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float64"])
     add("--espalier", type=Path, default=REPOSITORY / "bin/espalier", metavar="FILE", help="(default: bin/espalier)")
@@ -253,7 +260,8 @@ def main(argv=None):
 def write(args, records, failures, refused, budget, show):
     machine = records[0]["hardware"] if records else "nothing was measured"
     kind = os.environ.get("ESPALIER_ATTENTION", "")
-    text = f"{machine}, commit {commit()}{f', {kind} attention' if kind else ''}\n\n{report(records)}"
+    again = ", activations of layers computed again" if args.checkpoint_activations == "layer" else ""
+    text = f"{machine}, commit {commit()}{f', {kind} attention' if kind else ''}{again}\n\n{report(records)}"
     text += "".join(f"\nFAILED: {failure}\n" for failure in failures)
     text += "".join(f"\nNot measured: {what}\n" for what in refused) + budget.note()
     finish(args, text, {"hardware": machine, "commit": commit(), "attention": kind, "records": records, "failures": failures,

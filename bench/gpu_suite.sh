@@ -20,6 +20,7 @@
 #                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
 #                      head         bench/gpu_head.py
 #                      hopper_sanitizer  the sanitizer on tests of Hopper's kernels
+#                      step4b_rest  the other prompts and ratios of Qwen3-4B, activations of layers computed again
 #                    (default: all; without build, build/gpu is used as it is)
 #   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: see above)
 #   --attention KIND ESPALIER_ATTENTION in steps (default: hopper where stage hopper passed in this call, else as built)
@@ -35,7 +36,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_stages=build,tests,verify,sanitizer,hopper,attention,step,step4b,head,hopper_sanitizer
+all_stages=build,tests,verify,sanitizer,hopper,attention,step,step4b,head,hopper_sanitizer,step4b_rest
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -202,6 +203,10 @@ stage() {
       run step4b 110 "${steps[@]}" --models 4b --sets prompts,ratios --grid 16384/64,16384/128 --ratios 8,1 --repeats 2 \
         "${output[@]}"
       ;;
+    step4b_rest)
+      run step4b_rest 400 "${steps[@]}" --models 4b --sets prompts,ratios --grid 16384/1024,8192/4096 --ratios 64,2,32,4,16,128 \
+        --tree-tokens 4096 --checkpoint-activations layer --token-budget 49152 --repeats 1 "${output[@]}"
+      ;;
     head) run head 45 "$python" bench/gpu_head.py --ops "$ops" --case-seconds 1 --seconds @S "${output[@]}" ;;
     sanitizer) run sanitizer 100 "${checks[@]}" --parts sanitizer --parallel 4 "${output[@]}" ;;
     hopper_sanitizer)
@@ -217,7 +222,7 @@ wanted() { [[ ",$stages," == *",$1,"* ]]; }
 prepare_models() {
   local -a names=()
   ! wanted step || names+=(0.6b)
-  ! wanted step4b || names+=(4b)
+  if wanted step4b || wanted step4b_rest; then names+=(4b); fi
   local list
   list=$(IFS=, && echo "${names[*]}")
   if [[ -n $list ]] && (($1 > 0)) && ! $dry_run; then

@@ -241,20 +241,23 @@ def test_what_cannot_run_is_named(capsys):
 def test_step_on_the_cpu(tmp_path):
     done = script("gpu_step.py", "--device", "cpu", "--dtype", "float32", "--models", "tiny", "--tree-tokens", 256, "--ratios",
                   "1,4", "--grid", "96/8,64/32", "--token-budget", 200, "--repeats", 1, "--json", tmp_path / "t.json",
-                  OMP_NUM_THREADS="1")  # fmt: skip
+                  "--checkpoint-activations", "layer", OMP_NUM_THREADS="1")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads((tmp_path / "t.json").read_text())["records"]
     assert [record["name"] for record in records] == ["ratio 1", "ratio 4", "96 / 8", "64 / 32"]
     assert records[3]["tree_tokens"] == 64 + 9 * 32 > 200  # in pieces
     assert records[0]["bound"] == pytest.approx(1) and records[1]["tree_tokens"] == 256
+    assert "activations of layers computed again" in done.stdout
     assert done.stdout.count("| tiny |") == 4 and "Long prompts, 9 responses" in done.stdout
 
 
 def test_what_is_too_large_is_not_tried():
     args = gpu_step.parse(["--models", "0.6b,4b"])
     refused = [task.title for task in gpu_step.tasks(args) if task.refusal()]
-    assert all(title.startswith("4b") for title in refused) and "4b ratio 64" in refused
+    assert all(title.startswith("4b") for title in refused) and "4b ratio 128" in refused
     assert "4b 16,384 / 1,024" in refused and "4b 16,384 / 64" not in refused
+    again = gpu_step.parse(["--models", "4b", "--checkpoint-activations", "layer", "--tree-tokens", "4096"])
+    assert not [task.title for task in gpu_step.tasks(again) if task.refusal()]
     titles = [task.title for task in gpu_step.tasks(args)]
     important = ["0.6b ratio 1", "0.6b 16,384 / 64", "0.6b ratio 128", "4b ratio 8"]
     assert [title for title in titles if title in important] == important
@@ -480,7 +483,8 @@ def suite(*arguments):
 def test_dry_run_prints_every_stage():
     done = suite("--dry-run")
     assert done.returncode == 0, done.stderr
-    for stage in ("tests", "verify", "hopper", "attention", "step", "step4b", "head", "sanitizer", "hopper_sanitizer"):
+    for stage in ("tests", "verify", "hopper", "attention", "step", "step4b", "head", "sanitizer", "hopper_sanitizer",
+                  "step4b_rest"):  # fmt: skip
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]

@@ -40,6 +40,7 @@ struct Flags {
   int64_t tree_tokens = 2048;
   int64_t token_budget = 0;
   std::string strategy = "tree-packing";
+  std::string checkpoint_activations = "none";
   bool tree_only = false;
   bool strategies = false;
   double budget_fraction = 0.25;
@@ -337,11 +338,18 @@ nlohmann::ordered_json strategy_json(const Measured& measured, const SideResult&
           {"peak_bytes", side.peak_bytes}};
 }
 
-std::vector<BenchmarkSide> sides_of(const Flags& flags, const Forest& forest) {
+std::vector<BenchmarkSide> plain_sides(const Flags& flags, const Forest& forest) {
   if (flags.strategies) return strategy_sides(forest, flags.budget_fraction);
   const Strategy strategy = parse_strategy(flags.strategy);
   if (flags.tree_only) return {tree_side(forest, strategy, flags.token_budget)};
   return tree_and_packing_sides(forest, strategy, flags.token_budget);
+}
+
+std::vector<BenchmarkSide> sides_of(const Flags& flags, const Forest& forest) {
+  std::vector<BenchmarkSide> sides = plain_sides(flags, forest);
+  for (BenchmarkSide& side : sides)
+    side.plan.checkpoint_activations = parse_checkpoint_activations(flags.checkpoint_activations);
+  return sides;
 }
 
 std::string table_of(const Flags& flags, const std::vector<Measured>& all) {
@@ -470,6 +478,12 @@ void add_bench(CLI::App& app, int*) {
           ->check(CLI::NonNegativeNumber)
           ->capture_default_str();
   add_strategy_flags(command, flags.get(), token_budget);
+  command
+      ->add_option(
+          "--checkpoint-activations", flags->checkpoint_activations,
+          "Compute activations inside every layer again in the backward pass, on all sides: layer, or none")
+      ->check(CLI::IsMember({"none", "layer"}))
+      ->capture_default_str();
   command->add_option("--repeats", flags->benchmark.repeats, "Measured rounds: every side once")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
