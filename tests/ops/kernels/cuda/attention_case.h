@@ -233,6 +233,44 @@ inline std::vector<int32_t> random_ends(uint64_t seed, int max_nodes, int max_no
                             max_node_tokens);
 }
 
+/// Two branches of one root, and the same with other finite numbers in all that the second branch neither
+/// sees nor is seen by.
+template <class Element>
+struct Neighbours {
+  static constexpr int64_t kRoot = 70, kBranch = 60, kEnd = kRoot + 2 * kBranch;
+  AttentionCase<Element> before, after;
+
+  explicit Neighbours(const CaseOptions& options) : before(with_branches(options), 3), after(before) {
+    for (HeadTensor<Element>* tensor : {&after.q, &after.grad_out, &after.k[0], &after.v[0]}) {
+      for (int64_t t = kRoot; t < kRoot + kBranch; ++t) {
+        for (int64_t h = 0; h < tensor->heads; ++h) {
+          for (int64_t d = 0; d < tensor->dim; ++d) {
+            const float other = -3 * static_cast<float>(tensor->value(t, h, d)) + 1;
+            tensor->at(t, h, d) = {simt::emulator::round_to_bits(other, Element{})};
+          }
+        }
+      }
+    }
+  }
+  /// Does the second branch have the same numbers, and the first one others?
+  static bool left_alone(const Values& a, const Values& b) {
+    const int64_t row = a.heads * a.dim;
+    const auto same = [&](int64_t begin, int64_t end) {
+      return std::equal(a.numbers.begin() + begin * row, a.numbers.begin() + end * row,
+                        b.numbers.begin() + begin * row);
+    };
+    return same(kRoot + kBranch, kEnd) && !same(kRoot, kRoot + kBranch);
+  }
+
+ private:
+  static CaseOptions with_branches(CaseOptions options) {
+    options.ends.assign(kRoot, kEnd);
+    options.ends.insert(options.ends.end(), kBranch, kRoot + kBranch);
+    options.ends.insert(options.ends.end(), kBranch, kEnd);
+    return options;
+  }
+};
+
 /// Tiles that a schedule lists, by what is in them.
 struct ListedTiles {
   int64_t full = 0, partial = 0;

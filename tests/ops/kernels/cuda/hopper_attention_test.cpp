@@ -363,6 +363,22 @@ TYPED_TEST(HopperBackwardDetailTest, DeterministicGivesTheSameBits) {
   }
 }
 
+TYPED_TEST(HopperBackwardDetailTest, NeighboursLeaveABranchBitwiseAsItWas) {
+  Neighbours<typename TypeParam::Element> c({.head_dim = TypeParam::kDim, .group = 2});
+  const auto run = [](auto& given) {
+    const EmulatedLauncher launcher{.seed = 4, .deterministic = true};
+    auto exact = dense_attention<double, false>(given);
+    AttentionValues all = run_backward(given, exact, launcher);
+    all.out = run_forward(given, launcher).out;
+    return all;
+  };
+  const AttentionValues before = run(c.before), after = run(c.after);
+  EXPECT_TRUE(c.left_alone(before.out, after.out));
+  EXPECT_TRUE(c.left_alone(before.grad_q, after.grad_q));
+  EXPECT_TRUE(c.left_alone(before.grad_k[0], after.grad_k[0]));
+  EXPECT_TRUE(c.left_alone(before.grad_v[0], after.grad_v[0]));
+}
+
 TYPED_TEST(HopperBackwardDetailTest, NegativeControlsAreNoticed) {
   auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
   Reference by(c);

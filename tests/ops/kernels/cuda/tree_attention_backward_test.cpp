@@ -190,6 +190,18 @@ TYPED_TEST(TreeAttentionBackwardTest, MatchesDenseAroundBlockSizes) {
   }
 }
 
+TEST(TreeAttentionBackwardOrder, NeighboursLeaveABranchBitwiseAsItWas) {
+  Neighbours<BFloat16> c({.head_dim = 64, .group = 2});
+  const auto run = [](auto& given) {
+    return run_backward<BFloat16, 64, 2>(given, dense_attention<double, false>(given),
+                                         {.deterministic = true, .seed = 4});
+  };
+  const AttentionValues before = run(c.before), after = run(c.after);
+  EXPECT_TRUE(c.left_alone(before.grad_q, after.grad_q));
+  EXPECT_TRUE(c.left_alone(before.grad_k[0], after.grad_k[0]));
+  EXPECT_TRUE(c.left_alone(before.grad_v[0], after.grad_v[0]));
+}
+
 TEST(TreeAttentionBackwardOrder, DeterministicGradientsAreTheSameBits) {
   AttentionCase<BFloat16> c({.head_dim = 64, .group = 2, .ends = random_ends(6, 12, 20), .num_rectangles = 2},
                             6);

@@ -92,6 +92,12 @@ TYPED_TEST(TreeAttentionForwardTest, MatchesDenseAroundBlockSizes) {
   }
 }
 
+TEST(TreeAttentionForwardOrder, NeighboursLeaveABranchBitwiseAsItWas) {
+  Neighbours<BFloat16> c({.head_dim = 64, .group = 2});
+  EXPECT_TRUE(
+      c.left_alone(run_forward<BFloat16, 64>(c.before, 1).out, run_forward<BFloat16, 64>(c.after, 1).out));
+}
+
 TEST(TreeAttentionForwardOrder, SameBitsInAnyInterleaving) {
   AttentionCase<BFloat16> c({.head_dim = 64, .group = 2, .ends = random_ends(6, 12, 20), .num_rectangles = 2},
                             6);
