@@ -23,6 +23,26 @@ void expect_right(const EdgeProblem& given, const Results& ours, at::ScalarType 
   }
 }
 
+/// The problem's tensors on the GPU, for calls of the two passes by themselves.
+struct OnCuda {
+  at::ScalarType sums;
+  double start;  // of sums; in float32 one would cost as much precision as the reference has
+  at::Tensor hidden, weight, row, target, grad_out;
+
+  OnCuda(const EdgeProblem& given, at::ScalarType dtype)
+      : sums(dtype == at::kDouble ? at::kDouble : at::kFloat),
+        start(dtype == at::kFloat ? 0 : 1),
+        hidden(given.hidden.to(at::kCUDA, dtype)),
+        weight(given.weight.to(at::kCUDA, dtype)),
+        row(given.edge_row.to(at::kCUDA)),
+        target(given.edge_target.to(at::kCUDA)),
+        grad_out(given.grad_out.to(at::kCUDA, sums)) {}
+
+  at::Tensor start_of(const at::Tensor& tensor) const {
+    return at::full(tensor.sizes(), start, tensor.options().dtype(sums));
+  }
+};
+
 TEST(EdgeLogprobsCuda, EqualTheReference) {
   SKIP_WITHOUT_CUDA();
   for (const at::ScalarType dtype : kDtypes) {
@@ -41,17 +61,17 @@ TEST(EdgeLogprobsCuda, EqualTheReferenceAcrossBlocks) {
   SKIP_WITHOUT_CUDA();
   for (const at::ScalarType dtype : kDtypes) {
     const EdgeProblem given(111, {301, 700, 32, 1300}, dtype);
-    const auto sums = dtype == at::kDouble ? at::kDouble : at::kFloat;
-    const auto there = [&](const at::Tensor& tensor) { return tensor.to(at::kCUDA); };
-    const at::Tensor hidden = there(given.hidden).to(dtype), weight = there(given.weight).to(dtype);
-    const at::Tensor row = there(given.edge_row), target = there(given.edge_target);
+    const OnCuda there(given, dtype);
     for (const LogitBlock& size : {LogitBlock{128, 512}, LogitBlock{301, 100}, LogitBlock{7, 1300}}) {
-      const auto [logprobs, lse] = detail::edge_logprobs_by_blocks(hidden, weight, row, target, size);
-      const at::Tensor grad_hidden = at::zeros(hidden.sizes(), hidden.options().dtype(sums));
-      const at::Tensor grad_weight = at::ones(weight.sizes(), weight.options().dtype(sums));
-      detail::add_edge_logprobs_gradients({there(given.grad_out).to(sums), hidden, weight, row, target, lse},
-                                          grad_hidden, grad_weight, size);
-      expect_right(given, {logprobs.cpu(), grad_hidden.cpu(), grad_weight.sub(1).cpu()}, dtype);
+      const auto [logprobs, lse] =
+          detail::edge_logprobs_by_blocks(there.hidden, there.weight, there.row, there.target, size);
+      const at::Tensor grad_hidden = there.start_of(there.hidden), grad_weight = there.start_of(there.weight);
+      detail::add_edge_logprobs_gradients(
+          {there.grad_out, there.hidden, there.weight, there.row, there.target, lse}, grad_hidden,
+          grad_weight, size);
+      expect_right(given,
+                   {logprobs.cpu(), grad_hidden.sub(there.start).cpu(), grad_weight.sub(there.start).cpu()},
+                   dtype);
     }
   }
 }
@@ -69,15 +89,12 @@ TEST(EdgeLogprobsCuda, AddToTheGradientThatIsThere) {
   SKIP_WITHOUT_CUDA();
   for (const at::ScalarType dtype : kDtypes) {
     const EdgeProblem given(115, {300, 700, 32, 1300}, dtype);
-    const auto sums = dtype == at::kDouble ? at::kDouble : at::kFloat;
-    const auto there = [&](const at::Tensor& tensor) { return tensor.to(at::kCUDA); };
-    const at::Tensor hidden = there(given.hidden).to(dtype), weight = there(given.weight).to(dtype);
-    const at::Tensor row = there(given.edge_row), target = there(given.edge_target);
-    const auto [logprobs, lse] = edge_logprobs_forward(hidden, weight, row, target);
-    const at::Tensor sum = at::ones(weight.sizes(), weight.options().dtype(sums));
+    const OnCuda there(given, dtype);
+    const auto [logprobs, lse] = edge_logprobs_forward(there.hidden, there.weight, there.row, there.target);
+    const at::Tensor sum = there.start_of(there.weight);
     const at::Tensor grad_hidden =
-        edge_logprobs_backward(there(given.grad_out).to(sums), hidden, weight, row, target, lse, sum);
-    expect_right(given, {logprobs.cpu(), grad_hidden.cpu(), sum.sub(1).cpu()}, dtype);
+        edge_logprobs_backward(there.grad_out, there.hidden, there.weight, there.row, there.target, lse, sum);
+    expect_right(given, {logprobs.cpu(), grad_hidden.cpu(), sum.sub(there.start).cpu()}, dtype);
   }
 }
 
