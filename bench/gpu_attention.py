@@ -3,7 +3,8 @@
 
 Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backward. The sides of each tree:
 
-    ampere, hopper, pieces, ...  torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds)
+    ampere, hopper, pieces, ...  torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds); with
+                          +deterministic the same bits in every run: dQ by a kernel of its own, and by no atomic adds
     flash, cudnn          ATen's causal attention on ONE sequence, as long as to have the same number of visible pairs: it
                           computes the same useful FLOPs without any tree, and is what a tree kernel is held against
     flex                  compiled FlexAttention with the tree's own mask (a block mask from subtree_end)
@@ -143,14 +144,22 @@ class Inputs:
         self.scale = case.head_dim**-0.5
 
 
+DETERMINISTIC = "+deterministic"
+
+
 @contextlib.contextmanager
-def attention_kind(name):
-    """ESPALIER_ATTENTION for the calls inside; the operators read it each time."""
+def attention_kind(kind):
+    """ESPALIER_ATTENTION, and deterministic algorithms, for the calls inside; the operators read both each time."""
+    import torch
+
     before = os.environ.get("ESPALIER_ATTENTION")
-    os.environ["ESPALIER_ATTENTION"] = name
+    os.environ["ESPALIER_ATTENTION"] = kind.removesuffix(DETERMINISTIC)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # the operators write all that they allocate
+    torch.use_deterministic_algorithms(kind.endswith(DETERMINISTIC))
     try:
         yield
     finally:
+        torch.use_deterministic_algorithms(False)
         if before is None:
             del os.environ["ESPALIER_ATTENTION"]
         else:
@@ -400,8 +409,8 @@ def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add_common(parser, seconds=120)
-    add("--kinds", type=list_of(str), default="ampere,hopper", metavar="LIST",
-        help="values of ESPALIER_ATTENTION; results are held against the first (default: %(default)s)")  # fmt: skip
+    add("--kinds", type=list_of(str), default="ampere,hopper,hopper+deterministic", metavar="LIST",
+        help="values of ESPALIER_ATTENTION, also with +deterministic; results are held against the first (default: %(default)s)")  # fmt: skip
     add("--dense", type=list_of(str), default="flash,cudnn", metavar="LIST", help="of flash and cudnn (default: %(default)s)")
     add("--no-flex", dest="flex", action="store_false", help="leave FlexAttention out: compiling it takes about a minute")
     add("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32", "float64"])
