@@ -21,7 +21,7 @@ namespace espalier::cuda::hopper {
 enum LargeBackwardBarrier { kProbabilitiesWritten = 1, kScoresDifferentiated = 2 };
 
 /// What the two warpgroups have in common.
-template <class Tiles, bool kAddsQueries>
+template <class Tiles>
 class LargeBackwardPart {
  public:
   using Element = typename Tiles::Element;
@@ -76,8 +76,8 @@ class LargeBackwardPart {
 
 /// The first warpgroup: S, P and dV.
 template <class Tiles, bool kAddsQueries>
-class ValueGradientConsumer : LargeBackwardPart<Tiles, kAddsQueries> {
-  using Part = LargeBackwardPart<Tiles, kAddsQueries>;
+class ValueGradientConsumer : LargeBackwardPart<Tiles> {
+  using Part = LargeBackwardPart<Tiles>;
   using Part::barriers_, Part::params_, Part::place_, Part::shared_, Part::sums_;
   using typename Part::Element;
   static constexpr int kRows = Tiles::kRows;
@@ -144,8 +144,8 @@ class ValueGradientConsumer : LargeBackwardPart<Tiles, kAddsQueries> {
 
 /// The second one: dP, dS and dK.
 template <class Tiles, bool kAddsQueries>
-class KeyGradientConsumer : LargeBackwardPart<Tiles, kAddsQueries> {
-  using Part = LargeBackwardPart<Tiles, kAddsQueries>;
+class KeyGradientConsumer : LargeBackwardPart<Tiles> {
+  using Part = LargeBackwardPart<Tiles>;
   using Part::barriers_, Part::params_, Part::place_, Part::shared_, Part::sums_;
   using typename Part::Element;
   static constexpr int kRows = Tiles::kRows;
