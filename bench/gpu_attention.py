@@ -304,7 +304,7 @@ def sides_of(case, args, tell, flex, problems):
     dense_inputs = Inputs(case, dense_tokens, args.device, dtype, 1)
     for backend in args.dense:
         makers[backend] = lambda backend=backend: dense_side(backend, dense_inputs, problems)
-    if flex and case.flex:
+    if flex and (case.flex or args.flex_everywhere):
         makers["flex"] = lambda: flex.side(tree_inputs, ends)
     sides = {}
     for name, make in makers.items():
@@ -411,8 +411,12 @@ def parse(argv):
     add_common(parser, seconds=120)
     add("--kinds", type=list_of(str), default="ampere,hopper,hopper+deterministic", metavar="LIST",
         help="values of ESPALIER_ATTENTION, also with +deterministic; results are held against the first (default: %(default)s)")  # fmt: skip
-    add("--dense", type=list_of(str), default="flash,cudnn", metavar="LIST", help="of flash and cudnn (default: %(default)s)")
-    add("--no-flex", dest="flex", action="store_false", help="leave FlexAttention out: compiling it takes about a minute")
+    add("--dense", type=list_of(str), default="flash,cudnn", metavar="LIST", help="of flash and cudnn, or none (default: %(default)s)")
+    flex = parser.add_mutually_exclusive_group()
+    flex.add_argument("--no-flex", dest="flex", action="store_false",
+                      help="leave FlexAttention out: compiling it takes about a minute")  # fmt: skip
+    flex.add_argument("--flex-everywhere", action="store_true",
+                      help="FlexAttention on every tree, instead of on a few: compiled for each of some thirty shapes")  # fmt: skip
     add("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32", "float64"])
     add("--cases", default="", metavar="TEXT", help="only trees whose name contains this")
     add("--case-seconds", type=float, default=1.5, metavar="S", help="for the rounds of one tree (default: %(default)s)")
@@ -422,12 +426,16 @@ def parse(argv):
     add("--quick", action="store_true", help="a few small trees")
     add("--list", action="store_true", help="print the trees and stop")
     args = parser.parse_args(argv)
+    args.dense = [name for name in args.dense if name != "none"]
     args.without = set()  # (side, head dimension)
     return args
 
 
 def chosen_cases(args):
-    return [case for case in (quick_cases() if args.quick else cases()) if args.cases in case.name]
+    found = [case for case in (quick_cases() if args.quick else cases()) if args.cases in case.name]
+    if args.flex_everywhere:  # those that are there once more for FlexAttention alone are the same then
+        found = list({(case.name, case.shape): case for case in found}.values())
+    return found
 
 
 def work(tell, args, first, seconds):

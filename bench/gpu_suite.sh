@@ -21,6 +21,8 @@
 #                      head         bench/gpu_head.py
 #                      hopper_sanitizer  the sanitizer on tests of Hopper's kernels
 #                      step4b_rest  the other prompts and ratios of Qwen3-4B, activations of layers computed again
+#                      attention_flex  bench/gpu_attention.py with FlexAttention on every tree, most of which is compiling
+#                    The last three seldom get a turn in a call with all stages: they are for a call of their own.
 #                    (default: all; without build, build/gpu is used as it is)
 #   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: see above)
 #   --attention KIND ESPALIER_ATTENTION in steps (default: hopper where stage hopper passed in this call, else as built)
@@ -36,7 +38,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_stages=build,tests,verify,sanitizer,hopper,attention,step,step4b,head,hopper_sanitizer,step4b_rest
+all_stages=build,tests,verify,sanitizer,hopper,attention,step,step4b,head,hopper_sanitizer,step4b_rest,attention_flex
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -202,6 +204,12 @@ stage() {
     step4b)
       run step4b 110 "${steps[@]}" --models 4b --sets prompts,ratios --grid 16384/64,16384/128 --ratios 8,1 --repeats 2 \
         "${output[@]}"
+      ;;
+    attention_flex)
+      local kind
+      kind=$(attention_of_steps)
+      run attention_flex 550 "$python" bench/gpu_attention.py --ops "$ops" --kinds "${kinds:-${kind:-ampere}}" --dense none \
+        --flex-everywhere --case-seconds 0.7 --seconds @S "${output[@]}"
       ;;
     step4b_rest)
       run step4b_rest 400 "${steps[@]}" --models 4b --sets prompts,ratios --grid 16384/1024,8192/4096 --ratios 64,2,32,4,16,128 \

@@ -205,6 +205,15 @@ def test_kernel_benchmarks_on_the_cpu(name, tmp_path):
     assert len(rows) == len(records) + 1 and len({row.count("|") for row in rows}) == 1
 
 
+def test_flex_everywhere_has_every_tree_once():
+    everywhere = gpu_attention.chosen_cases(gpu_attention.parse(["--flex-everywhere"]))
+    here_and_there = gpu_attention.chosen_cases(gpu_attention.parse([]))
+    names = [(case.name, case.shape) for case in everywhere]
+    assert len(names) == len(set(names)) and set(names) == {(case.name, case.shape) for case in here_and_there}
+    assert len(everywhere) < len(here_and_there)
+    assert gpu_attention.parse(["--dense", "none"]).dense == []
+
+
 def test_sides_that_disagree_fail(monkeypatch, capsys):
     """Negative control: a tree in which siblings see each other, on one side alone."""
     import torch
@@ -484,13 +493,14 @@ def test_dry_run_prints_every_stage():
     done = suite("--dry-run")
     assert done.returncode == 0, done.stderr
     for stage in ("tests", "verify", "hopper", "attention", "step", "step4b", "head", "sanitizer", "hopper_sanitizer",
-                  "step4b_rest"):  # fmt: skip
+                  "step4b_rest", "attention_flex"):  # fmt: skip
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]
     beside = suite("--dry-run", "--stages", "sanitizer,attention,hopper,tests").stdout.splitlines()
     assert [line.split(",")[0] for line in beside] == ["[tests", "[sanitizer", "[hopper", "[attention"]
-    assert "--kinds" not in done.stdout and "ESPALIER_ATTENTION= " in done.stdout
+    (attention,) = [line for line in done.stdout.splitlines() if line.startswith("[attention,")]
+    assert "--kinds" not in attention and "ESPALIER_ATTENTION= " in done.stdout
     assert "ESPALIER_ATTENTION=hopper " in suite("--dry-run", "--stages", "step", "--attention", "hopper").stdout
     assert "--kinds ampere,masked --seconds" in suite("--dry-run", "--stages", "attention", "--kinds", "ampere,masked").stdout
 
