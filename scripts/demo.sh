@@ -99,7 +99,7 @@ PYTHON
 
 headline "Measured speed-up over sequence packing, beside its bound"
 show bin/espalier bench --model "$model" --data "$out/rows.jsonl" --dtype "$dtype" --token-budget "$budget" \
-  --warmup 0 --repeats 1
+  --repeats 1
 
 headline "Transformers loads the checkpoint"
 show "$python" scripts/answer.py "$out/run/checkpoints/step_$steps"

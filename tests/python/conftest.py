@@ -106,10 +106,11 @@ def tokenizer(models):
 
 @pytest.fixture(scope="session")
 def espalier(tmp_path_factory):
-    """Runs bin/espalier with the given arguments and a cache of its own; a failure shows what it printed."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    """Runs bin/espalier with the given arguments and a cache of the tests' own; a failure shows what it printed."""
+    common = tmp_path_factory.mktemp("cache")
 
-    def run(*arguments, check=True):
+    def run(*arguments, check=True, cache=common):
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
         command = [str(REPOSITORY / "bin/espalier"), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if check and done.returncode != 0:

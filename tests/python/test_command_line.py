@@ -208,6 +208,20 @@ def test_a_calibration_is_measured_once(espalier, model, data):
     assert predicted[0] == predicted[1] > 0
 
 
+def test_a_calibration_that_does_not_hold_is_measured_again(espalier, model, data, tmp_path):
+    flags = ["--model", model, "--data", data, "--threads", 1]
+    espalier("plan", *flags, cache=tmp_path)
+    (kept,) = (tmp_path / "espalier").glob("calibration-*.json")
+    calibration = json.loads(kept.read_text())
+    train = ["train", *flags, "--steps", 2, "--learning-rate", 0.001]
+    for factor, again in ((1e5, True), (1, False)):  # as of a busy machine; as measured: steps too short to be judged
+        scaled = {**calibration, "seconds": [seconds * factor for seconds in calibration["seconds"]]}
+        kept.write_text(json.dumps(scaled))
+        done = espalier(*train, "--out", tmp_path / f"run_{again}", cache=tmp_path)
+        assert "measuring how fast" not in done.stderr
+        assert ("measured again by the next run" in done.stderr) == again and kept.exists() != again
+
+
 def test_verify_reports_by_its_exit_status(espalier, model, tmp_path):
     # The ratio of two rounding errors needs some hundred tokens to settle.
     data = tmp_path / "rows.jsonl"

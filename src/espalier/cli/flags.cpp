@@ -142,6 +142,18 @@ PlanCosts PlanFlags::costs(const ModelUse& use, const std::function<void(const s
           memory_model(use.config, use.dtype, use.optimizer, use.objective, use.device)};
 }
 
+void PlanFlags::judge_calibration(const ModelUse& use, double predicted_seconds, double measured_seconds,
+                                  const std::function<void(const std::string&)>& note) const {
+  constexpr double kMostOff = 1.5, kLeastSeconds = 0.25;  // shorter steps are mostly fixed costs
+  if (no_calibration || std::max(predicted_seconds, measured_seconds) < kLeastSeconds) return;
+  if (measured_seconds < kMostOff * predicted_seconds && predicted_seconds < kMostOff * measured_seconds)
+    return;
+  if (!forget_calibration(use.config, use.dtype, use.device, cache_folder())) return;
+  note(fmt::format(
+      "micro-batches took {:.2f} s, predicted were {:.2f} s: the machine is measured again by the next run",
+      measured_seconds, predicted_seconds));
+}
+
 void ObjectiveFlags::add(CLI::App* command) {
   command->add_option("--objective", objective, "sft: cross-entropy; grpo: clipped policy gradient")
       ->check(CLI::IsMember({"sft", "grpo"}))

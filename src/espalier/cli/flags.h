@@ -65,6 +65,10 @@ struct PlanFlags {
   /// By what plans for a model are compared. Measures the device when no calibration is kept, and tells
   /// `note`.
   PlanCosts costs(const ModelUse& use, const std::function<void(const std::string&)>& note) const;
+  /// Forgets the kept calibration where a step took much more or less time than it predicts, and tells
+  /// `note`: it may have been measured while the machine was at something else.
+  void judge_calibration(const ModelUse& use, double predicted_seconds, double measured_seconds,
+                         const std::function<void(const std::string&)>& note) const;
 };
 
 struct ObjectiveFlags {

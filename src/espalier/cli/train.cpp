@@ -35,6 +35,14 @@ struct Flags {
   bool dry_run = false;
 };
 
+ModelUse use_of(const Flags& flags, at::Device device) {
+  return {.config = read_config(flags.model),
+          .dtype = parse_dtype(flags.dtype),
+          .device = device,
+          .optimizer = parse_optimizer(flags.optimizer),
+          .objective = flags.objective.options().kind};
+}
+
 TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at::Device device,
                         const CLI::App& command) {
   TrainOptions options = flags.train;
@@ -46,12 +54,8 @@ TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at
   options.objective = flags.objective.options();
   options.optimizer.kind = parse_optimizer(flags.optimizer);
   options.plan = flags.plan.options(trajectories);
-  const ModelUse use{.config = read_config(flags.model),
-                     .dtype = options.dtype,
-                     .device = device,
-                     .optimizer = options.optimizer.kind,
-                     .objective = options.objective.kind};
-  options.costs = flags.plan.costs(use, [](const std::string& text) { fmt::print(stderr, "{}\n", text); });
+  options.costs = flags.plan.costs(use_of(flags, device),
+                                   [](const std::string& text) { fmt::print(stderr, "{}\n", text); });
   options.scheduler = parse_scheduler(flags.scheduler);
   options.shuffle = parse_shuffle(flags.shuffle);
   options.config = resolved_flags(command);
@@ -136,6 +140,10 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   };
   events.step = [&](int64_t step, const nlohmann::ordered_json& metrics) {
     progress.line(step_line(step, total, metrics));
+    if (step == first + 2) {  // the first one is slower
+      flags.plan.judge_calibration(use_of(flags, device), metrics["predicted_seconds"],
+                                   metrics["micro_batch_seconds"], events.note);
+    }
   };
   events.predicted = [&](const Step& step, const StepPrediction& prediction, const StepResult& result) {
     const PlanTable table{

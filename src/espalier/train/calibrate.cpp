@@ -144,6 +144,10 @@ nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype,
   return key;
 }
 
+std::filesystem::path path_of(const nlohmann::ordered_json& key, const std::filesystem::path& folder) {
+  return folder / fmt::format("calibration-{:016x}.json", std::hash<std::string>{}(key.dump()));
+}
+
 std::optional<TimeFeatures> read_calibration(const std::filesystem::path& path,
                                              const nlohmann::ordered_json& key) {
   std::ifstream file(path);
@@ -179,7 +183,7 @@ TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, 
                              const std::filesystem::path& folder,
                              const std::function<void(const std::string&)>& note) {
   const nlohmann::ordered_json key = key_of(config, dtype, device);
-  const auto path = folder / fmt::format("calibration-{:016x}.json", std::hash<std::string>{}(key.dump()));
+  const auto path = path_of(key, folder);
   if (const auto seconds = read_calibration(path, key)) return {model_shape(config), *seconds, true};
   if (note)
     note(fmt::format("measuring how fast this machine runs the model (once; kept in {})", path.string()));
@@ -187,6 +191,12 @@ TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, 
   std::filesystem::create_directories(folder);
   write_text(path, nlohmann::ordered_json{{"key", key}, {"seconds", model.seconds}}.dump(2) + "\n");
   return model;
+}
+
+bool forget_calibration(const DecoderConfig& config, at::ScalarType dtype, at::Device device,
+                        const std::filesystem::path& folder) {
+  std::error_code ignored;
+  return std::filesystem::remove(path_of(key_of(config, dtype, device), folder), ignored);
 }
 
 std::filesystem::path cache_folder() {

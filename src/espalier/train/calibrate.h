@@ -26,6 +26,10 @@ TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, 
                              const std::filesystem::path& folder,
                              const std::function<void(const std::string&)>& note = {});
 
+/// Has cached_calibration measure again the next time. Returns whether there was one in `folder`.
+bool forget_calibration(const DecoderConfig& config, at::ScalarType dtype, at::Device device,
+                        const std::filesystem::path& folder);
+
 /// $XDG_CACHE_HOME/espalier or ~/.cache/espalier.
 std::filesystem::path cache_folder();
 
