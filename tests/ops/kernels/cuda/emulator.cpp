@@ -247,6 +247,17 @@ class Block {
     }
   }
 
+  /// For a while one warp runs only where no other can: barriers that only seem to be enough show.
+  void starve(std::vector<Thread*>* ready) {
+    const auto num_warps = static_cast<int>(meetings_.size());
+    if (starved_turns_-- == 0) {
+      starved_ = static_cast<int>(random_() % (2 * num_warps));  // or none
+      starved_turns_ = 1 << random_() % 8;
+    }
+    const auto is_starved = [&](const Thread* t) { return t->place.thread / simt::kWarpSize == starved_; };
+    if (!std::all_of(ready->begin(), ready->end(), is_starved)) std::erase_if(*ready, is_starved);
+  }
+
   /// The threads that run next: those of one warp, for a while that may be long, so that warps drift apart as
   /// far as barriers let them.
   void list_ready(std::vector<Thread*>* ready) {
@@ -264,6 +275,7 @@ class Block {
     }
     list(threads_.begin(), threads_.end());
     if (ready->empty()) return;
+    if (!abandoned_) starve(ready);
     warp_ = (*ready)[random_() % ready->size()]->place.thread / simt::kWarpSize;
     warp_turns_ = 1 << random_() % 12;
     if (!abandoned_)
@@ -325,6 +337,8 @@ class Block {
   Thread* running_ = nullptr;
   int warp_ = 0;
   int warp_turns_ = 0;
+  int starved_ = -1;
+  int starved_turns_ = 0;
   context::fiber scheduler_;
   Stack scheduler_stack_;
   std::exception_ptr error_;
