@@ -1,8 +1,9 @@
 // Runs kernels written in the words of simt.h on the host, thread by thread.
 // Threads of a block are fibers. Which one goes on is drawn by a seed wherever one waits, one warp at a time
-// is starved for a while, blocks come in an order drawn likewise, shared memory and the targets of asynchronous copies hold NaN until something is
-// there, and copies arrive as late as the kernel's waits allow: what a kernel forgot to wait for shows, and a
-// seed repeats it. Under the address sanitizer every access to global and shared memory is checked.
+// is starved for a while, blocks come in an order drawn likewise, shared memory and the targets of
+// asynchronous copies hold NaN until something is there, and copies arrive as late as the kernel's waits
+// allow: what a kernel forgot to wait for shows, and a seed repeats it. Under the address sanitizer every
+// access to global and shared memory is checked.
 #pragma once
 
 #include <cstdint>
