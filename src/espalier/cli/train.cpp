@@ -118,6 +118,7 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
     print_dry_run(flags, options, trajectories);
     return;
   }
+  const ModelUse use = use_of(flags, device);
   std::filesystem::create_directories(options.out);
   std::signal(SIGINT, [](int) { stop_requested = true; });
   std::signal(SIGTERM, [](int) { stop_requested = true; });
@@ -141,8 +142,8 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   events.step = [&](int64_t step, const nlohmann::ordered_json& metrics) {
     progress.line(step_line(step, total, metrics));
     if (step == first + 2) {  // the first one is slower
-      flags.plan.judge_calibration(use_of(flags, device), metrics["predicted_seconds"],
-                                   metrics["micro_batch_seconds"], events.note);
+      flags.plan.judge_calibration(use, metrics["predicted_seconds"], metrics["micro_batch_seconds"],
+                                   events.note);
     }
   };
   events.predicted = [&](const Step& step, const StepPrediction& prediction, const StepResult& result) {

@@ -93,8 +93,8 @@ TermColumns gather_terms(const Trajectories& trajectories, const Step& step, con
 // Terms by row, and by target among those of a row. Rows are tokens of the batch, and most have few terms.
 std::vector<int64_t> terms_in_order(const TermColumns& terms, int64_t num_tokens) {
   std::vector<int64_t> order(terms.row.size());
-  std::vector<int64_t> end(
-      num_tokens);  // of a row's terms in `order`; until they are placed, of those placed
+  // Of a row's terms in `order`; until all are placed, of those that are.
+  std::vector<int64_t> end(num_tokens);
   for (const int64_t row : terms.row) ++end[row];
   std::exclusive_scan(end.begin(), end.end(), end.begin(), int64_t{0});
   for (size_t m = 0; m < order.size(); ++m) order[end[terms.row[m]]++] = static_cast<int64_t>(m);
