@@ -1,13 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test core-test asan lint format demo demo-tiny clean
+.PHONY: help setup build command test test-machines test-machines-short core-test asan tsan clang fuzz lint format demo demo-tiny clean
 
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## system packages, and .venv unless an active environment has torch >= 2.9
 	@scripts/setup.sh
@@ -15,10 +16,17 @@ setup:  ## system packages, and .venv unless an active environment has torch >= 
 build: setup  ## the command bin/espalier and the tests
 	@scripts/build.sh release
 
-test: build  ## all tests: C++, layers, Python
+test: build  ## all tests: C++, layers, documents, Python
 	@python3 tests/check_layers.py --self-test
+	@python3 tests/check_docs.py --self-test
 	@OMP_NUM_THREADS=1 ctest --preset release --parallel $(TEST_JOBS)
 	@PYTHONPATH=python $(PYTHON) -m pytest -q tests/python
+
+test-machines: build  ## the C++ tests as other machines would run them: CPU levels, threads, seeds, load (about an hour)
+	@scripts/test_machines.sh
+
+test-machines-short: build  ## the numeric tests under a few combined settings of those (about five minutes)
+	@scripts/test_machines.sh --short
 
 core-test:  ## build and test the LibTorch-free half alone (under a minute)
 	@scripts/setup.sh --core
@@ -29,6 +37,21 @@ asan:  ## the same under address and undefined-behaviour sanitizers
 	@scripts/setup.sh --core
 	@scripts/build.sh asan
 	@ctest --preset asan --parallel $(TEST_JOBS)
+
+tsan:  ## the CPU kernels whose threads synchronise by atomics, under the thread sanitizer
+	@scripts/setup.sh --core
+	@scripts/build.sh tsan thread_tests
+	@ctest --preset tsan
+
+clang:  ## build and test the LibTorch-free half by clang
+	@scripts/setup.sh --clang
+	@scripts/build.sh clang
+	@ctest --preset clang --parallel $(TEST_JOBS)
+
+fuzz:  ## every parser on mutated inputs, a minute in all
+	@scripts/setup.sh --clang
+	@scripts/build.sh fuzz fuzz_targets
+	@scripts/fuzz.sh
 
 lint: setup  ## formatting, clang-tidy on the LibTorch-free half, layers
 	@scripts/lint.sh

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention over trees on the CPU beside what else there is, all sides interleaved in one run.
 // Rates are per visible (query, key) pair and head: 4 d forward, 10 d backward. "mask" is ATen's attention
 // with the mask of the tree as a tensor; "causal" the same on a chain of as many tokens, with no mask to
@@ -16,10 +17,10 @@
 #include <random>
 #include <string>
 
+#include "espalier/ops/attention/tree_attention.h"
+#include "espalier/ops/attention/varlen.h"
 #include "espalier/ops/reference.h"
-#include "espalier/ops/tree_attention.h"
-#include "espalier/ops/tree_attention_pieces.h"
-#include "espalier/train/memory.h"
+#include "espalier/runtime/tensor_memory.h"
 
 namespace espalier {
 namespace {

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A training step of Espalier against one of Hugging Face Transformers: same machine, weights and trajectories.
 
 A step is forward and backward over all trajectories of a data set, without optimiser. Both sides run in turns, round by

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Log-probabilities of edges on the CPU beside the plain composition of ATen (all logits, log_softmax,
 // gather, and autograd's backward), all sides interleaved in one run. One edge per row. Extra memory: the
 // most that tensors took during a pass beyond what they took before it, the gradients of hidden states and of
@@ -16,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "espalier/ops/edge_logprobs.h"
-#include "espalier/train/memory.h"
+#include "espalier/ops/edge_logprobs/edge_logprobs.h"
+#include "espalier/runtime/tensor_memory.h"
 
 namespace espalier {
 namespace {

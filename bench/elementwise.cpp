@@ -1,6 +1,7 @@
-// The elementwise operators of ops/elementwise.h beside compositions of ATen's, both sides interleaved in one
-// run. GB/s count every tensor that is read or written once; "copy" is at::copy_ of a float32 tensor of the
-// same number of elements. Run: elementwise_bench --help
+// SPDX-License-Identifier: Apache-2.0
+// The elementwise operators of ops/elementwise/elementwise.h beside compositions of ATen's, both sides
+// interleaved in one run. GB/s count every tensor that is read or written once; "copy" is at::copy_ of a
+// float32 tensor of the same number of elements. Run: elementwise_bench --help
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -15,7 +16,7 @@
 #include <vector>
 
 #include "espalier/ops/checks.h"
-#include "espalier/ops/elementwise.h"
+#include "espalier/ops/elementwise/elementwise.h"
 
 namespace espalier {
 namespace {

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tree attention on a GPU, forward and backward, beside dense causal attention and FlexAttention: all in one run, in turns.
 
 Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backward. The sides of each tree:
 
     ampere, hopper, pieces, ...  torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds); with
-                          +deterministic the same bits in every run: dQ by a kernel of its own, and by no atomic adds
+                          +deterministic bitwise identical in every run: dQ by a kernel of its own, and by no atomic adds
     flash, cudnn          ATen's causal attention on ONE sequence, as long as to have the same number of visible pairs: it
                           computes the same useful FLOPs without any tree, and is what a tree kernel is held against
     flex                  compiled FlexAttention with the tree's own mask (a block mask from subtree_end)

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Copies what the build needs besides a compiler and torch into one folder, for a machine that cannot install it.
 
 Run it where scripts/setup.sh has installed the packages; take the folder along with the repository. Every package gets a
@@ -76,6 +77,7 @@ PACKAGES = [
     # Found by modules of CMake and of cmake/: headers and library are enough.
     Package("ZLIB", "", "zlib.h", "z*conf.h zlib.h", "z", ""),
     Package("Zstd", "", "zstd.h", "zstd*.h", "zstd", ""),
+    Package("Xxhash", "", "xxhash.h", "xxh*.h", "xxhash", ""),
     Package("Tomlplusplus", "", "toml++/toml.h", "toml++", "", ""),
 ]  # fmt: skip
 

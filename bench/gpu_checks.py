@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What has to be right on a GPU before its speed means anything: tests, verify, equal bits of two runs, compute-sanitizer.
 
     tests          the GoogleTest programs of the build, restricted to --filter; a test that was skipped is not a pass. Every

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The LM head on a GPU: time and memory of edge log-probabilities, forward and backward, beside chunked cross-entropy of torch.
 
 Both sides compute the log-probability of one target per row from hidden states and the head's weight, then the gradients of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Work on a GPU in a process of its own, so that what breaks the device or hangs takes nothing else along.
 
 A kernel that touches memory which is not its own ends every later call of its process, and one that waits for ever can only

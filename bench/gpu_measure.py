@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the GPU benchmarks share: a budget of seconds, timing of several sides in turns, tables and JSON."""
 
 import argparse

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Training steps of large shapes on a GPU, trees against sequence packing, by `espalier bench`: random weights, random trees.
 
 Two sets of data, each with the bound FLOPs(flat) / FLOPs(tree) beside the measured speed-up:

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # One call that builds Espalier on a machine with a GPU, runs what needs one, and measures.
 #
 #   bench/gpu_suite.sh [OPTIONS] [OUT]
@@ -47,7 +48,7 @@ attention=
 dry_run=false
 out=${OUT:-runs/gpu-suite}
 
-usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "$0"; }
+usage() { sed -n '3,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "$0"; }
 
 fail() {
   echo "gpu_suite: $*" >&2

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Puts what the stages of bench/gpu_suite.sh wrote into report.md and results.json, and prints the short table.
 
     python3 bench/gpu_summary.py build/gpu/suite --out runs/gpu-suite

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees of tokens that the GPU benchmarks measure, and what they cost: visible pairs, flat tokens, FLOPs.
 
 A tree is its nodes in preorder; docs/math.md says what is visible. Plain Python, without torch.

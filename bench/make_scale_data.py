@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a large packed file (docs/data-format.md) for measuring what reading, building and planning hold.
 
 Rows come in groups. All rows of a group share a prefix, each quarter of a group shares a second one, and the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What reading, building and planning a large file hold in memory, and how long they take (bench/results).
 //
 //     plan_memory FILE STRATEGY TOKEN_BUDGET

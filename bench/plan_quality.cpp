@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How near to the optimum tree packing comes, by shape and budget, and how long it takes.
 // Run: plan_quality [trees per cell = 40]; prints markdown tables.
 #include <fmt/format.h>

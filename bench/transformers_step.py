@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training step (forward and backward) of Transformers on a CPU, as fast as it goes without changing the library.
 
 - Eager, attention "sdpa" without a mask, so that ATen's fused causal attention runs: in a batch of unequal lengths
@@ -19,7 +20,7 @@ import time
 from typing import NamedTuple
 
 import torch
-from espalier.chats import open_lines
+from espalier.lines import open_lines
 from transformers import AutoModelForCausalLM
 
 

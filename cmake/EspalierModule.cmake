@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 # espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH])
 # One library per module of docs/architecture.md. A module sees only the libraries that it links, so a
 # forbidden dependency fails at link time (and tests/check_layers.py says so before).
-# TORCH links LibTorch and reuses one precompiled header.
+# TORCH links LibTorch and reuses one precompiled header. What needs no LibTorch is installed, and so is ops; the
+# other modules are parts of the program.
 function(espalier_module name)
   cmake_parse_arguments(arg "SHARED;TORCH" "" "SOURCES;LINKS" ${ARGN})
   set(target espalier_${name})
@@ -10,21 +12,31 @@ function(espalier_module name)
   else()
     add_library(${target} STATIC ${arg_SOURCES})
   endif()
-  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+                                              $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(${target} PUBLIC cxx_std_20)
   target_link_libraries(${target} PUBLIC ${arg_LINKS})
   if(arg_TORCH)
     target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
     espalier_use_torch_pch(${target})
   endif()
   espalier_flags(${target})
+  if(NOT arg_TORCH)
+    espalier_install_library(${target} ${name})
+  elseif(arg_SHARED)
+    espalier_install_library(${target} ${name} OPS)
+  endif()
 endfunction()
 
 function(espalier_flags target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${ESPALIER_WERROR}>:-Werror>>)
   if(ESPALIER_SANITIZE)
-    target_compile_options(${target} PRIVATE -fsanitize=address,undefined -fno-sanitize-recover=all
+    target_compile_options(${target} PRIVATE -fsanitize=${ESPALIER_SANITIZE} -fno-sanitize-recover=all
                                              -fno-omit-frame-pointer)
-    target_link_options(${target} PUBLIC -fsanitize=address,undefined)
+    target_link_options(${target} PUBLIC -fsanitize=${ESPALIER_SANITIZE})
+  endif()
+  if(ESPALIER_FUZZ)  # counts which code an input reaches
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
 endfunction()
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Finds LibTorch inside the Python package `torch` and defines LibTorch::LibTorch (and LibTorch::CUDA when the
 # package has CUDA libraries). The package's own TorchConfig.cmake is not used: it refuses to configure
 # without a CUDA toolkit, and with one unless the architecture list is set.

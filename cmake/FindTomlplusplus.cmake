@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Finds the headers of toml++, all that is used of it, and defines Tomlplusplus::Tomlplusplus.
 find_path(Tomlplusplus_INCLUDE_DIR toml++/toml.h)
 mark_as_advanced(Tomlplusplus_INCLUDE_DIR)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Finds libzstd and defines Zstd::Zstd. Distributions disagree about the names of the targets in its own package file.
 find_path(Zstd_INCLUDE_DIR zstd.h)
 find_library(Zstd_LIBRARY zstd)

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Loads a model directory with Transformers and answers one prompt, greedily.
 
     scripts/answer.py MODEL_DIR [--prompt TEXT] [--max-new-tokens N]
@@ -26,8 +27,8 @@ def main():
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, trust_remote_code=False)
     text = tokenizer.apply_chat_template([{"role": "user", "content": arguments.prompt}], tokenize=False,
                                          add_generation_prompt=True)
     prompt = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Configures a CMake preset where that is needed, and builds it: scripts/build.sh PRESET [TARGET...]
 # PRESET release also leaves bin/espalier. ESPALIER_JOBS sets the number of compilers that run at once.
 set -euo pipefail

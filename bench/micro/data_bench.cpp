@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Speed of reading and writing trajectories. Run: core_bench --benchmark_filter=Data
 #include <benchmark/benchmark.h>
 

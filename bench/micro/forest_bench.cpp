@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Speed of forest building. Run: core_bench --benchmark_filter=Forest
 #include <benchmark/benchmark.h>
 
@@ -10,7 +11,7 @@ namespace espalier {
 namespace {
 
 void build(benchmark::State& state, const Csr<int32_t>& rows) {
-  const Sequences sequences{.offsets = rows.offsets, .tokens = rows.values};
+  const TokenSequences sequences{.offsets = rows.offsets, .tokens = rows.values};
   Forest forest;
   for (auto _ : state) {
     forest = build_forest(sequences);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Speed of planning. Run: core_bench --benchmark_filter=Plan
 #include <benchmark/benchmark.h>
 
@@ -18,7 +19,7 @@ void plan(benchmark::State& state, Strategy strategy) {
                                         .node_length = 128,
                                         .vocab_size = 150'000,
                                         .end_inside = 0.2});
-  const Forest forest = build_forest(Sequences{.offsets = rows.offsets, .tokens = rows.values});
+  const Forest forest = build_forest(TokenSequences{.offsets = rows.offsets, .tokens = rows.values});
   const PlanOptions options{.strategy = strategy, .token_budget = 4096};
   size_t batches = 0;
   for (auto _ : state) batches = make_plan(forest, options).micro_batches.size();
@@ -30,7 +31,7 @@ void plan(benchmark::State& state, Strategy strategy) {
 void BM_PlanOneTree(benchmark::State& state) {
   const Csr<int32_t> rows =
       synthesize({.depth = state.range(0) + 1, .branching = 3, .node_length = 8, .vocab_size = 150'000});
-  const Forest forest = build_forest(Sequences{.offsets = rows.offsets, .tokens = rows.values});
+  const Forest forest = build_forest(TokenSequences{.offsets = rows.offsets, .tokens = rows.values});
   const PlanOptions options{.strategy = Strategy::kTreePacking, .token_budget = 512};
   int64_t tokens = 0;
   for (auto _ : state) tokens = make_plan(forest, options).num_tokens();

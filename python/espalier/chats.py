@@ -1,21 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading chats: one JSON object per line, with OpenAI-style `messages` and any extra fields.
 
 A conversation comes out checked and in one shape: contents are strings or None, tool calls are
 {"id", "type", "function": {"name", "arguments"}} with arguments as the string that stands in the file.
 """
 
-import gzip
-import io
 import json
 import math
 from dataclasses import dataclass, field
 
+from .errors import BadRow
 
-class BadRow(Exception):
-    """One line of input that cannot be used: field, what was expected, what was received."""
-
-    def __init__(self, field_name, expected, received):
-        super().__init__(f"field `{field_name}`: expected {expected}, received {received}")
+MOST_DIGITS = 4300  # of an integer: Python's own limit, since its time grows with their square
 
 
 @dataclass
@@ -32,31 +28,32 @@ class Conversation:
 
 def shown(value, limit=60):
     """The value as JSON, cut to `limit` characters, for messages."""
-    text = value if isinstance(value, str) and value.startswith("<") else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, int) and abs(value) >= 10**limit:
+        return f"an integer of {len(str(abs(value)))} digits"
+    try:
+        text = value if isinstance(value, str) and value.startswith("<") else json.dumps(value, ensure_ascii=False)
+    except (RecursionError, ValueError):
+        text = f"a {type(value).__name__} that is nested too deeply to be shown"
     return text if len(text) <= limit else text[:limit] + "..."
 
 
-def open_lines(path):
-    """Opens a plain, gzip or zstd file (told by its first bytes) for reading bytes.
-
-    Returns (stream of bytes, function that gives the part of the file read so far).
-    """
-    raw = open(path, "rb")
-    size = max(1, raw.seek(0, io.SEEK_END))
-    raw.seek(0)
-    magic = raw.peek(4)[:4]
-    stream = raw
-    if magic[:2] == b"\x1f\x8b":
-        stream = gzip.GzipFile(fileobj=raw)
-    elif magic == b"\x28\xb5\x2f\xfd":
-        import zstandard
-
-        stream = io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
-    return stream, lambda: raw.tell() / size
+def is_text(text):
+    """Whether it can be written as UTF-8: a JSON string may hold half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _reject_constant(name):
     raise BadRow("<line>", "JSON numbers", name)
+
+
+def _integer(text):
+    if len(text) > MOST_DIGITS:
+        raise BadRow("<line>", f"integers of at most {MOST_DIGITS} digits", f"one of {len(text)}")
+    return int(text)
 
 
 def _object_without_duplicates(pairs):
@@ -73,10 +70,10 @@ def _object_without_duplicates(pairs):
 def parse_line(line):
     """The JSON object on one line of bytes; raises BadRow."""
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_reject_constant,
+        row = json.loads(line.decode("utf-8-sig"), parse_constant=_reject_constant, parse_int=_integer,
                          object_pairs_hook=_object_without_duplicates)
     except UnicodeDecodeError as error:
-        raise BadRow("<line>", "UTF-8", f"byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
+        raise BadRow("<line>", "UTF-8", f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}") from None
     except json.JSONDecodeError as error:
         raise BadRow("<line>", "one JSON object", f"{error.msg} at column {error.colno}") from None
     except RecursionError:
@@ -106,7 +103,10 @@ def _tool_call(call, name):
         raise BadRow(f"{name}.function.name", "a string", shown(function.get("name")))
     arguments = function.get("arguments")
     if isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        try:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        except RecursionError:
+            raise BadRow(f"{name}.function.arguments", "JSON of bounded depth", "deeper nesting") from None
     if not isinstance(arguments, str):
         raise BadRow(f"{name}.function.arguments", "a JSON object, or a string that holds one", shown(arguments))
     return {**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
@@ -137,6 +137,8 @@ def _message(message, name):
 
 def _scalar_text(value, name):
     if isinstance(value, str) and value:
+        if not is_text(value):
+            raise BadRow(name, "text in UTF-8", "an unpaired surrogate")
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
@@ -167,9 +169,14 @@ def _name(row):
 def _reward(value):
     if value is None:
         return None
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadRow("reward", "a finite number", shown(value))
-    return float(value)
+    if isinstance(value, (int, float)):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise BadRow("reward", "a finite number", shown(value))
 
 
 def conversation_of(line, where, group_by=None):

@@ -1,16 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
 """`espalier prepare`: chat messages into token rows, through the model's own tokenizer and chat template."""
 
 import argparse
 import json
 import os
 import sys
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .chats import BadRow, conversation_of, open_lines
+from .chats import conversation_of
+from .console import clipped, say, write
+from .errors import BadRow, InputError, RenderError, is_failure
+from .lines import lines_of
+from .model import load_tokenizer, vocab_size_of
 from .progress import Progress
 from .rows import row_writer
-from .template import ChatTemplate, RenderError
+from .signals import Stopped, stops_raise, time_limit
+from .template import ChatTemplate
 from .turns import Encoder, conversation_row, render, turn_rows
 
 DESCRIPTION = """\
@@ -44,12 +51,9 @@ examples:
   espalier prepare --model DIR chats.jsonl -o rows.safetensors --per-turn
   espalier prepare --model DIR chats.jsonl.gz -o rows.jsonl.zst --group-by task_id --max-tokens 8192
 
-exit codes: 0 done, 1 bad input, 2 wrong arguments
+exit codes: 0 done, 1 bad input, 2 wrong arguments, 130 interrupted. Nothing is written unless all is done.
+ESPALIER_TRACEBACK=1 in the environment shows where in the program an error arose.
 """
-
-
-class InputError(Exception):
-    """What the user gave cannot be used; the message says where, what was expected, what was received."""
 
 
 @dataclass
@@ -100,69 +104,30 @@ class Report:
                 f"{self.rewritten} rewritten histories")
 
 
-def load_tokenizer(model):
-    """The tokenizer of a Hugging Face directory, without PyTorch: importing it takes longer than the work."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    hidden = "torch" not in sys.modules
-    if hidden:
-        sys.modules["torch"] = None  # find_spec then says that there is none
-    try:
-        from transformers import AutoTokenizer
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        return AutoTokenizer.from_pretrained(model, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"--model {model}: expected a directory with a tokenizer, received: {error}") from None
-    finally:
-        if hidden:
-            del sys.modules["torch"]
-
-
-def vocab_size_of(model):
-    """vocab_size of the model's config.json, None where there is none."""
-    try:
-        config = json.loads((model / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-
-
-def conversations(arguments, report):
-    """Yields (conversation, part of the input read). Bad lines raise or are counted."""
+def conversations(arguments, report, tick):
+    """Yields the conversations of all files. Bad lines raise or are counted. Calls tick(part of the input read)."""
     for number, path in enumerate(arguments.chats):
-        stream, fraction = open_lines(path)
-        with stream:
-            for line_number, line in enumerate(_lines(stream, path), start=1):
-                if arguments.limit and report.conversations >= arguments.limit:
-                    return
+        lines = lines_of(path, arguments.max_row_bytes,
+                         lambda fraction: tick((number + fraction) / len(arguments.chats)))
+        for line_number, line in enumerate(lines, start=1):
+            if arguments.limit and report.conversations >= arguments.limit:
+                return
+            where = f"{path}:{line_number}"
+            try:
+                if line is None:
+                    raise BadRow("<line>", f"at most {arguments.max_row_bytes} bytes (--max-row-bytes)", "more")
                 if not line.strip():
                     continue
-                where = f"{path}:{line_number}"
-                try:
-                    conversation = conversation_of(line, where, arguments.group_by)
-                except BadRow as error:
-                    skip_or_raise(f"{where}: {error}", arguments, report)
-                    continue
-                yield conversation, (number + fraction()) / len(arguments.chats)
+                conversation = conversation_of(line, where, arguments.group_by)
+            except BadRow as error:
+                skip_or_raise(f"{where}: {error}", arguments, report)
+                continue
+            yield conversation
 
 
-def _lines(stream, path):
-    try:
-        yield from stream
-    except (OSError, EOFError, RuntimeError) as error:  # a damaged gzip or zstd stream
-        raise InputError(f"{path}: expected a whole compressed file, received: {error}") from None
-    except Exception as error:
-        if type(error).__name__ != "ZstdError":
-            raise
-        raise InputError(f"{path}: expected a whole compressed file, received: {error}") from None
-
-
-def skip_or_raise(message, arguments, report):
+def skip_or_raise(message, arguments, report, cause=None):
     if not arguments.skip_bad_rows:
-        raise InputError(message)
+        raise InputError(message) from cause
     report.skipped_rows += 1
     if len(report.first_errors) < 10:
         report.first_errors.append(message)
@@ -179,31 +144,58 @@ def rows_of(rendered, name, per_turn, encoder):
             yield name + suffix, *conversation_row(run, encoder)
 
 
-def unique_name(name, taken):
-    """`name`, or name~2, name~3, ... where it is taken."""
-    candidate, count = name, 1
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}~{count}"
-    taken.add(candidate)
-    return candidate
+class Names:
+    """Gives every conversation a name of its own: `name`, or name~2, name~3, ... where it is taken."""
+
+    def __init__(self):
+        self._taken, self._counts = set(), {}
+
+    def unique(self, name):
+        candidate, count = name, self._counts.get(name, 1)
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{name}~{count}"
+        self._counts[name] = count
+        self._taken.add(candidate)
+        return candidate
 
 
-def prepare(arguments, tokenizer, template):
-    """Reads all chats and writes all rows; returns the report."""
-    encoder = Encoder(tokenizer, vocab_size_of(arguments.model))
-    report, taken = Report(), set()
-    progress = Progress("prepare")
-    with row_writer(arguments.output) as writer:
-        for conversation, fraction in conversations(arguments, report):
-            try:
-                rendered = render(template, template.adapt(conversation.messages), conversation.tools)
-            except RenderError as error:
-                skip_or_raise(f"{conversation.where}: field `messages`: expected a conversation that the chat template "
-                              f"renders, received: {error}", arguments, report)
+def rendered_or_none(conversation, template, encoder, arguments, report):
+    """The conversation as runs whose texts have been tokenised; None for a bad row, which is counted or raises."""
+    refusal = f"{conversation.where}: field `messages`: expected a conversation that the chat template renders, received"
+    limit = arguments.template_timeout
+    try:
+        with time_limit(limit, RenderError(f"no end within {limit:g} s (--template-timeout)")):
+            rendered = render(template, template.adapt(conversation.messages), conversation.tools)
+        retokenised = any(conversation_row(run, encoder)[0] != encoder.whole(run.text()) for run in rendered.runs)
+    except RenderError as error:
+        skip_or_raise(f"{refusal}: {error}", arguments, report)
+        return None
+    except InputError as error:
+        raise InputError(f"--model {arguments.model}: {error}") from error
+    except BaseException as error:  # whatever it is, it has to do with this row: the others may be good
+        if not is_failure(error) or isinstance(error, OSError):
+            raise
+        skip_or_raise(f"{refusal}: {type(error).__name__}: {clipped(str(error))}", arguments, report, error)
+        return None
+    note(conversation, rendered, template, report)
+    report.retokenised += retokenised
+    return rendered
+
+
+def write_rows(writer, arguments, template, encoder, report):
+    """Reads all chats and gives their rows to the writer."""
+    names = Names()
+
+    def tick(fraction):
+        progress.update(fraction, f"{report.trajectories} trajectories, {report.flat_tokens} flat tokens")
+
+    with Progress("prepare") as progress:
+        for conversation in conversations(arguments, report, tick):
+            rendered = rendered_or_none(conversation, template, encoder, arguments, report)
+            if rendered is None:
                 continue
-            name = unique_name(conversation.name or Path(conversation.where).name, taken)
-            note(conversation, rendered, encoder, template, report)
+            name = names.unique(conversation.name or file_name(conversation.where))
             report.renamed += conversation.name is not None and name != conversation.name
             for trajectory_id, input_ids, loss_mask in rows_of(rendered, name, arguments.per_turn, encoder):
                 if arguments.max_tokens and len(input_ids) > arguments.max_tokens:
@@ -214,16 +206,37 @@ def prepare(arguments, tokenizer, template):
                 report.trajectories += 1
                 report.flat_tokens += len(input_ids)
                 report.loss_tokens += sum(loss_mask)
-            progress.update(fraction, f"{report.trajectories} trajectories, {report.flat_tokens} flat tokens")
-        progress.close()
-        if report.trajectories == 0:
-            for line in report.notes():
-                print(f"prepare: {line}", file=sys.stderr)
-            raise InputError(f"{', '.join(map(str, arguments.chats))}: expected at least one trajectory, received none")
+
+
+def prepare(arguments, tokenizer, template):
+    """Reads all chats and writes all rows; returns the report."""
+    encoder = Encoder(tokenizer, vocab_size_of(arguments.model))
+    report = Report()
+    with row_writer(arguments.output) as writer:
+        write_rows(writer, arguments, template, encoder, report)
+        refuse_useless(arguments, report)
     return report
 
 
-def note(conversation, rendered, encoder, template, report):
+def refuse_useless(arguments, report):
+    """Raises InputError where there is nothing to train on."""
+    if report.trajectories > 0 and report.loss_tokens > 0:
+        return
+    for line in report.notes():
+        say(f"prepare: {line}")
+    chats = ", ".join(map(str, arguments.chats))
+    if report.trajectories == 0:
+        raise InputError(f"{chats}: expected at least one trajectory, received none")
+    raise InputError(f"{chats}: expected tokens with loss, received {report.trajectories} trajectories without any: what "
+                     "the rendered assistant messages add to their prompts is empty in all of them")
+
+
+def file_name(where):
+    """The name of the file and the line of FILE:LINE, as text that can be written."""
+    return os.fsencode(Path(where).name).decode("utf-8", "replace")
+
+
+def note(conversation, rendered, template, report):
     """Counts one conversation and what is particular about it."""
     report.conversations += 1
     report.skipped_turns += rendered.skipped_turns
@@ -232,8 +245,6 @@ def note(conversation, rendered, encoder, template, report):
     if rendered.rewritten_at is not None:
         report.rewritten += 1
         report.first_rewrite = report.first_rewrite or f"{rendered.rewritten_at} ({conversation.where})"
-    report.retokenised += any(
-        conversation_row(run, encoder)[0] != encoder.whole(run.text()) for run in rendered.runs)
 
 
 def positive(text):
@@ -243,19 +254,49 @@ def positive(text):
     return value
 
 
+def seconds(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0 to 1000000, received {text!r}")
+    return value
+
+
 def template_arguments(text):
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, received {text!r}")
     return value
 
 
+class ArgumentParser(argparse.ArgumentParser):
+    def error(self, message):
+        write(self.format_usage())
+        say(f"{self.prog}: error: {message}")
+        sys.exit(2)
+
+    def _print_message(self, message, file=None):
+        """argparse passes over help that cannot be written; here that is a failure, as in every command."""
+        if file is not sys.stdout:
+            write(message)
+            return
+        try:
+            file.write(message)
+            file.flush()
+        except OSError:
+            # Python would try to write what is left once more when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+            raise
+
+
 def parse_arguments(argv):
-    parser = argparse.ArgumentParser(prog="espalier prepare", description=DESCRIPTION, epilog=EPILOG,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = ArgumentParser(prog="espalier prepare", description=DESCRIPTION, epilog=EPILOG,
+                            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("chats", nargs="+", type=Path, metavar="CHATS.jsonl", help="files of chats, read in order")
     parser.add_argument("--model", type=Path, required=True, metavar="DIR",
                         help="Hugging Face directory with tokenizer and chat template")
@@ -271,6 +312,10 @@ def parse_arguments(argv):
                              "(default: %(default)s)")
     parser.add_argument("--template-args", type=template_arguments, default={}, metavar="JSON",
                         help='variables for the chat template, such as \'{"enable_thinking": false}\'')
+    parser.add_argument("--template-timeout", type=seconds, default=30.0, metavar="SECONDS",
+                        help="time for the chat template to render one conversation, 0: any (default: %(default)g)")
+    parser.add_argument("--max-row-bytes", type=positive, default=256 << 20, metavar="N",
+                        help="a longer line is a bad row, and never held in memory (default: %(default)s)")
     parser.add_argument("--skip-bad-rows", action="store_true",
                         help="count and report bad lines instead of stopping at the first")
     arguments = parser.parse_args(argv)
@@ -287,25 +332,53 @@ def parse_arguments(argv):
     return arguments
 
 
-def main(argv=None):
-    arguments = parse_arguments(argv)
+def run(arguments):
+    tokenizer = load_tokenizer(arguments.model)
+    limit = arguments.template_timeout
+    endless = ValueError(f"expected a chat template that comes to an end, received none within {limit:g} s "
+                         "(--template-timeout)")
     try:
-        tokenizer = load_tokenizer(arguments.model)
-        try:
+        with time_limit(limit, endless):
             template = ChatTemplate(tokenizer, arguments.tool_calls, arguments.template_args)
-        except ValueError as error:
-            raise InputError(f"--model {arguments.model}: {error}") from None
-        for line in template.describe():
-            print(f"prepare: {line}", file=sys.stderr)
-        report = prepare(arguments, tokenizer, template)
-    except (InputError, OSError) as error:
-        print(f"espalier prepare: {error}", file=sys.stderr)
-        return 1
+    except ValueError as error:
+        raise InputError(f"--model {arguments.model}: {error}") from error
+    for line in template.describe():
+        say(f"prepare: {line}")
+    report = prepare(arguments, tokenizer, template)
     for line in report.notes():
-        print(f"prepare: {line}", file=sys.stderr)
-    print(f"prepare: {report.summary()}", file=sys.stderr)
-    print(f"prepare: wrote {arguments.output}", file=sys.stderr)
-    return 0
+        say(f"prepare: {line}")
+    say(f"prepare: {report.summary()}")
+    say(f"prepare: wrote {arguments.output}")
+
+
+def failed(message, exit_code=1):
+    if os.environ.get("ESPALIER_TRACEBACK", "") not in ("", "0"):
+        write(traceback.format_exc())
+    say(f"espalier prepare: {message}")
+    return exit_code
+
+
+def main(argv=None):
+    """Runs the command and returns its exit code; wrong arguments raise SystemExit."""
+    try:
+        with stops_raise():
+            run(parse_arguments(argv))
+        return 0
+    except SystemExit:
+        raise
+    except InputError as error:
+        return failed(str(error))
+    except OSError as error:
+        return failed(str(error) if error.filename else f"cannot write the output: {error.strerror or error}")
+    except MemoryError:
+        return failed("expected enough memory for the rows, received none: packed output (.safetensors) is held in memory "
+                      "as a whole, .jsonl is not")
+    except KeyboardInterrupt:
+        return failed("interrupted", 130)
+    except Stopped as error:
+        return failed(f"stopped by {error}", 128 + error.number)
+    except BaseException as error:
+        return failed(f"internal error: {type(error).__name__}: {clipped(str(error))} (ESPALIER_TRACEBACK=1 shows where)")
 
 
 if __name__ == "__main__":

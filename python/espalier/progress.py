@@ -1,13 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress on stderr: a bar on a terminal, a plain line now and then in a pipe."""
 
 import sys
 import time
 
+from .console import write
+
 
 class Progress:
-    def __init__(self, label, stream=sys.stderr):
-        self._label, self._stream = label, stream
-        self._terminal = stream.isatty()
+    def __init__(self, label):
+        self._label = label
+        self._terminal = sys.stderr.isatty()
         self._started = time.monotonic()
         self._last = self._started
 
@@ -19,13 +22,17 @@ class Progress:
         self._last = now
         if self._terminal:
             filled = int(30 * min(1.0, fraction))
-            self._stream.write(f"\r{self._label} [{'#' * filled}{'.' * (30 - filled)}] {fraction:4.0%} {note}\x1b[K")
+            write(f"\r{self._label} [{'#' * filled}{'.' * (30 - filled)}] {fraction:4.0%} {note}\x1b[K")
         else:
-            self._stream.write(f"{self._label} {fraction:4.0%} {note}, {now - self._started:.0f} s\n")
-        self._stream.flush()
+            write(f"{self._label} {fraction:4.0%} {note}, {now - self._started:.0f} s\n")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
 
     def close(self):
         """Takes the bar away, so that what follows begins on a clean line."""
         if self._terminal:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            write("\r\x1b[K")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing rows of tokens: JSONL (plain, .gz, .zst) or packed safetensors, by file name.
 
 The packed form has one tensor per column: offsets I64 [R + 1], input_ids I32 [N], loss_mask U8 [N], and where
@@ -6,22 +7,42 @@ group_id as UTF-8 bytes U8 with `NAME.offsets` I64 [R + 1].
 """
 
 import contextlib
+import fcntl
+import glob
 import gzip
 import io
 import json
 import os
 import tempfile
+import time
 from array import array
 from pathlib import Path
+
+
+SCRATCH_SUFFIX = ".partial"
+# A scratch file is locked a moment after it was made; one that is younger may belong to a run that just begins.
+YOUNGEST_STALE_SECONDS = 60
+
+
+def remove_stale_scratch(path):
+    """Removes what runs that were killed have left beside `path`: scratch files that no process holds."""
+    for scratch in path.parent.glob(f".{glob.escape(path.name)}.*{SCRATCH_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            with open(scratch, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - os.fstat(file.fileno()).st_mtime > YOUNGEST_STALE_SECONDS:
+                    os.unlink(scratch)
 
 
 @contextlib.contextmanager
 def atomic_path(path):
     """Yields a path beside `path`; on success its file is synced and renamed, otherwise removed."""
     path = Path(path)
-    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    remove_stale_scratch(path)
+    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=SCRATCH_SUFFIX, dir=path.parent)
     try:
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield scratch
         with open(scratch, "rb") as file:
             os.fsync(file.fileno())
@@ -38,6 +59,8 @@ def atomic_path(path):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(scratch)
         raise
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

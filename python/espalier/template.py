@@ -1,16 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's chat template: what it can render, and text of conversations through it."""
 
 import json
+
+from .console import clipped
+from .errors import RenderError
 
 ARGUMENT = "espalier_probe_key"
 VALUE = "espalier probe value"
 FUNCTION = "espalier_probe_function"
 BESIDE = "espalier probe beside a call"
 RESULT = "espalier probe result"
-
-
-class RenderError(Exception):
-    """The template refuses a conversation."""
 
 
 class ChatTemplate:
@@ -24,6 +24,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer, tool_calls="auto", arguments=None):
+        """Raises ValueError where the template cannot be used, or not as `tool_calls` asks."""
         if not tokenizer.chat_template:
             raise ValueError("expected a tokenizer with a chat template, received one without")
         self._tokenizer = tokenizer
@@ -50,7 +51,10 @@ class ChatTemplate:
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt,
                 tools=tools if tools and self.renders_tools else None, **self._arguments)
         except Exception as error:  # a template is a programme of its own and may raise anything
-            raise RenderError(f"{type(error).__name__}: {error}") from None
+            kind = type(error).__name__
+            if kind == "TemplateSyntaxError":
+                raise ValueError(f"expected a chat template in Jinja, received: line {error.lineno}: {error}") from None
+            raise RenderError(clipped(f"{kind}: {error}")) from None
 
     def adapt(self, messages):
         """The messages as this template can take them; raises RenderError.
@@ -166,10 +170,11 @@ def _with_object_arguments(call):
     text = call["function"]["arguments"]
     try:
         arguments = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise RenderError(f"the template takes the arguments of a tool call as an object, but they are {text!r}")
+        raise RenderError(
+            f"the template takes the arguments of a tool call as an object, but they are {clipped(text, 60)!r}")
     return {**call, "function": {"name": call["function"]["name"], "arguments": arguments}}
 
 
@@ -178,9 +183,12 @@ def _with_calls(content, calls):
     for call in calls:
         function = call["function"]
         try:
-            arguments = json.loads(function["arguments"])
-        except ValueError:
-            arguments = function["arguments"]  # what the model wrote, though it is no JSON
-        body = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
+            body = _call_text(function["name"], json.loads(function["arguments"]))
+        except (ValueError, RecursionError):  # what the model wrote, though it is no JSON that can be read
+            body = _call_text(function["name"], function["arguments"])
         parts.append(f"<tool_call>\n{body}\n</tool_call>")
     return "\n".join(parts)
+
+
+def _call_text(name, arguments):
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)

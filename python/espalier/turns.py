@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a conversation to token rows whose loss lies on what the model itself writes.
 
 Turn k (an assistant message) is two texts: its prompt, all that stands before it rendered with the generation
@@ -16,7 +17,7 @@ Hence the tokens of a turn are a prefix of those of the next in its run, by cons
 
 from dataclasses import dataclass, field
 
-from .template import RenderError
+from .errors import InputError, RenderError
 
 
 @dataclass
@@ -100,7 +101,8 @@ class Encoder:
     def whole(self, text):
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         if self._vocab_size is not None and ids and max(ids) >= self._vocab_size:
-            raise ValueError(f"the tokenizer gives id {max(ids)}, but the model's vocab_size is {self._vocab_size}")
+            raise InputError(f"expected token ids below the model's vocab_size {self._vocab_size}, received {max(ids)} "
+                             "from its tokenizer")
         return ids
 
     def segments(self, texts):

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/base/file.h"
 
 #include <gtest/gtest.h>
@@ -80,7 +81,7 @@ TEST(AtomicFile, ReplacesTheFileThatALinkNames) {
 }
 
 TEST(AtomicFile, ReportsAFullDisk) {
-  // A limit on the size of files stands for the full disk: write() fails in the same way.
+  // A limit on the size of files replaces a full disk, because write() fails in the same way.
   const ScratchFolder folder;
   write_text(folder / "a", "old");
   rlimit before;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/base/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -9,14 +10,16 @@
 #include "espalier/base/rng.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
+#include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
 
 using testing::message_of;
 using testing::ScratchFolder;
+using testing::test_seed;
 
-// The tests write many small files: without fsync, which AtomicFile would do for each.
+// The tests write many small files, so they avoid the fsync that AtomicFile does for each.
 void write_raw(const std::filesystem::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
@@ -181,7 +184,7 @@ TEST(Safetensors, RefusesEveryKindOfCorruption) {
         << "no error, or without the file's name: " << message;
     EXPECT_NE(message.find(fault.message), std::string::npos) << message;
   }
-  // The frame of the cases above is itself sound: only the faults are refused.
+  // Control: without a fault, the file that the cases above change is accepted.
   write_raw(folder / "good", container(R"({"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", "abcd"));
   EXPECT_NO_THROW(SafetensorsFile(folder / "good"));
 }
@@ -199,7 +202,7 @@ TEST(Safetensors, EveryCutIsRefusedAndNoFlipCrashes) {
   }
   const uint64_t seed = 20240601;
   SCOPED_TRACE(fmt::format("seed {}", seed));
-  Rng rng(seed);
+  Rng rng(test_seed(seed));
   const int64_t size = static_cast<int64_t>(good.size());
   int refused = 0;
   const int trials = 2000;
@@ -223,7 +226,7 @@ TEST(Safetensors, EveryCutIsRefusedAndNoFlipCrashes) {
       ++refused;
     }
   }
-  // Flips of the header are mostly refused, flips of the data never: both must occur.
+  // Most flipped bits of the header are refused, and none of the data. Both must occur.
   EXPECT_GT(refused, trials / 10);
   EXPECT_LT(refused, trials);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A folder for the files of one test, removed with everything in it.
 #pragma once
 
@@ -13,8 +14,8 @@ namespace espalier::testing {
 class ScratchFolder {
  public:
   ScratchFolder() {
-    // In memory where there is such a place: the tests write many small files, and fsync on a busy disk is
-    // slow.
+    // The folder is in memory if the machine has such a place, because the tests write many small files and
+    // fsync on a busy disk is slow.
     const std::filesystem::path memory = "/dev/shm";
     const bool usable = ::access(memory.c_str(), W_OK) == 0;
     std::string name =

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/builder.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include "espalier/base/check.h"
 #include "tests/base/message_of.h"
 #include "tests/data/trajectory_helpers.h"
+#include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
@@ -16,6 +18,7 @@ using testing::differences;
 using testing::message_of;
 using testing::random_row;
 using testing::RandomShape;
+using testing::test_seed;
 using testing::values_of;
 
 TrajectoryRow row_of(std::vector<int32_t> ids) {
@@ -101,7 +104,7 @@ TEST(TrajectoriesBuilder, RefusedRowsLeaveNothing) {
 
   const uint64_t seed = 3;
   SCOPED_TRACE(fmt::format("seed {}", seed));
-  Rng rng(seed);
+  Rng rng(test_seed(seed));
   RandomShape shape(rng);
   shape.routes = shape.routes_per_token = 1;
   TrajectoriesBuilder clean, tried;
@@ -110,7 +113,7 @@ TEST(TrajectoriesBuilder, RefusedRowsLeaveNothing) {
   clean.append(routed);
   tried.append(routed);
   for (const auto& [field, row] : bad) {
-    const std::string message = message_of<InputError>([&] { tried.append(row, 50); });
+    const std::string message = message_of<InputError>([&, &row = row] { tried.append(row, 50); });
     EXPECT_TRUE(message.starts_with(fmt::format("field `{}`: expected ", field))) << field << ": " << message;
     const TrajectoryRow good = random_row(rng, shape);
     clean.append(good);
@@ -122,7 +125,7 @@ TEST(TrajectoriesBuilder, RefusedRowsLeaveNothing) {
 TEST(CopyRow, GivesBackWhatWasAppended) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
-    Rng rng(seed);
+    Rng rng(test_seed(seed));
     const Trajectories first = testing::random_trajectories(rng);
     TrajectoriesBuilder builder;
     for (int64_t r = 0; r < first.num_rows(); ++r) builder.append(copy_row(first, r));

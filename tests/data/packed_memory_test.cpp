@@ -1,4 +1,5 @@
-// What a packed file holds in memory once it is read.
+// SPDX-License-Identifier: Apache-2.0
+// How much memory a packed file takes after it is read.
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/packed.h"
 
 #include <gtest/gtest.h>
@@ -5,50 +6,25 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <map>
 
 #include "espalier/base/check.h"
 #include "espalier/base/safetensors.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
+#include "tests/data/packed_file.h"
 #include "tests/data/trajectory_helpers.h"
+#include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
 
 using testing::differences;
 using testing::message_of;
+using testing::PackedFile;
 using testing::ScratchFolder;
+using testing::test_seed;
 using testing::values_of;
 using testing::write_bytes;
-
-/// Tensors by name, written as they are: a file whose columns a test can spoil.
-class PackedFile {
- public:
-  template <typename T>
-  void set(const std::string& name, const std::string& dtype, const std::vector<T>& values,
-           std::vector<int64_t> shape = {}) {
-    if (shape.empty()) shape = {static_cast<int64_t>(values.size())};
-    std::string bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
-    columns_[name] = {dtype, std::move(shape), std::move(bytes)};
-  }
-  void erase(const std::string& name) { columns_.erase(name); }
-
-  void write(const std::filesystem::path& path) const {
-    std::vector<TensorView> tensors;
-    for (const auto& [name, column] : columns_)
-      tensors.push_back({name, column.dtype, column.shape, std::as_bytes(std::span(column.bytes))});
-    write_safetensors(path, tensors);
-  }
-
- private:
-  struct Stored {
-    std::string dtype;
-    std::vector<int64_t> shape;
-    std::string bytes;
-  };
-  std::map<std::string, Stored> columns_;
-};
 
 /// Two rows, of 2 and 3 tokens, with every column.
 PackedFile full_file() {
@@ -97,7 +73,7 @@ TEST(Packed, WithoutWeightsEveryWeightIsOne) {
 
 TEST(Packed, ColumnsAreViewsThatOutliveTheFile) {
   const ScratchFolder folder;
-  Rng rng(2);
+  Rng rng(test_seed(2));
   const Trajectories written = testing::random_trajectories(rng);
   write_packed(folder / "a.safetensors", written);
   const Trajectories first = read_trajectories(folder / "a.safetensors");
@@ -314,7 +290,7 @@ TEST(Packed, NoFlipOfAByteCrashesIt) {
   }
   const uint64_t seed = 31;
   SCOPED_TRACE(fmt::format("seed {}", seed));
-  Rng rng(seed);
+  Rng rng(test_seed(seed));
   int refused = 0;
   const int trials = 1000;
   for (int trial = 0; trial < trials; ++trial) {

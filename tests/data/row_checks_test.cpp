@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/row_checks.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ std::string fault_of(const Check& check) {
   }
 }
 
-// Values are judged in blocks; the fault is the first one, wherever a block ends.
+// Values are checked in blocks. The fault that is reported is the first one, wherever a block ends.
 TEST(RowChecks, NameTheFirstFaultInAnyBlock) {
   for (const size_t index : {0, 1, 255, 256, 257, 511, 512, 700, 999}) {
     SCOPED_TRACE(index);
@@ -34,6 +35,23 @@ TEST(RowChecks, NameTheFirstFaultInAnyBlock) {
     EXPECT_EQ(
         fault_of([&] { check_loss_weights(std::span<const double>(values)); }),
         fmt::format("field `loss_weights`: expected finite numbers >= 0, received inf at index {}", index));
+  }
+}
+
+TEST(RowChecks, CountTokensWithLossInBytesAndReals) {
+  for (size_t size = 1; size < 1100; size += size < 40 ? 1 : 53) {
+    for (size_t period = 1; period < 5; ++period) {
+      std::vector<uint8_t> mask(size);
+      std::vector<double> weights(size);
+      int64_t expected = 0;
+      for (size_t i = 0; i < size; i += period) {
+        mask[i] = 1;
+        weights[i] = 0.25;
+        expected += i > 0;
+      }
+      EXPECT_EQ(count_loss_tokens(std::span<const uint8_t>(mask)), expected) << size;
+      EXPECT_EQ(count_loss_tokens(std::span<const double>(weights)), expected) << size;
+    }
   }
 }
 

@@ -1,6 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/builder_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/concatenate_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/content_hash_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/field_names_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/file_patterns_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/jsonl_reader_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/large_numbers_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/line_reader_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/packed_memory_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/packed_test.cpp

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random trajectories and their comparison.
 #pragma once
 
@@ -102,8 +103,8 @@ inline std::vector<double> values_of(const RealColumn& column) {
   return values;
 }
 
-/// Whether two optional columns say the same of each of `rows` rows. Columns that no row has need not agree
-/// on being empty.
+/// Whether two optional columns are equal in each of `rows` rows. A column that no row has may be empty or
+/// full of absent entries.
 template <typename Values>
 bool same_optional(const Optional<Values>& a, const Optional<Values>& b, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r) {

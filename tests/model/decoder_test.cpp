@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/decoder.h"
 
 #include <gtest/gtest.h>
@@ -114,7 +115,7 @@ TEST(Decoder, LayerForSomeTokensIsThatOfAll) {
   for (const Json& json : all_kinds()) {
     SCOPED_TRACE(json.dump());
     const Decoder decoder = tiny_decoder(json, at::kDouble, 4);
-    const auto tables = decoder.rotary_tables(positions(11));
+    const auto tables = decoder.position_tables(positions(11));
     const at::Tensor input = at::randn({11, 16}, at::kDouble);
     for (const std::vector<int64_t>& tokens : {std::vector<int64_t>{0, 3, 4, 10}, {7}, {}}) {
       const at::Tensor rows = at::tensor(tokens, at::kLong);
@@ -186,15 +187,30 @@ TEST(Decoder, TiedHeadIsTheEmbedding) {
   EXPECT_TRUE(untied.lm_head_weight().is_same(untied.parameters().back().value));
 }
 
+TEST(Decoder, CompletedGradientsAreZerosWhereThereWereNone) {
+  const Decoder decoder = tiny_decoder(tiny_config("llama"), at::kBFloat16, 6);
+  torch::autograd::backward({decoder.embed(random_ids(3)).sum()});
+  const at::Tensor of_embedding = decoder.gradients().front().clone();
+  EXPECT_FALSE(decoder.gradients().back().defined());
+  decoder.complete_gradients();
+  EXPECT_TRUE(at::equal(decoder.gradients().front(), of_embedding));
+  for (size_t i = 1; i < decoder.parameters().size(); ++i) {
+    const at::Tensor gradient = decoder.gradients()[i];
+    ASSERT_TRUE(gradient.defined()) << decoder.parameters()[i].name;
+    EXPECT_EQ(gradient.sizes(), decoder.parameters()[i].value.sizes());
+    EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+    EXPECT_EQ(gradient.count_nonzero().item<int64_t>(), 0);
+  }
+}
+
 TEST(Decoder, RefusesWrongArguments) {
   const Decoder decoder = tiny_decoder(tiny_config("llama"), at::kFloat, 7);
   EXPECT_THROW(decoder.forward(random_ids(4), positions(5), causal_attention), c10::Error);
   EXPECT_THROW(decoder.forward(random_ids(4).to(at::kInt), positions(4), causal_attention), c10::Error);
   EXPECT_THROW(decoder.forward(random_ids(4).unsqueeze(0), positions(4).unsqueeze(0), causal_attention),
                c10::Error);
-  const Attention drops_a_head = [](const at::Tensor& q, const at::Tensor&, const at::Tensor&, double) {
-    return q.narrow(1, 0, 1);
-  };
+  const testing::FunctionSequence drops_a_head(
+      [](const at::Tensor& q, const at::Tensor&, const at::Tensor&, double) { return q.narrow(1, 0, 1); });
   EXPECT_THROW(decoder.forward(random_ids(4), positions(4), drops_a_head), c10::Error);
 
   std::vector<Parameter> parameters = decoder.parameters();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/init.h"
 
 #include <ATen/ATen.h>
@@ -15,6 +16,7 @@
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/model/tiny_models.h"
+#include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
@@ -29,7 +31,7 @@ class Init : public ::testing::Test {
   InitOptions options(const std::string& out, const Json& changes = Json::object()) {
     const std::filesystem::path config = folder_ / (out + ".json");
     std::ofstream(config) << tiny_config("qwen2", changes).dump();
-    return {.config = config, .out = folder_ / out, .seed = 5};
+    return {.config = config, .out = folder_ / out, .seed = testing::test_seed(5)};
   }
   Decoder make(const InitOptions& options) {
     init_model(options);
@@ -67,11 +69,28 @@ TEST_F(Init, DrawsAsTransformersDoes) {
   EXPECT_NEAR((drawn.narrow(0, 0, last) * drawn.narrow(0, 1, last)).mean().item<double>(), 0, 0.015);
 }
 
+TEST_F(Init, IsTheSameInMemory) {
+  const InitOptions made = options("a");
+  init_model(made);
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const Decoder saved = load_decoder(made.out, dtype);
+    const Decoder decoder = init_decoder(read_config(made.out), made.seed, dtype);
+    ASSERT_EQ(decoder.parameters().size(), saved.parameters().size());
+    for (size_t i = 0; i < decoder.parameters().size(); ++i) {
+      const Parameter &ours = decoder.parameters()[i], &theirs = saved.parameters()[i];
+      EXPECT_EQ(ours.name, theirs.name);
+      EXPECT_EQ(ours.value.scalar_type(), dtype);
+      EXPECT_TRUE(ours.value.requires_grad());
+      EXPECT_TRUE(at::equal(ours.value, theirs.value)) << ours.name;
+    }
+  }
+}
+
 TEST_F(Init, ValuesDependOnSeedNameAndIndexOnly) {
   const Decoder a = make(options("a"));
   const Decoder same = make(options("same", {{"num_hidden_layers", 3}, {"vocab_size", 51}}));
   InitOptions other_seed = options("other");
-  other_seed.seed = 6;
+  other_seed.seed = testing::test_seed(6);
   const Decoder b = make(other_seed);
 
   const std::string embedding = "model.embed_tokens.weight", up = "model.layers.1.mlp.up_proj.weight";
@@ -79,8 +98,12 @@ TEST_F(Init, ValuesDependOnSeedNameAndIndexOnly) {
   EXPECT_TRUE(at::equal(value(a, embedding), value(same, embedding).narrow(0, 0, 37)));
   EXPECT_FALSE(at::equal(value(a, up), value(b, up)));
   EXPECT_FALSE(at::equal(value(a, up), value(a, "model.layers.0.mlp.up_proj.weight")));
-  // Pinned, so that a seed means the same model in every version.
-  const at::Tensor first = value(a, embedding).flatten();
+}
+
+// So that a seed means the same model in every version.
+TEST_F(Init, ValuesOfOneSeedArePinned) {
+  const testing::PinnedSeeds pinned;
+  const at::Tensor first = value(make(options("pinned")), "model.embed_tokens.weight").flatten();
   EXPECT_FLOAT_EQ(first[0].item<float>(), 0.0029366312f);
   EXPECT_FLOAT_EQ(first[1].item<float>(), 0.018101182f);
 }

@@ -1,11 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/weights.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -30,6 +33,8 @@ using Json = nlohmann::ordered_json;
 using Tensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN(),
+                 kInfinity = std::numeric_limits<double>::infinity();
 
 void write_file(const fs::path& path, const Tensors& tensors) {
   std::vector<TensorView> views;
@@ -192,15 +197,124 @@ TEST_F(Weights, TiedModelsMayHoldTheirHead) {
   const Json config = tiny_config("llama", {{"tie_word_embeddings", true}});
   make_source(config, at::kFloat, false);
   Tensors tensors = tensors_of(tiny_decoder(config, at::kFloat, 11));
-  tensors.emplace_back("lm_head.weight", at::zeros({37, 16}));
+  const at::Tensor embedding = tensors.front().second;
+  ASSERT_EQ(tensors.front().first, "model.embed_tokens.weight");
+  tensors.emplace_back("lm_head.weight", embedding.to(at::kDouble));
   write_file(source_ / "model.safetensors", tensors);
 
   const Decoder decoder = load_decoder(source_, at::kFloat);
+  EXPECT_EQ(carried_tensors(source_), std::vector<std::string>{});
   EXPECT_EQ(decoder.parameters().size(), tensors.size() - 1);
+  {
+    const at::NoGradGuard no_grad;
+    at::Tensor(decoder.parameters().front().value).mul_(2);
+  }
   save_decoder(decoder, source_, folder_ / "out", at::kFloat);
   const SafetensorsFile out(folder_ / "out/model.safetensors");
   EXPECT_EQ(out.tensors().back().name, "lm_head.weight");
   EXPECT_EQ(bytes_of(out.at("lm_head.weight")), bytes_of(out.at("model.embed_tokens.weight")));
+}
+
+TEST_F(Weights, TiedModelsMayNotHoldAnotherHead) {
+  const Json config = tiny_config("llama", {{"tie_word_embeddings", true}});
+  make_source(config, at::kFloat, false);
+  const Tensors tensors = tensors_of(tiny_decoder(config, at::kFloat, 11));
+  const auto error_with = [&](const at::Tensor& head) {
+    Tensors with_head = tensors;
+    with_head.emplace_back("lm_head.weight", head);
+    write_file(source_ / "model.safetensors", with_head);
+    return load_error();
+  };
+  EXPECT_EQ(error_with(tensors.front().second), "");
+  at::Tensor other = tensors.front().second.clone();
+  other[3][4] += 1e-6;
+  for (const at::Tensor& head : {other, other.to(at::kDouble), at::zeros({37, 15}), at::zeros({37, 16})}) {
+    EXPECT_EQ(
+        error_with(head),
+        fmt::format("{}: tensor `lm_head.weight`: config.json says that tie_word_embeddings is true, but its "
+                    "values are not those of `model.embed_tokens.weight` (correct config.json, or remove the "
+                    "tensor)",
+                    (source_ / "model.safetensors").string()));
+  }
+}
+
+TEST_F(Weights, TensorsOfOthersAreCarriedByName) {
+  make_source(tiny_config("llama"), at::kFloat, false);
+  Tensors tensors = tensors_of(tiny_decoder(tiny_config("llama"), at::kFloat, 11));
+  const std::vector<std::string> extra = {"model.layers.0.self_attn.rotary_emb.inv_freq",
+                                          "model.layers.1.self_attn.k_scale",
+                                          "model.mtp.0.weight",
+                                          "model.rotary_emb.inv_freq",
+                                          "score.weight",
+                                          "v_head.bias",
+                                          "vision_tower.layers.9.mlp.bias"};
+  for (const std::string& name : extra) tensors.insert(tensors.begin() + 1, {name, at::randn({3})});
+  write_file(source_ / "model.safetensors", tensors);
+  save_decoder(load_decoder(source_, at::kFloat), source_, folder_ / "out", at::kFloat);
+  EXPECT_EQ(carried_tensors(source_), extra);
+  EXPECT_EQ(read_text(folder_ / "out/model.safetensors"), read_text(source_ / "model.safetensors"));
+}
+
+// What looks like a part of the model that config.json does not have is never passed over.
+TEST_F(Weights, TensorsThatLookLikeTheModelsOwnAreRefused) {
+  struct Case {
+    std::string type, tensor, reason;
+  };
+  const std::vector<Case> cases = {
+      {"llama", "model.layers.2.mlp.up_proj.weight", "num_hidden_layers is 2"},
+      {"llama", "model.layers.99999999999999999999.mlp.up_proj.weight", "no such parameter"},
+      {"llama", "model.layers.-1.mlp.up_proj.weight", "num_hidden_layers is 2"},
+      {"llama", "model.layers.1.self_attn.q_proj.bias", "attention_bias is false"},
+      {"llama", "model.layers.0.mlp.down_proj.bias", "mlp_bias is false"},
+      {"llama", "model.layers.0.self_attn.q_norm.weight",
+       "the model is a llama, which has no norms of queries"},
+      {"llama", "model.layers.0.input_layernorm.bias", "a llama model has no such parameter"},
+      {"qwen2", "model.layers.0.self_attn.o_proj.bias", "a qwen2 model has no bias there"},
+      {"qwen3", "model.layers.0.self_attn.q_proj.bias", "attention_bias is false"},
+      {"llama", "model.layers.0.self_attn.q_proj.weight_scale_inv", "no such parameter"},
+      {"llama", "model.layers.0.self_attn.q_proj.lora_A.weight", "an adapter"},
+      {"llama", "base_model.model.lora_B.weight", "an adapter"},
+      {"llama", "lm_head.bias", "no such parameter"},
+      {"llama", "model.norm.bias", "no such parameter"},
+      {"llama", "model.embed_tokens.scale", "no such parameter"},
+  };
+  for (const Case& each : cases) {
+    for (const bool sharded : {false, true}) {
+      make_source(tiny_config(each.type), at::kFloat, sharded);
+      const fs::path file = source_ / (sharded ? kSecond : "model.safetensors");
+      const std::vector<float> values(3);
+      {
+        const SafetensorsFile stored(file);
+        std::vector<TensorView> views = stored.tensors();
+        views.push_back({each.tensor, "F32", {3}, std::as_bytes(std::span(values))});
+        write_safetensors(file, views);
+      }
+      if (sharded) {
+        index_["weight_map"][each.tensor] = kSecond;
+        write_index();
+      }
+      const std::string message = load_error();
+      EXPECT_TRUE(message.starts_with(fmt::format("{}: tensor `{}`: ", file.string(), each.tensor)))
+          << message;
+      EXPECT_NE(message.find(each.reason), std::string::npos) << message;
+      EXPECT_EQ(message_of<InputError>([&] { carried_tensors(source_); }), message);
+    }
+  }
+}
+
+// Nobody writes to these pipes: opening one would wait for ever.
+TEST_F(Weights, PipesAreRefusedAtOnce) {
+  for (const std::string name : {"model.safetensors", "config.json"}) {
+    make_source(tiny_config("llama"), at::kFloat, false);
+    fs::remove(source_ / name);
+    ASSERT_EQ(::mkfifo((source_ / name).c_str(), 0600), 0);
+    EXPECT_NE(load_error().find("expected a regular file, received a pipe or device"), std::string::npos)
+        << load_error();
+  }
+  make_source(tiny_config("llama"), at::kFloat, true);
+  fs::remove(source_ / kIndex);
+  ASSERT_EQ(::mkfifo((source_ / kIndex).c_str(), 0600), 0);
+  EXPECT_NE(load_error().find("expected a regular file"), std::string::npos);
 }
 
 TEST_F(Weights, FaultsNameFileAndTensor) {
@@ -307,6 +421,67 @@ TEST_F(Weights, NeverWritesOverItsSource) {
     EXPECT_THROW(save_decoder(decoder, source_, out, at::kFloat), InputError);
   }
   EXPECT_EQ(read_text(source_ / "model.safetensors"), before);
+}
+
+TEST_F(Weights, ASourceMayVanishAfterItWasRead) {
+  for (const bool sharded : {false, true}) {
+    make_source(tiny_config("llama"), at::kFloat, sharded);
+    const fs::path whole = folder_ / fmt::format("whole-{}", sharded),
+                   orphan = folder_ / fmt::format("orphan-{}", sharded);
+    const SourceModel source(source_);
+    const Decoder decoder = load_decoder(source_, at::kFloat);
+    EXPECT_EQ(source.config(), Json::parse(read_text(source_ / "config.json")));
+    source.save(decoder, whole, at::kFloat);
+    // Spoilt in place, then removed.
+    for (const auto& entry : fs::directory_iterator(source_)) fs::resize_file(entry.path(), 1);
+    fs::remove_all(source_);
+    source.save(decoder, orphan, at::kFloat);
+    int64_t files = 0;
+    for (const auto& entry : fs::directory_iterator(whole)) {
+      ++files;
+      EXPECT_EQ(read_text(entry.path()), read_text(orphan / entry.path().filename())) << entry.path();
+    }
+    EXPECT_EQ(files, std::distance(fs::directory_iterator(orphan), {}));
+    EXPECT_GE(files, 6);
+  }
+}
+
+TEST_F(Weights, NumbersThatAreNotFiniteAreNeverSaved) {
+  make_source(tiny_config("llama"), at::kDouble, false);
+  const Decoder decoder = load_decoder(source_, at::kDouble);
+  const at::Tensor norm = decoder.parameters().back().value.detach().view({-1});
+  const std::string& name = decoder.parameters().back().name;
+  const double before = norm[1].item<double>();
+  for (const double value : {kNan, kInfinity, -kInfinity, 1e300}) {  // the last one is infinite in float32
+    norm[1] = value;
+    const std::string message =
+        message_of<NonFiniteError>([&] { save_decoder(decoder, source_, folder_ / "out", at::kFloat); });
+    EXPECT_NE(message.find(fmt::format("`{}` holds 1 value of", name)), std::string::npos) << message;
+    EXPECT_FALSE(fs::exists(folder_ / "out/model.safetensors"));
+  }
+  norm[1] = before;
+  EXPECT_NO_THROW(save_decoder(decoder, source_, folder_ / "out", at::kFloat));
+}
+
+TEST(AllFinite, SeesEveryPlaceOfEveryDtype) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const int64_t size : {1, 2, 7, 33, 1000}) {
+      const at::Tensor values = at::randn({size}, at::kDouble).to(dtype);
+      EXPECT_TRUE(all_finite(values));
+      EXPECT_EQ(nonfinite_text(values), "");
+      for (const int64_t place : {int64_t{0}, size / 2, size - 1}) {
+        for (const double value : {kNan, kInfinity, -kInfinity}) {
+          const at::Tensor spoilt = values.clone();
+          spoilt[place] = value;
+          EXPECT_FALSE(all_finite(spoilt)) << size << ", " << place;
+          EXPECT_EQ(nonfinite_text(spoilt),
+                    fmt::format("holds 1 value of {} that is not finite ({} at {})", size, value, place));
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(all_finite(at::empty({0})));
+  EXPECT_TRUE(all_finite(at::full({3}, 3e38, at::kFloat)));
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 // How results of ops are compared with those of their references.
 #pragma once
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <limits>
 #include <vector>
+
+#include "tests/error_ratio.h"
 
 namespace espalier::testing {
 
@@ -30,6 +34,73 @@ inline double worst_error(const Results& a, const Results& b) {
     worst = std::max(worst, relative_error(a[i], b[i]));
   return worst;
 }
+
+inline double unit_roundoff(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return kFloat32Roundoff;
+    case at::kHalf:
+      return kFloat16Roundoff;
+    case at::kBFloat16:
+      return kBFloat16Roundoff;
+    default:
+      TORCH_CHECK(false, "expected float32, bfloat16 or float16, received ", dtype);
+  }
+}
+
+/// Errors of results in low precision, for the rule of tests/error_ratio.h. Results of the same place are
+/// pooled over all problems that are added, each in the dtype of ours.
+class PooledErrors {
+ public:
+  PooledErrors() = default;
+  PooledErrors(const Results& ours, const Results& plain, const Results& exact) { add(ours, plain, exact); }
+
+  void add(const Results& ours, const Results& plain, const Results& exact) {
+    pools_.resize(std::max(pools_.size(), exact.size()));
+    for (size_t i = 0; i < exact.size(); ++i) {
+      if (i < ours.size()) pools_[i].dtype = ours[i].scalar_type();
+      pools_[i].errors += i < ours.size() ? squared_errors(ours[i], plain.at(i), exact[i]) : kWrong;
+    }
+    if (ours.size() > exact.size()) pools_.at(0).errors += kWrong;
+  }
+
+  double worst_ratio() const {
+    double worst = 0;
+    for (const Pool& pool : pools_) {
+      worst = std::max(worst, error_ratio(pool.errors, {unit_roundoff(pool.dtype)}));
+    }
+    return worst;
+  }
+
+  /// Of every result.
+  ::testing::AssertionResult at_most_twice_the_plain() const {
+    for (size_t i = 0; i < pools_.size(); ++i) {
+      auto verdict = at_most_twice_the_plain_error(pools_[i].errors, {unit_roundoff(pools_[i].dtype)});
+      if (!verdict) return verdict << ", " << pools_[i].dtype << ", result " << i;
+    }
+    return pools_.empty() ? ::testing::AssertionFailure() << "no results" : ::testing::AssertionSuccess();
+  }
+
+ private:
+  struct Pool {
+    at::ScalarType dtype = at::kFloat;
+    SquaredErrors errors;
+  };
+  // Not of the shape of the exact result, or not finite.
+  static constexpr SquaredErrors kWrong{.ours = std::numeric_limits<double>::infinity()};
+
+  static SquaredErrors squared_errors(const at::Tensor& ours, const at::Tensor& plain,
+                                      const at::Tensor& exact) {
+    if (ours.sizes() != exact.sizes() || plain.sizes() != exact.sizes()) return kWrong;
+    const auto squares = [](const at::Tensor& tensor) { return tensor.square().sum().item<double>(); };
+    const at::Tensor wide = exact.detach().to(at::kDouble);
+    const double of_ours = squares(ours.detach().to(at::kDouble) - wide);
+    return {std::isfinite(of_ours) ? of_ours : kWrong.ours, squares(plain.detach().to(at::kDouble) - wide),
+            squares(wide), wide.numel()};
+  }
+
+  std::vector<Pool> pools_;
+};
 
 /// function(inputs) and the gradients of <grad_out, function(inputs)> with respect to each input.
 template <class Function>

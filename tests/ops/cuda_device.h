@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether tests can run on CUDA.
 #pragma once
 
 #include <dlfcn.h>
 
 #include "espalier/base/check.h"
-#include "espalier/ops/device.h"
+#include "espalier/runtime/device.h"
 
 namespace espalier::testing {
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Choosing a plan: auto, memory budgets, and the models by which plans are compared.
 #include <gtest/gtest.h>
 
@@ -13,6 +14,7 @@
 #include "espalier/plan/planner.h"
 #include "espalier/tree/synth.h"
 #include "tests/base/message_of.h"
+#include "tests/test_seed.h"
 #include "tests/tree/naive.h"
 
 namespace espalier {
@@ -35,8 +37,12 @@ PlanCosts costs() {
 }
 
 Forest synthetic(uint64_t seed, int64_t trees = 1) {
-  return testing::forest_of(synthesize(
-      {.num_trees = trees, .depth = 4, .branching = 3, .node_length = 60, .end_inside = 0.2, .seed = seed}));
+  return testing::forest_of(synthesize({.num_trees = trees,
+                                        .depth = 4,
+                                        .branching = 3,
+                                        .node_length = 60,
+                                        .end_inside = 0.2,
+                                        .seed = testing::test_seed(seed)}));
 }
 
 PlanOptions with_tokens(Strategy strategy, int64_t tokens) {
@@ -141,7 +147,7 @@ TEST(Choosing, FewPlansFindWhatAllWould) {
           if (each.bytes <= bytes) fastest = std::min(fastest, each.seconds);
         }
         const Plan plan = make_plan(forest, with_bytes(strategy, bytes * 1.05), costs());
-        // Memory is found to a twentieth; token budgets are tried in steps of a fifth.
+        // The search finds memory to within a twentieth, because it tries token budgets in steps of a fifth.
         EXPECT_LE(price(costs(), plan).seconds, fastest * 1.2);
       }
     }
@@ -239,10 +245,10 @@ TEST(Choosing, LoadsByHand) {
   const std::vector<MicroBatch> plan{first, second};
   const std::vector<Load> loads = loads_of(plan);
   ASSERT_EQ(loads.size(), 2u);
-  EXPECT_EQ(loads[0].attention_pieces, 3);  // two triangles and a rectangle
+  EXPECT_EQ(loads[0].mask_blocks, 3);  // two triangles and a rectangle
   EXPECT_EQ(loads[0].terms, 5 + 5 + 3);
   EXPECT_TRUE(loads[0].has_readers);
-  EXPECT_EQ(loads[1].attention_pieces, 2);  // a triangle and the context
+  EXPECT_EQ(loads[1].mask_blocks, 2);  // a triangle and the context
   EXPECT_EQ(loads[1].terms, 2);
   EXPECT_FALSE(loads[1].has_readers);
   EXPECT_EQ(loads[1].parent, 0);
@@ -250,7 +256,7 @@ TEST(Choosing, LoadsByHand) {
   MemoryModel model = costs().memory;
   const std::vector<double> peaks = peak_bytes(model, loads);
   EXPECT_EQ(peaks[0], resident_bytes(model) + running_bytes(model, loads[0], true));
-  // The leaf's backward pass is the first: its gradients become the sums.
+  // The leaf's backward pass comes first, so its gradients become the sums.
   const double sums = 4.0 * static_cast<double>(model.num_parameters);
   const double context_gradient = 4.0 * 5 * 2 * 2 * 64;  // of one layer: 5 tokens, k and v of 2 heads of 64
   EXPECT_EQ(peaks[1], resident_bytes(model) - sums + held_bytes(model, loads[0]) + context_gradient +
@@ -261,13 +267,13 @@ TEST(Choosing, TimeIsLinearInItsFeatures) {
   Load load;
   load.tokens = 100;
   load.pairs = 5050;
-  load.attention_pieces = 1;
-  load.head_rows = 10;
+  load.mask_blocks = 1;
+  load.logit_rows = 10;
   const TimeModel model{kShape, {1, 2, 3, 4, 5, 6}, true};
-  const double behind_attention = static_cast<double>(linear_parameters_behind_attention(kShape)) /
-                                  static_cast<double>(linear_parameters_per_layer(kShape));
+  const double after_attention = static_cast<double>(linear_parameters_after_attention(kShape)) /
+                                 static_cast<double>(linear_parameters_per_layer(kShape));
   EXPECT_DOUBLE_EQ(predicted_seconds(model, load, CheckpointActivations::kNone),
-                   1 + 4 * (2 + 4 * 5050.0 + 5) + 3 * (4 * 100 - 90 * behind_attention) + 6 * 10);
+                   1 + 4 * (2 + 4 * 5050.0 + 5) + 3 * (4 * 100 - 90 * after_attention) + 6 * 10);
   EXPECT_GT(predicted_seconds(model, load, CheckpointActivations::kLayer),
             predicted_seconds(model, load, CheckpointActivations::kNone));
   EXPECT_EQ(predicted_seconds(model, load, CheckpointActivations::kPiece),

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/cost_model.h"
 
 #include <gtest/gtest.h>
@@ -16,13 +17,13 @@ constexpr ModelShape kShape{.num_hidden_layers = 3,
 TEST(CostModel, LinearParameters) {
   // q 10 x 20, k and v 10 x 10 each, o 20 x 10, gate and up 10 x 7 each, down 7 x 10
   EXPECT_EQ(linear_parameters_per_layer(kShape), 200 + 100 + 100 + 200 + 70 + 70 + 70);
-  EXPECT_EQ(linear_parameters_behind_attention(kShape), 200 + 70 + 70 + 70);
+  EXPECT_EQ(linear_parameters_after_attention(kShape), 200 + 70 + 70 + 70);
 }
 
-// The last layer's output projection and MLP have the head rows alone.
+// The last layer's output projection and MLP work on logit rows only.
 TEST(CostModel, LastLayerEndsWithTheHeadRows) {
-  const auto linear = [](int64_t tokens, int64_t head_rows) {
-    return step_flops(kShape, {.tokens = tokens, .head_rows = head_rows}).linear;
+  const auto linear = [](int64_t tokens, int64_t logit_rows) {
+    return step_flops(kShape, {.tokens = tokens, .logit_rows = logit_rows}).linear;
   };
   EXPECT_DOUBLE_EQ(linear(100, 100), 6.0 * 810 * 3 * 100);
   EXPECT_DOUBLE_EQ(linear(100, 0), 6.0 * (810 * 2 + 400) * 100);
@@ -30,7 +31,7 @@ TEST(CostModel, LastLayerEndsWithTheHeadRows) {
 }
 
 TEST(CostModel, FlopsOfAStep) {
-  const FlopCount flops = step_flops(kShape, {.tokens = 100, .pairs = 1000, .head_rows = 10});
+  const FlopCount flops = step_flops(kShape, {.tokens = 100, .pairs = 1000, .logit_rows = 10});
   EXPECT_DOUBLE_EQ(flops.linear, 6.0 * (810 * 3 * 100 - 410 * 90));
   EXPECT_EQ(flops.attention, 14.0 * 5 * 4 * 3 * 1000);
   EXPECT_EQ(flops.head, 8.0 * 10 * 11 * 10);
@@ -38,7 +39,7 @@ TEST(CostModel, FlopsOfAStep) {
 }
 
 TEST(CostModel, FlopsOfThePasses) {
-  const Work work{.tokens = 100, .pairs = 1000, .head_rows = 10};
+  const Work work{.tokens = 100, .pairs = 1000, .logit_rows = 10};
   const FlopCount forward = forward_flops(kShape, work), backward = backward_flops(kShape, work);
   EXPECT_DOUBLE_EQ(forward.linear, 2.0 * (810 * 3 * 100 - 410 * 90));
   EXPECT_EQ(forward.attention, 4.0 * 5 * 4 * 3 * 1000);
@@ -47,18 +48,18 @@ TEST(CostModel, FlopsOfThePasses) {
 }
 
 TEST(CostModel, WorkAddsUp) {
-  Work work{.tokens = 1, .pairs = 2, .head_rows = 3};
-  work += {.tokens = 10, .pairs = 20, .head_rows = 30};
+  Work work{.tokens = 1, .pairs = 2, .logit_rows = 3};
+  work += {.tokens = 10, .pairs = 20, .logit_rows = 30};
   EXPECT_EQ(work.tokens, 11);
   EXPECT_EQ(work.pairs, 22);
-  EXPECT_EQ(work.head_rows, 33);
+  EXPECT_EQ(work.logit_rows, 33);
 }
 
 TEST(CostModel, LargeCountsDoNotOverflow) {
   ModelShape shape = kShape;
   shape.hidden_size = 16'384;
   shape.vocab_size = 200'000;
-  EXPECT_GT(step_flops(shape, {.tokens = 1, .pairs = 1, .head_rows = 1'000'000'000'000}).head, 2e22);
+  EXPECT_GT(step_flops(shape, {.tokens = 1, .pairs = 1, .logit_rows = 1'000'000'000'000}).head, 2e22);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/leaf_parts.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/plan/tree_shapes.h"
+#include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
@@ -10,6 +12,7 @@ namespace {
 using testing::kTreeShapes;
 using testing::naive_part_tokens;
 using testing::random_tree;
+using testing::test_seed;
 
 /// Root of 10; a leaf of 1; an inner node of 5 with leaves of 2 and 3.
 const TokenTree kSmall{.parent = {-1, 0, 0, 2, 2}, .size = {10, 1, 5, 2, 3}};
@@ -33,7 +36,7 @@ TEST(LeafParts, PartsFromLabels) {
 TEST(LeafParts, TokensAreThoseOfTheUnion) {
   for (uint64_t seed = 0; seed < 600; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 62);
+    Rng rng(test_seed(seed), 62);
     const TokenTree tree = random_tree(kTreeShapes[seed % 6], rng.between(1, 30), rng);
     const LeafPaths leaves = leaf_paths(tree);
     std::vector<int64_t> label(leaves.num_leaves());

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/partition.h"
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include "espalier/base/check.h"
 #include "espalier/plan/context.h"
 #include "espalier/tree/synth.h"
+#include "tests/test_seed.h"
 #include "tests/tree/naive.h"
 
 namespace espalier {
@@ -19,11 +21,12 @@ namespace {
 
 using testing::make_rows;
 using testing::Rows;
+using testing::test_seed;
 
 constexpr Merge kMerges[] = {Merge::kNone, Merge::kLeaves, Merge::kAll};
 
-/// What a partition was made from.
-struct Made {
+/// What a partition is made from.
+struct PartitionCase {
   Forest forest;
   std::vector<int64_t> cuts;
   int64_t budget;
@@ -33,31 +36,31 @@ struct Made {
 };
 
 /// The first tokens of all pieces.
-std::set<int64_t> piece_begins(const Made& made) {
-  std::set<int64_t> begins(made.cuts.begin(), made.cuts.end());
-  for (int64_t n = 0; n < made.forest.num_nodes(); ++n) {
-    if (made.forest.parent[n] < 0) begins.insert(made.forest.node_begin[n]);
+std::set<int64_t> piece_begins(const PartitionCase& given) {
+  std::set<int64_t> begins(given.cuts.begin(), given.cuts.end());
+  for (int64_t n = 0; n < given.forest.num_nodes(); ++n) {
+    if (given.forest.parent[n] < 0) begins.insert(given.forest.node_begin[n]);
   }
   return begins;
 }
 
 /// The largest piece, token by token.
-int64_t largest_piece(const Made& made) {
-  const std::set<int64_t> begins = piece_begins(made);
-  std::vector<int64_t> first(made.forest.tree_tokens()), size(made.forest.tree_tokens(), 0);
+int64_t largest_piece(const PartitionCase& given) {
+  const std::set<int64_t> begins = piece_begins(given);
+  std::vector<int64_t> first(given.forest.tree_tokens()), size(given.forest.tree_tokens(), 0);
   int64_t largest = 0;
-  for (int64_t t = 0; t < made.forest.tree_tokens(); ++t) {
-    first[t] = begins.contains(t) ? t : first[token_before(made.forest, t)];
+  for (int64_t t = 0; t < given.forest.tree_tokens(); ++t) {
+    first[t] = begins.contains(t) ? t : first[token_before(given.forest, t)];
     largest = std::max(largest, ++size[first[t]]);
   }
   return largest;
 }
 
-std::string runs_fault(const Made& made, const MicroBatch& batch) {
-  const Forest& forest = made.forest;
+std::string runs_fault(const PartitionCase& given, const MicroBatch& batch) {
+  const Forest& forest = given.forest;
   const Layout layout = make_layout(forest, batch.runs, RootRuns::kContinueContext);
   if (layout.num_tokens() == 0) return "an empty micro-batch";
-  if (layout.num_tokens() > made.budget) return "over the budget";
+  if (layout.num_tokens() > given.budget) return "over the budget";
   if (layout.num_tokens() != batch.num_tokens) return "num_tokens";
   if (visible_pairs(layout) != batch.num_pairs) return "num_pairs";
   if (!std::ranges::is_sorted(layout.forest_token)) return "not in forest order";
@@ -68,7 +71,7 @@ std::string runs_fault(const Made& made, const MicroBatch& batch) {
   return "";
 }
 
-std::string parent_fault(const Made& made, const std::vector<MicroBatch>& batches, size_t index) {
+std::string parent_fault(const PartitionCase& given, const std::vector<MicroBatch>& batches, size_t index) {
   const MicroBatch& batch = batches[index];
   if (batch.parent < -1 || batch.parent >= static_cast<int64_t>(index)) return "parent after child";
   if (index > 0) {  // preorder: the parent is on the path of the micro-batch before
@@ -84,7 +87,7 @@ std::string parent_fault(const Made& made, const std::vector<MicroBatch>& batche
   size_t roots = 0;
   for (const Run& run : batch.runs) {
     if (run.parent >= 0) continue;
-    const int64_t before = token_before(made.forest, run.begin);
+    const int64_t before = token_before(given.forest, run.begin);
     if (batch.parent < 0) {
       if (before >= 0) return "context without parent";
     } else {
@@ -98,14 +101,14 @@ std::string parent_fault(const Made& made, const std::vector<MicroBatch>& batche
     ++roots;
   }
   if (batch.context_runs.size() != (batch.parent < 0 ? 0 : roots)) return "too many context runs";
-  if (roots > 1 && made.merge == Merge::kNone) return "merged without leave";
+  if (roots > 1 && given.merge == Merge::kNone) return "merged without leave";
   const bool has_children = std::ranges::any_of(
       batches, [&](const MicroBatch& b) { return b.parent == static_cast<int64_t>(index); });
-  if (roots > 1 && made.merge == Merge::kLeaves && has_children) return "an inner piece merged";
+  if (roots > 1 && given.merge == Merge::kLeaves && has_children) return "an inner piece merged";
   return "";
 }
 
-/// The path of every trajectory, put together from its placements, against the path in the forest.
+/// Compares the path of every trajectory, assembled from its placements, with the path in the forest.
 std::string path_fault(const Forest& forest, const std::vector<MicroBatch>& batches) {
   std::vector<std::vector<int64_t>> paths(forest.num_trajectories());
   for (const MicroBatch& batch : batches) {
@@ -127,13 +130,13 @@ std::string path_fault(const Forest& forest, const std::vector<MicroBatch>& batc
   return "";
 }
 
-/// The first thing that is wrong with the partition, or "".
-std::string partition_fault(const Made& made, const std::vector<MicroBatch>& batches) {
-  std::vector<int64_t> times(made.forest.tree_tokens(), 0);
+/// The first fault of the partition, or "".
+std::string partition_fault(const PartitionCase& given, const std::vector<MicroBatch>& batches) {
+  std::vector<int64_t> times(given.forest.tree_tokens(), 0);
   std::set<int64_t> roots;
   for (size_t m = 0; m < batches.size(); ++m) {
-    std::string fault = runs_fault(made, batches[m]);
-    if (fault.empty()) fault = parent_fault(made, batches, m);
+    std::string fault = runs_fault(given, batches[m]);
+    if (fault.empty()) fault = parent_fault(given, batches, m);
     if (!fault.empty()) return fmt::format("micro-batch {}: {}", m, fault);
     for (const Run& run : batches[m].runs) {
       if (run.parent < 0) roots.insert(run.begin);
@@ -141,8 +144,8 @@ std::string partition_fault(const Made& made, const std::vector<MicroBatch>& bat
     }
   }
   if (std::ranges::any_of(times, [](int64_t n) { return n != 1; })) return "a token not exactly once";
-  if (roots != piece_begins(made)) return "pieces do not begin at the cuts";
-  return path_fault(made.forest, batches);
+  if (roots != piece_begins(given)) return "pieces do not begin at the cuts";
+  return path_fault(given.forest, batches);
 }
 
 std::vector<int64_t> random_cuts(Rng& rng, const Forest& forest) {
@@ -168,12 +171,12 @@ bool same(const std::vector<MicroBatch>& a, const std::vector<MicroBatch>& b) {
   });
 }
 
-void check_all_merges(Made made) {
-  const int64_t pairs = visible_pairs(make_layout(made.forest, whole_forest(made.forest)));
+void check_all_merges(PartitionCase given) {
+  const int64_t pairs = visible_pairs(make_layout(given.forest, whole_forest(given.forest)));
   for (const Merge merge : kMerges) {
-    made.merge = merge;
-    const std::vector<MicroBatch> batches = made.batches();
-    ASSERT_EQ(partition_fault(made, batches), "") << "merge " << static_cast<int>(merge);
+    given.merge = merge;
+    const std::vector<MicroBatch> batches = given.batches();
+    ASSERT_EQ(partition_fault(given, batches), "") << "merge " << static_cast<int>(merge);
     int64_t total = 0;
     for (const MicroBatch& batch : batches) total += batch.num_pairs;
     ASSERT_EQ(total, pairs);
@@ -183,45 +186,45 @@ void check_all_merges(Made made) {
 TEST(Partition, RandomForestsAndCuts) {
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 21);
+    Rng rng(test_seed(seed), 21);
     const Rows rows = testing::random_rows(rng);
-    Made made{build_forest(rows.view(), testing::random_subset(rng, rows)), {}, 0, Merge::kNone};
-    made.cuts = random_cuts(rng, made.forest);
-    const int64_t smallest = largest_piece(made);
-    made.budget = rng.below(4) == 0 ? std::numeric_limits<int64_t>::max() : smallest + rng.below(10);
-    check_all_merges(made);
+    PartitionCase given{build_forest(rows.view(), testing::random_subset(rng, rows)), {}, 0, Merge::kNone};
+    given.cuts = random_cuts(rng, given.forest);
+    const int64_t smallest = largest_piece(given);
+    given.budget = rng.below(4) == 0 ? std::numeric_limits<int64_t>::max() : smallest + rng.below(10);
+    check_all_merges(given);
     if (HasFatalFailure()) return;
-    made.budget = smallest - 1;
-    ASSERT_THROW(made.batches(), InternalError);
+    given.budget = smallest - 1;
+    ASSERT_THROW(given.batches(), InternalError);
   }
 }
 
 TEST(Partition, ChosenCutsFitAnyBudget) {
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 22);
+    Rng rng(test_seed(seed), 22);
     const Rows rows = testing::random_rows(rng);
-    Made made{build_forest(rows.view(), testing::random_subset(rng, rows)), {}, 0, Merge::kNone};
-    made.budget = rng.between(1, made.forest.tree_tokens() + 1);
+    PartitionCase given{build_forest(rows.view(), testing::random_subset(rng, rows)), {}, 0, Merge::kNone};
+    given.budget = rng.between(1, given.forest.tree_tokens() + 1);
     for (const Merge merge : kMerges) {
       for (const bool cut_inside : {true, false}) {
-        made.cuts = choose_cuts(made.forest, made.budget, cut_inside, merge);
-        ASSERT_EQ(made.cuts, choose_cuts(made.forest, made.budget, cut_inside, merge));
-        check_all_merges(made);
+        given.cuts = choose_cuts(given.forest, given.budget, cut_inside, merge);
+        ASSERT_EQ(given.cuts, choose_cuts(given.forest, given.budget, cut_inside, merge));
+        check_all_merges(given);
         if (HasFatalFailure()) return;
-        for (const int64_t cut : made.cuts) {
-          const int64_t node = node_of_token(made.forest, cut);
-          if (cut_inside || made.forest.node_size(node) > made.budget) continue;
-          ASSERT_EQ(cut, made.forest.node_begin[node]) << "a node that fits is cut";
+        for (const int64_t cut : given.cuts) {
+          const int64_t node = node_of_token(given.forest, cut);
+          if (cut_inside || given.forest.node_size(node) > given.budget) continue;
+          ASSERT_EQ(cut, given.forest.node_begin[node]) << "a node that fits is cut";
         }
       }
-      const auto best = partition(made.forest, made.budget, merge);
-      ASSERT_TRUE(same(best, partition(made.forest, made.budget, merge)));
+      const auto best = partition(given.forest, given.budget, merge);
+      ASSERT_TRUE(same(best, partition(given.forest, given.budget, merge)));
       const PartitionCost cost = partition_cost(best);
       for (const bool cut_inside : {true, false}) {
-        made.cuts = choose_cuts(made.forest, made.budget, cut_inside, merge);
-        made.merge = merge;
-        ASSERT_LE(cost, partition_cost(made.batches()));
+        given.cuts = choose_cuts(given.forest, given.budget, cut_inside, merge);
+        given.merge = merge;
+        ASSERT_LE(cost, partition_cost(given.batches()));
       }
     }
   }
@@ -239,12 +242,12 @@ Forest tiny_forest(Rng& rng, int64_t tokens) {
 int64_t fewest_by_force(const Forest& forest, int64_t budget, Merge merge) {
   int64_t fewest = std::numeric_limits<int64_t>::max();
   for (uint64_t subset = 0; subset < uint64_t{1} << forest.tree_tokens(); ++subset) {
-    Made made{forest, {}, budget, merge};
+    PartitionCase given{forest, {}, budget, merge};
     for (int64_t t = 0; t < forest.tree_tokens(); ++t) {
-      if (subset >> t & 1) made.cuts.push_back(t);
+      if (subset >> t & 1) given.cuts.push_back(t);
     }
-    if (largest_piece(made) > budget) continue;
-    fewest = std::min(fewest, static_cast<int64_t>(made.batches().size()));
+    if (largest_piece(given) > budget) continue;
+    fewest = std::min(fewest, static_cast<int64_t>(given.batches().size()));
   }
   return fewest;
 }
@@ -252,15 +255,15 @@ int64_t fewest_by_force(const Forest& forest, int64_t budget, Merge merge) {
 TEST(Partition, EveryCutSetOfTinyForests) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 23);
-    Made made{tiny_forest(rng, 8), {}, 0, Merge::kNone};
-    for (uint64_t subset = 0; subset < uint64_t{1} << made.forest.tree_tokens(); ++subset) {
-      made.cuts.clear();
-      for (int64_t t = 0; t < made.forest.tree_tokens(); ++t) {
-        if (subset >> t & 1) made.cuts.push_back(t);
+    Rng rng(test_seed(seed), 23);
+    PartitionCase given{tiny_forest(rng, 8), {}, 0, Merge::kNone};
+    for (uint64_t subset = 0; subset < uint64_t{1} << given.forest.tree_tokens(); ++subset) {
+      given.cuts.clear();
+      for (int64_t t = 0; t < given.forest.tree_tokens(); ++t) {
+        if (subset >> t & 1) given.cuts.push_back(t);
       }
-      made.budget = largest_piece(made);
-      check_all_merges(made);
+      given.budget = largest_piece(given);
+      check_all_merges(given);
       if (HasFatalFailure()) return;
     }
   }
@@ -271,7 +274,7 @@ TEST(Partition, FewestMicroBatches) {
   std::vector<int64_t> total(3, 0), minimum(3, 0), not_minimal(3, 0);
   for (uint64_t seed = 0; seed < 150; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 24);
+    Rng rng(test_seed(seed), 24);
     const Forest forest = tiny_forest(rng, 9);
     const int64_t budget = rng.between(1, forest.tree_tokens());
     for (size_t k = 0; k < 3; ++k) {
@@ -328,11 +331,11 @@ Forest star(int64_t root, const std::vector<int64_t>& leaves) {
 }
 
 TEST(Partition, KeepsTheChildrenThatCostLeast) {
-  // One leaf must go: the large one, so that least is left to go on upwards.
+  // One leaf must be cut off. It is the large one, so that the smallest piece continues upwards.
   EXPECT_EQ(choose_cuts(star(1, {9, 3}), 10, true, Merge::kAll), (std::vector<int64_t>{1}));
   EXPECT_EQ(choose_cuts(star(1, {3, 9}), 10, true, Merge::kAll), (std::vector<int64_t>{4}));
-  // Alone the leaves pack into 12 + 3 + 3 and 11 + 3, neither with room for the root: two micro-batches would
-  // be cut off. Packed with the root: 8 + 12, and all others.
+  // Without the root, the leaves pack into 12 + 3 + 3 and 11 + 3. Neither has room for the root, so two
+  // micro-batches would be cut off. Packed with the root, they give 8 + 12 and all others.
   EXPECT_EQ(choose_cuts(star(8, {12, 11, 3, 3, 3}), 20, false, Merge::kAll),
             (std::vector<int64_t>{20, 31, 34, 37}));
 }
@@ -391,8 +394,9 @@ Forest chain(int64_t nodes) {
 
 TEST(Partition, Chains) {
   for (const int64_t budget : {1, 7, 1000}) {
-    const Made made{chain(1000), choose_cuts(chain(1000), budget, true, Merge::kAll), budget, Merge::kAll};
-    EXPECT_EQ(partition_fault(made, made.batches()), "");
+    const PartitionCase given{chain(1000), choose_cuts(chain(1000), budget, true, Merge::kAll), budget,
+                              Merge::kAll};
+    EXPECT_EQ(partition_fault(given, given.batches()), "");
   }
   constexpr int64_t kDepth = 100'000, kBudget = 1000;
   const Forest forest = chain(kDepth);
@@ -421,23 +425,23 @@ TEST(Partition, DepthOfAHundredThousandPieces) {
 TEST(Partition, SyntheticTrees) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 25);
+    Rng rng(test_seed(seed), 25);
     const Csr<int32_t> rows = synthesize({.num_trees = rng.between(1, 4),
                                           .depth = rng.between(1, 5),
                                           .branching = rng.between(1, 4),
                                           .node_length = rng.between(1, 9),
                                           .end_inside = rng.uniform(),
-                                          .seed = seed});
-    Made made{testing::forest_of(rows), {}, 0, Merge::kNone};
+                                          .seed = test_seed(seed)});
+    PartitionCase given{testing::forest_of(rows), {}, 0, Merge::kNone};
     for (const int64_t divisor : {1, 4, 16}) {
-      made.budget = std::max<int64_t>(made.forest.tree_tokens() / divisor, 1);
+      given.budget = std::max<int64_t>(given.forest.tree_tokens() / divisor, 1);
       for (const Merge merge : kMerges) {
-        made.cuts = choose_cuts(made.forest, made.budget, true, merge);
-        check_all_merges(made);
+        given.cuts = choose_cuts(given.forest, given.budget, true, merge);
+        check_all_merges(given);
         if (HasFatalFailure()) return;
       }
       if (divisor == 1) {
-        ASSERT_EQ(partition(made.forest, made.budget, Merge::kAll).size(), 1u);
+        ASSERT_EQ(partition(given.forest, given.budget, Merge::kAll).size(), 1u);
       }
     }
   }
@@ -458,10 +462,10 @@ TEST(Partition, EmptyForestAndRefusedBudgets) {
 // Negative controls: the check must see each single fault.
 TEST(Partition, CheckSeesFaults) {
   const Rows rows = make_rows({{1, 2, 3, 4}, {1, 2, 5, 5}, {9, 9}, {1, 2, 3, 7}, {1, 2}, {9, 8}});
-  const Made made{build_forest(rows.view()), {2, 4, 5}, 4, Merge::kAll};
+  const PartitionCase given{build_forest(rows.view()), {2, 4, 5}, 4, Merge::kAll};
   using Batches = std::vector<MicroBatch>;
-  const Batches good = made.batches();
-  ASSERT_EQ(partition_fault(made, good), "");
+  const Batches good = given.batches();
+  ASSERT_EQ(partition_fault(given, good), "");
   ASSERT_EQ(good.size(), 4u);
   const std::vector<std::pair<const char*, std::function<void(Batches&)>>> faults = {
       {"a trajectory lost", [](Batches& b) { b[0].trajectories.pop_back(); }},
@@ -489,17 +493,18 @@ TEST(Partition, CheckSeesFaults) {
     fault(bad);
     std::string found;
     try {
-      found = partition_fault(made, bad);
+      found = partition_fault(given, bad);
     } catch (const InternalError& error) {
       found = error.what();
     }
     EXPECT_NE(found, "") << name;
   }
-  for (const auto& change : {std::function<void(Made&)>([](Made& m) { m.budget = 3; }),
-                             std::function<void(Made&)>([](Made& m) { m.merge = Merge::kLeaves; }),
-                             std::function<void(Made&)>([](Made& m) { m.merge = Merge::kNone; }),
-                             std::function<void(Made&)>([](Made& m) { m.cuts.pop_back(); })}) {
-    Made other = made;
+  for (const auto& change :
+       {std::function<void(PartitionCase&)>([](PartitionCase& m) { m.budget = 3; }),
+        std::function<void(PartitionCase&)>([](PartitionCase& m) { m.merge = Merge::kLeaves; }),
+        std::function<void(PartitionCase&)>([](PartitionCase& m) { m.merge = Merge::kNone; }),
+        std::function<void(PartitionCase&)>([](PartitionCase& m) { m.cuts.pop_back(); })}) {
+    PartitionCase other = given;
     change(other);
     EXPECT_NE(partition_fault(other, good), "");
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/planner.h"
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include "espalier/base/check.h"
 #include "espalier/tree/synth.h"
 #include "tests/base/message_of.h"
+#include "tests/test_seed.h"
 #include "tests/tree/naive.h"
 
 namespace espalier {
@@ -18,6 +20,7 @@ namespace {
 
 using testing::make_rows;
 using testing::Rows;
+using testing::test_seed;
 
 Plan tree_plan(const Forest& forest, int64_t budget) {
   return make_plan(forest, {.strategy = Strategy::kTreePacking, .token_budget = budget});
@@ -52,7 +55,7 @@ std::string batch_fault(const Rows& rows, std::span<const int64_t> subset, const
   return "";
 }
 
-/// The first thing that is wrong with the plan, or "".
+/// The first fault of the plan, or "".
 std::string plan_fault(const Rows& rows, std::span<const int64_t> subset, const Forest& forest,
                        const Plan& plan) {
   std::vector<int64_t> times_placed(forest.num_trajectories(), 0);
@@ -116,7 +119,7 @@ void check_plans(const Rows& rows, std::span<const int64_t> subset, int64_t budg
 TEST(Planner, RandomForests) {
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 4);
+    Rng rng(test_seed(seed), 4);
     const Rows rows = testing::random_rows(rng);
     const std::vector<int64_t> subset = testing::random_subset(rng, rows);
     const int64_t smallest = longest_trajectory(build_forest(rows.view(), subset));
@@ -129,14 +132,14 @@ TEST(Planner, RandomForests) {
 TEST(Planner, SyntheticForests) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 5);
+    Rng rng(test_seed(seed), 5);
     const SynthOptions options{.num_trees = rng.between(1, 6),
                                .depth = rng.between(1, 4),
                                .branching = rng.between(1, 3),
                                .node_length = rng.between(1, 6),
                                .end_inside = rng.uniform(),
                                .duplicate = rng.uniform(),
-                               .seed = seed};
+                               .seed = test_seed(seed)};
     const Rows rows{synthesize(options), {}, {}};
     std::vector<int64_t> all(rows.tokens.num_rows());
     std::iota(all.begin(), all.end(), 0);
@@ -213,7 +216,7 @@ std::vector<std::vector<int64_t>> naive_best_fit(const std::vector<int64_t>& siz
 TEST(Planner, PacksBestFitDecreasing) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 6);
+    Rng rng(test_seed(seed), 6);
     Rows rows;
     std::vector<int64_t> sizes;
     const int64_t count = rng.between(1, 40);
@@ -284,7 +287,7 @@ TEST(Planner, StrategyNames) {
     EXPECT_EQ(parse_strategy(to_string(strategy)), strategy);
   }
   EXPECT_EQ(testing::message_of<InputError>([] { parse_strategy("trees"); }),
-            "strategy: expected auto, partition, tree-packing or sequence-packing, received \"trees\"");
+            "strategy: expected auto, partition, tree-packing or sequence-packing, received `trees`");
 }
 
 // Negative controls: the plan check must see each single fault.

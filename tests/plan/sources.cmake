@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/bin_packing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/choosing_test.cpp
@@ -6,6 +7,7 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/leaf_parts_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/multi_path_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/partition_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/plan_message_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/planner_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/single_path_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_heuristic_test.cpp

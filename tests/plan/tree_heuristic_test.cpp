@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/tree_heuristic.h"
 
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include "espalier/plan/multi_path.h"
 #include "espalier/plan/single_path.h"
 #include "tests/plan/tree_shapes.h"
+#include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
@@ -18,6 +20,7 @@ using testing::kTreeShapes;
 using testing::parts_fault;
 using testing::random_budget;
 using testing::random_tree;
+using testing::test_seed;
 using testing::TreeShape;
 
 /// A spine of `depth` nodes with a leaf at each: the deepest tree with that many leaves.
@@ -37,10 +40,10 @@ TokenTree comb(int64_t depth) {
 
 TEST(TreeHeuristic, NearTheOptimumOfSmallTrees) {
   double ratios = 0, worst = 1, unsearched_ratios = 0, single_ratios = 0, depth_first_ratios = 0;
-  int64_t split = 0;
+  int64_t split = 0, solved = 0;
   for (uint64_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 66);
+    Rng rng(test_seed(seed), 66);
     const TokenTree tree = random_tree(kTreeShapes[seed % 6], rng.between(2, 12), rng);
     const LeafPaths leaves = leaf_paths(tree);
     const int64_t budget = random_budget(tree, rng);
@@ -49,7 +52,9 @@ TEST(TreeHeuristic, NearTheOptimumOfSmallTrees) {
     const int64_t found = total_tokens(leaves, parts);
     // kNothingWithinBound would mean that the heuristic is below the optimum.
     const MultiPathPacking exact = pack_multi_path(tree, budget, {.upper_bound = found});
-    ASSERT_EQ(exact.outcome, MultiPathOutcome::kSolved);
+    ASSERT_NE(exact.outcome, MultiPathOutcome::kNothingWithinBound);
+    if (exact.outcome == MultiPathOutcome::kGaveUp) continue;  // one tree in thousands is too hard for it
+    ++solved;
     const int64_t optimum = exact.total_tokens;
     if (leaves.num_leaves() <= 8) {
       ASSERT_EQ(pack_multi_path(tree, budget).total_tokens, optimum);
@@ -66,23 +71,25 @@ TEST(TreeHeuristic, NearTheOptimumOfSmallTrees) {
         static_cast<double>(total_tokens(leaves, split_tree(tree, budget, 0))) / static_cast<double>(optimum);
     split += exact.parts.num_rows() > 1;
   }
+  ASSERT_GE(solved, 990);
+  const auto count = static_cast<double>(solved);
   fmt::print(
       "mean over the optimum {:.5f}, worst {:.3f}; without search {:.5f}, depth-first fill {:.4f}, single "
       "path {:.4f}\n",
-      ratios / 1000, worst, unsearched_ratios / 1000, depth_first_ratios / 1000, single_ratios / 1000);
-  EXPECT_LE(ratios / 1000, 1.001);
+      ratios / count, worst, unsearched_ratios / count, depth_first_ratios / count, single_ratios / count);
+  EXPECT_LE(ratios / count, 1.0005);
   EXPECT_LE(worst, 1.15);
   EXPECT_GT(split, 900);
-  // Negative controls: the bound tells the simpler packings apart.
-  EXPECT_GT(unsearched_ratios / 1000, 1.001);
-  EXPECT_GT(depth_first_ratios / 1000, 1.01);
-  EXPECT_GT(single_ratios / 1000, 1.01);
+  // Negative controls: the simpler packings exceed the bound.
+  EXPECT_GT(unsearched_ratios / count, 1.0005);
+  EXPECT_GT(depth_first_ratios / count, 1.01);
+  EXPECT_GT(single_ratios / count, 1.01);
 }
 
 TEST(TreeHeuristic, EveryStageIsAPacking) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
-    Rng rng(seed, 67);
+    Rng rng(test_seed(seed), 67);
     const TokenTree tree = random_tree(kTreeShapes[seed % 6], rng.between(1, 60), rng);
     const LeafPaths leaves = leaf_paths(tree);
     const int64_t budget = random_budget(tree, rng);
@@ -123,7 +130,7 @@ TEST(TreeHeuristic, SearchLeavesAGreedyTrap) {
 }
 
 TEST(TreeHeuristic, ATreeThatFitsIsOnePart) {
-  Rng rng(3, 68);
+  Rng rng(test_seed(3), 68);
   const TokenTree tree = random_tree(TreeShape::kUnbalanced, 50, rng);
   EXPECT_EQ(split_tree(tree, tree.num_tokens(), 1000).num_rows(), 1);
   EXPECT_GT(split_tree(tree, tree.num_tokens() - 1, 1000).num_rows(), 1);

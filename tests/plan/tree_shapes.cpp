@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/plan/tree_shapes.h"
 
 #include <fmt/format.h>

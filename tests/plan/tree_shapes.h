@@ -1,4 +1,5 @@
-// Random token trees of the shapes that matter to packing.
+// SPDX-License-Identifier: Apache-2.0
+// Random token trees of the shapes that matter for packing.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ int64_t random_budget(const TokenTree& tree, Rng& rng);
 /// U by its definition: the distinct nodes on the root paths of these leaves (indices in preorder).
 int64_t naive_part_tokens(const TokenTree& tree, const std::vector<int64_t>& leaves);
 
-/// The first thing that is wrong with the parts (a leaf twice or lost, a part over the budget), or "".
+/// The first fault of the parts (a leaf twice or missing, a part over the budget), or "".
 std::string parts_fault(const TokenTree& tree, int64_t budget, const LeafParts& parts);
 
 /// Calls `visit` with every way to divide the leaves into parts (Bell numbers: few leaves only).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared fixtures: a byte-level ChatML tokenizer with a choice of chat templates, made without any download."""
 
 import json
@@ -10,6 +11,25 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "python"))
+
+
+
+def number_of_seeds():
+    given = os.environ.get("ESPALIER_TEST_SEED") or "0"
+    if not (given.isascii() and given.isdigit() and int(given) < 2**32):
+        raise pytest.UsageError(f"ESPALIER_TEST_SEED: expected a whole number below 2^32, received {given}")
+    return int(given)
+
+
+def seed_of(seed):
+    """`seed`, or another one for each value of ESPALIER_TEST_SEED: tests take the seeds of all random numbers through here, as
+    those in C++ do (tests/test_seed.h)."""
+    return seed + 1_000_003 * number_of_seeds()
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"ESPALIER_TEST_SEED={number_of_seeds()}")
+
 
 # Renders calls (arguments as the string of the file) and every role.
 NATIVE = """\
@@ -90,6 +110,16 @@ def write_model(folder, template):
     return folder
 
 
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", default=os.environ.get("ESPALIER_LONG_TESTS", "0") != "0",
+                     help="kill and fault tests in their long form (hours); also ESPALIER_LONG_TESTS=1")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def long_tests(request):
+    return request.config.getoption("--long")
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     """Directories of models by the name of their template."""
@@ -104,13 +134,31 @@ def tokenizer(models):
     return load_tokenizer(models["native"])
 
 
+@pytest.fixture
+def prepare(models, tmp_path):
+    """Runs `prepare` in this process on rows (or raw lines); returns (exit code, rows of the output)."""
+    from espalier.prepare import main
+
+    def run(model, rows, *flags, name="rows.jsonl"):
+        chats = tmp_path / "chats.jsonl"
+        lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+        chats.write_bytes(b"".join(line + b"\n" for line in lines))
+        out = tmp_path / name
+        out.unlink(missing_ok=True)
+        code = main(["--model", str(models[model]), str(chats), "-o", str(out), *flags])
+        if not out.exists():
+            return code, None
+        return code, [json.loads(line) for line in out.read_text().splitlines()] if name.endswith("jsonl") else out
+    return run
+
+
 @pytest.fixture(scope="session")
 def espalier(tmp_path_factory):
     """Runs bin/espalier with the given arguments and a cache of the tests' own; a failure shows what it printed."""
     common = tmp_path_factory.mktemp("cache")
 
-    def run(*arguments, check=True, cache=common):
-        environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    def run(*arguments, check=True, cache=common, variables=None):
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache), **(variables or {})}
         command = [str(REPOSITORY / "bin/espalier"), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if check and done.returncode != 0:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole command line against Transformers: log-probabilities, loss, and gradients.
 
 One SGD step with learning rate 1 in float64 moves every weight by minus its gradient.
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import transformers_reference as reference
+from conftest import seed_of
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -60,13 +62,14 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def model_folder(request, tmp_path_factory, espalier):
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "config.json").write_text(json.dumps(MODELS[request.param]))
-    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", 3, "--dtype", "float64")
+    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(3),
+             "--dtype", "float64")  # fmt: skip
     return folder / "model"
 
 
 def random_rows(seed, kind):
     """Trajectories that branch, end inside one another, repeat, and stand alone."""
-    rng = random.Random(seed)
+    rng = random.Random(seed_of(seed))
     tokens = lambda n: [rng.randrange(61) for _ in range(n)]
     trunk = tokens(7)
     left, right = trunk + tokens(5), trunk + tokens(4)

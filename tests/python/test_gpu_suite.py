@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bench/gpu_*: what they compute without a GPU, on trees counted by brute force, and their scripts on the CPU."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `inspect` says of rows, as text, as JSON and as a page."""
 
 import base64
@@ -7,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from conftest import REPOSITORY
+from conftest import REPOSITORY, seed_of
 
 CHAT = "<|im_start|>user\nWhere is my parcel? </script><b>&amp;</b><|im_end|>\n<|im_start|>assistant\n"
 
@@ -16,7 +17,7 @@ CHAT = "<|im_start|>user\nWhere is my parcel? </script><b>&amp;</b><|im_end|>\n<
 def model(tmp_path_factory, espalier):
     folder = tmp_path_factory.mktemp("inspect") / "model"
     config = REPOSITORY / "examples/tiny_llama.json"
-    espalier("init", "--config", config, "--out", folder, "--seed", 1, "--tokenizer", "bytes")
+    espalier("init", "--config", config, "--out", folder, "--seed", seed_of(1), "--tokenizer", "bytes")
     return folder
 
 
@@ -212,7 +213,7 @@ def test_verdicts(espalier, tmp_path, ids, words):
 
 def test_large_forests_keep_the_largest_subtrees(espalier, tmp_path):
     data = tmp_path / "rows.safetensors"
-    espalier("synth", "-o", data, "--trees", 60, "--depth", 5, "--branching", 8, "--node-length", 3, "--seed", 2)
+    espalier("synth", "-o", data, "--trees", 60, "--depth", 5, "--branching", 8, "--node-length", 3, "--seed", seed_of(2))
     report, text = inspect(espalier, tmp_path, "--data", data)
     tree, nodes, hidden = tree_of(Page(text))
     assert tree["of"] == report["nodes"] > tree["nodes"] == 200_000
@@ -228,4 +229,5 @@ def test_a_failing_run_leaves_the_page_that_was_there(espalier, tmp_path):
     assert out.read_text() == "precious"
     data.write_text('{"input_ids": [1, 2]}\n')
     failed = espalier("inspect", "--data", data, "--html", tmp_path / "no/such/page.html", check=False)
-    assert failed.returncode == 1 and "no/such" in failed.stderr and len(failed.stderr.strip().splitlines()) == 1
+    read, error = failed.stderr.splitlines()
+    assert failed.returncode == 1 and read.startswith(f"{data}: 1 trajectory") and "no/such" in error

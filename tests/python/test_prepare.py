@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """espalier prepare: rows are what the template renders, and loss lies on what the assistant writes."""
 
 import gzip
@@ -38,22 +39,6 @@ THINKING = {
         {"role": "assistant", "content": "<think>2</think>B"},
         {"role": "user", "content": "b"},
         {"role": "assistant", "content": "<think>3</think>C"}]}
-
-
-@pytest.fixture
-def prepare(models, tmp_path):
-    """Runs the command in this process on rows (or raw lines); returns (exit code, rows of the output)."""
-    def run(model, rows, *flags, name="rows.jsonl"):
-        chats = tmp_path / "chats.jsonl"
-        lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
-        chats.write_bytes(b"".join(line + b"\n" for line in lines))
-        out = tmp_path / name
-        out.unlink(missing_ok=True)
-        code = main(["--model", str(models[model]), str(chats), "-o", str(out), *flags])
-        if not out.exists():
-            return code, None
-        return code, [json.loads(line) for line in out.read_text().splitlines()] if name.endswith("jsonl") else out
-    return run
 
 
 def written(row, tokenizer):

@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """--profile: the trace of a step and the table of where its time went."""
 
 import json
 import re
 
 import pytest
+from conftest import seed_of
 from test_against_transformers import MODELS, random_rows, write_rows
 
 
@@ -11,7 +13,7 @@ from test_against_transformers import MODELS, random_rows, write_rows
 def model(tmp_path_factory, espalier):
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(MODELS["qwen3"]))
-    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", 5)
+    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(5))
     return folder / "model"
 
 
@@ -121,19 +123,19 @@ def test_what_is_computed_again_counts_as_forward(espalier, model, flags, tmp_pa
     (metrics,) = map(json.loads, (tmp_path / checkpoint / "metrics.jsonl").read_text().splitlines())
     flops = {name: row[0] * row[2] * 1e9 for name, row in table.items() if len(row) == 4}
     config = json.loads((model / "config.json").read_text())
-    head_rows = flops["head, forward"] / (2 * config["hidden_size"] * config["vocab_size"])
-    once = layer_tokens(config, metrics["encoded_tokens"], head_rows)
+    logit_rows = flops["head, forward"] / (2 * config["hidden_size"] * config["vocab_size"])
+    once = layer_tokens(config, metrics["encoded_tokens"], logit_rows)
     # A piece that is only to make its context has no rows at the head.
-    again = layer_tokens(config, metrics["recomputed_tokens"], head_rows if checkpoint == "layer" else 0)
+    again = layer_tokens(config, metrics["recomputed_tokens"], logit_rows if checkpoint == "layer" else 0)
     expected = (once + again) / once
     assert flops["linear, forward"] / flops["linear, gradient of input"] == pytest.approx(expected, rel=0.02)
 
 
-def layer_tokens(config, tokens, head_rows):
-    """Tokens times layers, less what the last layer leaves out behind its attention."""
+def layer_tokens(config, tokens, logit_rows):
+    """Tokens times layers, less what the last layer leaves out after its attention."""
     attention = config["head_dim"] * (config["num_attention_heads"] + 2 * config["num_key_value_heads"])
-    behind = config["head_dim"] * config["num_attention_heads"] + 3 * config["intermediate_size"]
-    return config["num_hidden_layers"] * tokens - behind / (attention + behind) * (tokens - head_rows)
+    after_attention = config["head_dim"] * config["num_attention_heads"] + 3 * config["intermediate_size"]
+    return config["num_hidden_layers"] * tokens - after_attention / (attention + after_attention) * (tokens - logit_rows)
 
 
 def test_a_benchmark_profiles_its_first_side(espalier, model, tmp_path):

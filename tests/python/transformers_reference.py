@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ordinary per-trajectory training in Transformers: what the command line is compared with.
 
 Transformers computes RMSNorm in float32 whatever the model's dtype. For float64 comparisons that is replaced by the

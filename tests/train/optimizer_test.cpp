@@ -1,15 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/optimizer.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/base/safetensors.h"
+#include "espalier/model/tensor_bytes.h"
+#include "espalier/train/diagnosis.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
-#include "tests/train/tiny_models.h"
+#include "tests/engine/tiny_models.h"
+#include "tests/test_seed.h"
 
 namespace espalier::testing {
 namespace {
@@ -89,7 +96,7 @@ double adamw_error(at::ScalarType dtype) {
     plain.push_back({p, std::vector<double>(p.size()), std::vector<double>(p.size())});
   }
   Optimizer optimizer(decoder, options);
-  Rng rng(11);
+  Rng rng(test_seed(11));
   for (int step = 0; step < 20; ++step) {
     const double rate = 0.05 / (1 + step);
     const std::vector<at::Tensor> values = random_gradients(decoder, rng);
@@ -119,7 +126,7 @@ TEST(OptimizerTest, AdamWIsThePapersInFloat32) {
 TEST(OptimizerTest, SgdSubtractsTheGradientAndDecaysMatricesOnly) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, 11), 3);
   Optimizer optimizer(decoder, {.kind = OptimizerKind::kSgd, .weight_decay = 0.1, .max_grad_norm = 0});
-  Rng rng(12);
+  Rng rng(test_seed(12));
   const std::vector<at::Tensor> values = random_gradients(decoder, rng);
   std::vector<at::Tensor> expected = weights_of(decoder);
   int vectors = 0;
@@ -136,7 +143,7 @@ TEST(OptimizerTest, SgdSubtractsTheGradientAndDecaysMatricesOnly) {
 
 TEST(OptimizerTest, ClipsTheGlobalNorm) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 11), 3);
-  Rng rng(13);
+  Rng rng(test_seed(13));
   const std::vector<at::Tensor> values = random_gradients(decoder, rng);
   double squares = 0;
   for (const at::Tensor& value : values) squares += value.square().sum().item<double>();
@@ -153,13 +160,14 @@ TEST(OptimizerTest, ClipsTheGlobalNorm) {
   }
 }
 
-// Norm by norm, in float64, squared and summed in order: the same bits, whatever the dtype of the gradients.
+// Norm by norm, in float64, squared and summed in order: bitwise identical, whatever the dtype of the
+// gradients.
 TEST(OptimizerTest, TheGlobalNormIsThatOfTheTensorsOneByOne) {
   EXPECT_EQ(global_norm({}), 0);
   EXPECT_EQ(global_norm({at::Tensor()}), 0);
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, 11), 3, dtype);
-    Rng rng(17);
+    Rng rng(test_seed(17));
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& values : random_gradients(decoder, rng)) gradients.push_back(values.to(dtype));
     gradients[1].reset();
@@ -183,7 +191,7 @@ TEST(OptimizerTest, ANormThatIsNotFiniteChangesNothing) {
     const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 11), 3);
     const Decoder twin = cast_decoder(decoder, at::kDouble);
     Optimizer optimizer(decoder, {}), twin_optimizer(twin, {});
-    Rng rng(14);
+    Rng rng(test_seed(14));
     std::vector<at::Tensor> values = random_gradients(decoder, rng);
     set_gradients(decoder, values);
     optimizer.step(0.1);
@@ -203,6 +211,66 @@ TEST(OptimizerTest, ANormThatIsNotFiniteChangesNothing) {
     twin_optimizer.step(0.1);
     EXPECT_TRUE(same_weights(weights_of(decoder), weights_of(twin)));
   }
+}
+
+// Finite gradients whose squares, or whose product with the learning rate, float32 cannot hold.
+TEST(OptimizerTest, UpdatesThatWouldOverflowAreRefusedBeforeAnythingChanges) {
+  struct Case {
+    OptimizerKind kind;
+    double gradient, rate;
+    bool overflows;
+  };
+  for (const Case& c :
+       {Case{OptimizerKind::kAdamW, 1e20, 0.1, true}, Case{OptimizerKind::kAdamW, 1e15, 0.1, false},
+        Case{OptimizerKind::kSgd, 1e35, 1e5, true}, Case{OptimizerKind::kSgd, 1e25, 1e5, false}}) {
+    const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 11), 3, at::kFloat);
+    const Decoder before = cast_decoder(decoder, at::kFloat);
+    Optimizer optimizer(decoder, {.kind = c.kind, .max_grad_norm = 0});
+    Rng rng(15);
+    std::vector<at::Tensor> values = random_gradients(decoder, rng);
+    for (at::Tensor& value : values) value = (value * c.gradient).to(at::kFloat);
+    set_gradients(decoder, values);
+    EXPECT_TRUE(std::isfinite(optimizer.gradient_norm()));
+    const std::string message = message_of<NonFiniteError>([&] { optimizer.step(c.rate); });
+    EXPECT_EQ(message.find("would overflow float32") != std::string::npos, c.overflows) << message;
+    EXPECT_EQ(same_weights(weights_of(decoder), weights_of(before)), c.overflows);
+    EXPECT_EQ(optimizer.nonfinite_state(), "");
+    EXPECT_EQ(nonfinite_parameters(decoder), "");
+  }
+}
+
+TEST(OptimizerTest, OptionsOutOfRangeAreRefused) {
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 11), 3);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const OptimizerOptions& options :
+       {OptimizerOptions{.beta1 = 1}, OptimizerOptions{.beta2 = 1}, OptimizerOptions{.beta1 = nan},
+        OptimizerOptions{.weight_decay = nan}, OptimizerOptions{.eps = 0},
+        OptimizerOptions{.max_grad_norm = nan}}) {
+    EXPECT_THROW(Optimizer(decoder, options), InputError);
+  }
+}
+
+TEST(OptimizerTest, AStateThatIsNotFiniteIsNotSaved) {
+  const ScratchFolder folder;
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 11), 3);
+  Optimizer optimizer(decoder, {});
+  Rng rng(16);
+  set_gradients(decoder, random_gradients(decoder, rng));
+  optimizer.step(0.1);
+  optimizer.save(folder / "good");
+  std::string text = read_text(folder / "good");
+  {
+    const SafetensorsFile file(folder / "good");
+    const TensorView& moments = file.at("exp_avg_sq.model.norm.weight");
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    std::memcpy(text.data() + (moments.bytes.data() - file.mapping()->bytes().data()), &nan, sizeof nan);
+  }
+  write_text(folder / "bad", text);
+  optimizer.load(folder / "bad");
+  EXPECT_TRUE(optimizer.nonfinite_state().starts_with("`exp_avg_sq.model.norm.weight` holds 1 value of"));
+  const std::string message = message_of<NonFiniteError>([&] { optimizer.save(folder / "out"); });
+  EXPECT_NE(message.find("exp_avg_sq.model.norm.weight"), std::string::npos) << message;
+  EXPECT_FALSE(std::filesystem::exists(folder / "out"));
 }
 
 TEST(OptimizerTest, MasterWeightsGatherWhatBfloat16CannotHold) {
@@ -230,7 +298,7 @@ TEST(OptimizerTest, ParametersWithoutGradientStayAsTheyAre) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 11), 3);
   const std::vector<at::Tensor> before = weights_of(decoder);
   Optimizer optimizer(decoder, {.weight_decay = 0.5});
-  Rng rng(15);
+  Rng rng(test_seed(15));
   std::vector<at::Tensor> values = random_gradients(decoder, rng);
   values.resize(1);
   set_gradients(decoder, values);
@@ -245,7 +313,7 @@ void expect_round_trip(at::ScalarType dtype, OptimizerKind kind) {
   const OptimizerOptions options{.kind = kind, .weight_decay = 0.01};
   const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3, 11), 3, dtype);
   Optimizer optimizer(decoder, options);
-  Rng rng(16);
+  Rng rng(test_seed(16));
   for (int step = 0; step < 3; ++step) {
     set_gradients(decoder, random_gradients(decoder, rng));
     optimizer.step(0.01);

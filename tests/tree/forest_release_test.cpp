@@ -1,4 +1,5 @@
-// Sequences::release: when it is called, and that it changes nothing.
+// SPDX-License-Identifier: Apache-2.0
+// TokenSequences::release: when it is called, and that it changes nothing.
 #include <gtest/gtest.h>
 
 #include "espalier/tree/forest.h"
@@ -6,7 +7,7 @@
 namespace espalier {
 namespace {
 
-// Rows of one token each but the last, which is long enough for one release on the way.
+// Rows of one token each, except the last, which is long enough for one release while it is read.
 struct LongRow {
   explicit LongRow(int64_t size) : tokens(size + 2) {
     for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/tree/naive.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,6 @@
-// The one error idiom of the LibTorch-free code: exceptions with a message that says what was expected and
-// what was received. Code that takes tensors uses TORCH_CHECK in the same way.
+// SPDX-License-Identifier: Apache-2.0
+// How LibTorch-free code reports errors: by exceptions whose message says what was expected and what was
+// received. Code that takes tensors uses TORCH_CHECK in the same way.
 #pragma once
 
 #include <fmt/format.h>
@@ -30,7 +31,8 @@ class InternalError : public std::logic_error {
       throw ::espalier::InputError(fmt::format(__VA_ARGS__)); \
   } while (false)
 
-/// Throws InternalError unless `condition` holds. Always on: it guards the exactness of gradients.
+/// Throws InternalError unless `condition` holds. It is checked in release builds too, because it guards the
+/// exactness of gradients.
 #define ESPALIER_ASSERT(condition)                                                          \
   do {                                                                                      \
     if (!(condition)) [[unlikely]]                                                          \

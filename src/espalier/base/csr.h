@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ragged arrays in compressed sparse row form.
 #pragma once
 

@@ -1,17 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/base/file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <mutex>
+#include <set>
 #include <system_error>
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/mapped_file_guard.h"
 
 namespace espalier {
 namespace {
@@ -19,8 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void throw_errno(const char* action, const fs::path& path, int error) {
-  throw InputError(
-      fmt::format("cannot {} {}: {}", action, path.string(), std::generic_category().message(error)));
+  throw InputError(fmt::format("cannot {} {}: {}", action, path.string(), system_message(error)));
 }
 
 class Descriptor {
@@ -32,13 +36,14 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return value_; }
+  int release() { return std::exchange(value_, -1); }
 
  private:
   int value_;
 };
 
-int open_for_reading(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+int open_for_reading(const fs::path& path, int more_flags = 0) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | more_flags);
   if (descriptor < 0) throw_errno("open", path, errno);
   return descriptor;
 }
@@ -53,7 +58,7 @@ struct stat status_of(int descriptor, const fs::path& path) {
 
 void sync_path(const fs::path& path, bool is_folder) {
   const Descriptor descriptor(open_for_reading(path));
-  // Some network file systems cannot sync a folder and say EINVAL; there is nothing more to be done there.
+  // Some network file systems cannot sync a folder and return EINVAL. Nothing more can be done there.
   if (::fsync(descriptor.get()) != 0 && !(is_folder && errno == EINVAL)) throw_errno("sync", path, errno);
 }
 
@@ -62,10 +67,29 @@ fs::path folder_of(const fs::path& path) {
   return parent.empty() ? fs::path(".") : parent;
 }
 
+// Removes what killed processes left in a folder, the first time that this process writes to it.
+void sweep_once(const fs::path& folder) {
+  static std::mutex mutex;
+  static std::set<fs::path> swept;
+  std::error_code error;
+  const fs::path absolute = fs::absolute(folder, error);
+  const std::lock_guard lock(mutex);
+  if (!error && swept.insert(absolute).second) sweep_temporaries(absolute);
+}
+
 }  // namespace
 
+std::string system_message(int error) {
+  std::string text = std::generic_category().message(error);
+  rlimit limit{};
+  if (error == EFBIG && ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    text += fmt::format(" (the limit of this process, ulimit -f, is {} bytes)", limit.rlim_cur);
+  return text;
+}
+
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
-  const Descriptor descriptor(open_for_reading(path));
+  // Opening a pipe would wait for a writer.
+  Descriptor descriptor(open_for_reading(path, O_NONBLOCK));
   const struct stat status = status_of(descriptor.get(), path);
   ESPALIER_CHECK(S_ISREG(status.st_mode), "cannot map {}: expected a regular file, received a pipe or device",
                  path.string());
@@ -74,24 +98,35 @@ MappedFile::MappedFile(const fs::path& path) : path_(path) {
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
   if (address == MAP_FAILED) throw_errno("map", path, errno);
   data_ = static_cast<const std::byte*>(address);
+  descriptor_ = descriptor.release();
+  guard_ = std::make_unique<GuardedRange>(data_, size_, path.string(), descriptor_);
+}
+
+void MappedFile::check_whole() const {
+  if (guard_) guard_->check();
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  guard_.reset();
+  ::munmap(const_cast<std::byte*>(data_), size_);
+  ::close(descriptor_);
 }
 
 AtomicFile::AtomicFile(const fs::path& path) : path_(path) {
   std::error_code ignored;
   ESPALIER_CHECK(!path.filename().empty(), "cannot write `{}`: expected the name of a file", path.string());
-  // A link stays a link: the file that it names is replaced.
+  // A symbolic link stays a link. The file that it points to is replaced.
   if (fs::is_symlink(path, ignored)) path_ = fs::weakly_canonical(path);
   const fs::file_status status = fs::status(path_, ignored);
   ESPALIER_CHECK(!fs::exists(status) || fs::is_regular_file(status),
                  "cannot write {}: expected a regular file, received a folder, pipe or device",
                  path.string());
+  sweep_once(folder_of(path_));
   static std::atomic<uint64_t> counter{0};
   do {
-    temporary_ = folder_of(path_) / fmt::format(".espalier-{}-{}.tmp", ::getpid(), counter.fetch_add(1));
+    temporary_ = folder_of(path_) / temporary_name(counter.fetch_add(1));
+    registered_ = std::make_unique<RegisteredTemporary>(temporary_);
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (descriptor_ < 0 && errno == EEXIST);
   if (descriptor_ < 0) throw_errno("write", path_, errno);
@@ -124,6 +159,7 @@ void AtomicFile::commit() {
   if (::close(std::exchange(descriptor_, -1)) != 0) throw_errno("close", path_, errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw_errno("rename a file to", path_, errno);
   temporary_.clear();
+  registered_.reset();
   sync_path(folder_of(path_), true);
 }
 
@@ -133,7 +169,7 @@ std::string read_text(const fs::path& path) {
   std::string text;
   size_t used = 0;
   while (true) {
-    // Files that do not tell their size (pipes, /proc) are read until they end.
+    // Files without a known size (pipes, /proc) are read to their end.
     if (used == text.size())
       text.resize(used + std::max<size_t>(static_cast<size_t>(status.st_size) + 1, 4096));
     const ssize_t count = ::read(descriptor.get(), text.data() + used, text.size() - used);

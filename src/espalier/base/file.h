@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files: mapped reading and writing that never leaves a half-written file under its final name.
 #pragma once
 
@@ -8,9 +9,15 @@
 #include <string>
 #include <string_view>
 
+#include "espalier/base/temporaries.h"
+
 namespace espalier {
 
-/// A read-only mapping of a whole file. Throws InputError (path and reason) when it cannot be opened.
+class GuardedRange;
+
+/// A read-only mapping of a whole file. Throws InputError (path and reason) when it cannot be opened, and for
+/// pipes and devices without waiting for them. base/mapped_file_guard.h guards it against truncation: call
+/// check_whole() before using results of what was read.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -20,16 +27,21 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::filesystem::path& path() const { return path_; }
+  /// Throws InputError if the file has become shorter since it was opened, or could not be read.
+  void check_whole() const;
 
  private:
   std::filesystem::path path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  int descriptor_ = -1;
+  std::unique_ptr<GuardedRange> guard_;
 };
 
 /// Writes to a temporary file beside `path`; commit() makes it durable (fsync of file and folder) and renames
-/// it to `path`. Without commit() the destructor removes the temporary and `path` stays as it was.
-/// Every failing call throws InputError with path and reason (disk full included).
+/// it to `path`. Without commit() the destructor, or the handler of a signal (base/temporaries.h), removes
+/// the temporary and `path` stays as it was. Temporaries that killed processes left in the folder are removed
+/// too. Every failing call throws InputError with path and reason (disk full and `ulimit -f` included).
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -44,8 +56,12 @@ class AtomicFile {
  private:
   std::filesystem::path path_;
   std::filesystem::path temporary_;
+  std::unique_ptr<RegisteredTemporary> registered_;
   int descriptor_ = -1;
 };
+
+/// The system's message for the errno `error`. For EFBIG it includes the limit that was reached.
+std::string system_message(int error);
 
 /// Whole small files.
 std::string read_text(const std::filesystem::path& path);

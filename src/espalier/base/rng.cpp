@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/base/rng.h"
 
 #include <cmath>
@@ -51,7 +52,7 @@ double Rng::normal() {
 
 int64_t Rng::below(int64_t bound) {
   ESPALIER_ASSERT(bound >= 1);
-  // The lowest 2^64 mod bound values are refused, so that each remainder stands for equally many values.
+  // The lowest 2^64 mod bound values are rejected, so that every remainder has equally many values.
   const uint64_t range = static_cast<uint64_t>(bound);
   const uint64_t refused = (0 - range) % range;
   uint64_t value = next();

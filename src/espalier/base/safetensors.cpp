@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/base/safetensors.h"
 
 #include <simdjson.h>
@@ -68,7 +69,7 @@ class HeaderReader {
   explicit HeaderReader(std::string where) : where_(std::move(where)) {}
 
   void read(std::string_view json) {
-    // The reference refuses leading blanks, so that a header has one beginning.
+    // The reference implementation refuses leading blanks too, so that a header begins in one way only.
     check(!json.empty() && json.front() == '{', "the header must begin with an opening brace");
     simdjson::dom::parser parser;
     simdjson::dom::element root;
@@ -200,7 +201,7 @@ std::string make_header(const std::string& where, const std::vector<TensorView>&
   }
   try {
     std::string text = header.dump();
-    // The data begins at a multiple of 8, so that mapped values are aligned.
+    // The data begins at a multiple of 8, so that values are aligned when the file is mapped.
     text.append((8 - text.size() % 8) % 8, ' ');
     return text;
   } catch (const nlohmann::json::exception&) {

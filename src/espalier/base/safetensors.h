@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The safetensors container (8-byte little-endian header length, JSON header, contiguous buffer), read by
 // mapping and written in order. Format: https://github.com/huggingface/safetensors. Nothing in a file is
 // trusted: header size, duplicate names, dtypes, shapes (overflow-checked products), offsets (ascending,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The subcommands of `espalier`. Each add_* declares flags and help on `app` and sets a callback that does
 // the work; a callback reports failure by throwing (exit code 1) or through *exit_code.
 #pragma once

@@ -1,46 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/cli/flags.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "espalier/base/check.h"
+#include "espalier/base/printable.h"
+#include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
-#include "espalier/model/config.h"
-#include "espalier/ops/device.h"
-#include "espalier/train/calibrate.h"
-#include "espalier/train/cost.h"
+#include "espalier/measure/calibrate.h"
+#include "espalier/measure/cost.h"
+#include "espalier/measure/cost_model_file.h"
+#include "espalier/measure/product_decision.h"
+#include "espalier/model/weights.h"
+#include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/runtime/device.h"
 
 namespace espalier::cli {
-
-void DataFlags::add(CLI::App* command) {
-  command
-      ->add_option("--data", data,
-                   "Trajectories: JSONL (plain, .gz or .zst) or packed .safetensors; see docs/data-format.md")
-      ->required();
-  command->add_flag("--skip-bad-rows", skip_bad_rows,
-                    "Count and report bad rows instead of stopping at the first");
-  command->add_option("--limit", limit, "Use the first N trajectories only (0: all)")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-}
-
-Trajectories DataFlags::read(int64_t vocab_size) const {
-  Progress progress("reading " + data);
-  ReadReport report;
-  ReadOptions options;
-  options.vocab_size = vocab_size;
-  options.skip_bad_rows = skip_bad_rows;
-  options.max_rows = limit;
-  options.progress = [&progress](double fraction) { progress.update(fraction); };
-  Trajectories trajectories = read_trajectories(data, options, &report);
-  if (report.rows_skipped > 0) {
-    progress.line(fmt::format("{}: skipped {} bad rows of {}", data, with_commas(report.rows_skipped),
-                              with_commas(report.rows_read + report.rows_skipped)));
-    for (const std::string& error : report.first_errors) progress.line("  " + error);
-  }
-  return trajectories;
-}
 
 namespace {
 
@@ -62,34 +40,36 @@ std::function<std::string(const std::string&)> fault_of(Parse parse) {
 
 void DeviceFlags::add(CLI::App* command, bool trains) {
   command
-      ->add_option(
-          "--device", device,
-          "Where the model runs: cpu, cuda (the first GPU that is visible) or cuda:N; needs a LibTorch "
-          "and a build with CUDA")
+      ->add_option("--device", device,
+                   "Where the model runs: cpu, cuda (the first visible GPU) or cuda:N. CUDA needs a LibTorch "
+                   "and a build with CUDA")
       ->check(fault_of(parse_device), "cpu|cuda|cuda:N")
       ->capture_default_str();
   if (!trains) return;
-  command->add_flag(
-      "--deterministic", deterministic,
-      "CUDA: the same bits in every run on the same GPU, by slower ways of summing gradients (sorted instead "
-      "of atomic). Without it gradients may differ from run to run in their last bits. "
-      "The CPU is always deterministic");
+  command->add_flag("--deterministic", deterministic,
+                    "CUDA: make every run on the same GPU bitwise identical, by slower ways of accumulating "
+                    "gradients (sorted instead of atomic). Without it, gradients may differ in their last "
+                    "bits from run to run. The CPU is always deterministic");
 }
 
 at::Device DeviceFlags::open() const {
   const at::Device parsed = parse_device(device);
   open_device(parsed, deterministic);
+  if (parsed.is_cpu()) {
+    const auto note = [](const std::string& text) { fmt::print(stderr, "espalier: {}\n", text); };
+    set_product_choice(decide_products(product_features(), cache_folder(), note).choice);
+  }
   return parsed;
 }
 
 void PlanFlags::add(CLI::App* command) {
   command
       ->add_option("--strategy", strategy,
-                   "partition: trees are cut into pieces, each token encoded once; tree-packing: whole trees "
-                   "share a micro-batch, those over the budget are split and repeat their prefixes; "
-                   "sequence-packing: every trajectory on its own (the baseline); auto: the one predicted to "
-                   "be fastest")
-      ->check(CLI::IsMember({"auto", "partition", "tree-packing", "sequence-packing"}))
+                   "partition: cut trees into pieces and encode each token once; tree-packing: put whole "
+                   "trees into micro-batches, and split those over the budget, which repeats their prefixes; "
+                   "sequence-packing: encode every trajectory on its own (the baseline); auto: take the one "
+                   "that is predicted to be fastest")
+      ->check(CLI::IsMember(strategy_names()))
       ->capture_default_str();
   command
       ->add_option("--token-budget", token_budget,
@@ -99,25 +79,31 @@ void PlanFlags::add(CLI::App* command) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
-      ->add_option(
-          "--memory-budget", memory_budget,
-          "Most memory for weights, gradients, optimiser and activations, such as 8GiB or 500MB; the "
-          "plan is the fastest that fits (0: no limit)")
+      ->add_option("--memory-budget", memory_budget,
+                   "Most memory for weights, gradients, optimiser and activations, such as 8GiB or 500MB. "
+                   "The fastest plan that fits is taken (0: no limit)")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->default_str("0");
   command
       ->add_option(
           "--checkpoint-activations", checkpoint_activations,
           "Compute activations again in the backward pass instead of keeping them: layer (inside every "
-          "layer), piece (of micro-batches that others descend from; strategy partition), none, or auto "
-          "(what lets the fastest plan fit the memory budget; none without one)")
-      ->check(CLI::IsMember({"auto", "none", "layer", "piece"}))
+          "layer), piece (all of a micro-batch that has descendants; strategy partition), none, or auto "
+          "(whatever lets the fastest plan fit the memory budget; none without a budget)")
+      ->check(CLI::IsMember(checkpoint_activations_names()))
       ->capture_default_str();
   command->add_flag(
       "--offload-context", offload_context,
       "With --checkpoint-activations piece: keep the context between micro-batches in host memory");
   command->add_flag("--no-calibration", no_calibration,
-                    "Compare plans by assumed rates; do not measure this machine or GPU");
+                    "Predict times by built-in rates, without measuring this machine or GPU");
+  command
+      ->add_option(
+          "--cost-model", cost_model,
+          "Compare plans by the rates in this file instead of built-in ones. `plan --save-cost-model` writes "
+          "such a file, and a run keeps one as cost_model.json. Plans never depend on what is measured "
+          "during the run, so runs with equal flags and data are bitwise identical")
+      ->type_name("FILE");
 }
 
 PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
@@ -136,10 +122,19 @@ PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
   return options;
 }
 
-PlanCosts PlanFlags::costs(const ModelUse& use, const std::function<void(const std::string&)>& note) const {
-  return {no_calibration ? assumed_times(use.config, use.device)
-                         : cached_calibration(use.config, use.dtype, use.device, cache_folder(), note),
-          memory_model(use.config, use.dtype, use.optimizer, use.objective, use.device)};
+PlanCosts PlanFlags::costs(const ModelUse& use) const {
+  return {cost_model.empty() ? assumed_times(use.config, use.device)
+                             : read_cost_model(cost_model, model_shape(use.config)),
+          memory_model(use.config, use.dtype, use.optimizer, *make_objective(use.objective), use.device)};
+}
+
+PlanCosts PlanFlags::measured_costs(const ModelUse& use,
+                                    const std::function<void(const std::string&)>& note) const {
+  PlanCosts costs = this->costs(use);
+  if (!no_calibration) {
+    costs.time = cached_calibration(use.config, use.dtype, use.device, cache_folder(), note);
+  }
+  return costs;
 }
 
 void PlanFlags::judge_calibration(const ModelUse& use, double predicted_seconds, double measured_seconds,
@@ -149,41 +144,42 @@ void PlanFlags::judge_calibration(const ModelUse& use, double predicted_seconds,
   if (measured_seconds < kMostOff * predicted_seconds && predicted_seconds < kMostOff * measured_seconds)
     return;
   if (!forget_calibration(use.config, use.dtype, use.device, cache_folder())) return;
-  note(fmt::format(
-      "micro-batches took {:.2f} s, predicted were {:.2f} s: the machine is measured again by the next run",
-      measured_seconds, predicted_seconds));
+  note(
+      fmt::format("micro-batches took {:.2f} s, but {:.2f} s were predicted: the machine is measured again "
+                  "by the next run",
+                  measured_seconds, predicted_seconds));
 }
 
 void ObjectiveFlags::add(CLI::App* command) {
   command->add_option("--objective", objective, "sft: cross-entropy; grpo: clipped policy gradient")
-      ->check(CLI::IsMember({"sft", "grpo"}))
+      ->check(CLI::IsMember(objective_names()))
       ->capture_default_str();
   command
       ->add_option("--shared-targets", shared_targets,
-                   "A target token that several trajectories share and train on: sum keeps every "
-                   "trajectory's term, once "
-                   "keeps the first one's")
-      ->check(CLI::IsMember({"sum", "once"}))
+                   "For a target token that several trajectories share and train on: sum keeps every "
+                   "trajectory's term, once keeps only the first")
+      ->check(CLI::IsMember(shared_targets_names()))
       ->capture_default_str();
   command
       ->add_option("--normalize", normalize,
-                   "Loss per token, per sequence, or divided by a NUMBER; over the whole optimiser step")
+                   "Average the loss over tokens or over sequences, or divide it by a NUMBER; over the whole "
+                   "optimiser step")
       ->check(fault_of([](const std::string& text) {
                 ObjectiveOptions unused;
                 parse_normalize(text, &unused);
               }),
               "token|sequence|NUMBER")
       ->capture_default_str();
-  command->add_option("--clip-low", clip_low, "grpo: the ratio is clipped at 1 - this")
-      ->check(CLI::Range(0.0, 1.0))
+  command->add_option("--clip-low", clip_low, "grpo: clip the ratio at 1 minus this")
+      ->check(real_from(0, 1))
       ->capture_default_str();
-  command->add_option("--clip-high", clip_high, "grpo: the ratio is clipped at 1 + this")
-      ->check(CLI::NonNegativeNumber)
+  command->add_option("--clip-high", clip_high, "grpo: clip the ratio at 1 plus this")
+      ->check(real_from(0))
       ->capture_default_str();
   command
-      ->add_option("--scale-rewards", scale_rewards,
-                   "grpo: advantages from rewards are divided by their group's standard deviation (group) or "
-                   "not (none)")
+      ->add_option(
+          "--scale-rewards", scale_rewards,
+          "grpo: divide advantages from rewards by their group's standard deviation (group), or not (none)")
       ->check(CLI::IsMember({"group", "none"}))
       ->capture_default_str();
 }
@@ -205,14 +201,25 @@ CLI::Option* add_model(CLI::App* command, std::string* model, const std::string&
 
 CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string& help) {
   return command->add_option("--dtype", *dtype, help)
-      ->check(CLI::IsMember({"float64", "float32", "bfloat16"}))
+      ->check(CLI::IsMember(dtype_names()))
       ->capture_default_str();
 }
 
 void add_config(CLI::App* command) {
-  command->add_option("--config", "TOML file with these flags as keys; flags on the command line win")
+  command
+      ->add_option("--config",
+                   "TOML file with these flags as keys. Flags on the command line take precedence")
       ->type_name("FILE");
 }
+
+namespace {
+
+// Enough to try what more threads than cores do; a number that is a slip would start a million of them.
+int most_threads() {
+  return std::max(64, 4 * static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+}  // namespace
 
 void add_threads(CLI::App* command) {
   command
@@ -222,22 +229,56 @@ void add_threads(CLI::App* command) {
             if (threads > 0) at::set_num_threads(threads);
           },
           "CPU threads (0: all cores)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, most_threads()))
       ->default_str("0");
+}
+
+void note_carried_tensors(const std::string& model) {
+  const std::vector<std::string> names = carried_tensors(model);
+  if (names.empty()) return;
+  constexpr size_t kMost = 5;
+  std::string list;
+  for (size_t i = 0; i < std::min(kMost, names.size()); ++i)
+    list += (i > 0 ? ", " : "") + shortened(names[i]);
+  if (names.size() > kMost) list += fmt::format(" and {} more", names.size() - kMost);
+  log_line("{}: tensors that the model does not use and checkpoints carry unchanged: {}", printable(model),
+           list);
 }
 
 CLI::Option* add_profile(CLI::App* command, std::string* trace, const std::string& which) {
   return command
-      ->add_option(
-          "--profile", *trace,
-          "Profile " + which +
-              ": write a trace to this file, for chrome://tracing or ui.perfetto.dev, and print which "
-              "kinds of work took how long, and how near to the rate of a plain matrix product")
+      ->add_option("--profile", *trace,
+                   "Profile " + which +
+                       ": write a trace to this file, for chrome://tracing or ui.perfetto.dev, and print how "
+                       "long each kind of work took, beside the rate of a plain matrix product")
       ->type_name("FILE");
 }
 
-int64_t vocab_size_of(const std::string& model) {
-  return model.empty() ? 0 : read_config(model).vocab_size;
+namespace {
+
+// CLI11's own ranges let NaN through.
+CLI::Validator real_in(double low, double high, bool closed) {
+  const bool bounded = high < std::numeric_limits<double>::max();
+  const std::string range = !bounded ? fmt::format("FLOAT >= {:g}", low)
+                                     : fmt::format("FLOAT in [{:g}, {:g}{}", low, high, closed ? "]" : ")");
+  return CLI::Validator(
+      [=](std::string& text) {
+        double value = 0;
+        const bool number = CLI::detail::lexical_cast(text, value);
+        if (number && value >= low && (closed ? value <= high : value < high)) return std::string();
+        return fmt::format("expected {}, received {}", range, text);
+      },
+      range);
+}
+
+}  // namespace
+
+CLI::Validator real_from(double low, double high) {
+  return real_in(low, high, /*closed=*/true);
+}
+
+CLI::Validator real_below(double low, double high) {
+  return real_in(low, high, /*closed=*/false);
 }
 
 }  // namespace espalier::cli

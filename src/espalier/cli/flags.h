@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flags that several commands share: what they are called, what they mean, how they become options.
 #pragma once
 
@@ -7,27 +8,17 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 
-#include "espalier/data/reader.h"
-#include "espalier/model/config.h"
+#include "espalier/cli/data_flags.h"
+#include "espalier/config/config.h"
+#include "espalier/objective/objective.h"
 #include "espalier/plan/planner.h"
-#include "espalier/train/objective.h"
 #include "espalier/train/optimizer.h"
 
 namespace espalier::cli {
-
-struct DataFlags {
-  std::string data;
-  bool skip_bad_rows = false;
-  int64_t limit = 0;
-
-  void add(CLI::App* command);
-  /// Reads the file with a progress bar; skipped rows are reported on standard error. vocab_size 0: ids
-  /// unchecked.
-  Trajectories read(int64_t vocab_size) const;
-};
 
 struct DeviceFlags {
   std::string device = "cpu";
@@ -35,7 +26,7 @@ struct DeviceFlags {
 
   /// `trains`: --deterministic as well.
   void add(CLI::App* command, bool trains);
-  /// Opens the device (ops/device.h). Call before anything else of LibTorch.
+  /// Opens the device (runtime/device.h). Call before anything else of LibTorch.
   at::Device open() const;
 };
 
@@ -47,7 +38,7 @@ struct ModelUse {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;            // open
   std::optional<OptimizerKind> optimizer;  // whose state counts as memory
-  ObjectiveKind objective = ObjectiveKind::kSft;
+  ObjectiveOptions objective{};
 };
 
 struct PlanFlags {
@@ -57,14 +48,18 @@ struct PlanFlags {
   std::string checkpoint_activations = "auto";
   bool offload_context = false;
   bool no_calibration = false;
+  std::string cost_model;  // a file; empty: built-in rates
 
   void add(CLI::App* command);
   /// Without a memory budget token budget 0 becomes kDefaultTokenBudget, or the longest trajectory if that is
   /// longer.
   PlanOptions options(const Trajectories& trajectories) const;
-  /// By what plans for a model are compared. Measures the device when no calibration is kept, and tells
-  /// `note`.
-  PlanCosts costs(const ModelUse& use, const std::function<void(const std::string&)>& note) const;
+  /// What plans for a model are compared by. It never depends on a measurement of this machine, so equal
+  /// flags and data give equal plans, and equal plans equal bits, however busy the machine is.
+  PlanCosts costs(const ModelUse& use) const;
+  /// The same with the time model that predictions are made by: rates measured on this device, unless
+  /// --no-calibration. Measures when no calibration is kept, and tells `note`.
+  PlanCosts measured_costs(const ModelUse& use, const std::function<void(const std::string&)>& note) const;
   /// Forgets the kept calibration where a step took much more or less time than it predicts, and tells
   /// `note`: it may have been measured while the machine was at something else.
   void judge_calibration(const ModelUse& use, double predicted_seconds, double measured_seconds,
@@ -90,10 +85,16 @@ CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string&
 void add_config(CLI::App* command);
 void add_threads(CLI::App* command);
 
+/// Says on standard error which tensors of a model's files are none of the decoder's, if any. Throws where
+/// one of them must not be passed over (carried_tensors).
+void note_carried_tensors(const std::string& model);
+
 /// --profile; `which`: the step that it records.
 CLI::Option* add_profile(CLI::App* command, std::string* trace, const std::string& which);
 
-/// vocab_size of a model folder; 0 when `model` is empty.
-int64_t vocab_size_of(const std::string& model);
+/// Checks that a flag is a number from `low` on, up to `high`, and neither NaN nor infinite.
+CLI::Validator real_from(double low, double high = std::numeric_limits<double>::max());
+/// The same with `high` itself left out.
+CLI::Validator real_below(double low, double high);
 
 }  // namespace espalier::cli

@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 // espalier init: a random model.
 #include "espalier/model/init.h"
+#include "espalier/base/units.h"
 
 #include "espalier/base/check.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/weights.h"
 
@@ -29,7 +32,7 @@ void run(const Flags& flags) {
     for (const int64_t extent : parameter.shape) size *= extent;
     parameters += size;
   }
-  fmt::print("{}: {} parameters in {}\n", flags.out, with_commas(parameters), flags.dtype);
+  print_output("{}: {} parameters in {}\n", printable(flags.out), with_commas(parameters), flags.dtype);
 }
 
 }  // namespace
@@ -39,13 +42,13 @@ void add_init(CLI::App& app, int*) {
   auto flags = std::make_shared<Flags>();
   // Here --config is the model's config.json, so there is no TOML file of flags.
   command->add_option("--config", flags->config, "config.json of a llama, qwen2 or qwen3 model")->required();
-  command->add_option("--out", flags->out, "Folder to make; must not hold anything yet")->required();
+  command->add_option("--out", flags->out, "Folder to create, which must be empty or new")->required();
   command->add_option("--seed", flags->seed, "Equal seeds give equal weights")->capture_default_str();
   add_dtype(command, &flags->dtype, "Precision of the weights");
   command
       ->add_option("--tokenizer", flags->tokenizer,
                    "bytes: also write a byte-level tokenizer (ids 0 to 255 are the bytes) with the ChatML "
-                   "template; none")
+                   "template; none: do not")
       ->check(CLI::IsMember({"none", "bytes"}))
       ->capture_default_str();
   command->callback([flags] { run(*flags); });

@@ -1,19 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
 // espalier logprobs: log-probabilities of every token, from the shared trees.
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/units.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
+#include "espalier/engine/engine.h"
+#include "espalier/measure/cost.h"
 #include "espalier/model/weights.h"
 #include "espalier/plan/planner.h"
-#include "espalier/train/cost.h"
-#include "espalier/train/engine.h"
 
 namespace espalier::cli {
 namespace {
@@ -28,17 +30,14 @@ struct Flags {
 void run(const Flags& flags) {
   const at::Device device = flags.device.open();
   const at::ScalarType dtype = parse_dtype(flags.dtype);
-  const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
+  const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
+  note_carried_tensors(flags.model);
   const Decoder decoder = load_decoder(flags.model, dtype, device);
-  Step step;
-  step.rows.resize(trajectories.num_rows());
-  std::iota(step.rows.begin(), step.rows.end(), 0);
-  step.forest = forest_of(trajectories, step.rows);
-  const PlanOptions options = flags.plan.options(trajectories);
-  const PlanCosts costs{assumed_times(decoder.config(), device),
-                        memory_model(decoder.config(), dtype, std::nullopt, ObjectiveKind::kSft, device)};
-  set_plan(&step, make_plan(step.forest, options, costs));
-  step.terms = all_terms(trajectories, step.rows);
+  const PlanCosts costs{
+      assumed_times(decoder.config(), device),
+      memory_model(decoder.config(), dtype, std::nullopt, *make_objective(ObjectiveOptions{}), device)};
+  const Step step = make_step(
+      trajectories, {.plan = flags.plan.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});
   std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
   Progress progress("logprobs");
   compute_logprobs(decoder, trajectories, step, &logprobs, [&](int64_t done, int64_t total) {
@@ -63,8 +62,9 @@ void run(const Flags& flags) {
     file.write(line);
   }
   file.commit();
-  fmt::print("{}: {} rows, {} flat tokens from {} encoded\n", flags.out, with_commas(trajectories.num_rows()),
-             with_commas(trajectories.num_tokens()), with_commas(step.plan.num_tokens()));
+  print_output("{}: {} rows, {} flat tokens from {} encoded\n", printable(flags.out),
+               with_commas(trajectories.num_rows()), with_commas(trajectories.num_tokens()),
+               with_commas(step.plan.num_tokens()));
 }
 
 }  // namespace

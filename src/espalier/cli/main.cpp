@@ -1,18 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
 // espalier: trains language models on trees of tokens.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <exception>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include <c10/util/Exception.h>
 
+#include "espalier/base/check.h"
+#include "espalier/base/mapped_file_guard.h"
+#include "espalier/base/printable.h"
 #include "espalier/cli/commands.h"
+#include "espalier/cli/out_of_memory.h"
+#include "espalier/cli/output.h"
+#include "espalier/cli/signals.h"
 #include "espalier/cli/toml_config.h"
-#include "espalier/train/memory.h"
+#include "espalier/cli/version.h"
+#include "espalier/runtime/tensor_memory.h"
 
 namespace espalier::cli {
 namespace {
@@ -28,12 +36,13 @@ constexpr const char* kFooter =
     "  espalier verify  --model DIR --data rows.jsonl --limit 8            proof on your model and data\n"
     "  espalier train   --model DIR --data rows.jsonl --out RUN            train; then "
     "RUN/checkpoints/step_N\n"
-    "\n`espalier COMMAND --help` says more of each.";
+    "\n`espalier COMMAND --help` says more about each command.";
 
 int run(const std::vector<std::string>& args) {
   CLI::App app(kDescription, "espalier");
   app.footer(kFooter);
-  app.set_version_flag("--version", "espalier " ESPALIER_VERSION);
+  app.set_version_flag("--version", version_text,
+                       "Print the version and how the program was built, and exit");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.require_subcommand(1);
   int exit_code = 0;
@@ -46,29 +55,55 @@ int run(const std::vector<std::string>& args) {
   add_bench(app, &exit_code);
   add_synth(app, &exit_code);
   add_init(app, &exit_code);
+  for (CLI::App* command : app.get_subcommands({})) refuse_repeated_flags(command);
   std::vector<std::string> expanded = expand_config(app, args);
   std::reverse(expanded.begin(), expanded.end());  // CLI11 takes a vector from its end
   try {
     app.parse(expanded);
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
+    // Help goes to standard output, what is wrong to standard error, quoting what the user wrote.
+    std::ostringstream out, err;
+    const int code = app.exit(error, out, err);
+    write_log(printable_lines(err.str()));
+    write_output(out.str());
+    flush_output();
     return code == 0 ? 0 : 2;
   }
+  check_mapped_files();  // a result that was computed from a file that ended early is none
+  flush_output();
   return exit_code;
+}
+
+int fail(const std::string& message) {
+  // What was printed before the fault comes first; where it cannot, the fault is still what to tell.
+  try {
+    flush_output();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+  }
+  log_line("espalier: error: {}", message);
+  return 1;
 }
 
 }  // namespace
 }  // namespace espalier::cli
 
 int main(int argc, char** argv) {
-  espalier::count_tensor_memory();
-  espalier::reuse_freed_memory();
+  using namespace espalier;
+  cli::prepare_process();
+  guard_mapped_files();
+  count_tensor_memory();
+  reuse_freed_memory();
   try {
-    return espalier::cli::run(std::vector<std::string>(argv + 1, argv + argc));
+    return cli::run(std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const cli::ClosedPipe&) {
+    cli::die_of_closed_pipe();
+  } catch (const InputError& error) {
+    return cli::fail(printable(error.what()));
   } catch (const c10::Error& error) {
-    fmt::print(stderr, "espalier: error: {}\n", error.what_without_backtrace());
+    const std::optional<std::string> memory = cli::out_of_memory_message(error);
+    return cli::fail(memory ? printable(*memory) : printable_lines(error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    fmt::print(stderr, "espalier: error: {}\n", error.what());
+    const std::optional<std::string> memory = cli::out_of_memory_message(error);
+    return cli::fail(memory ? printable(*memory) : printable_lines(error.what()));
   }
-  return 1;
 }

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/cli/plan_table.h"
 
 #include <algorithm>
 
 #include "espalier/base/check.h"
+#include "espalier/base/units.h"
 #include "espalier/cli/progress.h"
 
 namespace espalier::cli {
@@ -39,7 +41,7 @@ std::string recomputed(const Plan& plan) {
   }
   if (tokens == 0) return "";
   const double share = static_cast<double>(tokens) / static_cast<double>(plan.num_tokens());
-  return fmt::format("checkpointing passes {} tokens forward twice: about {:.0f}% more time\n",
+  return fmt::format("checkpointing runs {} tokens through the forward pass twice: about {:.0f}% more time\n",
                      with_commas(tokens), share * 100 / 3);
 }
 
@@ -91,7 +93,8 @@ std::string PlanTable::text() const {
   return text;
 }
 
-nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan, const StepPrediction* prediction) {
+nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan, const StepPrediction* prediction,
+                                 const Gains& gains) {
   const PlanOptions& options = plan.options;
   nlohmann::ordered_json json = {{"strategy", to_string(options.strategy)},
                                  {"token_budget", options.token_budget},
@@ -101,7 +104,10 @@ nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan, const S
                                  {"tree_tokens", forest.tree_tokens()},
                                  {"encoded_tokens", plan.num_tokens()},
                                  {"visible_pairs", plan.num_pairs()},
-                                 {"effective_reuse_ratio", effective_reuse_ratio(forest, plan)}};
+                                 {"effective_reuse_ratio", effective_reuse_ratio(forest, plan)},
+                                 {"predicted_speedup_over_sequence_packing", gains.over_packing},
+                                 {"predicted_speedup_over_append_only", gains.over_append_only},
+                                 {"prediction_counts", gains.in_flops ? "FLOPs" : "tokens"}};
   if (prediction != nullptr) {
     json["predicted_seconds"] = prediction->total_seconds();
     json["predicted_peak_bytes"] = prediction->largest_peak_bytes();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a plan is shown.
 #pragma once
 
@@ -5,9 +6,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/engine/engine.h"
+#include "espalier/inspect/gains.h"
+#include "espalier/measure/cost.h"
 #include "espalier/plan/plan.h"
-#include "espalier/train/cost.h"
-#include "espalier/train/engine.h"
 #include "espalier/tree/forest.h"
 
 namespace espalier::cli {
@@ -26,6 +28,7 @@ struct PlanTable {
 
 /// Totals and, per micro-batch, tokens, pairs, trajectories, runs (begin, end, parent), parent micro-batch
 /// and context runs; with a prediction its seconds and bytes.
-nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan, const StepPrediction* prediction);
+nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan, const StepPrediction* prediction,
+                                 const Gains& gains);
 
 }  // namespace espalier::cli

@@ -1,20 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
 // espalier prepare: hands over to the Python package, because templates belong to the tokenizer.
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "espalier/base/check.h"
 #include "espalier/cli/commands.h"
+#include "espalier/cli/signals.h"
 
 namespace espalier::cli {
 namespace {
 
+// The folder of the Python package, which has one place relative to the program wherever both are installed.
+std::string python_folder() {
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::filesystem::path folder = (program.parent_path() / ESPALIER_PYTHON_FOLDER).lexically_normal();
+  ESPALIER_CHECK(std::filesystem::exists(folder / "espalier/prepare.py"),
+                 "prepare: expected Espalier's Python package in {}, found none", folder.string());
+  return folder.string();
+}
+
 [[noreturn]] void exec_prepare(const std::vector<std::string>& args) {
   const char* chosen = std::getenv("ESPALIER_PYTHON");
   const std::string python = chosen != nullptr && *chosen != '\0' ? chosen : ESPALIER_DEFAULT_PYTHON;
-  std::string path = ESPALIER_PYTHON_FOLDER;
+  std::string path = python_folder();
   if (const char* before = std::getenv("PYTHONPATH"); before != nullptr && *before != '\0') {
     path += std::string(":") + before;
   }
@@ -24,6 +36,7 @@ namespace {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  restore_signals();
   execvp(argv[0], argv.data());
   throw InputError(fmt::format("cannot start {}: {}; set ESPALIER_PYTHON to a Python with transformers",
                                python, std::strerror(errno)));

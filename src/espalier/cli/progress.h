@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Progress of long work on standard error: a bar on a terminal, plain lines in a pipe.
 #pragma once
 
@@ -7,10 +8,11 @@
 namespace espalier::cli {
 
 /// On a terminal redraws one line; otherwise prints a line when ten seconds have passed since the last one.
-/// Nothing is drawn for work that ends within half a second.
+/// Nothing is drawn for work that ends within half a second. The label is the current work that
+/// out_of_memory.h names. What is shown goes through base/printable.h.
 class Progress {
  public:
-  explicit Progress(std::string label);
+  explicit Progress(const std::string& label);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -31,12 +33,5 @@ class Progress {
   Clock::time_point start_ = Clock::now();
   Clock::time_point last_ = start_;
 };
-
-/// "1,234,567".
-std::string with_commas(int64_t value);
-/// "1.5 GiB".
-std::string human_bytes(double bytes);
-/// "2m 05s".
-std::string human_seconds(double seconds);
 
 }  // namespace espalier::cli

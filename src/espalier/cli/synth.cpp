@@ -1,5 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 // espalier synth: random trajectories that share as much as asked.
 #include "espalier/tree/synth.h"
+#include "espalier/base/units.h"
 
 #include <cmath>
 
@@ -7,9 +9,10 @@
 #include "espalier/base/rng.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/data/writer.h"
-#include "espalier/train/batch.h"
+#include "espalier/engine/batch.h"
 #include "espalier/tree/statistics.h"
 
 namespace espalier::cli {
@@ -54,15 +57,17 @@ void run(const Flags& flags) {
   const Trajectories trajectories = to_trajectories(synthesize(flags.synth), flags);
   const ForestStatistics statistics = forest_statistics(forest_of(trajectories, {}));
   write_trajectories(flags.out, trajectories);
-  fmt::print("{}: {} trajectories, {} flat tokens, {} tree tokens, cached-token ratio {:.3f}, POR {:.3f}\n",
-             flags.out, with_commas(statistics.num_trajectories), with_commas(statistics.flat_tokens),
-             with_commas(statistics.tree_tokens), statistics.cached_token_ratio, statistics.por);
+  print_output("{}: {} trajectories, {} flat tokens, {} tree tokens, cached-token ratio {:.3f}, POR {:.3f}\n",
+               printable(flags.out), with_commas(statistics.num_trajectories),
+               with_commas(statistics.flat_tokens), with_commas(statistics.tree_tokens),
+               statistics.cached_token_ratio, statistics.por);
 }
 
 }  // namespace
 
 void add_synth(CLI::App& app, int*) {
-  CLI::App* command = app.add_subcommand("synth", "Write random trajectories that share prefixes as asked");
+  CLI::App* command =
+      app.add_subcommand("synth", "Write random trajectories that share prefixes as the flags say");
   auto flags = std::make_shared<Flags>();
   SynthOptions& synth = flags->synth;
   command->add_option("-o,--out", flags->out, "File to write: .jsonl (also .gz, .zst) or .safetensors")
@@ -76,7 +81,8 @@ void add_synth(CLI::App& app, int*) {
   command->add_option("--branching", synth.branching, "Children of every inner node")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--node-length", synth.node_length, "Mean tokens of a node; lengths vary by half of it")
+  command
+      ->add_option("--node-length", synth.node_length, "Mean tokens of a node; lengths vary by half of that")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_flag("--fixed-node-length", synth.fixed_node_length, "All nodes have exactly the node length");
@@ -100,7 +106,7 @@ void add_synth(CLI::App& app, int*) {
                    "Flat over tree tokens to reach (>= 1)")
       ->check(CLI::Range(1.0, 1e6))
       ->excludes(por);
-  command->add_option("--loss-rate", flags->loss_rate, "Part of the tokens that carries loss")
+  command->add_option("--loss-rate", flags->loss_rate, "Part of the tokens that carry loss")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command->add_flag("--rl", flags->rl, "Add reward, group_id (one group per tree) and logprobs, for grpo");

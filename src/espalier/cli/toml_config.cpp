@@ -1,14 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/cli/toml_config.h"
 
 #include <fmt/ranges.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
+#include <optional>
 
 #include "espalier/base/check.h"
+#include "espalier/cli/toml_header.h"
 
 namespace espalier::cli {
 namespace {
@@ -25,15 +28,38 @@ std::string scalar_text(const toml::node& node, const std::string& where, const 
   throw InputError(fmt::format("{}: key `{}`: expected text, a number, true or false", where, key));
 }
 
-std::string value_text(const toml::node& node, const std::string& where, const std::string& key) {
-  const toml::array* array = node.as_array();
-  if (array == nullptr) return scalar_text(node, where, key);
-  std::vector<std::string> parts;
-  for (const toml::node& part : *array) parts.push_back(scalar_text(part, where, key));
-  return fmt::format("{}", fmt::join(parts, ","));
+// Whether an option takes a list whose values are given one by one, not with a delimiter between them.
+bool takes_several_values(const CLI::Option& option) {
+  return option.get_items_expected_max() > 1 && option.get_delimiter() == '\0';
 }
 
-std::vector<std::string> read_flags(const CLI::App& command, const std::string& file) {
+// A key of the file as arguments: one of them, or one for each value of a list.
+std::vector<std::string> arguments_of(const CLI::Option& option, const std::string& key,
+                                      const toml::node& node, const std::string& where) {
+  const toml::array* array = node.as_array();
+  if (array == nullptr) return {fmt::format("--{}={}", key, scalar_text(node, where, key))};
+  ESPALIER_CHECK(option.get_items_expected_max() > 1, "{}: key `{}`: expected one value, received a list",
+                 where, key);
+  std::vector<std::string> values;
+  for (const toml::node& part : *array) values.push_back(scalar_text(part, where, key));
+  if (!takes_several_values(option)) return {fmt::format("--{}={}", key, fmt::join(values, ","))};
+  for (std::string& value : values) value = fmt::format("--{}={}", key, value);
+  return values;
+}
+
+// Whether the argument is this option, whatever follows in it: --out, --out=x, -o, -ox.
+bool gives(const std::string& argument, const CLI::Option& option) {
+  const auto is_long = [&](const std::string& name) {
+    return argument == "--" + name || argument.starts_with("--" + name + "=");
+  };
+  const auto is_short = [&](const std::string& name) { return argument.starts_with("-" + name); };
+  return std::any_of(option.get_lnames().begin(), option.get_lnames().end(), is_long) ||
+         std::any_of(option.get_snames().begin(), option.get_snames().end(), is_short);
+}
+
+// The flags that the file holds and `given`, the rest of the command line, does not.
+std::vector<std::string> read_flags(const CLI::App& command, const std::string& file,
+                                    const std::vector<std::string>& given) {
   toml::parse_result result = toml::parse_file(file);
   if (!result) {
     const toml::parse_error& error = result.error();
@@ -49,7 +75,11 @@ std::vector<std::string> read_flags(const CLI::App& command, const std::string& 
     ESPALIER_CHECK(option != nullptr, "{}: unknown key `{}`: expected a flag of `espalier {}` (see --help)",
                    where, key, command.get_name());
     ESPALIER_CHECK(!node.is_table(), "{}: key `{}`: expected a value, received a table", where, key);
-    flags.push_back(fmt::format("--{}={}", key, value_text(node, where, key)));
+    std::vector<std::string> arguments = arguments_of(*option, key, node, where);
+    if (std::any_of(given.begin(), given.end(),
+                    [&](const std::string& each) { return gives(each, *option); }))
+      continue;
+    std::move(arguments.begin(), arguments.end(), std::back_inserter(flags));
   }
   return flags;
 }
@@ -63,7 +93,7 @@ std::vector<std::string> expand_config(const CLI::App& app, const std::vector<st
   if (named.empty() || named[0]->get_option_no_throw("--config") == nullptr) return args;
   const CLI::App* command = named[0];
   if (command->get_option("--config")->get_required()) return args;
-  std::vector<std::string> expanded{args[0]};
+  std::optional<std::string> file;
   std::vector<std::string> rest;
   for (size_t i = 1; i < args.size(); ++i) {
     const bool apart = args[i] == "--config";
@@ -72,11 +102,30 @@ std::vector<std::string> expand_config(const CLI::App& app, const std::vector<st
       continue;
     }
     ESPALIER_CHECK(!apart || i + 1 < args.size(), "--config: expected a file name");
-    const std::string file = apart ? args[++i] : args[i].substr(std::string_view("--config=").size());
-    for (std::string& flag : read_flags(*command, file)) expanded.push_back(std::move(flag));
+    const std::string name = apart ? args[++i] : args[i].substr(std::string_view("--config=").size());
+    ESPALIER_CHECK(!file, "--config was given twice: {} and {}", *file, name);
+    file = name;
+  }
+  std::vector<std::string> expanded{args[0]};
+  if (file) {
+    std::vector<std::string> flags = read_flags(*command, *file, rest);
+    std::move(flags.begin(), flags.end(), std::back_inserter(expanded));
   }
   expanded.insert(expanded.end(), rest.begin(), rest.end());
   return expanded;
+}
+
+void refuse_repeated_flags(CLI::App* command) {
+  command->parse_complete_callback([command] {
+    for (const CLI::Option* option : command->get_options()) {
+      const std::vector<std::string>& results = option->results();
+      if (option->get_items_expected_max() > 1 || results.size() < 2) continue;
+      const bool is_flag = option->get_items_expected_max() == 0;
+      throw CLI::ArgumentMismatch(
+          is_flag ? fmt::format("{} was given twice", option->get_name())
+                  : fmt::format("{} was given twice: {} and {}", option->get_name(), results[0], results[1]));
+    }
+  });
 }
 
 namespace {
@@ -102,6 +151,12 @@ nlohmann::ordered_json typed(const CLI::Option& option, const std::string& text)
   return whole ? nlohmann::ordered_json(real) : nlohmann::ordered_json(text);
 }
 
+nlohmann::ordered_json value_of(const CLI::Option& option) {
+  const std::vector<std::string> results = option.reduced_results();
+  if (takes_several_values(option) && results.size() > 1) return results;
+  return typed(option, fmt::format("{}", fmt::join(results, ",")));
+}
+
 }  // namespace
 
 nlohmann::ordered_json resolved_flags(const CLI::App& command) {
@@ -112,8 +167,7 @@ nlohmann::ordered_json resolved_flags(const CLI::App& command) {
     if (name == "help" || name == "config") continue;
     const bool is_flag = option->get_expected_max() == 0 || option->get_items_expected_max() == 0;
     if (option->count() > 0) {
-      flags[name] = is_flag ? nlohmann::ordered_json(option->as<bool>())
-                            : typed(*option, fmt::format("{}", fmt::join(option->results(), ",")));
+      flags[name] = is_flag ? nlohmann::ordered_json(option->as<bool>()) : value_of(*option);
     } else if (is_flag) {
       flags[name] = false;
     } else if (!option->get_default_str().empty()) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --config FILE: a TOML file with the flags of a command.
 #pragma once
 
@@ -11,12 +12,18 @@
 namespace espalier::cli {
 
 /// Replaces `--config FILE` in the arguments of a subcommand (args[0] is its name) by the flags that the file
-/// holds, put first so that flags on the command line win. Keys are the flags' names without the dashes; `_`
-/// may stand for `-`. Unknown keys, tables and syntax errors throw InputError with file:line.
+/// holds and the command line does not: a flag on the command line wins over the file, and a list over the
+/// whole list there. Keys are the flags' names without the dashes; `_` may stand for `-`. Lists stand for
+/// flags that take several values. Unknown keys, tables, a second --config and syntax errors throw InputError
+/// with file:line.
 std::vector<std::string> expand_config(const CLI::App& app, const std::vector<std::string>& args);
 
-/// All flags of a parsed subcommand with the values in force: numbers, booleans and text. --help and --config
-/// are left out.
+/// Makes the parser refuse a flag of `command` that is given twice, unless it takes several values: one of
+/// two values would be lost without a word.
+void refuse_repeated_flags(CLI::App* command);
+
+/// All flags of a parsed subcommand with the values in force: numbers, booleans, text, and lists of text
+/// where a flag without a delimiter was given several values. --help and --config are left out.
 nlohmann::ordered_json resolved_flags(const CLI::App& command);
 
 /// The same as TOML, fit for --config.

@@ -1,16 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
 // espalier train: the main job.
-#include <csignal>
-
 #include <cmath>
+#include <limits>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/units.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/output.h"
 #include "espalier/cli/plan_table.h"
 #include "espalier/cli/progress.h"
+#include "espalier/cli/signals.h"
+#include "espalier/cli/step_gains.h"
 #include "espalier/cli/toml_config.h"
+#include "espalier/measure/cost_model_file.h"
 #include "espalier/model/weights.h"
+#include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/train/trainer.h"
 
 namespace espalier::cli {
@@ -40,7 +46,22 @@ ModelUse use_of(const Flags& flags, at::Device device) {
           .dtype = parse_dtype(flags.dtype),
           .device = device,
           .optimizer = parse_optimizer(flags.optimizer),
-          .objective = flags.objective.options().kind};
+          .objective = flags.objective.options()};
+}
+
+// A run goes on with the matrix products that it began with, whatever this machine would take: others give
+// other bits.
+void restore_products(const Flags& flags, at::Device device) {
+  const std::filesystem::path kept = std::filesystem::path(flags.out) / kCostModelFile;
+  if (!flags.train.resume || !device.is_cpu() || !std::filesystem::exists(kept)) return;
+  const auto products = read_products(kept);
+  if (!products) return;
+  const ProductChoice own = product_choice(), taken = with_environment(*products);
+  if (taken != own) {
+    log_line("matrix products: {}, as when the run began; this machine would choose {}", to_string(taken),
+             to_string(own));
+  }
+  set_product_choice(taken);
 }
 
 TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at::Device device,
@@ -54,42 +75,57 @@ TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at
   options.objective = flags.objective.options();
   options.optimizer.kind = parse_optimizer(flags.optimizer);
   options.plan = flags.plan.options(trajectories);
-  options.costs = flags.plan.costs(use_of(flags, device),
-                                   [](const std::string& text) { fmt::print(stderr, "{}\n", text); });
+  const ModelUse use = use_of(flags, device);
+  options.costs = flags.plan.costs(use);
+  const std::filesystem::path kept = options.out / kCostModelFile;
+  if (options.resume && std::filesystem::exists(kept)) {
+    options.costs->time = read_cost_model(kept, model_shape(use.config));
+  }
+  options.predicted_costs =
+      flags.plan.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
   options.scheduler = parse_scheduler(flags.scheduler);
   options.shuffle = parse_shuffle(flags.shuffle);
   options.config = resolved_flags(command);
+  options.config["data"] = flags.data.resolved();
   return options;
+}
+
+// The flags that make the run what it is, without those of one invocation: given back by --config they start
+// the same run again.
+nlohmann::ordered_json flags_of_the_run(nlohmann::ordered_json flags) {
+  for (const char* each : {"resume", "dry-run"}) flags.erase(each);
+  return flags;
 }
 
 void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajectories& trajectories) {
   const DecoderConfig config = read_config(flags.model);
-  fmt::print("# resolved config\n{}\n", to_toml(options.config));
+  print_output("# resolved config\n{}\n", printable_lines(to_toml(flags_of_the_run(options.config))));
   const auto batches = epoch_batches(trajectories, options, 0);
-  fmt::print("# plan: {} steps of {} trajectories at most; the first step:\n",
-             total_steps(trajectories, options), with_commas(static_cast<int64_t>(batches.front().size())));
-  double flat_flops = 0, plan_flops = 0, seconds = 0, largest = 0;
+  print_output("# plan: {} steps of {} trajectories at most; the first step:\n",
+               total_steps(trajectories, options), with_commas(static_cast<int64_t>(batches.front().size())));
+  double seconds = 0, largest = 0;
+  StepFlops flops;
   for (const std::vector<int64_t>& rows : batches) {
-    const Step step = make_step(trajectories, rows, options.plan, options.objective, &*options.costs);
-    const StepPrediction prediction = predict_step(*options.costs, step);
+    const Step step = make_step(trajectories, rows,
+                                {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss});
+    const StepPrediction prediction = predict_step(*options.predicted_costs, step);
     if (&rows == &batches.front()) {
       const PlanTable table{
           .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .max_rows = 20};
-      fmt::print("{}", table.text());
+      print_output("{}", table.text());
     }
     seconds += prediction.total_seconds();
     largest = std::max(largest, prediction.largest_peak_bytes());
-    flat_flops += step_flops(model_shape(config), flat_work(step)).total();
-    plan_flops += step_flops(model_shape(config), plan_work(step)).total();
+    flops.add(model_shape(config), step);
   }
-  fmt::print("\n# predicted memory: {}, of which {} for weights, gradients and optimizer\n",
-             human_bytes(largest), human_bytes(resident_bytes(options.costs->memory)));
-  fmt::print("# predicted time: {:.1f} s for forward and backward of an epoch{}\n", seconds,
-             options.costs->time.calibrated ? "" : " (by assumed rates)");
-  fmt::print(
-      "# predicted speed-up over sequence packing: {:.2f}x at most ({:.3g} TFLOP an epoch instead of "
-      "{:.3g})\n",
-      flat_flops / plan_flops, plan_flops / 1e12, flat_flops / 1e12);
+  print_output("\n# predicted memory: {}, of which {} for weights, gradients and optimizer\n",
+               human_bytes(largest), human_bytes(resident_bytes(options.predicted_costs->memory)));
+  print_output("# predicted time: {:.1f} s for forward and backward of an epoch{}\n", seconds,
+               options.predicted_costs->time.calibrated ? "" : " (by built-in rates)");
+  print_output(
+      "# predicted speed-up, at most: {:.3g} TFLOP an epoch; {:.3g} by append-only merging, {:.3g} by "
+      "sequence packing\n{}",
+      flops.plan / 1e12, flops.append_only / 1e12, flops.packing / 1e12, gains_lines(flops.gains()));
 }
 
 std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json& metrics) {
@@ -101,27 +137,41 @@ std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json&
       with_commas(std::llround(metrics["flat_tokens_per_second"].get<double>())),
       metrics["seconds"].get<double>());
   if (metrics.contains("clip_fraction")) {
-    line += fmt::format("  clipped {:.3f}  ratio {:.4f}", metrics["clip_fraction"].get<double>(),
-                        metrics["ratio_mean"].get<double>());
+    line += fmt::format("  clipped {:.3f}", metrics["clip_fraction"].get<double>());
+  }
+  if (metrics.contains("ratio_mean")) {
+    line += fmt::format("  ratio {:.4f}", metrics["ratio_mean"].get<double>());
   }
   return line;
 }
 
+void warn_of_warmup(const TrainOptions& options, int64_t steps) {
+  if (options.warmup_steps < steps) return;
+  log_line(
+      "warning: --warmup-steps {} is not below the {} steps of the run: the learning rate stays below {}",
+      options.warmup_steps, steps, options.learning_rate);
+}
+
 void run(const Flags& flags, const CLI::App& command, int* exit_code) {
+  ESPALIER_CHECK(flags.train.profile_step == 0 || !flags.profile.empty(),
+                 "--profile-step {}: expected --profile FILE beside it", flags.train.profile_step);
   const at::Device device = flags.device.open();
+  restore_products(flags, device);
   std::optional<Profiler> profiler;
   if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile, device);
-  const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
+  const Trajectories trajectories = flags.data.read(data_use_of(flags.model, flags.objective.options()));
+  note_carried_tensors(flags.model);
   TrainOptions options = options_of(flags, trajectories, device, command);
   options.profiler = profiler ? &*profiler : nullptr;
+  warn_of_warmup(options, total_steps(trajectories, options));
+  if (const std::string text = uneven_steps_note(trajectories, options); !text.empty()) log_line("{}", text);
   if (flags.dry_run) {
     print_dry_run(flags, options, trajectories);
     return;
   }
   const ModelUse use = use_of(flags, device);
   std::filesystem::create_directories(options.out);
-  std::signal(SIGINT, [](int) { stop_requested = true; });
-  std::signal(SIGTERM, [](int) { stop_requested = true; });
+  stop_on_signals(&stop_requested);
 
   Progress progress("train");
   int64_t total = 0, first = 0;
@@ -130,7 +180,9 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   events.started = [&](int64_t total_steps, int64_t resumed_step) {
     total = total_steps;
     first = resumed_step;
-    write_text(options.out / "config.toml", to_toml(options.config));
+    write_text(options.out / "config.toml", to_toml(flags_of_the_run(options.config)));
+    const auto products = device.is_cpu() ? std::optional(product_choice()) : std::nullopt;
+    write_text(options.out / kCostModelFile, cost_model_json(options.costs->time, products).dump(2) + "\n");
     if (first > 0) progress.line(fmt::format("resuming after step {}", first));
   };
   events.micro_batch = [&](int64_t step, int64_t done, int64_t of) {
@@ -149,15 +201,24 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   events.predicted = [&](const Step& step, const StepPrediction& prediction, const StepResult& result) {
     const PlanTable table{
         .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
-    write_text(options.out / "plan.txt", table.text());
+    try {
+      write_text(options.out / "plan.txt", table.text());
+    } catch (const InputError& error) {  // a table to look at is no reason to end the run
+      progress.line(fmt::format("warning: {}", error.what()));
+    }
     progress.line(fmt::format(
         "micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}; see {}",
         prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()), result.measured_seconds(),
         human_bytes(static_cast<double>(result.measured_peak_bytes())), (options.out / "plan.txt").string()));
   };
-  events.saved = [&](const std::filesystem::path& folder) { progress.line("saved " + folder.string()); };
+  bool saved = false;
+  events.saved = [&](const std::filesystem::path& folder) {
+    saved = true;
+    progress.line("saved " + folder.string());
+  };
   if (!train(trajectories, options, events, &stop_requested)) {
-    progress.line("stopped by a signal after saving; continue with --resume");
+    progress.line(fmt::format("stopped by a signal {}; continue with --resume",
+                              saved ? "after saving" : "before a step was done"));
     *exit_code = kStoppedExitCode;
   }
 }
@@ -176,72 +237,79 @@ void add_flags(CLI::App* command, Flags* flags) {
   flags->device.add(command, /*trains=*/true);
   add_dtype(command, &flags->dtype,
             "Precision of training (bfloat16: with float32 master weights and gradient sums)");
-  command->add_option("--save-dtype", flags->save_dtype, "Precision of saved weights, if other than --dtype")
-      ->check(CLI::IsMember({"float64", "float32", "bfloat16"}));
+  command
+      ->add_option("--save-dtype", flags->save_dtype,
+                   "Precision of saved weights, if it differs from --dtype")
+      ->check(CLI::IsMember(dtype_names()));
   TrainOptions& train = flags->train;
   command->add_option("--optimizer", flags->optimizer, "adamw or sgd (plain, no momentum)")
-      ->check(CLI::IsMember({"adamw", "sgd"}))
+      ->check(CLI::IsMember(optimizer_names()))
       ->capture_default_str();
   command->add_option("--learning-rate", train.learning_rate, "Peak learning rate")
-      ->check(CLI::NonNegativeNumber)
+      ->check(real_from(0, kLargestLearningRate))
       ->capture_default_str();
   command
       ->add_option("--weight-decay", train.optimizer.weight_decay,
-                   "Decay of matrices; norms and biases have none")
-      ->check(CLI::NonNegativeNumber)
+                   "Weight decay of matrices (norms and biases have none)")
+      ->check(real_from(0))
       ->capture_default_str();
   command
       ->add_option("--max-grad-norm", train.optimizer.max_grad_norm, "Clip the global gradient norm (0: off)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(real_from(0))
       ->capture_default_str();
   command->add_option("--beta1", train.optimizer.beta1, "adamw")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(real_below(0, 1))
       ->capture_default_str();
   command->add_option("--beta2", train.optimizer.beta2, "adamw")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(real_below(0, 1))
       ->capture_default_str();
-  command->add_option("--eps", train.optimizer.eps, "adamw")
-      ->check(CLI::PositiveNumber)
+  command->add_option("--eps", train.optimizer.eps, "adamw, above 0")
+      ->check(real_from(std::numeric_limits<double>::denorm_min()))
       ->capture_default_str();
   command
       ->add_option("--scheduler", flags->scheduler, "constant, linear or cosine (the latter two fall to 0)")
-      ->check(CLI::IsMember({"constant", "linear", "cosine"}))
+      ->check(CLI::IsMember(scheduler_names()))
       ->capture_default_str();
-  command->add_option("--warmup-steps", train.warmup_steps, "Steps in which the learning rate rises")
+  command->add_option("--warmup-steps", train.warmup_steps, "Steps over which the learning rate rises")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--steps", train.steps, "Optimiser steps (0: as many as --epochs need)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--epochs", train.epochs, "Passes over the file, when --steps is 0")
+  command->add_option("--epochs", train.epochs, "Passes over the data, if --steps is 0")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--batch-size", train.batch_size, "Trajectories per optimiser step (0: the whole file)")
+  command
+      ->add_option(
+          "--batch-size", train.batch_size,
+          "Trajectories per optimiser step (0: all); about as many where rows have a group_id, because "
+          "groups stay whole")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
       ->add_option("--shuffle", flags->shuffle,
-                   "none: file order; groups: groups in random order, each kept together; rows: trajectories "
-                   "in random order")
-      ->check(CLI::IsMember({"none", "groups", "rows"}))
+                   "none: file order, each group where its first row stands; groups: groups in random order, "
+                   "each kept whole; rows: trajectories in random order, which splits groups")
+      ->check(CLI::IsMember(shuffle_names()))
       ->capture_default_str();
-  command->add_option("--seed", train.seed, "Of the shuffle; draws depend on seed and epoch only")
+  command->add_option("--seed", train.seed, "Seed of the shuffle, which depends only on seed and epoch")
       ->capture_default_str();
   command->add_option("--save-every", train.save_every, "Steps between checkpoints (0: only the last)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_flag("--resume", train.resume,
-                    "Continue from the newest checkpoint in --out, bit for bit; --device may be another");
-  auto* profile = add_profile(command, &flags->profile, "one step");
+                    "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
+                    "interruption, unless --device or --learning-rate changes, which is allowed");
+  add_profile(command, &flags->profile, "one step");
   command
       ->add_option("--profile-step", train.profile_step,
-                   "Number of that step (0: the run's second one, or the only one; the first has memory to "
-                   "get)")
-      ->needs(profile)
+                   "Number of the step to profile (0: the second, or the only one, because the first also "
+                   "allocates memory)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_flag("--dry-run", flags->dry_run,
-                    "Print the resolved config, the plan, predicted memory and speed-up; write nothing");
+  command->add_flag(
+      "--dry-run", flags->dry_run,
+      "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
   add_threads(command);
 }
 
@@ -249,13 +317,13 @@ void add_flags(CLI::App* command, Flags* flags) {
 
 void add_train(CLI::App& app, int* exit_code) {
   CLI::App* command =
-      app.add_subcommand("train", "Train a model on trajectories, shared prefixes encoded once");
+      app.add_subcommand("train", "Train a model on trajectories; shared prefixes are encoded once");
   command->footer(
-      "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder. SIGINT and SIGTERM save after "
-      "the current step "
-      "and exit with status 3; --resume continues.\n"
-      "Example: espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 --batch-size 64 "
-      "--token-budget 8192");
+      "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder. On SIGINT, SIGTERM and SIGHUP "
+      "the run saves after the current step and exits with status 3. --resume continues from the newest "
+      "checkpoint that is whole. After an error in a later step, the run saves what is done and exits with "
+      "status 1.\nExample: espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 "
+      "--batch-size 64 --token-budget 8192");
   auto flags = std::make_shared<Flags>();
   add_flags(command, flags.get());
   command->callback([flags, command, exit_code] { run(*flags, *command, exit_code); });

@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 // espalier verify: proof that training on trees changes nothing.
-#include "espalier/train/verify.h"
+#include "espalier/verify/verify.h"
+#include "espalier/base/units.h"
 
 #include "espalier/base/check.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/weights.h"
 
@@ -21,7 +24,9 @@ struct Flags {
 };
 
 void print(const VerifyReport& report, const VerifyOptions& options) {
-  const auto row = [](const char* name, const std::string& value) { fmt::print("{:<36}{}\n", name, value); };
+  const auto row = [](const char* name, const std::string& value) {
+    print_output("{:<36}{}\n", name, value);
+  };
   const bool exact = report.dtype == "float64";
   row("dtype, device", fmt::format("{}, {}", report.dtype, report.device));
   row("flat tokens / tree tokens / encoded",
@@ -40,7 +45,7 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
   }
   row("isolation", fmt::format("{} in {} trials", report.isolation_bitwise ? "bitwise" : "BROKEN",
                                report.isolation_trials));
-  fmt::print("{}\n", report.passed ? "passed" : "FAILED");
+  print_output("{}\n", report.passed ? "passed" : "FAILED");
 }
 
 void run(const Flags& flags, int* exit_code) {
@@ -50,7 +55,8 @@ void run(const Flags& flags, int* exit_code) {
   options.dtype = parse_dtype(flags.dtype);
   options.objective = flags.objective.options();
   options.seed = flags.seed;
-  const Trajectories trajectories = flags.data.read(vocab_size_of(flags.model));
+  const Trajectories trajectories = flags.data.read(data_use_of(flags.model, options.objective));
+  note_carried_tensors(flags.model);
   options.plan = flags.plan.options(trajectories);
   VerifyReport report;
   {
@@ -61,7 +67,7 @@ void run(const Flags& flags, int* exit_code) {
     });
   }
   if (flags.json) {
-    fmt::print("{}\n", to_json(report).dump(2));
+    print_output("{}\n", to_json(report).dump(2));
   } else {
     print(report, options);
   }
@@ -74,14 +80,12 @@ void add_verify(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand(
       "verify", "Prove on your model and data that loss and every gradient equal per-trajectory training");
   command->footer(
-      "Runs all trajectories as one optimiser step twice: on trees under the plan, and one by one through "
-      "ordinary causal "
-      "attention. float64: worst relative error of a parameter's gradient at most 1e-12. Lower precision: "
-      "both sides are "
-      "measured against float64, and the tree side's error is at most twice the other's. Changing the tokens "
-      "of other "
-      "branches must leave a branch's log-probabilities bitwise the same. Exit status 1 when anything fails. "
-      "Memory grows with --limit: a few trajectories prove as much as many.");
+      "Runs all trajectories as one optimiser step twice: on trees by the plan, and one by one with ordinary "
+      "causal attention. In float64 the relative error of every parameter's gradient may be at most 1e-12. "
+      "In lower precision both sides are compared with float64, and the error of the tree side may be at "
+      "most twice that of the other. When the tokens of other branches change, the log-probabilities of a "
+      "branch must stay bitwise identical. The exit status is 1 if anything fails. Memory grows with "
+      "--limit, and a few trajectories prove as much as many.");
   auto flags = std::make_shared<Flags>();
   add_model(command, &flags->model)->required();
   flags->data.add(command);
@@ -89,7 +93,7 @@ void add_verify(CLI::App& app, int* exit_code) {
   flags->device.add(command, /*trains=*/true);
   flags->objective.add(command);
   flags->plan.add(command);
-  command->add_option("--seed", flags->seed, "Chooses the branches whose isolation is tried")
+  command->add_option("--seed", flags->seed, "Chooses the branches whose isolation is tested")
       ->capture_default_str();
   command->add_flag("--json", flags->json, "Print JSON");
   add_threads(command);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Building Trajectories row by row.
 #pragma once
 
@@ -40,10 +41,11 @@ struct TrajectoryRow {
 /// below vocab_size (0: any).
 void check_row(const TrajectoryRow& row, int64_t vocab_size = 0);
 
-/// Row r with its own arrays. Reals become doubles; `advantage` is never used, since columns do not keep it.
+/// Row r with its own arrays. Reals become doubles. `advantage` is never set, because columns hold
+/// `advantages` only.
 TrajectoryRow copy_row(const Trajectories& trajectories, int64_t r);
 
-/// Collects rows into columns. A row that throws leaves nothing behind.
+/// Collects rows into columns. If a row is refused, the columns stay unchanged.
 class TrajectoriesBuilder {
  public:
   /// Checks the row (check_row, and that routes_per_token is the same in every row) and appends it.
@@ -55,7 +57,7 @@ class TrajectoriesBuilder {
   Trajectories finish();
 
  private:
-  /// A column that grows row by row and takes memory from the first row that has it.
+  /// A column that grows row by row. It takes no memory before the first row that has it.
   template <typename T>
   struct GrowingColumn {
     std::vector<T> values;

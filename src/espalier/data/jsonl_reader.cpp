@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/jsonl_reader.h"
 
 #include <simdjson.h>
@@ -5,8 +6,12 @@
 #include <array>
 #include <bitset>
 #include <limits>
+#include <utility>
 
+#include "espalier/base/printable.h"
 #include "espalier/data/builder.h"
+#include "espalier/data/fields.h"
+#include "espalier/data/large_numbers.h"
 #include "espalier/data/line_reader.h"
 #include "espalier/data/row_checks.h"
 #include "espalier/data/row_report.h"
@@ -17,34 +22,6 @@ namespace {
 namespace dom = simdjson::dom;
 
 static_assert(LineReader::kPadding >= simdjson::SIMDJSON_PADDING);
-
-enum Field {
-  kInputIds,
-  kLossMask,
-  kLossWeights,
-  kLogprobs,
-  kRefLogprobs,
-  kAdvantages,
-  kAdvantage,
-  kReward,
-  kGroupId,
-  kTrajectoryId,
-  kPairId,
-  kChosen,
-  kRoutedExperts,
-  kNumFields
-};
-
-constexpr std::array<std::string_view, kNumFields> kNames = {
-    "input_ids", "loss_mask", "loss_weights",  "logprobs", "ref_logprobs", "advantages",    "advantage",
-    "reward",    "group_id",  "trajectory_id", "pair_id",  "chosen",       "routed_experts"};
-
-Field field_named(std::string_view name) {
-  for (int field = 0; field < kNumFields; ++field) {
-    if (kNames[field] == name) return static_cast<Field>(field);
-  }
-  return kNumFields;
-}
 
 /// What an element is, for an error message.
 std::string described(dom::element element) {
@@ -58,7 +35,7 @@ std::string described(dom::element element) {
   }
 }
 
-/// Where a bare NaN or Infinity stands, which Python writes and JSON does not have.
+/// Finds a bare NaN or Infinity, which Python writes although JSON does not allow it.
 struct BareNumber {
   std::string field;  // the last key of the outermost object
   std::string_view text;
@@ -95,34 +72,70 @@ std::optional<BareNumber> find_bare_number(std::string_view line) {
                                simdjson::error_message(error)));
 }
 
+dom::array list_of(std::string_view field, dom::element element, std::string_view what) {
+  dom::array array;
+  if (element.get(array) != simdjson::SUCCESS) throw_field(field, what, described(element));
+  return array;
+}
+
+/// Whether a list that exporters add to every row carries no information: no padding, or positions from 0.
+bool says_nothing(std::string_view name, dom::array array) {
+  const bool is_mask = name == "attention_mask";
+  if (!is_mask && name != "position_ids") return false;
+  int64_t expected = is_mask ? 1 : 0;
+  for (const dom::element item : array) {
+    int64_t value = -1;
+    bool truth = false;
+    if (item.get(truth) == simdjson::SUCCESS) {
+      value = truth;
+    } else if (item.get(value) != simdjson::SUCCESS) {
+      return false;
+    }
+    if (value != expected) return false;
+    if (!is_mask) ++expected;
+  }
+  return true;
+}
+
+constexpr size_t kInputIdsName = 0;
+static_assert(kFieldNames[kInputIdsName].field == Field::kInputIds);
+constexpr std::string_view kRoutes = name_of(Field::kRoutedExperts);
+
 /// Parses lines into rows. Memory is reused from line to line.
 class RowParser {
  public:
-  explicit RowParser(int64_t vocab_size) : vocab_size_(vocab_size) {}
+  RowParser(int64_t vocab_size, FieldTally* tally) : vocab_size_(vocab_size), tally_(*tally) {}
 
-  /// The row on `line`, which LineReader::kPadding readable bytes follow. Types, ranges of integers and nulls
-  /// are checked here, the rest by check_row. Valid until the next call.
+  /// The row on `line`, which LineReader::kPadding readable bytes follow. Types, ranges of integers, nulls
+  /// and what several names of one field say are checked here, the rest by check_row. Valid until the next
+  /// call.
   const TrajectoryRow& parse(std::string_view line);
 
-  /// Says that the last row was kept: its shape of routed_experts holds for all rows to come.
-  void keep() {
-    if (!row_.routed_experts.empty()) kept_route_shape_ = route_shape_;
-  }
+  /// Records that the last row was kept: all later rows must have its shape of routed_experts, and its fields
+  /// are counted.
+  void keep();
 
  private:
-  void read(Field field, dom::element element);
-  void read_ids(dom::element element);
-  void read_mask(dom::element element);
-  void read_reals(Field field, dom::element element, std::vector<double>& values);
-  void read_logprobs(Field field, dom::element element, std::vector<double>& values);
-  void read_text(Field field, dom::element element, std::string& text);
-  double read_real(Field field, dom::element element);
-  void read_routes(dom::element element);
+  dom::object parse_object(std::string_view line);
+  void read(size_t name);
+  void read_ids();
+  void read_mask(size_t name, std::vector<uint8_t>& mask);
+  void read_labels(std::vector<uint8_t>& mask);
+  void read_reals(size_t name, std::vector<double>& values);
+  void read_logprobs(size_t name, std::vector<double>& values);
+  void read_text(size_t name, std::string& text);
+  double read_real(size_t name);
+  void read_routes(size_t name);
   void read_token_routes(dom::element element, size_t token);
   void read_layer_routes(dom::array layer);
-  /// The list of `field`; throws unless it holds as many entries as there are tokens (0: not known yet).
-  dom::array list(Field field, dom::element element, std::string_view what);
+  /// Throws unless a list holds as many entries as there are tokens.
+  void check_size(size_t name, size_t size) const;
   void check_together();
+
+  /// The name by which the row gives a field, the first of them in the table; kNumFieldNames: by none.
+  size_t first_name_of(Field field) const { return first_name_[static_cast<size_t>(field)]; }
+  bool given(Field field) const { return first_name_of(field) < kNumFieldNames; }
+  int64_t tokens() const { return static_cast<int64_t>(row_.input_ids.size()); }
 
   /// Routes of one token. layers 0: a plain list of `experts` ids.
   struct RouteShape {
@@ -136,161 +149,237 @@ class RowParser {
   };
 
   int64_t vocab_size_;
+  FieldTally& tally_;
   dom::parser parser_;
   TrajectoryRow row_;
-  std::bitset<kNumFields> seen_;
-  std::bitset<kNumFields> given_;  // seen, and not null
-  RouteShape route_shape_;         // of the row
-  RouteShape kept_route_shape_;    // of the rows kept; experts 0: none yet
+  std::array<dom::element, kNumFieldNames> elements_;
+  std::bitset<kNumFieldNames> seen_;
+  std::bitset<kNumFieldNames> given_;            // seen, and not null
+  std::array<size_t, kNumFields> first_name_{};  // of those given
+  std::vector<std::pair<std::string_view, dom::element>> unknown_;
+  std::vector<uint8_t> other_mask_;   // of a second name
+  std::vector<double> other_values_;  // of a second name
+  std::vector<int64_t> labels_;
+  RouteShape route_shape_;       // of the row
+  RouteShape kept_route_shape_;  // of the rows kept; experts 0: none yet
 };
+
+dom::object RowParser::parse_object(std::string_view line) {
+  dom::element root;
+  auto error = parser_.parse(line.data(), line.size(), false).get(root);
+  if (error != simdjson::SUCCESS) {
+    const std::optional<std::string> readable = without_large_numbers(line);
+    if (readable) error = parser_.parse(*readable).get(root);
+  }
+  if (error != simdjson::SUCCESS) throw_malformed(line, error);
+  dom::object object;
+  ESPALIER_CHECK(root.get(object) == simdjson::SUCCESS, "expected a JSON object, received {}",
+                 described(root));
+  return object;
+}
 
 const TrajectoryRow& RowParser::parse(std::string_view line) {
   row_.clear();
   seen_.reset();
   given_.reset();
+  unknown_.clear();
+  first_name_.fill(kNumFieldNames);
   route_shape_ = {};
-  dom::element root;
-  const auto error = parser_.parse(line.data(), line.size(), false).get(root);
-  if (error != simdjson::SUCCESS) throw_malformed(line, error);
-  dom::object object;
-  ESPALIER_CHECK(root.get(object) == simdjson::SUCCESS, "expected a JSON object, received {}",
-                 described(root));
-  for (const auto [key, value] : object) {
-    const Field field = field_named(key);
-    if (field == kNumFields) continue;
-    if (seen_[field]) throw_field(key, "one value", "the field twice");
-    seen_.set(field);
+  for (const auto [key, value] : parse_object(line)) {
+    const std::optional<size_t> name = find_field_name(key);
+    if (!name) {
+      if (!value.is_null()) unknown_.emplace_back(key, value);
+      continue;
+    }
+    if (seen_[*name]) throw_field(key, "one value", "the field twice");
+    seen_.set(*name);
     if (value.is_null()) continue;
-    given_.set(field);
-    read(field, value);
+    given_.set(*name);
+    elements_[*name] = value;
+  }
+  if (!given_[kInputIdsName])
+    throw_field("input_ids", "a list of token ids", seen_[kInputIdsName] ? "null" : "a row without it");
+  // input_ids come first in the table, so that the others can be compared with them.
+  for (size_t name = 0; name < kNumFieldNames; ++name) {
+    if (given_[name]) read(name);
   }
   check_together();
   return row_;
 }
 
-void RowParser::check_together() {
-  if (!given_[kInputIds])
-    throw_field("input_ids", "a list of token ids", seen_[kInputIds] ? "null" : "a row without it");
-  if (given_[kLossMask] && given_[kLossWeights])
-    throw_field("loss_mask", "either loss_mask or loss_weights", "both");
-  if (given_[kAdvantages] && given_[kAdvantage])
-    throw_field("advantages", "either advantages or advantage", "both");
-  // An empty list is a field of the wrong length, not a missing one.
-  const int64_t tokens = static_cast<int64_t>(row_.input_ids.size());
-  const std::array<std::pair<Field, size_t>, 6> lengths = {{{kLossMask, row_.loss_mask.size()},
-                                                            {kLossWeights, row_.loss_weights.size()},
-                                                            {kLogprobs, row_.logprobs.size()},
-                                                            {kRefLogprobs, row_.ref_logprobs.size()},
-                                                            {kAdvantages, row_.advantages.size()},
-                                                            {kRoutedExperts, row_.routed_experts.size()}}};
-  for (const auto& [field, length] : lengths) {
-    if (!given_[field] || tokens == 0) continue;
-    const size_t width =
-        field == kRoutedExperts ? std::max<size_t>(route_shape_.layers, 1) * route_shape_.experts : 1;
-    check_length(kNames[field], static_cast<int64_t>(length / std::max<size_t>(width, 1)), tokens);
+void RowParser::keep() {
+  if (!row_.routed_experts.empty()) kept_route_shape_ = route_shape_;
+  for (size_t name = 0; name < kNumFieldNames; ++name) tally_.rows[name] += given_[name];
+  tally_.tokens += tokens();
+  if (!row_.loss_weights.empty()) {
+    tally_.loss_tokens += count_loss_tokens(std::span<const double>(row_.loss_weights));
+  } else if (!row_.loss_mask.empty()) {
+    tally_.loss_tokens += count_loss_tokens(std::span<const uint8_t>(row_.loss_mask));
+  } else {
+    tally_.loss_tokens += tokens() - 1;
+    ++tally_.rows_without_mask;
+  }
+  for (const auto& [name, value] : unknown_) {
+    dom::array array;
+    const bool per_token = value.get(array) == simdjson::SUCCESS &&
+                           static_cast<int64_t>(array.size()) == tokens() && !says_nothing(name, array);
+    tally_.ignore(name, 1, per_token);
   }
 }
 
-void RowParser::read(Field field, dom::element element) {
+void RowParser::check_together() {
+  if (given(Field::kAdvantages) && given(Field::kAdvantage))
+    throw_field("advantages", "either advantages or advantage", "both");
+  if (!given(Field::kLossMask) || !given(Field::kLossWeights)) return;
+  const std::string_view mask_name = kFieldNames[first_name_of(Field::kLossMask)].name;
+  if (mask_name == name_of(Field::kLossMask))
+    throw_field(mask_name, "either loss_mask or loss_weights", "both");
+  // A mask under another name may accompany weights that agree with it.
+  other_mask_.clear();
+  for (const double weight : row_.loss_weights) other_mask_.push_back(weight > 0);
+  check_same_mask(mask_name, row_.loss_mask, name_of(Field::kLossWeights), other_mask_);
+  row_.loss_mask.clear();
+}
+
+void RowParser::read(size_t name) {
+  const Field field = kFieldNames[name].field;
+  const size_t first = std::exchange(first_name_[static_cast<size_t>(field)], name);
+  const bool again = first < kNumFieldNames;
+  if (again) first_name_[static_cast<size_t>(field)] = first;
   switch (field) {
-    case kInputIds:
-      return read_ids(element);
-    case kLossMask:
-      return read_mask(element);
-    case kLossWeights:
-      return read_reals(field, element, row_.loss_weights);
-    case kLogprobs:
-      return read_logprobs(field, element, row_.logprobs);
-    case kRefLogprobs:
-      return read_logprobs(field, element, row_.ref_logprobs);
-    case kAdvantages:
-      return read_reals(field, element, row_.advantages);
-    case kAdvantage:
-      row_.advantage = read_real(field, element);
+    case Field::kInputIds:
+      return read_ids();
+    case Field::kLossMask:
+      read_mask(name, again ? other_mask_ : row_.loss_mask);
+      if (again)
+        check_same_mask(kFieldNames[name].name, other_mask_, kFieldNames[first].name, row_.loss_mask);
       return;
-    case kReward:
-      row_.reward = read_real(field, element);
+    case Field::kLossWeights:
+      return read_reals(name, row_.loss_weights);
+    case Field::kLogprobs:
+    case Field::kRefLogprobs: {
+      std::vector<double>& values = field == Field::kLogprobs ? row_.logprobs : row_.ref_logprobs;
+      read_logprobs(name, again ? other_values_ : values);
+      if (again)
+        check_same_values(kFieldNames[name].name, std::span<const double>(other_values_),
+                          kFieldNames[first].name, std::span<const double>(values));
       return;
-    case kGroupId:
-      return read_text(field, element, row_.group_id);
-    case kTrajectoryId:
-      return read_text(field, element, row_.trajectory_id);
-    case kPairId:
-      return read_text(field, element, row_.pair_id);
-    case kChosen: {
+    }
+    case Field::kAdvantages:
+      return read_reals(name, row_.advantages);
+    case Field::kAdvantage:
+      row_.advantage = read_real(name);
+      return;
+    case Field::kReward:
+      row_.reward = read_real(name);
+      return;
+    case Field::kGroupId:
+      return read_text(name, row_.group_id);
+    case Field::kTrajectoryId:
+      return read_text(name, row_.trajectory_id);
+    case Field::kPairId:
+      return read_text(name, row_.pair_id);
+    case Field::kChosen: {
       bool chosen = false;
-      if (element.get(chosen) != simdjson::SUCCESS)
-        throw_field(kNames[field], "true or false", described(element));
+      if (elements_[name].get(chosen) != simdjson::SUCCESS)
+        throw_field(kFieldNames[name].name, "true or false", described(elements_[name]));
       row_.chosen = chosen;
       return;
     }
-    case kRoutedExperts:
-      return read_routes(element);
-    case kNumFields:
-      break;
+    case Field::kRoutedExperts:
+      return read_routes(name);
   }
 }
 
-dom::array RowParser::list(Field field, dom::element element, std::string_view what) {
-  dom::array array;
-  if (element.get(array) != simdjson::SUCCESS) throw_field(kNames[field], what, described(element));
-  return array;
+void RowParser::check_size(size_t name, size_t size) const {
+  if (tokens() > 0) check_length(kFieldNames[name].name, static_cast<int64_t>(size), tokens());
 }
 
-void RowParser::read_ids(dom::element element) {
-  for (const dom::element item : list(kInputIds, element, "a list of token ids")) {
+void RowParser::read_ids() {
+  for (const dom::element item : list_of("input_ids", elements_[kInputIdsName], "a list of token ids")) {
     int64_t id = -1;
     const bool is_integer = item.get(id) == simdjson::SUCCESS;
     if (!is_integer || id < 0 || id > std::numeric_limits<int32_t>::max()) [[unlikely]] {
-      const int64_t index = static_cast<int64_t>(row_.input_ids.size());
+      const int64_t index = tokens();
       if (is_integer || item.is<uint64_t>()) throw_token_id(described(item), index, vocab_size_);
-      throw_field(kNames[kInputIds], "integers", fmt::format("{} at index {}", described(item), index));
+      throw_field("input_ids", "integers", fmt::format("{} at index {}", described(item), index));
     }
     row_.input_ids.push_back(static_cast<int32_t>(id));
   }
 }
 
-void RowParser::read_mask(dom::element element) {
-  for (const dom::element item : list(kLossMask, element, "a list of 0 and 1")) {
-    int64_t value = -1;
-    bool truth = false;
-    if (item.get(truth) == simdjson::SUCCESS) {
-      value = truth;
-    } else if (item.get(value) != simdjson::SUCCESS || (value != 0 && value != 1)) {
-      throw_field(kNames[kLossMask], "0, 1, true or false",
-                  fmt::format("{} at index {}", described(item), row_.loss_mask.size()));
+void RowParser::read_mask(size_t name, std::vector<uint8_t>& mask) {
+  const std::string_view field = kFieldNames[name].name;
+  mask.clear();
+  if (field == kLabels) {
+    read_labels(mask);
+  } else {
+    for (const dom::element item : list_of(field, elements_[name], "a list of 0 and 1")) {
+      int64_t value = -1;
+      bool truth = false;
+      if (item.get(truth) == simdjson::SUCCESS) {
+        value = truth;
+      } else if (item.get(value) != simdjson::SUCCESS || (value != 0 && value != 1)) {
+        throw_field(field, "0, 1, true or false",
+                    fmt::format("{} at index {}", described(item), mask.size()));
+      }
+      mask.push_back(static_cast<uint8_t>(value));
     }
-    row_.loss_mask.push_back(static_cast<uint8_t>(value));
   }
+  check_size(name, mask.size());
 }
 
-void RowParser::read_reals(Field field, dom::element element, std::vector<double>& values) {
-  for (const dom::element item : list(field, element, "a list of numbers")) {
+void RowParser::read_labels(std::vector<uint8_t>& mask) {
+  const dom::array labels =
+      list_of(kLabels, elements_[*find_field_name(kLabels)], "a list of token ids and -100");
+  labels_.clear();
+  for (const dom::element item : labels) {
+    int64_t label = 0;
+    if (item.get(label) != simdjson::SUCCESS) [[unlikely]]
+      throw_field(kLabels, "integers", fmt::format("{} at index {}", described(item), labels_.size()));
+    labels_.push_back(label);
+  }
+  check_size(*find_field_name(kLabels), labels_.size());
+  check_labels<int64_t>(labels_, row_.input_ids);
+  for (const int64_t label : labels_) mask.push_back(label != kNoLabel);
+}
+
+void RowParser::read_reals(size_t name, std::vector<double>& values) {
+  const std::string_view field = kFieldNames[name].name;
+  for (const dom::element item : list_of(field, elements_[name], "a list of numbers")) {
     double value = 0;
     if (item.get(value) != simdjson::SUCCESS) [[unlikely]]
-      throw_field(kNames[field], "numbers", fmt::format("{} at index {}", described(item), values.size()));
+      throw_field(field, "numbers", fmt::format("{} at index {}", described(item), values.size()));
     values.push_back(value);
   }
+  check_size(name, values.size());
 }
 
-void RowParser::read_logprobs(Field field, dom::element element, std::vector<double>& values) {
-  for (const dom::element item : list(field, element, "a list of log-probabilities")) {
+void RowParser::read_logprobs(size_t name, std::vector<double>& values) {
+  const std::string_view field = kFieldNames[name].name;
+  values.clear();
+  for (const dom::element item : list_of(field, elements_[name], "a list of log-probabilities")) {
     double value = 0;
     const bool first_is_null = values.empty() && item.is_null();
     if (!first_is_null && item.get(value) != simdjson::SUCCESS) [[unlikely]]
-      throw_field(kNames[field], "numbers (null only for the first token)",
+      throw_field(field, "numbers (null only for the first token)",
                   fmt::format("{} at index {}", described(item), values.size()));
     values.push_back(value);
   }
+  check_size(name, values.size());
+  // The fault of another name is named by it; the field's own is checked with the row.
+  if (field != name_of(kFieldNames[name].field)) check_logprobs(field, std::span<const double>(values));
 }
 
-double RowParser::read_real(Field field, dom::element element) {
+double RowParser::read_real(size_t name) {
   double value = 0;
-  if (element.get(value) != simdjson::SUCCESS) throw_field(kNames[field], "a number", described(element));
+  if (elements_[name].get(value) != simdjson::SUCCESS)
+    throw_field(kFieldNames[name].name, "a number", described(elements_[name]));
   return value;
 }
 
-void RowParser::read_text(Field field, dom::element element, std::string& text) {
+void RowParser::read_text(size_t name, std::string& text) {
+  const dom::element element = elements_[name];
   std::string_view view;
   int64_t integer = 0;
   uint64_t large = 0;
@@ -301,47 +390,45 @@ void RowParser::read_text(Field field, dom::element element, std::string& text) 
   } else if (element.get(large) == simdjson::SUCCESS) {
     text = std::to_string(large);
   } else {
-    throw_field(kNames[field], "a string or an integer", described(element));
+    throw_field(kFieldNames[name].name, "a string or an integer", described(element));
   }
 }
 
-void RowParser::read_routes(dom::element element) {
+void RowParser::read_routes(size_t name) {
   size_t token = 0;
-  for (const dom::element item : list(kRoutedExperts, element, "a list with the routes of every token")) {
+  for (const dom::element item : list_of(kRoutes, elements_[name], "a list with the routes of every token")) {
     read_token_routes(item, token);
     ++token;
   }
+  check_size(name, token);
   if (kept_route_shape_.experts > 0 && token > 0 && route_shape_ != kept_route_shape_)
-    throw_field(kNames[kRoutedExperts], kept_route_shape_.text() + ", as in the rows before",
-                route_shape_.text());
+    throw_field(kRoutes, kept_route_shape_.text() + ", as in the rows before", route_shape_.text());
 }
 
 void RowParser::read_token_routes(dom::element element, size_t token) {
   const dom::array routes =
-      list(kRoutedExperts, element, "a list of expert ids, or of such lists, for every token");
+      list_of(kRoutes, element, "a list of expert ids, or of such lists, for every token");
   const size_t size = routes.size();
   const bool nested = size > 0 && routes.at(0).is_array();
   RouteShape shape{nested ? size : 0, size};
   const size_t begin = row_.routed_experts.size();
   if (nested) {
     for (const dom::element layer : routes) {
-      read_layer_routes(list(kRoutedExperts, layer, "a list of expert ids for every layer"));
+      read_layer_routes(list_of(kRoutes, layer, "a list of expert ids for every layer"));
     }
     shape.experts = (row_.routed_experts.size() - begin) / size;
     for (const dom::element layer : routes) {
       if (dom::array(layer).size() == shape.experts) continue;
-      throw_field(kNames[kRoutedExperts], "as many experts in every layer",
-                  fmt::format("other counts at token {}", token));
+      throw_field(kRoutes, "as many experts in every layer", fmt::format("other counts at token {}", token));
     }
   } else {
     read_layer_routes(routes);
   }
   if (shape.experts == 0)
-    throw_field(kNames[kRoutedExperts], "at least one expert for every token",
-                fmt::format("none at token {}", token));
+    throw_field(kRoutes, "at least one expert for every token", fmt::format("none at token {}", token));
   if (token == 0) route_shape_ = shape;
   if (shape != route_shape_)
-    throw_field(kNames[kRoutedExperts], route_shape_.text() + " for every token",
+    throw_field(kRoutes, route_shape_.text() + " for every token",
                 fmt::format("{} at token {}", shape.text(), token));
 }
 
@@ -349,7 +436,7 @@ void RowParser::read_layer_routes(dom::array layer) {
   for (const dom::element item : layer) {
     int64_t id = -1;
     if (item.get(id) != simdjson::SUCCESS || id < 0 || id > std::numeric_limits<int32_t>::max())
-      throw_field(kNames[kRoutedExperts], "expert ids (integers >= 0)", described(item));
+      throw_field(kRoutes, "expert ids (integers >= 0)", described(item));
     row_.routed_experts.push_back(static_cast<int32_t>(id));
   }
 }
@@ -358,15 +445,17 @@ void RowParser::read_layer_routes(dom::array layer) {
 
 Trajectories read_jsonl(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report) {
   const std::string file = path.string();
-  LineReader lines(path, options.max_line_bytes);
-  RowParser parser(options.vocab_size);
+  // If bad rows are errors, a line that is too long is not read to its end, because it may never end.
+  constexpr int64_t kMostPassedOver = int64_t{1} << 34;
+  LineReader lines(path, options.max_line_bytes, options.skip_bad_rows ? kMostPassedOver : 0);
   TrajectoriesBuilder builder;
   RowReport rows(options, report);
+  RowParser parser(options.vocab_size, &rows.fields());
+  lines.on_read = [&] { rows.progress(lines.fraction(), lines.bytes_read()); };
   std::string_view line;
   while (!rows.enough()) {
     const LineReader::Status status = lines.next(line);
     if (status == LineReader::Status::kEnd) break;
-    rows.progress(lines.fraction());
     if (status == LineReader::Status::kTooLong) {
       rows.bad(fmt::format("{}:{}: expected a line of at most {} bytes, received a longer one", file,
                            lines.line_number(), options.max_line_bytes));

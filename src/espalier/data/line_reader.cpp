@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/line_reader.h"
 
 #include <zlib.h>
@@ -186,12 +187,15 @@ std::unique_ptr<ByteSource> open_source(const std::filesystem::path& path) {
   return std::make_unique<PlainSource>(std::move(file));
 }
 
-LineReader::LineReader(const std::filesystem::path& path, int64_t max_line_bytes)
-    : source_(open_source(path)),
-      max_line_bytes_(static_cast<size_t>(std::max<int64_t>(max_line_bytes, 0))) {}
+LineReader::LineReader(const std::filesystem::path& path, int64_t max_line_bytes, int64_t max_passed_over)
+    : name_(path.string()),
+      source_(open_source(path)),
+      max_line_bytes_(static_cast<size_t>(std::max<int64_t>(max_line_bytes, 0))),
+      max_passed_over_(static_cast<size_t>(std::max<int64_t>(max_passed_over, 0))) {}
 
 LineReader::Status LineReader::next(std::string_view& line) {
   bool passing_over = false;
+  size_t passed_over = 0;
   line = {};
   while (true) {
     const char* start = buffer_.data() + begin_;
@@ -204,9 +208,14 @@ LineReader::Status LineReader::next(std::string_view& line) {
       return passing_over ? Status::kTooLong : give(text, line);
     }
     // One byte more for the CR of a line end.
-    if (end_ - begin_ > max_line_bytes_ + 1) {
+    if (end_ - begin_ > (passing_over ? 0 : max_line_bytes_ + 1)) {
       passing_over = true;
+      passed_over += end_ - begin_;
       begin_ = end_;
+      ESPALIER_CHECK(passed_over <= max_line_bytes_ + max_passed_over_,
+                     "{}:{}: expected a line of at most {} bytes, received a longer one{}", name_,
+                     line_number_ + 1, max_line_bytes_,
+                     max_passed_over_ > 0 ? fmt::format(": {} bytes without an end", passed_over) : "");
     }
     scanned_ = end_;
     if (fill()) continue;
@@ -238,6 +247,8 @@ bool LineReader::fill() {
   const size_t room = std::min(buffer_.size() - end_ - kPadding, kBlockBytes);
   const size_t count = source_->read({buffer_.data() + end_, room});
   end_ += count;
+  bytes_read_ += static_cast<int64_t>(count);
+  if (count > 0 && on_read) on_read();
   return count > 0;
 }
 

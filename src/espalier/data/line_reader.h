@@ -1,16 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lines of a file that is plain text, gzip or zstd, in bounded memory.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace espalier {
 
-/// A stream of plain bytes, decompressed as the file's first bytes tell.
+/// A stream of plain bytes. The first bytes of the file tell how it is decompressed.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
@@ -31,22 +34,31 @@ class LineReader {
   /// The bytes after a line that may be read (their values mean nothing), as simdjson wants.
   static constexpr size_t kPadding = 64;
 
-  LineReader(const std::filesystem::path& path, int64_t max_line_bytes);
+  /// A line of more than max_line_bytes is skipped if it ends within max_passed_over more bytes. A longer one
+  /// throws InputError, because it may never end (a device, or a few kilobytes that decompress to terabytes).
+  LineReader(const std::filesystem::path& path, int64_t max_line_bytes,
+             int64_t max_passed_over = int64_t{1} << 34);
 
   enum class Status { kLine, kTooLong, kEnd };
-  /// The next line without its end (LF or CRLF) and without a byte order mark, valid until the next call.
-  /// A line above the limit is passed over: kTooLong, and `line` is empty.
+  /// The next line without its end (LF or CRLF) and without a byte order mark, valid until the next call. A
+  /// line above the limit is skipped: the result is kTooLong, and `line` is empty.
   Status next(std::string_view& line);
+  /// Called whenever more of the file has been read, also inside of a line. May be empty.
+  std::function<void()> on_read;
 
   int64_t line_number() const { return line_number_; }  ///< of the last line given, from 1
   double fraction() const { return source_->fraction(); }
+  int64_t bytes_read() const { return bytes_read_; }  ///< of text
 
  private:
   bool fill();
   Status give(std::string_view text, std::string_view& line);
 
+  std::string name_;
   std::unique_ptr<ByteSource> source_;
   size_t max_line_bytes_;
+  size_t max_passed_over_;
+  int64_t bytes_read_ = 0;
   std::vector<char> buffer_;
   size_t begin_ = 0;    // of the current line
   size_t scanned_ = 0;  // no line ends in [begin_, scanned_)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/packed.h"
 
 #include <simdjson.h>
@@ -6,17 +7,19 @@
 #include <algorithm>
 #include <cstring>
 
+#include "espalier/base/printable.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/data/builder.h"
+#include "espalier/data/fields.h"
 #include "espalier/data/row_checks.h"
 #include "espalier/data/row_report.h"
 
 namespace espalier {
 namespace {
 
-/// Takes the file's pages out of this process; a page that is read again comes back from the page cache.
+/// Releases the file's pages from this process. A page that is read again comes back from the page cache.
 void release_pages(const MappedFile& file) {
-  // Advice: when the kernel does not take it, pages stay, and nothing else differs.
+  // This is only advice: if the kernel ignores it, the pages stay and nothing else changes.
   ::madvise(const_cast<std::byte*>(file.bytes().data()), file.bytes().size(), MADV_DONTNEED);
 }
 
@@ -47,12 +50,34 @@ bool has_dtype(const TensorView& tensor, const std::string& dtype) {
   return tensor.dtype == dtype || (dtype == "U8" && tensor.dtype == "BOOL");
 }
 
+/// The names under which a file has its columns. Also columns that repeat a column under a second name or in
+/// another form, which must agree with it.
+struct SecondNames {
+  struct Mask {
+    std::string_view name;
+    Column<uint8_t> values;
+  };
+  struct Reals {
+    std::string_view name, first_name;
+    Optional<RealColumn> values;
+  };
+  // The names of the columns that the rows have; empty where the file has none.
+  std::string_view mask_name, logprobs_name, ref_logprobs_name;
+  std::vector<Mask> masks;
+  Column<int64_t> labels;  // as the file has them; empty where it has none
+  std::vector<Reals> logprobs, ref_logprobs;
+};
+
 /// Makes columns of a file's tensors. A fault throws InputError "FILE: field `F`: ...".
 class ColumnReader {
  public:
   explicit ColumnReader(const std::filesystem::path& path) : file_(path) {}
 
   Trajectories read();
+  const SecondNames& second_names() const { return second_; }
+  void check_whole() const { file_.mapping()->check_whole(); }
+  /// Adds the names of all tensors to the tally, for a file of which `rows` rows were kept.
+  void tally(int64_t rows, FieldTally* tally) const;
 
  private:
   [[noreturn]] void fail(const std::string& name, std::string_view expected,
@@ -77,13 +102,18 @@ class ColumnReader {
   Column<T> column(const TensorView& tensor) const;
   Column<int64_t> offsets(const TensorView& tensor) const;
   RealColumn reals(const TensorView& tensor) const;
-  RealColumn weights() const;
+  Column<int64_t> integers(const TensorView& tensor) const;
+  Column<uint8_t> mask(const TensorView& tensor);
+  RealColumn weights();
   Column<uint8_t> present(const std::string& name) const;
   Optional<RealColumn> optional_reals(const std::string& name, int64_t size) const;
+  Optional<RealColumn> first_reals(Field field, std::string_view* first_name,
+                                   std::vector<SecondNames::Reals>* others) const;
   std::vector<std::string> texts(const std::string& name) const;
   void read_routes(Trajectories& result) const;
 
   SafetensorsFile file_;
+  SecondNames second_;
   int64_t rows_ = 0;
   int64_t tokens_ = 0;
 };
@@ -104,7 +134,9 @@ Column<T> ColumnReader::column(const TensorView& tensor) const {
 Column<int64_t> ColumnReader::offsets(const TensorView& tensor) const {
   if (tensor.shape.size() != 1 || tensor.shape[0] < 1)
     fail(tensor.name, "shape [rows + 1]", fmt::format("[{}]", fmt::join(tensor.shape, ", ")));
-  Column<int64_t> values = column<int64_t>(tensor);
+  // Offsets are copied, so that the bounds of rows stay valid if the file is truncated while it is read.
+  const Column<int64_t> mapped = column<int64_t>(tensor);
+  Column<int64_t> values = std::vector<int64_t>(mapped.span().begin(), mapped.span().end());
   if (values[0] != 0) fail(tensor.name, "0 at index 0", std::to_string(values[0]));
   for (int64_t i = 1; i < values.size(); ++i) {
     if (values[i] < values[i - 1])
@@ -120,16 +152,46 @@ RealColumn ColumnReader::reals(const TensorView& tensor) const {
   fail(tensor.name, "dtype F32 or F64", tensor.dtype);
 }
 
-RealColumn ColumnReader::weights() const {
-  const TensorView* mask = file_.find("loss_mask");
-  const TensorView* weights = file_.find("loss_weights");
-  if (mask != nullptr && weights != nullptr) fail("loss_mask", "either loss_mask or loss_weights", "both");
-  if (mask == nullptr && weights == nullptr)
-    return Column<uint8_t>(std::vector<uint8_t>(static_cast<size_t>(tokens_), 1));
-  const TensorView& tensor = mask != nullptr ? *mask : *weights;
+Column<int64_t> ColumnReader::integers(const TensorView& tensor) const {
+  if (tensor.dtype == "I64") return column<int64_t>(tensor);
+  if (tensor.dtype != "I32") fail(tensor.name, "dtype I64 or I32", tensor.dtype);
+  const Column<int32_t> narrow = column<int32_t>(tensor);
+  return std::vector<int64_t>(narrow.span().begin(), narrow.span().end());
+}
+
+/// A mask by any of its names. What others call so is often of 32 or 64 bits.
+Column<uint8_t> ColumnReader::mask(const TensorView& tensor) {
   check_shape(tensor, {tokens_});
-  if (mask != nullptr) return column<uint8_t>(tensor);
-  return reals(tensor);
+  if (tensor.name == name_of(Field::kLossMask) || has_dtype(tensor, "U8")) return column<uint8_t>(tensor);
+  const Column<int64_t> values = integers(tensor);
+  const bool are_labels = tensor.name == kLabels;
+  std::vector<uint8_t> bytes(static_cast<size_t>(tokens_));
+  for (int64_t i = 0; i < tokens_; ++i) {
+    // A value that is neither 0 nor 1 stays invalid, so that the check of its row reports it.
+    bytes[i] = are_labels ? values[i] != kNoLabel : values[i] == 0 || values[i] == 1 ? values[i] : 2;
+  }
+  if (are_labels) second_.labels = values;
+  return Column<uint8_t>(std::move(bytes));
+}
+
+RealColumn ColumnReader::weights() {
+  const TensorView* weights = file_.find(std::string(name_of(Field::kLossWeights)));
+  if (weights != nullptr && file_.find(std::string(name_of(Field::kLossMask))) != nullptr)
+    fail("loss_mask", "either loss_mask or loss_weights", "both");
+  for (const FieldName& each : kFieldNames) {
+    const TensorView* tensor = each.field == Field::kLossMask ? file_.find(std::string(each.name)) : nullptr;
+    if (tensor != nullptr) second_.masks.push_back({each.name, mask(*tensor)});
+  }
+  if (weights != nullptr) {
+    second_.mask_name = name_of(Field::kLossWeights);
+    check_shape(*weights, {tokens_});
+    return reals(*weights);
+  }
+  if (second_.masks.empty()) return Column<uint8_t>(std::vector<uint8_t>(static_cast<size_t>(tokens_), 1));
+  second_.mask_name = second_.masks.front().name;
+  const Column<uint8_t> first = second_.masks.front().values;
+  second_.masks.erase(second_.masks.begin());
+  return first;
 }
 
 Column<uint8_t> ColumnReader::present(const std::string& name) const {
@@ -148,6 +210,23 @@ Optional<RealColumn> ColumnReader::optional_reals(const std::string& name, int64
   if (tensor == nullptr) return {};
   check_shape(*tensor, {size});
   return {reals(*tensor), present(name)};
+}
+
+/// The column of a field by the first of its names that the file has; those by other names go to `others`.
+Optional<RealColumn> ColumnReader::first_reals(Field field, std::string_view* first_name,
+                                               std::vector<SecondNames::Reals>* others) const {
+  Optional<RealColumn> first;
+  for (const FieldName& each : kFieldNames) {
+    if (each.field != field || file_.find(std::string(each.name)) == nullptr) continue;
+    Optional<RealColumn> column = optional_reals(std::string(each.name), tokens_);
+    if (first_name->empty()) {
+      *first_name = each.name;
+      first = std::move(column);
+    } else {
+      others->push_back({each.name, *first_name, std::move(column)});
+    }
+  }
+  return first;
 }
 
 std::vector<std::string> ColumnReader::texts(const std::string& name) const {
@@ -192,8 +271,8 @@ Trajectories ColumnReader::read() {
     fail("offsets", fmt::format("{} (the length of input_ids) at the end", tokens_),
          std::to_string(result.offsets[rows_]));
   result.loss_weights = weights();
-  result.logprobs = optional_reals("logprobs", tokens_);
-  result.ref_logprobs = optional_reals("ref_logprobs", tokens_);
+  result.logprobs = first_reals(Field::kLogprobs, &second_.logprobs_name, &second_.logprobs);
+  result.ref_logprobs = first_reals(Field::kRefLogprobs, &second_.ref_logprobs_name, &second_.ref_logprobs);
   result.advantages = optional_reals("advantages", tokens_);
   result.reward = optional_reals("reward", rows_);
   if (const TensorView* chosen = file_.find("chosen")) {
@@ -206,6 +285,26 @@ Trajectories ColumnReader::read() {
   read_routes(result);
   result.release = [file = file_.mapping()] { release_pages(*file); };
   return result;
+}
+
+/// Whether a tensor belongs to a column of the format: offsets, X, X.present, X.offsets.
+bool is_part_of_format(std::string_view name) {
+  if (name == "offsets") return true;
+  for (const std::string_view suffix : {".present", ".offsets"}) {
+    if (name.ends_with(suffix)) name.remove_suffix(suffix.size());
+  }
+  return find_field_name(name).has_value();
+}
+
+void ColumnReader::tally(int64_t rows, FieldTally* tally) const {
+  for (const TensorView& tensor : file_.tensors()) {
+    if (const std::optional<size_t> name = find_field_name(tensor.name)) {
+      tally->rows[*name] += rows;
+    } else if (!is_part_of_format(tensor.name)) {
+      const bool per_token = !tensor.shape.empty() && tensor.shape[0] == tokens_ && tokens_ != rows_;
+      tally->ignore(tensor.name, rows, per_token ? rows : 0);
+    }
+  }
 }
 
 /// Calls check(values) with the part of a real column that belongs to a row, at its own precision.
@@ -231,6 +330,10 @@ void check_optional(std::string_view field, const Optional<RealColumn>& column, 
   });
 }
 
+void check_mask(std::string_view field, std::span<const uint8_t> values) {
+  check_values(field, values, "0 or 1", [](uint8_t value) { return value <= 1; });
+}
+
 void check_text(std::string_view field, const std::vector<std::string>& column, int64_t r) {
   if (column.empty()) return;
   if (!simdjson::validate_utf8(column[r])) throw_field(field, "UTF-8 text", "`" + shortened(column[r]) + "`");
@@ -244,20 +347,54 @@ void check_row_routes(const Trajectories& t, RowRange range) {
   if (!absent) check_routes(routes);
 }
 
-/// Row r of the columns keeps the rules of check_row(TrajectoryRow).
-void check_packed_row(const Trajectories& t, int64_t r, int64_t vocab_size) {
+/// Checks that columns under second names agree with the columns of row r.
+void check_second_names(const Trajectories& t, const SecondNames& second, RowRange range) {
+  const auto part = [&](const auto& column) {
+    return column.span().subspan(range.begin, range.end - range.begin);
+  };
+  if (!second.labels.empty()) check_labels(part(second.labels), t.row(range.row));
+  if (!second.masks.empty()) {
+    std::vector<uint8_t> weighted(static_cast<size_t>(range.end - range.begin));
+    for (size_t i = 0; i < weighted.size(); ++i) weighted[i] = t.loss_weights[range.begin + i] > 0;
+    for (const SecondNames::Mask& mask : second.masks) {
+      check_mask(mask.name, part(mask.values));
+      check_same_mask(mask.name, part(mask.values), second.mask_name, weighted);
+    }
+  }
+  for (const auto& [columns, first] :
+       {std::pair(&second.logprobs, &t.logprobs), std::pair(&second.ref_logprobs, &t.ref_logprobs)}) {
+    const auto& first_column = *first;  // structured bindings cannot be captured by every compiler
+    for (const SecondNames::Reals& other : *columns) {
+      if (other.values.has(range.row) != first_column.has(range.row))
+        throw_field(other.name,
+                    fmt::format("the rows that have `{}`, which is the same field", other.first_name),
+                    "other rows");
+      visit_reals(other.values.values, range.begin, range.end, [&](auto mine) {
+        visit_reals(first_column.values, range.begin, range.end,
+                    [&](auto theirs) { check_same_values(other.name, mine, other.first_name, theirs); });
+      });
+    }
+  }
+}
+
+/// Checks row r by the rules of check_row(TrajectoryRow). Returns how many of its tokens carry loss.
+int64_t check_packed_row(const Trajectories& t, const SecondNames& second, int64_t r, int64_t vocab_size) {
   const RowRange tokens{r, t.offsets[r], t.offsets[r + 1]};
   check_token_ids(t.row(r), vocab_size);
-  visit_reals(t.loss_weights, tokens.begin, tokens.end, [](auto values) {
+  int64_t loss_tokens = 0;
+  visit_reals(t.loss_weights, tokens.begin, tokens.end, [&](auto values) {
     if constexpr (std::is_same_v<decltype(values), std::span<const uint8_t>>) {
-      check_values("loss_mask", values, "0 or 1", [](uint8_t value) { return value <= 1; });
+      check_mask(second.mask_name, values);
     } else {
       check_loss_weights(values);
     }
+    loss_tokens = count_loss_tokens(values);
   });
-  check_optional("logprobs", t.logprobs, tokens, [](auto values) { check_logprobs("logprobs", values); });
-  check_optional("ref_logprobs", t.ref_logprobs, tokens,
-                 [](auto values) { check_logprobs("ref_logprobs", values); });
+  for (const auto& [column_name, column] :
+       {std::pair(second.logprobs_name, &t.logprobs), std::pair(second.ref_logprobs_name, &t.ref_logprobs)}) {
+    check_optional(column_name, *column, tokens,
+                   [&name = column_name](auto values) { check_logprobs(name, values); });
+  }
   check_optional("advantages", t.advantages, tokens, [](auto values) { check_finite("advantages", values); });
   check_optional("reward", t.reward, {r, r, r + 1}, [](auto values) { check_finite("reward", values); });
   if (t.chosen.any()) {
@@ -269,6 +406,8 @@ void check_packed_row(const Trajectories& t, int64_t r, int64_t vocab_size) {
   check_text("group_id", t.group_id, r);
   check_text("pair_id", t.pair_id, r);
   check_row_routes(t, tokens);
+  check_second_names(t, second, tokens);
+  return loss_tokens;
 }
 
 /// Bytes that are made here, and the tensors that view them or the columns.
@@ -288,7 +427,7 @@ class TensorList {
     const int64_t size = column.size();
     bool all_float = true;
     for (int64_t i = 0; i < size && all_float; ++i) {
-      // The range first: converting a double that no float can hold is undefined.
+      // The range is checked first, because converting a double that no float can hold is undefined.
       all_float = std::abs(column[i]) <= std::numeric_limits<float>::max() &&
                   static_cast<double>(static_cast<float>(column[i])) == column[i];
     }
@@ -346,17 +485,21 @@ class TensorList {
 }  // namespace
 
 Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report) {
-  Trajectories mapped = ColumnReader(path).read();
+  ColumnReader reader(path);
+  Trajectories mapped = reader.read();
   const std::string file = path.string();
   RowReport rows(options, report);
+  FieldTally& fields = rows.fields();
   std::vector<int64_t> good;
-  // The pages of every column are touched here; without this all would stay until the mapping ends.
+  // The check reads the pages of every column. Without releasing them, all would stay in memory until the
+  // mapping ends.
   constexpr int64_t kReleaseEvery = int64_t{1} << 24;  // tokens
   int64_t next_release = kReleaseEvery;
   for (int64_t r = 0; r < mapped.num_rows() && !rows.enough(); ++r) {
     rows.progress(static_cast<double>(mapped.offsets[r]) / static_cast<double>(mapped.num_tokens() + 1));
     try {
-      check_packed_row(mapped, r, options.vocab_size);
+      fields.loss_tokens += check_packed_row(mapped, reader.second_names(), r, options.vocab_size);
+      fields.tokens += mapped.row_size(r);
       good.push_back(r);
       rows.good();
     } catch (const InputError& error) {
@@ -367,7 +510,10 @@ Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& o
     mapped.release();
   }
   mapped.release();
+  reader.check_whole();
   rows.finish(file);
+  reader.tally(static_cast<int64_t>(good.size()), &fields);
+  if (reader.second_names().mask_name.empty()) fields.rows_without_mask = static_cast<int64_t>(good.size());
   if (static_cast<int64_t>(good.size()) == mapped.num_rows()) return mapped;
   TrajectoriesBuilder builder;
   for (const int64_t r : good) builder.append(copy_row(mapped, r), options.vocab_size);

@@ -1,14 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/reader.h"
 
+#include <glob.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include "espalier/base/check.h"
+#include "espalier/data/concatenate.h"
 #include "espalier/data/jsonl_reader.h"
 #include "espalier/data/packed.h"
 
 namespace espalier {
+namespace {
 
-Trajectories read_trajectories(const std::filesystem::path& path, const ReadOptions& options,
-                               ReadReport* report) {
+namespace fs = std::filesystem;
+
+/// Bytes of every file, for progress; 1 where that is not known (a pipe).
+std::vector<double> sizes_of(std::span<const fs::path> paths) {
+  std::vector<double> sizes;
+  for (const fs::path& path : paths) {
+    std::error_code unknown;
+    const uintmax_t size = fs::file_size(path, unknown);
+    sizes.push_back(unknown ? 1.0 : static_cast<double>(size) + 1.0);
+  }
+  return sizes;
+}
+
+void add(const ReadReport& part, ReadReport* report) {
+  constexpr size_t kMostErrors = 10;
+  report->rows_read += part.rows_read;
+  report->rows_skipped += part.rows_skipped;
+  for (const std::string& error : part.first_errors) {
+    if (report->first_errors.size() < kMostErrors) report->first_errors.push_back(error);
+  }
+  report->fields.add(part.fields);
+}
+
+std::vector<fs::path> matches(const std::string& pattern) {
+  glob_t found{};
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): files are named before any thread starts
+  const int status = ::glob(pattern.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &found);
+  const int error = errno;
+  std::vector<fs::path> paths;
+  if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  if (status == GLOB_NOSPACE) throw std::bad_alloc();
+  ESPALIER_CHECK(status != GLOB_ABORTED, "cannot list the files that match {}: {}", pattern,
+                 std::generic_category().message(error));
+  ESPALIER_CHECK(!paths.empty(), "expected files that match {}, received none", pattern);
+  std::sort(paths.begin(), paths.end(),
+            [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
+  return paths;
+}
+
+}  // namespace
+
+Trajectories read_trajectories(const fs::path& path, const ReadOptions& options, ReadReport* report) {
   if (path.extension() == ".safetensors") return read_packed(path, options, report);
   return read_jsonl(path, options, report);
+}
+
+Trajectories read_trajectories(std::span<const fs::path> paths, const ReadOptions& options,
+                               ReadReport* report) {
+  ESPALIER_CHECK(!paths.empty(), "expected at least one file of trajectories, received none");
+  if (paths.size() == 1) return read_trajectories(paths.front(), options, report);
+  ReadReport total;
+  const std::vector<double> sizes = sizes_of(paths);
+  double all_bytes = 0, bytes_before = 0;
+  for (const double size : sizes) all_bytes += size;
+  Concatenation rows;
+  for (size_t i = 0; i < paths.size(); ++i) {
+    ReadOptions part_options = options;
+    if (options.max_rows > 0) part_options.max_rows = options.max_rows - total.rows_read;
+    if (options.progress) {
+      part_options.progress = [&, size = sizes[i]](double fraction) {
+        options.progress((bytes_before + fraction * size) / all_bytes);
+      };
+    }
+    ReadReport part;
+    rows.append(read_trajectories(paths[i], part_options, &part), paths[i].string());
+    add(part, &total);
+    bytes_before += sizes[i];
+    if (options.max_rows > 0 && total.rows_read >= options.max_rows) break;
+  }
+  if (report != nullptr) *report = std::move(total);
+  return rows.finish();
+}
+
+std::vector<fs::path> expand_file_patterns(std::span<const std::string> patterns) {
+  std::vector<fs::path> paths;
+  for (const std::string& pattern : patterns) {
+    ESPALIER_CHECK(!pattern.empty(), "expected the name of a file of trajectories, received an empty one");
+    std::error_code error;
+    const bool exists = fs::exists(fs::status(pattern, error));
+    if (!exists && pattern.find_first_of("*?[") != std::string::npos) {
+      std::vector<fs::path> found = matches(pattern);
+      std::move(found.begin(), found.end(), std::back_inserter(paths));
+      continue;
+    }
+    ESPALIER_CHECK(exists, "cannot open {}: {}", pattern,
+                   error ? error.message() : std::generic_category().message(ENOENT));
+    paths.emplace_back(pattern);
+  }
+  return paths;
 }
 
 }  // namespace espalier

@@ -1,28 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/row_checks.h"
 
-#include <simdjson.h>
+#include "espalier/base/printable.h"
 
 namespace espalier {
 
-std::string shortened(std::string_view text) {
-  constexpr size_t kMaxBytes = 60;
-  std::string result(text.substr(0, kMaxBytes));
-  const bool cut = text.size() > kMaxBytes;
-  // A cut may fall inside a character: its bytes (10xxxxxx after the first) go too.
-  if (cut) {
-    while (!result.empty() && (result.back() & 0xC0) == 0x80) result.pop_back();
-    if (!result.empty() && (result.back() & 0x80) != 0) result.pop_back();
-  }
-  const bool valid = simdjson::validate_utf8(result);
-  for (char& c : result) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F || (byte >= 0x80 && !valid)) c = '?';
-  }
-  return cut ? result + "..." : result;
-}
-
 void throw_field(std::string_view field, std::string_view expected, std::string_view received) {
-  throw InputError(fmt::format("field `{}`: expected {}, received {}", field, expected, received));
+  throw InputError(fmt::format("field `{}`: expected {}, received {}", printable(field), expected, received));
 }
 
 void throw_token_id(std::string_view id, int64_t index, int64_t vocab_size) {
@@ -41,9 +25,38 @@ void check_token_ids(std::span<const int32_t> ids, int64_t vocab_size) {
     throw_token_id(std::to_string(ids[i]), static_cast<int64_t>(i), vocab_size);
 }
 
+namespace {
+
+/// Whether a name is one that others use, and not the field's own.
+bool is_alias(std::string_view field) {
+  const std::optional<size_t> name = find_field_name(field);
+  return name && name_of(kFieldNames[*name].field) != field;
+}
+
+std::string why_shorter(std::string_view field, int64_t length, int64_t tokens) {
+  if (!is_alias(field) || length >= tokens) return "";
+  return fmt::format(
+      " (if it is of the last {} alone, the response, put {} before it for each of the other {})", length,
+      field == kLabels ? "-100" : "0", tokens - length);
+}
+
+}  // namespace
+
 void check_length(std::string_view field, int64_t length, int64_t tokens) {
-  if (length != tokens)
-    throw_field(field, fmt::format("{} entries (one for each of input_ids)", tokens), std::to_string(length));
+  if (length == tokens) return;
+  throw_field(field, fmt::format("{} entries (one for each of input_ids)", tokens),
+              fmt::format("{}{}", length, why_shorter(field, length, tokens)));
+}
+
+void check_same_mask(std::string_view name, std::span<const uint8_t> mask, std::string_view other_name,
+                     std::span<const uint8_t> other) {
+  for (size_t i = 1; i < std::min(mask.size(), other.size()); ++i) {
+    if (mask[i] == other[i]) [[likely]]
+      continue;
+    throw_field(name, fmt::format("loss on the same tokens as by `{}` (keep one of them)", other_name),
+                fmt::format("{} at index {}, where `{}` has {}", mask[i] != 0 ? "loss" : "no loss", i,
+                            other_name, other[i] != 0 ? "it" : "none"));
+  }
 }
 
 void check_routes(std::span<const int32_t> routes) {

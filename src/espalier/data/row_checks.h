@@ -1,25 +1,25 @@
-// The rules that the values of one row obey, for every form of input. A fault throws InputError
-// "field `F`: expected E, received R"; who knows the file puts the place before it.
+// SPDX-License-Identifier: Apache-2.0
+// The rules for the values of one row, for every form of input. A fault throws InputError "field `F`:
+// expected E, received R". The caller, which knows the file, puts the place in front of it.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "espalier/base/check.h"
+#include "espalier/data/fields.h"
 
 namespace espalier {
 
-/// A log-probability may exceed 0 by rounding alone. Float logits in the thousands stay below this; a
-/// probability or a negated log-probability given by mistake does not.
+/// Rounding may put a log-probability this far above 0. Float logits in the thousands stay below it. A
+/// probability or a negated log-probability, given by mistake, does not.
 inline constexpr double kLogprobSlack = 1e-3;
-
-/// `text` fit for an error message: one line of valid UTF-8, at most about 60 bytes.
-std::string shortened(std::string_view text);
 
 [[noreturn]] void throw_field(std::string_view field, std::string_view expected, std::string_view received);
 
@@ -29,18 +29,19 @@ std::string shortened(std::string_view text);
 /// At least one id, all in [0, vocab_size); vocab_size 0: all >= 0.
 void check_token_ids(std::span<const int32_t> ids, int64_t vocab_size);
 
-/// `length` entries for a row of `tokens` tokens.
+/// `length` entries for a row of `tokens` tokens. For names that other programs use for arrays of the
+/// response alone, the message says how to extend them to the whole row.
 void check_length(std::string_view field, int64_t length, int64_t tokens);
 
 /// Expert ids, all >= 0.
 void check_routes(std::span<const int32_t> routes);
 
-/// The first index whose value is not good, or the number of values. Whole blocks are judged without a
-/// branch, so that compilers make vector instructions of it.
+/// The first index whose value is not good, or the number of values. Whole blocks are checked without a
+/// branch, so that compilers can vectorise the loop.
 template <typename T, typename Predicate>
 size_t first_bad(std::span<const T> values, Predicate good) {
   constexpr size_t kBlock = 256;
-  // As wide as a value: compilers give up on vectors of other widths.
+  // The flag is as wide as a value, because compilers do not vectorise mixed widths.
   using Flag =
       std::conditional_t<sizeof(T) == 1, uint8_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
   for (size_t begin = 0; begin < values.size(); begin += kBlock) {
@@ -55,7 +56,7 @@ size_t first_bad(std::span<const T> values, Predicate good) {
   return values.size();
 }
 
-/// Every value satisfies `good`; otherwise the fault names the first that does not, and its index.
+/// Checks that every value satisfies `good`. The message names the first that does not, and its index.
 template <typename T, typename Predicate>
 void check_values(std::string_view field, std::span<const T> values, std::string_view expected,
                   Predicate good) {
@@ -75,7 +76,8 @@ void check_loss_weights(std::span<const T> weights) {
                [](T weight) { return std::isfinite(weight) && weight >= 0; });
 }
 
-/// 0 for the first token, which nothing predicts, and finite values of at most kLogprobSlack after it.
+/// Checks that the first value is 0, because nothing predicts the first token, and that the others are finite
+/// and at most kLogprobSlack.
 template <typename T>
 void check_logprobs(std::string_view field, std::span<const T> logprobs) {
   if (!logprobs.empty() && logprobs[0] != 0)
@@ -84,7 +86,60 @@ void check_logprobs(std::string_view field, std::span<const T> logprobs) {
                [](T value) { return std::isfinite(value) && value <= kLogprobSlack; });
 }
 
-/// Nothing but zeros, as in a row that lacks the field.
+/// Checks `labels` as a causal model takes them before it shifts them: each is -100 or the token itself.
+/// `labels` is as long as `ids`.
+template <typename T>
+void check_labels(std::span<const T> labels, std::span<const int32_t> ids) {
+  size_t i = 0;
+  while (i < labels.size() && (labels[i] == kNoLabel || labels[i] == ids[i])) ++i;
+  if (i == labels.size()) [[likely]]
+    return;
+  const bool shifted = i + 1 < ids.size() && labels[i] == ids[i + 1];
+  throw_field(kLabels, "-100 or the token of input_ids at the same place",
+              fmt::format("{} at index {}, where input_ids has {}{}", labels[i], i, ids[i],
+                          shifted ? " (the next token: give labels before they are shifted)" : ""));
+}
+
+/// Checks that two names of one 0/1 field agree on every token that can carry loss, which is all but the
+/// first.
+void check_same_mask(std::string_view name, std::span<const uint8_t> mask, std::string_view other_name,
+                     std::span<const uint8_t> other);
+
+/// Checks that two names of one field hold the same values.
+template <typename T, typename U>
+void check_same_values(std::string_view name, std::span<const T> values, std::string_view other_name,
+                       std::span<const U> others) {
+  for (size_t i = 0; i < std::min(values.size(), others.size()); ++i) {
+    if (static_cast<double>(values[i]) == static_cast<double>(others[i])) [[likely]]
+      continue;
+    throw_field(name,
+                fmt::format("the values of `{}`, which is the same field (keep one of them)", other_name),
+                fmt::format("{} at index {}, where `{}` has {}", values[i], i, other_name, others[i]));
+  }
+}
+
+/// Counts the tokens whose weight is above 0, without the first token of the row, which nothing predicts.
+/// Bytes must be 0 or 1.
+template <typename T>
+int64_t count_loss_tokens(std::span<const T> weights) {
+  int64_t count = 0;
+  size_t i = 1;
+  if constexpr (sizeof(T) == 1) {
+    // Adds eight bytes at a time; each byte sum is at most 31. The product leaves the sum of the eight in the
+    // top byte.
+    constexpr size_t kWords = 31;
+    for (uint64_t words[kWords]; i + sizeof words <= weights.size(); i += sizeof words) {
+      std::memcpy(words, weights.data() + i, sizeof words);
+      uint64_t sums = 0;
+      for (const uint64_t word : words) sums += word;
+      count += static_cast<int64_t>(sums * 0x0101010101010101 >> 56);
+    }
+  }
+  for (; i < weights.size(); ++i) count += weights[i] > 0;
+  return count;
+}
+
+/// Checks that all values are 0, as they must be in a row that lacks the field.
 template <typename T>
 void check_absent(std::string_view field, std::span<const T> values) {
   check_values(field, values, "0 where the row lacks the field", [](T value) { return value == 0; });

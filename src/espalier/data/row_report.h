@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counting good and bad rows while a file is read.
 #pragma once
 
@@ -20,7 +21,10 @@ class RowReport {
 
   void good() { ++report_.rows_read; }
 
-  /// Whether as many good rows are read as were asked for.
+  /// Counts of the good rows, which the reader fills in.
+  FieldTally& fields() { return report_.fields; }
+
+  /// Whether max_rows good rows have been read.
   bool enough() const { return options_.max_rows > 0 && report_.rows_read >= options_.max_rows; }
 
   void bad(const std::string& message) {
@@ -29,10 +33,13 @@ class RowReport {
     if (report_.first_errors.size() < 10) report_.first_errors.push_back(message);
   }
 
-  /// Calls the user's progress function when the fraction has grown by half a percent.
-  void progress(double fraction) {
-    if (!options_.progress || fraction < next_fraction_) return;
+  /// Calls the user's progress function when the fraction has grown by half a percent, or after every 16 MiB,
+  /// because the total size of a pipe or a compressed file is not known.
+  void progress(double fraction, int64_t bytes = 0) {
+    constexpr int64_t kBytes = int64_t{1} << 24;
+    if (!options_.progress || (fraction < next_fraction_ && bytes < next_bytes_)) return;
     next_fraction_ = fraction + 0.005;
+    next_bytes_ = bytes + kBytes;
     options_.progress(fraction);
   }
 
@@ -50,6 +57,7 @@ class RowReport {
   ReadReport own_;
   ReadReport& report_;
   double next_fraction_ = 0;
+  int64_t next_bytes_ = int64_t{1} << 24;
 };
 
 }  // namespace espalier

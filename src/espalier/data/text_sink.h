@@ -1,4 +1,5 @@
-// Text into a file, compressed as its name says.
+// SPDX-License-Identifier: Apache-2.0
+// Writes text into a file, compressed as the file's name says.
 #pragma once
 
 #include <filesystem>
@@ -7,7 +8,7 @@
 
 namespace espalier {
 
-/// Takes text in pieces. The file appears (AtomicFile) with commit(); without it, nothing is left.
+/// Takes text in parts. The file appears (AtomicFile) with commit(). Without commit(), no file is left.
 class TextSink {
  public:
   virtual ~TextSink() = default;
@@ -15,7 +16,8 @@ class TextSink {
   virtual void commit() = 0;
 };
 
-/// gzip for .gz, zstd for .zst, else plain. The same text gives the same bytes.
+/// Compresses with gzip for .gz and zstd for .zst; other names are plain text. The same text always gives the
+/// same bytes.
 std::unique_ptr<TextSink> open_sink(const std::filesystem::path& path);
 
 }  // namespace espalier

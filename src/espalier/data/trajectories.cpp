@@ -1,4 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/trajectories.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
 
 namespace espalier {
 namespace {
@@ -13,8 +18,12 @@ uint64_t mix(uint64_t x) {
 }  // namespace
 
 std::string Trajectories::name(int64_t r) const {
-  if (trajectory_id.empty() || trajectory_id[r].empty()) return std::to_string(r);
-  return trajectory_id[r];
+  if (!trajectory_id.empty() && !trajectory_id[r].empty()) return trajectory_id[r];
+  if (sources.empty()) return std::to_string(r);
+  const auto next = std::upper_bound(sources.begin(), sources.end(), r,
+                                     [](int64_t row, const RowSource& each) { return row < each.first_row; });
+  const RowSource& source = *(next - 1);
+  return fmt::format("{} row {}", source.name, r - source.first_row);
 }
 
 std::vector<uint64_t> route_keys(const Trajectories& trajectories) {

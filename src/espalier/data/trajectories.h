@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A set of trajectories in columns: the rows of docs/data-format.md, owned or mapped.
 #pragma once
 
@@ -34,8 +35,8 @@ class Column {
   std::span<const T> view_;
 };
 
-/// Real numbers at the precision that the file holds; read as double. JSONL gives doubles, so that nothing
-/// that a user wrote is rounded; masks are bytes.
+/// Real numbers in the precision of the file, read as double. JSONL gives doubles, so that no number is
+/// rounded. Masks are bytes.
 class RealColumn {
  public:
   RealColumn() = default;
@@ -67,6 +68,12 @@ struct Optional {
   bool has(int64_t row) const { return any() && (present.empty() || present[row] != 0); }
 };
 
+/// The file `name` of the rows from first_row up to the next source's first_row.
+struct RowSource {
+  std::string name;
+  int64_t first_row = 0;
+};
+
 /// One row per trajectory. Token columns are aligned to input_ids: row r owns [offsets[r], offsets[r + 1]).
 struct Trajectories {
   Column<int64_t> offsets;    // [R + 1]
@@ -89,19 +96,22 @@ struct Trajectories {
   Column<int32_t> routed_experts;  // [N * routes_per_token]
   int64_t routes_per_token = 0;
 
-  /// Takes the pages of a mapped file out of this process, for Sequences::release; empty where all is owned.
+  std::vector<RowSource> sources;  // ascending; empty where all rows are of one file
+
+  /// Releases the pages of a mapped file from this process; used as TokenSequences::release. Empty if all
+  /// columns are owned.
   std::function<void()> release;
 
   int64_t num_rows() const { return offsets.empty() ? 0 : offsets.size() - 1; }
   int64_t num_tokens() const { return input_ids.size(); }
   int64_t row_size(int64_t r) const { return offsets[r + 1] - offsets[r]; }
   std::span<const int32_t> row(int64_t r) const { return input_ids.span().subspan(offsets[r], row_size(r)); }
-  /// trajectory_id of row r, or its number (from 0) where it has none.
+  /// The trajectory_id of row r. If it has none: its number from 0, within its file if there are several.
   std::string name(int64_t r) const;
 };
 
 /// One 64-bit key per token such that tokens with different recorded routes have different keys; empty when
-/// no routes are recorded. For Sequences::merge_keys.
+/// no routes are recorded. For TokenSequences::merge_keys.
 std::vector<uint64_t> route_keys(const Trajectories& trajectories);
 
 }  // namespace espalier

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/decoder.h"
 
 #include <ATen/ATen.h>
@@ -5,10 +6,11 @@
 
 #include <cmath>
 #include <numbers>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "espalier/ops/checks.h"
-#include "espalier/ops/elementwise.h"
 
 namespace espalier {
 namespace {
@@ -32,179 +34,100 @@ at::Tensor make_inverse_frequencies(const DecoderConfig& config) {
   return at::where(is_long, plain / rope.factor, at::where(is_short, plain, between));
 }
 
-// The rows of x [T, ...] that are wanted: all where `rows` is undefined.
-at::Tensor selected(const at::Tensor& x, const at::Tensor& rows) {
-  return rows.defined() ? x.index_select(0, rows) : x;
-}
-
-}  // namespace
-
-std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  const int64_t q_size = config.num_attention_heads * config.head_dim;
-  const int64_t kv_size = config.num_key_value_heads * config.head_dim;
-  std::vector<ParameterShape> shapes;
-  const auto projection = [&](const std::string& name, int64_t out, int64_t in, bool bias) {
-    shapes.push_back({name + ".weight", {out, in}});
-    if (bias) shapes.push_back({name + ".bias", {out}});
-  };
-
-  shapes.push_back({"model.embed_tokens.weight", {config.vocab_size, hidden}});
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    const std::string layer = "model.layers." + std::to_string(i) + ".";
-    projection(layer + "self_attn.q_proj", q_size, hidden, config.attention_bias);
-    projection(layer + "self_attn.k_proj", kv_size, hidden, config.attention_bias);
-    projection(layer + "self_attn.v_proj", kv_size, hidden, config.attention_bias);
-    projection(layer + "self_attn.o_proj", hidden, q_size, config.attention_output_bias);
-    if (config.query_key_norm) {
-      shapes.push_back({layer + "self_attn.q_norm.weight", {config.head_dim}});
-      shapes.push_back({layer + "self_attn.k_norm.weight", {config.head_dim}});
-    }
-    projection(layer + "mlp.gate_proj", inner, hidden, config.mlp_bias);
-    projection(layer + "mlp.up_proj", inner, hidden, config.mlp_bias);
-    projection(layer + "mlp.down_proj", hidden, inner, config.mlp_bias);
-    shapes.push_back({layer + "input_layernorm.weight", {hidden}});
-    shapes.push_back({layer + "post_attention_layernorm.weight", {hidden}});
-  }
-  shapes.push_back({"model.norm.weight", {hidden}});
-  if (!config.tie_word_embeddings) shapes.push_back({"lm_head.weight", {config.vocab_size, hidden}});
-  return shapes;
-}
-
-Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
-    : config_(std::move(config)), parameters_(std::move(parameters)) {
-  const std::vector<ParameterShape> shapes = parameter_shapes(config_);
-  TORCH_CHECK(parameters_.size() == shapes.size(), "Decoder: expected ", shapes.size(),
-              " parameters, received ", parameters_.size());
+void check_parameters(const DecoderConfig& config, const std::vector<Parameter>& parameters) {
+  const std::vector<ParameterShape> shapes = parameter_shapes(config);
+  TORCH_CHECK(parameters.size() == shapes.size(), "Decoder: expected ", shapes.size(),
+              " parameters, received ", parameters.size());
   for (size_t i = 0; i < shapes.size(); ++i) {
-    const Parameter& given = parameters_[i];
+    const Parameter& given = parameters[i];
     TORCH_CHECK(given.name == shapes[i].name && given.value.sizes() == at::IntArrayRef(shapes[i].shape),
                 "Decoder: expected ", shapes[i].name, " of shape ", at::IntArrayRef(shapes[i].shape),
                 ", received ", given.name, " of shape ", given.value.sizes());
     TORCH_CHECK(given.value.is_floating_point() &&
-                    given.value.scalar_type() == parameters_.front().value.scalar_type(),
+                    given.value.scalar_type() == parameters.front().value.scalar_type(),
                 "Decoder: expected one floating dtype, received ", given.value.scalar_type(), " for ",
                 given.name);
-    TORCH_CHECK(given.value.device() == parameters_.front().value.device(), "Decoder: expected one device, ",
-                parameters_.front().value.device(), ", received ", given.value.device(), " for ", given.name);
+    TORCH_CHECK(given.value.device() == parameters.front().value.device(), "Decoder: expected one device, ",
+                parameters.front().value.device(), ", received ", given.value.device(), " for ", given.name);
   }
+}
 
-  // Parameters come in the order of parameter_shapes, so taking them one after another finds each its place.
-  size_t next = 0;
-  const auto take = [&] { return parameters_[next++].value; };
-  const auto take_projection = [&](bool bias) {
-    summing::Projection projection{take()};
-    if (bias) projection.bias = take();
-    return projection;
-  };
-  embed_tokens_ = take();
-  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
-    Layer& layer = layers_.emplace_back();
-    layer.q = take_projection(config_.attention_bias);
-    layer.k = take_projection(config_.attention_bias);
-    layer.v = take_projection(config_.attention_bias);
-    layer.o = take_projection(config_.attention_output_bias);
-    if (config_.query_key_norm) {
-      layer.q_norm = take();
-      layer.k_norm = take();
-    }
-    layer.gate = take_projection(config_.mlp_bias);
-    layer.up = take_projection(config_.mlp_bias);
-    layer.down = take_projection(config_.mlp_bias);
-    layer.input_layernorm = take();
-    layer.post_attention_layernorm = take();
+}  // namespace
+
+Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters& parameters,
+                                   double rms_norm_eps) {
+  return {
+      std::visit([&](const AttentionSpec& mixer) { return AttentionLayer(mixer, parameters, rms_norm_eps); },
+                 spec.mixer),
+      std::visit([&](const DenseMlpSpec& mlp) { return DenseMlp(mlp, parameters); }, spec.mlp),
+      parameters.at("input_layernorm.weight"), parameters.at("post_attention_layernorm.weight")};
+}
+
+Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
+    : config_(std::move(config)), parameters_(std::move(parameters)) {
+  check_parameters(config_, parameters_);
+  const NamedParameters all(parameters_, "");
+  embed_tokens_ = all.at("model.embed_tokens.weight");
+  std::span<const Parameter> rest(parameters_);
+  rest = rest.subspan(1);
+  for (const LayerSpec& spec : layer_specs(config_)) {
+    const size_t count = layer_parameters(spec, config_.hidden_size).size();
+    const std::string prefix = layer_prefix(static_cast<int64_t>(layers_.size()));
+    layers_.push_back(make_layer(spec, {rest.first(count), prefix}, config_.rms_norm_eps));
+    rest = rest.subspan(count);
   }
-  norm_ = take();
-  lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : take();
+  norm_ = all.at("model.norm.weight");
+  lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight");
   inverse_frequencies_ = make_inverse_frequencies(config_).to(embed_tokens_.device());
 }
 
-Decoder::RotaryTables Decoder::rotary_tables(const at::Tensor& position_ids) const {
+PositionTables Decoder::position_tables(const at::Tensor& position_ids) const {
   // Angles are float32 for every dtype, as in Transformers; a float64 model takes them as they are.
   const at::Tensor angles = position_ids.to(at::kFloat).unsqueeze(-1) * inverse_frequencies_;
   const at::ScalarType dtype = detail::accumulator_dtype(embed_tokens_.scalar_type());
   return {at::cos(angles).to(dtype), at::sin(angles).to(dtype)};
 }
 
-at::Tensor Decoder::rotated_heads(const at::Tensor& projected, const std::optional<at::Tensor>& norm,
-                                  const RotaryTables& tables) const {
-  at::Tensor heads = projected.view({projected.size(0), -1, config_.head_dim});
-  if (norm) heads = summing::rms_norm(heads, *norm, config_.rms_norm_eps);
-  return rotary(heads, tables.cos, tables.sin);
-}
-
-Decoder::LayerOutput Decoder::attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
-                                     const Attention& attention, const at::Tensor& rows) const {
-  RECORD_USER_SCOPE("attention");
-  const bool context_only = rows.defined() && rows.numel() == 0;
-  std::vector<summing::Projection> projections{layer.k, layer.v};
-  if (!context_only) projections.push_back(layer.q);
-  const std::vector<at::Tensor> projected = summing::linears(hidden, projections);
-  const at::Tensor k = rotated_heads(projected[0], layer.k_norm, tables);
-  const at::Tensor v = projected[1].view(k.sizes());
-  if (context_only) return {{}, {k, v}};
-  const at::Tensor q = rotated_heads(projected[2], layer.q_norm, tables);
-  const double softmax_scale = std::pow(static_cast<double>(config_.head_dim), -0.5);
-  at::Tensor out = attention(q, k, v, softmax_scale);
-  TORCH_CHECK(out.sizes() == q.sizes(), "Decoder: attention returned shape ", out.sizes(), ", expected ",
-              q.sizes());
-  out = selected(out.reshape({q.size(0), -1}), rows);
-  return {summing::linear(out, layer.o), {k, v}};
-}
-
-at::Tensor Decoder::mlp(const Layer& layer, const at::Tensor& input) const {
-  RECORD_USER_SCOPE("mlp");
-  const std::vector<at::Tensor> inner = summing::linears(input, {layer.gate, layer.up});
-  return summing::linear(swiglu(inner[0], inner[1]), layer.down);
-}
-
 at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
   TORCH_CHECK(input_ids.dim() == 1 && input_ids.scalar_type() == at::kLong && input_ids.numel() > 0,
               "Decoder: expected input_ids [T] int64, T > 0, received ", input_ids.sizes(), " ",
               input_ids.scalar_type());
-  return summing::embedding(embed_tokens_, input_ids);
+  return accumulating::embedding(embed_tokens_, input_ids);
 }
 
-Decoder::LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const RotaryTables& tables,
-                                    const Attention& attention, const at::Tensor& rows) const {
+LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
+                           const SequenceOps& sequence, const at::Tensor& rows) const {
   RECORD_USER_SCOPE("layer " + std::to_string(index));
   const Layer& layer = layers_.at(index);
-  const at::Tensor attention_input = summing::rms_norm(hidden, layer.input_layernorm, config_.rms_norm_eps);
-  auto [attended, context] = attend(layer, attention_input, tables, attention, rows);
-  const at::Tensor residual = selected(hidden, rows);
-  if (!attended.defined()) return {residual, std::move(context)};
-  const auto [middle, input] =
-      summing::add_rms_norm(residual, attended, layer.post_attention_layernorm, config_.rms_norm_eps);
-  return {middle + mlp(layer, input), std::move(context)};
+  const at::Tensor input = accumulating::rms_norm(hidden, layer.input_layernorm, config_.rms_norm_eps);
+  auto [mixed, context] = std::visit(
+      [&](const auto& mixer) { return mixer.forward(index, input, tables, sequence, rows); }, layer.mixer);
+  const at::Tensor residual = rows.defined() ? hidden.index_select(0, rows) : hidden;
+  if (!mixed.defined()) return {residual, std::move(context)};
+  const auto [middle, normalised] =
+      accumulating::add_rms_norm(residual, mixed, layer.post_attention_layernorm, config_.rms_norm_eps);
+  const at::Tensor& mlp_input = normalised;
+  return {middle + std::visit([&](const auto& mlp) { return mlp.forward(mlp_input); }, layer.mlp),
+          std::move(context)};
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {
-  return summing::rms_norm(hidden, norm_, config_.rms_norm_eps);
+  return accumulating::rms_norm(hidden, norm_, config_.rms_norm_eps);
+}
+
+at::Tensor Decoder::logprobs(const at::Tensor& hidden, const Edges& edges) const {
+  return accumulating::head_logprobs(final_norm(hidden), lm_head_, edges.row, edges.target);
 }
 
 at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
-                            const Attention& attention) const {
+                            const SequenceOps& sequence) const {
   at::Tensor hidden = embed(input_ids);
   TORCH_CHECK(position_ids.sizes() == input_ids.sizes() && position_ids.scalar_type() == at::kLong,
               "Decoder: expected position_ids like input_ids ", input_ids.sizes(), " int64, received ",
               position_ids.sizes(), " ", position_ids.scalar_type());
-  const RotaryTables tables = rotary_tables(position_ids);
-  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) hidden = layer(i, hidden, tables, attention).hidden;
+  const PositionTables tables = position_tables(position_ids);
+  for (int64_t i = 0; i < num_layers(); ++i) hidden = layer(i, hidden, tables, sequence).hidden;
   return final_norm(hidden);
-}
-
-std::vector<at::Tensor> Decoder::gradients() const {
-  std::vector<at::Tensor> gradients;
-  for (const Parameter& parameter : parameters_) gradients.push_back(parameter.value.grad());
-  return gradients;
-}
-
-void Decoder::zero_gradients() const {
-  for (const Parameter& parameter : parameters_) at::Tensor(parameter.value).mutable_grad().reset();
-}
-
-const at::Tensor& Decoder::lm_head_weight() const {
-  return lm_head_;
 }
 
 }  // namespace espalier

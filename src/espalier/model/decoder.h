@@ -1,39 +1,21 @@
-// Decoder-only transformers (llama, qwen2, qwen3) over a list of tokens whose visibility is somebody else's.
+// SPDX-License-Identifier: Apache-2.0
+// Decoder-only transformers, built from layer specs (config/layer_spec.h): llama, qwen2, qwen3.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-#include <optional>
-#include <string>
+#include <variant>
 #include <vector>
 
-#include "espalier/model/config.h"
-#include "espalier/model/parameter_ops.h"
+#include "espalier/config/config.h"
+#include "espalier/config/layer_spec.h"
+#include "espalier/model/layers/attention.h"
+#include "espalier/model/layers/dense_mlp.h"
+#include "espalier/model/model.h"
 
 namespace espalier {
 
-/// Attention over one list of tokens: q [T, H, D], k and v [T, K, D], rotated; returns [T, H, D].
-using Attention = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                           double softmax_scale)>;
-
-/// What a layer leaves to the descendants of a micro-batch, as tensors that carry gradients. An attention
-/// layer: k (rotated) and v [T, K, D] of the micro-batch's tokens.
-using LayerContext = std::vector<at::Tensor>;
-
-struct Parameter {
-  std::string name;  // as in the checkpoint: model.layers.0.self_attn.q_proj.weight
-  at::Tensor value;  // leaf, requires_grad
-};
-
-/// Names and shapes of the parameters of a config, in checkpoint order. Tied models have no lm_head.weight.
-struct ParameterShape {
-  std::string name;
-  std::vector<int64_t> shape;
-};
-std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config);
-
-class Decoder {
+class Decoder : public Model {
  public:
   /// `parameters` must be those of parameter_shapes(config), in that order, of one floating dtype, on one
   /// device.
@@ -44,49 +26,32 @@ class Decoder {
   /// The gradient of the embedding is complete; Transformers leaves out the row of pad_token_id where the
   /// config has one (padding_idx of torch.nn.Embedding), even if that token is also the end of every turn.
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
-                     const Attention& attention) const;
+                     const SequenceOps& sequence) const;
 
-  /// The same in parts, for who wants to do something between layers:
-  /// forward = final_norm(layer(L - 1, ... layer(0, embed(input_ids), ...))).
-  struct RotaryTables {
-    at::Tensor cos, sin;  // [T, head_dim / 2]
-  };
-  struct LayerOutput {
-    at::Tensor hidden;  // [T, hidden_size], or [R, hidden_size] of R tokens
-    LayerContext context;
-  };
-  at::Tensor embed(const at::Tensor& input_ids) const;
-  RotaryTables rotary_tables(const at::Tensor& position_ids) const;
-  /// `rows` [R] int64, ascending: the tokens whose hidden state is wanted, all where it is undefined. What
-  /// lies behind the attention is computed for them alone, and nothing but the context where there are none.
-  LayerOutput layer(int64_t index, const at::Tensor& hidden, const RotaryTables& tables,
-                    const Attention& attention, const at::Tensor& rows = {}) const;
+  int64_t num_layers() const override { return config_.num_hidden_layers; }
+  int64_t vocab_size() const override { return config_.vocab_size; }
+  at::Tensor embed(const at::Tensor& input_ids) const override;
+  PositionTables position_tables(const at::Tensor& position_ids) const override;
+  LayerOutput layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
+                    const SequenceOps& sequence, const at::Tensor& rows = {}) const override;
+  at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const override;
+  const std::vector<Parameter>& parameters() const override { return parameters_; }
+  at::Device device() const override { return embed_tokens_.device(); }
+
   at::Tensor final_norm(const at::Tensor& hidden) const;
 
   /// LM head [vocab_size, hidden_size]; the embedding where tied.
-  const at::Tensor& lm_head_weight() const;
+  const at::Tensor& lm_head_weight() const { return lm_head_; }
 
   const DecoderConfig& config() const { return config_; }
-  /// Of parameters and everything computed from them.
-  at::Device device() const { return embed_tokens_.device(); }
-  const std::vector<Parameter>& parameters() const { return parameters_; }
-
-  /// Gradients of all parameters, in their order, summed over backward passes since zero_gradients in float32
-  /// (float64 for float64 models): their .grad (model/parameter_ops.h). Undefined where there were none.
-  std::vector<at::Tensor> gradients() const;
-  void zero_gradients() const;
 
  private:
   struct Layer {
-    summing::Projection q, k, v, o, gate, up, down;
-    std::optional<at::Tensor> q_norm, k_norm;              // [head_dim]
+    std::variant<AttentionLayer> mixer;
+    std::variant<DenseMlp> mlp;
     at::Tensor input_layernorm, post_attention_layernorm;  // [hidden_size]
   };
-  at::Tensor rotated_heads(const at::Tensor& projected, const std::optional<at::Tensor>& norm,
-                           const RotaryTables& tables) const;
-  LayerOutput attend(const Layer& layer, const at::Tensor& hidden, const RotaryTables& tables,
-                     const Attention& attention, const at::Tensor& rows) const;
-  at::Tensor mlp(const Layer& layer, const at::Tensor& input) const;
+  static Layer make_layer(const LayerSpec& spec, const NamedParameters& parameters, double rms_norm_eps);
 
   DecoderConfig config_;
   std::vector<Parameter> parameters_;

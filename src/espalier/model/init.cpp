@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/init.h"
 
 #include <ATen/ATen.h>
@@ -14,10 +15,11 @@
 #include "espalier/base/file.h"
 #include "espalier/base/rng.h"
 #include "espalier/base/safetensors.h"
-#include "espalier/model/config.h"
+#include "espalier/config/config.h"
 #include "espalier/model/decoder.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
+#include "espalier/text/byte_tokenizer.h"
 
 namespace espalier {
 namespace {
@@ -98,6 +100,15 @@ void init_model(const InitOptions& options) {
   }
   write_safetensors(options.out / "model.safetensors", tensors, {{"format", "pt"}});
   write_text(options.out / "config.json", config_text);
+}
+
+Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, at::Device device) {
+  std::vector<Parameter> parameters;
+  for (const ParameterShape& parameter : parameter_shapes(config)) {
+    const at::Tensor value = init_parameter(parameter, config.initializer_range, seed, at::kFloat);
+    parameters.push_back({parameter.name, value.to(device).to(dtype).set_requires_grad(true)});
+  }
+  return Decoder(std::move(config), std::move(parameters));
 }
 
 }  // namespace espalier

@@ -1,10 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random models, for tests, benchmarks and training from scratch.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <filesystem>
+
+#include "espalier/config/config.h"
+#include "espalier/model/decoder.h"
 
 namespace espalier {
 
@@ -21,9 +26,7 @@ struct InitOptions {
 /// name, so a value depends on seed, name and index only.
 void init_model(const InitOptions& options);
 
-/// The byte-level tokenizer: token id = byte value (ids 0..255), then <|endoftext|>, <|im_start|>, <|im_end|>
-/// (256, 257, 258), as tokenizer.json, tokenizer_config.json and chat_template.jinja that Transformers loads.
-/// vocab_size must be at least 259.
-void write_byte_tokenizer(const std::filesystem::path& folder, int64_t vocab_size);
+/// The same model in memory, as load_decoder reads one of float32.
+Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, at::Device device = at::kCPU);
 
 }  // namespace espalier

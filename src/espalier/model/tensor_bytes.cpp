@@ -1,10 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/tensor_bytes.h"
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "espalier/base/check.h"
@@ -22,6 +25,24 @@ std::optional<at::ScalarType> floating_dtype(const std::string& word) {
     if (word == name) return dtype;
   }
   return std::nullopt;
+}
+
+bool all_finite(const at::Tensor& tensor) {
+  // The largest absolute value is NaN where any value is, and needs no memory.
+  return tensor.numel() == 0 ||
+         std::isfinite(
+             at::linalg_vector_norm(tensor.detach(), std::numeric_limits<double>::infinity()).item<double>());
+}
+
+std::string nonfinite_text(const at::Tensor& tensor) {
+  if (all_finite(tensor)) return "";
+  const at::Tensor flat = tensor.detach().reshape({-1});
+  const at::Tensor places = at::isfinite(flat).logical_not().nonzero();
+  const auto first = places[0].item<int64_t>();
+  const bool one = places.size(0) == 1;
+  return fmt::format("holds {} value{} of {} that {} not finite ({}{} at {})", places.size(0), one ? "" : "s",
+                     flat.numel(), one ? "is" : "are", one ? "" : "the first: ", flat[first].item<double>(),
+                     first);
 }
 
 TensorView view_tensor(const std::string& name, const at::Tensor& tensor) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors as entries of safetensors files.
 #pragma once
 
@@ -6,12 +7,25 @@
 #include <optional>
 #include <string>
 
+#include "espalier/base/check.h"
 #include "espalier/base/safetensors.h"
 
 namespace espalier {
 
 /// The floating dtype of a safetensors word (F64, F32, F16, BF16), nothing for any other word.
 std::optional<at::ScalarType> floating_dtype(const std::string& word);
+
+/// Numbers that should be finite and are not.
+class NonFiniteError : public InputError {
+ public:
+  using InputError::InputError;
+};
+
+/// Whether all values are finite. Waits for the tensor's device.
+bool all_finite(const at::Tensor& tensor);
+
+/// "holds 3 values of 976 that are not finite (the first: nan at 12)"; "" where all are finite.
+std::string nonfinite_text(const at::Tensor& tensor);
 
 /// `tensor` (contiguous, on the CPU, of a floating dtype) as a named entry. The entry points into the tensor.
 TensorView view_tensor(const std::string& name, const at::Tensor& tensor);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/weights.h"
 
 #include <ATen/ATen.h>
@@ -13,8 +14,11 @@
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/json_file.h"
+#include "espalier/base/manifest.h"
 #include "espalier/base/safetensors.h"
-#include "espalier/model/json_file.h"
+#include "espalier/base/words.h"
+#include "espalier/model/extra_tensors.h"
 #include "espalier/model/tensor_bytes.h"
 
 namespace espalier {
@@ -135,13 +139,60 @@ at::Tensor read_parameter(const WeightFiles& weights, const ParameterShape& expe
   // Copied before it is converted, since a mapped tensor may be unaligned.
   at::Tensor value = at::empty(tensor.shape, at::TensorOptions().dtype(*stored));
   if (!tensor.bytes.empty()) std::memcpy(value.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());
-  return value.to(device).to(dtype);
+  value = value.to(device).to(dtype);
+  const std::string fault = nonfinite_text(value);
+  ESPALIER_CHECK(fault.empty(), "{}: tensor `{}`: as {} it {}", where, tensor.name, dtype_name(dtype), fault);
+  return value;
+}
+
+/// Whether two stored tensors of floating dtypes hold the same values.
+bool have_equal_values(const TensorView& a, const TensorView& b) {
+  if (a.shape != b.shape) return false;
+  if (a.dtype == b.dtype) return std::equal(a.bytes.begin(), a.bytes.end(), b.bytes.begin(), b.bytes.end());
+  const auto as_doubles = [](const TensorView& stored) {
+    const std::optional<at::ScalarType> dtype = floating_dtype(stored.dtype);
+    if (!dtype) return at::Tensor();
+    at::Tensor value = at::empty(stored.shape, at::TensorOptions().dtype(*dtype));
+    if (!stored.bytes.empty())
+      std::memcpy(value.mutable_data_ptr(), stored.bytes.data(), stored.bytes.size());
+    return value.to(at::kDouble);
+  };
+  const at::Tensor left = as_doubles(a), right = as_doubles(b);
+  return left.defined() && right.defined() && left.equal(right);
+}
+
+/// Tensors of the files that the decoder does not have and that can be carried along, sorted. Throws where
+/// one must not be passed over.
+std::vector<std::string> check_extra_tensors(const DecoderConfig& config, const WeightFiles& weights,
+                                             const std::vector<ParameterShape>& parameters) {
+  std::set<std::string_view> own;
+  for (const ParameterShape& parameter : parameters) own.insert(parameter.name);
+  std::vector<std::string> carried;
+  for (const auto& [name, file] : weights.file_of) {
+    if (own.contains(name)) continue;
+    const std::string where = weights.files[file].path().string();
+    if (name == kLmHead) {
+      // Only a tied model lacks this parameter. Checkpoints of others often hold it all the same.
+      ESPALIER_CHECK(
+          have_equal_values(weights.files[file].at(name), find_parameter(weights, kEmbedding)),
+          "{}: tensor `{}`: config.json says that tie_word_embeddings is true, but its values are not "
+          "those of `{}` (correct config.json, or remove the tensor)",
+          where, name, kEmbedding);
+      continue;
+    }
+    const std::optional<std::string> reason = reason_to_refuse(config, name);
+    ESPALIER_CHECK(!reason, "{}: tensor `{}`: {} (correct config.json, or remove the tensor)", where, name,
+                   *reason);
+    carried.push_back(name);
+  }
+  return carried;
 }
 
 bool is_companion(const std::string& name) {
   static constexpr auto kLeftOut = std::to_array<std::string_view>(
       {".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"});
-  return name != "config.json" && name != "trainer_state.json" && !name.starts_with('.') &&
+  return name != "config.json" && name != "trainer_state.json" && name != kManifestFile &&
+         !name.starts_with('.') &&
          std::none_of(kLeftOut.begin(), kLeftOut.end(),
                       [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
@@ -162,66 +213,86 @@ std::vector<std::string> companion_files(const fs::path& folder) {
   return names;
 }
 
-/// The tensors of one source file with the decoder's parameters in place of the stored ones. Values live in
+/// Bytes of a mapped file: copied where they are few, since a copy does not mind what happens to the file.
+struct KeptBytes {
+  std::vector<std::byte> copy;
+  std::shared_ptr<const MappedFile> mapping;  // of what is too large to copy
+  std::span<const std::byte> bytes;
+
+  KeptBytes(std::span<const std::byte> source, std::shared_ptr<const MappedFile> file) : bytes(source) {
+    constexpr size_t kMostCopied = size_t{64} << 20;
+    if (source.size() > kMostCopied) {
+      mapping = std::move(file);
+      return;
+    }
+    copy.assign(source.begin(), source.end());
+    bytes = copy;
+  }
+  KeptBytes(KeptBytes&&) = default;  // moved vectors keep their bytes where they are
+};
+
+/// A tensor of the source. Of parameters, whose values come from the decoder, the name is all that counts.
+struct KeptTensor {
+  TensorView stored;  // without bytes
+  std::optional<KeptBytes> bytes;
+};
+
+struct KeptFile {
+  std::string name;
+  std::map<std::string, std::string> metadata;
+  std::vector<KeptTensor> tensors;
+};
+
+KeptFile keep_file(const SafetensorsFile& file, const std::set<std::string>& parameters) {
+  KeptFile kept{file.path().filename().string(), file.metadata(), {}};
+  kept.metadata.emplace("format", "pt");  // Transformers 4 refuses files that do not say so
+  for (const TensorView& tensor : file.tensors()) {
+    KeptTensor& entry = kept.tensors.emplace_back(KeptTensor{tensor, std::nullopt});
+    entry.stored.bytes = {};
+    if (!parameters.contains(tensor.name)) entry.bytes.emplace(tensor.bytes, file.mapping());
+  }
+  return kept;
+}
+
+/// The tensors of one file with the decoder's values, `values`, in place of the stored ones. Those live in
 /// `keep` until the file is written.
-std::vector<TensorView> replace_parameters(const SafetensorsFile& source,
-                                           const std::map<std::string, at::Tensor>& parameters,
-                                           at::ScalarType dtype, std::vector<at::Tensor>* keep) {
+std::vector<TensorView> tensors_to_write(const KeptFile& file,
+                                         const std::map<std::string, at::Tensor>& values,
+                                         at::ScalarType dtype, std::vector<at::Tensor>* keep) {
   std::vector<TensorView> tensors;
-  for (const TensorView& stored : source.tensors()) {
-    const auto parameter = parameters.find(stored.name);
-    if (parameter == parameters.end()) {
-      tensors.push_back(stored);
+  for (const KeptTensor& tensor : file.tensors) {
+    if (tensor.bytes) {
+      tensors.push_back(tensor.stored);
+      tensors.back().bytes = tensor.bytes->bytes;
       continue;
     }
-    keep->push_back(parameter->second.detach().to(at::kCPU, dtype).contiguous());
-    tensors.push_back(view_tensor(stored.name, keep->back()));
+    keep->push_back(values.at(tensor.stored.name).detach().to(at::kCPU, dtype).contiguous());
+    if (const std::string fault = nonfinite_text(keep->back()); !fault.empty())
+      throw NonFiniteError(fmt::format("`{}` {}", tensor.stored.name, fault));
+    tensors.push_back(view_tensor(tensor.stored.name, keep->back()));
   }
   return tensors;
 }
 
-/// What to write under which name: the decoder's parameters, and its embedding as the head of a tied model
-/// whose files hold one.
-std::map<std::string, at::Tensor> values_to_write(const Decoder& decoder, const WeightFiles& source) {
-  std::map<std::string, at::Tensor> values;
-  for (const Parameter& parameter : decoder.parameters()) {
-    find_parameter(source, parameter.name);
-    values.emplace(parameter.name, parameter.value);
-  }
-  if (decoder.config().tie_word_embeddings) values.emplace(kLmHead, values.at(kEmbedding));
-  return values;
-}
-
-void copy_companions(const fs::path& source, const fs::path& out) {
-  for (const std::string& name : companion_files(source)) {
-    std::error_code error;
-    fs::copy_file(source / name, out / name, fs::copy_options::overwrite_existing, error);
-    ESPALIER_CHECK(!error, "cannot copy {} to {}: {}", (source / name).string(), (out / name).string(),
-                   error.message());
-  }
-}
+constexpr auto kDtypes = std::to_array<Word<at::ScalarType>>(
+    {{"float64", at::kDouble}, {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}});
 
 }  // namespace
 
+std::vector<std::string> dtype_names() {
+  return all_words(kDtypes);
+}
+
 at::ScalarType parse_dtype(const std::string& name) {
-  if (name == "float64") return at::kDouble;
-  if (name == "float32") return at::kFloat;
-  if (name == "bfloat16") return at::kBFloat16;
-  throw InputError(fmt::format("dtype: expected float64, float32 or bfloat16, received `{}`", name));
+  return parse_word(kDtypes, "dtype", name);
 }
 
 std::string dtype_name(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "float64";
-    case at::kFloat:
-      return "float32";
-    case at::kBFloat16:
-      return "bfloat16";
-    default:
-      throw InputError(
-          fmt::format("dtype: expected float64, float32 or bfloat16, received {}", at::toString(dtype)));
+  for (const auto& each : kDtypes) {
+    if (each.value == dtype) return std::string(each.word);
   }
+  throw InputError(
+      fmt::format("dtype: expected {}, received {}", fmt::join(dtype_names(), ", "), at::toString(dtype)));
 }
 
 Decoder load_decoder(const fs::path& model_folder, at::ScalarType dtype, at::Device device) {
@@ -229,40 +300,100 @@ Decoder load_decoder(const fs::path& model_folder, at::ScalarType dtype, at::Dev
   const WeightFiles weights = open_weights(model_folder);
   // What save_decoder would refuse to copy is refused now, before hours of training.
   companion_files(model_folder);
+  const std::vector<ParameterShape> shapes = parameter_shapes(config);
   std::vector<Parameter> parameters;
-  for (const ParameterShape& expected : parameter_shapes(config)) {
+  for (const ParameterShape& expected : shapes) {
     parameters.push_back(
         {expected.name, read_parameter(weights, expected, dtype, device).set_requires_grad(true)});
   }
+  check_extra_tensors(config, weights, shapes);
+  for (const SafetensorsFile& file : weights.files) file.mapping()->check_whole();
   return Decoder(std::move(config), std::move(parameters));
 }
 
-void save_decoder(const Decoder& decoder, const fs::path& source, const fs::path& out, at::ScalarType dtype) {
+std::vector<std::string> carried_tensors(const fs::path& model_folder) {
+  const DecoderConfig config = read_config_file(resolve_inside(model_folder, "config.json"));
+  const std::vector<ParameterShape> shapes = parameter_shapes(config);
+  const WeightFiles weights = open_weights(model_folder);
+  for (const ParameterShape& expected : shapes) find_parameter(weights, expected.name);
+  return check_extra_tensors(config, weights, shapes);
+}
+
+struct SourceModel::Content {
+  fs::path folder;
+  OrderedJson config;
+  OrderedJson index;  // null where the weights are one file
+  std::vector<KeptFile> weights;
+  std::map<std::string, KeptBytes> companions;
+};
+
+SourceModel::SourceModel(const fs::path& folder) {
+  auto content = std::make_shared<Content>();
+  content->folder = folder;
+  const fs::path config_file = resolve_inside(folder, "config.json");
+  const DecoderConfig config = read_config_file(config_file);
+  content->config = read_json_file<OrderedJson>(config_file);
+  const WeightFiles weights = open_weights(folder);
+  content->index = weights.index;
+  // The decoder's parameters, and its embedding as the head of a tied model whose files hold one.
+  std::set<std::string> parameters;
+  for (const ParameterShape& parameter : parameter_shapes(config)) {
+    find_parameter(weights, parameter.name);
+    parameters.insert(parameter.name);
+  }
+  if (config.tie_word_embeddings) parameters.insert(kLmHead);
+  for (const SafetensorsFile& file : weights.files) {
+    content->weights.push_back(keep_file(file, parameters));
+    file.mapping()->check_whole();  // some tensors were copied from it
+  }
+  for (const std::string& name : companion_files(folder)) {
+    const auto file = std::make_shared<const MappedFile>(folder / name);
+    content->companions.emplace(name, KeptBytes(file->bytes(), file));
+  }
+  content_ = std::move(content);
+}
+
+const OrderedJson& SourceModel::config() const {
+  return content_->config;
+}
+
+void SourceModel::save(const Decoder& decoder, const fs::path& out, at::ScalarType dtype) const {
   const std::string dtype_word = dtype_name(dtype);
   std::error_code error;
   fs::create_directories(out, error);
   ESPALIER_CHECK(!error, "cannot make {}: {}", out.string(), error.message());
   // Written over its own source, a model would be read while it is replaced.
-  ESPALIER_CHECK(!fs::equivalent(source, out, error), "cannot save the model over its source {}",
-                 source.string());
+  ESPALIER_CHECK(!fs::equivalent(content_->folder, out, error), "cannot save the model over its source {}",
+                 content_->folder.string());
 
-  WeightFiles weights = open_weights(source);
-  const std::map<std::string, at::Tensor> values = values_to_write(decoder, weights);
+  std::map<std::string, at::Tensor> values;
+  for (const Parameter& parameter : decoder.parameters()) values.emplace(parameter.name, parameter.value);
+  if (decoder.config().tie_word_embeddings) values.emplace(kLmHead, values.at(kEmbedding));
   int64_t total_bytes = 0;
-  for (const SafetensorsFile& file : weights.files) {
+  for (const KeptFile& file : content_->weights) {
     std::vector<at::Tensor> keep;
-    const std::vector<TensorView> tensors = replace_parameters(file, values, dtype, &keep);
+    const std::vector<TensorView> tensors = tensors_to_write(file, values, dtype, &keep);
     for (const TensorView& tensor : tensors) total_bytes += static_cast<int64_t>(tensor.bytes.size());
-    std::map<std::string, std::string> metadata = file.metadata();
-    metadata.emplace("format", "pt");  // Transformers 4 refuses files that do not say so
-    write_safetensors(out / file.path().filename(), tensors, metadata);
+    write_safetensors(out / file.name, tensors, file.metadata);
+    for (const KeptTensor& tensor : file.tensors) {
+      if (tensor.bytes && tensor.bytes->mapping) tensor.bytes->mapping->check_whole();
+    }
   }
-  if (!weights.index.is_null()) {
-    weights.index["metadata"]["total_size"] = total_bytes;
-    write_text(out / kIndexFile, weights.index.dump(2) + "\n");
+  if (!content_->index.is_null()) {
+    OrderedJson index = content_->index;
+    index["metadata"]["total_size"] = total_bytes;
+    write_text(out / kIndexFile, index.dump(2) + "\n");
   }
-  write_text(out / "config.json", config_with_dtype(resolve_inside(source, "config.json"), dtype_word));
-  copy_companions(source, out);
+  write_text(out / "config.json", config_with_dtype(content_->config, dtype_word));
+  for (const auto& [name, kept] : content_->companions) {
+    AtomicFile file(out / name);
+    file.write(kept.bytes);
+    file.commit();
+  }
+}
+
+void save_decoder(const Decoder& decoder, const fs::path& source, const fs::path& out, at::ScalarType dtype) {
+  SourceModel(source).save(decoder, out, dtype);
 }
 
 }  // namespace espalier

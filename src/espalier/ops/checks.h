@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks of what the operators are given, shared by their implementations for every device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where kernels are launched: the device of a tensor and its current stream, by LibTorch's device-generic
 // names, which exist in every build of it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From dtypes of tensors to the elements of the kernels.
 #pragma once
 

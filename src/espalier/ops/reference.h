@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plain references of the ops: dense, composed of ATen operators, differentiated by autograd. They are what
 // the ops are tested against and what nobody should train with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include "espalier/ops/tree_attention.h"
+#include "espalier/ops/attention/tree_attention.h"
 
 namespace espalier::reference {
 
@@ -20,7 +21,7 @@ at::Tensor visibility_mask(const at::Tensor& subtree_end);
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
 
-/// Same contracts as the operators of ops/elementwise.h; of rms_norm the y, without an addend.
+/// Same contracts as the operators of ops/elementwise/elementwise.h; of rms_norm the y, without an addend.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);

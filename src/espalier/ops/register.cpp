@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The schemas of the operators; implementations register themselves beside their code.
 #include <torch/library.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The LibTorch headers of the precompiled header: everything that ops, model and train use of it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packing items into bins of one capacity.
 #pragma once
 
@@ -6,9 +7,10 @@
 
 namespace espalier {
 
-/// Best-fit decreasing: the largest item first, each into the fullest bin that still holds it. Ties: the
-/// earlier item, the older bin. Returns the items of each bin, ascending, bins in the order of opening.
-/// Sizes are at most `capacity`. O(n log n).
+/// Best-fit decreasing: items are packed from the largest to the smallest, each into the fullest bin that
+/// still has room for it. Ties go to the earlier item and the older bin. Returns the items of each bin in
+/// ascending order, and the bins in the order in which they were opened. Every size must be at most
+/// `capacity`. O(n log n).
 std::vector<std::vector<int64_t>> best_fit_decreasing(const std::vector<int64_t>& sizes, int64_t capacity);
 
 }  // namespace espalier

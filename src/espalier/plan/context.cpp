@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/context.h"
 
 #include <algorithm>
@@ -16,15 +17,15 @@ struct RowRange {
 };
 
 /// A run of an ancestor and the rows that see it.
-struct Step {
+struct VisibleRun {
   int64_t ancestor;
   int64_t run;
   RowRange rows;
-  bool alone;  // no other run was waiting: all rows go on upwards through this one
+  bool alone;  // no other run was waiting, so all rows continue upwards through this one only
 };
 
-/// Visits the visible runs of the ancestors, nearest ancestor first and last run first, so that a run comes
-/// after all runs below it and its rows are complete.
+/// Visits the visible runs of the ancestors, from the nearest ancestor upwards and from the last run to the
+/// first. A run is therefore visited after all runs below it, when its rows are complete.
 class ContextWalk {
  public:
   ContextWalk(const ContextIndex& plan, int64_t index) : plan_(plan), ancestor_(index) {
@@ -36,7 +37,7 @@ class ContextWalk {
     }
   }
 
-  std::optional<Step> next() {
+  std::optional<VisibleRun> next() {
     if (here_.empty()) {
       if (above_.empty()) return std::nullopt;
       ancestor_ = plan_.micro_batches[ancestor_].parent;
@@ -46,7 +47,7 @@ class ContextWalk {
     const auto [run, rows] = *here_.begin();
     here_.erase(here_.begin());
     go_up(ancestor_, run, rows);
-    return Step{ancestor_, run, rows, alone};
+    return VisibleRun{ancestor_, run, rows, alone};
   }
 
  private:
@@ -64,7 +65,7 @@ class ContextWalk {
     }
   }
 
-  // In the order of forest tokens the rows below a token are contiguous: the union has no gap.
+  // The rows below a token are contiguous in the order of forest tokens, so the union has no gap.
   static void join(Waiting& waiting, int64_t run, RowRange rows) {
     RowRange& all = waiting.try_emplace(run, rows).first->second;
     all = {std::min(all.begin, rows.begin), std::max(all.end, rows.end)};
@@ -109,19 +110,19 @@ ContextIndex::ContextIndex(std::span<const MicroBatch> batches) : micro_batches(
 std::vector<ContextPiece> context_pieces(const ContextIndex& plan, int64_t index) {
   std::vector<ContextPiece> pieces;
   ContextWalk walk(plan, index);
-  while (const std::optional<Step> step = walk.next()) {
-    const auto run_begin = plan.run_begin.row(step->ancestor);
-    const int64_t begin = run_begin[step->run], end = run_begin[step->run + 1];
-    const auto [row_begin, row_end] = step->rows;
+  while (const std::optional<VisibleRun> visible = walk.next()) {
+    const auto run_begin = plan.run_begin.row(visible->ancestor);
+    const int64_t begin = run_begin[visible->run], end = run_begin[visible->run + 1];
+    const auto [row_begin, row_end] = visible->rows;
     if (!pieces.empty()) {
       ContextPiece& last = pieces.back();
-      if (last.ancestor == step->ancestor && last.column_begin == end && last.row_begin == row_begin &&
+      if (last.ancestor == visible->ancestor && last.column_begin == end && last.row_begin == row_begin &&
           last.row_end == row_end) {
         last.column_begin = begin;
         continue;
       }
     }
-    pieces.push_back({step->ancestor, begin, end, row_begin, row_end});
+    pieces.push_back({visible->ancestor, begin, end, row_begin, row_end});
   }
   std::reverse(pieces.begin(), pieces.end());
   return pieces;
@@ -130,9 +131,9 @@ std::vector<ContextPiece> context_pieces(const ContextIndex& plan, int64_t index
 int64_t context_tokens(const ContextIndex& plan, int64_t index) {
   int64_t tokens = 0;
   ContextWalk walk(plan, index);
-  while (const std::optional<Step> step = walk.next()) {
-    if (step->alone) return tokens + plan.path_length.row(step->ancestor)[step->run];
-    const Run& run = plan.micro_batches[step->ancestor].runs[step->run];
+  while (const std::optional<VisibleRun> visible = walk.next()) {
+    if (visible->alone) return tokens + plan.path_length.row(visible->ancestor)[visible->run];
+    const Run& run = plan.micro_batches[visible->ancestor].runs[visible->run];
     tokens += run.end - run.begin;
   }
   return tokens;

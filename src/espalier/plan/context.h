@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the micro-batches of a partition read of their ancestors.
 #pragma once
 
@@ -19,8 +20,8 @@ struct ContextPiece {
   int64_t row_begin, row_end;
 };
 
-/// Where the runs of each micro-batch lie. Refers to the micro-batches, which must outlive it; O(runs).
-/// Row m of each array belongs to micro-batch m.
+/// Where the runs of each micro-batch are. Keeps a reference to the micro-batches, which must outlive it.
+/// Construction is O(runs). Row m of each array belongs to micro-batch m.
 struct ContextIndex {
   explicit ContextIndex(std::span<const MicroBatch> micro_batches);
 
@@ -30,13 +31,13 @@ struct ContextIndex {
   Csr<int64_t> path_length;  // [runs] tokens of the root path that ends with the run, context included
 };
 
-/// The context of micro-batch `index`: no (row, column) pair stands in two pieces. Runs that follow each
-/// other in the ancestor and have the same rows are one piece. Sorted by ancestor, then by column; row ranges
-/// are nested or disjoint. Touches the runs that are visible and no others: O(v log v) for v of them.
+/// The context of micro-batch `index`. No (row, column) pair is in two pieces. Runs that are adjacent in the
+/// ancestor and have the same rows form one piece. Pieces are sorted by ancestor, then by column; row ranges
+/// are nested or disjoint. O(v log v) for v visible runs: other runs are not touched.
 std::vector<ContextPiece> context_pieces(const ContextIndex& plan, int64_t index);
 
-/// Context tokens that micro-batch `index` reads, each counted once: the sum of the pieces' columns. Stops
-/// where the root paths meet, so it costs less than the pieces.
+/// Context tokens that micro-batch `index` reads, each counted once: the sum of the pieces' columns. Cheaper
+/// than context_pieces, because the walk ends where the root paths meet.
 int64_t context_tokens(const ContextIndex& plan, int64_t index);
 int64_t context_tokens(std::span<const ContextPiece> pieces);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/cost_model.h"
 
 namespace espalier {
@@ -5,17 +6,17 @@ namespace espalier {
 Work& Work::operator+=(const Work& other) {
   tokens += other.tokens;
   pairs += other.pairs;
-  head_rows += other.head_rows;
+  logit_rows += other.logit_rows;
   return *this;
 }
 
 int64_t linear_parameters_per_layer(const ModelShape& shape) {
   const int64_t query = shape.hidden_size * shape.num_attention_heads * shape.head_dim;
   const int64_t key_and_value = 2 * shape.hidden_size * shape.num_key_value_heads * shape.head_dim;
-  return query + key_and_value + linear_parameters_behind_attention(shape);
+  return query + key_and_value + linear_parameters_after_attention(shape);
 }
 
-int64_t linear_parameters_behind_attention(const ModelShape& shape) {
+int64_t linear_parameters_after_attention(const ModelShape& shape) {
   const int64_t output = shape.hidden_size * shape.num_attention_heads * shape.head_dim;
   const int64_t gated_mlp = 3 * shape.hidden_size * shape.intermediate_size;
   return output + gated_mlp;
@@ -23,9 +24,9 @@ int64_t linear_parameters_behind_attention(const ModelShape& shape) {
 
 double layer_tokens(const ModelShape& shape, const Work& work) {
   const auto layer = static_cast<double>(linear_parameters_per_layer(shape));
-  const double left_out = static_cast<double>(linear_parameters_behind_attention(shape)) / layer;
+  const double left_out = static_cast<double>(linear_parameters_after_attention(shape)) / layer;
   return static_cast<double>(shape.num_hidden_layers) * static_cast<double>(work.tokens) -
-         left_out * static_cast<double>(work.tokens - work.head_rows);
+         left_out * static_cast<double>(work.tokens - work.logit_rows);
 }
 
 namespace {
@@ -45,7 +46,7 @@ FlopCount flops_of(const ModelShape& shape, const Work& work, const FlopFactors&
   flops.attention =
       factors.attention * heads * static_cast<double>(shape.head_dim) * static_cast<double>(work.pairs);
   flops.head = factors.head * static_cast<double>(shape.hidden_size) * static_cast<double>(shape.vocab_size) *
-               static_cast<double>(work.head_rows);
+               static_cast<double>(work.logit_rows);
   return flops;
 }
 

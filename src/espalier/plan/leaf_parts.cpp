@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/leaf_parts.h"
 
 #include <algorithm>

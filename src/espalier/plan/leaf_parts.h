@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The problem that tree packing solves, and what its solvers share.
 //
 // "Tree Training" (arXiv 2511.00413), section 2.2, in the words of this project: a tree with |v| tokens in
@@ -5,7 +6,7 @@
 // ... P_k such that the union of the root paths of each part fits, and encode as little as possible:
 //   U(P) = sum of |v| over the nodes v on the root path of some leaf of P <= C,   minimise sum_i U(P_i).
 // Every part is an independent sequence tree, so what is shared across parts is encoded again. A trajectory
-// that ends at an inner node costs nothing: it goes where its node is.
+// that ends at an inner node costs nothing, because some part encodes its node anyway.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ struct TokenTree {
 /// L(n) for every node: tokens of its root path, itself included.
 std::vector<int64_t> path_lengths(const TokenTree& tree);
 
-/// The leaves in preorder. These two arrays alone determine every U(P): for the leaves a < b of a part that
-/// follow each other in it, b adds path[b] - min(shared[a + 1], ..., shared[b]).
+/// The leaves in preorder. `path` and `shared` determine every U(P): if the leaves a < b are neighbours
+/// within a part, b adds path[b] - min(shared[a + 1], ..., shared[b]) tokens to it.
 struct LeafPaths {
   std::vector<int64_t> node;    // [num_leaves]
   std::vector<int64_t> path;    // [num_leaves] L(leaf)
@@ -40,10 +41,12 @@ struct LeafPaths {
 };
 LeafPaths leaf_paths(const TokenTree& tree);
 
-/// Parts as rows of leaf indices (0, 1, ... in preorder), ascending in a row; rows by their first leaf.
+/// Parts as rows of leaf indices (0, 1, ... in preorder). Indices ascend within a row, and rows are sorted by
+/// their first leaf.
 using LeafParts = Csr<int64_t>;
 
-/// From a part number per leaf (any numbers in [0, num_leaves)) to parts; numbers without leaves vanish.
+/// Turns a part number per leaf (any numbers in [0, num_leaves)) into parts. Numbers without leaves are
+/// dropped.
 LeafParts parts_from_labels(const std::vector<int64_t>& label);
 
 /// U of each part. O(num_leaves log num_leaves), whatever the depth of the tree.

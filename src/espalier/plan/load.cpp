@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/load.h"
 
 #include "espalier/plan/context.h"
@@ -12,7 +13,7 @@ std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches) {
     Load& load = loads[m];
     load.tokens = micro_batch.num_tokens;
     load.pairs = micro_batch.num_pairs;
-    load.head_rows = micro_batch.num_tokens;
+    load.logit_rows = micro_batch.num_tokens;
     load.parent = micro_batch.parent;
     std::vector<bool> inner(micro_batch.runs.size());
     std::vector<int64_t> path(micro_batch.runs.size());  // tokens up to the run's end
@@ -22,11 +23,11 @@ std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches) {
       if (run.parent >= 0) inner[run.parent] = true;
     }
     for (const Placement& placement : micro_batch.trajectories) load.terms += path[placement.run];
-    load.attention_pieces = static_cast<int64_t>(micro_batch.runs.size());
-    for (const bool is_inner : inner) load.attention_pieces += is_inner;
+    load.mask_blocks = static_cast<int64_t>(micro_batch.runs.size());
+    for (const bool is_inner : inner) load.mask_blocks += is_inner;
     if (micro_batch.parent >= 0) {
       loads[micro_batch.parent].has_readers = true;
-      load.attention_pieces += static_cast<int64_t>(context_pieces(index, static_cast<int64_t>(m)).size());
+      load.mask_blocks += static_cast<int64_t>(context_pieces(index, static_cast<int64_t>(m)).size());
     }
   }
   return loads;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/local_search.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int64_t kMaxItems = 12;
 constexpr int64_t kWorkPerNeighbourhood = 5'000;
-// How many of the parts with the most room are paired with each other, and how many taken in threes.
+// How many of the parts with the most room form neighbourhoods of two, and how many of three.
 constexpr size_t kRoomiest = 12;
 constexpr size_t kRoomiestTriples = 7;
 
@@ -38,7 +39,7 @@ class RangeMin {
   std::vector<int64_t> tree_;
 };
 
-/// A node of the tree that some leaves span: leaves [first, last) of them lie below it.
+/// A node of the tree that some leaves span. The leaves [first, last) of them lie below it.
 struct SpanNode {
   int64_t first, last;
   int64_t path;  // L
@@ -90,7 +91,7 @@ std::vector<SpanNode> span_tree(const std::vector<int64_t>& path, const std::vec
   return nodes;
 }
 
-/// Which nodes become leaves of the small tree; empty when there would be too many.
+/// Which nodes become leaves of the small tree. Empty when there would be too many.
 std::vector<bool> choose_items(const std::vector<SpanNode>& nodes) {
   std::vector<bool> is_item(nodes.size(), false);
   std::vector<int64_t> items;
@@ -161,7 +162,7 @@ class LocalSearch {
       improved = false;
       for (const Neighbourhood& parts : neighbourhoods()) {
         if (work_left_ <= 0) break;
-        // A neighbourhood seen before whose parts stayed as they were cannot improve now.
+        // A neighbourhood that was tried before cannot improve while its parts stay unchanged.
         if (std::none_of(parts.begin(), parts.end(),
                          [&](int64_t p) { return p >= 0 && changed_[p] + 1 >= round_; }))
           continue;
@@ -184,7 +185,7 @@ class LocalSearch {
     Neighbourhood parts;
   };
 
-  /// Parts that meet on the way through the leaves.
+  /// Neighbourhoods of parts that hold leaves close to each other in preorder.
   void add_adjacent(std::vector<Candidate>& candidates) const {
     std::array<int64_t, 3> recent{-1, -1, -1};  // the last different parts on the way through the leaves
     std::array<int64_t, 3> reach{0, 0, 0};      // L of the node shared back to each
@@ -211,6 +212,7 @@ class LocalSearch {
     }
   }
 
+  /// Neighbourhoods of the parts with the most room.
   void add_roomy(std::vector<Candidate>& candidates) const {
     const std::vector<int64_t> roomy = roomiest();
     for (size_t a = 0; a < roomy.size(); ++a) {
@@ -223,7 +225,7 @@ class LocalSearch {
     }
   }
 
-  /// Those of the deepest shared nodes first, each once.
+  /// All neighbourhoods without repetition, those with the deepest shared nodes first.
   std::vector<Neighbourhood> neighbourhoods() const {
     std::vector<Candidate> candidates;
     add_adjacent(candidates);
@@ -261,8 +263,8 @@ class LocalSearch {
     return order;
   }
 
-  /// A lower bound of any packing of a tree with `below` tokens under a root path of `path` tokens: m parts
-  /// hold m C tokens, and repeat the root path m - 1 times.
+  /// A lower bound of the tokens of any packing of a tree with `below` tokens under a root path of `path`
+  /// tokens: m parts hold at most m C tokens, and repeat the root path m - 1 times.
   int64_t fewest_tokens(int64_t path, int64_t below) const {
     const int64_t room = budget_ - path;
     const int64_t num_parts = below == 0 ? 1 : (below + room - 1) / room;
@@ -324,8 +326,8 @@ class LocalSearch {
     unused_.insert(unused_.end(), free.begin() + packed.num_rows(), free.end());
   }
 
-  /// Fewer tokens may take more parts. Numbers stay below the number of leaves: no number is idle when a new
-  /// one is made.
+  /// A number for one more part: a packing with fewer tokens may have more parts. Numbers stay below the
+  /// number of leaves, because a new number is made only when every other one is in use.
   int64_t new_number() {
     if (unused_.empty()) {
       unused_.push_back(static_cast<int64_t>(members_.size()));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes of tensors in a training step, from counts.
 #pragma once
 
@@ -14,44 +15,47 @@ namespace espalier {
 struct TermBytes {
   int64_t batch = 0;    // in the batch: coefficient, indices and the like
   int64_t graph = 0;    // kept from the objective's forward pass for its backward pass
-  int64_t running = 0;  // beside these while the objective is computed
+  int64_t running = 0;  // in addition, while the objective is computed
 };
+
+enum class OptimizerKind { kAdamW, kSgd };
 
 struct MemoryModel {
   ModelShape shape;
   int64_t num_parameters = 0;
   bool query_key_norm = false;
   int64_t element_bytes = 4;  // of weights and activations
-  int64_t operand_bytes = 4;  // of the same in matrix products, for which they may be widened
+  int64_t operand_bytes = 4;  // of the same as operands of matrix products, where they may be upcast
+  int64_t packed_bytes = 0;   // of the same in the packed operand of a product; 0: products do not pack
   int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
   int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights
   TermBytes term = {};
-  int64_t logit_block_bytes = 16 << 20;  // of logits or their gradients, at most, that stand at once
-  int64_t logit_blocks = 2;              // such blocks beside each other
+  int64_t logit_block_bytes = 16 << 20;  // most bytes of one block of logits or of their gradients
+  int64_t logit_blocks = 2;              // such blocks in memory at the same time
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };
 
 /// Bytes held throughout: weights, gradient sums, optimiser state.
 double resident_bytes(const MemoryModel& model);
 
-/// Bytes that a micro-batch holds while its descendants run: activations (or what checkpointing keeps of
-/// them), and the gradients that descendants send to its context.
+/// Bytes that a micro-batch holds while its descendants run: its activations (or what checkpointing keeps of
+/// them) and the gradients that descendants add to its context.
 double held_bytes(const MemoryModel& model, const Load& load);
 
-/// Bytes that a micro-batch needs at most while it runs itself, forward or backward, beside what is resident
-/// and what its ancestors hold: its activations and context gradients, and what one layer or the LM head
-/// needs for the moment. Where gradient sums are made first (has_sums is false: a step's first backward pass)
-/// they are not resident, but grow layer by layer as the activations go.
+/// The most bytes that a micro-batch needs while it runs, forward or backward, in addition to what is
+/// resident and to what its ancestors hold: its activations and context gradients, and the temporary tensors
+/// of one layer or of the LM head. has_sums is false for the first backward pass of a step. The gradient sums
+/// do not exist before that pass: they are allocated layer by layer while the activations are freed.
 double running_bytes(const MemoryModel& model, const Load& load, bool has_sums);
 
-/// Bytes of the layers' weights where they stay widened for several micro-batches.
-double widened_weight_bytes(const MemoryModel& model);
+/// Bytes of the layers' upcast weights, which stay in memory when a step has several micro-batches.
+double upcast_weight_bytes(const MemoryModel& model);
 
-/// Peak bytes while each micro-batch runs: resident, widened weights if several run, held by its ancestors,
-/// and running.
+/// Peak bytes while each micro-batch runs: what is resident, upcast weights if the step has several
+/// micro-batches, what its ancestors hold, and what it needs itself.
 std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> loads);
 
-/// The largest of them; what is resident for an empty plan.
+/// The largest of peak_bytes. For an empty plan, what is resident.
 double plan_peak_bytes(const MemoryModel& model, std::span<const Load> loads);
 
 }  // namespace espalier

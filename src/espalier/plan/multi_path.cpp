@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/multi_path.h"
 
 #include <algorithm>
@@ -33,7 +34,8 @@ struct Layer {
   const int64_t* loads_of(const State& s) const { return loads.data() + s.begin; }
 };
 
-/// Fewer loads, then less, then lexicographic, then the older: whatever dominates a state stands before it.
+/// Orders states by the number of loads, their sum, the loads themselves and age. A state that dominates
+/// another one comes before it in this order.
 bool stands_before(const Layer& layer, const State& a, const State& b) {
   if (a.count != b.count) return a.count < b.count;
   if (a.sum != b.sum) return a.sum < b.sum;
@@ -60,7 +62,7 @@ class Combiner {
     int64_t room;        // the largest load of a part under the node, the node itself not counted
     int64_t path;        // L(node)
     int64_t elsewhere;   // tokens that are neither on the root path nor in the children combined
-    int64_t cost_bound;  // no state whose lower bound is above it
+    int64_t cost_bound;  // states with a larger lower bound are dropped
   };
 
   Combiner(const Layer* left, const Layer& right, const Limits& limits, int64_t& work_left)
@@ -102,12 +104,12 @@ class Combiner {
            num_right_ <= max_count_;
   }
 
-  /// Chooses for the child's load j a load to join, or none, then for the loads after it.
+  /// Chooses a load to join (or none) for the child's load j, then for the loads after it.
   void place(int32_t j) {
     if (--work_left_ <= 0) return;
     if (j == num_right_) return emit();
     const bool repeats = j > 0 && right_loads_[j] == right_loads_[j - 1];
-    // Among equal loads of the child the choices ascend (none is the last): the others are permutations.
+    // Choices for equal loads of the child ascend, with "none" last. Other orders are permutations of these.
     const int32_t first = !repeats ? 0 : choice_[j - 1] < 0 ? num_left_ : choice_[j - 1] + 1;
     int64_t tried = -1;
     for (int32_t i = first; i < num_left_; ++i) {
@@ -141,7 +143,7 @@ class Combiner {
         scratch_[choice_[j]].origin.right = j;
       }
     }
-    // Insertion sort: few entries, nearly in order, and the joined loads keep their order among equals.
+    // Insertion sort, because there are few entries, nearly in order. It keeps the order of equal loads.
     for (size_t k = 1; k < scratch_.size(); ++k) {
       for (size_t at = k; at > 0 && scratch_[at - 1].load < scratch_[at].load; --at) {
         std::swap(scratch_[at - 1], scratch_[at]);
@@ -206,8 +208,8 @@ class Combiner {
   std::vector<Entry> scratch_;
 };
 
-/// Children are combined from the last to the first: layers_[c] holds the children of parent(c) from c on, so
-/// that layers_[n + 1] holds all children of n.
+/// Children are combined from the last to the first. layers_[c] holds the combined states of c and its later
+/// siblings, so layers_[n + 1] holds those of all children of n.
 class MultiPath {
  public:
   MultiPath(const TokenTree& tree, int64_t budget, const MultiPathOptions& options)
@@ -268,7 +270,7 @@ class MultiPath {
     return true;
   }
 
-  /// From the root down: which part every load belongs to.
+  /// Follows the origins from the root down to find the part of every leaf.
   LeafParts trace(const State& root) const {
     struct Visit {
       int64_t node;

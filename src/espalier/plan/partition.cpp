@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/partition.h"
 
 #include <algorithm>
@@ -84,8 +85,8 @@ Pieces find_pieces(const Forest& forest, std::span<const int64_t> cuts) {
   return pieces;
 }
 
-/// Which of `pieces` (ascending, hanging at one micro-batch) run together: groups in the order of their first
-/// pieces.
+/// Groups `pieces` (ascending, all hanging at one micro-batch) into those that run together. Groups are in
+/// the order of their first pieces.
 std::vector<std::vector<int64_t>> merge_pieces(const Pieces& all, const std::vector<int64_t>& pieces,
                                                int64_t budget, Merge merge) {
   std::vector<std::vector<int64_t>> groups;
@@ -111,7 +112,7 @@ struct Grouping {
   std::vector<int64_t> parent;    // [micro-batches]
 };
 
-/// Top-down: the pieces below a micro-batch are merged once it is known what it holds.
+/// Works top-down: the pieces below a micro-batch can be merged only when its own pieces are known.
 Grouping group_pieces(const Pieces& pieces, int64_t budget, Merge merge) {
   struct Pending {
     std::vector<int64_t> group;
@@ -147,7 +148,7 @@ Grouping group_pieces(const Pieces& pieces, int64_t budget, Merge merge) {
   return grouping;
 }
 
-/// Every trajectory once in each micro-batch that its path touches.
+/// Places every trajectory once in each micro-batch that its path touches.
 void place_trajectories(const Forest& forest, const Pieces& pieces, const Grouping& grouping,
                         const std::vector<int64_t>& run_of, std::vector<MicroBatch>& batches) {
   for (int64_t r = 0; r < forest.num_trajectories(); ++r) {
@@ -160,16 +161,16 @@ void place_trajectories(const Forest& forest, const Pieces& pieces, const Groupi
   }
 }
 
-/// What is left of a node's subtree when the pieces below are cut off.
+/// What remains of a node's subtree after the pieces below are cut off.
 struct Residual {
-  int64_t size = 0;    // tokens of the piece that goes on upwards
-  bool inner = false;  // other pieces hang at it
+  int64_t size = 0;    // tokens of the piece that continues upwards
+  bool inner = false;  // whether other pieces hang at it
 };
 
 /// Which of the children's residuals stay with their parent.
 struct Choice {
   std::vector<int64_t> kept;  // indices of children
-  int64_t cut_batches = 0;    // micro-batches that the others make
+  int64_t cut_batches = 0;    // micro-batches of the children that are cut off
   int64_t kept_size = 0;
 
   bool better_than(const Choice& other) const {
@@ -199,7 +200,7 @@ class ChildChooser {
     };
     if (least >= 0) try_bin(bins[least], num_bins - 1);
     if (least >= 0 && filling(bins[least]) > room) {
-      // The parent's own tokens as an item among its children's: the bin that takes it stays.
+      // Packs the parent's own tokens as one more item. The children in its bin stay with the parent.
       sizes_.push_back(budget_ - room);
       auto with_parent = best_fit_decreasing(sizes_, budget_);
       const auto parent = static_cast<int64_t>(sizes_.size()) - 1;
@@ -213,7 +214,8 @@ class ChildChooser {
   }
 
  private:
-  /// Separates what may be packed with siblings from what runs alone, the latter ascending in size.
+  /// Separates children that may be packed with siblings from those that run alone. The latter are sorted by
+  /// ascending size.
   void split(const std::vector<Residual>& children) {
     packable_.clear();
     sizes_.clear();
@@ -236,7 +238,7 @@ class ChildChooser {
     return total;
   }
 
-  /// Keeps the bin, and of those that run alone as many as there is room for.
+  /// Keeps the children in the bin, and as many of those that run alone as there is room for.
   Choice complete(const std::vector<Residual>& children, const std::vector<int64_t>& bin, int64_t cut_bins,
                   int64_t room) const {
     Choice choice;
@@ -299,7 +301,7 @@ class BottomUp {
     return choice.kept_size;
   }
 
-  /// Fills pieces from the node's last token backwards: all but the uppermost are exactly full.
+  /// Fills pieces from the node's last token backwards. All but the uppermost piece are exactly full.
   Residual cut_inside(int64_t n, Residual below) {
     const int64_t node_begin = forest_.node_begin[n];
     const int64_t own = std::min(forest_.node_size(n), budget_ - below.size);
@@ -351,8 +353,8 @@ std::vector<int64_t> choose_cuts(const Forest& forest, int64_t token_budget, boo
   BottomUp bottom_up(forest, token_budget, merge);
   for (int64_t n = forest.num_nodes() - 1; n >= 0; --n) {
     const int64_t size = forest.node_size(n);
-    // A node that may be cut needs its last token beside its children's residuals, another one all its
-    // tokens.
+    // The children's residuals share a piece with the node's last token if the node may be cut, and with all
+    // its tokens otherwise.
     const bool cut_inside = cut_inside_nodes || size > token_budget;
     bottom_up.visit(n, token_budget - (cut_inside ? 1 : size));
   }

@@ -1,5 +1,7 @@
-// Partition: a forest larger than the token budget in connected pieces. Every token is encoded once; the
-// forward pass of a piece reads the context of its ancestors, and its backward pass comes after theirs below.
+// SPDX-License-Identifier: Apache-2.0
+// Partition: cuts a forest that is larger than the token budget into connected pieces. Every token is encoded
+// once. The forward pass of a piece reads the context of its ancestors, and its backward pass comes after
+// those of its descendants.
 #pragma once
 
 #include <compare>
@@ -11,37 +13,37 @@
 
 namespace espalier {
 
-/// Which pieces may run together. Pieces meet in one micro-batch only when all of them hang at one parent
-/// micro-batch (at any of its tokens), or all of them begin trees.
+/// Which pieces may run together. Pieces may share a micro-batch only if all of them hang at the same parent
+/// micro-batch (at any of its tokens), or if all of them begin trees.
 enum class Merge {
-  kNone,    // every piece alone
-  kLeaves,  // pieces without descendants; a piece that others hang at runs alone
-  kAll
+  kNone,    // every piece runs alone
+  kLeaves,  // pieces without descendants may share; a piece with descendants runs alone
+  kAll      // all pieces may share
 };
 
-/// The micro-batches of a partition given by its cuts: ascending forest tokens j, each of which begins a
-/// piece because the edge (prev[j], j) is cut. The first tokens of trees begin pieces anyway. Pieces are
-/// merged by best-fit decreasing. Runs are nodes or, where cuts are, parts of nodes, in forest order. A
-/// trajectory is placed in every micro-batch that its path touches. Siblings stand in forest order. Throws
-/// InternalError where cuts are out of order or a piece is larger than the budget. Near linear in nodes, cuts
-/// and placements.
+/// Makes the micro-batches of a partition from its cuts. Cuts are ascending forest tokens j, each of which
+/// begins a piece because the edge (prev[j], j) is cut. The first tokens of trees begin pieces without a cut.
+/// Pieces are merged by best-fit decreasing. Runs are nodes, or parts of nodes where there are cuts, in
+/// forest order. A trajectory is placed in every micro-batch that its path touches. Siblings are in forest
+/// order. Throws InternalError if cuts are out of order or a piece is larger than the budget. Near linear in
+/// nodes, cuts and placements.
 std::vector<MicroBatch> partition_at(const Forest& forest, std::span<const int64_t> cuts,
                                      int64_t token_budget, Merge merge);
 
-/// Cuts after which no piece exceeds the budget (>= 1, else InputError), chosen bottom-up: fewest
-/// micro-batches first, then the smallest piece left to continue upwards. This is the algorithm of Kundu and
-/// Misra, "A linear tree partitioning algorithm", SIAM J. Comput. 6 (1977), with every token a vertex of
-/// weight one and with the siblings that are cut off together packed into micro-batches (as `merge` allows).
-/// With Merge::kNone and cuts inside nodes the number of pieces is the smallest possible. Without
-/// `cut_inside_nodes` only nodes longer than the budget are cut inside. O(n log n) for n nodes and cuts.
+/// Chooses cuts after which no piece exceeds the budget (>= 1, else InputError). It works bottom-up and
+/// prefers the fewest micro-batches, then the smallest piece that continues upwards. This is the algorithm of
+/// Kundu and Misra, "A linear tree partitioning algorithm", SIAM J. Comput. 6 (1977), where every token is a
+/// vertex of weight one. Siblings that are cut off are packed together into micro-batches (as `merge`
+/// allows). With Merge::kNone and cuts inside nodes the number of pieces is the smallest possible. Without
+/// `cut_inside_nodes`, only nodes longer than the budget are cut inside. O(n log n) for n nodes and cuts.
 std::vector<int64_t> choose_cuts(const Forest& forest, int64_t token_budget, bool cut_inside_nodes,
                                  Merge merge);
 
-/// What a partition costs, the most important first.
+/// What a partition costs. Fields are in the order of importance, by which costs are compared.
 struct PartitionCost {
   int64_t micro_batches = 0;
   int64_t context_tokens = 0;     // read, over all micro-batches
-  int64_t peak_chain_tokens = 0;  // the most tokens of a micro-batch and its ancestors: live at a time
+  int64_t peak_chain_tokens = 0;  // most tokens of a micro-batch and its ancestors, which are live together
 
   auto operator<=>(const PartitionCost&) const = default;
 };

@@ -1,55 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/plan.h"
 
 #include <algorithm>
+#include <array>
 
-#include "espalier/base/check.h"
+#include "espalier/base/words.h"
 
 namespace espalier {
 
+namespace {
+
+constexpr auto kStrategies =
+    std::to_array<Word<Strategy>>({{"auto", Strategy::kAuto},
+                                   {"partition", Strategy::kPartition},
+                                   {"tree-packing", Strategy::kTreePacking},
+                                   {"sequence-packing", Strategy::kSequencePacking}});
+
+constexpr auto kCheckpoints =
+    std::to_array<Word<CheckpointActivations>>({{"auto", CheckpointActivations::kAuto},
+                                                {"none", CheckpointActivations::kNone},
+                                                {"layer", CheckpointActivations::kLayer},
+                                                {"piece", CheckpointActivations::kPiece}});
+
+}  // namespace
+
+std::vector<std::string> strategy_names() {
+  return all_words(kStrategies);
+}
+
 Strategy parse_strategy(const std::string& name) {
-  for (const Strategy strategy :
-       {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
-    if (name == to_string(strategy)) return strategy;
-  }
-  throw InputError(fmt::format(
-      "strategy: expected auto, partition, tree-packing or sequence-packing, received \"{}\"", name));
+  return parse_word(kStrategies, "strategy", name);
 }
 
 const char* to_string(Strategy strategy) {
-  switch (strategy) {
-    case Strategy::kAuto:
-      return "auto";
-    case Strategy::kPartition:
-      return "partition";
-    case Strategy::kTreePacking:
-      return "tree-packing";
-    case Strategy::kSequencePacking:
-      break;
-  }
-  return "sequence-packing";
+  return word_of(kStrategies, strategy);
+}
+
+std::vector<std::string> checkpoint_activations_names() {
+  return all_words(kCheckpoints);
 }
 
 CheckpointActivations parse_checkpoint_activations(const std::string& name) {
-  for (const CheckpointActivations value : {CheckpointActivations::kAuto, CheckpointActivations::kNone,
-                                            CheckpointActivations::kLayer, CheckpointActivations::kPiece}) {
-    if (name == to_string(value)) return value;
-  }
-  throw InputError(
-      fmt::format("checkpoint-activations: expected auto, none, layer or piece, received \"{}\"", name));
+  return parse_word(kCheckpoints, "checkpoint-activations", name);
 }
 
 const char* to_string(CheckpointActivations checkpoint_activations) {
-  switch (checkpoint_activations) {
-    case CheckpointActivations::kAuto:
-      return "auto";
-    case CheckpointActivations::kLayer:
-      return "layer";
-    case CheckpointActivations::kPiece:
-      return "piece";
-    case CheckpointActivations::kNone:
-      break;
-  }
-  return "none";
+  return word_of(kCheckpoints, checkpoint_activations);
 }
 
 int64_t Plan::num_tokens() const {

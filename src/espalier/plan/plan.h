@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What runs together: an ordered list of micro-batches.
 #pragma once
 
@@ -12,12 +13,13 @@ namespace espalier {
 
 enum class Strategy { kAuto, kPartition, kTreePacking, kSequencePacking };
 
-/// "auto" | "partition" | "tree-packing" | "sequence-packing"; throws InputError naming the accepted words.
+/// "auto" | "partition" | "tree-packing" | "sequence-packing"; parsing throws InputError naming them.
+std::vector<std::string> strategy_names();
 Strategy parse_strategy(const std::string& name);
 const char* to_string(Strategy strategy);
 
-/// A trajectory and the run of the micro-batch at whose end its path leaves the micro-batch: it ends there or
-/// (partition) goes on in a child of the micro-batch.
+/// A trajectory in a micro-batch. Its path leaves the micro-batch at the end of `run`: the trajectory ends
+/// there, or (under partition) continues in a child of the micro-batch.
 struct Placement {
   int64_t trajectory;
   int64_t run;
@@ -31,16 +33,18 @@ struct MicroBatch {
   int64_t num_tokens = 0;               // sum of run lengths
   int64_t num_pairs = 0;  // visible (query, key) pairs of these tokens, keys in context included
   int64_t parent = -1;    // index of the micro-batch whose context is inherited, -1: none
-  /// Of each root run, in their order: the run of the parent at whose end it continues. Empty without parent.
+  /// For each root run, in order: the run of the parent that it continues. Empty without a parent.
   std::vector<int64_t> context_runs;
 };
 
-/// Which activations are not kept between forward and backward but computed again: none; those inside each
-/// layer (its input is kept); or (partition) those of every micro-batch that has descendants, of which only
-/// the context is kept. Auto: whichever lets the fastest plan fit the memory budget; none without one.
+/// Which activations are computed again in the backward pass instead of being kept: none; those inside each
+/// layer, whose input is kept; or (partition) those of every micro-batch with descendants, of which only the
+/// context is kept. Auto takes whichever lets the fastest plan fit the memory budget, and none without a
+/// budget.
 enum class CheckpointActivations { kNone, kLayer, kPiece, kAuto };
 
-/// "auto" | "none" | "layer" | "piece"; throws InputError naming the accepted words.
+/// "auto" | "none" | "layer" | "piece"; parsing throws InputError naming them.
+std::vector<std::string> checkpoint_activations_names();
 CheckpointActivations parse_checkpoint_activations(const std::string& name);
 const char* to_string(CheckpointActivations checkpoint_activations);
 
@@ -48,7 +52,7 @@ struct PlanOptions {
   Strategy strategy = Strategy::kTreePacking;
   int64_t token_budget = 0;  // tokens per micro-batch; 0: no limit (one micro-batch)
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;
-  bool offload_context = false;  // with kPiece: context waits in host memory
+  bool offload_context = false;  // with kPiece: context is kept in host memory
   int64_t memory_budget = 0;     // bytes of tensors at most; 0: no limit
 };
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/planner.h"
 
 #include <algorithm>
@@ -26,8 +27,8 @@ void check_token_budget(const Forest& forest, int64_t budget) {
       r, forest.trajectory_size(r), budget, smallest));
 }
 
-// The cheapest of the plans that it is shown; at equal predictions the one that came first. Prices plans only
-// when there are two to compare.
+// Keeps the cheapest of the plans added to it, and the first of those with equal prices. Prices are computed
+// only when there are two plans to compare.
 class Cheapest {
  public:
   explicit Cheapest(const PlanCosts& costs) : costs_(costs) {}
@@ -42,7 +43,7 @@ class Cheapest {
     price_ = known;
   }
   bool empty() const { return !best_; }
-  /// Is there a plan that takes at most these seconds? Only where all were added with a known price.
+  /// Whether some plan takes at most these seconds. All plans must have been added with a known price.
   bool beats(double seconds) const { return best_ && price_->seconds <= seconds; }
   Plan take() { return *std::move(best_); }
 
@@ -71,16 +72,17 @@ std::vector<Plan> plans_within(const Forest& forest, PlanOptions options, int64_
   return plans;
 }
 
-// The smallest token budget worth trying. Packing needs the longest trajectory. Partition could go down to
-// one token; but the weights, and the longest trajectory when its last micro-batch runs, are in memory under
-// any budget, and micro-batches that need less than a hundredth of that save nothing by being smaller.
+// The smallest token budget worth trying. Packing needs room for the longest trajectory. Partition could go
+// down to one token. But under any budget the weights are in memory, and so is the longest trajectory while
+// its last micro-batch runs. Micro-batches that need less than a hundredth of that gain nothing by being
+// smaller.
 int64_t smallest_token_budget(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
   const int64_t longest = longest_trajectory(forest);
   if (options.strategy != Strategy::kPartition) return longest;
   MemoryModel memory = costs.memory;
   memory.checkpoint_activations = options.checkpoint_activations;
   const auto load = [](int64_t tokens) {
-    return Load{.tokens = tokens, .head_rows = tokens, .terms = tokens};
+    return Load{.tokens = tokens, .logit_rows = tokens, .terms = tokens};
   };
   const auto running = [&](int64_t tokens) { return running_bytes(memory, load(tokens), true); };
   const double always = resident_bytes(memory) + held_bytes(memory, load(longest));
@@ -89,8 +91,8 @@ int64_t smallest_token_budget(const Forest& forest, const PlanOptions& options, 
   return budget;
 }
 
-// The token budgets worth trying, largest first: what is given or the whole forest, then each four fifths of
-// the one before, down to the smallest.
+// The token budgets worth trying, largest first. The first is the given one or the whole forest. Each further
+// one is four fifths of the one before, down to the smallest.
 std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
   const bool shares = options.strategy != Strategy::kSequencePacking;
   const int64_t whole = std::max<int64_t>(1, shares ? forest.tree_tokens() : forest.flat_tokens());
@@ -104,15 +106,15 @@ std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& opti
   return budgets;
 }
 
-// Adds the strategy's plans within the memory budget that it finds; lowers `least_bytes` to the least of all
-// plans that it has seen. Planning a large forest takes long: strides find a token budget that fits, and
-// bisection the largest between the last two strides. The strides are those of every memory budget, so that a
-// plan of `least_bytes` is found again when the memory budget is just that.
+// Adds the strategy's plans that fit the memory budget to `cheapest`. Lowers `least_bytes` to the least that
+// any plan needs. Planning a large forest takes long, so few token budgets are tried: strides find one that
+// fits, and bisection finds the largest between the last two strides. The strides do not depend on the memory
+// budget, so a plan of `least_bytes` is found again when the memory budget is exactly that.
 void add_within_memory(const Forest& forest, const PlanOptions& options, const PlanCosts& costs,
                        Cheapest* cheapest, double* least_bytes) {
   const std::vector<int64_t> budgets = token_budgets(forest, options, costs);
   std::vector<std::optional<bool>> known(budgets.size());
-  double seconds = 0;  // of the faster of the plans tried last
+  double seconds = 0;  // of the fastest plan at the token budget tried last
   const auto try_at = [&](size_t i) {
     if (known[i]) return *known[i];
     known[i] = false;
@@ -131,7 +133,7 @@ void add_within_memory(const Forest& forest, const PlanOptions& options, const P
   const size_t last = budgets.size() - 1;
   size_t begin = 0, fit = 0;
   while (!try_at(fit)) {
-    // Smaller micro-batches cost more: what is slow already will not be fast.
+    // Smaller micro-batches take longer, so a strategy that is already too slow is given up.
     if (fit == last || cheapest->beats(seconds)) return;
     begin = fit + 1;
     fit = std::min(fit + kStride, last);
@@ -144,7 +146,7 @@ void add_within_memory(const Forest& forest, const PlanOptions& options, const P
       begin = middle + 1;
     }
   }
-  // For the same reason a few steps past the first fit are enough.
+  // For the same reason it is enough to try a few budgets below the first that fits.
   constexpr size_t kStepsPastTheFirstFit = 3;
   for (size_t i = fit + 1; i <= std::min(fit + kStepsPastTheFirstFit, last); ++i) try_at(i);
 }
@@ -164,7 +166,7 @@ std::vector<CheckpointActivations> checkpoints_of(const PlanOptions& options, St
     if (cuts) all.push_back(CheckpointActivations::kPiece);
     return all;
   }
-  // Packed micro-batches have no descendants, so there is nothing to keep for them.
+  // Packed micro-batches have no descendants, so `piece` means the same as `none`.
   const bool none =
       given == CheckpointActivations::kAuto || (given == CheckpointActivations::kPiece && !cuts);
   return {none ? CheckpointActivations::kNone : given};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sequence packing: the baseline that shares nothing.
 #pragma once
 
@@ -8,9 +9,9 @@
 
 namespace espalier {
 
-/// Every trajectory a chain of its own (best-fit decreasing): nothing is shared. Runs are stretches of the
-/// path whose forest tokens are contiguous. Micro-batches stand in the order of their largest trajectory,
-/// decreasing, ties by trajectory. `budget` is at least longest_trajectory(forest).
+/// Packs every trajectory as a chain of its own, by best-fit decreasing. Nothing is shared. Runs are
+/// stretches of the path whose forest tokens are contiguous. Micro-batches are sorted by their largest
+/// trajectory, descending; ties go by trajectory. `budget` must be at least longest_trajectory(forest).
 std::vector<MicroBatch> pack_sequences(const Forest& forest, int64_t budget);
 
 }  // namespace espalier

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/single_path.h"
 
 #include <numeric>
@@ -9,7 +10,7 @@ namespace espalier {
 SinglePathPacking pack_single_path(const TokenTree& tree, int64_t budget) {
   const std::vector<int64_t> length = path_lengths(tree);
   const int64_t num_nodes = tree.num_nodes();
-  // Sums over the leaves below; `saving` collects the children's DP until the node's own turn comes.
+  // Sums over the leaves below each node. `saving` sums the children's DP until the node itself is visited.
   std::vector<int64_t> num_leaves(num_nodes, 0), leaf_tokens(num_nodes, 0), saving(num_nodes, 0);
   std::vector<bool> is_shared(num_nodes, false);
   for (int64_t n = num_nodes - 1; n >= 0; --n) {
@@ -30,7 +31,7 @@ SinglePathPacking pack_single_path(const TokenTree& tree, int64_t budget) {
       saving[p] += saving[n];
     }
   }
-  std::vector<int64_t> label, group(num_nodes, -1);  // the part of all leaves below, once a node is chosen
+  std::vector<int64_t> label, group(num_nodes, -1);  // the part of all leaves below a chosen node, else -1
   int64_t num_groups = 0;
   for (int64_t n = 0; n < num_nodes; ++n) {
     if (n > 0) group[n] = group[tree.parent[n]];

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tree packing with one shared path per part, by dynamic programming.
 //
 // "Tree Training" (arXiv 2511.00413), section 2.2.1, equations 3 to 5. A part is all leaves below one node u:
@@ -18,7 +19,7 @@ struct SinglePathPacking {
   int64_t total_tokens;  // residual paths counted without sharing, so at least total_tokens(leaves, parts)
 };
 
-/// The optimum among packings with one shared path per part. `budget` is at least the longest leaf path.
+/// The optimum among packings with one shared path per part. `budget` must be at least the longest leaf path.
 /// Ties go to the node nearer to the root (fewer parts). Linear time.
 SinglePathPacking pack_single_path(const TokenTree& tree, int64_t budget);
 

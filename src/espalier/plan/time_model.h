@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Seconds of a micro-batch, from counts and from rates that were measured or assumed.
 #pragma once
 
@@ -9,11 +10,11 @@
 
 namespace espalier {
 
-/// What forward and backward of a micro-batch cost is linear in these counts.
+/// The cost of a micro-batch's forward and backward passes is linear in these counts.
 inline constexpr int kNumTimeFeatures = 6;
 using TimeFeatures = std::array<double, kNumTimeFeatures>;
 
-/// 1; layers; layer_tokens; layers x pairs; layers x attention pieces; head rows.
+/// 1; layers; layer_tokens; layers x pairs; layers x mask blocks; logit rows.
 TimeFeatures time_features(const ModelShape& shape, const Load& load);
 
 struct TimeModel {
@@ -22,8 +23,8 @@ struct TimeModel {
   bool calibrated = false;  // measured on this machine, not assumed
 };
 
-/// From FLOPs at an assumed rate, with fixed costs of the usual size for a few CPU cores or for a data-centre
-/// GPU: good for comparing plans, not for telling time.
+/// A model from FLOPs at an assumed rate, with the usual fixed costs of a few CPU cores or of a data-centre
+/// GPU. It is good for comparing plans, not for predicting times.
 enum class Processor { kCpu, kGpu };
 TimeModel assumed_time_model(const ModelShape& shape, Processor processor = Processor::kCpu);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/tree_heuristic.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 namespace espalier {
 namespace {
 
-/// Groups of leaves that only ever join.
+/// Disjoint groups of leaves that can only be joined (union-find).
 class Groups {
  public:
   explicit Groups(int64_t count) : next_(count) { std::iota(next_.begin(), next_.end(), 0); }
@@ -30,14 +31,14 @@ class Groups {
 using Group = std::pair<int64_t, int64_t>;  // (U, number)
 using GroupSet = std::set<Group>;
 
-/// Packs the groups that meet at one node. No two groups that come from one child can ever fit together: they
-/// did not at the child, where more would have been shared. So bins need not know where groups come from.
+/// Packs the groups that meet at one node. Two groups from the same child can never fit together: they did
+/// not fit at the child, where they would have shared more. So bins need not know where groups come from.
 class Bins {
  public:
   Bins(GroupSet& bins, Groups& groups, int64_t budget, int64_t path)
       : bins_(bins), groups_(groups), limit_(budget + path), path_(path) {}
 
-  /// Into the fullest bin that holds it.
+  /// Adds a group to the fullest bin that has room for it.
   void add(const Group& g) {
     auto fit = bins_.upper_bound({limit_ - g.first, std::numeric_limits<int64_t>::max()});
     if (fit == bins_.begin()) {
@@ -57,8 +58,8 @@ class Bins {
   int64_t limit_, path_;
 };
 
-/// Few groups are packed anew. Many keep the largest child's groups as bins, so that a group is handled
-/// O(log n) times over all its ancestors.
+/// Up to this many groups are packed from scratch. Where there are more, the largest child's groups are kept
+/// as bins, so that a group is handled O(log n) times over all its ancestors.
 constexpr size_t kRepackAtMost = 256;
 
 void pack_node(std::vector<GroupSet>& children, int64_t budget, int64_t path, Groups& groups, GroupSet& out) {
@@ -106,7 +107,7 @@ LeafParts merge_bottom_up(const TokenTree& tree, int64_t budget) {
     if (tree.is_leaf(n)) leaf_index[n] = num_leaves++;
   }
   Groups groups(num_leaves);
-  // In reverse preorder a node's children are the top of the stack when its turn comes.
+  // Nodes are visited in reverse preorder, so a node's children are on top of the stack when it is visited.
   std::vector<GroupSet> stack, children;
   std::vector<int64_t> num_children(num_nodes, 0);
   for (int64_t n = num_nodes - 1; n >= 0; --n) {

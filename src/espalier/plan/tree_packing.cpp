@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/tree_packing.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 namespace espalier {
 namespace {
 
-/// What is kept together: some leaves of one tree with their root paths.
+/// Some leaves of one tree that stay together, with their root paths.
 struct Part {
   int64_t num_tokens;
   std::vector<int64_t> leaves;  // forest nodes, ascending
@@ -24,7 +25,8 @@ TokenTree token_tree(const Forest& forest, int64_t root) {
   return tree;
 }
 
-/// The share of its search work that each tree is granted.
+/// The factor by which the search work of every tree is reduced, so that the plan stays within
+/// kMaxSearchWork.
 double granted_work(const Forest& forest, int64_t budget) {
   int64_t wanted = 0;
   for (int64_t root = 0; root < forest.num_nodes(); root = forest.subtree_last[root]) {
@@ -44,8 +46,8 @@ std::vector<Part> forest_parts(const Forest& forest, int64_t budget) {
     const LeafParts parts = split_tree(tree, budget, static_cast<int64_t>(work));
     const std::vector<int64_t> tokens = part_tokens(leaves, parts);
     for (int64_t p = 0; p < parts.num_rows(); ++p) {
-      Part& part = result.emplace_back(tokens[p], std::vector<int64_t>{});
-      for (const int64_t k : parts.row(p)) part.leaves.push_back(root + leaves.node[k]);
+      result.push_back({tokens[p], {}});
+      for (const int64_t k : parts.row(p)) result.back().leaves.push_back(root + leaves.node[k]);
     }
   }
   return result;
@@ -67,13 +69,13 @@ Csr<int64_t> trajectories_by_leaf(const Forest& forest) {
   return result;
 }
 
-/// Builds micro-batches; what it keeps per node is reused by all of them.
+/// Builds micro-batches one after the other, and reuses its arrays for all of them.
 class BatchBuilder {
  public:
   explicit BatchBuilder(const Forest& forest)
       : forest_(forest), trajectories_(trajectories_by_leaf(forest)), run_of_(forest.num_nodes(), -1) {}
 
-  /// The union of the root paths of these leaves.
+  /// The micro-batch of the union of the root paths of these leaves.
   MicroBatch build(const std::vector<int64_t>& leaves) {
     std::vector<int64_t> nodes;
     for (const int64_t leaf : leaves) {

@@ -1,23 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/checkpoint.h"
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <charconv>
+#include <string_view>
+#include <system_error>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/manifest.h"
+#include "espalier/base/temporaries.h"
 #include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
 
 namespace espalier {
 namespace {
 
+namespace fs = std::filesystem;
+
+constexpr const char* kFolder = "checkpoints";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
-constexpr const char* kStateFile = "trainer_state.json";
 constexpr const char* kWeightsFile = "resume.safetensors";
+constexpr std::string_view kPartialPrefix = ".step_", kPartialSuffix = ".partial";
 
 // The weights in the dtype that they are trained in. bfloat16 models resume from their float32 masters.
-void save_exact_weights(const std::filesystem::path& file, const Decoder& decoder) {
+void save_exact_weights(const fs::path& file, const Decoder& decoder) {
   std::vector<at::Tensor> keep;
   std::vector<TensorView> views;
   for (const Parameter& parameter : decoder.parameters()) {
@@ -27,62 +35,99 @@ void save_exact_weights(const std::filesystem::path& file, const Decoder& decode
   write_safetensors(file, views);
 }
 
-int64_t step_of(const std::filesystem::path& folder) {
+// A folder that disappears with everything in it unless it is kept.
+class PartialFolder {
+ public:
+  explicit PartialFolder(const fs::path& path) : path_(path) { fs::remove_all(path); }
+  ~PartialFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove_all(path_, ignored);
+  }
+  PartialFolder(const PartialFolder&) = delete;
+  PartialFolder& operator=(const PartialFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+  void keep() { path_.clear(); }
+
+ private:
+  fs::path path_;
+};
+
+// Did a process of this host that has ended leave this unfinished checkpoint, ".step_N.TAG.partial"?
+bool is_left_over(std::string_view name) {
+  name.remove_prefix(kPartialPrefix.size());
+  name.remove_suffix(kPartialSuffix.size());
+  const size_t dot = name.find('.');
+  return dot != std::string_view::npos && names_ended_process(name.substr(dot + 1));
+}
+
+}  // namespace
+
+fs::path checkpoint_folder(const fs::path& run_folder, int64_t step) {
+  return run_folder / kFolder / fmt::format("step_{}", step);
+}
+
+fs::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder, const Optimizer& optimizer,
+                         const RunState& state) {
+  const fs::path folder = checkpoint_folder(options.run_folder, state.step), parent = folder.parent_path();
+  const std::string name = folder.filename().string();
+  fs::create_directories(parent);
+  PartialFolder partial(parent / fmt::format(".{}.{}{}", name, process_tag(), kPartialSuffix));
+  options.source.save(decoder, partial.path(), options.save_dtype);
+  optimizer.save(partial.path() / kOptimizerFile);
+  const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
+  if (options.save_dtype != dtype) save_exact_weights(partial.path() / kWeightsFile, decoder);
+  write_text(partial.path() / kStateFile, to_text(state));
+  write_manifest(partial.path(), name);
+  sync_folder(partial.path());
+  ESPALIER_CHECK(!fs::exists(folder), "{}: expected no such folder, it exists already", folder.string());
+  fs::rename(partial.path(), folder);
+  partial.keep();
+  sync_folder(parent);
+  return folder;
+}
+
+int64_t step_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   constexpr std::string_view kPrefix = "step_";
   int64_t step = -1;
   if (!name.starts_with(kPrefix)) return -1;
   const char* end = name.data() + name.size();
   const auto [last, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  return error == std::errc() && last == end ? step : -1;
+  // "step_007" and "step_-7" are other names.
+  const bool plain = error == std::errc() && last == end && name == fmt::format("{}{}", kPrefix, step);
+  return plain && step >= 0 ? step : -1;
 }
 
-}  // namespace
-
-std::filesystem::path save_checkpoint(const CheckpointOptions& options, int64_t step, const Decoder& decoder,
-                                      const Optimizer& optimizer,
-                                      const nlohmann::ordered_json& trainer_state) {
-  const std::filesystem::path parent = options.run_folder / "checkpoints";
-  const std::filesystem::path folder = parent / fmt::format("step_{}", step);
-  const std::filesystem::path temporary = parent / fmt::format(".step_{}.partial", step);
-  std::filesystem::create_directories(parent);
-  std::filesystem::remove_all(temporary);
-  save_decoder(decoder, options.source_model, temporary, options.save_dtype);
-  optimizer.save(temporary / kOptimizerFile);
-  const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
-  if (options.save_dtype != dtype) save_exact_weights(temporary / kWeightsFile, decoder);
-  write_text(temporary / kStateFile, trainer_state.dump(2) + "\n");
-  sync_folder(temporary);
-  ESPALIER_CHECK(!std::filesystem::exists(folder), "{}: expected no such folder, it exists already",
-                 folder.string());
-  std::filesystem::rename(temporary, folder);
-  sync_folder(parent);
-  return folder;
-}
-
-std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run_folder) {
-  const std::filesystem::path parent = run_folder / "checkpoints";
-  if (!std::filesystem::is_directory(parent)) return std::nullopt;
-  std::optional<std::filesystem::path> newest;
-  for (const auto& entry : std::filesystem::directory_iterator(parent)) {
-    if (!entry.is_directory() || step_of(entry.path()) < 0) continue;
-    if (!newest || step_of(entry.path()) > step_of(*newest)) newest = entry.path();
+std::vector<fs::path> checkpoints(const fs::path& run_folder) {
+  std::vector<fs::path> folders;
+  const fs::path parent = run_folder / kFolder;
+  if (!fs::is_directory(parent)) return folders;
+  for (const auto& entry : fs::directory_iterator(parent)) {
+    if (entry.is_directory() && step_of(entry.path()) >= 0) folders.push_back(entry.path());
   }
-  return newest;
+  std::sort(folders.begin(), folders.end(),
+            [](const fs::path& a, const fs::path& b) { return step_of(a) > step_of(b); });
+  return folders;
 }
 
-nlohmann::json read_trainer_state(const std::filesystem::path& checkpoint) {
-  const std::filesystem::path file = checkpoint / kStateFile;
-  const auto state = nlohmann::json::parse(read_text(file), nullptr, /*allow_exceptions=*/false);
-  ESPALIER_CHECK(state.is_object() && state.contains("step") && state["step"].is_number_integer(),
-                 "{}: expected a JSON object with an integer `step`", file.string());
-  return state;
+void sweep_unfinished_checkpoints(const fs::path& run_folder, bool all) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(run_folder / kFolder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    const bool partial = name.size() > kPartialPrefix.size() + kPartialSuffix.size() &&
+                         name.starts_with(kPartialPrefix) && name.ends_with(kPartialSuffix);
+    if (partial && (all || is_left_over(name))) found.push_back(entry->path());
+  }
+  for (const fs::path& folder : found) fs::remove_all(folder, error);
 }
 
-void load_checkpoint(const std::filesystem::path& checkpoint, Decoder* decoder, Optimizer* optimizer) {
+void load_checkpoint(const fs::path& checkpoint, Decoder* decoder, Optimizer* optimizer) {
   const at::NoGradGuard no_grad;
   const at::ScalarType dtype = decoder->parameters().front().value.scalar_type();
-  const bool exact_weights = std::filesystem::exists(checkpoint / kWeightsFile);
+  const bool exact_weights = fs::exists(checkpoint / kWeightsFile);
   if (exact_weights) {
     const SafetensorsFile file(checkpoint / kWeightsFile);
     for (const Parameter& parameter : decoder->parameters()) {
@@ -90,6 +135,9 @@ void load_checkpoint(const std::filesystem::path& checkpoint, Decoder* decoder, 
     }
   } else {
     const Decoder saved = load_decoder(checkpoint, dtype);
+    ESPALIER_CHECK(saved.parameters().size() == decoder->parameters().size(),
+                   "{}: expected a model of {} tensors, received {}", checkpoint.string(),
+                   decoder->parameters().size(), saved.parameters().size());
     for (size_t i = 0; i < decoder->parameters().size(); ++i) {
       decoder->parameters()[i].value.detach().copy_(saved.parameters()[i].value);
     }

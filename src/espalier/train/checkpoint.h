@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of a run: RUN/checkpoints/step_N/, each a Hugging Face model folder with the optimiser's state.
 #pragma once
 
@@ -5,32 +6,43 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
+#include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "espalier/model/weights.h"
 #include "espalier/train/optimizer.h"
+#include "espalier/train/run_state.h"
 
 namespace espalier {
 
-/// Files of a step folder beside the model: optimizer.safetensors and trainer_state.json. For models saved in
-/// another dtype than they are trained in, resume.safetensors holds the exact weights.
+inline constexpr const char* kStateFile = "trainer_state.json";
+
 struct CheckpointOptions {
   std::filesystem::path run_folder;
-  std::filesystem::path source_model;  // folder that the run started from: names, sharding, tokenizer
+  SourceModel source;  // what the saved model takes over beside the weights
   at::ScalarType save_dtype = at::kFloat;
 };
 
-/// Writes step_N beside its final name, makes it durable and renames it: a step folder is whole or absent.
-std::filesystem::path save_checkpoint(const CheckpointOptions& options, int64_t step, const Decoder& decoder,
-                                      const Optimizer& optimizer,
-                                      const nlohmann::ordered_json& trainer_state);
+/// Writes step_N, N being state.step, beside its final name, makes it durable and renames it: a step folder
+/// is whole or absent. Beside the model of `source` with the decoder's weights in `save_dtype` it holds
+/// optimizer.safetensors, trainer_state.json and a manifest (base/manifest.h); where save_dtype is not the
+/// dtype of the decoder, resume.safetensors has the exact weights. Returns the folder. Throws NonFiniteError
+/// where weights or optimiser hold values that are not finite, InputError where the folder cannot be written;
+/// nothing is left behind then.
+std::filesystem::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder,
+                                      const Optimizer& optimizer, const RunState& state);
 
-/// The step folder with the highest N, if any. Unfinished temporaries are passed over.
-std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run_folder);
+/// RUN/checkpoints/step_N.
+std::filesystem::path checkpoint_folder(const std::filesystem::path& run_folder, int64_t step);
 
-/// trainer_state.json of a step folder; throws InputError when it is missing or not valid.
-nlohmann::json read_trainer_state(const std::filesystem::path& checkpoint);
+/// The step folders of a run, highest N first. Unfinished temporaries are passed over.
+std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& run_folder);
+
+/// N of a folder step_N; -1 of any other name.
+int64_t step_of(const std::filesystem::path& folder);
+
+/// Removes unfinished checkpoints of a run. Only for who holds the run's lock; `all` is false where there are
+/// no locks, and then those of other hosts stay, since they may be being written.
+void sweep_unfinished_checkpoints(const std::filesystem::path& run_folder, bool all);
 
 /// Weights and optimiser state as they were when the checkpoint was written, bit for bit.
 void load_checkpoint(const std::filesystem::path& checkpoint, Decoder* decoder, Optimizer* optimizer);

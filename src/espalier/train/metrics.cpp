@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/metrics.h"
 
 #include <unistd.h>
@@ -5,6 +6,8 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <system_error>
+#include <utility>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
@@ -75,15 +78,23 @@ uint32_t crc32c(const std::string& bytes) {
   return crc ^ 0xFFFFFFFFu;
 }
 
-EventWriter::EventWriter(const std::filesystem::path& folder) {
-  char host[256] = "localhost";
-  gethostname(host, sizeof(host) - 1);
+namespace {
+
+std::filesystem::path event_path(const std::filesystem::path& folder) {
+  std::array<char, 256> host{"localhost"};
+  gethostname(host.data(), host.size() - 1);
   const std::string name =
-      fmt::format("events.out.tfevents.{}.{}.{}", static_cast<int64_t>(wall_time()), host, getpid());
-  path_ = folder / name;
-  for (int copy = 1; std::filesystem::exists(path_); ++copy)
-    path_ = folder / fmt::format("{}.{}", name, copy);
-  file_.open(path_, std::ios::binary | std::ios::trunc);
+      fmt::format("events.out.tfevents.{}.{}.{}", static_cast<int64_t>(wall_time()), host.data(), getpid());
+  std::filesystem::path path = folder / name;
+  std::error_code error;
+  for (int copy = 1; std::filesystem::exists(path, error); ++copy)
+    path = folder / fmt::format("{}.{}", name, copy);
+  return path;
+}
+
+}  // namespace
+
+EventWriter::EventWriter(const std::filesystem::path& folder) : file_(event_path(folder)) {
   std::string event = event_header(0);
   append_bytes(event, 3, "brain.Event:2");
   record(event);
@@ -111,17 +122,14 @@ void EventWriter::record(const std::string& event) {
   append_raw(framed, masked_crc(length));
   framed += event;
   append_raw(framed, masked_crc(event));
-  file_.write(framed.data(), static_cast<std::streamsize>(framed.size()));
-  file_.flush();
-  ESPALIER_CHECK(file_.good(), "{}: cannot write", path_.string());
+  file_.append(std::move(framed));
 }
 
 namespace {
 
 // Lines up to and including `last_step` of an earlier run's metrics. An unfinished last line is dropped.
-std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
-  if (last_step == 0 || !std::filesystem::exists(path)) return "";
-  const std::string text = read_text(path);
+std::string kept_lines(const std::string& text, int64_t last_step) {
+  if (last_step == 0) return "";
   std::string kept;
   for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = text.substr(begin, end - begin + 1);
@@ -131,23 +139,57 @@ std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
   return kept;
 }
 
+// Leaves of metrics.jsonl what is to be kept. Throws InputError where that cannot be done.
+void trim(const std::filesystem::path& path, int64_t resumed_step) {
+  const std::string text = std::filesystem::exists(path) ? read_text(path) : "";
+  const std::string kept = kept_lines(text, resumed_step);
+  if (kept == text && !text.empty()) return;
+  if (!text.empty() && text.starts_with(kept)) {  // the usual case, which needs no room on the disk
+    std::error_code error;
+    std::filesystem::resize_file(path, kept.size(), error);
+    ESPALIER_CHECK(!error, "cannot shorten {}: {}", path.string(), error.message());
+    return;
+  }
+  write_text(path, kept);
+}
+
 }  // namespace
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& run_folder, int64_t resumed_step)
-    : path_(run_folder / "metrics.jsonl"), events_(run_folder) {
-  write_text(path_, kept_lines(path_, resumed_step));
-  file_.open(path_, std::ios::app);
+MetricsWriter::MetricsWriter(const std::filesystem::path& run_folder, int64_t resumed_step,
+                             std::function<void(const std::string&)> note)
+    : note_(std::move(note)), file_(run_folder / "metrics.jsonl"), events_(run_folder) {
+  try {
+    trim(file_.path(), resumed_step);
+  } catch (const std::exception& error) {
+    this->note(fmt::format("warning: {}; it keeps lines of steps that are done again", error.what()));
+  }
+}
+
+void MetricsWriter::note(const std::string& text) const {
+  if (note_) note_(text);
 }
 
 void MetricsWriter::write(int64_t step, const nlohmann::ordered_json& values) {
-  file_ << values.dump() << '\n';
-  file_.flush();
-  ESPALIER_CHECK(file_.good(), "{}: cannot write", path_.string());
+  file_.append(values.dump() + "\n");
   std::map<std::string, double> scalars;
   for (const auto& [key, value] : values.items()) {
     if (value.is_number() && key != "step") scalars["train/" + key] = value.get<double>();
   }
   events_.scalars(step, scalars);
+  for (const LogFile* file : {static_cast<const LogFile*>(&file_), &events_.file()}) {
+    if (warned_ || file->failure().empty()) continue;
+    warned_ = true;
+    note(fmt::format("warning: {} cannot be written: {}; the run goes on and tries again after every step",
+                     file->path().string(), file->failure()));
+  }
+}
+
+void MetricsWriter::finish() {
+  for (const LogFile* file : {static_cast<const LogFile*>(&file_), &events_.file()}) {
+    if (file->num_missing() == 0) continue;
+    note(fmt::format("warning: {} is incomplete: {} records could not be written{}{}", file->path().string(),
+                     file->num_missing(), file->failure().empty() ? "" : ": ", file->failure()));
+  }
 }
 
 }  // namespace espalier

@@ -1,13 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the numbers of a run go: metrics.jsonl and a TensorBoard event file.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
+#include <functional>
 #include <map>
 #include <string>
 
 #include <nlohmann/json.hpp>
+
+#include "espalier/base/log_file.h"
 
 namespace espalier {
 
@@ -18,26 +21,34 @@ class EventWriter {
   explicit EventWriter(const std::filesystem::path& folder);
   void scalars(int64_t step, const std::map<std::string, double>& values);
 
+  const LogFile& file() const { return file_; }
+
  private:
   void record(const std::string& event);
-  std::ofstream file_;
-  std::filesystem::path path_;
+  LogFile file_;
 };
 
 /// CRC-32C (Castagnoli) of the bytes, as TFRecord uses it.
 uint32_t crc32c(const std::string& bytes);
 
 /// metrics.jsonl and the event file of a run folder. Lines of steps after `resumed_step` (from an interrupted
-/// run) are dropped on opening; with resumed_step 0 the file starts anew.
+/// run) are dropped on opening; with resumed_step 0 the file starts anew. Nothing here throws because a file
+/// cannot be written: `note` is told once, what is missing is tried again with every step, and finish() says
+/// what is missing still.
 class MetricsWriter {
  public:
-  MetricsWriter(const std::filesystem::path& run_folder, int64_t resumed_step);
+  MetricsWriter(const std::filesystem::path& run_folder, int64_t resumed_step,
+                std::function<void(const std::string&)> note = {});
   void write(int64_t step, const nlohmann::ordered_json& values);
+  void finish();
 
  private:
-  std::filesystem::path path_;
-  std::ofstream file_;
+  void note(const std::string& text) const;
+
+  std::function<void(const std::string&)> note_;
+  LogFile file_;
   EventWriter events_;
+  bool warned_ = false;
 };
 
 }  // namespace espalier

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -6,24 +7,58 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <numbers>
 
-#include "espalier/base/check.h"
+#include "espalier/base/words.h"
 #include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights.h"
 
 namespace espalier {
 
+namespace {
+
+constexpr auto kOptimizers =
+    std::to_array<Word<OptimizerKind>>({{"adamw", OptimizerKind::kAdamW}, {"sgd", OptimizerKind::kSgd}});
+
+constexpr auto kSchedulers = std::to_array<Word<SchedulerKind>>({{"constant", SchedulerKind::kConstant},
+                                                                 {"linear", SchedulerKind::kLinear},
+                                                                 {"cosine", SchedulerKind::kCosine}});
+
+}  // namespace
+
+std::vector<std::string> optimizer_names() {
+  return all_words(kOptimizers);
+}
+
 OptimizerKind parse_optimizer(const std::string& name) {
-  if (name == "adamw") return OptimizerKind::kAdamW;
-  if (name == "sgd") return OptimizerKind::kSgd;
-  throw InputError(fmt::format("optimizer: expected adamw or sgd, received `{}`", name));
+  return parse_word(kOptimizers, "optimizer", name);
+}
+
+std::vector<std::string> scheduler_names() {
+  return all_words(kSchedulers);
+}
+
+void check_optimizer_options(const OptimizerOptions& options) {
+  // Written so that NaN, which is in no range, fails every check.
+  const auto beta = [](const char* name, double value) {
+    ESPALIER_CHECK(value >= 0 && value < 1, "{}: expected a number from 0 to below 1, received {}", name,
+                   value);
+  };
+  const auto not_negative = [](const char* name, double value) {
+    ESPALIER_CHECK(value >= 0 && std::isfinite(value),
+                   "{}: expected a finite number of at least 0, received {}", name, value);
+  };
+  beta("beta1", options.beta1);
+  beta("beta2", options.beta2);
+  ESPALIER_CHECK(options.eps > 0 && std::isfinite(options.eps),
+                 "eps: expected a finite number above 0, received {}", options.eps);
+  not_negative("weight-decay", options.weight_decay);
+  not_negative("max-grad-norm", options.max_grad_norm);
 }
 
 SchedulerKind parse_scheduler(const std::string& name) {
-  if (name == "constant") return SchedulerKind::kConstant;
-  if (name == "linear") return SchedulerKind::kLinear;
-  if (name == "cosine") return SchedulerKind::kCosine;
-  throw InputError(fmt::format("scheduler: expected constant, linear or cosine, received `{}`", name));
+  return parse_word(kSchedulers, "scheduler", name);
 }
 
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps) {
@@ -39,6 +74,7 @@ Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options)
     : decoder_(&decoder),
       options_(options),
       steps_done_(at::zeros({}, at::TensorOptions(decoder.device()).dtype(at::kFloat))) {
+  check_optimizer_options(options);
   const at::NoGradGuard no_grad;
   for (const Parameter& parameter : decoder.parameters()) {
     const at::Tensor value = parameter.value.detach();
@@ -93,16 +129,41 @@ void adamw_group(const OptimizerOptions& options, double learning_rate, double w
 
 }  // namespace
 
-double Optimizer::step(double learning_rate) {
+double Optimizer::gradient_norm() const {
   RECORD_USER_SCOPE("optimizer");
   const at::NoGradGuard no_grad;
+  return global_norm(decoder_->gradients());
+}
+
+double Optimizer::step(double learning_rate) {
+  const double norm = gradient_norm();
+  update(learning_rate, norm);
+  return norm;
+}
+
+void Optimizer::check_update(double learning_rate, double norm) const {
+  if (!std::isfinite(norm))
+    throw NonFiniteError(fmt::format("the gradient norm is {}: expected a finite number", norm));
+  const double clipped = options_.max_grad_norm > 0 ? std::min(norm, options_.max_grad_norm) : norm;
+  const double largest = masters_.front().scalar_type() == at::kDouble ? std::numeric_limits<double>::max()
+                                                                       : std::numeric_limits<float>::max();
+  // No gradient is larger than the norm of all, and AdamW moves no weight by more than this many times the
+  // learning rate: m / sqrt(v) is at most (1 - beta1) / sqrt(1 - beta2), corrections for the first steps
+  // aside, which make it at most 1 there.
+  const bool adamw = options_.kind == OptimizerKind::kAdamW;
+  const double reach = adamw ? std::max(1.0, (1 - options_.beta1) / std::sqrt(1 - options_.beta2)) : clipped;
+  if (!(learning_rate * reach < largest) || (adamw && !(clipped < std::sqrt(largest)))) {
+    throw NonFiniteError(fmt::format(
+        "the update would overflow {}: learning rate {:g}, gradient norm {:g}, after clipping {:g}",
+        dtype_name(masters_.front().scalar_type()), learning_rate, norm, clipped));
+  }
+}
+
+void Optimizer::update(double learning_rate, double norm) {
+  RECORD_USER_SCOPE("optimizer");
+  check_update(learning_rate, norm);
+  const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> sums = decoder_->gradients();
-  const double norm = global_norm(sums);
-  ESPALIER_CHECK(std::isfinite(norm),
-                 "the gradient norm is {}: expected a finite number; the weights are left as they were (a "
-                 "lower learning-rate "
-                 "or a smaller max-grad-norm may help)",
-                 norm);
   if (options_.max_grad_norm > 0 && norm > options_.max_grad_norm) {
     at::_foreach_mul_(defined_ones(sums), options_.max_grad_norm / (norm + 1e-6));
   }
@@ -123,7 +184,6 @@ double Optimizer::step(double learning_rate) {
     }
   }
   round_masters();
-  return norm;
 }
 
 void Optimizer::round_masters() const {
@@ -147,7 +207,17 @@ std::vector<Optimizer::Named> Optimizer::state() const {
   return state;
 }
 
+std::string Optimizer::nonfinite_state() const {
+  for (const Named& entry : state()) {
+    const std::string fault = nonfinite_text(entry.tensor);
+    if (!fault.empty()) return fmt::format("`{}` {}", entry.name, fault);
+  }
+  return "";
+}
+
 void Optimizer::save(const std::filesystem::path& file) const {
+  if (const std::string fault = nonfinite_state(); !fault.empty())
+    throw NonFiniteError(fmt::format("optimiser state: {}", fault));
   std::vector<at::Tensor> keep;
   std::vector<TensorView> views;
   for (const Named& entry : state()) {

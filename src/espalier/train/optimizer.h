@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimisers over master weights.
 #pragma once
 
@@ -7,12 +8,11 @@
 #include <vector>
 
 #include "espalier/base/safetensors.h"
+#include "espalier/engine/engine.h"
 #include "espalier/model/decoder.h"
-#include "espalier/train/engine.h"
+#include "espalier/plan/memory_model.h"
 
 namespace espalier {
-
-enum class OptimizerKind { kAdamW, kSgd };
 
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
@@ -23,9 +23,17 @@ struct OptimizerOptions {
   double max_grad_norm = 1;  // 0: off
 };
 
+/// "adamw" | "sgd"; parsing throws InputError naming them.
+std::vector<std::string> optimizer_names();
 OptimizerKind parse_optimizer(const std::string& name);
 
+/// Throws InputError naming an option that is not finite or out of its range: betas in [0, 1), eps above 0,
+/// the others 0 or more.
+void check_optimizer_options(const OptimizerOptions& options);
+
 enum class SchedulerKind { kConstant, kLinear, kCosine };
+/// "constant" | "linear" | "cosine"; likewise.
+std::vector<std::string> scheduler_names();
 SchedulerKind parse_scheduler(const std::string& name);
 
 /// Factor on the learning rate at step (from 0) of `steps`: rises linearly to 1 over the first warmup_steps
@@ -43,12 +51,22 @@ class Optimizer {
  public:
   Optimizer(const Decoder& decoder, const OptimizerOptions& options);
 
-  /// Global norm of the decoder's gradients, then clips them to max_grad_norm
-  /// (torch.nn.utils.clip_grad_norm_), updates the weights and returns the norm before clipping. Throws
-  /// InputError when the norm is not finite; weights and state are then as before.
+  /// Euclidean norm of the decoder's gradients, summed in float64. Waits for the device.
+  double gradient_norm() const;
+
+  /// Clips the gradients, whose norm is `norm`, to max_grad_norm (torch.nn.utils.clip_grad_norm_) and updates
+  /// the weights. Throws NonFiniteError, before anything is changed, where the norm is not finite or so large
+  /// that the update or AdamW's second moments would overflow.
+  void update(double learning_rate, double norm);
+
+  /// Both. Returns the norm before clipping.
   double step(double learning_rate);
 
-  /// State by name: `master.NAME` (bfloat16 models), `exp_avg.NAME`, `exp_avg_sq.NAME`, `step`.
+  /// What save() writes holds only finite numbers: "" or the name of a tensor of it and what it holds.
+  std::string nonfinite_state() const;
+
+  /// State by name: `master.NAME` (bfloat16 models), `exp_avg.NAME`, `exp_avg_sq.NAME`, `step`. Throws
+  /// NonFiniteError where values are not finite.
   void save(const std::filesystem::path& file) const;
   void load(const std::filesystem::path& file);
 
@@ -58,6 +76,7 @@ class Optimizer {
     at::Tensor tensor;
   };
   std::vector<Named> state() const;
+  void check_update(double learning_rate, double norm) const;
   void round_masters() const;  // to the weights of bfloat16 models; nothing for others
 
   const Decoder* decoder_;

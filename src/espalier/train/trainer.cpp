@@ -1,76 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/trainer.h"
 
 #include <sys/resource.h>
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <chrono>
-#include <map>
-#include <numeric>
-#include <optional>
-#include <utility>
+#include <cmath>
 
 #include "espalier/base/check.h"
-#include "espalier/base/rng.h"
+#include "espalier/base/folder_lock.h"
+#include "espalier/base/mapped_file_guard.h"
+#include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/train/checkpoint.h"
+#include "espalier/train/diagnosis.h"
 #include "espalier/train/metrics.h"
+#include "espalier/train/resume.h"
 
 namespace espalier {
-
-Shuffle parse_shuffle(const std::string& name) {
-  if (name == "none") return Shuffle::kNone;
-  if (name == "groups") return Shuffle::kGroups;
-  if (name == "rows") return Shuffle::kRows;
-  throw InputError(fmt::format("shuffle: expected none, groups or rows, received `{}`", name));
-}
-
-namespace {
-
-// Rows in units that stay together, in order of first appearance.
-std::vector<std::vector<int64_t>> shuffle_units(const Trajectories& trajectories, Shuffle shuffle) {
-  std::vector<std::vector<int64_t>> units;
-  std::map<std::string, size_t> unit_of_group;
-  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    const bool grouped =
-        shuffle == Shuffle::kGroups && !trajectories.group_id.empty() && !trajectories.group_id[row].empty();
-    if (!grouped) {
-      units.push_back({row});
-      continue;
-    }
-    const auto [entry, is_new] = unit_of_group.try_emplace(trajectories.group_id[row], units.size());
-    if (is_new) units.emplace_back();
-    units[entry->second].push_back(row);
-  }
-  return units;
-}
-
-}  // namespace
-
-std::vector<std::vector<int64_t>> epoch_batches(const Trajectories& trajectories, const TrainOptions& options,
-                                                int64_t epoch) {
-  std::vector<std::vector<int64_t>> units = shuffle_units(trajectories, options.shuffle);
-  if (options.shuffle != Shuffle::kNone) {
-    Rng rng(options.seed, static_cast<uint64_t>(epoch));
-    for (size_t i = units.size(); i > 1; --i)
-      std::swap(units[i - 1], units[rng.below(static_cast<int64_t>(i))]);
-  }
-  const size_t batch_size = options.batch_size > 0 ? options.batch_size : trajectories.num_rows();
-  std::vector<std::vector<int64_t>> batches;
-  for (const std::vector<int64_t>& unit : units) {
-    for (const int64_t row : unit) {
-      if (batches.empty() || batches.back().size() == batch_size) batches.emplace_back();
-      batches.back().push_back(row);
-    }
-  }
-  return batches;
-}
-
-int64_t total_steps(const Trajectories& trajectories, const TrainOptions& options) {
-  if (options.steps > 0) return options.steps;
-  const int64_t batch_size = options.batch_size > 0 ? options.batch_size : trajectories.num_rows();
-  return options.epochs * ((trajectories.num_rows() + batch_size - 1) / batch_size);
-}
-
 namespace {
 
 int64_t peak_memory_bytes() {
@@ -79,8 +28,7 @@ int64_t peak_memory_bytes() {
   return int64_t{1024} * usage.ru_maxrss;
 }
 
-nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShape& shape,
-                                    const StepResult& result, double seconds) {
+nlohmann::ordered_json step_metrics(const ModelShape& shape, const StepResult& result, double seconds) {
   nlohmann::ordered_json metrics;
   metrics["loss"] = result.loss;
   metrics["flat_tokens"] = result.flat_tokens;
@@ -96,104 +44,12 @@ nlohmann::ordered_json step_metrics(const TrainOptions& options, const ModelShap
   metrics["micro_batches"] = result.measured.size();
   metrics["micro_batch_seconds"] = result.measured_seconds();
   if (result.recomputed.tokens > 0) metrics["recomputed_tokens"] = result.recomputed.tokens;
-  if (options.objective.kind == ObjectiveKind::kGrpo) {
-    const double terms = static_cast<double>(std::max<int64_t>(1, result.terms));
-    metrics["clip_fraction"] = static_cast<double>(result.clipped_terms) / terms;
-    metrics["ratio_mean"] = result.ratio_sum / terms;
-    metrics["mismatch_kl"] = result.mismatch_kl_sum / terms;
-  }
+  for (const StepMetric& metric : result.metrics) metrics[metric.name] = metric.value;
   return metrics;
 }
 
-// Flags that a continuation may change. Other steps or epochs change what a falling schedule does from there
-// on.
-constexpr const char* kFreeOnResume[] = {"resume",        "save-every",   "steps",          "epochs",
-                                         "dry-run",       "out",          "no-calibration", "config",
-                                         "skip-bad-rows", "threads",      "model",          "data",
-                                         "profile",       "profile-step", "device",         "deterministic"};
-
-void check_resumable(const nlohmann::json& saved, const TrainOptions& options,
-                     const std::filesystem::path& folder) {
-  for (const auto& [key, value] : options.config.items()) {
-    if (std::find(std::begin(kFreeOnResume), std::end(kFreeOnResume), key) != std::end(kFreeOnResume))
-      continue;
-    const nlohmann::json before = saved.contains(key) ? saved[key] : nlohmann::json();
-    ESPALIER_CHECK(before == nlohmann::json(value),
-                   "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, "
-                   "or start a new run in "
-                   "another --out",
-                   key, before.dump(), folder.string(), value.dump());
-  }
-}
-
-/// The steps of a run, by index, also one ahead: while the device works on another one.
-class Steps {
- public:
-  Steps(const Trajectories& trajectories, const TrainOptions& options)
-      : trajectories_(trajectories), options_(options) {}
-
-  Step take(int64_t index) {
-    if (ahead_ && ahead_index_ == index) return std::move(*std::exchange(ahead_, std::nullopt));
-    return make(index);
-  }
-
-  /// One that cannot be made says so when it is taken.
-  void make_ahead(int64_t index) {
-    try {
-      ahead_ = make(index);
-      ahead_index_ = index;
-    } catch (const std::exception&) {
-      ahead_.reset();
-    }
-  }
-
- private:
-  Step make(int64_t index) {
-    if (batches_.empty()) batches_ = epoch_batches(trajectories_, options_, epoch_);
-    const auto per_epoch = static_cast<int64_t>(batches_.size());
-    if (index / per_epoch != epoch_) {
-      epoch_ = index / per_epoch;
-      batches_ = epoch_batches(trajectories_, options_, epoch_);
-    }
-    return make_step(trajectories_, batches_[index % per_epoch], options_.plan, options_.objective,
-                     options_.costs ? &*options_.costs : nullptr);
-  }
-
-  const Trajectories& trajectories_;
-  const TrainOptions& options_;
-  std::vector<std::vector<int64_t>> batches_;  // of the epoch
-  int64_t epoch_ = 0;
-  std::optional<Step> ahead_;
-  int64_t ahead_index_ = 0;
-};
-
-int64_t resume(const TrainOptions& options, const Trajectories& trajectories, Decoder* decoder,
-               Optimizer* optimizer, const TrainEvents& events) {
-  const auto newest = newest_checkpoint(options.out);
-  if (!options.resume) {
-    ESPALIER_CHECK(
-        !newest,
-        "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --out",
-        options.out.string(), newest->filename().string());
-    return 0;
-  }
-  if (!newest) {
-    if (events.note)
-      events.note(fmt::format("no checkpoint in {}: starting from the model", options.out.string()));
-    return 0;
-  }
-  const nlohmann::json state = read_trainer_state(*newest);
-  check_resumable(state.value("config", nlohmann::json::object()), options, *newest);
-  const int64_t rows = state.value("data_rows", int64_t{-1}),
-                tokens = state.value("data_tokens", int64_t{-1});
-  ESPALIER_CHECK(rows == trajectories.num_rows() && tokens == trajectories.num_tokens(),
-                 "--resume: the run was on {} trajectories with {} tokens, the data has {} with {}", rows,
-                 tokens, trajectories.num_rows(), trajectories.num_tokens());
-  load_checkpoint(*newest, decoder, optimizer);
-  return state["step"].get<int64_t>();
-}
-
-// Number of the step to profile; 0: none. The first step of a run is not like the others: memory is new.
+// Number of the step to profile; 0: none. The first step of a run is not like the others: it allocates its
+// memory.
 int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) {
   if (options.profiler == nullptr) return 0;
   if (options.profile_step == 0) return std::min(first + 2, last);
@@ -203,76 +59,259 @@ int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) 
   return options.profile_step;
 }
 
+// The message of an exception, on one line where it is one of ours.
+std::string text_of(const std::exception& error) {
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  return torch != nullptr ? torch->what_without_backtrace() : error.what();
+}
+
+/// When checkpoints are due, also those that could not be written at their time.
+class SaveSchedule {
+ public:
+  SaveSchedule(int64_t every, int64_t last) : every_(every), last_(last) {}
+
+  bool is_due(int64_t step, bool stopping) const {
+    return is_final(step, stopping) || is_regular(step) || step == retry_at_;
+  }
+  void saved() { failures_ = retry_at_ = 0; }
+
+  /// Whether the run may go on without the checkpoint of this step, which could not be written: until the
+  /// next one is due, and tries in between after 1, 2, 4, ... steps.
+  bool may_wait(int64_t step, bool stopping) {
+    if (is_final(step, stopping) || (failures_ > 0 && is_regular(step))) return false;
+    retry_at_ = step + (int64_t{1} << std::min<int64_t>(failures_++, 20));
+    return true;
+  }
+
+ private:
+  bool is_final(int64_t step, bool stopping) const { return step == last_ || stopping; }
+  bool is_regular(int64_t step) const { return every_ > 0 && step % every_ == 0; }
+
+  int64_t every_, last_;
+  int64_t failures_ = 0;  // in a row
+  int64_t retry_at_ = 0;
+};
+
+/// A run from its first step, or the one after the checkpoint that it continues, to its last.
+class TrainingRun {
+ public:
+  /// Loads the model and, where the run is resumed, its state.
+  TrainingRun(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
+              const std::atomic<bool>* stop)
+      : trajectories_(trajectories),
+        options_(options),
+        events_(events),
+        stop_(stop),
+        last_(total_steps(trajectories, options)),
+        checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
+        decoder_(load_decoder(options.model, options.dtype, options.device)),
+        optimizer_(decoder_, options.optimizer),
+        shape_(model_shape(decoder_.config())),
+        loss_(trajectories, options.objective),
+        state_(run_state_of(trajectories, options.config)),
+        first_(resume({options, checkpoint_.source, state_}, &decoder_, &optimizer_, events.note)),
+        steps_(trajectories, options),
+        saves_(options.save_every, last_) {
+    state_.step = saved_ = first_;
+  }
+
+  /// Returns false if it was stopped before the last step.
+  bool run() {
+    if (first_ < last_) check_before_the_first_step();
+    if (events_.started) events_.started(last_, first_);
+    if (first_ >= last_) {
+      note(fmt::format("nothing to do: step {} of {} is reached already", first_, last_));
+      return true;
+    }
+    profiled_ = profiled_step(options_, first_, last_);
+    MetricsWriter writer(options_.out, first_, events_.note);
+    bool finished = false;
+    try {
+      finished = take_steps(&writer);
+    } catch (const std::exception& error) {
+      writer.finish();
+      if (state_.step == first_) throw;  // nothing was done that could be lost
+      end_with(error);
+    }
+    writer.finish();
+    return finished;
+  }
+
+ private:
+  void note(const std::string& text) const {
+    if (events_.note) events_.note(text);
+  }
+
+  bool stopping() const { return stop_ != nullptr && stop_->load(); }
+
+  /// Throws InputError for what would end the run later.
+  void check_before_the_first_step() {
+    check_loss_of_steps(trajectories_, options_, first_, last_);
+    steps_.try_longest(first_, last_);
+  }
+
+  bool take_steps(MetricsWriter* writer) {
+    while (state_.step < last_) {
+      if (state_.step == first_ && stopping()) return false;  // nothing is done yet
+      const nlohmann::ordered_json metrics = take_step(state_.step + 1);
+      writer->write(state_.step, metrics);
+      if (events_.step) events_.step(state_.step, metrics);
+      const bool stop = stopping();
+      if (saves_.is_due(state_.step, stop)) save(stop);
+      if (stop && state_.step < last_) return false;
+    }
+    return true;
+  }
+
+  /// Forward, backward and update of step `number` (from 1). Returns its metrics.
+  nlohmann::ordered_json take_step(int64_t number) {
+    if (number == profiled_) options_.profiler->start();
+    const auto begin = std::chrono::steady_clock::now();
+    const Step step = steps_.take(number - 1);
+    const StepResult result = compute_gradients(number, step);
+    check_mapped_files();  // gradients of data that is no longer there do not count
+    const double rate = options_.learning_rate *
+                        schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
+    const double norm = optimizer_.gradient_norm();
+    check_finite(number, step, result.loss, norm);
+    update(number, rate, norm);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (number == profiled_) finish_profile(result);
+
+    nlohmann::ordered_json metrics = {{"step", number}};
+    metrics.update(step_metrics(shape_, result, seconds));
+    if (options_.predicted_costs) add_prediction(number, step, result, &metrics);
+    metrics["grad_norm"] = norm;
+    metrics["learning_rate"] = rate;
+    return metrics;
+  }
+
+  StepResult compute_gradients(int64_t number, const Step& step) {
+    decoder_.zero_gradients();
+    PendingStep pending = start_forward_backward(decoder_, step, loss_, [&](int64_t done, int64_t total) {
+      if (events_.micro_batch) events_.micro_batch(number, done, total);
+    });
+    if (number < last_) steps_.make_ahead(number);
+    return finish(std::move(pending));
+  }
+
+  void check_finite(int64_t number, const Step& step, double loss, double norm) const {
+    if (std::isfinite(loss) && std::isfinite(norm)) return;
+    std::string why;
+    try {
+      why = explain_nonfinite(decoder_, step, loss_);
+    } catch (const std::exception& error) {
+      why = fmt::format("the reason could not be found: {}", text_of(error));
+    }
+    throw NonFiniteError(fmt::format("step {}: loss {}, gradient norm {}: expected finite numbers{}{}",
+                                     number, loss, norm, why.empty() ? "" : "; ", why));
+  }
+
+  /// After this the step counts as done.
+  void update(int64_t number, double rate, double norm) {
+    updating_ = true;
+    try {
+      optimizer_.update(rate, norm);
+    } catch (const NonFiniteError& error) {
+      updating_ = false;  // it is thrown before anything is changed
+      throw NonFiniteError(fmt::format("step {}: {}", number, error.what()));
+    }
+    updating_ = false;
+    state_.step = number;
+  }
+
+  /// A profile that cannot be written is no reason to lose the run.
+  void finish_profile(const StepResult& result) const {
+    try {
+      note(options_.profiler->stop(decoder_, result).text());
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: no profile: {}", text_of(error)));
+    }
+  }
+
+  void add_prediction(int64_t number, const Step& step, const StepResult& result,
+                      nlohmann::ordered_json* metrics) const {
+    const StepPrediction prediction = predict_step(*options_.predicted_costs, step);
+    (*metrics)["predicted_seconds"] = prediction.total_seconds();
+    (*metrics)["predicted_peak_bytes"] = prediction.largest_peak_bytes();
+    if (events_.predicted && number == first_ + 1) events_.predicted(step, prediction, result);
+  }
+
+  /// Writes the checkpoint of the last step that is done.
+  void save_now() {
+    const auto folder = save_checkpoint(checkpoint_, decoder_, optimizer_, state_);
+    saved_ = state_.step;
+    if (events_.saved) events_.saved(folder);
+  }
+
+  /// The same where it is due; what cannot be written may be so later.
+  void save(bool stop) {
+    try {
+      save_now();
+      saves_.saved();
+    } catch (const std::exception& error) {
+      // No later try would make numbers finite.
+      const bool hopeless = dynamic_cast<const NonFiniteError*>(&error) != nullptr;
+      if (hopeless || !saves_.may_wait(state_.step, stop)) {
+        save_failed_ = true;
+        throw;
+      }
+      note(fmt::format("warning: step {} could not be saved: {}; the run goes on and tries again soon",
+                       state_.step, text_of(error)));
+    }
+  }
+
+  /// Saves what is whole and throws RunError.
+  [[noreturn]] void end_with(const std::exception& error) {
+    std::string outcome;
+    if (updating_) {
+      outcome = fmt::format("the update of step {} was not finished, so that its weights are not saved",
+                            state_.step + 1);
+    } else if (save_failed_) {
+      outcome = fmt::format("step {} is not saved", state_.step);
+    } else if (saved_ < state_.step) {
+      try {
+        save_now();
+      } catch (const std::exception& second) {
+        outcome = fmt::format("step {} could not be saved: {}", state_.step, text_of(second));
+      }
+    }
+    const std::string saved = saved_ == 0 ? "no checkpoint was written"
+                                          : fmt::format("saved {}, continue with --resume",
+                                                        checkpoint_folder(options_.out, saved_).string());
+    throw RunError(fmt::format("{}; {}{}{}", text_of(error), outcome, outcome.empty() ? "" : "; ", saved));
+  }
+
+  const Trajectories& trajectories_;
+  const TrainOptions& options_;
+  const TrainEvents& events_;
+  const std::atomic<bool>* stop_;
+  int64_t last_;
+  CheckpointOptions checkpoint_;
+  Decoder decoder_;
+  Optimizer optimizer_;
+  ModelShape shape_;
+  Loss loss_;
+  RunState state_;  // its step: the last one that is done
+  int64_t first_;   // step resumed from
+  Steps steps_;
+  SaveSchedule saves_;
+  int64_t saved_ = 0;  // step of the newest checkpoint
+  int64_t profiled_ = 0;
+  bool updating_ = false;     // weights are those of no step
+  bool save_failed_ = false;  // the error is that of a checkpoint
+};
+
 }  // namespace
 
 bool train(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
            const std::atomic<bool>* stop) {
+  check_train_options(options);
+  ESPALIER_CHECK(trajectories.num_rows() > 0, "expected trajectories to train on, received none");
   std::filesystem::create_directories(options.out);
-  Decoder decoder = load_decoder(options.model, options.dtype, options.device);
-  Optimizer optimizer(decoder, options.optimizer);
-  const Advantages advantages = options.objective.kind == ObjectiveKind::kGrpo
-                                    ? Advantages(trajectories, options.objective.scale_rewards)
-                                    : Advantages();
-  const int64_t first = resume(options, trajectories, &decoder, &optimizer, events);
-  const int64_t last = total_steps(trajectories, options);
-  if (events.started) events.started(last, first);
-  if (first >= last) {
-    if (events.note) events.note(fmt::format("nothing to do: step {} of {} is reached already", first, last));
-    return true;
-  }
-  const int64_t profiled = profiled_step(options, first, last);
-  const ModelShape shape = model_shape(decoder.config());
-  const CheckpointOptions checkpoint{options.out, options.model, options.save_dtype};
-  MetricsWriter writer(options.out, first);
-
-  Steps steps(trajectories, options);
-  for (int64_t index = first; index < last; ++index) {
-    const int64_t number = index + 1;
-    if (number == profiled) options.profiler->start();
-    const auto begin = std::chrono::steady_clock::now();
-    const Step step = steps.take(index);
-    decoder.zero_gradients();
-    PendingStep pending = start_forward_backward(decoder, trajectories, step, options.objective, &advantages,
-                                                 [&](int64_t done, int64_t total) {
-                                                   if (events.micro_batch)
-                                                     events.micro_batch(number, done, total);
-                                                 });
-    if (number < last) steps.make_ahead(number);
-    const StepResult result = finish(std::move(pending));
-    const double rate =
-        options.learning_rate * schedule_factor(options.scheduler, index, last, options.warmup_steps);
-    const double norm = optimizer.step(rate);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (number == profiled) {
-      const ProfileSummary profile = options.profiler->stop(decoder, result);
-      if (events.note) events.note(profile.text());
-    }
-
-    nlohmann::ordered_json metrics = {{"step", number}};
-    metrics.update(step_metrics(options, shape, result, seconds));
-    if (options.costs) {
-      const StepPrediction prediction = predict_step(*options.costs, step);
-      metrics["predicted_seconds"] = prediction.total_seconds();
-      metrics["predicted_peak_bytes"] = prediction.largest_peak_bytes();
-      if (events.predicted && index == first) events.predicted(step, prediction, result);
-    }
-    metrics["grad_norm"] = norm;
-    metrics["learning_rate"] = rate;
-    writer.write(number, metrics);
-    if (events.step) events.step(number, metrics);
-
-    const bool stopping = stop != nullptr && stop->load();
-    if (number == last || stopping || (options.save_every > 0 && number % options.save_every == 0)) {
-      nlohmann::ordered_json state = {{"step", number},
-                                      {"data_rows", trajectories.num_rows()},
-                                      {"data_tokens", trajectories.num_tokens()},
-                                      {"config", options.config}};
-      const auto folder = save_checkpoint(checkpoint, number, decoder, optimizer, state);
-      if (events.saved) events.saved(folder);
-    }
-    if (stopping && number < last) return false;
-  }
-  return true;
+  const FolderLock lock(options.out, events.note);
+  sweep_unfinished_checkpoints(options.out, lock.held());
+  return TrainingRun(trajectories, options, events, stop).run();
 }
 
 }  // namespace espalier

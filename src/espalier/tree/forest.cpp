@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/tree/forest.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 namespace espalier {
 namespace {
 
-void check_sequences(const Sequences& sequences) {
+void check_sequences(const TokenSequences& sequences) {
   const auto& offsets = sequences.offsets;
   ESPALIER_CHECK(!offsets.empty() && offsets.front() == 0,
                  "sequences: expected offsets that begin with 0, received {}",
@@ -27,7 +28,7 @@ void check_sequences(const Sequences& sequences) {
                  sequences.num_sequences(), sequences.tree_keys.size());
 }
 
-/// Leading elements that are equal, of at most n.
+/// The number of equal leading elements, at most n.
 template <typename T>
 int64_t common_prefix(const T* a, const T* b, int64_t n) {
   constexpr int64_t kBlock = 64;
@@ -48,7 +49,7 @@ uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64 (Steele, Lea, Flood, 
 /// The roots of each tree key hang from a virtual parent of their own, numbered -1, -2, ...
 class Trie {
  public:
-  explicit Trie(const Sequences& sequences) : sequences_(sequences), slots_(kFirstSlots) {}
+  explicit Trie(const TokenSequences& sequences) : sequences_(sequences), slots_(kFirstSlots) {}
 
   /// Adds the sequence of `row` as the next trajectory.
   void add(int64_t row) {
@@ -74,7 +75,7 @@ class Trie {
     count_read(sequences_.offsets[row + 1] - sequences_.offsets[row]);
   }
 
-  /// Takes the trie apart.
+  /// Converts the trie to a forest. The trie is empty afterwards.
   Forest finish() {
     std::vector<Slot>().swap(slots_);
     Forest forest;
@@ -88,7 +89,7 @@ class Trie {
 
  private:
   struct Node {
-    int64_t begin;   // into Sequences::tokens
+    int64_t begin;   // into TokenSequences::tokens
     int64_t size;    // tokens
     int64_t parent;  // node, negative at a root
     int64_t first;   // the trajectory that reached the node first
@@ -115,7 +116,7 @@ class Trie {
     return mix(mix(static_cast<uint64_t>(parent) + 0x9e3779b97f4a7c15ULL * token) + merge_key(at));
   }
 
-  /// The slot of the child of `parent` that begins like the input at `at`; a free slot when there is none.
+  /// The slot of the child of `parent` that begins like the input at `at`, or a free slot when there is none.
   Slot& find(int64_t parent, int64_t at) {
     const uint64_t wanted = hash(parent, at);
     const size_t mask = slots_.size() - 1;
@@ -131,7 +132,7 @@ class Trie {
     }
   }
 
-  /// Enters a new node; `slot` is what find() returned for it and is invalid afterwards.
+  /// Enters a new node into the table. `slot` is the result of find() for it, and is invalid afterwards.
   void occupy(Slot& slot, int64_t parent, int64_t node) {
     slot = {hash(parent, nodes_[node].begin), node};
     if (nodes_.size() * 2 > slots_.size()) grow();
@@ -161,8 +162,8 @@ class Trie {
     return common_prefix(sequences_.merge_keys.data() + a, sequences_.merge_keys.data() + b, n);
   }
 
-  /// Cuts the node in `slot` after `size` tokens. The lower part keeps the number, so that its children and
-  /// the trajectories that end there stay as they are. Returns the upper part.
+  /// Cuts the node in `slot` after `size` tokens and returns the upper part. The lower part keeps the node's
+  /// number, so its children and the trajectories that end there stay valid.
   int64_t split(Slot& slot, int64_t size) {
     const int64_t lower = slot.node;
     const Node whole = nodes_[lower];
@@ -173,9 +174,9 @@ class Trie {
     return upper;
   }
 
-  /// The nodes in preorder, siblings by the trajectory that reached them first. The nodes that one trajectory
-  /// reached first are a path that ends at its leaf, so going through the trajectories backwards and putting
-  /// each node in front of its siblings sorts all of them.
+  /// The nodes in preorder, with siblings in the order of the trajectories that reached them first. The nodes
+  /// that one trajectory reached first are a path that ends at its leaf. So it is enough to go through the
+  /// trajectories backwards and put each node in front of its siblings.
   std::vector<int64_t> preorder() const {
     std::vector<int64_t> first_child(nodes_.size(), -1), next_sibling(nodes_.size(), -1);
     int64_t first_root = -1;
@@ -248,7 +249,7 @@ class Trie {
     }
   }
 
-  const Sequences& sequences_;
+  const TokenSequences& sequences_;
   std::vector<Node> nodes_;
   std::vector<Slot> slots_;  // open addressing, at most half full
   std::unordered_map<int64_t, int64_t> virtual_parents_;
@@ -265,7 +266,7 @@ int64_t Forest::flat_tokens() const {
   return total;
 }
 
-Forest build_forest(const Sequences& sequences, std::span<const int64_t> rows) {
+Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> rows) {
   check_sequences(sequences);
   const int64_t num_rows = rows.empty() ? sequences.num_sequences() : static_cast<int64_t>(rows.size());
   Trie trie(sequences);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The prefix trees of a set of trajectories.
 #pragma once
 
@@ -8,26 +9,27 @@
 
 namespace espalier {
 
-/// Token sequences to share, as views. Sequence r is tokens[offsets[r], offsets[r + 1]); empty sequences are
-/// refused.
-struct Sequences {
+/// Token sequences among which to share prefixes, as views. Sequence r is tokens[offsets[r], offsets[r + 1]);
+/// empty sequences are refused.
+struct TokenSequences {
   std::span<const int64_t> offsets;  // [num_sequences + 1]
   std::span<const int32_t> tokens;   // [offsets.back()]
-  /// [offsets.back()] or empty. Tokens are shared only when these agree too.
+  /// [offsets.back()] or empty. Tokens are shared only where their merge keys are equal too.
   std::span<const uint64_t> merge_keys = {};
   /// [num_sequences] or empty. Sequences with different keys share nothing.
   std::span<const int64_t> tree_keys = {};
-  /// Where set, called from time to time while tokens are read: those read so far are hardly needed again
-  /// soon, and memory that only caches them (pages of a mapped file) may go. The views stay valid.
+  /// If set, build_forest calls this from time to time while it reads tokens. Those read so far are hardly
+  /// needed again soon, so memory that only caches them (pages of a mapped file) may be released. The views
+  /// stay valid.
   std::function<void()> release = {};
 
   int64_t num_sequences() const { return static_cast<int64_t>(offsets.size()) - 1; }
 };
 
-/// A forest in preorder: tokens of a node are contiguous, a node's descendants follow it directly.
-/// Chains are collapsed: an inner node either branches or ends a trajectory. Trees and children stand in the
-/// order in which the trajectories first reach them, so equal input gives equal output.
-/// "Trajectory" r is the r-th of the rows that the forest was built from.
+/// A forest in preorder: the tokens of a node are contiguous, and a node's descendants follow it directly.
+/// Chains are collapsed: an inner node either branches or ends a trajectory. Trees and children are in the
+/// order in which the trajectories first reach them, so equal input gives equal output. "Trajectory" r is the
+/// r-th of the rows that the forest was built from.
 struct Forest {
   std::vector<int32_t> tokens;        // [tree_tokens]
   std::vector<int64_t> node_begin;    // [num_nodes + 1] node n is tokens [node_begin[n], node_begin[n + 1])
@@ -46,10 +48,10 @@ struct Forest {
 };
 
 /// Builds the forest of the given rows of `sequences` (all rows when `rows` is empty), in time linear in the
-/// flat tokens (expected: children are found by hashing). A row named twice is a trajectory twice.
-/// Throws InputError, naming the row, for an empty sequence or a row that does not exist, and for arrays
-/// whose lengths do not match.
-Forest build_forest(const Sequences& sequences, std::span<const int64_t> rows = {});
+/// flat tokens (in expectation, because children are found by hashing). A row that is named twice becomes two
+/// trajectories. Throws InputError, naming the row, for an empty sequence or a row that does not exist, and
+/// for arrays whose lengths do not match.
+Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> rows = {});
 
 /// Nodes from the root to node n, both included.
 std::vector<int64_t> root_path(const Forest& forest, int64_t n);

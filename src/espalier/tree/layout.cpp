@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/tree/layout.h"
 
 #include <algorithm>
@@ -8,8 +9,8 @@
 namespace espalier {
 namespace {
 
-/// The position of the run's first token. Checks that the run is a piece of one root path and continues where
-/// its parent ends.
+/// Returns the position of the run's first token. Checks that the run lies on one root path and continues its
+/// parent.
 int64_t check_run(const Forest& forest, std::span<const Run> runs, size_t k, RootRuns root_runs) {
   const Run& run = runs[k];
   ESPALIER_ASSERT(0 <= run.begin && run.begin < run.end && run.end <= forest.tree_tokens());
@@ -31,7 +32,8 @@ int64_t count_tokens(std::span<const Run> runs) {
   return total;
 }
 
-/// Appends the tokens of run k; their subtree_end is known when the next run outside the subtree comes.
+/// Appends the tokens of one run. Their subtree_end is filled in later, when the first run outside the
+/// subtree comes.
 void append_run(const Forest& forest, const Run& run, int64_t position, Layout& layout) {
   const int64_t begin = layout.num_tokens();
   const int64_t before = run.parent < 0 ? -1 : layout.run_begin[run.parent + 1] - 1;
@@ -77,7 +79,7 @@ Layout make_layout(const Forest& forest, std::span<const Run> runs, RootRuns roo
   layout.subtree_end.resize(num_tokens);
   layout.run_begin.push_back(0);
 
-  std::vector<int64_t> open;  // the path of the run before
+  std::vector<int64_t> open;  // runs on the root path of the run before; their subtree_end is not known yet
   const auto close_until = [&](int64_t parent) {
     while (!open.empty() && open.back() != parent) {
       const int64_t run = open.back();

@@ -1,4 +1,6 @@
-// Linearisation: the tokens of one micro-batch in preorder, with everything that says who sees whom.
+// SPDX-License-Identifier: Apache-2.0
+// Linearisation: the tokens of one micro-batch in preorder, with the arrays that describe which token sees
+// which.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +12,10 @@
 
 namespace espalier {
 
-/// A contiguous range of forest tokens inside a micro-batch. Runs stand in preorder: parent < own index, and
-/// the descendants of a run follow it directly. The same forest tokens may stand in several runs (a repeated
-/// prefix); a run continues exactly where its parent ends on the root path, and its own tokens follow each
-/// other on one root path (a node, a part of one, or a node and its first descendants).
+/// A contiguous range of forest tokens inside a micro-batch. Runs are in preorder: parent < own index, and
+/// the descendants of a run follow it directly. The same forest tokens may be in several runs (a repeated
+/// prefix). A run continues exactly where its parent ends on the root path. Its own tokens follow each other
+/// on one root path: a node, a part of one, or a node and its first descendants.
 struct Run {
   int64_t begin;   // into Forest::tokens
   int64_t end;     // one past the last
@@ -34,26 +36,26 @@ struct Layout {
   int64_t num_runs() const { return static_cast<int64_t>(run_parent.size()); }
 };
 
-/// Where root runs may begin: at the roots of trees, or anywhere, because what comes before them on their
-/// paths is context that lies elsewhere.
+/// Where root runs may begin: at the roots of trees only, or anywhere, when the tokens before them on their
+/// paths are context in other micro-batches.
 enum class RootRuns { kAtTreeRoots, kContinueContext };
 
-/// Throws InternalError unless the runs are in preorder, not empty, and join on the path; InputError when
-/// they hold more tokens than an int32 counts.
+/// Throws InternalError unless the runs are in preorder, are not empty and continue their parents. Throws
+/// InputError if they hold more tokens than an int32 can count.
 Layout make_layout(const Forest& forest, std::span<const Run> runs,
                    RootRuns root_runs = RootRuns::kAtTreeRoots);
 
 /// One run per node: the whole forest as one micro-batch.
 std::vector<Run> whole_forest(const Forest& forest);
 
-/// Node that holds a forest token; position of the token on its root path; the forest token before it on the
-/// path, -1 at a root. O(log nodes).
+/// The node that holds a forest token, the position of the token on its root path, and the forest token
+/// before it on the path (-1 at a root). O(log nodes) each.
 int64_t node_of_token(const Forest& forest, int64_t token);
 int64_t token_position(const Forest& forest, int64_t token);
 int64_t token_before(const Forest& forest, int64_t token);
 
-/// Token indices of the root path that ends with run `end_run`, in path order, from the root run on: the
-/// expand indices of a trajectory that ends there. Without context the length is the trajectory's.
+/// Token indices of the root path that ends with run `end_run`, from the root run on. These are the expand
+/// indices of a trajectory that ends there. Without context their number is the trajectory's length.
 std::vector<int64_t> path_tokens(const Layout& layout, int64_t end_run);
 
 /// Visible (query, key) pairs: the sum of position_ids + 1.

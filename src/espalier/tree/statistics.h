@@ -1,4 +1,5 @@
-// What sharing there is in a forest.
+// SPDX-License-Identifier: Apache-2.0
+// How much the trajectories of a forest share.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,11 @@
 
 namespace espalier {
 
-/// Append-only merging is what a trainer without trees can do: a trajectory that another one extends or
-/// equals is dropped, and each one left is encoded on its own. What is left is one trajectory per leaf: a
-/// trajectory that ends at an inner node is dropped, duplicates count once. Tokens: the sum of the leaves'
-/// path lengths L; pairs: the sum of L (L + 1) / 2. "Extends" is meant as the forest was built: equal tokens
-/// with different merge keys or tree keys do not extend each other.
+/// Counts of a forest. Append-only merging is what a trainer without trees can do: a trajectory that another
+/// one extends or equals is dropped, and the others are encoded on their own. This leaves one trajectory per
+/// leaf: those that end at inner nodes are dropped, and duplicates count once. append_only_tokens is the sum
+/// of the leaves' path lengths L, and append_only_pairs the sum of L (L + 1) / 2. Equal tokens with different
+/// merge keys or tree keys do not extend each other.
 struct ForestStatistics {
   int64_t num_trajectories = 0;
   int64_t num_trees = 0;
@@ -21,10 +22,10 @@ struct ForestStatistics {
   int64_t num_leaves = 0;
   int64_t flat_tokens = 0;         // tokens with repetition
   int64_t tree_tokens = 0;         // tokens without repetition
-  int64_t append_only_tokens = 0;  // tokens with repetition after append-only merging, see below
+  int64_t append_only_tokens = 0;  // tokens with repetition after append-only merging
   int64_t flat_pairs = 0;          // visible (query, key) pairs of the trajectories on their own
   int64_t tree_pairs = 0;          // visible (query, key) pairs in the forest
-  int64_t append_only_pairs = 0;   // visible pairs of those trajectories on their own
+  int64_t append_only_pairs = 0;   // visible pairs of the trajectories left after append-only merging
   double cached_token_ratio = 1;   // flat / tree
   double por = 0;                  // 1 - tree / flat
   int64_t max_depth_nodes = 0;     // nodes on the longest root path, counted in nodes

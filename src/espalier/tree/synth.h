@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random forests for tests, benchmarks and the command `synth`.
 #pragma once
 
@@ -8,9 +9,9 @@
 
 namespace espalier {
 
-/// Every tree is complete: each inner node has `branching` children. Trees, and the children of a node,
-/// differ in their first token, so that the trees drawn are the trees that build_forest finds (nodes of a
-/// chain, branching 1, are one node there).
+/// Every tree is complete: each inner node has `branching` children. Trees differ in their first token, and
+/// so do the children of a node. So build_forest finds the same trees (but makes one node of a chain, which
+/// is what branching 1 gives).
 struct SynthOptions {
   int64_t num_trees = 1;
   int64_t depth = 3;         // nodes on a root path, at least 1
@@ -26,11 +27,11 @@ struct SynthOptions {
   uint64_t seed = 0;
 };
 
-/// Token sequences of the trajectories of a random forest, in preorder of their end nodes.
-/// A target is met within 2 % of flat / tree, by lengthening the shared (inner) nodes or the leaves while the
-/// mean node length stays and every node keeps a token. Throws InputError where the shape cannot reach it
-/// (for example no branching), saying the reachable range, where siblings outnumber the token ids, and where
-/// an option is out of range.
+/// Token sequences of the trajectories of a random forest, in preorder of their end nodes. A target is met
+/// within 2 % of flat / tree. To meet it, either the shared (inner) nodes or the leaves are lengthened, while
+/// the mean node length stays and every node keeps at least one token. Throws InputError where the shape
+/// cannot reach it (for example no branching), saying the reachable range, where siblings outnumber the token
+/// ids, and where an option is out of range.
 Csr<int32_t> synthesize(const SynthOptions& options);
 
 }  // namespace espalier

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The elements that kernels read and write: double, float, BFloat16 and, on a GPU, Float16.
 #pragma once
 

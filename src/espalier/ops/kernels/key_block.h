@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks of keys and who sees them: the two comparisons that CPU and GPU decide by (docs/math.md,
 // "Attention by tiles"). All functions are constexpr, which nvcc compiles for both sides.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random attention problems for kernels in the emulator, and what they should give: in float64, and densely
 // in the precision of the kernels.
 #pragma once
@@ -7,6 +8,8 @@
 #include <vector>
 
 #include "tests/ops/kernels/cuda/attention_problems.h"
+#include "tests/ops/kernels/cuda/elements.h"
+#include "tests/test_seed.h"
 
 namespace espalier::testing {
 
@@ -89,7 +92,7 @@ struct AttentionCase {
         dim(options.head_dim),
         scale(1 / std::sqrt(static_cast<float>(options.head_dim))),
         ends(options.ends) {
-    std::mt19937_64 random(seed);
+    std::mt19937_64 random(test_seed(seed));
     rectangles = random_rectangles(random, ends.size(), options.num_rectangles, options.max_context_keys);
     const auto fill = [&](HeadTensor<Element>& tensor, int64_t begin, int64_t end) {
       std::normal_distribution<float> normal;
@@ -203,32 +206,27 @@ AttentionValues dense_attention(const AttentionCase<Element>& c) {
   return result;
 }
 
-/// The larger of two ratios: root mean square and largest errors of `got` over those of `dense`. Errors that
-/// a rounding of float32 may leave count as that.
+/// The larger of two ratios by the rule of tests/error_ratio.h: of all errors of `got` over those of `dense`,
+/// and of the largest one of each. A gradient of scores may cancel to nothing, where only what float32 sums
+/// of its terms leave is to be seen.
 inline double error_ratio(const Values& got, const Values& dense, const Values& exact, double roundoff) {
-  double got_sum = 0, dense_sum = 0, got_most = 0, dense_most = 0, sum = 0, most = 0;
+  const ErrorFloor floor{roundoff, /*absolute=*/2e-6};
+  SquaredErrors all, largest{.num_values = 1};
   for (size_t i = 0; i < exact.numbers.size(); ++i) {
-    const double a = std::fabs(got.numbers[i] - exact.numbers[i]);
-    const double b = std::fabs(dense.numbers[i] - exact.numbers[i]);
-    if (std::isnan(a)) return INFINITY;
-    got_sum += a * a;
-    dense_sum += b * b;
-    got_most = std::max(got_most, a);
-    dense_most = std::max(dense_most, b);
-    sum += exact.numbers[i] * exact.numbers[i];
-    most = std::max(most, std::fabs(exact.numbers[i]));
+    SquaredErrors one;
+    one.add(got.numbers[i], dense.numbers[i], exact.numbers[i]);
+    if (!std::isfinite(one.ours)) return INFINITY;
+    all += one;
+    largest.ours = std::max(largest.ours, one.ours);
+    largest.plain = std::max(largest.plain, one.plain);
+    largest.exact = std::max(largest.exact, one.exact);
   }
-  constexpr double kFloat32 = 2e-6;
-  const double count = std::max<size_t>(1, exact.numbers.size());
-  const double sum_floor = std::max(roundoff / 2 * std::sqrt(sum), kFloat32 * std::sqrt(count));
-  const double most_floor = std::max(roundoff / 2 * most, kFloat32);
-  return std::max(std::sqrt(got_sum) / std::max(std::sqrt(dense_sum), sum_floor),
-                  got_most / std::max(dense_most, most_floor));
+  return std::max(error_ratio(all, floor), error_ratio(largest, floor));
 }
 
 /// A random forest of a shape that the seed names.
 inline std::vector<int32_t> random_ends(uint64_t seed, int max_nodes, int max_node_tokens) {
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(test_seed(seed));
   return random_subtree_end(random, static_cast<ForestShape>(seed % kNumForestShapes), max_nodes,
                             max_node_tokens);
 }
@@ -290,13 +288,5 @@ struct ListedTiles {
   }
   bool all_hit() const { return full > 0 && partial > 0 && cut > 0 && context > 0; }
 };
-
-/// Half a unit in the last place of 1.
-inline double unit_roundoff(BFloat16) {
-  return std::ldexp(1.0, -9);
-}
-inline double unit_roundoff(Float16) {
-  return std::ldexp(1.0, -12);
-}
 
 }  // namespace espalier::testing

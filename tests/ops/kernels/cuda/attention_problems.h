@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Schedules and contexts for tests of attention kernels in the emulator.
 #pragma once
 
@@ -7,8 +8,8 @@
 
 #include "espalier/ops/kernels/cuda/tile_schedule.h"
 #include "espalier/ops/kernels/cuda/tree_attention.h"
+#include "tests/ops/attention/random_subtrees.h"
 #include "tests/ops/kernels/cuda/emulator.h"
-#include "tests/ops/random_subtrees.h"
 
 namespace espalier::testing {
 

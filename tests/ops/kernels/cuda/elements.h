@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements of any type for tests of kernels: random ones, rounding, and errors against float64.
 #pragma once
 
@@ -5,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "tests/error_ratio.h"
 #include "tests/ops/kernels/cuda/emulator.h"
 
 namespace espalier::testing {
@@ -36,6 +38,16 @@ std::vector<double> to_doubles(const std::vector<Element>& elements) {
   return result;
 }
 
+template <class Element>
+constexpr double unit_roundoff() {
+  if constexpr (sizeof(Element) == 2) {
+    return std::is_same_v<Element, BFloat16> ? kBFloat16Roundoff : kFloat16Roundoff;
+  } else {
+    static_assert(std::is_same_v<Element, float>, "float64 is not judged by ratio");
+    return kFloat32Roundoff;
+  }
+}
+
 /// Normal ones, of standard deviation `size`.
 template <class Element>
 std::vector<Element> random_vector(std::mt19937_64& random, int64_t count, double size = 1) {
@@ -50,6 +62,18 @@ std::vector<Element> random_vector(std::mt19937_64& random, int64_t count, doubl
 template <class Element>
 std::vector<Element> unwritten(int64_t count) {
   return std::vector<Element>(count, rounded<Element>(NAN));
+}
+
+/// For the rule of tests/error_ratio.h.
+template <class A, class B>
+SquaredErrors squared_errors(const std::vector<A>& ours, const std::vector<B>& plain,
+                             const std::vector<double>& exact) {
+  SquaredErrors errors;
+  if (ours.size() != exact.size() || plain.size() != exact.size()) errors.ours = INFINITY;
+  for (size_t i = 0; i < std::min({ours.size(), plain.size(), exact.size()}); ++i) {
+    errors.add(to_double(ours[i]), to_double(plain[i]), exact[i]);
+  }
+  return errors;
 }
 
 /// ||a - b|| / ||b||, or ||a|| where b is 0; infinite where a is not finite.

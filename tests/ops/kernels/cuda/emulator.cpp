@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/kernels/cuda/emulator.h"
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "tests/ops/kernels/cuda/emulator_hooks.h"
+#include "tests/test_seed.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -380,7 +382,7 @@ EmulatedCounts emulate(const EmulatedLaunch& launch, const std::function<void()>
   if (launch.threads <= 0 || launch.threads % simt::kWarpSize != 0) {
     fail_emulation("a block of {} threads: expected whole warps", launch.threads);
   }
-  std::mt19937_64 random(launch.seed);
+  std::mt19937_64 random(test_seed(launch.seed));
   std::vector<std::array<int, 3>> blocks;
   for (int x = 0; x < launch.blocks[0]; ++x) {
     for (int y = 0; y < launch.blocks[1]; ++y) {
@@ -495,7 +497,7 @@ uint16_t round_to_bits(float value, BFloat16) {
 
 namespace {
 
-float widen(uint16_t bits) {
+float upcast(uint16_t bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
   const float sign = bits >> 15 ? -1.0F : 1.0F;
   if (exponent == 31) return fraction ? NAN : sign * INFINITY;
@@ -508,7 +510,7 @@ float widen(uint16_t bits) {
 float to_float(Float16 element) {
   static const std::vector<float> all = [] {
     std::vector<float> numbers;
-    for (uint32_t bits = 0; bits < 1 << 16; ++bits) numbers.push_back(widen(static_cast<uint16_t>(bits)));
+    for (uint32_t bits = 0; bits < 1 << 16; ++bits) numbers.push_back(upcast(static_cast<uint16_t>(bits)));
     return numbers;
   }();
   return all[element.bits];

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs kernels written in the words of simt.h on the host, thread by thread.
 // Threads of a block are fibers. Which one goes on is drawn by a seed wherever one waits, one warp at a time
 // is starved for a while, blocks come in an order drawn likewise, shared memory and the targets of

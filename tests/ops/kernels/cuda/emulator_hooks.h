@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the emulator's parts for single kinds of GPU need of its threads and blocks.
 #pragma once
 

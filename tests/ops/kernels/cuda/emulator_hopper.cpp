@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words of simt_hopper.h in the emulator. Copies arrive at random moments and hold NaN until then;
 // products read their operands through their descriptors, as late as waits allow, and fail where an operand
 // has changed since they were issued; what asynchronous reads may not yet see is kept by the 16 bytes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays on a GPU for tests without LibTorch.
 #pragma once
 

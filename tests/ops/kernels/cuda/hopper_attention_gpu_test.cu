@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention for Hopper against that of mma.sync on a GPU, result by result.
 #include <gtest/gtest.h>
 
@@ -7,8 +8,9 @@
 #include <string>
 
 #include "espalier/ops/kernels/cuda/tree_attention.h"
+#include "tests/ops/attention/random_subtrees.h"
 #include "tests/ops/kernels/cuda/gpu_array.cuh"
-#include "tests/ops/random_subtrees.h"
+#include "tests/test_seed.h"
 
 namespace espalier::testing {
 namespace {
@@ -47,7 +49,7 @@ double distance(const std::vector<T>& a, const std::vector<T>& b) {
 class GpuProblem {
  public:
   GpuProblem(uint64_t seed, int head_dim, int key_heads, int group, bool deterministic)
-      : random_(seed),
+      : random_(test_seed(seed)),
         ends_(forest(random_)),
         tokens_(static_cast<int>(ends_.size())),
         heads_(key_heads * group),

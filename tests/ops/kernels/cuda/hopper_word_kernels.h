@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small kernels, each of a few words of simt_hopper.h, that tests run in the emulator and on a GPU.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words of simt_hopper.h on a GPU, by the kernels that simt_hopper_test.cpp runs in the emulator: where
 // an attention kernel is wrong, what it is made of is looked at here first.
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 
 #include "tests/ops/kernels/cuda/gpu_array.cuh"
 #include "tests/ops/kernels/cuda/hopper_word_kernels.h"
+#include "tests/test_seed.h"
 
 namespace espalier::testing {
 namespace {
@@ -37,7 +39,7 @@ class HopperWordsCuda : public ::testing::Test {
 // Small integers: every type and every order of summation is exact.
 template <class Element>
 std::vector<Element> small_integers(uint64_t seed, size_t size) {
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(test_seed(seed));
   std::vector<Element> result;
   for (size_t i = 0; i < size; ++i) {
     const auto value = static_cast<float>(static_cast<int>(random() % 9) - 4);

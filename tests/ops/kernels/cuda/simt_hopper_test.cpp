@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,6 +8,7 @@
 #include "espalier/ops/kernels/cuda/simt_hopper.h"
 #include "tests/ops/kernels/cuda/emulator.h"
 #include "tests/ops/kernels/cuda/hopper_word_kernels.h"
+#include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
@@ -32,7 +34,7 @@ struct Matrix {
 
 template <class Element>
 Matrix<Element> random_matrix(uint64_t seed, int rows, int columns) {
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(testing::test_seed(seed));
   std::normal_distribution<float> normal;
   Matrix<Element> matrix{rows, columns, {}};
   for (int i = 0; i < rows * columns; ++i)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "tests/ops/kernels/cuda/emulator.h"
+#include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
@@ -13,6 +15,7 @@ namespace {
 using testing::emulate;
 using testing::EmulatedCounts;
 using testing::EmulatedLaunch;
+using testing::test_seed;
 
 template <class Element>
 std::vector<Element> random_elements(std::mt19937_64& random, size_t size) {
@@ -64,7 +67,7 @@ using Elements = ::testing::Types<BFloat16, Float16>;
 TYPED_TEST_SUITE(SimtElementTest, Elements);
 
 TYPED_TEST(SimtElementTest, MultipliesTiles) {
-  std::mt19937_64 random(1);
+  std::mt19937_64 random(test_seed(1));
   const auto a = random_elements<TypeParam>(random, 256), b = random_elements<TypeParam>(random, 128);
   std::vector<float> c(128, NAN);
   const EmulatedCounts counts =

@@ -1,10 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/kernels/cuda/tile_schedule.h"
 
 #include <gtest/gtest.h>
 
-#include "espalier/ops/kernels/schedule.h"
+#include "espalier/ops/kernels/cpu/schedule.h"
 #include "tests/ops/kernels/cuda/attention_problems.h"
 #include "tests/ops/kernels/cuda/emulator.h"
+#include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
@@ -13,6 +15,7 @@ using cuda::TileSchedule;
 using cuda::TileWalk;
 using testing::EmulatedSchedule;
 using testing::ForestShape;
+using testing::test_seed;
 
 struct Problem {
   std::vector<int32_t> ends;
@@ -21,7 +24,7 @@ struct Problem {
 };
 
 Problem random_problem(uint64_t seed) {
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(test_seed(seed));
   const auto between = [&](int low, int high) {
     return std::uniform_int_distribution<int32_t>(low, high)(random);
   };
@@ -109,7 +112,7 @@ TEST(TileScheduleTest, QueryBlocksOfAKeyBlockAreContiguous) {
 TEST(TileScheduleTest, OfManyBlocks) {
   for (uint64_t seed = 0; seed < 7; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    std::mt19937_64 random(seed);
+    std::mt19937_64 random(test_seed(seed));
     const auto shape = static_cast<ForestShape>(seed % testing::kNumForestShapes);
     const std::vector<int32_t> ends = testing::random_subtree_end(random, shape, 300, 8);
     const auto context = testing::random_rectangles(random, ends.size(), 40, 60);

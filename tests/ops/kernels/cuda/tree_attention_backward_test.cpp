@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/kernels/cuda/tree_attention_backward.h"
 
 #include <gtest/gtest.h>
@@ -129,7 +130,7 @@ template <class Element>
 double backward_ratio(const AttentionCase<Element>& c, const AttentionValues& got,
                       const AttentionValues& exact) {
   const auto dense = dense_attention<float, true>(c);
-  const double roundoff = unit_roundoff(Element{});
+  const double roundoff = unit_roundoff<Element>();
   double ratio = error_ratio(got.grad_q, dense.grad_q, exact.grad_q, roundoff);
   const auto compare = [&](size_t s, int64_t begin, int64_t end) {
     for (const auto list : {&AttentionValues::grad_k, &AttentionValues::grad_v}) {
@@ -215,10 +216,11 @@ TEST(TreeAttentionBackwardOrder, DeterministicGradientsAreTheSameBits) {
     const AttentionValues again = run(true, seed), atomic = run(false, seed);
     EXPECT_EQ(again.grad_q.numbers, first.grad_q.numbers);
     for (size_t s = 0; s < first.grad_k.size(); ++s) {
-      const auto [begin, end] = s == 0 ? std::pair<int64_t, int64_t>(0, c.tokens) : named_keys(c, s);
+      const std::pair<int64_t, int64_t> keys =
+          s == 0 ? std::pair<int64_t, int64_t>(0, c.tokens) : named_keys(c, s);
       for (const auto list : {&AttentionValues::grad_k, &AttentionValues::grad_v}) {
         const auto bits = [&](const AttentionValues& values) {
-          return keys_of((values.*list)[s], begin, end).numbers;
+          return keys_of((values.*list)[s], keys.first, keys.second).numbers;
         };
         EXPECT_EQ(bits(again), bits(first));
         EXPECT_EQ(bits(atomic), bits(first)) << "atomics are for dQ alone";

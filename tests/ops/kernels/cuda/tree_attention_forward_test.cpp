@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/kernels/cuda/tree_attention_forward.h"
 
 #include <gtest/gtest.h>
@@ -45,8 +46,8 @@ AttentionValues run_forward(
 template <class Element>
 double forward_ratio(const AttentionCase<Element>& c, const AttentionValues& got) {
   const auto exact = dense_attention<double, false>(c), dense = dense_attention<float, true>(c);
-  return std::max(error_ratio(got.out, dense.out, exact.out, unit_roundoff(Element{})),
-                  error_ratio(got.lse, dense.lse, exact.lse, 1e-6));
+  return std::max(error_ratio(got.out, dense.out, exact.out, unit_roundoff<Element>()),
+                  error_ratio(got.lse, dense.lse, exact.lse, kFloat32Roundoff));
 }
 
 template <class Kernel>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // mma.sync attention behind tree_attention.h: schedules, scratch and launches.
 #include "espalier/ops/kernels/cuda/ampere.h"
 

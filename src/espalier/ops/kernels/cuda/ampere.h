@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of the mma.sync attention kernels, one function per element and pass, so that they build in
 // parallel. `head_dim` is 64, 128 or 256.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Definitions for the .cu files of one element each.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of 16-bit elements in shared memory and the fragments of mma.m16n8k16 in registers.
 //
 // A tile is [rows, kColumns], kColumns a multiple of 64, in 16-byte chunks; chunk c of row r lies at place

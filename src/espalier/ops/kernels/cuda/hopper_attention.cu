@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention for Hopper behind the interface of tree_attention.h.
 #include "espalier/ops/kernels/cuda/hopper_attention.cuh"
 #include "espalier/ops/kernels/cuda/hopper_attention_host.h"

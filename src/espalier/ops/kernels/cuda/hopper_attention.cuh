@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of the kernels for Hopper, by element and head dimension; each is compiled in a file of its own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the attention kernels for Hopper share: tiles, rings of stages, and who sees what.
 //
 // Rows of a tile of queries are (token, query head) pairs of one key head, `packed` heads token by token: a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward attention on Hopper: gradients of queries, keys and values (docs/math.md, "Attention by tiles").
 //
 //   P = exp(c Q K^T - lse),  dV = P^T dO,  dS = P * (dO V^T - delta),  dK = c dS^T Q,  dQ = c dS K
@@ -6,8 +7,8 @@
 // block of keys of one key head for good and goes over the tiles of queries that see any of them, which are
 // contiguous. Two warpgroups keep dK and dV in registers, in float32, how is said in
 // hopper_attention_backward_small.h and hopper_attention_backward_large.h; a third one moves data. dQ forms
-// in global memory, in float32, by atomic adds from key block after key block: grad_q is not the same bits in
-// every run, the rest is.
+// in global memory, in float32, by atomic adds from key block after key block: grad_q is not bitwise
+// identical in every run, the rest is.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/hopper_attention_backward_large.h"

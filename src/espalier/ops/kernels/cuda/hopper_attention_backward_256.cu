@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/kernels/cuda/hopper_attention_backward.cuh"
 
 namespace espalier::cuda::hopper {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward attention on Hopper at head dimension 256 (hopper_attention_backward.h).
 //
 // A block of threads has 64 keys, and each of two warpgroups one of their gradients, [64, 256] in registers:

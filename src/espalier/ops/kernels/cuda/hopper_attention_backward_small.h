@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward attention on Hopper at head dimensions 64 and 128 (hopper_attention_backward.h).
 //
 // A block of threads has 128 keys_. Two warpgroups of 64 keys each keep dK and dV in registers; everything is

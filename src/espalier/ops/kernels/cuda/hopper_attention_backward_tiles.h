@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels of backward attention on Hopper share (hopper_attention_backward.h): their tiles, what
 // moves the tiles, and what a thread does with the scores of its keys.
 #pragma once

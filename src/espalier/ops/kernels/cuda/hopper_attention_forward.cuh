@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For the files that compile forward attention.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward attention on Hopper (docs/math.md, "Attention by tiles"): O = softmax(c Q K^T) V over the keys that
 // a query sees, and lse.
 //
@@ -13,7 +14,7 @@
 //   registers a thread: O, S, P  32, 64, 32 | 64, 64, 32 | 128, 32, 16
 //   shared memory   Q; K and V two stages each: 80, 160, 192 KB
 //
-// Every sum is formed in the order of the walk: the same bits in every run.
+// Every sum is formed in the order of the walk: bitwise identical in every run.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/hopper_attention.h"

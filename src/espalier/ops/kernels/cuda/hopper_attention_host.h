@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The host's side of attention on Hopper: scratch memory, schedules, maps, and what is launched with them. By
 // `launcher` it reaches the GPU, or the emulator, which is why it is tested where there is no GPU:
 //   TileSchedule schedule(inputs, memory)

@@ -1,4 +1,6 @@
-// Gradients of queries alone on Hopper, for backward passes that must give the same bits in every run:
+// SPDX-License-Identifier: Apache-2.0
+// Gradients of queries alone on Hopper, for backward passes that must give bitwise identical results in every
+// run:
 //
 //   dQ = c dS K,  dS = P * (dO V^T - delta),  P = exp(c Q K^T - lse)
 //

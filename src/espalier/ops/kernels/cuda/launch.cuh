@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a kernel is launched: one way for all of them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of float32 logits: log-sum-exp, log-probabilities at targets, and gradients.
 // Threads: a block of 512 for a row of a block of logits; a thread takes vectors of 4 logits, 4 vectors at a
 //   time (16 registers), 512 x 16 neighbouring logits a turn.
@@ -49,7 +50,7 @@ struct HeldLogits {
     for (int h = 0; h < kLogitHeld; ++h) {
       const int column = place(begin, h);
       if (column < num_columns) {
-        widen<float, 4>(load<4>(row + column), values[h]);
+        upcast<float, 4>(load<4>(row + column), values[h]);
         for (int i = 0; i < 4; ++i) values[h][i] = column + i < num_columns ? values[h][i] : beyond;
       } else {
         for (int i = 0; i < 4; ++i) values[h][i] = beyond;

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 // What edge_logprobs does with blocks of logits on a GPU: launches of the kernels in logit_math.cuh. Pointers
 // are to the memory of the calling thread's current device. Nothing here allocates or waits, and results are
-// the same bits from run to run. Throw std::runtime_error where a launch fails.
+// bitwise identical from run to run. Throw std::runtime_error where a launch fails.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,9 @@
-// Rotary embedding and SwiGLU: the formulas of kernels/row_math_loops.h. Every element is read and written
-// once, 16 bytes at a time where addresses allow, computed in float32 (float64) and rounded once. Nothing is
-// summed and nothing is shared between threads.
+// SPDX-License-Identifier: Apache-2.0
+// Rotary embedding and SwiGLU: the formulas of kernels/cpu/row_math_loops.h. Every element is read and
+// written once, 16 bytes at a time where addresses allow, computed in float32 (float64) and rounded once.
+// Nothing is summed and nothing is shared between threads.
 //   Rotary: a thread turns vectors of pairs (x[i], x[i + half]); a block takes whole tokens, whose angles all
-// heads read from the first cache. Registers: two vectors of x, two of angles, widened.
+// heads read from the first cache. Registers: two vectors of x, two of angles, upcast.
 //   SwiGLU: a thread takes two vectors of each tensor, all read before the first is used. A remainder of
 //   fewer
 // elements than a vector is done one by one by the first threads.
@@ -10,8 +11,8 @@
 
 #include <cmath>
 
+#include "espalier/ops/kernels/cpu/row_math.h"
 #include "espalier/ops/kernels/cuda/vectors.cuh"
-#include "espalier/ops/kernels/row_math.h"
 
 namespace espalier::cuda {
 
@@ -46,8 +47,8 @@ ESPALIER_KERNEL void rotate_kernel(const RotationWork<Element>& work, int num_th
     Scalar cos[N], sin[N], a[N], b[N];
     load_scalars<N>(rotation.cos + token * half + at, cos);
     load_scalars<N>(rotation.sin + token * half + at, sin);
-    widen<Element, N>(low, a);
-    widen<Element, N>(high, b);
+    upcast<Element, N>(low, a);
+    upcast<Element, N>(high, b);
     for (int k = 0; k < N; ++k) {
       const Scalar s = rotation.back ? -sin[k] : sin[k], first = a[k];
       a[k] = first * cos[k] - b[k] * s;
@@ -110,8 +111,8 @@ ESPALIER_KERNEL void for_own_vectors(int64_t count, const Load& load_at, const F
 template <class Element, int N>
 ESPALIER_KERNEL Vector<Element, N> swiglu_of(const Vector<Element, N>& gate, const Vector<Element, N>& up) {
   AccumulatorOf<Element> g[N], u[N];
-  widen<Element, N>(gate, g);
-  widen<Element, N>(up, u);
+  upcast<Element, N>(gate, g);
+  upcast<Element, N>(up, u);
   for (int i = 0; i < N; ++i) g[i] = g[i] * logistic(g[i]).at * u[i];
   return narrow<Element, N>(g);
 }
@@ -153,9 +154,9 @@ ESPALIER_KERNEL void store_gradients(const SwigluBackward<Element>& given, int64
                                      const SwigluVectors<Element, N>& of) {
   using Scalar = AccumulatorOf<Element>;
   Scalar d[N], g[N], u[N];
-  widen<Element, N>(of.grad, d);
-  widen<Element, N>(of.gate, g);
-  widen<Element, N>(of.up, u);
+  upcast<Element, N>(of.grad, d);
+  upcast<Element, N>(of.gate, g);
+  upcast<Element, N>(of.up, u);
   for (int i = 0; i < N; ++i) {
     const Logistic<Scalar> l = logistic(g[i]);
     const Scalar activated = g[i] * l.at;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/kernels/cuda/rms_norm.cuh"
 
 #include "espalier/ops/kernels/cuda/device.h"

@@ -1,4 +1,5 @@
-// Root mean square norm of rows, and its gradients: the formulas of kernels/row_math_loops.h.
+// SPDX-License-Identifier: Apache-2.0
+// Root mean square norm of rows, and its gradients: the formulas of kernels/cpu/row_math_loops.h.
 //   y = w round(x r), r = 1 / sqrt(mean(x^2) + eps);
 //   dx = r (g w - n mean(g w n)), n = x r, plus the gradient that joins it;  dw = sum over rows of g n.
 // Threads: a row has a team of threads, a power of two from 8 to 512, such that each holds at most kHeld
@@ -14,8 +15,8 @@
 //   these in float64, in 32 strands and then the strands. How rows fall to blocks depends on the sizes alone.
 #pragma once
 
+#include "espalier/ops/kernels/cpu/row_math.h"
 #include "espalier/ops/kernels/cuda/vectors.cuh"
-#include "espalier/ops/kernels/row_math.h"
 
 namespace espalier::cuda {
 
@@ -59,7 +60,7 @@ template <int N, class Element>
 ESPALIER_KERNEL AccumulatorOf<Element> add_squares(const Vector<Element, N>& x,
                                                    AccumulatorOf<Element> squares) {
   AccumulatorOf<Element> wide[N];
-  widen<Element, N>(x, wide);
+  upcast<Element, N>(x, wide);
   for (int i = 0; i < N; ++i) squares += wide[i] * wide[i];
   return squares;
 }
@@ -67,8 +68,8 @@ ESPALIER_KERNEL AccumulatorOf<Element> add_squares(const Vector<Element, N>& x,
 template <int N, class Element>
 ESPALIER_KERNEL Vector<Element, N> added(const Vector<Element, N>& a, const Vector<Element, N>& b) {
   AccumulatorOf<Element> left[N], right[N];
-  widen<Element, N>(a, left);
-  widen<Element, N>(b, right);
+  upcast<Element, N>(a, left);
+  upcast<Element, N>(b, right);
   for (int i = 0; i < N; ++i) left[i] += right[i];
   return narrow<Element, N>(left);
 }
@@ -77,10 +78,10 @@ template <int N, class Element>
 ESPALIER_KERNEL Vector<Element, N> normalised(const Vector<Element, N>& x, const Vector<Element, N>& weight,
                                               AccumulatorOf<Element> inverse) {
   AccumulatorOf<Element> wide[N], factor[N];
-  widen<Element, N>(x, wide);
-  widen<Element, N>(weight, factor);
+  upcast<Element, N>(x, wide);
+  upcast<Element, N>(weight, factor);
   for (int i = 0; i < N; ++i) wide[i] *= inverse;
-  widen<Element, N>(narrow<Element, N>(wide), wide);
+  upcast<Element, N>(narrow<Element, N>(wide), wide);
   for (int i = 0; i < N; ++i) wide[i] *= factor[i];
   return narrow<Element, N>(wide);
 }
@@ -207,21 +208,21 @@ struct TeamSums {
   }
 };
 
-/// One piece of a row, widened.
+/// One piece of a row, upcast.
 template <class Element, int N>
 struct GradientPiece {
   AccumulatorOf<Element> grad[N], normalised[N];
 
   ESPALIER_KERNEL GradientPiece(const Vector<Element, N>& g, const Vector<Element, N>& x,
                                 AccumulatorOf<Element> inverse) {
-    widen<Element, N>(g, grad);
-    widen<Element, N>(x, normalised);
+    upcast<Element, N>(g, grad);
+    upcast<Element, N>(x, normalised);
     for (int i = 0; i < N; ++i) normalised[i] *= inverse;
   }
   /// grad becomes that of the bracket.
   ESPALIER_KERNEL void apply_weight(const Element* weight) {
     AccumulatorOf<Element> factor[N];
-    widen<Element, N>(load<N>(weight), factor);
+    upcast<Element, N>(load<N>(weight), factor);
     for (int i = 0; i < N; ++i) grad[i] *= factor[i];
   }
   ESPALIER_KERNEL AccumulatorOf<Element> product() const {
@@ -239,7 +240,7 @@ struct GradientPiece {
     for (int i = 0; i < N; ++i) out[i] = (grad[i] - normalised[i] * mean) * inverse;
     if (joins != nullptr) {
       AccumulatorOf<Element> more[N];
-      widen<Element, N>(load<N>(joins), more);
+      upcast<Element, N>(load<N>(joins), more);
       for (int i = 0; i < N; ++i) out[i] += more[i];
     }
     return narrow<Element, N>(out);

@@ -1,12 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 // The elementwise parts of a decoder layer on a GPU: launches of the kernels in rms_norm.cuh and
-// pointwise.cuh. Arguments are those of kernels/row_math.h, with pointers to the memory of the calling
+// pointwise.cuh. Arguments are those of kernels/cpu/row_math.h, with pointers to the memory of the calling
 // thread's current device; element types double, float and BFloat16. Nothing here allocates or waits.
-// Results are the same bits from run to run. Throw std::runtime_error where a launch fails.
+// Results are bitwise identical from run to run. Throw std::runtime_error where a launch fails.
 #pragma once
 
 #include <cstdint>
 
-#include "espalier/ops/kernels/row_math.h"
+#include "espalier/ops/kernels/cpu/row_math.h"
 
 namespace espalier::cuda {
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What kernels are written in: the threads, shared memory and tensor cores of a GPU, by names that exist
 // twice. nvcc takes them from simt_device.h, where they are CUDA's own. Any other compiler takes them from
 // simt_host.h, and a kernel then runs in an emulator, thread by thread

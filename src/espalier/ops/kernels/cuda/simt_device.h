@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words of simt.h on a GPU.
 #pragma once
 

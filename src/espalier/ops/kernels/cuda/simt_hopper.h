@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // More words for kernels (simt.h): those that Hopper GPUs alone have, compute capability 9.0a.
 // Names of the PTX manual stand in brackets; its sections "Asynchronous Warpgroup Level Matrix Multiply-
 // Accumulate Instructions", "mbarrier" and "Data Movement and Conversion Instructions: Asynchronous copy" say

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words of simt_hopper.h in the emulator (simt_host.h), which defines what stands in namespace
 // `emulator`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words of simt.h in an emulator of a block, which tests bring along: what stands in namespace `emulator`
 // is declared here and defined there.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <cudaTypedefs.h>
 
 #include "espalier/ops/kernels/cuda/launch.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tiles of a forest with context, listed on the GPU from what is in its memory alone.
 //
 // A query block [b, e) sees key block c iff c.query_begin < e and b < c.query_end. In the order of
@@ -13,8 +14,8 @@
 // of them empty.
 //
 // Blocks come in an order of their work, (query, key) pairs of listed tiles, largest first, as in
-// kernels/schedule.h. Three kernels; a warp per block, which looks at blocks 32 at a time: time grows with
-// the square of the number of blocks, 8,192 x 8,192 of them are 2 M steps of a warp. Integer work only:
+// kernels/cpu/schedule.h. Three kernels; a warp per block, which looks at blocks 32 at a time: time grows
+// with the square of the number of blocks, 8,192 x 8,192 of them are 2 M steps of a warp. Integer work only:
 // the same lists in every run.
 #pragma once
 

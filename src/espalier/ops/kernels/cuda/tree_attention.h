@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention over a forest in preorder on a GPU, fused (docs/math.md, "Attention by tiles"): what callers fill
 // in, and what implementations for different GPUs share. Free of LibTorch and of CUDA's headers; pointers are
 // to the GPU's memory unless said otherwise; nothing here allocates, waits or reads the GPU's memory.
@@ -58,7 +59,7 @@ struct AttentionProblem {
   const ContextRectangle* host_rectangles;
   const ContextRectangle* rectangles;
   int32_t num_rectangles;
-  bool deterministic;  // backward without atomics: the same bits in every run
+  bool deterministic;  // backward without atomics: bitwise identical in every run
 
   int32_t group() const { return num_heads / num_key_heads; }
 };

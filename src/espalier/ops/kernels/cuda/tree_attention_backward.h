@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention backward on mma.sync. With c = softmax_scale, lse over all keys and delta_j = sum_d dO_jd O_jd,
 //     P_ij = exp(c s_ij - lse_i),  dV = P^T dO,  dS = P (dO V^T - delta),  dK = c dS^T Q,  dQ = c dS K
 // (docs/math.md; FlashAttention-2, algorithm 2). Four kernels:
@@ -25,7 +26,7 @@
 //
 // All 255 registers are taken at 128 and 256, with up to nine words in local memory.
 // P in float32 for dS, rounded to the element for dV, dS rounded; sums in float32. dQ's sums come in any
-// order; everything else, and everything in deterministic mode, is the same bits in every run.
+// order; everything else, and everything in deterministic mode, is bitwise identical in every run.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention_tiles.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention forward on mma.sync. With c = softmax_scale log2(e), key tile by key tile of what a query block
 // sees (tile_schedule.h),
 //     m' = max(m, max_j s_ij),  l' = 2^(c (m - m')) l + sum_j 2^(c (s_ij - m')),  O likewise,  s = Q K^T,
@@ -20,7 +21,7 @@
 // rather than 128 because half tiles are what irregular trees cost.
 // At 128 all 255 registers are taken; on Hopper the compiler keeps maxima, sums and some addresses in local
 // memory across the products, 36 of 1,170 instructions of a full tile, 256 of which are products. Sums in
-// float32, P rounded to the element. No atomics: the same bits in every run.
+// float32, P rounded to the element. No atomics: bitwise identical in every run.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention_tiles.h"

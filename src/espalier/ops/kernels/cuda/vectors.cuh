@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs of neighbouring elements, read and written at once and computed with in AccumulatorOf<Element>.
 #pragma once
 
@@ -45,7 +46,7 @@ ESPALIER_KERNEL double double_of(uint32_t low, uint32_t high) {
 }
 
 template <class Element, int N>
-ESPALIER_KERNEL void widen(const Vector<Element, N>& vector, AccumulatorOf<Element> (&out)[N]) {
+ESPALIER_KERNEL void upcast(const Vector<Element, N>& vector, AccumulatorOf<Element> (&out)[N]) {
   if constexpr (N == 1) {
     if constexpr (sizeof(Element) == 2) {
       out[0] = simt::unpack<Element>(vector.value.bits).low;
@@ -103,7 +104,7 @@ ESPALIER_KERNEL void load_scalars(const Scalar* address, Scalar (&out)[N]) {
     static_assert(N % kSize == 0);
     for (int v = 0; v < N / kSize; ++v) {
       Scalar part[kSize];
-      widen<Scalar, kSize>(load<kSize>(address + v * kSize), part);
+      upcast<Scalar, kSize>(load<kSize>(address + v * kSize), part);
       for (int i = 0; i < kSize; ++i) out[v * kSize + i] = part[i];
     }
   }

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is printed for people, on stderr: one line each, and nothing that a terminal would obey."""
+
+import contextlib
+import re
+import sys
+
+
+def printable(text):
+    """`text` on one line. Control characters, and others that show nothing themselves (such as those that turn the
+    direction of writing), come out escaped, because input must not be able to steer the terminal."""
+    text = re.sub(r"\s*\n\s*", " ", text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def clipped(text, limit=300):
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+def write(text):
+    """Writes to stderr. A closed pipe or a full disk there is no reason to stop the work."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def say(text):
+    """Prints one line."""
+    write(printable(text) + "\n")

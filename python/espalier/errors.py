@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong with what a user gave."""
+
+
+class InputError(Exception):
+    """What the user gave cannot be used; the message says where, what was expected, what was received."""
+
+
+class BadRow(Exception):
+    """One line of input that cannot be used: field, what was expected, what was received."""
+
+    def __init__(self, field_name, expected, received):
+        super().__init__(f"field `{field_name}`: expected {expected}, received {received}")
+
+
+class RenderError(Exception):
+    """The chat template refuses a conversation."""
+
+
+def is_failure(error):
+    """Whether `error` tells of something that failed, and not of a wish to stop (Ctrl-C, exit). The Rust half of
+    the tokenizers reports its panics outside of Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of plain, gzip and zstd files. Memory is bounded by one line, however far a file inflates."""
+
+import gzip
+import io
+import zlib
+
+from .errors import InputError
+
+PIECE_BYTES = 1 << 20  # of a line, between two reports of progress
+# Of compressed input at a time: zstd can make 32,768 times as much of it.
+ZSTD_INPUT_BYTES = 1 << 11
+
+
+class _ZstdStream(io.RawIOBase):
+    """Inflates zstd frames one after another. The package's own reader takes a file that ends inside a frame for
+    one that ends there."""
+
+    def __init__(self, raw):
+        import zstandard
+
+        self._raw = raw
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame = None  # the decompressor of the frame that has begun
+        self._input = b""
+        self._output = memoryview(b"")
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self._output:
+            data = self._input or self._raw.read(ZSTD_INPUT_BYTES)
+            self._input = b""
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("one that ends inside a zstd frame")
+                return 0
+            if self._frame is None:
+                self._frame = self._decompressor.decompressobj()
+            self._output = memoryview(self._frame.decompress(data))
+            if self._frame.eof:
+                self._input = self._frame.unused_data
+                self._frame = None
+        size = min(len(buffer), len(self._output))
+        buffer[:size] = self._output[:size]
+        self._output = self._output[size:]
+        return size
+
+
+def _is_zstd(magic):
+    # The second form is a skippable frame, with which parallel compressors begin (RFC 8878, section 3.1.2).
+    return magic == b"\x28\xb5\x2f\xfd" or (len(magic) == 4 and magic[0] & 0xF0 == 0x50 and magic[1:] == b"\x2a\x4d\x18")
+
+
+def open_lines(path):
+    """Opens a plain, gzip or zstd file (told by its first bytes) for reading bytes.
+
+    Returns (stream of bytes, the file itself, function that gives the part of it read so far).
+    """
+    raw = open(path, "rb")
+    size = max(1, raw.seek(0, io.SEEK_END))
+    raw.seek(0)
+    magic = raw.peek(4)[:4]
+    stream = raw
+    if magic[:2] == b"\x1f\x8b":
+        stream = gzip.GzipFile(fileobj=raw)
+    elif _is_zstd(magic):
+        try:
+            stream = io.BufferedReader(_ZstdStream(raw), 1 << 18)
+        except ImportError:
+            raise InputError(f"{path}: expected the Python package zstandard for a zstd file, received none") from None
+    return stream, raw, lambda: raw.tell() / size
+
+
+def lines_of(path, most_bytes, tick):
+    """Yields the lines of a file as bytes, and None for a line of more than `most_bytes`.
+
+    Calls tick(part of the file read so far) from time to time, inside long lines too. Raises InputError for a
+    compressed file that is damaged or ends too early.
+    """
+    stream, raw, fraction = open_lines(path)
+    with raw, stream:
+        while True:
+            pieces, size = [], 0
+            while True:
+                piece = _read(stream, path)
+                tick(fraction())
+                size += len(piece)
+                if size <= most_bytes + 2:  # with its end, which may be CR and LF
+                    pieces.append(piece)
+                else:
+                    pieces.clear()
+                if len(piece) < PIECE_BYTES or piece.endswith(b"\n"):
+                    break
+            if size == 0:
+                return
+            line = b"".join(pieces).rstrip(b"\r\n")
+            yield line if size <= most_bytes + 2 and len(line) <= most_bytes else None
+
+
+def _read(stream, path):
+    try:
+        return stream.readline(PIECE_BYTES)
+    except EOFError as error:  # of gzip, and of the class above
+        text = str(error) if isinstance(stream, io.BufferedReader) else "one that ends inside a gzip member"
+        raise InputError(f"{path}: expected a whole compressed file, received {text}") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}: expected a whole compressed file, received damaged gzip data: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise InputError(f"{path}: expected a whole compressed file, received damaged zstd data: {error}") from None

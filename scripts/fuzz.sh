@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs the fuzz targets of tests/fuzz from their kept corpus.
+#   scripts/fuzz.sh [SECONDS]         all of them, SECONDS each (10)
+#   scripts/fuzz.sh SECONDS TARGET... some of them: config, jsonl, packed, safetensors, toml, vocabulary
+# Inputs with new coverage go to build/fuzz/corpus, from where later runs go on; an input that fails is kept in
+# build/fuzz/failures. Such an input becomes a unit test, and a file of tests/fuzz/corpus. The targets have to be built
+# (make fuzz builds and runs them).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:-10}
+shift || true
+targets=("$@")
+if ((${#targets[@]} == 0)); then
+  for folder in tests/fuzz/corpus/*/; do targets+=("$(basename "$folder")"); done
+fi
+mkdir -p build/fuzz/failures
+failed=()
+for target in "${targets[@]}"; do
+  found=build/fuzz/corpus/$target log=build/fuzz/$target.log
+  mkdir -p "$found"
+  # Half a gigabyte for an input of a few kilobytes, or ten seconds, is a fault.
+  if build/fuzz/tests/fuzz/fuzz_"$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=512 \
+    -max_len=8192 -print_final_stats=1 -artifact_prefix="build/fuzz/failures/$target-" "$found" \
+    "tests/fuzz/corpus/$target" >"$log" 2>&1; then
+    runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+    echo "fuzz: $target: $runs inputs, no failure"
+  else
+    echo "fuzz: $target: failed; see $log"
+    tail -n 30 "$log"
+    failed+=("$target")
+  fi
+done
+((${#failed[@]} == 0)) || { echo "fuzz: failures in ${failed[*]}" >&2; exit 1; }

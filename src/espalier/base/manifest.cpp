@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/base/manifest.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <system_error>
+
+#include <simdjson.h>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/base/hash.h"
+
+namespace espalier {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr int kVersion = 1;
+constexpr const char* kHashKey = "xxh3_128";
+
+// Names of the regular files directly in a folder, sorted, without the manifest and without names that JSON
+// cannot hold.
+std::vector<std::string> file_names(const fs::path& folder) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    std::error_code ignored;
+    const std::string name = entry->path().filename().string();
+    const bool listed = name != kManifestFile && simdjson::validate_utf8(name.data(), name.size());
+    if (listed && entry->is_regular_file(ignored)) names.push_back(name);
+  }
+  ESPALIER_CHECK(!error, "cannot list {}: {}", folder.string(), error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+struct Entry {
+  uint64_t bytes = 0;
+  std::string hash;
+};
+
+// The files that a manifest lists. Throws InputError where it is not a manifest of `title`.
+std::map<std::string, Entry> read_manifest(const fs::path& path, const std::string& title) {
+  const auto json = Json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
+  ESPALIER_CHECK(json.is_object() && json.contains("version") && json.contains("files") &&
+                     json["files"].is_object() && json.contains("title") && json["title"].is_string(),
+                 "{} is damaged: expected a JSON object with version, title and files", kManifestFile);
+  ESPALIER_CHECK(json["version"] == kVersion,
+                 "{} has version {}: expected {} (was it written by a newer Espalier?)", kManifestFile,
+                 json["version"].dump(), kVersion);
+  ESPALIER_CHECK(json["title"] == title, "{} is that of {}", kManifestFile, json["title"].dump());
+  std::map<std::string, Entry> entries;
+  for (const auto& [name, value] : json["files"].items()) {
+    const bool fine = value.is_object() && value.contains("bytes") && value["bytes"].is_number_unsigned() &&
+                      value.contains(kHashKey) && value[kHashKey].is_string();
+    ESPALIER_CHECK(fine, "{} is damaged: {}: expected bytes and {}", kManifestFile, name, kHashKey);
+    entries[name] = {value["bytes"].get<uint64_t>(), value[kHashKey].get<std::string>()};
+  }
+  return entries;
+}
+
+// What is wrong with one file; "" when nothing is.
+std::string fault_of(const fs::path& path, const std::string& name, const Entry& expected) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return fmt::format("{} is missing", name);
+  const uint64_t bytes = fs::file_size(path, error);
+  if (error) return fmt::format("{} cannot be read: {}", name, error.message());
+  if (bytes != expected.bytes)
+    return fmt::format("{} has {} bytes, {} were written", name, bytes, expected.bytes);
+  try {
+    if (hash_file(path) != expected.hash)
+      return fmt::format("{} is not what was written: its checksum differs", name);
+  } catch (const InputError& unreadable) {
+    return unreadable.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+void write_manifest(const fs::path& folder, const std::string& title) {
+  Json files = Json::object();
+  for (const std::string& name : file_names(folder)) {
+    files[name] = {{"bytes", fs::file_size(folder / name)}, {kHashKey, hash_file(folder / name)}};
+  }
+  const Json manifest = {{"version", kVersion}, {"title", title}, {"files", files}};
+  write_text(folder / kManifestFile, manifest.dump(2) + "\n");
+}
+
+ManifestReport check_manifest(const fs::path& folder, const std::string& title) {
+  ManifestReport report;
+  std::error_code error;
+  report.present = fs::exists(fs::symlink_status(folder / kManifestFile, error));
+  if (!report.present) return report;
+  std::map<std::string, Entry> entries;
+  try {
+    entries = read_manifest(folder / kManifestFile, title);
+  } catch (const InputError& fault) {
+    report.faults.emplace_back(fault.what());
+    return report;
+  }
+  for (const auto& [name, expected] : entries) {
+    std::string fault = fault_of(folder / name, name, expected);
+    if (!fault.empty()) report.faults.push_back(std::move(fault));
+  }
+  for (const std::string& name : file_names(folder)) {
+    if (!entries.contains(name)) report.extra.push_back(name);
+  }
+  return report;
+}
+
+}  // namespace espalier

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/base/printable.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <iterator>
+
+#include "espalier/base/utf8.h"
+
+namespace espalier {
+namespace {
+
+uint32_t code_point(std::string_view character) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(character[i]); };
+  if (character.size() == 1) return byte(0);
+  uint32_t point = byte(0) & (0xFFu >> (character.size() + 1));
+  for (size_t i = 1; i < character.size(); ++i) point = point << 6 | (byte(i) & 0x3Fu);
+  return point;
+}
+
+/// Whether a character acts on a terminal, or on the text around it, instead of being seen.
+bool acts(uint32_t point) {
+  return point < 0x20 || (point >= 0x7F && point < 0xA0) ||  // C0, DEL, C1
+         point == 0x061C || point == 0x180E ||               // marks of direction and separation
+         point == 0x200B || point == 0x200E || point == 0x200F || (point >= 0x2028 && point <= 0x202E) ||
+         (point >= 0x2060 && point <= 0x206F) || point == 0xFEFF || (point >= 0xFFF9 && point <= 0xFFFB) ||
+         (point >= 0xE0000 && point <= 0xE007F);
+}
+
+void append_escaped(uint32_t point, std::string* out) {
+  switch (point) {
+    case '\n':
+      *out += "\\n";
+      return;
+    case '\r':
+      *out += "\\r";
+      return;
+    case '\t':
+      *out += "\\t";
+      return;
+    default:
+      break;
+  }
+  if (point < 0x80) {
+    fmt::format_to(std::back_inserter(*out), "\\x{:02X}", point);
+  } else if (point < 0x10000) {
+    fmt::format_to(std::back_inserter(*out), "\\u{:04X}", point);
+  } else {
+    fmt::format_to(std::back_inserter(*out), "\\U{:08X}", point);
+  }
+}
+
+std::string made_printable(std::string_view text, bool keep_line_feeds) {
+  std::string result;
+  result.reserve(text.size());
+  for (size_t i = 0; i < text.size();) {
+    const size_t size = character_size(text, i);
+    if (size == 0) {
+      fmt::format_to(std::back_inserter(result), "\\x{:02X}", static_cast<unsigned char>(text[i]));
+      ++i;
+      continue;
+    }
+    const std::string_view character = text.substr(i, size);
+    const uint32_t point = code_point(character);
+    if (acts(point) && !(keep_line_feeds && point == '\n')) {
+      append_escaped(point, &result);
+    } else {
+      result += character;
+    }
+    i += size;
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  return made_printable(text, false);
+}
+
+std::string printable_lines(std::string_view text) {
+  return made_printable(text, true);
+}
+
+std::string shortened(std::string_view text, size_t max_bytes) {
+  if (text.size() <= max_bytes) return printable(text);
+  // A character that the limit would cut is left out.
+  size_t end = 0;
+  while (end < text.size()) {
+    const size_t size = character_size(text, end);
+    const size_t next = end + (size == 0 ? 1 : size);
+    if (next > max_bytes) break;
+    end = next;
+  }
+  return printable(text.substr(0, end)) + "...";
+}
+
+}  // namespace espalier

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Makes text from files and users safe to print on a terminal.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace espalier {
+
+/// `text` as one line of valid UTF-8 that is safe to print: control characters (C0, DEL, C1) are written \n,
+/// \t, \r, \x1B or \u009B, characters that reorder or hide the text around them (bidirectional overrides and
+/// isolates, zero-width characters, line separators, tags) \u202E, and bytes that are not UTF-8 \xFF. Joiners
+/// (U+200C, U+200D) stay: scripts and emoji need them. Every message that quotes a file name, a field, an id
+/// or a piece of a file goes through this.
+std::string printable(std::string_view text);
+
+/// The same for text of several lines. Line feeds stay.
+std::string printable_lines(std::string_view text);
+
+/// printable(text), limited to `max_bytes` bytes of whole characters, with "..." if it was cut.
+std::string shortened(std::string_view text, size_t max_bytes = 60);
+
+}  // namespace espalier

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/base/utf8.h"
+
+namespace espalier {
+
+size_t character_size(std::string_view bytes, size_t begin) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(bytes[begin + i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return 1;
+  const size_t size = lead >= 0xC2 && lead < 0xE0   ? 2
+                      : lead >= 0xE0 && lead < 0xF0 ? 3
+                      : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                    : 0;
+  if (size == 0 || begin + size > bytes.size()) return 0;
+  for (size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  // Overlong, a surrogate, or beyond U+10FFFF.
+  if ((lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xED && byte(1) >= 0xA0)) return 0;
+  if ((lead == 0xF0 && byte(1) < 0x90) || (lead == 0xF4 && byte(1) >= 0x90)) return 0;
+  return size;
+}
+
+}  // namespace espalier

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Characters of UTF-8.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace espalier {
+
+/// The length in bytes (1 to 4) of the UTF-8 character that starts at bytes[begin]. 0 if no valid one starts
+/// there: truncated, overlong, a surrogate, or beyond U+10FFFF.
+size_t character_size(std::string_view bytes, size_t begin);
+
+}  // namespace espalier

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words that a flag accepts, and what they stand for, in one place: parsers, messages and --help use it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+
+template <class Value>
+struct Word {
+  std::string_view word;
+  Value value;
+};
+
+/// All words, in the order in which they are listed for users.
+template <class Value, size_t kCount>
+std::vector<std::string> all_words(const std::array<Word<Value>, kCount>& words) {
+  std::vector<std::string> all;
+  all.reserve(kCount);
+  for (const auto& each : words) all.emplace_back(each.word);
+  return all;
+}
+
+/// "red, green or blue".
+template <class Value, size_t kCount>
+std::string list_of(const std::array<Word<Value>, kCount>& words) {
+  std::string list;
+  for (size_t i = 0; i < kCount; ++i) {
+    list += i == 0 ? "" : i + 1 < kCount ? ", " : " or ";
+    list += words[i].word;
+  }
+  return list;
+}
+
+/// What `text` stands for. Throws InputError naming `flag` and the words.
+template <class Value, size_t kCount>
+Value parse_word(const std::array<Word<Value>, kCount>& words, std::string_view flag, std::string_view text) {
+  for (const auto& each : words) {
+    if (each.word == text) return each.value;
+  }
+  throw InputError(fmt::format("{}: expected {}, received `{}`", flag, list_of(words), text));
+}
+
+/// The word for a value. Throws InternalError where there is none.
+template <class Value, size_t kCount>
+const char* word_of(const std::array<Word<Value>, kCount>& words, Value value) {
+  for (const auto& each : words) {
+    if (each.value == value) return each.word.data();
+  }
+  throw InternalError("a value without a word");
+}
+
+}  // namespace espalier

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/cli/step_gains.h"
+
+#include "espalier/measure/cost.h"
+#include "espalier/tree/statistics.h"
+
+namespace espalier::cli {
+
+void StepFlops::add(const ModelShape& shape, const Step& step) {
+  plan += step_flops(shape, plan_work(step)).total();
+  packing += step_flops(shape, flat_work(step)).total();
+  append_only += step_flops(shape, append_only_work(step)).total();
+}
+
+Gains token_gains(const Forest& forest, const Plan& plan) {
+  const ForestStatistics statistics = forest_statistics(forest);
+  return Gains::of(static_cast<double>(statistics.flat_tokens),
+                   static_cast<double>(statistics.append_only_tokens), static_cast<double>(plan.num_tokens()),
+                   /*in_flops=*/false);
+}
+
+}  // namespace espalier::cli

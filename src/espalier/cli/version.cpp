@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/cli/version.h"
+
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include "espalier/ops/kernels/cpu/instruction_set.h"
+
+namespace espalier::cli {
+
+std::string version_text() {
+  return fmt::format(
+      "espalier {}\n"
+      "commit: {}\n"
+      "compiler: {}\n"
+      "build type: {}\n"
+      "LibTorch: {}\n"
+      "CUDA: {}\n"
+      "instruction set: {}",
+      ESPALIER_VERSION, kCommit, ESPALIER_COMPILER, ESPALIER_BUILD_TYPE, TORCH_VERSION, ESPALIER_CUDA_TOOLKIT,
+      instruction_set_name(instruction_set()));
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The config.json of a Hugging Face decoder.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace espalier {
+
+/// Rotary position embedding of type `llama3` (Llama 3.1): frequencies are slowed by wavelength.
+struct Llama3Rope {
+  double factor = 8;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_max_position_embeddings = 8192;
+};
+
+/// What the decoder needs of config.json; names as there.
+struct DecoderConfig {
+  std::string model_type;  // llama | qwen2 | qwen3
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 1e-6;
+  double initializer_range = 0.02;
+  double rope_theta = 10000;
+  std::optional<Llama3Rope> llama3_rope;
+  bool tie_word_embeddings = false;
+  bool attention_bias = false;  // bias of q, k, v (and of o where attention_output_bias)
+  bool attention_output_bias = false;
+  bool mlp_bias = false;
+  bool query_key_norm = false;  // qwen3: RMSNorm of q and k per head
+  std::string dtype;            // dtype that the file declares, "" if none
+};
+
+/// Reads config.json as Transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype)
+/// write it. A feature that the decoder does not have (sliding windows in use, other rope types, dropout > 0,
+/// quantisation, another hidden_act, unknown model_type, ...) throws InputError naming key, value and file.
+DecoderConfig read_config(const std::filesystem::path& model_folder);
+DecoderConfig read_config_file(const std::filesystem::path& path);
+DecoderConfig parse_config(const nlohmann::json& json, const std::string& file);
+
+/// The text of the config.json at `path` with its dtype key set to `dtype` ("float32", ...): `dtype` or
+/// `torch_dtype`, whichever is there, `dtype` where neither is. All else stays, the order of keys included.
+std::string config_with_dtype(const std::filesystem::path& path, const std::string& dtype);
+/// The same of a config.json that has been read.
+std::string config_with_dtype(nlohmann::ordered_json config, const std::string& dtype);
+
+}  // namespace espalier

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layers as data: what a decoder is made of, read off its config.json.
+//   Everything that depends on the kind of a layer follows from its LayerSpec: names and shapes of parameters
+//   here,
+// construction in model/. A new kind of layer is a new alternative of one of these variants.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "espalier/config/config.h"
+
+namespace espalier {
+
+/// Softmax attention with rotary positions and grouped heads.
+struct AttentionSpec {
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  bool bias = false;            // of q, k and v
+  bool output_bias = false;     // of o
+  bool query_key_norm = false;  // RMSNorm of q and k per head
+
+  bool operator==(const AttentionSpec&) const = default;
+};
+
+/// silu(gate(x)) * up(x), then down.
+struct DenseMlpSpec {
+  int64_t intermediate_size = 0;
+  bool bias = false;
+
+  bool operator==(const DenseMlpSpec&) const = default;
+};
+
+/// What lets tokens see each other in a layer, and what works on each token by itself.
+using MixerSpec = std::variant<AttentionSpec>;
+using MlpSpec = std::variant<DenseMlpSpec>;
+
+/// A layer: x + mixer(norm(x)), then x + mlp(norm(x)).
+struct LayerSpec {
+  MixerSpec mixer;
+  MlpSpec mlp;
+
+  bool operator==(const LayerSpec&) const = default;
+};
+
+/// The layers of a config, first to last.
+std::vector<LayerSpec> layer_specs(const DecoderConfig& config);
+
+struct ParameterShape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+/// Parameters of a layer in the order of a checkpoint, without the layer's prefix: "self_attn.q_proj.weight".
+std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hidden_size);
+
+/// "model.layers.3."
+std::string layer_prefix(int64_t index);
+
+/// Names and shapes of all parameters of a config, in the order of a checkpoint. Tied models have no
+/// lm_head.weight.
+std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config);
+
+}  // namespace espalier

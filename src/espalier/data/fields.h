@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fields of a row, and the names that other programs give them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+
+namespace espalier {
+
+enum class Field {
+  kInputIds,
+  kLossMask,
+  kLossWeights,
+  kLogprobs,
+  kRefLogprobs,
+  kAdvantages,
+  kAdvantage,
+  kReward,
+  kGroupId,
+  kTrajectoryId,
+  kPairId,
+  kChosen,
+  kRoutedExperts,
+};
+inline constexpr size_t kNumFields = 13;
+
+/// A name that a field may have. The field's own name, which docs/data-format.md uses, comes first.
+struct FieldName {
+  std::string_view name;
+  Field field;
+};
+
+/// All names, with those of one field next to one another. `labels` mark loss differently: -100 means no
+/// loss, and other entries are the token itself.
+inline constexpr auto kFieldNames = std::to_array<FieldName>({
+    {"input_ids", Field::kInputIds},
+    {"loss_mask", Field::kLossMask},
+    {"response_mask", Field::kLossMask},
+    {"completion_mask", Field::kLossMask},
+    {"assistant_masks", Field::kLossMask},
+    {"labels", Field::kLossMask},
+    {"loss_weights", Field::kLossWeights},
+    {"logprobs", Field::kLogprobs},
+    {"old_log_probs", Field::kLogprobs},
+    {"rollout_log_probs", Field::kLogprobs},
+    {"ref_logprobs", Field::kRefLogprobs},
+    {"ref_log_prob", Field::kRefLogprobs},
+    {"ref_log_probs", Field::kRefLogprobs},
+    {"advantages", Field::kAdvantages},
+    {"advantage", Field::kAdvantage},
+    {"reward", Field::kReward},
+    {"group_id", Field::kGroupId},
+    {"trajectory_id", Field::kTrajectoryId},
+    {"pair_id", Field::kPairId},
+    {"chosen", Field::kChosen},
+    {"routed_experts", Field::kRoutedExperts},
+});
+inline constexpr size_t kNumFieldNames = kFieldNames.size();
+inline constexpr std::string_view kLabels = "labels";
+inline constexpr int64_t kNoLabel = -100;  // of `labels`: this token carries no loss
+
+/// The place of a name in kFieldNames.
+inline std::optional<size_t> find_field_name(std::string_view name) {
+  for (size_t i = 0; i < kNumFieldNames; ++i) {
+    if (kFieldNames[i].name == name) return i;
+  }
+  return std::nullopt;
+}
+
+/// The field's own name.
+constexpr std::string_view name_of(Field field) {
+  for (const FieldName& each : kFieldNames) {
+    if (each.field == field) return each.name;
+  }
+  return {};
+}
+
+}  // namespace espalier

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/engine/batch.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "espalier/base/check.h"
+#include "espalier/runtime/device.h"
+
+namespace espalier {
+
+namespace {
+
+template <typename T>
+at::Tensor to_tensor(const std::vector<T>& values, at::ScalarType dtype) {
+  return at::from_blob(const_cast<T*>(values.data()), {static_cast<int64_t>(values.size())},
+                       at::TensorOptions().dtype(c10::CppTypeToScalarType<T>::value))
+      .to(dtype, /*non_blocking=*/false, /*copy=*/true);
+}
+
+// The terms of a micro-batch on the host, before they become tensors.
+struct HostTerms {
+  std::vector<int64_t> row;     // token of the batch where the term's edge starts
+  std::vector<int64_t> target;  // token id that it predicts
+  std::vector<int64_t> token;   // the token of the batch with that id, -1: in a child
+  std::vector<double> coefficient;
+  std::vector<std::vector<double>> columns;  // in the order of Objective::columns()
+};
+
+// Of a trajectory's terms, those whose edge starts in the micro-batch.
+HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const Layout& layout,
+                       const Loss& loss, Batch* batch) {
+  const Trajectories& trajectories = loss.trajectories();
+  const std::vector<TermColumn> read = loss.objective().columns();
+  HostTerms host;
+  host.columns.resize(read.size());
+  for (const Placement& placement : micro_batch.trajectories) {
+    const TermRange range = terms_of(step, micro_batch, placement);
+    if (range.begin == range.end) continue;
+    const int64_t row = step.rows[placement.trajectory];
+    const std::vector<int64_t> path = path_tokens(layout, placement.run);
+    const int64_t first = layout.position_ids[path.front()], size = static_cast<int64_t>(path.size());
+    for (int64_t index = range.begin; index < range.end; ++index) {
+      const Term& term = step.terms.values[index];
+      const int64_t source = term.position - 1 - first;
+      const int64_t flat = trajectories.offsets[row] + term.position;
+      host.row.push_back(path[source]);
+      host.target.push_back(trajectories.input_ids[flat]);
+      host.token.push_back(source + 1 < size ? path[source + 1] : -1);
+      host.coefficient.push_back(term.coefficient);
+      for (size_t i = 0; i < read.size(); ++i) {
+        host.columns[i].push_back(loss.column(read[i], row, term.position));
+      }
+      batch->term_token.push_back(flat);
+      batch->term_index.push_back(index);
+    }
+  }
+  return host;
+}
+
+// Terms by row, and by target among those of a row. Rows are tokens of the batch, and most have few terms.
+std::vector<int64_t> terms_in_order(const HostTerms& terms, int64_t num_tokens) {
+  std::vector<int64_t> order(terms.row.size());
+  // A counting sort by row: end[row] is where the row's next term goes, and at last where its terms end.
+  std::vector<int64_t> end(num_tokens);
+  for (const int64_t row : terms.row) ++end[row];
+  std::exclusive_scan(end.begin(), end.end(), end.begin(), int64_t{0});
+  for (size_t m = 0; m < order.size(); ++m) order[end[terms.row[m]]++] = static_cast<int64_t>(m);
+  int64_t begin = 0;
+  for (const int64_t row_end : end) {
+    std::sort(order.begin() + begin, order.begin() + row_end, [&](int64_t a, int64_t b) {
+      return std::pair(terms.target[a], a) < std::pair(terms.target[b], b);
+    });
+    begin = row_end;
+  }
+  return order;
+}
+
+// Edges are pairs of a row and a token id: equal pairs have equal log-probabilities.
+void set_edges(const HostTerms& terms, int64_t num_tokens, Batch* batch) {
+  const std::vector<int64_t> order = terms_in_order(terms, num_tokens);
+  const auto key = [&](int64_t m) { return std::pair(terms.row[m], terms.target[m]); };
+  std::vector<int64_t> logit_rows, edge_row, edge_target, term_edge(order.size());
+  for (size_t k = 0; k < order.size(); ++k) {
+    const int64_t m = order[k];
+    if (k == 0 || key(order[k - 1]) != key(m)) {
+      if (logit_rows.empty() || logit_rows.back() != terms.row[m]) logit_rows.push_back(terms.row[m]);
+      edge_row.push_back(static_cast<int64_t>(logit_rows.size()) - 1);
+      edge_target.push_back(terms.target[m]);
+      batch->edge_token.push_back(terms.token[m]);
+    }
+    term_edge[m] = static_cast<int64_t>(edge_row.size()) - 1;
+  }
+  batch->logit_rows = to_tensor(logit_rows, at::kLong);
+  batch->edge_row = to_tensor(edge_row, at::kLong);
+  batch->edge_target = to_tensor(edge_target, at::kLong);
+  batch->term_edge = to_tensor(term_edge, at::kLong);
+}
+
+void set_context(std::span<const ContextPiece> pieces, Batch* batch) {
+  std::vector<int64_t> numbers;
+  for (const ContextPiece& piece : pieces) {
+    if (batch->ancestors.empty() || batch->ancestors.back() != piece.ancestor) {
+      batch->ancestors.push_back(piece.ancestor);
+    }
+    numbers.insert(numbers.end(), {static_cast<int64_t>(batch->ancestors.size()) - 1, piece.column_begin,
+                                   piece.column_end, piece.row_begin, piece.row_end});
+  }
+  batch->context_pieces = to_tensor(numbers, at::kLong).view({-1, 5});
+}
+
+}  // namespace
+
+Batch make_batch(const Step& step, int64_t index, const Loss& loss) {
+  RECORD_USER_SCOPE("batch");
+  Batch batch;
+  const MicroBatch& micro_batch = step.plan.micro_batches.at(index);
+  const Layout layout = make_micro_batch_layout(step.forest, micro_batch);
+  const HostTerms terms = gather_terms(step, micro_batch, layout, loss, &batch);
+  batch.input_ids = to_tensor(layout.input_ids, at::kLong);
+  batch.position_ids = to_tensor(layout.position_ids, at::kLong);
+  batch.subtree_end = to_tensor(layout.subtree_end, at::kInt);
+  set_edges(terms, batch.num_tokens(), &batch);
+  if (micro_batch.parent >= 0) set_context(step.context.row(index), &batch);
+  batch.terms.coefficient = to_tensor(terms.coefficient, at::kDouble);
+  for (const std::vector<double>& column : terms.columns) {
+    batch.terms.columns.push_back(to_tensor(column, at::kDouble));
+  }
+  return batch;
+}
+
+Batch to_device(Batch batch, at::Device device) {
+  std::vector<at::Tensor*> members = {&batch.input_ids,  &batch.position_ids,     &batch.subtree_end,
+                                      &batch.logit_rows, &batch.edge_row,         &batch.edge_target,
+                                      &batch.term_edge,  &batch.terms.coefficient};
+  for (at::Tensor& column : batch.terms.columns) members.push_back(&column);
+  std::vector<at::Tensor> host;
+  for (const at::Tensor* member : members) host.push_back(*member);
+  const std::vector<at::Tensor> there = upload(host, device);
+  for (size_t i = 0; i < there.size(); ++i) *members[i] = there[i];
+  return batch;
+}
+
+}  // namespace espalier

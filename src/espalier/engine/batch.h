@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a plan to tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "espalier/engine/step.h"
+#include "espalier/objective/loss.h"
+
+namespace espalier {
+
+/// Tensors of one micro-batch: T tokens, R rows that reach the LM head, E edges, M terms. An edge belongs to
+/// the micro-batch of its source: the last token before a cut predicts the first one after it. Tensors are on
+/// the host as make_batch makes them, on the device that they were moved to by to_device.
+struct Batch {
+  at::Tensor input_ids;     // [T] int64
+  at::Tensor position_ids;  // [T] int64
+  at::Tensor subtree_end;   // [T] int32
+  at::Tensor logit_rows;    // [R] int64, ascending: tokens that predict at least one edge with loss
+  at::Tensor edge_row;      // [E] int64, ascending, into logit_rows
+  at::Tensor edge_target;   // [E] int64
+  at::Tensor term_edge;     // [M] int64: the edge that a term reads
+  TermTensors terms;
+  std::vector<int64_t> term_index;  // [M] in Step::terms.values
+  std::vector<int64_t> term_token;  // [M] flat index of the term's token in the data: offsets[row] + position
+  std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts, -1: it is in a child
+  std::vector<int64_t> ancestors;   // the micro-batches above, root first: each has context for this one
+  at::Tensor context_pieces;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`;
+                                    // always on the host
+
+  int64_t num_tokens() const { return input_ids.size(0); }
+  int64_t num_logit_rows() const { return logit_rows.size(0); }
+  int64_t num_terms() const { return term_edge.size(0); }
+};
+
+/// The batch of micro-batch `index` of step.plan.
+Batch make_batch(const Step& step, int64_t index, const Loss& loss);
+
+/// The batch with its tensors on the device, but for context_pieces: copied in one go, without waiting
+/// (upload in runtime/device.h).
+Batch to_device(Batch batch, at::Device device);
+
+}  // namespace espalier

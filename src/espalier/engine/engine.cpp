@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/engine/engine.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "espalier/base/check.h"
+#include "espalier/engine/order.h"
+#include "espalier/engine/unit_loss.h"
+#include "espalier/model/gradient_accumulation.h"
+#include "espalier/runtime/device.h"
+#include "espalier/runtime/tensor_memory.h"
+
+namespace espalier {
+
+namespace {
+
+/// Keeps weights upcast where several micro-batches run.
+std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& with_loss) {
+  if (std::ranges::count(with_loss, true) < 2) return nullptr;
+  return std::make_unique<accumulating::UpcastWeights>();
+}
+
+/// A micro-batch between its forward and its backward pass.
+struct InFlightMicroBatch {
+  Batch batch;
+  // What its backward pass begins at, in the graph; undefined without terms and while activations are not
+  // kept: the loss, or the log-probabilities [E] whose gradients a loss of wider scope gives.
+  at::Tensor loss, logprobs;
+  std::vector<LayerContext> context;    // in the graph; likewise
+  std::unique_ptr<ContextFrame> frame;  // null without readers
+  MicroBatchMeasure measure;
+  Stopwatch stopwatch;
+
+  explicit InFlightMicroBatch(at::Device device) : stopwatch(device) {}
+
+  /// Adds the time and the peak memory of what `body` does to the measure.
+  template <class Body>
+  void measured(at::Device device, const Body& body) {
+    reset_peak_tensor_memory(device);
+    stopwatch.start();
+    body();
+    stopwatch.stop();
+    measure.peak_bytes = std::max(measure.peak_bytes, peak_tensor_memory(device));
+  }
+};
+
+/// Forward passes without gradients of all micro-batches that run. Calls visit(m, batch, logprobs [M] of the
+/// batch's terms, float64) for those with terms, and entered(m) for all.
+template <class Visit, class Entered>
+void for_each_logprobs(const Model& model, const Step& step, const Loss& loss, const Visit& visit,
+                       const Entered& entered) {
+  const at::NoGradGuard no_grad;
+  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+  const std::vector<bool> with_readers = micro_batches_with_readers(step, with_loss);
+  std::vector<std::unique_ptr<ContextFrame>> frames(with_loss.size());
+  const auto enter = [&](int64_t m) {
+    const Batch batch = to_device(make_batch(step, m, loss), model.device());
+    std::vector<ContextFrame*> ancestors;
+    for (const int64_t ancestor : batch.ancestors) ancestors.push_back(frames[ancestor].get());
+    const bool head = batch.num_terms() > 0;
+    const ForwardResult forwarded =
+        forward(model, batch, ancestors, {.keep_context = with_readers[m], .head = head});
+    if (with_readers[m]) frames[m] = std::make_unique<ContextFrame>(forwarded.context, false);
+    if (head) visit(m, batch, forwarded.logprobs.to(at::kDouble).index_select(0, batch.term_edge));
+    entered(m);
+  };
+  walk(step, with_loss, enter, [&](int64_t m) { frames[m].reset(); });
+}
+
+class StepRun {
+ public:
+  StepRun(const Model& model, const Step& step, const Loss& loss)
+      : model_(model),
+        device_(model.device()),
+        step_(step),
+        loss_(loss),
+        with_loss_(micro_batches_with_loss(step)),
+        with_readers_(micro_batches_with_readers(step, with_loss_)),
+        upcast_(upcast_weights(with_loss_)),
+        in_flight_(step.plan.micro_batches.size()) {
+    for (const std::string& name : loss.objective().metrics()) pending_.result.metrics.push_back({name, 0});
+    const auto num_sums = static_cast<int64_t>(1 + pending_.result.metrics.size());
+    pending_.sums = at::zeros({num_sums}, at::TensorOptions(device_).dtype(at::kDouble));
+    pending_.result.flat_tokens = step.flat_tokens();
+    pending_.result.tree_tokens = step.forest.tree_tokens();
+    if (loss.objective().scope() == Scope::kToken) return;
+    unit_loss_.emplace(step, loss, device_);
+    if (unit_loss_->needs_logprob_pass()) run_logprob_pass();
+  }
+
+  void enter(int64_t m) {
+    RECORD_USER_SCOPE(fmt::format("micro-batch {} forward", m));
+    in_flight_[m] = std::make_unique<InFlightMicroBatch>(device_);
+    in_flight_[m]->measure.micro_batch = m;
+    in_flight_[m]->measured(device_, [&] { run_forward(m); });
+  }
+
+  void leave(int64_t m) {
+    RECORD_USER_SCOPE(fmt::format("micro-batch {} backward", m));
+    InFlightMicroBatch& in_flight = *in_flight_[m];
+    in_flight.measured(device_, [&] {
+      const bool kept =
+          in_flight.loss.defined() || in_flight.logprobs.defined() || !in_flight.context.empty();
+      if (!kept) forward_with_grad(m);
+      backward(m);
+    });
+    pending_.result.measured.push_back(in_flight.measure);
+    pending_.stopwatches.push_back(std::move(in_flight.stopwatch));
+    in_flight_[m].reset();
+  }
+
+  const std::vector<bool>& with_loss() const { return with_loss_; }
+  PendingStep take_pending() { return std::move(pending_); }
+
+ private:
+  std::vector<ContextFrame*> ancestors(const Batch& batch) const {
+    std::vector<ContextFrame*> frames;
+    for (const int64_t ancestor : batch.ancestors) frames.push_back(in_flight_[ancestor]->frame.get());
+    return frames;
+  }
+
+  Work work_of(int64_t m, int64_t logit_rows) const {
+    return {in_flight_[m]->batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, logit_rows};
+  }
+
+  void run_logprob_pass() {
+    const auto visit = [&](int64_t m, const Batch& batch, const at::Tensor& logprobs) {
+      unit_loss_->add(batch, logprobs);
+      pending_.result.recomputed +=
+          {batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, batch.num_logit_rows()};
+    };
+    for_each_logprobs(model_, step_, loss_, visit, [](int64_t) {});
+  }
+
+  void run_forward(int64_t m) {
+    InFlightMicroBatch& in_flight = *in_flight_[m];
+    in_flight.batch = to_device(make_batch(step_, m, loss_), device_);
+    const PlanOptions& options = step_.plan.options;
+    if (options.checkpoint_activations == CheckpointActivations::kPiece && with_readers_[m]) {
+      const at::NoGradGuard no_grad;
+      const ForwardResult forwarded =
+          forward(model_, in_flight.batch, ancestors(in_flight.batch), {.keep_context = true, .head = false});
+      in_flight.frame = std::make_unique<ContextFrame>(forwarded.context, options.offload_context);
+      for (ContextFrame* frame : ancestors(in_flight.batch)) frame->collect();
+      pending_.result.recomputed += work_of(m, 0);
+      return;
+    }
+    forward_with_grad(m);
+    if (with_readers_[m]) in_flight.frame = std::make_unique<ContextFrame>(in_flight.context, false);
+  }
+
+  void forward_with_grad(int64_t m) {
+    InFlightMicroBatch& in_flight = *in_flight_[m];
+    const bool checkpoint_layers = step_.plan.options.checkpoint_activations == CheckpointActivations::kLayer;
+    const bool head = in_flight.batch.num_terms() > 0;
+    ForwardResult forwarded =
+        forward(model_, in_flight.batch, ancestors(in_flight.batch),
+                {.keep_context = with_readers_[m], .checkpoint_layers = checkpoint_layers, .head = head});
+    in_flight.context = std::move(forwarded.context);
+    StepResult& result = pending_.result;
+    const Work work = work_of(m, in_flight.batch.num_logit_rows());
+    result.work += work;
+    if (checkpoint_layers) result.recomputed += work;
+    if (!head) return;
+    RECORD_USER_SCOPE("objective");
+    result.terms += in_flight.batch.num_terms();
+    const at::Tensor of_terms = forwarded.logprobs.to(at::kDouble).index_select(0, in_flight.batch.term_edge);
+    if (unit_loss_) {
+      in_flight.logprobs = forwarded.logprobs;
+      if (!unit_loss_->needs_logprob_pass()) unit_loss_->add(in_flight.batch, of_terms);
+      return;
+    }
+    const ObjectiveValue value = loss_.objective().value(of_terms, in_flight.batch.terms, {});
+    in_flight.loss = value.loss;
+    add_to_sums(value);
+  }
+
+  void add_to_sums(const ObjectiveValue& value) {
+    pending_.sums.select(0, 0).add_(value.loss.detach());
+    for (size_t i = 0; i < value.metrics.size(); ++i) {
+      pending_.sums.select(0, static_cast<int64_t>(1 + i)).add_(value.metrics[i]);
+    }
+  }
+
+  /// Gradients [E] of the micro-batch's log-probabilities under a loss of wider scope.
+  at::Tensor logprob_gradients(int64_t m) {
+    const InFlightMicroBatch& in_flight = *in_flight_[m];
+    const at::Tensor of_terms = unit_loss_->gradients(m, in_flight.batch);
+    for (const ObjectiveValue& value : unit_loss_->take_values()) add_to_sums(value);
+    return at::zeros(in_flight.logprobs.sizes(), of_terms.options())
+        .index_add_(0, in_flight.batch.term_edge, of_terms)
+        .to(in_flight.logprobs.scalar_type());
+  }
+
+  void backward(int64_t m) {
+    InFlightMicroBatch& in_flight = *in_flight_[m];
+    std::vector<at::Tensor> tensors, gradients;
+    if (in_flight.frame) in_flight.frame->append_seeds(in_flight.context, &tensors, &gradients);
+    if (in_flight.loss.defined()) {
+      tensors.push_back(in_flight.loss);
+      gradients.push_back(at::ones_like(in_flight.loss));
+    }
+    if (in_flight.logprobs.defined()) {
+      tensors.push_back(in_flight.logprobs);
+      gradients.push_back(logprob_gradients(m));
+    }
+    // Held by the graph alone from here on, so that backward frees them as it goes.
+    in_flight.frame.reset();
+    in_flight.context.clear();
+    in_flight.loss.reset();
+    in_flight.logprobs.reset();
+    if (!tensors.empty()) torch::autograd::backward(tensors, gradients);
+    tensors.clear();
+    gradients.clear();
+    for (ContextFrame* frame : ancestors(in_flight.batch)) frame->collect();
+  }
+
+  const Model& model_;
+  at::Device device_;
+  const Step& step_;
+  const Loss& loss_;
+  std::vector<bool> with_loss_, with_readers_;
+  std::unique_ptr<accumulating::UpcastWeights> upcast_;
+  std::vector<std::unique_ptr<InFlightMicroBatch>> in_flight_;
+  std::optional<UnitLoss> unit_loss_;  // where the objective's scope is wider than a token
+  PendingStep pending_;
+};
+
+}  // namespace
+
+double StepResult::measured_seconds() const {
+  double seconds = 0;
+  for (const MicroBatchMeasure& measure : measured) seconds += measure.seconds;
+  return seconds;
+}
+
+int64_t StepResult::measured_peak_bytes() const {
+  int64_t bytes = 0;
+  for (const MicroBatchMeasure& measure : measured) bytes = std::max(bytes, measure.peak_bytes);
+  return bytes;
+}
+
+PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
+                                   const MicroBatchProgress& progress) {
+  StepRun run(model, step, loss);
+  int64_t done = 0;
+  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
+  walk(
+      step, run.with_loss(), [&](int64_t m) { run.enter(m); },
+      [&](int64_t m) {
+        run.leave(m);
+        if (progress) progress(++done, total);
+      });
+  if (progress && done < total) progress(total, total);  // those without loss
+  return run.take_pending();
+}
+
+StepResult finish(PendingStep pending) {
+  StepResult result = std::move(pending.result);
+  // The copy waits for all that came before it in the stream, backward passes included.
+  const at::Tensor sums = pending.sums.cpu();
+  const double* sum = sums.const_data_ptr<double>();
+  result.loss = sum[0];
+  const auto terms = static_cast<double>(std::max<int64_t>(1, result.terms));
+  for (size_t i = 0; i < result.metrics.size(); ++i) result.metrics[i].value = sum[1 + i] / terms;
+  for (size_t i = 0; i < result.measured.size(); ++i) {
+    result.measured[i].seconds = pending.stopwatches[i].seconds();
+  }
+  std::ranges::sort(result.measured, {}, &MicroBatchMeasure::micro_batch);
+  return result;
+}
+
+StepResult forward_backward(const Model& model, const Step& step, const Loss& loss,
+                            const MicroBatchProgress& progress) {
+  return finish(start_forward_backward(model, step, loss, progress));
+}
+
+namespace {
+
+// Log-probabilities of a micro-batch's terms, on their way to the host.
+struct TermValues {
+  std::vector<int64_t> token;
+  at::Tensor values;
+};
+
+}  // namespace
+
+void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
+                      std::vector<double>* logprobs, const MicroBatchProgress& progress) {
+  const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
+  const auto upcast = upcast_weights(micro_batches_with_loss(step));
+  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
+  std::vector<TermValues> computed;
+  int64_t done = 0;
+  const auto visit = [&](int64_t, const Batch& batch, const at::Tensor& values) {
+    computed.push_back({batch.term_token, download(values)});
+  };
+  for_each_logprobs(model, step, loss, visit, [&](int64_t) {
+    if (progress) progress(++done, total);
+  });
+  synchronize(model.device());
+  for (const auto& [tokens, values] : computed) {
+    const double* value = values.const_data_ptr<double>();
+    for (size_t k = 0; k < tokens.size(); ++k) (*logprobs)[tokens[k]] = value[k];
+  }
+  if (progress && done < total) progress(total, total);
+}
+
+}  // namespace espalier

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward and backward of a step on its plan.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "espalier/engine/batch.h"
+#include "espalier/engine/forward.h"
+#include "espalier/model/model.h"
+#include "espalier/plan/cost_model.h"
+#include "espalier/runtime/stopwatch.h"
+
+namespace espalier {
+
+/// What one micro-batch took.
+struct MicroBatchMeasure {
+  int64_t micro_batch = 0;  // index in the plan
+  double seconds = 0;       // forward, backward and recomputation; not its descendants'
+  int64_t peak_bytes = 0;   // most bytes of tensors meanwhile, on the model's device; 0 where nothing counts
+};
+
+/// A metric of the objective: the mean over the terms.
+struct StepMetric {
+  std::string name;
+  double value = 0;
+};
+
+struct StepResult {
+  double loss = 0;
+  Work work;        // encoded tokens, visible pairs, logit rows
+  Work recomputed;  // passed forward through the layers a second time by activation checkpointing
+  int64_t flat_tokens = 0;
+  int64_t tree_tokens = 0;
+  int64_t terms = 0;                        // loss terms over all trajectories
+  std::vector<StepMetric> metrics;          // of the objective
+  std::vector<MicroBatchMeasure> measured;  // of the micro-batches that ran, in the order of the plan
+
+  double measured_seconds() const;
+  int64_t measured_peak_bytes() const;
+};
+
+/// Called after each micro-batch with how many are done of how many: handed to the device, which may still be
+/// at it.
+using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
+
+/// A step whose micro-batches have all been handed to the device.
+struct PendingStep {
+  StepResult result;  // but for loss, values of metrics and seconds
+  at::Tensor sums;    // [1 + metrics] float64 on the device: of the loss, then of each metric
+  std::vector<Stopwatch> stopwatches;  // of result.measured
+};
+
+/// Adds the gradients of the step's loss to the model's (Model::gradients). Micro-batches without loss in
+/// them or below do not run. Those with descendants keep their activations (or context alone:
+/// CheckpointActivations::kPiece) until the descendants are done. Losses of a scope wider than a token are
+/// evaluated when all log-probabilities that they depend on are known (unit_loss.h); where the order of the
+/// plan does not give them in time, a pass that computes log-probabilities alone runs first. The host never
+/// waits for the model's device: nothing is read from it, so that it always has work.
+PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
+                                   const MicroBatchProgress& progress = {});
+
+/// Waits for the device, once, and reads what it has computed beside the gradients.
+StepResult finish(PendingStep pending);
+
+/// Both.
+StepResult forward_backward(const Model& model, const Step& step, const Loss& loss,
+                            const MicroBatchProgress& progress = {});
+
+/// Log-probabilities of every term of the step given all tokens before it, aligned to the data's tokens (flat
+/// index offsets[row] + position); other entries are left as they are.
+void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
+                      std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
+
+}  // namespace espalier

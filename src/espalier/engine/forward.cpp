@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/engine/forward.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
+#include "espalier/engine/recompute.h"
+#include "espalier/engine/tree_sequence.h"
+
+namespace espalier {
+namespace {
+
+// The layer as a function of its input; results: hidden (of `rows`: Model::layer), then the layer's context.
+Recomputed layer_function(const Model& model, const TreeSequence& sequence, int64_t index,
+                          const PositionTables& tables, const at::Tensor& rows) {
+  return [&model, sequence, index, tables, rows](const at::Tensor& input) {
+    LayerOutput output = model.layer(index, input, tables, sequence, rows);
+    output.context.insert(output.context.begin(), output.hidden);
+    return std::move(output.context);
+  };
+}
+
+// Of the last layer nothing is read but its context and the hidden states that reach the LM head.
+at::Tensor rows_of_last_layer(const Batch& batch, bool head) {
+  if (!head) return batch.logit_rows.slice(0, 0, 0);
+  return batch.num_logit_rows() == batch.num_tokens() ? at::Tensor() : batch.logit_rows;
+}
+
+}  // namespace
+
+ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextFrame* const> ancestors,
+                      const ForwardOptions& options) {
+  const TreeSequence sequence(batch, ancestors);
+  const PositionTables tables = model.position_tables(batch.position_ids);
+  at::Tensor hidden = model.embed(batch.input_ids);
+  ForwardResult result;
+  const int64_t num_layers = model.num_layers();
+  for (int64_t i = 0; i < num_layers; ++i) {
+    const at::Tensor rows = i + 1 < num_layers ? at::Tensor() : rows_of_last_layer(batch, options.head);
+    const Recomputed layer = layer_function(model, sequence, i, tables, rows);
+    std::vector<at::Tensor> outputs = options.checkpoint_layers ? recompute(hidden, layer) : layer(hidden);
+    hidden = outputs.front();
+    if (options.keep_context) result.context.emplace_back(outputs.begin() + 1, outputs.end());
+  }
+  if (options.head) {
+    RECORD_USER_SCOPE("head");
+    result.logprobs = model.logprobs(hidden, {batch.edge_row, batch.edge_target});
+  }
+  return result;
+}
+
+at::Tensor forward_edges(const Model& model, const Batch& batch) {
+  return forward(model, batch, {}, {}).logprobs;
+}
+
+}  // namespace espalier

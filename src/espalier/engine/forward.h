@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward pass of one micro-batch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
+
+#include "espalier/engine/batch.h"
+#include "espalier/engine/context_frame.h"
+#include "espalier/model/model.h"
+
+namespace espalier {
+
+struct ForwardOptions {
+  bool keep_context = false;       // return the context for descendants
+  bool checkpoint_layers = false;  // keep the inputs of layers only (recompute.h)
+  bool head = true;                // compute log-probabilities
+};
+
+struct ForwardResult {
+  at::Tensor logprobs;                // [E] of the batch's edges, float32 (float64 for float64 models)
+  std::vector<LayerContext> context;  // by layer, in the graph; empty unless kept
+};
+
+/// `ancestors`: the frames of batch.ancestors, in that order; they must outlive the backward pass.
+ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextFrame* const> ancestors,
+                      const ForwardOptions& options);
+
+/// Log-probabilities of a batch without context.
+at::Tensor forward_edges(const Model& model, const Batch& batch);
+
+}  // namespace espalier

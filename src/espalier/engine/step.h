@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// One optimiser step as a value: what is trained on, how it is cut, and which tokens carry loss.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "espalier/base/csr.h"
+#include "espalier/data/trajectories.h"
+#include "espalier/objective/options.h"
+#include "espalier/objective/terms.h"
+#include "espalier/plan/context.h"
+#include "espalier/plan/planner.h"
+
+namespace espalier {
+
+/// What one optimiser step works on: the trajectories, their forest, how it is cut, and the loss terms.
+struct Step {
+  std::vector<int64_t> rows;  // trajectories, as rows of the data; everything below counts in positions here
+  Forest forest;
+  Plan plan;
+  Csr<ContextPiece> context;  // row m: what micro-batch m reads of its ancestors
+  Csr<Term> terms;
+
+  int64_t flat_tokens() const { return forest.flat_tokens(); }
+};
+
+/// Which tokens are terms of a step.
+enum class TermChoice {
+  kWithLoss,       // those that carry loss; InputError where none does
+  kWithLossOrAll,  // the same, or all where none does: data without loss can be counted
+  kAll,            // every token but the first ones, with coefficient 1
+};
+
+struct StepOptions {
+  PlanOptions plan{};
+  ObjectiveOptions objective{};  // shared targets and normaliser of the terms
+  const PlanCosts* costs =
+      nullptr;  // that plans are compared by (make_plan); null: those of a common decoder
+  TermChoice terms = TermChoice::kWithLoss;
+};
+
+/// Builds forest, plan and terms of the given rows of the data. Recorded expert routes that differ are not
+/// shared. Nothing else makes a Step.
+Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options);
+
+/// The same of all rows.
+Step make_step(const Trajectories& trajectories, const StepOptions& options);
+
+/// Makes `plan` that of the step.
+void set_plan(Step* step, Plan plan);
+
+/// Forest of the given rows of the data (all when empty).
+Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows);
+
+/// The terms of a placement's trajectory whose edge starts in the placement's micro-batch, as a range of
+/// Step::terms.values.
+struct TermRange {
+  int64_t begin, end;
+};
+TermRange terms_of(const Step& step, const MicroBatch& micro_batch, const Placement& placement);
+
+/// Of each micro-batch of the plan: does it, or a descendant, have an edge that carries loss? Others need not
+/// run.
+std::vector<bool> micro_batches_with_loss(const Step& step);
+
+}  // namespace espalier

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/engine/tree_sequence.h"
+
+#include "espalier/base/check.h"
+#include "espalier/ops/attention/tree_attention.h"
+
+namespace espalier {
+
+TreeSequence::TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors)
+    : subtree_end_(batch.subtree_end),
+      context_pieces_(batch.context_pieces),
+      ancestors_(ancestors.begin(), ancestors.end()) {
+  ESPALIER_ASSERT(ancestors.size() == batch.ancestors.size());
+}
+
+at::Tensor TreeSequence::attention(int64_t layer, const at::Tensor& q, const at::Tensor& k,
+                                   const at::Tensor& v, double softmax_scale) const {
+  AttentionContext context;
+  for (ContextFrame* frame : ancestors_) {
+    const LayerContext& leaves = frame->leaves(layer);
+    context.k.push_back(leaves[0]);
+    context.v.push_back(leaves[1]);
+  }
+  if (!ancestors_.empty()) context.pieces = context_pieces_;
+  return tree_attention(q, k, v, subtree_end_, softmax_scale, context);
+}
+
+}  // namespace espalier

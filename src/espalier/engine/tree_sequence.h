@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// A micro-batch of a tree, as its layers see it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
+
+#include "espalier/engine/batch.h"
+#include "espalier/engine/context_frame.h"
+#include "espalier/model/sequence_ops.h"
+
+namespace espalier {
+
+/// Holds what it needs by value, because a layer that is computed again outlives the forward pass.
+class TreeSequence : public SequenceOps {
+ public:
+  /// `ancestors`: the frames of batch.ancestors, in that order; they must outlive the backward pass.
+  TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors);
+
+  at::Tensor attention(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       double softmax_scale) const override;
+
+ private:
+  at::Tensor subtree_end_;
+  at::Tensor context_pieces_;
+  std::vector<ContextFrame*> ancestors_;
+};
+
+}  // namespace espalier

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Losses of a scope wider than a token, on trees that are cut.
+//   Such a loss is evaluated on the log-probabilities of a whole trajectory or group, which may come from
+//   many
+// micro-batches. They are gathered as the forward passes produce them; when a micro-batch is about to run
+// backward, all units with terms in it are evaluated, and the gradients of its terms seed the backward pass.
+// So the micro-batches still simply add up, and no forward pass is repeated for it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "espalier/engine/batch.h"
+#include "espalier/engine/order.h"
+
+namespace espalier {
+
+class UnitLoss {
+ public:
+  /// Everything must outlive this object.
+  UnitLoss(const Step& step, const Loss& loss, at::Device device);
+
+  /// Whether all log-probabilities have to be added before the first gradients are asked for.
+  bool needs_logprob_pass() const { return needs_logprob_pass_; }
+
+  /// Log-probabilities [M] (float64) of the terms of a batch.
+  void add(const Batch& batch, const at::Tensor& logprobs);
+
+  /// Gradients [M] (float64) of the loss with respect to the log-probabilities of the terms of the batch of
+  /// micro-batch `m`. Evaluates the units in it that have not been evaluated yet.
+  at::Tensor gradients(int64_t m, const Batch& batch);
+
+  /// What the units that were evaluated since the last call sum up to.
+  std::vector<ObjectiveValue> take_values() { return std::exchange(values_, {}); }
+
+ private:
+  void evaluate(const std::vector<int64_t>& units);
+
+  const Step& step_;
+  const Loss& loss_;
+  at::Device device_;
+  LossUnits units_;
+  bool needs_logprob_pass_;
+  TermTensors terms_;     // of all terms of the step, on the device
+  at::Tensor logprobs_;   // [all terms] float64
+  at::Tensor gradients_;  // [all terms] float64
+  std::vector<bool> evaluated_;
+  std::vector<ObjectiveValue> values_;
+};
+
+}  // namespace espalier

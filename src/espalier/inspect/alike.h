@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds token sequences that are similar to a given one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace espalier {
+
+/// Finds, among sequences given earlier, those that have runs of ids in common with a new one, wherever they
+/// stand in the first kAlikeWindow tokens. For each sequence the smallest hashes of its runs are kept (a
+/// min-hash sketch), so the work does not grow with the number of sequences. Sequences with nearly the same
+/// text are found almost always, and those with a few common runs sometimes.
+class AlikeIndex {
+ public:
+  /// Sequences that share a kept run with `tokens`, each the first one that has it; without repetition.
+  std::vector<int64_t> find(std::span<const int32_t> tokens) const;
+  void add(std::span<const int32_t> tokens, int64_t sequence);
+
+ private:
+  std::unordered_map<uint64_t, int64_t> first_;
+};
+
+inline constexpr int64_t kAlikeWindow = 256;
+
+}  // namespace espalier

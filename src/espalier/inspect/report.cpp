@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/inspect/report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+#include "espalier/base/printable.h"
+#include "espalier/base/units.h"
+
+namespace espalier {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Gains below these are called small and none.
+constexpr double kClearGain = 1.5, kSmallGain = 1.1;
+// Losses below this part of the tree tokens are not worth a change of the data.
+constexpr double kSmallLoss = 0.02;
+
+const char* remedy(Cause cause) {
+  switch (cause) {
+    case Cause::kRetokenised:
+      return "keep the sampled ids in the history instead of tokenising its text again";
+    case Cause::kThinking:
+      return "keep thoughts in the history, or train on the turns without them";
+    case Cause::kSystemPrompt:
+      return "use one system prompt, or move the part that changes to its end";
+    case Cause::kTimestamp:
+      return "fix the date or number, or move it after the shared text";
+    case Cause::kIdentifier:
+      return "leave the id out, or move it after the shared text";
+    case Cause::kRoutes:
+      return "record routes once per prefix, or leave routed_experts out";
+    default:
+      return "see the examples";
+  }
+}
+
+Json map_to_json(const std::map<int64_t, int64_t>& counts) {
+  Json json = Json::object();
+  for (const auto& [key, count] : counts) json[std::to_string(key)] = count;
+  return json;
+}
+
+Json statistics_to_json(const ForestStatistics& s) {
+  return {{"trajectories", s.num_trajectories},
+          {"trees", s.num_trees},
+          {"nodes", s.num_nodes},
+          {"leaves", s.num_leaves},
+          {"flat_tokens", s.flat_tokens},
+          {"tree_tokens", s.tree_tokens},
+          {"append_only_tokens", s.append_only_tokens},
+          {"cached_token_ratio", s.cached_token_ratio},
+          {"por", s.por},
+          {"depth_nodes", s.max_depth_nodes},
+          {"depth_tokens", s.max_depth_tokens},
+          {"mean_branching", s.mean_branching},
+          {"max_branching", s.max_branching},
+          {"tokens_by_multiplicity", map_to_json(s.tokens_by_multiplicity)},
+          {"nodes_by_branching", map_to_json(s.nodes_by_branching)}};
+}
+
+Json depth_to_json(const std::vector<DepthBucket>& buckets) {
+  Json json = Json::array();
+  for (const DepthBucket& bucket : buckets) {
+    json.push_back({{"begin", bucket.begin},
+                    {"end", bucket.end},
+                    {"tree_tokens", bucket.tree_tokens},
+                    {"flat_tokens", bucket.flat_tokens},
+                    {"mean_multiplicity", bucket.mean_multiplicity()},
+                    {"reused", bucket.reused()}});
+  }
+  return json;
+}
+
+Json example_to_json(const SharingExample& example, const Trajectories& trajectories,
+                     const Vocabulary* vocabulary) {
+  Json json = {{"position", example.position},
+               {"role", to_string(example.role)},
+               {"left_trajectory", valid_utf8(trajectories.name(example.left_row))},
+               {"right_trajectory", valid_utf8(trajectories.name(example.right_row))},
+               {"common", example.common},
+               {"between_groups", example.between_groups}};
+  const auto side = [&](const char* name, const std::vector<int32_t>& differing,
+                        const std::vector<int32_t>& after) {
+    const std::vector<int32_t>& tokens = differing.empty() ? after : differing;
+    Json token = nullptr;
+    if (!tokens.empty()) {
+      token = {{"id", tokens[0]}};
+      if (vocabulary != nullptr) token["text"] = vocabulary->text(std::span(tokens).first(1));
+    }
+    json[std::string(name) + "_token"] = token;
+    json[name] = snippet(vocabulary, differing);
+    json[std::string(name) + "_after"] = snippet(vocabulary, after);
+  };
+  json["before"] = snippet(vocabulary, example.before);
+  side("left", example.left, example.left_after);
+  side("right", example.right, example.right_after);
+  return json;
+}
+
+Json sharing_to_json(const InspectReport& report, const Trajectories& trajectories,
+                     const Vocabulary* vocabulary) {
+  const SharingReport& sharing = report.sharing;
+  Json causes = Json::array();
+  for (int i = 0; i < kNumCauses; ++i) {
+    const auto cause = static_cast<Cause>(i);
+    const CauseReport& found = sharing[cause];
+    if (found.divergences == 0) continue;
+    Json examples = Json::array();
+    for (const SharingExample& example : found.examples) {
+      examples.push_back(example_to_json(example, trajectories, vocabulary));
+    }
+    causes.push_back({{"cause", to_string(cause)},
+                      {"meaning", phrase(cause)},
+                      {"lost", is_lost(cause)},
+                      {"places", found.places},
+                      {"divergences", found.divergences},
+                      {"tokens", found.tokens},
+                      {"tokens_between_groups", found.tokens_between_groups},
+                      {"values", found.values},
+                      {"remedy", is_lost(cause) ? remedy(cause) : ""},
+                      {"examples", std::move(examples)}});
+  }
+  return {{"text_known", vocabulary != nullptr},
+          {"places", sharing.places},
+          {"divergences", sharing.divergences},
+          {"not_examined", sharing.not_examined},
+          {"lost_tokens", sharing.lost_tokens()},
+          {"lost_tokens_between_groups", sharing.lost_tokens_between_groups()},
+          {"cached_token_ratio_without_losses", ratio_without_losses(report)},
+          {"how_counted", kHowLossIsCounted},
+          {"causes", std::move(causes)}};
+}
+
+template <typename... Args>
+void add(std::string* out, fmt::format_string<Args...> format, Args&&... args) {
+  fmt::format_to(std::back_inserter(*out), format, std::forward<Args>(args)...);
+}
+
+std::string bar(double part, int width) {
+  return std::string(static_cast<size_t>(std::lround(std::clamp(part, 0.0, 1.0) * width)), '#');
+}
+
+void add_totals(const ForestStatistics& s, std::string* out) {
+  const auto row = [out](const char* name, const std::string& value) {
+    add(out, "{:<22}{:>16}\n", name, value);
+  };
+  row("trajectories", with_commas(s.num_trajectories));
+  row("trees", with_commas(s.num_trees));
+  row("nodes", with_commas(s.num_nodes));
+  row("leaves", with_commas(s.num_leaves));
+  row("flat tokens", with_commas(s.flat_tokens));
+  row("append-only tokens", with_commas(s.append_only_tokens));
+  row("tree tokens", with_commas(s.tree_tokens));
+  row("cached-token ratio", fmt::format("{:.3f}", s.cached_token_ratio));
+  row("POR", fmt::format("{:.4f}", s.por));
+  row("depth in nodes", with_commas(s.max_depth_nodes));
+  row("depth in tokens", with_commas(s.max_depth_tokens));
+  row("mean branching", fmt::format("{:.2f}", s.mean_branching));
+  row("largest branching", with_commas(s.max_branching));
+}
+
+// Multiplicities in powers of two, so that the table stays short.
+void add_multiplicity(const ForestStatistics& s, std::string* out) {
+  std::map<int64_t, int64_t> buckets;
+  for (const auto& [count, tokens] : s.tokens_by_multiplicity) {
+    int64_t low = 1;
+    while (low * 2 <= count) low *= 2;
+    buckets[low] += tokens;
+  }
+  add(out, "\n{:>20}  {:>14}  part of the tree tokens\n", "multiplicity", "tree tokens");
+  for (const auto& [low, tokens] : buckets) {
+    const double part = static_cast<double>(tokens) / static_cast<double>(s.tree_tokens);
+    const std::string range =
+        low == 1 ? "1" : fmt::format("{} to {}", with_commas(low), with_commas(2 * low - 1));
+    add(out, "{:>20}  {:>14}  {:5.1f}% {}\n", range, with_commas(tokens), part * 100, bar(part, 40));
+  }
+}
+
+void add_depth(const std::vector<DepthBucket>& buckets, std::string* out) {
+  add(out, "\n{:>20}  {:>14}  {:>14}  {:>12}  reused part of the flat tokens\n", "positions", "tree tokens",
+      "flat tokens", "multiplicity");
+  for (const DepthBucket& bucket : buckets) {
+    add(out, "{:>20}  {:>14}  {:>14}  {:>12.2f}  {:5.1f}% {}\n",
+        fmt::format("{} to {}", with_commas(bucket.begin), with_commas(bucket.end - 1)),
+        with_commas(bucket.tree_tokens), with_commas(bucket.flat_tokens), bucket.mean_multiplicity(),
+        bucket.reused() * 100, bar(bucket.reused(), 30));
+  }
+}
+
+// On one line, quoted; cut from the front or the back, where characters allow.
+std::string quoted(const std::string& text, size_t most, bool keep_end) {
+  std::string line = printable(text);
+  if (line.size() > most) {
+    size_t cut = keep_end ? line.size() - most : most;
+    while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xC0) == 0x80) --cut;
+    line = keep_end ? "..." + line.substr(cut) : line.substr(0, cut) + "...";
+  }
+  return '"' + line + '"';
+}
+
+void add_example(const SharingExample& example, const Trajectories& trajectories,
+                 const Vocabulary* vocabulary, std::string* out) {
+  const auto side = [&](int64_t row, const std::vector<int32_t>& differing,
+                        const std::vector<int32_t>& after) {
+    const std::vector<int32_t>& tokens = differing.empty() ? after : differing;
+    add(out, "        {:<24} {} then {}{}\n", shortened(trajectories.name(row)),
+        differing.empty() ? "nothing" : quoted(snippet(vocabulary, differing), 60, false),
+        quoted(snippet(vocabulary, after), 40, false),
+        tokens.empty() ? "" : fmt::format(" (id {})", tokens[0]));
+  };
+  add(out, "      position {}, {}{}: after {}, {} equal tokens follow\n", with_commas(example.position),
+      to_string(example.role), example.between_groups ? ", between groups" : "",
+      quoted(snippet(vocabulary, example.before), 48, true), with_commas(example.common));
+  side(example.left_row, example.left, example.left_after);
+  side(example.right_row, example.right, example.right_after);
+}
+
+void add_cause(Cause cause, const CauseReport& found, const Trajectories& trajectories,
+               const Vocabulary* vocabulary, std::string* out) {
+  add(out, "{:>10}  {:>10}  {:>14}  {:>14}  {}\n", with_commas(found.places), with_commas(found.divergences),
+      is_lost(cause) ? with_commas(found.tokens) : "-",
+      is_lost(cause) ? with_commas(found.tokens_between_groups) : "-", phrase(cause));
+  if (!is_lost(cause)) return;
+  std::string values;
+  for (const std::string& value : found.values)
+    values += (values.empty() ? "" : ", ") + quoted(value, 48, false);
+  if (!values.empty()) add(out, "      such as {}\n", values);
+  add(out, "      to share: {}\n", remedy(cause));
+  for (const SharingExample& example : found.examples) add_example(example, trajectories, vocabulary, out);
+}
+
+void add_sharing(const InspectReport& report, const Trajectories& trajectories, const Vocabulary* vocabulary,
+                 std::string* out) {
+  const SharingReport& sharing = report.sharing;
+  add(out, "\ntrajectories diverge at {} places{}\n", with_commas(sharing.places),
+      vocabulary == nullptr ? " (ids only: --model with a tokenizer.json distinguishes more causes)" : "");
+  if (sharing.places == 0) return;
+  add(out, "{:>10}  {:>10}  {:>14}  {:>14}  why\n", "places", "branches", "tokens lost", "between groups");
+  for (int i = 0; i < kNumCauses; ++i) {
+    const auto cause = static_cast<Cause>(i);
+    if (sharing[cause].divergences > 0) add_cause(cause, sharing[cause], trajectories, vocabulary, out);
+  }
+  if (sharing.not_examined > 0) {
+    add(out, "{:>10}  {:>10}  {:>14}  {:>14}  not examined: the comparison was cut short\n", "",
+        with_commas(sharing.not_examined), "-", "-");
+  }
+  if (sharing.lost_tokens() > 0) add(out, "{}\n", kHowLossIsCounted);
+}
+
+}  // namespace
+
+const char* const kHowLossIsCounted =
+    "Tokens lost: for each branch that diverges for this cause, the equal ids that follow the differing "
+    "text, up to the next difference (numbers and ids in the same message are skipped). At least this many "
+    "are encoded again. Between groups: the part of them that a trajectory shares with no other of its "
+    "group. They are encoded once if the groups are in the same step.";
+
+double ratio_without_losses(const InspectReport& report) {
+  const int64_t left = report.statistics.tree_tokens - report.sharing.lost_tokens();
+  if (left <= 0) return report.statistics.cached_token_ratio;
+  return static_cast<double>(report.statistics.flat_tokens) / static_cast<double>(left);
+}
+
+namespace {
+
+std::string verdict_text(const Gains& gains) {
+  const std::string figures = both_gains(gains);
+  if (gains.over_packing < kSmallGain) {
+    return fmt::format(
+        "not worth it for speed ({}): almost nothing is shared. Training on trees costs nothing either.",
+        figures);
+  }
+  if (gains.over_append_only < kSmallGain) {
+    return fmt::format(
+        "worth it only if your trainer encodes every trajectory ({}): a trainer that drops trajectories "
+        "which others extend gains as much.",
+        figures);
+  }
+  if (gains.leading() < kClearGain) return fmt::format("trees help a little: {}.", figures);
+  return fmt::format("train on trees: {}.", figures);
+}
+
+}  // namespace
+
+Verdict verdict_of(const InspectReport& report) {
+  const Gains& gains = report.gains;
+  Verdict verdict;
+  verdict.worth_it = gains.over_packing >= kSmallGain && gains.over_append_only >= kSmallGain;
+  verdict.text = verdict_text(gains);
+  const SharingReport& sharing = report.sharing;
+  const int64_t lost = sharing.lost_tokens(), between = sharing.lost_tokens_between_groups();
+  const double part =
+      static_cast<double>(lost) / static_cast<double>(std::max<int64_t>(1, report.statistics.tree_tokens));
+  if (part < kSmallLoss) return verdict;
+  const auto worst = std::max_element(sharing.causes.begin(), sharing.causes.end(),
+                                      [](const auto& a, const auto& b) { return a.tokens < b.tokens; });
+  const auto cause = static_cast<Cause>(worst - sharing.causes.begin());
+  std::string values;
+  for (size_t i = 0; i < std::min<size_t>(worst->values.size(), 2); ++i) {
+    values += (i == 0 ? " (" : ", ") + quoted(worst->values[i], 48, false);
+  }
+  verdict.advice = fmt::format(
+      "At least {} tokens ({:.0f}% of the tree tokens) are encoded again although they are equal{}; first "
+      "cause: {}{}. To share them, {}; the cached-token ratio would be {:.2f} or more instead of {:.2f}.",
+      with_commas(lost), part * 100,
+      between > 0 ? fmt::format(", {} of them between groups", with_commas(between)) : "", phrase(cause),
+      values.empty() ? "" : values + ")", remedy(cause), ratio_without_losses(report),
+      report.statistics.cached_token_ratio);
+  return verdict;
+}
+
+std::string snippet(const Vocabulary* vocabulary, std::span<const int32_t> tokens) {
+  if (vocabulary != nullptr) return vocabulary->text(tokens);
+  return fmt::format("{}", fmt::join(tokens, " "));
+}
+
+nlohmann::ordered_json to_json(const InspectReport& report, const Trajectories& trajectories,
+                               const Vocabulary* vocabulary) {
+  const Verdict verdict = verdict_of(report);
+  Json json = statistics_to_json(report.statistics);
+  json["sharing_by_depth"] = depth_to_json(report.by_depth);
+  json["predicted_speedup_over_sequence_packing"] = report.gains.over_packing;
+  json["predicted_speedup_over_append_only"] = report.gains.over_append_only;
+  json["prediction_counts"] = report.gains.in_flops ? "FLOPs" : "tokens";
+  json["sharing"] = sharing_to_json(report, trajectories, vocabulary);
+  json["verdict"] = {{"worth_it", verdict.worth_it},
+                     {"leads_with", report.gains.merging_helps() ? "append_only" : "sequence_packing"},
+                     {"text", verdict.text},
+                     {"advice", verdict.advice}};
+  return json;
+}
+
+std::string to_text(const InspectReport& report, const Trajectories& trajectories,
+                    const Vocabulary* vocabulary, bool has_model) {
+  const Verdict verdict = verdict_of(report);
+  std::string text;
+  add_totals(report.statistics, &text);
+  add_multiplicity(report.statistics, &text);
+  add_depth(report.by_depth, &text);
+  add_sharing(report, trajectories, vocabulary, &text);
+  add(&text, "\n{}verdict: {}\n", gains_report(report.gains, has_model), verdict.text);
+  if (!verdict.advice.empty()) add(&text, "{}\n", verdict.advice);
+  return text;
+}
+
+}  // namespace espalier

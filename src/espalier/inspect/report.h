@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `inspect` found, as JSON and as text.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/data/trajectories.h"
+#include "espalier/inspect/gains.h"
+#include "espalier/inspect/sharing.h"
+#include "espalier/text/vocabulary.h"
+#include "espalier/tree/statistics.h"
+
+namespace espalier {
+
+struct InspectReport {
+  ForestStatistics statistics;
+  std::vector<DepthBucket> by_depth;
+  Gains gains;
+  SharingReport sharing;
+};
+
+/// Flat / tree if all lost tokens had been shared. This is a lower bound (see CauseReport::tokens).
+double ratio_without_losses(const InspectReport& report);
+
+/// One sentence on whether to train on trees, by the leading gain (Gains), and one on what to change first if
+/// much is lost.
+struct Verdict {
+  bool worth_it = false;
+  std::string text;
+  std::string advice;  // empty where nothing much is lost
+};
+Verdict verdict_of(const InspectReport& report);
+
+/// A sentence for users that says how CauseReport::tokens is counted.
+extern const char* const kHowLossIsCounted;
+
+/// The text of a run of tokens, or its ids where there is no vocabulary.
+std::string snippet(const Vocabulary* vocabulary, std::span<const int32_t> tokens);
+
+nlohmann::ordered_json to_json(const InspectReport& report, const Trajectories& trajectories,
+                               const Vocabulary* vocabulary);
+
+/// The report for people, in lines that are fit for a terminal; without a model it says what one would add.
+std::string to_text(const InspectReport& report, const Trajectories& trajectories,
+                    const Vocabulary* vocabulary, bool has_model);
+
+}  // namespace espalier

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where trajectories share tokens, and where they could have shared more.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "espalier/data/trajectories.h"
+#include "espalier/inspect/divergence.h"
+#include "espalier/text/vocabulary.h"
+#include "espalier/tree/forest.h"
+
+namespace espalier {
+
+/// Tokens at the positions [begin, end).
+struct DepthBucket {
+  int64_t begin = 0, end = 0;
+  int64_t tree_tokens = 0, flat_tokens = 0;
+  double mean_multiplicity() const {
+    return static_cast<double>(flat_tokens) / static_cast<double>(tree_tokens);
+  }
+  /// The part of the flat tokens that is not encoded again.
+  double reused() const { return 1 - static_cast<double>(tree_tokens) / static_cast<double>(flat_tokens); }
+};
+
+/// Buckets of equal width (1, 2 or 5 times a power of ten), at most `most` of them, up to the longest
+/// trajectory. Linear in nodes and in the buckets that they span.
+std::vector<DepthBucket> sharing_by_depth(const Forest& forest, int64_t most = 20);
+
+/// A place where two trajectories diverge, as token ids. Each run has at most kSnippet tokens.
+struct SharingExample {
+  static constexpr int64_t kSnippet = 24;
+  int64_t position = 0;
+  int64_t left_row = 0, right_row = 0;
+  Role role = Role::kUnknown;                    // who speaks
+  std::vector<int32_t> before;                   // what both say
+  std::vector<int32_t> left, right;              // what differs
+  std::vector<int32_t> left_after, right_after;  // what follows
+  int64_t common = 0;                            // see Divergence
+  bool between_groups = false;                   // the two trajectories have no group in common
+};
+
+struct CauseReport {
+  int64_t places = 0;       // places where a child parts from the others for this cause
+  int64_t divergences = 0;  // such children
+  /// Tokens that are encoded again although they are equal: for each divergence, the equal ids after the
+  /// differing text (Divergence::common). This is a lower bound of what was lost. 0 if is_lost is false.
+  int64_t tokens = 0;
+  /// The part of `tokens` that is lost between groups: the trajectory shares them with no other of its own
+  /// group. They can be encoded once only if the groups are in the same step.
+  int64_t tokens_between_groups = 0;
+  static constexpr int64_t kMostValues = 6;
+  std::vector<std::string> values;  // the first few different texts that stand at such places (needs text)
+  std::vector<SharingExample> examples;  // those with the most tokens first
+};
+
+struct SharingReport {
+  int64_t places = 0;        // nodes (and groups' starts) after which trajectories part
+  int64_t divergences = 0;   // children of places, less one each
+  int64_t not_examined = 0;  // divergences left out: the work was bounded
+  std::array<CauseReport, kNumCauses> causes;
+
+  const CauseReport& operator[](Cause cause) const { return causes[static_cast<size_t>(cause)]; }
+  CauseReport& operator[](Cause cause) { return causes[static_cast<size_t>(cause)]; }
+  int64_t lost_tokens() const;
+  int64_t lost_tokens_between_groups() const;
+};
+
+struct SharingOptions {
+  const Vocabulary* vocabulary = nullptr;  // null: ids only
+  int64_t examples = 3;                    // per cause
+  int64_t work = 0;                        // tokens to look at in all; 0: 4 per flat token and 32 million
+};
+
+/// Looks at every place of `forest`, which is that of all rows of `trajectories`: at every node with two or
+/// more children, and at the roots. A child with fewer trajectories is compared with the (at most 8) largest
+/// of its siblings that have a group in common with it; rows without a group_id are of one group. Each child
+/// is compared by its longest trajectory; and where one side may be the history of what was sampled on the
+/// other, by up to 16 trajectories of different branches, and what the histories lose adds up.
+/// Where nothing is lost within its group, the child is compared with siblings of other groups that say much
+/// the same (AlikeIndex): the forest is shared over groups, so a time or an id in a prompt that is otherwise
+/// equal loses sharing between them. Another task does not count as lost, nor does a detail with little equal
+/// text after it. Linear in the flat tokens, but for the work on places, which `work` bounds.
+SharingReport analyse_sharing(const Trajectories& trajectories, const Forest& forest,
+                              const SharingOptions& options);
+
+}  // namespace espalier

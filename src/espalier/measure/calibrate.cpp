@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/measure/calibrate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <numeric>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/base/rng.h"
+#include "espalier/data/builder.h"
+#include "espalier/engine/engine.h"
+#include "espalier/measure/cost.h"
+#include "espalier/model/weights.h"
+#include "espalier/runtime/device.h"
+
+namespace espalier {
+namespace {
+
+// What is measured: `chains` prompts of their own, each continued by `leaves` branches; the last part of
+// every trajectory carries loss.
+struct Probe {
+  int64_t chains, prompt, leaves, leaf;
+  double loss_part;
+};
+
+std::vector<Probe> probes(int64_t tokens) {
+  return {{1, tokens, 0, 0, 0.05},
+          {1, tokens / 4, 0, 0, 0.4},
+          {1, 2 * tokens, 0, 0, 0.01},
+          {8, tokens / 8, 0, 0, 0.05},
+          {1, tokens / 2, 32, std::max<int64_t>(1, tokens / 64), 0.1}};
+}
+
+Trajectories make_trajectories(const Probe& probe, int64_t vocab_size) {
+  Rng rng(7, 0xCA1);
+  TrajectoriesBuilder builder;
+  const auto draw = [&](std::vector<int32_t>* ids, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) ids->push_back(static_cast<int32_t>(rng.below(vocab_size)));
+  };
+  for (int64_t chain = 0; chain < probe.chains; ++chain) {
+    std::vector<int32_t> prompt{static_cast<int32_t>(chain % vocab_size)};
+    draw(&prompt, probe.prompt - 1);
+    for (int64_t leaf = 0; leaf < std::max<int64_t>(1, probe.leaves); ++leaf) {
+      std::vector<int32_t> ids = prompt;
+      draw(&ids, probe.leaf);
+      const auto size = static_cast<int64_t>(ids.size());
+      const int64_t first = size - static_cast<int64_t>(probe.loss_part * static_cast<double>(size));
+      std::vector<double> weights(size);
+      std::fill(weights.begin() + std::min(first, size - 1), weights.end(), 1.0);
+      TrajectoryRow row;
+      row.input_ids = std::move(ids);
+      row.loss_weights = std::move(weights);
+      builder.append(row);
+    }
+  }
+  return builder.finish();
+}
+
+Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::ScalarType dtype,
+                       at::Device device) {
+  config.num_hidden_layers = num_hidden_layers;
+  const auto generator = at::detail::createCPUGenerator(1);
+  std::vector<Parameter> parameters;
+  for (const ParameterShape& parameter : parameter_shapes(config)) {
+    const bool is_matrix = parameter.shape.size() > 1;
+    const at::Tensor value =
+        at::empty(parameter.shape, dtype).normal_(is_matrix ? 0 : 1, is_matrix ? 0.02 : 0, generator);
+    parameters.push_back({parameter.name, value.to(device).requires_grad_()});
+  }
+  return Decoder(config, std::move(parameters));
+}
+
+struct Sample {
+  TimeFeatures features;
+  double seconds;
+};
+
+void measure(const Decoder& decoder, const Probe& probe, std::vector<Sample>* samples) {
+  constexpr int kRepeats = 2;
+  const Trajectories trajectories = make_trajectories(probe, decoder.config().vocab_size);
+  std::vector<int64_t> rows(trajectories.num_rows());
+  std::iota(rows.begin(), rows.end(), 0);
+  const Step step = make_step(trajectories, rows, {.plan = {Strategy::kTreePacking, 0}});
+  decoder.zero_gradients();
+  std::vector<double> seconds;
+  for (int repeat = 0; repeat <= kRepeats; ++repeat) {  // the first fills caches and allocates the sums
+    synchronize(decoder.device());
+    const StepResult result = forward_backward(decoder, step, Loss(trajectories, ObjectiveOptions{}));
+    if (repeat > 0) seconds.push_back(result.measured.at(0).seconds);
+  }
+  std::sort(seconds.begin(), seconds.end());
+  samples->push_back({time_features(model_shape(decoder.config()), step_loads(step).at(0)), seconds.front()});
+}
+
+// Least squares of relative errors with coefficients >= 0, by coordinate descent.
+TimeFeatures fit(const std::vector<Sample>& samples) {
+  constexpr int kRounds = 20'000;
+  TimeFeatures coefficients{};
+  std::vector<double> residual(samples.size(), 1.0);  // of 1 = sum of coefficient * feature / seconds
+  for (int round = 0; round < kRounds; ++round) {
+    for (int i = 0; i < kNumTimeFeatures; ++i) {
+      double along = 0, square = 0;
+      for (size_t k = 0; k < samples.size(); ++k) {
+        const double x = samples[k].features[i] / samples[k].seconds;
+        along += x * residual[k];
+        square += x * x;
+      }
+      if (square == 0) continue;
+      const double change = std::max(-coefficients[i], along / square);
+      coefficients[i] += change;
+      for (size_t k = 0; k < samples.size(); ++k) {
+        residual[k] -= change * samples[k].features[i] / samples[k].seconds;
+      }
+    }
+  }
+  return coefficients;
+}
+
+// What a calibration is valid for.
+nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
+  nlohmann::ordered_json key = {{"version", 4}};  // of what is measured: rises when the engine becomes faster
+  key[device.is_cpu() ? "cpu" : "device"] = device_name(device);
+  if (device.is_cpu()) {
+    key["threads"] = at::get_num_threads();
+  } else {
+    key["deterministic"] = at::globalContext().deterministicAlgorithms();
+  }
+  key.update({{"dtype", dtype_name(dtype)},
+              {"model_type", config.model_type},
+              {"hidden_size", config.hidden_size},
+              {"intermediate_size", config.intermediate_size},
+              {"num_attention_heads", config.num_attention_heads},
+              {"num_key_value_heads", config.num_key_value_heads},
+              {"head_dim", config.head_dim},
+              {"vocab_size", config.vocab_size},
+              {"tie_word_embeddings", config.tie_word_embeddings}});
+  return key;
+}
+
+std::filesystem::path path_of(const nlohmann::ordered_json& key, const std::filesystem::path& folder) {
+  return folder / fmt::format("calibration-{:016x}.json", std::hash<std::string>{}(key.dump()));
+}
+
+std::optional<TimeFeatures> read_calibration(const std::filesystem::path& path,
+                                             const nlohmann::ordered_json& key) {
+  std::ifstream file(path);
+  const auto json = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || json.value("key", nlohmann::ordered_json()) != key) return std::nullopt;
+  const auto seconds = json.value("seconds", nlohmann::ordered_json());
+  if (!seconds.is_array() || seconds.size() != kNumTimeFeatures) return std::nullopt;
+  TimeFeatures features;
+  for (int i = 0; i < kNumTimeFeatures; ++i) {
+    if (!seconds[i].is_number() || seconds[i].get<double>() < 0) return std::nullopt;
+    features[i] = seconds[i].get<double>();
+  }
+  return features;
+}
+
+}  // namespace
+
+TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
+  // Tokens for about 20 GFLOP in a layer on a CPU, 4 TFLOP on a GPU.
+  const double per_token = 6.0 * static_cast<double>(linear_parameters_per_layer(model_shape(config)));
+  const double flops = device.is_cpu() ? 2e10 : 4e12;
+  const int64_t least = device.is_cpu() ? 64 : 1024, most = device.is_cpu() ? 1024 : 16'384;
+  const int64_t tokens = std::clamp<int64_t>(static_cast<int64_t>(flops / per_token), least, most) / 64 * 64;
+  std::vector<Sample> samples;
+  for (const int64_t layers : {1, 3}) {
+    const Decoder decoder = random_decoder(config, layers, dtype, device);
+    for (const Probe& probe : probes(tokens)) measure(decoder, probe, &samples);
+  }
+  return {model_shape(config), fit(samples), true};
+}
+
+TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, at::Device device,
+                             const std::filesystem::path& folder,
+                             const std::function<void(const std::string&)>& note) {
+  const nlohmann::ordered_json key = key_of(config, dtype, device);
+  const auto path = path_of(key, folder);
+  if (const auto seconds = read_calibration(path, key)) return {model_shape(config), *seconds, true};
+  if (note)
+    note(fmt::format("measuring how fast this machine runs the model (once; kept in {})", path.string()));
+  const TimeModel model = calibrate(config, dtype, device);
+  // The measurement serves this process even where it cannot be kept for the next one.
+  try {
+    std::filesystem::create_directories(folder);
+    write_text(path, nlohmann::ordered_json{{"key", key}, {"seconds", model.seconds}}.dump(2) + "\n");
+  } catch (const std::exception& error) {
+    if (note) note(fmt::format("warning: the measurement is not kept for the next time: {}", error.what()));
+  }
+  return model;
+}
+
+bool forget_calibration(const DecoderConfig& config, at::ScalarType dtype, at::Device device,
+                        const std::filesystem::path& folder) {
+  std::error_code ignored;
+  return std::filesystem::remove(path_of(key_of(config, dtype, device), folder), ignored);
+}
+
+std::filesystem::path cache_folder() {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
+    return std::filesystem::path(cache) / "espalier";
+  }
+  const char* home = std::getenv("HOME");
+  return std::filesystem::path(home != nullptr && *home != '\0' ? home : ".") / ".cache" / "espalier";
+}
+
+}  // namespace espalier

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Predicted FLOPs and memory of a step.
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "espalier/config/config.h"
+#include "espalier/engine/step.h"
+#include "espalier/objective/objective.h"
+#include "espalier/plan/cost_model.h"
+#include "espalier/plan/memory_model.h"
+#include "espalier/plan/planner.h"
+
+namespace espalier {
+
+ModelShape model_shape(const DecoderConfig& config);
+
+/// Work of the step's plan; of the same trajectories with nothing shared; and after append-only merging (see
+/// ForestStatistics), where a merged trajectory's loss is computed in one that extends it. Head rows are
+/// counted per micro-batch (plan) and per sequence (flat, append-only).
+Work plan_work(const Step& step);
+Work flat_work(const Step& step);
+Work append_only_work(const Step& step);
+
+/// FLOPs(flat) / FLOPs(plan): no speed-up over sequence packing can be larger.
+double speedup_bound(const ModelShape& shape, const Step& step);
+
+/// Bytes of a step with the config's decoder on a device; without `optimizer`, of forward and backward alone.
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
+                         std::optional<OptimizerKind> optimizer, const Objective& objective,
+                         at::Device device = at::kCPU);
+
+/// assumed_time_model of the config on a device.
+TimeModel assumed_times(const DecoderConfig& config, at::Device device);
+
+/// What a step's micro-batches are predicted to take, by index in the plan; nothing for those that do not
+/// run.
+struct StepPrediction {
+  std::vector<Load> loads;
+  std::vector<double> seconds;
+  std::vector<double> peak_bytes;
+
+  double total_seconds() const;
+  double largest_peak_bytes() const;
+};
+StepPrediction predict_step(const PlanCosts& costs, const Step& step);
+
+/// The loads of the step's micro-batches, with the rows and terms that do reach the LM head. Nothing where no
+/// loss is in the micro-batch or below.
+std::vector<Load> step_loads(const Step& step);
+
+}  // namespace espalier

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/measure/product_decision.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/measure/gemm_rates.h"
+#include "espalier/runtime/device.h"
+
+namespace espalier {
+namespace {
+
+// What a measurement is valid for.
+nlohmann::ordered_json measurement_key(const ProductFeatures& features) {
+  return {{"version", 1},
+          {"cpu", device_name(at::kCPU)},
+          {"features", describe(features)},
+          {"level", static_cast<int>(features.level)},
+          {"threads", at::get_num_threads()}};
+}
+
+std::optional<ProductChoice> read_measurement(const std::filesystem::path& path,
+                                              const nlohmann::ordered_json& key) {
+  std::ifstream file(path);
+  const auto json = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || json.value("key", nlohmann::ordered_json()) != key) return std::nullopt;
+  const auto text = json.value("products", nlohmann::ordered_json());
+  if (!text.is_string()) return std::nullopt;
+  try {
+    return parse_product_choice(text.get<std::string>());
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+}
+
+ProductChoice measured_before(const ProductFeatures& features, const std::filesystem::path& folder,
+                              const std::function<void(const std::string&)>& note) {
+  const nlohmann::ordered_json key = measurement_key(features);
+  const auto path = folder / fmt::format("products-{:016x}.json", std::hash<std::string>{}(key.dump()));
+  if (const auto choice = read_measurement(path, key)) return *choice;
+  note(fmt::format("measuring which matrix products are fastest on this machine (once; kept in {})",
+                   path.string()));
+  const ProductChoice choice = measure_products();
+  try {
+    std::filesystem::create_directories(folder);
+    write_text(path, nlohmann::ordered_json{{"key", key}, {"products", to_string(choice)}}.dump(2) + "\n");
+  } catch (const std::exception& error) {
+    note(fmt::format("the measurement cannot be kept: {}", error.what()));
+  }
+  return choice;
+}
+
+}  // namespace
+
+ProductChoice measure_products() {
+  // Of the size of a small model's: more than fits the caches, and done in a few milliseconds.
+  const std::vector<LinearShape> shapes{{"of a layer", 512, 1024, 1024}};
+  constexpr int kRounds = 9;
+  constexpr double kWorthIt = 0.95;
+  const std::vector<ProductWay> ways = product_ways();
+  const std::vector<GemmRates> all = measure_gemm_rates(shapes, ways, kRounds);
+  // The first way of a dtype is the one to beat. Seconds of a step: the three parts together.
+  const auto fastest_of = [&](at::ScalarType dtype) {
+    const size_t first = std::ranges::find(ways, dtype, &ProductWay::dtype) - ways.begin();
+    size_t best = first;
+    double least = kWorthIt;
+    for (size_t way = first + 1; way < ways.size(); ++way) {
+      if (ways[way].dtype != dtype) continue;
+      double ratio = 0;
+      for (const GemmRates& rates : all) ratio += rates.ratio(way, first) / static_cast<double>(all.size());
+      if (ratio < least) {
+        best = way;
+        least = ratio;
+      }
+    }
+    return ways[best].choice;
+  };
+  return {fastest_of(at::kFloat).float32, fastest_of(at::kBFloat16).bfloat16};
+}
+
+ProductDecision decide_products(const ProductFeatures& features, const std::filesystem::path& folder,
+                                const std::function<void(const std::string&)>& note) {
+  const auto by_features = choose_by_features(features);
+  const ProductChoice choice = by_features ? *by_features : measured_before(features, folder, note);
+  const ProductChoice named = with_environment(choice);
+  return {named, named == choice
+                     ? fmt::format("{}: {}", by_features ? "feature" : "measurement", describe(features))
+                     : "the environment"};
+}
+
+}  // namespace espalier

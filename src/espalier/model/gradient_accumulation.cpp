@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/model/gradient_accumulation.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <optional>
+#include <unordered_map>
+
+#include "espalier/ops/checks.h"
+#include "espalier/ops/edge_logprobs/edge_logprobs.h"
+#include "espalier/ops/elementwise/elementwise.h"
+#include "espalier/ops/gemm/matrix_product.h"
+
+namespace espalier::accumulating {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// The dtype of sums: that of gradients and norms.
+at::ScalarType sum_dtype(const at::Tensor& x) {
+  return detail::accumulator_dtype(x.scalar_type());
+}
+
+/// The .grad of a parameter, in the dtype of sums; undefined if it was.
+at::Tensor& sum_of(const at::Tensor& parameter) {
+  at::Tensor& sum = at::Tensor(parameter).mutable_grad();
+  if (sum.defined()) sum = sum.to(sum_dtype(parameter));  // autograd's own may be of the parameter's dtype
+  return sum;
+}
+
+at::Tensor& sum_or_zeros(const at::Tensor& parameter) {
+  at::Tensor& sum = sum_of(parameter);
+  if (!sum.defined()) sum = at::zeros(parameter.sizes(), parameter.options().dtype(sum_dtype(parameter)));
+  return sum;
+}
+
+/// A weight as it was when it was upcast.
+struct Upcast {
+  at::Tensor weight;  // held, so that nothing else comes to lie at its place
+  int64_t version;
+  at::Tensor operand;
+};
+std::optional<std::unordered_map<const void*, Upcast>> upcast_weights;
+
+/// The weight, or what UpcastWeights keeps of it.
+at::Tensor operand_of(const at::Tensor& weight) {
+  const at::ScalarType dtype = detail::product_dtype(weight);
+  if (!upcast_weights || dtype == weight.scalar_type()) return weight;
+  Upcast& kept = (*upcast_weights)[weight.const_data_ptr()];
+  if (!kept.weight.defined() || kept.version != weight._version()) {
+    kept = {weight, weight._version(), weight.to(dtype)};
+  }
+  return kept.operand;
+}
+
+/// Adds a b to the .grad of a parameter.
+void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Tensor& b) {
+  RECORD_USER_SCOPE("gradient of weight");
+  at::Tensor& sum = sum_of(parameter);
+  if (sum.defined()) {
+    detail::add_product(sum, a, b);
+  } else {
+    sum = detail::unrounded_product(a, b);
+  }
+}
+
+// Parameters: all weights, then the biases that there are; bias_of[i] is the place of projection i's, or -1.
+class Linears : public Function<Linears> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::TensorList& parameters,
+                               const std::vector<int64_t>& bias_of) {
+    variable_list saved{x};
+    saved.insert(saved.end(), parameters.begin(), parameters.end());
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["bias_of"] = bias_of;
+    const at::Tensor operand = x.to(detail::product_dtype(x));
+    variable_list outputs;
+    for (size_t i = 0; i < bias_of.size(); ++i) {
+      const at::Tensor bias = bias_of[i] < 0 ? at::Tensor() : parameters[bias_of[i]];
+      outputs.push_back(detail::affine(operand, operand_of(parameters[i]), bias).to(x.scalar_type()));
+    }
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const std::vector<int64_t> bias_of = ctx->saved_data["bias_of"].toIntVector();
+    const at::Tensor& x = saved[0];
+    const at::Tensor operand = x.to(detail::product_dtype(x));
+    at::Tensor grad_x;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      const at::Tensor& weight = saved[1 + i];
+      const at::Tensor bias = bias_of[i] < 0 ? at::Tensor() : saved[1 + bias_of[i]];
+      const at::Tensor grad = grads[i].to(operand.scalar_type());
+      if (weight.requires_grad()) add_product(weight, grad.t(), operand);
+      if (bias.defined() && bias.requires_grad()) {
+        add_gradient(bias, grad.sum({0}, /*keepdim=*/false, sum_dtype(bias)));
+      }
+      if (!ctx->needs_input_grad(0)) continue;
+      if (grads.size() == 1) {
+        grad_x = detail::affine(grad, operand_of(weight).t(), {});  // nothing to add: rounded at once
+      } else if (grad_x.defined()) {
+        detail::add_product(grad_x, grad, operand_of(weight));
+      } else {
+        grad_x = detail::unrounded_product(grad, operand_of(weight));
+      }
+    }
+    variable_list all(saved.size() + 1);
+    if (grad_x.defined()) all[0] = grad_x.to(x.scalar_type());
+    return all;
+  }
+};
+
+class Embedding : public Function<Embedding> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& input_ids) {
+    ctx->save_for_backward({weight, input_ids});
+    return at::embedding(weight, input_ids);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    at::Tensor& sum = sum_or_zeros(saved[0]);
+    sum.index_add_(0, saved[1], grads[0].to(sum.scalar_type()));
+    return {{}, {}};
+  }
+};
+
+class RmsNorm : public Function<RmsNorm> {
+ public:
+  /// y, and x + addend where there is one.
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
+                               const std::optional<at::Tensor>& addend, const at::Tensor& weight,
+                               double eps) {
+    const RmsNormOutput output = rms_norm_forward(x, addend, weight, eps);
+    ctx->save_for_backward({addend ? output.sum : x, weight, output.inverse_rms});
+    ctx->set_materialize_grads(false);
+    return addend ? variable_list{output.y, output.sum} : variable_list{output.y};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::Tensor grad_sum = grads.size() > 1 ? grads[1] : at::Tensor();
+    if (!grads[0].defined()) return {grad_sum, grad_sum, {}, {}};
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor& weight = saved[1];
+    const auto [grad_x, grad_weight] = rms_norm_backward(
+        {grads[0], grad_sum.defined() ? std::optional(grad_sum) : std::nullopt, saved[0], weight, saved[2]},
+        {true, weight.requires_grad()});
+    if (weight.requires_grad()) {
+      const at::NoGradGuard no_grad;
+      add_gradient(weight, grad_weight);
+    }
+    return {grad_x, grads.size() > 1 ? grad_x : at::Tensor(), {}, {}};
+  }
+};
+
+class HeadLogprobs : public Function<HeadLogprobs> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
+                            const at::Tensor& edge_row, const at::Tensor& edge_target) {
+    auto [logprobs, lse] = edge_logprobs_forward(hidden, weight, edge_row, edge_target);
+    ctx->save_for_backward({hidden, weight, edge_row, edge_target, lse});
+    return logprobs;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &hidden = saved[0], &weight = saved[1];
+    at::Tensor sum;
+    if (weight.requires_grad()) sum = sum_or_zeros(weight);
+    const at::Tensor grad_hidden =
+        edge_logprobs_backward(grads[0], hidden, weight, saved[2], saved[3], saved[4], sum);
+    return {grad_hidden, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
+  at::Tensor& sum = sum_of(parameter);
+  if (sum.defined()) {
+    sum.add_(gradient);
+  } else {
+    sum = gradient.to(sum_dtype(parameter)).contiguous();
+  }
+}
+
+UpcastWeights::UpcastWeights() {
+  TORCH_CHECK(!upcast_weights, "UpcastWeights: expected none, received a second one");
+  upcast_weights.emplace();
+}
+
+UpcastWeights::~UpcastWeights() {
+  upcast_weights.reset();
+}
+
+at::Tensor linear(const at::Tensor& x, const Projection& projection) {
+  return linears(x, {projection}).front();
+}
+
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projection>& projections) {
+  RECORD_USER_SCOPE("linear");
+  std::vector<at::Tensor> parameters;
+  std::vector<int64_t> bias_of;
+  for (const Projection& projection : projections) parameters.push_back(projection.weight);
+  for (const Projection& projection : projections) {
+    bias_of.push_back(projection.bias.defined() ? static_cast<int64_t>(parameters.size()) : -1);
+    if (projection.bias.defined()) parameters.push_back(projection.bias);
+  }
+  return Linears::apply(x, at::TensorList(parameters), bias_of);
+}
+
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {
+  return Embedding::apply(weight, input_ids);
+}
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return RmsNorm::apply(x, std::optional<at::Tensor>(), weight, eps)[0];
+}
+
+NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight, double eps) {
+  const variable_list outputs = RmsNorm::apply(x, std::optional(addend), weight, eps);
+  return {outputs[1], outputs[0]};
+}
+
+at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+                         const at::Tensor& edge_target) {
+  return HeadLogprobs::apply(hidden, weight, edge_row, edge_target);
+}
+
+}  // namespace espalier::accumulating

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operators of parameters and activations that sum the parameters' gradients in place.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace espalier::accumulating {
+
+// Backward adds the gradient of a parameter to its .grad, which is float32 for bfloat16 parameters and made
+// where it is undefined. So gradients of many micro-batches add up without a temporary of the parameter's
+// size and without further passes over it. They come by torch::autograd::backward alone:
+// torch::autograd::grad does not see them. Parameters that do not require gradients get none.
+
+/// Adds to the .grad of a parameter as said above; `gradient` has its shape.
+void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient);
+
+struct Projection {
+  at::Tensor weight;  // [out, in]
+  at::Tensor bias{};  // [out], or undefined
+};
+
+/// x [T, in] -> x weight^T + bias [T, out].
+at::Tensor linear(const at::Tensor& x, const Projection& projection);
+
+/// The same for several projections of one x, whose gradient is then summed in place, in the dtype of sums.
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projection>& projections);
+
+/// While it lives, weights that linears have to upcast for their products (product_dtype in
+/// ops/gemm/matrix_product.h) are upcast once and stay so, for passes that follow each other with the same
+/// weights; one that has changed is upcast anew. At most one lives at a time; it belongs to the thread of
+/// the passes.
+class UpcastWeights {
+ public:
+  UpcastWeights();
+  ~UpcastWeights();
+  UpcastWeights(const UpcastWeights&) = delete;
+  UpcastWeights& operator=(const UpcastWeights&) = delete;
+};
+
+/// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C].
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);
+
+/// The root mean square norm of ops/elementwise/elementwise.h. x [..., C], weight [C]. Keeps x and 1 / rms
+/// for backward, nothing else of the size of x.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// The sum of a residual branch and its norm, for the price of one pass. Keeps the sum and 1 / rms.
+struct NormOfSum {
+  at::Tensor sum;         // x + addend
+  at::Tensor normalised;  // rms_norm of the sum
+};
+NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight, double eps);
+
+/// edge_logprobs (ops/edge_logprobs/edge_logprobs.h) of the LM head.
+at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+                         const at::Tensor& edge_target);
+
+}  // namespace espalier::accumulating

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention half of a decoder layer: projections, norms of queries and keys, rotary embedding, attention.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "espalier/config/layer_spec.h"
+#include "espalier/model/layers/parameters.h"
+#include "espalier/model/model.h"
+
+namespace espalier {
+
+class AttentionLayer {
+ public:
+  AttentionLayer(const AttentionSpec& spec, const NamedParameters& parameters, double rms_norm_eps);
+
+  /// Of normalised hidden states [T, hidden_size]: what is added to the residual, of the wanted rows (see
+  /// Model::layer; undefined where there are none), and the context k, v. `tables`: cos and sin.
+  LayerOutput forward(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
+                      const SequenceOps& sequence, const at::Tensor& rows) const;
+
+ private:
+  at::Tensor rotated_heads(const at::Tensor& projected, const std::optional<at::Tensor>& norm,
+                           const PositionTables& tables) const;
+
+  AttentionSpec spec_;
+  double rms_norm_eps_;
+  accumulating::Projection q_, k_, v_, o_;
+  std::optional<at::Tensor> q_norm_, k_norm_;  // [head_dim]
+};
+
+}  // namespace espalier

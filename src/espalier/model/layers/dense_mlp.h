@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gated MLP of a decoder layer: down(silu(gate(x)) * up(x)).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "espalier/config/layer_spec.h"
+#include "espalier/model/layers/parameters.h"
+
+namespace espalier {
+
+class DenseMlp {
+ public:
+  DenseMlp(const DenseMlpSpec& spec, const NamedParameters& parameters);
+
+  /// [R, hidden_size] -> [R, hidden_size]
+  at::Tensor forward(const at::Tensor& input) const;
+
+ private:
+  accumulating::Projection gate_, up_, down_;
+};
+
+}  // namespace espalier

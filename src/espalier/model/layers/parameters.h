@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters of one part of a model, by their names in the checkpoint.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "espalier/model/gradient_accumulation.h"
+#include "espalier/model/model.h"
+
+namespace espalier {
+
+class NamedParameters {
+ public:
+  /// Those of `parameters` whose names begin with `prefix`; they must outlive this object.
+  NamedParameters(std::span<const Parameter> parameters, std::string prefix)
+      : parameters_(parameters), prefix_(std::move(prefix)) {}
+
+  /// Throws InternalError where there is none of that name.
+  const at::Tensor& at(const std::string& name) const;
+
+  /// NAME.weight with NAME.bias, where there is one.
+  accumulating::Projection projection(const std::string& name) const;
+
+ private:
+  const at::Tensor* find(const std::string& name) const;
+
+  std::span<const Parameter> parameters_;
+  std::string prefix_;
+};
+
+}  // namespace espalier

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/model/model.h"
+
+#include <ATen/ATen.h>
+
+#include "espalier/ops/checks.h"
+
+namespace espalier {
+
+std::vector<at::Tensor> Model::gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const Parameter& parameter : parameters()) gradients.push_back(parameter.value.grad());
+  return gradients;
+}
+
+void Model::zero_gradients() const {
+  for (const Parameter& parameter : parameters()) at::Tensor(parameter.value).mutable_grad().reset();
+}
+
+void Model::complete_gradients() const {
+  for (const Parameter& parameter : parameters()) {
+    at::Tensor& gradient = at::Tensor(parameter.value).mutable_grad();
+    if (gradient.defined()) continue;
+    gradient = at::zeros_like(parameter.value, detail::accumulator_dtype(parameter.value.scalar_type()));
+  }
+}
+
+}  // namespace espalier

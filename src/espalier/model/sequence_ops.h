@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a layer sees the tokens that it works on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace espalier {
+
+/// Everything in which tokens of a list read one another. A model calls these and nothing else, so the same
+/// model runs on a micro-batch of a tree (engine/tree_sequence.h) and on a plain sequence (verify).
+class SequenceOps {
+ public:
+  virtual ~SequenceOps() = default;
+
+  /// Attention of layer `layer`: q [T, H, D], k and v [T, K, D], rotated; returns [T, H, D]. A token reads
+  /// itself and the tokens before it on its path, those in the context of ancestors included.
+  virtual at::Tensor attention(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               double softmax_scale) const = 0;
+};
+
+}  // namespace espalier

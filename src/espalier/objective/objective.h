@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Objectives: what is minimised, as a function of log-probabilities.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "espalier/objective/options.h"
+#include "espalier/plan/memory_model.h"
+
+namespace espalier {
+
+/// What the loss of a term may depend on besides its own columns: its own log-probability, those of all terms
+/// of its trajectory, or those of all terms of its group (trajectories with equal group_id; a trajectory
+/// without one is a group of its own).
+enum class Scope { kToken, kTrajectory, kGroup };
+
+/// What the data say of a term, as a real number.
+enum class TermColumn {
+  kAdvantage,   // of the fields `advantages`, `advantage`, or `reward` with `group_id`
+  kOldLogprob,  // of the behaviour policy, field `logprobs`; NaN where the trajectory has none
+};
+
+/// The inputs of M terms besides their log-probabilities; float64.
+struct TermTensors {
+  at::Tensor coefficient;           // [M]: weight over normaliser (Term)
+  std::vector<at::Tensor> columns;  // [M] each, in the order of Objective::columns()
+};
+
+/// To which of N trajectories and G groups the terms belong, for scopes wider than a token. All terms of
+/// these trajectories (groups) are there.
+struct TermUnits {
+  at::Tensor trajectory;  // [M] int64, ascending
+  at::Tensor group;       // [N] int64
+  int64_t num_trajectories = 0;
+  int64_t num_groups = 0;
+};
+
+/// Scalars on the device of the terms: reading one waits for it.
+struct ObjectiveValue {
+  at::Tensor loss;                  // float64: the sum over the terms
+  std::vector<at::Tensor> metrics;  // sums over the terms, in the order of Objective::metrics()
+};
+
+/// One trajectory as the reference run sees it: n terms, ascending by position.
+struct ReferenceTrajectory {
+  at::Tensor logprobs;  // [n] float64, in the graph
+  TermTensors terms;    // n terms
+};
+
+class Objective {
+ public:
+  explicit Objective(const ObjectiveOptions& options) : options_(options) {}
+  virtual ~Objective() = default;
+
+  const ObjectiveOptions& options() const { return options_; }
+
+  virtual std::string_view name() const = 0;
+  virtual Scope scope() const { return Scope::kToken; }
+  /// The columns that value() reads.
+  virtual std::vector<TermColumn> columns() const { return {}; }
+  /// Names of what value() sums beside the loss. Metrics of a step are these sums over its number of terms.
+  virtual std::vector<std::string> metrics() const { return {}; }
+
+  /// Loss of M terms from their log-probabilities [M] (float64, differentiable). `units` is empty for
+  /// Scope::kToken, where terms may be cut into micro-batches in any way. Nothing is read from the device.
+  virtual ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                               const TermUnits& units) const = 0;
+
+  /// The same loss written once more, in the plainest way, for all trajectories of one group (of one
+  /// trajectory for narrower scopes): a vector of addends whose sum is the loss. `verify` trains every
+  /// trajectory by itself with it.
+  virtual at::Tensor reference(std::span<const ReferenceTrajectory> group) const = 0;
+
+  /// What a term takes on the way: in Batch, in value(), and in its backward pass.
+  virtual TermBytes term_bytes() const = 0;
+
+  bool reads(TermColumn column) const;
+
+ private:
+  ObjectiveOptions options_;
+};
+
+/// The objective that the options name.
+std::shared_ptr<const Objective> make_objective(const ObjectiveOptions& options);
+
+/// The fields of the data (docs/data-format.md) that the columns of an objective are made of.
+std::vector<std::string> data_fields(const Objective& objective);
+
+/// Sizes of what term_bytes() counts.
+inline constexpr int64_t kTermIndexBytes = 8, kTermRealBytes = 8, kTermFlagBytes = 1;
+
+}  // namespace espalier

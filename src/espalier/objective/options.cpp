@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/objective/options.h"
+
+#include <array>
+#include <cmath>
+#include <cstdlib>
+
+#include "espalier/base/words.h"
+
+namespace espalier {
+namespace {
+
+constexpr auto kObjectives =
+    std::to_array<Word<ObjectiveKind>>({{"sft", ObjectiveKind::kSft}, {"grpo", ObjectiveKind::kGrpo}});
+constexpr auto kSharedTargets =
+    std::to_array<Word<SharedTargets>>({{"sum", SharedTargets::kSum}, {"once", SharedTargets::kOnce}});
+
+}  // namespace
+
+std::vector<std::string> objective_names() {
+  return all_words(kObjectives);
+}
+
+ObjectiveKind parse_objective(const std::string& name) {
+  return parse_word(kObjectives, "objective", name);
+}
+
+std::string_view to_string(ObjectiveKind kind) {
+  return word_of(kObjectives, kind);
+}
+
+std::vector<std::string> shared_targets_names() {
+  return all_words(kSharedTargets);
+}
+
+SharedTargets parse_shared_targets(const std::string& name) {
+  return parse_word(kSharedTargets, "shared-targets", name);
+}
+
+void parse_normalize(const std::string& text, ObjectiveOptions* options) {
+  if (text == "token") {
+    options->normalize = Normalize::kToken;
+  } else if (text == "sequence") {
+    options->normalize = Normalize::kSequence;
+  } else {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    ESPALIER_CHECK(!text.empty() && *end == '\0' && std::isfinite(value) && value > 0,
+                   "normalize: expected token, sequence or a positive number, received `{}`", text);
+    options->normalize = Normalize::kConstant;
+    options->normalize_constant = value;
+  }
+}
+
+void check_objective_options(const ObjectiveOptions& options) {
+  ESPALIER_CHECK(options.clip_low >= 0 && options.clip_low <= 1,
+                 "clip-low: expected a number from 0 to 1, received {}", options.clip_low);
+  ESPALIER_CHECK(options.clip_high >= 0 && std::isfinite(options.clip_high),
+                 "clip-high: expected a finite number of at least 0, received {}", options.clip_high);
+  ESPALIER_CHECK(options.normalize_constant > 0 && std::isfinite(options.normalize_constant),
+                 "normalize: expected a finite number above 0, received {}", options.normalize_constant);
+}
+
+}  // namespace espalier

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loss terms: which tokens carry loss in a step, and with what weight.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "espalier/base/csr.h"
+#include "espalier/data/trajectories.h"
+#include "espalier/objective/options.h"
+#include "espalier/tree/forest.h"
+
+namespace espalier {
+
+/// One loss term of a trajectory: token `position` (>= 1) with its share of the loss.
+struct Term {
+  int64_t position;
+  double coefficient;
+};
+
+/// The terms of one optimiser step: row k holds those of the k-th trajectory, ascending by position. The loss
+/// of the step is sum over k, t of coefficient * l(k, t), with l = -log p (sft) or the clipped surrogate
+/// (grpo); the coefficients contain weights and the normaliser, so micro-batches simply add up.
+///   token:    w / (sum of all w);  sequence: w / (sum of the row's w * number of rows with loss);
+///   constant: w / normalize_constant.
+/// `rows` are the trajectories the forest was built from, in its order. Throws InputError when no term is
+/// left.
+Csr<Term> step_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const Forest& forest,
+                     const ObjectiveOptions& options);
+
+/// What a loss is divided by is made of: sums over all trajectories of a step, which may be spread over
+/// several processes. Sums of parts add up.
+struct LossSums {
+  double weight = 0;           // of all terms
+  int64_t rows_with_loss = 0;  // trajectories whose weights are not all 0
+
+  LossSums& operator+=(const LossSums& other);
+};
+
+/// Terms whose coefficients are still their weights.
+Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64_t> rows,
+                         const Forest& forest, SharedTargets shared_targets);
+
+LossSums loss_sums(const Csr<Term>& weighted);
+
+/// Divides weights by the normaliser that `sums`, those of the whole step, give: step_terms is
+/// weighted_terms, divided by their own sums.
+void divide_terms(const LossSums& sums, const ObjectiveOptions& options, Csr<Term>* weighted);
+
+/// Those of a row's terms that stand at `position` or later.
+std::span<const Term> terms_from(std::span<const Term> terms, int64_t position);
+
+/// step_terms where any row carries loss; otherwise all_terms, so that data without loss yet can be counted.
+Csr<Term> step_terms_or_all(const Trajectories& trajectories, std::span<const int64_t> rows,
+                            const Forest& forest, const ObjectiveOptions& options);
+
+/// Every token of every row but the first, with coefficient 1.
+Csr<Term> all_terms(const Trajectories& trajectories, std::span<const int64_t> rows);
+
+}  // namespace espalier

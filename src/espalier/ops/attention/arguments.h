@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What implementations of tree_attention share, on any device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+#include <vector>
+
+#include "espalier/ops/attention/tree_attention.h"
+#include "espalier/ops/kernels/key_block.h"
+
+namespace espalier::detail {
+
+/// The arguments of the operator espalier::tree_attention (tree_attention.h). context.pieces is defined.
+struct TreeAttentionArguments {
+  at::Tensor q, k, v, subtree_end;
+  double softmax_scale;
+  AttentionContext context;
+};
+
+/// The results of espalier::tree_attention: out [T, H, D] and lse [H, T].
+using TreeAttentionResults = std::tuple<at::Tensor, at::Tensor>;
+
+/// The results of espalier::tree_attention_backward: gradients of q, k, v, context_k and context_v.
+using TreeAttentionGradients =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>, std::vector<at::Tensor>>;
+
+/// Checks shapes, dtypes and devices. Throws c10::Error.
+TreeAttentionArguments checked_arguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                         const at::Tensor& subtree_end, double softmax_scale,
+                                         at::TensorList context_k, at::TensorList context_v,
+                                         const at::Tensor& context_pieces);
+
+/// The context's pieces, checked (pieces.h), for kernels on raw pointers.
+std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_pieces, at::TensorList context_k,
+                                                 int64_t num_tokens);
+
+/// The keys and values of the context's segments and, behind them, the tokens' own, in one tensor each: a
+/// copy of the context costs little beside attention to it, and every piece of the mask is then a range of
+/// columns.
+struct AllKeys {
+  at::Tensor k, v;               // [S_0 + S_1 + ... + T, K, D], contiguous
+  std::vector<int64_t> lengths;  // S_0, S_1, ..., T
+
+  AllKeys(const TreeAttentionArguments& arguments, at::ScalarType dtype);
+  int64_t own_begin() const { return k.size(0) - lengths.back(); }
+};
+
+/// Gradients of q and of all keys and values, as the operator returns them.
+TreeAttentionGradients split_gradients(const TreeAttentionArguments& arguments, const at::Tensor& grad_q,
+                                       const at::Tensor& grad_k, const at::Tensor& grad_v);
+
+}  // namespace espalier::detail

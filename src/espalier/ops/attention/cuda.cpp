@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// tree_attention on CUDA: which implementation runs. To register for CUDA takes no CUDA.
+#include "espalier/ops/attention/cuda.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "espalier/ops/attention/fused.h"
+#include "espalier/ops/attention/masked.h"
+#include "espalier/ops/attention/varlen.h"
+
+namespace espalier {
+namespace {
+
+constexpr int64_t kFlashHeadDim = 256;
+
+bool serves(AttentionKind kind, at::ScalarType dtype, int64_t head_dim) {
+  switch (kind) {
+    case AttentionKind::kAmpere:
+      return fused::serves(cuda::AttentionKernels::kAmpere, dtype, head_dim);
+    case AttentionKind::kHopper:
+      return fused::serves(cuda::AttentionKernels::kHopper, dtype, head_dim);
+    case AttentionKind::kPieces:
+      return (dtype == at::kBFloat16 || dtype == at::kHalf) && head_dim <= kFlashHeadDim;
+    case AttentionKind::kMasked:
+      return true;
+  }
+  return false;
+}
+
+struct NamedKind {
+  std::string_view name;
+  AttentionKind kind;
+  bool unasked = true;  // taken without being named
+};
+
+// The fastest first. Hopper's kernels have passed their tests in the emulator alone so far, and a mistake in
+// their barriers would hang a GPU: they wait to be named until they have passed on one.
+constexpr NamedKind kKinds[] = {{"hopper", AttentionKind::kHopper, false},
+                                {"ampere", AttentionKind::kAmpere},
+                                {"pieces", AttentionKind::kPieces},
+                                {"masked", AttentionKind::kMasked}};
+
+}  // namespace
+
+AttentionKind attention_kind(at::ScalarType dtype, int64_t head_dim) {
+  const char* given = std::getenv("ESPALIER_ATTENTION");
+  const bool any = given == nullptr || *given == '\0';
+  for (const auto& [name, kind, unasked] : kKinds) {
+    if (any ? !unasked : name != given) continue;
+    const bool suits = serves(kind, dtype, head_dim);
+    TORCH_CHECK(any || suits, "ESPALIER_ATTENTION: ", given, " attention does not serve ", dtype,
+                " with a head dimension of ", head_dim, " in this build; unset the variable to choose one");
+    if (suits) return kind;
+  }
+  TORCH_CHECK(false, "ESPALIER_ATTENTION: expected ampere, hopper, pieces or masked, received ", given);
+}
+
+namespace {
+
+using detail::TreeAttentionGradients;
+using detail::TreeAttentionResults;
+
+TreeAttentionResults forward_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const at::Tensor& subtree_end, double softmax_scale,
+                                  at::TensorList context_k, at::TensorList context_v,
+                                  const at::Tensor& context_pieces) {
+  const auto arguments =
+      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+  const c10::DeviceGuard guard(q.device());
+  switch (attention_kind(q.scalar_type(), q.size(2))) {
+    case AttentionKind::kAmpere:
+      return fused::tree_attention(fused::cuda_kernels(cuda::AttentionKernels::kAmpere), arguments);
+    case AttentionKind::kHopper:
+      return fused::tree_attention(fused::cuda_kernels(cuda::AttentionKernels::kHopper), arguments);
+    case AttentionKind::kPieces:
+      return dense_pieces::tree_attention(dense_pieces::flash_cuda(), arguments);
+    case AttentionKind::kMasked:
+      return masked_chunks::tree_attention(arguments);
+  }
+  TORCH_INTERNAL_ASSERT(false, "no such attention");
+}
+
+TreeAttentionGradients backward_cuda(const at::Tensor& grad_out, const at::Tensor& q, const at::Tensor& k,
+                                     const at::Tensor& v, const at::Tensor& subtree_end,
+                                     const at::Tensor& out, const at::Tensor& lse, double softmax_scale,
+                                     at::TensorList context_k, at::TensorList context_v,
+                                     const at::Tensor& context_pieces) {
+  const auto arguments =
+      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+  const c10::DeviceGuard guard(q.device());
+  switch (attention_kind(q.scalar_type(), q.size(2))) {
+    case AttentionKind::kAmpere:
+      return fused::tree_attention_backward(fused::cuda_kernels(cuda::AttentionKernels::kAmpere), arguments,
+                                            grad_out, out, lse);
+    case AttentionKind::kHopper:
+      return fused::tree_attention_backward(fused::cuda_kernels(cuda::AttentionKernels::kHopper), arguments,
+                                            grad_out, out, lse);
+    case AttentionKind::kPieces:
+      return dense_pieces::tree_attention_backward(dense_pieces::flash_cuda(), arguments, grad_out, out, lse);
+    case AttentionKind::kMasked:
+      return masked_chunks::tree_attention_backward(arguments, grad_out, lse);
+  }
+  TORCH_INTERNAL_ASSERT(false, "no such attention");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(espalier, CUDA, m) {
+  m.impl("tree_attention", &forward_cuda);
+  m.impl("tree_attention_backward", &backward_cuda);
+}
+
+}  // namespace espalier

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of sequences by ATen's flash attention on CUDA
+// (aten/src/ATen/native/transformers/cuda/flash_attn), reached through the dispatcher: nothing of CUDA is
+// included or linked here.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "espalier/ops/attention/varlen.h"
+
+namespace espalier::dense_pieces {
+namespace {
+
+// The kernels read 16 bytes at a time: head dimensions are multiples of 8 and every row begins at one.
+constexpr int64_t kAlignedElements = 8;
+constexpr uintptr_t kAlignedBytes = 16;
+
+// Backward keeps float32 sums of dQ in which every sequence has this many rows more than it has.
+constexpr int64_t kPaddingRows = 128;
+constexpr int64_t kPaddingBytes = int64_t{1} << 30;
+constexpr int64_t kMostSequences = 65535;  // they are a dimension of the grid
+
+int64_t round_up(int64_t number, int64_t multiple) {
+  return (number + multiple - 1) / multiple * multiple;
+}
+
+at::Tensor aligned(const at::Tensor& tensor) {
+  const int64_t head_dim = tensor.size(-1);
+  const int64_t padding = round_up(head_dim, kAlignedElements) - head_dim;
+  if (padding > 0) return at::constant_pad_nd(tensor, {0, padding});  // zeros change no score and no gradient
+  const bool misaligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignedBytes != 0;
+  return misaligned ? tensor.clone() : tensor;
+}
+
+at::Tensor without_padding(const at::Tensor& tensor, const at::Tensor& like) {
+  return tensor.slice(-1, 0, like.size(-1)).contiguous();
+}
+
+// For a longest row count of 1 the forward pass takes a shortcut of its own for grouped heads. More than the
+// longest is allowed, and the shortcut would be one more path to trust.
+int64_t longest_rows(const Sequences& sequences) {
+  return std::max<int64_t>(2, sequences.longest_rows);
+}
+
+class FlashCuda final : public SequenceAttention {
+ public:
+  at::ScalarType dtype(at::ScalarType dtype) const override { return dtype; }
+  int64_t max_sequences(int64_t num_heads, int64_t head_dim) const override {
+    const int64_t bytes_per_sequence = kPaddingRows * num_heads * round_up(head_dim, 64) * 4;
+    return std::clamp<int64_t>(kPaddingBytes / bytes_per_sequence, 1, kMostSequences);
+  }
+
+  AttentionResult forward(const SequenceInputs& inputs, const Sequences& sequences) const override {
+    const auto results = at::_flash_attention_forward(
+        aligned(inputs.q), aligned(inputs.k), aligned(inputs.v), sequences.row_offsets,
+        sequences.column_offsets, longest_rows(sequences), sequences.longest_columns, /*dropout_p=*/0.0,
+        sequences.causal, /*return_debug_mask=*/false, inputs.softmax_scale);
+    return {without_padding(std::get<0>(results), inputs.q), std::get<1>(results)};
+  }
+
+  SequenceGradients backward(const at::Tensor& grad_out, const SequenceInputs& inputs,
+                             const AttentionResult& global, const Sequences& sequences) const override {
+    // State of the random numbers of dropout, which is 0.
+    const auto state = inputs.q.options().dtype(at::kUInt64);
+    const auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
+        aligned(grad_out), aligned(inputs.q), aligned(inputs.k), aligned(inputs.v), aligned(global.out),
+        global.lse, sequences.row_offsets, sequences.column_offsets, longest_rows(sequences),
+        sequences.longest_columns, /*dropout_p=*/0.0, sequences.causal, at::empty({2}, state),
+        at::empty({}, state), inputs.softmax_scale);
+    return {without_padding(grad_q, inputs.q), without_padding(grad_k, inputs.k),
+            without_padding(grad_v, inputs.v)};
+  }
+};
+
+}  // namespace
+
+const SequenceAttention& flash_cuda() {
+  static const FlashCuda attention;
+  return attention;
+}
+
+}  // namespace espalier::dense_pieces

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tree attention by fused kernels on raw pointers (kernels/cuda/tree_attention.h): tensors to and from them.
+// Nothing here waits for the GPU, so values of subtree_end are not checked; where they are not those of a
+// forest in preorder, results are undefined.
+#pragma once
+
+#include "espalier/ops/attention/arguments.h"
+#include "espalier/ops/kernels/cuda/tree_attention.h"
+
+namespace espalier::fused {
+
+/// Whether these kernels are in this build and, on the current CUDA device, take such inputs forward, and
+/// they or Ampere's backward.
+bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_dim);
+
+/// The functions of kernels/cuda/tree_attention.h, or stand-ins for them, and the kernels asked for.
+struct Kernels {
+  cuda::AttentionKernels kernels;
+  int64_t (*forward_scratch_bytes)(const cuda::AttentionProblem&);
+  int64_t (*backward_scratch_bytes)(const cuda::AttentionProblem&);
+  void (*attend)(const cuda::AttentionProblem&, const cuda::AttentionOutputs&, void* scratch, void* stream);
+  void (*attend_backward)(const cuda::AttentionProblem&, const cuda::AttentionGradients&, void* scratch,
+                          void* stream);
+};
+
+/// Of this build. Throws c10::Error where it has none.
+Kernels cuda_kernels(cuda::AttentionKernels kernels);
+
+/// As the operators espalier::tree_attention and its backward, for bfloat16 and float16, on the device of the
+/// tensors and its current stream. softmax_scale is positive. Gradients of q are summed by atomics unless
+/// at::globalContext().deterministicAlgorithms().
+detail::TreeAttentionResults tree_attention(const Kernels& kernels,
+                                            const detail::TreeAttentionArguments& arguments);
+detail::TreeAttentionGradients tree_attention_backward(const Kernels& kernels,
+                                                       const detail::TreeAttentionArguments& arguments,
+                                                       const at::Tensor& grad_out, const at::Tensor& out,
+                                                       const at::Tensor& lse);
+
+}  // namespace espalier::fused

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every key is seen by one range of queries: token i by [i, subtree_end[i]), a context key by those of its
+// piece. Two comparisons per pair make the mask of a chunk. The group of query heads that share a key head
+// are rows of one matrix, so keys and values are read as they are.
+#include "espalier/ops/attention/masked.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "espalier/ops/attention/mask_pieces.h"
+#include "espalier/ops/checks.h"
+
+namespace espalier::masked_chunks {
+namespace {
+
+/// [S] each, int32: key j is seen by queries [begin[j], end[j]).
+struct Viewers {
+  at::Tensor begin, end;
+};
+
+Viewers context_viewers(const AttentionContext& context, int64_t num_keys, int64_t num_tokens) {
+  std::vector<int64_t> segment_sizes, first_keys;
+  for (const at::Tensor& segment : context.k) {
+    first_keys.push_back(first_keys.empty() ? 0 : first_keys.back() + segment_sizes.back());
+    segment_sizes.push_back(segment.size(0));
+  }
+  const at::Tensor numbers = context.pieces.contiguous();
+  const at::Tensor begin = at::zeros({num_keys}, at::kInt), end = at::zeros({num_keys}, at::kInt);
+  for (const auto& level :
+       context_pieces_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
+                               segment_sizes, num_tokens)) {
+    for (const Piece& piece : level) {
+      const int64_t first = first_keys[piece.segment];
+      const auto keys = [&](const at::Tensor& all) {
+        return all.slice(0, first + piece.column_begin, first + piece.column_end);
+      };
+      keys(begin).fill_(piece.row_begin);
+      keys(end).fill_(piece.row_end);
+    }
+  }
+  return {begin, end};
+}
+
+/// The arguments as forward and backward use them.
+struct Call {
+  at::ScalarType dtype;
+  int64_t num_tokens, num_key_heads, group, own_begin;
+  double softmax_scale;
+  at::Tensor q;     // [T, H, D]
+  at::Tensor k, v;  // [K, S, D]
+  Viewers viewers;
+  int64_t chunk_rows;
+
+  Call(const detail::TreeAttentionArguments& arguments, int64_t score_bytes)
+      : dtype(detail::accumulator_dtype(arguments.q.scalar_type())),
+        num_tokens(arguments.q.size(0)),
+        num_key_heads(arguments.k.size(1)),
+        group(arguments.q.size(1) / arguments.k.size(1)),
+        softmax_scale(arguments.softmax_scale),
+        q(arguments.q.to(dtype)) {
+    const detail::AllKeys keys(arguments, dtype);
+    own_begin = keys.own_begin();
+    k = keys.k.transpose(0, 1);
+    v = keys.v.transpose(0, 1);
+    const at::Tensor tokens = at::arange(num_tokens, arguments.subtree_end.options());
+    viewers = {tokens, arguments.subtree_end};
+    const Viewers context = context_viewers(arguments.context, own_begin, num_tokens);
+    if (own_begin > 0) {
+      viewers.begin = at::cat({context.begin.to(tokens.device()), viewers.begin});
+      viewers.end = at::cat({context.end.to(tokens.device()), viewers.end});
+    }
+    const int64_t row_bytes =
+        num_key_heads * group * keys.k.size(0) * static_cast<int64_t>(at::elementSize(dtype));
+    chunk_rows = std::max<int64_t>(1, score_bytes / std::max<int64_t>(1, row_bytes));
+  }
+
+  /// [R, H, X] -> [K, R G, X], a copy.
+  at::Tensor grouped(const at::Tensor& rows) const {
+    return rows.reshape({rows.size(0), num_key_heads, group, -1})
+        .permute({1, 0, 2, 3})
+        .reshape({num_key_heads, rows.size(0) * group, -1});
+  }
+  /// [K, R G, X] -> [R, H, X].
+  at::Tensor ungrouped(const at::Tensor& tensor) const {
+    const int64_t rows = tensor.size(1) / group;
+    return tensor.view({num_key_heads, rows, group, -1})
+        .permute({1, 0, 2, 3})
+        .reshape({rows, num_key_heads * group, -1});
+  }
+
+  /// Calls work(begin, end, keys) for chunks of queries [begin, end), which see some of the first `keys`
+  /// keys.
+  template <class Work>
+  void for_each_chunk(const Work& work) const {
+    for (int64_t begin = 0; begin < num_tokens; begin += chunk_rows) {
+      const int64_t end = std::min(num_tokens, begin + chunk_rows);
+      work(begin, end, own_begin + end);
+    }
+  }
+
+  /// [K, R G, keys]: scaled scores of a chunk's queries, -inf where the mask hides the key.
+  at::Tensor scores(const at::Tensor& grouped_q, int64_t begin, int64_t end, int64_t keys) const {
+    const at::Tensor result = grouped_q.bmm(k.slice(1, 0, keys).transpose(1, 2)).mul_(softmax_scale);
+    const at::Tensor row = at::arange(begin, end, viewers.begin.options()).view({-1, 1, 1});
+    const at::Tensor hidden =
+        row.lt(viewers.begin.slice(0, 0, keys)).logical_or_(row.ge(viewers.end.slice(0, 0, keys)));
+    result.view({num_key_heads, end - begin, group, keys})
+        .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+    return result;
+  }
+};
+
+}  // namespace
+
+detail::TreeAttentionResults tree_attention(const detail::TreeAttentionArguments& arguments,
+                                            int64_t score_bytes) {
+  const Call call(arguments, score_bytes);
+  const at::Tensor out = at::empty(call.q.sizes(), arguments.q.options());
+  const at::Tensor lse = at::empty({call.q.size(0), call.q.size(1)}, call.q.options());
+  call.for_each_chunk([&](int64_t begin, int64_t end, int64_t keys) {
+    const at::Tensor scores = call.scores(call.grouped(call.q.slice(0, begin, end)), begin, end, keys);
+    const at::Tensor high = scores.amax({-1}, /*keepdim=*/true);
+    scores.sub_(high).exp_();
+    const at::Tensor sum = scores.sum({-1}, /*keepdim=*/true);
+    out.slice(0, begin, end).copy_(call.ungrouped(scores.bmm(call.v.slice(1, 0, keys)).div_(sum)));
+    lse.slice(0, begin, end).copy_(call.ungrouped(sum.log_().add_(high)).squeeze(-1));
+  });
+  return {out, lse.t()};
+}
+
+detail::TreeAttentionGradients tree_attention_backward(const detail::TreeAttentionArguments& arguments,
+                                                       const at::Tensor& grad_out, const at::Tensor& lse,
+                                                       int64_t score_bytes) {
+  const Call call(arguments, score_bytes);
+  const at::Tensor wide_grad_out = grad_out.to(call.dtype), row_lse = lse.t().unsqueeze(-1);
+  const at::Tensor grad_q = at::empty(call.q.sizes(), call.q.options());
+  const at::Tensor grad_k = at::zeros(call.k.sizes(), call.q.options());
+  const at::Tensor grad_v = at::zeros(call.k.sizes(), call.q.options());
+  call.for_each_chunk([&](int64_t begin, int64_t end, int64_t keys) {
+    const auto chunk = [&](const at::Tensor& rows) { return call.grouped(rows.slice(0, begin, end)); };
+    const at::Tensor q = chunk(call.q), grad = chunk(wide_grad_out);
+    const at::Tensor p = call.scores(q, begin, end, keys).sub_(chunk(row_lse)).exp_();
+    grad_v.slice(1, 0, keys).baddbmm_(p.transpose(1, 2), grad);
+    // delta from P and dP rather than from out and dO: a query with few keys has a gradient near 0, and only
+    // then do its terms cancel.
+    const at::Tensor grad_scores = grad.bmm(call.v.slice(1, 0, keys).transpose(1, 2)).mul_(p);
+    const at::Tensor delta = grad_scores.sum({-1}, /*keepdim=*/true);
+    grad_scores.sub_(p.mul_(delta)).mul_(call.softmax_scale);
+    grad_q.slice(0, begin, end).copy_(call.ungrouped(grad_scores.bmm(call.k.slice(1, 0, keys))));
+    grad_k.slice(1, 0, keys).baddbmm_(grad_scores.transpose(1, 2), q);
+  });
+  return detail::split_gradients(arguments, grad_q, grad_k.transpose(0, 1), grad_v.transpose(0, 1));
+}
+
+}  // namespace espalier::masked_chunks

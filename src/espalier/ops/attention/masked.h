@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// tree_attention by chunks of queries with a mask: for every dtype, head dimension and device, slowly.
+#pragma once
+
+#include "espalier/ops/attention/arguments.h"
+
+namespace espalier::masked_chunks {
+
+/// A chunk of queries has at most this many bytes of scores (but at least one query); backward holds twice
+/// as many.
+inline constexpr int64_t kScoreBytes = int64_t{256} << 20;
+
+/// espalier::tree_attention and espalier::tree_attention_backward (tree_attention.h) on the device of the
+/// arguments, computed in float32 (float64 for float64); not differentiable. Deterministic. The host does not
+/// wait for the device, except to copy a context's pieces there; in return, subtree_end is taken as it is.
+/// Throws InputError where the context's pieces are not as said.
+detail::TreeAttentionResults tree_attention(const detail::TreeAttentionArguments& arguments,
+                                            int64_t score_bytes = kScoreBytes);
+
+detail::TreeAttentionGradients tree_attention_backward(const detail::TreeAttentionArguments& arguments,
+                                                       const at::Tensor& grad_out, const at::Tensor& lse,
+                                                       int64_t score_bytes = kScoreBytes);
+
+}  // namespace espalier::masked_chunks

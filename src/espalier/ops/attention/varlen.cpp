@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pieces of one level share neither rows nor columns, so they are the sequences of one call: all
+// triangles, then level by level the rectangles.
+//   Forward: a row has one triangle and at most one rectangle per level, with partial results (O_s, lse_s);
+// lse = logsumexp_s lse_s and O = sum_s exp(lse_s - lse) O_s (docs/math.md).
+//   Backward: a call given the global O and lse yields its exact share of dQ, dK and dV.
+// Rows and columns of a call are ranges with gaps, and a context's columns come in any order. Unless they are
+// one range they are gathered: the copy is small beside what merging moves, levels deep in the tree cost what
+// their rows cost, and no kernel is asked about sequences without rows or without columns.
+#include "espalier/ops/attention/varlen.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <span>
+
+#include "espalier/ops/attention/mask_pieces.h"
+#include "espalier/ops/checks.h"
+
+namespace espalier::dense_pieces {
+namespace {
+
+// Levels of the tokens' own pieces, triangles first, then those of the context's; columns count all keys.
+std::vector<std::vector<Piece>> pieces_of(const detail::TreeAttentionArguments& arguments,
+                                          const detail::AllKeys& keys) {
+  const at::Tensor ends = arguments.subtree_end.to(at::kCPU).contiguous();
+  const at::Tensor numbers = arguments.context.pieces.contiguous();
+  auto levels = pieces_by_level({ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel())});
+  auto context_levels =
+      context_pieces_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
+                              std::span(keys.lengths).first(keys.lengths.size() - 1), ends.numel());
+  std::vector<int64_t> segment_begins;
+  for (int64_t begin = 0; const int64_t length : keys.lengths) {
+    segment_begins.push_back(begin);
+    begin += length;
+  }
+  std::move(context_levels.begin(), context_levels.end(), std::back_inserter(levels));
+  for (auto& level : levels) {
+    for (Piece& piece : level) {
+      const int64_t begin = piece.segment < 0 ? keys.own_begin() : segment_begins[piece.segment];
+      piece.column_begin += begin;
+      piece.column_end += begin;
+    }
+  }
+  return levels;
+}
+
+struct Range {
+  int64_t begin, end;
+};
+
+/// Where the rows, or columns, of a call stand.
+struct Axis {
+  int64_t count = 0;     // of sequences
+  bool is_range = true;  // the sequences are one range of rows, cut in pieces, in order
+  int64_t begin = 0;     // of that range
+  int64_t length = 0;    // of all sequences
+  int64_t longest = 0;   // of one
+  int64_t numbers = 0;   // where its offsets, and then its shifts, stand among the numbers of the calls
+};
+
+/// Appends an axis to `numbers`: the offsets of its sequences and, for each, how far behind its offset its
+/// range begins.
+Axis append_axis(std::vector<int32_t>& numbers, const std::vector<Range>& ranges) {
+  Axis axis;
+  axis.count = static_cast<int64_t>(ranges.size());
+  axis.numbers = static_cast<int64_t>(numbers.size());
+  axis.begin = ranges.front().begin;
+  std::vector<int32_t> shifts;
+  for (const Range& range : ranges) {
+    axis.is_range &= range.begin == axis.begin + axis.length;
+    numbers.push_back(static_cast<int32_t>(axis.length));
+    shifts.push_back(static_cast<int32_t>(range.begin - axis.length));
+    axis.length += range.end - range.begin;
+    axis.longest = std::max(axis.longest, range.end - range.begin);
+  }
+  numbers.push_back(static_cast<int32_t>(axis.length));
+  numbers.insert(numbers.end(), shifts.begin(), shifts.end());
+  return axis;
+}
+
+/// The rows of tensors that a call works on: a view where they are a range, otherwise a copy.
+class Selection {
+ public:
+  Selection(const Axis& axis, const at::Tensor& numbers)
+      : range_{axis.begin, axis.begin + axis.length},
+        offsets_(numbers.slice(0, axis.numbers, axis.numbers + axis.count + 1)) {
+    if (axis.is_range) return;
+    const int64_t begin = axis.numbers + axis.count + 1;
+    const at::Tensor shifts = numbers.slice(0, begin, begin + axis.count);
+    // With the length as an optional this is the overload that repeats each sequence's number, and with a
+    // length at all the host does not wait for their sum.
+    const at::Tensor sequence = at::repeat_interleave(offsets_.diff(), std::optional(axis.length));
+    index_ = at::arange(axis.length, numbers.options().dtype(at::kLong)) + shifts.index_select(0, sequence);
+  }
+
+  const at::Tensor& offsets() const { return offsets_; }
+
+  at::Tensor of(const at::Tensor& all, int64_t dim = 0) const {
+    return index_.defined() ? all.index_select(dim, index_) : all.slice(dim, range_.begin, range_.end);
+  }
+  /// Puts back what of() gave and the caller has changed; nothing to do for a view.
+  void put(const at::Tensor& all, const at::Tensor& part, int64_t dim = 0) const {
+    if (index_.defined()) all.index_copy_(dim, index_, part);
+  }
+  void add(const at::Tensor& all, const at::Tensor& part) const {
+    if (index_.defined()) {  // no row twice, so the order of additions is no matter
+      all.index_add_(0, index_, part.to(all.scalar_type()));
+    } else {
+      of(all).add_(part);
+    }
+  }
+
+ private:
+  Range range_;
+  at::Tensor offsets_;
+  at::Tensor index_;  // undefined: the range
+};
+
+struct CallShape {
+  Axis rows, columns;
+  bool causal;
+};
+
+/// The calls that make up a tree attention, and what they read, in the dtype and layout of the calls.
+struct Plan {
+  at::ScalarType dtype;
+  at::Tensor q;
+  double softmax_scale;
+  detail::AllKeys keys;
+  std::vector<CallShape> calls;
+  at::Tensor numbers;  // int32, on the device
+
+  Plan(const SequenceAttention& attention, const detail::TreeAttentionArguments& arguments)
+      : dtype(attention.dtype(arguments.q.scalar_type())),
+        q(given(arguments.q)),
+        softmax_scale(arguments.softmax_scale),
+        keys(arguments, dtype) {
+    const auto most = static_cast<size_t>(attention.max_sequences(q.size(1), q.size(2)));
+    std::vector<int32_t> all_numbers;
+    for (const std::vector<Piece>& level : pieces_of(arguments, keys)) {
+      for (size_t begin = 0; begin < level.size(); begin += most) {
+        append_call(std::span(level).subspan(begin, std::min(most, level.size() - begin)), all_numbers);
+      }
+    }
+    numbers = at::tensor(all_numbers, at::kInt).to(q.device());
+  }
+
+  at::Tensor given(const at::Tensor& tensor) const { return tensor.to(dtype).contiguous(); }
+
+  /// Calls work(inputs, sequences, rows, columns) for each call.
+  template <class Work>
+  void for_each_call(const Work& work) const {
+    for (const CallShape& call : calls) {
+      const Selection rows(call.rows, numbers), columns(call.columns, numbers);
+      const Sequences sequences{rows.offsets(), columns.offsets(), call.rows.longest, call.columns.longest,
+                                call.causal};
+      work(SequenceInputs{rows.of(q), columns.of(keys.k), columns.of(keys.v), softmax_scale}, sequences, rows,
+           columns);
+    }
+  }
+
+ private:
+  void append_call(std::span<const Piece> pieces, std::vector<int32_t>& all_numbers) {
+    std::vector<Range> rows, columns;
+    for (const Piece& piece : pieces) {
+      rows.push_back({piece.row_begin, piece.row_end});
+      columns.push_back({piece.column_begin, piece.column_end});
+    }
+    const Axis row_axis = append_axis(all_numbers, rows);
+    calls.push_back({row_axis, append_axis(all_numbers, columns), pieces.front().causal});
+  }
+};
+
+void merge(const AttentionResult& all, const AttentionResult& part, const Selection& rows) {
+  const at::Tensor out = rows.of(all.out), old_lse = rows.of(all.lse, 1);
+  const at::Tensor lse = at::logaddexp(old_lse, part.lse);
+  const auto weight = [&](const at::Tensor& share) {
+    return share.sub(lse).exp_().t().unsqueeze(-1);  // [rows, H, 1]
+  };
+  out.mul_(weight(old_lse)).addcmul_(part.out.to(out.scalar_type()), weight(part.lse));
+  old_lse.copy_(lse);
+  rows.put(all.out, out);
+  rows.put(all.lse, old_lse, 1);
+}
+
+}  // namespace
+
+detail::TreeAttentionResults tree_attention(const SequenceAttention& attention,
+                                            const detail::TreeAttentionArguments& arguments) {
+  const Plan plan(attention, arguments);
+  const auto sums = plan.q.options().dtype(detail::accumulator_dtype(plan.dtype));
+  AttentionResult all;
+  plan.for_each_call(
+      [&](const SequenceInputs& inputs, const Sequences& sequences, const Selection& rows, const Selection&) {
+        const AttentionResult part = attention.forward(inputs, sequences);
+        if (plan.calls.size() == 1) {
+          all = part;
+          return;
+        }
+        if (!all.out.defined()) {
+          all = {at::empty(plan.q.sizes(), sums), at::empty({plan.q.size(1), plan.q.size(0)}, sums)};
+        }
+        if (sequences.causal) {  // the triangles come first and have every row once, without gaps
+          rows.of(all.out).copy_(part.out);
+          rows.of(all.lse, 1).copy_(part.lse);
+        } else {
+          merge(all, part, rows);
+        }
+      });
+  if (plan.calls.empty()) {  // no tokens
+    all = {at::empty(plan.q.sizes(), sums), at::empty({plan.q.size(1), 0}, sums)};
+  }
+  // lse strided as the operator's other implementations have it.
+  return {all.out.to(arguments.q.scalar_type()),
+          at::empty({plan.q.size(0), plan.q.size(1)}, sums).t().copy_(all.lse)};
+}
+
+detail::TreeAttentionGradients tree_attention_backward(const SequenceAttention& attention,
+                                                       const detail::TreeAttentionArguments& arguments,
+                                                       const at::Tensor& grad_out_in,
+                                                       const at::Tensor& out_in, const at::Tensor& lse) {
+  const Plan plan(attention, arguments);
+  const at::Tensor grad_out = plan.given(grad_out_in), out = plan.given(out_in);
+  const auto sums = plan.q.options().dtype(detail::accumulator_dtype(plan.dtype));
+  const at::Tensor grad_q = at::zeros(plan.q.sizes(), sums);
+  const at::Tensor grad_k = at::zeros(plan.keys.k.sizes(), sums);
+  const at::Tensor grad_v = at::zeros(plan.keys.v.sizes(), sums);
+  plan.for_each_call([&](const SequenceInputs& inputs, const Sequences& sequences, const Selection& rows,
+                         const Selection& columns) {
+    const AttentionResult global{rows.of(out), rows.of(lse, 1).contiguous()};
+    const SequenceGradients part = attention.backward(rows.of(grad_out), inputs, global, sequences);
+    rows.add(grad_q, part.q);
+    columns.add(grad_k, part.k);
+    columns.add(grad_v, part.v);
+  });
+  return detail::split_gradients(arguments, grad_q, grad_k, grad_v);
+}
+
+}  // namespace espalier::dense_pieces

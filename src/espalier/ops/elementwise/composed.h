@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operators of elementwise.h as compositions of ATen's, on any device: what runs on GPUs where there are
+// no kernels of ours. Same arguments, results and roundings; neither checks nor gradients.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <optional>
+#include <tuple>
+
+namespace espalier::composed {
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm(const at::Tensor& x,
+                                                        const std::optional<at::Tensor>& addend,
+                                                        const at::Tensor& weight, double eps);
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_y,
+                                                     const std::optional<at::Tensor>& grad_sum,
+                                                     const at::Tensor& x, const at::Tensor& weight,
+                                                     const at::Tensor& inverse_rms,
+                                                     std::array<bool, 2> output_mask);
+
+at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back);
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                   const at::Tensor& up);
+
+}  // namespace espalier::composed

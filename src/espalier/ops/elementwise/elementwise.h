@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The elementwise parts of a decoder layer, each in one pass over its tensors (docs/math.md).
+// Elements are float64, float32 or bfloat16, one dtype for all tensors that do not say otherwise; computed in
+// float32 (float64) and rounded where they are written. Deterministic, whatever the number of threads. All
+// throw on mismatched shapes, dtypes or devices.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <optional>
+
+namespace espalier {
+
+/// Rotary position embedding (Su et al., "RoFormer", 2021), differentiable in x: turns each pair (x[i],
+/// x[i + D/2]) by its angle, the half-split convention of Transformers. x [T, H, D], D even; cos and sin
+/// [T, D/2] float32 (float64 for float64). `back` turns by the negative angle: the adjoint, so backward keeps
+/// no activation. Registered as torch.ops.espalier.rotary(x, cos, sin, back).
+at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back = false);
+
+/// silu(gate) * up, differentiable; silu(x) = x / (1 + exp(-x)) (Shazeer, "GLU variants improve transformer",
+/// 2020). Two tensors of one shape, which are all that backward keeps. Rounded once.
+/// Registered as torch.ops.espalier.swiglu(gate, up).
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+/// Root mean square norm over the last dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization",
+/// 2019) of x [..., C], or of x + addend: weight * (x / rms(x)), the bracket rounded to the dtype of x before
+/// the product as in Transformers; rms(x) = sqrt(mean(x^2) + eps). weight [C].
+struct RmsNormOutput {
+  at::Tensor y;
+  at::Tensor sum;          // x + addend; undefined without one
+  at::Tensor inverse_rms;  // of the leading dimensions of x; float32 (float64)
+};
+/// Registered as torch.ops.espalier.rms_norm(x, addend, weight, eps) -> (y, sum, inverse_rms), differentiable
+/// in x, addend and weight through y and sum. This one records no graph.
+RmsNormOutput rms_norm_forward(const at::Tensor& x, const std::optional<at::Tensor>& addend,
+                               const at::Tensor& weight, double eps);
+
+/// What the backward pass of rms_norm is given.
+struct RmsNormGradient {
+  at::Tensor grad_y;
+  std::optional<at::Tensor> grad_sum;  // joins that of x
+  at::Tensor x;                        // what was normalised: with an addend, the sum
+  at::Tensor weight;
+  at::Tensor inverse_rms;
+};
+struct RmsNormGradients {
+  at::Tensor x;       // and of the addend
+  at::Tensor weight;  // [C] float32 (float64)
+};
+/// The gradients that are wanted, the others undefined; records no graph.
+RmsNormGradients rms_norm_backward(const RmsNormGradient& given, std::array<bool, 2> wanted);
+
+}  // namespace espalier

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/ops/kernels/cpu/instruction_set.h"
+
+#ifdef ESPALIER_X86
+#include <cpuid.h>
+#endif
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <string_view>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+namespace {
+
+bool has_avx2() {
+#ifdef ESPALIER_X86
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+  return false;
+#endif
+}
+
+bool has_avx512() {
+#ifdef ESPALIER_X86
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+#else
+  return false;
+#endif
+}
+
+bool has_avx512_bf16() {
+#ifdef ESPALIER_X86
+  return has_avx512() && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
+// By hand, since clang's __builtin_cpu_supports does not know AMX: the processor has it (CPUID, leaf 7), and
+// the system keeps its registers over a change of threads (XCR0).
+bool has_amx() {
+#ifdef ESPALIER_X86
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kTileState = 3u << 17;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  unsigned state = 0, upper = 0;
+  asm("xgetbv" : "=a"(state), "=d"(upper) : "c"(0));
+  return (edx & kAmxBf16) != 0 && (edx & kAmxTile) != 0 && (state & kTileState) == kTileState;
+#else
+  return false;
+#endif
+}
+
+InstructionSet best_level() {
+  if (has_amx()) return InstructionSet::kAmx;
+  if (has_avx512_bf16()) return InstructionSet::kAvx512Bf16;
+  if (has_avx512()) return InstructionSet::kAvx512;
+  return has_avx2() ? InstructionSet::kAvx2 : InstructionSet::kDefault;
+}
+
+struct NamedLevel {
+  std::string_view name;
+  InstructionSet level;
+};
+
+constexpr NamedLevel kLevels[] = {{"default", InstructionSet::kDefault},
+                                  {"avx2", InstructionSet::kAvx2},
+                                  {"avx512", InstructionSet::kAvx512},
+                                  {"avx512_bf16", InstructionSet::kAvx512Bf16},
+                                  {"amx", InstructionSet::kAmx}};
+
+}  // namespace
+
+InstructionSet instruction_set() {
+  static const InstructionSet best = best_level();
+  const char* given = std::getenv("ESPALIER_CPU");
+  if (given == nullptr || *given == '\0') return best;
+  for (const auto& [name, level] : kLevels) {
+    if (name != given) continue;
+    ESPALIER_CHECK(level <= best, "ESPALIER_CPU: expected a level that this machine has, received {}", given);
+    return level;
+  }
+  throw InputError(
+      fmt::format("ESPALIER_CPU: expected default, avx2, avx512, avx512_bf16 or amx, received {}", given));
+}
+
+std::string_view instruction_set_name(InstructionSet level) {
+  const auto* named = std::find_if(std::begin(kLevels), std::end(kLevels),
+                                   [&](const NamedLevel& each) { return each.level == level; });
+  ESPALIER_ASSERT(named != std::end(kLevels));
+  return named->name;
+}
+
+CpuVendor cpu_vendor() {
+#ifdef ESPALIER_X86
+  if (__builtin_cpu_is("intel")) return CpuVendor::kIntel;
+  return __builtin_cpu_is("amd") ? CpuVendor::kAmd : CpuVendor::kOtherX86;
+#else
+  return CpuVendor::kNotX86;
+#endif
+}
+
+}  // namespace espalier

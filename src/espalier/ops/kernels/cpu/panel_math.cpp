@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/ops/kernels/cpu/panel_math.h"
+
+#include "espalier/ops/kernels/cpu/level_dispatch.h"
+
+namespace espalier {
+
+ESPALIER_DECLARE_LEVELS(template <class Word> const PanelMath<Word>& panel_math())
+#ifdef ESPALIER_X86
+namespace cpu_avx512_bf16 {
+template <class Word>
+const PanelMath<Word>& panel_math();
+}
+#endif
+
+template <class Word>
+const PanelMath<Word>& panel_math(InstructionSet level) {
+#ifdef ESPALIER_X86
+  if (level >= InstructionSet::kAvx512Bf16) return cpu_avx512_bf16::panel_math<Word>();
+#endif
+  return ESPALIER_OF_LEVEL(level, panel_math<Word>());
+}
+
+template const PanelMath<float>& panel_math<float>(InstructionSet);
+template const PanelMath<BFloat16Pair>& panel_math<BFloat16Pair>(InstructionSet);
+
+}  // namespace espalier

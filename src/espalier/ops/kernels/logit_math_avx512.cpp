@@ -1,3 +1,0 @@
-// LogitMath for CpuLevel avx512; CMakeLists.txt gives this file the matching instruction set.
-#define ESPALIER_CPU_NAMESPACE cpu_avx512
-#include "espalier/ops/kernels/logit_math_loops.h"

@@ -1,3 +1,0 @@
-// RowMath for CpuLevel avx2; CMakeLists.txt gives this file the matching instruction set.
-#define ESPALIER_CPU_NAMESPACE cpu_avx2
-#include "espalier/ops/kernels/row_math_loops.h"

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/train/resume.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <vector>
+
+#include "espalier/base/check.h"
+#include "espalier/base/json_file.h"
+#include "espalier/base/manifest.h"
+#include "espalier/train/checkpoint.h"
+#include "espalier/train/diagnosis.h"
+
+namespace espalier {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Note = std::function<void(const std::string&)>;
+
+template <typename Names>
+bool is_one_of(const std::string& name, const Names& names) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+// Flags that a continuation may change. Other steps or epochs change what a falling schedule does from there
+// on.
+constexpr std::string_view kFreeOnResume[] = {
+    "resume",         "save-every", "steps",         "epochs",        "dry-run",      "out",
+    "no-calibration", "config",     "skip-bad-rows", "max-row-bytes", "threads",      "model",
+    "data",           "profile",    "profile-step",  "device",        "deterministic"};
+
+// Flags that it may change as well, which is worth a word.
+constexpr std::string_view kFreeWithNote[] = {"learning-rate"};
+
+void check_flags(const RunState& saved, const Json& now, const std::string& where, const Note& note) {
+  for (const auto& [key, value] : now.items()) {
+    if (is_one_of(key, kFreeOnResume)) continue;
+    const Json before = saved.config.contains(key) ? saved.config[key] : Json();
+    if (before == value) continue;
+    ESPALIER_CHECK(is_one_of(key, kFreeWithNote),
+                   "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, "
+                   "or start a new run in another --out",
+                   key, before.dump(), where, value.dump());
+    note(fmt::format("{} was {}, and is {} from here on", key, before.dump(), value.dump()));
+  }
+}
+
+// Keys of config.json that say nothing about what the model computes.
+constexpr std::string_view kFreeInConfig[] = {"torch_dtype", "dtype", "transformers_version", "_name_or_path",
+                                              "use_cache"};
+
+void check_model(const Json& saved, const Json& now) {
+  std::vector<std::string> keys;
+  for (const Json* config : {&saved, &now}) {
+    for (const auto& [key, value] : config->items()) keys.push_back(key);
+  }
+  for (const std::string& key : keys) {
+    if (is_one_of(key, kFreeInConfig)) continue;
+    const Json before = saved.contains(key) ? saved[key] : Json(),
+               after = now.contains(key) ? now[key] : Json();
+    // Compared without regard to the order of keys inside.
+    ESPALIER_CHECK(
+        nlohmann::json(before) == nlohmann::json(after),
+        "--resume: the run is of another model: {} is {} in its config.json, in that of --model {}; "
+        "resume with the same model, or start a new run in another --out",
+        key, before.dump(), after.dump());
+  }
+}
+
+// The columns that the run reads, as options of TrainOptions say.
+std::vector<std::string> used_columns(const TrainOptions& options) {
+  std::vector<std::string> columns = {"input_ids", "loss_weights", "routed_experts"};
+  for (const std::string& field : data_fields(*make_objective(options.objective))) {
+    if (field != "advantage") columns.push_back(field);  // a row's single advantage is in `advantages`
+  }
+  const bool has_groups = std::find(columns.begin(), columns.end(), "group_id") != columns.end();
+  if (!has_groups && options.shuffle == Shuffle::kGroups) columns.emplace_back("group_id");
+  return columns;
+}
+
+void check_data(const RunState& saved, const RunState& now, const TrainOptions& options, const Note& note) {
+  ESPALIER_CHECK(saved.data_rows == now.data_rows && saved.data_tokens == now.data_tokens,
+                 "--resume: the run was on {} trajectories with {} tokens, the data has {} with {}",
+                 saved.data_rows, saved.data_tokens, now.data_rows, now.data_tokens);
+  if (saved.data_hashes.empty()) {
+    note(
+        "the checkpoint does not say what its data held (an older Espalier wrote it): only sizes are "
+        "compared");
+    return;
+  }
+  for (const std::string& column : used_columns(options)) {
+    const auto before = saved.data_hashes.find(column), after = now.data_hashes.find(column);
+    const bool had = before != saved.data_hashes.end(), has = after != now.data_hashes.end();
+    ESPALIER_CHECK(
+        had == has && (!had || before->second == after->second),
+        "--resume: the data's {} {}; resume with the same data, or start a new run in another --out", column,
+        had && has ? "are not those that the run was trained on"
+        : had      ? "are missing, and the run was trained on some"
+                   : "were not there when the run began");
+  }
+}
+
+// What is wrong with a checkpoint by its manifest; "" when nothing is.
+std::string manifest_fault(const fs::path& folder, const Note& note) {
+  const std::string name = folder.filename().string();
+  const ManifestReport report = check_manifest(folder, name);
+  if (!report.present) {
+    note(fmt::format("{} has no {} (an older Espalier wrote it): taken without checking its files",
+                     folder.string(), kManifestFile));
+    return "";
+  }
+  if (!report.faults.empty()) return report.faults.front();
+  for (const std::string& extra : report.extra) {
+    // Such files would be read, or taken for part of the model.
+    if (extra.ends_with(".safetensors") || extra.ends_with(".json"))
+      return fmt::format("{} does not belong to it", extra);
+    note(fmt::format("{} holds {}, which is not part of the checkpoint", folder.string(), extra));
+  }
+  return "";
+}
+
+/// Loads checkpoint after checkpoint until one is whole.
+class Resuming {
+ public:
+  Resuming(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& note)
+      : now_(now), decoder_(decoder), optimizer_(optimizer), note_(note) {}
+
+  /// What is wrong with the checkpoint; "" when it is loaded. Throws InputError where it is of another run.
+  std::string load(const fs::path& folder) const {
+    std::string fault = manifest_fault(folder, note_);
+    if (!fault.empty()) return fault;
+    RunState saved;
+    Json config;
+    try {
+      saved = read_run_state(folder);
+      config = read_json_file<Json>(folder / "config.json");
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    check_model(config, now_.source.config());
+    check_flags(saved, now_.options.config, folder.string(), note_);
+    check_data(saved, now_.state, now_.options, note_);
+    try {
+      load_checkpoint(folder, decoder_, optimizer_);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    fault = nonfinite_parameters(*decoder_);
+    return fault.empty() ? optimizer_->nonfinite_state() : fault;
+  }
+
+ private:
+  const RunNow& now_;
+  Decoder* decoder_;
+  Optimizer* optimizer_;
+  const Note& note_;
+};
+
+// Out of the way of the step that is to be written again. Kept, since it may still be of use to its owner.
+fs::path set_aside(const fs::path& folder) {
+  fs::path aside = folder.string() + ".damaged";
+  for (int copy = 2; fs::exists(aside); ++copy) aside = fmt::format("{}.damaged-{}", folder.string(), copy);
+  std::error_code error;
+  fs::rename(folder, aside, error);
+  ESPALIER_CHECK(!error, "cannot rename {} to {}: {}", folder.string(), aside.string(), error.message());
+  return aside;
+}
+
+}  // namespace
+
+int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& maybe_note) {
+  const TrainOptions& options = now.options;
+  const Note note = maybe_note ? maybe_note : [](const std::string&) {};
+  const std::vector<fs::path> folders = checkpoints(options.out);
+  if (!options.resume) {
+    ESPALIER_CHECK(
+        folders.empty(),
+        "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --out",
+        options.out.string(), folders.front().filename().string());
+    return 0;
+  }
+  if (folders.empty()) {
+    note(fmt::format("no checkpoint in {}: starting from the model", options.out.string()));
+    return 0;
+  }
+  const Resuming resuming(now, decoder, optimizer, note);
+  std::vector<std::string> faults;
+  for (const fs::path& folder : folders) {
+    std::string fault = resuming.load(folder);
+    if (!fault.empty()) {
+      faults.push_back(std::move(fault));
+      continue;
+    }
+    for (size_t i = 0; i < faults.size(); ++i) {
+      note(fmt::format("warning: {} cannot be used: {}; it is kept as {}", folders[i].string(), faults[i],
+                       set_aside(folders[i]).filename().string()));
+    }
+    if (!faults.empty()) note(fmt::format("falling back to {}", folder.string()));
+    return step_of(folder);
+  }
+  throw InputError(fmt::format(
+      "--resume: no checkpoint of {} is whole: {} cannot be used: {}{}", options.out.string(),
+      folders.front().filename().string(), faults.front(),
+      faults.size() > 1 ? fmt::format("; neither can the {} before it", faults.size() - 1) : std::string()));
+}
+
+}  // namespace espalier

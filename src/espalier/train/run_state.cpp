@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/train/run_state.h"
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/data/content_hash.h"
+#include "espalier/train/checkpoint.h"
+
+namespace espalier {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Rises when the file's content comes to mean something else. Files of before it was written have none.
+constexpr int64_t kFormat = 2;
+
+// A whole number from `least` on that fits into 63 bits. nlohmann::json keeps larger ones as unsigned, and
+// reads them wrapped around where it is asked for an int64_t.
+int64_t integer(const Json& json, const char* key, int64_t least, const std::string& file) {
+  const Json value = json.contains(key) ? json[key] : Json();
+  const bool fits =
+      value.is_number_integer() &&
+      !(value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) &&
+      value.get<int64_t>() >= least;
+  ESPALIER_CHECK(fits, "{}: {}: expected a whole number of at least {}, received {}", file, key, least,
+                 value.dump());
+  return value.get<int64_t>();
+}
+
+std::map<std::string, std::string> hashes(const Json& json, const std::string& file) {
+  std::map<std::string, std::string> result;
+  if (!json.contains("data_hashes")) return result;
+  ESPALIER_CHECK(json["data_hashes"].is_object(), "{}: data_hashes: expected an object, received {}", file,
+                 json["data_hashes"].dump());
+  for (const auto& [field, value] : json["data_hashes"].items()) {
+    ESPALIER_CHECK(value.is_string(), "{}: data_hashes.{}: expected text, received {}", file, field,
+                   value.dump());
+    result[field] = value.get<std::string>();
+  }
+  return result;
+}
+
+}  // namespace
+
+RunState run_state_of(const Trajectories& trajectories, const Json& config) {
+  return {.step = 0,
+          .data_rows = trajectories.num_rows(),
+          .data_tokens = trajectories.num_tokens(),
+          .data_hashes = content_hashes(trajectories),
+          .config = config};
+}
+
+std::string to_text(const RunState& state) {
+  const Json json = {{"format", kFormat},
+                     {"step", state.step},
+                     {"data_rows", state.data_rows},
+                     {"data_tokens", state.data_tokens},
+                     {"data_hashes", state.data_hashes},
+                     {"config", state.config}};
+  return json.dump(2) + "\n";
+}
+
+RunState read_run_state(const std::filesystem::path& checkpoint) {
+  const std::string file = (checkpoint / kStateFile).string();
+  const Json json = Json::parse(read_text(file), nullptr, /*allow_exceptions=*/false);
+  ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object", file);
+  if (json.contains("format")) {
+    const int64_t format = integer(json, "format", 1, file);
+    ESPALIER_CHECK(format <= kFormat,
+                   "{}: expected a format of at most {}, received {}: a newer Espalier wrote it", file,
+                   kFormat, format);
+  }
+  RunState state;
+  state.step = integer(json, "step", 1, file);
+  ESPALIER_CHECK(step_of(checkpoint) == state.step, "{}: expected the step of the folder {}, received {}",
+                 file, checkpoint.filename().string(), state.step);
+  state.data_rows = integer(json, "data_rows", 0, file);
+  state.data_tokens = integer(json, "data_tokens", 0, file);
+  state.data_hashes = hashes(json, file);
+  if (json.contains("config")) state.config = json["config"];
+  ESPALIER_CHECK(state.config.is_object(), "{}: config: expected an object, received {}", file,
+                 state.config.dump());
+  return state;
+}
+
+}  // namespace espalier

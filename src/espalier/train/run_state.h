@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a checkpoint says of its run, beside weights and optimiser: trainer_state.json.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/data/trajectories.h"
+
+namespace espalier {
+
+struct RunState {
+  int64_t step = 0;  // optimiser steps done, at least 1
+  int64_t data_rows = 0;
+  int64_t data_tokens = 0;
+  std::map<std::string, std::string> data_hashes;  // content_hashes; empty where an older Espalier wrote it
+  nlohmann::ordered_json config = nlohmann::ordered_json::object();  // TrainOptions::config
+};
+
+/// The state of a run on `trajectories` after no step.
+RunState run_state_of(const Trajectories& trajectories, const nlohmann::ordered_json& config);
+
+/// The text of trainer_state.json.
+std::string to_text(const RunState& state);
+
+/// trainer_state.json of a step folder. Throws InputError where it is missing, is of a format that is not
+/// known, holds a value of another type or range, or names another step than the folder.
+RunState read_run_state(const std::filesystem::path& checkpoint);
+
+}  // namespace espalier

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a training run is asked to do.
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/measure/cost.h"
+#include "espalier/measure/profile.h"
+#include "espalier/objective/objective.h"
+#include "espalier/train/optimizer.h"
+
+namespace espalier {
+
+/// In which order the trajectories are trained on in an epoch: as they stand, or shuffled by the seed in
+/// whole groups (equal group_id; a row without one is a group of its own), or singly. Only the last one lets
+/// a step split a group: without shuffling the rows of a group follow its first one.
+enum class Shuffle { kNone, kGroups, kRows };
+
+struct TrainOptions {
+  std::filesystem::path model;
+  std::filesystem::path out;
+  at::ScalarType dtype = at::kFloat;
+  at::ScalarType save_dtype = at::kFloat;
+  at::Device device = at::kCPU;  // opened (runtime/device.h)
+  ObjectiveOptions objective;
+  OptimizerOptions optimizer;
+  PlanOptions plan;
+  // Plans are compared by `costs`, or without it by those of a common decoder, and steps are predicted by
+  // `predicted_costs`, where given.
+  std::optional<PlanCosts> costs, predicted_costs;
+  double learning_rate = 1e-5;
+  SchedulerKind scheduler = SchedulerKind::kConstant;
+  int64_t warmup_steps = 0;
+  int64_t steps = 0;  // optimiser steps; 0: as many as `epochs` need
+  int64_t epochs = 1;
+  int64_t batch_size = 0;  // trajectories per optimiser step; 0: all
+  Shuffle shuffle = Shuffle::kNone;
+  uint64_t seed = 0;
+  int64_t save_every = 0;  // steps between checkpoints; the last step is always saved
+  bool resume = false;
+  Profiler* profiler = nullptr;   // of one step of the run; what it found is a note
+  int64_t profile_step = 0;       // its number; 0: the run's second step, or its only one
+  nlohmann::ordered_json config;  // the resolved flags, kept in trainer_state.json and compared on resume
+};
+
+inline constexpr double kLargestLearningRate = 1e6;
+inline constexpr int64_t kMostSteps = 1'000'000'000'000;  // also of epochs and of the warm-up
+
+/// Throws InputError naming an option that is NaN, infinite or out of its range.
+void check_train_options(const TrainOptions& options);
+
+}  // namespace espalier

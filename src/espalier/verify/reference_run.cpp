@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plain per-trajectory training, written without forest, plan, layout, tree ops or step_terms on purpose: it
+// is what the tree run is proven against.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "espalier/model/gradient_accumulation.h"
+#include "espalier/verify/verify.h"
+
+namespace espalier {
+namespace {
+
+/// One sequence: every token reads itself and all before it.
+class CausalSequence : public SequenceOps {
+ public:
+  at::Tensor attention(int64_t, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       double softmax_scale) const override {
+    const auto heads_first = [](const at::Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
+    return at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), {}, 0.0,
+                                            /*is_causal=*/true, softmax_scale, /*enable_gqa=*/true)
+        .squeeze(0)
+        .transpose(0, 1);
+  }
+};
+
+// Length of the common prefix of two rows; tokens with different recorded routes are different.
+int64_t common_prefix(const Trajectories& trajectories, const std::vector<uint64_t>& keys, int64_t a,
+                      int64_t b) {
+  const int64_t limit = std::min(trajectories.row_size(a), trajectories.row_size(b));
+  const int64_t begin_a = trajectories.offsets[a], begin_b = trajectories.offsets[b];
+  int64_t length = 0;
+  while (length < limit &&
+         trajectories.input_ids[begin_a + length] == trajectories.input_ids[begin_b + length] &&
+         (keys.empty() || keys[begin_a + length] == keys[begin_b + length])) {
+    ++length;
+  }
+  return length;
+}
+
+// Effective weights of every token, by the definition: with shared targets `once`, a term does not count when
+// an earlier trajectory has the same tokens up to and including the target and carries loss there.
+std::vector<double> effective_weights(const Trajectories& trajectories, SharedTargets shared_targets) {
+  std::vector<double> weights(trajectories.num_tokens());
+  const std::vector<uint64_t> keys = route_keys(trajectories);
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    const int64_t begin = trajectories.offsets[row];
+    for (int64_t t = 1; t < trajectories.row_size(row); ++t)
+      weights[begin + t] = trajectories.loss_weights[begin + t];
+    if (shared_targets == SharedTargets::kSum) continue;
+    for (int64_t earlier = 0; earlier < row; ++earlier) {
+      const int64_t common = common_prefix(trajectories, keys, earlier, row);
+      for (int64_t t = 1; t < common; ++t) {
+        if (trajectories.loss_weights[trajectories.offsets[earlier] + t] != 0) weights[begin + t] = 0;
+      }
+    }
+  }
+  return weights;
+}
+
+struct Normalisers {
+  std::vector<double> of_row;
+};
+
+Normalisers normalisers(const Trajectories& trajectories, const std::vector<double>& weights,
+                        const ObjectiveOptions& objective) {
+  std::vector<double> row_sums(trajectories.num_rows());
+  double all = 0, rows_with_loss = 0;
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    for (int64_t i = trajectories.offsets[row]; i < trajectories.offsets[row + 1]; ++i)
+      row_sums[row] += weights[i];
+    all += row_sums[row];
+    rows_with_loss += row_sums[row] > 0 ? 1 : 0;
+  }
+  Normalisers result;
+  for (const double row_sum : row_sums) {
+    result.of_row.push_back(objective.normalize == Normalize::kToken      ? all
+                            : objective.normalize == Normalize::kSequence ? row_sum * rows_with_loss
+                                                                          : objective.normalize_constant);
+  }
+  return result;
+}
+
+at::Tensor doubles(const std::vector<double>& values, at::Device device) {
+  return at::tensor(values, at::kDouble).to(device);
+}
+
+at::Tensor integers(const std::vector<int64_t>& values, at::Device device) {
+  return at::tensor(values, at::kLong).to(device);
+}
+
+// The terms of one trajectory, by the definition.
+struct RowTerms {
+  std::vector<int64_t> positions, before, targets;
+  TermTensors tensors;
+};
+
+RowTerms terms_of_row(const Loss& loss, int64_t row, const std::vector<double>& weights, double normaliser,
+                      at::Device device) {
+  const Trajectories& trajectories = loss.trajectories();
+  const int64_t begin = trajectories.offsets[row];
+  RowTerms terms;
+  std::vector<double> coefficients;
+  for (int64_t t = 1; t < trajectories.row_size(row); ++t) {
+    if (weights[begin + t] == 0) continue;
+    terms.positions.push_back(t);
+    terms.before.push_back(t - 1);
+    terms.targets.push_back(trajectories.input_ids[begin + t]);
+    coefficients.push_back(weights[begin + t] / normaliser);
+  }
+  terms.tensors.coefficient = doubles(coefficients, device);
+  for (const TermColumn column : loss.objective().columns()) {
+    std::vector<double> values;
+    for (const int64_t t : terms.positions) values.push_back(loss.column(column, row, t));
+    terms.tensors.columns.push_back(doubles(values, device));
+  }
+  return terms;
+}
+
+// Log-probabilities of the terms, in float64.
+at::Tensor row_logprobs(const Decoder& decoder, const Trajectories& trajectories, int64_t row,
+                        const RowTerms& terms) {
+  const at::Device device = decoder.device();
+  const auto ids = trajectories.row(row);
+  const at::Tensor input_ids = integers({ids.begin(), ids.end()}, device);
+  const at::Tensor position_ids =
+      at::arange(trajectories.row_size(row), at::TensorOptions(device).dtype(at::kLong));
+  const at::Tensor hidden = decoder.forward(input_ids, position_ids, CausalSequence());
+  const at::Tensor logits = accumulating::linear(hidden.index_select(0, integers(terms.before, device)),
+                                                 {decoder.lm_head_weight()});
+  const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::log_softmax(logits.to(wide), -1)
+      .gather(1, integers(terms.targets, device).unsqueeze(1))
+      .squeeze(1)
+      .to(at::kDouble);
+}
+
+// The rows whose losses depend on each other: all rows of a group, or single ones.
+std::vector<std::vector<int64_t>> rows_together(const Loss& loss) {
+  std::vector<int64_t> all(loss.trajectories().num_rows());
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<std::vector<int64_t>> together;
+  if (loss.objective().scope() != Scope::kGroup) {
+    for (const int64_t row : all) together.push_back({row});
+    return together;
+  }
+  const std::vector<int64_t> groups = loss.groups_of(all);
+  for (const int64_t row : all) {
+    if (groups[row] >= static_cast<int64_t>(together.size())) together.emplace_back();
+    together[groups[row]].push_back(row);
+  }
+  return together;
+}
+
+}  // namespace
+
+ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss& loss,
+                                              std::vector<double>* logprobs,
+                                              const MicroBatchProgress& progress) {
+  const Trajectories& trajectories = loss.trajectories();
+  const ObjectiveOptions& options = loss.objective().options();
+  const std::vector<double> weights = effective_weights(trajectories, options.shared_targets);
+  const Normalisers divide_by = normalisers(trajectories, weights, options);
+  ReferenceLoss result;
+  int64_t done = 0;
+  for (const std::vector<int64_t>& rows : rows_together(loss)) {
+    std::vector<ReferenceTrajectory> group;
+    for (const int64_t row : rows) {
+      if (progress) progress(done++, trajectories.num_rows());
+      RowTerms terms = terms_of_row(loss, row, weights, divide_by.of_row[row], decoder.device());
+      if (terms.positions.empty()) continue;
+      group.push_back({row_logprobs(decoder, trajectories, row, terms), std::move(terms.tensors)});
+      const at::Tensor values = group.back().logprobs.detach().cpu().contiguous();
+      for (size_t i = 0; i < terms.positions.size(); ++i) {
+        (*logprobs)[trajectories.offsets[row] + terms.positions[i]] = values.const_data_ptr<double>()[i];
+      }
+    }
+    if (group.empty()) continue;
+    const at::Tensor addends = loss.objective().reference(group);
+    const at::Tensor sum = addends.sum();
+    result.value += sum.item<double>();
+    result.size += addends.detach().abs().sum().item<double>();
+    torch::autograd::backward({sum}, {});
+  }
+  if (progress) progress(trajectories.num_rows(), trajectories.num_rows());
+  return result;
+}
+
+}  // namespace espalier

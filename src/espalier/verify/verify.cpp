@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/verify/verify.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "espalier/base/check.h"
+#include "espalier/base/rng.h"
+#include "espalier/measure/cost.h"
+#include "espalier/model/weights.h"
+
+namespace espalier {
+namespace {
+
+// One way of computing the step: its loss, gradients and log-probabilities of the loss terms (flat index).
+struct Outcome {
+  double loss = 0;
+  double loss_size = 0;  // of the reference: ReferenceLoss::size
+  std::vector<at::Tensor> gradients;
+  std::vector<double> logprobs;
+};
+
+std::vector<at::Tensor> gradients_in_float64(const Decoder& decoder) {
+  std::vector<at::Tensor> result;
+  const std::vector<at::Tensor> sums = decoder.gradients();
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const at::Tensor& sum = sums[i];
+    result.push_back(sum.defined() ? sum.to(at::kDouble)
+                                   : at::zeros_like(decoder.parameters()[i].value, at::kDouble));
+  }
+  return result;
+}
+
+double length(const at::Tensor& tensor) {
+  return tensor.norm().item<double>();
+}
+
+double length(const std::vector<at::Tensor>& tensors) {
+  double squares = 0;
+  for (const at::Tensor& tensor : tensors) squares += length(tensor) * length(tensor);
+  return std::sqrt(squares);
+}
+
+// ||g - reference|| / max(||reference||, 1e-6 ||all references||) of every parameter.
+std::vector<double> relative_errors(const std::vector<at::Tensor>& gradients,
+                                    const std::vector<at::Tensor>& reference) {
+  const double floor = 1e-6 * length(reference);
+  std::vector<double> errors;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const double scale = std::max(length(reference[i]), floor);
+    const double distance = length(gradients[i] - reference[i]);
+    errors.push_back(distance == 0 ? 0 : distance / scale);
+  }
+  return errors;
+}
+
+size_t worst(const std::vector<double>& values) {
+  // A NaN is worse than any number.
+  return std::max_element(values.begin(), values.end(),
+                          [](double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; }) -
+         values.begin();
+}
+
+Outcome tree_run(const Decoder& decoder, const Step& step, const Loss& loss, const VerifyProgress& progress) {
+  decoder.zero_gradients();
+  Outcome run;
+  const auto report = [&](int64_t done, int64_t total) {
+    if (progress) progress("tree run", static_cast<double>(done) / static_cast<double>(total));
+  };
+  run.loss = forward_backward(decoder, step, loss, report).loss;
+  run.gradients = gradients_in_float64(decoder);
+  decoder.zero_gradients();
+  run.logprobs.resize(loss.trajectories().num_tokens());
+  compute_logprobs(decoder, loss.trajectories(), step, &run.logprobs);
+  return run;
+}
+
+Outcome reference_run(const Decoder& decoder, const Loss& loss, const char* phase,
+                      const VerifyProgress& progress) {
+  decoder.zero_gradients();
+  Outcome run;
+  run.logprobs.resize(loss.trajectories().num_tokens());
+  const auto report = [&](int64_t done, int64_t total) {
+    if (progress) progress(phase, static_cast<double>(done) / static_cast<double>(total));
+  };
+  const ReferenceLoss reference = per_trajectory_forward_backward(decoder, loss, &run.logprobs, report);
+  run.loss = reference.value;
+  run.loss_size = reference.size;
+  run.gradients = gradients_in_float64(decoder);
+  decoder.zero_gradients();
+  return run;
+}
+
+Decoder to_float64(const Decoder& decoder) {
+  std::vector<Parameter> parameters;
+  for (const Parameter& parameter : decoder.parameters()) {
+    parameters.push_back({parameter.name, parameter.value.detach().to(at::kDouble).requires_grad_()});
+  }
+  return Decoder(decoder.config(), std::move(parameters));
+}
+
+double unit_roundoff(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 0x1p-24 : 0x1p-9;
+}
+
+void compare_with_float64(const Decoder& decoder, at::ScalarType dtype, const Outcome& exact,
+                          const Outcome& tree, const Outcome& reference, VerifyReport* report) {
+  const std::vector<double> tree_errors = relative_errors(tree.gradients, exact.gradients);
+  const std::vector<double> reference_errors = relative_errors(reference.gradients, exact.gradients);
+  const double floor = unit_roundoff(dtype) / 2;
+  std::vector<double> ratios;
+  for (size_t i = 0; i < tree_errors.size(); ++i) {
+    ratios.push_back(std::max(tree_errors[i], floor) / std::max(reference_errors[i], floor));
+    if (std::isnan(tree_errors[i])) ratios.back() = std::numeric_limits<double>::quiet_NaN();
+  }
+  const size_t index = worst(ratios);
+  report->error_ratio_max = ratios[index];
+  report->error_ratio_worst_parameter = decoder.parameters()[index].name;
+  std::nth_element(ratios.begin(), ratios.begin() + static_cast<int64_t>(ratios.size() / 2), ratios.end());
+  report->error_ratio_median = ratios[ratios.size() / 2];
+}
+
+struct Ending {
+  int64_t micro_batch;
+  Placement placement;
+};
+
+// Where trajectories end that have neighbours in the micro-batch or its ancestors.
+std::vector<Ending> endings_with_neighbours(const Step& step) {
+  const auto& micro_batches = step.plan.micro_batches;
+  std::vector<Ending> endings;
+  std::vector<int64_t> chain_tokens(micro_batches.size());
+  for (size_t m = 0; m < micro_batches.size(); ++m) {
+    const int64_t parent = micro_batches[m].parent;
+    chain_tokens[m] = micro_batches[m].num_tokens + (parent < 0 ? 0 : chain_tokens[parent]);
+    for (const Placement& placement : micro_batches[m].trajectories) {
+      const int64_t size = step.forest.trajectory_size(placement.trajectory);
+      const Run& last = micro_batches[m].runs[placement.run];
+      const bool ends = token_position(step.forest, last.end - 1) + 1 == size;
+      if (ends && size > 1 && size < chain_tokens[m]) endings.push_back({static_cast<int64_t>(m), placement});
+    }
+  }
+  return endings;
+}
+
+PathBatches batches_of(const Trajectories& trajectories, const Step& step, const Ending& ending) {
+  PathBatches path;
+  std::vector<int64_t> chain = ancestors(step.plan.micro_batches, ending.micro_batch);
+  chain.push_back(ending.micro_batch);
+  for (const int64_t m : chain) {
+    const MicroBatch& micro_batch = step.plan.micro_batches[m];
+    const auto placement = std::lower_bound(
+        micro_batch.trajectories.begin(), micro_batch.trajectories.end(), ending.placement.trajectory,
+        [](const Placement& p, int64_t trajectory) { return p.trajectory < trajectory; });
+    path.batches.push_back(make_batch(step, m, Loss(trajectories, ObjectiveOptions{})));
+    path.paths.push_back(path_tokens(make_micro_batch_layout(step.forest, micro_batch), placement->run));
+  }
+  return path;
+}
+
+// Tries trajectories drawn from all those that have neighbours, on all their tokens.
+void check_isolation(const Decoder& decoder, const Trajectories& trajectories, Step step,
+                     const VerifyOptions& options, const VerifyProgress& progress, VerifyReport* report) {
+  step.terms = all_terms(trajectories, step.rows);
+  report->isolation_bitwise = true;
+  Rng rng(options.seed, 0x150);
+  std::vector<Ending> endings = endings_with_neighbours(step);
+  const int64_t trials = std::min<int64_t>(options.isolation_trials, static_cast<int64_t>(endings.size()));
+  for (int64_t trial = 0; trial < trials; ++trial) {
+    std::swap(endings[trial], endings[rng.between(trial, static_cast<int64_t>(endings.size()) - 1)]);
+  }
+  endings.resize(trials);
+  // Trials in one micro-batch share its unchanged forward.
+  std::sort(endings.begin(), endings.end(),
+            [](const Ending& a, const Ending& b) { return a.micro_batch < b.micro_batch; });
+  std::vector<at::Tensor> before;
+  for (int64_t trial = 0; trial < trials; ++trial) {
+    const PathBatches path = batches_of(trajectories, step, endings[trial]);
+    if (trial == 0 || endings[trial].micro_batch != endings[trial - 1].micro_batch) {
+      before = path_logprobs(decoder, path.batches);
+    }
+    report->isolation_bitwise &= isolated(decoder, path, before, rng.next());
+    ++report->isolation_trials;
+    if (progress) progress("isolation", static_cast<double>(trial + 1) / static_cast<double>(trials));
+  }
+}
+
+// The batch with every token outside the path changed to another id.
+Batch with_changed_neighbours(const Batch& batch, const std::vector<bool>& on_path, int64_t vocab_size,
+                              Rng* rng) {
+  Batch changed = batch;
+  changed.input_ids = batch.input_ids.clone();
+  int64_t* ids = changed.input_ids.mutable_data_ptr<int64_t>();
+  for (int64_t token = 0; token < batch.num_tokens(); ++token) {
+    if (!on_path[token] && vocab_size > 1)
+      ids[token] = (ids[token] + rng->between(1, vocab_size - 1)) % vocab_size;
+  }
+  return changed;
+}
+
+// Edges of the batch that lie on the path. `next`: the id that follows the path's last token here, -1: none.
+std::vector<int64_t> edges_on_path(const Batch& batch, const std::vector<int64_t>& path,
+                                   const std::vector<bool>& on_path, int64_t next) {
+  const at::Tensor source = batch.logit_rows.index_select(0, batch.edge_row);
+  std::vector<int64_t> edges;
+  for (size_t e = 0; e < batch.edge_token.size(); ++e) {
+    const int64_t target = batch.edge_token[e];
+    const bool inside = target >= 0 && on_path[target];
+    const bool leaving = target < 0 && source.const_data_ptr<int64_t>()[e] == path.back() &&
+                         batch.edge_target.const_data_ptr<int64_t>()[e] == next;
+    if (inside || leaving) edges.push_back(static_cast<int64_t>(e));
+  }
+  return edges;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::unique_ptr<ContextFrame>> frames;
+  std::vector<at::Tensor> logprobs;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    std::vector<ContextFrame*> above;
+    for (const auto& frame : frames) above.push_back(frame.get());
+    const bool last = i + 1 == batches.size();
+    const Batch batch = to_device(batches[i], decoder.device());
+    const ForwardResult forwarded =
+        forward(decoder, batch, above, {.keep_context = !last, .head = batch.num_terms() > 0});
+    frames.push_back(std::make_unique<ContextFrame>(forwarded.context, false));
+    logprobs.push_back(forwarded.logprobs);
+  }
+  return logprobs;
+}
+
+bool isolated(const Decoder& decoder, const PathBatches& path, const std::vector<at::Tensor>& before,
+              uint64_t seed) {
+  Rng rng(seed);
+  std::vector<Batch> changed;
+  std::vector<std::vector<bool>> on_path;
+  for (size_t i = 0; i < path.batches.size(); ++i) {
+    on_path.emplace_back(path.batches[i].num_tokens());
+    for (const int64_t token : path.paths[i]) on_path[i][token] = true;
+    changed.push_back(
+        with_changed_neighbours(path.batches[i], on_path[i], decoder.config().vocab_size, &rng));
+  }
+  const std::vector<at::Tensor> after = path_logprobs(decoder, changed);
+  for (size_t i = 0; i < path.batches.size(); ++i) {
+    if (!before[i].defined()) continue;
+    const bool last = i + 1 == path.batches.size();
+    const int64_t next = last ? -1 : path.batches[i + 1].input_ids[path.paths[i + 1].front()].item<int64_t>();
+    const at::Tensor index =
+        at::tensor(edges_on_path(path.batches[i], path.paths[i], on_path[i], next), at::kLong)
+            .to(decoder.device());
+    if (!at::equal(before[i].index_select(0, index), after[i].index_select(0, index))) return false;
+  }
+  return true;
+}
+
+VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options,
+                    const VerifyProgress& progress) {
+  const Decoder decoder = load_decoder(options.model, options.dtype, options.device);
+  const Loss loss(trajectories, options.objective);
+  const PlanCosts costs{
+      assumed_times(decoder.config(), options.device),
+      memory_model(decoder.config(), options.dtype, std::nullopt, loss.objective(), options.device)};
+  const Step step =
+      make_step(trajectories, {.plan = options.plan, .objective = options.objective, .costs = &costs});
+  VerifyReport report;
+  report.dtype = dtype_name(options.dtype);
+  report.device = options.device.str();
+  report.flat_tokens = step.flat_tokens();
+  report.tree_tokens = step.forest.tree_tokens();
+  report.encoded_tokens = step.plan.num_tokens();
+
+  const Outcome tree = tree_run(decoder, step, loss, progress);
+  const Outcome reference = reference_run(decoder, loss, "per-trajectory run", progress);
+  report.reference_loss = reference.loss;
+  report.loss_rel_error =
+      tree.loss == reference.loss ? 0 : std::abs(tree.loss - reference.loss) / reference.loss_size;
+  const std::vector<double> errors = relative_errors(tree.gradients, reference.gradients);
+  const size_t index = worst(errors);
+  report.grad_rel_error_max = errors[index];
+  report.grad_rel_error_worst_parameter = decoder.parameters()[index].name;
+  for (size_t k = 0; k < step.rows.size(); ++k) {
+    for (const Term& term : step.terms.row(static_cast<int64_t>(k))) {
+      const int64_t flat = trajectories.offsets[step.rows[k]] + term.position;
+      const double error = std::abs(tree.logprobs[flat] - reference.logprobs[flat]);
+      if (!(error <= report.logprob_abs_error_max)) report.logprob_abs_error_max = error;
+    }
+  }
+  check_isolation(decoder, trajectories, step, options, progress, &report);
+  bool exact_enough =
+      report.grad_rel_error_max <= options.max_error && report.loss_rel_error <= options.max_error;
+  if (options.dtype != at::kDouble) {
+    const Outcome exact = reference_run(to_float64(decoder), loss, "per-trajectory run in float64", progress);
+    compare_with_float64(decoder, options.dtype, exact, tree, reference, &report);
+    exact_enough = report.error_ratio_max <= options.max_error_ratio && std::isfinite(report.loss_rel_error);
+  }
+  report.passed = exact_enough && report.isolation_bitwise && std::isfinite(report.logprob_abs_error_max);
+  return report;
+}
+
+nlohmann::ordered_json to_json(const VerifyReport& report) {
+  nlohmann::ordered_json json = {
+      {"dtype", report.dtype},
+      {"device", report.device},
+      {"loss_rel_error", report.loss_rel_error},
+      {"grad_rel_error_max", report.grad_rel_error_max},
+      {"grad_rel_error_worst_parameter", report.grad_rel_error_worst_parameter},
+      {"logprob_abs_error_max", report.logprob_abs_error_max},
+  };
+  if (report.dtype != "float64") {
+    json["error_ratio_max"] = report.error_ratio_max;
+    json["error_ratio_median"] = report.error_ratio_median;
+    json["error_ratio_worst_parameter"] = report.error_ratio_worst_parameter;
+  }
+  json["isolation_bitwise"] = report.isolation_bitwise;
+  json["isolation_trials"] = report.isolation_trials;
+  json["flat_tokens"] = report.flat_tokens;
+  json["tree_tokens"] = report.tree_tokens;
+  json["encoded_tokens"] = report.encoded_tokens;
+  json["loss"] = report.reference_loss;
+  json["passed"] = report.passed;
+  return json;
+}
+
+}  // namespace espalier

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The proof: a tree run against plain per-trajectory training.
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/data/trajectories.h"
+#include "espalier/engine/engine.h"
+#include "espalier/model/decoder.h"
+
+namespace espalier {
+
+struct VerifyOptions {
+  std::filesystem::path model;
+  at::ScalarType dtype = at::kDouble;
+  at::Device device = at::kCPU;  // of both sides, and of the reference in float64; opened (runtime/device.h)
+  ObjectiveOptions objective;
+  PlanOptions plan;
+  double max_error = 1e-12;    // float64: worst relative error of a parameter's gradient, and of the loss
+  double max_error_ratio = 2;  // lower precision: error of the tree run over error of the per-trajectory run
+  int64_t isolation_trials = 4;  // trajectories whose neighbours are changed
+  uint64_t seed = 0;
+};
+
+struct VerifyReport {
+  std::string dtype;
+  std::string device;
+  double loss_rel_error = 0;  // |tree - reference| / ReferenceLoss::size, in dtype
+  double grad_rel_error_max =
+      0;  // worst parameter: ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||), in dtype
+  std::string grad_rel_error_worst_parameter;
+  double logprob_abs_error_max = 0;  // over all loss terms
+  /// Lower precision only (else 0): worst parameter's error of the tree run against float64 over that of the
+  /// per-trajectory run. Errors below the rounding of the dtype itself (unit roundoff / 2) count as that.
+  double error_ratio_max = 0;
+  double error_ratio_median = 0;
+  std::string error_ratio_worst_parameter;
+  bool isolation_bitwise = false;
+  int64_t isolation_trials = 0;
+  int64_t flat_tokens = 0;
+  int64_t tree_tokens = 0;
+  int64_t encoded_tokens = 0;
+  double reference_loss = 0;
+  bool passed = false;
+};
+
+nlohmann::ordered_json to_json(const VerifyReport& report);
+
+/// Says what is being computed and how far it is, in [0, 1].
+using VerifyProgress = std::function<void(const char* phase, double fraction)>;
+
+/// Runs all trajectories as one optimiser step both ways.
+VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options,
+                    const VerifyProgress& progress = {});
+
+struct ReferenceLoss {
+  double value = 0;
+  /// Sum of |coefficient * l| over the terms; the value itself for sft. The terms of a policy gradient
+  /// cancel, to nothing where ratios are 1 and advantages are centred: rounding is small beside this, not
+  /// beside that.
+  double size = 0;
+};
+
+/// The reference: every trajectory a sequence of its own through ordinary causal attention, all its logits
+/// and log_softmax; shares nothing with the tree run but the decoder's layers. Returns the loss, adds
+/// gradients and writes the log-probabilities of loss terms (flat index).
+ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss& loss,
+                                              std::vector<double>* logprobs,
+                                              const MicroBatchProgress& progress = {});
+
+/// A micro-batch with all its ancestors, root first, and one root path through them. Batches as make_batch
+/// made them, on the host.
+struct PathBatches {
+  std::vector<Batch> batches;
+  std::vector<std::vector<int64_t>> paths;  // of each batch, its tokens on the path
+};
+
+/// Log-probabilities of each batch's edges, undefined where there are none; on the decoder's device.
+std::vector<at::Tensor> path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches);
+
+/// Changes every token outside the path to another id and says whether the log-probabilities on the path stay
+/// bitwise what they are in `before`, path_logprobs of the batches.
+bool isolated(const Decoder& decoder, const PathBatches& path, const std::vector<at::Tensor>& before,
+              uint64_t seed);
+
+}  // namespace espalier

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/config/config.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "espalier/base/check.h"
+#include "tests/base/message_of.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/config/tiny_config.h"
+
+namespace espalier {
+namespace {
+
+using testing::message_of;
+using testing::ScratchFolder;
+using testing::tiny_config;
+using Json = nlohmann::ordered_json;
+
+DecoderConfig parse(const Json& json) {
+  return parse_config(json, "FOLDER/config.json");
+}
+
+std::string refusal(const Json& json) {
+  return message_of<InputError>([&] { parse(json); });
+}
+
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
+
+TEST(Config, ReadsTransformers5) {
+  const DecoderConfig config = parse(tiny_config("llama"));
+  EXPECT_EQ(config.model_type, "llama");
+  EXPECT_EQ(config.vocab_size, 37);
+  EXPECT_EQ(config.num_key_value_heads, 2);
+  EXPECT_EQ(config.head_dim, 6);
+  EXPECT_EQ(config.rope_theta, 500);
+  EXPECT_EQ(config.rms_norm_eps, 1e-5);
+  EXPECT_EQ(config.initializer_range, 0.02);
+  EXPECT_EQ(config.dtype, "float32");
+  EXPECT_FALSE(config.llama3_rope || config.tie_word_embeddings || config.attention_bias || config.mlp_bias ||
+               config.query_key_norm);
+}
+
+// The keys of SmolLM2-135M-Instruct.
+TEST(Config, ReadsTransformers4) {
+  const Json json = Json::parse(R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false,
+      "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576,
+      "initializer_range": 0.0416, "intermediate_size": 1536, "is_llama_config": true,
+      "max_position_embeddings": 8192, "mlp_bias": false, "model_type": "llama", "num_attention_heads": 9,
+      "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1,
+      "rms_norm_eps": 1e-05, "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000,
+      "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers.js_config": {"kv_cache_dtype":
+      {"fp16": "float16"}}, "transformers_version": "4.42.3", "use_cache": true, "vocab_size": 49152})");
+  const DecoderConfig config = parse(json);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(config.rope_theta, 100000);
+  EXPECT_EQ(config.initializer_range, 0.0416);
+  EXPECT_EQ(config.dtype, "bfloat16");
+  EXPECT_TRUE(config.tie_word_embeddings);
+}
+
+TEST(Config, FillsTheDefaultsOfTransformers) {
+  Json json = {{"vocab_size", 8},        {"hidden_size", 256},        {"intermediate_size", 8},
+               {"num_hidden_layers", 1}, {"num_attention_heads", 64}, {"model_type", "llama"}};
+  EXPECT_EQ(parse(json).num_key_value_heads, 64);
+  EXPECT_EQ(parse(json).head_dim, 4);
+  EXPECT_EQ(parse(json).max_position_embeddings, 2048);
+  EXPECT_EQ(parse(json).rms_norm_eps, 1e-6);
+  EXPECT_EQ(parse(json).rope_theta, 10000);
+  json["model_type"] = "qwen2";
+  EXPECT_EQ(parse(json).num_key_value_heads, 32);
+  EXPECT_EQ(parse(json).head_dim, 4);
+  EXPECT_EQ(parse(json).max_position_embeddings, 32768);
+  json["num_key_value_heads"] = nullptr;
+  EXPECT_EQ(parse(json).num_key_value_heads, 64);
+  json["model_type"] = "qwen3";
+  EXPECT_EQ(parse(json).head_dim, 128);
+  json["initializer_range"] = 0;
+  EXPECT_EQ(parse(json).initializer_range, 0.02);
+}
+
+TEST(Config, KnowsTheBiasesOfEachFamily) {
+  const auto biases = [](const std::string& type, bool given) {
+    const DecoderConfig config = parse(tiny_config(type, {{"attention_bias", given}}));
+    return std::pair(config.attention_bias, config.attention_output_bias);
+  };
+  EXPECT_EQ(biases("llama", false), std::pair(false, false));
+  EXPECT_EQ(biases("llama", true), std::pair(true, true));
+  EXPECT_EQ(biases("qwen3", true), std::pair(true, true));
+  EXPECT_EQ(biases("qwen2", true), std::pair(true, false));
+  const DecoderConfig qwen2 = parse(tiny_config("qwen2"));
+  EXPECT_TRUE(qwen2.attention_bias && !qwen2.attention_output_bias && !qwen2.query_key_norm);
+  EXPECT_TRUE(parse(tiny_config("qwen3")).query_key_norm);
+  EXPECT_TRUE(parse(tiny_config("llama", {{"mlp_bias", true}})).mlp_bias);
+}
+
+TEST(Config, ReadsLlama3RopeOfBothVersions) {
+  const Json version4 = tiny_config("llama", {{"rope_parameters", nullptr},
+                                              {"rope_theta", 500000.0},
+                                              {"rope_scaling",
+                                               {{"rope_type", "llama3"},
+                                                {"factor", 32.0},
+                                                {"low_freq_factor", 1.5},
+                                                {"high_freq_factor", 4.0},
+                                                {"original_max_position_embeddings", 4096}}}});
+  Json version5 = version4;
+  version5.erase("rope_theta");
+  version5["rope_parameters"] = version5["rope_scaling"];
+  version5["rope_parameters"]["rope_theta"] = 500000.0;
+  version5.erase("rope_scaling");
+  for (const Json& json : {version4, version5}) {
+    const DecoderConfig config = parse(json);
+    EXPECT_EQ(config.rope_theta, 500000);
+    ASSERT_TRUE(config.llama3_rope.has_value());
+    EXPECT_EQ(config.llama3_rope->factor, 32);
+    EXPECT_EQ(config.llama3_rope->low_freq_factor, 1.5);
+    EXPECT_EQ(config.llama3_rope->high_freq_factor, 4);
+    EXPECT_EQ(config.llama3_rope->original_max_position_embeddings, 4096);
+  }
+  version5["rope_parameters"].erase("original_max_position_embeddings");
+  EXPECT_EQ(parse(version5).llama3_rope->original_max_position_embeddings, 128);
+  version5["rope_parameters"].erase("factor");
+  EXPECT_NE(refusal(version5).find("rope_parameters.factor"), std::string::npos);
+}
+
+TEST(Config, AcceptsWhatChangesNothing) {
+  const std::vector<Json> harmless = {
+      {{"rope_parameters", nullptr}, {"rope_theta", 500.0}, {"rope_scaling", {{"type", "default"}}}},
+      {{"rope_theta", 500.0}, {"rope_scaling", nullptr}},
+      {{"use_sliding_window", false}, {"sliding_window", 4096}, {"max_window_layers", 1}},
+      {{"layer_types", {"full_attention", "full_attention"}}},
+      {{"quantization_config", nullptr}, {"anything_unknown", nullptr}},
+      {{"hidden_act", "swish"},
+       {"pretraining_tp", 1},
+       {"partial_rotary_factor", 1.0},
+       {"attention_dropout", 0}},
+      {{"_name_or_path", "x"},
+       {"unsloth_fixed", true},
+       {"use_cache", true},
+       {"transformers_version", "4.51.0"}},
+      {{"auto_map", {{"AutoTokenizer", "x.Y"}}}},
+  };
+  for (const std::string type : {"llama", "qwen2", "qwen3"}) {
+    const DecoderConfig plain = parse(tiny_config(type));
+    for (const Json& changes : harmless) {
+      SCOPED_TRACE(type + " " + changes.dump());
+      DecoderConfig config;
+      ASSERT_NO_THROW(config = parse(tiny_config(type, changes)));
+      EXPECT_EQ(config.rope_theta, plain.rope_theta);
+      EXPECT_FALSE(config.llama3_rope.has_value());
+    }
+  }
+}
+
+TEST(Config, RefusesByNameWhatItDoesNotHave) {
+  struct Case {
+    std::string key;  // named in the message, with the value
+    std::string received;
+    Json changes;
+  };
+  const std::vector<Case> cases = {
+      {"model_type", "\"gpt2\"", {{"model_type", "gpt2"}}},
+      {"use_sliding_window", "true", {{"use_sliding_window", true}}},
+      {"layer_types", "sliding_attention", {{"layer_types", {"full_attention", "sliding_attention"}}}},
+      {"layer_types", "full_attention", {{"layer_types", {"full_attention"}}}},
+      {"attention_dropout", "0.1", {{"attention_dropout", 0.1}}},
+      {"rope_parameters.rope_type",
+       "\"yarn\"",
+       {{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}}}}},
+      {"rope_scaling.type",
+       "\"linear\"",
+       {{"rope_parameters", nullptr}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}},
+      {"rope_scaling.type",
+       "\"dynamic\"",
+       {{"rope_parameters", nullptr}, {"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}}},
+      {"rope_scaling", "default", {{"rope_scaling", {{"type", "default"}}}}},  // beside rope_parameters
+      {"rope_parameters.rope_theta", "500.0", {{"rope_theta", 7.0}}},          // two different angles
+      {"rope_parameters.mrope_section", "[1,2]", {{"rope_parameters", {{"mrope_section", {1, 2}}}}}},
+      {"rope_parameters.partial_rotary_factor",
+       "0.5",
+       {{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}},
+      {"partial_rotary_factor", "0.5", {{"partial_rotary_factor", 0.5}}},
+      {"rope_interleaved", "true", {{"rope_interleaved", true}}},
+      {"quantization_config", "gptq", {{"quantization_config", {{"quant_method", "gptq"}}}}},
+      {"hidden_act", "\"gelu\"", {{"hidden_act", "gelu"}}},
+      {"pretraining_tp", "2", {{"pretraining_tp", 2}}},
+      {"is_encoder_decoder", "true", {{"is_encoder_decoder", true}}},
+      {"add_cross_attention", "true", {{"add_cross_attention", true}}},
+      {"pruned_heads", "a nested object", {{"pruned_heads", {{"0", {1}}}}}},
+      {"auto_map", "AutoModelForCausalLM", {{"auto_map", {{"AutoModelForCausalLM", "x.Y"}}}}},
+      {"logit_scale", "0.5", {{"logit_scale", 0.5}}},  // a key of another family
+      {"vocab_size", "0", {{"vocab_size", 0}}},
+      {"vocab_size", "37.5", {{"vocab_size", 37.5}}},
+      {"hidden_size", "null", {{"hidden_size", nullptr}}},
+      {"hidden_size", "4294967296", {{"hidden_size", int64_t{1} << 32}}},
+      {"num_key_value_heads", "3", {{"num_key_value_heads", 3}}},
+      {"head_dim", "5", {{"head_dim", 5}}},
+      {"rms_norm_eps", "0", {{"rms_norm_eps", 0}}},
+      {"rms_norm_eps", "\"1e-5\"", {{"rms_norm_eps", "1e-5"}}},
+      {"tie_word_embeddings", "1", {{"tie_word_embeddings", 1}}},
+  };
+  for (const Case& refused : cases) {
+    SCOPED_TRACE(refused.changes.dump());
+    const std::string message = refusal(tiny_config("llama", refused.changes));
+    EXPECT_EQ(message.rfind("FOLDER/config.json: " + refused.key, 0), 0u) << message;
+    EXPECT_NE(message.find(refused.received), std::string::npos) << message;
+  }
+  EXPECT_NE(refusal(tiny_config("llama", {{"sliding_window", 64}})), "");
+  EXPECT_NE(refusal(tiny_config("qwen2", {{"attention_bias", false}})), "");
+  EXPECT_NE(refusal(tiny_config("qwen3", {{"mlp_bias", true}})), "");
+}
+
+TEST(Config, FaultyFilesAreNamed) {
+  const ScratchFolder folder;
+  const auto message = [&] { return message_of<InputError>([&] { read_config(folder.path()); }); };
+  EXPECT_NE(message().find("config.json"), std::string::npos);
+  for (const std::string& text : {std::string("{\"model_type\": "), std::string("[]"), std::string(),
+                                  std::string(100000, '['), std::string("{\"vocab_size\": 1e999}")}) {
+    write(folder / "config.json", text);
+    EXPECT_NE(message().find((folder / "config.json").string()), std::string::npos) << text.substr(0, 20);
+  }
+}
+
+TEST(Config, SetsTheDtypeKeyThatIsThere) {
+  const ScratchFolder folder;
+  const std::filesystem::path path = folder / "config.json";
+  const auto rewritten = [&](const std::string& text) {
+    write(path, text);
+    return Json::parse(config_with_dtype(path, "float64")).dump();
+  };
+  EXPECT_EQ(rewritten(R"({"b":1e-05,"dtype":"float32","a":2})"), R"({"b":1e-05,"dtype":"float64","a":2})");
+  EXPECT_EQ(rewritten(R"({"torch_dtype":"bfloat16","a":2})"), R"({"torch_dtype":"float64","a":2})");
+  EXPECT_EQ(rewritten(R"({"a":2})"), R"({"a":2,"dtype":"float64"})");
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/engine/tiny_models.h"
+#include "tests/test_seed.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "espalier/base/file.h"
+#include "espalier/model/init.h"
+#include "espalier/model/weights.h"
+
+namespace espalier::testing {
+
+const char* to_string(Family family) {
+  return family == Family::kLlama ? "llama" : family == Family::kQwen2 ? "qwen2" : "qwen3";
+}
+
+nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
+  nlohmann::json config = {
+      {"model_type", to_string(family)},
+      {"vocab_size", vocab_size},
+      {"hidden_size", 16},
+      {"intermediate_size", 24},
+      {"num_hidden_layers", 2},
+      {"num_attention_heads", 4},
+      {"num_key_value_heads", 2},
+      {"rms_norm_eps", 1e-5},
+      {"rope_theta", 100.0},
+      {"max_position_embeddings", 64},
+      {"initializer_range", 0.3},
+      {"tie_word_embeddings", family == Family::kLlama},
+  };
+  if (family == Family::kLlama) {
+    config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", 4.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 32}};
+  }
+  if (family == Family::kQwen3) config["head_dim"] = 8;
+  if (wide) config.update({{"hidden_size", 64}, {"intermediate_size", 96}, {"head_dim", 64}});
+  return config;
+}
+
+DecoderConfig tiny_config(Family family, int64_t vocab_size) {
+  return parse_config(tiny_config_json(family, vocab_size), "tiny config");
+}
+
+namespace {
+
+at::Tensor random_values(const ParameterShape& parameter, Rng& rng) {
+  const bool is_norm = parameter.shape.size() == 1 && !parameter.name.ends_with(".bias");
+  const double deviation = is_norm ? 0.1 : parameter.shape.size() == 1 ? 0.5 : 0.35;
+  at::Tensor values = at::empty(parameter.shape, at::kDouble);
+  double* value = values.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < values.numel(); ++i) value[i] = (is_norm ? 1 : 0) + deviation * rng.normal();
+  return values;
+}
+
+}  // namespace
+
+Decoder tiny_decoder(const DecoderConfig& config, uint64_t seed, at::ScalarType dtype) {
+  Rng rng(test_seed(seed), 0x71);
+  std::vector<Parameter> parameters;
+  for (const ParameterShape& parameter : parameter_shapes(config)) {
+    parameters.push_back({parameter.name, random_values(parameter, rng).to(dtype).requires_grad_()});
+  }
+  return Decoder(config, std::move(parameters));
+}
+
+Decoder cast_decoder(const Decoder& decoder, at::ScalarType dtype) {
+  std::vector<Parameter> parameters;
+  for (const Parameter& parameter : decoder.parameters()) {
+    parameters.push_back(
+        {parameter.name, parameter.value.detach().to(dtype, false, /*copy=*/true).requires_grad_()});
+  }
+  return Decoder(decoder.config(), std::move(parameters));
+}
+
+void write_tiny_model(const std::filesystem::path& folder, Family family, int64_t vocab_size, uint64_t seed,
+                      at::ScalarType dtype, bool wide) {
+  // Names and files come from a model that init makes; its norms of 1 and biases of 0 would hide mistakes.
+  const std::filesystem::path plain = folder.string() + ".plain", config = folder.string() + ".json";
+  write_text(config, tiny_config_json(family, vocab_size, wide).dump());
+  init_model({.config = config, .out = plain, .seed = test_seed(seed), .dtype = dtype});
+  save_decoder(tiny_decoder(read_config(plain), seed, dtype), plain, folder, dtype);
+}
+
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+struct Growth {
+  int64_t base;       // row to branch from
+  int64_t keep;       // tokens of it
+  int64_t extension;  // new tokens
+};
+
+// Where the next row leaves the tree.
+Growth draw_growth(Rng& rng, Shape shape, const std::vector<Tokens>& rows, const RandomRows& options) {
+  const auto last = static_cast<int64_t>(rows.size()) - 1;
+  const auto length = [&](int64_t row) { return static_cast<int64_t>(rows[row].size()); };
+  switch (shape) {
+    case Shape::kStar:
+      return {0, std::max<int64_t>(1, length(0) / 2), rng.between(1, 8)};
+    case Shape::kSingleTokens:
+      return {last, rng.between(0, length(last)), 1};
+    case Shape::kDeep:
+      return {last, std::max<int64_t>(1, length(last) - rng.between(0, 2)), rng.between(1, 5)};
+    case Shape::kWide:
+      return {rng.between(0, last), rng.between(0, 3), rng.between(1, 6)};
+    default: {
+      const int64_t base = rng.between(0, last);
+      return {base, rng.between(0, length(base)), rng.between(0, options.max_length / 2)};
+    }
+  }
+}
+
+std::vector<Tokens> random_rows(Rng& rng, Shape shape, const RandomRows& options) {
+  const auto token = [&] { return static_cast<int32_t>(rng.below(options.vocab_size)); };
+  Tokens first(rng.between(5, shape == Shape::kSingleTokens ? 7 : options.max_length / 2));
+  std::generate(first.begin(), first.end(), token);
+  if (first[1] == first[0]) first[1] = static_cast<int32_t>((first[0] + 1) % options.vocab_size);
+  std::vector<Tokens> rows{first};
+  const int64_t num_rows = shape == Shape::kChain ? rng.between(1, 2) : rng.between(2, options.max_rows);
+  while (static_cast<int64_t>(rows.size()) < num_rows) {
+    const int64_t kind = rng.below(10);
+    if (kind == 0 || shape == Shape::kChain) {  // the same again
+      rows.push_back(Tokens(rows[rng.below(static_cast<int64_t>(rows.size()))]));
+      continue;
+    }
+    Growth growth = draw_growth(rng, shape, rows, options);
+    if (kind == 1) growth.extension = 0;  // ends inside the tree
+    const Tokens& base = rows[growth.base];
+    Tokens row(base.begin(),
+               base.begin() + std::min<int64_t>(growth.keep, static_cast<int64_t>(base.size())));
+    for (int64_t i = 0; i < growth.extension; ++i) row.push_back(token());
+    if (row.empty()) row.push_back(token());
+    row.resize(std::min<size_t>(row.size(), options.max_length));
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+void draw_loss(Rng& rng, TrajectoryRow* row) {
+  const int64_t kind = rng.below(6);
+  if (kind == 0) row->loss_mask.assign(row->input_ids.size(), 0);
+  if (kind == 1 || kind == 2) {
+    for (size_t t = 0; t < row->input_ids.size(); ++t) row->loss_mask.push_back(rng.uniform() < 0.6);
+  }
+  if (kind == 3 || kind == 4) {
+    for (size_t t = 0; t < row->input_ids.size(); ++t) {
+      row->loss_weights.push_back(rng.uniform() < 0.3 ? 0 : 2 * rng.uniform());
+    }
+  }
+}
+
+void draw_policy(Rng& rng, TrajectoryRow* row) {
+  const size_t size = row->input_ids.size();
+  if (rng.uniform() < 0.6) {
+    row->logprobs.push_back(0);
+    for (size_t t = 1; t < size; ++t) row->logprobs.push_back(-0.5 - 2 * std::abs(rng.normal()));
+  }
+  const int64_t kind = rng.below(3);
+  if (kind == 0) row->advantage = rng.normal();
+  if (kind == 1) {
+    for (size_t t = 0; t < size; ++t) row->advantages.push_back(rng.normal());
+  }
+  if (kind == 2 || rng.uniform() < 0.3) {
+    row->reward = rng.normal();
+    row->group_id = std::to_string(rng.below(3));
+  }
+}
+
+}  // namespace
+
+Trajectories random_trajectories(Rng& rng, Shape shape, const RandomRows& options) {
+  TrajectoriesBuilder builder;
+  bool first = true;
+  std::vector<Tokens> rows;
+  for (int64_t draw = 0; draw < options.draws; ++draw) {
+    for (Tokens& row : random_rows(rng, shape, options)) rows.push_back(std::move(row));
+  }
+  for (const Tokens& tokens : rows) {
+    TrajectoryRow row;
+    row.input_ids = tokens;
+    if (first) {
+      row.loss_weights.assign(tokens.size(), 0.75);
+      if (options.for_grpo) row.advantage = 1;
+      first = false;
+    } else {
+      draw_loss(rng, &row);
+      if (options.for_grpo) draw_policy(rng, &row);
+    }
+    builder.append(row, options.vocab_size);
+  }
+  return builder.finish();
+}
+
+Trajectories from_rows(const std::vector<std::vector<int32_t>>& rows) {
+  TrajectoriesBuilder builder;
+  for (const Tokens& tokens : rows) {
+    TrajectoryRow row;
+    row.input_ids = tokens;
+    builder.append(row);
+  }
+  return builder.finish();
+}
+
+}  // namespace espalier::testing

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small random decoders and random trajectories for the tests of training.
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <numeric>
+#include <vector>
+
+#include "espalier/base/rng.h"
+#include "espalier/data/builder.h"
+#include "espalier/model/decoder.h"
+
+namespace espalier::testing {
+
+/// llama: tied embeddings, llama3 rope. qwen2: biases on q, k, v, untied. qwen3: norms of q and k, head_dim
+/// of its own.
+enum class Family { kLlama, kQwen2, kQwen3 };
+inline constexpr Family kFamilies[] = {Family::kLlama, Family::kQwen2, Family::kQwen3};
+const char* to_string(Family family);
+
+/// Two layers, hidden size 16, grouped heads; context of 64 positions. `wide`: hidden size and heads of 64,
+/// so that no parameter has fewer values (tests/error_ratio.h).
+nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide = false);
+DecoderConfig tiny_config(Family family, int64_t vocab_size);
+
+/// Weights drawn wide enough that attention is far from uniform; norms near 1, biases not 0.
+Decoder tiny_decoder(const DecoderConfig& config, uint64_t seed, at::ScalarType dtype = at::kDouble);
+
+/// Writes tiny_decoder(tiny_config(...)) as a model folder, which must not exist, saved in `dtype`.
+void write_tiny_model(const std::filesystem::path& folder, Family family, int64_t vocab_size, uint64_t seed,
+                      at::ScalarType dtype, bool wide = false);
+
+/// The same weights in float64 or another dtype.
+Decoder cast_decoder(const Decoder& decoder, at::ScalarType dtype);
+
+enum class Shape { kChain, kStar, kSingleTokens, kDeep, kWide, kMixed };
+inline constexpr int kNumShapes = 6;
+
+struct RandomRows {
+  int64_t vocab_size = 19;
+  int64_t max_rows = 10;
+  int64_t max_length = 40;
+  bool for_grpo = false;  // advantages or rewards in every row, log-probs in some
+  int64_t draws = 1;      // of so many rows at most each
+};
+
+/// Trajectories of a random shape, some ending inside the tree, some twice, some without loss, some with
+/// fractional weights. The first has five tokens or more, not all equal, all with loss and (grpo) an
+/// unclipped advantage: without it, forests would turn up whose attention has no gradient but rounding, of
+/// which no relative error can be small.
+Trajectories random_trajectories(Rng& rng, Shape shape, const RandomRows& options);
+
+/// Trajectories of plain rows with loss on every token.
+Trajectories from_rows(const std::vector<std::vector<int32_t>>& rows);
+
+/// 0, 1, ..., n - 1.
+inline std::vector<int64_t> all_rows(const Trajectories& trajectories) {
+  std::vector<int64_t> rows(trajectories.num_rows());
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+}  // namespace espalier::testing

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// Losses of every scope on trees that are cut anywhere, against per-trajectory training in float64. The
+// objectives are made up: each depends on all log-probabilities of its scope, and not linearly.
+#include "espalier/engine/unit_loss.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "espalier/base/check.h"
+#include "tests/engine/outcome.h"
+#include "tests/engine/tiny_models.h"
+#include "tests/test_seed.h"
+
+namespace espalier::testing {
+namespace {
+
+constexpr double kTolerance = 1e-12;
+
+/// Sums of a value per term over trajectories [N].
+at::Tensor sum_by_trajectory(const at::Tensor& of_terms, const TermUnits& units) {
+  return at::zeros({units.num_trajectories}, of_terms.options()).index_add(0, units.trajectory, of_terms);
+}
+
+class MadeUpObjective : public Objective {
+ public:
+  MadeUpObjective() : Objective({}) {}
+  std::string_view name() const override { return "made-up"; }
+  std::vector<std::string> metrics() const override { return {"terms_seen"}; }
+  TermBytes term_bytes() const override { return {}; }
+};
+
+/// sum over terms of c (log p)^2
+class SquaredTerms : public MadeUpObjective {
+ public:
+  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                       const TermUnits&) const override {
+    return {(terms.coefficient * logprobs.square()).sum(), {at::ones_like(logprobs).sum()}};
+  }
+  at::Tensor reference(std::span<const ReferenceTrajectory> group) const override {
+    return group[0].terms.coefficient * group[0].logprobs.pow(2);
+  }
+};
+
+/// sum over trajectories of log(1 + exp(-s)), s = the trajectory's sum of c log p
+class LogisticOfTrajectory : public MadeUpObjective {
+ public:
+  Scope scope() const override { return Scope::kTrajectory; }
+  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                       const TermUnits& units) const override {
+    const at::Tensor sums = sum_by_trajectory(terms.coefficient * logprobs, units);
+    // Rows without terms add a constant, which no reference has: all rows here have terms.
+    return {at::softplus(-sums).sum(), {at::ones_like(logprobs).sum()}};
+  }
+  at::Tensor reference(std::span<const ReferenceTrajectory> group) const override {
+    const at::Tensor sum = (group[0].terms.coefficient * group[0].logprobs).sum();
+    return at::log(1 + at::exp(-sum)).unsqueeze(0);
+  }
+};
+
+/// sum over groups of (the sum over trajectories of s)^2 + the sum of s^3, s as above
+class PolynomialOfGroup : public MadeUpObjective {
+ public:
+  Scope scope() const override { return Scope::kGroup; }
+  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                       const TermUnits& units) const override {
+    const at::Tensor sums = sum_by_trajectory(terms.coefficient * logprobs, units);
+    const at::Tensor of_groups =
+        at::zeros({units.num_groups}, sums.options()).index_add(0, units.group, sums);
+    return {of_groups.square().sum() + sums.pow(3).sum(), {at::ones_like(logprobs).sum()}};
+  }
+  at::Tensor reference(std::span<const ReferenceTrajectory> group) const override {
+    std::vector<at::Tensor> sums;
+    for (const ReferenceTrajectory& each : group) {
+      sums.push_back((each.terms.coefficient * each.logprobs).sum());
+    }
+    const at::Tensor all = at::stack(sums);
+    return at::cat({all.sum().square().unsqueeze(0), all.pow(3)});
+  }
+};
+
+std::shared_ptr<const Objective> made_up(Scope scope) {
+  if (scope == Scope::kToken) return std::make_shared<SquaredTerms>();
+  if (scope == Scope::kTrajectory) return std::make_shared<LogisticOfTrajectory>();
+  return std::make_shared<PolynomialOfGroup>();
+}
+
+/// Rows with loss on every token, a third of them without a group, the others in groups of any size across
+/// trees.
+Trajectories grouped_trajectories(Rng& rng, Shape shape) {
+  Trajectories drawn = random_trajectories(rng, shape, {.max_rows = 8, .max_length = 24});
+  std::vector<std::vector<int32_t>> rows;
+  for (int64_t row = 0; row < drawn.num_rows(); ++row) {
+    const auto ids = drawn.row(row);
+    rows.emplace_back(ids.begin(), ids.end());
+    if (rows.back().size() < 2) rows.back().push_back(1);  // so that each has a term
+  }
+  Trajectories trajectories = from_rows(rows);
+  for (size_t row = 0; row < rows.size(); ++row) {
+    const int64_t group = rng.below(6);
+    trajectories.group_id.push_back(group < 2 ? "" : fmt::format("group {}", group));
+  }
+  return trajectories;
+}
+
+std::vector<PlanOptions> plans_of(const Trajectories& trajectories, Rng& rng) {
+  using enum CheckpointActivations;
+  int64_t longest = 1;
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    longest = std::max(longest, trajectories.row_size(row));
+  }
+  std::vector<PlanOptions> plans{{Strategy::kTreePacking, 0},
+                                 {Strategy::kTreePacking, longest},
+                                 {Strategy::kSequencePacking, longest, kLayer}};
+  for (const CheckpointActivations checkpoint : {kNone, kLayer, kPiece}) {
+    plans.push_back({Strategy::kPartition, rng.between(1, longest), checkpoint});
+  }
+  plans.push_back({Strategy::kPartition, rng.between(1, longest), kPiece, /*offload_context=*/true});
+  return plans;
+}
+
+TEST(UnitLoss, EveryScopeEqualsPerTrajectoryTrainingUnderEveryPlan) {
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3, 19), 3);
+  int64_t with_pass = 0, without_pass = 0;
+  for (int trial = 0; trial < 40; ++trial) {
+    Rng rng(test_seed(trial), 0x5C0BE);
+    const auto shape = static_cast<Shape>(rng.below(kNumShapes));
+    const Trajectories trajectories = grouped_trajectories(rng, shape);
+    for (const Scope scope : {Scope::kToken, Scope::kTrajectory, Scope::kGroup}) {
+      const Loss loss(trajectories, made_up(scope));
+      const Outcome reference = reference_outcome(decoder, loss);
+      for (const PlanOptions& plan : plans_of(trajectories, rng)) {
+        SCOPED_TRACE(fmt::format("trial {} scope {} {} budget {} checkpoints {}", trial,
+                                 static_cast<int>(scope), espalier::to_string(plan.strategy),
+                                 plan.token_budget, espalier::to_string(plan.checkpoint_activations)));
+        const Step step = make_step(trajectories, {.plan = plan});
+        const Outcome outcome = tree_outcome(decoder, step, loss);
+        ASSERT_LE(loss_error(outcome, reference), kTolerance) << reference.loss;
+        ASSERT_LE(gradient_error(outcome, reference), kTolerance);
+        const StepResult result = forward_backward(decoder, step, loss);
+        decoder.zero_gradients();
+        ASSERT_EQ(result.metrics.size(), 1u);
+        EXPECT_EQ(result.metrics[0].name, "terms_seen");
+        EXPECT_EQ(result.metrics[0].value, 1);  // the sum over all terms, each once, over their number
+        if (scope == Scope::kToken) continue;
+        (needs_logprob_pass(step, loss_units(step, loss)) ? with_pass : without_pass) += 1;
+      }
+    }
+  }
+  // Both ways have been gone, or this test would show less than it says.
+  EXPECT_GT(with_pass, 20);
+  EXPECT_GT(without_pass, 20);
+}
+
+// [1 2 3] - [4 5 6] - [7 8 9], [10 11 12]   cut into a micro-batch of each node
+//         - [13 14 15]
+struct CutTree {
+  Trajectories trajectories =
+      from_rows({{1, 2, 3, 4, 5, 6, 7, 8, 9}, {1, 2, 3, 4, 5, 6, 10, 11, 12}, {1, 2, 3, 13, 14, 15}});
+
+  bool needs_pass(Scope scope, CheckpointActivations checkpoint, const std::vector<std::string>& groups) {
+    trajectories.group_id = groups;
+    const Step step = make_step(trajectories, {.plan = {Strategy::kPartition, 3, checkpoint}});
+    EXPECT_EQ(step.plan.micro_batches.size(), 5u);
+    return needs_logprob_pass(step, loss_units(step, Loss(trajectories, made_up(scope))));
+  }
+};
+
+TEST(UnitLoss, APassOfItsOwnRunsOnlyWhereTheOrderOfThePlanNeedsIt) {
+  using enum CheckpointActivations;
+  CutTree tree;
+  // The backward pass of a leaf comes after the forward passes of all its ancestors.
+  EXPECT_FALSE(tree.needs_pass(Scope::kTrajectory, kNone, {}));
+  EXPECT_FALSE(tree.needs_pass(Scope::kTrajectory, kLayer, {}));
+  // Ancestors keep no log-probabilities.
+  EXPECT_TRUE(tree.needs_pass(Scope::kTrajectory, kPiece, {}));
+  // Groups of one trajectory are trajectories; one that spans leaves is known too late.
+  EXPECT_FALSE(tree.needs_pass(Scope::kGroup, kNone, {"a", "b", "c"}));
+  EXPECT_TRUE(tree.needs_pass(Scope::kGroup, kNone, {"a", "a", "b"}));
+  EXPECT_TRUE(tree.needs_pass(Scope::kGroup, kNone, {"a", "b", "a"}));
+}
+
+TEST(UnitLoss, TheLogprobPassCountsAsRecomputedWork) {
+  CutTree tree;
+  tree.trajectories.group_id = {"a", "a", "a"};
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 19), 3);
+  const Step step = make_step(tree.trajectories, {.plan = {Strategy::kPartition, 3}});
+  const Loss loss(tree.trajectories, made_up(Scope::kGroup));
+  const StepResult result = forward_backward(decoder, step, loss);
+  EXPECT_EQ(result.recomputed.tokens, result.work.tokens);
+}
+
+}  // namespace
+}  // namespace espalier::testing

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any bytes as a model's config.json: refused with InputError, or read to the same model again after a change
+// of dtype.
+#include "espalier/base/check.h"
+#include "espalier/config/config.h"
+#include "tests/fuzz/input_file.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace espalier;
+  const fuzz::InputFile input(data, size);
+  try {
+    const DecoderConfig config = read_config_file(input.path());
+    const std::string changed = config_with_dtype(input.path(), "float32");
+    const fuzz::InputFile rewritten(changed.data(), changed.size());
+    DecoderConfig again;
+    try {
+      again = read_config_file(rewritten.path());
+    } catch (const InputError&) {
+      fuzz::require(false);
+    }
+    fuzz::require(again.dtype == "float32");
+    fuzz::require(again.model_type == config.model_type && again.hidden_size == config.hidden_size &&
+                  again.rope_theta == config.rope_theta);
+  } catch (const InputError&) {
+  }
+  return 0;
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/measure/cost.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/tiny_models.h"
+
+namespace espalier::testing {
+namespace {
+
+void expect_work(const Work& work, int64_t tokens, int64_t pairs, int64_t logit_rows) {
+  EXPECT_EQ(work.tokens, tokens);
+  EXPECT_EQ(work.pairs, pairs);
+  EXPECT_EQ(work.logit_rows, logit_rows);
+}
+
+Step step_of(const Trajectories& trajectories, const PlanOptions& plan = {}) {
+  return make_step(trajectories, all_rows(trajectories), {.plan = plan});
+}
+
+TEST(Cost, WorkOfATreeByHand) {
+  // [1 2 3] - [4 5], [6]; the third row ends inside the tree, the fourth is a duplicate.
+  const Trajectories trajectories = from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3}, {1, 2, 3, 6}});
+  const Step step = step_of(trajectories);
+  // Pairs: 1 + 2 + 3 + 4 + 5 along the first path, 4 for token 6. Predicting tokens: 1, 2, 3, 4.
+  expect_work(plan_work(step), 6, 19, 4);
+  expect_work(flat_work(step), 5 + 4 + 3 + 4, 15 + 10 + 6 + 10, 4 + 3 + 2 + 3);
+  // Append-only merging keeps one sequence per leaf; a merged row's targets stand in the first leaf below it.
+  expect_work(append_only_work(step), 5 + 4, 15 + 10, 4 + 3);
+}
+
+TEST(Cost, OnlyTargetsWithLossReachTheHead) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2, 3, 4}, .loss_mask = {1, 0, 0, 1}});
+  builder.append({.input_ids = {1, 2, 5}, .loss_mask = {0, 1, 1}});
+  builder.append({.input_ids = {1, 2}, .loss_mask = {0, 1}});
+  const Trajectories trajectories = builder.finish();
+  const Step step = step_of(trajectories);
+  expect_work(plan_work(step), 5, 1 + 2 + 3 + 4 + 3, 3);  // 1 -> 2, 2 -> 5, 3 -> 4
+  expect_work(flat_work(step), 9, 10 + 6 + 3, 1 + 2 + 1);
+  // The row [1 2] is merged into the first leaf below it, where its target joins the row's own.
+  expect_work(append_only_work(step), 7, 10 + 6, 2 + 2);
+}
+
+TEST(Cost, PlanWorkCountsRepeatedPrefixesAndSkipsPiecesWithoutLoss) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2, 3, 4}});
+  builder.append({.input_ids = {1, 2, 5, 6}});
+  builder.append({.input_ids = {9, 9, 9, 9}, .loss_mask = {0, 0, 0, 0}});
+  const Trajectories trajectories = builder.finish();
+  expect_work(plan_work(step_of(trajectories, {Strategy::kTreePacking, 4})), 8, 20, 6);
+  expect_work(plan_work(step_of(trajectories, {Strategy::kSequencePacking, 4})), 8, 20, 6);
+  expect_work(plan_work(step_of(trajectories, {Strategy::kTreePacking, 6})), 6, 10 + 7, 4);
+}
+
+TEST(Cost, SpeedupBoundIsTheRatioOfFlops) {
+  const Trajectories trajectories = from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3}, {1, 2, 3, 6}});
+  const ModelShape shape{.num_hidden_layers = 1,
+                         .hidden_size = 1,
+                         .intermediate_size = 1,
+                         .num_attention_heads = 1,
+                         .num_key_value_heads = 1,
+                         .head_dim = 1,
+                         .vocab_size = 1};
+  // Per token 6 * 3 for q, k and v, per pair 14, per logit row 6 * (1 + 3) for what comes after attention
+  // and 8.
+  const double flat = 18.0 * 16 + 14 * 41 + 32 * 12, tree = 18.0 * 6 + 14 * 19 + 32 * 4;
+  EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(trajectories)), flat / tree);
+  EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(trajectories, {Strategy::kSequencePacking, 0})), 1);
+  EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(from_rows({{1, 2}, {3, 4, 5}}))), 1);
+}
+
+TEST(Cost, PlansArePricedWithTheTermsThatTheyMayHave) {
+  // Terms are most of the memory.
+  std::vector<std::vector<int32_t>> rows(5000, {1, 2, 3, 4, 5, 6});
+  rows.push_back({1, 2, 3, 7});
+  const Trajectories trajectories = from_rows(rows);
+  const DecoderConfig config = tiny_config(Family::kLlama, 19);
+  const PlanCosts costs{
+      assumed_time_model(model_shape(config)),
+      memory_model(config, at::kFloat, std::nullopt, *make_objective({.kind = ObjectiveKind::kGrpo}))};
+  for (const Strategy strategy : {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+    for (const int64_t token_budget : {0, 6}) {
+      const Step step = make_step(trajectories, all_rows(trajectories),
+                                  {.plan = {strategy, token_budget}, .costs = &costs});
+      const double share = predict_step(costs, step).largest_peak_bytes() / price(costs, step.plan).bytes;
+      EXPECT_LE(share, 1);
+      EXPECT_GE(share, 0.75);  // the first token of a row has no term
+    }
+  }
+}
+
+TEST(Cost, ModelShapeIsTheConfigs) {
+  const ModelShape shape = model_shape(tiny_config(Family::kQwen3, 19));
+  EXPECT_EQ(shape.num_hidden_layers, 2);
+  EXPECT_EQ(shape.hidden_size, 16);
+  EXPECT_EQ(shape.intermediate_size, 24);
+  EXPECT_EQ(shape.num_attention_heads, 4);
+  EXPECT_EQ(shape.num_key_value_heads, 2);
+  EXPECT_EQ(shape.head_dim, 8);
+  EXPECT_EQ(shape.vocab_size, 19);
+}
+
+TEST(Cost, ResidentBytesByHand) {
+  const DecoderConfig config = tiny_config(Family::kLlama, 19);
+  double parameters = 0;
+  const Decoder decoder = tiny_decoder(config, 1);
+  for (const Parameter& parameter : decoder.parameters()) {
+    parameters += static_cast<double>(parameter.value.numel());
+  }
+  const auto resident = [&](at::ScalarType dtype, std::optional<OptimizerKind> optimizer) {
+    return resident_bytes(memory_model(config, dtype, optimizer, *make_objective({}))) / parameters;
+  };
+  // Weights, gradient sums in float32 at least, two moments, and a master where weights are bfloat16.
+  EXPECT_EQ(resident(at::kDouble, OptimizerKind::kAdamW), 8 + 8 + 16);
+  EXPECT_EQ(resident(at::kFloat, OptimizerKind::kSgd), 4 + 4);
+  EXPECT_EQ(resident(at::kFloat, std::nullopt), 4 + 4);
+  EXPECT_EQ(resident(at::kBFloat16, OptimizerKind::kAdamW), 2 + 4 + 12);
+}
+
+TEST(Cost, LogitsTakeTheBlocksOfTheDevice) {
+  DecoderConfig config = tiny_config(Family::kLlama, 19);
+  config.vocab_size = 1 << 18;
+  constexpr int64_t kRows = 1 << 12;  // 4 GiB of float32 logits
+  const auto head_bytes = [&](at::ScalarType dtype, at::Device device) {
+    const MemoryModel model = memory_model(config, dtype, std::nullopt, *make_objective({}), device);
+    const Load with_head{.tokens = kRows, .pairs = kRows, .logit_rows = kRows},
+        without{.tokens = kRows, .pairs = kRows};
+    return running_bytes(model, with_head, true) - running_bytes(model, without, true);
+  };
+  const double mebibyte = 1 << 20;
+  EXPECT_NEAR(head_bytes(at::kFloat, at::kCPU), 2 * 16 * mebibyte, 8 * mebibyte);
+  EXPECT_NEAR(head_bytes(at::kFloat, at::kCUDA), 2 * 512 * mebibyte, 128 * mebibyte);
+  EXPECT_NEAR(head_bytes(at::kBFloat16, at::kCUDA), 512 * mebibyte, 128 * mebibyte);
+}
+
+}  // namespace
+}  // namespace espalier::testing

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/model/gradient_accumulation.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "espalier/ops/reference.h"
+#include "tests/model/parameter_sums.h"
+#include "tests/torch_seed.h"
+
+namespace espalier::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// An operator of one activation and some parameters, and its plain form.
+struct Case {
+  std::string name;
+  std::vector<std::vector<int64_t>> parameters;  // shapes
+  std::vector<int64_t> activation;               // shape; empty: none
+  std::function<at::Tensor(const at::Tensor&, const Tensors&)> ours, plain;
+};
+
+at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight) {
+  const at::Tensor wide = x.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  return (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(x.scalar_type()) * weight;
+}
+
+std::vector<Case> cases() {
+  const at::Tensor ids = at::tensor({3, 0, 3, 6, 1}, at::kLong);
+  const at::Tensor rows = at::tensor({0, 0, 1, 4}, at::kLong), targets = at::tensor({2, 5, 5, 0}, at::kLong);
+  return {{"linear",
+           {{4, 3}},
+           {5, 3},
+           [](const auto& x, const auto& p) { return accumulating::linear(x, {p[0]}); },
+           [](const auto& x, const auto& p) { return at::linear(x, p[0]); }},
+          {"linear with bias",
+           {{4, 3}, {4}},
+           {5, 3},
+           [](const auto& x, const auto& p) { return accumulating::linear(x, {p[0], p[1]}); },
+           [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }},
+          {"two linears of one input",
+           {{4, 3}, {4}, {4, 3}},
+           {5, 3},
+           [](const auto& x, const auto& p) {
+             const auto out = accumulating::linears(x, {{p[0], p[1]}, {p[2]}});
+             return out[0] * 2 + out[1];
+           },
+           [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]) * 2 + at::linear(x, p[2]); }},
+          {"embedding",
+           {{7, 3}},
+           {},
+           [ids](const auto&, const auto& p) { return accumulating::embedding(p[0], ids); },
+           [ids](const auto&, const auto& p) { return p[0].index_select(0, ids); }},
+          {"norm",
+           {{3}},
+           {5, 2, 3},
+           [](const auto& x, const auto& p) { return accumulating::rms_norm(x, p[0], 1e-5); },
+           [](const auto& x, const auto& p) { return plain_norm(x, p[0]); }},
+          {"head",
+           {{7, 3}},
+           {5, 3},
+           [=](const auto& x, const auto& p) { return accumulating::head_logprobs(x, p[0], rows, targets); },
+           [=](const auto& x, const auto& p) { return reference::edge_logprobs(x, p[0], rows, targets); }}};
+}
+
+at::Tensor leaf(const at::Tensor& values, at::ScalarType dtype) {
+  return values.detach().to(dtype, false, /*copy=*/true).requires_grad_();
+}
+
+double error(const at::Tensor& a, const at::Tensor& b) {
+  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
+
+// Two backward passes over other activations, so that the second one finds sums.
+TEST(ParameterOps, SumTheGradientsOfThePlainForm) {
+  seed_torch(5);
+  for (const Case& given : cases()) {
+    SCOPED_TRACE(given.name);
+    Tensors ours, plain;
+    for (const auto& shape : given.parameters) {
+      ours.push_back(leaf(at::randn(shape, at::kDouble), at::kDouble));
+      plain.push_back(leaf(ours.back(), at::kDouble));
+    }
+    for (int pass = 0; pass < 2; ++pass) {
+      const at::Tensor x = at::randn(given.activation, at::kDouble);
+      const at::Tensor our_x = leaf(x, at::kDouble), plain_x = leaf(x, at::kDouble);
+      const at::Tensor our_out = given.ours(our_x, ours), plain_out = given.plain(plain_x, plain);
+      EXPECT_LE(error(our_out, plain_out), 1e-14);
+      const at::Tensor seed = at::randn_like(plain_out);
+      torch::autograd::backward({our_out}, {seed});
+      torch::autograd::backward({plain_out}, {seed});
+      if (!given.activation.empty()) {
+        EXPECT_LE(error(our_x.grad(), plain_x.grad()), 1e-14);
+      }
+      for (size_t i = 0; i < ours.size(); ++i) {
+        ASSERT_TRUE(ours[i].grad().defined());
+        EXPECT_LE(error(ours[i].grad(), plain[i].grad()), 1e-14) << "parameter " << i << ", pass " << pass;
+      }
+    }
+  }
+}
+
+// Passes that each add less than bfloat16 can hold beside the first one's gradient.
+TEST(ParameterOps, SumBfloat16GradientsInFloat32) {
+  for (const Case& given : cases()) {
+    SCOPED_TRACE(given.name);
+    seed_torch(6);
+    Tensors ours, one_pass;
+    for (const auto& shape : given.parameters) {
+      ours.push_back(leaf(at::randn(shape), at::kBFloat16));
+      one_pass.push_back(leaf(ours.back(), at::kBFloat16));
+    }
+    const at::Tensor x = leaf(at::randn(given.activation), at::kBFloat16);
+    const at::Tensor seed = at::ones_like(given.ours(x, ours)) / 8;
+    torch::autograd::backward({given.ours(x, one_pass)}, {seed});
+    for (const double scale : {1.0, 0x1p-10, 0x1p-10})
+      torch::autograd::backward({given.ours(x, ours)}, {seed * scale});
+    for (size_t i = 0; i < ours.size(); ++i) {
+      ASSERT_EQ(ours[i].grad().scalar_type(), at::kFloat);
+      const at::Tensor expected = one_pass[i].grad() * (1 + 0x1p-9);
+      EXPECT_LE(error(ours[i].grad(), expected), 0x1p-17 * expected.abs().max().item<double>());
+    }
+  }
+}
+
+// 257 rows: a sum that bfloat16 does not hold.
+TEST(ParameterOps, RoundNoSumOfBfloat16Gradients) {
+  expect_unrounded_sums(at::kCPU);
+}
+
+// Bitwise identical with and without, and those of the new values where a weight has changed.
+TEST(ParameterOps, WeightsThatStayUpcastAreThoseOfTheMoment) {
+  seed_torch(8);
+  const at::Tensor a = leaf(at::randn({9, 6}), at::kBFloat16), b = leaf(at::randn({4, 6}), at::kBFloat16);
+  const at::Tensor input = at::randn({7, 6});
+  const auto passes = [&] {
+    Tensors results;
+    for (int pass = 0; pass < 2; ++pass) {
+      const at::Tensor x = leaf(input, at::kBFloat16);
+      const auto out = accumulating::linears(x, {{a}, {b}});
+      torch::autograd::backward({out[0].sum() + (out[1] * out[1]).sum()}, {});
+      results.insert(results.end(), {out[0].detach(), out[1].detach(), x.grad()});
+    }
+    return results;
+  };
+  const auto expect_same = [&](const Tensors& expected) {
+    const Tensors received = passes();
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(received[i].equal(expected[i])) << i;
+  };
+  const Tensors before = passes();
+  {
+    const at::NoGradGuard no_grad;
+    a.mul_(2);
+  }
+  const Tensors after = passes();
+  EXPECT_FALSE(after[0].equal(before[0]));
+  {
+    const at::NoGradGuard no_grad;
+    a.mul_(0.5);
+  }
+  const accumulating::UpcastWeights upcast;
+  expect_same(before);
+  {
+    const at::NoGradGuard no_grad;
+    a.mul_(2);
+  }
+  expect_same(after);
+  EXPECT_THROW(accumulating::UpcastWeights(), c10::Error);
+  expect_same(after);
+}
+
+TEST(ParameterOps, AddToAGradientThatIsThereInALowerPrecision) {
+  const at::Tensor weight = leaf(at::ones({2, 2}), at::kBFloat16);
+  at::Tensor(weight).mutable_grad() = at::ones({2, 2}, at::kBFloat16);
+  torch::autograd::backward({accumulating::linear(at::full({1, 2}, 0x1p-10, at::kBFloat16), {weight})},
+                            {at::ones({1, 2}, at::kBFloat16)});
+  EXPECT_TRUE(weight.grad().equal(at::full({2, 2}, 1 + 0x1p-10, at::kFloat)));
+}
+
+TEST(ParameterOps, FrozenParametersGetNone) {
+  for (const Case& given : cases()) {
+    if (given.activation.empty()) continue;
+    SCOPED_TRACE(given.name);
+    Tensors frozen;
+    for (const auto& shape : given.parameters) frozen.push_back(at::randn(shape, at::kDouble));
+    const at::Tensor x = leaf(at::randn(given.activation, at::kDouble), at::kDouble);
+    torch::autograd::backward({given.ours(x, frozen).sum()}, {});
+    EXPECT_TRUE(x.grad().defined());
+    for (const at::Tensor& parameter : frozen) EXPECT_FALSE(parameter.grad().defined());
+  }
+}
+
+}  // namespace
+}  // namespace espalier::testing

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/objective/objective.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <limits>
+
+#include "espalier/base/check.h"
+#include "espalier/engine/step.h"
+#include "espalier/objective/advantages.h"
+#include "tests/base/message_of.h"
+#include "tests/engine/tiny_models.h"
+
+namespace espalier::testing {
+namespace {
+
+struct Expected {
+  std::vector<int64_t> positions;
+  std::vector<double> coefficients;
+};
+
+// Rows 0 and 1 share tokens 0..2, row 2 repeats row 0, row 3 has no loss, row 4 stands alone.
+Trajectories weighted() {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2, 3, 4}, .loss_weights = {5, 0, 1, 2}});
+  builder.append({.input_ids = {1, 2, 3, 5}, .loss_weights = {5, 0.5, 3, 4}});
+  builder.append({.input_ids = {1, 2, 3, 4}, .loss_weights = {5, 0, 7, 0}});
+  builder.append({.input_ids = {8, 9}, .loss_weights = {1, 0}});
+  builder.append({.input_ids = {6, 7}, .loss_weights = {0, 2}});
+  return builder.finish();
+}
+
+void expect_terms(const ObjectiveOptions& options, const std::vector<Expected>& expected) {
+  const Trajectories trajectories = weighted();
+  const Forest forest = forest_of(trajectories, {});
+  const Csr<Term> terms = step_terms(trajectories, all_rows(trajectories), forest, options);
+  ASSERT_EQ(terms.num_rows(), static_cast<int64_t>(expected.size()));
+  for (size_t k = 0; k < expected.size(); ++k) {
+    ASSERT_EQ(terms.row_size(k), static_cast<int64_t>(expected[k].positions.size())) << "row " << k;
+    for (size_t t = 0; t < expected[k].positions.size(); ++t) {
+      EXPECT_EQ(terms.row(k)[t].position, expected[k].positions[t]) << "row " << k << " term " << t;
+      EXPECT_DOUBLE_EQ(terms.row(k)[t].coefficient, expected[k].coefficients[t])
+          << "row " << k << " term " << t;
+    }
+  }
+}
+
+constexpr double kSum = 1 + 2 + 0.5 + 3 + 4 + 7 + 2;  // 19.5
+constexpr double kOnceSum = 1 + 2 + 0.5 + 4 + 2;      // 9.5
+
+TEST(StepTerms, TokenSum) {
+  expect_terms({}, {{{2, 3}, {1 / kSum, 2 / kSum}},
+                    {{1, 2, 3}, {0.5 / kSum, 3 / kSum, 4 / kSum}},
+                    {{2}, {7 / kSum}},
+                    {{}, {}},
+                    {{1}, {2 / kSum}}});
+}
+
+TEST(StepTerms, TokenOnce) {
+  // Token 1 is first trained on by row 1, token 2 by row 0; row 2 finds all of its own taken.
+  expect_terms({.shared_targets = SharedTargets::kOnce}, {{{2, 3}, {1 / kOnceSum, 2 / kOnceSum}},
+                                                          {{1, 3}, {0.5 / kOnceSum, 4 / kOnceSum}},
+                                                          {{}, {}},
+                                                          {{}, {}},
+                                                          {{1}, {2 / kOnceSum}}});
+}
+
+TEST(StepTerms, SequenceSum) {
+  // Four rows with loss, each with a quarter.
+  expect_terms({.normalize = Normalize::kSequence}, {{{2, 3}, {1.0 / 3 / 4, 2.0 / 3 / 4}},
+                                                     {{1, 2, 3}, {0.5 / 7.5 / 4, 3 / 7.5 / 4, 4 / 7.5 / 4}},
+                                                     {{2}, {1.0 / 4}},
+                                                     {{}, {}},
+                                                     {{1}, {1.0 / 4}}});
+}
+
+TEST(StepTerms, SequenceOnce) {
+  expect_terms({.shared_targets = SharedTargets::kOnce, .normalize = Normalize::kSequence},
+               {{{2, 3}, {1.0 / 3 / 3, 2.0 / 3 / 3}},
+                {{1, 3}, {0.5 / 4.5 / 3, 4 / 4.5 / 3}},
+                {{}, {}},
+                {{}, {}},
+                {{1}, {1.0 / 3}}});
+}
+
+TEST(StepTerms, Constant) {
+  expect_terms({.normalize = Normalize::kConstant, .normalize_constant = 4},
+               {{{2, 3}, {0.25, 0.5}}, {{1, 2, 3}, {0.125, 0.75, 1}}, {{2}, {1.75}}, {{}, {}}, {{1}, {0.5}}});
+}
+
+TEST(StepTerms, CountOnlyTheRowsOfTheStep) {
+  const Trajectories trajectories = weighted();
+  const std::vector<int64_t> rows{4, 0};
+  const Csr<Term> terms = step_terms(trajectories, rows, forest_of(trajectories, rows), {});
+  ASSERT_EQ(terms.num_rows(), 2);
+  EXPECT_DOUBLE_EQ(terms.row(0)[0].coefficient, 2.0 / 5);
+  EXPECT_DOUBLE_EQ(terms.row(1)[0].coefficient, 1.0 / 5);
+}
+
+// Sums of parts, as several processes would have them, divide as those of the whole.
+TEST(StepTerms, SumsOfPartsDivideAsTheWhole) {
+  const Trajectories trajectories = weighted();
+  for (const Normalize normalize : {Normalize::kToken, Normalize::kSequence, Normalize::kConstant}) {
+    const ObjectiveOptions options{.normalize = normalize, .normalize_constant = 4};
+    const std::vector<int64_t> all = all_rows(trajectories);
+    const Csr<Term> whole = step_terms(trajectories, all, forest_of(trajectories, all), options);
+    std::vector<Csr<Term>> parts;
+    LossSums sums;
+    for (const std::vector<int64_t>& rows : {std::vector<int64_t>{0, 1}, {2, 3, 4}}) {
+      parts.push_back(weighted_terms(trajectories, rows, forest_of(trajectories, rows), SharedTargets::kSum));
+      sums += loss_sums(parts.back());
+    }
+    EXPECT_EQ(sums.weight, kSum);
+    EXPECT_EQ(sums.rows_with_loss, 4);
+    size_t next = 0;
+    for (Csr<Term>& part : parts) {
+      divide_terms(sums, options, &part);
+      for (const Term& term : part.values) EXPECT_EQ(term.coefficient, whole.values[next++].coefficient);
+    }
+    EXPECT_EQ(next, whole.values.size());
+  }
+}
+
+TEST(StepTerms, NoLossAtAllIsAnError) {
+  const Trajectories trajectories = weighted();
+  const std::vector<int64_t> rows{3};
+  EXPECT_THROW(step_terms(trajectories, rows, forest_of(trajectories, rows), {}), InputError);
+}
+
+TEST(StepTerms, AllTermsAreEveryTokenButTheFirst) {
+  const Trajectories trajectories = weighted();
+  const Csr<Term> terms = all_terms(trajectories, std::vector<int64_t>{3, 0});
+  ASSERT_EQ(terms.offsets, (std::vector<int64_t>{0, 1, 4}));
+  EXPECT_EQ(terms.values[3].position, 3);
+  EXPECT_EQ(terms.values[3].coefficient, 1);
+}
+
+Trajectories rewarded() {
+  TrajectoriesBuilder builder;
+  const auto add = [&](double reward, const std::string& group, std::optional<double> advantage = {}) {
+    builder.append({.input_ids = {1, 2}, .advantage = advantage, .reward = reward, .group_id = group});
+  };
+  add(1, "a");
+  add(5, "b");
+  add(0, "a");
+  add(0, "a", 42);
+  return builder.finish();
+}
+
+TEST(AdvantagesTest, AreRewardsOverTheGroup) {
+  const Trajectories trajectories = rewarded();
+  const Advantages advantages(trajectories, /*scale_rewards=*/true);
+  // Rewards 1, 0, 0: mean 1/3, standard deviation sqrt((4/9 + 1/9 + 1/9) / 2) = sqrt(1/3).
+  const double deviation = std::sqrt(1.0 / 3);
+  EXPECT_NEAR(advantages.at(0, 1), (2.0 / 3) / (deviation + 1e-6), 1e-14);
+  EXPECT_NEAR(advantages.at(2, 1), (-1.0 / 3) / (deviation + 1e-6), 1e-14);
+  EXPECT_EQ(advantages.at(1, 1), 0);   // a group of one
+  EXPECT_EQ(advantages.at(3, 0), 42);  // its own; its reward still counts in the group's mean
+}
+
+TEST(AdvantagesTest, AreNotDividedWithoutScaling) {
+  const Trajectories trajectories = rewarded();
+  const Advantages advantages(trajectories, /*scale_rewards=*/false);
+  EXPECT_NEAR(advantages.at(0, 1), 2.0 / 3, 1e-15);
+  EXPECT_NEAR(advantages.at(2, 0), -1.0 / 3, 1e-15);
+  EXPECT_EQ(advantages.at(1, 0), 0);
+}
+
+TEST(AdvantagesTest, OfEqualRewardsAreZero) {
+  TrajectoriesBuilder builder;
+  for (int i = 0; i < 3; ++i) builder.append({.input_ids = {1, 2}, .reward = 0.1, .group_id = "g"});
+  const Trajectories trajectories = builder.finish();
+  const Advantages advantages(trajectories, true);
+  for (int64_t row = 0; row < 3; ++row) EXPECT_EQ(advantages.at(row, 1), 0);
+}
+
+TEST(AdvantagesTest, MissingOnesNameTheRow) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2}, .advantage = 1});
+  builder.append({.input_ids = {1, 2}, .reward = 1.0, .trajectory_id = "lonely"});
+  const Trajectories trajectories = builder.finish();
+  const std::string message = message_of<InputError>([&] { Advantages(trajectories, true); });
+  EXPECT_NE(message.find("lonely"), std::string::npos) << message;
+  EXPECT_NE(message.find("group_id"), std::string::npos) << message;
+}
+
+struct Policy {
+  double logprob, advantage, old_logprob;
+  bool has_old;
+  double coefficient;
+};
+
+struct Result {
+  ObjectiveValue value;
+  std::vector<double> gradient;
+};
+
+Result evaluate(const ObjectiveOptions& options, const std::vector<Policy>& terms) {
+  std::vector<double> logprobs, advantage, old, coefficient;
+  for (size_t i = 0; i < terms.size(); ++i) {
+    logprobs.push_back(terms[i].logprob);
+    advantage.push_back(terms[i].advantage);
+    old.push_back(terms[i].has_old ? terms[i].old_logprob : std::numeric_limits<double>::quiet_NaN());
+    coefficient.push_back(terms[i].coefficient);
+  }
+  const at::Tensor leaf = at::tensor(logprobs, at::kDouble).requires_grad_();
+  TermTensors tensors{at::tensor(coefficient, at::kDouble), {}};
+  const auto objective = make_objective(options);
+  for (const TermColumn column : objective->columns()) {
+    tensors.columns.push_back(at::tensor(column == TermColumn::kAdvantage ? advantage : old, at::kDouble));
+  }
+  Result result;
+  result.value = objective->value(leaf, tensors, {});
+  // The form that verify trains with says the same.
+  const ReferenceTrajectory plain{leaf.detach(), tensors};
+  EXPECT_NEAR(objective->reference({&plain, 1}).sum().item<double>(), result.value.loss.item<double>(),
+              1e-14);
+  const at::Tensor gradient = torch::autograd::grad({result.value.loss}, {leaf})[0].contiguous();
+  result.gradient.assign(gradient.const_data_ptr<double>(), gradient.const_data_ptr<double>() + terms.size());
+  return result;
+}
+
+TEST(ObjectiveValueTest, SftIsWeightedCrossEntropy) {
+  const Result result = evaluate({}, {{-1, 0, 0, false, 0.25}, {-3, 0, 0, false, 0.5}});
+  EXPECT_DOUBLE_EQ(result.value.loss.item<double>(), 1.75);
+  EXPECT_EQ(result.gradient, (std::vector<double>{-0.25, -0.5}));
+  EXPECT_TRUE(result.value.metrics.empty());
+}
+
+constexpr ObjectiveOptions kGrpo{.kind = ObjectiveKind::kGrpo, .clip_low = 0.2, .clip_high = 0.3};
+
+TEST(ObjectiveValueTest, GrpoInsideTheClipIsTheRatio) {
+  const double ratio = std::exp(0.1);
+  const Result result = evaluate(kGrpo, {{-1, 2, -1.1, true, 0.5}, {-1, -2, -1.1, true, 0.5}});
+  EXPECT_NEAR(result.value.loss.item<double>(), 0, 1e-15);
+  EXPECT_NEAR(result.gradient[0], -0.5 * ratio * 2, 1e-14);
+  EXPECT_NEAR(result.gradient[1], 0.5 * ratio * 2, 1e-14);
+  EXPECT_EQ(result.value.metrics[0].item<int64_t>(), 0);
+  EXPECT_NEAR(result.value.metrics[1].item<double>(), 2 * ratio, 1e-14);
+  EXPECT_NEAR(result.value.metrics[2].item<double>(), 2 * (ratio - 1 - 0.1), 1e-14);
+}
+
+TEST(ObjectiveValueTest, GrpoClipsOnlyWhatWouldGoFurther) {
+  const double high = std::exp(1.0), low = std::exp(-1.0);
+  struct Case {
+    double logprob, advantage, loss, gradient;
+    int64_t clipped;
+  };
+  // Old log-prob -2 throughout. Upwards with gain, downwards with loss: clipped, no gradient. The other two
+  // are pulled back with the full ratio.
+  const Case cases[] = {
+      {-1, 2, -1.3 * 2, 0, 1},
+      {-1, -2, high * 2, high * 2, 0},
+      {-3, 2, -low * 2, -low * 2, 0},
+      {-3, -2, 0.8 * 2, 0, 1},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(fmt::format("log-prob {} advantage {}", c.logprob, c.advantage));
+    const Result result = evaluate(kGrpo, {{c.logprob, c.advantage, -2, true, 3}});
+    EXPECT_NEAR(result.value.loss.item<double>(), 3 * c.loss, 1e-13);
+    EXPECT_NEAR(result.gradient[0], 3 * c.gradient, 1e-13);
+    EXPECT_EQ(result.value.metrics[0].item<int64_t>(), c.clipped);
+  }
+}
+
+TEST(ObjectiveValueTest, GrpoWithoutBehaviourLogprobsHasRatioOne) {
+  // Loss -A, gradient -A d log p, whatever stands in the place of the old log-prob.
+  const Result result = evaluate(kGrpo, {{-1, 2, 0, false, 0.5}, {-4, -3, 0, false, 0.25}});
+  EXPECT_DOUBLE_EQ(result.value.loss.item<double>(), -0.5 * 2 + 0.25 * 3);
+  EXPECT_EQ(result.gradient, (std::vector<double>{-1, 0.75}));
+  EXPECT_EQ(result.value.metrics[0].item<int64_t>(), 0);
+  EXPECT_EQ(result.value.metrics[1].item<double>(), 2);
+  EXPECT_EQ(result.value.metrics[2].item<double>(), 0);
+}
+
+TEST(ObjectiveFlags, Parse) {
+  EXPECT_EQ(parse_objective("sft"), ObjectiveKind::kSft);
+  EXPECT_EQ(parse_objective("grpo"), ObjectiveKind::kGrpo);
+  EXPECT_EQ(parse_shared_targets("sum"), SharedTargets::kSum);
+  EXPECT_EQ(parse_shared_targets("once"), SharedTargets::kOnce);
+  ObjectiveOptions options;
+  parse_normalize("sequence", &options);
+  EXPECT_EQ(options.normalize, Normalize::kSequence);
+  parse_normalize("2.5e3", &options);
+  EXPECT_EQ(options.normalize, Normalize::kConstant);
+  EXPECT_EQ(options.normalize_constant, 2500);
+  parse_normalize("token", &options);
+  EXPECT_EQ(options.normalize, Normalize::kToken);
+}
+
+TEST(ObjectiveFlags, RefuseOtherWords) {
+  EXPECT_NE(message_of<InputError>([] { parse_objective("dpo"); }).find("received `dpo`"), std::string::npos);
+  EXPECT_NE(message_of<InputError>([] { parse_shared_targets(""); }).find("sum or once"), std::string::npos);
+  for (const char* text : {"", "0", "-1", "nan", "inf", "tokens", "3x", "1e999"}) {
+    ObjectiveOptions options;
+    EXPECT_THROW(parse_normalize(text, &options), InputError) << text;
+  }
+}
+
+}  // namespace
+}  // namespace espalier::testing

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random problems for tree attention: a forest, context segments, inputs, and a gradient of the output.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <random>
+#include <vector>
+
+#include "espalier/ops/attention/arguments.h"
+#include "tests/ops/attention/random_subtrees.h"
+#include "tests/ops/comparison.h"
+#include "tests/test_seed.h"
+
+namespace espalier::testing {
+
+struct HeadShape {
+  int64_t num_heads = 4, num_key_heads = 2, head_dim = 8;
+};
+
+struct AttentionProblem {
+  std::vector<int32_t> ends;
+  std::vector<int64_t> segment_sizes;
+  std::vector<int64_t> pieces;
+  std::vector<at::Tensor> inputs;  // q, k, v, then k of each segment, then v of each, float64 on the CPU
+  at::Tensor grad_out;
+  double scale = 0.35;
+};
+
+inline at::Tensor pieces_tensor(const std::vector<int64_t>& pieces) {
+  return at::tensor(pieces, at::kLong).view({-1, 5});
+}
+
+/// Appends context for queries [row_begin, row_end): some keys for all of them, then parts of the range.
+inline void draw_pieces(std::mt19937_64& random, int64_t row_begin, int64_t row_end, int depth,
+                        std::vector<int64_t>& sizes, std::vector<int64_t>& pieces) {
+  const auto between = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  for (int64_t count = between(0, 2); count > 0; --count) {
+    const int64_t segment = between(0, static_cast<int64_t>(sizes.size()) - 1);
+    const int64_t begin = sizes[segment] + between(0, 2);  // keys between pieces are seen by nobody
+    const int64_t end = begin + between(1, 9);
+    sizes[segment] = end;
+    pieces.insert(pieces.end(), {segment, begin, end, row_begin, row_end});
+  }
+  for (int64_t begin = row_begin; depth > 0 && begin < row_end;) {
+    const int64_t end = between(begin + 1, row_end);
+    if (between(0, 2) > 0) draw_pieces(random, begin, end, depth - 1, sizes, pieces);
+    begin = end;
+  }
+}
+
+inline void draw_inputs(uint64_t seed, const HeadShape& shape, AttentionProblem& problem) {
+  const auto tokens = static_cast<int64_t>(problem.ends.size());
+  const auto generator = at::detail::createCPUGenerator(test_seed(seed));
+  const auto normal = [&](int64_t length, int64_t heads) {
+    return at::randn({length, heads, shape.head_dim}, generator, at::TensorOptions(at::kDouble));
+  };
+  problem.inputs = {normal(tokens, shape.num_heads), normal(tokens, shape.num_key_heads),
+                    normal(tokens, shape.num_key_heads)};
+  for (int kind = 0; kind < 2; ++kind) {
+    for (const int64_t size : problem.segment_sizes)
+      problem.inputs.push_back(normal(size, shape.num_key_heads));
+  }
+  problem.grad_out = normal(tokens, shape.num_heads);
+}
+
+/// A small random forest (its shape goes by the seed) with up to three segments of context.
+inline AttentionProblem small_attention_problem(uint64_t seed, const HeadShape& shape = {}) {
+  std::mt19937_64 random(test_seed(seed));
+  AttentionProblem problem;
+  problem.ends = random_subtree_end(random, static_cast<ForestShape>(seed % kNumForestShapes), 10, 6);
+  problem.segment_sizes.assign(1 + seed % 3, 1);
+  draw_pieces(random, 0, static_cast<int64_t>(problem.ends.size()), 2, problem.segment_sizes, problem.pieces);
+  draw_inputs(seed, shape, problem);
+  return problem;
+}
+
+/// Trees of one shape, at least num_tokens tokens: the ratio of two rounding errors needs some numbers to
+/// settle. With context, some keys are seen by all.
+inline AttentionProblem large_attention_problem(uint64_t seed, ForestShape forest, size_t num_tokens,
+                                                int max_node_tokens, bool context, const HeadShape& shape) {
+  std::mt19937_64 random(test_seed(seed));
+  AttentionProblem problem;
+  while (problem.ends.size() < num_tokens) {
+    const auto offset = static_cast<int32_t>(problem.ends.size());
+    for (const int32_t end : random_subtree_end(random, forest, 20, max_node_tokens)) {
+      problem.ends.push_back(end + offset);
+    }
+  }
+  if (context) {
+    const auto tokens = static_cast<int64_t>(problem.ends.size());
+    problem.segment_sizes = {150, 90};
+    problem.pieces = {0, 0, 100, 0, tokens, 0, 110, 150, 20, tokens / 2, 1, 0, 90, tokens / 2, tokens};
+    draw_pieces(random, 0, 20, 2, problem.segment_sizes, problem.pieces);
+  }
+  draw_inputs(seed, shape, problem);
+  problem.scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
+  return problem;
+}
+
+/// The problem with numbers that dtype holds exactly.
+inline AttentionProblem rounded(AttentionProblem problem, at::ScalarType dtype) {
+  problem.inputs = cast(cast(problem.inputs, dtype), at::kDouble);
+  problem.grad_out = problem.grad_out.to(dtype).to(at::kDouble);
+  return problem;
+}
+
+inline espalier::detail::TreeAttentionArguments arguments_of(const AttentionProblem& problem,
+                                                             const std::vector<at::Tensor>& inputs) {
+  const auto segment = inputs.begin() + 3;
+  const auto middle = segment + static_cast<int64_t>(problem.segment_sizes.size());
+  return {inputs[0],     inputs[1],
+          inputs[2],     at::tensor(problem.ends, at::kInt).to(inputs[0].device()),
+          problem.scale, {{segment, middle}, {middle, inputs.end()}, pieces_tensor(problem.pieces)}};
+}
+
+/// The output and the gradients of a differentiable attention, with the problem's numbers as `options` say.
+inline Results attention_results(decltype(tree_attention) attention, const AttentionProblem& problem,
+                                 const at::TensorOptions& options = at::kDouble) {
+  const auto attend = [&](const std::vector<at::Tensor>& inputs) {
+    const auto [q, k, v, ends, scale, context] = arguments_of(problem, inputs);
+    return attention(q, k, v, ends, scale, context);
+  };
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& input : problem.inputs) inputs.push_back(input.to(options));
+  return with_gradients(attend, inputs, problem.grad_out.to(options));
+}
+
+/// The same of one that is not differentiable: forward(arguments) and backward(arguments, grad_out, out,
+/// lse).
+template <class Forward, class Backward>
+Results attention_results(const Forward& forward, const Backward& backward, const AttentionProblem& problem,
+                          const at::TensorOptions& options = at::kDouble) {
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& input : problem.inputs) inputs.push_back(input.to(options));
+  const auto arguments = arguments_of(problem, inputs);
+  const auto [out, lse] = forward(arguments);
+  auto [grad_q, grad_k, grad_v, grad_context_k, grad_context_v] =
+      backward(arguments, problem.grad_out.to(options), out, lse);
+  Results results{out, grad_q, grad_k, grad_v};
+  results.insert(results.end(), grad_context_k.begin(), grad_context_k.end());
+  results.insert(results.end(), grad_context_v.begin(), grad_context_v.end());
+  return results;
+}
+
+/// The operator, with all that it returns.
+inline espalier::detail::TreeAttentionResults call_operator(
+    const espalier::detail::TreeAttentionArguments& arguments) {
+  using Forward = espalier::detail::TreeAttentionResults(const at::Tensor&, const at::Tensor&,
+                                                         const at::Tensor&, const at::Tensor&, double,
+                                                         at::TensorList, at::TensorList, const at::Tensor&);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("espalier::tree_attention", "").typed<Forward>();
+  const auto& [q, k, v, ends, scale, context] = arguments;
+  return op.call(q, k, v, ends, scale, context.k, context.v, context.pieces);
+}
+
+inline at::Tensor lse_in_float64(const AttentionProblem& problem) {
+  return std::get<1>(call_operator(arguments_of(problem, problem.inputs)));
+}
+
+}  // namespace espalier::testing

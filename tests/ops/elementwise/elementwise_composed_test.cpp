@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// What runs on GPUs without our kernels, tested on the CPU.
+#include "espalier/ops/elementwise/composed.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/ops/elementwise/elementwise_problems.h"
+
+namespace espalier::testing {
+namespace {
+
+constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
+
+at::Tensor for_sums(const at::Tensor& x) {
+  return x.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+/// Result and gradients of a problem by the compositions, which have no graph.
+Results run_composed(const ElementwiseProblem& given, at::ScalarType dtype) {
+  const Tensors in = cast(given.inputs, dtype);
+  const at::Tensor grad = given.grad_out.to(dtype);
+  if (given.name == "swiglu") {
+    const auto [gate, up] = composed::swiglu_backward(grad, in[0], in[1]);
+    return {composed::swiglu(in[0], in[1]), gate, up};
+  }
+  const bool has_addend = given.name == "norm of sum";
+  const at::Tensor& weight = in.back();
+  const auto [y, sum, inverse] = composed::rms_norm(in[0], has_addend ? std::optional(in[1]) : std::nullopt,
+                                                    weight, ElementwiseProblems::kEps);
+  EXPECT_EQ(inverse.scalar_type(), for_sums(y).scalar_type());
+  if (!has_addend) {
+    const auto [x, w] = composed::rms_norm_backward(grad, {}, in[0], weight, inverse, {true, true});
+    return {y, x, w.to(dtype)};
+  }
+  const std::vector<at::Tensor> grads = grad.chunk(2);
+  const auto [x, w] = composed::rms_norm_backward(grads[0], grads[1], sum, weight, inverse, {true, true});
+  return {at::cat({y, sum}), x, x, w.to(dtype)};
+}
+
+TEST(ElementwiseComposed, EqualTheReference) {
+  for (const at::ScalarType dtype : kDtypes) {
+    uint64_t seed = 0;
+    for (const int64_t width : {1, 2, 63, 64, 576}) {
+      SCOPED_TRACE(::testing::Message() << dtype << ", from seed " << seed + 1 << " on, rows of " << width);
+      ElementwiseJudge judge(dtype);
+      for (int64_t draw = judge.draws(101, width); draw > 0; --draw) {
+        ElementwiseProblems problems(++seed, dtype);
+        for (const ElementwiseProblem& given :
+             {problems.norm({101, width}), problems.norm_of_sum(101, width), problems.product(101, width)}) {
+          judge.add(given, run_composed(given, dtype));
+        }
+      }
+      judge.expect_right();
+    }
+  }
+}
+
+TEST(ElementwiseComposed, RotationsEqualTheOperatorsBothWays) {
+  for (const at::ScalarType dtype : kDtypes) {
+    const at::Tensor x = ElementwiseProblems(5, dtype).normal({17, 3, 16}).to(dtype);
+    const at::Tensor angles = for_sums(x).select(1, 0).slice(1, 0, 8) * 50;
+    for (const bool back : {false, true}) {
+      const at::Tensor ours = composed::rotary(x, angles.cos(), angles.sin(), back);
+      EXPECT_LE(relative_error(ours, rotary(x, angles.cos(), angles.sin(), back)),
+                dtype == at::kDouble  ? 1e-15
+                : dtype == at::kFloat ? 1e-7
+                                      : 1e-3);
+      EXPECT_EQ(ours.scalar_type(), dtype);
+    }
+  }
+}
+
+TEST(ElementwiseComposed, GradientsThatNobodyWantsAreLeftOut) {
+  const at::Tensor x = at::randn({5, 8}), weight = at::ones({8});
+  const at::Tensor inverse = std::get<2>(composed::rms_norm(x, {}, weight, 0.1));
+  EXPECT_FALSE(std::get<0>(composed::rms_norm_backward(x, {}, x, weight, inverse, {false, true})).defined());
+  EXPECT_FALSE(std::get<1>(composed::rms_norm_backward(x, {}, x, weight, inverse, {true, false})).defined());
+}
+
+}  // namespace
+}  // namespace espalier::testing

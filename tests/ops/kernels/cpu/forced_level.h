@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU level of tests.
+#pragma once
+
+#include "tests/environment_variable.h"
+
+namespace espalier::testing {
+
+/// Sets ESPALIER_CPU while it lives; "": the machine's best.
+class ForcedLevel : ForcedVariable {
+ public:
+  explicit ForcedLevel(const char* name) : ForcedVariable("ESPALIER_CPU", name) {}
+};
+
+}  // namespace espalier::testing

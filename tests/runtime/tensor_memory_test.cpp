@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Predicted memory against what tensors really took.
+#include "espalier/runtime/tensor_memory.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "espalier/base/check.h"
+#include "espalier/engine/engine.h"
+#include "espalier/measure/cost.h"
+#include "espalier/tree/synth.h"
+#include "tests/engine/tiny_models.h"
+#include "tests/test_seed.h"
+
+namespace espalier::testing {
+namespace {
+
+TEST(TensorMemory, CountsWhatIsHeldAndItsPeak) {
+  count_tensor_memory();
+  const int64_t before = tensor_memory();
+  reset_peak_tensor_memory();
+  {
+    const at::Tensor first = at::empty({1000}, at::kDouble);
+    EXPECT_GE(tensor_memory() - before, 8000);
+    EXPECT_LE(tensor_memory() - before, 8200);
+    {
+      const at::Tensor second = at::zeros({500}, at::kDouble);
+    }
+    EXPECT_GE(peak_tensor_memory() - before, 12000);
+    EXPECT_LE(tensor_memory() - before, 8200);
+  }
+  EXPECT_EQ(tensor_memory(), before);
+  EXPECT_GE(peak_tensor_memory() - before, 12000);
+  reset_peak_tensor_memory();
+  EXPECT_EQ(peak_tensor_memory(), before);
+}
+
+// Large enough that activations are most of the memory.
+DecoderConfig measured_config(Family family) {
+  DecoderConfig config = tiny_config(family, 31);
+  config.num_hidden_layers = 4;
+  config.hidden_size = 32;
+  config.intermediate_size = 88;
+  config.max_position_embeddings = 1 << 17;
+  return config;
+}
+
+// With loss on the last tokens of every row.
+Trajectories as_trajectories(Csr<int32_t> sequences, int64_t with_loss) {
+  Trajectories trajectories;
+  std::vector<uint8_t> mask(sequences.values.size());
+  for (int64_t r = 0; r < sequences.num_rows(); ++r) {
+    const int64_t end = sequences.offsets[r + 1];
+    std::fill(mask.begin() + std::max(sequences.offsets[r], end - with_loss), mask.begin() + end, 1);
+  }
+  trajectories.loss_weights = Column<uint8_t>(std::move(mask));
+  trajectories.offsets = Column<int64_t>(std::move(sequences.offsets));
+  trajectories.input_ids = Column<int32_t>(std::move(sequences.values));
+  return trajectories;
+}
+
+struct Shares {
+  double share;  // measured peak / predicted
+  int64_t micro_batches;
+};
+
+Shares run(const Trajectories& trajectories, const DecoderConfig& config, const PlanOptions& options,
+           at::ScalarType dtype = at::kFloat, const ObjectiveOptions& objective = {}) {
+  count_tensor_memory();
+  const int64_t before = tensor_memory();
+  const Decoder decoder = tiny_decoder(config, 1, dtype);
+  const int64_t weights = tensor_memory() - before;
+  const MemoryModel memory = memory_model(config, dtype, std::nullopt, *make_objective(objective));
+  const PlanCosts costs{assumed_time_model(model_shape(config)), memory};
+  const Step step = make_step(trajectories, all_rows(trajectories),
+                              {.plan = options, .objective = objective, .costs = &costs});
+  decoder.zero_gradients();
+  forward_backward(decoder, step, Loss(trajectories, objective));  // allocates the sums
+  const StepResult result = forward_backward(decoder, step, Loss(trajectories, objective));
+  const double predicted = predict_step(costs, step).largest_peak_bytes();
+  // Weights are counted with what allocators round up: thousands of small tensors are no model.
+  const double rounding =
+      static_cast<double>(weights) - static_cast<double>(memory.num_parameters * memory.element_bytes);
+  EXPECT_GE(rounding, 0);
+  return {static_cast<double>(result.measured_peak_bytes() - before) / predicted,
+          static_cast<int64_t>(result.measured.size())};
+}
+
+void expect_bounded(const char* name, const Trajectories& trajectories, const DecoderConfig& config,
+                    int64_t part, double least_share) {
+  const int64_t tokens = forest_of(trajectories, {}).tree_tokens();
+  for (const CheckpointActivations checkpoint :
+       {CheckpointActivations::kNone, CheckpointActivations::kLayer, CheckpointActivations::kPiece}) {
+    SCOPED_TRACE(fmt::format("{}, budget a {}th of {} tokens, checkpoint {}", name, part, tokens,
+                             espalier::to_string(checkpoint)));
+    const Shares shares = run(trajectories, config, {Strategy::kPartition, tokens / part, checkpoint});
+    std::printf("%-28s 1/%-3lld %-6s %4lld micro-batches: measured / predicted peak %.3f\n", name,
+                static_cast<long long>(part), espalier::to_string(checkpoint),
+                static_cast<long long>(shares.micro_batches), shares.share);
+    EXPECT_LE(shares.share, 1.10);
+    EXPECT_GE(shares.share, least_share);  // a bound that is never near holds nothing
+    EXPECT_GE(shares.micro_batches, part * 3 / 4);
+  }
+}
+
+TEST(TensorMemory, PeakOfPartitionsIsBoundedByThePlan) {
+  const Trajectories tree = as_trajectories(synthesize({.depth = 6,
+                                                        .branching = 3,
+                                                        .node_length = 10,
+                                                        .vocab_size = 31,
+                                                        .end_inside = 0.1,
+                                                        .seed = test_seed(5)}),
+                                            30);
+  for (const int64_t part : {4, 16, 64}) {
+    // With norms of q and k at one of the sizes.
+    const Family family = part == 16 ? Family::kQwen3 : Family::kLlama;
+    expect_bounded("agent tree", tree, measured_config(family), part, 0.6);
+  }
+}
+
+TEST(TensorMemory, PeakOfAChainOfAThousandNodes) {
+  // One trajectory per turn, each going on from the one before.
+  Csr<int32_t> rows;
+  std::vector<int32_t> ids{1};
+  Rng rng(test_seed(3));
+  for (int turn = 0; turn < 1000; ++turn) {
+    for (int i = 0; i < 4; ++i) ids.push_back(static_cast<int32_t>(rng.below(31)));
+    rows.push_row(ids);
+  }
+  const Trajectories chain = as_trajectories(std::move(rows), 4);
+  for (const int64_t part : {4, 16, 64}) {
+    expect_bounded("chain of 1,000 nodes", chain, measured_config(Family::kLlama), part, 0.6);
+  }
+}
+
+TEST(TensorMemory, PeakOfAStarOfTenThousandLeaves) {
+  Csr<int32_t> rows;
+  Rng rng(test_seed(4));
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 200; ++i) prompt.push_back(static_cast<int32_t>(rng.below(31)));
+  for (int leaf = 0; leaf < 10'000; ++leaf) {
+    std::vector<int32_t> ids = prompt;
+    // Leaves differ from the start in three digits of base 31.
+    for (int digit = leaf, i = 0; i < 3; ++i, digit /= 31) ids.push_back(digit % 31);
+    rows.push_row(ids);
+  }
+  const Trajectories star = as_trajectories(std::move(rows), 3);
+  for (const int64_t part : {4, 16, 64}) {
+    expect_bounded("star of 10,000 leaves", star, measured_config(Family::kLlama), part, 0.4);
+  }
+}
+
+// A few tokens with very many loss terms.
+TEST(TensorMemory, PeakOfLossTermsIsThatOfTheObjective) {
+  TrajectoriesBuilder builder;
+  for (int row = 0; row < 20'000; ++row) {
+    TrajectoryRow built{.input_ids = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, row % 2 == 0 ? 11 : 12},
+                        .advantage = row % 3 - 1.0};
+    if (row % 4 != 0) {
+      built.logprobs.assign(built.input_ids.size(), -3.0);
+      built.logprobs[0] = 0;
+    }
+    builder.append(built);
+  }
+  const Trajectories trajectories = builder.finish();
+  for (const ObjectiveKind kind : {ObjectiveKind::kSft, ObjectiveKind::kGrpo}) {
+    // In one micro-batch, and in three of which two wait for the last.
+    for (const int64_t token_budget : {12, 4}) {
+      for (const CheckpointActivations checkpoint :
+           {CheckpointActivations::kNone, CheckpointActivations::kPiece}) {
+        ObjectiveOptions objective;
+        objective.kind = kind;
+        const PlanOptions options{Strategy::kPartition, token_budget, checkpoint};
+        const Shares shares =
+            run(trajectories, tiny_config(Family::kLlama, 31), options, at::kFloat, objective);
+        std::printf("%s, %lld tokens, %s: measured / predicted peak %.3f\n",
+                    kind == ObjectiveKind::kSft ? "sft" : "grpo", static_cast<long long>(token_budget),
+                    espalier::to_string(checkpoint), shares.share);
+        EXPECT_LE(shares.share, 1.02);
+        EXPECT_GE(shares.share, 0.9);
+        EXPECT_EQ(shares.micro_batches, token_budget == 12 ? 1 : 3);
+      }
+    }
+  }
+}
+
+TEST(TensorMemory, LowerPrecisionAndPackingAreBoundedToo) {
+  const Trajectories tree = as_trajectories(
+      synthesize({.depth = 4, .branching = 3, .node_length = 40, .vocab_size = 31, .seed = test_seed(6)}),
+      1000);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const Strategy strategy :
+         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+      const Shares shares = run(tree, measured_config(Family::kQwen2), {strategy, 600}, dtype);
+      std::printf("%s %s: measured / predicted peak %.3f\n", c10::toString(dtype),
+                  espalier::to_string(strategy), shares.share);
+      EXPECT_LE(shares.share, 1.10) << dtype << espalier::to_string(strategy);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace espalier::testing

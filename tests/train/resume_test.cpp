@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// What --resume takes and what it refuses: damaged and poisoned checkpoints, other models, data and flags.
+#include "espalier/train/resume.h"
+#include "espalier/model/init.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "espalier/base/check.h"
+#include "espalier/base/manifest.h"
+#include "espalier/base/safetensors.h"
+#include "espalier/data/builder.h"
+#include "espalier/model/init.h"
+#include "tests/base/message_of.h"
+#include "tests/train/trainer_fixture.h"
+
+namespace espalier::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ResumeTest : public TrainerTest {
+ protected:
+  // A run of `steps` steps with a checkpoint after each.
+  TrainOptions finished_run(const std::string& name, int64_t steps) {
+    TrainOptions run = options(name, at::kFloat);
+    run.steps = steps;
+    run.save_every = 1;
+    EXPECT_TRUE(train(training_rows(), run, {}));
+    return run;
+  }
+
+  static fs::path step(const TrainOptions& run, int64_t number) { return checkpoint_folder(run.out, number); }
+
+  // Resumes up to `steps` and returns what was noted.
+  static std::string resume_to(TrainOptions run, int64_t steps, const Trajectories& rows = training_rows()) {
+    run.resume = true;
+    run.steps = steps;
+    std::string notes;
+    TrainEvents events;
+    events.note = [&](const std::string& text) { notes += text + "\n"; };
+    EXPECT_TRUE(train(rows, run, events));
+    return notes;
+  }
+
+  static std::string refusal(TrainOptions run, const Trajectories& rows = training_rows()) {
+    run.resume = true;
+    run.steps = 9;
+    return message_of<InputError>([&] { train(rows, run, {}); });
+  }
+};
+
+void flip_bit(const fs::path& file, size_t bit) {
+  std::string text = read_text(file);
+  text.at(bit / 8) = static_cast<char>(text.at(bit / 8) ^ (1 << bit % 8));
+  write_text(file, text);
+}
+
+// Writes one value into a tensor of a safetensors file, as if the run had done so: the manifest agrees.
+void poison(const fs::path& folder, const char* file, const std::string& name, float value) {
+  std::string text = read_text(folder / file);
+  {
+    const SafetensorsFile tensors(folder / file);
+    const TensorView& tensor = tensors.at(name);
+    const size_t begin = tensor.bytes.data() - tensors.mapping()->bytes().data();
+    ASSERT_EQ(tensor.dtype, "F32");
+    std::memcpy(text.data() + begin + 8, &value, sizeof value);
+  }
+  write_text(folder / file, text);
+  write_manifest(folder, folder.filename().string());
+}
+
+struct Damage {
+  const char* name;
+  std::function<void(const fs::path&)> apply;
+  const char* words;  // of the message
+};
+
+TEST_F(ResumeTest, FallsBackToTheNewestCheckpointThatIsWhole) {
+  const TrainOptions whole = finished_run("whole", 5);
+  const std::vector<Damage> damages = {
+      {"flipped weights", [](const fs::path& f) { flip_bit(f / "model.safetensors", 40'001); }, "checksum"},
+      {"flipped optimizer", [](const fs::path& f) { flip_bit(f / "optimizer.safetensors", 80'003); },
+       "optimizer.safetensors"},
+      {"flipped tokens of the header", [](const fs::path& f) { flip_bit(f / "model.safetensors", 100); },
+       "checksum"},
+      {"flipped manifest", [](const fs::path& f) { flip_bit(f / kManifestFile, 900); }, ""},
+      {"cut short", [](const fs::path& f) { fs::resize_file(f / "optimizer.safetensors", 5000); },
+       "5000 bytes"},
+      {"missing", [](const fs::path& f) { fs::remove(f / "optimizer.safetensors"); }, "missing"},
+      {"extra weights",
+       [](const fs::path& f) { fs::copy_file(f / "model.safetensors", f / "resume.safetensors"); },
+       "resume.safetensors does not belong"},
+      {"of another step",
+       [](const fs::path& f) {
+         fs::copy_file(f.parent_path() / "step_1/optimizer.safetensors", f / "optimizer.safetensors",
+                       fs::copy_options::overwrite_existing);
+       },
+       "checksum"},
+      {"another step whole",
+       [](const fs::path& f) {
+         fs::remove_all(f);
+         fs::copy(f.parent_path() / "step_1", f);
+       },
+       "step_1"},
+      {"state of another step",
+       [](const fs::path& f) {
+         fs::copy_file(f.parent_path() / "step_1/trainer_state.json", f / kStateFile,
+                       fs::copy_options::overwrite_existing);
+         write_manifest(f, f.filename().string());
+       },
+       "expected the step of the folder"},
+      {"NaN weights",
+       [](const fs::path& f) {
+         poison(f, "model.safetensors", "model.norm.weight", std::numeric_limits<float>::quiet_NaN());
+       },
+       "`model.norm.weight`: as float32 it holds 1 value of 16 that is not finite"},
+      {"infinite moments",
+       [](const fs::path& f) {
+         poison(f, "optimizer.safetensors", "exp_avg_sq.model.norm.weight",
+                std::numeric_limits<float>::infinity());
+       },
+       "exp_avg_sq.model.norm.weight"},
+      {"zeroed block of a checkpoint without a manifest",
+       [](const fs::path& f) {
+         fs::remove(f / kManifestFile);
+         fs::resize_file(f / "model.safetensors", 4096);
+       },
+       "model.safetensors"},
+  };
+  for (const Damage& damage : damages) {
+    SCOPED_TRACE(damage.name);
+    TrainOptions run = whole;
+    run.out = folder_ / damage.name;
+    fs::copy(whole.out, run.out, fs::copy_options::recursive);
+    for (const int64_t number : {5, 4}) fs::remove_all(step(run, number));
+    damage.apply(step(run, 3));
+    const std::string notes = resume_to(run, 5);
+    EXPECT_NE(notes.find("step_3 cannot be used"), std::string::npos) << notes;
+    EXPECT_NE(notes.find(damage.words), std::string::npos) << notes;
+    EXPECT_NE(notes.find("falling back to " + step(run, 2).string()), std::string::npos) << notes;
+    EXPECT_TRUE(fs::exists(step(run, 3).string() + ".damaged"));
+    expect_same_files(step(whole, 5), step(run, 5));
+    expect_same_files(step(whole, 3), step(run, 3));
+    EXPECT_EQ(losses(whole.out), losses(run.out));
+  }
+}
+
+TEST_F(ResumeTest, IsRefusedWhereNoCheckpointIsWhole) {
+  const TrainOptions run = finished_run("run", 2);
+  for (const int64_t number : {1, 2}) flip_bit(step(run, number) / "model.safetensors", 40'001);
+  const std::string message = refusal(run);
+  EXPECT_NE(message.find("step_2 cannot be used: model.safetensors"), std::string::npos) << message;
+  EXPECT_NE(message.find("1 before it"), std::string::npos) << message;
+  EXPECT_EQ(newest(run.out), "step_2");  // nothing was renamed
+}
+
+TEST_F(ResumeTest, OlderCheckpointsWithoutAManifestAreTaken) {
+  const TrainOptions whole = finished_run("whole", 4), run = finished_run("run", 2);
+  fs::remove(step(run, 2) / kManifestFile);
+  const fs::path file = step(run, 2) / kStateFile;
+  auto state = nlohmann::ordered_json::parse(read_text(file));
+  state.erase("format");
+  state.erase("data_hashes");
+  write_text(file, state.dump());
+  const std::string notes = resume_to(run, 4);
+  EXPECT_NE(notes.find("has no manifest.json"), std::string::npos) << notes;
+  EXPECT_NE(notes.find("does not say what its data held"), std::string::npos) << notes;
+  expect_same_files(step(whole, 4), step(run, 4));
+}
+
+TEST_F(ResumeTest, FilesThatWereAddedBesideAreNamedOnly) {
+  const TrainOptions run = finished_run("run", 1);
+  write_text(step(run, 1) / "NOTES.md", "mine");
+  const std::string notes = resume_to(run, 2);
+  EXPECT_NE(notes.find("NOTES.md"), std::string::npos) << notes;
+}
+
+TEST_F(ResumeTest, AnotherModelIsRefusedByTheKeyThatDiffers) {
+  TrainOptions run = finished_run("run", 1);
+  struct Change {
+    const char* key;
+    nlohmann::json value;
+  };
+  const fs::path original = run.model;
+  for (const Change& change : {Change{"rope_theta", 500.0}, Change{"num_hidden_layers", 1},
+                               Change{"rms_norm_eps", 0.01}, Change{"tie_word_embeddings", true}}) {
+    nlohmann::json config = tiny_config_json(Family::kQwen3, kVocabSize);
+    config[change.key] = change.value;
+    const fs::path file = folder_ / (std::string(change.key) + ".json");
+    write_text(file, config.dump());
+    run.model = folder_ / change.key;
+    init_model({.config = file, .out = run.model, .dtype = at::kDouble});
+    const std::string message = refusal(run);
+    EXPECT_NE(message.find(change.key), std::string::npos) << message;
+    EXPECT_NE(message.find("another model"), std::string::npos) << message;
+  }
+  // What says nothing about the model may differ.
+  nlohmann::json config = tiny_config_json(Family::kQwen3, kVocabSize);
+  config["transformers_version"] = "9.9";
+  config["torch_dtype"] = "float64";
+  run.model = folder_ / "same";
+  fs::copy(original, run.model);
+  write_text(run.model / "config.json", config.dump());
+  resume_to(run, 2);
+}
+
+// Rows with every column that a run reads.
+std::vector<TrajectoryRow> full_rows() {
+  std::vector<TrajectoryRow> rows;
+  for (int32_t i = 0; i < 4; ++i) {
+    TrajectoryRow row;
+    row.input_ids = {1, 2, 3 + i, 4};
+    row.loss_weights = {1, 1, 0.5, 1};
+    row.logprobs = {0, -1, -2, -1.5};
+    row.reward = i % 2;
+    row.group_id = i < 2 ? "a" : "b";
+    row.trajectory_id = std::to_string(i);
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+Trajectories built(const std::vector<TrajectoryRow>& rows) {
+  TrajectoriesBuilder builder;
+  for (const TrajectoryRow& row : rows) builder.append(row);
+  return builder.finish();
+}
+
+TEST_F(ResumeTest, OtherDataOfEqualSizeIsRefusedByTheColumnThatDiffers) {
+  TrainOptions run = options("run", at::kFloat);
+  run.objective.kind = ObjectiveKind::kGrpo;
+  run.steps = 1;
+  ASSERT_TRUE(train(built(full_rows()), run, {}));
+  struct Change {
+    const char* column;
+    std::function<void(TrajectoryRow*)> apply;
+  };
+  const std::vector<Change> changes = {
+      {"input_ids", [](TrajectoryRow* row) { row->input_ids[3] = 5; }},
+      {"loss_weights", [](TrajectoryRow* row) { row->loss_weights[2] = 0.25; }},
+      {"logprobs", [](TrajectoryRow* row) { row->logprobs[1] = -1.25; }},
+      {"logprobs", [](TrajectoryRow* row) { row->logprobs.clear(); }},
+      {"advantages", [](TrajectoryRow* row) { row->advantage = 0.5; }},
+      {"reward", [](TrajectoryRow* row) { row->reward = 3; }},
+      {"group_id", [](TrajectoryRow* row) { row->group_id = "c"; }},
+  };
+  for (const Change& change : changes) {
+    std::vector<TrajectoryRow> rows = full_rows();
+    change.apply(&rows[1]);
+    const std::string message = refusal(run, built(rows));
+    EXPECT_NE(message.find(fmt::format("the data's {} ", change.column)), std::string::npos) << message;
+  }
+  std::vector<TrajectoryRow> renamed = full_rows();
+  for (TrajectoryRow& row : renamed) row.trajectory_id += "-again";
+  resume_to(run, 2, built(renamed));
+}
+
+TEST_F(ResumeTest, TheLearningRateMayChangeWithAWord) {
+  TrainOptions run = finished_run("run", 1);
+  run.learning_rate = 0.001;
+  run.config["learning-rate"] = 0.001;
+  const std::string notes = resume_to(run, 2);
+  EXPECT_NE(notes.find("learning-rate was 0.01, and is 0.001 from here on"), std::string::npos) << notes;
+}
+
+TEST_F(ResumeTest, StatesAreChecked) {
+  const TrainOptions run = finished_run("run", 1);
+  const fs::path file = step(run, 1) / kStateFile;
+  const auto good = nlohmann::ordered_json::parse(read_text(file));
+  EXPECT_EQ(read_run_state(step(run, 1)).step, 1);
+  const auto refused = [&](const char* key, const nlohmann::ordered_json& value) {
+    auto state = good;
+    if (value.is_null()) {
+      state.erase(key);
+    } else {
+      state[key] = value;
+    }
+    write_text(file, state.dump());
+    const std::string message = message_of<InputError>([&] { read_run_state(step(run, 1)); });
+    EXPECT_NE(message.find(key), std::string::npos) << value.dump() << ": " << message;
+    EXPECT_NE(message.find(kStateFile), std::string::npos) << message;
+  };
+  for (const nlohmann::ordered_json& value :
+       {nlohmann::ordered_json(), nlohmann::ordered_json(UINT64_MAX), nlohmann::ordered_json(-5),
+        nlohmann::ordered_json(0), nlohmann::ordered_json(2), nlohmann::ordered_json(1.0),
+        nlohmann::ordered_json("1"), nlohmann::ordered_json::array({1}), nlohmann::ordered_json(true),
+        nlohmann::ordered_json(INT64_MIN)}) {
+    refused("step", value);
+  }
+  for (const char* key : {"data_rows", "data_tokens"}) {
+    for (const nlohmann::ordered_json& value :
+         {nlohmann::ordered_json(), nlohmann::ordered_json(UINT64_MAX), nlohmann::ordered_json(-1)})
+      refused(key, value);
+  }
+  refused("format", 3);
+  refused("format", "2");
+  refused("data_hashes", 3);
+  refused("data_hashes", {{"input_ids", 3}});
+  refused("config", 3);
+  for (const char* text : {"", "[]", "7", "{", "null"}) {
+    write_text(file, text);
+    EXPECT_THROW(read_run_state(step(run, 1)), InputError) << text;
+  }
+}
+
+TEST(StepOf, KnowsStepFoldersOnly) {
+  EXPECT_EQ(step_of("run/checkpoints/step_12"), 12);
+  EXPECT_EQ(step_of("step_0"), 0);
+  for (const char* name : {"step_", "step_-4", "step_+4", "step_04", "step_4x", "step_99999999999999999999",
+                           ".step_4", "step_4.damaged", "other"})
+    EXPECT_EQ(step_of(name), -1) << name;
+}
+
+}  // namespace
+}  // namespace espalier::testing

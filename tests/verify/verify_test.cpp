@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/verify/verify.h"
+
+#include <gtest/gtest.h>
+
+#include "espalier/base/check.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/engine/tiny_models.h"
+#include "tests/ops/gemm/forced_products.h"
+#include "tests/test_seed.h"
+
+namespace espalier::testing {
+namespace {
+
+constexpr int64_t kVocabSize = 19;
+
+Trajectories rows_to_verify(bool for_grpo) {
+  Rng rng(test_seed(31));
+  return random_trajectories(rng, Shape::kMixed,
+                             {.vocab_size = kVocabSize, .max_rows = 12, .for_grpo = for_grpo});
+}
+
+int64_t longest(const Trajectories& trajectories) {
+  int64_t longest = 0;
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    longest = std::max(longest, trajectories.row_size(row));
+  }
+  return longest;
+}
+
+std::vector<PlanOptions> plans(const Trajectories& trajectories) {
+  const int64_t smallest = longest(trajectories);
+  return {{Strategy::kTreePacking, 0},
+          {Strategy::kTreePacking, smallest},
+          {Strategy::kTreePacking, smallest + 20},
+          {Strategy::kSequencePacking, 0},
+          {Strategy::kSequencePacking, smallest + 5},
+          {Strategy::kPartition, 0},
+          {Strategy::kPartition, smallest / 2},
+          {Strategy::kPartition, 5, CheckpointActivations::kLayer},
+          {Strategy::kPartition, 5, CheckpointActivations::kPiece, true}};
+}
+
+std::vector<std::string> keys(const nlohmann::ordered_json& json) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json.items()) keys.push_back(key);
+  return keys;
+}
+
+class VerifyTest : public ::testing::TestWithParam<Family> {
+ protected:
+  VerifyOptions options(at::ScalarType dtype, bool wide = false) {
+    const auto model = folder_ / fmt::format("model-{}-{}", static_cast<int>(dtype), wide);
+    if (!std::filesystem::exists(model)) write_tiny_model(model, GetParam(), kVocabSize, 9, dtype, wide);
+    VerifyOptions options;
+    options.model = model;
+    options.dtype = dtype;
+    return options;
+  }
+
+  ScratchFolder folder_;
+};
+
+TEST_P(VerifyTest, PassesInFloat64UnderEveryPlan) {
+  for (const bool for_grpo : {false, true}) {
+    const Trajectories trajectories = rows_to_verify(for_grpo);
+    for (const PlanOptions& plan : plans(trajectories)) {
+      VerifyOptions run = options(at::kDouble);
+      run.plan = plan;
+      if (for_grpo) run.objective.kind = ObjectiveKind::kGrpo;
+      const VerifyReport report = verify(trajectories, run);
+      SCOPED_TRACE(fmt::format("{} budget {} {}", to_string(plan.strategy), plan.token_budget,
+                               to_json(report).dump()));
+      EXPECT_TRUE(report.passed);
+      EXPECT_LE(report.grad_rel_error_max, 1e-12);
+      EXPECT_LE(report.loss_rel_error, 1e-12);
+      EXPECT_LE(report.logprob_abs_error_max, 1e-12);
+      EXPECT_TRUE(report.isolation_bitwise);
+      EXPECT_EQ(report.dtype, "float64");
+      EXPECT_EQ(report.flat_tokens, trajectories.num_tokens());
+      EXPECT_LT(report.tree_tokens, report.flat_tokens);
+      if (plan.token_budget == 0) {
+        EXPECT_GT(report.isolation_trials, 0);
+        EXPECT_EQ(report.encoded_tokens,
+                  plan.strategy == Strategy::kSequencePacking ? report.flat_tokens : report.tree_tokens);
+      }
+    }
+  }
+}
+
+TEST_P(VerifyTest, PassesInLowerPrecisionByErrorRatio) {
+  // Some hundred tokens and no parameter of few values: else ratios are those of single rounding errors,
+  // which are anything (tests/error_ratio.h).
+  Rng rng(test_seed(32));
+  const Trajectories trajectories =
+      random_trajectories(rng, Shape::kDeep, {.vocab_size = kVocabSize, .max_rows = 12, .draws = 16});
+  for_each_product_choice([&] {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const PlanOptions& plan : plans(trajectories)) {
+        VerifyOptions run = options(dtype, /*wide=*/true);
+        run.plan = plan;
+        const VerifyReport report = verify(trajectories, run);
+        SCOPED_TRACE(fmt::format("{} budget {} {}", to_string(plan.strategy), plan.token_budget,
+                                 to_json(report).dump()));
+        ASSERT_GT(report.tree_tokens, 300);
+        EXPECT_TRUE(report.passed);
+        EXPECT_GT(report.error_ratio_max, 0);
+        EXPECT_LE(report.error_ratio_max, 2);
+        EXPECT_LE(report.error_ratio_median, 1.5);
+        EXPECT_GT(report.grad_rel_error_max, 1e-12);  // it did run in the lower precision
+        EXPECT_TRUE(report.isolation_bitwise);
+      }
+    }
+  });
+}
+
+TEST_P(VerifyTest, FailsWhenTheToleranceIsBelowTheError) {
+  VerifyOptions run = options(at::kFloat);
+  run.max_error_ratio = 1e-3;
+  EXPECT_FALSE(verify(rows_to_verify(false), run).passed);
+  run = options(at::kDouble);
+  run.max_error = 1e-19;
+  EXPECT_FALSE(verify(rows_to_verify(false), run).passed);
+}
+
+TEST_P(VerifyTest, PassesWhereTheLossCancels) {
+  // Ratios of 1 and advantages of a group that sum to nothing: the loss is 0 but for rounding, its gradient
+  // is not.
+  VerifyOptions run = options(at::kDouble);
+  run.objective.kind = ObjectiveKind::kGrpo;
+  run.isolation_trials = 0;
+  Rng rng(test_seed(5));
+  for (int trial = 0; trial < 5; ++trial) {
+    TrajectoriesBuilder builder;
+    for (int32_t row = 0; row < 5; ++row) {
+      builder.append({.input_ids = {1, 2, 3, row, 4, 5, row}, .reward = rng.uniform(), .group_id = "g"});
+    }
+    const VerifyReport report = verify(builder.finish(), run);
+    EXPECT_TRUE(report.passed) << to_json(report).dump();
+    EXPECT_LT(std::abs(report.reference_loss), 1e-14);
+  }
+}
+
+TEST_P(VerifyTest, ReportsTheKeysThatItPromises) {
+  const Trajectories trajectories = rows_to_verify(false);
+  EXPECT_EQ(keys(to_json(verify(trajectories, options(at::kDouble)))),
+            (std::vector<std::string>{"dtype", "device", "loss_rel_error", "grad_rel_error_max",
+                                      "grad_rel_error_worst_parameter", "logprob_abs_error_max",
+                                      "isolation_bitwise", "isolation_trials", "flat_tokens", "tree_tokens",
+                                      "encoded_tokens", "loss", "passed"}));
+  const nlohmann::ordered_json low = to_json(verify(trajectories, options(at::kFloat)));
+  for (const char* key : {"dtype", "loss_rel_error", "grad_rel_error_max", "grad_rel_error_worst_parameter",
+                          "logprob_abs_error_max", "error_ratio_max", "isolation_bitwise", "flat_tokens",
+                          "tree_tokens", "passed"}) {
+    EXPECT_TRUE(low.contains(key)) << key;
+  }
+  EXPECT_EQ(low["dtype"], "float32");
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, VerifyTest, ::testing::ValuesIn(kFamilies),
+                         [](const auto& info) { return to_string(info.param); });
+
+}  // namespace
+}  // namespace espalier::testing
