@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/base/folder_lock.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
+#include <future>
+#include <optional>
+#include <thread>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
@@ -53,6 +59,44 @@ TEST(FolderLock, IsGivenBackByAKilledProcess) {
   EXPECT_TRUE(FolderLock(folder.path(), no_warning).held());
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+// A lock whose holder has not named itself: it has just taken it, or is about to give it back.
+class NamelessHolder {
+ public:
+  explicit NamelessHolder(const std::filesystem::path& folder)
+      : descriptor_(::open((folder / ".lock").c_str(), O_RDWR | O_CREAT, 0666)) {
+    EXPECT_EQ(::flock(descriptor_, LOCK_EX | LOCK_NB), 0);
+  }
+  ~NamelessHolder() { ::close(descriptor_); }
+  void write_name(const std::string& text) const {
+    EXPECT_EQ(::pwrite(descriptor_, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  }
+
+ private:
+  int descriptor_;
+};
+
+TEST(FolderLock, IsTakenFromAHolderThatIsAboutToEnd) {
+  const ScratchFolder folder;
+  auto holder = std::make_optional<NamelessHolder>(folder.path());
+  auto next = std::async(std::launch::async,
+                         [&] { return FolderLock(folder.path(), no_warning).held(); });
+  // The holder ends after the first refusal. Ending before it would pass too, but show less.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  holder.reset();
+  EXPECT_TRUE(next.get());
+}
+
+TEST(FolderLock, NamesAHolderThatHasJustBegun) {
+  const ScratchFolder folder;
+  const NamelessHolder holder(folder.path());
+  auto next = std::async(std::launch::async, [&] {
+    return message_of<InputError>([&] { FolderLock(folder.path(), no_warning); });
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  holder.write_name("process 7 on host\n");
+  EXPECT_NE(next.get().find("process 7 on host is writing"), std::string::npos);
 }
 
 TEST(FolderLock, NeedsAFolderThatCanBeWrittenTo) {

@@ -16,23 +16,42 @@
 namespace espalier {
 namespace {
 
+constexpr int kTries = 500;
+constexpr auto kBetweenTries = std::chrono::milliseconds(20);
+
 std::string holder_text() {
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
   return fmt::format("process {} on {}\n", ::getpid(), host[0] == '\0' ? "localhost" : host.data());
 }
 
-// Who holds the lock. The file is empty for the moment between taking the lock and writing to it.
+// The line that the holder wrote, or nothing while there is none.
 std::string read_holder(int descriptor) {
-  for (int tries = 0; tries < 50; ++tries) {
-    std::array<char, 512> text{};
-    const ssize_t count = ::pread(descriptor, text.data(), text.size() - 1, 0);
-    const std::string line(text.data(), count > 0 ? static_cast<size_t>(count) : 0);
-    const size_t end = line.find('\n');
-    if (end != std::string::npos) return line.substr(0, end);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::array<char, 512> text{};
+  const ssize_t count = ::pread(descriptor, text.data(), text.size() - 1, 0);
+  const std::string line(text.data(), count > 0 ? static_cast<size_t>(count) : 0);
+  const size_t end = line.find('\n');
+  return end == std::string::npos ? std::string() : line.substr(0, end);
+}
+
+// Takes the lock without waiting. Returns 0 or an errno.
+int try_lock(int descriptor) {
+  while (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EINTR) return errno;
   }
-  return "another process";
+  return 0;
+}
+
+// Takes the lock, or returns EWOULDBLOCK with the line of who has it. A holder that has not written its line
+// has just begun or is about to end, so both are tried again for a while.
+int take_lock(int descriptor, std::string& holder) {
+  int error = EWOULDBLOCK;
+  for (int tries = 0; tries < kTries && error == EWOULDBLOCK && holder.empty(); ++tries) {
+    if (tries > 0) std::this_thread::sleep_for(kBetweenTries);
+    error = try_lock(descriptor);
+    if (error == EWOULDBLOCK) holder = read_holder(descriptor);
+  }
+  return error;
 }
 
 }  // namespace
@@ -43,21 +62,18 @@ FolderLock::FolderLock(const std::filesystem::path& folder,
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   ESPALIER_CHECK(descriptor_ >= 0, "cannot write {}: {}", path.string(),
                  std::generic_category().message(errno));
-  int result = 0;
-  do {
-    result = ::flock(descriptor_, LOCK_EX | LOCK_NB);
-  } while (result != 0 && errno == EINTR);
-  if (result != 0 && errno == EWOULDBLOCK) {
-    const std::string holder = read_holder(descriptor_);
+  std::string holder;
+  const int error = take_lock(descriptor_, holder);
+  if (error == EWOULDBLOCK) {
     ::close(descriptor_);
     throw InputError(
         fmt::format("{}: {} is writing to this folder; wait until it has ended, or choose another",
-                    folder.string(), holder));
+                    folder.string(), holder.empty() ? "another process" : holder));
   }
-  if (result != 0) {
+  if (error != 0) {
     if (warn) {
       warn(fmt::format("warning: {} cannot be locked ({}): make sure that no other run writes to it",
-                       folder.string(), std::generic_category().message(errno)));
+                       folder.string(), std::generic_category().message(error)));
     }
     return;
   }
