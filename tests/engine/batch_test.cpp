@@ -4,10 +4,13 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "espalier/base/check.h"
 #include "espalier/plan/partition.h"
 #include "tests/engine/tiny_models.h"
+#include "tests/test_seed.h"
 
 namespace espalier::testing {
 namespace {
@@ -150,6 +153,59 @@ TEST(Batch, DifferentExpertRoutesAreNotShared) {
   builder.append({.input_ids = {5, 1, 2}, .routed_experts = {0, 1, 2}});
   const Trajectories trajectories = builder.finish();
   EXPECT_EQ(forest_of(trajectories, {}).tree_tokens(), 5);
+}
+
+// What the nodes say of every token, against the forest: the token before it, wherever that is.
+void expect_nodes_of_the_forest(const Step& step, const Loss& loss) {
+  std::vector<Layout> layouts;
+  std::vector<Batch> batches;
+  for (int64_t m = 0; m < static_cast<int64_t>(step.plan.micro_batches.size()); ++m) {
+    layouts.push_back(make_micro_batch_layout(step.forest, step.plan.micro_batches[m]));
+    batches.push_back(make_batch(step, m, loss));
+    const Layout& layout = layouts.back();
+    const NodeStructure& nodes = *batches.back().nodes;
+    ASSERT_EQ(nodes.num_tokens(), layout.num_tokens());
+    for (int64_t n = 0; n < nodes.num_nodes(); ++n) {
+      for (int64_t t = nodes.begin[n]; t < nodes.begin[n + 1]; ++t) {
+        const int64_t before = token_before(step.forest, layout.forest_token[t]);
+        if (nodes.prev[t] >= 0) {
+          EXPECT_EQ(layout.forest_token[nodes.prev[t]], before);
+        } else if (nodes.context_node[n] < 0) {
+          EXPECT_EQ(before, -1);
+        } else {
+          const int64_t parent = step.plan.micro_batches[m].parent;
+          ASSERT_EQ(batches[m].ancestors.back(), parent);
+          const int64_t last = batches[parent].nodes->begin[nodes.context_node[n] + 1] - 1;
+          EXPECT_EQ(layouts[parent].forest_token[last], before);
+        }
+      }
+    }
+    for (int64_t level = 0; level < nodes.levels.num_rows(); ++level) {
+      for (const int64_t n : nodes.levels.row(level)) {
+        const int64_t parent = nodes.parent[n];
+        const auto above = level == 0 ? std::span<const int64_t>{} : nodes.levels.row(level - 1);
+        EXPECT_EQ(parent >= 0, std::ranges::find(above, parent) != above.end());
+      }
+    }
+    EXPECT_EQ(static_cast<int64_t>(nodes.levels.values.size()), nodes.num_nodes());
+  }
+}
+
+TEST(Batch, NodesAreThoseOfTheForestUnderEveryPlan) {
+  for (uint64_t trial = 0; trial < 30; ++trial) {
+    const uint64_t seed = test_seed(trial);
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(seed);
+    const Trajectories trajectories = random_trajectories(rng, static_cast<Shape>(trial % kNumShapes), {});
+    const Loss loss(trajectories, ObjectiveOptions{});
+    for (const Strategy strategy :
+         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+      for (const int64_t token_budget : {0, 1, 4}) {
+        const PlanOptions plan{strategy, strategy == Strategy::kPartition ? token_budget : 0};
+        expect_nodes_of_the_forest(make_step(trajectories, all_rows(trajectories), {.plan = plan}), loss);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -142,7 +142,7 @@ TEST(UnitLoss, EveryScopeEqualsPerTrajectoryTrainingUnderEveryPlan) {
         EXPECT_EQ(result.metrics[0].name, "terms_seen");
         EXPECT_EQ(result.metrics[0].value, 1);  // the sum over all terms, each once, over their number
         if (scope == Scope::kToken) continue;
-        (needs_logprob_pass(step, loss_units(step, loss)) ? with_pass : without_pass) += 1;
+        (needs_logprob_pass(step, loss) ? with_pass : without_pass) += 1;
       }
     }
   }
@@ -161,7 +161,7 @@ struct CutTree {
     trajectories.group_id = groups;
     const Step step = make_step(trajectories, {.plan = {Strategy::kPartition, 3, checkpoint}});
     EXPECT_EQ(step.plan.micro_batches.size(), 5u);
-    return needs_logprob_pass(step, loss_units(step, Loss(trajectories, made_up(scope))));
+    return needs_logprob_pass(step, Loss(trajectories, made_up(scope)));
   }
 };
 
@@ -185,8 +185,20 @@ TEST(UnitLoss, TheLogprobPassCountsAsRecomputedWork) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 19), 3);
   const Step step = make_step(tree.trajectories, {.plan = {Strategy::kPartition, 3}});
   const Loss loss(tree.trajectories, made_up(Scope::kGroup));
-  const StepResult result = forward_backward(decoder, step, loss);
+  std::vector<int64_t> totals;
+  const StepResult result =
+      forward_backward(decoder, step, loss, [&](int64_t, int64_t total) { totals.push_back(total); });
   EXPECT_EQ(result.recomputed.tokens, result.work.tokens);
+  ASSERT_TRUE(result.logprob_pass.has_value());
+  EXPECT_GT(result.logprob_pass->seconds, 0);
+  EXPECT_GT(result.logprob_pass->peak_bytes, 0);
+  double seconds = result.logprob_pass->seconds;
+  for (const MicroBatchMeasure& measure : result.measured) seconds += measure.seconds;
+  EXPECT_DOUBLE_EQ(result.measured_seconds(), seconds);
+  EXPECT_EQ(totals, std::vector<int64_t>(10, 10));  // both passes of five micro-batches
+  // Without need there is none.
+  const Loss by_token(tree.trajectories, made_up(Scope::kToken));
+  EXPECT_FALSE(forward_backward(decoder, step, by_token).logprob_pass.has_value());
 }
 
 }  // namespace

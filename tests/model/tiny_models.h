@@ -50,9 +50,11 @@ class FunctionSequence : public SequenceOps {
                        double softmax_scale) const override {
     return function_(q, k, v, softmax_scale);
   }
+  const NodeStructure& nodes() const override { return nodes_; }
 
  private:
   Function function_;
+  NodeStructure nodes_;  // attention needs none
 };
 
 inline const FunctionSequence causal_attention(dense_causal_attention);

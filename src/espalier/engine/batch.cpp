@@ -112,6 +112,15 @@ void set_context(std::span<const ContextPiece> pieces, Batch* batch) {
   batch->context_pieces = to_tensor(numbers, at::kLong).view({-1, 5});
 }
 
+std::shared_ptr<const NodeStructure> nodes_of(const MicroBatch& micro_batch, const Layout& layout) {
+  NodeStructure nodes = make_node_structure(layout.run_begin, layout.run_parent);
+  size_t root = 0;
+  for (int64_t n = 0; micro_batch.parent >= 0 && n < nodes.num_nodes(); ++n) {
+    if (nodes.parent[n] < 0) nodes.context_node[n] = micro_batch.context_runs[root++];
+  }
+  return std::make_shared<const NodeStructure>(std::move(nodes));
+}
+
 }  // namespace
 
 Batch make_batch(const Step& step, int64_t index, const Loss& loss) {
@@ -123,6 +132,7 @@ Batch make_batch(const Step& step, int64_t index, const Loss& loss) {
   batch.input_ids = to_tensor(layout.input_ids, at::kLong);
   batch.position_ids = to_tensor(layout.position_ids, at::kLong);
   batch.subtree_end = to_tensor(layout.subtree_end, at::kInt);
+  batch.nodes = nodes_of(micro_batch, layout);
   set_edges(terms, batch.num_tokens(), &batch);
   if (micro_batch.parent >= 0) set_context(step.context.row(index), &batch);
   batch.terms.coefficient = to_tensor(terms.coefficient, at::kDouble);

@@ -5,10 +5,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "espalier/engine/step.h"
+#include "espalier/model/node_structure.h"
 #include "espalier/objective/loss.h"
 
 namespace espalier {
@@ -31,6 +33,7 @@ struct Batch {
   std::vector<int64_t> ancestors;   // the micro-batches above, root first: each has context for this one
   at::Tensor context_pieces;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`;
                                     // always on the host
+  std::shared_ptr<const NodeStructure> nodes;  // the runs of the micro-batch; on the host
 
   int64_t num_tokens() const { return input_ids.size(0); }
   int64_t num_logit_rows() const { return logit_rows.size(0); }

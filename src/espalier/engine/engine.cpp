@@ -90,9 +90,25 @@ class StepRun {
     pending_.sums = at::zeros({num_sums}, at::TensorOptions(device_).dtype(at::kDouble));
     pending_.result.flat_tokens = step.flat_tokens();
     pending_.result.tree_tokens = step.forest.tree_tokens();
-    if (loss.objective().scope() == Scope::kToken) return;
-    unit_loss_.emplace(step, loss, device_);
-    if (unit_loss_->needs_logprob_pass()) run_logprob_pass();
+    if (loss.objective().scope() != Scope::kToken) unit_loss_.emplace(step, loss, device_);
+  }
+
+  bool needs_logprob_pass() const { return unit_loss_ && unit_loss_->needs_logprob_pass(); }
+
+  /// Calls entered(m) after each micro-batch.
+  template <class Entered>
+  void run_logprob_pass(const Entered& entered) {
+    RECORD_USER_SCOPE("log-prob pass");
+    const auto visit = [&](int64_t m, const Batch& batch, const at::Tensor& logprobs) {
+      unit_loss_->add(batch, logprobs);
+      pending_.result.recomputed +=
+          {batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, batch.num_logit_rows()};
+    };
+    reset_peak_tensor_memory(device_);
+    pending_.logprob_pass.emplace(device_).start();
+    for_each_logprobs(model_, step_, loss_, visit, entered);
+    pending_.logprob_pass->stop();
+    pending_.result.logprob_pass = {.micro_batch = -1, .peak_bytes = peak_tensor_memory(device_)};
   }
 
   void enter(int64_t m) {
@@ -128,15 +144,6 @@ class StepRun {
 
   Work work_of(int64_t m, int64_t logit_rows) const {
     return {in_flight_[m]->batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, logit_rows};
-  }
-
-  void run_logprob_pass() {
-    const auto visit = [&](int64_t m, const Batch& batch, const at::Tensor& logprobs) {
-      unit_loss_->add(batch, logprobs);
-      pending_.result.recomputed +=
-          {batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, batch.num_logit_rows()};
-    };
-    for_each_logprobs(model_, step_, loss_, visit, [](int64_t) {});
   }
 
   void run_forward(int64_t m) {
@@ -236,13 +243,13 @@ class StepRun {
 }  // namespace
 
 double StepResult::measured_seconds() const {
-  double seconds = 0;
+  double seconds = logprob_pass ? logprob_pass->seconds : 0;
   for (const MicroBatchMeasure& measure : measured) seconds += measure.seconds;
   return seconds;
 }
 
 int64_t StepResult::measured_peak_bytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = logprob_pass ? logprob_pass->peak_bytes : 0;
   for (const MicroBatchMeasure& measure : measured) bytes = std::max(bytes, measure.peak_bytes);
   return bytes;
 }
@@ -250,13 +257,18 @@ int64_t StepResult::measured_peak_bytes() const {
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
                                    const MicroBatchProgress& progress) {
   StepRun run(model, step, loss);
+  const auto num_micro_batches = static_cast<int64_t>(step.plan.micro_batches.size());
+  const int64_t total = num_micro_batches * (run.needs_logprob_pass() ? 2 : 1);
   int64_t done = 0;
-  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
+  const auto advance = [&](int64_t) {
+    if (progress) progress(++done, total);
+  };
+  if (run.needs_logprob_pass()) run.run_logprob_pass(advance);
   walk(
       step, run.with_loss(), [&](int64_t m) { run.enter(m); },
       [&](int64_t m) {
         run.leave(m);
-        if (progress) progress(++done, total);
+        advance(m);
       });
   if (progress && done < total) progress(total, total);  // those without loss
   return run.take_pending();
@@ -273,6 +285,7 @@ StepResult finish(PendingStep pending) {
   for (size_t i = 0; i < result.measured.size(); ++i) {
     result.measured[i].seconds = pending.stopwatches[i].seconds();
   }
+  if (result.logprob_pass) result.logprob_pass->seconds = pending.logprob_pass->seconds();
   std::ranges::sort(result.measured, {}, &MicroBatchMeasure::micro_batch);
   return result;
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,23 +37,26 @@ struct StepResult {
   Work recomputed;  // passed forward through the layers a second time by activation checkpointing
   int64_t flat_tokens = 0;
   int64_t tree_tokens = 0;
-  int64_t terms = 0;                        // loss terms over all trajectories
-  std::vector<StepMetric> metrics;          // of the objective
-  std::vector<MicroBatchMeasure> measured;  // of the micro-batches that ran, in the order of the plan
+  int64_t terms = 0;                              // loss terms over all trajectories
+  std::vector<StepMetric> metrics;                // of the objective
+  std::vector<MicroBatchMeasure> measured;        // of the micro-batches that ran, in the order of the plan
+  std::optional<MicroBatchMeasure> logprob_pass;  // of the pass that computes log-probabilities alone, all
+                                                  // micro-batches together; micro_batch is -1
 
-  double measured_seconds() const;
+  double measured_seconds() const;  // all of these
   int64_t measured_peak_bytes() const;
 };
 
 /// Called after each micro-batch with how many are done of how many: handed to the device, which may still be
-/// at it.
+/// at it. Those of a log-prob pass count as well.
 using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
 /// A step whose micro-batches have all been handed to the device.
 struct PendingStep {
   StepResult result;  // but for loss, values of metrics and seconds
   at::Tensor sums;    // [1 + metrics] float64 on the device: of the loss, then of each metric
-  std::vector<Stopwatch> stopwatches;  // of result.measured
+  std::vector<Stopwatch> stopwatches;     // of result.measured
+  std::optional<Stopwatch> logprob_pass;  // of result.logprob_pass
 };
 
 /// Adds the gradients of the step's loss to the model's (Model::gradients). Micro-batches without loss in

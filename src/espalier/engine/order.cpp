@@ -60,4 +60,8 @@ bool needs_logprob_pass(const Step& step, const LossUnits& units) {
   return needed;
 }
 
+bool needs_logprob_pass(const Step& step, const Loss& loss) {
+  return loss.objective().scope() != Scope::kToken && needs_logprob_pass(step, loss_units(step, loss));
+}
+
 }  // namespace espalier

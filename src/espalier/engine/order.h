@@ -49,5 +49,7 @@ LossUnits loss_units(const Step& step, const Loss& loss);
 /// micro-batch with terms of the unit has been entered by then, and keeps the log-probabilities of its
 /// forward pass (those that CheckpointActivations::kPiece runs again do not).
 bool needs_logprob_pass(const Step& step, const LossUnits& units);
+/// The same of a loss; never where its scope is a token.
+bool needs_logprob_pass(const Step& step, const Loss& loss);
 
 }  // namespace espalier

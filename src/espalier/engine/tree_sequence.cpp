@@ -9,6 +9,7 @@ namespace espalier {
 TreeSequence::TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors)
     : subtree_end_(batch.subtree_end),
       context_pieces_(batch.context_pieces),
+      nodes_(batch.nodes),
       ancestors_(ancestors.begin(), ancestors.end()) {
   ESPALIER_ASSERT(ancestors.size() == batch.ancestors.size());
 }

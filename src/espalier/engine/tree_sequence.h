@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -21,10 +22,12 @@ class TreeSequence : public SequenceOps {
 
   at::Tensor attention(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        double softmax_scale) const override;
+  const NodeStructure& nodes() const override { return *nodes_; }
 
  private:
   at::Tensor subtree_end_;
   at::Tensor context_pieces_;
+  std::shared_ptr<const NodeStructure> nodes_;
   std::vector<ContextFrame*> ancestors_;
 };
 

@@ -70,10 +70,11 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
   embed_tokens_ = all.at("model.embed_tokens.weight");
   std::span<const Parameter> rest(parameters_);
   rest = rest.subspan(1);
-  for (const LayerSpec& spec : layer_specs(config_)) {
-    const size_t count = layer_parameters(spec, config_.hidden_size).size();
+  const ModelSpec spec = model_spec(config_);
+  for (const LayerSpec& layer : spec.layers) {
+    const size_t count = layer_parameters(layer, spec.hidden_size).size();
     const std::string prefix = layer_prefix(static_cast<int64_t>(layers_.size()));
-    layers_.push_back(make_layer(spec, {rest.first(count), prefix}, config_.rms_norm_eps));
+    layers_.push_back(make_layer(layer, {rest.first(count), prefix}, config_.rms_norm_eps));
     rest = rest.subspan(count);
   }
   norm_ = all.at("model.norm.weight");

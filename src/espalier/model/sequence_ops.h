@@ -6,10 +6,13 @@
 
 #include <cstdint>
 
+#include "espalier/model/node_structure.h"
+
 namespace espalier {
 
 /// Everything in which tokens of a list read one another. A model calls these and nothing else, so the same
-/// model runs on a micro-batch of a tree (engine/tree_sequence.h) and on a plain sequence (verify).
+/// model runs on a micro-batch of a tree (engine/tree_sequence.h) and on a plain sequence
+/// (verify/causal_sequence.h).
 class SequenceOps {
  public:
   virtual ~SequenceOps() = default;
@@ -18,6 +21,9 @@ class SequenceOps {
   /// itself and the tokens before it on its path, those in the context of ancestors included.
   virtual at::Tensor attention(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                double softmax_scale) const = 0;
+
+  /// How the tokens branch, for layers that walk along paths: recurrences and convolutions.
+  virtual const NodeStructure& nodes() const = 0;
 };
 
 }  // namespace espalier

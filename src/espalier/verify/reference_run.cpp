@@ -9,23 +9,11 @@
 #include <utility>
 
 #include "espalier/model/gradient_accumulation.h"
+#include "espalier/verify/causal_sequence.h"
 #include "espalier/verify/verify.h"
 
 namespace espalier {
 namespace {
-
-/// One sequence: every token reads itself and all before it.
-class CausalSequence : public SequenceOps {
- public:
-  at::Tensor attention(int64_t, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       double softmax_scale) const override {
-    const auto heads_first = [](const at::Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
-    return at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), {}, 0.0,
-                                            /*is_causal=*/true, softmax_scale, /*enable_gqa=*/true)
-        .squeeze(0)
-        .transpose(0, 1);
-  }
-};
 
 // Length of the common prefix of two rows; tokens with different recorded routes are different.
 int64_t common_prefix(const Trajectories& trajectories, const std::vector<uint64_t>& keys, int64_t a,
@@ -128,7 +116,7 @@ at::Tensor row_logprobs(const Decoder& decoder, const Trajectories& trajectories
   const at::Tensor input_ids = integers({ids.begin(), ids.end()}, device);
   const at::Tensor position_ids =
       at::arange(trajectories.row_size(row), at::TensorOptions(device).dtype(at::kLong));
-  const at::Tensor hidden = decoder.forward(input_ids, position_ids, CausalSequence());
+  const at::Tensor hidden = decoder.forward(input_ids, position_ids, CausalSequence(input_ids.size(0)));
   const at::Tensor logits = accumulating::linear(hidden.index_select(0, integers(terms.before, device)),
                                                  {decoder.lm_head_weight()});
   const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/model/node_structure.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+namespace {
+
+Csr<int64_t> levels_of(const std::vector<int64_t>& parent) {
+  std::vector<int64_t> depth(parent.size());
+  int64_t num_levels = 0;
+  for (size_t n = 0; n < parent.size(); ++n) {
+    depth[n] = parent[n] < 0 ? 0 : depth[parent[n]] + 1;
+    num_levels = std::max(num_levels, depth[n] + 1);
+  }
+  Csr<int64_t> levels;
+  levels.offsets.assign(num_levels + 1, 0);
+  for (const int64_t level : depth) ++levels.offsets[level + 1];
+  std::partial_sum(levels.offsets.begin(), levels.offsets.end(), levels.offsets.begin());
+  levels.values.resize(parent.size());
+  std::vector<int64_t> next(levels.offsets.begin(), levels.offsets.end() - 1);
+  for (size_t n = 0; n < parent.size(); ++n) levels.values[next[depth[n]]++] = static_cast<int64_t>(n);
+  return levels;
+}
+
+}  // namespace
+
+NodeStructure make_node_structure(std::vector<int64_t> begin, std::vector<int64_t> parent) {
+  ESPALIER_ASSERT(begin.size() == parent.size() + 1 && begin.front() == 0);
+  NodeStructure nodes;
+  nodes.begin = std::move(begin);
+  nodes.parent = std::move(parent);
+  nodes.prev.resize(nodes.num_tokens());
+  for (int64_t n = 0; n < nodes.num_nodes(); ++n) {
+    const int64_t first = nodes.begin[n], before = nodes.parent[n];
+    ESPALIER_ASSERT(first < nodes.begin[n + 1] && before < n);
+    std::iota(nodes.prev.begin() + first, nodes.prev.begin() + nodes.begin[n + 1],
+              static_cast<int32_t>(first) - 1);
+    nodes.prev[first] = before < 0 ? -1 : static_cast<int32_t>(nodes.begin[before + 1] - 1);
+  }
+  nodes.levels = levels_of(nodes.parent);
+  nodes.context_node.assign(nodes.num_nodes(), -1);
+  return nodes;
+}
+
+}  // namespace espalier
