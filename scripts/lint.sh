@@ -30,7 +30,7 @@ python3 tests/check_docs.py --self-test
 
 [[ -f build/core/compile_commands.json ]] || scripts/build.sh core
 mapfile -t core < <(git ls-files --cached --others --exclude-standard -- \
-                      src/espalier/{base,tree,plan,data,text,config,inspect}/'*.cpp')
+                      src/espalier/{base,tree,config,plan,data,text,inspect}/'*.cpp')
 echo "lint: clang-tidy on ${#core[@]} files"
 printf '%s\0' "${core[@]}" |
   xargs -0 -n 1 -P "$(nproc)" "$tools/clang-tidy" -p build/core --quiet --warnings-as-errors='*'

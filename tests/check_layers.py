@@ -19,10 +19,10 @@ from pathlib import Path
 MAY_INCLUDE = {
     "base": set(),
     "tree": {"base"},
-    "plan": {"base", "tree"},
-    "data": {"base"},
+        "data": {"base"},
     "text": {"base"},
     "config": {"base"},
+    "plan": {"base", "tree", "config"},
     "inspect": {"base", "tree", "data", "text"},
     "runtime": {"base"},
     "ops": {"base"},

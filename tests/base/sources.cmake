@@ -6,6 +6,7 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/log_file_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/manifest_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/mapped_file_guard_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/median_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/printable_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/rng_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/safetensors_test.cpp

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/tiny_models.h"
+#include "tests/plan/uniform_model.h"
 
 namespace espalier::testing {
 namespace {
@@ -55,19 +56,19 @@ TEST(Cost, PlanWorkCountsRepeatedPrefixesAndSkipsPiecesWithoutLoss) {
 
 TEST(Cost, SpeedupBoundIsTheRatioOfFlops) {
   const Trajectories trajectories = from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3}, {1, 2, 3, 6}});
-  const ModelShape shape{.num_hidden_layers = 1,
-                         .hidden_size = 1,
-                         .intermediate_size = 1,
-                         .num_attention_heads = 1,
-                         .num_key_value_heads = 1,
-                         .head_dim = 1,
-                         .vocab_size = 1};
+  const ModelCost model = cost_of({.num_hidden_layers = 1,
+                                   .hidden_size = 1,
+                                   .intermediate_size = 1,
+                                   .num_attention_heads = 1,
+                                   .num_key_value_heads = 1,
+                                   .head_dim = 1,
+                                   .vocab_size = 1});
   // Per token 6 * 3 for q, k and v, per pair 14, per logit row 6 * (1 + 3) for what comes after attention
   // and 8.
   const double flat = 18.0 * 16 + 14 * 41 + 32 * 12, tree = 18.0 * 6 + 14 * 19 + 32 * 4;
-  EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(trajectories)), flat / tree);
-  EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(trajectories, {Strategy::kSequencePacking, 0})), 1);
-  EXPECT_DOUBLE_EQ(speedup_bound(shape, step_of(from_rows({{1, 2}, {3, 4, 5}}))), 1);
+  EXPECT_DOUBLE_EQ(speedup_bound(model, step_of(trajectories)), flat / tree);
+  EXPECT_DOUBLE_EQ(speedup_bound(model, step_of(trajectories, {Strategy::kSequencePacking, 0})), 1);
+  EXPECT_DOUBLE_EQ(speedup_bound(model, step_of(from_rows({{1, 2}, {3, 4, 5}}))), 1);
 }
 
 TEST(Cost, PlansArePricedWithTheTermsThatTheyMayHave) {
@@ -77,7 +78,7 @@ TEST(Cost, PlansArePricedWithTheTermsThatTheyMayHave) {
   const Trajectories trajectories = from_rows(rows);
   const DecoderConfig config = tiny_config(Family::kLlama, 19);
   const PlanCosts costs{
-      assumed_time_model(model_shape(config)),
+      assumed_time_model(model_cost(config)),
       memory_model(config, at::kFloat, std::nullopt, *make_objective({.kind = ObjectiveKind::kGrpo}))};
   for (const Strategy strategy : {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
     for (const int64_t token_budget : {0, 6}) {
@@ -90,15 +91,22 @@ TEST(Cost, PlansArePricedWithTheTermsThatTheyMayHave) {
   }
 }
 
-TEST(Cost, ModelShapeIsTheConfigs) {
-  const ModelShape shape = model_shape(tiny_config(Family::kQwen3, 19));
-  EXPECT_EQ(shape.num_hidden_layers, 2);
-  EXPECT_EQ(shape.hidden_size, 16);
-  EXPECT_EQ(shape.intermediate_size, 24);
-  EXPECT_EQ(shape.num_attention_heads, 4);
-  EXPECT_EQ(shape.num_key_value_heads, 2);
-  EXPECT_EQ(shape.head_dim, 8);
-  EXPECT_EQ(shape.vocab_size, 19);
+// Every rate but one is 0. Then the pass takes the forward share of that rate's work.
+TEST(Cost, ALogprobPassIsPriced) {
+  const Step step = step_of(from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 6}}), {Strategy::kPartition, 3});
+  const DecoderConfig config = tiny_config(Family::kLlama, 19);
+  PlanCosts costs{assumed_time_model(model_cost(config)),
+                  memory_model(config, at::kFloat, std::nullopt, *make_objective({}))};
+  const double shares[kNumTimeFeatures] = {1.0 / 3, 1.0 / 3, 2.0 / 6, 4.0 / 14, 3.0 / 8, 2.0 / 8};
+  for (int i = 0; i < kNumTimeFeatures; ++i) {
+    costs.time.seconds = {};
+    costs.time.seconds[i] = 0.5;
+    const StepPrediction plain = predict_step(costs, step), with_pass = predict_step(costs, step, true);
+    EXPECT_EQ(plain.logprob_pass_seconds, 0);
+    EXPECT_NEAR(with_pass.logprob_pass_seconds, shares[i] * plain.total_seconds(), 1e-12) << i;
+    EXPECT_DOUBLE_EQ(with_pass.total_seconds(), plain.total_seconds() + with_pass.logprob_pass_seconds);
+    EXPECT_GT(with_pass.logprob_pass_seconds, 0);
+  }
 }
 
 TEST(Cost, ResidentBytesByHand) {

@@ -14,24 +14,25 @@
 #include "espalier/plan/planner.h"
 #include "espalier/tree/synth.h"
 #include "tests/base/message_of.h"
+#include "tests/plan/uniform_model.h"
 #include "tests/test_seed.h"
 #include "tests/tree/naive.h"
 
 namespace espalier {
 namespace {
 
-constexpr ModelShape kShape{.num_hidden_layers = 4,
-                            .hidden_size = 256,
-                            .intermediate_size = 704,
-                            .num_attention_heads = 4,
-                            .num_key_value_heads = 2,
-                            .head_dim = 64,
-                            .vocab_size = 1000};
+const ModelCost kModel = testing::cost_of({.num_hidden_layers = 4,
+                                           .hidden_size = 256,
+                                           .intermediate_size = 704,
+                                           .num_attention_heads = 4,
+                                           .num_key_value_heads = 2,
+                                           .head_dim = 64,
+                                           .vocab_size = 1000});
 
 PlanCosts costs() {
   PlanCosts costs;
-  costs.time = assumed_time_model(kShape);
-  costs.memory.shape = kShape;
+  costs.time = assumed_time_model(kModel);
+  costs.memory.cost = kModel;
   costs.memory.num_parameters = 3'600'000;
   return costs;
 }
@@ -247,10 +248,10 @@ TEST(Choosing, LoadsByHand) {
   ASSERT_EQ(loads.size(), 2u);
   EXPECT_EQ(loads[0].mask_blocks, 3);  // two triangles and a rectangle
   EXPECT_EQ(loads[0].terms, 5 + 5 + 3);
-  EXPECT_TRUE(loads[0].has_readers);
+  EXPECT_TRUE(loads[0].has_readers());
   EXPECT_EQ(loads[1].mask_blocks, 2);  // a triangle and the context
   EXPECT_EQ(loads[1].terms, 2);
-  EXPECT_FALSE(loads[1].has_readers);
+  EXPECT_FALSE(loads[1].has_readers());
   EXPECT_EQ(loads[1].parent, 0);
 
   MemoryModel model = costs().memory;
@@ -269,9 +270,9 @@ TEST(Choosing, TimeIsLinearInItsFeatures) {
   load.pairs = 5050;
   load.mask_blocks = 1;
   load.logit_rows = 10;
-  const TimeModel model{kShape, {1, 2, 3, 4, 5, 6}, true};
-  const double after_attention = static_cast<double>(linear_parameters_after_attention(kShape)) /
-                                 static_cast<double>(linear_parameters_per_layer(kShape));
+  const TimeModel model{kModel, {1, 2, 3, 4, 5, 6}, true};
+  const double after_attention = static_cast<double>(kModel.layers.back().weights_after_mixer) /
+                                 static_cast<double>(kModel.layers.back().weights);
   EXPECT_DOUBLE_EQ(predicted_seconds(model, load, CheckpointActivations::kNone),
                    1 + 4 * (2 + 4 * 5050.0 + 5) + 3 * (4 * 100 - 90 * after_attention) + 6 * 10);
   EXPECT_GT(predicted_seconds(model, load, CheckpointActivations::kLayer),

@@ -71,7 +71,7 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const Decoder decoder = tiny_decoder(config, 1, dtype);
   const int64_t weights = tensor_memory() - before;
   const MemoryModel memory = memory_model(config, dtype, std::nullopt, *make_objective(objective));
-  const PlanCosts costs{assumed_time_model(model_shape(config)), memory};
+  const PlanCosts costs{assumed_time_model(model_cost(config)), memory};
   const Step step = make_step(trajectories, all_rows(trajectories),
                               {.plan = options, .objective = objective, .costs = &costs});
   decoder.zero_gradients();

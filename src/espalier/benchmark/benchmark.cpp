@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "espalier/base/check.h"
+#include "espalier/base/median.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/append_only.h"
 #include "espalier/runtime/device.h"
@@ -16,12 +17,6 @@
 
 namespace espalier {
 namespace {
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
 
 double now(bool cpu_seconds) {
   timespec time{};
@@ -91,21 +86,21 @@ struct Compared {
 
 Compared compared(const Decoder& decoder, const std::vector<Runs>& runs,
                   const std::vector<BenchmarkSide>& sides, const Step& whole) {
-  const ModelShape shape = model_shape(decoder.config());
+  const ModelCost model = model_cost(decoder.config());
   const auto merged =
       std::find_if(sides.begin(), sides.end(), [](const BenchmarkSide& side) { return side.merged; });
   return {.first = runs.front(),
           .last = runs.back(),
           .merged = merged == sides.end() ? nullptr : &runs[merged - sides.begin()],
           .flat_tokens = whole.flat_tokens(),
-          .flat_flops = step_flops(shape, flat_work(whole)).total(),
-          .merged_flops = step_flops(shape, append_only_work(whole)).total()};
+          .flat_flops = step_flops(model, flat_work(whole)).total(),
+          .merged_flops = step_flops(model, append_only_work(whole)).total()};
 }
 
 SideResult summarize(const Decoder& decoder, const Runs& runs, const Compared& with) {
-  const ModelShape shape = model_shape(decoder.config());
+  const ModelCost model = model_cost(decoder.config());
   const std::vector<double> speedups = ratios(with.last.seconds, runs.seconds);
-  const double plan_flops = step_flops(shape, plan_work(runs.step)).total();
+  const double plan_flops = step_flops(model, plan_work(runs.step)).total();
   SideResult side;
   side.micro_batches = static_cast<int64_t>(runs.result.measured.size());
   side.encoded_tokens = runs.result.work.tokens;
@@ -120,7 +115,7 @@ SideResult summarize(const Decoder& decoder, const Runs& runs, const Compared& w
   side.merging_speedup =
       with.merged == nullptr ? side.speedup : median(ratios(with.merged->seconds, runs.seconds));
   side.merging_bound = with.merged_flops / plan_flops;
-  side.tflops_per_second = step_flops(shape, runs.result.work).total() / side.seconds / 1e12;
+  side.tflops_per_second = step_flops(model, runs.result.work).total() / side.seconds / 1e12;
   side.loss = runs.result.loss;
   side.grad_norm = runs.grad_norm;
   side.peak_bytes = runs.peak_bytes;

@@ -124,7 +124,7 @@ PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
 
 PlanCosts PlanFlags::costs(const ModelUse& use) const {
   return {cost_model.empty() ? assumed_times(use.config, use.device)
-                             : read_cost_model(cost_model, model_shape(use.config)),
+                             : read_cost_model(cost_model, model_cost(use.config)),
           memory_model(use.config, use.dtype, use.optimizer, *make_objective(use.objective), use.device)};
 }
 

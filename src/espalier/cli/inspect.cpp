@@ -34,7 +34,7 @@ Gains predict(const std::string& model, const Trajectories& trajectories, const 
   if (model.empty()) return token_gains(forest, make_plan(forest, {}));
   const Step step = make_step(trajectories, {.terms = TermChoice::kWithLossOrAll});
   StepFlops flops;
-  flops.add(model_shape(read_config(model)), step);
+  flops.add(model_cost(read_config(model)), step);
   return flops.plan > 0 ? flops.gains() : token_gains(step.forest, step.plan);
 }
 

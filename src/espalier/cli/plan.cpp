@@ -53,7 +53,7 @@ void run(const Flags& flags) {
       write_text(flags.save_cost_model, cost_model_json(costs.time).dump(2) + "\n");
     }
     prediction = predict_step(costs, step);
-    flops.add(model_shape(use.config), step);
+    flops.add(model_cost(use.config), step);
   }
   const Gains gains = flops.plan > 0 ? flops.gains() : token_gains(step.forest, step.plan);
   const StepPrediction* shown = prediction ? &*prediction : nullptr;

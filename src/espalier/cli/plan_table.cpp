@@ -35,7 +35,7 @@ std::string recomputed(const Plan& plan) {
   int64_t tokens = 0;
   for (const Load& load : loads) {
     if (plan.options.checkpoint_activations == CheckpointActivations::kLayer ||
-        (plan.options.checkpoint_activations == CheckpointActivations::kPiece && load.has_readers)) {
+        (plan.options.checkpoint_activations == CheckpointActivations::kPiece && load.has_readers())) {
       tokens += load.tokens;
     }
   }
@@ -80,6 +80,13 @@ std::string PlanTable::text() const {
                         with_commas(static_cast<int64_t>(plan->micro_batches.size()) - rows));
   }
   text += totals(*forest, *plan) + recomputed(*plan);
+  if (prediction != nullptr && prediction->logprob_pass_seconds > 0) {
+    text += fmt::format("log-probabilities are computed in a pass of their own first: predicted {}{}\n",
+                        seconds_text(prediction->logprob_pass_seconds),
+                        measured != nullptr && measured->logprob_pass
+                            ? ", measured " + seconds_text(measured->logprob_pass->seconds)
+                            : "");
+  }
   if (prediction != nullptr) {
     text +=
         fmt::format("predicted: {} for forward and backward, {} at most",

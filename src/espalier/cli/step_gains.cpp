@@ -6,10 +6,10 @@
 
 namespace espalier::cli {
 
-void StepFlops::add(const ModelShape& shape, const Step& step) {
-  plan += step_flops(shape, plan_work(step)).total();
-  packing += step_flops(shape, flat_work(step)).total();
-  append_only += step_flops(shape, append_only_work(step)).total();
+void StepFlops::add(const ModelCost& model, const Step& step) {
+  plan += step_flops(model, plan_work(step)).total();
+  packing += step_flops(model, flat_work(step)).total();
+  append_only += step_flops(model, append_only_work(step)).total();
 }
 
 Gains token_gains(const Forest& forest, const Plan& plan) {

@@ -13,7 +13,7 @@ namespace espalier::cli {
 struct StepFlops {
   double plan = 0, packing = 0, append_only = 0;
 
-  void add(const ModelShape& shape, const Step& step);
+  void add(const ModelCost& model, const Step& step);
   Gains gains() const { return Gains::of(packing, append_only, plan, /*in_flops=*/true); }
 };
 

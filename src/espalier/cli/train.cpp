@@ -14,6 +14,7 @@
 #include "espalier/cli/signals.h"
 #include "espalier/cli/step_gains.h"
 #include "espalier/cli/toml_config.h"
+#include "espalier/engine/order.h"
 #include "espalier/measure/cost_model_file.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/gemm/matrix_product.h"
@@ -79,7 +80,7 @@ TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at
   options.costs = flags.plan.costs(use);
   const std::filesystem::path kept = options.out / kCostModelFile;
   if (options.resume && std::filesystem::exists(kept)) {
-    options.costs->time = read_cost_model(kept, model_shape(use.config));
+    options.costs->time = read_cost_model(kept, model_cost(use.config));
   }
   options.predicted_costs =
       flags.plan.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
@@ -105,10 +106,12 @@ void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajec
                total_steps(trajectories, options), with_commas(static_cast<int64_t>(batches.front().size())));
   double seconds = 0, largest = 0;
   StepFlops flops;
+  const Loss loss(trajectories, options.objective);
   for (const std::vector<int64_t>& rows : batches) {
     const Step step = make_step(trajectories, rows,
                                 {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss});
-    const StepPrediction prediction = predict_step(*options.predicted_costs, step);
+    const StepPrediction prediction =
+        predict_step(*options.predicted_costs, step, needs_logprob_pass(step, loss));
     if (&rows == &batches.front()) {
       const PlanTable table{
           .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .max_rows = 20};
@@ -116,7 +119,7 @@ void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajec
     }
     seconds += prediction.total_seconds();
     largest = std::max(largest, prediction.largest_peak_bytes());
-    flops.add(model_shape(config), step);
+    flops.add(model_cost(config), step);
   }
   print_output("\n# predicted memory: {}, of which {} for weights, gradients and optimizer\n",
                human_bytes(largest), human_bytes(resident_bytes(options.predicted_costs->memory)));

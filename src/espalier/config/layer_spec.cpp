@@ -32,9 +32,23 @@ void append_parameters(const DenseMlpSpec& mlp, int64_t hidden, Shapes* shapes) 
   append_projection("mlp.down_proj", hidden, mlp.intermediate_size, mlp.bias, shapes);
 }
 
+nlohmann::ordered_json to_json(const AttentionSpec& attention) {
+  return {{"type", "attention"},
+          {"num_attention_heads", attention.num_attention_heads},
+          {"num_key_value_heads", attention.num_key_value_heads},
+          {"head_dim", attention.head_dim},
+          {"attention_bias", attention.bias},
+          {"attention_output_bias", attention.output_bias},
+          {"query_key_norm", attention.query_key_norm}};
+}
+
+nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
+  return {{"type", "dense"}, {"intermediate_size", mlp.intermediate_size}, {"mlp_bias", mlp.bias}};
+}
+
 }  // namespace
 
-std::vector<LayerSpec> layer_specs(const DecoderConfig& config) {
+ModelSpec model_spec(const DecoderConfig& config) {
   const LayerSpec layer{AttentionSpec{.num_attention_heads = config.num_attention_heads,
                                       .num_key_value_heads = config.num_key_value_heads,
                                       .head_dim = config.head_dim,
@@ -42,7 +56,15 @@ std::vector<LayerSpec> layer_specs(const DecoderConfig& config) {
                                       .output_bias = config.attention_output_bias,
                                       .query_key_norm = config.query_key_norm},
                         DenseMlpSpec{.intermediate_size = config.intermediate_size, .bias = config.mlp_bias}};
-  return std::vector<LayerSpec>(config.num_hidden_layers, layer);
+  return {.hidden_size = config.hidden_size,
+          .vocab_size = config.vocab_size,
+          .tie_word_embeddings = config.tie_word_embeddings,
+          .layers = std::vector<LayerSpec>(config.num_hidden_layers, layer)};
+}
+
+nlohmann::ordered_json to_json(const LayerSpec& layer) {
+  const auto part = [](const auto& alternative) { return to_json(alternative); };
+  return {{"mixer", std::visit(part, layer.mixer)}, {"mlp", std::visit(part, layer.mlp)}};
 }
 
 std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hidden_size) {
@@ -59,20 +81,23 @@ std::string layer_prefix(int64_t index) {
   return "model.layers." + std::to_string(index) + ".";
 }
 
-std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
-  Shapes shapes{{"model.embed_tokens.weight", {config.vocab_size, config.hidden_size}}};
-  const std::vector<LayerSpec> layers = layer_specs(config);
-  for (size_t i = 0; i < layers.size(); ++i) {
+std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec) {
+  Shapes shapes{{"model.embed_tokens.weight", {spec.vocab_size, spec.hidden_size}}};
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
     const std::string prefix = layer_prefix(static_cast<int64_t>(i));
-    for (ParameterShape& parameter : layer_parameters(layers[i], config.hidden_size)) {
+    for (ParameterShape& parameter : layer_parameters(spec.layers[i], spec.hidden_size)) {
       shapes.push_back({prefix + parameter.name, std::move(parameter.shape)});
     }
   }
-  shapes.push_back({"model.norm.weight", {config.hidden_size}});
-  if (!config.tie_word_embeddings) {
-    shapes.push_back({"lm_head.weight", {config.vocab_size, config.hidden_size}});
+  shapes.push_back({"model.norm.weight", {spec.hidden_size}});
+  if (!spec.tie_word_embeddings) {
+    shapes.push_back({"lm_head.weight", {spec.vocab_size, spec.hidden_size}});
   }
   return shapes;
+}
+
+std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
+  return parameter_shapes(model_spec(config));
 }
 
 }  // namespace espalier

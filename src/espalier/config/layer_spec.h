@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers as data: what a decoder is made of, read off its config.json.
-//   Everything that depends on the kind of a layer follows from its LayerSpec: names and shapes of parameters
-//   here,
-// construction in model/. A new kind of layer is a new alternative of one of these variants.
+// Everything that depends on the kind of a layer follows from its LayerSpec: names and shapes of parameters
+// here, costs in plan/layer_cost.h, construction in model/. A new kind of layer is a new alternative of one
+// of these variants.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <variant>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "espalier/config/config.h"
 
@@ -46,8 +48,20 @@ struct LayerSpec {
   bool operator==(const LayerSpec&) const = default;
 };
 
-/// The layers of a config, first to last.
-std::vector<LayerSpec> layer_specs(const DecoderConfig& config);
+/// What decides the parameters of a decoder and the cost of running it.
+struct ModelSpec {
+  int64_t hidden_size = 0;
+  int64_t vocab_size = 0;
+  bool tie_word_embeddings = false;
+  std::vector<LayerSpec> layers;  // first to last
+
+  bool operator==(const ModelSpec&) const = default;
+};
+ModelSpec model_spec(const DecoderConfig& config);
+
+/// A layer under Hugging Face's names, for files that say what they are valid for. Equal exactly for equal
+/// layers.
+nlohmann::ordered_json to_json(const LayerSpec& layer);
 
 struct ParameterShape {
   std::string name;
@@ -60,8 +74,8 @@ std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hid
 /// "model.layers.3."
 std::string layer_prefix(int64_t index);
 
-/// Names and shapes of all parameters of a config, in the order of a checkpoint. Tied models have no
-/// lm_head.weight.
+/// Names and shapes of all parameters, in the order of a checkpoint. Tied models have no lm_head.weight.
+std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec);
 std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config);
 
 }  // namespace espalier

@@ -97,7 +97,7 @@ void measure(const Decoder& decoder, const Probe& probe, std::vector<Sample>* sa
     if (repeat > 0) seconds.push_back(result.measured.at(0).seconds);
   }
   std::sort(seconds.begin(), seconds.end());
-  samples->push_back({time_features(model_shape(decoder.config()), step_loads(step).at(0)), seconds.front()});
+  samples->push_back({time_features(model_cost(decoder.config()), step_loads(step).at(0)), seconds.front()});
 }
 
 // Least squares of relative errors with coefficients >= 0, by coordinate descent.
@@ -124,9 +124,20 @@ TimeFeatures fit(const std::vector<Sample>& samples) {
   return coefficients;
 }
 
+// Each kind of layer once. How many there are of it does not matter: models of few layers are measured.
+nlohmann::ordered_json kinds_of(const std::vector<LayerSpec>& layers) {
+  auto kinds = nlohmann::ordered_json::array();
+  for (const LayerSpec& layer : layers) {
+    nlohmann::ordered_json kind = to_json(layer);
+    if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(std::move(kind));
+  }
+  return kinds;
+}
+
 // What a calibration is valid for.
 nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
-  nlohmann::ordered_json key = {{"version", 4}};  // of what is measured: rises when the engine becomes faster
+  const ModelSpec spec = model_spec(config);
+  nlohmann::ordered_json key = {{"version", 5}};  // of what is measured: rises when the engine becomes faster
   key[device.is_cpu() ? "cpu" : "device"] = device_name(device);
   if (device.is_cpu()) {
     key["threads"] = at::get_num_threads();
@@ -134,14 +145,10 @@ nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype,
     key["deterministic"] = at::globalContext().deterministicAlgorithms();
   }
   key.update({{"dtype", dtype_name(dtype)},
-              {"model_type", config.model_type},
-              {"hidden_size", config.hidden_size},
-              {"intermediate_size", config.intermediate_size},
-              {"num_attention_heads", config.num_attention_heads},
-              {"num_key_value_heads", config.num_key_value_heads},
-              {"head_dim", config.head_dim},
-              {"vocab_size", config.vocab_size},
-              {"tie_word_embeddings", config.tie_word_embeddings}});
+              {"hidden_size", spec.hidden_size},
+              {"vocab_size", spec.vocab_size},
+              {"tie_word_embeddings", spec.tie_word_embeddings},
+              {"layers", kinds_of(spec.layers)}});
   return key;
 }
 
@@ -168,7 +175,8 @@ std::optional<TimeFeatures> read_calibration(const std::filesystem::path& path,
 
 TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
   // Tokens for about 20 GFLOP in a layer on a CPU, 4 TFLOP on a GPU.
-  const double per_token = 6.0 * static_cast<double>(linear_parameters_per_layer(model_shape(config)));
+  const ModelCost cost = model_cost(config);
+  const double per_token = 6 * cost.weights() / cost.num_layers();
   const double flops = device.is_cpu() ? 2e10 : 4e12;
   const int64_t least = device.is_cpu() ? 64 : 1024, most = device.is_cpu() ? 1024 : 16'384;
   const int64_t tokens = std::clamp<int64_t>(static_cast<int64_t>(flops / per_token), least, most) / 64 * 64;
@@ -177,7 +185,7 @@ TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype, at::Devic
     const Decoder decoder = random_decoder(config, layers, dtype, device);
     for (const Probe& probe : probes(tokens)) measure(decoder, probe, &samples);
   }
-  return {model_shape(config), fit(samples), true};
+  return {cost, fit(samples), true};
 }
 
 TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, at::Device device,
@@ -185,7 +193,7 @@ TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, 
                              const std::function<void(const std::string&)>& note) {
   const nlohmann::ordered_json key = key_of(config, dtype, device);
   const auto path = path_of(key, folder);
-  if (const auto seconds = read_calibration(path, key)) return {model_shape(config), *seconds, true};
+  if (const auto seconds = read_calibration(path, key)) return {model_cost(config), *seconds, true};
   if (note)
     note(fmt::format("measuring how fast this machine runs the model (once; kept in {})", path.string()));
   const TimeModel model = calibrate(config, dtype, device);

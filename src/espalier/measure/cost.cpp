@@ -12,12 +12,6 @@
 
 namespace espalier {
 
-ModelShape model_shape(const DecoderConfig& config) {
-  return {config.num_hidden_layers,   config.hidden_size,         config.intermediate_size,
-          config.num_attention_heads, config.num_key_value_heads, config.head_dim,
-          config.vocab_size};
-}
-
 namespace {
 
 struct TermCounts {
@@ -82,20 +76,20 @@ Work append_only_work(const Step& step) {
   return work;
 }
 
-double speedup_bound(const ModelShape& shape, const Step& step) {
-  return step_flops(shape, flat_work(step)).total() / step_flops(shape, plan_work(step)).total();
+double speedup_bound(const ModelCost& model, const Step& step) {
+  return step_flops(model, flat_work(step)).total() / step_flops(model, plan_work(step)).total();
 }
 
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
                          std::optional<OptimizerKind> optimizer, const Objective& objective,
                          at::Device device) {
   MemoryModel model;
-  model.shape = model_shape(config);
-  for (const ParameterShape& parameter : parameter_shapes(config)) {
+  const ModelSpec spec = model_spec(config);
+  model.cost = model_cost(spec);
+  for (const ParameterShape& parameter : parameter_shapes(spec)) {
     model.num_parameters +=
         std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1}, std::multiplies<>());
   }
-  model.query_key_norm = config.query_key_norm;
   model.element_bytes = dtype == at::kDouble ? 8 : dtype == at::kFloat ? 4 : 2;
   const at::ScalarType product_dtype = device.is_cpu() ? detail::cpu_product_dtype(dtype) : dtype;
   model.operand_bytes = static_cast<int64_t>(c10::elementSize(product_dtype));
@@ -115,13 +109,12 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
 }
 
 TimeModel assumed_times(const DecoderConfig& config, at::Device device) {
-  return assumed_time_model(model_shape(config), device.is_cuda() ? Processor::kGpu : Processor::kCpu);
+  return assumed_time_model(model_cost(config), device.is_cuda() ? Processor::kGpu : Processor::kCpu);
 }
 
 std::vector<Load> step_loads(const Step& step) {
   std::vector<Load> loads = loads_of(step.plan.micro_batches);
   const std::vector<bool> with_loss = micro_batches_with_loss(step);
-  for (Load& load : loads) load.has_readers = false;
   for (size_t m = 0; m < loads.size(); ++m) {
     if (!with_loss[m]) {
       const int64_t parent = loads[m].parent;
@@ -132,12 +125,12 @@ std::vector<Load> step_loads(const Step& step) {
     const TermCounts counts = count_terms(step, step.plan.micro_batches[m]);
     loads[m].logit_rows = counts.logit_rows;
     loads[m].terms = counts.terms;
-    if (loads[m].parent >= 0) loads[loads[m].parent].has_readers = true;
   }
+  count_cuts(step.plan.micro_batches, with_loss, &loads);
   return loads;
 }
 
-StepPrediction predict_step(const PlanCosts& costs, const Step& step) {
+StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logprob_pass) {
   MemoryModel memory = costs.memory;
   memory.checkpoint_activations = step.plan.options.checkpoint_activations;
   StepPrediction prediction;
@@ -148,12 +141,15 @@ StepPrediction predict_step(const PlanCosts& costs, const Step& step) {
     prediction.seconds.push_back(
         runs ? predicted_seconds(costs.time, prediction.loads[m], memory.checkpoint_activations) : 0);
     if (!runs) prediction.peak_bytes[m] = 0;
+    if (runs && logprob_pass) {
+      prediction.logprob_pass_seconds += predicted_forward_seconds(costs.time, prediction.loads[m]);
+    }
   }
   return prediction;
 }
 
 double StepPrediction::total_seconds() const {
-  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  return std::accumulate(seconds.begin(), seconds.end(), logprob_pass_seconds);
 }
 
 double StepPrediction::largest_peak_bytes() const {

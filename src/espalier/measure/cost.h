@@ -18,17 +18,15 @@
 
 namespace espalier {
 
-ModelShape model_shape(const DecoderConfig& config);
-
 /// Work of the step's plan; of the same trajectories with nothing shared; and after append-only merging (see
-/// ForestStatistics), where a merged trajectory's loss is computed in one that extends it. Head rows are
+/// ForestStatistics), where a merged trajectory's loss is computed in one that extends it. Logit rows are
 /// counted per micro-batch (plan) and per sequence (flat, append-only).
 Work plan_work(const Step& step);
 Work flat_work(const Step& step);
 Work append_only_work(const Step& step);
 
 /// FLOPs(flat) / FLOPs(plan): no speed-up over sequence packing can be larger.
-double speedup_bound(const ModelShape& shape, const Step& step);
+double speedup_bound(const ModelCost& model, const Step& step);
 
 /// Bytes of a step with the config's decoder on a device; without `optimizer`, of forward and backward alone.
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
@@ -44,11 +42,13 @@ struct StepPrediction {
   std::vector<Load> loads;
   std::vector<double> seconds;
   std::vector<double> peak_bytes;
+  double logprob_pass_seconds = 0;  // of a pass that computes log-probabilities alone
 
-  double total_seconds() const;
+  double total_seconds() const;  // all of these
   double largest_peak_bytes() const;
 };
-StepPrediction predict_step(const PlanCosts& costs, const Step& step);
+/// `logprob_pass`: the step needs such a pass before it (needs_logprob_pass in engine/order.h).
+StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logprob_pass = false);
 
 /// The loads of the step's micro-batches, with the rows and terms that do reach the LM head. Nothing where no
 /// loss is in the micro-batch or below.

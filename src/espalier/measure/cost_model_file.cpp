@@ -36,7 +36,7 @@ nlohmann::ordered_json cost_model_json(const TimeModel& model, const std::option
   return json;
 }
 
-TimeModel parse_cost_model(const nlohmann::json& json, const ModelShape& shape,
+TimeModel parse_cost_model(const nlohmann::json& json, const ModelCost& cost,
                            const std::filesystem::path& file) {
   ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object, a cost model that espalier wrote",
                  file.string());
@@ -49,7 +49,7 @@ TimeModel parse_cost_model(const nlohmann::json& json, const ModelShape& shape,
   const nlohmann::json seconds = json.value("seconds_per", nlohmann::json());
   ESPALIER_CHECK(seconds.is_object(), "{}: seconds_per: expected an object, received {}", file.string(),
                  seconds.dump());
-  TimeModel model{.shape = shape, .seconds = {}, .calibrated = origin == kMeasured};
+  TimeModel model{.cost = cost, .seconds = {}, .calibrated = origin == kMeasured};
   for (int i = 0; i < kNumTimeFeatures; ++i) {
     const nlohmann::json rate = seconds.value(kRates[i], nlohmann::json());
     const bool valid = rate.is_number() && std::isfinite(rate.get<double>()) && rate.get<double>() >= 0;
@@ -60,8 +60,8 @@ TimeModel parse_cost_model(const nlohmann::json& json, const ModelShape& shape,
   return model;
 }
 
-TimeModel read_cost_model(const std::filesystem::path& file, const ModelShape& shape) {
-  return parse_cost_model(read_json(file), shape, file);
+TimeModel read_cost_model(const std::filesystem::path& file, const ModelCost& cost) {
+  return parse_cost_model(read_json(file), cost, file);
 }
 
 std::optional<ProductChoice> read_products(const std::filesystem::path& file) {

@@ -21,14 +21,14 @@ inline constexpr const char* kCostModelFile = "cost_model.json";
 nlohmann::ordered_json cost_model_json(const TimeModel& model,
                                        const std::optional<ProductChoice>& products = {});
 
-/// The rates of a JSON object that cost_model_json made, for a model of this shape. Throws InputError, naming
+/// The rates of a JSON object that cost_model_json made, for a model of this cost. Throws InputError, naming
 /// `file` and what was expected, for anything else: an unknown format version, missing, negative or not
 /// finite rates.
-TimeModel parse_cost_model(const nlohmann::json& json, const ModelShape& shape,
+TimeModel parse_cost_model(const nlohmann::json& json, const ModelCost& cost,
                            const std::filesystem::path& file);
 
 /// The same from a file; one that is not JSON throws as well.
-TimeModel read_cost_model(const std::filesystem::path& file, const ModelShape& shape);
+TimeModel read_cost_model(const std::filesystem::path& file, const ModelCost& cost);
 
 /// The matrix products in such a file, where it has any. Throws InputError as read_cost_model does.
 std::optional<ProductChoice> read_products(const std::filesystem::path& file);

@@ -8,6 +8,7 @@
 #include <chrono>
 
 #include "espalier/base/check.h"
+#include "espalier/base/median.h"
 #include "espalier/ops/gemm/matrix_product.h"
 
 namespace espalier {
@@ -42,12 +43,6 @@ double seconds_of(const Operands& operands, LinearPart part, const ProductChoice
   const auto begin = Clock::now();
   operands.multiply(part);
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 /// Restores the choice of products at its end.

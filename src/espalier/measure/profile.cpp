@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/check.h"
+#include "espalier/base/median.h"
 #include "espalier/measure/cost.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/runtime/device.h"
@@ -204,21 +205,20 @@ double gemm_rate(at::ScalarType dtype, at::Device device) {
     synchronize(device);
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
-  std::ranges::sort(seconds);
-  return 2.0 * static_cast<double>(rows * size * size) / seconds[kRepeats / 2];
+  return 2.0 * static_cast<double>(rows * size * size) / median(std::move(seconds));
 }
 
-std::map<Kind, double> flops_by_kind(const ModelShape& shape, const StepResult& result) {
+std::map<Kind, double> flops_by_kind(const ModelCost& model, const StepResult& result) {
   Work forward = result.work;
   forward += result.recomputed;
-  const FlopCount forward_count = forward_flops(shape, forward);
-  const FlopCount backward_count = backward_flops(shape, result.work);
+  const FlopCount forward_count = forward_flops(model, forward);
+  const FlopCount backward_count = backward_flops(model, result.work);
   return {{{"linear", kForward}, forward_count.linear},
           {{"linear", kGradientOfInput}, backward_count.linear / 2},
           {{"linear", kGradientOfWeight}, backward_count.linear / 2},
           {{"attention", kForward}, forward_count.attention},
           {{"attention", kBackward}, backward_count.attention},
-          {{"head", kForward}, forward_flops(shape, result.work).head},
+          {{"head", kForward}, forward_flops(model, result.work).head},
           {{"head", kBackward}, backward_count.head}};
 }
 
@@ -287,7 +287,7 @@ ProfileSummary Profiler::stop(const Decoder& decoder, const StepResult& result) 
   summary.trace = trace_;
   summary.seconds = 1e-9 * static_cast<double>(step->durationNs());
   summary.gemm_flops_per_second = gemm_rate(detail::product_dtype(decoder.lm_head_weight()), device_);
-  std::map<Kind, double> flops = flops_by_kind(model_shape(decoder.config()), result);
+  std::map<Kind, double> flops = flops_by_kind(model_cost(decoder.config()), result);
   const auto seconds_by_kind =
       device_.is_cuda() ? device_seconds(recorded->events(), *step) : host_seconds(recorded->events(), *step);
   for (const auto& [kind, seconds] : seconds_by_kind) {

@@ -10,26 +10,14 @@ Work& Work::operator+=(const Work& other) {
   return *this;
 }
 
-int64_t linear_parameters_per_layer(const ModelShape& shape) {
-  const int64_t query = shape.hidden_size * shape.num_attention_heads * shape.head_dim;
-  const int64_t key_and_value = 2 * shape.hidden_size * shape.num_key_value_heads * shape.head_dim;
-  return query + key_and_value + linear_parameters_after_attention(shape);
-}
-
-int64_t linear_parameters_after_attention(const ModelShape& shape) {
-  const int64_t output = shape.hidden_size * shape.num_attention_heads * shape.head_dim;
-  const int64_t gated_mlp = 3 * shape.hidden_size * shape.intermediate_size;
-  return output + gated_mlp;
-}
-
-double layer_tokens(const ModelShape& shape, const Work& work) {
-  const auto layer = static_cast<double>(linear_parameters_per_layer(shape));
-  const double left_out = static_cast<double>(linear_parameters_after_attention(shape)) / layer;
-  return static_cast<double>(shape.num_hidden_layers) * static_cast<double>(work.tokens) -
-         left_out * static_cast<double>(work.tokens - work.logit_rows);
-}
-
 namespace {
+
+// Weights times the tokens that pass them, over all layers.
+double linear_work(const ModelCost& model, const Work& work) {
+  return model.weights() * static_cast<double>(work.tokens) -
+         static_cast<double>(model.layers.back().weights_after_mixer) *
+             static_cast<double>(work.tokens - work.logit_rows);
+}
 
 struct FlopFactors {
   double linear;     // per weight and token
@@ -37,15 +25,13 @@ struct FlopFactors {
   double head;       // per weight and row
 };
 
-FlopCount flops_of(const ModelShape& shape, const Work& work, const FlopFactors& factors) {
-  const auto layers = static_cast<double>(shape.num_hidden_layers);
-  const auto heads = layers * static_cast<double>(shape.num_attention_heads);
+FlopCount flops_of(const ModelCost& model, const Work& work, const FlopFactors& factors) {
+  int64_t pair_elements = 0;
+  for (const LayerCost& layer : model.layers) pair_elements += layer.pair_elements;
   FlopCount flops;
-  flops.linear =
-      factors.linear * static_cast<double>(linear_parameters_per_layer(shape)) * layer_tokens(shape, work);
-  flops.attention =
-      factors.attention * heads * static_cast<double>(shape.head_dim) * static_cast<double>(work.pairs);
-  flops.head = factors.head * static_cast<double>(shape.hidden_size) * static_cast<double>(shape.vocab_size) *
+  flops.linear = factors.linear * linear_work(model, work);
+  flops.attention = factors.attention * static_cast<double>(pair_elements) * static_cast<double>(work.pairs);
+  flops.head = factors.head * static_cast<double>(model.hidden_size) * static_cast<double>(model.vocab_size) *
                static_cast<double>(work.logit_rows);
   return flops;
 }
@@ -55,16 +41,20 @@ constexpr FlopFactors kBackward{.linear = 4, .attention = 10, .head = 6};
 
 }  // namespace
 
-FlopCount forward_flops(const ModelShape& shape, const Work& work) {
-  return flops_of(shape, work, kForward);
+double layer_tokens(const ModelCost& model, const Work& work) {
+  return linear_work(model, work) / model.weights() * model.num_layers();
 }
 
-FlopCount backward_flops(const ModelShape& shape, const Work& work) {
-  return flops_of(shape, work, kBackward);
+FlopCount forward_flops(const ModelCost& model, const Work& work) {
+  return flops_of(model, work, kForward);
 }
 
-FlopCount step_flops(const ModelShape& shape, const Work& work) {
-  return flops_of(shape, work,
+FlopCount backward_flops(const ModelCost& model, const Work& work) {
+  return flops_of(model, work, kBackward);
+}
+
+FlopCount step_flops(const ModelCost& model, const Work& work) {
+  return flops_of(model, work,
                   {.linear = kForward.linear + kBackward.linear,
                    .attention = kForward.attention + kBackward.attention,
                    .head = kForward.head + kBackward.head});

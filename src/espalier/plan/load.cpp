@@ -26,11 +26,26 @@ std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches) {
     load.mask_blocks = static_cast<int64_t>(micro_batch.runs.size());
     for (const bool is_inner : inner) load.mask_blocks += is_inner;
     if (micro_batch.parent >= 0) {
-      loads[micro_batch.parent].has_readers = true;
       load.mask_blocks += static_cast<int64_t>(context_pieces(index, static_cast<int64_t>(m)).size());
     }
   }
+  count_cuts(micro_batches, std::vector<bool>(loads.size(), true), &loads);
   return loads;
+}
+
+void count_cuts(std::span<const MicroBatch> micro_batches, const std::vector<bool>& runs,
+                std::vector<Load>* loads) {
+  std::vector<std::vector<bool>> is_cut(loads->size());  // by run of the micro-batch
+  for (size_t m = 0; m < loads->size(); ++m) {
+    (*loads)[m].cuts = 0;
+    const int64_t parent = micro_batches[m].parent;
+    if (!runs[m] || parent < 0) continue;
+    is_cut[parent].resize(micro_batches[parent].runs.size());
+    for (const int64_t run : micro_batches[m].context_runs) {
+      (*loads)[parent].cuts += !is_cut[parent][run];
+      is_cut[parent][run] = true;
+    }
+  }
 }
 
 }  // namespace espalier

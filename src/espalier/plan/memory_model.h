@@ -21,9 +21,8 @@ struct TermBytes {
 enum class OptimizerKind { kAdamW, kSgd };
 
 struct MemoryModel {
-  ModelShape shape;
+  ModelCost cost;
   int64_t num_parameters = 0;
-  bool query_key_norm = false;
   int64_t element_bytes = 4;  // of weights and activations
   int64_t operand_bytes = 4;  // of the same as operands of matrix products, where they may be upcast
   int64_t packed_bytes = 0;   // of the same in the packed operand of a product; 0: products do not pack

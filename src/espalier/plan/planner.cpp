@@ -244,14 +244,11 @@ Plan make_plan(const Forest& forest, const PlanOptions& options) {
   ESPALIER_CHECK(options.memory_budget == 0,
                  "memory budget: what a plan needs depends on the model; give --model");
   // The proportions of a decoder of half a billion parameters.
-  constexpr ModelShape kCommon{.num_hidden_layers = 28,
-                               .hidden_size = 1024,
-                               .intermediate_size = 3072,
-                               .num_attention_heads = 16,
-                               .num_key_value_heads = 8,
-                               .head_dim = 128,
-                               .vocab_size = 151'936};
-  return make_plan(forest, options, {assumed_time_model(kCommon), {.shape = kCommon}});
+  const LayerSpec layer{AttentionSpec{.num_attention_heads = 16, .num_key_value_heads = 8, .head_dim = 128},
+                        DenseMlpSpec{.intermediate_size = 3072}};
+  const ModelCost common =
+      model_cost({.hidden_size = 1024, .vocab_size = 151'936, .layers = std::vector<LayerSpec>(28, layer)});
+  return make_plan(forest, options, {assumed_time_model(common), {.cost = common}});
 }
 
 }  // namespace espalier

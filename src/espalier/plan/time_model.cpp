@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/time_model.h"
 
+#include <algorithm>
+
 namespace espalier {
 
-TimeFeatures time_features(const ModelShape& shape, const Load& load) {
-  const auto layers = static_cast<double>(shape.num_hidden_layers);
+TimeFeatures time_features(const ModelCost& model, const Load& load) {
   return {1,
-          layers,
-          layer_tokens(shape, {load.tokens, load.pairs, load.logit_rows}),
-          layers * static_cast<double>(load.pairs),
-          layers * static_cast<double>(load.mask_blocks),
+          model.num_layers(),
+          layer_tokens(model, {load.tokens, load.pairs, load.logit_rows}),
+          model.attention_layers() * static_cast<double>(load.pairs),
+          model.attention_layers() * static_cast<double>(load.mask_blocks),
           static_cast<double>(load.logit_rows)};
 }
 
@@ -27,32 +28,51 @@ constexpr Rates kGpuRates = {3e14, 3e12, 1e-6, 200e-6};
 
 }  // namespace
 
-TimeModel assumed_time_model(const ModelShape& shape, Processor processor) {
+TimeModel assumed_time_model(const ModelCost& model, Processor processor) {
   const Rates& rates = processor == Processor::kCpu ? kCpuRates : kGpuRates;
-  const auto layers = static_cast<double>(shape.num_hidden_layers);
   const auto seconds_of = [&](double flops) { return flops / rates.flops_per_second; };
   // Weights are read in both passes, and their gradient sums read and written, once per micro-batch.
-  const double embedding = 4.0 * static_cast<double>(shape.vocab_size * shape.hidden_size);
-  const auto layer = static_cast<double>(linear_parameters_per_layer(shape));
-  return {shape,
+  const double embedding = 4.0 * static_cast<double>(model.vocab_size * model.hidden_size);
+  const double layer = model.weights() / model.num_layers();
+  const double attention_layers = std::max(1.0, model.attention_layers());
+  return {model,
           {4 * embedding / rates.bytes_per_second,
            3 * 4 * layer / rates.bytes_per_second + rates.seconds_per_layer, seconds_of(6 * layer),
-           seconds_of(step_flops(shape, {0, 1, 0}).attention) / layers, rates.seconds_per_mask_block,
-           seconds_of(step_flops(shape, {0, 0, 1}).head)}};
+           seconds_of(step_flops(model, {0, 1, 0}).attention) / attention_layers,
+           rates.seconds_per_mask_block, seconds_of(step_flops(model, {0, 0, 1}).head)}};
 }
+
+namespace {
+
+// The share of the forward pass in forward and backward: of the layers, by FLOPs; of mask blocks as measured;
+// of the LM head by FLOPs.
+constexpr double kLinearForward = 2.0 / 6, kAttentionForward = 4.0 / 14, kMaskBlockForward = 3.0 / 8,
+                 kHeadForward = 2.0 / 8;
+constexpr TimeFeatures kLayersForward = {0, 0, kLinearForward, kAttentionForward, kMaskBlockForward, 0};
+
+}  // namespace
 
 double predicted_seconds(const TimeModel& model, const Load& load,
                          CheckpointActivations checkpoint_activations) {
-  // The share of the forward pass in forward and backward. Recomputation adds one more forward pass.
-  constexpr double kLinearForward = 2.0 / 6, kAttentionForward = 4.0 / 14, kMaskBlockForward = 3.0 / 8;
+  // Recomputation adds one more forward pass of the layers.
   const bool again = checkpoint_activations == CheckpointActivations::kLayer ||
-                     (checkpoint_activations == CheckpointActivations::kPiece && load.has_readers);
-  const TimeFeatures forward_again = {0, 0, kLinearForward, kAttentionForward, kMaskBlockForward, 0};
-  const TimeFeatures features = time_features(model.shape, load);
+                     (checkpoint_activations == CheckpointActivations::kPiece && load.has_readers());
+  const TimeFeatures features = time_features(model.cost, load);
   double seconds = 0;
   for (int i = 0; i < kNumTimeFeatures; ++i) {
-    seconds += model.seconds[i] * features[i] * (again ? 1 + forward_again[i] : 1);
+    seconds += model.seconds[i] * features[i] * (again ? 1 + kLayersForward[i] : 1);
   }
+  return seconds;
+}
+
+double predicted_forward_seconds(const TimeModel& model, const Load& load) {
+  // Of what a micro-batch and a layer take whatever their size, weights are read once of three times.
+  TimeFeatures share = kLayersForward;
+  share[0] = share[1] = 1.0 / 3;
+  share[kNumTimeFeatures - 1] = kHeadForward;
+  const TimeFeatures features = time_features(model.cost, load);
+  double seconds = 0;
+  for (int i = 0; i < kNumTimeFeatures; ++i) seconds += model.seconds[i] * features[i] * share[i];
   return seconds;
 }
 

@@ -14,11 +14,11 @@ namespace espalier {
 inline constexpr int kNumTimeFeatures = 6;
 using TimeFeatures = std::array<double, kNumTimeFeatures>;
 
-/// 1; layers; layer_tokens; layers x pairs; layers x mask blocks; logit rows.
-TimeFeatures time_features(const ModelShape& shape, const Load& load);
+/// 1; layers; layer_tokens; attention layers x pairs; attention layers x mask blocks; logit rows.
+TimeFeatures time_features(const ModelCost& model, const Load& load);
 
 struct TimeModel {
-  ModelShape shape;
+  ModelCost cost;
   TimeFeatures seconds{};   // per unit of each feature
   bool calibrated = false;  // measured on this machine, not assumed
 };
@@ -26,10 +26,13 @@ struct TimeModel {
 /// A model from FLOPs at an assumed rate, with the usual fixed costs of a few CPU cores or of a data-centre
 /// GPU. It is good for comparing plans, not for predicting times.
 enum class Processor { kCpu, kGpu };
-TimeModel assumed_time_model(const ModelShape& shape, Processor processor = Processor::kCpu);
+TimeModel assumed_time_model(const ModelCost& model, Processor processor = Processor::kCpu);
 
 /// Seconds of forward and backward, recomputation by `checkpoint_activations` included.
 double predicted_seconds(const TimeModel& model, const Load& load,
                          CheckpointActivations checkpoint_activations);
+
+/// Seconds of a forward pass alone, LM head included.
+double predicted_forward_seconds(const TimeModel& model, const Load& load);
 
 }  // namespace espalier

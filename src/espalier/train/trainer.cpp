@@ -12,6 +12,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/folder_lock.h"
 #include "espalier/base/mapped_file_guard.h"
+#include "espalier/engine/order.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/train/checkpoint.h"
@@ -28,7 +29,7 @@ int64_t peak_memory_bytes() {
   return int64_t{1024} * usage.ru_maxrss;
 }
 
-nlohmann::ordered_json step_metrics(const ModelShape& shape, const StepResult& result, double seconds) {
+nlohmann::ordered_json step_metrics(const ModelCost& model, const StepResult& result, double seconds) {
   nlohmann::ordered_json metrics;
   metrics["loss"] = result.loss;
   metrics["flat_tokens"] = result.flat_tokens;
@@ -38,7 +39,7 @@ nlohmann::ordered_json step_metrics(const ModelShape& shape, const StepResult& r
   metrics["seconds"] = seconds;
   metrics["tree_tokens_per_second"] = static_cast<double>(result.work.tokens) / seconds;
   metrics["flat_tokens_per_second"] = static_cast<double>(result.flat_tokens) / seconds;
-  metrics["tflops_per_second"] = step_flops(shape, result.work).total() / seconds / 1e12;
+  metrics["tflops_per_second"] = step_flops(model, result.work).total() / seconds / 1e12;
   metrics["peak_memory_bytes"] = peak_memory_bytes();
   metrics["peak_tensor_bytes"] = result.measured_peak_bytes();
   metrics["micro_batches"] = result.measured.size();
@@ -106,7 +107,7 @@ class TrainingRun {
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
         decoder_(load_decoder(options.model, options.dtype, options.device)),
         optimizer_(decoder_, options.optimizer),
-        shape_(model_shape(decoder_.config())),
+        cost_(model_cost(decoder_.config())),
         loss_(trajectories, options.objective),
         state_(run_state_of(trajectories, options.config)),
         first_(resume({options, checkpoint_.source, state_}, &decoder_, &optimizer_, events.note)),
@@ -179,7 +180,7 @@ class TrainingRun {
     if (number == profiled_) finish_profile(result);
 
     nlohmann::ordered_json metrics = {{"step", number}};
-    metrics.update(step_metrics(shape_, result, seconds));
+    metrics.update(step_metrics(cost_, result, seconds));
     if (options_.predicted_costs) add_prediction(number, step, result, &metrics);
     metrics["grad_norm"] = norm;
     metrics["learning_rate"] = rate;
@@ -231,7 +232,8 @@ class TrainingRun {
 
   void add_prediction(int64_t number, const Step& step, const StepResult& result,
                       nlohmann::ordered_json* metrics) const {
-    const StepPrediction prediction = predict_step(*options_.predicted_costs, step);
+    const StepPrediction prediction =
+        predict_step(*options_.predicted_costs, step, needs_logprob_pass(step, loss_));
     (*metrics)["predicted_seconds"] = prediction.total_seconds();
     (*metrics)["predicted_peak_bytes"] = prediction.largest_peak_bytes();
     if (events_.predicted && number == first_ + 1) events_.predicted(step, prediction, result);
@@ -290,7 +292,7 @@ class TrainingRun {
   CheckpointOptions checkpoint_;
   Decoder decoder_;
   Optimizer optimizer_;
-  ModelShape shape_;
+  ModelCost cost_;
   Loss loss_;
   RunState state_;  // its step: the last one that is done
   int64_t first_;   // step resumed from

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "espalier/base/check.h"
+#include "espalier/base/median.h"
 #include "espalier/base/rng.h"
 #include "espalier/measure/cost.h"
 #include "espalier/model/weights.h"
@@ -120,8 +121,7 @@ void compare_with_float64(const Decoder& decoder, at::ScalarType dtype, const Ou
   const size_t index = worst(ratios);
   report->error_ratio_max = ratios[index];
   report->error_ratio_worst_parameter = decoder.parameters()[index].name;
-  std::nth_element(ratios.begin(), ratios.begin() + static_cast<int64_t>(ratios.size() / 2), ratios.end());
-  report->error_ratio_median = ratios[ratios.size() / 2];
+  report->error_ratio_median = median(std::move(ratios));
 }
 
 struct Ending {

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Typed look-ups in a config.json.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace espalier {
+
+// The largest sizes that are taken: several times those of any model there is. A file with larger ones is
+// broken, and what would be allocated for it could take all memory. They also keep the number of parameters,
+// and of their bytes, inside 64 bits.
+inline constexpr int64_t kMostLayers = 4096;
+inline constexpr int64_t kMostHeads = 4096;
+inline constexpr int64_t kMostHeadDim = 16'384;
+inline constexpr int64_t kMostHidden = int64_t{1} << 18;
+inline constexpr int64_t kMostIntermediate = int64_t{1} << 20;
+inline constexpr int64_t kMostVocabulary = int64_t{1} << 24;
+inline constexpr int64_t kMostPositions = std::numeric_limits<int32_t>::max();
+
+/// One JSON object. Every look-up throws InputError naming file, key, what was expected and what was
+/// received. null counts as absent.
+class ConfigReader {
+ public:
+  /// `json` must outlive this object. `prefix` comes before the keys in messages.
+  ConfigReader(const nlohmann::json& json, std::string file, std::string prefix = "");
+
+  const nlohmann::json* find(const std::string& key) const;  // null where absent
+  bool has(const std::string& key) const { return json_.contains(key); }
+
+  int64_t positive_integer(const std::string& key, int64_t largest,
+                           std::optional<int64_t> otherwise = {}) const;
+  double positive_number(const std::string& key, std::optional<double> otherwise = {}) const;
+  bool boolean(const std::string& key, bool otherwise) const;
+  std::string text(const std::string& key) const;  // "" where absent
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
+
+  /// Refuses every key that is not among `known`, the keys of these families.
+  void refuse_other_keys(const std::vector<std::string_view>& known, const std::string& families) const;
+
+  const std::string& file() const { return file_; }
+
+ private:
+  const nlohmann::json& json_;
+  std::string file_;
+  std::string prefix_;
+};
+
+}  // namespace espalier

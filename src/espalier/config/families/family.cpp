@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/config/families/family.h"
+
+#include <algorithm>
+
+namespace espalier {
+
+std::span<const ModelFamily* const> families() {
+  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily, &kQwen2Family, &kQwen3Family};
+  return kFamilies;
+}
+
+const ModelFamily* find_family(const std::string& model_type) {
+  const auto is_it = [&](const ModelFamily* family) { return family->model_type == model_type; };
+  const auto found = std::ranges::find_if(families(), is_it);
+  return found == families().end() ? nullptr : *found;
+}
+
+std::string family_names(const std::string& conjunction, const std::string& quote) {
+  std::string names;
+  for (const ModelFamily* family : families()) {
+    const bool is_last = family == families().back();
+    if (!names.empty()) names += is_last ? " " + conjunction + " " : ", ";
+    names += quote + family->model_type + quote;
+  }
+  return names;
+}
+
+}  // namespace espalier

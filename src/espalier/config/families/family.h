@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Families of decoders: what a config.json means where families differ. Names of parameters follow from
+// layers (config/layer_spec.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "espalier/config/config.h"
+#include "espalier/config/config_reader.h"
+
+namespace espalier {
+
+struct ModelFamily {
+  const char* model_type;
+
+  // Transformers' defaults for keys that are not there.
+  int64_t max_position_embeddings;
+  int64_t num_key_value_heads;  // 0: as many as num_attention_heads, as null says in every family
+  int64_t head_dim;             // 0: hidden_size / num_attention_heads
+
+  /// Reads the family's own keys (biases, norms) into `result`, whose sizes are set, and refuses those values
+  /// that it does not have.
+  void (*read)(const ConfigReader& config, DecoderConfig* result);
+};
+
+extern const ModelFamily kLlamaFamily, kQwen2Family, kQwen3Family;  // a file each
+
+std::span<const ModelFamily* const> families();
+
+/// Null where there is no such family.
+const ModelFamily* find_family(const std::string& model_type);
+
+/// "llama, qwen2 CONJUNCTION qwen3", each between two of `quote`.
+std::string family_names(const std::string& conjunction, const std::string& quote);
+
+}  // namespace espalier

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/plan/layer_cost.h"
+
+#include <algorithm>
+#include <variant>
+
+namespace espalier {
+namespace {
+
+// Kept: the layer's input and its norm's output, q, k, v and the attention's output, and with norms of q and
+// k also q and k before them; the factors of norms and the log-sum-exps.
+void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) {
+  const int64_t query = attention.num_attention_heads * attention.head_dim;
+  const int64_t key = attention.num_key_value_heads * attention.head_dim;
+  cost->weights += hidden * (2 * query + 2 * key);
+  cost->weights_after_mixer += hidden * query;
+  cost->pair_elements = query;
+  cost->kept_by_mixer = {.elements = 2 * hidden + 2 * query + 2 * key,
+                         .statistics = 1 + attention.num_attention_heads};
+  if (attention.query_key_norm) {
+    cost->kept_by_mixer.elements += query + key;
+    cost->kept_by_mixer.statistics += attention.num_attention_heads + attention.num_key_value_heads;
+  }
+  cost->mixer_output = query;
+  cost->mixer_gradients = 2 * query + 4 * key;
+  cost->position_tables = attention.head_dim;
+  cost->context_per_token = 2 * key;
+}
+
+// Kept: the MLP's input and its norm's output and factor, gate, up and their product.
+void add_mlp(const DenseMlpSpec& mlp, int64_t hidden, LayerCost* cost) {
+  const int64_t weights = 3 * hidden * mlp.intermediate_size;
+  cost->weights += weights;
+  cost->weights_after_mixer += weights;
+  cost->widest_weight_rows = mlp.intermediate_size;
+  cost->kept_after_mixer = {.elements = 2 * hidden + 3 * mlp.intermediate_size, .statistics = 1};
+  cost->intermediate = mlp.intermediate_size;
+}
+
+template <class Value>
+int64_t sum_of(const std::vector<LayerCost>& layers, const Value& value) {
+  int64_t sum = 0;
+  for (const LayerCost& layer : layers) sum += value(layer);
+  return sum;
+}
+
+}  // namespace
+
+LayerCost layer_cost(const LayerSpec& layer, int64_t hidden_size) {
+  LayerCost cost;
+  std::visit([&](const auto& mixer) { add_mixer(mixer, hidden_size, &cost); }, layer.mixer);
+  std::visit([&](const auto& mlp) { add_mlp(mlp, hidden_size, &cost); }, layer.mlp);
+  return cost;
+}
+
+double ModelCost::attention_layers() const {
+  return static_cast<double>(
+      std::ranges::count_if(layers, [](const LayerCost& layer) { return layer.pair_elements > 0; }));
+}
+
+double ModelCost::weights() const {
+  return static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.weights; }));
+}
+
+int64_t ModelCost::position_tables() const {
+  int64_t most = 0;
+  for (const LayerCost& layer : layers) most = std::max(most, layer.position_tables);
+  return most;
+}
+
+int64_t ModelCost::context_per_token() const {
+  return sum_of(layers, [](const LayerCost& layer) { return layer.context_per_token; });
+}
+
+int64_t ModelCost::context_per_cut() const {
+  return sum_of(layers, [](const LayerCost& layer) { return layer.context_per_cut; });
+}
+
+ModelCost model_cost(const ModelSpec& spec) {
+  ModelCost cost{.hidden_size = spec.hidden_size, .vocab_size = spec.vocab_size, .layers = {}};
+  for (const LayerSpec& layer : spec.layers) cost.layers.push_back(layer_cost(layer, spec.hidden_size));
+  return cost;
+}
+
+ModelCost model_cost(const DecoderConfig& config) {
+  return model_cost(model_spec(config));
+}
+
+}  // namespace espalier

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the layers of a model cost, by what they are made of.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "espalier/config/layer_spec.h"
+
+namespace espalier {
+
+/// What is kept per token for a backward pass: elements of activations, and elements in the precision of
+/// gradient sums (factors of norms, log-sum-exps).
+struct KeptPerToken {
+  int64_t elements = 0;
+  int64_t statistics = 0;
+};
+
+/// Sizes of one layer, in elements. The last layer of a decoder runs what comes after its mixer on logit rows
+/// only.
+struct LayerCost {
+  int64_t weights = 0;              // of linear maps
+  int64_t weights_after_mixer = 0;  // of these, the linear maps after the mixer
+  int64_t widest_weight_rows = 0;   // rows [out] of the largest linear map from or to the hidden state
+
+  /// Elements that the scores of one visible (query, key) pair multiply, over all heads; the output
+  /// multiplies as many. 0 in a layer without attention.
+  int64_t pair_elements = 0;
+
+  KeptPerToken kept_by_mixer = {};     // the layer's input and norm included
+  KeptPerToken kept_after_mixer = {};  // the MLP's input and norm included
+  int64_t mixer_output = 0;            // per token
+  int64_t mixer_gradients = 0;         // temporary per token in the backward pass, in the precision of sums
+  int64_t intermediate = 0;            // width of the MLP per token
+  int64_t position_tables = 0;         // per token: cos and sin
+
+  /// What the tokens below a cut read: of every token above it (keys and values), and once for every run
+  /// that is cut at its end (the state of a recurrence, in the precision of sums).
+  int64_t context_per_token = 0;
+  int64_t context_per_cut = 0;
+};
+
+LayerCost layer_cost(const LayerSpec& layer, int64_t hidden_size);
+
+/// Sizes of a decoder.
+struct ModelCost {
+  int64_t hidden_size = 0;
+  int64_t vocab_size = 0;
+  std::vector<LayerCost> layers;  // first to last, at least one
+
+  double num_layers() const { return static_cast<double>(layers.size()); }
+  double attention_layers() const;    // with pair_elements
+  double weights() const;             // of all layers' linear maps
+  int64_t position_tables() const;    // of the layer with the most: layers share them
+  int64_t context_per_token() const;  // of all layers
+  int64_t context_per_cut() const;    // of all layers
+};
+
+ModelCost model_cost(const ModelSpec& spec);
+ModelCost model_cost(const DecoderConfig& config);
+
+}  // namespace espalier

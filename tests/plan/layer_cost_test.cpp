@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Costs of layers, and of models whose layers differ.
+#include "espalier/plan/layer_cost.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "espalier/plan/memory_model.h"
+#include "espalier/plan/time_model.h"
+#include "tests/plan/uniform_model.h"
+
+namespace espalier {
+namespace {
+
+constexpr AttentionSpec kAttention{.num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 5};
+const LayerSpec kNarrow{kAttention, DenseMlpSpec{.intermediate_size = 7}};
+const LayerSpec kWide{AttentionSpec{.num_attention_heads = 8, .num_key_value_heads = 8, .head_dim = 6},
+                      DenseMlpSpec{.intermediate_size = 31}};
+
+ModelSpec model_of(std::vector<LayerSpec> layers) {
+  return {.hidden_size = 10, .vocab_size = 11, .layers = std::move(layers)};
+}
+
+// Counted from the parameters, which have their sizes from elsewhere.
+TEST(LayerCost, WeightsAreTheMatricesOfTheLayer) {
+  for (const LayerSpec& layer : {kNarrow, kWide}) {
+    int64_t weights = 0, widest = 0;
+    for (const ParameterShape& parameter : layer_parameters(layer, 10)) {
+      if (parameter.shape.size() < 2) continue;
+      weights += parameter.shape[0] * parameter.shape[1];
+      if (parameter.name.starts_with("mlp.")) widest = std::max(widest, parameter.shape[0] * parameter.shape[1]);
+    }
+    EXPECT_EQ(layer_cost(layer, 10).weights, weights);
+    EXPECT_EQ(layer_cost(layer, 10).widest_weight_rows * 10, widest);
+  }
+}
+
+TEST(LayerCost, ContextIsKeysAndValues) {
+  EXPECT_EQ(layer_cost(kNarrow, 10).context_per_token, 2 * 2 * 5);
+  EXPECT_EQ(layer_cost(kNarrow, 10).context_per_cut, 0);
+}
+
+TEST(LayerCost, NormsOfQueriesAndKeysKeepTheirInputs) {
+  AttentionSpec with_norm = kAttention;
+  with_norm.query_key_norm = true;
+  const KeptPerToken plain = layer_cost({kAttention, DenseMlpSpec{7}}, 10).kept_by_mixer;
+  const KeptPerToken normed = layer_cost({with_norm, DenseMlpSpec{7}}, 10).kept_by_mixer;
+  EXPECT_EQ(normed.elements - plain.elements, 4 * 5 + 2 * 5);
+  EXPECT_EQ(normed.statistics - plain.statistics, 4 + 2);
+}
+
+// FLOPs add up over layers, wherever each stands; only the last one leaves rows out.
+TEST(LayerCost, FlopsOfLayersThatDiffer) {
+  const Work work{.tokens = 100, .pairs = 1000, .logit_rows = 100}, few_rows{100, 1000, 10};
+  const auto flops = [](std::vector<LayerSpec> layers, const Work& of) {
+    return step_flops(model_cost(model_of(std::move(layers))), of);
+  };
+  const FlopCount mixed = flops({kNarrow, kWide, kNarrow}, work);
+  EXPECT_DOUBLE_EQ(mixed.linear, 2 * flops({kNarrow}, work).linear + flops({kWide}, work).linear);
+  EXPECT_DOUBLE_EQ(mixed.attention, 2 * flops({kNarrow}, work).attention + flops({kWide}, work).attention);
+  EXPECT_DOUBLE_EQ(mixed.head, flops({kWide}, work).head);
+  const double left_out = 6.0 * 90 * static_cast<double>(layer_cost(kWide, 10).weights_after_mixer);
+  EXPECT_DOUBLE_EQ(flops({kNarrow, kWide}, few_rows).linear, flops({kWide, kNarrow}, work).linear - left_out);
+}
+
+TEST(LayerCost, TimeOfLayersThatDiffer) {
+  const Load load{.tokens = 100, .pairs = 1000, .logit_rows = 100};
+  // Every rate but that of linear maps is 0. Then time is in proportion to weights.
+  const auto seconds = [&](std::vector<LayerSpec> layers, double of_layer_token) {
+    return predicted_seconds({model_cost(model_of(std::move(layers))), {0, 0, of_layer_token, 0, 0, 0}}, load,
+                             CheckpointActivations::kNone);
+  };
+  const double narrow = static_cast<double>(layer_cost(kNarrow, 10).weights),
+               wide = static_cast<double>(layer_cost(kWide, 10).weights);
+  EXPECT_DOUBLE_EQ(seconds({kNarrow, kWide, kWide}, narrow + 2 * wide),
+                   3 * (seconds({kNarrow}, narrow) + 2 * seconds({kWide}, wide)));
+  EXPECT_EQ(time_features(model_cost(model_of({kNarrow, kWide})), load)[3], 2 * 1000);
+}
+
+MemoryModel memory_of(std::vector<LayerSpec> layers, CheckpointActivations checkpoint_activations) {
+  return {.cost = model_cost(model_of(std::move(layers))),
+          .num_parameters = 1000,
+          .checkpoint_activations = checkpoint_activations};
+}
+
+TEST(LayerCost, MemoryOfLayersThatDiffer) {
+  const Load load{.tokens = 1000, .logit_rows = 10};
+  for (const auto activations : {CheckpointActivations::kNone, CheckpointActivations::kLayer}) {
+    const auto held = [&](std::vector<LayerSpec> layers) {
+      return held_bytes(memory_of(std::move(layers), activations), load);
+    };
+    const auto running = [&](std::vector<LayerSpec> layers) {
+      return running_bytes(memory_of(std::move(layers), activations), load, true);
+    };
+    // Layers add up. Position tables are those of the wide layer in all four.
+    const double of_narrow = held({kNarrow, kWide, kNarrow}) - held({kWide, kNarrow});
+    EXPECT_DOUBLE_EQ(held({kNarrow, kWide, kNarrow, kNarrow}), held({kWide, kNarrow}) + 2 * of_narrow);
+    EXPECT_GT(held({kWide, kWide, kNarrow}) - held({kWide, kNarrow}),
+              activations == CheckpointActivations::kNone ? of_narrow : of_narrow - 1);
+    // The layer that needs most decides, wherever it stands.
+    EXPECT_GT(running({kNarrow, kWide, kNarrow}), running({kNarrow, kNarrow, kNarrow}));
+    EXPECT_LE(running({kNarrow, kWide, kNarrow}), running({kWide, kWide, kWide}));
+  }
+}
+
+// A layer whose context is the state at a cut, as a recurrence has it, next to one of attention.
+TEST(LayerCost, ContextPerCutIsKeptOnceForEveryCut) {
+  MemoryModel model = memory_of({kNarrow, kNarrow}, CheckpointActivations::kPiece);
+  model.element_bytes = model.operand_bytes = 2;
+  const Load load{.tokens = 100, .cuts = 3};
+  const double without = held_bytes(model, load);
+  model.cost.layers[1].context_per_cut = 50;
+  // Three states in float32 and their gradients.
+  EXPECT_DOUBLE_EQ(held_bytes(model, load) - without, 2 * 3 * 50 * 4);
+  Load more = load;
+  more.cuts = 4;
+  EXPECT_DOUBLE_EQ(held_bytes(model, more) - held_bytes(model, load), 2 * 50 * 4);
+  // The leaf below has the gradients of the layer with most beside what its parent holds.
+  const Load leaf{.tokens = 1, .parent = 0};
+  const auto rise = [&](int64_t cuts) {
+    Load parent = load;
+    parent.cuts = cuts;
+    return peak_bytes(model, std::vector<Load>{parent, leaf})[1];
+  };
+  EXPECT_DOUBLE_EQ(rise(4) - rise(3), (2 + 1) * 50 * 4);
+}
+
+TEST(LayerCost, CutsAreRunsThatOthersContinue) {
+  MicroBatch top, left, right, below;
+  top.runs = {{0, 3, -1}, {3, 5, 0}, {5, 6, 0}};
+  left.runs = {{6, 7, -1}, {7, 8, -1}};
+  left.context_runs = {0, 1};
+  right.runs = {{8, 9, -1}};
+  right.context_runs = {1};  // a run that `left` continues as well
+  below.runs = {{9, 10, -1}};
+  below.context_runs = {0};
+  left.parent = right.parent = 0;
+  below.parent = 1;
+  const std::vector<MicroBatch> plan{top, left, below, right};
+  std::vector<Load> loads = loads_of(plan);
+  const auto cuts = [&] {
+    std::vector<int64_t> result;
+    for (const Load& load : loads) result.push_back(load.cuts);
+    return result;
+  };
+  EXPECT_EQ(cuts(), (std::vector<int64_t>{2, 1, 0, 0}));
+  count_cuts(plan, {true, false, false, true}, &loads);
+  EXPECT_EQ(cuts(), (std::vector<int64_t>{1, 0, 0, 0}));
+}
+
+}  // namespace
+}  // namespace espalier
