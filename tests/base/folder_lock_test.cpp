@@ -80,8 +80,7 @@ class NamelessHolder {
 TEST(FolderLock, IsTakenFromAHolderThatIsAboutToEnd) {
   const ScratchFolder folder;
   auto holder = std::make_optional<NamelessHolder>(folder.path());
-  auto next = std::async(std::launch::async,
-                         [&] { return FolderLock(folder.path(), no_warning).held(); });
+  auto next = std::async(std::launch::async, [&] { return FolderLock(folder.path(), no_warning).held(); });
   // The holder ends after the first refusal. Ending before it would pass too, but show less.
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   holder.reset();

@@ -14,6 +14,8 @@ constexpr auto kColours = std::to_array<Word<Colour>>({{"red", Colour::kRed}, {"
 TEST(Words, AreParsedAndNamed) {
   EXPECT_EQ(parse_word(kColours, "colour", "green"), Colour::kGreen);
   EXPECT_STREQ(word_of(kColours, Colour::kRed), "red");
+  EXPECT_TRUE(has_word(kColours, "red"));
+  EXPECT_FALSE(has_word(kColours, "pink"));
   EXPECT_EQ(all_words(kColours), (std::vector<std::string>{"red", "green"}));
   EXPECT_EQ(list_of(std::to_array<Word<int>>({{"a", 1}, {"b", 2}, {"c", 3}})), "a, b or c");
 }

@@ -348,7 +348,10 @@ def start(models, tmp_path, *flags, **options):
 def test_signals_end_in_one_line_and_leave_nothing(models, tmp_path, number, status, words):
     process = start(models, tmp_path)
     process.send_signal(number)
-    _, error = process.communicate(timeout=60)
+    try:
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == status
     assert error.splitlines()[-1] == words and "Traceback" not in error
     assert not list(tmp_path.glob("*rows*")) and not list(tmp_path.glob(".rows*"))

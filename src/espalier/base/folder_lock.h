@@ -13,9 +13,9 @@ namespace espalier {
 class FolderLock {
  public:
   /// Throws InputError naming the holder's process and host if another process, or another FolderLock of this
-  /// one, has the lock. Waits up to 10 s for a holder that has not named itself: it has just begun or is about
-  /// to end. On file systems without locks, such as some network ones, nothing is locked and
-  /// `warn` is called.
+  /// one, has the lock. Waits up to 10 s for a holder that has not named itself: it has just begun or is
+  /// about to end. On file systems without locks, such as some network ones, nothing is locked and `warn` is
+  /// called.
   FolderLock(const std::filesystem::path& folder, const std::function<void(const std::string&)>& warn);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;

@@ -2,6 +2,7 @@
 // The words that a flag accepts, and what they stand for, in one place: parsers, messages and --help use it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string>
@@ -36,6 +37,11 @@ std::string list_of(const std::array<Word<Value>, kCount>& words) {
     list += words[i].word;
   }
   return list;
+}
+
+template <class Value, size_t kCount>
+bool has_word(const std::array<Word<Value>, kCount>& words, std::string_view text) {
+  return std::ranges::any_of(words, [&](const auto& each) { return each.word == text; });
 }
 
 /// What `text` stands for. Throws InputError naming `flag` and the words.

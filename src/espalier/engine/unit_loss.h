@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Losses of a scope wider than a token, on trees that are cut.
-//   Such a loss is evaluated on the log-probabilities of a whole trajectory or group, which may come from
-//   many
-// micro-batches. They are gathered as the forward passes produce them; when a micro-batch is about to run
+// Such a loss is evaluated on the log-probabilities of a whole trajectory or group, which may come from many
+// micro-batches. They are gathered as the forward passes produce them. When a micro-batch is about to run
 // backward, all units with terms in it are evaluated, and the gradients of its terms seed the backward pass.
-// So the micro-batches still simply add up, and no forward pass is repeated for it.
+// So the gradients of micro-batches still add up. Where the order of the plan does not know a unit's terms in
+// time, all log-probabilities are computed in a pass before (needs_logprob_pass).
 #pragma once
 
 #include <ATen/core/Tensor.h>

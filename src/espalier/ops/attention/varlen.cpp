@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pieces of one level share neither rows nor columns, so they are the sequences of one call: all
 // triangles, then level by level the rectangles.
-//   Forward: a row has one triangle and at most one rectangle per level, with partial results (O_s, lse_s);
+//
+// Forward: a row has one triangle and at most one rectangle per level, with partial results (O_s, lse_s);
 // lse = logsumexp_s lse_s and O = sum_s exp(lse_s - lse) O_s (docs/math.md).
-//   Backward: a call given the global O and lse yields its exact share of dQ, dK and dV.
+//
+// Backward: a call given the global O and lse yields its exact share of dQ, dK and dV.
 // Rows and columns of a call are ranges with gaps, and a context's columns come in any order. Unless they are
 // one range they are gathered: the copy is small beside what merging moves, levels deep in the tree cost what
 // their rows cost, and no kernel is asked about sequences without rows or without columns.

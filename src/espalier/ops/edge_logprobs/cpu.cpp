@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // edge_logprobs on the CPU, by tiles of logits (rows x vocabulary entries), each of which one thread computes
 // and uses up while it is in its cache.
-//   Forward: maximum and sum of exp(logit - maximum) per row are carried from tile to tile (Milakov and
+//
+// Forward: maximum and sum of exp(logit - maximum) per row are carried from tile to tile (Milakov and
 // Gimelshein, "Online normalizer calculation for softmax", 2018); log p = (logit[target] - maximum) -
 // log(sum).
-//   Backward: d logit[r, t] = sum_{e: edge (r, t)} g_e - exp(logit[r, t] - lse_r) sum_{e of row r} g_e, from
+//
+// Backward: d logit[r, t] = sum_{e: edge (r, t)} g_e - exp(logit[r, t] - lse_r) sum_{e of row r} g_e, from
 // recomputed logits; the tiles of a block are kept until their products are added to the gradients.
-//   Products are in product_dtype (matrix_product.h), everything else in float32 (float64); elementwise work
+//
+// Products are in product_dtype (matrix_product.h), everything else in float32 (float64); elementwise work
 // is in kernels/cpu/logit_math.h. How the work is cut does not depend on the threads, and no two tasks add to
 // the same number: results are bitwise identical for any number of threads.
 #include <ATen/ATen.h>

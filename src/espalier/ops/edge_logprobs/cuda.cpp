@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // edge_logprobs on CUDA, by blocks of logits (rows x vocabulary entries), all on the current stream and
 // without waiting for it.
-//   Products are cuBLAS's. In bfloat16 the logits are its float32 results; kernels of ours (kernels/cuda/
+//
+// Products are cuBLAS's. In bfloat16 the logits are its float32 results; kernels of ours (kernels/cuda/
 // logit_math.h) take maxima, sums of exponentials and the logits at targets from them in one pass, and in the
 // backward pass turn them into gradients in their own memory, rounded once to bfloat16 for the two products
 // that follow. float32, float64 and builds without our kernels do the same with ATen's operators.
-//   The gradients of hidden and weight are summed in float32 (float64) over blocks, in place (ops/
+//
+// The gradients of hidden and weight are summed in float32 (float64) over blocks, in place (ops/
 // matrix_product.h). Peak extra memory: kDeviceLogitBlockBytes for one block (four times that without our
 // kernels), a float32 gradient of hidden, a few numbers per row and edge; where the gradient of weight is
 // wanted in bfloat16, the float32 one of a block's columns.
-//   Blocks depend on sizes alone, and sums over edges are in their order: bitwise identical from run to run.
+//
+// Blocks depend on sizes alone, and sums over edges are in their order: bitwise identical from run to run.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The elementwise operators on the CPU: tensors to and from the kernels of kernels/cpu/row_math.h.
-//   What a thread works on never decides how a number is computed: rows are computed by themselves, elements
+//
+// What a thread works on never decides how a number is computed: rows are computed by themselves, elements
 // without rows in runs of a fixed length, and sums over rows in blocks of a fixed number of rows.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -57,7 +57,7 @@ TEST(InstructionSet, UnknownNamesAreRefused) {
     FAIL();
   } catch (const InputError& error) {
     EXPECT_STREQ(error.what(),
-                 "ESPALIER_CPU: expected default, avx2, avx512, avx512_bf16 or amx, received sse9");
+                 "ESPALIER_CPU: expected default, avx2, avx512, avx512_bf16 or amx, received `sse9`");
   }
 }
 

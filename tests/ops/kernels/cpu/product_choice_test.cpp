@@ -104,11 +104,11 @@ TEST(ProductChoice, IsWhatTheEnvironmentNames) {
   {
     const ForcedVariable wrong("ESPALIER_BF16_PRODUCTS", "panels");
     EXPECT_EQ(message_of<InputError>([&] { with_environment(given); }),
-              "ESPALIER_BF16_PRODUCTS: expected upcast, native or library, received panels");
+              "ESPALIER_BF16_PRODUCTS: expected upcast, native or library, received `panels`");
   }
   const ForcedVariable wrong("ESPALIER_FLOAT32_PRODUCTS", "mkl");
   EXPECT_EQ(message_of<InputError>([&] { with_environment(given); }),
-            "ESPALIER_FLOAT32_PRODUCTS: expected library or panels, received mkl");
+            "ESPALIER_FLOAT32_PRODUCTS: expected library or panels, received `mkl`");
 }
 
 }  // namespace

@@ -5,12 +5,12 @@
 #include <cpuid.h>
 #endif
 
-#include <algorithm>
+#include <array>
 #include <cstdlib>
-#include <iterator>
 #include <string_view>
 
 #include "espalier/base/check.h"
+#include "espalier/base/words.h"
 
 namespace espalier {
 namespace {
@@ -55,44 +55,33 @@ bool has_amx() {
 #endif
 }
 
-InstructionSet best_level() {
+InstructionSet best_instruction_set() {
   if (has_amx()) return InstructionSet::kAmx;
   if (has_avx512_bf16()) return InstructionSet::kAvx512Bf16;
   if (has_avx512()) return InstructionSet::kAvx512;
   return has_avx2() ? InstructionSet::kAvx2 : InstructionSet::kDefault;
 }
 
-struct NamedLevel {
-  std::string_view name;
-  InstructionSet level;
-};
-
-constexpr NamedLevel kLevels[] = {{"default", InstructionSet::kDefault},
-                                  {"avx2", InstructionSet::kAvx2},
-                                  {"avx512", InstructionSet::kAvx512},
-                                  {"avx512_bf16", InstructionSet::kAvx512Bf16},
-                                  {"amx", InstructionSet::kAmx}};
+constexpr auto kNames = std::to_array<Word<InstructionSet>>({{"default", InstructionSet::kDefault},
+                                                             {"avx2", InstructionSet::kAvx2},
+                                                             {"avx512", InstructionSet::kAvx512},
+                                                             {"avx512_bf16", InstructionSet::kAvx512Bf16},
+                                                             {"amx", InstructionSet::kAmx}});
 
 }  // namespace
 
 InstructionSet instruction_set() {
-  static const InstructionSet best = best_level();
+  static const InstructionSet best = best_instruction_set();
   const char* given = std::getenv("ESPALIER_CPU");
   if (given == nullptr || *given == '\0') return best;
-  for (const auto& [name, level] : kLevels) {
-    if (name != given) continue;
-    ESPALIER_CHECK(level <= best, "ESPALIER_CPU: expected a level that this machine has, received {}", given);
-    return level;
-  }
-  throw InputError(
-      fmt::format("ESPALIER_CPU: expected default, avx2, avx512, avx512_bf16 or amx, received {}", given));
+  const InstructionSet chosen = parse_word(kNames, "ESPALIER_CPU", given);
+  ESPALIER_CHECK(chosen <= best,
+                 "ESPALIER_CPU: expected an instruction set that this machine has, received {}", given);
+  return chosen;
 }
 
-std::string_view instruction_set_name(InstructionSet level) {
-  const auto* named = std::find_if(std::begin(kLevels), std::end(kLevels),
-                                   [&](const NamedLevel& each) { return each.level == level; });
-  ESPALIER_ASSERT(named != std::end(kLevels));
-  return named->name;
+std::string_view instruction_set_name(InstructionSet instruction_set) {
+  return word_of(kNames, instruction_set);
 }
 
 CpuVendor cpu_vendor() {

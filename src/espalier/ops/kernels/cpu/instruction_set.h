@@ -16,7 +16,7 @@ enum class InstructionSet { kDefault, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 InstructionSet instruction_set();
 
 /// The level's name, as ESPALIER_CPU takes it.
-std::string_view instruction_set_name(InstructionSet level);
+std::string_view instruction_set_name(InstructionSet instruction_set);
 
 enum class CpuVendor { kIntel, kAmd, kOtherX86, kNotX86 };
 

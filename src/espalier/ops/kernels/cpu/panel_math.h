@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products from operands that have been packed into panels, summed in float32; compiled once for each
 // InstructionSet.
-//   Panels have the order in which the innermost loop reads them. Their elements are words of four bytes,
-//   what
+//
+// Panels have the order in which the innermost loop reads them. Their elements are words of four bytes, what
 // one lane of a vector takes at a time: a float, or a pair of bfloat16 that are neighbours along the sum,
 // which the instructions for bfloat16 multiply and add together. Every result is one sum from the first word
 // to the last: its bits do not depend on its place, nor on how many rows or columns are computed with it.

@@ -2,36 +2,24 @@
 #include "espalier/ops/kernels/cpu/product_choice.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdlib>
 
+#include <fmt/ranges.h>
+
 #include "espalier/base/check.h"
+#include "espalier/base/words.h"
 
 namespace espalier {
 namespace {
 
-template <class Products>
-struct Named {
-  std::string_view name;
-  Products products;
-};
-
-constexpr Named<Float32Products> kFloat32Names[] = {{"library", Float32Products::kLibrary},
-                                                    {"panels", Float32Products::kPanels}};
-constexpr Named<Bfloat16Products> kBfloat16Names[] = {{"upcast", Bfloat16Products::kUpcast},
-                                                      {"native", Bfloat16Products::kNative},
-                                                      {"library", Bfloat16Products::kLibrary}};
-
-template <class Products, size_t kCount>
-std::string_view name_of(const Named<Products> (&names)[kCount], Products products) {
-  return std::ranges::find(names, products, &Named<Products>::products)->name;
-}
-
-template <class Products, size_t kCount>
-std::optional<Products> named(const Named<Products> (&names)[kCount], std::string_view name) {
-  const auto found = std::ranges::find(names, name, &Named<Products>::name);
-  return found == std::end(names) ? std::nullopt : std::optional(found->products);
-}
+constexpr auto kFloat32Words = std::to_array<Word<Float32Products>>(
+    {{"library", Float32Products::kLibrary}, {"panels", Float32Products::kPanels}});
+constexpr auto kBfloat16Words =
+    std::to_array<Word<Bfloat16Products>>({{"upcast", Bfloat16Products::kUpcast},
+                                           {"native", Bfloat16Products::kNative},
+                                           {"library", Bfloat16Products::kLibrary}});
 
 constexpr std::string_view kFloat32Key = "float32=", kBfloat16Key = ",bfloat16=";
 
@@ -61,19 +49,23 @@ bool keeps_from_amx(std::string_view isa) {
 }  // namespace
 
 std::string to_string(const ProductChoice& choice) {
-  return fmt::format("{}{}{}{}", kFloat32Key, name_of(kFloat32Names, choice.float32), kBfloat16Key,
-                     name_of(kBfloat16Names, choice.bfloat16));
+  return fmt::format("{}{}{}{}", kFloat32Key, word_of(kFloat32Words, choice.float32), kBfloat16Key,
+                     word_of(kBfloat16Words, choice.bfloat16));
 }
 
 ProductChoice parse_product_choice(std::string_view text) {
   const size_t comma = text.find(',');
   if (comma != text.npos && text.starts_with(kFloat32Key) && text.substr(comma).starts_with(kBfloat16Key)) {
-    const auto float32 = named(kFloat32Names, text.substr(0, comma).substr(kFloat32Key.size()));
-    const auto bfloat16 = named(kBfloat16Names, text.substr(comma + kBfloat16Key.size()));
-    if (float32 && bfloat16) return {*float32, *bfloat16};
+    const std::string_view float32 = text.substr(0, comma).substr(kFloat32Key.size());
+    const std::string_view bfloat16 = text.substr(comma + kBfloat16Key.size());
+    if (has_word(kFloat32Words, float32) && has_word(kBfloat16Words, bfloat16)) {
+      return {parse_word(kFloat32Words, kFloat32Key, float32),
+              parse_word(kBfloat16Words, kBfloat16Key, bfloat16)};
+    }
   }
-  throw InputError(fmt::format(
-      "matrix products: expected float32=library|panels,bfloat16=upcast|native|library, received {}", text));
+  throw InputError(fmt::format("matrix products: expected {}{}{}{}, received {}", kFloat32Key,
+                               fmt::join(all_words(kFloat32Words), "|"), kBfloat16Key,
+                               fmt::join(all_words(kBfloat16Words), "|"), text));
 }
 
 ProductFeatures product_features() {
@@ -108,15 +100,13 @@ std::string describe(const ProductFeatures& features) {
 }
 
 ProductChoice with_environment(ProductChoice choice) {
-  if (const auto name = environment("ESPALIER_FLOAT32_PRODUCTS"); !name.empty()) {
-    const auto products = named(kFloat32Names, name);
-    ESPALIER_CHECK(products, "ESPALIER_FLOAT32_PRODUCTS: expected library or panels, received {}", name);
-    choice.float32 = *products;
+  constexpr const char* kFloat32Variable = "ESPALIER_FLOAT32_PRODUCTS";
+  constexpr const char* kBfloat16Variable = "ESPALIER_BF16_PRODUCTS";
+  if (const auto word = environment(kFloat32Variable); !word.empty()) {
+    choice.float32 = parse_word(kFloat32Words, kFloat32Variable, word);
   }
-  if (const auto name = environment("ESPALIER_BF16_PRODUCTS"); !name.empty()) {
-    const auto products = named(kBfloat16Names, name);
-    ESPALIER_CHECK(products, "ESPALIER_BF16_PRODUCTS: expected upcast, native or library, received {}", name);
-    choice.bfloat16 = *products;
+  if (const auto word = environment(kBfloat16Variable); !word.empty()) {
+    choice.bfloat16 = parse_word(kBfloat16Words, kBfloat16Variable, word);
   }
   return choice;
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward pass of tree attention on the CPU.
-//   With s = scale log2(e) q . k over the visible keys: m = max s, l = sum 2^(s - m), O = sum 2^(s - m) v /
-//   l,
+//
+// With s = scale log2(e) q . k over the visible keys: m = max s, l = sum 2^(s - m), O = sum 2^(s - m) v / l,
 // lse = ln(2) (m + log2 l), chunk of keys by chunk of keys with m, l and O rescaled as m grows (Dao,
 // FlashAttention-2, 2023, algorithm 1). Scores are kept transposed, [keys, rows]: sums over keys are then
 // vertical, the rows that see a key adjacent, and both products fast ones.
-//   One thread has one tile at a time: all heads of a group, one block of queries. Accumulator: float, double
+//
+// One thread has one tile at a time: all heads of a group, one block of queries. Accumulator: float, double
 // for double. A tile's rows depend on nothing that another thread does.
 #include <algorithm>
 #include <cmath>
