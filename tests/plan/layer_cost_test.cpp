@@ -29,7 +29,8 @@ TEST(LayerCost, WeightsAreTheMatricesOfTheLayer) {
     for (const ParameterShape& parameter : layer_parameters(layer, 10)) {
       if (parameter.shape.size() < 2) continue;
       weights += parameter.shape[0] * parameter.shape[1];
-      if (parameter.name.starts_with("mlp.")) widest = std::max(widest, parameter.shape[0] * parameter.shape[1]);
+      if (parameter.name.starts_with("mlp."))
+        widest = std::max(widest, parameter.shape[0] * parameter.shape[1]);
     }
     EXPECT_EQ(layer_cost(layer, 10).weights, weights);
     EXPECT_EQ(layer_cost(layer, 10).widest_weight_rows * 10, widest);

@@ -262,9 +262,61 @@ TEST_F(ResumeTest, OtherDataOfEqualSizeIsRefusedByTheColumnThatDiffers) {
 TEST_F(ResumeTest, TheLearningRateMayChangeWithAWord) {
   TrainOptions run = finished_run("run", 1);
   run.learning_rate = 0.001;
-  run.config["learning-rate"] = 0.001;
   const std::string notes = resume_to(run, 2);
   EXPECT_NE(notes.find("learning-rate was 0.01, and is 0.001 from here on"), std::string::npos) << notes;
+}
+
+TEST_F(ResumeTest, EverySettingThatDecidesTheWeightsHasToStay) {
+  const TrainOptions run = finished_run("run", 1);
+  int64_t refused = 0;
+  const auto refuses = [&](const char* name, const auto& change) {
+    TrainOptions changed = run;
+    change(changed);
+    EXPECT_NE(run_settings(changed).fixed[name], run_settings(run).fixed[name]) << name;
+    const bool for_grpo = changed.objective.kind == ObjectiveKind::kGrpo;  // which wants advantages
+    const std::string message = refusal(changed, training_rows(for_grpo));
+    EXPECT_NE(message.find(fmt::format("--resume: {} was ", name)), std::string::npos) << message;
+    ++refused;
+  };
+  refuses("objective", [](TrainOptions& o) { o.objective.kind = ObjectiveKind::kGrpo; });
+  refuses("shared-targets", [](TrainOptions& o) { o.objective.shared_targets = SharedTargets::kOnce; });
+  refuses("normalize", [](TrainOptions& o) { o.objective.normalize = Normalize::kSequence; });
+  refuses("clip-low", [](TrainOptions& o) { o.objective.clip_low = 0.3; });
+  refuses("clip-high", [](TrainOptions& o) { o.objective.clip_high = 0.3; });
+  refuses("scale-rewards", [](TrainOptions& o) { o.objective.scale_rewards = false; });
+  refuses("strategy", [](TrainOptions& o) { o.plan.strategy = Strategy::kPartition; });
+  refuses("token-budget", [](TrainOptions& o) { o.plan.token_budget = 1234; });
+  refuses("memory-budget", [](TrainOptions& o) { o.plan.memory_budget = 1'000'000'000; });
+  refuses("checkpoint-activations",
+          [](TrainOptions& o) { o.plan.checkpoint_activations = CheckpointActivations::kLayer; });
+  refuses("offload-context", [](TrainOptions& o) { o.plan.offload_context = true; });
+  refuses("dtype", [](TrainOptions& o) { o.dtype = at::kBFloat16; });
+  refuses("save-dtype", [](TrainOptions& o) { o.save_dtype = at::kBFloat16; });
+  refuses("optimizer", [](TrainOptions& o) { o.optimizer.kind = OptimizerKind::kSgd; });
+  refuses("weight-decay", [](TrainOptions& o) { o.optimizer.weight_decay = 0.125; });
+  refuses("max-grad-norm", [](TrainOptions& o) { o.optimizer.max_grad_norm = 0.125; });
+  refuses("beta1", [](TrainOptions& o) { o.optimizer.beta1 = 0.125; });
+  refuses("beta2", [](TrainOptions& o) { o.optimizer.beta2 = 0.125; });
+  refuses("eps", [](TrainOptions& o) { o.optimizer.eps = 0.125; });
+  refuses("scheduler", [](TrainOptions& o) { o.scheduler = SchedulerKind::kCosine; });
+  refuses("warmup-steps", [](TrainOptions& o) { o.warmup_steps = 7; });
+  refuses("batch-size", [](TrainOptions& o) { o.batch_size = 4; });
+  refuses("shuffle", [](TrainOptions& o) { o.shuffle = Shuffle::kGroups; });
+  refuses("seed", [](TrainOptions& o) { o.seed = 99; });
+  EXPECT_EQ(refused, static_cast<int64_t>(run_settings(run).fixed.size()));  // none is left out
+  EXPECT_EQ(read_run_state(step(run, 1)).settings, run_settings(run));
+}
+
+TEST_F(ResumeTest, AStateWithoutSettingsIsTakenWithANote) {
+  const TrainOptions run = finished_run("run", 1);
+  const fs::path file = step(run, 1) / kStateFile;
+  auto state = nlohmann::ordered_json::parse(read_text(file));
+  state["format"] = 2;
+  state.erase("settings");
+  write_text(file, state.dump());
+  fs::remove(step(run, 1) / kManifestFile);  // which would find the file changed
+  const std::string notes = resume_to(run, 2);
+  EXPECT_NE(notes.find("settings"), std::string::npos) << notes;
 }
 
 TEST_F(ResumeTest, StatesAreChecked) {
@@ -296,11 +348,12 @@ TEST_F(ResumeTest, StatesAreChecked) {
          {nlohmann::ordered_json(), nlohmann::ordered_json(UINT64_MAX), nlohmann::ordered_json(-1)})
       refused(key, value);
   }
-  refused("format", 3);
+  refused("format", 4);
   refused("format", "2");
   refused("data_hashes", 3);
   refused("data_hashes", {{"input_ids", 3}});
-  refused("config", 3);
+  refused("settings", 3);
+  refused("settings", {{"fixed", {{"beta1", 0.9}}}});
   for (const char* text : {"", "[]", "7", "{", "null"}) {
     write_text(file, text);
     EXPECT_THROW(read_run_state(step(run, 1)), InputError) << text;

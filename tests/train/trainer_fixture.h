@@ -44,7 +44,6 @@ class TrainerTest : public ::testing::Test {
     options.batch_size = 3;
     options.plan.token_budget = 48;
     options.shuffle = Shuffle::kRows;
-    options.config = {{"learning-rate", 0.01}, {"beta1", 0.9}, {"steps", 0}};
     return options;
   }
 

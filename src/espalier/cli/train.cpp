@@ -65,8 +65,7 @@ void restore_products(const Flags& flags, at::Device device) {
   set_product_choice(taken);
 }
 
-TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at::Device device,
-                        const CLI::App& command) {
+TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at::Device device) {
   TrainOptions options = flags.train;
   options.device = device;
   options.model = flags.model;
@@ -86,21 +85,22 @@ TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at
       flags.plan.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
   options.scheduler = parse_scheduler(flags.scheduler);
   options.shuffle = parse_shuffle(flags.shuffle);
-  options.config = resolved_flags(command);
-  options.config["data"] = flags.data.resolved();
   return options;
 }
 
 // The flags that make the run what it is, without those of one invocation: given back by --config they start
 // the same run again.
-nlohmann::ordered_json flags_of_the_run(nlohmann::ordered_json flags) {
-  for (const char* each : {"resume", "dry-run"}) flags.erase(each);
-  return flags;
+std::string config_of_the_run(const Flags& flags, const CLI::App& command) {
+  nlohmann::ordered_json config = resolved_flags(command);
+  config["data"] = flags.data.resolved();
+  for (const char* each : {"resume", "dry-run"}) config.erase(each);
+  return to_toml(config);
 }
 
-void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajectories& trajectories) {
+void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajectories& trajectories,
+                   const CLI::App& command) {
   const DecoderConfig config = read_config(flags.model);
-  print_output("# resolved config\n{}\n", printable_lines(to_toml(flags_of_the_run(options.config))));
+  print_output("# resolved config\n{}\n", printable_lines(config_of_the_run(flags, command)));
   const auto batches = epoch_batches(trajectories, options, 0);
   print_output("# plan: {} steps of {} trajectories at most; the first step:\n",
                total_steps(trajectories, options), with_commas(static_cast<int64_t>(batches.front().size())));
@@ -164,12 +164,12 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile, device);
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model, flags.objective.options()));
   note_carried_tensors(flags.model);
-  TrainOptions options = options_of(flags, trajectories, device, command);
+  TrainOptions options = options_of(flags, trajectories, device);
   options.profiler = profiler ? &*profiler : nullptr;
   warn_of_warmup(options, total_steps(trajectories, options));
   if (const std::string text = uneven_steps_note(trajectories, options); !text.empty()) log_line("{}", text);
   if (flags.dry_run) {
-    print_dry_run(flags, options, trajectories);
+    print_dry_run(flags, options, trajectories, command);
     return;
   }
   const ModelUse use = use_of(flags, device);
@@ -183,7 +183,7 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   events.started = [&](int64_t total_steps, int64_t resumed_step) {
     total = total_steps;
     first = resumed_step;
-    write_text(options.out / "config.toml", to_toml(flags_of_the_run(options.config)));
+    write_text(options.out / "config.toml", config_of_the_run(flags, command));
     const auto products = device.is_cpu() ? std::optional(product_choice()) : std::nullopt;
     write_text(options.out / kCostModelFile, cost_model_json(options.costs->time, products).dump(2) + "\n");
     if (first > 0) progress.line(fmt::format("resuming after step {}", first));

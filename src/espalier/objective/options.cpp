@@ -37,6 +37,10 @@ SharedTargets parse_shared_targets(const std::string& name) {
   return parse_word(kSharedTargets, "shared-targets", name);
 }
 
+std::string_view to_string(SharedTargets shared_targets) {
+  return word_of(kSharedTargets, shared_targets);
+}
+
 void parse_normalize(const std::string& text, ObjectiveOptions* options) {
   if (text == "token") {
     options->normalize = Normalize::kToken;
@@ -50,6 +54,18 @@ void parse_normalize(const std::string& text, ObjectiveOptions* options) {
     options->normalize = Normalize::kConstant;
     options->normalize_constant = value;
   }
+}
+
+std::string normalize_text(const ObjectiveOptions& options) {
+  switch (options.normalize) {
+    case Normalize::kToken:
+      return "token";
+    case Normalize::kSequence:
+      return "sequence";
+    case Normalize::kConstant:
+      return fmt::format("{}", options.normalize_constant);
+  }
+  throw InternalError("no such way to normalize");
 }
 
 void check_objective_options(const ObjectiveOptions& options) {

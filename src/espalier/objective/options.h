@@ -32,9 +32,12 @@ struct ObjectiveOptions {
 /// "sum" | "once"; throws InputError otherwise.
 SharedTargets parse_shared_targets(const std::string& name);
 std::vector<std::string> shared_targets_names();
+std::string_view to_string(SharedTargets shared_targets);
 
 /// "token" | "sequence" | a positive number; throws InputError otherwise.
 void parse_normalize(const std::string& text, ObjectiveOptions* options);
+/// What parse_normalize reads back.
+std::string normalize_text(const ObjectiveOptions& options);
 
 /// Throws InputError naming an option that is not finite or out of its range: clip_low in [0, 1], clip_high 0
 /// or more, normalize_constant above 0.

@@ -84,6 +84,10 @@ Shuffle parse_shuffle(const std::string& name) {
   return parse_word(kShuffles, "shuffle", name);
 }
 
+const char* to_string(Shuffle shuffle) {
+  return word_of(kShuffles, shuffle);
+}
+
 std::vector<std::vector<int64_t>> epoch_batches(const Trajectories& trajectories, const TrainOptions& options,
                                                 int64_t epoch) {
   std::vector<Rows> units = whole_units(trajectories, options.shuffle);

@@ -16,6 +16,7 @@ namespace espalier {
 /// "none" | "groups" | "rows"; parsing throws InputError naming them.
 std::vector<std::string> shuffle_names();
 Shuffle parse_shuffle(const std::string& name);
+const char* to_string(Shuffle shuffle);
 
 /// Rows of every optimiser step of an epoch. Trajectories with equal group_id are in one step, unless rows
 /// are shuffled singly: steps then have about options.batch_size of them, as near as whole groups allow.

@@ -35,6 +35,10 @@ OptimizerKind parse_optimizer(const std::string& name) {
   return parse_word(kOptimizers, "optimizer", name);
 }
 
+const char* to_string(OptimizerKind kind) {
+  return word_of(kOptimizers, kind);
+}
+
 std::vector<std::string> scheduler_names() {
   return all_words(kSchedulers);
 }
@@ -59,6 +63,10 @@ void check_optimizer_options(const OptimizerOptions& options) {
 
 SchedulerKind parse_scheduler(const std::string& name) {
   return parse_word(kSchedulers, "scheduler", name);
+}
+
+const char* to_string(SchedulerKind kind) {
+  return word_of(kSchedulers, kind);
 }
 
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps) {

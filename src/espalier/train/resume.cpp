@@ -24,27 +24,32 @@ bool is_one_of(const std::string& name, const Names& names) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// Flags that a continuation may change. Other steps or epochs change what a falling schedule does from there
-// on.
-constexpr std::string_view kFreeOnResume[] = {
-    "resume",         "save-every", "steps",         "epochs",        "dry-run",      "out",
-    "no-calibration", "config",     "skip-bad-rows", "max-row-bytes", "threads",      "model",
-    "data",           "profile",    "profile-step",  "device",        "deterministic"};
-
-// Flags that it may change as well, which is worth a word.
-constexpr std::string_view kFreeWithNote[] = {"learning-rate"};
-
-void check_flags(const RunState& saved, const Json& now, const std::string& where, const Note& note) {
-  for (const auto& [key, value] : now.items()) {
-    if (is_one_of(key, kFreeOnResume)) continue;
-    const Json before = saved.config.contains(key) ? saved.config[key] : Json();
-    if (before == value) continue;
-    ESPALIER_CHECK(is_one_of(key, kFreeWithNote),
-                   "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, "
-                   "or start a new run in another --out",
-                   key, before.dump(), where, value.dump());
-    note(fmt::format("{} was {}, and is {} from here on", key, before.dump(), value.dump()));
+// Calls differs(name, before, now) for each setting whose value is another one than before.
+template <class Differs>
+void compare(const Json& before, const Json& now, const Differs& differs) {
+  for (const auto& [name, value] : now.items()) {
+    const Json old = before.contains(name) ? before[name] : Json();
+    if (old != value) differs(name, old.dump(), value.dump());
   }
+}
+
+void check_settings(const RunState& saved, const RunState& now, const std::string& where, const Note& note) {
+  if (!saved.settings) {
+    note(
+        "the checkpoint does not say by which settings it was trained (an older Espalier wrote it): they are "
+        "not compared");
+    return;
+  }
+  compare(saved.settings->fixed, now.settings->fixed, [&](const auto& name, const auto& was, const auto& is) {
+    throw InputError(fmt::format(
+        "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, or start a "
+        "new run in another --out",
+        name, was, where, is));
+  });
+  compare(saved.settings->adjustable, now.settings->adjustable,
+          [&](const auto& name, const auto& was, const auto& is) {
+            note(fmt::format("{} was {}, and is {} from here on", name, was, is));
+          });
 }
 
 // Keys of config.json that say nothing about what the model computes.
@@ -140,7 +145,7 @@ class Resuming {
       return error.what();
     }
     check_model(config, now_.source.config());
-    check_flags(saved, now_.options.config, folder.string(), note_);
+    check_settings(saved, now_.state, folder.string(), note_);
     check_data(saved, now_.state, now_.options, note_);
     try {
       load_checkpoint(folder, decoder_, optimizer_);

@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Rises when the file's content comes to mean something else. Files of before it was written have none.
-constexpr int64_t kFormat = 2;
+constexpr int64_t kFormat = 3;
 
 // A whole number from `least` on that fits into 63 bits. nlohmann::json keeps larger ones as unsigned, and
 // reads them wrapped around where it is asked for an int64_t.
@@ -40,23 +40,36 @@ std::map<std::string, std::string> hashes(const Json& json, const std::string& f
   return result;
 }
 
+std::optional<RunSettings> settings(const Json& json, const std::string& file) {
+  if (!json.contains("settings")) return std::nullopt;
+  const auto object = [&](const char* key) {
+    const Json value = json["settings"].is_object() ? json["settings"].value(key, Json()) : Json();
+    ESPALIER_CHECK(value.is_object(), "{}: settings.{}: expected an object, received {}", file, key,
+                   value.dump());
+    return value;
+  };
+  return RunSettings{.fixed = object("fixed"), .adjustable = object("adjustable")};
+}
+
 }  // namespace
 
-RunState run_state_of(const Trajectories& trajectories, const Json& config) {
+RunState run_state_of(const Trajectories& trajectories, const TrainOptions& options) {
   return {.step = 0,
           .data_rows = trajectories.num_rows(),
           .data_tokens = trajectories.num_tokens(),
           .data_hashes = content_hashes(trajectories),
-          .config = config};
+          .settings = run_settings(options)};
 }
 
 std::string to_text(const RunState& state) {
-  const Json json = {{"format", kFormat},
-                     {"step", state.step},
-                     {"data_rows", state.data_rows},
-                     {"data_tokens", state.data_tokens},
-                     {"data_hashes", state.data_hashes},
-                     {"config", state.config}};
+  Json json = {{"format", kFormat},
+               {"step", state.step},
+               {"data_rows", state.data_rows},
+               {"data_tokens", state.data_tokens},
+               {"data_hashes", state.data_hashes}};
+  if (state.settings) {
+    json["settings"] = {{"fixed", state.settings->fixed}, {"adjustable", state.settings->adjustable}};
+  }
   return json.dump(2) + "\n";
 }
 
@@ -77,9 +90,7 @@ RunState read_run_state(const std::filesystem::path& checkpoint) {
   state.data_rows = integer(json, "data_rows", 0, file);
   state.data_tokens = integer(json, "data_tokens", 0, file);
   state.data_hashes = hashes(json, file);
-  if (json.contains("config")) state.config = json["config"];
-  ESPALIER_CHECK(state.config.is_object(), "{}: config: expected an object, received {}", file,
-                 state.config.dump());
+  state.settings = settings(json, file);
   return state;
 }
 

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
 #include "espalier/data/trajectories.h"
+#include "espalier/train/run_settings.h"
 
 namespace espalier {
 
@@ -18,11 +18,11 @@ struct RunState {
   int64_t data_rows = 0;
   int64_t data_tokens = 0;
   std::map<std::string, std::string> data_hashes;  // content_hashes; empty where an older Espalier wrote it
-  nlohmann::ordered_json config = nlohmann::ordered_json::object();  // TrainOptions::config
+  std::optional<RunSettings> settings;             // none where an older Espalier wrote it
 };
 
 /// The state of a run on `trajectories` after no step.
-RunState run_state_of(const Trajectories& trajectories, const nlohmann::ordered_json& config);
+RunState run_state_of(const Trajectories& trajectories, const TrainOptions& options);
 
 /// The text of trainer_state.json.
 std::string to_text(const RunState& state);

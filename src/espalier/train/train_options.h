@@ -9,8 +9,6 @@
 #include <filesystem>
 #include <optional>
 
-#include <nlohmann/json.hpp>
-
 #include "espalier/measure/cost.h"
 #include "espalier/measure/profile.h"
 #include "espalier/objective/objective.h"
@@ -45,9 +43,8 @@ struct TrainOptions {
   uint64_t seed = 0;
   int64_t save_every = 0;  // steps between checkpoints; the last step is always saved
   bool resume = false;
-  Profiler* profiler = nullptr;   // of one step of the run; what it found is a note
-  int64_t profile_step = 0;       // its number; 0: the run's second step, or its only one
-  nlohmann::ordered_json config;  // the resolved flags, kept in trainer_state.json and compared on resume
+  Profiler* profiler = nullptr;  // of one step of the run; what it found is a note
+  int64_t profile_step = 0;      // its number; 0: the run's second step, or its only one
 };
 
 inline constexpr double kLargestLearningRate = 1e6;

@@ -109,7 +109,7 @@ class TrainingRun {
         optimizer_(decoder_, options.optimizer),
         cost_(model_cost(decoder_.config())),
         loss_(trajectories, options.objective),
-        state_(run_state_of(trajectories, options.config)),
+        state_(run_state_of(trajectories, options)),
         first_(resume({options, checkpoint_.source, state_}, &decoder_, &optimizer_, events.note)),
         steps_(trajectories, options),
         saves_(options.save_every, last_) {

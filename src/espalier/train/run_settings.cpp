@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/train/run_settings.h"
+
+#include "espalier/model/weights.h"
+#include "espalier/train/epochs.h"
+
+namespace espalier {
+
+RunSettings run_settings(const TrainOptions& options) {
+  const ObjectiveOptions& objective = options.objective;
+  const OptimizerOptions& optimizer = options.optimizer;
+  const PlanOptions& plan = options.plan;
+  return {.fixed = {{"objective", to_string(objective.kind)},
+                    {"shared-targets", to_string(objective.shared_targets)},
+                    {"normalize", normalize_text(objective)},
+                    {"clip-low", objective.clip_low},
+                    {"clip-high", objective.clip_high},
+                    {"scale-rewards", objective.scale_rewards},
+                    {"strategy", to_string(plan.strategy)},
+                    {"token-budget", plan.token_budget},
+                    {"memory-budget", plan.memory_budget},
+                    {"checkpoint-activations", to_string(plan.checkpoint_activations)},
+                    {"offload-context", plan.offload_context},
+                    {"dtype", dtype_name(options.dtype)},
+                    {"save-dtype", dtype_name(options.save_dtype)},
+                    {"optimizer", to_string(optimizer.kind)},
+                    {"weight-decay", optimizer.weight_decay},
+                    {"max-grad-norm", optimizer.max_grad_norm},
+                    {"beta1", optimizer.beta1},
+                    {"beta2", optimizer.beta2},
+                    {"eps", optimizer.eps},
+                    {"scheduler", to_string(options.scheduler)},
+                    {"warmup-steps", options.warmup_steps},
+                    {"batch-size", options.batch_size},
+                    {"shuffle", to_string(options.shuffle)},
+                    {"seed", options.seed}},
+          .adjustable = {{"learning-rate", options.learning_rate}}};
+}
+
+}  // namespace espalier
