@@ -120,7 +120,7 @@ struct Case {
     q = normal(shape.queries), k = normal(shape.keys), v = normal(shape.keys),
     grad_out = normal(shape.queries);
     arguments = {q, k, v, subtree_end, scale, {{}, {}, none}};
-    std::tie(out, lse) = dense_pieces::tree_attention(dense_pieces::flash_cpu(), arguments);
+    std::tie(out, lse) = varlen::tree_attention(varlen::flash_cpu(), arguments);
   }
   double flops(int per_dim) const {
     return per_dim * pairs * static_cast<double>(heads.queries) * static_cast<double>(heads.dim);
@@ -148,14 +148,12 @@ Side fused(const Case& c, bool backward) {
           [&c] { op.call(c.grad_out, c.q, c.k, c.v, c.subtree_end, c.out, c.lse, c.scale, {}, {}, c.none); }};
 }
 
-Side pieces(const Case& c, bool backward) {
+Side blocks(const Case& c, bool backward) {
   if (!backward) {
-    return {"pieces", c.flops(4),
-            [&c] { dense_pieces::tree_attention(dense_pieces::flash_cpu(), c.arguments); }};
+    return {"varlen", c.flops(4), [&c] { varlen::tree_attention(varlen::flash_cpu(), c.arguments); }};
   }
-  return {"pieces", c.flops(10), [&c] {
-            dense_pieces::tree_attention_backward(dense_pieces::flash_cpu(), c.arguments, c.grad_out, c.out,
-                                                  c.lse);
+  return {"varlen", c.flops(10), [&c] {
+            varlen::tree_attention_backward(varlen::flash_cpu(), c.arguments, c.grad_out, c.out, c.lse);
           }};
 }
 
@@ -186,7 +184,7 @@ void row(const Options& options, const Heads& heads, at::ScalarType dtype, int64
          bool backward) {
   const Case tree(random_tree(options.tokens, node_tokens, options.seed), heads, dtype);
   const Case chain(random_tree(options.tokens, 0, options.seed), heads, dtype);
-  std::vector<Side> sides{fused(tree, backward), pieces(tree, backward), aten(chain, backward, {}),
+  std::vector<Side> sides{fused(tree, backward), blocks(tree, backward), aten(chain, backward, {}),
                           gemm(dtype)};
   if (options.mask) {
     const at::Tensor visible = reference::visibility_mask(tree.subtree_end);
@@ -208,7 +206,7 @@ void table(const Options& options) {
   fmt::print("Random trees of {} tokens, seed {}, {} threads, medians of {} rounds.\n\n", options.tokens,
              options.seed, at::get_num_threads(), options.rounds);
   fmt::print(
-      "| dtype | heads/key heads/dim | node tokens | pass | ms | GFLOP/s | of GEMM | x causal | x pieces | x "
+      "| dtype | heads/key heads/dim | node tokens | pass | ms | GFLOP/s | of GEMM | x causal | x blocks | x "
       "mask "
       "|\n|---|---|---:|---|---:|---:|---:|---:|---:|---:|\n");
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -228,7 +226,7 @@ void table(const Options& options) {
       "attention [--tokens N=4096] [--rounds N=9] [--threads N] [--seed N=1] [--dtype float32|bfloat16|all]\n"
       "          [--node TOKENS|0] [--dim D]"
       "          [--no-mask] [--cpu-time]\n"
-      "Prints a markdown table of tree attention beside dense pieces, causal attention and attention with a "
+      "Prints a markdown table of tree attention beside mask blocks, causal attention and attention with a "
       "mask.\n"
       "--no-mask leaves the last out; --cpu-time counts seconds of the calling thread (with --threads 1).\n",
       status == 0 ? stdout : stderr);

@@ -4,7 +4,7 @@
 
 Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backward. The sides of each tree:
 
-    ampere, hopper, pieces, ...  torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds); with
+    ampere, hopper, varlen, ...  torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds); with
                           +deterministic bitwise identical in every run: dQ by a kernel of its own, and by no atomic adds
     flash, cudnn          ATen's causal attention on ONE sequence, as long as to have the same number of visible pairs: it
                           computes the same useful FLOPs without any tree, and is what a tree kernel is held against

@@ -393,7 +393,7 @@ def parse(argv):
         help="of GoogleTest (default: %(default)s)")  # fmt: skip
     add("--forests", type=int, default=1000, metavar="N", help="random forests against float64 (default: %(default)s)")
     add("--sanitizer-filter", metavar="FILTER",
-        default="*Cuda.*Random*:*Cuda.*Awkward*:*Cuda.EqualTheReference:*OnCuda-*/hopper:*/pieces:*/masked",
+        default="*Cuda.*Random*:*Cuda.*Awkward*:*Cuda.EqualTheReference:*OnCuda-*/hopper:*/varlen:*/masked",
         help="tests under the sanitizer, which is tens of times slower (default: %(default)s)")  # fmt: skip
     add("--dtypes", type=list_of(str), default=",".join(DTYPES), metavar="LIST",
         help="of verify and determinism (default: %(default)s)")  # fmt: skip

@@ -197,7 +197,7 @@ stage() {
       ;;
     attention)
       if [[ -z $kinds ]] && hopper_hung_or_crashed; then
-        kinds=ampere,pieces
+        kinds=ampere,varlen
       fi
       run attention 115 "$python" bench/gpu_attention.py --ops "$ops" ${kinds:+--kinds "$kinds"} --seconds @S "${output[@]}"
       ;;

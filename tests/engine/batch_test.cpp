@@ -143,7 +143,7 @@ TEST(Batch, EdgesOverACutBelongToTheMicroBatchOfTheirSource) {
   EXPECT_EQ(ints(branch.position_ids), (Ints{2, 3}));
   EXPECT_EQ(branch.term_token, (Ints{7}));
   EXPECT_EQ(branch.ancestors, (Ints{0}));
-  EXPECT_EQ(ints(branch.context_pieces), (Ints{0, 0, 2, 0, 2}));
+  EXPECT_EQ(ints(branch.context_blocks), (Ints{0, 0, 2, 0, 2}));
 }
 
 TEST(Batch, DifferentExpertRoutesAreNotShared) {

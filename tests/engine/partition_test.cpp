@@ -221,7 +221,7 @@ class PartitionControls : public ::testing::Test {
 TEST_F(PartitionControls, FaultsInTheContextAreCaught) {
   constexpr double kCaught = 1e-6;
   ASSERT_LE(error(), kTolerance);
-  const Csr<ContextPiece> right = step_.context;
+  const Csr<ContextBlock> right = step_.context;
   ASSERT_EQ(right.values.size(), 3u);
   for (size_t piece = 0; piece < right.values.size(); ++piece) {
     SCOPED_TRACE(fmt::format("piece {}", piece));
@@ -256,8 +256,8 @@ TEST_F(PartitionControls, NeighboursInAncestorsDoNotLeak) {
   shorter.paths[1] = {1};  // token 3 is changed as well, and the path sees it
   EXPECT_FALSE(isolated(decoder_, shorter, before, 1));
   // The neighbour becomes an ancestor.
-  path.batches[2].context_pieces = path.batches[2].context_pieces.clone();
-  path.batches[2].context_pieces[1][2] += 1;
+  path.batches[2].context_blocks = path.batches[2].context_blocks.clone();
+  path.batches[2].context_blocks[1][2] += 1;
   EXPECT_FALSE(isolated(decoder_, path, path_logprobs(decoder_, path.batches), 1));
 }
 

@@ -228,7 +228,7 @@ TEST(Sharing, AgreeingTextsShareAtLeastWhatWasCounted) {
 }
 
 TEST(Sharing, RandomRowsAddUp) {
-  static const std::vector<std::string> kPieces = {
+  static const std::vector<std::string> kVarlen = {
       "<|im_start|>", "<|im_end|>", "assistant", "user", "system", "\n", "<think>",
       "</think>",     "a",          "b",         "ab",   " ",      "1",  "2024"};
   for (uint64_t seed = 1; seed <= 300; ++seed) {
@@ -237,9 +237,9 @@ TEST(Sharing, RandomRowsAddUp) {
     std::vector<Row> rows(2 + rng.below(8));
     const std::string group = "g";
     for (size_t r = 0; r < rows.size(); ++r) {
-      std::string text = kPieces[0];
+      std::string text = kVarlen[0];
       for (uint64_t k = rng.below(30); k > 0; --k)
-        text.append("~").append(kPieces[rng.below(kPieces.size())]);
+        text.append("~").append(kVarlen[rng.below(kVarlen.size())]);
       // Many rows go on from an earlier one.
       if (r > 0 && rng.below(3) > 0) rows[r].parts.push_back(rows[rng.below(r)].parts[0]);
       rows[r].parts.push_back({text, rng.below(2) == 0});

@@ -20,14 +20,14 @@ namespace {
 using testing::make_rows;
 using testing::test_seed;
 
-using AllPieces = std::vector<std::vector<ContextPiece>>;  // of each micro-batch
+using AllPieces = std::vector<std::vector<ContextBlock>>;  // of each micro-batch
 
-AllPieces all_pieces(const std::vector<MicroBatch>& batches) {
+AllPieces all_blocks(const std::vector<MicroBatch>& batches) {
   const ContextIndex index(batches);
-  AllPieces pieces;
+  AllPieces blocks;
   for (size_t m = 0; m < batches.size(); ++m)
-    pieces.push_back(context_pieces(index, static_cast<int64_t>(m)));
-  return pieces;
+    blocks.push_back(context_blocks(index, static_cast<int64_t>(m)));
+  return blocks;
 }
 
 /// seen[j][i]: token i is on the root path of token j, both of the forest.
@@ -40,25 +40,25 @@ std::vector<std::vector<int>> visibility(const Forest& forest) {
 }
 
 std::string shape_fault(const std::vector<MicroBatch>& batches, int64_t m,
-                        const std::vector<ContextPiece>& pieces) {
+                        const std::vector<ContextBlock>& blocks) {
   const std::vector<int64_t> above = ancestors(batches, m);
-  const auto order = [](const ContextPiece& p) { return std::tuple(p.ancestor, p.column_begin); };
-  for (size_t k = 0; k < pieces.size(); ++k) {
-    const ContextPiece& p = pieces[k];
+  const auto order = [](const ContextBlock& p) { return std::tuple(p.ancestor, p.column_begin); };
+  for (size_t k = 0; k < blocks.size(); ++k) {
+    const ContextBlock& p = blocks[k];
     if (!std::ranges::binary_search(above, p.ancestor)) return "not an ancestor";
     if (p.column_begin < 0 || p.column_begin >= p.column_end || p.row_begin < 0 || p.row_begin >= p.row_end ||
         p.column_end > batches[p.ancestor].num_tokens || p.row_end > batches[m].num_tokens) {
       return "an empty range or one outside";
     }
     if (k > 0) {
-      const ContextPiece& last = pieces[k - 1];
+      const ContextBlock& last = blocks[k - 1];
       if (order(last) >= order(p)) return "not sorted";
       if (last.ancestor == p.ancestor && last.column_end == p.column_begin && last.row_begin == p.row_begin &&
           last.row_end == p.row_end) {
-        return "two pieces that are one";
+        return "two blocks that are one";
       }
     }
-    for (const ContextPiece& q : pieces) {
+    for (const ContextBlock& q : blocks) {
       const bool disjoint = p.row_end <= q.row_begin || q.row_end <= p.row_begin;
       const bool inside = p.row_begin >= q.row_begin && p.row_end <= q.row_end;
       const bool around = p.row_begin <= q.row_begin && p.row_end >= q.row_end;
@@ -68,10 +68,10 @@ std::string shape_fault(const std::vector<MicroBatch>& batches, int64_t m,
   return "";
 }
 
-/// Compares what the pieces and each layout's subtree_end show with the paths of the forest. Returns the
+/// Compares what the blocks and each layout's subtree_end show with the paths of the forest. Returns the
 /// first difference, or "".
 std::string context_fault(const Forest& forest, const std::vector<MicroBatch>& batches,
-                          const AllPieces& pieces) {
+                          const AllPieces& blocks) {
   std::vector<Layout> layouts;
   for (const MicroBatch& b : batches) {
     layouts.push_back(make_layout(forest, b.runs, RootRuns::kContinueContext));
@@ -79,15 +79,15 @@ std::string context_fault(const Forest& forest, const std::vector<MicroBatch>& b
   std::vector<std::vector<int>> seen(forest.tree_tokens(), std::vector<int>(forest.tree_tokens(), 0));
   for (size_t m = 0; m < batches.size(); ++m) {
     const auto index = static_cast<int64_t>(m);
-    if (std::string fault = shape_fault(batches, index, pieces[m]); !fault.empty()) return fault;
+    if (std::string fault = shape_fault(batches, index, blocks[m]); !fault.empty()) return fault;
     const Layout& own = layouts[m];
     for (int64_t i = 0; i < own.num_tokens(); ++i) {
       for (int64_t j = i; j < own.subtree_end[i]; ++j) ++seen[own.forest_token[j]][own.forest_token[i]];
     }
-    for (const ContextPiece& piece : pieces[m]) {
-      const Layout& above = layouts[piece.ancestor];
-      for (int64_t i = piece.column_begin; i < piece.column_end; ++i) {
-        for (int64_t j = piece.row_begin; j < piece.row_end; ++j) {
+    for (const ContextBlock& block : blocks[m]) {
+      const Layout& above = layouts[block.ancestor];
+      for (int64_t i = block.column_begin; i < block.column_end; ++i) {
+        for (int64_t j = block.row_begin; j < block.row_end; ++j) {
           ++seen[own.forest_token[j]][above.forest_token[i]];
         }
       }
@@ -105,11 +105,11 @@ std::string context_fault(const Forest& forest, const std::vector<MicroBatch>& b
 }
 
 void check_contexts(const Forest& forest, const std::vector<MicroBatch>& batches) {
-  const AllPieces pieces = all_pieces(batches);
-  ASSERT_EQ(context_fault(forest, batches, pieces), "");
+  const AllPieces blocks = all_blocks(batches);
+  ASSERT_EQ(context_fault(forest, batches, blocks), "");
   const ContextIndex index(batches);
   for (size_t m = 0; m < batches.size(); ++m) {
-    ASSERT_EQ(context_tokens(index, static_cast<int64_t>(m)), context_tokens(pieces[m]));
+    ASSERT_EQ(context_tokens(index, static_cast<int64_t>(m)), context_tokens(blocks[m]));
     const Layout layout = make_layout(forest, batches[m].runs, RootRuns::kContinueContext);
     ASSERT_TRUE(std::ranges::equal(index.run_begin.row(static_cast<int64_t>(m)), layout.run_begin));
   }
@@ -152,22 +152,22 @@ TEST(Context, ReproducesTheVisibilityOfSyntheticTrees) {
 }
 
 // a: 0 1, below it b: 2 3 with c: 4 and e: 5, and d: 6. The last three are cut off and run together.
-TEST(Context, OnePiecePerSetOfRows) {
+TEST(Context, OneBlockPerSetOfRows) {
   const Forest forest = build_forest(make_rows({{1, 1, 2, 2, 3}, {1, 1, 2, 2, 4}, {1, 1, 5}}).view());
   const std::vector<int64_t> cuts{1, 4, 5, 6};
   const auto batches = partition_at(forest, cuts, 5, Merge::kAll);
   ASSERT_EQ(batches.size(), 3u);
-  const AllPieces pieces = all_pieces(batches);
-  EXPECT_TRUE(pieces[0].empty());
-  ASSERT_EQ(pieces[2].size(), 3u);
-  const auto& [whole, all_rows, two_rows] = std::tie(pieces[2][0], pieces[2][1], pieces[2][2]);
+  const AllPieces blocks = all_blocks(batches);
+  EXPECT_TRUE(blocks[0].empty());
+  ASSERT_EQ(blocks[2].size(), 3u);
+  const auto& [whole, all_rows, two_rows] = std::tie(blocks[2][0], blocks[2][1], blocks[2][2]);
   EXPECT_EQ(std::tuple(whole.ancestor, whole.column_begin, whole.column_end), std::tuple(0, 0, 1));
   EXPECT_EQ(std::tuple(whole.row_begin, whole.row_end), std::tuple(0, 3));
   EXPECT_EQ(std::tuple(all_rows.ancestor, all_rows.column_begin, all_rows.column_end), std::tuple(1, 0, 1));
   EXPECT_EQ(std::tuple(all_rows.row_begin, all_rows.row_end), std::tuple(0, 3));
   EXPECT_EQ(std::tuple(two_rows.ancestor, two_rows.column_begin, two_rows.column_end), std::tuple(1, 1, 3));
   EXPECT_EQ(std::tuple(two_rows.row_begin, two_rows.row_end), std::tuple(0, 2));
-  EXPECT_EQ(context_tokens(pieces[2]), 4);
+  EXPECT_EQ(context_tokens(blocks[2]), 4);
   EXPECT_EQ(ancestors(batches, 2), (std::vector<int64_t>{0, 1}));
   EXPECT_TRUE(ancestors(batches, 0).empty());
 }
@@ -189,21 +189,21 @@ TEST(Context, CheckSeesFaults) {
   const Forest forest = build_forest(make_rows({{1, 1, 2, 2, 3}, {1, 1, 2, 2, 4}, {1, 1, 5}}).view());
   const std::vector<int64_t> cuts{1, 4, 5, 6};
   const auto batches = partition_at(forest, cuts, 5, Merge::kAll);
-  const AllPieces good = all_pieces(batches);
+  const AllPieces good = all_blocks(batches);
   ASSERT_EQ(context_fault(forest, batches, good), "");
-  using Pieces = std::vector<ContextPiece>;
-  const std::vector<std::pair<const char*, std::function<void(Pieces&)>>> faults = {
-      {"a piece lost", [](Pieces& p) { p.pop_back(); }},
-      {"a piece twice", [](Pieces& p) { p.push_back(p.back()); }},
-      {"a column lost", [](Pieces& p) { ++p[2].column_begin; }},
-      {"a column of a sibling", [](Pieces& p) { ++p[1].column_end; }},
-      {"a row lost", [](Pieces& p) { --p[0].row_end; }},
-      {"a row too many", [](Pieces& p) { ++p[2].row_end; }},
-      {"another ancestor", [](Pieces& p) { p[0].ancestor = 1; }},
-      {"not an ancestor", [](Pieces& p) { p[0].ancestor = 2; }},
-      {"order", [](Pieces& p) { std::swap(p[0], p[1]); }},
-      {"a piece in two",
-       [](Pieces& p) {
+  using Blocks = std::vector<ContextBlock>;
+  const std::vector<std::pair<const char*, std::function<void(Blocks&)>>> faults = {
+      {"a block lost", [](Blocks& p) { p.pop_back(); }},
+      {"a block twice", [](Blocks& p) { p.push_back(p.back()); }},
+      {"a column lost", [](Blocks& p) { ++p[2].column_begin; }},
+      {"a column of a sibling", [](Blocks& p) { ++p[1].column_end; }},
+      {"a row lost", [](Blocks& p) { --p[0].row_end; }},
+      {"a row too many", [](Blocks& p) { ++p[2].row_end; }},
+      {"another ancestor", [](Blocks& p) { p[0].ancestor = 1; }},
+      {"not an ancestor", [](Blocks& p) { p[0].ancestor = 2; }},
+      {"order", [](Blocks& p) { std::swap(p[0], p[1]); }},
+      {"a block in two",
+       [](Blocks& p) {
          p.push_back(p[2]);
          p[2].column_end = p[3].column_begin = 2;
        }},

@@ -406,7 +406,7 @@ TEST(Partition, Chains) {
         .micro_batches = 100, .context_tokens = kBudget * 99 * 100 / 2, .peak_chain_tokens = kDepth};
     EXPECT_EQ(partition_cost(batches), expected);
     const ContextIndex index(batches);
-    EXPECT_EQ(context_pieces(index, 99).size(), 99u);
+    EXPECT_EQ(context_blocks(index, 99).size(), 99u);
   }
 }
 

@@ -339,7 +339,7 @@ def test_sanitizer_counts(tmp_path, monkeypatch, errors):
 LISTING = """Running main() from gtest_main.cc
 Kinds/TreeAttentionCuda.
   Equals/ampere  # GetParam() = 0x1 pointing to "ampere"
-  Equals/pieces  # GetParam() = 0x2 pointing to "pieces"
+  Equals/varlen  # GetParam() = 0x2 pointing to "varlen"
   Awkward/ampere  # GetParam() = 0x1 pointing to "ampere"
 ElementwiseCuda.
   EqualTheReference
@@ -351,7 +351,7 @@ RandomForests.
 def test_groups_of_tests():
     """By suite and parameter; the random forests are shared out."""
     groups = gpu_checks.groups_of("p", LISTING, 1000)
-    assert [group.name for group in groups[:3]] == ["Kinds/TreeAttentionCuda/ampere", "Kinds/TreeAttentionCuda/pieces",
+    assert [group.name for group in groups[:3]] == ["Kinds/TreeAttentionCuda/ampere", "Kinds/TreeAttentionCuda/varlen",
                                                     "ElementwiseCuda"]  # fmt: skip
     assert groups[0].filter == "Kinds/TreeAttentionCuda.Equals/ampere:Kinds/TreeAttentionCuda.Awkward/ampere"
     assert [group.forests for group in groups[3:]] == [(0, 250), (250, 250), (500, 250), (750, 250)]

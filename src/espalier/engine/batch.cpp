@@ -100,16 +100,16 @@ void set_edges(const HostTerms& terms, int64_t num_tokens, Batch* batch) {
   batch->term_edge = to_tensor(term_edge, at::kLong);
 }
 
-void set_context(std::span<const ContextPiece> pieces, Batch* batch) {
+void set_context(std::span<const ContextBlock> blocks, Batch* batch) {
   std::vector<int64_t> numbers;
-  for (const ContextPiece& piece : pieces) {
-    if (batch->ancestors.empty() || batch->ancestors.back() != piece.ancestor) {
-      batch->ancestors.push_back(piece.ancestor);
+  for (const ContextBlock& block : blocks) {
+    if (batch->ancestors.empty() || batch->ancestors.back() != block.ancestor) {
+      batch->ancestors.push_back(block.ancestor);
     }
-    numbers.insert(numbers.end(), {static_cast<int64_t>(batch->ancestors.size()) - 1, piece.column_begin,
-                                   piece.column_end, piece.row_begin, piece.row_end});
+    numbers.insert(numbers.end(), {static_cast<int64_t>(batch->ancestors.size()) - 1, block.column_begin,
+                                   block.column_end, block.row_begin, block.row_end});
   }
-  batch->context_pieces = to_tensor(numbers, at::kLong).view({-1, 5});
+  batch->context_blocks = to_tensor(numbers, at::kLong).view({-1, 5});
 }
 
 std::shared_ptr<const NodeStructure> nodes_of(const MicroBatch& micro_batch, const Layout& layout) {

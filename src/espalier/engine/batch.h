@@ -31,7 +31,7 @@ struct Batch {
   std::vector<int64_t> term_token;  // [M] flat index of the term's token in the data: offsets[row] + position
   std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts, -1: it is in a child
   std::vector<int64_t> ancestors;   // the micro-batches above, root first: each has context for this one
-  at::Tensor context_pieces;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`;
+  at::Tensor context_blocks;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`;
                                     // always on the host
   std::shared_ptr<const NodeStructure> nodes;  // the runs of the micro-batch; on the host
 
@@ -43,7 +43,7 @@ struct Batch {
 /// The batch of micro-batch `index` of step.plan.
 Batch make_batch(const Step& step, int64_t index, const Loss& loss);
 
-/// The batch with its tensors on the device, but for context_pieces: copied in one go, without waiting
+/// The batch with its tensors on the device, but for context_blocks: copied in one go, without waiting
 /// (upload in runtime/device.h).
 Batch to_device(Batch batch, at::Device device);
 

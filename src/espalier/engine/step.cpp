@@ -57,7 +57,7 @@ void set_plan(Step* step, Plan plan) {
   step->context = {};
   const ContextIndex index(step->plan.micro_batches);
   for (size_t m = 0; m < step->plan.micro_batches.size(); ++m) {
-    step->context.push_row(context_pieces(index, static_cast<int64_t>(m)));
+    step->context.push_row(context_blocks(index, static_cast<int64_t>(m)));
   }
 }
 

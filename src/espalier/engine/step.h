@@ -20,7 +20,7 @@ struct Step {
   std::vector<int64_t> rows;  // trajectories, as rows of the data; everything below counts in positions here
   Forest forest;
   Plan plan;
-  Csr<ContextPiece> context;  // row m: what micro-batch m reads of its ancestors
+  Csr<ContextBlock> context;  // row m: what micro-batch m reads of its ancestors
   Csr<Term> terms;
 
   int64_t flat_tokens() const { return forest.flat_tokens(); }

@@ -8,7 +8,7 @@ namespace espalier {
 
 TreeSequence::TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors)
     : subtree_end_(batch.subtree_end),
-      context_pieces_(batch.context_pieces),
+      context_blocks_(batch.context_blocks),
       nodes_(batch.nodes),
       ancestors_(ancestors.begin(), ancestors.end()) {
   ESPALIER_ASSERT(ancestors.size() == batch.ancestors.size());
@@ -22,7 +22,7 @@ at::Tensor TreeSequence::attention(int64_t layer, const at::Tensor& q, const at:
     context.k.push_back(leaves[0]);
     context.v.push_back(leaves[1]);
   }
-  if (!ancestors_.empty()) context.pieces = context_pieces_;
+  if (!ancestors_.empty()) context.blocks = context_blocks_;
   return tree_attention(q, k, v, subtree_end_, softmax_scale, context);
 }
 

@@ -26,7 +26,7 @@ class TreeSequence : public SequenceOps {
 
  private:
   at::Tensor subtree_end_;
-  at::Tensor context_pieces_;
+  at::Tensor context_blocks_;
   std::shared_ptr<const NodeStructure> nodes_;
   std::vector<ContextFrame*> ancestors_;
 };

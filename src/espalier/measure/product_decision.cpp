@@ -21,7 +21,7 @@ nlohmann::ordered_json measurement_key(const ProductFeatures& features) {
   return {{"version", 1},
           {"cpu", device_name(at::kCPU)},
           {"features", describe(features)},
-          {"level", static_cast<int>(features.level)},
+          {"instruction_set", static_cast<int>(features.isa)},
           {"threads", at::get_num_threads()}};
 }
 

@@ -58,7 +58,7 @@ void check_tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 }
 
 void check_attention_context(const at::Tensor& k, at::TensorList context_k, at::TensorList context_v,
-                             const at::Tensor& context_pieces) {
+                             const at::Tensor& context_blocks) {
   const char* op = "tree_attention";
   TORCH_CHECK(context_k.size() == context_v.size(), op,
               ": context_k and context_v must have one tensor per segment, received ", context_k.size(),
@@ -74,11 +74,11 @@ void check_attention_context(const at::Tensor& k, at::TensorList context_k, at::
                 ": context_v must have the shape of context_k, ", context_k[s].sym_sizes(), ", received ",
                 context_v[s].sym_sizes());
   }
-  check_rank(op, "context_pieces", context_pieces, 2);
-  TORCH_CHECK(context_pieces.scalar_type() == at::kLong && context_pieces.device().is_cpu() &&
-                  context_pieces.sym_size(1) == 5,
-              op, ": context_pieces must be [P, 5] int64 on the CPU, received ", context_pieces.sym_sizes(),
-              " ", context_pieces.scalar_type(), " on ", context_pieces.device());
+  check_rank(op, "context_blocks", context_blocks, 2);
+  TORCH_CHECK(context_blocks.scalar_type() == at::kLong && context_blocks.device().is_cpu() &&
+                  context_blocks.sym_size(1) == 5,
+              op, ": context_blocks must be [P, 5] int64 on the CPU, received ", context_blocks.sym_sizes(),
+              " ", context_blocks.scalar_type(), " on ", context_blocks.device());
 }
 
 void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,

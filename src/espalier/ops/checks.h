@@ -12,9 +12,9 @@ namespace espalier::detail {
 void check_tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const at::Tensor& subtree_end);
 
-/// The same of the context, given tree_attention's own k; not the values of context_pieces.
+/// The same of the context, given tree_attention's own k; not the values of context_blocks.
 void check_attention_context(const at::Tensor& k, at::TensorList context_k, at::TensorList context_v,
-                             const at::Tensor& context_pieces);
+                             const at::Tensor& context_blocks);
 
 /// Ranks, shapes, dtypes and devices of edge_logprobs' arguments; not the values of edge_row and edge_target.
 void check_edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,

@@ -23,8 +23,8 @@ at::Tensor context_mask(const at::Tensor& q, const AttentionContext& context) {
   for (const at::Tensor& segment : context.k) {
     masks.push_back(at::zeros({q.size(0), segment.size(0)}, q.options().dtype(at::kBool)));
   }
-  for (int64_t p = 0; p < context.pieces.size(0); ++p) {
-    const auto number = [&](int64_t i) { return context.pieces[p][i].item<int64_t>(); };
+  for (int64_t p = 0; p < context.blocks.size(0); ++p) {
+    const auto number = [&](int64_t i) { return context.blocks[p][i].item<int64_t>(); };
     masks[number(0)].slice(0, number(3), number(4)).slice(1, number(1), number(2)).fill_(true);
   }
   return at::cat(masks, 1);

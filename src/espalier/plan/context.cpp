@@ -107,25 +107,25 @@ ContextIndex::ContextIndex(std::span<const MicroBatch> batches) : micro_batches(
   }
 }
 
-std::vector<ContextPiece> context_pieces(const ContextIndex& plan, int64_t index) {
-  std::vector<ContextPiece> pieces;
+std::vector<ContextBlock> context_blocks(const ContextIndex& plan, int64_t index) {
+  std::vector<ContextBlock> blocks;
   ContextWalk walk(plan, index);
   while (const std::optional<VisibleRun> visible = walk.next()) {
     const auto run_begin = plan.run_begin.row(visible->ancestor);
     const int64_t begin = run_begin[visible->run], end = run_begin[visible->run + 1];
     const auto [row_begin, row_end] = visible->rows;
-    if (!pieces.empty()) {
-      ContextPiece& last = pieces.back();
+    if (!blocks.empty()) {
+      ContextBlock& last = blocks.back();
       if (last.ancestor == visible->ancestor && last.column_begin == end && last.row_begin == row_begin &&
           last.row_end == row_end) {
         last.column_begin = begin;
         continue;
       }
     }
-    pieces.push_back({visible->ancestor, begin, end, row_begin, row_end});
+    blocks.push_back({visible->ancestor, begin, end, row_begin, row_end});
   }
-  std::reverse(pieces.begin(), pieces.end());
-  return pieces;
+  std::reverse(blocks.begin(), blocks.end());
+  return blocks;
 }
 
 int64_t context_tokens(const ContextIndex& plan, int64_t index) {
@@ -139,9 +139,9 @@ int64_t context_tokens(const ContextIndex& plan, int64_t index) {
   return tokens;
 }
 
-int64_t context_tokens(std::span<const ContextPiece> pieces) {
+int64_t context_tokens(std::span<const ContextBlock> blocks) {
   int64_t tokens = 0;
-  for (const ContextPiece& piece : pieces) tokens += piece.column_end - piece.column_begin;
+  for (const ContextBlock& block : blocks) tokens += block.column_end - block.column_begin;
   return tokens;
 }
 

@@ -14,7 +14,7 @@ namespace espalier {
 /// A dense rectangle of the mask between a micro-batch and one of its ancestors: the tokens
 /// [column_begin, column_end) of the ancestor are visible to exactly the tokens [row_begin, row_end) of the
 /// micro-batch. Tokens are indices into the layouts of the two.
-struct ContextPiece {
+struct ContextBlock {
   int64_t ancestor;  // micro-batch
   int64_t column_begin, column_end;
   int64_t row_begin, row_end;
@@ -31,15 +31,15 @@ struct ContextIndex {
   Csr<int64_t> path_length;  // [runs] tokens of the root path that ends with the run, context included
 };
 
-/// The context of micro-batch `index`. No (row, column) pair is in two pieces. Runs that are adjacent in the
-/// ancestor and have the same rows form one piece. Pieces are sorted by ancestor, then by column; row ranges
+/// The context of micro-batch `index`. No (row, column) pair is in two blocks. Runs that are adjacent in the
+/// ancestor and have the same rows form one block. Blocks are sorted by ancestor, then by column; row ranges
 /// are nested or disjoint. O(v log v) for v visible runs: other runs are not touched.
-std::vector<ContextPiece> context_pieces(const ContextIndex& plan, int64_t index);
+std::vector<ContextBlock> context_blocks(const ContextIndex& plan, int64_t index);
 
-/// Context tokens that micro-batch `index` reads, each counted once: the sum of the pieces' columns. Cheaper
-/// than context_pieces, because the walk ends where the root paths meet.
+/// Context tokens that micro-batch `index` reads, each counted once: the sum of the blocks' columns. Cheaper
+/// than context_blocks, because the walk ends where the root paths meet.
 int64_t context_tokens(const ContextIndex& plan, int64_t index);
-int64_t context_tokens(std::span<const ContextPiece> pieces);
+int64_t context_tokens(std::span<const ContextBlock> blocks);
 
 /// The micro-batches above `index`, root first, itself not included.
 std::vector<int64_t> ancestors(std::span<const MicroBatch> micro_batches, int64_t index);

@@ -26,7 +26,7 @@ std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches) {
     load.mask_blocks = static_cast<int64_t>(micro_batch.runs.size());
     for (const bool is_inner : inner) load.mask_blocks += is_inner;
     if (micro_batch.parent >= 0) {
-      load.mask_blocks += static_cast<int64_t>(context_pieces(index, static_cast<int64_t>(m)).size());
+      load.mask_blocks += static_cast<int64_t>(context_blocks(index, static_cast<int64_t>(m)).size());
     }
   }
   count_cuts(micro_batches, std::vector<bool>(loads.size(), true), &loads);

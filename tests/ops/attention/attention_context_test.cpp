@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "espalier/ops/attention/mask_pieces.h"
+#include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/reference.h"
 #include "tests/ops/attention/attention_problem.h"
@@ -18,14 +18,14 @@ using testing::worst_error;
 using Numbers = std::vector<int64_t>;
 
 using Problem = testing::AttentionProblem;
-using testing::pieces_tensor;
+using testing::blocks_tensor;
 using testing::small_attention_problem;
 
 using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                  double, const AttentionContext&);
 
-Results run(Attention attention, Problem problem, const Numbers& pieces, at::ScalarType dtype = at::kDouble) {
-  problem.pieces = pieces;
+Results run(Attention attention, Problem problem, const Numbers& blocks, at::ScalarType dtype = at::kDouble) {
+  problem.blocks = blocks;
   return testing::attention_results(attention, problem, dtype);
 }
 
@@ -34,9 +34,9 @@ TEST(AttentionContext, EqualsReferenceInRandomForests) {
   for (uint64_t seed = 0; seed < 600; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Problem problem = small_attention_problem(seed);
-    with_context += !problem.pieces.empty();
-    ASSERT_LE(worst_error(run(tree_attention, problem, problem.pieces),
-                          run(reference::tree_attention, problem, problem.pieces)),
+    with_context += !problem.blocks.empty();
+    ASSERT_LE(worst_error(run(tree_attention, problem, problem.blocks),
+                          run(reference::tree_attention, problem, problem.blocks)),
               1e-12);
   }
   EXPECT_GT(with_context, 400);
@@ -48,9 +48,9 @@ TEST(AttentionContext, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
       SCOPED_TRACE(::testing::Message() << dtype << ", seed " << seed);
       const Problem problem = rounded(
           testing::large_attention_problem(seed, testing::ForestShape::kMixed, 200, 12, true, {}), dtype);
-      const Results exact = run(reference::tree_attention, problem, problem.pieces);
-      const Results ours = run(tree_attention, problem, problem.pieces, dtype);
-      const Results plain = run(reference::tree_attention, problem, problem.pieces, dtype);
+      const Results exact = run(reference::tree_attention, problem, problem.blocks);
+      const Results ours = run(tree_attention, problem, problem.blocks, dtype);
+      const Results plain = run(reference::tree_attention, problem, problem.blocks, dtype);
       for (const at::Tensor& result : ours) EXPECT_EQ(result.scalar_type(), dtype);
       EXPECT_TRUE(testing::PooledErrors(ours, plain, exact).at_most_twice_the_plain());
     }
@@ -59,21 +59,21 @@ TEST(AttentionContext, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
 
 TEST(AttentionContext, UnnamedKeysReachNobody) {
   Problem problem = small_attention_problem(3);
-  problem.pieces = {0, 1, 2, 0, static_cast<int64_t>(problem.ends.size())};
+  problem.blocks = {0, 1, 2, 0, static_cast<int64_t>(problem.ends.size())};
   problem.segment_sizes[0] = 4;
   for (size_t s = 0; s < problem.segment_sizes.size(); ++s) {
     for (const size_t input : {3 + s, 3 + s + problem.segment_sizes.size()}) {
       problem.inputs[input] = at::randn({problem.segment_sizes[s], 2, 8}, at::kDouble);
     }
   }
-  const Results before = run(tree_attention, problem, problem.pieces);
+  const Results before = run(tree_attention, problem, problem.blocks);
   for (size_t input = 3; input < problem.inputs.size(); ++input) {
     const bool named = input == 3 || input == 3 + problem.segment_sizes.size();
     const at::Tensor poison = at::full_like(problem.inputs[input], std::numeric_limits<double>::quiet_NaN());
     if (named) poison.slice(0, 1, 2).copy_(problem.inputs[input].slice(0, 1, 2));
     problem.inputs[input] = poison;
   }
-  const Results after = run(tree_attention, problem, problem.pieces);
+  const Results after = run(tree_attention, problem, problem.blocks);
   for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(same_bits(before[i], after[i])) << "result " << i;
 }
 
@@ -81,9 +81,9 @@ TEST(AttentionContext, IsDeterministicForAnyNumberOfThreads) {
   const Problem problem = small_attention_problem(12);
   const int num_threads = at::get_num_threads();
   at::set_num_threads(1);
-  const Results one = run(tree_attention, problem, problem.pieces, at::kFloat);
+  const Results one = run(tree_attention, problem, problem.blocks, at::kFloat);
   at::set_num_threads(2);
-  const Results two = run(tree_attention, problem, problem.pieces, at::kFloat);
+  const Results two = run(tree_attention, problem, problem.blocks, at::kFloat);
   at::set_num_threads(num_threads);
   for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(same_bits(one[i], two[i])) << "result " << i;
 }
@@ -92,20 +92,20 @@ TEST(AttentionContext, NegativeControlsAreNoticed) {
   int64_t tried = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const Problem problem = small_attention_problem(seed);
-    const Results right = run(tree_attention, problem, problem.pieces);
-    for (size_t piece = 0; piece < problem.pieces.size(); piece += 5) {
-      SCOPED_TRACE(::testing::Message() << "seed " << seed << " piece " << piece / 5);
+    const Results right = run(tree_attention, problem, problem.blocks);
+    for (size_t block = 0; block < problem.blocks.size(); block += 5) {
+      SCOPED_TRACE(::testing::Message() << "seed " << seed << " block " << block / 5);
       ++tried;
-      Numbers lost = problem.pieces;
-      lost.erase(lost.begin() + static_cast<int64_t>(piece), lost.begin() + static_cast<int64_t>(piece) + 5);
+      Numbers lost = problem.blocks;
+      lost.erase(lost.begin() + static_cast<int64_t>(block), lost.begin() + static_cast<int64_t>(block) + 5);
       EXPECT_GT(worst_error(run(reference::tree_attention, problem, lost), right), 1e-6);
-      if (problem.pieces[piece + 4] - problem.pieces[piece + 3] > 1) {
-        Numbers shorter = problem.pieces;
-        --shorter[piece + 4];  // one query sees nothing of it
+      if (problem.blocks[block + 4] - problem.blocks[block + 3] > 1) {
+        Numbers shorter = problem.blocks;
+        --shorter[block + 4];  // one query sees nothing of it
         EXPECT_GT(worst_error(run(reference::tree_attention, problem, shorter), right), 1e-6);
       }
-      Numbers more = problem.pieces;  // the segment's first key, which nobody sees
-      more.insert(more.end(), {more[piece], 0, 1, more[piece + 3], more[piece + 4]});
+      Numbers more = problem.blocks;  // the segment's first key, which nobody sees
+      more.insert(more.end(), {more[block], 0, 1, more[block + 3], more[block + 4]});
       EXPECT_GT(worst_error(run(reference::tree_attention, problem, more), right), 1e-6);
     }
   }
@@ -116,21 +116,21 @@ TEST(AttentionContext, LevelsShareNoRows) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const Problem problem = small_attention_problem(seed);
     const auto tokens = static_cast<int64_t>(problem.ends.size());
-    size_t pieces = 0;
-    for (const auto& level : context_pieces_by_level(problem.pieces, problem.segment_sizes, tokens)) {
+    size_t blocks = 0;
+    for (const auto& level : context_blocks_by_level(problem.blocks, problem.segment_sizes, tokens)) {
       std::vector<int> users(tokens);
-      pieces += level.size();
-      for (const Piece& piece : level) {
-        for (int64_t row = piece.row_begin; row < piece.row_end; ++row) ASSERT_EQ(++users[row], 1);
+      blocks += level.size();
+      for (const MaskBlock& block : level) {
+        for (int64_t row = block.row_begin; row < block.row_end; ++row) ASSERT_EQ(++users[row], 1);
       }
     }
-    ASSERT_EQ(pieces * 5, problem.pieces.size());
+    ASSERT_EQ(blocks * 5, problem.blocks.size());
   }
 }
 
-TEST(AttentionContext, RefusesPiecesThatAreNone) {
+TEST(AttentionContext, RefusesBlocksThatAreNone) {
   const Numbers sizes{4, 6};
-  const auto levels = [&](const Numbers& pieces) { return context_pieces_by_level(pieces, sizes, 10); };
+  const auto levels = [&](const Numbers& blocks) { return context_blocks_by_level(blocks, sizes, 10); };
   EXPECT_NO_THROW(levels({0, 0, 2, 0, 10, 0, 2, 4, 3, 5, 1, 0, 6, 5, 6}));
   const std::vector<Numbers> bad = {
       {2, 0, 1, 0, 1},                 // no such segment
@@ -143,21 +143,21 @@ TEST(AttentionContext, RefusesPiecesThatAreNone) {
       {0, 0, 2, 0, 5, 1, 0, 2, 4, 8},  // overlapping queries
       {0, 0, 2, 0},                    // a number is missing
   };
-  for (const Numbers& pieces : bad) EXPECT_THROW(levels(pieces), std::runtime_error);
+  for (const Numbers& blocks : bad) EXPECT_THROW(levels(blocks), std::runtime_error);
 }
 
 TEST(AttentionContext, RefusesTensorsThatDoNotFit) {
   const at::Tensor q = at::randn({3, 4, 8}), k = at::randn({3, 2, 8}), ends = at::full({3}, 3, at::kInt);
-  const at::Tensor piece = pieces_tensor({0, 0, 2, 0, 3}), segment = at::randn({2, 2, 8});
+  const at::Tensor block = blocks_tensor({0, 0, 2, 0, 3}), segment = at::randn({2, 2, 8});
   const auto attend = [&](const AttentionContext& context) { tree_attention(q, k, k, ends, 1.0, context); };
-  EXPECT_NO_THROW(attend({{segment}, {segment}, piece}));
-  EXPECT_THROW(attend({{segment}, {}, piece}), c10::Error);
-  EXPECT_THROW(attend({{segment}, {at::randn({3, 2, 8})}, piece}), c10::Error);
-  EXPECT_THROW(attend({{at::randn({2, 1, 8})}, {at::randn({2, 1, 8})}, piece}), c10::Error);
-  EXPECT_THROW(attend({{segment.to(at::kDouble)}, {segment.to(at::kDouble)}, piece}), c10::Error);
-  EXPECT_THROW(attend({{segment}, {segment}, piece.to(at::kInt)}), c10::Error);
-  EXPECT_THROW(attend({{segment}, {segment}, piece.t()}), c10::Error);
-  EXPECT_THROW(attend({{}, {}, piece}), std::runtime_error);
+  EXPECT_NO_THROW(attend({{segment}, {segment}, block}));
+  EXPECT_THROW(attend({{segment}, {}, block}), c10::Error);
+  EXPECT_THROW(attend({{segment}, {at::randn({3, 2, 8})}, block}), c10::Error);
+  EXPECT_THROW(attend({{at::randn({2, 1, 8})}, {at::randn({2, 1, 8})}, block}), c10::Error);
+  EXPECT_THROW(attend({{segment.to(at::kDouble)}, {segment.to(at::kDouble)}, block}), c10::Error);
+  EXPECT_THROW(attend({{segment}, {segment}, block.to(at::kInt)}), c10::Error);
+  EXPECT_THROW(attend({{segment}, {segment}, block.t()}), c10::Error);
+  EXPECT_THROW(attend({{}, {}, block}), std::runtime_error);
 }
 
 }  // namespace

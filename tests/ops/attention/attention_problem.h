@@ -23,32 +23,32 @@ struct HeadShape {
 struct AttentionProblem {
   std::vector<int32_t> ends;
   std::vector<int64_t> segment_sizes;
-  std::vector<int64_t> pieces;
+  std::vector<int64_t> blocks;
   std::vector<at::Tensor> inputs;  // q, k, v, then k of each segment, then v of each, float64 on the CPU
   at::Tensor grad_out;
   double scale = 0.35;
 };
 
-inline at::Tensor pieces_tensor(const std::vector<int64_t>& pieces) {
-  return at::tensor(pieces, at::kLong).view({-1, 5});
+inline at::Tensor blocks_tensor(const std::vector<int64_t>& blocks) {
+  return at::tensor(blocks, at::kLong).view({-1, 5});
 }
 
 /// Appends context for queries [row_begin, row_end): some keys for all of them, then parts of the range.
-inline void draw_pieces(std::mt19937_64& random, int64_t row_begin, int64_t row_end, int depth,
-                        std::vector<int64_t>& sizes, std::vector<int64_t>& pieces) {
+inline void draw_blocks(std::mt19937_64& random, int64_t row_begin, int64_t row_end, int depth,
+                        std::vector<int64_t>& sizes, std::vector<int64_t>& blocks) {
   const auto between = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
   };
   for (int64_t count = between(0, 2); count > 0; --count) {
     const int64_t segment = between(0, static_cast<int64_t>(sizes.size()) - 1);
-    const int64_t begin = sizes[segment] + between(0, 2);  // keys between pieces are seen by nobody
+    const int64_t begin = sizes[segment] + between(0, 2);  // keys between blocks are seen by nobody
     const int64_t end = begin + between(1, 9);
     sizes[segment] = end;
-    pieces.insert(pieces.end(), {segment, begin, end, row_begin, row_end});
+    blocks.insert(blocks.end(), {segment, begin, end, row_begin, row_end});
   }
   for (int64_t begin = row_begin; depth > 0 && begin < row_end;) {
     const int64_t end = between(begin + 1, row_end);
-    if (between(0, 2) > 0) draw_pieces(random, begin, end, depth - 1, sizes, pieces);
+    if (between(0, 2) > 0) draw_blocks(random, begin, end, depth - 1, sizes, blocks);
     begin = end;
   }
 }
@@ -74,7 +74,7 @@ inline AttentionProblem small_attention_problem(uint64_t seed, const HeadShape& 
   AttentionProblem problem;
   problem.ends = random_subtree_end(random, static_cast<ForestShape>(seed % kNumForestShapes), 10, 6);
   problem.segment_sizes.assign(1 + seed % 3, 1);
-  draw_pieces(random, 0, static_cast<int64_t>(problem.ends.size()), 2, problem.segment_sizes, problem.pieces);
+  draw_blocks(random, 0, static_cast<int64_t>(problem.ends.size()), 2, problem.segment_sizes, problem.blocks);
   draw_inputs(seed, shape, problem);
   return problem;
 }
@@ -94,8 +94,8 @@ inline AttentionProblem large_attention_problem(uint64_t seed, ForestShape fores
   if (context) {
     const auto tokens = static_cast<int64_t>(problem.ends.size());
     problem.segment_sizes = {150, 90};
-    problem.pieces = {0, 0, 100, 0, tokens, 0, 110, 150, 20, tokens / 2, 1, 0, 90, tokens / 2, tokens};
-    draw_pieces(random, 0, 20, 2, problem.segment_sizes, problem.pieces);
+    problem.blocks = {0, 0, 100, 0, tokens, 0, 110, 150, 20, tokens / 2, 1, 0, 90, tokens / 2, tokens};
+    draw_blocks(random, 0, 20, 2, problem.segment_sizes, problem.blocks);
   }
   draw_inputs(seed, shape, problem);
   problem.scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
@@ -115,7 +115,7 @@ inline espalier::detail::TreeAttentionArguments arguments_of(const AttentionProb
   const auto middle = segment + static_cast<int64_t>(problem.segment_sizes.size());
   return {inputs[0],     inputs[1],
           inputs[2],     at::tensor(problem.ends, at::kInt).to(inputs[0].device()),
-          problem.scale, {{segment, middle}, {middle, inputs.end()}, pieces_tensor(problem.pieces)}};
+          problem.scale, {{segment, middle}, {middle, inputs.end()}, blocks_tensor(problem.blocks)}};
 }
 
 /// The output and the gradients of a differentiable attention, with the problem's numbers as `options` say.
@@ -156,7 +156,7 @@ inline espalier::detail::TreeAttentionResults call_operator(
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("espalier::tree_attention", "").typed<Forward>();
   const auto& [q, k, v, ends, scale, context] = arguments;
-  return op.call(q, k, v, ends, scale, context.k, context.v, context.pieces);
+  return op.call(q, k, v, ends, scale, context.k, context.v, context.blocks);
 }
 
 inline at::Tensor lse_in_float64(const AttentionProblem& problem) {

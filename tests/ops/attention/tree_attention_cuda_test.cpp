@@ -152,7 +152,7 @@ TEST_P(TreeAttentionCuda, EqualsReferenceWhereTreesEndAroundBordersOfTiles) {
   }
 }
 
-// More pieces in a level than one call of flash attention is given.
+// More blocks in a level than one call of flash attention is given.
 TEST_P(TreeAttentionCuda, EqualsReferenceForManySingleTokens) {
   const at::ScalarType dtype = serves(at::kBFloat16, 128) ? at::kBFloat16 : at::kFloat;
   expect_equal_to_reference(
@@ -247,7 +247,7 @@ TEST_P(TreeAttentionCuda, ContextKeysThatNobodyNamesReachNobody) {
       rounded(large_attention_problem(460, ForestShape::kMixed, 300, 30, false, {4, 2, 64}), dtype);
   const auto tokens = static_cast<int64_t>(problem.ends.size());
   problem.segment_sizes = {200, 60};
-  problem.pieces = {0, 3, 131, 0, tokens, 1, 20, 50, 40, tokens / 2};
+  problem.blocks = {0, 3, 131, 0, tokens, 1, 20, 50, 40, tokens / 2};
   testing::draw_inputs(460, {4, 2, 64}, problem);
   const ForcedAttention forced(GetParam());
   const Results before = run_deterministic(problem, dtype);
@@ -287,11 +287,11 @@ TEST_P(TreeAttentionCuda, RefusesWhatDoesNotFit) {
   EXPECT_NO_THROW(tree_attention(q, k, k, ends, 1.0));
   EXPECT_THROW(tree_attention(q, k, k, ends.cpu(), 1.0), c10::Error);
   EXPECT_THROW(tree_attention(q, k.cpu(), k, ends, 1.0), c10::Error);
-  const at::Tensor piece = testing::pieces_tensor({0, 0, 2, 0, 4});
-  EXPECT_NO_THROW(tree_attention(q, k, k, ends, 1.0, {{k}, {k}, piece}));
-  EXPECT_THROW(tree_attention(q, k, k, ends, 1.0, {{k.cpu()}, {k.cpu()}, piece}), c10::Error);
-  EXPECT_THROW(tree_attention(q, k, k, ends, 1.0, {{k}, {k}, piece.to(at::kCUDA)}), c10::Error);
-  EXPECT_THROW(tree_attention(q, k, k, ends, 1.0, {{k}, {k}, piece + 1}), std::runtime_error);
+  const at::Tensor block = testing::blocks_tensor({0, 0, 2, 0, 4});
+  EXPECT_NO_THROW(tree_attention(q, k, k, ends, 1.0, {{k}, {k}, block}));
+  EXPECT_THROW(tree_attention(q, k, k, ends, 1.0, {{k.cpu()}, {k.cpu()}, block}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, k, ends, 1.0, {{k}, {k}, block.to(at::kCUDA)}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, k, ends, 1.0, {{k}, {k}, block + 1}), std::runtime_error);
 }
 
 // The controls are the reference's with a wrong mask: what judges kernels must notice.
@@ -303,13 +303,13 @@ TEST_P(TreeAttentionCuda, NegativeControlsAreNoticed) {
   AttentionProblem chain = problem, leaking = problem, lost = problem;
   chain.ends.assign(problem.ends.size(), tokens);
   for (int32_t& end : leaking.ends) end = std::min(end + 1, tokens);
-  lost.pieces.resize(lost.pieces.size() - 5);
+  lost.blocks.resize(lost.blocks.size() - 5);
   for (const AttentionProblem* wrong : {&chain, &leaking, &lost}) {
     EXPECT_GT(errors_of(problem, dtype, run_reference(*wrong, dtype)).worst_ratio(), kMaxErrorRatio);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, TreeAttentionCuda, ::testing::Values("ampere", "hopper", "pieces", "masked"),
+INSTANTIATE_TEST_SUITE_P(Kinds, TreeAttentionCuda, ::testing::Values("ampere", "hopper", "varlen", "masked"),
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace

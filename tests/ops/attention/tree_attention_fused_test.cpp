@@ -189,11 +189,11 @@ TEST(TreeAttentionFused, GivesKernelsWhatTheOperatorWasGiven) {
 
 TEST(TreeAttentionFused, NegativeControlIsNoticed) {
   AttentionProblem problem;
-  for (uint64_t seed = 4; problem.pieces.empty() || problem.pieces[2] - problem.pieces[1] < 2; ++seed) {
+  for (uint64_t seed = 4; problem.blocks.empty() || problem.blocks[2] - problem.blocks[1] < 2; ++seed) {
     problem = testing::rounded(small_attention_problem(seed, {4, 2, 16}), at::kBFloat16);
   }
   const Results exact = testing::attention_results(&reference::tree_attention, problem);
-  problem.pieces[2] -= 1;  // one key less is seen
+  problem.blocks[2] -= 1;  // one key less is seen
   double worst = 0;
   const Results ours = run(problem);
   for (size_t i = 0; i < exact.size(); ++i) worst = std::max(worst, relative_error(ours[i], exact[i]));

@@ -83,7 +83,7 @@ TEST(TreeAttentionMasked, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
 TEST(TreeAttentionMasked, UnnamedKeysReachNobody) {
   AttentionProblem problem = small_attention_problem(3);
   const Results before = run(problem);
-  problem.segment_sizes.push_back(7);  // a segment that no piece names
+  problem.segment_sizes.push_back(7);  // a segment that no block names
   const size_t segments = problem.segment_sizes.size();
   for (int kind = 0; kind < 2; ++kind) {
     problem.inputs.insert(problem.inputs.begin() + 3 + static_cast<int64_t>((kind + 1) * segments - 1),
@@ -107,8 +107,8 @@ TEST(TreeAttentionMasked, TakesStridedInputsAndNoTokens) {
 
 TEST(AttentionKind, IsTheFastestThatServesTheInputs) {
   const ForcedAttention any(nullptr);
-  EXPECT_EQ(attention_kind(at::kBFloat16, 128), AttentionKind::kPieces);
-  EXPECT_EQ(attention_kind(at::kHalf, 256), AttentionKind::kPieces);
+  EXPECT_EQ(attention_kind(at::kBFloat16, 128), AttentionKind::kVarlen);
+  EXPECT_EQ(attention_kind(at::kHalf, 256), AttentionKind::kVarlen);
   EXPECT_EQ(attention_kind(at::kHalf, 257), AttentionKind::kMasked);
   EXPECT_EQ(attention_kind(at::kFloat, 64), AttentionKind::kMasked);
   EXPECT_EQ(attention_kind(at::kDouble, 64), AttentionKind::kMasked);
@@ -120,8 +120,8 @@ TEST(AttentionKind, CanBeForced) {
     EXPECT_EQ(attention_kind(at::kBFloat16, 128), AttentionKind::kMasked);
   }
   {
-    const ForcedAttention pieces("pieces");
-    EXPECT_EQ(attention_kind(at::kHalf, 64), AttentionKind::kPieces);
+    const ForcedAttention blocks("varlen");
+    EXPECT_EQ(attention_kind(at::kHalf, 64), AttentionKind::kVarlen);
     EXPECT_THROW(attention_kind(at::kFloat, 64), c10::Error);
     EXPECT_THROW(attention_kind(at::kBFloat16, 320), c10::Error);
   }

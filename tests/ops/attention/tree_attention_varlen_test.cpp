@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tree attention by dense pieces: what surrounds the attention to sequences, in float64 on the CPU, through
+// Tree attention by mask blocks: what surrounds the attention to sequences, in float64 on the CPU, through
 // ATen's flash attention for the CPU and through the calls that are made on CUDA (fake_flash.h).
 #include "espalier/ops/attention/varlen.h"
 
 #include <gtest/gtest.h>
 
-#include "espalier/ops/attention/mask_pieces.h"
+#include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/reference.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/attention/fake_flash.h"
@@ -13,13 +13,6 @@
 namespace espalier {
 namespace {
 
-using dense_pieces::AttentionResult;
-using dense_pieces::flash_cpu;
-using dense_pieces::flash_cuda;
-using dense_pieces::SequenceAttention;
-using dense_pieces::SequenceGradients;
-using dense_pieces::SequenceInputs;
-using dense_pieces::Sequences;
 using testing::AttentionProblem;
 using testing::FakeFlash;
 using testing::ForestShape;
@@ -29,6 +22,13 @@ using testing::relative_error;
 using testing::Results;
 using testing::small_attention_problem;
 using testing::worst_error;
+using varlen::AttentionResult;
+using varlen::flash_cpu;
+using varlen::flash_cuda;
+using varlen::PackedSequences;
+using varlen::SequenceAttention;
+using varlen::SequenceGradients;
+using varlen::SequenceInputs;
 
 constexpr HeadShape kShapes[] = {{4, 2, 8}, {1, 1, 5}, {6, 2, 16}, {3, 3, 9}, {4, 1, 24}};
 
@@ -40,13 +40,13 @@ class WatchedFlash final : public SequenceAttention {
 
   at::ScalarType dtype(at::ScalarType dtype) const override { return flash_cuda().dtype(dtype); }
   int64_t max_sequences(int64_t, int64_t) const override { return max_sequences_; }
-  AttentionResult forward(const SequenceInputs& inputs, const Sequences& sequences) const override {
+  AttentionResult forward(const SequenceInputs& inputs, const PackedSequences& sequences) const override {
     ++calls;
     most_sequences = std::max(most_sequences, sequences.size());
     return flash_cuda().forward(inputs, sequences);
   }
   SequenceGradients backward(const at::Tensor& grad_out, const SequenceInputs& inputs,
-                             const AttentionResult& global, const Sequences& sequences) const override {
+                             const AttentionResult& global, const PackedSequences& sequences) const override {
     ++calls;
     const AttentionResult& given = own_lse_ ? flash_cuda().forward(inputs, sequences) : global;
     return flash_cuda().backward(grad_out, inputs, given, sequences);
@@ -62,10 +62,10 @@ class WatchedFlash final : public SequenceAttention {
 Results run(const SequenceAttention& attention, const AttentionProblem& problem,
             const at::TensorOptions& options = at::kDouble) {
   const auto forward = [&](const auto&... arguments) {
-    return dense_pieces::tree_attention(attention, arguments...);
+    return varlen::tree_attention(attention, arguments...);
   };
   const auto backward = [&](const auto&... arguments) {
-    return dense_pieces::tree_attention_backward(attention, arguments...);
+    return varlen::tree_attention_backward(attention, arguments...);
   };
   return testing::attention_results(forward, backward, problem, options);
 }
@@ -74,7 +74,7 @@ Results run_reference(const AttentionProblem& problem, const at::TensorOptions& 
   return testing::attention_results(&reference::tree_attention, problem, options);
 }
 
-TEST(TreeAttentionPieces, EqualReferenceInRandomForests) {
+TEST(TreeAttentionVarlen, EqualReferenceInRandomForests) {
   const FakeFlash fake;
   for (uint64_t seed = 0; seed < 420; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -86,7 +86,7 @@ TEST(TreeAttentionPieces, EqualReferenceInRandomForests) {
   }
 }
 
-TEST(TreeAttentionPieces, EqualReferenceInLargerForests) {
+TEST(TreeAttentionVarlen, EqualReferenceInLargerForests) {
   const FakeFlash fake;
   for (uint64_t seed = 0; seed < 2 * testing::kNumForestShapes; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -100,7 +100,7 @@ TEST(TreeAttentionPieces, EqualReferenceInLargerForests) {
   }
 }
 
-TEST(TreeAttentionPieces, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
+TEST(TreeAttentionVarlen, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
   const FakeFlash fake;
   for (uint64_t seed = 0; seed < testing::kNumForestShapes; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -117,13 +117,13 @@ TEST(TreeAttentionPieces, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
   }
 }
 
-TEST(TreeAttentionPieces, AreOneCallPerLevel) {
+TEST(TreeAttentionVarlen, AreOneCallPerLevel) {
   const FakeFlash fake;
   for (uint64_t seed = 0; seed < 70; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const AttentionProblem problem = small_attention_problem(seed);
-    const auto levels = pieces_by_level(problem.ends);
-    const auto context_levels = context_pieces_by_level(problem.pieces, problem.segment_sizes,
+    const auto levels = mask_blocks_by_level(problem.ends);
+    const auto context_levels = context_blocks_by_level(problem.blocks, problem.segment_sizes,
                                                         static_cast<int64_t>(problem.ends.size()));
     size_t widest = 0;
     for (const auto& all : {levels, context_levels}) {
@@ -138,20 +138,20 @@ TEST(TreeAttentionPieces, AreOneCallPerLevel) {
   }
 }
 
-TEST(TreeAttentionPieces, GiveTheLseOfAllKeys) {
+TEST(TreeAttentionVarlen, GiveTheLseOfAllKeys) {
   const FakeFlash fake;
   for (uint64_t seed = 0; seed < 70; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const AttentionProblem problem = small_attention_problem(seed);
     const at::Tensor expected = testing::lse_in_float64(problem);
     const auto arguments = testing::arguments_of(problem, problem.inputs);
-    const at::Tensor lse = std::get<1>(dense_pieces::tree_attention(flash_cuda(), arguments));
+    const at::Tensor lse = std::get<1>(varlen::tree_attention(flash_cuda(), arguments));
     EXPECT_LE(relative_error(lse, expected), 1e-13);
     EXPECT_EQ(lse.strides(), expected.strides());
   }
 }
 
-TEST(TreeAttentionPieces, TakeStridedInputsAndNoTokens) {
+TEST(TreeAttentionVarlen, TakeStridedInputsAndNoTokens) {
   const FakeFlash fake;
   AttentionProblem problem = small_attention_problem(5);
   const Results expected = run_reference(problem);
@@ -169,19 +169,19 @@ TEST(TreeAttentionPieces, TakeStridedInputsAndNoTokens) {
   for (const at::Tensor& result : empty) EXPECT_EQ(result.size(0), 0);
 }
 
-TEST(TreeAttentionPieces, NegativeControlsAreNoticed) {
+TEST(TreeAttentionVarlen, NegativeControlsAreNoticed) {
   const FakeFlash fake;
   const AttentionProblem problem =
       testing::large_attention_problem(6, ForestShape::kMixed, 100, 8, true, {4, 2, 8});
   const Results expected = run_reference(problem);
   const Results with_own_lse = run(WatchedFlash(1000, true), problem);
   EXPECT_LE(relative_error(with_own_lse[0], expected[0]), 1e-12);
-  for (size_t i = 1; i < expected.size(); ++i) {  // a piece's own lse makes its gradients wrong
+  for (size_t i = 1; i < expected.size(); ++i) {  // a block's own lse makes its gradients wrong
     EXPECT_GT(relative_error(with_own_lse[i], expected[i]), 1e-3) << "result " << i;
   }
 }
 
-TEST(TreeAttentionPieces, RefuseWhatIsNoForest) {
+TEST(TreeAttentionVarlen, RefuseWhatIsNoForest) {
   AttentionProblem problem = small_attention_problem(2);
   problem.ends.back() += 1;
   EXPECT_THROW(run(flash_cpu(), problem), std::runtime_error);

@@ -18,7 +18,7 @@
 #include "espalier/runtime/tensor_memory.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/gemm/forced_products.h"
-#include "tests/ops/kernels/cpu/forced_level.h"
+#include "tests/ops/kernels/cpu/forced_instruction_set.h"
 #include "tests/ops/threads.h"
 #include "tests/test_seed.h"
 
@@ -28,7 +28,7 @@ namespace {
 using testing::cast;
 using testing::draws_for;
 using testing::for_each_product_choice;
-using testing::ForcedLevel;
+using testing::ForcedInstructionSet;
 using testing::ForcedProducts;
 using testing::PooledErrors;
 using testing::relative_error;
@@ -139,10 +139,10 @@ void add_errors(const Problem& problem, at::ScalarType dtype, PooledErrors& erro
              run(reference::edge_logprobs, problem));
 }
 
-std::vector<const char*> levels_of_this_machine() {
+std::vector<const char*> instruction_sets_of_this_machine() {
   std::vector<const char*> levels;
   for (const char* level : {"default", "avx2", "avx512", "avx512_bf16"}) {
-    const ForcedLevel forced(level);
+    const ForcedInstructionSet forced(level);
     try {
       instruction_set();
       levels.push_back(level);
@@ -154,8 +154,8 @@ std::vector<const char*> levels_of_this_machine() {
 
 // Around the borders of vectors and tiles; three edges per row on average, so that rows with several are
 // many. Few rows have few errors: those of several problems are judged together.
-TEST(EdgeLogprobs, EqualReferenceAtAwkwardSizesAndEveryLevel) {
-  const auto levels = levels_of_this_machine();
+TEST(EdgeLogprobs, EqualReferenceAtAwkwardSizesAndEveryInstructionSet) {
+  const auto levels = instruction_sets_of_this_machine();
   uint64_t seed = 200;
   for (const int64_t num_rows : {1, 63, 65, 1023}) {
     for (const int64_t vocabulary : {1, 63, 65, 1023}) {
@@ -169,7 +169,7 @@ TEST(EdgeLogprobs, EqualReferenceAtAwkwardSizesAndEveryLevel) {
           const Results exact = run(reference::edge_logprobs, problem);
           const Results plain = run(reference::edge_logprobs, problem, dtype);
           for (const char* level : levels) {
-            const ForcedLevel forced(level);
+            const ForcedInstructionSet forced(level);
             const Results ours = run(edge_logprobs, problem, dtype);
             if (dtype == at::kDouble) {
               EXPECT_LE(worst_error(ours, exact), 1e-12) << level;

@@ -14,7 +14,7 @@
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 #include "espalier/ops/reference.h"
 #include "tests/ops/comparison.h"
-#include "tests/ops/kernels/cpu/forced_level.h"
+#include "tests/ops/kernels/cpu/forced_instruction_set.h"
 #include "tests/ops/threads.h"
 #include "tests/test_seed.h"
 
@@ -126,11 +126,11 @@ class Cases {
   at::Generator generator_;
 };
 
-/// Calls visit with every level of the machine forced.
-void at_every_level(const std::function<void(const char*)>& visit) {
+/// Calls visit with every instruction set of the machine forced.
+void at_every_instruction_set(const std::function<void(const char*)>& visit) {
   int visited = 0;
   for (const char* name : {"default", "avx2", "avx512"}) {
-    const testing::ForcedLevel level(name);
+    const testing::ForcedInstructionSet isa(name);
     try {
       instruction_set();
     } catch (const std::runtime_error&) {
@@ -159,20 +159,20 @@ Case rounded(Case given, at::ScalarType dtype) {
   return given;
 }
 
-TEST(Elementwise, EqualReferenceAtEveryLevel) {
+TEST(Elementwise, EqualReferenceAtEveryInstructionSet) {
   uint64_t seed = 0;
   for (const int64_t rows : {1, 63, 65, 1023}) {
     for (const int64_t width : {1, 63, 65, 576, 1023}) {
       SCOPED_TRACE(::testing::Message()
                    << "from seed " << seed + 1 << " on, " << rows << " rows of " << width);
-      std::map<std::string, std::pair<Results, Results>> all;  // ours and plain, by case and level
+      std::map<std::string, std::pair<Results, Results>> all;  // ours and plain, by case and instruction set
       // In rows of one the gradient of a norm's weights is a single sum, which may cancel: several together
       // do not.
       for (int draw = 0; draw < (width == 1 ? 16 : 1); ++draw) {
         for (const Case& given : Cases(++seed).all(rows, width)) {
           const Results plain = given.run_plain();
-          at_every_level([&](const char* level) {
-            auto& [ours, plains] = all[given.name + ", " + level];
+          at_every_instruction_set([&](const char* isa) {
+            auto& [ours, plains] = all[given.name + ", " + isa];
             const Results results = given.run();
             for (size_t i = 0; i < plain.size(); ++i) ASSERT_EQ(results[i].sizes(), plain[i].sizes());
             append(ours, results);
@@ -203,16 +203,16 @@ TEST(Elementwise, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
     uint64_t seed = 100;
     for (const auto& [rows, width] : {std::pair(1023, 576), std::pair(65, 1023), std::pair(6000, 64)}) {
       SCOPED_TRACE(::testing::Message() << dtype << ", from seed " << seed + 1 << " on, rows of " << width);
-      std::map<std::string, PooledErrors> errors;  // by case and level
+      std::map<std::string, PooledErrors> errors;  // by case and instruction set
       // The gradient of a norm's weights has one value for each column.
       for (int64_t draw = 0; draw < draws_for(width); ++draw) {
         for (const Case& exact : Cases(++seed).all(rows, width)) {
           const Case given = rounded(exact, dtype);
           const Results best = given.run_plain(), plain = given.run_plain(dtype);
-          at_every_level([&](const char* level) {
+          at_every_instruction_set([&](const char* isa) {
             const Results ours = given.run(dtype);
             for (const at::Tensor& result : ours) EXPECT_EQ(result.scalar_type(), dtype);
-            errors[given.name + ", " + level].add(ours, plain, best);
+            errors[given.name + ", " + isa].add(ours, plain, best);
           });
         }
       }
@@ -225,7 +225,7 @@ TEST(Elementwise, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
 TEST(Elementwise, SwigluInFloat32IsAccurateForGatesOfAllSizes) {
   const at::Tensor gate = at::linspace(-86, 100, 200'001, at::kFloat), up = at::ones_like(gate);
   const at::Tensor exact = gate.to(at::kDouble) / (1 + (-gate.to(at::kDouble)).exp());
-  at_every_level([&](const char*) {
+  at_every_instruction_set([&](const char*) {
     const at::Tensor error = ((swiglu(gate, up) - exact) / exact).abs();
     EXPECT_LE(error.masked_select(gate != 0).max().item<double>(), 4 * 0x1p-24);
   });

@@ -7,7 +7,7 @@
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/gemm/forced_products.h"
-#include "tests/ops/kernels/cpu/forced_level.h"
+#include "tests/ops/kernels/cpu/forced_instruction_set.h"
 #include "tests/ops/threads.h"
 #include "tests/torch_seed.h"
 
@@ -74,14 +74,14 @@ TEST(MatrixProduct, IsTheExactOneRoundedOnce) {
   for (const ProductChoice& choice : kProductChoices) {
     SCOPED_TRACE(to_string(choice));
     const ForcedProducts forced(choice);
-    for (const char* level : {"default", "avx2", "avx512", "avx512_bf16"}) {
-      const ForcedLevel of_level(level);
+    for (const char* name : {"default", "avx2", "avx512", "avx512_bf16"}) {
+      const ForcedInstructionSet forced_set(name);
       try {
         instruction_set();
       } catch (const std::runtime_error&) {
         continue;  // not on this machine
       }
-      SCOPED_TRACE(level);
+      SCOPED_TRACE(name);
       expect_exact_products();
     }
   }

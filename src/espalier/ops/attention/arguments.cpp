@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include "espalier/ops/attention/mask_pieces.h"
+#include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier::detail {
@@ -11,25 +11,25 @@ namespace espalier::detail {
 TreeAttentionArguments checked_arguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                          const at::Tensor& subtree_end, double softmax_scale,
                                          at::TensorList context_k, at::TensorList context_v,
-                                         const at::Tensor& context_pieces) {
+                                         const at::Tensor& context_blocks) {
   check_tree_attention(q, k, v, subtree_end);
-  check_attention_context(k, context_k, context_v, context_pieces);
-  return {q, k, v, subtree_end, softmax_scale, {context_k.vec(), context_v.vec(), context_pieces}};
+  check_attention_context(k, context_k, context_v, context_blocks);
+  return {q, k, v, subtree_end, softmax_scale, {context_k.vec(), context_v.vec(), context_blocks}};
 }
 
-std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_pieces, at::TensorList context_k,
+std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_blocks, at::TensorList context_k,
                                                  int64_t num_tokens) {
   std::vector<int64_t> segment_sizes;
   for (const at::Tensor& segment : context_k) segment_sizes.push_back(segment.size(0));
-  const at::Tensor numbers = context_pieces.contiguous();
+  const at::Tensor numbers = context_blocks.contiguous();
   std::vector<ContextRectangle> result;
   const auto narrow = [](int64_t number) { return static_cast<int32_t>(number); };
   for (const auto& level :
-       context_pieces_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
+       context_blocks_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
                                segment_sizes, num_tokens)) {
-    for (const Piece& piece : level) {
-      result.push_back({narrow(piece.segment), narrow(piece.column_begin), narrow(piece.column_end),
-                        narrow(piece.row_begin), narrow(piece.row_end)});
+    for (const MaskBlock& block : level) {
+      result.push_back({narrow(block.segment), narrow(block.column_begin), narrow(block.column_end),
+                        narrow(block.row_begin), narrow(block.row_end)});
     }
   }
   return result;

@@ -12,7 +12,7 @@
 
 namespace espalier::detail {
 
-/// The arguments of the operator espalier::tree_attention (tree_attention.h). context.pieces is defined.
+/// The arguments of the operator espalier::tree_attention (tree_attention.h). context.blocks is defined.
 struct TreeAttentionArguments {
   at::Tensor q, k, v, subtree_end;
   double softmax_scale;
@@ -30,14 +30,14 @@ using TreeAttentionGradients =
 TreeAttentionArguments checked_arguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                          const at::Tensor& subtree_end, double softmax_scale,
                                          at::TensorList context_k, at::TensorList context_v,
-                                         const at::Tensor& context_pieces);
+                                         const at::Tensor& context_blocks);
 
-/// The context's pieces, checked (pieces.h), for kernels on raw pointers.
-std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_pieces, at::TensorList context_k,
+/// The context's blocks, checked (blocks.h), for kernels on raw pointers.
+std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_blocks, at::TensorList context_k,
                                                  int64_t num_tokens);
 
 /// The keys and values of the context's segments and, behind them, the tokens' own, in one tensor each: a
-/// copy of the context costs little beside attention to it, and every piece of the mask is then a range of
+/// copy of the context costs little beside attention to it, and every block of the mask is then a range of
 /// columns.
 struct AllKeys {
   at::Tensor k, v;               // [S_0 + S_1 + ... + T, K, D], contiguous

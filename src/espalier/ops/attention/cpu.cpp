@@ -52,9 +52,9 @@ struct Call {
   Schedule schedule;
 
   Call(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& ends,
-       double scale, at::TensorList context_k, at::TensorList context_v, const at::Tensor& context_pieces) {
+       double scale, at::TensorList context_k, at::TensorList context_v, const at::Tensor& context_blocks) {
     detail::check_tree_attention(q_in, k_in, v_in, ends);
-    detail::check_attention_context(k_in, context_k, context_v, context_pieces);
+    detail::check_attention_context(k_in, context_k, context_v, context_blocks);
     shape = {q_in.size(0), q_in.size(1), k_in.size(1), q_in.size(2)};
     softmax_scale = scale;
     q = for_kernel(q_in);
@@ -62,7 +62,7 @@ struct Call {
     v = with_context(v_in, context_v);
     subtree_end = ends.contiguous();
     const std::span forest{subtree_end.const_data_ptr<int32_t>(), static_cast<size_t>(shape.num_tokens)};
-    schedule = make_schedule(forest, detail::context_rectangles(context_pieces, context_k, shape.num_tokens),
+    schedule = make_schedule(forest, detail::context_rectangles(context_blocks, context_k, shape.num_tokens),
                              attention_blocks(shape, forest));
   }
 };
@@ -120,8 +120,8 @@ struct Pointers {
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                const at::Tensor& subtree_end, double softmax_scale,
                                                at::TensorList context_k, at::TensorList context_v,
-                                               const at::Tensor& context_pieces) {
-  const Call call(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+                                               const at::Tensor& context_blocks) {
+  const Call call(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());
   const at::Tensor out = at::empty(q.sizes(), q.options());
   const at::Tensor lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(accumulator));
@@ -157,8 +157,8 @@ using Gradients =
 Gradients backward_cpu(const at::Tensor& grad_out_in, const at::Tensor& q, const at::Tensor& k,
                        const at::Tensor& v, const at::Tensor& subtree_end, const at::Tensor& out_in,
                        const at::Tensor& lse_in, double softmax_scale, at::TensorList context_k,
-                       at::TensorList context_v, const at::Tensor& context_pieces) {
-  const Call call(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+                       at::TensorList context_v, const at::Tensor& context_blocks) {
+  const Call call(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());
   const at::Tensor grad_out = for_kernel(grad_out_in), out = for_kernel(out_in);
   const at::Tensor lse = lse_in.t().contiguous();

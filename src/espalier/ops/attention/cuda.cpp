@@ -24,7 +24,7 @@ bool serves(AttentionKind kind, at::ScalarType dtype, int64_t head_dim) {
       return fused::serves(cuda::AttentionKernels::kAmpere, dtype, head_dim);
     case AttentionKind::kHopper:
       return fused::serves(cuda::AttentionKernels::kHopper, dtype, head_dim);
-    case AttentionKind::kPieces:
+    case AttentionKind::kVarlen:
       return (dtype == at::kBFloat16 || dtype == at::kHalf) && head_dim <= kFlashHeadDim;
     case AttentionKind::kMasked:
       return true;
@@ -42,7 +42,7 @@ struct NamedKind {
 // their barriers would hang a GPU: they wait to be named until they have passed on one.
 constexpr NamedKind kKinds[] = {{"hopper", AttentionKind::kHopper, false},
                                 {"ampere", AttentionKind::kAmpere},
-                                {"pieces", AttentionKind::kPieces},
+                                {"varlen", AttentionKind::kVarlen},
                                 {"masked", AttentionKind::kMasked}};
 
 }  // namespace
@@ -57,7 +57,7 @@ AttentionKind attention_kind(at::ScalarType dtype, int64_t head_dim) {
                 " with a head dimension of ", head_dim, " in this build; unset the variable to choose one");
     if (suits) return kind;
   }
-  TORCH_CHECK(false, "ESPALIER_ATTENTION: expected ampere, hopper, pieces or masked, received ", given);
+  TORCH_CHECK(false, "ESPALIER_ATTENTION: expected ampere, hopper, varlen or masked, received ", given);
 }
 
 namespace {
@@ -68,17 +68,17 @@ using detail::TreeAttentionResults;
 TreeAttentionResults forward_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const at::Tensor& subtree_end, double softmax_scale,
                                   at::TensorList context_k, at::TensorList context_v,
-                                  const at::Tensor& context_pieces) {
+                                  const at::Tensor& context_blocks) {
   const auto arguments =
-      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
   const c10::DeviceGuard guard(q.device());
   switch (attention_kind(q.scalar_type(), q.size(2))) {
     case AttentionKind::kAmpere:
       return fused::tree_attention(fused::cuda_kernels(cuda::AttentionKernels::kAmpere), arguments);
     case AttentionKind::kHopper:
       return fused::tree_attention(fused::cuda_kernels(cuda::AttentionKernels::kHopper), arguments);
-    case AttentionKind::kPieces:
-      return dense_pieces::tree_attention(dense_pieces::flash_cuda(), arguments);
+    case AttentionKind::kVarlen:
+      return varlen::tree_attention(varlen::flash_cuda(), arguments);
     case AttentionKind::kMasked:
       return masked_chunks::tree_attention(arguments);
   }
@@ -89,9 +89,9 @@ TreeAttentionGradients backward_cuda(const at::Tensor& grad_out, const at::Tenso
                                      const at::Tensor& v, const at::Tensor& subtree_end,
                                      const at::Tensor& out, const at::Tensor& lse, double softmax_scale,
                                      at::TensorList context_k, at::TensorList context_v,
-                                     const at::Tensor& context_pieces) {
+                                     const at::Tensor& context_blocks) {
   const auto arguments =
-      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
   const c10::DeviceGuard guard(q.device());
   switch (attention_kind(q.scalar_type(), q.size(2))) {
     case AttentionKind::kAmpere:
@@ -100,8 +100,8 @@ TreeAttentionGradients backward_cuda(const at::Tensor& grad_out, const at::Tenso
     case AttentionKind::kHopper:
       return fused::tree_attention_backward(fused::cuda_kernels(cuda::AttentionKernels::kHopper), arguments,
                                             grad_out, out, lse);
-    case AttentionKind::kPieces:
-      return dense_pieces::tree_attention_backward(dense_pieces::flash_cuda(), arguments, grad_out, out, lse);
+    case AttentionKind::kVarlen:
+      return varlen::tree_attention_backward(varlen::flash_cuda(), arguments, grad_out, out, lse);
     case AttentionKind::kMasked:
       return masked_chunks::tree_attention_backward(arguments, grad_out, lse);
   }

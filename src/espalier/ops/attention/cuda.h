@@ -11,12 +11,12 @@ namespace espalier {
 enum class AttentionKind {
   kAmpere,  // kernels of our own (tree_attention_fused.h)
   kHopper,  // likewise
-  kPieces,  // dense pieces through ATen's flash attention (attention/varlen.h)
+  kVarlen,  // mask blocks through ATen's flash attention (attention/varlen.h)
   kMasked,  // chunks of queries with a mask (tree_attention_masked.h)
 };
 
 /// The implementation for inputs of `dtype` with heads of `head_dim`: the one that the environment variable
-/// ESPALIER_ATTENTION (ampere, hopper, pieces or masked) asks for, otherwise the first of ampere, pieces and
+/// ESPALIER_ATTENTION (ampere, hopper, varlen or masked) asks for, otherwise the first of ampere, varlen and
 /// masked that serves them. Throws c10::Error where the variable names none, or one that does not serve them.
 AttentionKind attention_kind(at::ScalarType dtype, int64_t head_dim);
 

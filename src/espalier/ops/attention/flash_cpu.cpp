@@ -10,7 +10,7 @@
 #include "espalier/ops/attention/varlen.h"
 #include "espalier/ops/checks.h"
 
-namespace espalier::dense_pieces {
+namespace espalier::varlen {
 namespace {
 
 // Sequences with more (query, key) pairs than this are worth all threads; smaller ones get one thread each.
@@ -32,7 +32,7 @@ struct Sequence {
 
 // Sequences share nothing, so their order and the number of threads change nothing.
 template <class Work>
-void for_each_sequence(const Sequences& sequences, const Work& work) {
+void for_each_sequence(const PackedSequences& sequences, const Work& work) {
   const int32_t* rows = sequences.row_offsets.const_data_ptr<int32_t>();
   const int32_t* columns = sequences.column_offsets.const_data_ptr<int32_t>();
   std::vector<Sequence> small;
@@ -57,7 +57,7 @@ class FlashCpu final : public SequenceAttention {
   at::ScalarType dtype(at::ScalarType dtype) const override { return detail::accumulator_dtype(dtype); }
   int64_t max_sequences(int64_t, int64_t) const override { return std::numeric_limits<int32_t>::max(); }
 
-  AttentionResult forward(const SequenceInputs& inputs, const Sequences& sequences) const override {
+  AttentionResult forward(const SequenceInputs& inputs, const PackedSequences& sequences) const override {
     const AttentionResult all{at::empty(inputs.q.sizes(), inputs.q.options()),
                               at::empty({inputs.q.size(1), inputs.q.size(0)}, inputs.q.options())};
     for_each_sequence(sequences, [&](const Sequence& sequence) {
@@ -71,7 +71,7 @@ class FlashCpu final : public SequenceAttention {
   }
 
   SequenceGradients backward(const at::Tensor& grad_out, const SequenceInputs& inputs,
-                             const AttentionResult& global, const Sequences& sequences) const override {
+                             const AttentionResult& global, const PackedSequences& sequences) const override {
     const auto like = [](const at::Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
     const SequenceGradients all{like(inputs.q), like(inputs.k), like(inputs.v)};
     for_each_sequence(sequences, [&](const Sequence& sequence) {
@@ -94,4 +94,4 @@ const SequenceAttention& flash_cpu() {
   return attention;
 }
 
-}  // namespace espalier::dense_pieces
+}  // namespace espalier::varlen

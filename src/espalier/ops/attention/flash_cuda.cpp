@@ -8,7 +8,7 @@
 
 #include "espalier/ops/attention/varlen.h"
 
-namespace espalier::dense_pieces {
+namespace espalier::varlen {
 namespace {
 
 // The kernels read 16 bytes at a time: head dimensions are multiples of 8 and every row begins at one.
@@ -38,7 +38,7 @@ at::Tensor without_padding(const at::Tensor& tensor, const at::Tensor& like) {
 
 // For a longest row count of 1 the forward pass takes a shortcut of its own for grouped heads. More than the
 // longest is allowed, and the shortcut would be one more path to trust.
-int64_t longest_rows(const Sequences& sequences) {
+int64_t longest_rows(const PackedSequences& sequences) {
   return std::max<int64_t>(2, sequences.longest_rows);
 }
 
@@ -50,7 +50,7 @@ class FlashCuda final : public SequenceAttention {
     return std::clamp<int64_t>(kPaddingBytes / bytes_per_sequence, 1, kMostSequences);
   }
 
-  AttentionResult forward(const SequenceInputs& inputs, const Sequences& sequences) const override {
+  AttentionResult forward(const SequenceInputs& inputs, const PackedSequences& sequences) const override {
     const auto results = at::_flash_attention_forward(
         aligned(inputs.q), aligned(inputs.k), aligned(inputs.v), sequences.row_offsets,
         sequences.column_offsets, longest_rows(sequences), sequences.longest_columns, /*dropout_p=*/0.0,
@@ -59,7 +59,7 @@ class FlashCuda final : public SequenceAttention {
   }
 
   SequenceGradients backward(const at::Tensor& grad_out, const SequenceInputs& inputs,
-                             const AttentionResult& global, const Sequences& sequences) const override {
+                             const AttentionResult& global, const PackedSequences& sequences) const override {
     // State of the random numbers of dropout, which is 0.
     const auto state = inputs.q.options().dtype(at::kUInt64);
     const auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
@@ -79,4 +79,4 @@ const SequenceAttention& flash_cuda() {
   return attention;
 }
 
-}  // namespace espalier::dense_pieces
+}  // namespace espalier::varlen

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every key is seen by one range of queries: token i by [i, subtree_end[i]), a context key by those of its
-// piece. Two comparisons per pair make the mask of a chunk. The group of query heads that share a key head
+// block. Two comparisons per pair make the mask of a chunk. The group of query heads that share a key head
 // are rows of one matrix, so keys and values are read as they are.
 #include "espalier/ops/attention/masked.h"
 
@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "espalier/ops/attention/mask_pieces.h"
+#include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier::masked_chunks {
@@ -26,18 +26,18 @@ Viewers context_viewers(const AttentionContext& context, int64_t num_keys, int64
     first_keys.push_back(first_keys.empty() ? 0 : first_keys.back() + segment_sizes.back());
     segment_sizes.push_back(segment.size(0));
   }
-  const at::Tensor numbers = context.pieces.contiguous();
+  const at::Tensor numbers = context.blocks.contiguous();
   const at::Tensor begin = at::zeros({num_keys}, at::kInt), end = at::zeros({num_keys}, at::kInt);
   for (const auto& level :
-       context_pieces_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
+       context_blocks_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
                                segment_sizes, num_tokens)) {
-    for (const Piece& piece : level) {
-      const int64_t first = first_keys[piece.segment];
+    for (const MaskBlock& block : level) {
+      const int64_t first = first_keys[block.segment];
       const auto keys = [&](const at::Tensor& all) {
-        return all.slice(0, first + piece.column_begin, first + piece.column_end);
+        return all.slice(0, first + block.column_begin, first + block.column_end);
       };
-      keys(begin).fill_(piece.row_begin);
-      keys(end).fill_(piece.row_end);
+      keys(begin).fill_(block.row_begin);
+      keys(end).fill_(block.row_end);
     }
   }
   return {begin, end};

@@ -19,11 +19,11 @@ using TensorVector = std::vector<at::Tensor>;
 
 TensorPair call_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const at::Tensor& subtree_end, double softmax_scale, at::TensorList context_k,
-                        at::TensorList context_v, const at::Tensor& context_pieces) {
+                        at::TensorList context_v, const at::Tensor& context_blocks) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("espalier::tree_attention", "")
                              .typed<decltype(call_forward)>();
-  return op.call(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+  return op.call(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
 }
 
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, TensorVector, TensorVector>;
@@ -31,12 +31,12 @@ using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, TensorVector, T
 Gradients call_backward(const at::Tensor& grad_out, const at::Tensor& q, const at::Tensor& k,
                         const at::Tensor& v, const at::Tensor& subtree_end, const at::Tensor& out,
                         const at::Tensor& lse, double softmax_scale, at::TensorList context_k,
-                        at::TensorList context_v, const at::Tensor& context_pieces) {
+                        at::TensorList context_v, const at::Tensor& context_blocks) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("espalier::tree_attention_backward", "")
                              .typed<decltype(call_backward)>();
   return op.call(grad_out, q, k, v, subtree_end, out, lse, softmax_scale, context_k, context_v,
-                 context_pieces);
+                 context_blocks);
 }
 
 class TreeAttention : public torch::autograd::Function<TreeAttention> {
@@ -44,10 +44,10 @@ class TreeAttention : public torch::autograd::Function<TreeAttention> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const at::Tensor& subtree_end, double softmax_scale,
                                at::TensorList context_k, at::TensorList context_v,
-                               const at::Tensor& context_pieces) {
+                               const at::Tensor& context_blocks) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [out, lse] = call_forward(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
-    variable_list saved{q, k, v, subtree_end, out, lse, context_pieces};
+    auto [out, lse] = call_forward(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
+    variable_list saved{q, k, v, subtree_end, out, lse, context_blocks};
     saved.insert(saved.end(), context_k.begin(), context_k.end());
     saved.insert(saved.end(), context_v.begin(), context_v.end());
     ctx->save_for_backward(std::move(saved));
@@ -79,17 +79,17 @@ class TreeAttention : public torch::autograd::Function<TreeAttention> {
 
 TensorPair forward_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& subtree_end, double softmax_scale, at::TensorList context_k,
-                            at::TensorList context_v, const at::Tensor& context_pieces) {
+                            at::TensorList context_v, const at::Tensor& context_blocks) {
   auto results =
-      TreeAttention::apply(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_pieces);
+      TreeAttention::apply(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
   return {results[0], results[1]};
 }
 
 TensorPair forward_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const at::Tensor& subtree_end, double, at::TensorList context_k,
-                        at::TensorList context_v, const at::Tensor& context_pieces) {
+                        at::TensorList context_v, const at::Tensor& context_blocks) {
   detail::check_tree_attention(q, k, v, subtree_end);
-  detail::check_attention_context(k, context_k, context_v, context_pieces);
+  detail::check_attention_context(k, context_k, context_v, context_blocks);
   const auto lse_options = q.options().dtype(detail::accumulator_dtype(q.scalar_type()));
   return {at::empty_symint(q.sym_sizes(), q.options()),
           at::empty_symint({q.sym_size(0), q.sym_size(1)}, lse_options).t()};
@@ -112,8 +112,8 @@ Gradients backward_meta(const at::Tensor&, const at::Tensor& q, const at::Tensor
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const at::Tensor& subtree_end, double softmax_scale,
                           const AttentionContext& context) {
-  const at::Tensor pieces = context.pieces.defined() ? context.pieces : at::empty({0, 5}, at::kLong);
-  return std::get<0>(call_forward(q, k, v, subtree_end, softmax_scale, context.k, context.v, pieces));
+  const at::Tensor blocks = context.blocks.defined() ? context.blocks : at::empty({0, 5}, at::kLong);
+  return std::get<0>(call_forward(q, k, v, subtree_end, softmax_scale, context.k, context.v, blocks));
 }
 
 TORCH_LIBRARY_IMPL(espalier, Autograd, m) {

@@ -9,14 +9,14 @@
 namespace espalier {
 
 /// Keys and values of tokens that stand before the forest on root paths and are not among its tokens. Segment
-/// s holds k[s] and v[s] [S_s, K, D]; the CPU reads them in place. pieces [P, 5] int64 on the CPU says who
+/// s holds k[s] and v[s] [S_s, K, D]; the CPU reads them in place. blocks [P, 5] int64 on the CPU says who
 /// sees what: each row is segment, key_begin, key_end, query_begin, query_end, and queries [query_begin,
 /// query_end) attend to all of the segment's keys [key_begin, key_end). Query ranges are nested or disjoint;
 /// no key is named twice; keys that are not named are seen by nobody.
 struct AttentionContext {
   std::vector<at::Tensor> k;
   std::vector<at::Tensor> v;
-  at::Tensor pieces;  // undefined: no context
+  at::Tensor blocks;  // undefined: no context
 };
 
 /// Differentiable attention in which token j attends to token i iff i <= j < subtree_end[i] (docs/math.md),
@@ -25,12 +25,12 @@ struct AttentionContext {
 ///   query head h reads key head h / (H / K). subtree_end [T] int32 on the same device: one past the last
 ///   token of the subtree of the token's node.
 /// Returns [T, H, D] of the same dtype: softmax(softmax_scale q k^T) v. Scores, their log-sum-exp (natural
-/// log) and sums over pieces are kept in float32 (float64 for float64). Deterministic, but for the gradients
+/// log) and sums over blocks are kept in float32 (float64 for float64). Deterministic, but for the gradients
 /// of bfloat16 and float16 on CUDA, unless ATen is asked for deterministic algorithms. There the environment
 /// variable ESPALIER_ATTENTION chooses the implementation (attention/cuda.h).
 /// Registered as torch.ops.espalier.tree_attention(q, k, v, subtree_end, softmax_scale, context_k, context_v,
-/// context_pieces) -> (out, lse [H, T]); gradients flow to context_k and context_v too.
-/// Throws on mismatched shapes, dtypes or devices, where the context's pieces are not as said, and where
+/// context_blocks) -> (out, lse [H, T]); gradients flow to context_k and context_v too.
+/// Throws on mismatched shapes, dtypes or devices, where the context's blocks are not as said, and where
 /// subtree_end is not that of a forest in preorder (fused kernels and chunks with a mask do not look:
 /// tree_attention_fused.h, tree_attention_masked.h).
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pieces of one level share neither rows nor columns, so they are the sequences of one call: all
+// The blocks of one level share neither rows nor columns, so they are the sequences of one call: all
 // triangles, then level by level the rectangles.
 //
 // Forward: a row has one triangle and at most one rectangle per level, with partial results (O_s, lse_s);
@@ -18,20 +18,20 @@
 #include <optional>
 #include <span>
 
-#include "espalier/ops/attention/mask_pieces.h"
+#include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/checks.h"
 
-namespace espalier::dense_pieces {
+namespace espalier::varlen {
 namespace {
 
-// Levels of the tokens' own pieces, triangles first, then those of the context's; columns count all keys.
-std::vector<std::vector<Piece>> pieces_of(const detail::TreeAttentionArguments& arguments,
-                                          const detail::AllKeys& keys) {
+// Levels of the tokens' own blocks, triangles first, then those of the context's; columns count all keys.
+std::vector<std::vector<MaskBlock>> blocks_of(const detail::TreeAttentionArguments& arguments,
+                                              const detail::AllKeys& keys) {
   const at::Tensor ends = arguments.subtree_end.to(at::kCPU).contiguous();
-  const at::Tensor numbers = arguments.context.pieces.contiguous();
-  auto levels = pieces_by_level({ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel())});
+  const at::Tensor numbers = arguments.context.blocks.contiguous();
+  auto levels = mask_blocks_by_level({ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel())});
   auto context_levels =
-      context_pieces_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
+      context_blocks_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
                               std::span(keys.lengths).first(keys.lengths.size() - 1), ends.numel());
   std::vector<int64_t> segment_begins;
   for (int64_t begin = 0; const int64_t length : keys.lengths) {
@@ -40,10 +40,10 @@ std::vector<std::vector<Piece>> pieces_of(const detail::TreeAttentionArguments& 
   }
   std::move(context_levels.begin(), context_levels.end(), std::back_inserter(levels));
   for (auto& level : levels) {
-    for (Piece& piece : level) {
-      const int64_t begin = piece.segment < 0 ? keys.own_begin() : segment_begins[piece.segment];
-      piece.column_begin += begin;
-      piece.column_end += begin;
+    for (MaskBlock& block : level) {
+      const int64_t begin = block.segment < 0 ? keys.own_begin() : segment_begins[block.segment];
+      block.column_begin += begin;
+      block.column_end += begin;
     }
   }
   return levels;
@@ -56,7 +56,7 @@ struct Range {
 /// Where the rows, or columns, of a call stand.
 struct Axis {
   int64_t count = 0;     // of sequences
-  bool is_range = true;  // the sequences are one range of rows, cut in pieces, in order
+  bool is_range = true;  // the sequences are one range of rows, cut in blocks, in order
   int64_t begin = 0;     // of that range
   int64_t length = 0;    // of all sequences
   int64_t longest = 0;   // of one
@@ -127,7 +127,7 @@ struct CallShape {
 };
 
 /// The calls that make up a tree attention, and what they read, in the dtype and layout of the calls.
-struct Plan {
+struct AttentionCalls {
   at::ScalarType dtype;
   at::Tensor q;
   double softmax_scale;
@@ -135,14 +135,14 @@ struct Plan {
   std::vector<CallShape> calls;
   at::Tensor numbers;  // int32, on the device
 
-  Plan(const SequenceAttention& attention, const detail::TreeAttentionArguments& arguments)
+  AttentionCalls(const SequenceAttention& attention, const detail::TreeAttentionArguments& arguments)
       : dtype(attention.dtype(arguments.q.scalar_type())),
         q(given(arguments.q)),
         softmax_scale(arguments.softmax_scale),
         keys(arguments, dtype) {
     const auto most = static_cast<size_t>(attention.max_sequences(q.size(1), q.size(2)));
     std::vector<int32_t> all_numbers;
-    for (const std::vector<Piece>& level : pieces_of(arguments, keys)) {
+    for (const std::vector<MaskBlock>& level : blocks_of(arguments, keys)) {
       for (size_t begin = 0; begin < level.size(); begin += most) {
         append_call(std::span(level).subspan(begin, std::min(most, level.size() - begin)), all_numbers);
       }
@@ -157,22 +157,22 @@ struct Plan {
   void for_each_call(const Work& work) const {
     for (const CallShape& call : calls) {
       const Selection rows(call.rows, numbers), columns(call.columns, numbers);
-      const Sequences sequences{rows.offsets(), columns.offsets(), call.rows.longest, call.columns.longest,
-                                call.causal};
+      const PackedSequences sequences{rows.offsets(), columns.offsets(), call.rows.longest,
+                                      call.columns.longest, call.causal};
       work(SequenceInputs{rows.of(q), columns.of(keys.k), columns.of(keys.v), softmax_scale}, sequences, rows,
            columns);
     }
   }
 
  private:
-  void append_call(std::span<const Piece> pieces, std::vector<int32_t>& all_numbers) {
+  void append_call(std::span<const MaskBlock> blocks, std::vector<int32_t>& all_numbers) {
     std::vector<Range> rows, columns;
-    for (const Piece& piece : pieces) {
-      rows.push_back({piece.row_begin, piece.row_end});
-      columns.push_back({piece.column_begin, piece.column_end});
+    for (const MaskBlock& block : blocks) {
+      rows.push_back({block.row_begin, block.row_end});
+      columns.push_back({block.column_begin, block.column_end});
     }
     const Axis row_axis = append_axis(all_numbers, rows);
-    calls.push_back({row_axis, append_axis(all_numbers, columns), pieces.front().causal});
+    calls.push_back({row_axis, append_axis(all_numbers, columns), blocks.front().causal});
   }
 };
 
@@ -192,46 +192,46 @@ void merge(const AttentionResult& all, const AttentionResult& part, const Select
 
 detail::TreeAttentionResults tree_attention(const SequenceAttention& attention,
                                             const detail::TreeAttentionArguments& arguments) {
-  const Plan plan(attention, arguments);
-  const auto sums = plan.q.options().dtype(detail::accumulator_dtype(plan.dtype));
+  const AttentionCalls calls(attention, arguments);
+  const auto sums = calls.q.options().dtype(detail::accumulator_dtype(calls.dtype));
   AttentionResult all;
-  plan.for_each_call(
-      [&](const SequenceInputs& inputs, const Sequences& sequences, const Selection& rows, const Selection&) {
-        const AttentionResult part = attention.forward(inputs, sequences);
-        if (plan.calls.size() == 1) {
-          all = part;
-          return;
-        }
-        if (!all.out.defined()) {
-          all = {at::empty(plan.q.sizes(), sums), at::empty({plan.q.size(1), plan.q.size(0)}, sums)};
-        }
-        if (sequences.causal) {  // the triangles come first and have every row once, without gaps
-          rows.of(all.out).copy_(part.out);
-          rows.of(all.lse, 1).copy_(part.lse);
-        } else {
-          merge(all, part, rows);
-        }
-      });
-  if (plan.calls.empty()) {  // no tokens
-    all = {at::empty(plan.q.sizes(), sums), at::empty({plan.q.size(1), 0}, sums)};
+  calls.for_each_call([&](const SequenceInputs& inputs, const PackedSequences& sequences,
+                          const Selection& rows, const Selection&) {
+    const AttentionResult part = attention.forward(inputs, sequences);
+    if (calls.calls.size() == 1) {
+      all = part;
+      return;
+    }
+    if (!all.out.defined()) {
+      all = {at::empty(calls.q.sizes(), sums), at::empty({calls.q.size(1), calls.q.size(0)}, sums)};
+    }
+    if (sequences.causal) {  // the triangles come first and have every row once, without gaps
+      rows.of(all.out).copy_(part.out);
+      rows.of(all.lse, 1).copy_(part.lse);
+    } else {
+      merge(all, part, rows);
+    }
+  });
+  if (calls.calls.empty()) {  // no tokens
+    all = {at::empty(calls.q.sizes(), sums), at::empty({calls.q.size(1), 0}, sums)};
   }
   // lse strided as the operator's other implementations have it.
   return {all.out.to(arguments.q.scalar_type()),
-          at::empty({plan.q.size(0), plan.q.size(1)}, sums).t().copy_(all.lse)};
+          at::empty({calls.q.size(0), calls.q.size(1)}, sums).t().copy_(all.lse)};
 }
 
 detail::TreeAttentionGradients tree_attention_backward(const SequenceAttention& attention,
                                                        const detail::TreeAttentionArguments& arguments,
                                                        const at::Tensor& grad_out_in,
                                                        const at::Tensor& out_in, const at::Tensor& lse) {
-  const Plan plan(attention, arguments);
-  const at::Tensor grad_out = plan.given(grad_out_in), out = plan.given(out_in);
-  const auto sums = plan.q.options().dtype(detail::accumulator_dtype(plan.dtype));
-  const at::Tensor grad_q = at::zeros(plan.q.sizes(), sums);
-  const at::Tensor grad_k = at::zeros(plan.keys.k.sizes(), sums);
-  const at::Tensor grad_v = at::zeros(plan.keys.v.sizes(), sums);
-  plan.for_each_call([&](const SequenceInputs& inputs, const Sequences& sequences, const Selection& rows,
-                         const Selection& columns) {
+  const AttentionCalls calls(attention, arguments);
+  const at::Tensor grad_out = calls.given(grad_out_in), out = calls.given(out_in);
+  const auto sums = calls.q.options().dtype(detail::accumulator_dtype(calls.dtype));
+  const at::Tensor grad_q = at::zeros(calls.q.sizes(), sums);
+  const at::Tensor grad_k = at::zeros(calls.keys.k.sizes(), sums);
+  const at::Tensor grad_v = at::zeros(calls.keys.v.sizes(), sums);
+  calls.for_each_call([&](const SequenceInputs& inputs, const PackedSequences& sequences,
+                          const Selection& rows, const Selection& columns) {
     const AttentionResult global{rows.of(out), rows.of(lse, 1).contiguous()};
     const SequenceGradients part = attention.backward(rows.of(grad_out), inputs, global, sequences);
     rows.add(grad_q, part.q);
@@ -241,4 +241,4 @@ detail::TreeAttentionGradients tree_attention_backward(const SequenceAttention& 
   return detail::split_gradients(arguments, grad_q, grad_k, grad_v);
 }
 
-}  // namespace espalier::dense_pieces
+}  // namespace espalier::varlen

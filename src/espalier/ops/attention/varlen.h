@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// tree_attention by the dense pieces of the mask (pieces.h), through any attention to sequences: ATen's flash
+// tree_attention by the mask blocks of the mask (blocks.h), through any attention to sequences: ATen's flash
 // attention on CUDA, and on the CPU what the benchmark holds the kernels against.
 #pragma once
 
 #include "espalier/ops/attention/arguments.h"
 
-namespace espalier::dense_pieces {
+namespace espalier::varlen {
 
 /// Sequences laid end to end: rows [row_offsets[s], row_offsets[s + 1]) attend to columns [column_offsets[s],
 /// column_offsets[s + 1]), to all of them or, where causal (there are then as many columns as rows), to those
 /// up to themselves. No sequence is without rows or without columns.
-struct Sequences {
+struct PackedSequences {
   at::Tensor row_offsets, column_offsets;  // int32, contiguous, on the device of what they describe
   int64_t longest_rows, longest_columns;
   bool causal;
@@ -43,11 +43,12 @@ class SequenceAttention {
   /// The most sequences of one call.
   virtual int64_t max_sequences(int64_t num_heads, int64_t head_dim) const = 0;
 
-  virtual AttentionResult forward(const SequenceInputs& inputs, const Sequences& sequences) const = 0;
+  virtual AttentionResult forward(const SequenceInputs& inputs, const PackedSequences& sequences) const = 0;
   /// The sequences' share of the gradients, where `global` is the result of the rows over all their columns,
   /// in this call and in others: with P = exp(S - lse) and delta = rowsum(grad_out * out) of `global`.
   virtual SequenceGradients backward(const at::Tensor& grad_out, const SequenceInputs& inputs,
-                                     const AttentionResult& global, const Sequences& sequences) const = 0;
+                                     const AttentionResult& global,
+                                     const PackedSequences& sequences) const = 0;
 };
 
 /// ATen's flash attention on the CPU, sequence by sequence: float64, and float32 for everything else.
@@ -60,7 +61,7 @@ const SequenceAttention& flash_cuda();
 
 /// espalier::tree_attention and espalier::tree_attention_backward (tree_attention.h) on the device of the
 /// arguments; not differentiable. The host waits for a copy of subtree_end in each. Throws InputError where
-/// subtree_end or the context's pieces are not as said.
+/// subtree_end or the context's blocks are not as said.
 detail::TreeAttentionResults tree_attention(const SequenceAttention& attention,
                                             const detail::TreeAttentionArguments& arguments);
 
@@ -69,4 +70,4 @@ detail::TreeAttentionGradients tree_attention_backward(const SequenceAttention& 
                                                        const at::Tensor& grad_out, const at::Tensor& out,
                                                        const at::Tensor& lse);
 
-}  // namespace espalier::dense_pieces
+}  // namespace espalier::varlen

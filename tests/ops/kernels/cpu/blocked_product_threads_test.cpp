@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "tests/ops/kernels/cpu/levels.h"
+#include "tests/ops/kernels/cpu/instruction_sets.h"
 #include "tests/ops/kernels/cpu/run_in_threads.h"
 #include "tests/test_seed.h"
 
@@ -37,12 +37,12 @@ std::vector<Element> random_elements(int64_t count, uint64_t seed) {
 }
 
 template <class Element>
-std::vector<float> multiply_in_threads(InstructionSet level, int threads) {
+std::vector<float> multiply_in_threads(InstructionSet isa, int threads) {
   using Word = WordOf<Element>;
   const std::vector<Element> a = random_elements<Element>(kRows * kDepth, 1);
   const std::vector<Element> b = random_elements<Element>(kDepth * kColumns, 2);
   const BlockedProduct<Element> product({a.data(), kDepth, 1, kRows, kDepth},
-                                        {b.data(), 1, kColumns, kColumns, kDepth}, level, 4);
+                                        {b.data(), 1, kColumns, kColumns, kDepth}, isa, 4);
   EXPECT_GT(product.num_tasks(), 1);
   static_assert(sizeof(Word) == sizeof(float));
   const auto packed = make_scratch<float>(product.packed_words());
@@ -64,10 +64,10 @@ std::vector<float> multiply_in_threads(InstructionSet level, int threads) {
 }
 
 TEST(BlockedProductThreads, ProductsAreTheSameBits) {
-  for (const InstructionSet level : testing::levels_of_this_machine()) {
-    SCOPED_TRACE(std::string(instruction_set_name(level)));
-    EXPECT_EQ(multiply_in_threads<float>(level, 4), multiply_in_threads<float>(level, 1));
-    EXPECT_EQ(multiply_in_threads<BFloat16>(level, 4), multiply_in_threads<BFloat16>(level, 1));
+  for (const InstructionSet isa : testing::instruction_sets_of_this_machine()) {
+    SCOPED_TRACE(std::string(instruction_set_name(isa)));
+    EXPECT_EQ(multiply_in_threads<float>(isa, 4), multiply_in_threads<float>(isa, 1));
+    EXPECT_EQ(multiply_in_threads<BFloat16>(isa, 4), multiply_in_threads<BFloat16>(isa, 1));
   }
 }
 

@@ -16,33 +16,33 @@
 
 #include "espalier/base/check.h"
 #include "espalier/ops/kernels/cpu/tile_math.h"
-#include "tests/ops/kernels/cpu/forced_level.h"
-#include "tests/ops/kernels/cpu/levels.h"
+#include "tests/ops/kernels/cpu/forced_instruction_set.h"
+#include "tests/ops/kernels/cpu/instruction_sets.h"
 #include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
 
-using testing::ForcedLevel;
-using testing::levels_of_this_machine;
+using testing::ForcedInstructionSet;
+using testing::instruction_sets_of_this_machine;
 using testing::test_seed;
 
 InstructionSet best_level() {
-  const ForcedLevel none("");
+  const ForcedInstructionSet none("");
   return instruction_set();
 }
 
 TEST(InstructionSet, IsTheNamedOne) {
   const InstructionSet best = best_level();
   {
-    const ForcedLevel level("default");
+    const ForcedInstructionSet isa("default");
     EXPECT_EQ(instruction_set(), InstructionSet::kDefault);
   }
   {
-    const ForcedLevel unset(nullptr);
+    const ForcedInstructionSet unset(nullptr);
     EXPECT_EQ(instruction_set(), best);
   }
-  const ForcedLevel level("avx2");
+  const ForcedInstructionSet isa("avx2");
   if (best >= InstructionSet::kAvx2) {
     EXPECT_EQ(instruction_set(), InstructionSet::kAvx2);
   } else {
@@ -51,7 +51,7 @@ TEST(InstructionSet, IsTheNamedOne) {
 }
 
 TEST(InstructionSet, UnknownNamesAreRefused) {
-  const ForcedLevel level("sse9");
+  const ForcedInstructionSet isa("sse9");
   try {
     instruction_set();
     FAIL();
@@ -62,9 +62,9 @@ TEST(InstructionSet, UnknownNamesAreRefused) {
 }
 
 TEST(InstructionSet, NamesAreThoseThatTheVariableTakes) {
-  for (const InstructionSet level : levels_of_this_machine()) {
-    const ForcedLevel forced(std::string(instruction_set_name(level)).c_str());
-    EXPECT_EQ(instruction_set(), level);
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
+    const ForcedInstructionSet forced(std::string(instruction_set_name(isa)).c_str());
+    EXPECT_EQ(instruction_set(), isa);
   }
 }
 
@@ -93,9 +93,9 @@ TEST(InstructionSet, BestIsWhatTheSystemReports) {
 }
 
 // One row that sees one key less than it says: exp2 alone, of every size.
-TEST(TileMath, ExponentialIsAccurateAtEveryLevel) {
+TEST(TileMath, ExponentialIsAccurateAtEveryInstructionSet) {
   constexpr int32_t kRows = 4096;
-  for (const InstructionSet level : levels_of_this_machine()) {
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
     std::mt19937_64 random(test_seed(1));
     std::vector<float> scores(kKeysAtOnce * kRows), maximum(kRows), sum(kRows), correction(kRows);
     for (int32_t r = 0; r < kRows; ++r) {
@@ -106,7 +106,7 @@ TEST(TileMath, ExponentialIsAccurateAtEveryLevel) {
     const std::vector<float> before = scores;
     const std::vector<RowRange> visible(2, {0, kRows});
     const ScoreTile<float> tile{scores.data(), kRows, 2, {0, kRows}, visible.data()};
-    tile_math<float>(level).softmax_step(tile, {maximum.data(), sum.data(), correction.data()});
+    tile_math<float>(isa).softmax_step(tile, {maximum.data(), sum.data(), correction.data()});
     double worst = 0;
     for (int32_t r = 0; r < kRows; ++r) {
       const double exact = std::exp2(static_cast<double>(before[r]));
@@ -115,19 +115,19 @@ TEST(TileMath, ExponentialIsAccurateAtEveryLevel) {
       EXPECT_EQ(correction[r], 0);
       EXPECT_NEAR(sum[r], 1 + exact, 2e-7);
     }
-    EXPECT_LT(worst, 1.5e-7) << "level " << static_cast<int>(level);
+    EXPECT_LT(worst, 1.5e-7) << "instruction set " << static_cast<int>(isa);
   }
 }
 
 TEST(TileMath, ExponentialOfWhatIsFarBelowIsZeroAndOfNanIsNan) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  for (const InstructionSet level : levels_of_this_machine()) {
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
     std::vector<float> scores(kKeysAtOnce * 3), maximum(3, -1e30f), sum(3), correction(3);
     scores[0] = 0, scores[1] = 0, scores[2] = kNan;
     scores[3] = -130, scores[4] = -std::numeric_limits<float>::infinity(), scores[5] = 0;
     const std::vector<RowRange> visible(2, {0, 3});
     const ScoreTile<float> tile{scores.data(), 3, 2, {0, 3}, visible.data()};
-    tile_math<float>(level).softmax_step(tile, {maximum.data(), sum.data(), correction.data()});
+    tile_math<float>(isa).softmax_step(tile, {maximum.data(), sum.data(), correction.data()});
     EXPECT_EQ(scores[0], 1);
     EXPECT_EQ(scores[3], 0);
     EXPECT_EQ(scores[4], 0);

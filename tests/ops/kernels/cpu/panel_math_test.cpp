@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "espalier/ops/kernels/cpu/blocked_product.h"
-#include "tests/ops/kernels/cpu/levels.h"
+#include "tests/ops/kernels/cpu/instruction_sets.h"
 #include "tests/test_seed.h"
 
 namespace espalier::testing {
@@ -63,10 +63,10 @@ struct Matrix {
 constexpr float kUntouched = 12345.0f;
 
 template <class Element, class Result = float>
-std::vector<Result> multiplied(const Matrix<Element>& a, const Matrix<Element>& b, InstructionSet level,
+std::vector<Result> multiplied(const Matrix<Element>& a, const Matrix<Element>& b, InstructionSet isa,
                                int64_t threads, int64_t stride, float before) {
   using Word = WordOf<Element>;
-  const BlockedProduct<Element> product(a.row_vectors(), b.column_vectors(), level, threads);
+  const BlockedProduct<Element> product(a.row_vectors(), b.column_vectors(), isa, threads);
   // Left over from others: nothing of it may show.
   const Word noise = std::bit_cast<Word>(std::numeric_limits<float>::quiet_NaN());
   std::vector<Word> packed(product.packed_words(), noise),
@@ -100,14 +100,14 @@ constexpr Sizes kSizes[] = {{1, 1, 1},    {1, 7, 16},    {4, 2, 33},   {5, 64, 1
 template <class Element>
 void expect_exact_products() {
   std::mt19937_64 random(test_seed(3));
-  for (const InstructionSet level : levels_of_this_machine()) {
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
     for (const auto& [m, k, n] : kSizes) {
       for (const int layout : {0, 1, 2, 3}) {
-        SCOPED_TRACE(::testing::Message() << "level " << static_cast<int>(level) << ", " << m << " " << k
-                                          << " " << n << ", " << layout);
+        SCOPED_TRACE(::testing::Message() << "instruction set " << static_cast<int>(isa) << ", " << m << " "
+                                          << k << " " << n << ", " << layout);
         const Matrix<Element> a(m, k, layout % 2 == 1, random), b(k, n, layout / 2 == 1, random);
         for (const float before : {0.0f, 3.0f}) {
-          const std::vector<float> c = multiplied<Element>(a, b, level, 2, n + 5, before);
+          const std::vector<float> c = multiplied<Element>(a, b, isa, 2, n + 5, before);
           for (int64_t i = 0; i < m; ++i) {
             for (int64_t j = 0; j < n + 5; ++j) {
               if (j >= n) {
@@ -138,10 +138,10 @@ TEST(PanelMath, MultipliesBfloat16OfAnyLayoutAndSize) {
 
 TEST(PanelMath, RoundsBfloat16ResultsOnce) {
   std::mt19937_64 random(test_seed(4));
-  for (const InstructionSet level : levels_of_this_machine()) {
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
     const Matrix<BFloat16> a(29, 301, false, random), b(301, 270, false, random);
-    const std::vector<float> sums = multiplied<BFloat16>(a, b, level, 1, 270, 0);
-    const auto c = multiplied<BFloat16, BFloat16>(a, b, level, 3, 270, 0);
+    const std::vector<float> sums = multiplied<BFloat16>(a, b, isa, 1, 270, 0);
+    const auto c = multiplied<BFloat16, BFloat16>(a, b, isa, 3, 270, 0);
     for (size_t i = 0; i < sums.size(); ++i) {
       ASSERT_NEAR(value_of(c[i]), sums[i], std::abs(sums[i]) * 0x1p-8) << i;
     }
@@ -152,14 +152,14 @@ TEST(PanelMath, RoundsBfloat16ResultsOnce) {
 template <class Element>
 void expect_same_bits_everywhere() {
   std::mt19937_64 random(test_seed(5));
-  for (const InstructionSet level : levels_of_this_machine()) {
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
     const Matrix<Element> a(150, 1500, false, random), b(1500, 210, false, random);
-    const std::vector<float> whole = multiplied<Element>(a, b, level, 1, 210, 0);
-    for (const int64_t threads : {2, 7}) EXPECT_EQ(multiplied<Element>(a, b, level, threads, 210, 0), whole);
+    const std::vector<float> whole = multiplied<Element>(a, b, isa, 1, 210, 0);
+    for (const int64_t threads : {2, 7}) EXPECT_EQ(multiplied<Element>(a, b, isa, threads, 210, 0), whole);
     for (const int64_t rows : {1, 5, 9, 13}) {
       Matrix<Element> first = a;
       first.rows = rows;
-      const std::vector<float> part = multiplied<Element>(first, b, level, 1, 210, 0);
+      const std::vector<float> part = multiplied<Element>(first, b, isa, 1, 210, 0);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin())) << rows << " rows";
     }
     for (const int64_t columns : {1, 16, 17, 40}) {
@@ -167,7 +167,7 @@ void expect_same_bits_everywhere() {
       for (int64_t r = 0; r < 1500; ++r) {
         for (int64_t j = 0; j < columns; ++j) first.data[r * first.stride() + j] = b.data[r * b.stride() + j];
       }
-      const std::vector<float> part = multiplied<Element>(a, first, level, 1, columns, 0);
+      const std::vector<float> part = multiplied<Element>(a, first, isa, 1, columns, 0);
       for (int64_t i = 0; i < 150; ++i) {
         for (int64_t j = 0; j < columns; ++j) ASSERT_EQ(part[i * columns + j], whole[i * 210 + j]);
       }
@@ -187,13 +187,13 @@ TEST(PanelMath, RoundsFloatsToPairs) {
   const std::vector<float> values{1, 1 + 0x1p-8f, 1 + 0x3p-8f, 1 + 0x1.1p-8f, -2.71828f,
                                   0, kInfinity,   -kInfinity,  kNan};
   const auto count = static_cast<int64_t>(values.size());
-  for (const InstructionSet level : levels_of_this_machine()) {
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
     for (const bool adjacent : {true, false}) {  // along the sum, or along the panel
       for (const int64_t width : {kLeftPanel, kRightPanel}) {
         std::vector<BFloat16Pair> words(5 * kRightPanel);
         const Vectors<float> vectors = adjacent ? Vectors<float>{values.data(), count, 1, 1, count}
                                                 : Vectors<float>{values.data(), 1, count, count, 1};
-        panel_math<BFloat16Pair>(level).pack(vectors, width, words.data());
+        panel_math<BFloat16Pair>(isa).pack(vectors, width, words.data());
         for (int64_t i = 0; i < count; ++i) {
           const uint32_t word = words[adjacent ? i / 2 * width : i].bits;
           const float rounded =

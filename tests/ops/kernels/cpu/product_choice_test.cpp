@@ -8,7 +8,7 @@
 #include "espalier/base/check.h"
 #include "tests/base/message_of.h"
 #include "tests/environment_variable.h"
-#include "tests/ops/kernels/cpu/forced_level.h"
+#include "tests/ops/kernels/cpu/forced_instruction_set.h"
 
 namespace espalier::testing {
 namespace {
@@ -70,8 +70,8 @@ TEST(ProductChoice, FeaturesAreThoseThatAreAllowed) {
     const ForcedVariable cap("DNNL_MAX_CPU_ISA", "AVX2");
     EXPECT_FALSE(product_features().library_amx);
   }
-  const ForcedLevel level("default");
-  EXPECT_EQ(product_features().level, kDefault);
+  const ForcedInstructionSet isa("default");
+  EXPECT_EQ(product_features().isa, kDefault);
 }
 
 TEST(ProductChoice, IsReadAsItIsWritten) {

@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "tests/ops/attention/random_subtrees.h"
-#include "tests/ops/kernels/cpu/levels.h"
+#include "tests/ops/kernels/cpu/instruction_sets.h"
 #include "tests/ops/kernels/cpu/run_in_threads.h"
 #include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
 
-using testing::levels_of_this_machine;
+using testing::instruction_sets_of_this_machine;
 using testing::make_scratch;
 using testing::run_in_threads;
 using testing::test_seed;
@@ -122,7 +122,7 @@ std::vector<TokenHeads<Element>> views(std::vector<std::vector<std::remove_const
 
 /// Forward and backward pass.
 template <class Element>
-Results<Element> attend_in_threads(Problem<Element>& problem, TileProducts products, InstructionSet level,
+Results<Element> attend_in_threads(Problem<Element>& problem, TileProducts products, InstructionSet isa,
                                    int threads) {
   using Scalar = AccumulatorOf<Element>;
   Results<Element> results;
@@ -144,7 +144,7 @@ Results<Element> attend_in_threads(Problem<Element>& problem, TileProducts produ
                                         v,
                                         products,
                                         &multiply_plainly<Scalar>,
-                                        level};
+                                        isa};
   std::atomic<int64_t> next_task{0};
   run_in_threads(threads, [&](int) {
     const auto scratch = make_scratch<Scalar>(forward_scratch(shape, kSizes, products));
@@ -169,12 +169,12 @@ Results<Element> attend_in_threads(Problem<Element>& problem, TileProducts produ
 
 template <class Element>
 void expect_equal_bits(TileProducts products) {
-  for (const InstructionSet level : levels_of_this_machine()) {
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
     for (uint64_t seed = 0; seed < 2 * testing::kNumForestShapes; ++seed) {
-      SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::string(instruction_set_name(level)));
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::string(instruction_set_name(isa)));
       Problem<Element> problem(seed);
-      const std::string alone = attend_in_threads(problem, products, level, 1).bits();
-      EXPECT_TRUE(attend_in_threads(problem, products, level, 4).bits() == alone);
+      const std::string alone = attend_in_threads(problem, products, isa, 1).bits();
+      EXPECT_TRUE(attend_in_threads(problem, products, isa, 4).bits() == alone);
     }
   }
 }
@@ -256,12 +256,12 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 }
 
 TEST(TreeAttentionThreads, DoublesAreThoseOfDenseAttention) {
-  for (const InstructionSet level : levels_of_this_machine()) {
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
     for (uint64_t seed = 100; seed < 100 + 2 * testing::kNumForestShapes; ++seed) {
-      SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::string(instruction_set_name(level)));
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::string(instruction_set_name(isa)));
       Problem<double> problem(seed);
       const Results<double> dense = dense_attention(problem);
-      const Results<double> tiles = attend_in_threads(problem, TileProducts::kBlas, level, 4);
+      const Results<double> tiles = attend_in_threads(problem, TileProducts::kBlas, isa, 4);
       constexpr double kTolerance = 1e-12;
       EXPECT_LT(largest_difference(tiles.out, dense.out), kTolerance);
       EXPECT_LT(largest_difference(tiles.lse, dense.lse), kTolerance);

@@ -34,20 +34,20 @@ void pack_vectors(const PanelMath<BFloat16Pair>& math, const Vectors<BFloat16>& 
   math.pack_bfloat16(vectors, width, to);
 }
 
-void upcast(InstructionSet level, const float* from, int64_t count, float* to) {
-  tile_math<float>(level).copy_rows({from, count, 1, count}, to);
+void upcast(InstructionSet isa, const float* from, int64_t count, float* to) {
+  tile_math<float>(isa).copy_rows({from, count, 1, count}, to);
 }
 
-void upcast(InstructionSet level, const BFloat16* from, int64_t count, float* to) {
-  bfloat16_math(level).upcast_rows({from, count, 1, count}, to);
+void upcast(InstructionSet isa, const BFloat16* from, int64_t count, float* to) {
+  bfloat16_math(isa).upcast_rows({from, count, 1, count}, to);
 }
 
 }  // namespace
 
 template <class Element>
 BlockedProduct<Element>::BlockedProduct(const Vectors<Element>& a, const Vectors<Element>& b,
-                                        InstructionSet level, int64_t threads)
-    : a_(a), b_(b), math_(panel_math<Word>(level)), level_(level), words_(num_words<Word>(a.length)) {
+                                        InstructionSet isa, int64_t threads)
+    : a_(a), b_(b), math_(panel_math<Word>(isa)), isa_(isa), words_(num_words<Word>(a.length)) {
   const int64_t blocks = std::max<int64_t>(ceil_div(words_, kMaxBlockWords), 1);
   block_words_ = std::max<int64_t>(ceil_div(words_, blocks), 1);
   // Some tasks for every thread, so that all are done at about the same time; each reads all of B's columns.
@@ -121,7 +121,7 @@ void BlockedProduct<Element>::multiply(int64_t task, const Word* packed, Word* s
     float* to = c.data + block.row_begin * c.stride + column;
     if (bias != nullptr) {
       for (int64_t r = 0; r < block.rows(); ++r)
-        upcast(level_, bias + column, block.column_end - column, to + r * c.stride);
+        upcast(isa_, bias + column, block.column_end - column, to + r * c.stride);
     }
     multiply_block(block, scratch, packed, to, c.stride, add || bias != nullptr);
   }
@@ -137,12 +137,11 @@ void BlockedProduct<Element>::multiply(int64_t task, const Word* packed, Word* s
     const Part block{part.row_begin, part.row_end, column, std::min(column + kBlockColumns, part.column_end)};
     const int64_t width = block.column_end - column;
     if (bias != nullptr) {
-      for (int64_t r = 0; r < block.rows(); ++r) upcast(level_, bias + column, width, sums + r * width);
+      for (int64_t r = 0; r < block.rows(); ++r) upcast(isa_, bias + column, width, sums + r * width);
     }
     multiply_block(block, scratch, packed, sums, width, bias != nullptr);
     for (int64_t r = 0; r < block.rows(); ++r) {
-      bfloat16_math(level_).narrow(sums + r * width, c.data + (block.row_begin + r) * c.stride + column,
-                                   width);
+      bfloat16_math(isa_).narrow(sums + r * width, c.data + (block.row_begin + r) * c.stride + column, width);
     }
   }
 }

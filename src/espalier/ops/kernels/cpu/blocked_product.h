@@ -31,7 +31,7 @@ class BlockedProduct {
 
  public:
   /// a: the m rows of A; b: the n columns of B; of the same length k. `threads`: for how many it is cut.
-  BlockedProduct(const Vectors<Element>& a, const Vectors<Element>& b, InstructionSet level, int64_t threads);
+  BlockedProduct(const Vectors<Element>& a, const Vectors<Element>& b, InstructionSet isa, int64_t threads);
 
   int64_t num_pack_tasks() const;
   int64_t packed_words() const;               // of the right operand
@@ -58,7 +58,7 @@ class BlockedProduct {
 
   Vectors<Element> a_, b_;
   const PanelMath<Word>& math_;
-  InstructionSet level_;
+  InstructionSet isa_;
   int64_t words_, block_words_;  // of the sum, and of the part of it that goes through registers at once
   int64_t strip_rows_, num_strips_;
   int64_t group_columns_, num_groups_;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/kernels/cpu/logit_math.h"
 
-#include "espalier/ops/kernels/cpu/level_dispatch.h"
+#include "espalier/ops/kernels/cpu/isa_dispatch.h"
 
 namespace espalier {
 
-ESPALIER_DECLARE_LEVELS(template <class Scalar> const LogitMath<Scalar>& logit_math())
+ESPALIER_DECLARE_ISAS(template <class Scalar> const LogitMath<Scalar>& logit_math())
 
 template <class Scalar>
-const LogitMath<Scalar>& logit_math(InstructionSet level) {
-  return ESPALIER_OF_LEVEL(level, logit_math<Scalar>());
+const LogitMath<Scalar>& logit_math(InstructionSet isa) {
+  return ESPALIER_OF_ISA(isa, logit_math<Scalar>());
 }
 
 template const LogitMath<float>& logit_math<float>(InstructionSet);

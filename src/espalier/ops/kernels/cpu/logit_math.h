@@ -34,6 +34,6 @@ struct LogitMath {
 };
 
 template <class Scalar>
-const LogitMath<Scalar>& logit_math(InstructionSet level);
+const LogitMath<Scalar>& logit_math(InstructionSet isa);
 
 }  // namespace espalier

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bodies of LogitMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of level_math.h
-// apart: the linker would keep one copy of it for all levels.
+// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of isa_math.h
+// apart: the linker would keep one copy of it for all instruction sets.
 //   Rows lie in memory as they are, so loops run along them; sums have kLanes parts whatever the width of
 // vectors. Accumulator: Scalar.
 #pragma once
 
 #include <cstdint>
 
-#include "espalier/ops/kernels/cpu/level_math.h"
+#include "espalier/ops/kernels/cpu/isa_math.h"
 #include "espalier/ops/kernels/cpu/logit_math.h"
 
 namespace espalier::ESPALIER_CPU_NAMESPACE {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/kernels/cpu/panel_math.h"
 
-#include "espalier/ops/kernels/cpu/level_dispatch.h"
+#include "espalier/ops/kernels/cpu/isa_dispatch.h"
 
 namespace espalier {
 
-ESPALIER_DECLARE_LEVELS(template <class Word> const PanelMath<Word>& panel_math())
+ESPALIER_DECLARE_ISAS(template <class Word> const PanelMath<Word>& panel_math())
 #ifdef ESPALIER_X86
 namespace cpu_avx512_bf16 {
 template <class Word>
@@ -14,11 +14,11 @@ const PanelMath<Word>& panel_math();
 #endif
 
 template <class Word>
-const PanelMath<Word>& panel_math(InstructionSet level) {
+const PanelMath<Word>& panel_math(InstructionSet isa) {
 #ifdef ESPALIER_X86
-  if (level >= InstructionSet::kAvx512Bf16) return cpu_avx512_bf16::panel_math<Word>();
+  if (isa >= InstructionSet::kAvx512Bf16) return cpu_avx512_bf16::panel_math<Word>();
 #endif
-  return ESPALIER_OF_LEVEL(level, panel_math<Word>());
+  return ESPALIER_OF_ISA(isa, panel_math<Word>());
 }
 
 template const PanelMath<float>& panel_math<float>(InstructionSet);

@@ -76,8 +76,8 @@ struct PanelMath {
   void (*multiply)(const PanelProduct<Word>&);
 };
 
-/// Word is float or BFloat16Pair. Levels below kAvx512Bf16 multiply pairs in float32 instructions.
+/// Word is float or BFloat16Pair. Instruction sets below kAvx512Bf16 multiply pairs in float32 instructions.
 template <class Word>
-const PanelMath<Word>& panel_math(InstructionSet level);
+const PanelMath<Word>& panel_math(InstructionSet isa);
 
 }  // namespace espalier

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bodies of PanelMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of level_math.h
-// apart: the linker would keep one copy of it for all levels.
+// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of isa_math.h
+// apart: the linker would keep one copy of it for all instruction sets.
 //   The innermost loop holds a tile of C in registers and adds, word by word, a column of A times a row of B.
 // With 32 vector registers the tile is 12 rows by two vectors: 24 independent sums hide the latency of the
 // instructions, and 14 loads feed 24 of them. Accumulator: float.
@@ -14,7 +14,7 @@
 #include <immintrin.h>
 #endif
 
-#include "espalier/ops/kernels/cpu/level_math.h"
+#include "espalier/ops/kernels/cpu/isa_math.h"
 #include "espalier/ops/kernels/cpu/panel_math.h"
 
 namespace espalier::ESPALIER_CPU_NAMESPACE {

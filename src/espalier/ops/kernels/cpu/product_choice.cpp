@@ -77,25 +77,25 @@ ProductFeatures product_features() {
 std::optional<ProductChoice> choose_by_features(const ProductFeatures& features) {
   if (features.vendor == CpuVendor::kNotX86) return std::nullopt;
   ProductChoice choice;
-  if (features.level < InstructionSet::kAvx512) return choice;
+  if (features.isa < InstructionSet::kAvx512) return choice;
   if (features.vendor == CpuVendor::kOtherX86) return std::nullopt;
   if (features.vendor == CpuVendor::kAmd) {
     choice.float32 = Float32Products::kPanels;
-    if (features.level >= InstructionSet::kAvx512Bf16) choice.bfloat16 = Bfloat16Products::kNative;
+    if (features.isa >= InstructionSet::kAvx512Bf16) choice.bfloat16 = Bfloat16Products::kNative;
   }
-  if (features.level >= InstructionSet::kAmx && features.library_amx)
+  if (features.isa >= InstructionSet::kAmx && features.library_amx)
     choice.bfloat16 = Bfloat16Products::kLibrary;
   return choice;
 }
 
 std::string describe(const ProductFeatures& features) {
   if (features.vendor == CpuVendor::kNotX86) return "not an x86 processor";
-  if (features.level < InstructionSet::kAvx512) return "x86 without AVX-512";
+  if (features.isa < InstructionSet::kAvx512) return "x86 without AVX-512";
   const std::string vendor = features.vendor == CpuVendor::kAmd     ? "AMD"
                              : features.vendor == CpuVendor::kIntel ? "Intel"
                                                                     : "neither Intel nor AMD";
-  if (features.level == InstructionSet::kAvx512) return vendor + " with AVX-512";
-  if (features.level == InstructionSet::kAvx512Bf16) return vendor + " with AVX-512 for bfloat16";
+  if (features.isa == InstructionSet::kAvx512) return vendor + " with AVX-512";
+  if (features.isa == InstructionSet::kAvx512Bf16) return vendor + " with AVX-512 for bfloat16";
   return vendor + (features.library_amx ? " with AMX" : " with AMX, which LibTorch may not use");
 }
 

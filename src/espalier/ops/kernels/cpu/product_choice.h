@@ -39,8 +39,8 @@ ProductChoice parse_product_choice(std::string_view text);
 /// What the choice follows from.
 struct ProductFeatures {
   CpuVendor vendor = CpuVendor::kOtherX86;
-  InstructionSet level = InstructionSet::kDefault;  // the best that this machine has and ESPALIER_CPU allows
-  bool library_amx = true;                          // whether LibTorch may use AMX where the level has it
+  InstructionSet isa = InstructionSet::kDefault;  // the best that this machine has and ESPALIER_CPU allows
+  bool library_amx = true;  // whether LibTorch may use AMX where the instruction set has it
 };
 
 /// Of this machine and its environment; ONEDNN_MAX_CPU_ISA (or DNNL_MAX_CPU_ISA) may keep LibTorch from AMX.

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/kernels/cpu/row_math.h"
 
-#include "espalier/ops/kernels/cpu/level_dispatch.h"
+#include "espalier/ops/kernels/cpu/isa_dispatch.h"
 
 namespace espalier {
 
-ESPALIER_DECLARE_LEVELS(template <class Element> const RowMath<Element>& row_math())
+ESPALIER_DECLARE_ISAS(template <class Element> const RowMath<Element>& row_math())
 
 template <class Element>
-const RowMath<Element>& row_math(InstructionSet level) {
-  return ESPALIER_OF_LEVEL(level, row_math<Element>());
+const RowMath<Element>& row_math(InstructionSet isa) {
+  return ESPALIER_OF_ISA(isa, row_math<Element>());
 }
 
 template const RowMath<double>& row_math<double>(InstructionSet);

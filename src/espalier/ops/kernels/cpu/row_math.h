@@ -74,7 +74,7 @@ struct RowMath {
 };
 
 template <class Element>
-const RowMath<Element>& row_math(InstructionSet level);
+const RowMath<Element>& row_math(InstructionSet isa);
 
 /// sum[i] += partials[b, i] over all b, in order; partials [num_partials, width], sum [width].
 template <class Scalar>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bodies of RowMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of level_math.h
-// apart: the linker would keep one copy of it for all levels. Formulas: docs/math.md, "Elementwise parts".
+// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of isa_math.h
+// apart: the linker would keep one copy of it for all instruction sets. Formulas: docs/math.md, "Elementwise
+// parts".
 #pragma once
 
-#include "espalier/ops/kernels/cpu/level_math.h"
+#include "espalier/ops/kernels/cpu/isa_math.h"
 #include "espalier/ops/kernels/cpu/row_math.h"
 
 namespace espalier::ESPALIER_CPU_NAMESPACE {

@@ -86,7 +86,7 @@ struct BFloat16Math {
 };
 
 template <class Scalar>
-const TileMath<Scalar>& tile_math(InstructionSet level);
-const BFloat16Math& bfloat16_math(InstructionSet level);
+const TileMath<Scalar>& tile_math(InstructionSet isa);
+const BFloat16Math& bfloat16_math(InstructionSet isa);
 
 }  // namespace espalier

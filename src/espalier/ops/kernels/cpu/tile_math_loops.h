@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bodies of TileMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of level_math.h
-// apart: the linker would keep one copy of it for all levels.
+// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of isa_math.h
+// apart: the linker would keep one copy of it for all instruction sets.
 //   p = 2^(s - m), s = scores to base 2 (docs/math.md). Loops run over rows, which are adjacent, so every sum
 // over keys is vertical, and its order is that of the keys whatever the width of vectors. Accumulator:
 // Scalar.
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "espalier/ops/kernels/cpu/level_math.h"
+#include "espalier/ops/kernels/cpu/isa_math.h"
 #include "espalier/ops/kernels/cpu/tile_math.h"
 
 namespace espalier::ESPALIER_CPU_NAMESPACE {

@@ -24,7 +24,7 @@ template <class Scalar>
 struct TileProductSettings {
   int64_t stride;  // rows of a tile, rounded up
   int64_t head_dim;
-  InstructionSet level;
+  InstructionSet isa;
   Multiply<Scalar> multiply;
 };
 
@@ -39,7 +39,7 @@ class BlasProducts {
   }
 
   BlasProducts(const TileProductSettings<Scalar>& settings, int operands, Scratch<Scalar>& scratch)
-      : settings_(settings), math_(tile_math<Scalar>(settings.level)) {
+      : settings_(settings), math_(tile_math<Scalar>(settings.isa)) {
     for (int i = 0; i < operands; ++i) transposed_[i] = scratch.take(settings.stride * settings.head_dim);
   }
 
@@ -99,7 +99,7 @@ class PanelProducts {
   }
 
   PanelProducts(const TileProductSettings<float>& settings, int operands, Scratch<float>& scratch)
-      : stride_(settings.stride), head_dim_(settings.head_dim), math_(panel_math<Word>(settings.level)) {
+      : stride_(settings.stride), head_dim_(settings.head_dim), math_(panel_math<Word>(settings.isa)) {
     const Sizes sizes(stride_, head_dim_);
     const auto take = [&](int64_t words) { return reinterpret_cast<Word*>(scratch.take(words)); };
     for (int i = 0; i < operands; ++i) {

@@ -67,7 +67,7 @@ struct AttentionInputs {
   std::span<const TokenHeads<const Element>> v;
   TileProducts products;
   Multiply<AccumulatorOf<Element>> multiply;  // of kBlas
-  InstructionSet level;
+  InstructionSet isa;
 
   int64_t num_tasks() const { return schedule->num_query_blocks() * shape.num_key_heads; }
 };

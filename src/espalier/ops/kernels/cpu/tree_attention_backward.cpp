@@ -24,12 +24,11 @@ class Backward {
            Scratch<Scalar> scratch)
       : in_(inputs),
         gradients_(gradients),
-        math_(tile_math<Scalar>(inputs.level)),
-        converter_(inputs.level),
+        math_(tile_math<Scalar>(inputs.isa)),
+        converter_(inputs.isa),
         chunks_(*inputs.schedule, inputs.subtree_end, inputs.shape.group()),
         stride_(round_up(inputs.schedule->sizes.queries * inputs.shape.group(), kCacheLine)),
-        products_({stride_, inputs.shape.head_dim, inputs.level, inputs.multiply}, kNumTileOperands,
-                  scratch) {
+        products_({stride_, inputs.shape.head_dim, inputs.isa, inputs.multiply}, kNumTileOperands, scratch) {
     const int64_t d = in_.shape.head_dim;
     for (Scalar** rows : {&q_, &grad_out_, &grad_q_}) *rows = scratch.take(stride_ * d);
     for (Scalar** keys : {&k_, &v_, &grad_keys_}) *keys = scratch.take(kMaxChunkKeys * d);

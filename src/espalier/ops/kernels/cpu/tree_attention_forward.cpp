@@ -27,11 +27,11 @@ class Forward {
           Scratch<Scalar> scratch)
       : in_(inputs),
         results_(results),
-        math_(tile_math<Scalar>(inputs.level)),
-        converter_(inputs.level),
+        math_(tile_math<Scalar>(inputs.isa)),
+        converter_(inputs.isa),
         chunks_(*inputs.schedule, inputs.subtree_end, inputs.shape.group()),
         stride_(round_up(inputs.schedule->sizes.queries * inputs.shape.group(), kCacheLine)),
-        products_({stride_, inputs.shape.head_dim, inputs.level, inputs.multiply}, kOperands, scratch) {
+        products_({stride_, inputs.shape.head_dim, inputs.isa, inputs.multiply}, kOperands, scratch) {
     const int64_t d = in_.shape.head_dim;
     out_ = scratch.take(stride_ * d);
     scores_ = scratch.take(stride_ * kMaxChunkKeys);

@@ -82,8 +82,7 @@ class Scratch {
 template <class Scalar>
 class Converter {
  public:
-  explicit Converter(InstructionSet level)
-      : math_(tile_math<Scalar>(level)), bfloat16_(bfloat16_math(level)) {}
+  explicit Converter(InstructionSet isa) : math_(tile_math<Scalar>(isa)), bfloat16_(bfloat16_math(isa)) {}
 
   void load(const Rows<const Scalar>& from, Scalar* to) const { math_.copy_rows(from, to); }
   void load(const Rows<const BFloat16>& from, float* to) const { bfloat16_.upcast_rows(from, to); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exponentials of which compilers make vector instructions. A file that includes this is compiled once per
-// InstructionSet and defines ESPALIER_CPU_NAMESPACE: every level has a copy of its own.
+// InstructionSet and defines ESPALIER_CPU_NAMESPACE: every instruction set has a copy of its own.
 #pragma once
 
 #include <cstdint>

@@ -34,13 +34,13 @@ template <class Element, int N>
 ESPALIER_KERNEL void rotate_kernel(const RotationWork<Element>& work, int num_threads) {
   using Scalar = AccumulatorOf<Element>;
   const Rotation<Element>& rotation = work.rotation;
-  const int pieces = static_cast<int>(rotation.half / N);
-  const int items = static_cast<int>(rotation.num_heads) * pieces;
+  const int chunks = static_cast<int>(rotation.half / N);
+  const int items = static_cast<int>(rotation.num_heads) * chunks;
   const int64_t half = rotation.half;
   for (int i = simt::thread(); i < work.tokens_per_block * items; i += num_threads) {
     const int64_t token = int64_t{simt::block_x()} * work.tokens_per_block + i / items;
     if (token >= work.num_tokens) return;
-    const int head = i % items / pieces, at = i % pieces * N;
+    const int head = i % items / chunks, at = i % chunks * N;
     const Element* x = rotation.x + token * rotation.token_stride + head * rotation.head_stride + at;
     Element* out = rotation.out + (token * rotation.num_heads + head) * 2 * half + at;
     const Vector<Element, N> low = load<N>(x), high = load<N>(x + half);

@@ -34,8 +34,8 @@ struct RowTeams {
 template <class Element>
 RowTeams row_teams(int64_t width) {
   RowTeams result{width % kVectorSize<Element> == 0, 8, 128};
-  const int64_t pieces = result.vectors ? width / kVectorSize<Element> : width;
-  while (result.team < kMaxTeam && pieces > int64_t{kHeld} * result.team) result.team *= 2;
+  const int64_t chunks = result.vectors ? width / kVectorSize<Element> : width;
+  while (result.team < kMaxTeam && chunks > int64_t{kHeld} * result.team) result.team *= 2;
   result.threads = result.team > result.threads ? result.team : result.threads;
   if (result.team == 64) result.threads = 64;
   return result;
@@ -95,35 +95,35 @@ ESPALIER_KERNEL void rms_norm_kernel(const RmsNormWork<Element>& work) {
   const auto [team, member] = member_of(work.teams);
   const int64_t row = int64_t{simt::block_x()} * work.teams.per_block() + team;
   const bool exists = row < work.num_rows;
-  const int pieces = exists ? static_cast<int>(norm.width / N) : 0;
+  const int chunks = exists ? static_cast<int>(norm.width / N) : 0;
   const Element* x = norm.x + row * norm.width;
   const Element* addend = norm.addend == nullptr ? nullptr : norm.addend + row * norm.width;
   Element* sum = addend == nullptr ? nullptr : norm.sum + row * norm.width;
 
   Vector<Element, N> held[kHeld], other[kHeld];
   for (int h = 0; h < kHeld; ++h) {
-    const int piece = member + h * size;
-    if (piece < pieces) {
-      held[h] = load<N>(x + piece * N);
-      if (addend != nullptr) other[h] = load<N>(addend + piece * N);
+    const int chunk = member + h * size;
+    if (chunk < chunks) {
+      held[h] = load<N>(x + chunk * N);
+      if (addend != nullptr) other[h] = load<N>(addend + chunk * N);
     }
   }
   Scalar squares = 0;
   for (int h = 0; h < kHeld; ++h) {
-    const int piece = member + h * size;
-    if (piece < pieces) {
+    const int chunk = member + h * size;
+    if (chunk < chunks) {
       if (addend != nullptr) {
         held[h] = added<N>(held[h], other[h]);
-        store<N>(sum + piece * N, held[h]);
+        store<N>(sum + chunk * N, held[h]);
       }
       squares = add_squares<N>(held[h], squares);
     }
   }
-  for (int piece = member + kHeld * size; piece < pieces; piece += size) {
-    Vector<Element, N> rest = load<N>(x + piece * N);
+  for (int chunk = member + kHeld * size; chunk < chunks; chunk += size) {
+    Vector<Element, N> rest = load<N>(x + chunk * N);
     if (addend != nullptr) {
-      rest = added<N>(rest, load<N>(addend + piece * N));
-      store<N>(sum + piece * N, rest);
+      rest = added<N>(rest, load<N>(addend + chunk * N));
+      store<N>(sum + chunk * N, rest);
     }
     squares = add_squares<N>(rest, squares);
   }
@@ -135,15 +135,15 @@ ESPALIER_KERNEL void rms_norm_kernel(const RmsNormWork<Element>& work) {
 
   Element* y = norm.y + row * norm.width;
   for (int h = 0; h < kHeld; ++h) {
-    const int piece = member + h * size;
-    if (piece < pieces) {
-      store<N>(y + piece * N, normalised<N>(held[h], load<N>(norm.weight + piece * N), inverse));
+    const int chunk = member + h * size;
+    if (chunk < chunks) {
+      store<N>(y + chunk * N, normalised<N>(held[h], load<N>(norm.weight + chunk * N), inverse));
     }
   }
   const Element* again = addend == nullptr ? x : sum;
-  for (int piece = member + kHeld * size; piece < pieces; piece += size) {
-    store<N>(y + piece * N,
-             normalised<N>(load<N>(again + piece * N), load<N>(norm.weight + piece * N), inverse));
+  for (int chunk = member + kHeld * size; chunk < chunks; chunk += size) {
+    store<N>(y + chunk * N,
+             normalised<N>(load<N>(again + chunk * N), load<N>(norm.weight + chunk * N), inverse));
   }
 }
 
@@ -183,23 +183,23 @@ RmsNormBackwardWork<Element> backward_work(const RmsNormBackward<Element>& norm,
   return {norm, num_rows, teams, static_cast<int>(rows), partials};
 }
 
-/// The sums of a team: N numbers for each piece of the row, in vectors of 16 bytes of which the first ones of
-/// all pieces come first.
+/// The sums of a team: N numbers for each chunk of the row, in vectors of 16 bytes of which the first ones of
+/// all chunks come first.
 template <class Scalar, int N>
 struct TeamSums {
   static constexpr int kSize = N == 1 ? 1 : kVectorSize<Scalar>;
   Scalar* sums;
-  int pieces;
+  int chunks;
 
-  ESPALIER_KERNEL int place(int piece, int i) const {
-    return (i / kSize * pieces + piece) * kSize + i % kSize;
+  ESPALIER_KERNEL int place(int chunk, int i) const {
+    return (i / kSize * chunks + chunk) * kSize + i % kSize;
   }
-  ESPALIER_KERNEL void clear(int piece) const {
-    for (int i = 0; i < N; ++i) sums[place(piece, i)] = 0;
+  ESPALIER_KERNEL void clear(int chunk) const {
+    for (int i = 0; i < N; ++i) sums[place(chunk, i)] = 0;
   }
-  ESPALIER_KERNEL void add(int piece, const Scalar (&terms)[N]) const {
+  ESPALIER_KERNEL void add(int chunk, const Scalar (&terms)[N]) const {
     for (int i = 0; i < N; i += kSize) {
-      Scalar* own = sums + place(piece, i);
+      Scalar* own = sums + place(chunk, i);
       Scalar part[kSize];
       load_scalars<kSize>(own, part);
       for (int k = 0; k < kSize; ++k) part[k] += terms[i + k];
@@ -208,7 +208,7 @@ struct TeamSums {
   }
 };
 
-/// One piece of a row, upcast.
+/// One chunk of a row, upcast.
 template <class Element, int N>
 struct GradientPiece {
   AccumulatorOf<Element> grad[N], normalised[N];
@@ -254,63 +254,63 @@ ESPALIER_KERNEL void rms_norm_backward_kernel(const RmsNormBackwardWork<Element>
   const RmsNormBackward<Element>& norm = work.norm;
   const int size = work.teams.team, teams = work.teams.per_block();
   const auto [team, member] = member_of(work.teams);
-  const int row_pieces = static_cast<int>(norm.width / N);
+  const int row_chunks = static_cast<int>(norm.width / N);
   auto* buffers = reinterpret_cast<Scalar*>(simt::shared());
   auto* all_sums = reinterpret_cast<Scalar*>(simt::shared() + kTeamBufferBytes<Scalar>);
-  const TeamSums<Scalar, N> sums{all_sums + team * norm.width, row_pieces};
+  const TeamSums<Scalar, N> sums{all_sums + team * norm.width, row_chunks};
   if (work.partials != nullptr) {
-    for (int piece = member; piece < row_pieces; piece += size) sums.clear(piece);
+    for (int chunk = member; chunk < row_chunks; chunk += size) sums.clear(chunk);
   }
 
   const int64_t first = int64_t{simt::block_x()} * work.rows_per_block() + team;
   for (int r = 0; r < work.rows_per_team; ++r) {
     const int64_t row = first + int64_t{r} * teams;
     const bool exists = row < work.num_rows;
-    const int pieces = exists ? row_pieces : 0;
+    const int chunks = exists ? row_chunks : 0;
     const Element* x = norm.x + row * norm.width;
     const Element* grad = norm.grad_y + row * norm.width;
     Vector<Element, N> held_x[kHeld], held_grad[kHeld];
     for (int h = 0; h < kHeld; ++h) {
-      const int piece = member + h * size;
-      if (piece < pieces) {
-        held_x[h] = load<N>(x + piece * N);
-        held_grad[h] = load<N>(grad + piece * N);
+      const int chunk = member + h * size;
+      if (chunk < chunks) {
+        held_x[h] = load<N>(x + chunk * N);
+        held_grad[h] = load<N>(grad + chunk * N);
       }
     }
     const Scalar inverse = exists ? norm.inverse_rms[row] : 0;
     Scalar product = 0;
-    const auto visit = [&](int piece, const Vector<Element, N>& g, const Vector<Element, N>& v) {
+    const auto visit = [&](int chunk, const Vector<Element, N>& g, const Vector<Element, N>& v) {
       GradientPiece<Element, N> own(g, v, inverse);
       if (work.partials != nullptr) {
         Scalar terms[N];
         own.products(terms);
-        sums.add(piece, terms);
+        sums.add(chunk, terms);
       }
-      own.apply_weight(norm.weight + piece * N);
+      own.apply_weight(norm.weight + chunk * N);
       product += own.product();
     };
     for (int h = 0; h < kHeld; ++h) {
-      const int piece = member + h * size;
-      if (piece < pieces) visit(piece, held_grad[h], held_x[h]);
+      const int chunk = member + h * size;
+      if (chunk < chunks) visit(chunk, held_grad[h], held_x[h]);
     }
-    for (int piece = member + kHeld * size; piece < pieces; piece += size) {
-      visit(piece, load<N>(grad + piece * N), load<N>(x + piece * N));
+    for (int chunk = member + kHeld * size; chunk < chunks; chunk += size) {
+      visit(chunk, load<N>(grad + chunk * N), load<N>(x + chunk * N));
     }
     if (norm.grad_x == nullptr) continue;
     const Scalar mean = team_sum(product, size, buffers + r % 2 * 32) / static_cast<Scalar>(norm.width);
     const Element* joins = norm.grad_sum == nullptr ? nullptr : norm.grad_sum + row * norm.width;
     Element* out = norm.grad_x + row * norm.width;
-    const auto finish = [&](int piece, const Vector<Element, N>& g, const Vector<Element, N>& v) {
+    const auto finish = [&](int chunk, const Vector<Element, N>& g, const Vector<Element, N>& v) {
       GradientPiece<Element, N> own(g, v, inverse);
-      own.apply_weight(norm.weight + piece * N);
-      store<N>(out + piece * N, own.grad_x(mean, inverse, joins == nullptr ? nullptr : joins + piece * N));
+      own.apply_weight(norm.weight + chunk * N);
+      store<N>(out + chunk * N, own.grad_x(mean, inverse, joins == nullptr ? nullptr : joins + chunk * N));
     };
     for (int h = 0; h < kHeld; ++h) {
-      const int piece = member + h * size;
-      if (piece < pieces) finish(piece, held_grad[h], held_x[h]);
+      const int chunk = member + h * size;
+      if (chunk < chunks) finish(chunk, held_grad[h], held_x[h]);
     }
-    for (int piece = member + kHeld * size; piece < pieces; piece += size) {
-      finish(piece, load<N>(grad + piece * N), load<N>(x + piece * N));
+    for (int chunk = member + kHeld * size; chunk < chunks; chunk += size) {
+      finish(chunk, load<N>(grad + chunk * N), load<N>(x + chunk * N));
     }
   }
   if (work.partials == nullptr) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the loops of every InstructionSet compute with, one element at a time: 2^x, e^x, bfloat16. Only for
 // files that define ESPALIER_CPU_NAMESPACE: everything here is theirs alone, so that each is compiled for its
-// own level.
+// own instruction set.
 #pragma once
 
 #include "espalier/ops/kernels/cpu/vector_exp.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU level of tests.
+// The CPU instruction set of tests.
 #pragma once
 
 #include "tests/environment_variable.h"
@@ -7,9 +7,9 @@
 namespace espalier::testing {
 
 /// Sets ESPALIER_CPU while it lives; "": the machine's best.
-class ForcedLevel : ForcedVariable {
+class ForcedInstructionSet : ForcedVariable {
  public:
-  explicit ForcedLevel(const char* name) : ForcedVariable("ESPALIER_CPU", name) {}
+  explicit ForcedInstructionSet(const char* name) : ForcedVariable("ESPALIER_CPU", name) {}
 };
 
 }  // namespace espalier::testing
