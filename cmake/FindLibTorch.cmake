@@ -27,7 +27,7 @@ find_package_handle_standard_args(
   LibTorch REQUIRED_VARS LibTorch_ROOT LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_LIBRARY
   VERSION_VAR LibTorch_VERSION
   REASON_FAILURE_MESSAGE "no package torch in ${ESPALIER_PYTHON}: run make setup or set ESPALIER_PYTHON")
-if(LibTorch_VERSION VERSION_LESS 2.9)
+if(LibTorch_FOUND AND LibTorch_VERSION VERSION_LESS 2.9)
   message(FATAL_ERROR "torch >= 2.9 expected, ${LibTorch_VERSION} found in ${LibTorch_ROOT}")
 endif()
 

@@ -63,3 +63,20 @@ assert torch.allclose(out[:, 0, 0], torch.tensor([1.0, 3.0, 1.0])), out
 """
     done = run(sys.executable, "-c", script, prefix / "lib/libespalier_ops.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_project_links_the_installed_ops(prefix, tmp_path):
+    source = REPOSITORY / "tests/consumer/ops"
+    configure = ["cmake", "-S", source, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}",
+                 "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF"]  # fmt: skip
+    done = run(*configure, f"-DESPALIER_PYTHON={sys.executable}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run("cmake", "--build", tmp_path / "build", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    # Each leaf reads the root and itself: the root's value counts 1 + 1/2 + 1/2 times.
+    done = run(tmp_path / "build/consumer", cwd=tmp_path)
+    assert done.stdout == "2 0.5 0.5 \n", done.stderr
+    # Control: without its LibTorch the package says what it needs.
+    done = run("cmake", "-S", source, "-B", tmp_path / "none", f"-DCMAKE_PREFIX_PATH={prefix}",
+               "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF", "-DESPALIER_PYTHON=/bin/false", cwd=tmp_path)  # fmt: skip
+    assert done.returncode != 0 and "Espalier::ops needs LibTorch" in " ".join(done.stderr.split()), done.stderr
