@@ -217,7 +217,7 @@ std::vector<TrajectoryRow> full_rows() {
     row.loss_weights = {1, 1, 0.5, 1};
     row.logprobs = {0, -1, -2, -1.5};
     row.reward = i % 2;
-    row.group_id = i < 2 ? "a" : "b";
+    row.group_id = std::string(i < 2 ? "a" : "b");
     row.trajectory_id = std::to_string(i);
     rows.push_back(row);
   }
@@ -246,7 +246,7 @@ TEST_F(ResumeTest, OtherDataOfEqualSizeIsRefusedByTheColumnThatDiffers) {
       {"logprobs", [](TrajectoryRow* row) { row->logprobs.clear(); }},
       {"advantages", [](TrajectoryRow* row) { row->advantage = 0.5; }},
       {"reward", [](TrajectoryRow* row) { row->reward = 3; }},
-      {"group_id", [](TrajectoryRow* row) { row->group_id = "c"; }},
+      {"group_id", [](TrajectoryRow* row) { row->group_id = std::string("c"); }},
   };
   for (const Change& change : changes) {
     std::vector<TrajectoryRow> rows = full_rows();
