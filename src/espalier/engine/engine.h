@@ -47,8 +47,8 @@ struct StepResult {
   int64_t measured_peak_bytes() const;
 };
 
-/// Called after each micro-batch with how many are done of how many: handed to the device, which may still be
-/// at it. Those of a log-prob pass count as well.
+/// Called after each micro-batch with the number done and the total. Done means handed to the device, which
+/// may still be working on it. The micro-batches of a log-prob pass count as well.
 using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
 /// A step whose micro-batches have all been handed to the device.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain references of the ops: dense, composed of ATen operators, differentiated by autograd. They are what
-// the ops are tested against and what nobody should train with.
+// Plain references of the ops: dense, composed of ATen operators, differentiated by autograd. The ops
+// are tested against them. They are too slow and too large to train with.
 #pragma once
 
 #include <ATen/core/Tensor.h>

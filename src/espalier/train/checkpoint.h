@@ -40,8 +40,8 @@ std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& run_
 /// N of a folder step_N; -1 of any other name.
 int64_t step_of(const std::filesystem::path& folder);
 
-/// Removes unfinished checkpoints of a run. Only for who holds the run's lock; `all` is false where there are
-/// no locks, and then those of other hosts stay, since they may be being written.
+/// Removes unfinished checkpoints of a run. The caller holds the run's lock. `all` is false on file systems
+/// without locks: then those of other hosts stay, because another process may still be writing them.
 void sweep_unfinished_checkpoints(const std::filesystem::path& run_folder, bool all);
 
 /// Weights and optimiser state as they were when the checkpoint was written, bit for bit.

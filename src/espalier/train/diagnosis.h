@@ -14,9 +14,9 @@ namespace espalier {
 /// where all are finite.
 std::string nonfinite_parameters(const Decoder& decoder);
 
-/// What can be found of why loss or gradients of the step, which has been run, are not finite: parameters;
-/// log-probabilities, which are computed once more, by trajectory and token; policy ratios too large for
-/// float32; gradients, by parameter. One clause per finding, joined by "; ".
+/// Explains why the loss or the gradients of a step that has run are not finite. It looks at parameters; at
+/// log-probabilities, which are computed once more, by trajectory and token; at policy ratios too large for
+/// float32; and at gradients by parameter. One clause per finding, joined by "; ".
 std::string explain_nonfinite(const Decoder& decoder, const Step& step, const Loss& loss);
 
 }  // namespace espalier

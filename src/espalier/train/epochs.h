@@ -26,7 +26,8 @@ std::vector<std::vector<int64_t>> epoch_batches(const Trajectories& trajectories
 
 int64_t steps_per_epoch(const Trajectories& trajectories, const TrainOptions& options);
 
-/// Says how large the steps are where whole groups keep them from --batch-size; "" where they do not.
+/// A line that says how large the steps are, where keeping groups whole makes them differ from --batch-size;
+/// "" otherwise.
 std::string uneven_steps_note(const Trajectories& trajectories, const TrainOptions& options);
 
 /// Number of optimiser steps that the options ask for. Throws InputError where that is more than kMostSteps.
@@ -37,7 +38,7 @@ int64_t total_steps(const Trajectories& trajectories, const TrainOptions& option
 void check_loss_of_steps(const Trajectories& trajectories, const TrainOptions& options, int64_t first,
                          int64_t last);
 
-/// The steps of a run, by index from 0; also one ahead, while the device works on another one.
+/// Makes the steps of a run, by index from 0. Can make the next one while the device works on this one.
 class Steps {
  public:
   /// Both must outlive this object.
@@ -46,9 +47,8 @@ class Steps {
 
   Step take(int64_t index);
 
-  /// Makes and forgets the step that has the longest trajectory, of those from index `first` to before `last`
-  /// or the end of the epoch: where the plan's budgets are too small for that one, this throws what take()
-  /// would.
+  /// Tries the step with the longest trajectory, from index `first` to before `last` or the end of the epoch.
+  /// Throws what take() would throw where the plan's budgets are too small for it.
   void try_longest(int64_t first, int64_t last);
 
   /// Makes the step of `index` now, so that take(index) has it at once. Where this fails, take(index) throws.

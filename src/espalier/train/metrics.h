@@ -32,9 +32,9 @@ class EventWriter {
 uint32_t crc32c(const std::string& bytes);
 
 /// metrics.jsonl and the event file of a run folder. Lines of steps after `resumed_step` (from an interrupted
-/// run) are dropped on opening; with resumed_step 0 the file starts anew. Nothing here throws because a file
-/// cannot be written: `note` is told once, what is missing is tried again with every step, and finish() says
-/// what is missing still.
+/// run) are dropped on opening; with resumed_step 0 the file starts anew. A file that
+/// cannot be written is no error: `note` is told once, missing lines are tried again with every step, and
+/// finish() says what is still missing.
 class MetricsWriter {
  public:
   MetricsWriter(const std::filesystem::path& run_folder, int64_t resumed_step,

@@ -64,7 +64,8 @@ class Optimizer {
   /// Both. Returns the norm before clipping.
   double step(double learning_rate);
 
-  /// What save() writes holds only finite numbers: "" or the name of a tensor of it and what it holds.
+  /// "" if everything that save() writes is finite; otherwise the name of a tensor that is not, and its
+  /// values.
   std::string nonfinite_state() const;
 
   /// State by name: `master.NAME` (bfloat16 models), `exp_avg.NAME`, `exp_avg_sq.NAME`, `step`. Throws

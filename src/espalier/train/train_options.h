@@ -30,8 +30,8 @@ struct TrainOptions {
   ObjectiveOptions objective;
   OptimizerOptions optimizer;
   PlanOptions plan;
-  // Plans are compared by `costs`, or without it by those of a common decoder, and steps are predicted by
-  // `predicted_costs`, where given.
+  // `costs` compares plans; without it, the costs of a common decoder do. `predicted_costs` predicts times
+  // and memory, where it is given.
   std::optional<PlanCosts> costs, predicted_costs;
   double learning_rate = 1e-5;
   SchedulerKind scheduler = SchedulerKind::kConstant;

@@ -42,12 +42,12 @@ class RunError : public std::runtime_error {
 /// Stops after the current step, with a checkpoint, when *stop becomes true. Returns false if it was stopped
 /// before the last step.
 ///
-/// What can be known before the first step is found before it: options out of range, a step without loss, a
-/// model that is not finite, a checkpoint that is not of this run (InputError). An error in a later step
-/// saves the steps that are done, unless their weights are not whole, and becomes a RunError. Loss or
+/// Everything that can be checked before the first step is checked then (InputError): options out of range, a
+/// step without loss, a model that is not finite, a checkpoint of another run. An error in a later step
+/// saves the steps that are done, unless their weights are half updated, and becomes a RunError. Loss or
 /// gradient norm that is not finite is such an error, and is found before the weights are updated. A
 /// checkpoint that cannot be written is tried again after later steps; when the next one is due, or the run
-/// ends, it is an error. Metrics that cannot be written are none.
+/// ends, it is an error. Metrics that cannot be written are not an error.
 ///
 /// A resumed run continues bit for bit: same flags, same data, same number of threads; on a device other than
 /// the CPU, where that is deterministic. Another device may continue it.

@@ -32,11 +32,11 @@ TreeAttentionArguments checked_arguments(const at::Tensor& q, const at::Tensor& 
                                          at::TensorList context_k, at::TensorList context_v,
                                          const at::Tensor& context_blocks);
 
-/// The context's blocks, checked (blocks.h), for kernels on raw pointers.
+/// The context's blocks, checked (mask_blocks.h), for kernels on raw pointers.
 std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_blocks, at::TensorList context_k,
                                                  int64_t num_tokens);
 
-/// The keys and values of the context's segments and, behind them, the tokens' own, in one tensor each: a
+/// The keys and values of the context's segments, followed by the tokens' own, in one tensor each: a
 /// copy of the context costs little beside attention to it, and every block of the mask is then a range of
 /// columns.
 struct AllKeys {

@@ -9,15 +9,16 @@
 namespace espalier {
 
 enum class AttentionKind {
-  kAmpere,  // kernels of our own (tree_attention_fused.h)
-  kHopper,  // likewise
+  kAmpere,  // kernels of our own (attention/fused.h)
+  kHopper,  // the same, with the instructions of Hopper
   kVarlen,  // mask blocks through ATen's flash attention (attention/varlen.h)
-  kMasked,  // chunks of queries with a mask (tree_attention_masked.h)
+  kMasked,  // chunks of queries with a mask (attention/masked.h)
 };
 
 /// The implementation for inputs of `dtype` with heads of `head_dim`: the one that the environment variable
 /// ESPALIER_ATTENTION (ampere, hopper, varlen or masked) asks for, otherwise the first of ampere, varlen and
-/// masked that serves them. Throws c10::Error where the variable names none, or one that does not serve them.
+/// masked that supports them. Throws c10::Error where the variable names no implementation, or one that does
+/// not support them.
 AttentionKind attention_kind(at::ScalarType dtype, int64_t head_dim);
 
 }  // namespace espalier

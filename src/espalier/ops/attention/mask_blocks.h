@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mask blocks of the attention mask of a forest in preorder. Free of LibTorch.
+// The dense blocks of the attention mask of a forest in preorder. Free of LibTorch.
 #pragma once
 
 #include <cstdint>

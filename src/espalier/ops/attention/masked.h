@@ -12,7 +12,7 @@ inline constexpr int64_t kScoreBytes = int64_t{256} << 20;
 
 /// espalier::tree_attention and espalier::tree_attention_backward (tree_attention.h) on the device of the
 /// arguments, computed in float32 (float64 for float64); not differentiable. Deterministic. The host does not
-/// wait for the device, except to copy a context's blocks there; in return, subtree_end is taken as it is.
+/// wait for the device, except to copy a context's blocks there. Therefore subtree_end is not checked.
 /// Throws InputError where the context's blocks are not as said.
 detail::TreeAttentionResults tree_attention(const detail::TreeAttentionArguments& arguments,
                                             int64_t score_bytes = kScoreBytes);

@@ -31,8 +31,8 @@ struct AttentionContext {
 /// Registered as torch.ops.espalier.tree_attention(q, k, v, subtree_end, softmax_scale, context_k, context_v,
 /// context_blocks) -> (out, lse [H, T]); gradients flow to context_k and context_v too.
 /// Throws on mismatched shapes, dtypes or devices, where the context's blocks are not as said, and where
-/// subtree_end is not that of a forest in preorder (fused kernels and chunks with a mask do not look:
-/// tree_attention_fused.h, tree_attention_masked.h).
+/// subtree_end is not that of a forest in preorder (fused kernels and chunks with a mask do not check
+/// it: attention/fused.h, attention/masked.h).
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const at::Tensor& subtree_end, double softmax_scale,
                           const AttentionContext& context = {});

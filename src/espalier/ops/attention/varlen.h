@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tree_attention by the mask blocks of the mask (blocks.h), through any attention to sequences: ATen's flash
-// attention on CUDA, and on the CPU what the benchmark holds the kernels against.
+// tree_attention by the dense blocks of the mask (mask_blocks.h), through any attention to sequences: ATen's
+// flash attention on CUDA. The CPU's serves as the baseline of the benchmark.
 #pragma once
 
 #include "espalier/ops/attention/arguments.h"

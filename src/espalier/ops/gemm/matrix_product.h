@@ -8,13 +8,13 @@
 
 namespace espalier {
 
-/// How this process multiplies matrices on the CPU: as set_product_choice said last; else as the features of
-/// the machine (those of choose_by_features; LibTorch's products, bfloat16 upcast, where they do not tell)
-/// and the environment (with_environment) say at the moment of the call.
+/// How this process multiplies matrices on the CPU: the choice that set_product_choice was given last, or
+/// without one what choose_by_features says (LibTorch's products, bfloat16 upcast, where it says nothing),
+/// as changed by the environment at the time of the call (with_environment).
 ProductChoice product_choice();
 
-/// Has all products from now on follow this choice; with nothing, the features again. Not while others
-/// multiply. Returns what was set before.
+/// Sets the choice for all products from now on; without a value the features decide again. No other thread
+/// may multiply meanwhile. Returns what was set before.
 std::optional<ProductChoice> set_product_choice(const std::optional<ProductChoice>& choice);
 
 }  // namespace espalier

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How functions that are compiled once for every InstructionSet are declared, and the one of a instruction
-// set found.
+// Declares functions that are compiled once for every InstructionSet, and finds the one for a given
+// instruction set.
 #pragma once
 
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 
-/// ESPALIER_DECLARE_ISAS(declaration): it, in the namespace of each instruction set.
+/// ESPALIER_DECLARE_ISAS(declaration): the declaration, in the namespace of each instruction set.
 /// ESPALIER_OF_ISA(isa, call): `call` in the namespace of the best instruction set that is not above `isa`.
 #ifdef ESPALIER_X86
 #define ESPALIER_DECLARE_ISAS(...) \

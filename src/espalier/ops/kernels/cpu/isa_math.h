@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the loops of every InstructionSet compute with, one element at a time: 2^x, e^x, bfloat16. Only for
-// files that define ESPALIER_CPU_NAMESPACE: everything here is theirs alone, so that each is compiled for its
-// own instruction set.
+// What the loops of every InstructionSet compute with, one element at a time: 2^x, e^x, bfloat16. Only files
+// that define ESPALIER_CPU_NAMESPACE include this. Each has its own copy, compiled for its own instruction
+// set.
 #pragma once
 
 #include "espalier/ops/kernels/cpu/vector_exp.h"

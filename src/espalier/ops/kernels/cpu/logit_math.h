@@ -7,14 +7,14 @@
 
 namespace espalier {
 
-/// Where the sums of exponentials of some rows' logits stand, for each row.
+/// The running maximum and sum of exponentials of the logits of some rows.
 template <class Scalar>
 struct ExpSums {
   Scalar* maximum;  // of the logits so far; -infinity at first
   Scalar* sum;      // of exp(logit - maximum); 0 at first
 };
 
-/// What the gradient of a row's logits takes from the row, for each row.
+/// What the gradients of a row's logits need of the row, for some rows.
 template <class Scalar>
 struct RowGradients {
   const Scalar* lse;       // log of the sum of exp(logit) over the vocabulary, rounded
@@ -26,8 +26,9 @@ struct RowGradients {
 /// together.
 template <class Scalar>
 struct LogitMath {
-  /// Takes the logits into the sums (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-  /// 2018). A NaN makes the row's sum NaN; rows of -infinity alone keep maximum -infinity and sum 0.
+  /// Adds the exponentials of the logits to the sums (Milakov and Gimelshein, "Online normalizer calculation
+  /// for softmax", 2018). A NaN makes the row's sum NaN; rows of -infinity alone keep maximum -infinity and
+  /// sum 0.
   void (*add_exps)(const Rows<const Scalar>& logits, const ExpSums<Scalar>&);
   /// Logits become -grad * exp(logit - lse): the part of their gradients that all of the vocabulary has.
   void (*differentiate)(const Rows<Scalar>& logits, const RowGradients<Scalar>&);

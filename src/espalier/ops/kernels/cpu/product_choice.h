@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How matrices are multiplied on the CPU: with LibTorch's products or our own (panel_math.h), bfloat16 upcast
-// to float32 or as it is. Rates differ by machine, and results by the choice in their last bits, so it is one
-// value that a run writes down and resumes with.
+// to float32 or as it is. Speed depends on the machine, and the last bits of results depend on the choice. So
+// the choice is one value, which a run writes down and resumes with.
 #pragma once
 
 #include <optional>
@@ -36,7 +36,7 @@ std::string to_string(const ProductChoice& choice);
 /// The inverse of to_string. Throws InputError.
 ProductChoice parse_product_choice(std::string_view text);
 
-/// What the choice follows from.
+/// The features of a machine that decide the choice.
 struct ProductFeatures {
   CpuVendor vendor = CpuVendor::kOtherX86;
   InstructionSet isa = InstructionSet::kDefault;  // the best that this machine has and ESPALIER_CPU allows

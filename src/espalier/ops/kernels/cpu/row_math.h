@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The elementwise parts of a decoder layer on the CPU, row by row, compiled once for each InstructionSet.
-// Elements are read once, computed with in AccumulatorOf<Element>, and rounded where they are written. A row
-// is bitwise identical whichever rows are worked on with it. Pointers that are written to must not overlap
-// others.
+// Elements are read once, upcast to AccumulatorOf<Element>, and rounded when they are written. The result of
+// a row does not depend on the other rows of a call. Pointers that are written to must not overlap others.
 #pragma once
 
 #include <cstdint>

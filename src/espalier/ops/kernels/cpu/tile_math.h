@@ -29,7 +29,7 @@ struct ScoreTile {
   const RowRange* visible;
 };
 
-/// Where a softmax over several tiles stands, for each row; scores are to base 2.
+/// The state of an online softmax over several tiles, for each row; scores are to base 2.
 template <class Scalar>
 struct SoftmaxState {
   Scalar* maximum;     // of the scores so far; -infinity at first
@@ -37,7 +37,7 @@ struct SoftmaxState {
   Scalar* correction;  // out: 2^(maximum before - maximum after)
 };
 
-/// What the backward pass knows of each row, and the tile of dO . V that becomes that of dS.
+/// Inputs of the backward pass for each row, and the tile of dO . V, which becomes the tile of dS.
 template <class Scalar>
 struct ScoreGradient {
   Scalar* tile;

@@ -3,9 +3,9 @@
 //
 // The forward and the backward pass need three: the scores of keys and the tile's rows, sums of a row over
 // its keys (P V, dS K), and sums of a key over the tile's rows (dS^T Q, P^T dO). Weights lie as scores do,
-// key by key. Both classes take what they compute with as floats (doubles) and have the same functions; only
-// pairs of bfloat16 round it: queries, keys, values and output gradients lose nothing then, P and dS are
-// rounded, as in other flash attentions.
+// key by key. Both classes have the same functions, which take floats (doubles). Only the class for pairs of
+// bfloat16 rounds its operands. Queries, keys, values and output gradients are bfloat16 then, so they lose
+// nothing; P and dS are rounded, as in other flash attentions.
 #pragma once
 
 #include <algorithm>

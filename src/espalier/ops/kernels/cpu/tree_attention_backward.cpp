@@ -5,7 +5,8 @@
 //   One thread has one tile (all heads of a group, one block of queries) at a time and sums its dQ alone. Its
 // shares of dK and dV are added to the sums of a block of keys when the tiles before it in the key block's
 // list have added theirs, so the order of summation is fixed. Tiles are handed out in the order of those
-// lists: who waits, waits for a thread that is at work. Accumulator: float, double for double.
+// lists, so a thread only ever waits for a tile that another thread is working on: there is no deadlock.
+// Accumulator: float, double for double.
 #include <algorithm>
 #include <numbers>
 #include <thread>

@@ -78,7 +78,7 @@ class Scratch {
   Scalar* next_;
 };
 
-/// Elements to what they are summed in, and back.
+/// Converts elements to the accumulator type and back.
 template <class Scalar>
 class Converter {
  public:
@@ -156,8 +156,9 @@ Rows<const Scalar> rows_of_keys(std::span<const TokenHeads<const Element>> segme
   return {buffer, head_dim, chunk.num_keys(), head_dim};
 }
 
-/// Rows that some partner does not see are multiplied with zero, which is not zero where they hold infinities
-/// or NaN. These are taken out before the product, and the pairs that do see each other get their share.
+/// A product multiplies rows that are not visible with a weight of zero. That is not zero where they hold
+/// infinities or NaN. Such values are replaced before the product, and their share is added for visible
+/// pairs.
 template <class Scalar>
 class NonFinite {
  public:
