@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
+#include "espalier/runtime/tensor_memory.h"
 #include "tests/engine/outcome.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/test_seed.h"
@@ -180,6 +181,7 @@ TEST(UnitLoss, APassOfItsOwnRunsOnlyWhereTheOrderOfThePlanNeedsIt) {
 }
 
 TEST(UnitLoss, TheLogprobPassCountsAsRecomputedWork) {
+  count_tensor_memory();
   CutTree tree;
   tree.trajectories.group_id = {"a", "a", "a"};
   const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 19), 3);
