@@ -79,6 +79,29 @@ class PolynomialOfGroup : public MadeUpObjective {
   }
 };
 
+/// sum over groups of log(1 + exp(-d)), d = the sum over the group's terms of a c log p. Where a group is a
+/// pair with a of 1 and -1 this is the logistic loss of a preference (Rafailov et al., "Direct Preference
+/// Optimization", 2023, equation 7, without a reference model).
+class LogisticOfPair : public MadeUpObjective {
+ public:
+  Scope scope() const override { return Scope::kGroup; }
+  std::vector<TermColumn> columns() const override { return {TermColumn::kAdvantage}; }
+  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                       const TermUnits& units) const override {
+    const at::Tensor sums = sum_by_trajectory(terms.columns[0] * terms.coefficient * logprobs, units);
+    const at::Tensor differences =
+        at::zeros({units.num_groups}, sums.options()).index_add(0, units.group, sums);
+    return {at::softplus(-differences).sum(), {at::ones_like(logprobs).sum()}};
+  }
+  at::Tensor reference(std::span<const ReferenceTrajectory> group) const override {
+    at::Tensor difference = at::zeros({}, at::kDouble);
+    for (const ReferenceTrajectory& each : group) {
+      difference = difference + (each.terms.columns[0] * each.terms.coefficient * each.logprobs).sum();
+    }
+    return at::log(1 + at::exp(-difference)).unsqueeze(0);
+  }
+};
+
 std::shared_ptr<const Objective> made_up(Scope scope) {
   if (scope == Scope::kToken) return std::make_shared<SquaredTerms>();
   if (scope == Scope::kTrajectory) return std::make_shared<LogisticOfTrajectory>();
@@ -119,37 +142,65 @@ std::vector<PlanOptions> plans_of(const Trajectories& trajectories, Rng& rng) {
   return plans;
 }
 
+/// The same rows in pairs of a preferred and a rejected one, in any order.
+Trajectories paired_trajectories(const Trajectories& drawn) {
+  TrajectoriesBuilder builder;
+  for (int64_t row = 0; row < drawn.num_rows() / 2 * 2; ++row) {
+    const auto ids = drawn.row(row);
+    builder.append({.input_ids = {ids.begin(), ids.end()},
+                    .advantage = row < drawn.num_rows() / 2 ? 1.0 : -1.0,
+                    .group_id = fmt::format("pair {}", row % (drawn.num_rows() / 2))});
+  }
+  return builder.finish();
+}
+
+/// How often a plan needed a log-prob pass, and how often it did not.
+struct Passes {
+  int64_t with = 0, without = 0;
+};
+
+void expect_per_trajectory_training(const Decoder& decoder, const Trajectories& trajectories,
+                                    const std::shared_ptr<const Objective>& objective, Rng& rng,
+                                    Passes* passes) {
+  const Loss loss(trajectories, objective);
+  const Outcome reference = reference_outcome(decoder, loss);
+  for (const PlanOptions& plan : plans_of(trajectories, rng)) {
+    SCOPED_TRACE(fmt::format("{} budget {} checkpoints {}", espalier::to_string(plan.strategy),
+                             plan.token_budget, espalier::to_string(plan.checkpoint_activations)));
+    const Step step = make_step(trajectories, {.plan = plan});
+    const Outcome outcome = tree_outcome(decoder, step, loss);
+    ASSERT_LE(loss_error(outcome, reference), kTolerance) << reference.loss;
+    ASSERT_LE(gradient_error(outcome, reference), kTolerance);
+    const StepResult result = forward_backward(decoder, step, loss);
+    decoder.zero_gradients();
+    ASSERT_EQ(result.metrics.size(), 1u);
+    EXPECT_EQ(result.metrics[0].name, "terms_seen");
+    EXPECT_EQ(result.metrics[0].value, 1);  // the sum over all terms, each once, over their number
+    if (objective->scope() == Scope::kToken) continue;
+    (needs_logprob_pass(step, loss) ? passes->with : passes->without) += 1;
+  }
+}
+
 TEST(UnitLoss, EveryScopeEqualsPerTrajectoryTrainingUnderEveryPlan) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3, 19), 3);
-  int64_t with_pass = 0, without_pass = 0;
+  Passes passes;
   for (int trial = 0; trial < 40; ++trial) {
+    SCOPED_TRACE(fmt::format("trial {}", trial));
     Rng rng(test_seed(trial), 0x5C0BE);
     const auto shape = static_cast<Shape>(rng.below(kNumShapes));
     const Trajectories trajectories = grouped_trajectories(rng, shape);
     for (const Scope scope : {Scope::kToken, Scope::kTrajectory, Scope::kGroup}) {
-      const Loss loss(trajectories, made_up(scope));
-      const Outcome reference = reference_outcome(decoder, loss);
-      for (const PlanOptions& plan : plans_of(trajectories, rng)) {
-        SCOPED_TRACE(fmt::format("trial {} scope {} {} budget {} checkpoints {}", trial,
-                                 static_cast<int>(scope), espalier::to_string(plan.strategy),
-                                 plan.token_budget, espalier::to_string(plan.checkpoint_activations)));
-        const Step step = make_step(trajectories, {.plan = plan});
-        const Outcome outcome = tree_outcome(decoder, step, loss);
-        ASSERT_LE(loss_error(outcome, reference), kTolerance) << reference.loss;
-        ASSERT_LE(gradient_error(outcome, reference), kTolerance);
-        const StepResult result = forward_backward(decoder, step, loss);
-        decoder.zero_gradients();
-        ASSERT_EQ(result.metrics.size(), 1u);
-        EXPECT_EQ(result.metrics[0].name, "terms_seen");
-        EXPECT_EQ(result.metrics[0].value, 1);  // the sum over all terms, each once, over their number
-        if (scope == Scope::kToken) continue;
-        (needs_logprob_pass(step, loss) ? with_pass : without_pass) += 1;
-      }
+      SCOPED_TRACE(fmt::format("scope {}", static_cast<int>(scope)));
+      expect_per_trajectory_training(decoder, trajectories, made_up(scope), rng, &passes);
     }
+    if (trajectories.num_rows() < 2) continue;
+    SCOPED_TRACE("pairs");
+    expect_per_trajectory_training(decoder, paired_trajectories(trajectories),
+                                   std::make_shared<LogisticOfPair>(), rng, &passes);
   }
   // Both ways have been gone, or this test would show less than it says.
-  EXPECT_GT(with_pass, 20);
-  EXPECT_GT(without_pass, 20);
+  EXPECT_GT(passes.with, 20);
+  EXPECT_GT(passes.without, 20);
 }
 
 // [1 2 3] - [4 5 6] - [7 8 9], [10 11 12]   cut into a micro-batch of each node
