@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 namespace espalier {
 
 std::span<const ModelFamily* const> families() {
@@ -20,8 +22,9 @@ std::string family_names(const std::string& conjunction, const std::string& quot
   std::string names;
   for (const ModelFamily* family : families()) {
     const bool is_last = family == families().back();
-    if (!names.empty()) names += is_last ? " " + conjunction + " " : ", ";
-    names += quote + family->model_type + quote;
+    const std::string separator = is_last ? fmt::format(" {} ", conjunction) : ", ";
+    if (!names.empty()) names += separator;
+    names += fmt::format("{}{}{}", quote, family->model_type, quote);
   }
   return names;
 }

@@ -3,21 +3,26 @@
 
 namespace espalier {
 
-const ModelFamily kLlamaFamily{
+namespace {
+
+void read_keys(const ConfigReader& config, DecoderConfig* result) {
+  result->attention_bias = config.boolean("attention_bias", false);
+  result->attention_output_bias = result->attention_bias;
+  result->mlp_bias = config.boolean("mlp_bias", false);
+  // Models with a switch for the window are refused where it is on.
+  if (config.find("sliding_window") != nullptr && config.find("use_sliding_window") == nullptr) {
+    config.refuse("sliding_window", "null");
+  }
+}
+
+}  // namespace
+
+constexpr ModelFamily kLlamaFamily{
     .model_type = "llama",
     .max_position_embeddings = 2048,
     .num_key_value_heads = 0,
     .head_dim = 0,
-    .read =
-        [](const ConfigReader& config, DecoderConfig* result) {
-          result->attention_bias = config.boolean("attention_bias", false);
-          result->attention_output_bias = result->attention_bias;
-          result->mlp_bias = config.boolean("mlp_bias", false);
-          // Models with a switch for the window are refused where it is on.
-          if (config.find("sliding_window") != nullptr && config.find("use_sliding_window") == nullptr) {
-            config.refuse("sliding_window", "null");
-          }
-        },
+    .read = read_keys,
 };
 
 }  // namespace espalier

@@ -3,18 +3,23 @@
 
 namespace espalier {
 
-const ModelFamily kQwen2Family{
+namespace {
+
+void read_keys(const ConfigReader& config, DecoderConfig* result) {
+  // Transformers hard-codes the biases: on q, k and v, not on o.
+  if (!config.boolean("attention_bias", true)) config.refuse("attention_bias", "true for qwen2");
+  result->attention_bias = true;
+  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+}
+
+}  // namespace
+
+constexpr ModelFamily kQwen2Family{
     .model_type = "qwen2",
     .max_position_embeddings = 32768,
     .num_key_value_heads = 32,
     .head_dim = 0,
-    .read =
-        [](const ConfigReader& config, DecoderConfig* result) {
-          // Transformers hard-codes the biases: on q, k and v, not on o.
-          if (!config.boolean("attention_bias", true)) config.refuse("attention_bias", "true for qwen2");
-          result->attention_bias = true;
-          if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
-        },
+    .read = read_keys,
 };
 
 }  // namespace espalier

@@ -3,18 +3,23 @@
 
 namespace espalier {
 
-const ModelFamily kQwen3Family{
+namespace {
+
+void read_keys(const ConfigReader& config, DecoderConfig* result) {
+  result->attention_bias = config.boolean("attention_bias", false);
+  result->attention_output_bias = result->attention_bias;
+  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+  result->query_key_norm = true;
+}
+
+}  // namespace
+
+constexpr ModelFamily kQwen3Family{
     .model_type = "qwen3",
     .max_position_embeddings = 32768,
     .num_key_value_heads = 32,
     .head_dim = 128,
-    .read =
-        [](const ConfigReader& config, DecoderConfig* result) {
-          result->attention_bias = config.boolean("attention_bias", false);
-          result->attention_output_bias = result->attention_bias;
-          if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
-          result->query_key_norm = true;
-        },
+    .read = read_keys,
 };
 
 }  // namespace espalier
