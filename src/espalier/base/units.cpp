@@ -11,6 +11,10 @@ std::string with_commas(int64_t value) {
   return value < 0 ? "-" + digits : digits;
 }
 
+std::string count_of(int64_t count, const std::string& singular, const std::string& plural) {
+  return with_commas(count) + " " + (count == 1 ? singular : plural);
+}
+
 std::string human_bytes(double bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;

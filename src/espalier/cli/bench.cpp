@@ -182,15 +182,15 @@ void add_strategy_flags(CLI::App* command, Flags* flags, CLI::Option* token_budg
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("0.2,0.35,0.5,0.65,0.8,0.92");
   command->add_option("--flat-tokens", flags->sizes.flat_tokens, "--strategies: flat tokens of these trees")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command->add_option("--leaves", flags->sizes.leaves, "--strategies: trajectories of these trees")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command
       ->add_option("--agent-tokens", flags->sizes.agent_tokens,
                    "--strategies: tree tokens of the trees that branch at every turn")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
 }
 
@@ -216,7 +216,7 @@ void add_bench(CLI::App& app, int*) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("1,2,4,8,16,32,64");
   command->add_option("--tree-tokens", flags->sizes.tree_tokens, "Tree tokens of the random trees")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command
       ->add_option("--loss-rate", flags->loss_rate,
@@ -227,7 +227,7 @@ void add_bench(CLI::App& app, int*) {
       command
           ->add_option("--token-budget", flags->token_budget,
                        "Most tokens in one micro-batch, on both sides (0: as many as the trees have)")
-          ->check(CLI::NonNegativeNumber)
+          ->check(whole_from(0))
           ->capture_default_str();
   add_strategy_flags(command, flags.get(), token_budget);
   command->add_flag("--gemm", flags->gemm,
@@ -240,10 +240,10 @@ void add_bench(CLI::App& app, int*) {
       ->check(CLI::IsMember({"none", "layer"}))
       ->capture_default_str();
   command->add_option("--repeats", flags->benchmark.repeats, "Measured rounds; each runs every side once")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command->add_option("--warmup", flags->benchmark.warmup, "Steps of the tree before the measured rounds")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_from(0))
       ->capture_default_str();
   command->add_flag("--cpu-seconds", flags->benchmark.cpu_seconds,
                     "Measure CPU seconds instead of wall seconds, for a busy machine with --threads 1");

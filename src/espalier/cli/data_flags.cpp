@@ -8,6 +8,7 @@
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/data_summary.h"
+#include "espalier/cli/flags.h"
 #include "espalier/cli/progress.h"
 #include "espalier/config/config.h"
 
@@ -35,7 +36,7 @@ void DataFlags::add(CLI::App* command, bool required) {
   command->add_flag("--skip-bad-rows", skip_bad_rows,
                     "Count and report bad rows instead of stopping at the first");
   command->add_option("--limit", limit, "Use only the first N trajectories (0: all)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_from(0))
       ->capture_default_str();
   command
       ->add_option(

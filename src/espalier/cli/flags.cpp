@@ -76,7 +76,7 @@ void PlanFlags::add(CLI::App* command) {
                    fmt::format("Most tokens in one micro-batch. 0: {}, or the longest trajectory if that is "
                                "longer; with --memory-budget: no limit",
                                kDefaultTokenBudget))
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_from(0))
       ->capture_default_str();
   command
       ->add_option("--memory-budget", memory_budget,
@@ -252,6 +252,16 @@ CLI::Option* add_profile(CLI::App* command, std::string* trace, const std::strin
                        ": write a trace to this file, for chrome://tracing or ui.perfetto.dev, and print how "
                        "long each kind of work took, beside the rate of a plain matrix product")
       ->type_name("FILE");
+}
+
+CLI::Validator whole_from(int64_t low) {
+  return CLI::Validator(
+      [=](std::string& text) {
+        int64_t value = 0;
+        if (CLI::detail::lexical_cast(text, value) && value >= low) return std::string();
+        return fmt::format("expected a whole number of at least {}, received {}", low, text);
+      },
+      fmt::format("INT >= {}", low));
 }
 
 namespace {

@@ -18,6 +18,7 @@
 #include "espalier/cli/out_of_memory.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/signals.h"
+#include "espalier/cli/suggest.h"
 #include "espalier/cli/toml_config.h"
 #include "espalier/cli/version.h"
 #include "espalier/runtime/tensor_memory.h"
@@ -56,6 +57,10 @@ int run(const std::vector<std::string>& args) {
   add_synth(app, &exit_code);
   add_init(app, &exit_code);
   for (CLI::App* command : app.get_subcommands({})) refuse_repeated_flags(command);
+  if (const std::string fault = unknown_word(app, args); !fault.empty()) {
+    log_line("espalier: error: {} (see --help)", printable(fault));
+    return 2;
+  }
   std::vector<std::string> expanded = expand_config(app, args);
   std::reverse(expanded.begin(), expanded.end());  // CLI11 takes a vector from its end
   try {

@@ -17,8 +17,9 @@ std::string seconds_text(double seconds) {
 std::string totals(const Forest& forest, const Plan& plan) {
   const double flat = static_cast<double>(forest.flat_tokens());
   const double por = flat == 0 ? 0 : 1 - static_cast<double>(forest.tree_tokens()) / flat;
-  std::string text = fmt::format("{} with {} micro-batches", to_string(plan.options.strategy),
-                                 with_commas(static_cast<int64_t>(plan.micro_batches.size())));
+  std::string text =
+      fmt::format("{} with {}", to_string(plan.options.strategy),
+                  count_of(static_cast<int64_t>(plan.micro_batches.size()), "micro-batch", "micro-batches"));
   if (plan.options.token_budget > 0) {
     text += fmt::format(" of {} tokens at most", with_commas(plan.options.token_budget));
   }

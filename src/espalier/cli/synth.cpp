@@ -73,21 +73,21 @@ void add_synth(CLI::App& app, int*) {
   command->add_option("-o,--out", flags->out, "File to write: .jsonl (also .gz, .zst) or .safetensors")
       ->required();
   command->add_option("--trees", synth.num_trees, "Number of trees")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command->add_option("--depth", synth.depth, "Nodes from root to leaf")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command->add_option("--branching", synth.branching, "Children of every inner node")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command
       ->add_option("--node-length", synth.node_length, "Mean tokens of a node; lengths vary by half of that")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command->add_flag("--fixed-node-length", synth.fixed_node_length, "All nodes have exactly the node length");
   command->add_option("--vocab-size", synth.vocab_size, "Token ids are below this")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command
       ->add_option("--end-inside", synth.end_inside,

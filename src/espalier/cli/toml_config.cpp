@@ -4,11 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <iterator>
 #include <optional>
+#include <system_error>
 
 #include "espalier/base/check.h"
 #include "espalier/cli/toml_header.h"
@@ -60,6 +63,10 @@ bool gives(const std::string& argument, const CLI::Option& option) {
 // The flags that the file holds and `given`, the rest of the command line, does not.
 std::vector<std::string> read_flags(const CLI::App& command, const std::string& file,
                                     const std::vector<std::string>& given) {
+  if (!std::ifstream(file)) {
+    throw InputError(
+        fmt::format("--config: cannot open {}: {}", file, std::generic_category().message(errno)));
+  }
   toml::parse_result result = toml::parse_file(file);
   if (!result) {
     const toml::parse_error& error = result.error();

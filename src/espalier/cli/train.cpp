@@ -274,20 +274,20 @@ void add_flags(CLI::App* command, Flags* flags) {
       ->check(CLI::IsMember(scheduler_names()))
       ->capture_default_str();
   command->add_option("--warmup-steps", train.warmup_steps, "Steps over which the learning rate rises")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_from(0))
       ->capture_default_str();
   command->add_option("--steps", train.steps, "Optimiser steps (0: as many as --epochs need)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_from(0))
       ->capture_default_str();
   command->add_option("--epochs", train.epochs, "Passes over the data, if --steps is 0")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_from(1))
       ->capture_default_str();
   command
       ->add_option(
           "--batch-size", train.batch_size,
           "Trajectories per optimiser step (0: all); about as many where rows have a group_id, because "
           "groups stay whole")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_from(0))
       ->capture_default_str();
   command
       ->add_option("--shuffle", flags->shuffle,
@@ -298,7 +298,7 @@ void add_flags(CLI::App* command, Flags* flags) {
   command->add_option("--seed", train.seed, "Seed of the shuffle, which depends only on seed and epoch")
       ->capture_default_str();
   command->add_option("--save-every", train.save_every, "Steps between checkpoints (0: only the last)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_from(0))
       ->capture_default_str();
   command->add_flag("--resume", train.resume,
                     "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
@@ -308,7 +308,7 @@ void add_flags(CLI::App* command, Flags* flags) {
       ->add_option("--profile-step", train.profile_step,
                    "Number of the step to profile (0: the second, or the only one, because the first also "
                    "allocates memory)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_from(0))
       ->capture_default_str();
   command->add_flag(
       "--dry-run", flags->dry_run,

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Commands and flags that do not exist: what was probably meant.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace espalier::cli {
+
+/// The word of `known` that differs from `given` by the fewest edits, where that is less than half of it; ""
+/// otherwise.
+std::string nearest_word(const std::string& given, std::span<const std::string> known);
+
+/// What is wrong with the first unknown command or flag in the arguments of the program (args[0] is the
+/// command), with a suggestion: "unknown flag --lr of `espalier train`; did you mean --learning-rate?". ""
+/// where all are known, and for commands that take the arguments of another program.
+std::string unknown_word(const CLI::App& app, const std::vector<std::string>& args);
+
+}  // namespace espalier::cli
