@@ -142,13 +142,14 @@ std::vector<PlanOptions> plans_of(const Trajectories& trajectories, Rng& rng) {
   return plans;
 }
 
-/// The same rows in pairs of a preferred and a rejected one, in any order.
+/// The same rows in pairs of a preferred and a rejected one, in any order. Their weights differ in size, so
+/// that the gradient of a pair of equal trajectories is not 0 but for rounding.
 Trajectories paired_trajectories(const Trajectories& drawn) {
   TrajectoriesBuilder builder;
   for (int64_t row = 0; row < drawn.num_rows() / 2 * 2; ++row) {
     const auto ids = drawn.row(row);
     builder.append({.input_ids = {ids.begin(), ids.end()},
-                    .advantage = row < drawn.num_rows() / 2 ? 1.0 : -1.0,
+                    .advantage = row < drawn.num_rows() / 2 ? 1.0 : -0.5,
                     .group_id = fmt::format("pair {}", row % (drawn.num_rows() / 2))});
   }
   return builder.finish();
@@ -193,7 +194,7 @@ TEST(UnitLoss, EveryScopeEqualsPerTrajectoryTrainingUnderEveryPlan) {
       SCOPED_TRACE(fmt::format("scope {}", static_cast<int>(scope)));
       expect_per_trajectory_training(decoder, trajectories, made_up(scope), rng, &passes);
     }
-    if (trajectories.num_rows() < 2) continue;
+    if (trajectories.num_rows() < 2 || trial >= 20) continue;
     SCOPED_TRACE("pairs");
     expect_per_trajectory_training(decoder, paired_trajectories(trajectories),
                                    std::make_shared<LogisticOfPair>(), rng, &passes);
