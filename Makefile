@@ -25,7 +25,7 @@ test: build  ## all tests: C++, layers, documents, Python
 test-machines: build  ## the C++ tests as other machines would run them: CPU levels, threads, seeds, load (about an hour)
 	@scripts/test_machines.sh
 
-test-machines-short: build  ## the numeric tests under a few combined settings of those (about five minutes)
+test-machines-short: build  ## the numeric tests under two combined settings of those (about ten minutes)
 	@scripts/test_machines.sh --short
 
 core-test:  ## build and test the LibTorch-free half alone (under a minute)
