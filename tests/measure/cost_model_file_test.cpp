@@ -9,18 +9,17 @@
 #include "espalier/base/file.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
-#include "tests/plan/uniform_model.h"
 
 namespace espalier::testing {
 namespace {
 
-const ModelCost kModel = cost_of({.num_hidden_layers = 4,
-                                  .hidden_size = 256,
-                                  .intermediate_size = 704,
-                                  .num_attention_heads = 4,
-                                  .num_key_value_heads = 2,
-                                  .head_dim = 64,
-                                  .vocab_size = 1000});
+const ModelCost kModel = model_cost(DecoderConfig{.vocab_size = 1000,
+                                                  .hidden_size = 256,
+                                                  .intermediate_size = 704,
+                                                  .num_hidden_layers = 4,
+                                                  .num_attention_heads = 4,
+                                                  .num_key_value_heads = 2,
+                                                  .head_dim = 64});
 
 TimeModel awkward_rates() {
   TimeModel model = assumed_time_model(kModel);

@@ -14,20 +14,19 @@
 #include "espalier/plan/planner.h"
 #include "espalier/tree/synth.h"
 #include "tests/base/message_of.h"
-#include "tests/plan/uniform_model.h"
 #include "tests/test_seed.h"
 #include "tests/tree/naive.h"
 
 namespace espalier {
 namespace {
 
-const ModelCost kModel = testing::cost_of({.num_hidden_layers = 4,
-                                           .hidden_size = 256,
-                                           .intermediate_size = 704,
-                                           .num_attention_heads = 4,
-                                           .num_key_value_heads = 2,
-                                           .head_dim = 64,
-                                           .vocab_size = 1000});
+const ModelCost kModel = model_cost(DecoderConfig{.vocab_size = 1000,
+                                                  .hidden_size = 256,
+                                                  .intermediate_size = 704,
+                                                  .num_hidden_layers = 4,
+                                                  .num_attention_heads = 4,
+                                                  .num_key_value_heads = 2,
+                                                  .head_dim = 64});
 
 PlanCosts costs() {
   PlanCosts costs;

@@ -8,7 +8,6 @@
 
 #include "espalier/plan/memory_model.h"
 #include "espalier/plan/time_model.h"
-#include "tests/plan/uniform_model.h"
 
 namespace espalier {
 namespace {
