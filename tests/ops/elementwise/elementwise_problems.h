@@ -32,12 +32,16 @@ inline TensorTriple call_rms_norm(const at::Tensor& x, const std::optional<at::T
   return op.call(x, addend, weight, eps);
 }
 
-/// Results of several tensors are joined, so that one gradient reaches all of them.
+/// An operator as a function of its differentiable inputs, and its plain form. Results of several tensors are
+/// joined, so that one gradient reaches all of them.
 struct ElementwiseProblem {
   std::string name;
   Tensors inputs;  // float64, on the CPU
   std::function<at::Tensor(const Tensors&)> ours, plain;
   at::Tensor grad_out;
+
+  Results run(at::ScalarType dtype = at::kDouble) const { return run(ours, dtype, at::kCPU); }
+  Results run_plain(at::ScalarType dtype = at::kDouble) const { return run(plain, dtype, at::kCPU); }
 
   /// Results on the CPU, of either function.
   Results run(const std::function<at::Tensor(const Tensors&)>& function, at::ScalarType dtype,
@@ -54,7 +58,7 @@ struct ElementwiseProblem {
 
 class ElementwiseProblems {
  public:
-  static constexpr double kEps = 0.25;  // beside mean squares of 1: what does without it is found out
+  static constexpr double kEps = 0.25;  // large beside mean squares of 1, so that leaving it out shows
 
   /// Of numbers that dtype holds exactly.
   ElementwiseProblems(uint64_t seed, at::ScalarType dtype)

@@ -2,7 +2,6 @@
 #include "espalier/ops/elementwise/elementwise.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -14,149 +13,52 @@
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 #include "espalier/ops/reference.h"
 #include "tests/ops/comparison.h"
-#include "tests/ops/kernels/cpu/forced_instruction_set.h"
+#include "tests/ops/elementwise/elementwise_problems.h"
+#include "tests/ops/kernels/cpu/instruction_sets.h"
 #include "tests/ops/threads.h"
 #include "tests/test_seed.h"
 
 namespace espalier {
 namespace {
 
-using testing::cast;
 using testing::draws_for;
+using testing::ElementwiseProblem;
+using testing::ElementwiseProblems;
+using testing::ForcedInstructionSet;
+using testing::instruction_sets_of_this_machine;
 using testing::PooledErrors;
 using testing::relative_error;
 using testing::Results;
 using testing::same_bits;
 using testing::test_seed;
 using testing::Threads;
-using testing::with_gradients;
 using testing::worst_error;
 using Tensors = std::vector<at::Tensor>;
 
-constexpr double kEps = 0.25;  // beside mean squares of 1: what does without it is found out
+constexpr double kEps = ElementwiseProblems::kEps;
 
-/// An operator as a function of its differentiable inputs, and its plain form. Results of several tensors are
-/// joined, so that one gradient reaches all of them.
-struct Case {
-  std::string name;
-  Tensors inputs;  // float64
-  std::function<at::Tensor(const Tensors&)> ours, plain;
-  at::Tensor grad_out;
-
-  Results run(at::ScalarType dtype = at::kDouble) const { return run(ours, dtype); }
-  Results run_plain(at::ScalarType dtype = at::kDouble) const { return run(plain, dtype); }
-
- private:
-  Results run(const std::function<at::Tensor(const Tensors&)>& function, at::ScalarType dtype) const {
-    return with_gradients(function, cast(inputs, dtype), grad_out.to(dtype));
-  }
-};
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> call_rms_norm(const at::Tensor& x,
-                                                             const std::optional<at::Tensor>& addend,
-                                                             const at::Tensor& weight, double eps) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("espalier::rms_norm", "")
-                             .typed<decltype(call_rms_norm)>();
-  return op.call(x, addend, weight, eps);
+/// Problems in float64.
+ElementwiseProblems problems(uint64_t seed) {
+  return {seed, at::kDouble};
 }
-
-class Cases {
- public:
-  explicit Cases(uint64_t seed) : generator_(at::detail::createCPUGenerator(test_seed(seed))) {}
-
-  at::Tensor normal(at::IntArrayRef shape) {
-    return at::randn(shape, generator_, at::TensorOptions(at::kDouble));
-  }
-
-  Case norm(at::IntArrayRef shape) {
-    return {"norm",
-            {normal(shape), normal({shape.back()})},
-            [](const Tensors& in) { return std::get<0>(call_rms_norm(in[0], {}, in[1], kEps)); },
-            [](const Tensors& in) { return reference::rms_norm(in[0], in[1], kEps); },
-            normal(shape)};
-  }
-
-  Case norm_of_sum(at::IntArrayRef shape) {
-    const std::vector<int64_t> both{2 * shape[0], shape[1]};
-    return {"norm of sum",
-            {normal(shape), normal(shape), normal({shape.back()})},
-            [](const Tensors& in) {
-              const auto [y, sum, inverse_rms] = call_rms_norm(in[0], in[1], in[2], kEps);
-              return at::cat({y, sum});
-            },
-            [](const Tensors& in) {
-              const at::Tensor sum = in[0] + in[1];
-              return at::cat({reference::rms_norm(sum, in[2], kEps), sum});
-            },
-            normal(both)};
-  }
-
-  /// Rows [T, H, D] as they come from a projection of q, k and v at once: heads of more that are left out.
-  Case rotation(int64_t tokens, int64_t heads, int64_t dim) {
-    const at::Tensor angles = normal({tokens, dim / 2}) * 100;
-    const at::Tensor cos = angles.cos(), sin = angles.sin();
-    const auto for_x = [](const at::Tensor& table, const at::Tensor& x) {
-      return table.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-    };
-    const auto part = [=](const at::Tensor& x) { return x.slice(1, 1, 1 + heads); };
-    return {"rotary",
-            {normal({tokens, heads + 2, dim})},
-            [=](const Tensors& in) { return rotary(part(in[0]), for_x(cos, in[0]), for_x(sin, in[0])); },
-            [=](const Tensors& in) {
-              return reference::rotary(part(in[0]), for_x(cos, in[0]), for_x(sin, in[0]));
-            },
-            normal({tokens, heads, dim})};
-  }
-
-  Case product(at::IntArrayRef shape) {
-    return {"swiglu",
-            {normal(shape) * 4, normal(shape)},
-            [](const Tensors& in) { return swiglu(in[0], in[1]); },
-            [](const Tensors& in) { return reference::swiglu(in[0], in[1]); },
-            normal(shape)};
-  }
-
-  std::vector<Case> all(int64_t rows, int64_t width) {
-    return {norm({rows, width}), norm_of_sum({rows, width}), rotation(rows, 1, width + width % 2),
-            product({rows, width})};
-  }
-
- private:
-  at::Generator generator_;
-};
 
 /// Calls visit with every instruction set of the machine forced.
-void at_every_instruction_set(const std::function<void(const char*)>& visit) {
-  int visited = 0;
-  for (const char* name : {"default", "avx2", "avx512"}) {
-    const testing::ForcedInstructionSet isa(name);
-    try {
-      instruction_set();
-    } catch (const std::runtime_error&) {
-      continue;  // not on this machine
-    }
+void at_every_instruction_set(const std::function<void(const std::string& name)>& visit) {
+  for (const InstructionSet isa : instruction_sets_of_this_machine()) {
+    const std::string name(instruction_set_name(isa));
+    const ForcedInstructionSet forced(name.c_str());
     SCOPED_TRACE(name);
     visit(name);
-    ++visited;
   }
-  EXPECT_GT(visited, 0);
 }
 
-/// Puts results behind those of other problems, each behind the same of theirs.
+/// Appends each result to the same result of other problems.
 void append(Results& all, const Results& more) {
   all.resize(more.size());
   for (size_t i = 0; i < more.size(); ++i) {
     const at::Tensor flat = more[i].flatten();
     all[i] = all[i].defined() ? at::cat({all[i], flat}) : flat;
   }
-}
-
-/// The case with numbers that dtype holds exactly.
-Case rounded(Case given, at::ScalarType dtype) {
-  given.inputs = cast(cast(given.inputs, dtype), at::kDouble);
-  given.grad_out = given.grad_out.to(dtype).to(at::kDouble);
-  return given;
 }
 
 TEST(Elementwise, EqualReferenceAtEveryInstructionSet) {
@@ -169,9 +71,9 @@ TEST(Elementwise, EqualReferenceAtEveryInstructionSet) {
       // In rows of one the gradient of a norm's weights is a single sum, which may cancel: several together
       // do not.
       for (int draw = 0; draw < (width == 1 ? 16 : 1); ++draw) {
-        for (const Case& given : Cases(++seed).all(rows, width)) {
+        for (const ElementwiseProblem& given : problems(++seed).all(rows, width)) {
           const Results plain = given.run_plain();
-          at_every_instruction_set([&](const char* isa) {
+          at_every_instruction_set([&](const std::string& isa) {
             auto& [ours, plains] = all[given.name + ", " + isa];
             const Results results = given.run();
             for (size_t i = 0; i < plain.size(); ++i) ASSERT_EQ(results[i].sizes(), plain[i].sizes());
@@ -189,9 +91,9 @@ TEST(Elementwise, EqualReferenceAtEveryInstructionSet) {
 
 TEST(Elementwise, EqualReferenceForHeads) {
   for (const int64_t dim : {2, 16, 64, 80, 128}) {
-    Cases cases(dim);
+    ElementwiseProblems cases = problems(dim);
     for (const int64_t heads : {1, 9}) {
-      const Case rotation = cases.rotation(67, heads, dim), norm = cases.norm({67, heads, dim});
+      const ElementwiseProblem rotation = cases.rotation(67, heads, dim), norm = cases.norm({67, heads, dim});
       EXPECT_LE(worst_error(rotation.run(), rotation.run_plain()), 1e-14) << heads << " heads of " << dim;
       EXPECT_LE(worst_error(norm.run(), norm.run_plain()), 1e-14) << heads << " heads of " << dim;
     }
@@ -206,10 +108,9 @@ TEST(Elementwise, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
       std::map<std::string, PooledErrors> errors;  // by case and instruction set
       // The gradient of a norm's weights has one value for each column.
       for (int64_t draw = 0; draw < draws_for(width); ++draw) {
-        for (const Case& exact : Cases(++seed).all(rows, width)) {
-          const Case given = rounded(exact, dtype);
+        for (const ElementwiseProblem& given : ElementwiseProblems(++seed, dtype).all(rows, width)) {
           const Results best = given.run_plain(), plain = given.run_plain(dtype);
-          at_every_instruction_set([&](const char* isa) {
+          at_every_instruction_set([&](const std::string& isa) {
             const Results ours = given.run(dtype);
             for (const at::Tensor& result : ours) EXPECT_EQ(result.scalar_type(), dtype);
             errors[given.name + ", " + isa].add(ours, plain, best);
@@ -225,7 +126,7 @@ TEST(Elementwise, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
 TEST(Elementwise, SwigluInFloat32IsAccurateForGatesOfAllSizes) {
   const at::Tensor gate = at::linspace(-86, 100, 200'001, at::kFloat), up = at::ones_like(gate);
   const at::Tensor exact = gate.to(at::kDouble) / (1 + (-gate.to(at::kDouble)).exp());
-  at_every_instruction_set([&](const char*) {
+  at_every_instruction_set([&](const std::string&) {
     const at::Tensor error = ((swiglu(gate, up) - exact) / exact).abs();
     EXPECT_LE(error.masked_select(gate != 0).max().item<double>(), 4 * 0x1p-24);
   });
@@ -244,7 +145,7 @@ TEST(Elementwise, SwigluOfExtremesIsThatOfTheReference) {
 
 TEST(Elementwise, GiveTheSameBitsForAnyNumberOfThreadsAndRows) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    for (const Case& given : Cases(7).all(1023, 576)) {
+    for (const ElementwiseProblem& given : problems(7).all(1023, 576)) {
       Results one;
       {
         const Threads threads(1);
@@ -263,13 +164,12 @@ TEST(Elementwise, GiveTheSameBitsForAnyNumberOfThreadsAndRows) {
 }
 
 TEST(Elementwise, TakeTensorsThatAreNotContiguous) {
-  Cases cases(11);
   const auto apart = [](const at::Tensor& tensor) {  // the same numbers, elements and rows apart
     const at::Tensor wide = at::stack({tensor, tensor}, -1).select(-1, 0);
     return tensor.dim() != 2 ? wide : wide.transpose(0, 1).contiguous().transpose(0, 1);
   };
-  for (const Case& given : cases.all(65, 80)) {
-    Case strided = given;
+  for (const ElementwiseProblem& given : problems(11).all(65, 80)) {
+    ElementwiseProblem strided = given;
     for (at::Tensor& input : strided.inputs) input = apart(input);
     strided.grad_out = apart(given.grad_out);
     ASSERT_FALSE(strided.grad_out.is_contiguous());
@@ -279,7 +179,7 @@ TEST(Elementwise, TakeTensorsThatAreNotContiguous) {
 }
 
 TEST(Elementwise, GradientsAreThoseOfFiniteDifferences) {
-  for (const Case& given : Cases(13).all(3, 6)) {
+  for (const ElementwiseProblem& given : problems(13).all(3, 6)) {
     const Results results = given.run();
     for (size_t input = 0; input < given.inputs.size(); ++input) {
       const at::Tensor numeric = at::zeros_like(given.inputs[input]);
@@ -299,7 +199,7 @@ TEST(Elementwise, GradientsAreThoseOfFiniteDifferences) {
 }
 
 TEST(Elementwise, EmptyTensorsGiveEmptyOnesAndNoGradient) {
-  for (const Case& given : Cases(17).all(0, 8)) {
+  for (const ElementwiseProblem& given : problems(17).all(0, 8)) {
     const Results results = given.run();
     for (size_t i = 0; i < results.size(); ++i) {
       EXPECT_EQ(results[i].sizes(), i == 0 ? given.grad_out.sizes() : given.inputs[i - 1].sizes());
@@ -309,7 +209,7 @@ TEST(Elementwise, EmptyTensorsGiveEmptyOnesAndNoGradient) {
 }
 
 TEST(Elementwise, GradientsThatNobodyWantsAreLeftOut) {
-  const at::Tensor x = Cases(19).normal({5, 8}), weight = at::ones({8}, at::kDouble);
+  const at::Tensor x = problems(19).normal({5, 8}), weight = at::ones({8}, at::kDouble);
   const RmsNormOutput output = rms_norm_forward(x, {}, weight, kEps);
   EXPECT_FALSE(output.sum.defined());
   const RmsNormGradient given{x, {}, x, weight, output.inverse_rms};
