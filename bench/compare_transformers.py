@@ -199,7 +199,7 @@ def data_sets(args, name, model, scratch):
     path = folder / "conversations.jsonl"
     espalier("prepare", "--model", model, "--per-turn", "--max-tokens", args.max_tokens, "--limit", args.conversations,
              CHATS, "-o", path)  # fmt: skip
-    return [*sets, DataSet(f"turns of {args.conversations} conversations", path, args.token_budget)]
+    return [*sets, DataSet(f"turns of {args.conversations} conversation{'s' * (args.conversations != 1)}", path, args.token_budget)]
 
 
 # ---- Measuring ---------------------------------------------------------------------------------------------

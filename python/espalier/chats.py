@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading chats: one JSON object per line, with OpenAI-style `messages` and any extra fields.
+"""Reading chats: one JSON object per line, with messages in one of the shapes of chat_shapes, and any extra fields.
 
 A conversation comes out checked and in one shape: contents are strings or None, tool calls are
 {"id", "type", "function": {"name", "arguments"}} with arguments as the string that stands in the file.
@@ -8,8 +8,11 @@ A conversation comes out checked and in one shape: contents are strings or None,
 import json
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from .chat_shapes import messages_of
 from .errors import BadRow
+from .foreign_files import describe_foreign_line
 
 MOST_DIGITS = 4300  # of an integer: Python's own limit, since its time grows with their square
 
@@ -67,19 +70,21 @@ def _object_without_duplicates(pairs):
     return made
 
 
-def parse_line(line):
-    """The JSON object on one line of bytes; raises BadRow."""
+def parse_line(line, where=""):
+    """The JSON object on one line of bytes; raises BadRow. `where`: FILE:LINE, for messages."""
     try:
         row = json.loads(line.decode("utf-8-sig"), parse_constant=_reject_constant, parse_int=_integer,
                          object_pairs_hook=_object_without_duplicates)
     except UnicodeDecodeError as error:
         raise BadRow("<line>", "UTF-8", f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise BadRow("<line>", "one JSON object", f"{error.msg} at column {error.colno}") from None
+        foreign = describe_foreign_line(line, Path(where.rpartition(":")[0]))
+        raise BadRow("<line>", "one JSON object", foreign or f"{error.msg} at column {error.colno}") from None
     except RecursionError:
         raise BadRow("<line>", "JSON of bounded depth", "deeper nesting than can be parsed") from None
     if not isinstance(row, dict):
-        raise BadRow("<line>", "one JSON object", shown(row))
+        foreign = describe_foreign_line(line, Path(where.rpartition(":")[0]))
+        raise BadRow("<line>", "one JSON object", foreign or shown(row))
     return row
 
 
@@ -181,8 +186,8 @@ def _reward(value):
 
 def conversation_of(line, where, group_by=None):
     """Checks one line of bytes; raises BadRow."""
-    row = parse_line(line)
-    messages = row.get("messages")
+    row = parse_line(line, where)
+    messages = messages_of(row, shown)
     if not isinstance(messages, list) or not messages:
         raise BadRow("messages", "a non-empty list of chat messages", shown(messages))
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]

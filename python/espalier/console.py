@@ -17,6 +17,11 @@ def clipped(text, limit=300):
     return text if len(text) <= limit else text[:limit] + "..."
 
 
+def count_of(count, singular, plural=None):
+    """"1 turn", "2,000 turns"."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
 def write(text):
     """Writes to stderr. A closed pipe or a full disk there is no reason to stop the work."""
     with contextlib.suppress(OSError, ValueError):

@@ -6,6 +6,7 @@ import io
 import zlib
 
 from .errors import InputError
+from .foreign_files import refuse_foreign_file
 
 PIECE_BYTES = 1 << 20  # of a line, between two reports of progress
 # Of compressed input at a time: zstd can make 32,768 times as much of it.
@@ -62,6 +63,7 @@ def open_lines(path):
     size = max(1, raw.seek(0, io.SEEK_END))
     raw.seek(0)
     magic = raw.peek(4)[:4]
+    refuse_foreign_file(path, raw.peek(16)[:16])
     stream = raw
     if magic[:2] == b"\x1f\x8b":
         stream = gzip.GzipFile(fileobj=raw)

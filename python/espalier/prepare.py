@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .chats import conversation_of
-from .console import clipped, say, write
+from .console import clipped, count_of, say, write
 from .errors import BadRow, InputError, RenderError, is_failure
 from .lines import lines_of
 from .model import load_tokenizer, vocab_size_of
@@ -78,30 +78,30 @@ class Report:
     def notes(self):
         """One line for everything that the user should know."""
         if self.rewritten:
-            yield (f"{self.rewritten} of {self.conversations} conversations: template rewrites history at turn "
+            yield (f"{self.rewritten} of {count_of(self.conversations, 'conversation')}: template rewrites history at turn "
                    f"{self.first_rewrite}; those turns share less and each is tokenised from its own render")
         if self.retokenised:
-            yield (f"{self.retokenised} of {self.conversations} conversations: tokenising the whole text at once "
+            yield (f"{self.retokenised} of {count_of(self.conversations, 'conversation')}: tokenising the whole text at once "
                    "would give other ids than its prompts and turns one by one (rows have the latter)")
         if self.skipped_turns:
-            yield (f"{self.skipped_turns} turns left out: nothing stands before the turn, or its rendering does not "
+            yield (f"{count_of(self.skipped_turns, 'turn')} left out: nothing stands before the turn, or its rendering does not "
                    "begin with the template's generation prompt, so what the model writes cannot be located")
         if self.open_turns:
-            yield f"{self.open_turns} turns: the template ends them with no special token, so no stop is learnt"
+            yield f"{count_of(self.open_turns, 'turn')}: the template ends them with no special token, so no stop is learnt"
         if self.tools_left_out:
-            yield f"{self.tools_left_out} conversations have `tools`, which the template does not render"
+            yield f"{count_of(self.tools_left_out, 'conversation')} with `tools`, which the template does not render"
         if self.too_long:
-            yield f"{self.too_long} trajectories dropped by --max-tokens"
+            yield f"{count_of(self.too_long, 'trajectory', 'trajectories')} dropped by --max-tokens"
         if self.renamed:
-            yield f"{self.renamed} conversations share a name with an earlier one and got ~2, ~3, ..."
+            yield f"{count_of(self.renamed, 'conversation')} named as an earlier one: renamed to ~2, ~3, ..."
         if self.skipped_rows:
-            yield f"{self.skipped_rows} bad lines skipped, the first of them:"
+            yield f"{count_of(self.skipped_rows, 'bad line')} skipped, the first of them:"
             yield from (f"  {error}" for error in self.first_errors)
 
     def summary(self):
-        return (f"{self.conversations} conversations, {self.trajectories} trajectories, "
+        return (f"{count_of(self.conversations, 'conversation')}, {count_of(self.trajectories, 'trajectory', 'trajectories')}, "
                 f"{self.flat_tokens} flat tokens, {self.loss_tokens} loss tokens, "
-                f"{self.rewritten} rewritten histories")
+                f"{count_of(self.rewritten, 'rewritten history', 'rewritten histories')}")
 
 
 def conversations(arguments, report, tick):
@@ -227,7 +227,7 @@ def refuse_useless(arguments, report):
     chats = ", ".join(map(str, arguments.chats))
     if report.trajectories == 0:
         raise InputError(f"{chats}: expected at least one trajectory, received none")
-    raise InputError(f"{chats}: expected tokens with loss, received {report.trajectories} trajectories without any: what "
+    raise InputError(f"{chats}: expected tokens with loss, received {count_of(report.trajectories, 'trajectory', 'trajectories')} without any: what "
                      "the rendered assistant messages add to their prompts is empty in all of them")
 
 

@@ -35,8 +35,17 @@ def weights(run, step):
 
 
 def test_every_command_explains_itself(espalier):
+    overview = espalier("--help").stdout
     for command in ["prepare", "inspect", "plan", "train", "logprobs", "verify", "bench", "synth", "init"]:
-        assert "--" in espalier(command, "--help").stdout, command
+        assert re.search(rf"^  {command} +[A-Z]", overview, re.MULTILINE)
+        text = espalier(command, "--help").stdout
+        assert "--" in text, command
+        # What a person reads: no types of the parser, no lines beyond the width but commands to copy.
+        assert not re.search(r"TEXT|INT|FLOAT|\bOPTIONS\b|REQUIRED|:\{", text), command
+        wide = [line for line in text.splitlines() if len(line) > 100 and not line.startswith("  ")]
+        assert not wide, wide
+    groups = re.findall(r"^(\S.*):$", espalier("train", "--help").stdout, re.MULTILINE)
+    assert groups[:2] == ["Model and data", "Run"] and len(groups) == len(set(groups))
 
 
 def test_version_says_what_the_program_was_built_from(espalier):
@@ -269,7 +278,8 @@ def test_flags_win_over_the_config_file_and_unknown_keys_fail(espalier, model, d
     assert lines(tmp_path / "run/metrics.jsonl")[1]["learning_rate"] == 0.125
     config.write_text("steps = 2\nlearning-rat = 1\n")
     failed = espalier("train", "--config", config, "--data", data, "--out", tmp_path / "other", check=False)
-    assert failed.returncode == 1 and f"{config}:2" in failed.stderr and "learning-rat" in failed.stderr
+    assert failed.returncode == 1 and f"{config}:2" in failed.stderr
+    assert "unknown key `learning-rat`" in failed.stderr and "did you mean --learning-rate?" in failed.stderr
     assert len(failed.stderr.strip().splitlines()) == 1
 
 
@@ -335,6 +345,28 @@ def test_synth_inspect_and_plan_agree(espalier, tmp_path):
     assert packing["encoded_tokens"] == seen["flat_tokens"] and packing["effective_reuse_ratio"] == 0
 
 
+def test_sizes_are_given_with_their_unit(espalier, model, data, tmp_path):
+    plan = ["plan", "--model", model, "--data", data, "--memory-budget"]
+    bare = espalier(*plan, "8", check=False)
+    assert bare.returncode == 2 and "such as 8GiB or 8MB, received 8, which is 8 bytes" in bare.stderr
+    unknown = espalier(*plan, "8 gigs", check=False)
+    assert unknown.returncode == 2 and "expected a size such as 8GiB or 500MB, received 8 gigs" in unknown.stderr
+    short = espalier(*plan, "10kB", check=False)
+    assert short.returncode == 1 and "memory budget: 9.8 KiB are too few" in short.stderr
+    budget = json.loads(espalier(*plan, "1.5GB", "--json").stdout)["memory_budget"]
+    assert budget == 1_500_000_000
+
+
+def test_names_of_the_hub_are_told_how_to_download(espalier, data, tmp_path):
+    model = espalier("verify", "--model", "some-org/some-model", "--data", data, check=False)
+    assert model.returncode == 1 and "`hf download some-org/some-model --local-dir some-model`" in model.stderr
+    rows = espalier("inspect", "--data", "some-org/chats", check=False)
+    assert rows.returncode == 1 and "`hf download some-org/chats --repo-type dataset --local-dir chats`" in rows.stderr
+    missing = espalier("verify", "--model", tmp_path / "none", "--data", data, check=False)
+    assert missing.stderr == f"espalier: error: {tmp_path}/none: expected a Hugging Face model folder, received a name that " \
+                             "does not exist\n"
+
+
 def test_budgets_that_are_too_small_name_the_smallest(espalier, model, data, tmp_path):
     flags = ["plan", "--data", data]
     packing = espalier(*flags, "--strategy", "tree-packing", "--token-budget", 2, check=False)
@@ -345,7 +377,7 @@ def test_budgets_that_are_too_small_name_the_smallest(espalier, model, data, tmp
         way = [*flags, "--checkpoint-activations", checkpoint]
         short = espalier(*way, "--memory-budget", "1kB", check=False)
         assert short.returncode == 1 and ("layer or piece needs less" in short.stderr) == (checkpoint == "none")
-        smallest[checkpoint] = re.search(r"the smallest plan found needs (\d+)", short.stderr).group(1)
+        smallest[checkpoint] = re.search(r"the smallest plan found needs [^(]*\((\d+) bytes\)", short.stderr).group(1)
         plan = json.loads(espalier(*way, "--memory-budget", smallest[checkpoint], "--json").stdout)
         assert plan["predicted_peak_bytes"] <= int(smallest[checkpoint])
         assert plan["encoded_tokens"] == plan["tree_tokens"] if plan["strategy"] == "partition" else True

@@ -45,7 +45,7 @@ def test_the_table(model, tmp_path):
     assert "torch" in done.stdout and "--rounds 2" in done.stdout and "round 2" in done.stderr
     times, agreement = tables(done.stdout)
     expected = [(dtype, data) for dtype in ("float32", "bfloat16")
-                for data in ("ratio 1", "ratio 4", "turns of 1 conversations")]  # fmt: skip
+                for data in ("ratio 1", "ratio 4", "turns of 1 conversation")]  # fmt: skip
     assert [(row["dtype"], row["data"]) for row in times] == expected
     assert [(row["dtype"], row["data"]) for row in agreement] == expected
     for row in times:

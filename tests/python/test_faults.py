@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -167,6 +168,7 @@ def test_a_signal_stops_a_run_after_its_step(espalier, start, flags, tmp_path, n
     assert process.wait() == STOPPED, process.said()
     assert "continue with --resume" in process.said()
     (step,) = saved_steps(tmp_path / "run")
+    assert re.search(r"espalier: finishing step \d+, then saving; interrupt again to stop at once", process.said())
     assert step == len(losses(tmp_path / "run"))
     espalier(*command, "--steps", step + 2, "--resume")
     espalier("train", *flags, "--save-every", 0, "--out", tmp_path / "whole", "--steps", step + 2)

@@ -151,14 +151,14 @@ def test_a_first_message_by_the_assistant_has_no_prompt_and_no_loss(prepare, tok
     _, (row,) = prepare("native", [{"messages": [ANSWER, USER, {"role": "assistant", "content": "c"}]}])
     assert written(row, tokenizer) == ["c<|im_end|>"]
     assert tokenizer.decode(row["input_ids"]).startswith("<|im_start|>assistant\nb<|im_end|>\n")
-    assert "1 turns left out" in capsys.readouterr().err
+    assert "1 turn left out" in capsys.readouterr().err
 
 
 def test_ids_that_depend_on_segments_are_counted(prepare, tokenizer, capsys):
     """Content that begins with a newline would merge with the newline of the prompt if tokenised at once."""
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\nx"}]}
     _, (made,) = prepare("no_calls", [row])
-    assert "1 of 1 conversations: tokenising the whole text at once" in capsys.readouterr().err
+    assert "1 of 1 conversation: tokenising the whole text at once" in capsys.readouterr().err
     assert written(made, tokenizer) == ["\nx<|im_end|>"]
     prepare("no_calls", [CALLS])
     assert "tokenising the whole text" not in capsys.readouterr().err
@@ -198,7 +198,7 @@ def test_names_are_unique_and_made_from_what_there_is(prepare, capsys):
     bare = {"messages": CALLS["messages"]}
     _, rows = prepare("native", [CALLS, CALLS, bare, bare | {"trajectory_id": "x"}])
     assert [row["trajectory_id"] for row in rows] == ["7/2", "7/2~2", "chats.jsonl:3", "x"]
-    assert "1 conversations share a name" in capsys.readouterr().err
+    assert "1 conversation named as an earlier one" in capsys.readouterr().err
 
 
 def test_limit_and_max_tokens(prepare, capsys):
@@ -208,7 +208,7 @@ def test_limit_and_max_tokens(prepare, capsys):
     longest = len(turns[1]["input_ids"])
     _, kept = prepare("native", [CALLS], "--per-turn", "--max-tokens", str(longest))
     assert kept == turns[:2]
-    assert "1 trajectories dropped by --max-tokens" in capsys.readouterr().err
+    assert "1 trajectory dropped by --max-tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix, inflate", [
@@ -244,7 +244,16 @@ BAD_LINES = {
     "nan": (b'{"reward": NaN}', "received NaN"),
     "duplicate key": (b'{"id": 1, "id": 2}', "field `id`: expected a key that stands once"),
     "deep": (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "expected JSON of bounded depth"),
-    "no messages": ({"text": "x"}, "field `messages`: expected a non-empty list of chat messages, received null"),
+    "no messages": ({"messages": []}, "field `messages`: expected a non-empty list of chat messages, received []"),
+    "text": ({"text": "x"}, "expected a non-empty list of chat messages, received text (`text`), which has no turns"),
+    "rows": ({"input_ids": [1]}, "received token ids, which are rows already: give them to `espalier train`"),
+    "pair": ({"prompt": "a", "chosen": "b", "rejected": "c"}, "received a preference pair (`chosen`, `rejected`)"),
+    "other fields": ({"a": 1}, "received a line without it (its fields: `a`)"),
+    "list": (b'[{"messages": []}]', "received the start of a JSON list: write each of its chats on a line of its own by"),
+    "several lines": (b"{", "received the start of an object of several lines"),
+    "role of ShareGPT": ({"conversations": [{"from": "gtp", "value": "x"}]},
+                         "field `conversations[0].from`: expected one of human, user, gpt"),
+    "half a prompt": ({"prompt": "a", "completion": [ANSWER]}, "field `prompt`: expected two texts, or two lists of messages"),
     "no assistant": ({"messages": [USER]}, "expected at least one message with role assistant"),
     "message": ({"messages": [ANSWER, 3]}, "field `messages[1]`: expected an object, received 3"),
     "role": ({"messages": [{"content": "a"}]}, "field `messages[0].role`: expected a non-empty string"),
@@ -269,7 +278,7 @@ def test_bad_lines_stop_with_one_error_or_are_counted(prepare, tmp_path, capsys,
     assert not list(tmp_path.glob(".rows*")), "a scratch file was left behind"
     code, rows = prepare("native", [CALLS, line, THINKING], "--skip-bad-rows")
     assert code == 0 and len(rows) == 2
-    assert "1 bad lines skipped" in capsys.readouterr().err
+    assert "1 bad line skipped" in capsys.readouterr().err
 
 
 def test_missing_group_field_is_a_bad_line(prepare, capsys):
@@ -283,6 +292,32 @@ def test_conversations_that_a_template_refuses_are_bad_lines(prepare, capsys):
     assert prepare("two_roles", [odd]) == (1, None)
     expected = "chats.jsonl:1: field `messages`: expected a conversation that the chat template renders"
     assert expected in capsys.readouterr().err
+
+
+SHAPES = {
+    "ShareGPT": {"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    "ShareGPT with roles": {"conversations": [{"from": "system", "value": "s"}, {"from": "user", "value": "a"},
+                                              {"from": "assistant", "value": "b"}]},
+    "messages as conversations": {"conversations": [{"role": "system", "content": "s"}, USER, ANSWER]},
+    "texts": {"system": "s", "prompt": "a", "completion": "b"},
+    "lists": {"prompt": [{"role": "system", "content": "s"}, USER], "completion": [ANSWER]},
+    "response": {"system": "s", "prompt": "a", "response": "b"},
+    "Alpaca": {"system": "s", "instruction": "a", "input": "", "output": "b"},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_other_shapes_of_chats_give_the_same_rows(prepare, shape):
+    plain = {"messages": [{"role": "system", "content": "s"}, USER, ANSWER], "reward": 2}
+    code, expected = prepare("native", [plain])
+    assert code == 0 and expected[0]["reward"] == 2
+    assert prepare("native", [{**SHAPES[shape], "reward": 2}]) == (0, expected)
+
+
+@pytest.mark.parametrize("head, what", [(b"PAR1", "a Parquet file; try `python3 -c"), (b"\x80\x04", "a Python pickle; write")])
+def test_files_of_other_formats_are_told_by_their_first_bytes(prepare, tmp_path, capsys, head, what):
+    assert prepare("native", [head + b"abc"]) == (1, None)
+    assert f"{tmp_path}/chats.jsonl: expected JSON lines, received {what}" in capsys.readouterr().err
 
 
 def test_older_forms_of_messages(prepare, tokenizer):
@@ -314,7 +349,7 @@ def test_command_line(models, tmp_path):
     done = subprocess.run([*base, "--model", models["native"], chats, "-o", tmp_path / "r.jsonl"],
                           env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "1 conversations, 1 trajectories" in done.stderr
+    assert "1 conversation, 1 trajectory" in done.stderr
     assert " torch\n" not in done.stderr
     wrong = subprocess.run([*base, "--model", models["native"], chats, "-o", tmp_path / "r.csv"],
                            env=environment, capture_output=True, text=True)

@@ -180,7 +180,7 @@ def test_bad_rows_stop_with_one_line_or_are_counted(object_arguments, tmp_path, 
     assert len(error) < 2000 and not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", error)
     assert main(["--model", str(object_arguments), str(chats), "-o", str(tmp_path / "out.jsonl"), "--skip-bad-rows"]) == 0
     error = capsys.readouterr().err
-    assert "1 bad lines skipped" in error and expected in error
+    assert "1 bad line skipped" in error and expected in error
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 
@@ -209,7 +209,7 @@ def test_what_a_row_breaks_inside_the_program_is_a_bad_row(prepare, monkeypatch,
     error = capsys.readouterr().err
     assert "chats.jsonl:2: " in error and error.splitlines()[-1].endswith("PanicException: at the disco second line")
     code, made = prepare("native", rows, "--skip-bad-rows")
-    assert code == 0 and len(made) == 2 and "1 bad lines skipped" in capsys.readouterr().err
+    assert code == 0 and len(made) == 2 and "1 bad line skipped" in capsys.readouterr().err
 
 
 def test_many_rows_of_one_name_take_linear_time(prepare):

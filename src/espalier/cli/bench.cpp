@@ -15,8 +15,10 @@
 #include "espalier/cli/bench_tables.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
+#include "espalier/cli/validators.h"
 #include "espalier/model/init.h"
 #include "espalier/model/weights.h"
 #include "espalier/runtime/device.h"
@@ -157,6 +159,7 @@ void run(Flags flags) {
 }
 
 void add_strategy_flags(CLI::App* command, Flags* flags, CLI::Option* token_budget) {
+  const HelpGroup group(command, "Strategies");
   auto* strategies =
       command->add_flag("--strategies", flags->strategies,
                         "Compare all strategies, at a budget that is a part of the tree's tokens");
@@ -194,6 +197,14 @@ void add_strategy_flags(CLI::App* command, Flags* flags, CLI::Option* token_budg
       ->capture_default_str();
 }
 
+void add_output_flags(CLI::App* command, Flags* flags) {
+  const HelpGroup group(command, kOutputGroup);
+  command->add_option("-o,--out", flags->out, "Also write the table to this file")->type_name("FILE");
+  command->add_flag("--json", flags->json, "Print JSON");
+  add_profile(command, &flags->profile,
+              "one more step of the first side on the first data, after what is measured");
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, int*) {
@@ -209,6 +220,7 @@ void add_bench(CLI::App& app, int*) {
       "--strategies, the whole tree in one micro-batch, partition and tree packing are compared with "
       "sequence packing, at a token budget that is a part of the tree.");
   auto flags = std::make_shared<Flags>();
+  const HelpGroup group(command, "Measurement");
   add_model(command, &flags->model, "Hugging Face model folder (default: a small random model)");
   flags->data.add(command, /*required=*/false);
   command->add_option("--ratios", flags->ratios, "Cached-token ratios of the random trees")
@@ -251,10 +263,7 @@ void add_bench(CLI::App& app, int*) {
   flags->device.add(command, /*trains=*/true);
   flags->objective.add(command);
   command->add_option("--seed", flags->sizes.seed, "Seed of the random trees")->capture_default_str();
-  command->add_option("-o,--out", flags->out, "Also write the table to this file");
-  add_profile(command, &flags->profile,
-              "one more step of the first side on the first data, after what is measured");
-  command->add_flag("--json", flags->json, "Print JSON");
+  add_output_flags(command, flags.get());
   add_threads(command);
   add_config(command);
   command->callback([flags] { run(*flags); });

@@ -8,8 +8,9 @@
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/data_summary.h"
-#include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/progress.h"
+#include "espalier/cli/validators.h"
 #include "espalier/config/config.h"
 
 namespace espalier::cli {
@@ -25,6 +26,7 @@ DataUse data_use_of(const std::string& model, const std::optional<ObjectiveOptio
 }
 
 void DataFlags::add(CLI::App* command, bool required) {
+  const HelpGroup group(command, kDataGroup);
   command
       ->add_option(
           "--data", data,
@@ -42,9 +44,9 @@ void DataFlags::add(CLI::App* command, bool required) {
       ->add_option(
           "--max-row-bytes", max_row_bytes,
           "JSONL: most bytes of one row, such as 1GiB. Longer rows are refused before they fill the memory")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->transform(byte_size())
       ->check(CLI::Range(uint64_t{1}, kMostLineBytes))
-      ->default_str("268435456");
+      ->default_str(std::to_string(kDefaultLineBytes));
 }
 
 std::vector<std::filesystem::path> DataFlags::files() const {

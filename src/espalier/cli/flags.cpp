@@ -8,8 +8,10 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/printable.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
+#include "espalier/cli/validators.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/cost.h"
 #include "espalier/measure/cost_model_file.h"
@@ -39,6 +41,7 @@ std::function<std::string(const std::string&)> fault_of(Parse parse) {
 }  // namespace
 
 void DeviceFlags::add(CLI::App* command, bool trains) {
+  const HelpGroup group(command, kMachineGroup);
   command
       ->add_option("--device", device,
                    "Where the model runs: cpu, cuda (the first visible GPU) or cuda:N. CUDA needs a LibTorch "
@@ -62,7 +65,11 @@ at::Device DeviceFlags::open() const {
   return parsed;
 }
 
+// Somebody who writes --memory-budget 8 means gigabytes, and there is no model in so few bytes.
+constexpr int64_t kFewestBareBytes = 65'536;
+
 void PlanFlags::add(CLI::App* command) {
+  const HelpGroup group(command, kPlanGroup);
   command
       ->add_option("--strategy", strategy,
                    "partition: cut trees into pieces and encode each token once; tree-packing: put whole "
@@ -82,7 +89,7 @@ void PlanFlags::add(CLI::App* command) {
       ->add_option("--memory-budget", memory_budget,
                    "Most memory for weights, gradients, optimiser and activations, such as 8GiB or 500MB. "
                    "The fastest plan that fits is taken (0: no limit)")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->transform(byte_size(kFewestBareBytes))
       ->default_str("0");
   command
       ->add_option(
@@ -151,6 +158,7 @@ void PlanFlags::judge_calibration(const ModelUse& use, double predicted_seconds,
 }
 
 void ObjectiveFlags::add(CLI::App* command) {
+  const HelpGroup group(command, kObjectiveGroup);
   command->add_option("--objective", objective, "sft: cross-entropy; grpo: clipped policy gradient")
       ->check(CLI::IsMember(objective_names()))
       ->capture_default_str();
@@ -196,16 +204,19 @@ ObjectiveOptions ObjectiveFlags::options() const {
 }
 
 CLI::Option* add_model(CLI::App* command, std::string* model, const std::string& help) {
-  return command->add_option("--model", *model, help);
+  const HelpGroup group(command, kDataGroup);
+  return command->add_option("--model", *model, help)->type_name("DIR");
 }
 
 CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string& help) {
+  const HelpGroup group(command, kMachineGroup);
   return command->add_option("--dtype", *dtype, help)
       ->check(CLI::IsMember(dtype_names()))
       ->capture_default_str();
 }
 
 void add_config(CLI::App* command) {
+  const HelpGroup group(command, kConfigGroup);
   command
       ->add_option("--config",
                    "TOML file with these flags as keys. Flags on the command line take precedence")
@@ -222,6 +233,7 @@ int most_threads() {
 }  // namespace
 
 void add_threads(CLI::App* command) {
+  const HelpGroup group(command, kMachineGroup);
   command
       ->add_option_function<int>(
           "--threads",
@@ -246,49 +258,13 @@ void note_carried_tensors(const std::string& model) {
 }
 
 CLI::Option* add_profile(CLI::App* command, std::string* trace, const std::string& which) {
+  const HelpGroup group(command, kOutputGroup);
   return command
       ->add_option("--profile", *trace,
                    "Profile " + which +
                        ": write a trace to this file, for chrome://tracing or ui.perfetto.dev, and print how "
                        "long each kind of work took, beside the rate of a plain matrix product")
       ->type_name("FILE");
-}
-
-CLI::Validator whole_from(int64_t low) {
-  return CLI::Validator(
-      [=](std::string& text) {
-        int64_t value = 0;
-        if (CLI::detail::lexical_cast(text, value) && value >= low) return std::string();
-        return fmt::format("expected a whole number of at least {}, received {}", low, text);
-      },
-      fmt::format("INT >= {}", low));
-}
-
-namespace {
-
-// CLI11's own ranges let NaN through.
-CLI::Validator real_in(double low, double high, bool closed) {
-  const bool bounded = high < std::numeric_limits<double>::max();
-  const std::string range = !bounded ? fmt::format("FLOAT >= {:g}", low)
-                                     : fmt::format("FLOAT in [{:g}, {:g}{}", low, high, closed ? "]" : ")");
-  return CLI::Validator(
-      [=](std::string& text) {
-        double value = 0;
-        const bool number = CLI::detail::lexical_cast(text, value);
-        if (number && value >= low && (closed ? value <= high : value < high)) return std::string();
-        return fmt::format("expected {}, received {}", range, text);
-      },
-      range);
-}
-
-}  // namespace
-
-CLI::Validator real_from(double low, double high) {
-  return real_in(low, high, /*closed=*/true);
-}
-
-CLI::Validator real_below(double low, double high) {
-  return real_in(low, high, /*closed=*/false);
 }
 
 }  // namespace espalier::cli

@@ -92,11 +92,4 @@ void note_carried_tensors(const std::string& model);
 /// --profile; `which`: the step that it records.
 CLI::Option* add_profile(CLI::App* command, std::string* trace, const std::string& which);
 
-/// Checks that a flag is a whole number from `low` on.
-CLI::Validator whole_from(int64_t low);
-/// Checks that a flag is a number from `low` on, up to `high`, and neither NaN nor infinite.
-CLI::Validator real_from(double low, double high = std::numeric_limits<double>::max());
-/// The same with `high` itself left out.
-CLI::Validator real_below(double low, double high);
-
 }  // namespace espalier::cli

@@ -6,6 +6,7 @@
 #include "espalier/base/check.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/weights.h"
@@ -40,9 +41,14 @@ void run(const Flags& flags) {
 void add_init(CLI::App& app, int*) {
   CLI::App* command = app.add_subcommand("init", "Make a model with random weights from a config.json");
   auto flags = std::make_shared<Flags>();
+  const HelpGroup group(command, "Model to make");
   // Here --config is the model's config.json, so there is no TOML file of flags.
-  command->add_option("--config", flags->config, "config.json of a llama, qwen2 or qwen3 model")->required();
-  command->add_option("--out", flags->out, "Folder to create, which must be empty or new")->required();
+  command->add_option("--config", flags->config, "config.json of a llama, qwen2 or qwen3 model")
+      ->type_name("FILE")
+      ->required();
+  command->add_option("--out", flags->out, "Folder to create, which must be empty or new")
+      ->type_name("DIR")
+      ->required();
   command->add_option("--seed", flags->seed, "Equal seeds give equal weights")->capture_default_str();
   add_dtype(command, &flags->dtype, "Precision of the weights");
   command

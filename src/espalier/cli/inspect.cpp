@@ -9,6 +9,7 @@
 #include "espalier/base/printable.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/step_gains.h"
 #include "espalier/inspect/page.h"
@@ -79,10 +80,13 @@ void add_inspect(CLI::App& app, int*) {
   add_model(command, &flags->model,
             "Hugging Face model folder, to check the ids, predict in FLOPs instead of tokens, and show text "
             "(with its tokenizer.json)");
-  command->add_option("--html", flags->html,
-                      "Also write a page with the trees to this file. It needs no network");
-  command->add_flag("--json", flags->json, "Print JSON");
   add_config(command);
+  const HelpGroup group(command, kOutputGroup);
+  command
+      ->add_option("--html", flags->html,
+                   "Also write a page with the trees to this file. It needs no network")
+      ->type_name("FILE");
+  command->add_flag("--json", flags->json, "Print JSON");
   command->callback([flags] { run(*flags); });
 }
 

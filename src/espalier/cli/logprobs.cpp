@@ -10,6 +10,7 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/engine/engine.h"
@@ -76,10 +77,14 @@ void add_logprobs(CLI::App& app, int*) {
   auto flags = std::make_shared<Flags>();
   add_model(command, &flags->model)->required();
   flags->data.add(command);
-  command
-      ->add_option("-o,--out", flags->out,
-                   "JSONL to write: trajectory_id (or row number), logprobs (the first null)")
-      ->required();
+  {
+    const HelpGroup group(command, kOutputGroup);
+    command
+        ->add_option("-o,--out", flags->out,
+                     "JSONL to write: trajectory_id (or row number), logprobs (the first null)")
+        ->type_name("FILE")
+        ->required();
+  }
   add_dtype(command, &flags->dtype, "Precision to compute in");
   flags->device.add(command, /*trains=*/false);
   flags->plan.add(command);

@@ -15,6 +15,7 @@
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/base/printable.h"
 #include "espalier/cli/commands.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/out_of_memory.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/signals.h"
@@ -39,24 +40,34 @@ constexpr const char* kFooter =
     "RUN/checkpoints/step_N\n"
     "\n`espalier COMMAND --help` says more about each command.";
 
+/// Adds subcommands that stand together in the help.
+void in_group(CLI::App& app, const std::string& name, std::initializer_list<void (*)(CLI::App&, int*)> adders,
+              int* exit_code) {
+  for (const auto& add : adders) {
+    add(app, exit_code);
+    app.get_subcommands({}).back()->group(name);
+  }
+}
+
 int run(const std::vector<std::string>& args) {
   CLI::App app(kDescription, "espalier");
   app.footer(kFooter);
+  app.formatter(std::make_shared<HelpFormat>());
   app.set_version_flag("--version", version_text,
                        "Print the version and how the program was built, and exit");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.require_subcommand(1);
   int exit_code = 0;
-  add_prepare(app, &exit_code);
-  add_inspect(app, &exit_code);
-  add_plan(app, &exit_code);
-  add_train(app, &exit_code);
-  add_logprobs(app, &exit_code);
-  add_verify(app, &exit_code);
-  add_bench(app, &exit_code);
-  add_synth(app, &exit_code);
-  add_init(app, &exit_code);
-  for (CLI::App* command : app.get_subcommands({})) refuse_repeated_flags(command);
+  app.set_help_flag("-h,--help", "Print this help and exit");
+  in_group(app, "From chats to a plan", {add_prepare, add_inspect, add_plan}, &exit_code);
+  in_group(app, "Training", {add_train, add_logprobs}, &exit_code);
+  in_group(app, "Proof and measurement", {add_verify, add_bench}, &exit_code);
+  in_group(app, "Random data and models", {add_synth, add_init}, &exit_code);
+  for (CLI::App* command : app.get_subcommands({})) {
+    refuse_repeated_flags(command);
+    // Who reads the help knows how to ask for it.
+    if (command->get_help_ptr() != nullptr) command->get_help_ptr()->group("");
+  }
   if (const std::string fault = unknown_word(app, args); !fault.empty()) {
     log_line("espalier: error: {} (see --help)", printable(fault));
     return 2;

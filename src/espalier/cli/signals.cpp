@@ -6,9 +6,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
+#include <ctime>
+#include <string_view>
 
 #include "espalier/base/temporaries.h"
+#include "espalier/cli/output.h"
 
 namespace espalier::cli {
 namespace {
@@ -16,8 +20,11 @@ namespace {
 constexpr int kEndingSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
 struct sigaction original_pipe, original_file_size, original_hangup;  // at the start
-std::atomic<std::atomic<bool>*> stop_flag{nullptr};
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<void*>::is_always_lock_free);
+std::atomic<StopRequest*> stop_request{nullptr};
+std::atomic<int64_t> first_interrupt{0};  // in milliseconds; 0: none yet
+bool on_terminal = false;
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<void*>::is_always_lock_free &&
+              std::atomic<int64_t>::is_always_lock_free);
 
 void handle(int signal, void (*handler)(int), int flags) {
   struct sigaction action{};
@@ -39,8 +46,41 @@ void clean_up_and_die(int signal) {
   ::raise(signal);
 }
 
-void request_stop(int) {
-  *stop_flag.load() = true;
+// What follows runs inside of signal handlers, where memory must not be allocated.
+
+int64_t now_in_milliseconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{1000} * now.tv_sec + now.tv_nsec / 1'000'000 + 1;
+}
+
+void say_what_is_finished(int64_t step) {
+  char digits[24];
+  const auto end = std::to_chars(digits, digits + sizeof(digits), step).ptr;
+  write_log(on_terminal ? "\n" : "");  // below the progress bar and ^C
+  write_log("espalier: finishing step ");
+  write_log({digits, static_cast<size_t>(end - digits)});
+  write_log(", then saving; interrupt again to stop at once\n");
+}
+
+void request_stop(int signal) {
+  const int error = errno;
+  StopRequest* request = stop_request.load();
+  const int64_t step = request->step.load();
+  if (step == 0) {
+    remove_registered_temporaries();
+    write_log("espalier: stopped before the first step\n");
+    std::_Exit(request->exit_code);
+  }
+  if (!request->requested.exchange(true)) say_what_is_finished(step);
+  int64_t none = 0;
+  constexpr int64_t kApart = 500;
+  if (signal == SIGINT && !first_interrupt.compare_exchange_strong(none, now_in_milliseconds()) &&
+      now_in_milliseconds() >= none + kApart) {
+    handle(SIGINT, SIG_DFL, 0);
+    clean_up_and_die(SIGINT);
+  }
+  errno = error;
 }
 
 void open_standard_streams() {
@@ -66,8 +106,9 @@ void prepare_process() {
   }
 }
 
-void stop_on_signals(std::atomic<bool>* stop) {
-  stop_flag = stop;
+void stop_on_signals(StopRequest* request) {
+  stop_request = request;
+  on_terminal = ::isatty(STDERR_FILENO) != 0;
   handle(SIGINT, request_stop, SA_RESTART);
   handle(SIGTERM, request_stop, SA_RESTART);
   if (original_hangup.sa_handler != SIG_IGN) handle(SIGHUP, request_stop, SA_RESTART);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 
 namespace espalier::cli {
 
@@ -13,8 +14,19 @@ namespace espalier::cli {
 /// gets their number.
 void prepare_process();
 
-/// From here on SIGINT, SIGTERM and SIGHUP (unless it was ignored at the start) set *stop instead.
-void stop_on_signals(std::atomic<bool>* stop);
+/// A wish to stop, and what the run is doing meanwhile.
+struct StopRequest {
+  std::atomic<bool> requested{false};
+  std::atomic<int64_t> step{0};  // the one that is computed, from 1; 0: nothing is done yet
+  int exit_code = 0;             // of a run that is stopped
+};
+
+/// From here on SIGINT, SIGTERM and SIGHUP (unless it was ignored at the start) set request->requested
+/// instead, and say at once on standard error what the run finishes before it stops. Before the first step
+/// there is nothing to save, so they end the process with request->exit_code. A SIGINT that comes half a
+/// second or more after the first ends the process at once; repeated SIGTERM and SIGHUP do not, because
+/// schedulers and terminals send them to a group and to its processes.
+void stop_on_signals(StopRequest* request);
 
 /// Before another program takes the place of this one: it shall find signals as this one found them.
 void restore_signals();

@@ -68,15 +68,10 @@ std::string meant(const std::string& prefix, const std::string& word) {
 }
 
 std::string unknown_flag(const CLI::App& command, const std::string& argument) {
-  std::string name = argument.substr(2, argument.find('=') - 2);
+  const std::string name = argument.substr(2, argument.find('=') - 2);
   if (command.get_option_no_throw("--" + name) != nullptr) return "";
-  std::replace(name.begin(), name.end(), '_', '-');
-  const std::vector<std::string> known = flags_of(command);
-  const auto other = other_names().find(name);
-  const bool has_other =
-      other != other_names().end() && std::ranges::find(known, other->second) != known.end();
   return fmt::format("unknown flag {} of `espalier {}`{}", argument.substr(0, argument.find('=')),
-                     command.get_name(), meant("--", has_other ? other->second : nearest_word(name, known)));
+                     command.get_name(), suggested_flag(command, name));
 }
 
 }  // namespace
@@ -91,6 +86,16 @@ std::string nearest_word(const std::string& given, std::span<const std::string> 
     nearest = word;
   }
   return nearest;
+}
+
+std::string suggested_flag(const CLI::App& command, const std::string& name) {
+  std::string dashed = name;
+  std::replace(dashed.begin(), dashed.end(), '_', '-');
+  const std::vector<std::string> known = flags_of(command);
+  const auto other = other_names().find(dashed);
+  const bool has_other =
+      other != other_names().end() && std::ranges::find(known, other->second) != known.end();
+  return meant("--", has_other ? other->second : nearest_word(dashed, known));
 }
 
 std::string unknown_word(const CLI::App& app, const std::vector<std::string>& args) {

@@ -14,6 +14,10 @@ namespace espalier::cli {
 /// otherwise.
 std::string nearest_word(const std::string& given, std::span<const std::string> known);
 
+/// "; did you mean --learning-rate?" for the flag of a command that `name` (without dashes) is probably meant
+/// to be, or that other trainers call so; "" where there is none.
+std::string suggested_flag(const CLI::App& command, const std::string& name);
+
 /// What is wrong with the first unknown command or flag in the arguments of the program (args[0] is the
 /// command), with a suggestion: "unknown flag --lr of `espalier train`; did you mean --learning-rate?". ""
 /// where all are known, and for commands that take the arguments of another program.

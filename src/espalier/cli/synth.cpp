@@ -9,8 +9,10 @@
 #include "espalier/base/rng.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
+#include "espalier/cli/validators.h"
 #include "espalier/data/writer.h"
 #include "espalier/engine/batch.h"
 #include "espalier/tree/statistics.h"
@@ -70,7 +72,9 @@ void add_synth(CLI::App& app, int*) {
       app.add_subcommand("synth", "Write random trajectories that share prefixes as the flags say");
   auto flags = std::make_shared<Flags>();
   SynthOptions& synth = flags->synth;
+  const HelpGroup group(command, "Random trees");
   command->add_option("-o,--out", flags->out, "File to write: .jsonl (also .gz, .zst) or .safetensors")
+      ->type_name("FILE")
       ->required();
   command->add_option("--trees", synth.num_trees, "Number of trees")
       ->check(whole_from(1))

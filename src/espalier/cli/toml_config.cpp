@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "espalier/base/check.h"
+#include "espalier/cli/suggest.h"
 #include "espalier/cli/toml_header.h"
 
 namespace espalier::cli {
@@ -79,8 +80,8 @@ std::vector<std::string> read_flags(const CLI::App& command, const std::string& 
     std::replace(key.begin(), key.end(), '_', '-');
     const CLI::Option* option =
         key == "config" || key == "help" ? nullptr : command.get_option_no_throw("--" + key);
-    ESPALIER_CHECK(option != nullptr, "{}: unknown key `{}`: expected a flag of `espalier {}` (see --help)",
-                   where, key, command.get_name());
+    ESPALIER_CHECK(option != nullptr, "{}: unknown key `{}`: expected a flag of `espalier {}` (see --help){}",
+                   where, key, command.get_name(), suggested_flag(command, key));
     ESPALIER_CHECK(!node.is_table(), "{}: key `{}`: expected a value, received a table", where, key);
     std::vector<std::string> arguments = arguments_of(*option, key, node, where);
     if (std::any_of(given.begin(), given.end(),

@@ -8,12 +8,14 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/plan_table.h"
 #include "espalier/cli/progress.h"
 #include "espalier/cli/signals.h"
 #include "espalier/cli/step_gains.h"
 #include "espalier/cli/toml_config.h"
+#include "espalier/cli/validators.h"
 #include "espalier/engine/order.h"
 #include "espalier/measure/cost_model_file.h"
 #include "espalier/model/weights.h"
@@ -27,8 +29,7 @@ namespace {
 // again.
 constexpr int kStoppedExitCode = 3;
 
-std::atomic<bool> stop_requested{false};
-static_assert(std::atomic<bool>::is_always_lock_free);  // it is set from a signal handler
+StopRequest stop{.exit_code = kStoppedExitCode};
 
 struct Flags {
   DataFlags data;
@@ -174,7 +175,7 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   }
   const ModelUse use = use_of(flags, device);
   std::filesystem::create_directories(options.out);
-  stop_on_signals(&stop_requested);
+  stop_on_signals(&stop);
 
   Progress progress("train");
   int64_t total = 0, first = 0;
@@ -187,6 +188,7 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
     const auto products = device.is_cpu() ? std::optional(product_choice()) : std::nullopt;
     write_text(options.out / kCostModelFile, cost_model_json(options.costs->time, products).dump(2) + "\n");
     if (first > 0) progress.line(fmt::format("resuming after step {}", first));
+    if (first < total) stop.step = first + 1;
   };
   events.micro_batch = [&](int64_t step, int64_t done, int64_t of) {
     const double steps_done =
@@ -196,6 +198,7 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   };
   events.step = [&](int64_t step, const nlohmann::ordered_json& metrics) {
     progress.line(step_line(step, total, metrics));
+    if (step < total && !stop.requested) stop.step = step + 1;
     if (step == first + 2) {  // the first one is slower
       flags.plan.judge_calibration(use, metrics["predicted_seconds"], metrics["micro_batch_seconds"],
                                    events.note);
@@ -219,63 +222,39 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
     saved = true;
     progress.line("saved " + folder.string());
   };
-  if (!train(trajectories, options, events, &stop_requested)) {
+  if (!train(trajectories, options, events, &stop.requested)) {
     progress.line(fmt::format("stopped by a signal {}; continue with --resume",
                               saved ? "after saving" : "before a step was done"));
     *exit_code = kStoppedExitCode;
   }
 }
 
-void add_flags(CLI::App* command, Flags* flags) {
-  add_model(command, &flags->model)->required();
-  flags->data.add(command);
+void add_run_flags(CLI::App* command, Flags* flags) {
+  const HelpGroup group(command, "Run");
   command
       ->add_option("--out", flags->out,
                    "Folder of the run: config.toml, plan.txt (the first step's micro-batches, predicted and "
                    "measured), metrics.jsonl, TensorBoard events, checkpoints/")
+      ->type_name("DIR")
       ->required();
-  add_config(command);
-  flags->objective.add(command);
-  flags->plan.add(command);
-  flags->device.add(command, /*trains=*/true);
-  add_dtype(command, &flags->dtype,
-            "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+  command->add_flag("--resume", flags->train.resume,
+                    "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
+                    "interruption, unless --device or --learning-rate changes, which is allowed");
+  command->add_option("--save-every", flags->train.save_every, "Steps between checkpoints (0: only the last)")
+      ->check(whole_from(0))
+      ->capture_default_str();
   command
       ->add_option("--save-dtype", flags->save_dtype,
                    "Precision of saved weights, if it differs from --dtype")
       ->check(CLI::IsMember(dtype_names()));
+  command->add_flag(
+      "--dry-run", flags->dry_run,
+      "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
+}
+
+void add_step_flags(CLI::App* command, Flags* flags) {
+  const HelpGroup group(command, "Steps");
   TrainOptions& train = flags->train;
-  command->add_option("--optimizer", flags->optimizer, "adamw or sgd (plain, no momentum)")
-      ->check(CLI::IsMember(optimizer_names()))
-      ->capture_default_str();
-  command->add_option("--learning-rate", train.learning_rate, "Peak learning rate")
-      ->check(real_from(0, kLargestLearningRate))
-      ->capture_default_str();
-  command
-      ->add_option("--weight-decay", train.optimizer.weight_decay,
-                   "Weight decay of matrices (norms and biases have none)")
-      ->check(real_from(0))
-      ->capture_default_str();
-  command
-      ->add_option("--max-grad-norm", train.optimizer.max_grad_norm, "Clip the global gradient norm (0: off)")
-      ->check(real_from(0))
-      ->capture_default_str();
-  command->add_option("--beta1", train.optimizer.beta1, "adamw")
-      ->check(real_below(0, 1))
-      ->capture_default_str();
-  command->add_option("--beta2", train.optimizer.beta2, "adamw")
-      ->check(real_below(0, 1))
-      ->capture_default_str();
-  command->add_option("--eps", train.optimizer.eps, "adamw, above 0")
-      ->check(real_from(std::numeric_limits<double>::denorm_min()))
-      ->capture_default_str();
-  command
-      ->add_option("--scheduler", flags->scheduler, "constant, linear or cosine (the latter two fall to 0)")
-      ->check(CLI::IsMember(scheduler_names()))
-      ->capture_default_str();
-  command->add_option("--warmup-steps", train.warmup_steps, "Steps over which the learning rate rises")
-      ->check(whole_from(0))
-      ->capture_default_str();
   command->add_option("--steps", train.steps, "Optimiser steps (0: as many as --epochs need)")
       ->check(whole_from(0))
       ->capture_default_str();
@@ -297,23 +276,69 @@ void add_flags(CLI::App* command, Flags* flags) {
       ->capture_default_str();
   command->add_option("--seed", train.seed, "Seed of the shuffle, which depends only on seed and epoch")
       ->capture_default_str();
-  command->add_option("--save-every", train.save_every, "Steps between checkpoints (0: only the last)")
+}
+
+void add_optimizer_flags(CLI::App* command, Flags* flags) {
+  const HelpGroup group(command, "Optimiser");
+  TrainOptions& train = flags->train;
+  command->add_option("--optimizer", flags->optimizer, "adamw or sgd (plain, no momentum)")
+      ->check(CLI::IsMember(optimizer_names()))
+      ->capture_default_str();
+  command->add_option("--learning-rate", train.learning_rate, "Peak learning rate")
+      ->check(real_from(0, kLargestLearningRate))
+      ->capture_default_str();
+  command
+      ->add_option("--scheduler", flags->scheduler, "constant, linear or cosine (the latter two fall to 0)")
+      ->check(CLI::IsMember(scheduler_names()))
+      ->capture_default_str();
+  command->add_option("--warmup-steps", train.warmup_steps, "Steps over which the learning rate rises")
       ->check(whole_from(0))
       ->capture_default_str();
-  command->add_flag("--resume", train.resume,
-                    "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
-                    "interruption, unless --device or --learning-rate changes, which is allowed");
+  command
+      ->add_option("--weight-decay", train.optimizer.weight_decay,
+                   "Weight decay of matrices (norms and biases have none)")
+      ->check(real_from(0))
+      ->capture_default_str();
+  command
+      ->add_option("--max-grad-norm", train.optimizer.max_grad_norm, "Clip the global gradient norm (0: off)")
+      ->check(real_from(0))
+      ->capture_default_str();
+  command->add_option("--beta1", train.optimizer.beta1, "adamw: decay of the mean of gradients")
+      ->check(real_below(0, 1))
+      ->capture_default_str();
+  command->add_option("--beta2", train.optimizer.beta2, "adamw: decay of the mean of their squares")
+      ->check(real_below(0, 1))
+      ->capture_default_str();
+  command->add_option("--eps", train.optimizer.eps, "adamw: added to the denominator, above 0")
+      ->check(real_from(std::numeric_limits<double>::denorm_min()))
+      ->capture_default_str();
+}
+
+void add_profile_flags(CLI::App* command, Flags* flags) {
+  const HelpGroup group(command, kOutputGroup);
   add_profile(command, &flags->profile, "one step");
   command
-      ->add_option("--profile-step", train.profile_step,
+      ->add_option("--profile-step", flags->train.profile_step,
                    "Number of the step to profile (0: the second, or the only one, because the first also "
                    "allocates memory)")
       ->check(whole_from(0))
       ->capture_default_str();
-  command->add_flag(
-      "--dry-run", flags->dry_run,
-      "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
+}
+
+void add_flags(CLI::App* command, Flags* flags) {
+  add_model(command, &flags->model)->required();
+  flags->data.add(command);
+  add_run_flags(command, flags);
+  flags->objective.add(command);
+  add_step_flags(command, flags);
+  add_optimizer_flags(command, flags);
+  flags->plan.add(command);
+  flags->device.add(command, /*trains=*/true);
+  add_dtype(command, &flags->dtype,
+            "Precision of training (bfloat16: with float32 master weights and gradient sums)");
   add_threads(command);
+  add_profile_flags(command, flags);
+  add_config(command);
 }
 
 }  // namespace
@@ -322,11 +347,12 @@ void add_train(CLI::App& app, int* exit_code) {
   CLI::App* command =
       app.add_subcommand("train", "Train a model on trajectories; shared prefixes are encoded once");
   command->footer(
-      "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder. On SIGINT, SIGTERM and SIGHUP "
-      "the run saves after the current step and exits with status 3. --resume continues from the newest "
-      "checkpoint that is whole. After an error in a later step, the run saves what is done and exits with "
-      "status 1.\nExample: espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 "
-      "--batch-size 64 --token-budget 8192");
+      "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder. On Ctrl-C (SIGINT), SIGTERM and "
+      "SIGHUP the run finishes its step, saves and exits with status 3; a second Ctrl-C ends it at once. "
+      "--resume continues from the newest checkpoint that is whole. After an error in a later step, the run "
+      "saves what is done and exits with status 1.\n\nExample:\n"
+      "  espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 --batch-size 64 "
+      "--memory-budget 16GiB");
   auto flags = std::make_shared<Flags>();
   add_flags(command, flags.get());
   command->callback([flags, command, exit_code] { run(*flags, *command, exit_code); });

@@ -6,6 +6,7 @@
 #include "espalier/base/check.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/weights.h"
@@ -93,11 +94,12 @@ void add_verify(CLI::App& app, int* exit_code) {
   flags->device.add(command, /*trains=*/true);
   flags->objective.add(command);
   flags->plan.add(command);
+  add_threads(command);
+  add_config(command);
+  const HelpGroup group(command, "Proof");
   command->add_option("--seed", flags->seed, "Chooses the branches whose isolation is tested")
       ->capture_default_str();
   command->add_flag("--json", flags->json, "Print JSON");
-  add_threads(command);
-  add_config(command);
   command->callback([flags, exit_code] { run(*flags, exit_code); });
 }
 

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "espalier/base/check.h"
+#include "espalier/base/hub_name.h"
 #include "espalier/base/json_file.h"
 #include "espalier/config/config_reader.h"
 #include "espalier/config/families/family.h"
@@ -223,6 +225,13 @@ DecoderConfig parse_config(const nlohmann::json& json, const std::string& file) 
 }
 
 DecoderConfig read_config(const std::filesystem::path& model_folder) {
+  std::error_code unknown;
+  const std::filesystem::file_status status = std::filesystem::status(model_folder, unknown);
+  ESPALIER_CHECK(std::filesystem::exists(status), "{}: expected a Hugging Face model folder, received {}{}",
+                 model_folder.string(), model_folder.empty() ? "an empty name" : "a name that does not exist",
+                 hub_advice(model_folder, HubKind::kModel));
+  ESPALIER_CHECK(std::filesystem::is_directory(status),
+                 "{}: expected a Hugging Face model folder, received a file", model_folder.string());
   return read_config_file(model_folder / "config.json");
 }
 

@@ -11,6 +11,7 @@
 #include "espalier/base/printable.h"
 #include "espalier/data/builder.h"
 #include "espalier/data/fields.h"
+#include "espalier/data/foreign_rows.h"
 #include "espalier/data/large_numbers.h"
 #include "espalier/data/line_reader.h"
 #include "espalier/data/row_checks.h"
@@ -104,7 +105,9 @@ constexpr std::string_view kRoutes = name_of(Field::kRoutedExperts);
 /// Parses lines into rows. Memory is reused from line to line.
 class RowParser {
  public:
-  RowParser(int64_t vocab_size, FieldTally* tally) : vocab_size_(vocab_size), tally_(*tally) {}
+  /// `file`: where the lines come from, for messages.
+  RowParser(const std::filesystem::path& file, int64_t vocab_size, FieldTally* tally)
+      : file_(file), vocab_size_(vocab_size), tally_(*tally) {}
 
   /// The row on `line`, which LineReader::kPadding readable bytes follow. Types, ranges of integers, nulls
   /// and what several names of one field say are checked here, the rest by check_row. Valid until the next
@@ -117,6 +120,7 @@ class RowParser {
 
  private:
   dom::object parse_object(std::string_view line);
+  [[noreturn]] void throw_without_ids(std::string_view line);
   void read(size_t name);
   void read_ids();
   void read_mask(size_t name, std::vector<uint8_t>& mask);
@@ -148,6 +152,7 @@ class RowParser {
     }
   };
 
+  std::filesystem::path file_;
   int64_t vocab_size_;
   FieldTally& tally_;
   dom::parser parser_;
@@ -171,11 +176,12 @@ dom::object RowParser::parse_object(std::string_view line) {
     const std::optional<std::string> readable = without_large_numbers(line);
     if (readable) error = parser_.parse(*readable).get(root);
   }
-  if (error != simdjson::SUCCESS) throw_malformed(line, error);
   dom::object object;
-  ESPALIER_CHECK(root.get(object) == simdjson::SUCCESS, "expected a JSON object, received {}",
-                 described(root));
-  return object;
+  if (error == simdjson::SUCCESS && root.get(object) == simdjson::SUCCESS) return object;
+  if (const std::string foreign = describe_foreign_line(line, file_); !foreign.empty())
+    throw InputError("expected a JSON object, received " + foreign);
+  if (error != simdjson::SUCCESS) throw_malformed(line, error);
+  throw InputError("expected a JSON object, received " + described(root));
 }
 
 const TrajectoryRow& RowParser::parse(std::string_view line) {
@@ -197,14 +203,20 @@ const TrajectoryRow& RowParser::parse(std::string_view line) {
     given_.set(*name);
     elements_[*name] = value;
   }
-  if (!given_[kInputIdsName])
-    throw_field("input_ids", "a list of token ids", seen_[kInputIdsName] ? "null" : "a row without it");
+  if (!given_[kInputIdsName]) throw_without_ids(line);
   // input_ids come first in the table, so that the others can be compared with them.
   for (size_t name = 0; name < kNumFieldNames; ++name) {
     if (given_[name]) read(name);
   }
   check_together();
   return row_;
+}
+
+void RowParser::throw_without_ids(std::string_view line) {
+  std::vector<std::string_view> names;
+  for (const auto [key, value] : parse_object(line)) names.push_back(key);
+  throw_field("input_ids", "a list of token ids",
+              seen_[kInputIdsName] ? "null" : describe_foreign_row(names, file_));
 }
 
 void RowParser::keep() {
@@ -447,10 +459,11 @@ Trajectories read_jsonl(const std::filesystem::path& path, const ReadOptions& op
   const std::string file = path.string();
   // If bad rows are errors, a line that is too long is not read to its end, because it may never end.
   constexpr int64_t kMostPassedOver = int64_t{1} << 34;
+  refuse_foreign_file(path);
   LineReader lines(path, options.max_line_bytes, options.skip_bad_rows ? kMostPassedOver : 0);
   TrajectoriesBuilder builder;
   RowReport rows(options, report);
-  RowParser parser(options.vocab_size, &rows.fields());
+  RowParser parser(path, options.vocab_size, &rows.fields());
   lines.on_read = [&] { rows.progress(lines.fraction(), lines.bytes_read()); };
   std::string_view line;
   while (!rows.enough()) {

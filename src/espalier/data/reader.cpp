@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/hub_name.h"
 #include "espalier/data/concatenate.h"
 #include "espalier/data/jsonl_reader.h"
 #include "espalier/data/packed.h"
@@ -103,8 +104,9 @@ std::vector<fs::path> expand_file_patterns(std::span<const std::string> patterns
       std::move(found.begin(), found.end(), std::back_inserter(paths));
       continue;
     }
-    ESPALIER_CHECK(exists, "cannot open {}: {}", pattern,
-                   error ? error.message() : std::generic_category().message(ENOENT));
+    ESPALIER_CHECK(exists, "cannot open {}: {}{}", pattern,
+                   error ? error.message() : std::generic_category().message(ENOENT),
+                   hub_advice(pattern, HubKind::kDataset));
     paths.emplace_back(pattern);
   }
   return paths;

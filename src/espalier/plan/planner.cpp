@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/units.h"
 #include "espalier/plan/partition.h"
 #include "espalier/plan/sequence_packing.h"
 #include "espalier/plan/tree_packing.h"
@@ -229,13 +230,14 @@ Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts
     for (Plan& plan : plans_within(forest, way, budget)) cheapest.add(std::move(plan));
   }
   if (cheapest.empty()) {
-    throw InputError(
-        fmt::format("memory budget: {} bytes are too few; the smallest plan found needs {:.0f} ({:.0f} of "
-                    "them for weights, gradients and optimiser){}",
-                    options.memory_budget, least_bytes, resident_bytes(costs.memory),
-                    options.checkpoint_activations == CheckpointActivations::kNone
-                        ? "; --checkpoint-activations layer or piece needs less"
-                        : ""));
+    throw InputError(fmt::format(
+        "memory budget: {} are too few; the smallest plan found needs {} ({:.0f} bytes), of which "
+        "weights, gradients and optimiser take {}{}",
+        human_bytes(static_cast<double>(options.memory_budget)), human_bytes(least_bytes), least_bytes,
+        human_bytes(resident_bytes(costs.memory)),
+        options.checkpoint_activations == CheckpointActivations::kNone
+            ? "; --checkpoint-activations layer or piece needs less"
+            : ""));
   }
   return cheapest.take();
 }

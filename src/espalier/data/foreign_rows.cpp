@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/data/foreign_rows.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <optional>
+#include <system_error>
+#include <vector>
+
+#include "espalier/base/check.h"
+#include "espalier/base/printable.h"
+
+namespace espalier {
+namespace {
+
+using Names = std::span<const std::string_view>;
+
+bool has(Names fields, std::string_view name) {
+  return std::ranges::find(fields, name) != fields.end();
+}
+
+/// The first of `names` that is a field of the row.
+std::optional<std::string_view> first_of(Names names, Names fields) {
+  const auto found = std::ranges::find_if(names, [&](std::string_view name) { return has(fields, name); });
+  return found == names.end() ? std::nullopt : std::optional(*found);
+}
+
+/// A file name as one word of a shell command.
+std::string quoted(const std::filesystem::path& file) {
+  const std::string name = file.string();
+  const auto is_plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("._-/+@,=").find(static_cast<char>(c)) != std::string::npos;
+  };
+  if (!name.empty() && std::ranges::all_of(name, is_plain)) return name;
+  std::string text = "'";
+  for (const char c : name) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
+/// A command that reads JSON from the file, decompressed.
+std::string reading(const std::filesystem::path& file, const std::string& command) {
+  const std::string extension = file.extension().string();
+  if (extension == ".gz") return fmt::format("zcat {} | {}", quoted(file), command);
+  if (extension == ".zst") return fmt::format("zstdcat {} | {}", quoted(file), command);
+  return fmt::format("{} {}", command, quoted(file));
+}
+
+std::string jq(const std::string& filter, const std::filesystem::path& file) {
+  return reading(file, fmt::format("jq -c '{}'", filter)) + " > rows.jsonl";
+}
+
+/// Chats in any shape that `espalier prepare` takes.
+std::optional<std::string> describe_chats(Names fields) {
+  static constexpr auto kCompletions =
+      std::to_array<std::string_view>({"completion", "response", "answer", "output"});
+  if (has(fields, "messages")) return "chats (`messages`)";
+  for (const std::string_view name : {"conversations", "conversation"}) {
+    if (has(fields, name)) return fmt::format("ShareGPT chats (`{}`)", name);
+  }
+  for (const std::string_view prompt : {"prompt", "instruction"}) {
+    const auto completion = first_of(kCompletions, fields);
+    if (has(fields, prompt) && completion)
+      return fmt::format("prompts and completions (`{}`, `{}`)", prompt, *completion);
+  }
+  return std::nullopt;
+}
+
+/// Token ids under names of other programs.
+std::optional<std::string> describe_tokens(Names fields, const std::filesystem::path& file) {
+  static constexpr auto kPrompts =
+      std::to_array<std::string_view>({"prompt_ids", "prompt_token_ids", "prompts", "prompt_tokens"});
+  static constexpr auto kCompletions = std::to_array<std::string_view>(
+      {"completion_ids", "completion_token_ids", "completion_tokens", "response_ids", "response_token_ids",
+       "response_tokens", "responses", "output_ids", "output_token_ids"});
+  static constexpr auto kWhole =
+      std::to_array<std::string_view>({"token_ids", "tokens", "ids", "all_token_ids"});
+  const auto prompt = first_of(kPrompts, fields), completion = first_of(kCompletions, fields);
+  if (prompt && completion) {
+    const std::string filter = fmt::format(
+        "{{input_ids: (.{0} + .{1}), loss_mask: ((.{0} | map(0)) + (.{1} | map(1)))}}", *prompt, *completion);
+    return fmt::format("token ids as `{}` and `{}`: join them by `{}`", *prompt, *completion,
+                       jq(filter, file));
+  }
+  const auto whole = first_of(kWhole, fields);
+  if (!whole) return std::nullopt;
+  return fmt::format("token ids as `{0}`: rename them by `{1}`", *whole,
+                     jq(fmt::format(".input_ids = .{0} | del(.{0})", *whole), file));
+}
+
+/// A program that encodes the field `text` of every row by the tokenizer of a model folder.
+constexpr std::string_view kEncodeText =
+    "import fileinput, json, sys, transformers; "
+    "t = transformers.AutoTokenizer.from_pretrained(sys.argv.pop(1)); "
+    "[print(json.dumps({\"input_ids\": t(json.loads(line)[\"text\"])[\"input_ids\"]})) "
+    "for line in fileinput.input()]";
+
+std::string list_of_fields(Names fields) {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> names;
+  for (const std::string_view field : fields.first(std::min(kMost, fields.size())))
+    names.push_back(fmt::format("`{}`", shortened(field, 30)));
+  if (names.empty()) return "an object without fields";
+  return fmt::format("a row without it (its fields: {}{})", fmt::join(names, ", "),
+                     fields.size() > kMost ? ", ..." : "");
+}
+
+struct Format {
+  std::string_view magic;  // the first bytes of a file
+  std::string_view name;
+  std::string_view command;  // {}: the file, as a word of a shell command
+};
+
+constexpr auto kFormats = std::to_array<Format>({
+    {"PAR1", "a Parquet file",
+     "python3 -c 'import sys, pandas; pandas.read_parquet(sys.argv[1]).to_json(\"rows.jsonl\", "
+     "orient=\"records\", lines=True)' {}"},
+    {"ARROW1", "an Arrow file",
+     "python3 -c 'import sys, pandas; pandas.read_feather(sys.argv[1]).to_json(\"rows.jsonl\", "
+     "orient=\"records\", lines=True)' {}"},
+    {"\xFF\xFF\xFF\xFF", "an Arrow stream",
+     "python3 -c 'import sys, datasets; datasets.Dataset.from_file(sys.argv[1]).to_json(\"rows.jsonl\")' {}"},
+    {"PK\x03\x04", "a zip archive", "unzip {}"},
+    {"BZh", "a bzip2 file", "bzip2 -dc {} > rows.jsonl"},
+    {"\xFD"
+     "7zXZ",
+     "an xz file", "xz -dc {} > rows.jsonl"},
+    {"SQLite format 3", "an SQLite database", ""},
+    {"\x89HDF", "an HDF5 file", ""},
+    {"\x80\x02", "a Python pickle", ""},
+    {"\x80\x03", "a Python pickle", ""},
+    {"\x80\x04", "a Python pickle", ""},
+    {"\x80\x05", "a Python pickle", ""},
+});
+
+}  // namespace
+
+std::string describe_foreign_row(Names fields, const std::filesystem::path& file) {
+  // `chosen` of a row of ours is true or false, and stands beside input_ids.
+  if (has(fields, "chosen") && has(fields, "rejected"))
+    return "a preference pair in text (`chosen`, `rejected`): make two chats of it, each a line with "
+           "`messages`, and run `espalier prepare` on them";
+  if (const auto chats = describe_chats(fields)) {
+    return fmt::format("{}: run `espalier prepare --model DIR {} -o rows.jsonl` first", *chats, quoted(file));
+  }
+  if (const auto tokens = describe_tokens(fields, file)) return *tokens;
+  if (has(fields, "text")) {
+    return fmt::format("text (`text`), which has no turns: encode it by `{}`",
+                       reading(file, "python3 -c '" + std::string(kEncodeText) + "' DIR") + " > rows.jsonl");
+  }
+  return list_of_fields(fields);
+}
+
+std::string describe_foreign_line(std::string_view line, const std::filesystem::path& file) {
+  const auto begin = line.find_first_not_of(" \t\r");
+  if (begin == std::string_view::npos) return "";
+  const std::string_view text = line.substr(begin, line.find_last_not_of(" \t\r") + 1 - begin);
+  if (text.front() == '[') {
+    const auto next = text.find_first_not_of(" \t", 1);
+    const char first = next == std::string_view::npos ? '{' : text[next];
+    if (std::isdigit(static_cast<unsigned char>(first)) != 0)
+      return fmt::format("a bare list of token ids: name them by `{}`", jq("{input_ids: .}", file));
+    if (first == '{') {
+      return fmt::format("the start of a JSON list: write each of its rows on a line of its own by `{}`",
+                         jq(".[]", file));
+    }
+  }
+  if (text == "{") {
+    return fmt::format("the start of an object of several lines: write each row on one line by `{}`",
+                       jq(".", file));
+  }
+  return "";
+}
+
+void refuse_foreign_file(const std::filesystem::path& path) {
+  std::error_code unknown;
+  const std::filesystem::file_status status = std::filesystem::status(path, unknown);
+  ESPALIER_CHECK(!std::filesystem::is_directory(status),
+                 "{}: expected a file of trajectories, received a folder; name its files, such as {}",
+                 path.string(), quoted(path / "*.jsonl"));
+  // Bytes that are read from a pipe to look at them would be lost.
+  if (!std::filesystem::is_regular_file(status)) return;
+  std::array<char, 16> bytes{};
+  std::ifstream file(path, std::ios::binary);
+  file.read(bytes.data(), bytes.size());
+  const std::string_view head(bytes.data(), static_cast<size_t>(file.gcount()));
+  for (const Format& format : kFormats) {
+    if (!head.starts_with(format.magic)) continue;
+    const std::string advice =
+        format.command.empty()
+            ? "; write its rows as JSON, one on each line"
+            : fmt::format("; try `{}`", fmt::format(fmt::runtime(format.command), quoted(path)));
+    throw InputError(fmt::format("{}: expected JSON lines or packed .safetensors, received {}{}",
+                                 path.string(), format.name, advice));
+  }
+}
+
+}  // namespace espalier

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/data/foreign_rows.h"
+
+#include <gtest/gtest.h>
+
+#include "espalier/base/check.h"
+#include "espalier/data/reader.h"
+#include "tests/base/message_of.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/data/trajectory_helpers.h"
+
+namespace espalier {
+namespace {
+
+using testing::message_of;
+using testing::ScratchFolder;
+using testing::write_bytes;
+
+class ForeignRows : public ::testing::Test {
+ protected:
+  std::string fault(const std::string& name, const std::string& text) {
+    write_bytes(folder_ / name, text);
+    const std::string message = message_of<InputError>([&] { read_trajectories(folder_ / name); });
+    const std::string prefix = (folder_ / name).string();
+    return message.starts_with(prefix) ? message.substr(prefix.size()) : message;
+  }
+  std::string file(const std::string& name) { return (folder_ / name).string(); }
+
+  ScratchFolder folder_;
+};
+
+TEST_F(ForeignRows, ChatsAreNamedWithTheCommandThatPreparesThem) {
+  const std::string before = ":1: field `input_ids`: expected a list of token ids, received ";
+  const std::string after =
+      ": run `espalier prepare --model DIR " + file("a.jsonl") + " -o rows.jsonl` first";
+  const std::pair<std::string, std::string> rows[] = {
+      {R"({"messages":[],"id":1})", "chats (`messages`)"},
+      {R"({"id":1,"conversations":[]})", "ShareGPT chats (`conversations`)"},
+      {R"({"prompt":"a","completion":"b"})", "prompts and completions (`prompt`, `completion`)"},
+      {R"({"prompt":"a","response":"b"})", "prompts and completions (`prompt`, `response`)"},
+      {R"({"instruction":"a","input":"","output":"b"})", "prompts and completions (`instruction`, `output`)"},
+  };
+  for (const auto& [row, what] : rows) EXPECT_EQ(fault("a.jsonl", row + "\n"), before + what + after);
+}
+
+TEST_F(ForeignRows, TokensUnderOtherNamesAreNamedWithTheCommandThatRenamesThem) {
+  EXPECT_EQ(fault("a b.jsonl", R"({"prompt_ids":[1],"completion_ids":[2,3]})"),
+            ":1: field `input_ids`: expected a list of token ids, received token ids as `prompt_ids` and "
+            "`completion_ids`: join them by `jq -c '{input_ids: (.prompt_ids + .completion_ids), loss_mask: "
+            "((.prompt_ids | map(0)) + (.completion_ids | map(1)))}' '" +
+                file("a b.jsonl") + "' > rows.jsonl`");
+  const std::string renamed =
+      describe_foreign_row(std::vector<std::string_view>{"reward", "tokens"}, "r.jsonl.gz");
+  EXPECT_EQ(renamed,
+            "token ids as `tokens`: rename them by `zcat r.jsonl.gz | jq -c '.input_ids = .tokens | "
+            "del(.tokens)' > rows.jsonl`");
+}
+
+TEST_F(ForeignRows, TextPairsAndOtherFieldsAreNamed) {
+  EXPECT_NE(
+      fault("a.jsonl", R"({"text":"abc"})").find("received text (`text`), which has no turns: encode it by"),
+      std::string::npos);
+  EXPECT_NE(
+      fault("a.jsonl", R"({"prompt":"a","chosen":"b","rejected":"c"})").find("a preference pair in text"),
+      std::string::npos);
+  EXPECT_EQ(fault("a.jsonl", R"({"question":1,"\u001b[2J":2})"),
+            ":1: field `input_ids`: expected a list of token ids, received a row without it (its fields: "
+            "`question`, `\\x1B[2J`)");
+}
+
+TEST_F(ForeignRows, ListsAndObjectsOfSeveralLinesAreNamed) {
+  const std::string list =
+      ":1: expected a JSON object, received the start of a JSON list: write each of its rows "
+      "on a line of its own by `jq -c '.[]' " +
+      file("a.json") + " > rows.jsonl`";
+  EXPECT_EQ(fault("a.json", "[\n{\"input_ids\":[1]}\n]\n"), list);
+  EXPECT_EQ(fault("a.json", R"([{"input_ids":[1]},{"input_ids":[2]}])"), list);
+  EXPECT_EQ(
+      fault("a.json", "{\n  \"input_ids\": [1]\n}\n"),
+      ":1: expected a JSON object, received the start of an object of several lines: write each row on one "
+      "line by `jq -c '.' " +
+          file("a.json") + " > rows.jsonl`");
+  EXPECT_EQ(
+      fault("a.json", "[1, 2, 3]\n"),
+      ":1: expected a JSON object, received a bare list of token ids: name them by `jq -c '{input_ids: .}' " +
+          file("a.json") + " > rows.jsonl`");
+}
+
+TEST_F(ForeignRows, FilesOfOtherFormatsAreToldByTheirFirstBytes) {
+  const std::string expected = ": expected JSON lines or packed .safetensors, received ";
+  EXPECT_TRUE(fault("a.parquet", "PAR1\x15\x04").starts_with(expected + "a Parquet file; try `python3 -c"));
+  EXPECT_EQ(fault("a.zip", std::string("PK\x03\x04\x14\x00", 6)),
+            expected + "a zip archive; try `unzip " + file("a.zip") + "`");
+  EXPECT_EQ(fault("a.pkl", "\x80\x04\x95"),
+            expected + "a Python pickle; write its rows as JSON, one on each line");
+  EXPECT_EQ(message_of<InputError>([&] { read_trajectories(folder_.path()); }),
+            folder_.path().string() +
+                ": expected a file of trajectories, received a folder; name its files, such "
+                "as '" +
+                folder_.path().string() + "/*.jsonl'");
+}
+
+TEST_F(ForeignRows, RowsOfOursAreNotTakenForOthers) {
+  write_bytes(folder_ / "a.jsonl",
+              R"({"input_ids":[1,2],"messages":[],"prompt":"a","completion":"b","text":"c"})");
+  EXPECT_EQ(read_trajectories(folder_ / "a.jsonl").num_rows(), 1);
+}
+
+}  // namespace
+}  // namespace espalier
