@@ -17,7 +17,7 @@ std::string version_text() {
       "LibTorch: {}\n"
       "CUDA: {}\n"
       "instruction set: {}",
-      ESPALIER_VERSION, kCommit, ESPALIER_COMPILER, ESPALIER_BUILD_TYPE, TORCH_VERSION, ESPALIER_CUDA_TOOLKIT,
+      ESPALIER_VERSION, kCommit, ESPALIER_COMPILER, ESPALIER_BUILD_TYPE, TORCH_VERSION, ESPALIER_CUDA,
       instruction_set_name(instruction_set()));
 }
 
