@@ -41,5 +41,4 @@ if(NOT TARGET LibTorch::LibTorch)
   # with the system's.
   target_link_libraries(LibTorch::LibTorch INTERFACE
     stdc++ ${LibTorch_LIBRARY} ${LibTorch_CPU_LIBRARY} ${LibTorch_C10_LIBRARY})
-  target_link_options(LibTorch::LibTorch INTERFACE -Wl,-rpath,${LibTorch_ROOT}/lib)
 endif()
