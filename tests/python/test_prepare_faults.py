@@ -440,6 +440,8 @@ def test_output_that_cannot_be_written_is_an_error(models, tmp_path):
 @pytest.mark.parametrize("flags, words", [
     (["--template-args", DEEP], "expected a JSON object"),
     (["--template-timeout", "nan"], "expected seconds from 0 to 1000000, received 'nan'"),
+    (["--pre-turn"], "unknown flag --pre-turn of `espalier prepare`; did you mean --per-turn?"),
+    (["--model", "some-org/some-model"], "which `hf download some-org/some-model --local-dir some-model` downloads"),
     (["--max-row-bytes", "0"], "expected a whole number above 0"),
     (["--limit", "9" * 5000], "--limit"),
 ])  # fmt: skip

@@ -8,9 +8,11 @@
 namespace espalier::cli {
 
 void add_bench(CLI::App& app, int* exit_code);
+void add_completion(CLI::App& app, int* exit_code);
 void add_init(CLI::App& app, int* exit_code);
 void add_inspect(CLI::App& app, int* exit_code);
 void add_logprobs(CLI::App& app, int* exit_code);
+void add_man(CLI::App& app, int* exit_code);
 void add_plan(CLI::App& app, int* exit_code);
 void add_prepare(CLI::App& app, int* exit_code);
 void add_synth(CLI::App& app, int* exit_code);

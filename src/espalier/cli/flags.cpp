@@ -216,7 +216,7 @@ CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string&
 }
 
 void add_config(CLI::App* command) {
-  const HelpGroup group(command, kConfigGroup);
+  const HelpGroup group(command, kOtherGroup);
   command
       ->add_option("--config",
                    "TOML file with these flags as keys. Flags on the command line take precedence")

@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <sstream>
 
-#include "espalier/base/units.h"
+#include "espalier/cli/command_text.h"
 
 namespace espalier::cli {
 namespace {
 
 constexpr size_t kWidth = 100;         // of a line
 constexpr size_t kLeftColumn = 26;     // flags and their values
-constexpr size_t kLeftOfCommand = 12;  // names of commands
+constexpr size_t kLeftOfCommand = 14;  // names of commands
 constexpr char kUnbreakable = '\x1f';  // a space at which no line ends
 
 /// The words of `text` in lines of at most kWidth, all but the first indented.
@@ -54,39 +54,14 @@ std::string row(const std::string& left, const std::string& right, size_t width)
   return line + wrapped(right, width, width) + "\n";
 }
 
-bool takes_value(const CLI::Option& option) {
-  return option.get_items_expected_max() > 0;
-}
-
-std::string default_text(const CLI::Option& option) {
-  const std::string text = option.get_default_str();
-  if (value_name(option) != "SIZE" || text.empty() || text == "0") return text;
-  std::string size = human_bytes(std::stod(text));
-  std::replace(size.begin(), size.end(), ' ', kUnbreakable);
-  return size;
+std::string value_text(const FlagText& flag) {
+  return flag.value + (flag.several ? "..." : "");
 }
 
 }  // namespace
 
-std::vector<std::string> accepted_words(const CLI::Option& option) {
-  const std::string type = option.get_type_name();
-  const size_t begin = type.find(":{"), end = type.find('}');
-  if (begin == std::string::npos || end == std::string::npos) return {};
-  return CLI::detail::split(type.substr(begin + 2, end - begin - 2), ',');
-}
-
-std::string value_name(const CLI::Option& option) {
-  if (!takes_value(option)) return "";
-  if (const auto words = accepted_words(option); !words.empty())
-    return fmt::format("{}", fmt::join(words, "|"));
-  // A type with the descriptions of its checks, such as INT:INT >= 0.
-  const std::string type = option.get_type_name();
-  const size_t colon = type.find(':');
-  const std::string name = type.substr(0, colon);
-  const std::string checks = colon == std::string::npos ? "" : type.substr(colon + 1);
-  if (name == "INT" || name == "UINT") return checks.starts_with("SIZE") ? "SIZE" : "N";
-  if (name == "FLOAT") return "X";
-  return checks.empty() ? name : checks;
+HelpFormat::HelpFormat() {
+  label("Positionals", "Arguments");
 }
 
 HelpGroup::HelpGroup(CLI::App* command, const std::string& name)
@@ -107,8 +82,8 @@ std::string HelpFormat::make_usage(const CLI::App* app, std::string name) const 
   if (!app->get_subcommands({}).empty()) return usage + " COMMAND [FLAGS]\n\n";
   for (const CLI::Option* option : app->get_options()) {
     if (!option->get_required()) continue;
-    usage += fmt::format(" --{} {}", option->get_lnames().front(), value_name(*option));
-    if (option->get_items_expected_max() > 1) usage += "...";
+    const FlagText flag = flag_text(*option);
+    usage += (flag.names.empty() ? " " : " " + flag.names.back() + " ") + value_text(flag);
   }
   return usage + " [FLAGS]\n\n";
 }
@@ -120,15 +95,17 @@ std::string HelpFormat::make_group(std::string group, bool is_positional,
   return text;
 }
 
-std::string HelpFormat::make_option(const CLI::Option* option, bool is_positional) const {
-  std::string left = make_option_name(option, is_positional);
-  std::replace(left.begin(), left.end(), ',', ' ');
-  if (const std::string value = value_name(*option); !value.empty()) left += " " + value;
-  if (option->get_items_expected_max() > 1) left += option->get_delimiter() == '\0' ? "..." : ",...";
-  std::string right = option->get_description();
-  if (option->get_required()) right += " [required]";
-  if (const std::string value = default_text(*option); !value.empty())
+std::string HelpFormat::make_option(const CLI::Option* option, bool) const {
+  const FlagText flag = flag_text(*option);
+  std::string left = fmt::format("{}", fmt::join(flag.names, ", "));
+  if (!flag.value.empty()) left += (left.empty() ? "" : " ") + value_text(flag);
+  std::string right = flag.help;
+  if (flag.required) right += " [required]";
+  if (!flag.default_value.empty()) {
+    std::string value = flag.default_value;
+    std::replace(value.begin(), value.end(), ' ', kUnbreakable);
     right += fmt::format(" [default:{}{}]", kUnbreakable, value);
+  }
   return row(left, right, kLeftColumn);
 }
 

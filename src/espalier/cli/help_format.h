@@ -9,12 +9,6 @@
 
 namespace espalier::cli {
 
-/// The words that an option takes, where it takes no others; otherwise none.
-std::vector<std::string> accepted_words(const CLI::Option& option);
-
-/// What stands for an option's value: "N", "FILE", "sft|grpo"; "" for a flag without a value.
-std::string value_name(const CLI::Option& option);
-
 /// While it lives, the options that are added to a command stand in this group of its help.
 class HelpGroup {
  public:
@@ -34,10 +28,11 @@ inline constexpr const char* kObjectiveGroup = "Objective";
 inline constexpr const char* kPlanGroup = "Plan";
 inline constexpr const char* kMachineGroup = "Machine and precision";
 inline constexpr const char* kOutputGroup = "Output";
-inline constexpr const char* kConfigGroup = "Config file";
+inline constexpr const char* kOtherGroup = "Other";
 
 class HelpFormat : public CLI::Formatter {
  public:
+  HelpFormat();
   std::string make_description(const CLI::App* app) const override;
   std::string make_usage(const CLI::App* app, std::string name) const override;
   std::string make_group(std::string group, bool is_positional,

@@ -31,6 +31,7 @@ constexpr const char* kDescription =
     "Espalier trains language models on trees of tokens: shared prefixes are encoded once, forward and "
     "backward, with "
     "exactly the gradients of ordinary training.";
+constexpr const char* kHelp = "Print this help and exit";
 constexpr const char* kFooter =
     "A first run:\n"
     "  espalier prepare --model DIR --per-turn CHATS.jsonl -o rows.jsonl   text to trajectories\n"
@@ -58,15 +59,17 @@ int run(const std::vector<std::string>& args) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.require_subcommand(1);
   int exit_code = 0;
-  app.set_help_flag("-h,--help", "Print this help and exit");
+  app.set_help_flag("-h,--help", kHelp);
   in_group(app, "From chats to a plan", {add_prepare, add_inspect, add_plan}, &exit_code);
   in_group(app, "Training", {add_train, add_logprobs}, &exit_code);
   in_group(app, "Proof and measurement", {add_verify, add_bench}, &exit_code);
   in_group(app, "Random data and models", {add_synth, add_init}, &exit_code);
+  in_group(app, "Shell", {add_completion, add_man}, &exit_code);
   for (CLI::App* command : app.get_subcommands({})) {
     refuse_repeated_flags(command);
-    // Who reads the help knows how to ask for it.
-    if (command->get_help_ptr() != nullptr) command->get_help_ptr()->group("");
+    if (command->get_help_ptr() == nullptr) continue;
+    command->set_help_flag();  // to add it again behind the others, where help lists it
+    command->set_help_flag("-h,--help", kHelp)->group(kOtherGroup);
   }
   if (const std::string fault = unknown_word(app, args); !fault.empty()) {
     log_line("espalier: error: {} (see --help)", printable(fault));

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+# Writes a C++ source with what `espalier prepare --help` says, as JSON:
+# cmake -DPYTHON=PYTHON -DSOURCE=FOLDER -DOUTPUT=FILE -P WritePrepareFlags.cmake
+execute_process(
+  COMMAND ${CMAKE_COMMAND} -E env PYTHONPATH=${SOURCE}/python PYTHONDONTWRITEBYTECODE=1
+          ${PYTHON} -m espalier.flags_json
+  OUTPUT_VARIABLE json COMMAND_ERROR_IS_FATAL ANY)
+file(WRITE ${OUTPUT}
+     "#include \"espalier/cli/command_text.h\"\n\nnamespace espalier::cli {\n\n"
+     "const char* const kPrepareFlags = R\"json(${json})json\";\n\n}\n")

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints what `espalier prepare --help` says as JSON, for shell completion and the manual page."""
+
+import json
+import re
+from pathlib import Path
+
+from .arguments import argument_parser
+
+
+def filled(text):
+    """Each paragraph on one line. Lines that are set in keep their form."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text.strip("\n"))
+
+
+def flag(action):
+    takes_value = action.nargs != 0
+    return {
+        "names": list(action.option_strings),
+        "value": str(action.metavar or action.dest) if takes_value else "",
+        "words": list(action.choices or ()),
+        "path": "" if action.type is not Path else "folder" if action.metavar == "DIR" else "file",
+        "required": bool(action.required),
+        "several": action.nargs == "+",
+        "help": (action.help or "") % vars(action),
+    }
+
+
+def main():
+    parser = argument_parser()
+    print(json.dumps({"description": filled(parser.description), "closing": filled(parser.epilog),
+                      "flags": [flag(action) for action in parser._actions]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
