@@ -24,7 +24,8 @@ def load_tokenizer(model):
             from transformers import AutoTokenizer
             from transformers.utils import logging
         except ImportError as error:
-            raise InputError(f"expected the Python package transformers, received: {error}") from None
+            raise InputError(f"expected a Python with the package transformers, received {sys.executable}: {error}; "
+                             "set ESPALIER_PYTHON to one") from None
         logging.set_verbosity_error()
         return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     except InputError:

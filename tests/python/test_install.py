@@ -1,30 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """An installed Espalier works from wherever its prefix lies, without the build tree."""
 
+import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from test_against_transformers import MODELS
 
 from conftest import REPOSITORY
+
+BUILD = REPOSITORY / "build/release"
+
+
+def cached(name):
+    """A setting of the build."""
+    return re.search(rf"^{name}:\w+=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.MULTILINE)[1]
 
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
     """The release build, installed and then moved elsewhere."""
     folder = tmp_path_factory.mktemp("install")
-    command = ["cmake", "--install", REPOSITORY / "build/release", "--prefix", folder / "first"]
+    command = ["cmake", "--install", BUILD, "--prefix", folder / "first"]
     subprocess.run(command, check=True, capture_output=True)
     (folder / "first").rename(folder / "moved")
     return folder / "moved"
 
 
-def run(*command, cwd):
+def run(*command, cwd, **variables):
     """Without the variables that could lead a program to the repository."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
+    leading = ("PYTHONPATH", "LD_LIBRARY_PATH", "ESPALIER_PYTHON")
+    environment = {name: value for name, value in os.environ.items() if name not in leading}
+    environment.update({name: str(value) for name, value in variables.items()})
     return subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def hiding(*folders, moved=()):
+    """The start of a command line whose command sees `folders` empty, and each (from, to) of `moved` at its new place."""
+    steps = [["mount", "--bind", *map(str, pair)] for pair in moved]
+    steps += [["mount", "-t", "tmpfs", "none", str(folder)] for folder in [*folders, *(pair[0] for pair in moved)]]
+    unshared = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*unshared, "mount -t tmpfs none /mnt"], capture_output=True).returncode != 0:
+        pytest.skip("no right to mount in a namespace of one's own")
+    return [*unshared, " && ".join([*map(shlex.join, steps), 'exec "$@"']), "sh"]
 
 
 def test_the_program_runs_from_elsewhere(prefix, tmp_path):
@@ -33,6 +57,93 @@ def test_the_program_runs_from_elsewhere(prefix, tmp_path):
     libraries = run("ldd", prefix / "bin/espalier", cwd=tmp_path).stdout
     assert str((prefix / "lib/libespalier_ops.so").resolve()) in libraries.replace("/bin/../", "/"), libraries
     assert "not found" not in libraries and str(REPOSITORY / "build") not in libraries
+
+
+def library_path(program):
+    """The folders in which a program or library looks for libraries."""
+    entries = subprocess.run(["readelf", "--dynamic", program], check=True, capture_output=True, text=True).stdout
+    return [folder for line in re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", entries) for folder in line.split(":")]
+
+
+def test_installed_files_know_nothing_of_the_build_tree(prefix):
+    def naming_the_build(folder):
+        return [path for path in folder.rglob("*") if path.is_file() and str(REPOSITORY / "build").encode() in path.read_bytes()]
+
+    assert naming_the_build(prefix) == []
+    assert naming_the_build(BUILD / "src/espalier/cli")  # control: what is not installed does
+    torch = cached("ESPALIER_TORCH_RPATH")
+    assert library_path(prefix / "bin/espalier") == ["$ORIGIN/../lib", torch]
+    assert library_path(prefix / "lib/libespalier_ops.so") == ["$ORIGIN", torch]
+
+
+CHATS = [{"messages": [{"role": "user", "content": "two and two?"}, {"role": "assistant", "content": "four"}]}]
+
+
+def test_every_command_runs_without_the_build_tree(prefix, tmp_path):
+    alone = hiding(REPOSITORY / "build", REPOSITORY / "src", REPOSITORY / "python")
+    assert run(*alone, REPOSITORY / "bin/espalier", "--version", cwd=tmp_path).returncode != 0  # control: it is out of sight
+    (tmp_path / "config.json").write_text(json.dumps({**MODELS["llama"], "vocab_size": 300}))
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
+    for line in ["init --config config.json --out model --tokenizer bytes", "synth --vocab-size 300 --trees 1 -o synth.jsonl",
+                 "prepare --model model chats.jsonl -o rows.jsonl", "inspect --data rows.jsonl --html page.html",
+                 "train --model model --data rows.jsonl --out run --steps 1 --no-calibration --threads 1",
+                 "logprobs --model run/checkpoints/step_1 --data rows.jsonl -o logprobs.jsonl --threads 1"]:  # fmt: skip
+        done = run(*alone, prefix / "bin/espalier", *line.split(), cwd=tmp_path, XDG_CACHE_HOME=tmp_path / "cache")
+        assert done.returncode == 0, (line, done.stderr)
+    assert len((tmp_path / "logprobs.jsonl").read_text().splitlines()) == 1
+
+
+def test_libtorch_may_lie_elsewhere(prefix, tmp_path):
+    packages = Path(cached("ESPALIER_TORCH_RPATH")).parents[1]
+    (tmp_path / "packages").mkdir()
+    moved = hiding(moved=[(packages, tmp_path / "packages")])
+    done = run(*moved, prefix / "bin/espalier", "--version", cwd=tmp_path)
+    assert done.returncode != 0 and "libtorch_cpu.so" in done.stderr, done  # control: it is not where it was
+    done = run(*moved, prefix / "bin/espalier", "--version", cwd=tmp_path, LD_LIBRARY_PATH=tmp_path / "packages/torch/lib")
+    assert done.returncode == 0 and done.stdout.startswith("espalier "), done
+
+
+def test_prepare_finds_a_python(prefix, tmp_path):
+    (tmp_path / "chats.jsonl").write_text(json.dumps(CHATS[0]) + "\n")
+    prepare = [prefix / "bin/espalier", "prepare", "--model", ".", "chats.jsonl", "-o", "rows.jsonl"]
+    for name in ["first", "bare", "none"]:
+        (tmp_path / name).mkdir()
+
+    def write_python(folder, *command):
+        (tmp_path / folder / "python3").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        (tmp_path / folder / "python3").chmod(0o755)
+
+    write_python("first", "echo", "the first of PATH:")
+    write_python("bare", os.path.realpath(sys.executable), "-S")  # without what is installed beside Python
+    recorded = Path(cached("ESPALIER_PYTHON"))
+    # The one of the build comes before PATH, and after the one that is asked for.
+    done = run(*prepare, cwd=tmp_path, PATH=f"{tmp_path}/first:{os.environ['PATH']}")
+    assert done.returncode == 1 and "expected a directory with a tokenizer" in done.stderr, done
+    done = run(*prepare, cwd=tmp_path, ESPALIER_PYTHON=tmp_path / "first/python3")
+    assert done.stdout.startswith("the first of PATH: -m espalier.prepare --model"), done
+    gone = hiding(recorded.parent)
+    done = run(*gone, *prepare, cwd=tmp_path, PATH=f"{tmp_path}/first:{os.environ['PATH']}")
+    assert done.stdout.startswith("the first of PATH: -m espalier.prepare --model"), done
+    done = run(*gone, "env", f"PATH={tmp_path}/none", *prepare, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr == (
+        "espalier: error: prepare: expected a Python with the package transformers, cannot start python3: "
+        "No such file or directory; set ESPALIER_PYTHON to one\n")  # fmt: skip
+    done = run(*prepare, cwd=tmp_path, ESPALIER_PYTHON=tmp_path / "bare/python3")
+    assert done.returncode == 1 and "expected a Python with the package transformers, received" in done.stderr, done
+    assert "No module named 'transformers'" in done.stderr and "set ESPALIER_PYTHON to one" in done.stderr
+
+
+SHELL_FILES = {"bash-completion/completions/espalier": ["completion", "bash"],
+               "zsh/site-functions/_espalier": ["completion", "zsh"],
+               "fish/vendor_completions.d/espalier.fish": ["completion", "fish"],
+               "man/man1/espalier.1": ["man"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SHELL_FILES)
+def test_completion_and_manual_are_installed(prefix, path):
+    done = run(prefix / "bin/espalier", *SHELL_FILES[path], cwd="/")
+    assert done.returncode == 0 and len(done.stdout) > 1000
+    assert (prefix / "share" / path).read_text() == done.stdout
 
 
 def test_prepare_uses_the_installed_python_package(prefix, tmp_path):

@@ -23,9 +23,16 @@ std::string python_folder() {
   return folder.string();
 }
 
-[[noreturn]] void exec_prepare(const std::vector<std::string>& args) {
+// The one that was asked for, that of the build where it still exists, or python3 of PATH, which is that of
+// an active environment.
+std::string python_interpreter() {
   const char* chosen = std::getenv("ESPALIER_PYTHON");
-  const std::string python = chosen != nullptr && *chosen != '\0' ? chosen : ESPALIER_DEFAULT_PYTHON;
+  if (chosen != nullptr && *chosen != '\0') return chosen;
+  return access(ESPALIER_DEFAULT_PYTHON, X_OK) == 0 ? ESPALIER_DEFAULT_PYTHON : "python3";
+}
+
+[[noreturn]] void exec_prepare(const std::vector<std::string>& args) {
+  const std::string python = python_interpreter();
   std::string path = python_folder();
   if (const char* before = std::getenv("PYTHONPATH"); before != nullptr && *before != '\0') {
     path += std::string(":") + before;
@@ -38,8 +45,10 @@ std::string python_folder() {
   argv.push_back(nullptr);
   restore_signals();
   execvp(argv[0], argv.data());
-  throw InputError(fmt::format("cannot start {}: {}; set ESPALIER_PYTHON to a Python with transformers",
-                               python, std::strerror(errno)));
+  throw InputError(
+      fmt::format("prepare: expected a Python with the package transformers, cannot start {}: {}; set "
+                  "ESPALIER_PYTHON to one",
+                  python, std::strerror(errno)));
 }
 
 }  // namespace
