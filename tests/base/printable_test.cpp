@@ -31,6 +31,7 @@ TEST(Printable, WritesOutWhatActsOnATerminal) {
             "\\u202Efdp.exe\\u2066");  // bidirectional
   EXPECT_EQ(printable("\xE2\x80\xA8\xE2\x80\x8B\xEF\xBB\xBF"), "\\u2028\\u200B\\uFEFF");
   EXPECT_EQ(printable("\xF3\xA0\x81\x81"), "\\U000E0041");
+  EXPECT_EQ(printable("\xC2\xAD\xE3\x85\xA4"), "\\u00AD\\u3164");  // soft hyphen, filler
 }
 
 TEST(Printable, WritesOutBytesThatAreNotUtf8) {

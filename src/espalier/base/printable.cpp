@@ -21,8 +21,9 @@ uint32_t code_point(std::string_view character) {
 
 /// Whether a character acts on a terminal, or on the text around it, instead of being seen.
 bool acts(uint32_t point) {
-  return point < 0x20 || (point >= 0x7F && point < 0xA0) ||  // C0, DEL, C1
-         point == 0x061C || point == 0x180E ||               // marks of direction and separation
+  return point < 0x20 || (point >= 0x7F && point < 0xA0) ||        // C0, DEL, C1
+         point == 0x00AD || point == 0x061C || point == 0x180E ||  // marks of hyphens, direction, separation
+         point == 0x115F || point == 0x1160 || point == 0x3164 || point == 0xFFA0 ||  // Hangul fillers
          point == 0x200B || point == 0x200E || point == 0x200F || (point >= 0x2028 && point <= 0x202E) ||
          (point >= 0x2060 && point <= 0x206F) || point == 0xFEFF || (point >= 0xFFF9 && point <= 0xFFFB) ||
          (point >= 0xE0000 && point <= 0xE007F);
