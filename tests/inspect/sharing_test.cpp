@@ -227,6 +227,32 @@ TEST(Sharing, AgreeingTextsShareAtLeastWhatWasCounted) {
   EXPECT_EQ(lost.forest().tree_tokens() - agreed.forest().tree_tokens(), counted + 2);
 }
 
+// The positions that a lost span names hold the same ids on the other branch, from the place on.
+TEST(Sharing, LostSpansAreWhereTheTokensAre) {
+  const ReadableRows rows(two_texts("<|im_start|>~system~\n", " 1~2", " 3~4", kLong));
+  const SharingReport report = rows.analyse();
+  ASSERT_EQ(report.lost.size(), 1u);
+  const LostSpan& lost = report.lost[0];
+  EXPECT_EQ(lost.cause, Cause::kTimestamp);
+  EXPECT_EQ(lost.end - lost.begin, report.lost_tokens());
+  const auto left = rows.trajectories().row(0), right = rows.trajectories().row(1);
+  EXPECT_EQ(lost.row, 1);
+  EXPECT_TRUE(std::equal(right.begin() + lost.begin, right.begin() + lost.end, left.begin() + lost.begin));
+  EXPECT_NE(right[lost.begin - 1], left[lost.begin - 1]);
+  EXPECT_NE(lost.node, lost.other);
+  EXPECT_EQ(rows.forest().parent[lost.node], rows.forest().parent[lost.other]);
+  // Histories of several samples have a span each.
+  const ReadableRows turns(thoughts("<think>~\n~Hm~</think>~\n~", ""));
+  const SharingReport stripped = turns.analyse();
+  ASSERT_EQ(stripped.lost.size(), 1u);
+  EXPECT_EQ(stripped.lost[0].end - stripped.lost[0].begin, stripped.lost_tokens());
+  EXPECT_EQ(turns.trajectories().row(1)[stripped.lost[0].begin],
+            turns.trajectories().row(0)[stripped.lost[0].begin + 5])
+      << "the thought has five tokens";
+  // Control: where nothing is lost there is no span.
+  EXPECT_TRUE(ReadableRows(retokenised("unbe~lief~able")).analyse().lost.empty());
+}
+
 TEST(Sharing, RandomRowsAddUp) {
   static const std::vector<std::string> kVarlen = {
       "<|im_start|>", "<|im_end|>", "assistant", "user", "system", "\n", "<think>",
@@ -256,6 +282,12 @@ TEST(Sharing, RandomRowsAddUp) {
     }
     EXPECT_EQ(divergences, report.divergences);
     EXPECT_GE(report.lost_tokens(), 0);
+    EXPECT_EQ(report.lost.empty(), report.lost_tokens() == 0);
+    for (const LostSpan& lost : report.lost) {
+      EXPECT_LT(lost.begin, lost.end);
+      EXPECT_LE(built.forest().position[lost.node], lost.begin);
+      EXPECT_LE(lost.end, built.trajectories().row_size(lost.row));
+    }
   }
 }
 

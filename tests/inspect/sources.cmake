@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 list(APPEND core_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/examples_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/gains_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/lost_between_groups_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/sharing_test.cpp

@@ -190,6 +190,7 @@ class Comparison {
             .left_size = at.left,
             .right_size = at.right,
             .common = common,
+            .right_end = at.right + common,
             .work = work_ + common};
   }
 
@@ -257,6 +258,7 @@ class Comparison {
       at = after;
       common = common_prefix(left_.subspan(at.left), right_.subspan(at.right));
       found->common += common;
+      found->right_end = at.right + common;
       found->work += common;
     }
   }

@@ -52,6 +52,7 @@ struct Divergence {
   int64_t left_size = 0;   // tokens of the differing text on either side
   int64_t right_size = 0;  // (0 and 0 if the two are never equal again)
   int64_t common = 0;      // tokens that follow it and are equal on both sides
+  int64_t right_end = 0;   // tokens of the right side up to the last of these
   int64_t work = 0;        // tokens looked at
   // The whole words that differ, if the cause is a number or an id. (Tokens may be parts of words.)
   std::string left_value{};

@@ -92,6 +92,7 @@ class Analysis {
     work_left_ = options.work > 0 ? options.work : kFixedWork + 4 * trajectories.num_tokens();
     context_.vocabulary = options.vocabulary;
     context_.masked = facts_.masked;
+    pools_.assign(kNumCauses, ExamplePool(options.examples));
   }
 
   SharingReport run() {
@@ -118,7 +119,7 @@ class Analysis {
       look_at(children);
       path.emplace_back(n, std::move(state));
     }
-    for (CauseReport& cause : report_.causes) sort_examples(&cause.examples);
+    for (size_t i = 0; i < pools_.size(); ++i) report_.causes[i].examples = pools_[i].chosen();
     return std::move(report_);
   }
 
@@ -214,8 +215,10 @@ class Analysis {
   struct Found {
     Divergence divergence{.cause = Cause::kOtherGroup};
     int64_t left = kNone, right = kNone;  // rows
-    int64_t tokens = 0;                   // lost
+    int64_t left_node = kNone, right_node = kNone;
+    int64_t tokens = 0;  // lost
     bool between_groups = false;
+    std::vector<LostSpan> histories = {};  // of find_history
   };
 
   static bool better(const Found& found, const Found& than) {
@@ -247,7 +250,8 @@ class Analysis {
     if (best.between_groups) cause.tokens_between_groups += best.tokens;
     if (best.left == kNone) return;
     keep_values(best, forest_.position[child], &cause.values);
-    keep_example(best, forest_.position[child], &cause.examples);
+    keep_example(best, forest_.position[child], &pools_[index]);
+    keep_lost(best, forest_.position[child]);
   }
 
   /// Replaces `best` by what is lost between the child and siblings of other groups, if anything is.
@@ -285,6 +289,8 @@ class Analysis {
     return {.divergence = divergence,
             .left = left_row,
             .right = right_row,
+            .left_node = left,
+            .right_node = right,
             .tokens = is_lost(divergence.cause) ? divergence.common : 0};
   }
 
@@ -320,10 +326,14 @@ class Analysis {
       if (better(found, best)) best = found;
     }
     if (!is_lost(best.divergence.cause)) return;
-    const int64_t tokens =
-        all->tokens + cover(row, position + best.divergence.right_size, best.divergence.common);
+    const int64_t begin = position + best.divergence.right_size;
+    const int64_t tokens = all->tokens + cover(row, begin, best.divergence.common);
+    std::vector<LostSpan> histories = std::move(all->histories);
+    histories.push_back(
+        {best.divergence.cause, node, other, row, begin, position + best.divergence.right_end});
     if (better(best, *all)) *all = std::move(best);
     all->tokens = tokens;
+    all->histories = std::move(histories);
   }
 
   /// Counts the tokens [begin, begin + size) of a row, without those that an earlier row has in common with
@@ -385,12 +395,8 @@ class Analysis {
     keep(divergence.right_value, found.right, divergence.right_size);
   }
 
-  void keep_example(const Found& found, int64_t position, std::vector<SharingExample>* examples) {
+  void keep_example(const Found& found, int64_t position, ExamplePool* pool) const {
     const Divergence& divergence = found.divergence;
-    if (std::ssize(*examples) >= options_.examples) {
-      if (examples->empty() || divergence.common <= examples->back().common) return;
-      examples->pop_back();
-    }
     constexpr int64_t kSnippet = SharingExample::kSnippet;
     // Texts that are never equal again differ in the whole window.
     const bool apart = !is_lost(divergence.cause);
@@ -401,6 +407,8 @@ class Analysis {
     example.position = position;
     example.left_row = found.left;
     example.right_row = found.right;
+    example.left_node = found.left_node;
+    example.right_node = found.right_node;
     example.role = context_.chat.role;
     example.before = copy(trajectories_.row(found.left), position - before, before);
     example.left = copy(left, 0, apart ? kSnippet : divergence.left_size);
@@ -411,13 +419,18 @@ class Analysis {
     }
     example.common = divergence.common;
     example.between_groups = found.between_groups;
-    examples->push_back(std::move(example));
-    sort_examples(examples);
+    pool->add(std::move(example));
   }
 
-  static void sort_examples(std::vector<SharingExample>* examples) {
-    std::stable_sort(examples->begin(), examples->end(),
-                     [](const SharingExample& a, const SharingExample& b) { return a.common > b.common; });
+  void keep_lost(const Found& found, int64_t position) {
+    const Divergence& divergence = found.divergence;
+    if (found.tokens == 0) return;
+    if (!found.histories.empty()) {
+      report_.lost.insert(report_.lost.end(), found.histories.begin(), found.histories.end());
+      return;
+    }
+    report_.lost.push_back({divergence.cause, found.right_node, found.left_node, found.right,
+                            position + divergence.right_size, position + divergence.right_end});
   }
 
   const Trajectories& trajectories_;
@@ -426,6 +439,7 @@ class Analysis {
   NodeFacts facts_;
   DivergenceContext context_;
   SharingReport report_;
+  std::vector<ExamplePool> pools_;  // by cause
   std::vector<int64_t>
       mates_;  // earlier siblings that the present child is compared with: those of its groups
   std::vector<int64_t> others_;  // and of other groups

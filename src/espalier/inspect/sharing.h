@@ -9,6 +9,7 @@
 
 #include "espalier/data/trajectories.h"
 #include "espalier/inspect/divergence.h"
+#include "espalier/inspect/examples.h"
 #include "espalier/text/vocabulary.h"
 #include "espalier/tree/forest.h"
 
@@ -29,19 +30,6 @@ struct DepthBucket {
 /// trajectory. Linear in nodes and in the buckets that they span.
 std::vector<DepthBucket> sharing_by_depth(const Forest& forest, int64_t most = 20);
 
-/// A place where two trajectories diverge, as token ids. Each run has at most kSnippet tokens.
-struct SharingExample {
-  static constexpr int64_t kSnippet = 24;
-  int64_t position = 0;
-  int64_t left_row = 0, right_row = 0;
-  Role role = Role::kUnknown;                    // who speaks
-  std::vector<int32_t> before;                   // what both say
-  std::vector<int32_t> left, right;              // what differs
-  std::vector<int32_t> left_after, right_after;  // what follows
-  int64_t common = 0;                            // see Divergence
-  bool between_groups = false;                   // the two trajectories have no group in common
-};
-
 struct CauseReport {
   int64_t places = 0;       // places where a child parts from the others for this cause
   int64_t divergences = 0;  // such children
@@ -53,7 +41,17 @@ struct CauseReport {
   int64_t tokens_between_groups = 0;
   static constexpr int64_t kMostValues = 6;
   std::vector<std::string> values;  // the first few different texts that stand at such places (needs text)
-  std::vector<SharingExample> examples;  // those with the most tokens first
+  std::vector<SharingExample> examples;  // different ones (ExamplePool), those with the most tokens first
+};
+
+/// Tokens that are encoded again although another branch has them (CauseReport::tokens): on the path of
+/// `row`, the positions from the first of them to the last. Details between them that differ are included.
+struct LostSpan {
+  Cause cause = Cause::kOtherText;
+  int64_t node = 0;   // the branch of `row`, which parts from `other` for this cause
+  int64_t other = 0;  // the branch that has the tokens, too
+  int64_t row = 0;
+  int64_t begin = 0, end = 0;
 };
 
 struct SharingReport {
@@ -61,6 +59,7 @@ struct SharingReport {
   int64_t divergences = 0;   // children of places, less one each
   int64_t not_examined = 0;  // divergences left out: the work was bounded
   std::array<CauseReport, kNumCauses> causes;
+  std::vector<LostSpan> lost;  // in no order; one or more for each divergence that loses tokens
 
   const CauseReport& operator[](Cause cause) const { return causes[static_cast<size_t>(cause)]; }
   CauseReport& operator[](Cause cause) { return causes[static_cast<size_t>(cause)]; }
