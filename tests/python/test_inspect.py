@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.open, self.loads, self.scripts = [], [], []
+        self.open, self.loads, self.scripts, self.shown, self.nodes = [], [], [], "", []
         self.feed(text)
         self.close()
         assert not self.open, f"left open: {self.open}"
@@ -65,6 +65,7 @@ class Page(HTMLParser):
             self.open.append(tag)
         if tag == "script":
             self.scripts.append((dict(attributes), ""))
+        self.nodes += [int(value) for name, value in attributes if name == "data-node"]
         self.loads += [value for name, value in attributes if name in {"src", "href", "srcset", "action", "poster"}]
 
     def handle_endtag(self, tag):
@@ -75,6 +76,8 @@ class Page(HTMLParser):
         if self.open and self.open[-1] == "script":
             attributes, text = self.scripts[-1]
             self.scripts[-1] = (attributes, text + data)
+        elif "style" not in self.open:
+            self.shown += data
 
     def data(self):
         found = [text for attributes, text in self.scripts if attributes.get("id") == "data"]
@@ -143,8 +146,7 @@ def test_the_page_holds_the_report_and_the_trees(espalier, model, data, tmp_path
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     tree, nodes, hidden = tree_of(page)
     assert nodes == nodes_of(rows) and set(hidden) == {0} and tree["of"] == len(nodes) == report["nodes"]
-    assert tree["texts"][0].startswith("<|im_start|>user\nWh")
-    assert "turn-0 </script>" in tree["names"] and "other, other" in tree["names"]
+    assert ["turn-0 </script>"] in tree["names"] and ["other", "other"] in tree["names"]
     # Control: other rows give other nodes.
     rows[0]["input_ids"][-1] += 1
     rows[3]["input_ids"][-1] += 1
@@ -164,6 +166,91 @@ def test_the_page_loads_nothing_and_escapes_all_text(espalier, model, data, tmp_
     broken = text.replace("\\u003c", "<")
     with pytest.raises((AssertionError, ValueError)):
         Page(broken).data()
+
+
+def messages_of(tree, node):
+    """(role, text, whether it ends) of each message of a node."""
+    parts = tree["texts"][node]
+    return [(tree["roles"][role], text, bool(ends)) for role, text, ends in zip(parts[::3], parts[1::3], parts[2::3], strict=True)]
+
+
+def test_texts_are_whole_and_have_roles_instead_of_markers(espalier, model, data, tmp_path):
+    _, text = inspect(espalier, tmp_path, "--data", data, "--model", model)
+    page = Page(text)
+    tree, nodes, _ = tree_of(page)
+    columns = {name: numbers(column) for name, column in tree["columns"].items()}
+    assert columns["shown"] == columns["size"]
+    assert messages_of(tree, 0) == [("user", "Where is my parcel? </script><b>&amp;</b>", True), ("assistant", "", False)]
+    said = [message for node in range(tree["nodes"]) for message in messages_of(tree, node)]
+    assert ("user", "Thanks", True) in said and not any("<|" in text for _, text, _ in said)
+    # Who speaks each token: the spans of a node add up to it.
+    roles, sizes = (numbers(tree["span_columns"][name]) for name in ("role", "size"))
+    assert sum(columns["spans"]) == len(roles) == len(sizes) == tree["num_spans"]
+    at = 0
+    for spans, size in zip(columns["spans"], columns["size"], strict=True):
+        assert sum(sizes[at : at + spans]) == size
+        at += spans
+    opening = len(encode("<|im_start|>assistant\n"))
+    assert [tree["roles"][role] for role in roles[:2]] == ["user", "assistant"] and sizes[1] == opening
+    # Control: without a tokenizer there is neither.
+    tree = Page(inspect(espalier, tmp_path, "--data", data)[1]).data()["tree"]
+    assert tree["num_spans"] == 0 and not any(tree["texts"])
+
+
+def test_lost_tokens_are_marked_and_linked(espalier, model, data, tmp_path):
+    report, text = inspect(espalier, tmp_path, "--data", data, "--model", model)
+    page = Page(text)
+    tree, nodes, _ = tree_of(page)
+    columns = {name: numbers(column) for name, column in tree["columns"].items()}
+    assert sum(columns["lost"]) == report["sharing"]["lost_tokens"] > 0
+    parted = [node for node, cause in enumerate(columns["cause"]) if cause]
+    assert len(parted) == 1 and tree["causes"][columns["cause"][parted[0]] - 1] == "stripped_thinking"
+    branches = {parted[0], columns["other"][parted[0]] - 1}
+    # Both stand below the prompt, and the example has a link to each.
+    assert len(branches) == 2 and all(nodes[node][0] == nodes[0][0] + 1 for node in branches)
+    assert branches <= set(page.nodes)
+    begin, size = columns["lost_begin"][parted[0]], columns["lost"][parted[0]]
+    assert 0 <= begin < begin + size <= nodes[parted[0]][1]
+
+
+def test_what_needs_no_script_stands_in_the_html(espalier, model, data, tmp_path):
+    report, text = inspect(espalier, tmp_path, "--data", data, "--model", model)
+    shown = Page(text).shown
+    packing, merging = (f"{report[f'predicted_speedup_over_{over}']:.2f}\u00d7" for over in ("sequence_packing", "append_only"))
+    assert 0 <= shown.find(packing) < shown.find(f"{report['tree_tokens']:,}") and merging in shown
+    verdict = report["verdict"]["text"]
+    assert verdict[1:] in shown and report["verdict"]["advice"] in shown
+    for words in ["Cached-token ratio", "Flat tokens over tree tokens", "stripped thinking", "It is in Zürich.", "<think>"]:
+        assert words in shown, words
+    # Control: these are not words of the data element.
+    assert '"verdict"' not in shown
+
+
+@pytest.mark.parametrize("mark", list("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c\u200b"))
+def test_what_cannot_be_seen_is_written_out(espalier, model, tmp_path, mark):
+    prompt = CHAT.replace("parcel", f"par{mark}cel")
+    rows = [row(f"a{mark}b", "g", prompt, "<think>\nHm\n</think>\n\nIt is here, as you see.<|im_end|>"),
+            row("c", "g", prompt + "It is here, as you see.<|im_end|>\n<|im_start|>user\n", f"Bye{mark}<|im_end|>")]  # fmt: skip
+    path = tmp_path / f"rows{mark}.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    page = Page(inspect(espalier, tmp_path, "--data", path, "--model", model)[1])
+    written = f"\\u{ord(mark):04X}"
+    assert mark not in page.shown and f"a{written}b" in page.shown and f"rows{written}.jsonl" in page.shown
+    tree = page.data()["tree"]
+    assert mark not in json.dumps([tree["texts"], tree["names"]], ensure_ascii=False)
+    assert any(f"par{written}cel" in text for _, text, _ in messages_of(tree, 0))
+
+
+@pytest.mark.parametrize("lost, words", [(1, "1 equal token follows"), (4, "4 equal tokens follow")])
+def test_one_thing_is_said_in_the_singular(espalier, model, tmp_path, lost, words):
+    answer = "abcd"[:lost]
+    rows = [row("a", "g", CHAT, "<think>\nHm\n</think>\n\n" + answer), row("b", "g", CHAT + answer, "<|im_end|>")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    report, text = inspect(espalier, tmp_path, "--data", path, "--model", model)
+    assert report["sharing"]["lost_tokens"] == lost
+    for output in (Page(text).shown, espalier("inspect", "--data", path, "--model", model).stdout):
+        assert words in output and not re.search(r"\b1 (equal )?(tokens|places|trajectories|nodes|trees)\b", output)
 
 
 def causes(report):

@@ -158,9 +158,22 @@ def test_their_pages_open_without_errors(espalier, model, tmp_path, name):
     document = opened(page, tmp_path)
     assert "data-ready=" in document and "over sequence packing" in document and "Tree tokens" in document
     # Control: a page whose script fails is seen to.
-    broken = page.read_text(encoding="utf-8").replace('"tree_tokens":', '"no_tree_tokens":', 1)
+    broken = page.read_text(encoding="utf-8").replace('"columns":', '"no_columns":', 1)
     page.write_text(broken, encoding="utf-8")
     assert "data-ready=" not in opened(page, tmp_path)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser on this machine")
+def test_the_panel_shows_the_selected_node(espalier, model, tmp_path):
+    data = write(tmp_path / "rows.jsonl", agents(HEADS["time"][1]))
+    inspect(espalier, tmp_path, "--data", data, "--model", model)
+    document = opened(tmp_path / "page.html", tmp_path)
+    panel = document[document.index('<aside id="panel"') : document.index("</aside>")]
+    assert "9 trajectories pass here" in panel and "There are no other trees." in panel
+    assert re.search(r'<b class="role">system</b> The time is 2024-05-1', panel) and "im_start" not in panel
+    path = document[document.index('<nav id="path"') : document.index("</nav>")]
+    assert path.count("<li>") == 1 and 'class="crumb system"' in path
+    assert "encoded again, could be shared" in document, "the legend says so where something is lost"
 
 
 # ---- What the figures lead with -----------------------------------------------------------------------------------

@@ -58,9 +58,7 @@ void run(const Flags& flags) {
   options.vocabulary = vocabulary;
   report.sharing = analyse_sharing(trajectories, forest, options);
   if (!flags.html.empty()) {
-    const std::string file = flags.data.title();
-    write_text(flags.html, inspect_page(file, to_json(report, trajectories, vocabulary), trajectories, forest,
-                                        vocabulary));
+    write_text(flags.html, inspect_page({flags.data.title(), report, trajectories, forest, vocabulary}));
   }
   if (flags.json) {
     print_output("{}\n", to_json(report, trajectories, vocabulary).dump(2));

@@ -40,6 +40,9 @@ constexpr auto kMarkers = std::to_array<Marker>({
     {"</s>", Marker::kEnd},
     {"<|endoftext|>", Marker::kEnd},
 });
+// What templates also write, and says nothing of who speaks.
+constexpr auto kOtherMarkers =
+    std::to_array<std::string_view>({"<|begin_of_text|>", "<bos>", "</tool_response>", "<|message|>"});
 constexpr size_t kLongestMarker = 24;
 constexpr size_t kLongestHeader = 40;
 constexpr auto kHeaderEnds =
@@ -151,6 +154,124 @@ int64_t tokens_before_marker(const Vocabulary& vocabulary, std::span<const int32
     }
   }
   return static_cast<int64_t>(tokens.size());
+}
+
+namespace {
+
+bool is_blank(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+/// A marker in a text; `marker` is null for one of kOtherMarkers.
+struct FoundMarker {
+  size_t begin = 0, size = 0;
+  const Marker* marker = nullptr;
+};
+
+/// The first marker at or after `from`; one of size 0 at the end where there is none.
+FoundMarker next_marker(std::string_view text, size_t from) {
+  for (size_t at = text.find_first_of("<[", from); at < text.size(); at = text.find_first_of("<[", at + 1)) {
+    const std::string_view rest = text.substr(at);
+    for (const Marker& marker : kMarkers) {
+      if (rest.starts_with(marker.text)) return {at, marker.text.size(), &marker};
+    }
+    for (const std::string_view marker : kOtherMarkers) {
+      if (rest.starts_with(marker)) return {at, marker.size(), nullptr};
+    }
+  }
+  return {text.size(), 0, nullptr};
+}
+
+class MessageReader {
+ public:
+  MessageReader(std::string_view text, ChatState* state) : text_(text), state_(*state) {
+    current_.role = state->role;
+  }
+
+  std::vector<Message> run() {
+    while (at_ < text_.size()) {
+      if (state_.in_header) {
+        pass_header();
+      } else {
+        pass_words();
+      }
+    }
+    if (current_.begin < text_.size()) finish();
+    return std::move(messages_);
+  }
+
+ private:
+  void pass_header() {
+    const std::string header = state_.tail + std::string(text_.substr(at_, kLongestHeader));
+    size_t end = std::string::npos, size = 0;
+    for (const std::string_view mark : kHeaderEnds) {
+      const size_t found = header.find(mark);
+      if (found >= end) continue;
+      end = found;
+      size = mark.size();
+    }
+    if (end == std::string::npos && header.size() < kLongestHeader) {
+      state_.tail = header;
+      at_ = text_.size();
+      return;
+    }
+    // Without an end this is no header, and its words are the message's.
+    if (end != std::string::npos) at_ += end + size - state_.tail.size();
+    state_.role = current_.role = role_named(header);
+    state_.in_header = false;
+    state_.tail.clear();
+  }
+
+  void pass_words() {
+    const FoundMarker found = next_marker(text_, at_);
+    const std::string_view words = text_.substr(at_, found.begin - at_);
+    if (current_.ended && !is_blank(words)) {
+      finish();
+      current_ = Message();
+      current_.role = state_.role;
+      current_.begin = at_;
+    }
+    if (!current_.ended) current_.text += words;
+    at_ = found.begin + found.size;
+    if (found.marker == nullptr) return;
+    if (found.marker->kind == Marker::kEnd) {
+      current_.ended = true;
+      return;
+    }
+    begin_message(found.begin);
+    state_.in_header = found.marker->kind == Marker::kHeader;
+    state_.role = current_.role = found.marker->role;
+  }
+
+  void begin_message(size_t begin) {
+    // Space before the first message belongs to it.
+    const bool nothing_before =
+        messages_.empty() && !current_.opened && !current_.ended && is_blank(current_.text);
+    if (nothing_before) begin = 0;
+    if (current_.begin < begin) finish();
+    current_ = Message();
+    current_.begin = begin;
+    current_.opened = true;
+  }
+
+  void finish() {
+    // Templates write line feeds after the role's name.
+    if (current_.opened) current_.text.erase(0, current_.text.find_first_not_of("\r\n"));
+    current_.text = valid_utf8(current_.text);
+    messages_.push_back(std::move(current_));
+  }
+
+  std::string_view text_;
+  ChatState& state_;
+  size_t at_ = 0;
+  Message current_;
+  std::vector<Message> messages_;
+};
+
+}  // namespace
+
+std::vector<Message> messages_of(std::string_view text, ChatState* state) {
+  return MessageReader(text, state).run();
 }
 
 }  // namespace espalier

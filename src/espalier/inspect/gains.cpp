@@ -27,22 +27,28 @@ bool Gains::merging_helps() const {
   return over_packing >= kMergingCounts * over_append_only;
 }
 
+std::array<GainFigure, 2> gain_figures(const Gains& gains) {
+  std::array<GainFigure, 2> figures = {
+      GainFigure{gains.over_packing, "sequence packing",
+                 "a trainer that encodes every trajectory on its own"},
+      GainFigure{gains.over_append_only, "append-only merging",
+                 std::string("a trainer that first drops trajectories which others extend") +
+                     (gains.merging_helps() ? "" : " (hardly any here)")}};
+  if (gains.merging_helps()) std::swap(figures[0], figures[1]);
+  return figures;
+}
+
 std::string both_gains(const Gains& gains) {
-  std::string first = fmt::format("{:.2f}x over sequence packing", gains.over_packing);
-  std::string second = fmt::format("{:.2f}x over append-only merging", gains.over_append_only);
-  if (gains.merging_helps()) std::swap(first, second);
-  return first + " and " + second;
+  const auto [first, second] = gain_figures(gains);
+  return fmt::format("{:.2f}x over {} and {:.2f}x over {}", first.gain, first.over, second.gain, second.over);
 }
 
 std::string gains_lines(const Gains& gains) {
-  std::string packing =
-      fmt::format("{:>10.2f}x over sequence packing: a trainer that encodes every trajectory on its own\n",
-                  gains.over_packing);
-  std::string merging = fmt::format(
-      "{:>10.2f}x over append-only merging: one that first drops trajectories which others "
-      "extend{}\n",
-      gains.over_append_only, gains.merging_helps() ? "" : " (hardly any here)");
-  return gains.merging_helps() ? merging + packing : packing + merging;
+  std::string lines;
+  for (const GainFigure& figure : gain_figures(gains)) {
+    lines += fmt::format("{:>10.2f}x over {}: {}\n", figure.gain, figure.over, figure.meaning);
+  }
+  return lines;
 }
 
 std::string gains_report(const Gains& gains, bool has_model) {

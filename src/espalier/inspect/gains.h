@@ -2,6 +2,7 @@
 // How much training on trees gains over the two ways of training without trees.
 #pragma once
 
+#include <array>
 #include <string>
 
 namespace espalier {
@@ -22,6 +23,14 @@ struct Gains {
   bool merging_helps() const;
   double leading() const { return merging_helps() ? over_append_only : over_packing; }
 };
+
+struct GainFigure {
+  double gain = 1;
+  const char* over;     // "sequence packing"
+  std::string meaning;  // of `over`: what such a trainer does
+};
+/// Both gains, the leading one first.
+std::array<GainFigure, 2> gain_figures(const Gains& gains);
 
 /// Both gains, the leading one first: "1.21x over append-only merging and 10.50x over sequence packing".
 std::string both_gains(const Gains& gains);

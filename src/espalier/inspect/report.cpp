@@ -22,25 +22,6 @@ constexpr double kClearGain = 1.5, kSmallGain = 1.1;
 // Losses below this part of the tree tokens are not worth a change of the data.
 constexpr double kSmallLoss = 0.02;
 
-const char* remedy(Cause cause) {
-  switch (cause) {
-    case Cause::kRetokenised:
-      return "keep the sampled ids in the history instead of tokenising its text again";
-    case Cause::kThinking:
-      return "keep thoughts in the history, or train on the turns without them";
-    case Cause::kSystemPrompt:
-      return "use one system prompt, or move the part that changes to its end";
-    case Cause::kTimestamp:
-      return "fix the date or number, or move it after the shared text";
-    case Cause::kIdentifier:
-      return "leave the id out, or move it after the shared text";
-    case Cause::kRoutes:
-      return "record routes once per prefix, or leave routed_experts out";
-    default:
-      return "see the examples";
-  }
-}
-
 Json map_to_json(const std::map<int64_t, int64_t>& counts) {
   Json json = Json::object();
   for (const auto& [key, count] : counts) json[std::to_string(key)] = count;
@@ -215,9 +196,9 @@ void add_example(const SharingExample& example, const Trajectories& trajectories
         quoted(snippet(vocabulary, after), 40, false),
         tokens.empty() ? "" : fmt::format(" (id {})", tokens[0]));
   };
-  add(out, "      position {}, {}{}: after {}, {} equal tokens follow\n", with_commas(example.position),
-      to_string(example.role), example.between_groups ? ", between groups" : "",
-      quoted(snippet(vocabulary, example.before), 48, true), with_commas(example.common));
+  add(out, "      position {}, {}{}: after {}, {}\n", with_commas(example.position), to_string(example.role),
+      example.between_groups ? ", between groups" : "", quoted(snippet(vocabulary, example.before), 48, true),
+      count_of(example.common, "equal token follows", "equal tokens follow"));
   side(example.left_row, example.left, example.left_after);
   side(example.right_row, example.right, example.right_after);
 }
@@ -239,7 +220,7 @@ void add_cause(Cause cause, const CauseReport& found, const Trajectories& trajec
 void add_sharing(const InspectReport& report, const Trajectories& trajectories, const Vocabulary* vocabulary,
                  std::string* out) {
   const SharingReport& sharing = report.sharing;
-  add(out, "\ntrajectories diverge at {} places{}\n", with_commas(sharing.places),
+  add(out, "\ntrajectories diverge at {}{}\n", count_of(sharing.places, "place", "places"),
       vocabulary == nullptr ? " (ids only: --model with a tokenizer.json distinguishes more causes)" : "");
   if (sharing.places == 0) return;
   add(out, "{:>10}  {:>10}  {:>14}  {:>14}  why\n", "places", "branches", "tokens lost", "between groups");
@@ -255,6 +236,25 @@ void add_sharing(const InspectReport& report, const Trajectories& trajectories, 
 }
 
 }  // namespace
+
+const char* remedy(Cause cause) {
+  switch (cause) {
+    case Cause::kRetokenised:
+      return "keep the sampled ids in the history instead of tokenising its text again";
+    case Cause::kThinking:
+      return "keep thoughts in the history, or train on the turns without them";
+    case Cause::kSystemPrompt:
+      return "use one system prompt, or move the part that changes to its end";
+    case Cause::kTimestamp:
+      return "fix the date or number, or move it after the shared text";
+    case Cause::kIdentifier:
+      return "leave the id out, or move it after the shared text";
+    case Cause::kRoutes:
+      return "record routes once per prefix, or leave routed_experts out";
+    default:
+      return "see the examples";
+  }
+}
 
 const char* const kHowLossIsCounted =
     "Tokens lost: for each branch that diverges for this cause, the equal ids that follow the differing "
@@ -307,12 +307,13 @@ Verdict verdict_of(const InspectReport& report) {
     values += (i == 0 ? " (" : ", ") + quoted(worst->values[i], 48, false);
   }
   verdict.advice = fmt::format(
-      "At least {} tokens ({:.0f}% of the tree tokens) are encoded again although they are equal{}; first "
-      "cause: {}{}. To share them, {}; the cached-token ratio would be {:.2f} or more instead of {:.2f}.",
-      with_commas(lost), part * 100,
+      "At least {} ({:.0f}% of the tree tokens) {} encoded again although {} equal{}; first "
+      "cause: {}{}. To share {}, {}; the cached-token ratio would be {:.2f} or more instead of {:.2f}.",
+      count_of(lost, "token", "tokens"), part * 100, lost == 1 ? "is" : "are",
+      lost == 1 ? "it is" : "they are",
       between > 0 ? fmt::format(", {} of them between groups", with_commas(between)) : "", phrase(cause),
-      values.empty() ? "" : values + ")", remedy(cause), ratio_without_losses(report),
-      report.statistics.cached_token_ratio);
+      values.empty() ? "" : values + ")", lost == 1 ? "it" : "them", remedy(cause),
+      ratio_without_losses(report), report.statistics.cached_token_ratio);
   return verdict;
 }
 

@@ -34,6 +34,9 @@ struct Verdict {
 };
 Verdict verdict_of(const InspectReport& report);
 
+/// What to do about a cause of lost sharing, for people: an imperative without a full stop.
+const char* remedy(Cause cause);
+
 /// A sentence for users that says how CauseReport::tokens is counted.
 extern const char* const kHowLossIsCounted;
 
