@@ -83,7 +83,7 @@ function drawBoxes(v) {
   return drawn;
 }
 
-// Found nodes have a bar at their left edge; of those that fall on the same pixels one is drawn.
+// Found nodes have a mark at their upper left corner; of those that fall on the same pixels one is drawn.
 function drawMatches(v, colour) {
   pen.fillStyle = colour;
   let before = "";
@@ -93,7 +93,7 @@ function drawMatches(v, colour) {
     const at = `${Math.round(box.x)},${Math.round(box.y)}`;
     if (at === before) continue;
     before = at;
-    pen.fillRect(box.x, box.y, 4, Math.max(4, box.h - 1));
+    pen.fillRect(box.x, box.y, 4, Math.min(16, Math.max(4, box.h - 1)));
   }
 }
 
