@@ -10,9 +10,9 @@ namespace espalier {
 
 /// `text` as one line of valid UTF-8 that is safe to print: control characters (C0, DEL, C1) are written \n,
 /// \t, \r, \x1B or \u009B, characters that reorder or hide the text around them (bidirectional overrides and
-/// isolates, zero-width characters, fillers, separators, tags) \u202E, and bytes that are not UTF-8 \xFF. Joiners
-/// (U+200C, U+200D) stay: scripts and emoji need them. Every message that quotes a file name, a field, an id
-/// or a piece of a file goes through this.
+/// isolates, zero-width characters, fillers, separators, tags) \u202E, and bytes that are not UTF-8 \xFF.
+/// Joiners (U+200C, U+200D) stay: scripts and emoji need them. Every message that quotes a file name, a
+/// field, an id or a piece of a file goes through this.
 std::string printable(std::string_view text);
 
 /// The same for text of several lines. Line feeds stay.
