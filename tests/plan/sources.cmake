@@ -2,6 +2,7 @@
 list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/bin_packing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/choosing_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/comparison_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/context_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cost_model_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/layer_cost_test.cpp

@@ -16,6 +16,7 @@ namespace espalier {
 namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 void check_token_budget(const Forest& forest, int64_t budget) {
   const int64_t smallest = longest_trajectory(forest);
@@ -27,32 +28,6 @@ void check_token_budget(const Forest& forest, int64_t budget) {
       "longest trajectory, or --strategy partition, which cuts trajectories",
       r, forest.trajectory_size(r), budget, smallest));
 }
-
-// Keeps the cheapest of the plans added to it, and the first of those with equal prices. Prices are computed
-// only when there are two plans to compare.
-class Cheapest {
- public:
-  explicit Cheapest(const PlanCosts& costs) : costs_(costs) {}
-
-  void add(Plan plan, std::optional<PlanPrice> known = {}) {
-    if (best_) {
-      if (!price_) price_ = price(costs_, *best_);
-      if (!known) known = price(costs_, plan);
-      if (known->seconds >= price_->seconds) return;
-    }
-    best_ = std::move(plan);
-    price_ = known;
-  }
-  bool empty() const { return !best_; }
-  /// Whether some plan takes at most these seconds. All plans must have been added with a known price.
-  bool beats(double seconds) const { return best_ && price_->seconds <= seconds; }
-  Plan take() { return *std::move(best_); }
-
- private:
-  const PlanCosts& costs_;
-  std::optional<Plan> best_;
-  std::optional<PlanPrice> price_;
-};
 
 // The strategy's plans under one token budget, at least one of them.
 std::vector<Plan> plans_within(const Forest& forest, PlanOptions options, int64_t token_budget) {
@@ -107,55 +82,120 @@ std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& opti
   return budgets;
 }
 
-// Adds the strategy's plans that fit the memory budget to `cheapest`. Lowers `least_bytes` to the least that
-// any plan needs. Planning a large forest takes long, so few token budgets are tried: strides find one that
-// fits, and bisection finds the largest between the last two strides. The strides do not depend on the memory
-// budget, so a plan of `least_bytes` is found again when the memory budget is exactly that.
-void add_within_memory(const Forest& forest, const PlanOptions& options, const PlanCosts& costs,
-                       Cheapest* cheapest, double* least_bytes) {
-  const std::vector<int64_t> budgets = token_budgets(forest, options, costs);
-  std::vector<std::optional<bool>> known(budgets.size());
-  double seconds = 0;  // of the fastest plan at the token budget tried last
-  const auto try_at = [&](size_t i) {
-    if (known[i]) return *known[i];
-    known[i] = false;
-    seconds = std::numeric_limits<double>::infinity();
-    for (Plan& plan : plans_within(forest, options, budgets[i])) {
-      const PlanPrice predicted = price(costs, plan);
-      *least_bytes = std::min(*least_bytes, predicted.bytes);
-      seconds = std::min(seconds, predicted.seconds);
-      if (predicted.bytes > static_cast<double>(options.memory_budget)) continue;
-      cheapest->add(std::move(plan), predicted);
-      known[i] = true;
-    }
-    return *known[i];
-  };
-  constexpr size_t kStride = 8;
-  const size_t last = budgets.size() - 1;
-  size_t begin = 0, fit = 0;
-  while (!try_at(fit)) {
-    // Smaller micro-batches take longer, so a strategy that is already too slow is given up.
-    if (fit == last || cheapest->beats(seconds)) return;
-    begin = fit + 1;
-    fit = std::min(fit + kStride, last);
-  }
-  while (begin < fit) {
-    const size_t middle = (begin + fit) / 2;
-    if (try_at(middle)) {
-      fit = middle;
-    } else {
-      begin = middle + 1;
-    }
-  }
-  // For the same reason it is enough to try a few budgets below the first that fits.
-  constexpr size_t kStepsPastTheFirstFit = 3;
-  for (size_t i = fit + 1; i <= std::min(fit + kStepsPastTheFirstFit, last); ++i) try_at(i);
+// Makes `plan` that of the candidate if it is cheaper, so the first of those with equal prices is kept.
+void offer(Candidate* candidate, Plan plan, const PlanPrice& price) {
+  if (candidate->plan && price.seconds >= candidate->price.seconds) return;
+  candidate->plan = std::move(plan);
+  candidate->price = price;
 }
 
-std::vector<Strategy> strategies_of(const Forest& forest, const PlanOptions& options) {
+// The best of the candidates that it has seen.
+struct Choice {
+  std::optional<double> seconds;   // of the best one's plan
+  double least_bytes = kInfinity;  // the least that any of them needs
+
+  // Whether the candidate is better than all before it.
+  bool prefers(const Candidate& candidate) {
+    if (candidate.least_bytes > 0) least_bytes = std::min(least_bytes, candidate.least_bytes);
+    if (!candidate.plan) return false;
+    if (seconds && std::max(candidate.price.seconds, candidate.least_seconds) >= *seconds) return false;
+    seconds = candidate.price.seconds;
+    return true;
+  }
+};
+
+// Told before each plan that is made: the part of the search that is done.
+using SearchProgress = std::function<void(double fraction)>;
+
+// Looks for the way's plans under a memory budget. Planning a large forest takes long, so few token budgets
+// are tried: strides find one that fits, and bisection finds the largest between the last two strides. The
+// strides do not depend on the memory budget, so a plan of `least_bytes` is found again when the memory
+// budget is exactly that.
+class MemorySearch {
+ public:
+  MemorySearch(const Forest& forest, const PlanOptions& way, const PlanCosts& costs,
+               const SearchProgress& progress)
+      : forest_(forest),
+        costs_(costs),
+        progress_(progress),
+        budgets_(token_budgets(forest, way, costs)),
+        known_(budgets_.size()),
+        candidate_{.options = way, .least_bytes = kInfinity} {}
+
+  // Gives the way up where no plan of it is expected to beat one of `rival_seconds`.
+  Candidate run(std::optional<double> rival_seconds) {
+    const size_t last = budgets_.size() - 1;
+    size_t begin = 0, fit = 0;
+    while (!try_at(fit)) {
+      candidate_.least_seconds = std::max(candidate_.least_seconds, seconds_);
+      const bool beaten = rival_seconds && candidate_.least_seconds >= *rival_seconds;
+      if (fit == last || beaten) return std::move(candidate_);
+      begin = fit + 1;
+      fit = std::min(fit + kStride, last);
+    }
+    while (begin < fit) {
+      const size_t middle = (begin + fit) / 2;
+      if (try_at(middle)) {
+        fit = middle;
+      } else {
+        begin = middle + 1;
+      }
+    }
+    // Smaller micro-batches take longer, so it is enough to try a few budgets below the first that fits.
+    for (size_t i = fit + 1; i <= std::min(fit + kStepsPastTheFirstFit, last); ++i) try_at(i);
+    return std::move(candidate_);
+  }
+
+ private:
+  static constexpr size_t kStride = 8, kBisections = 3, kStepsPastTheFirstFit = 3;
+
+  bool try_at(size_t i) {
+    if (known_[i]) return *known_[i];
+    known_[i] = false;
+    const double most =
+        static_cast<double>(known_.size() / kStride + 1 + kBisections + kStepsPastTheFirstFit);
+    if (progress_) progress_(std::min(1.0, static_cast<double>(num_tried_++) / most));
+    seconds_ = kInfinity;
+    for (Plan& plan : plans_within(forest_, candidate_.options, budgets_[i])) {
+      const PlanPrice predicted = price(costs_, plan);
+      candidate_.least_bytes = std::min(candidate_.least_bytes, predicted.bytes);
+      seconds_ = std::min(seconds_, predicted.seconds);
+      if (predicted.bytes > static_cast<double>(candidate_.options.memory_budget)) continue;
+      offer(&candidate_, std::move(plan), predicted);
+      known_[i] = true;
+    }
+    return *known_[i];
+  }
+
+  const Forest& forest_;
+  const PlanCosts& costs_;
+  const SearchProgress& progress_;
+  const std::vector<int64_t> budgets_;
+  std::vector<std::optional<bool>> known_;
+  double seconds_ = 0;  // of the fastest plan at the token budget tried last
+  size_t num_tried_ = 0;
+  Candidate candidate_;
+};
+
+// The way's fastest plan that fits, unless it is clear before that it does not beat one of `rival_seconds`.
+Candidate candidate_of(const Forest& forest, const PlanOptions& way, const PlanCosts& costs,
+                       std::optional<double> rival_seconds, const SearchProgress& progress = {}) {
+  const int64_t longest = longest_trajectory(forest);
+  if (way.strategy != Strategy::kPartition && way.token_budget > 0 && way.token_budget < longest) {
+    return {.options = way, .least_tokens = longest};
+  }
+  if (way.memory_budget > 0) return MemorySearch(forest, way, costs, progress).run(rival_seconds);
+  if (progress) progress(0);
+  Candidate candidate{.options = way};
+  for (Plan& plan : plans_within(forest, way, way.token_budget > 0 ? way.token_budget : kNoLimit)) {
+    const PlanPrice predicted = price(costs, plan);
+    offer(&candidate, std::move(plan), predicted);
+  }
+  return candidate;
+}
+
+std::vector<Strategy> strategies_of(const PlanOptions& options) {
   if (options.strategy != Strategy::kAuto) return {options.strategy};
-  const bool packs = options.token_budget == 0 || options.token_budget >= longest_trajectory(forest);
-  if (!packs) return {Strategy::kPartition};
   return {Strategy::kTreePacking, Strategy::kPartition, Strategy::kSequencePacking};
 }
 
@@ -174,9 +214,9 @@ std::vector<CheckpointActivations> checkpoints_of(const PlanOptions& options, St
 }
 
 // The ways of planning that the options leave open.
-std::vector<PlanOptions> ways_of(const Forest& forest, const PlanOptions& options) {
+std::vector<PlanOptions> ways_of(const PlanOptions& options) {
   std::vector<PlanOptions> ways;
-  for (const Strategy strategy : strategies_of(forest, options)) {
+  for (const Strategy strategy : strategies_of(options)) {
     for (const CheckpointActivations checkpoint : checkpoints_of(options, strategy)) {
       PlanOptions& way = ways.emplace_back(options);
       way.strategy = strategy;
@@ -204,6 +244,28 @@ void check_options(const Forest& forest, const PlanOptions& options) {
   if (!cuts && options.token_budget > 0) check_token_budget(forest, options.token_budget);
 }
 
+[[noreturn]] void throw_nothing_fits(const PlanOptions& options, const PlanCosts& costs, double least_bytes) {
+  throw InputError(fmt::format(
+      "memory budget: {} are too few; the smallest plan found needs {} ({:.0f} bytes), of which weights, "
+      "gradients and optimiser take {}{}",
+      human_bytes(static_cast<double>(options.memory_budget)), human_bytes(least_bytes), least_bytes,
+      human_bytes(resident_bytes(costs.memory)),
+      options.checkpoint_activations == CheckpointActivations::kNone
+          ? "; --checkpoint-activations layer or piece needs less"
+          : ""));
+}
+
+// Those of a decoder of half a billion parameters, to compare plans without a model.
+PlanCosts common_costs(const PlanOptions& options) {
+  ESPALIER_CHECK(options.memory_budget == 0,
+                 "memory budget: what a plan needs depends on the model; give --model");
+  const LayerSpec layer{AttentionSpec{.num_attention_heads = 16, .num_key_value_heads = 8, .head_dim = 128},
+                        DenseMlpSpec{.intermediate_size = 3072}};
+  const ModelCost common =
+      model_cost({.hidden_size = 1024, .vocab_size = 151'936, .layers = std::vector<LayerSpec>(28, layer)});
+  return {assumed_time_model(common), {.cost = common}};
+}
+
 }  // namespace
 
 PlanPrice price(const PlanCosts& costs, const Plan& plan) {
@@ -219,38 +281,43 @@ PlanPrice price(const PlanCosts& costs, const Plan& plan) {
 
 Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
   check_options(forest, options);
-  Cheapest cheapest(costs);
-  double least_bytes = std::numeric_limits<double>::infinity();
-  for (const PlanOptions& way : ways_of(forest, options)) {
-    if (options.memory_budget > 0) {
-      add_within_memory(forest, way, costs, &cheapest, &least_bytes);
-      continue;
-    }
-    const int64_t budget = options.token_budget > 0 ? options.token_budget : kNoLimit;
-    for (Plan& plan : plans_within(forest, way, budget)) cheapest.add(std::move(plan));
+  Choice choice;
+  std::optional<Plan> best;
+  for (const PlanOptions& way : ways_of(options)) {
+    Candidate candidate = candidate_of(forest, way, costs, choice.seconds);
+    if (choice.prefers(candidate)) best = std::move(candidate.plan);
   }
-  if (cheapest.empty()) {
-    throw InputError(fmt::format(
-        "memory budget: {} are too few; the smallest plan found needs {} ({:.0f} bytes), of which "
-        "weights, gradients and optimiser take {}{}",
-        human_bytes(static_cast<double>(options.memory_budget)), human_bytes(least_bytes), least_bytes,
-        human_bytes(resident_bytes(costs.memory)),
-        options.checkpoint_activations == CheckpointActivations::kNone
-            ? "; --checkpoint-activations layer or piece needs less"
-            : ""));
-  }
-  return cheapest.take();
+  if (!best) throw_nothing_fits(options, costs, choice.least_bytes);
+  return *std::move(best);
 }
 
 Plan make_plan(const Forest& forest, const PlanOptions& options) {
-  ESPALIER_CHECK(options.memory_budget == 0,
-                 "memory budget: what a plan needs depends on the model; give --model");
-  // The proportions of a decoder of half a billion parameters.
-  const LayerSpec layer{AttentionSpec{.num_attention_heads = 16, .num_key_value_heads = 8, .head_dim = 128},
-                        DenseMlpSpec{.intermediate_size = 3072}};
-  const ModelCost common =
-      model_cost({.hidden_size = 1024, .vocab_size = 151'936, .layers = std::vector<LayerSpec>(28, layer)});
-  return make_plan(forest, options, {assumed_time_model(common), {.cost = common}});
+  return make_plan(forest, options, common_costs(options));
+}
+
+PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, const PlanCosts& costs,
+                             const PlanProgress& progress) {
+  check_options(forest, options);
+  PlanOptions all = options;
+  all.strategy = Strategy::kAuto;
+  const std::vector<PlanOptions> ways = ways_of(all);
+  PlanComparison comparison;
+  Choice choice;
+  for (size_t i = 0; i < ways.size(); ++i) {
+    const auto searching = [&](double fraction) {
+      if (progress) progress(ways[i], (static_cast<double>(i) + fraction) / static_cast<double>(ways.size()));
+    };
+    const Candidate& candidate =
+        comparison.candidates.emplace_back(candidate_of(forest, ways[i], costs, std::nullopt, searching));
+    const bool open = options.strategy == Strategy::kAuto || options.strategy == ways[i].strategy;
+    if (open && choice.prefers(candidate)) comparison.chosen = i;
+  }
+  if (!choice.seconds) throw_nothing_fits(options, costs, choice.least_bytes);
+  return comparison;
+}
+
+PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, const PlanProgress& progress) {
+  return compare_plans(forest, options, common_costs(options), progress);
 }
 
 }  // namespace espalier

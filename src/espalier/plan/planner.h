@@ -2,6 +2,11 @@
 // Choosing a plan.
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <vector>
+
 #include "espalier/plan/memory_model.h"
 #include "espalier/plan/plan.h"
 #include "espalier/plan/time_model.h"
@@ -37,5 +42,34 @@ Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts
 
 /// Without a model: plans are compared for a decoder of common proportions. Refuses a memory budget.
 Plan make_plan(const Forest& forest, const PlanOptions& options);
+
+/// A way of planning, which is a strategy with a way of checkpointing, and what comes of it.
+struct Candidate {
+  PlanOptions options = {};       // the way, with the budgets as given; nothing is kAuto
+  std::optional<Plan> plan = {};  // the fastest plan of this way that fits the budgets, if any does
+  PlanPrice price = {};           // of the plan
+  int64_t least_tokens = 0;       // this way's smallest token budget, where the given one is smaller; else 0
+  double least_bytes = 0;         // under a memory budget: the least that a plan needs, of those tried
+  double least_seconds = 0;       // under a memory budget: what plans take whose micro-batches are too large
+                                  // to fit; smaller ones are not expected to take less
+};
+
+/// Every strategy, with every way of checkpointing that the options leave open.
+struct PlanComparison {
+  std::vector<Candidate> candidates;
+  size_t chosen = 0;  // the candidate that has make_plan's plan
+};
+
+/// Told before each plan that is made: the way of planning, and the part of the comparison that is done.
+using PlanProgress = std::function<void(const PlanOptions& way, double fraction)>;
+
+/// What make_plan chooses from, and what it would choose under the other strategies. Throws as make_plan
+/// does, so there is always a chosen plan. Takes longer than make_plan, which gives up what is too slow.
+PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, const PlanCosts& costs,
+                             const PlanProgress& progress = {});
+
+/// Without a model, as make_plan.
+PlanComparison compare_plans(const Forest& forest, const PlanOptions& options,
+                             const PlanProgress& progress = {});
 
 }  // namespace espalier
