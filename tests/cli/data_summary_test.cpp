@@ -53,7 +53,10 @@ TEST_F(DataSummary, SaysWhenAllTokensCarryLoss) {
             (Lines{"rows.jsonl: 1 trajectory, 3 tokens, all with loss (no loss_mask given)"}));
   EXPECT_EQ(lines("{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5],\"labels\":[-100,5]}\n"),
             (Lines{"rows.jsonl: 2 trajectories, 5 tokens, 3 with loss (labels as loss_mask)",
-                   "warning: 1 of 2 trajectories have no loss_mask: all their tokens carry loss"}));
+                   "warning: 1 of 2 trajectories has no loss_mask: all its tokens carry loss"}));
+  EXPECT_EQ(
+      lines("{\"input_ids\":[1,2,3]}\n{\"input_ids\":[1]}\n{\"input_ids\":[4,5],\"loss_mask\":[0,1]}\n")[1],
+      "warning: 2 of 3 trajectories have no loss_mask: all their tokens carry loss");
 }
 
 TEST_F(DataSummary, SaysThatTheRatioIsOneWithoutLogProbabilities) {
@@ -66,7 +69,7 @@ TEST_F(DataSummary, SaysThatTheRatioIsOneWithoutLogProbabilities) {
   EXPECT_EQ(lines(with + "\n", grpo), (Lines{"rows.jsonl: 1 trajectory, 2 tokens, 1 with loss (loss_mask, "
                                              "old_log_probs as logprobs, advantage)"}));
   EXPECT_EQ(lines(with + "\n{\"input_ids\":[1,2],\"loss_mask\":[0,1],\"advantage\":1}\n", grpo)[1],
-            "warning: 1 of 2 trajectories have no logprobs: their ratio is 1, as on-policy");
+            "warning: 1 of 2 trajectories has no logprobs: its ratio is 1, as on-policy");
 }
 
 TEST_F(DataSummary, WarnsOfUnknownListsThatCoverEveryToken) {

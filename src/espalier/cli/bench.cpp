@@ -9,6 +9,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/units.h"
 #include "espalier/benchmark/benchmark.h"
 #include "espalier/benchmark/workloads.h"
 #include "espalier/cli/bench_gemm.h"
@@ -116,7 +117,8 @@ std::string hardware_of(const Flags& flags, at::Device device) {
   const std::string gpu = device.is_cpu() ? ""
                                           : fmt::format("{} ({}){}, ", device_name(device), device.str(),
                                                         flags.device.deterministic ? ", deterministic" : "");
-  return fmt::format("{}{}, {} threads, {}{}", gpu, device_name(at::kCPU), at::get_num_threads(), flags.dtype,
+  return fmt::format("{}{}, {}, {}{}", gpu, device_name(at::kCPU),
+                     count_of(at::get_num_threads(), "thread", "threads"), flags.dtype,
                      flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
 }
 

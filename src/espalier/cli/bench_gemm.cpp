@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/check.h"
+#include "espalier/base/units.h"
 #include "espalier/cli/progress.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/gemm_rates.h"
@@ -87,7 +88,8 @@ nlohmann::ordered_json json_of(const Measured& measured) {
 std::string bench_gemm(const DecoderConfig& config, const GemmFlags& flags) {
   Progress progress("bench");
   Measured measured;
-  measured.hardware = fmt::format("{}, {} threads", device_name(at::kCPU), at::get_num_threads());
+  measured.hardware =
+      fmt::format("{}, {}", device_name(at::kCPU), count_of(at::get_num_threads(), "thread", "threads"));
   const auto note = [&](const std::string& line) { progress.line(line); };
   measured.decision = decide_products(product_features(), cache_folder(), note);
   measured.ways = product_ways();

@@ -84,8 +84,8 @@ Trajectories DataFlags::read(const DataUse& use) const {
   options.progress = [&progress](double fraction) { progress.update(fraction); };
   Trajectories trajectories = read_trajectories(paths, options, &report);
   if (report.rows_skipped > 0) {
-    progress.line(fmt::format("{}: skipped {} bad rows of {}", printable(name),
-                              with_commas(report.rows_skipped),
+    progress.line(fmt::format("{}: skipped {} of {}", printable(name),
+                              count_of(report.rows_skipped, "bad row", "bad rows"),
                               with_commas(report.rows_read + report.rows_skipped)));
     for (const std::string& error : report.first_errors) progress.line("  " + printable(error));
   }

@@ -12,12 +12,8 @@
 namespace espalier::cli {
 namespace {
 
-std::string counted(int64_t count, const char* one, const char* many) {
-  return fmt::format("{} {}", with_commas(count), count == 1 ? one : many);
-}
-
 std::string trajectories_text(int64_t count) {
-  return counted(count, "trajectory", "trajectories");
+  return count_of(count, "trajectory", "trajectories");
 }
 
 /// Fields that some objectives read and others do not.
@@ -83,7 +79,7 @@ std::string summary_line(const std::string& name, const ReadReport& report, cons
   if (fields.rows_without_mask == report.rows_read) used.insert(used.begin(), "no loss_mask given");
   std::string line =
       fmt::format("{}: {}, {}, {}", printable(name), trajectories_text(report.rows_read),
-                  counted(fields.tokens, "token", "tokens"), loss_text(fields, report.rows_read));
+                  count_of(fields.tokens, "token", "tokens"), loss_text(fields, report.rows_read));
   if (!used.empty()) line += fmt::format(" ({})", fmt::join(used, ", "));
   if (reads_old_logprobs(use) && fields.rows_with(Field::kLogprobs) == 0)
     line += "; no logprobs: the ratio is 1, as on-policy";
@@ -112,13 +108,16 @@ std::vector<std::string> warnings(const ReadReport& report, const Trajectories& 
                     names));
   }
   if (fields.rows_without_mask > 0 && fields.rows_without_mask < report.rows_read) {
-    lines.push_back(fmt::format("{} of {} have no loss_mask: all their tokens carry loss",
-                                with_commas(fields.rows_without_mask), trajectories_text(report.rows_read)));
+    lines.push_back(fmt::format(
+        "{} of {} {} tokens carry loss", with_commas(fields.rows_without_mask),
+        trajectories_text(report.rows_read),
+        fields.rows_without_mask == 1 ? "has no loss_mask: all its" : "have no loss_mask: all their"));
   }
   if (reads_old_logprobs(use) && trajectories.logprobs.any()) {
     if (const int64_t rows = rows_without_logprobs(trajectories); rows > 0)
-      lines.push_back(fmt::format("{} of {} have no logprobs: their ratio is 1, as on-policy",
-                                  with_commas(rows), trajectories_text(report.rows_read)));
+      lines.push_back(fmt::format("{} of {} {} ratio is 1, as on-policy", with_commas(rows),
+                                  trajectories_text(report.rows_read),
+                                  rows == 1 ? "has no logprobs: its" : "have no logprobs: their"));
   }
   int64_t too_long = 0, longest = 0;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
@@ -127,9 +126,9 @@ std::vector<std::string> warnings(const ReadReport& report, const Trajectories& 
   }
   if (too_long > 0) {
     lines.push_back(fmt::format(
-        "{} of {} are longer than max_position_embeddings of the model's config.json, {}: the longest has {}",
-        with_commas(too_long), trajectories_text(report.rows_read), with_commas(use.max_position_embeddings),
-        counted(longest, "token", "tokens")));
+        "{} of {} {} longer than max_position_embeddings of the model's config.json, {}: the longest has {}",
+        with_commas(too_long), trajectories_text(report.rows_read), too_long == 1 ? "is" : "are",
+        with_commas(use.max_position_embeddings), count_of(longest, "token", "tokens")));
   }
   return lines;
 }

@@ -33,7 +33,8 @@ void run(const Flags& flags) {
     for (const int64_t extent : parameter.shape) size *= extent;
     parameters += size;
   }
-  print_output("{}: {} parameters in {}\n", printable(flags.out), with_commas(parameters), flags.dtype);
+  print_output("{}: {} in {}\n", printable(flags.out), count_of(parameters, "parameter", "parameters"),
+               flags.dtype);
 }
 
 }  // namespace

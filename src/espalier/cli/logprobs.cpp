@@ -63,9 +63,9 @@ void run(const Flags& flags) {
     file.write(line);
   }
   file.commit();
-  print_output("{}: {} rows, {} flat tokens from {} encoded\n", printable(flags.out),
-               with_commas(trajectories.num_rows()), with_commas(trajectories.num_tokens()),
-               with_commas(step.plan.num_tokens()));
+  print_output(
+      "{}: {}, {} from {} encoded\n", printable(flags.out), count_of(trajectories.num_rows(), "row", "rows"),
+      count_of(trajectories.num_tokens(), "flat token", "flat tokens"), with_commas(step.plan.num_tokens()));
 }
 
 }  // namespace

@@ -59,10 +59,11 @@ void run(const Flags& flags) {
   const Trajectories trajectories = to_trajectories(synthesize(flags.synth), flags);
   const ForestStatistics statistics = forest_statistics(forest_of(trajectories, {}));
   write_trajectories(flags.out, trajectories);
-  print_output("{}: {} trajectories, {} flat tokens, {} tree tokens, cached-token ratio {:.3f}, POR {:.3f}\n",
-               printable(flags.out), with_commas(statistics.num_trajectories),
-               with_commas(statistics.flat_tokens), with_commas(statistics.tree_tokens),
-               statistics.cached_token_ratio, statistics.por);
+  print_output("{}: {}, {}, {}, cached-token ratio {:.3f}, POR {:.3f}\n", printable(flags.out),
+               count_of(statistics.num_trajectories, "trajectory", "trajectories"),
+               count_of(statistics.flat_tokens, "flat token", "flat tokens"),
+               count_of(statistics.tree_tokens, "tree token", "tree tokens"), statistics.cached_token_ratio,
+               statistics.por);
 }
 
 }  // namespace

@@ -103,8 +103,9 @@ void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajec
   const DecoderConfig config = read_config(flags.model);
   print_output("# resolved config\n{}\n", printable_lines(config_of_the_run(flags, command)));
   const auto batches = epoch_batches(trajectories, options, 0);
-  print_output("# plan: {} steps of {} trajectories at most; the first step:\n",
-               total_steps(trajectories, options), with_commas(static_cast<int64_t>(batches.front().size())));
+  print_output("# plan: {} of {} at most; the first step:\n",
+               count_of(total_steps(trajectories, options), "step", "steps"),
+               count_of(static_cast<int64_t>(batches.front().size()), "trajectory", "trajectories"));
   double seconds = 0, largest = 0;
   StepFlops flops;
   const Loss loss(trajectories, options.objective);
@@ -151,9 +152,8 @@ std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json&
 
 void warn_of_warmup(const TrainOptions& options, int64_t steps) {
   if (options.warmup_steps < steps) return;
-  log_line(
-      "warning: --warmup-steps {} is not below the {} steps of the run: the learning rate stays below {}",
-      options.warmup_steps, steps, options.learning_rate);
+  log_line("warning: --warmup-steps {} is not below the {} of the run: the learning rate stays below {}",
+           options.warmup_steps, count_of(steps, "step", "steps"), options.learning_rate);
 }
 
 void run(const Flags& flags, const CLI::App& command, int* exit_code) {

@@ -26,7 +26,7 @@ struct Flags {
 
 void print(const VerifyReport& report, const VerifyOptions& options) {
   const auto row = [](const char* name, const std::string& value) {
-    print_output("{:<36}{}\n", name, value);
+    print_output("{:<37}  {}\n", name, value);
   };
   const bool exact = report.dtype == "float64";
   row("dtype, device", fmt::format("{}, {}", report.dtype, report.device));
@@ -44,8 +44,8 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
         fmt::format("worst {:.3f} in {}, median {:.3f} (at most {:g})", report.error_ratio_max,
                     report.error_ratio_worst_parameter, report.error_ratio_median, options.max_error_ratio));
   }
-  row("isolation", fmt::format("{} in {} trials", report.isolation_bitwise ? "bitwise" : "BROKEN",
-                               report.isolation_trials));
+  row("isolation", fmt::format("{} in {}", report.isolation_bitwise ? "bitwise" : "BROKEN",
+                               count_of(report.isolation_trials, "trial", "trials")));
   print_output("{}\n", report.passed ? "passed" : "FAILED");
 }
 
