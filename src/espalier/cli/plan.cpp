@@ -7,6 +7,7 @@
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
 #include "espalier/cli/output.h"
+#include "espalier/cli/plan_summary.h"
 #include "espalier/cli/plan_table.h"
 #include "espalier/cli/progress.h"
 #include "espalier/cli/step_gains.h"
@@ -24,7 +25,7 @@ struct Flags {
   PlanFlags plan;
   DeviceFlags device;
   std::string model, dtype = "float32", optimizer = "adamw", save_cost_model;
-  bool json = false;
+  bool micro_batches = false, json = false;
 };
 
 void run(const Flags& flags) {
@@ -32,49 +33,62 @@ void run(const Flags& flags) {
                  "--save-cost-model: rates are those of a model on this machine; give --model");
   const at::Device device = flags.model.empty() ? at::Device(at::kCPU) : flags.device.open();
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
-  const PlanOptions options = flags.plan.options(trajectories);
-  Step step;
-  std::optional<StepPrediction> prediction;
+  PlanSummary summary{.asked = flags.plan.options(trajectories)};
+  std::optional<Progress> progress("plan");
+  const PlanProgress comparing = [&](const PlanOptions& way, double fraction) {
+    progress->update(fraction, way_text(way));
+  };
+  StepOptions options{.plan = summary.asked, .terms = TermChoice::kWithLossOrAll};
+  ComparedStep compared;
   StepFlops flops;
   if (flags.model.empty()) {
-    step = make_step(trajectories, {.plan = options, .terms = TermChoice::kWithLossOrAll});
+    compared = compare_step_plans(trajectories, options, comparing);
   } else {
-    Progress progress("plan");
     const ModelUse use{.config = read_config(flags.model),
                        .dtype = parse_dtype(flags.dtype),
                        .device = device,
                        .optimizer = parse_optimizer(flags.optimizer)};
     const PlanCosts costs =
-        flags.plan.measured_costs(use, [&](const std::string& text) { progress.line(text); });
+        flags.plan.measured_costs(use, [&](const std::string& text) { progress->line(text); });
     const PlanCosts compared_by = flags.plan.costs(use);
-    step = make_step(trajectories,
-                     {.plan = options, .costs = &compared_by, .terms = TermChoice::kWithLossOrAll});
+    options.costs = &compared_by;
+    compared = compare_step_plans(trajectories, options, comparing);
     if (!flags.save_cost_model.empty()) {
       write_text(flags.save_cost_model, cost_model_json(costs.time).dump(2) + "\n");
     }
-    prediction = predict_step(costs, step);
-    flops.add(model_cost(use.config), step);
+    summary.predictions = predict_candidates(costs, &compared);
+    summary.calibrated = costs.time.calibrated;
+    flops.add(model_cost(use.config), compared.step);
   }
-  const Gains gains = flops.plan > 0 ? flops.gains() : token_gains(step.forest, step.plan);
-  const StepPrediction* shown = prediction ? &*prediction : nullptr;
+  progress.reset();
+  summary.step = &compared.step;
+  summary.plans = &compared.plans;
+  summary.gains = flops.plan > 0 ? flops.gains() : token_gains(compared.step.forest, compared.step.plan);
   if (flags.json) {
-    print_output("{}\n", plan_json(step.forest, step.plan, shown, gains).dump(1));
-  } else {
-    print_output("{}{}", PlanTable{.forest = &step.forest, .plan = &step.plan, .prediction = shown}.text(),
-                 gains_report(gains, !flags.model.empty()));
+    print_output("{}\n", summary.json().dump(1));
+    return;
+  }
+  print_output("{}", summary.text());
+  if (flags.micro_batches) {
+    const PlanTable table{.forest = &compared.step.forest,
+                          .plan = &compared.step.plan,
+                          .prediction = summary.chosen_prediction()};
+    print_output("\n{}", table.rows());
   }
 }
 
 }  // namespace
 
 void add_plan(CLI::App& app, int*) {
-  CLI::App* command = app.add_subcommand("plan",
-                                         "Print which trajectories run together, how many tokens are "
-                                         "encoded, and the time and memory this takes");
+  CLI::App* command =
+      app.add_subcommand("plan",
+                         "Print the plan of a step, the time and memory it takes, and what the "
+                         "other strategies would take");
   command->footer(
-      "With --model, time and memory of every micro-batch are predicted from rates that are measured once "
-      "per machine and model, and --memory-budget can replace --token-budget. Plans are compared by built-in "
-      "rates, or by --cost-model FILE.\nExample: espalier plan --model DIR --data rows.jsonl --memory-budget "
+      "With --model, time and memory are predicted from rates that are measured once per machine and model, "
+      "and --memory-budget can replace --token-budget. Plans are compared by built-in rates, or by "
+      "--cost-model FILE. `train` with equal flags takes the plan that is chosen here.\nExample: espalier "
+      "plan --model DIR --data rows.jsonl --memory-budget "
       "16GiB");
   auto flags = std::make_shared<Flags>();
   flags->data.add(command);
@@ -92,9 +106,10 @@ void add_plan(CLI::App& app, int*) {
                    "Write the rates behind the predicted times to this file. With --cost-model, plans are "
                    "then compared by these measured rates")
       ->type_name("FILE");
-  command->add_flag(
-      "--json", flags->json,
-      "Print JSON: per micro-batch its trajectories and runs [begin, end, parent run] of forest tokens");
+  command->add_flag("--micro-batches", flags->micro_batches, "Print a table of the micro-batches as well");
+  command->add_flag("--json", flags->json,
+                    "Print JSON: the plan, under `comparison` every strategy, and per micro-batch its "
+                    "trajectories and runs [begin, end, parent run] of forest tokens");
   add_threads(command);
   add_config(command);
   command->callback([flags] { run(*flags); });

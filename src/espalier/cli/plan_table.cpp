@@ -10,10 +10,6 @@
 namespace espalier::cli {
 namespace {
 
-std::string seconds_text(double seconds) {
-  return seconds < 1 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.2f} s", seconds);
-}
-
 std::string totals(const Forest& forest, const Plan& plan) {
   const double flat = static_cast<double>(forest.flat_tokens());
   const double por = flat == 0 ? 0 : 1 - static_cast<double>(forest.tree_tokens()) / flat;
@@ -21,17 +17,24 @@ std::string totals(const Forest& forest, const Plan& plan) {
       fmt::format("{} with {}", to_string(plan.options.strategy),
                   count_of(static_cast<int64_t>(plan.micro_batches.size()), "micro-batch", "micro-batches"));
   if (plan.options.token_budget > 0) {
-    text += fmt::format(" of {} tokens at most", with_commas(plan.options.token_budget));
+    text += fmt::format(" of {} at most", count_of(plan.options.token_budget, "token", "tokens"));
   }
   if (plan.options.checkpoint_activations != CheckpointActivations::kNone) {
     text += fmt::format(", activations checkpointed by {}", to_string(plan.options.checkpoint_activations));
   }
-  return text + fmt::format(": {} flat tokens, {} tree tokens, {} encoded (POR {:.4f}, ERR {:.4f})\n",
-                            with_commas(forest.flat_tokens()), with_commas(forest.tree_tokens()),
+  return text + fmt::format(": {}, {}, {} encoded (POR {:.4f}, ERR {:.4f})\n",
+                            count_of(forest.flat_tokens(), "flat token", "flat tokens"),
+                            count_of(forest.tree_tokens(), "tree token", "tree tokens"),
                             with_commas(plan.num_tokens()), por, effective_reuse_ratio(forest, plan));
 }
 
-std::string recomputed(const Plan& plan) {
+}  // namespace
+
+std::string seconds_text(double seconds) {
+  return seconds < 1 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.2f} s", seconds);
+}
+
+std::string recomputation(const Plan& plan) {
   const std::vector<Load> loads = loads_of(plan.micro_batches);
   int64_t tokens = 0;
   for (const Load& load : loads) {
@@ -42,13 +45,11 @@ std::string recomputed(const Plan& plan) {
   }
   if (tokens == 0) return "";
   const double share = static_cast<double>(tokens) / static_cast<double>(plan.num_tokens());
-  return fmt::format("checkpointing runs {} tokens through the forward pass twice: about {:.0f}% more time\n",
-                     with_commas(tokens), share * 100 / 3);
+  return fmt::format("runs {} through the forward pass twice: about {:.0f}% more time",
+                     count_of(tokens, "token", "tokens"), share * 100 / 3);
 }
 
-}  // namespace
-
-std::string PlanTable::text() const {
+std::string PlanTable::rows() const {
   std::vector<const MicroBatchMeasure*> measure_of(plan->micro_batches.size());
   if (measured != nullptr) {
     for (const MicroBatchMeasure& measure : measured->measured) measure_of[measure.micro_batch] = &measure;
@@ -58,8 +59,8 @@ std::string PlanTable::text() const {
   if (prediction != nullptr) text += fmt::format("  {:>10}  {:>10}", "time", "memory");
   if (measured != nullptr) text += fmt::format("  {:>10}  {:>10}", "measured", "measured");
   text += "\n";
-  const auto rows = std::min(max_rows, static_cast<int64_t>(plan->micro_batches.size()));
-  for (int64_t m = 0; m < rows; ++m) {
+  const auto shown = std::min(max_rows, static_cast<int64_t>(plan->micro_batches.size()));
+  for (int64_t m = 0; m < shown; ++m) {
     const MicroBatch& micro_batch = plan->micro_batches[m];
     text += fmt::format("{:>11}  {:>7}  {:>10}  {:>14}  {:>12}  {:>8}", m,
                         micro_batch.parent < 0 ? "-" : std::to_string(micro_batch.parent),
@@ -76,11 +77,18 @@ std::string PlanTable::text() const {
     }
     text += "\n";
   }
-  if (rows < static_cast<int64_t>(plan->micro_batches.size())) {
+  if (shown < static_cast<int64_t>(plan->micro_batches.size())) {
     text += fmt::format("{:>11}  and {} more\n", "...",
-                        with_commas(static_cast<int64_t>(plan->micro_batches.size()) - rows));
+                        with_commas(static_cast<int64_t>(plan->micro_batches.size()) - shown));
   }
-  text += totals(*forest, *plan) + recomputed(*plan);
+  return text;
+}
+
+std::string PlanTable::text() const {
+  std::string text = rows() + totals(*forest, *plan);
+  if (const std::string twice = recomputation(*plan); !twice.empty()) {
+    text += fmt::format("checkpointing {}\n", twice);
+  }
   if (prediction != nullptr && prediction->logprob_pass_seconds > 0) {
     text += fmt::format("log-probabilities are computed in a pass of their own first: predicted {}{}\n",
                         seconds_text(prediction->logprob_pass_seconds),
@@ -101,26 +109,8 @@ std::string PlanTable::text() const {
   return text;
 }
 
-nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan, const StepPrediction* prediction,
-                                 const Gains& gains) {
-  const PlanOptions& options = plan.options;
-  nlohmann::ordered_json json = {{"strategy", to_string(options.strategy)},
-                                 {"token_budget", options.token_budget},
-                                 {"memory_budget", options.memory_budget},
-                                 {"checkpoint_activations", to_string(options.checkpoint_activations)},
-                                 {"flat_tokens", forest.flat_tokens()},
-                                 {"tree_tokens", forest.tree_tokens()},
-                                 {"encoded_tokens", plan.num_tokens()},
-                                 {"visible_pairs", plan.num_pairs()},
-                                 {"effective_reuse_ratio", effective_reuse_ratio(forest, plan)},
-                                 {"predicted_speedup_over_sequence_packing", gains.over_packing},
-                                 {"predicted_speedup_over_append_only", gains.over_append_only},
-                                 {"prediction_counts", gains.in_flops ? "FLOPs" : "tokens"}};
-  if (prediction != nullptr) {
-    json["predicted_seconds"] = prediction->total_seconds();
-    json["predicted_peak_bytes"] = prediction->largest_peak_bytes();
-  }
-  json["micro_batches"] = nlohmann::ordered_json::array();
+nlohmann::ordered_json micro_batches_json(const Plan& plan, const StepPrediction* prediction) {
+  auto json = nlohmann::ordered_json::array();
   for (size_t m = 0; m < plan.micro_batches.size(); ++m) {
     const MicroBatch& micro_batch = plan.micro_batches[m];
     nlohmann::ordered_json runs = nlohmann::ordered_json::array();
@@ -139,7 +129,7 @@ nlohmann::ordered_json plan_json(const Forest& forest, const Plan& plan, const S
     }
     entry["trajectories"] = std::move(trajectories);
     entry["runs"] = std::move(runs);
-    json["micro_batches"].push_back(std::move(entry));
+    json.push_back(std::move(entry));
   }
   return json;
 }

@@ -33,6 +33,12 @@ Csr<Term> chosen_terms(const Trajectories& trajectories, const Step& step, const
   return step_terms(trajectories, step.rows, step.forest, options.objective);
 }
 
+std::vector<int64_t> all_rows(const Trajectories& trajectories) {
+  std::vector<int64_t> rows(trajectories.num_rows());
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
 }  // namespace
 
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options) {
@@ -47,9 +53,20 @@ Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, cons
 }
 
 Step make_step(const Trajectories& trajectories, const StepOptions& options) {
-  std::vector<int64_t> rows(trajectories.num_rows());
-  std::iota(rows.begin(), rows.end(), 0);
-  return make_step(trajectories, std::move(rows), options);
+  return make_step(trajectories, all_rows(trajectories), options);
+}
+
+ComparedStep compare_step_plans(const Trajectories& trajectories, const StepOptions& options,
+                                const PlanProgress& progress) {
+  Step step;
+  step.rows = all_rows(trajectories);
+  step.forest = forest_of(trajectories, step.rows);
+  PlanComparison plans = options.costs == nullptr
+                             ? compare_plans(step.forest, options.plan, progress)
+                             : compare_plans(step.forest, options.plan, *options.costs, progress);
+  set_plan(&step, *plans.candidates[plans.chosen].plan);
+  step.terms = chosen_terms(trajectories, step, options);
+  return {std::move(step), std::move(plans)};
 }
 
 void set_plan(Step* step, Plan plan) {

@@ -42,11 +42,21 @@ struct StepOptions {
 };
 
 /// Builds forest, plan and terms of the given rows of the data. Recorded expert routes that differ are not
-/// shared. Nothing else makes a Step.
+/// shared. A Step is made by this function, its overload and compare_step_plans only.
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options);
 
 /// The same of all rows.
 Step make_step(const Trajectories& trajectories, const StepOptions& options);
+
+/// A step, and the ways of planning from which its plan was chosen.
+struct ComparedStep {
+  Step step;
+  PlanComparison plans;
+};
+
+/// The same step of all rows as make_step, made by compare_plans. `progress`: of the comparison.
+ComparedStep compare_step_plans(const Trajectories& trajectories, const StepOptions& options,
+                                const PlanProgress& progress = {});
 
 /// Makes `plan` that of the step.
 void set_plan(Step* step, Plan plan);

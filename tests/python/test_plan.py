@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `espalier plan` shows: a summary, the strategies beside one another, and the micro-batches on request."""
+
+import json
+import re
+
+import pytest
+from test_against_transformers import MODELS, random_rows, write_rows
+
+from conftest import seed_of
+
+STRATEGIES = ["tree-packing", "partition", "sequence-packing"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, espalier):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(MODELS["qwen3"]))
+    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(5))
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("data") / "rows.jsonl", random_rows(7, "grpo"))
+
+
+def planned(espalier, *flags):
+    """The JSON and the text of `espalier plan`."""
+    return json.loads(espalier("plan", *flags, "--json").stdout), espalier("plan", *flags).stdout
+
+
+def value_of(text, name):
+    (value,) = re.findall(rf"^{name}  +(.+)$", text, re.MULTILINE)
+    return value
+
+
+def strategies_in(text):
+    """The lines of the table of strategies, split into columns, the mark first."""
+    header, *lines = text[text.index("\nstrategies ") :].splitlines()[2:]
+    assert header.startswith("  strategy ")
+    return [[line[0], *re.split(r" {2,}", line[2:].strip())] for line in lines if line[:2] in ("  ", "* ")]
+
+
+def micro_batches_in(text):
+    """Parent, tokens, pairs, trajectories and runs of each micro-batch of the table."""
+    rows = re.findall(r"^ *\d+ +(-|\d+) +([\d,]+) +([\d,]+) +([\d,]+) +([\d,]+)(?: |$)", text, re.MULTILINE)
+    return [(-1 if parent == "-" else int(parent), *(int(each.replace(",", "")) for each in rest)) for parent, *rest in rows]
+
+
+def micro_batches_of(plan):
+    return [(each["parent"], each["tokens"], each["visible_pairs"], len(each["trajectories"]), len(each["runs"]))
+            for each in plan["micro_batches"]]
+
+
+def test_the_summary_comes_first_and_micro_batches_on_request(espalier, model, data):
+    rows = data.read_text().splitlines()
+    different = len({tuple(json.loads(row)["input_ids"]) for row in rows})
+    trees = len({json.loads(row)["input_ids"][0] for row in rows})
+    for flags in (["--data", data], ["--data", data, "--model", model, "--token-budget", 20]):
+        plan, text = planned(espalier, *flags)
+        assert re.fullmatch(rf"{len(rows)}: {different} different traject\w+ in {trees} trees?", value_of(text, "rows"))
+        for name in ("flat tokens", "tree tokens", "encoded tokens"):
+            assert value_of(text, name) == f"{plan[name.replace(' ', '_')]:,}"
+        assert value_of(text, "strategy") == f"{plan['strategy']}, chosen by auto"
+        assert value_of(text, "micro-batches") == str(len(plan["micro_batches"]))
+        assert value_of(text, "checkpointing") == "none"
+        assert f"{plan['predicted_speedup_over_sequence_packing']:.2f}x over sequence packing" in text
+        assert ("predicted time" in text) == ("predicted memory" in text) == ("--model" in flags)
+        assert text.index("rows ") == 0 and micro_batches_in(text) == []
+        longer = espalier("plan", *flags, "--micro-batches").stdout
+        assert longer.startswith(text) and micro_batches_in(longer) == micro_batches_of(plan) != []
+
+
+def test_all_strategies_stand_in_one_table(espalier, model, data):
+    without, text = planned(espalier, "--data", data)
+    assert [row[1:] for row in strategies_in(text)] == [
+        [row["strategy"], f"{row['micro_batches']:,}", f"{row['encoded_tokens']:,}", "yes"] for row in without["comparison"]]
+    assert [row["strategy"] for row in without["comparison"]] == STRATEGIES
+    assert not any("predicted_seconds" in row for row in without["comparison"])
+    # Under a memory budget the ways of checkpointing differ, and each has a token budget of its own.
+    for strategy in ("auto", *STRATEGIES):
+        plan, text = planned(espalier, "--data", data, "--model", model, "--memory-budget", "1200kB", "--strategy", strategy)
+        rows, shown = plan["comparison"], strategies_in(text)
+        assert len(rows) == len(shown) == 7
+        assert [row[1:3] for row in shown] == [[row["strategy"], row["checkpoint_activations"]] for row in rows]
+        for row, columns in zip(rows, shown):
+            assert (columns[0] == "*") == row["chosen"] and row["fits"] == (columns[-1] == "yes") == ("micro_batches" in row)
+            if row["fits"]:
+                assert columns[3:6] == [f"{row[name]:,}" for name in ("token_budget", "micro_batches", "encoded_tokens")]
+                assert row["compared_peak_bytes"] <= 1_200_000
+        (chosen,) = (row for row in rows if row["chosen"])
+        assert strategy in ("auto", chosen["strategy"])
+        rivals = [row for row in rows if row["fits"] and strategy in ("auto", row["strategy"])]
+        assert chosen["compared_seconds"] == min(row["compared_seconds"] for row in rivals)
+        for name in ("strategy", "checkpoint_activations", "token_budget", "encoded_tokens", "predicted_seconds",
+                     "predicted_peak_bytes"):  # fmt: skip
+            assert chosen[name] == plan[name], name
+        assert chosen["micro_batches"] == len(plan["micro_batches"])
+
+
+def least_bytes(espalier, *flags):
+    """The smallest memory budgets of the seven ways of planning, ascending."""
+    ways = [(strategy, way) for strategy in STRATEGIES for way in ("none", "layer", "piece")
+            if way != "piece" or strategy == "partition"]  # fmt: skip
+    failed = [espalier("plan", *flags, "--strategy", strategy, "--checkpoint-activations", way, "--memory-budget", "1kB",
+                       check=False) for strategy, way in ways]  # fmt: skip
+    return sorted(int(re.search(r"the smallest plan found needs (\d+)", each.stderr)[1]) for each in failed)
+
+
+def test_what_does_not_fit_names_the_smallest_budget_that_does(espalier, model, data):
+    flags = ["--data", data, "--model", model, "--optimizer", "sgd", "--no-calibration"]
+    least = least_bytes(espalier, *flags)
+    assert len(least) == 7 and least[0] < least[-1] - 1
+    checked = []
+    for budget in (["--token-budget", 5], ["--memory-budget", least[0] + 1], ["--memory-budget", least[-1] - 1]):
+        for _, strategy, *columns in strategies_in(espalier("plan", *flags, *budget).stdout):
+            needs = re.fullmatch(r"no: needs (--(?:token|memory)-budget) (\S+)", columns[-1])
+            assert (needs is None) == (columns[-1] == "yes"), columns
+            if needs is None:
+                continue
+            of_memory = budget[0] == "--memory-budget"
+            assert needs[1] == budget[0] and columns[-6 if of_memory else -5 : -1] == ["-"] * (5 if of_memory else 4)
+            way = ["--checkpoint-activations", columns[0]] if of_memory else []
+            alone = ["plan", *flags, "--strategy", strategy, *way]
+            assert espalier(*alone, *budget, check=False).returncode == 1
+            assert espalier(*alone, needs[1], needs[2]).returncode == 0
+            checked.append((budget[0], strategy))
+    assert [strategy for flag, strategy in checked if flag == "--token-budget"] == ["tree-packing", "sequence-packing"]
+    assert any(flag == "--memory-budget" for flag, _ in checked)
+
+
+@pytest.mark.parametrize("flags", [
+    [], ["--token-budget", 20], ["--token-budget", 5], ["--memory-budget", "700kB"], ["--memory-budget", "1200kB"],
+    ["--strategy", "sequence-packing", "--token-budget", 40], ["--strategy", "partition", "--memory-budget", "700kB"],
+    ["--strategy", "partition", "--token-budget", 7, "--checkpoint-activations", "piece", "--offload-context"]])  # fmt: skip
+def test_train_takes_the_plan_that_is_shown(espalier, model, data, tmp_path, flags):
+    flags = ["--model", model, "--data", data, "--no-calibration", *flags]
+    plan, text = planned(espalier, *flags)
+    espalier("train", *flags, "--out", tmp_path / "run", "--steps", 1)
+    dry = espalier("train", *flags, "--out", tmp_path / "other", "--dry-run").stdout
+    for table in ((tmp_path / "run/plan.txt").read_text(), dry):
+        assert micro_batches_in(table)[:20] == micro_batches_of(plan)[:20]
+        assert re.search(rf"^{plan['strategy']} with {len(plan['micro_batches'])} micro-batch", table, re.MULTILINE)
+    assert len(micro_batches_in((tmp_path / "run/plan.txt").read_text())) == len(plan["micro_batches"])
+    (marked,) = (row for row in strategies_in(text) if row[0] == "*")
+    assert marked[1] == plan["strategy"]
+
+
+def test_counts_of_one_are_singular(espalier, model, tmp_path):
+    one = tmp_path / "one.jsonl"
+    one.write_text(json.dumps({"input_ids": [3, 4, 5], "loss_mask": [0, 1, 1]}) + "\n")
+    on_one = ["--model", model, "--data", one]
+    outputs = [espalier(*command) for command in [
+        ["synth", "-o", tmp_path / "tree.jsonl", "--trees", 1, "--depth", 1, "--node-length", 1],
+        ["inspect", *on_one], ["plan", *on_one, "--micro-batches", "--no-calibration", "--token-budget", 3],
+        ["train", *on_one, "--out", tmp_path / "run", "--steps", 1, "--warmup-steps", 3, "--dry-run", "--no-calibration"],
+        ["train", *on_one, "--out", tmp_path / "run", "--steps", 1, "--no-calibration"],
+        ["logprobs", *on_one, "-o", tmp_path / "logprobs.jsonl"], ["verify", *on_one, "--threads", 1],
+        ["bench", *on_one, "--threads", 1, "--repeats", 1, "--warmup", 0]]]  # fmt: skip
+    one.write_text(one.read_text() + "not a row\n" + json.dumps({"input_ids": [3]}) + "\n")
+    outputs.append(espalier("plan", *on_one, "--skip-bad-rows", "--no-calibration"))
+    said = "\n".join(done.stdout + done.stderr for done in outputs) + (tmp_path / "run/plan.txt").read_text()
+    for phrase in ("1 trajectory", "1 different trajectory in 1 tree", "1 micro-batch", "1 tree token,", "1 step of 1 trajectory",
+                   "below the 1 step of", "1 row, ", "1 bad row of 3", "1 of 2 trajectories has no loss_mask", "1 thread,"):
+        assert phrase in said, phrase
+    several = r"(?:\w+ )?(?:rows|tokens|trajectories|trees|micro-batches|steps|places|threads|trials|parameters)\b(?! has)"
+    assert re.findall(rf"(?<![\d,.])1 {several}", said.replace("1 of ", "")) == []
+
+
+def test_names_and_values_of_a_report_stand_apart(espalier, model, data):
+    shown = espalier("verify", "--model", model, "--data", data, "--dtype", "float32", check=False).stdout
+    report = shown.splitlines()[:-1]
+    assert len(report) == 8 and all(re.match(r"\S+( \S+)*  +\S", line) for line in report), shown
+    starts = {re.match(r".*?  +(?=\S)", line).end() for line in report}
+    assert len(starts) == 1 and "error ratio, tree over per-trajectory  worst " in shown
