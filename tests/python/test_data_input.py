@@ -249,7 +249,7 @@ def test_rows_without_an_end_are_refused(espalier, tmp_path):
     assert f"{data}:1: expected a line of at most 1000 bytes" in refusal(
         espalier, "inspect", "--data", data, "--max-row-bytes", 1000)
     skipped = espalier("inspect", "--data", data, "--max-row-bytes", 1000, "--skip-bad-rows").stderr
-    assert "skipped 1 bad rows of 2" in skipped
+    assert "skipped 1 bad row of 2" in skipped
     assert espalier("inspect", "--data", data, "--max-row-bytes", "8GiB", check=False).returncode == 2
 
 
@@ -275,7 +275,7 @@ def test_huge_batches_and_warm_ups_are_not_overflowed(espalier, model, tmp_path)
         refused = espalier(*flags, f"--{name}", 2**63 - 1, check=False)
         assert refused.returncode == 1 and f"{name}: expected a number from 0 to" in refused.stderr
     done = espalier(*flags, "--batch-size", 10**12, "--warmup-steps", 10**12, "--save-every", 10**12)
-    assert f"warning: --warmup-steps {10**12} is not below the 1 steps" in done.stderr
+    assert f"warning: --warmup-steps {10**12} is not below the 1 step of" in done.stderr
     assert len(losses(tmp_path / "run")) == 1
 
 
