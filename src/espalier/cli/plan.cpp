@@ -6,6 +6,7 @@
 #include "espalier/base/file.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/plan_summary.h"
 #include "espalier/cli/plan_table.h"
@@ -87,31 +88,34 @@ void add_plan(CLI::App& app, int*) {
   command->footer(
       "With --model, time and memory are predicted from rates that are measured once per machine and model, "
       "and --memory-budget can replace --token-budget. Plans are compared by built-in rates, or by "
-      "--cost-model FILE. `train` with equal flags takes the plan that is chosen here.\nExample: espalier "
-      "plan --model DIR --data rows.jsonl --memory-budget "
-      "16GiB");
+      "--cost-model FILE. `train` with equal flags takes the plan that is chosen here.\n\nExample:\n"
+      "  espalier plan --model DIR --data rows.jsonl --memory-budget 16GiB");
   auto flags = std::make_shared<Flags>();
   flags->data.add(command);
   add_model(command, &flags->model, "Hugging Face model folder, to predict time and memory");
   add_dtype(command, &flags->dtype, "Precision to predict for");
   flags->device.add(command, /*trains=*/false);
-  command
-      ->add_option("--optimizer", flags->optimizer,
-                   "Optimiser whose state is counted as memory: adamw or sgd")
-      ->check(CLI::IsMember(optimizer_names()))
-      ->capture_default_str();
   flags->plan.add(command);
-  command
-      ->add_option("--save-cost-model", flags->save_cost_model,
-                   "Write the rates behind the predicted times to this file. With --cost-model, plans are "
-                   "then compared by these measured rates")
-      ->type_name("FILE");
+  {
+    const HelpGroup group(command, kPlanGroup);
+    command
+        ->add_option("--optimizer", flags->optimizer,
+                     "Optimiser whose state is counted as memory: adamw or sgd")
+        ->check(CLI::IsMember(optimizer_names()))
+        ->capture_default_str();
+    command
+        ->add_option("--save-cost-model", flags->save_cost_model,
+                     "Write the rates behind the predicted times to this file. With --cost-model, plans are "
+                     "then compared by these measured rates")
+        ->type_name("FILE");
+  }
+  add_threads(command);
+  add_config(command);
+  const HelpGroup group(command, kOutputGroup);
   command->add_flag("--micro-batches", flags->micro_batches, "Print a table of the micro-batches as well");
   command->add_flag("--json", flags->json,
                     "Print JSON: the plan, under `comparison` every strategy, and per micro-batch its "
                     "trajectories and runs [begin, end, parent run] of forest tokens");
-  add_threads(command);
-  add_config(command);
   command->callback([flags] { run(*flags); });
 }
 
