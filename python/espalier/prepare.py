@@ -63,7 +63,7 @@ class Report:
 
     def summary(self):
         return (f"{count_of(self.conversations, 'conversation')}, {count_of(self.trajectories, 'trajectory', 'trajectories')}, "
-                f"{self.flat_tokens} flat tokens, {self.loss_tokens} loss tokens, "
+                f"{self.flat_tokens:,} flat tokens, {self.loss_tokens:,} loss tokens, "
                 f"{count_of(self.rewritten, 'rewritten history', 'rewritten histories')}")
 
 
@@ -151,7 +151,7 @@ def write_rows(writer, arguments, template, encoder, report):
     names = Names()
 
     def tick(fraction):
-        progress.update(fraction, f"{report.trajectories} trajectories, {report.flat_tokens} flat tokens")
+        progress.update(fraction, f"{report.trajectories} trajectories, {report.flat_tokens:,} flat tokens")
 
     with Progress("prepare") as progress:
         for conversation in conversations(arguments, report, tick):
