@@ -105,7 +105,7 @@ def least_bytes(espalier, *flags):
             if way != "piece" or strategy == "partition"]  # fmt: skip
     failed = [espalier("plan", *flags, "--strategy", strategy, "--checkpoint-activations", way, "--memory-budget", "1kB",
                        check=False) for strategy, way in ways]  # fmt: skip
-    return sorted(int(re.search(r"the smallest plan found needs (\d+)", each.stderr)[1]) for each in failed)
+    return sorted(int(re.search(r"the smallest plan found needs [^(]*\((\d+) bytes\)", each.stderr)[1]) for each in failed)
 
 
 def test_what_does_not_fit_names_the_smallest_budget_that_does(espalier, model, data):

@@ -163,7 +163,7 @@ def test_completion_offers_the_commands_and_the_accepted_words(espalier, scripts
     # The list of commands of help: a name, and its description two spaces or more further on.
     named = re.findall(r"^ {1,6}([a-z]+)  +\S", espalier("--help").stdout, re.MULTILINE)
     assert named == COMMANDS
-    assert offered_by_bash(scripts, files, "") == [*COMMANDS, "--help", "--version"]
+    assert offered_by_bash(scripts, files, "") == [*COMMANDS, "--version", "--help"]
     refused = espalier("train", "--strategy", "nonsense", check=False).stderr
     words = offered_by_bash(scripts, files, "train", "--strategy", "")
     assert len(words) == 4 and all(word in refused for word in words), refused

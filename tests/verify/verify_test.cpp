@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
+#include "espalier/data/builder.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/ops/gemm/forced_products.h"
@@ -60,6 +61,27 @@ class VerifyTest : public ::testing::TestWithParam<Family> {
 
   ScratchFolder folder_;
 };
+
+/// Rows of two tokens: nothing but the first one predicts, and it sees only itself.
+Trajectories rows_of_two_tokens(uint64_t seed, int64_t rows) {
+  Rng rng(test_seed(seed));
+  TrajectoriesBuilder builder;
+  for (int64_t row = 0; row < rows; ++row) {
+    TrajectoryRow given;
+    for (int token = 0; token < 2; ++token)
+      given.input_ids.push_back(static_cast<int32_t>(rng.between(0, kVocabSize - 1)));
+    builder.append(given, kVocabSize);
+  }
+  return builder.finish();
+}
+
+TEST_P(VerifyTest, PassesWhereGradientsOfQueriesAndKeysAreZero) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    const VerifyReport report = verify(rows_of_two_tokens(seed, seed % 3 + 1), options(at::kDouble));
+    EXPECT_TRUE(report.passed) << "seed " << seed << ": " << to_json(report).dump();
+    EXPECT_LE(report.grad_rel_error_max, 1e-12);
+  }
+}
 
 TEST_P(VerifyTest, PassesInFloat64UnderEveryPlan) {
   for (const bool for_grpo : {false, true}) {
