@@ -169,7 +169,7 @@ def test_completion_offers_the_commands_and_the_accepted_words(espalier, scripts
     assert len(words) == 4 and all(word in refused for word in words), refused
     # After one value of --data another one may follow, but also a flag.
     assert offered_by_bash(scripts, files, "train", "--data", "a", "r") == ["rows one.jsonl"]
-    assert offered_by_bash(scripts, files, "train", "--data", "a", "--st") == ["--strategy", "--steps"]
+    assert offered_by_bash(scripts, files, "train", "--data", "a", "--st") == ["--steps", "--strategy"]
     assert offered_by_bash(scripts, files, "train", "--model", "a", "r") == []
 
 

@@ -31,8 +31,9 @@ std::string human_bytes(double bytes) {
 
 std::optional<int64_t> parse_bytes(std::string_view text) {
   double number = 0;
-  const char* end = text.data() + text.size();
-  const auto [last, error] = std::from_chars(text.data(), end, number);
+  const char* const begin = text.begin();
+  const char* const end = text.end();
+  const auto [last, error] = std::from_chars(begin, end, number);
   if (error != std::errc() || !(number >= 0)) return std::nullopt;
   std::string unit;
   for (const char c : std::string_view(last, end)) {

@@ -30,7 +30,7 @@ std::optional<std::string_view> first_of(Names names, Names fields) {
 
 /// A file name as one word of a shell command.
 std::string quoted(const std::filesystem::path& file) {
-  const std::string name = file.string();
+  std::string name = file.string();
   const auto is_plain = [](unsigned char c) {
     return std::isalnum(c) != 0 ||
            std::string_view("._-/+@,=").find(static_cast<char>(c)) != std::string::npos;

@@ -152,9 +152,8 @@ class MemorySearch {
   bool try_at(size_t i) {
     if (known_[i]) return *known_[i];
     known_[i] = false;
-    const double most =
-        static_cast<double>(known_.size() / kStride + 1 + kBisections + kStepsPastTheFirstFit);
-    if (progress_) progress_(std::min(1.0, static_cast<double>(num_tried_++) / most));
+    const size_t most = known_.size() / kStride + 1 + kBisections + kStepsPastTheFirstFit;
+    if (progress_) progress_(std::min(1.0, static_cast<double>(num_tried_++) / static_cast<double>(most)));
     seconds_ = kInfinity;
     for (Plan& plan : plans_within(forest_, candidate_.options, budgets_[i])) {
       const PlanPrice predicted = price(costs_, plan);

@@ -46,9 +46,9 @@ double length(const std::vector<at::Tensor>& tensors) {
   return std::sqrt(squares);
 }
 
-// ||g - reference|| / max(||reference||, 1e-6 ||all references||) of every parameter; 0 where the difference is
-// below the rounding of float64 beside all gradients together. A gradient that is exactly 0 in mathematics, as
-// that of a query that sees one key, is nothing but such rounding on both sides.
+// ||g - reference|| / max(||reference||, 1e-6 ||all references||) of every parameter; 0 where the difference
+// is below the rounding of float64 beside all gradients together. A gradient that is exactly 0 in
+// mathematics, as that of a query that sees one key, is nothing but such rounding on both sides.
 std::vector<double> relative_errors(const std::vector<at::Tensor>& gradients,
                                     const std::vector<at::Tensor>& reference) {
   const double all = length(reference), floor = 1e-6 * all, rounding = 0x1p-52 * all;
