@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `inspect` says of times, counters and ids in prompts, of files with hardly anything in them, and of hostile text."""
 
+import html
 import json
 import math
 import re
@@ -174,6 +175,67 @@ def test_the_panel_shows_the_selected_node(espalier, model, tmp_path):
     path = document[document.index('<nav id="path"') : document.index("</nav>")]
     assert path.count("<li>") == 1 and 'class="crumb system"' in path
     assert "encoded again, could be shared" in document, "the legend says so where something is lost"
+
+
+# Uses the page as a reader does, and leaves what it then shows in the document.
+READER = """
+<script>
+const by = (id) => document.getElementById(id), shown = {};
+const crumbs = () => [...by("path").querySelectorAll("button, a, .crumb")].map((each) => each.textContent);
+const here = () => by("here").textContent;
+const type = (text) => { by("query").value = text; by("query").dispatchEvent(new Event("input")); };
+const enter = (shiftKey) => by("query").dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", shiftKey, bubbles: true }));
+type("SUGAR  cane");
+enter(false);
+shown.first = [by("found").textContent, here(), crumbs().length, !!by("panel").querySelector("mark.found")];
+enter(false);
+shown.second = [by("found").textContent, here()];
+enter(false);
+shown.third = [by("found").textContent, here()];
+[...by("path").querySelectorAll("button")][0].click();
+shown.root = [here(), crumbs().length];
+type("agent-1");
+enter(true);
+shown.name = [by("found").textContent, by("ends").textContent];
+type("nowhere");
+by("next").click();
+shown.nothing = [by("found").textContent, by("next").disabled];
+const link = by("lost").querySelector("button[data-node]");
+link.click();
+shown.link = [Number(link.dataset.node), here()];
+by("lost").querySelector("button[data-cause]").click();
+shown.cause = here();
+const pixels = by("icicle").getContext("2d").getImageData(0, 0, by("icicle").width, by("icicle").height).data;
+let hatched = 0;
+for (let i = 0; i < pixels.length; i += 4) hatched += pixels[i] > 150 && pixels[i + 1] < 60 && pixels[i + 2] < 60;
+shown.hatched = hatched;
+const result = document.createElement("pre");
+result.id = "result";
+result.textContent = JSON.stringify(shown);
+document.body.append(result);
+</script></body>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser on this machine")
+def test_a_reader_searches_and_follows_links(espalier, model, tmp_path):
+    rows = []
+    for k, answer in enumerate(["It is made of sugar cane.", "From beets.", "Of sugar\ncane, mostly."]):
+        head = f"<|im_start|>system\nThe time is 2024-05-1{k} 10:00. {POLICY}<|im_end|>\n<|im_start|>user\nWhat is it made of?<|im_end|>\n"
+        rows.append(row(f"agent-{k}", f"g{k}", head + "<|im_start|>assistant\n", answer + "<|im_end|>"))
+    inspect(espalier, tmp_path, "--data", write(tmp_path / "rows.jsonl", rows), "--model", model)
+    page = tmp_path / "page.html"
+    page.write_text(page.read_text(encoding="utf-8").replace("</body>", READER), encoding="utf-8")
+    document = opened(page, tmp_path)
+    shown = json.loads(html.unescape(re.search(r'<pre id="result">(.*?)</pre>', document, re.DOTALL)[1]))
+    assert shown["first"][0] == "1 of 2 matches" and shown["first"][2:] == [2, True]
+    assert shown["second"][0] == "2 of 2 matches" and shown["second"][1] != shown["first"][1]
+    assert shown["third"] == shown["first"][:2], "after the last match comes the first"
+    assert "level 1," in shown["root"][0] and shown["root"][1] == 1
+    assert shown["name"][0] == "1 of 1 match" and "agent-1" in shown["name"][1]
+    assert shown["nothing"] == ["Nothing found", True]
+    assert shown["link"][1].startswith(f"Node {shown['link'][0]},")
+    assert shown["cause"].startswith("Node ")
+    assert shown["hatched"] > 50, "tokens that are encoded again are hatched"
 
 
 # ---- What the figures lead with -----------------------------------------------------------------------------------

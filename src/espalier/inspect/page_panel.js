@@ -23,6 +23,7 @@ function appendMarked(place, text) {
     return;
   }
   let at = 0;
+  found.lastIndex = 0; // where the last search stopped, and matchAll would begin
   for (const match of text.matchAll(found)) {
     place.append(text.slice(at, match.index), element("mark", match[0], "found"));
     at = match.index + match[0].length;
