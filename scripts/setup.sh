@@ -73,7 +73,7 @@ active_environment() {
 report_missing_modules() {
   "$1/bin/python" - <<'PYTHON' >&2
 import importlib.util
-needed = ["transformers", "tokenizers", "safetensors", "gguf", "accelerate", "zstandard", "pytest", "tensorboard"]
+needed = ["transformers", "tokenizers", "safetensors", "gguf", "accelerate", "zstandard", "pytest", "xdist", "tensorboard"]
 missing = [name for name in needed if importlib.util.find_spec(name) is None]
 if missing:
     print(f"setup: note: the active environment lacks {', '.join(missing)}, which the tests and the demo use; "
