@@ -19,6 +19,7 @@ from .signals import Stopped, stops_raise, time_limit
 from .template import ChatTemplate
 from .turns import Encoder, conversation_row, render, turn_rows
 
+
 @dataclass
 class Report:
     """What came in and went out."""
