@@ -46,17 +46,17 @@ double length(const std::vector<at::Tensor>& tensors) {
   return std::sqrt(squares);
 }
 
-// ||g - reference|| / max(||reference||, 1e-6 ||all references||) of every parameter; 0 where the difference
-// is below the rounding of float64 beside all gradients together. A gradient that is exactly 0 in
-// mathematics, as that of a query that sees one key, is nothing but such rounding on both sides.
+// ||g - reference|| / max(||reference||, 1e-6 ||all references||) of every parameter; 0 where both g and its
+// reference are no more than the rounding of float64 beside all gradients together. A gradient that is
+// exactly 0 in mathematics, as that of a query that sees one key, is nothing but such rounding on both sides.
 std::vector<double> relative_errors(const std::vector<at::Tensor>& gradients,
                                     const std::vector<at::Tensor>& reference) {
   const double all = length(reference), floor = 1e-6 * all, rounding = 0x1p-52 * all;
   std::vector<double> errors;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    const double scale = std::max(length(reference[i]), floor);
-    const double distance = length(gradients[i] - reference[i]);
-    errors.push_back(distance <= rounding ? 0 : distance / scale);
+    const double size = length(reference[i]), distance = length(gradients[i] - reference[i]);
+    const bool both_zero = size <= rounding && length(gradients[i]) <= rounding;
+    errors.push_back(both_zero ? 0 : distance / std::max(size, floor));
   }
   return errors;
 }
