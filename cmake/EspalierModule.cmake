@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH])
+# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH] [PRECOMPILED <header> ...])
 # One library per module of docs/architecture.md. A module sees only the libraries that it links, so a
 # forbidden dependency fails at link time (and tests/check_layers.py says so before).
-# TORCH links LibTorch and reuses one precompiled header. What needs no LibTorch is installed, and so is ops; the
+# TORCH links LibTorch and reuses one precompiled header, or has one of its own with the headers of PRECOMPILED. What needs no LibTorch is installed, and so is ops; the
 # other modules are parts of the program.
 function(espalier_module name)
-  cmake_parse_arguments(arg "SHARED;TORCH" "" "SOURCES;LINKS" ${ARGN})
+  cmake_parse_arguments(arg "SHARED;TORCH" "" "SOURCES;LINKS;PRECOMPILED" ${ARGN})
   set(target espalier_${name})
   if(arg_SHARED)
     add_library(${target} SHARED ${arg_SOURCES})
@@ -18,7 +18,7 @@ function(espalier_module name)
   target_link_libraries(${target} PUBLIC ${arg_LINKS})
   if(arg_TORCH)
     target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
-    espalier_use_torch_pch(${target})
+    espalier_use_torch_pch(${target} HEADERS ${arg_PRECOMPILED})
   endif()
   espalier_flags(${target})
   if(NOT arg_TORCH)
@@ -26,6 +26,22 @@ function(espalier_module name)
   elseif(arg_SHARED)
     espalier_install_library(${target} ${name} OPS)
   endif()
+endfunction()
+
+# The headers that most sources of the LibTorch half include, by themselves or through others.
+set(ESPALIER_TORCH_HEADERS ${PROJECT_SOURCE_DIR}/src/espalier/ops/torch_headers.h <fmt/format.h> <fmt/ranges.h> <nlohmann/json.hpp>)
+
+# LibTorch's include folder has an fmt of its own without its library, which would be compiled again in every source
+# file. espalier_fmt puts the system's before it.
+function(espalier_prefer_system_fmt)
+  get_target_property(folders fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
+  find_path(ESPALIER_FMT_INCLUDE fmt/core.h HINTS ${folders})
+  set(first ${CMAKE_BINARY_DIR}/include_first)
+  file(MAKE_DIRECTORY ${first})
+  file(CREATE_LINK ${ESPALIER_FMT_INCLUDE}/fmt ${first}/fmt SYMBOLIC)
+  add_library(espalier_fmt INTERFACE)
+  target_include_directories(espalier_fmt INTERFACE ${first})
+  target_link_libraries(espalier_fmt INTERFACE fmt::fmt)
 endfunction()
 
 function(espalier_flags target)
@@ -40,14 +56,22 @@ function(espalier_flags target)
   endif()
 endfunction()
 
-# The precompiled LibTorch header is built once, in target espalier_torch_pch, and reused by the rest.
+# espalier_use_torch_pch(TARGET [HEADERS HEADER...]): a target that uses LibTorch. Its precompiled header is built once, in
+# target espalier_torch_pch, and reused by the rest; a target with HEADERS has one of its own, with these as well.
 function(espalier_use_torch_pch target)
+  cmake_parse_arguments(arg "" "" "HEADERS" ${ARGN})
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:espalier_fmt>)
+  if(arg_HEADERS)
+    target_precompile_headers(${target} PRIVATE ${ESPALIER_TORCH_HEADERS} ${arg_HEADERS})
+    return()
+  endif()
   if(NOT TARGET espalier_torch_pch)
     file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cpp "")
     add_library(espalier_torch_pch STATIC ${CMAKE_BINARY_DIR}/torch_pch.cpp)
-    target_link_libraries(espalier_torch_pch PUBLIC LibTorch::LibTorch)
+    target_link_libraries(espalier_torch_pch PUBLIC LibTorch::LibTorch espalier_fmt nlohmann_json::nlohmann_json)
+    target_compile_features(espalier_torch_pch PUBLIC cxx_std_20)
     target_compile_options(espalier_torch_pch PRIVATE -Wall -Wextra $<$<BOOL:${ESPALIER_WERROR}>:-Werror>)
-    target_precompile_headers(espalier_torch_pch PRIVATE ${PROJECT_SOURCE_DIR}/src/espalier/ops/torch_headers.h)
+    target_precompile_headers(espalier_torch_pch PRIVATE ${ESPALIER_TORCH_HEADERS})
   endif()
   # Programs would get -fPIE, for which the header was not compiled.
   get_target_property(type ${target} TYPE)
