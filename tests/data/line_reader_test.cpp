@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/line_reader.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
@@ -78,7 +79,7 @@ TEST(LineReader, GivesUpOnCompressedDataWithoutAnEnd) {
 
 TEST(LineReader, TellsOfWhatIsReadInsideALine) {
   const ScratchFolder folder;
-  write_bytes(folder / "a", std::string(3'000'000, 'x') + "\n");
+  write_bytes(folder / "a", fmt::format("{}\n", std::string(3'000'000, 'x')));
   LineReader reader(folder / "a", 10'000'000);
   std::vector<int64_t> read;
   reader.on_read = [&] { read.push_back(reader.bytes_read()); };
@@ -115,7 +116,8 @@ TEST(LineReader, PassesOverLinesAboveTheLimit) {
   write_bytes(folder / "a", "1234\n12345\n1234\r\n123456\n\n12345");
   EXPECT_EQ(lines_of(folder / "a", 4), (Lines{"1234", "TOO LONG", "1234", "TOO LONG", "", "TOO LONG"}));
   // The line is far longer than a block, and nothing of it is kept.
-  write_bytes(folder / "a", std::string(5'000'000, 'x') + "\nshort\n" + std::string(3'000'000, 'y'));
+  write_bytes(folder / "a",
+              fmt::format("{}\nshort\n{}", std::string(5'000'000, 'x'), std::string(3'000'000, 'y')));
   EXPECT_EQ(lines_of(folder / "a", 100), (Lines{"TOO LONG", "short", "TOO LONG"}));
   EXPECT_EQ(lines_of(folder / "a")[0].size(), 5'000'000u);
 }

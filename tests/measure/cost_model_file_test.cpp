@@ -9,20 +9,13 @@
 #include "espalier/base/file.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
+#include "tests/plan/small_decoder.h"
 
 namespace espalier::testing {
 namespace {
 
-const ModelCost kModel = model_cost(DecoderConfig{.vocab_size = 1000,
-                                                  .hidden_size = 256,
-                                                  .intermediate_size = 704,
-                                                  .num_hidden_layers = 4,
-                                                  .num_attention_heads = 4,
-                                                  .num_key_value_heads = 2,
-                                                  .head_dim = 64});
-
 TimeModel awkward_rates() {
-  TimeModel model = assumed_time_model(kModel);
+  TimeModel model = assumed_time_model(kSmallDecoder);
   model.seconds = {0.1, 1.0 / 3, std::numeric_limits<double>::denorm_min(), 0, 1e-300, 12345.678901234567};
   model.calibrated = true;
   return model;
@@ -31,20 +24,20 @@ TimeModel awkward_rates() {
 class CostModelFile : public ::testing::Test {
  protected:
   std::string error_of(const nlohmann::json& json) {
-    return message_of<InputError>([&] { parse_cost_model(json, kModel, "some/cost_model.json"); });
+    return message_of<InputError>([&] { parse_cost_model(json, kSmallDecoder, "some/cost_model.json"); });
   }
 
   ScratchFolder folder_;
 };
 
 TEST_F(CostModelFile, RatesReadBackBitwiseIdentical) {
-  for (const TimeModel& model : {awkward_rates(), assumed_time_model(kModel)}) {
+  for (const TimeModel& model : {awkward_rates(), assumed_time_model(kSmallDecoder)}) {
     const auto file = folder_ / kCostModelFile;
     write_text(file, cost_model_json(model).dump(2));
-    const TimeModel again = read_cost_model(file, kModel);
+    const TimeModel again = read_cost_model(file, kSmallDecoder);
     EXPECT_EQ(again.seconds, model.seconds);
     EXPECT_EQ(again.calibrated, model.calibrated);
-    EXPECT_EQ(again.cost.hidden_size, kModel.hidden_size);
+    EXPECT_EQ(again.cost.hidden_size, kSmallDecoder.hidden_size);
   }
 }
 
@@ -53,7 +46,7 @@ TEST_F(CostModelFile, MatrixProductsReadBack) {
   const ProductChoice choice{Float32Products::kPanels, Bfloat16Products::kNative};
   write_text(file, cost_model_json(awkward_rates(), choice).dump(2));
   EXPECT_EQ(read_products(file), choice);
-  EXPECT_EQ(read_cost_model(file, kModel).seconds, awkward_rates().seconds);
+  EXPECT_EQ(read_cost_model(file, kSmallDecoder).seconds, awkward_rates().seconds);
   write_text(file, cost_model_json(awkward_rates()).dump(2));
   EXPECT_EQ(read_products(file), std::nullopt);
   for (const char* bad : {R"({"matrix_products": 3})", R"({"matrix_products": "float32=fast"})", "{"}) {
@@ -89,7 +82,7 @@ TEST_F(CostModelFile, WhatIsNoCostModelIsRefusedByName) {
 TEST_F(CostModelFile, FilesThatAreNotJsonAreRefusedByName) {
   const auto file = folder_ / kCostModelFile;
   write_text(file, "{\"format_version\": 1");
-  const std::string error = message_of<InputError>([&] { read_cost_model(file, kModel); });
+  const std::string error = message_of<InputError>([&] { read_cost_model(file, kSmallDecoder); });
   EXPECT_NE(error.find(file.string() + ": expected JSON"), std::string::npos) << error;
 }
 

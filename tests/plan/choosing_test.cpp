@@ -14,27 +14,15 @@
 #include "espalier/plan/planner.h"
 #include "espalier/tree/synth.h"
 #include "tests/base/message_of.h"
+#include "tests/plan/small_decoder.h"
 #include "tests/test_seed.h"
 #include "tests/tree/naive.h"
 
 namespace espalier {
 namespace {
 
-const ModelCost kModel = model_cost(DecoderConfig{.vocab_size = 1000,
-                                                  .hidden_size = 256,
-                                                  .intermediate_size = 704,
-                                                  .num_hidden_layers = 4,
-                                                  .num_attention_heads = 4,
-                                                  .num_key_value_heads = 2,
-                                                  .head_dim = 64});
-
-PlanCosts costs() {
-  PlanCosts costs;
-  costs.time = assumed_time_model(kModel);
-  costs.memory.cost = kModel;
-  costs.memory.num_parameters = 3'600'000;
-  return costs;
-}
+using testing::kSmallDecoder;
+using testing::small_decoder_costs;
 
 Forest synthetic(uint64_t seed, int64_t trees = 1) {
   return testing::forest_of(synthesize({.num_trees = trees,
@@ -65,13 +53,13 @@ TEST(Choosing, AutoIsTheFastestOfAll) {
     const Forest forest = synthetic(seed, 1 + static_cast<int64_t>(seed % 3));
     for (const int64_t budget :
          {longest_trajectory(forest), forest.tree_tokens() / 2, forest.tree_tokens()}) {
-      const Plan chosen = make_plan(forest, with_tokens(Strategy::kAuto, budget), costs());
+      const Plan chosen = make_plan(forest, with_tokens(Strategy::kAuto, budget), small_decoder_costs());
       EXPECT_NE(chosen.options.strategy, Strategy::kAuto);
-      const double seconds = price(costs(), chosen).seconds;
+      const double seconds = price(small_decoder_costs(), chosen).seconds;
       for (const Strategy strategy :
            {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
-        const Plan other = make_plan(forest, with_tokens(strategy, budget), costs());
-        EXPECT_LE(seconds, price(costs(), other).seconds) << to_string(strategy);
+        const Plan other = make_plan(forest, with_tokens(strategy, budget), small_decoder_costs());
+        EXPECT_LE(seconds, price(small_decoder_costs(), other).seconds) << to_string(strategy);
       }
       for (const MicroBatch& micro_batch : chosen.micro_batches) EXPECT_LE(micro_batch.num_tokens, budget);
     }
@@ -81,15 +69,16 @@ TEST(Choosing, AutoIsTheFastestOfAll) {
 TEST(Choosing, AutoCutsWhatNoOtherStrategyTakes) {
   const Forest forest = synthetic(3);
   const int64_t budget = longest_trajectory(forest) / 2;
-  EXPECT_THROW(make_plan(forest, with_tokens(Strategy::kTreePacking, budget), costs()), InputError);
-  const Plan plan = make_plan(forest, with_tokens(Strategy::kAuto, budget), costs());
+  EXPECT_THROW(make_plan(forest, with_tokens(Strategy::kTreePacking, budget), small_decoder_costs()),
+               InputError);
+  const Plan plan = make_plan(forest, with_tokens(Strategy::kAuto, budget), small_decoder_costs());
   EXPECT_EQ(plan.options.strategy, Strategy::kPartition);
   EXPECT_EQ(plan.num_tokens(), forest.tree_tokens());
 }
 
 TEST(Choosing, MemoryBudgetsAreKept) {
   const Forest forest = synthetic(5);
-  const PlanCosts model = costs();
+  const PlanCosts model = small_decoder_costs();
   const double resident = resident_bytes(model.memory);
   const double whole = price(model, make_plan(forest, with_tokens(Strategy::kTreePacking, 0), model)).bytes;
   for (const Strategy strategy :
@@ -111,13 +100,13 @@ TEST(Choosing, TheSmallestMemoryThatWorksIsNamedAndWorks) {
   const Forest forest = synthetic(6);
   for (const Strategy strategy : {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAuto}) {
     SCOPED_TRACE(to_string(strategy));
-    const std::string text =
-        testing::message_of<InputError>([&] { make_plan(forest, with_bytes(strategy, 1000), costs()); });
+    const std::string text = testing::message_of<InputError>(
+        [&] { make_plan(forest, with_bytes(strategy, 1000), small_decoder_costs()); });
     const std::string before = "the smallest plan found needs ";
     ASSERT_NE(text.find(before), std::string::npos) << text;
     // "... needs 3.5 MiB (3,670,016 bytes)": the bytes are exact.
     const double smallest = std::stod(text.substr(text.find('(', text.find(before)) + 1)) + 1;
-    EXPECT_NO_THROW(make_plan(forest, with_bytes(strategy, smallest), costs()));
+    EXPECT_NO_THROW(make_plan(forest, with_bytes(strategy, smallest), small_decoder_costs()));
   }
 }
 
@@ -127,7 +116,8 @@ std::vector<PlanPrice> prices_of_all(const Forest& forest, Strategy strategy) {
   std::vector<PlanPrice> prices;
   for (int64_t budget = forest.flat_tokens(); budget >= smallest;
        budget -= std::max<int64_t>(1, budget / 20)) {
-    prices.push_back(price(costs(), make_plan(forest, with_tokens(strategy, budget), costs())));
+    prices.push_back(price(small_decoder_costs(),
+                           make_plan(forest, with_tokens(strategy, budget), small_decoder_costs())));
   }
   return prices;
 }
@@ -147,9 +137,9 @@ TEST(Choosing, FewPlansFindWhatAllWould) {
         for (const PlanPrice& each : prices) {
           if (each.bytes <= bytes) fastest = std::min(fastest, each.seconds);
         }
-        const Plan plan = make_plan(forest, with_bytes(strategy, bytes * 1.05), costs());
+        const Plan plan = make_plan(forest, with_bytes(strategy, bytes * 1.05), small_decoder_costs());
         // The search finds memory to within a twentieth, because it tries token budgets in steps of a fifth.
-        EXPECT_LE(price(costs(), plan).seconds, fastest * 1.2);
+        EXPECT_LE(price(small_decoder_costs(), plan).seconds, fastest * 1.2);
       }
     }
   }
@@ -158,15 +148,15 @@ TEST(Choosing, FewPlansFindWhatAllWould) {
 TEST(Choosing, CheckpointingTakesLessMemoryAndMoreTime) {
   const Forest forest = synthetic(7);
   PlanOptions options = with_tokens(Strategy::kPartition, 300);
-  const Plan kept = make_plan(forest, options, costs());
+  const Plan kept = make_plan(forest, options, small_decoder_costs());
   options.checkpoint_activations = CheckpointActivations::kPiece;
-  const Plan piece = make_plan(forest, options, costs());
+  const Plan piece = make_plan(forest, options, small_decoder_costs());
   options.checkpoint_activations = CheckpointActivations::kLayer;
-  const Plan layer = make_plan(forest, options, costs());
-  EXPECT_LT(price(costs(), piece).bytes, price(costs(), kept).bytes);
-  EXPECT_LT(price(costs(), layer).bytes, price(costs(), kept).bytes);
-  EXPECT_GT(price(costs(), piece).seconds, price(costs(), kept).seconds);
-  EXPECT_GT(price(costs(), layer).seconds, price(costs(), piece).seconds);
+  const Plan layer = make_plan(forest, options, small_decoder_costs());
+  EXPECT_LT(price(small_decoder_costs(), piece).bytes, price(small_decoder_costs(), kept).bytes);
+  EXPECT_LT(price(small_decoder_costs(), layer).bytes, price(small_decoder_costs(), kept).bytes);
+  EXPECT_GT(price(small_decoder_costs(), piece).seconds, price(small_decoder_costs(), kept).seconds);
+  EXPECT_GT(price(small_decoder_costs(), layer).seconds, price(small_decoder_costs(), piece).seconds);
 }
 
 // Seconds of the strategy's plan within the bytes under each way of checkpointing; infinite where none fits.
@@ -177,7 +167,8 @@ std::map<CheckpointActivations, double> seconds_by_checkpoint(const Forest& fore
     options.checkpoint_activations = checkpoint;
     seconds[checkpoint] = std::numeric_limits<double>::infinity();
     try {
-      seconds[checkpoint] = price(costs(), make_plan(forest, options, costs())).seconds;
+      seconds[checkpoint] =
+          price(small_decoder_costs(), make_plan(forest, options, small_decoder_costs())).seconds;
     } catch (const InputError&) {
     }
   }
@@ -191,9 +182,10 @@ TEST(Choosing, AutoCheckpointsWhereThatIsFastest) {
       const Forest forest = synthetic(seed);
       PlanOptions options = with_tokens(strategy, 0);
       options.checkpoint_activations = CheckpointActivations::kAuto;
-      const Plan whole = make_plan(forest, options, costs());
+      const Plan whole = make_plan(forest, options, small_decoder_costs());
       EXPECT_EQ(whole.options.checkpoint_activations, CheckpointActivations::kNone);  // no memory budget
-      const double resident = resident_bytes(costs().memory), most = price(costs(), whole).bytes;
+      const double resident = resident_bytes(small_decoder_costs().memory),
+                   most = price(small_decoder_costs(), whole).bytes;
       for (const double share : {1.0, 0.5, 0.3, 0.2, 0.15, 0.1, 0.05}) {
         SCOPED_TRACE(fmt::format("{}, seed {}, {} of the whole", to_string(strategy), seed, share));
         options.memory_budget = static_cast<int64_t>(resident + share * (most - resident));
@@ -201,12 +193,12 @@ TEST(Choosing, AutoCheckpointsWhereThatIsFastest) {
         double fastest = std::numeric_limits<double>::infinity();
         for (const auto& [checkpoint, own] : seconds) fastest = std::min(fastest, own);
         if (std::isinf(fastest)) {
-          EXPECT_THROW(make_plan(forest, options, costs()), InputError);
+          EXPECT_THROW(make_plan(forest, options, small_decoder_costs()), InputError);
           continue;
         }
-        const Plan plan = make_plan(forest, options, costs());
-        EXPECT_LE(price(costs(), plan).bytes, static_cast<double>(options.memory_budget));
-        EXPECT_DOUBLE_EQ(price(costs(), plan).seconds, fastest);
+        const Plan plan = make_plan(forest, options, small_decoder_costs());
+        EXPECT_LE(price(small_decoder_costs(), plan).bytes, static_cast<double>(options.memory_budget));
+        EXPECT_DOUBLE_EQ(price(small_decoder_costs(), plan).seconds, fastest);
         ASSERT_NE(plan.options.checkpoint_activations, CheckpointActivations::kAuto);
         chosen.insert(plan.options.checkpoint_activations);
       }
@@ -218,16 +210,16 @@ TEST(Choosing, AutoCheckpointsWhereThatIsFastest) {
 TEST(Choosing, RefusesWhatDoesNotGoTogether) {
   const Forest forest = synthetic(1);
   EXPECT_THROW(make_plan(forest, with_bytes(Strategy::kAuto, 1e9)), InputError);  // no model
-  EXPECT_THROW(make_plan(forest, with_tokens(Strategy::kAuto, -1), costs()), InputError);
-  EXPECT_THROW(make_plan(forest, with_bytes(Strategy::kAuto, -1), costs()), InputError);
+  EXPECT_THROW(make_plan(forest, with_tokens(Strategy::kAuto, -1), small_decoder_costs()), InputError);
+  EXPECT_THROW(make_plan(forest, with_bytes(Strategy::kAuto, -1), small_decoder_costs()), InputError);
   PlanOptions options = with_tokens(Strategy::kTreePacking, 0);
   options.checkpoint_activations = CheckpointActivations::kPiece;
-  EXPECT_THROW(make_plan(forest, options, costs()), InputError);
+  EXPECT_THROW(make_plan(forest, options, small_decoder_costs()), InputError);
   options = with_tokens(Strategy::kPartition, 0);
   options.offload_context = true;
-  EXPECT_THROW(make_plan(forest, options, costs()), InputError);
+  EXPECT_THROW(make_plan(forest, options, small_decoder_costs()), InputError);
   options.checkpoint_activations = CheckpointActivations::kPiece;
-  EXPECT_NO_THROW(make_plan(forest, options, costs()));
+  EXPECT_NO_THROW(make_plan(forest, options, small_decoder_costs()));
 }
 
 TEST(Choosing, LoadsByHand) {
@@ -254,7 +246,7 @@ TEST(Choosing, LoadsByHand) {
   EXPECT_FALSE(loads[1].has_readers());
   EXPECT_EQ(loads[1].parent, 0);
 
-  MemoryModel model = costs().memory;
+  MemoryModel model = small_decoder_costs().memory;
   const std::vector<double> peaks = peak_bytes(model, loads);
   EXPECT_EQ(peaks[0], resident_bytes(model) + running_bytes(model, loads[0], true));
   // The leaf's backward pass comes first, so its gradients become the sums.
@@ -270,9 +262,9 @@ TEST(Choosing, TimeIsLinearInItsFeatures) {
   load.pairs = 5050;
   load.mask_blocks = 1;
   load.logit_rows = 10;
-  const TimeModel model{kModel, {1, 2, 3, 4, 5, 6}, true};
-  const double after_attention = static_cast<double>(kModel.layers.back().weights_after_mixer) /
-                                 static_cast<double>(kModel.layers.back().weights);
+  const TimeModel model{kSmallDecoder, {1, 2, 3, 4, 5, 6}, true};
+  const double after_attention = static_cast<double>(kSmallDecoder.layers.back().weights_after_mixer) /
+                                 static_cast<double>(kSmallDecoder.layers.back().weights);
   EXPECT_DOUBLE_EQ(predicted_seconds(model, load, CheckpointActivations::kNone),
                    1 + 4 * (2 + 4 * 5050.0 + 5) + 3 * (4 * 100 - 90 * after_attention) + 6 * 10);
   EXPECT_GT(predicted_seconds(model, load, CheckpointActivations::kLayer),

@@ -13,29 +13,17 @@
 #include "espalier/plan/planner.h"
 #include "espalier/tree/synth.h"
 #include "tests/base/message_of.h"
+#include "tests/plan/small_decoder.h"
 #include "tests/test_seed.h"
 #include "tests/tree/naive.h"
 
 namespace espalier {
 namespace {
 
+using testing::small_decoder_costs;
+
 constexpr Strategy kAll[] = {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking,
                              Strategy::kSequencePacking};
-
-PlanCosts costs() {
-  const ModelCost model = model_cost(DecoderConfig{.vocab_size = 1000,
-                                                   .hidden_size = 256,
-                                                   .intermediate_size = 704,
-                                                   .num_hidden_layers = 4,
-                                                   .num_attention_heads = 4,
-                                                   .num_key_value_heads = 2,
-                                                   .head_dim = 64});
-  PlanCosts costs;
-  costs.time = assumed_time_model(model);
-  costs.memory.cost = model;
-  costs.memory.num_parameters = 3'600'000;
-  return costs;
-}
 
 Forest synthetic(uint64_t seed) {
   return testing::forest_of(synthesize({.num_trees = 1 + static_cast<int64_t>(seed % 3),
@@ -53,9 +41,10 @@ std::vector<PlanOptions> budgets_of(const Forest& forest) {
        {longest_trajectory(forest) / 2, longest_trajectory(forest), forest.tree_tokens() / 2, int64_t{0}}) {
     all.push_back({.token_budget = tokens});
   }
-  const double resident = resident_bytes(costs().memory);
-  const double most =
-      price(costs(), make_plan(forest, {.strategy = Strategy::kSequencePacking}, costs())).bytes;
+  const double resident = resident_bytes(small_decoder_costs().memory);
+  const double most = price(small_decoder_costs(), make_plan(forest, {.strategy = Strategy::kSequencePacking},
+                                                             small_decoder_costs()))
+                          .bytes;
   for (const double share : {1.1, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02}) {
     const auto bytes = static_cast<int64_t>(resident + share * (most - resident));
     all.push_back({.checkpoint_activations = CheckpointActivations::kAuto, .memory_budget = bytes});
@@ -67,14 +56,14 @@ std::vector<PlanOptions> budgets_of(const Forest& forest) {
 /// Rates by which smaller micro-batches are faster, which no machine has: make_plan gives up ways that would
 /// turn out to be the fastest.
 PlanCosts reversed_costs() {
-  PlanCosts reversed = costs();
+  PlanCosts reversed = small_decoder_costs();
   reversed.time.seconds = {-1, 0, 0, 0, 0, 0.2};
   return reversed;
 }
 
 /// The plan as numbers; or nothing, and the message of the error.
 std::vector<int64_t> plan_or_nothing(const Forest& forest, const PlanOptions& options, std::string* error,
-                                     const PlanCosts& by = costs()) {
+                                     const PlanCosts& by = small_decoder_costs()) {
   std::vector<int64_t> plan;
   *error = testing::message_of<InputError>([&] { plan = pack_plan(make_plan(forest, options, by)); });
   return plan;
@@ -115,7 +104,7 @@ Agreement check_against_make_plan(const Forest& forest, const PlanCosts& by) {
 }
 
 TEST(PlanComparison, ChoosesWhatMakePlanMakes) {
-  for (const PlanCosts& by : {costs(), reversed_costs()}) {
+  for (const PlanCosts& by : {small_decoder_costs(), reversed_costs()}) {
     Agreement all;
     for (uint64_t seed = 0; seed < 6; ++seed) {
       SCOPED_TRACE(seed);
@@ -135,7 +124,7 @@ TEST(PlanComparison, EveryCandidateIsThePlanOfItsOwnWay) {
       options.strategy = Strategy::kAuto;
       std::string error;
       if (plan_or_nothing(forest, options, &error).empty()) continue;
-      const PlanComparison comparison = compare_plans(forest, options, costs());
+      const PlanComparison comparison = compare_plans(forest, options, small_decoder_costs());
       const bool ways =
           options.memory_budget > 0 && options.checkpoint_activations == CheckpointActivations::kAuto;
       EXPECT_EQ(comparison.candidates.size(), ways ? 7u : 3u);
@@ -158,7 +147,7 @@ TEST(PlanComparison, TheSmallestBudgetThatFitsIsNamedAndFits) {
       options.strategy = Strategy::kAuto;
       std::string error;
       if (plan_or_nothing(forest, options, &error).empty()) continue;
-      for (const Candidate& candidate : compare_plans(forest, options, costs()).candidates) {
+      for (const Candidate& candidate : compare_plans(forest, options, small_decoder_costs()).candidates) {
         if (candidate.plan) {
           EXPECT_EQ(candidate.least_tokens, 0);
           continue;
@@ -174,8 +163,8 @@ TEST(PlanComparison, TheSmallestBudgetThatFitsIsNamedAndFits) {
           enough.memory_budget = static_cast<int64_t>(std::ceil(candidate.least_bytes));
           less.memory_budget = static_cast<int64_t>(std::ceil(candidate.least_bytes)) - 1;
         }
-        EXPECT_NO_THROW(make_plan(forest, enough, costs()));
-        EXPECT_THROW(make_plan(forest, less, costs()), InputError);
+        EXPECT_NO_THROW(make_plan(forest, enough, small_decoder_costs()));
+        EXPECT_THROW(make_plan(forest, less, small_decoder_costs()), InputError);
       }
     }
   }
@@ -194,7 +183,7 @@ TEST(PlanComparison, AStrategyThatFitsNothingFailsThoughAnotherFits) {
       options.strategy = strategy;
       if (!plan_or_nothing(forest, options, &error).empty()) continue;
       ++found;
-      EXPECT_THROW(compare_plans(forest, options, costs()), InputError);
+      EXPECT_THROW(compare_plans(forest, options, small_decoder_costs()), InputError);
     }
   }
   EXPECT_GT(found, 0);
@@ -206,8 +195,8 @@ TEST(PlanComparison, ProgressRisesToTheEnd) {
   ASSERT_GT(options.memory_budget, 0);
   std::vector<double> told;
   std::vector<std::string> ways;
-  compare_plans(forest, {.strategy = Strategy::kAuto, .memory_budget = options.memory_budget}, costs(),
-                [&](const PlanOptions& way, double fraction) {
+  compare_plans(forest, {.strategy = Strategy::kAuto, .memory_budget = options.memory_budget},
+                small_decoder_costs(), [&](const PlanOptions& way, double fraction) {
                   told.push_back(fraction);
                   if (ways.empty() || ways.back() != to_string(way.strategy)) {
                     ways.emplace_back(to_string(way.strategy));

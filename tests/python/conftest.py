@@ -177,3 +177,14 @@ def espalier(tmp_path_factory):
         return done
 
     return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, espalier):
+    """A small random model of family qwen3."""
+    from small_models import MODELS  # it takes its seeds from this file
+
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(MODELS["qwen3"]))
+    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(5))
+    return folder / "model"

@@ -5,7 +5,6 @@ One SGD step with learning rate 1 in float64 moves every weight by minus its gra
 """
 
 import json
-import random
 
 import pytest
 import torch
@@ -13,48 +12,8 @@ from safetensors.torch import load_file
 
 import transformers_reference as reference
 from conftest import seed_of
+from small_models import MODELS, random_rows, write_rows
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-COMMON = dict(
-    hidden_act="silu",
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=61,
-    max_position_embeddings=128,
-    rms_norm_eps=1e-6,
-    initializer_range=0.3,
-)
-MODELS = {
-    "llama": dict(model_type="llama", rope_theta=10000.0, tie_word_embeddings=True, **COMMON),
-    "llama3-rope-v4": dict(
-        model_type="llama",
-        rope_theta=500.0,
-        rope_scaling=LLAMA3_ROPE,
-        tie_word_embeddings=False,
-        attention_bias=True,
-        mlp_bias=True,
-        torch_dtype="float32",
-        **COMMON,
-    ),
-    "llama3-rope-v5": dict(
-        model_type="llama",
-        rope_parameters={"rope_theta": 500.0, **LLAMA3_ROPE},
-        tie_word_embeddings=False,
-        dtype="float32",
-        **COMMON,
-    ),
-    "qwen2": dict(model_type="qwen2", rope_theta=10000.0, tie_word_embeddings=True, **COMMON),
-    "qwen3": dict(model_type="qwen3", rope_theta=10000.0, head_dim=16, tie_word_embeddings=False, **COMMON),
-}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -65,33 +24,6 @@ def model_folder(request, tmp_path_factory, espalier):
     espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(3),
              "--dtype", "float64")  # fmt: skip
     return folder / "model"
-
-
-def random_rows(seed, kind):
-    """Trajectories that branch, end inside one another, repeat, and stand alone."""
-    rng = random.Random(seed_of(seed))
-    tokens = lambda n: [rng.randrange(61) for _ in range(n)]
-    trunk = tokens(7)
-    left, right = trunk + tokens(5), trunk + tokens(4)
-    sequences = [left + tokens(3), left + tokens(6), left, right + tokens(1), trunk, right, right, tokens(9), tokens(1)]
-    rows = []
-    for index, ids in enumerate(sequences):
-        row = {"input_ids": ids, "trajectory_id": f"t{index}"}
-        if index % 3 == 0:
-            row["loss_mask"] = [rng.randrange(2) for _ in ids]
-        elif index % 3 == 1:
-            row["loss_weights"] = [round(rng.random(), 3) for _ in ids]
-        if kind == "grpo":
-            row["advantage"] = rng.uniform(-2, 2)
-            if index % 2 == 0:
-                row["logprobs"] = [None] + [rng.uniform(-6, -1) for _ in ids[1:]]
-        rows.append(row)
-    return rows
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

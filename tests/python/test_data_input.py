@@ -10,19 +10,11 @@ import time
 
 import pytest
 from safetensors.numpy import load_file, save_file
-from test_against_transformers import MODELS
 
 from conftest import REPOSITORY
+from small_models import MODELS
 
 IDS = [5, 6, 7, 8, 9]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, espalier):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODELS["llama"]))
-    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", 5)
-    return folder / "model"
 
 
 def write_rows(path, *rows):

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import REPOSITORY, seed_of
-from test_against_transformers import MODELS, write_rows
+from small_models import MODELS, write_rows
 
 STOPPED = 3  # exit status of a run that a signal has stopped
 
@@ -38,14 +38,6 @@ def last_of_each(arguments):
 @pytest.fixture(scope="module")
 def espalier(espalier):
     return lambda *arguments, **options: espalier(*last_of_each(arguments), **options)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, espalier):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODELS["qwen3"]))
-    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", 5)
-    return folder / "model"
 
 
 def rows_of(number, seed=1, length=9):

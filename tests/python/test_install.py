@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_against_transformers import MODELS
 
 from conftest import REPOSITORY
+from small_models import MODELS
 
 BUILD = REPOSITORY / "build/release"
 

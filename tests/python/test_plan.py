@@ -5,19 +5,10 @@ import json
 import re
 
 import pytest
-from test_against_transformers import MODELS, random_rows, write_rows
 
-from conftest import seed_of
+from small_models import random_rows, write_rows
 
 STRATEGIES = ["tree-packing", "partition", "sequence-packing"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, espalier):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODELS["qwen3"]))
-    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(5))
-    return folder / "model"
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,7 @@ import json
 import re
 
 import pytest
-from conftest import seed_of
-from test_against_transformers import MODELS, random_rows, write_rows
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, espalier):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODELS["qwen3"]))
-    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(5))
-    return folder / "model"
+from small_models import MODELS, random_rows, write_rows
 
 
 @pytest.fixture(scope="module")
