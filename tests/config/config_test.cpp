@@ -146,7 +146,7 @@ TEST(Config, AcceptsWhatChangesNothing) {
        {"transformers_version", "4.51.0"}},
       {{"auto_map", {{"AutoTokenizer", "x.Y"}}}},
   };
-  for (const std::string type : {"llama", "qwen2", "qwen3"}) {
+  for (const std::string type : {"llama", "qwen2", "qwen3", "qwen3_moe"}) {
     const DecoderConfig plain = parse(tiny_config(type));
     for (const Json& changes : harmless) {
       SCOPED_TRACE(type + " " + changes.dump());
@@ -214,6 +214,95 @@ TEST(Config, RefusesByNameWhatItDoesNotHave) {
   EXPECT_NE(refusal(tiny_config("llama", {{"sliding_window", 64}})), "");
   EXPECT_NE(refusal(tiny_config("qwen2", {{"attention_bias", false}})), "");
   EXPECT_NE(refusal(tiny_config("qwen3", {{"mlp_bias", true}})), "");
+}
+
+TEST(Config, ReadsQwen3Moe) {
+  const DecoderConfig config = parse(tiny_config("qwen3_moe"));
+  EXPECT_EQ(
+      config.moe,
+      (MoeSpec{
+          .num_experts = 5, .num_experts_per_tok = 2, .moe_intermediate_size = 7, .norm_topk_prob = true}));
+  EXPECT_EQ(config.moe_layers, std::vector<int64_t>{1});
+  EXPECT_TRUE(config.query_key_norm);
+  const auto layers = [](const Json& changes) {
+    Json json = tiny_config("qwen3_moe", {{"num_hidden_layers", 5}, {"decoder_sparse_step", nullptr}});
+    json.update(changes);
+    return parse(json).moe_layers;
+  };
+  using Layers = std::vector<int64_t>;
+  EXPECT_EQ(layers({}), (Layers{0, 1, 2, 3, 4}));
+  EXPECT_EQ(layers({{"mlp_only_layers", {0, 3}}}), (Layers{1, 2, 4}));
+  EXPECT_EQ(layers({{"decoder_sparse_step", 2}, {"mlp_only_layers", {1}}}), (Layers{3}));
+  // Transformers 5 writes num_local_experts.
+  const Json renamed = tiny_config("qwen3_moe", {{"num_experts", nullptr}, {"num_local_experts", 6}});
+  EXPECT_EQ(parse(renamed).moe.num_experts, 6);
+  EXPECT_FALSE(parse(tiny_config("qwen3_moe", {{"norm_topk_prob", nullptr}})).moe.norm_topk_prob);
+}
+
+TEST(Config, ReadsGlm4Moe) {
+  const DecoderConfig config = parse(tiny_config("glm4_moe"));
+  EXPECT_EQ(config.moe, (MoeSpec{.num_experts = 6,
+                                 .num_experts_per_tok = 2,
+                                 .moe_intermediate_size = 7,
+                                 .scores = RouterScores::kSigmoid,
+                                 .norm_topk_prob = true,
+                                 .routed_scaling_factor = 1.25,
+                                 .correction_bias = true,
+                                 .n_group = 3,
+                                 .topk_group = 2,
+                                 .shared_intermediate_size = 14}));
+  EXPECT_EQ(config.moe_layers, std::vector<int64_t>{1});
+  EXPECT_EQ(config.rotary_dim, 4);
+  EXPECT_EQ(config.num_prediction_layers, 1);
+  EXPECT_TRUE(config.query_key_norm);
+  EXPECT_EQ(parse(tiny_config("glm4_moe", {{"rms_norm_eps", nullptr}})).rms_norm_eps, 1e-5);
+  const DecoderConfig biased =
+      parse(tiny_config("glm4_moe", {{"attention_bias", true}, {"use_qk_norm", nullptr}}));
+  EXPECT_TRUE(biased.attention_bias && !biased.attention_output_bias && !biased.query_key_norm);
+  for (const Json& factor : {Json{{"partial_rotary_factor", 0.25}},
+                             Json{{"rope_parameters", {{"partial_rotary_factor", 0.25}}}}}) {
+    EXPECT_EQ(parse(tiny_config("glm4_moe", factor)).rotary_dim, 2);
+  }
+}
+
+TEST(Config, RefusesExpertsThatItDoesNotHave) {
+  struct Case {
+    std::string type, key;
+    Json changes;
+  };
+  const std::vector<Case> cases = {
+      {"qwen3_moe", "num_experts_per_tok", {{"num_experts_per_tok", 6}}},
+      {"qwen3_moe", "num_local_experts", {{"num_experts", nullptr}}},
+      {"qwen3_moe", "num_local_experts", {{"num_local_experts", 4}}},  // beside num_experts
+      {"qwen3_moe", "moe_intermediate_size", {{"moe_intermediate_size", 0}}},
+      {"qwen3_moe", "norm_topk_prob", {{"norm_topk_prob", 1}}},
+      {"qwen3_moe", "decoder_sparse_step", {{"decoder_sparse_step", 0}}},
+      {"qwen3_moe", "mlp_only_layers", {{"mlp_only_layers", {2}}}},
+      {"qwen3_moe", "mlp_only_layers", {{"mlp_only_layers", 1}}},
+      {"qwen3_moe", "router_jitter_noise", {{"router_jitter_noise", 0.01}}},
+      {"qwen3_moe", "output_router_logits", {{"output_router_logits", true}}},
+      {"qwen3_moe", "expert_capacity", {{"expert_capacity", 64}}},
+      {"qwen3_moe", "partial_rotary_factor", {{"partial_rotary_factor", 0.5}}},
+      {"qwen3_moe", "n_group", {{"n_group", 1}}},  // a key of glm4_moe
+      {"glm4_moe", "decoder_sparse_step", {{"decoder_sparse_step", 1}}},
+      {"glm4_moe", "n_group", {{"n_group", 4}}},
+      {"glm4_moe", "n_group", {{"n_group", 6}}},  // of one expert each
+      {"glm4_moe", "topk_group", {{"topk_group", 4}}},
+      {"glm4_moe", "num_experts_per_tok", {{"num_experts_per_tok", 3}, {"topk_group", 1}}},
+      {"glm4_moe", "first_k_dense_replace", {{"first_k_dense_replace", -1}}},
+      {"glm4_moe", "routed_scaling_factor", {{"routed_scaling_factor", 0}}},
+      {"glm4_moe", "partial_rotary_factor", {{"partial_rotary_factor", 0.4}}},  // 3 of 8
+      {"glm4_moe", "partial_rotary_factor", {{"partial_rotary_factor", 1.5}}},
+      {"glm4_moe",
+       "rope_parameters.partial_rotary_factor",
+       {{"partial_rotary_factor", 0.5}, {"rope_parameters", {{"partial_rotary_factor", 0.25}}}}},
+      {"llama", "num_experts", {{"num_experts", 4}}},
+  };
+  for (const Case& refused : cases) {
+    SCOPED_TRACE(refused.changes.dump());
+    const std::string message = refusal(tiny_config(refused.type, refused.changes));
+    EXPECT_EQ(message.rfind("FOLDER/config.json: " + refused.key, 0), 0u) << message;
+  }
 }
 
 TEST(Config, FaultyFilesAreNamed) {

@@ -74,8 +74,58 @@ TEST(LayerSpec, JsonIsEqualForEqualLayersOnly) {
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.bias = true; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.output_bias = true; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.query_key_norm = true; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.rotary_dim = 2; }));
   EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.intermediate_size = 7; }));
   EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.bias = true; }));
+}
+
+std::vector<std::string> names_in_layer(const std::string& type) {
+  const ModelSpec spec = model_spec(parse_config(tiny_config(type), "config.json"));
+  EXPECT_TRUE(std::holds_alternative<DenseMlpSpec>(spec.layers[0].mlp));
+  EXPECT_TRUE(std::holds_alternative<MoeSpec>(spec.layers[1].mlp));
+  std::vector<std::string> names;
+  for (const std::string& name : names_of(layer_parameters(spec.layers[1], spec.hidden_size))) {
+    if (name.starts_with("mlp.")) names.push_back(name);
+  }
+  return names;
+}
+
+TEST(LayerSpec, ExpertsHaveTheNamesOfTheCheckpoint) {
+  std::vector<std::string> names = names_in_layer("qwen3_moe");
+  ASSERT_EQ(names.size(), 1 + 5 * 3u);
+  names.resize(5);
+  EXPECT_EQ(names, (std::vector<std::string>{"mlp.gate.weight", "mlp.experts.0.gate_proj.weight",
+                                             "mlp.experts.0.up_proj.weight", "mlp.experts.0.down_proj.weight",
+                                             "mlp.experts.1.gate_proj.weight"}));
+  names = names_in_layer("glm4_moe");
+  ASSERT_EQ(names.size(), 1 + 6 * 3 + 3u);
+  EXPECT_EQ(names.back(), "mlp.shared_experts.down_proj.weight");
+  const std::vector<ParameterShape> buffers =
+      buffer_shapes(parse_config(tiny_config("glm4_moe"), "config.json"));
+  ASSERT_EQ(names_of(buffers), std::vector<std::string>{"model.layers.1.mlp.gate.e_score_correction_bias"});
+  EXPECT_EQ(buffers[0].shape, std::vector<int64_t>{6});
+  EXPECT_TRUE(buffer_shapes(parse_config(tiny_config("qwen3_moe"), "config.json")).empty());
+}
+
+TEST(LayerSpec, JsonOfExpertsIsEqualForEqualOnesOnly) {
+  const AttentionSpec attention{.num_attention_heads = 2, .num_key_value_heads = 1, .head_dim = 4};
+  const MoeSpec moe{.num_experts = 8, .num_experts_per_tok = 2, .moe_intermediate_size = 6};
+  const auto differs = [&](const auto& change) {
+    MoeSpec other = moe;
+    change(other);
+    return to_json(LayerSpec{attention, other}) != to_json(LayerSpec{attention, moe});
+  };
+  EXPECT_FALSE(differs([](MoeSpec&) {}));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.num_experts = 9; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.num_experts_per_tok = 3; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.moe_intermediate_size = 7; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.scores = RouterScores::kSigmoid; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.norm_topk_prob = true; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.routed_scaling_factor = 2; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.correction_bias = true; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.n_group = 2; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.topk_group = 2; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.shared_intermediate_size = 3; }));
 }
 
 }  // namespace

@@ -8,6 +8,27 @@
 
 namespace espalier::testing {
 
+/// The keys of the mixture of experts of tiny models: a dense layer, then one of experts.
+inline nlohmann::ordered_json tiny_moe_keys(const std::string& model_type) {
+  if (model_type == "qwen3_moe") {
+    return {{"num_experts", 5},
+            {"num_experts_per_tok", 2},
+            {"moe_intermediate_size", 7},
+            {"norm_topk_prob", true},
+            {"decoder_sparse_step", 2}};
+  }
+  return {{"n_routed_experts", 6},
+          {"num_experts_per_tok", 2},
+          {"moe_intermediate_size", 7},
+          {"n_shared_experts", 2},
+          {"n_group", 3},
+          {"topk_group", 2},
+          {"routed_scaling_factor", 1.25},
+          {"use_qk_norm", true},
+          {"first_k_dense_replace", 1},
+          {"head_dim", 8}};
+}
+
 /// config.json of a tiny model as Transformers 5 writes it; `changes` replace or add keys.
 inline nlohmann::ordered_json tiny_config(
     const std::string& model_type, const nlohmann::ordered_json& changes = nlohmann::ordered_json::object()) {
@@ -29,6 +50,7 @@ inline nlohmann::ordered_json tiny_config(
       {"dtype", "float32"},
       {"rope_parameters", {{"rope_theta", 500.0}, {"rope_type", "default"}}},
   };
+  if (model_type.ends_with("_moe")) config.update(tiny_moe_keys(model_type));
   config.update(changes);
   return config;
 }

@@ -86,7 +86,8 @@ TEST_P(Exactness, RandomForestsEqualPerTrajectoryTraining) {
         rng, shape,
         {.vocab_size = decoder.config().vocab_size, .for_grpo = objective.kind == ObjectiveKind::kGrpo});
     const PlanOptions plan = random_plan(rng, trajectories);
-    SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(objective, plan, kFamilies[model / 3], shape)));
+    SCOPED_TRACE(fmt::format("seed {}: {}", seed,
+                             describe(objective, plan, kFamilies[model / std::size(kVocabSizes)], shape)));
     const Step step = make_step(trajectories, all_rows(trajectories), {.plan = plan, .objective = objective});
     const Outcome reference = reference_outcome(decoder, trajectories, objective);
     const Outcome outcome = tree_outcome(decoder, trajectories, step, objective);

@@ -124,7 +124,7 @@ void expect_same_course(Family family, at::ScalarType dtype, const Case& tried) 
 
 TEST(MetaDevice, AStepReadsNothingFromItsDevice) {
   for (const Case& tried : cases()) {
-    for (const Family family : kFamilies) {
+    for (const Family family : kDenseFamilies) {  // a mixture of experts reads how many tokens each has
       for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
         SCOPED_TRACE(fmt::format("{} {} checkpoint {} {} {}", to_string(family), at::toString(dtype),
                                  espalier::to_string(tried.checkpoint), espalier::to_string(tried.strategy),

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "espalier/base/file.h"
 #include "espalier/model/init.h"
@@ -13,7 +14,19 @@
 namespace espalier::testing {
 
 const char* to_string(Family family) {
-  return family == Family::kLlama ? "llama" : family == Family::kQwen2 ? "qwen2" : "qwen3";
+  switch (family) {
+    case Family::kLlama:
+      return "llama";
+    case Family::kQwen2:
+      return "qwen2";
+    case Family::kQwen3:
+      return "qwen3";
+    case Family::kQwen3Moe:
+      return "qwen3_moe";
+    case Family::kGlm4Moe:
+      return "glm4_moe";
+  }
+  throw std::invalid_argument("unknown family");
 }
 
 nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
@@ -38,7 +51,22 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
                               {"high_freq_factor", 4.0},
                               {"original_max_position_embeddings", 32}};
   }
-  if (family == Family::kQwen3) config["head_dim"] = 8;
+  if (family == Family::kQwen3 || family == Family::kGlm4Moe) config["head_dim"] = 8;
+  if (family == Family::kQwen3Moe) {
+    config.update({{"num_experts", 5}, {"norm_topk_prob", true}, {"head_dim", 8}});
+  }
+  if (family == Family::kGlm4Moe) {
+    config.update({{"n_routed_experts", 6},
+                   {"n_shared_experts", 1},
+                   {"n_group", 3},
+                   {"topk_group", 2},
+                   {"routed_scaling_factor", 1.25},
+                   {"use_qk_norm", true},
+                   {"attention_bias", true}});
+  }
+  if (family == Family::kQwen3Moe || family == Family::kGlm4Moe) {
+    config.update({{"num_experts_per_tok", 2}, {"moe_intermediate_size", wide ? 48 : 12}});
+  }
   if (wide) config.update({{"hidden_size", 64}, {"intermediate_size", 96}, {"head_dim", 64}});
   return config;
 }
@@ -66,7 +94,12 @@ Decoder tiny_decoder(const DecoderConfig& config, uint64_t seed, at::ScalarType 
   for (const ParameterShape& parameter : parameter_shapes(config)) {
     parameters.push_back({parameter.name, random_values(parameter, rng).to(dtype).requires_grad_()});
   }
-  return Decoder(config, std::move(parameters));
+  std::vector<Parameter> buffers;
+  for (const ParameterShape& buffer : buffer_shapes(config)) {
+    buffers.push_back(
+        {buffer.name, random_values(buffer, rng).to(dtype == at::kDouble ? dtype : at::kFloat)});
+  }
+  return Decoder(config, std::move(parameters), std::move(buffers));
 }
 
 Decoder cast_decoder(const Decoder& decoder, at::ScalarType dtype) {
@@ -75,7 +108,11 @@ Decoder cast_decoder(const Decoder& decoder, at::ScalarType dtype) {
     parameters.push_back(
         {parameter.name, parameter.value.detach().to(dtype, false, /*copy=*/true).requires_grad_()});
   }
-  return Decoder(decoder.config(), std::move(parameters));
+  std::vector<Parameter> buffers;
+  for (const Parameter& buffer : decoder.buffers()) {
+    buffers.push_back({buffer.name, buffer.value.to(dtype == at::kDouble ? dtype : at::kFloat)});
+  }
+  return Decoder(decoder.config(), std::move(parameters), std::move(buffers));
 }
 
 void write_tiny_model(const std::filesystem::path& folder, Family family, int64_t vocab_size, uint64_t seed,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "espalier/base/rng.h"
@@ -16,9 +17,13 @@
 namespace espalier::testing {
 
 /// llama: tied embeddings, llama3 rope. qwen2: biases on q, k, v, untied. qwen3: norms of q and k, head_dim
-/// of its own.
-enum class Family { kLlama, kQwen2, kQwen3 };
-inline constexpr Family kFamilies[] = {Family::kLlama, Family::kQwen2, Family::kQwen3};
+/// of its own. qwen3_moe: experts in both layers. glm4_moe: a dense layer, then groups of experts with shared
+/// ones and corrected scores; part of each head rotated.
+enum class Family { kLlama, kQwen2, kQwen3, kQwen3Moe, kGlm4Moe };
+inline constexpr Family kFamilies[] = {Family::kLlama, Family::kQwen2, Family::kQwen3, Family::kQwen3Moe,
+                                       Family::kGlm4Moe};
+/// Those whose tokens all pass the same weights.
+inline constexpr std::span<const Family> kDenseFamilies(kFamilies, 3);
 const char* to_string(Family family);
 
 /// Two layers, hidden size 16, grouped heads; context of 64 positions. `wide`: hidden size and heads of 64,

@@ -26,8 +26,17 @@ const Json kLlama3 = {{"rope_theta", 500.0},     {"rope_type", "llama3"},
 std::vector<Json> all_kinds() {
   return {tiny_config("llama"),
           tiny_config("llama", {{"tie_word_embeddings", true}, {"rope_parameters", kLlama3}}),
-          tiny_config("llama", {{"attention_bias", true}, {"mlp_bias", true}}), tiny_config("qwen2"),
-          tiny_config("qwen3", {{"attention_bias", true}, {"tie_word_embeddings", true}})};
+          tiny_config("llama", {{"attention_bias", true}, {"mlp_bias", true}}),
+          tiny_config("qwen2"),
+          tiny_config("qwen3", {{"attention_bias", true}, {"tie_word_embeddings", true}}),
+          tiny_config("qwen3_moe"),
+          tiny_config("qwen3_moe", {{"decoder_sparse_step", 1}, {"norm_topk_prob", false}}),
+          tiny_config("glm4_moe"),
+          tiny_config("glm4_moe", {{"first_k_dense_replace", 0},
+                                   {"attention_bias", true},
+                                   {"use_qk_norm", false},
+                                   {"n_group", 1},
+                                   {"topk_group", 1}})};
 }
 
 at::Tensor random_ids(int64_t length) {

@@ -52,6 +52,11 @@ std::vector<Case> cases() {
              return out[0] * 2 + out[1];
            },
            [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]) * 2 + at::linear(x, p[2]); }},
+          {"unrounded linear",
+           {{4, 3}},
+           {5, 3},
+           [](const auto& x, const auto& p) { return accumulating::unrounded_linear(x, p[0]); },
+           [](const auto& x, const auto& p) { return at::linear(x, p[0]); }},
           {"embedding",
            {{7, 3}},
            {},

@@ -27,7 +27,12 @@ inline Decoder tiny_decoder(const nlohmann::ordered_json& json, at::ScalarType d
     if (shape.name.find("norm") != std::string::npos) value += 1;
     parameters.push_back({shape.name, value.to(dtype).set_requires_grad(true)});
   }
-  return Decoder(std::move(config), std::move(parameters));
+  std::vector<Parameter> buffers;
+  for (const ParameterShape& shape : buffer_shapes(config)) {
+    const at::Tensor value = at::randn(shape.shape, at::kDouble) * 0.3;
+    buffers.push_back({shape.name, value.to(dtype == at::kDouble ? dtype : at::kFloat)});
+  }
+  return Decoder(std::move(config), std::move(parameters), std::move(buffers));
 }
 
 /// Ordinary causal attention over one sequence.

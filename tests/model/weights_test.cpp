@@ -47,6 +47,7 @@ Tensors tensors_of(const Decoder& decoder) {
   for (const Parameter& parameter : decoder.parameters()) {
     tensors.emplace_back(parameter.name, parameter.value.detach());
   }
+  for (const Parameter& buffer : decoder.buffers()) tensors.emplace_back(buffer.name, buffer.value);
   return tensors;
 }
 
@@ -108,7 +109,7 @@ TEST(Dtype, NamesGoBothWays) {
 
 TEST_F(Weights, SavingWhatWasLoadedChangesNoByte) {
   for (const bool sharded : {false, true}) {
-    for (const std::string type : {"llama", "qwen2", "qwen3"}) {
+    for (const std::string type : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"}) {
       make_source(tiny_config(type), at::kFloat, sharded);
       const Decoder decoder = load_decoder(source_, at::kFloat);
       const fs::path out = folder_ / (type + (sharded ? "2" : "1"));

@@ -36,6 +36,39 @@ TEST(LayerCost, WeightsAreTheMatricesOfTheLayer) {
   }
 }
 
+// A token passes the router, its own experts and the shared ones; all of them are stored.
+TEST(LayerCost, WeightsOfExpertsArePassedInPart) {
+  const MoeSpec moe{
+      .num_experts = 8, .num_experts_per_tok = 2, .moe_intermediate_size = 7, .shared_intermediate_size = 5};
+  const LayerSpec layer{kAttention, moe};
+  int64_t stored = 0, routed = 0;
+  for (const ParameterShape& parameter : layer_parameters(layer, 10)) {
+    if (parameter.shape.size() < 2) continue;
+    stored += parameter.shape[0] * parameter.shape[1];
+    if (parameter.name.starts_with("mlp.experts.")) routed += parameter.shape[0] * parameter.shape[1];
+  }
+  const LayerCost cost = layer_cost(layer, 10);
+  EXPECT_EQ(cost.weights + cost.idle_weights, stored);
+  EXPECT_EQ(cost.idle_weights * 4, routed * 3);  // six of eight
+  const ModelCost model = model_cost(model_of({kNarrow, layer}));
+  EXPECT_DOUBLE_EQ(model.stored_weights() - model.weights(), static_cast<double>(cost.idle_weights));
+  // Gradient sums and upcast weights are those of all experts; FLOPs are not.
+  MoeSpec more = moe;
+  more.num_experts = 16;
+  const Load load{.tokens = 100, .logit_rows = 100};
+  const auto memory = [&](const MoeSpec& spec) {
+    MemoryModel of{.cost = model_cost(model_of({{kAttention, spec}, kNarrow})), .num_parameters = 1000};
+    of.element_bytes = 2;
+    return std::pair(running_bytes(of, load, false), upcast_weight_bytes(of));
+  };
+  const double added = 8.0 * 3 * 10 * 7 + 8 * 10;
+  EXPECT_GE(memory(more).first - memory(moe).first, added * 4 - 1);
+  EXPECT_DOUBLE_EQ(memory(more).second - memory(moe).second, added * 4);
+  const double flops = step_flops(model_cost(model_of({{kAttention, more}, kNarrow})), {100, 0, 100}).linear -
+                       step_flops(model_cost(model_of({{kAttention, moe}, kNarrow})), {100, 0, 100}).linear;
+  EXPECT_DOUBLE_EQ(flops, 6.0 * 100 * 8 * 10);  // the router's
+}
+
 TEST(LayerCost, ContextIsKeysAndValues) {
   EXPECT_EQ(layer_cost(kNarrow, 10).context_per_token, 2 * 2 * 5);
   EXPECT_EQ(layer_cost(kNarrow, 10).context_per_cut, 0);

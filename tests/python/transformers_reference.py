@@ -2,8 +2,8 @@
 """Ordinary per-trajectory training in Transformers: what the command line is compared with.
 
 Transformers computes RMSNorm in float32 whatever the model's dtype. For float64 comparisons that is replaced by the
-same formula in float64, so that both sides may agree to rounding. (Its eager attention computes softmax in float32 too,
-hence sdpa.)
+same formula in float64, so that both sides may agree to rounding; likewise routers of experts. (Its eager attention
+computes softmax in float32 too, hence sdpa; grouped products of experts are not there in float64, hence eager experts.)
 """
 
 import json
@@ -11,11 +11,13 @@ from contextlib import contextmanager
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qwen3MoeTopKRouter
 
-NORMS = (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
+NORMS = (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, Glm4MoeRMSNorm)
 
 
 def float64_norm(self, hidden_states):
@@ -23,22 +25,50 @@ def float64_norm(self, hidden_states):
     return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
 
 
+def float64_softmax_router(self, hidden_states):
+    logits = torch.nn.functional.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
+    weights, experts = torch.topk(logits.softmax(-1), self.top_k, dim=-1)
+    if self.norm_topk_prob:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, weights, experts
+
+
+def float64_sigmoid_router(self, hidden_states):
+    logits = torch.nn.functional.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
+    scores = logits.sigmoid()
+    choice = scores + self.e_score_correction_bias
+    groups = choice.unflatten(-1, (self.num_group, -1))
+    best = groups.topk(2, dim=-1).values.sum(-1).topk(self.topk_group, dim=-1).indices
+    is_best = torch.zeros(groups.shape[:-1], dtype=torch.bool).scatter(-1, best, True)
+    choice = groups.masked_fill(~is_best.unsqueeze(-1), float("-inf")).flatten(-2)
+    experts = choice.topk(self.top_k, dim=-1).indices
+    weights = scores.gather(-1, experts)
+    if self.norm_topk_prob:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return logits, weights * self.routed_scaling_factor, experts
+
+
+IN_FLOAT64 = {**{norm: float64_norm for norm in NORMS},
+              Qwen3MoeTopKRouter: float64_softmax_router, Glm4MoeTopkRouter: float64_sigmoid_router}  # fmt: skip
+
+
 @contextmanager
 def norms_in_model_dtype(dtype):
-    """Inside, float64 models compute their norms in float64."""
-    originals = [norm.forward for norm in NORMS]
+    """Inside, float64 models compute their norms and routers in float64."""
+    originals = {part: part.forward for part in IN_FLOAT64}
     if dtype == torch.float64:
-        for norm in NORMS:
-            norm.forward = float64_norm
+        for part, forward in IN_FLOAT64.items():
+            part.forward = forward
     try:
         yield
     finally:
-        for norm, original in zip(NORMS, originals):
-            norm.forward = original
+        for part, forward in originals.items():
+            part.forward = forward
 
 
 def load_model(folder, dtype):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").train()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="sdpa", experts_implementation="eager").train()
 
 
 def token_logprobs(model, ids):
@@ -79,10 +109,24 @@ def grpo_loss(model, rows, clip_low=0.2, clip_high=0.2):
     return loss / total
 
 
+def by_checkpoint_name(name, gradient):
+    """The gradient of a parameter in memory, by its names in the checkpoint: experts are one tensor each there."""
+    stem, _, kind = name.rpartition(".")
+    if not stem.endswith(".experts"):
+        return {name: gradient}
+    kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+    return {f"{stem}.{expert}.{part}.weight": values
+            for expert, of_expert in enumerate(gradient)
+            for part, values in zip(kinds, of_expert.chunk(len(kinds)))}  # fmt: skip
+
+
 def gradients(model, loss):
-    """Gradients by parameter name; tied parameters once."""
+    """Gradients by the parameters' names in the checkpoint; tied parameters once."""
     names = [name for name, _ in model.named_parameters()]
-    return dict(zip(names, torch.autograd.grad(loss, list(model.parameters()))))
+    result = {}
+    for name, gradient in zip(names, torch.autograd.grad(loss, list(model.parameters()))):
+        result.update(by_checkpoint_name(name, gradient))
+    return result
 
 
 def read_rows(path):

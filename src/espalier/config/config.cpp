@@ -95,7 +95,8 @@ const std::vector<FixedKey>& fixed_keys() {
       {"use_sliding_window", {false}},
       {"use_mrope", {false}},
       {"rope_interleaved", {false}},
-      {"partial_rotary_factor", {1.0}},
+      {"output_router_logits", {false}},
+      {"router_jitter_noise", {0.0}},
       {"pretraining_tp", {1}},
       {"is_encoder_decoder", {false}},
       {"add_cross_attention", {false}},
@@ -137,7 +138,7 @@ void read_head_sizes(const ConfigReader& config, const ModelFamily& family, Deco
     }
     result->head_dim = result->hidden_size / result->num_attention_heads;
   }
-  if (result->head_dim % 2 != 0) {
+  if (family.partial_rotary_factor == 0 && result->head_dim % 2 != 0) {
     config.refuse("head_dim", fmt::format("an even size for rotary embedding (here {})", result->head_dim));
   }
 }
@@ -166,7 +167,7 @@ void refuse_unsupported_values(const ConfigReader& config, const DecoderConfig& 
   }
 }
 
-void refuse_unknown_keys(const ConfigReader& config) {
+void refuse_unknown_keys(const ConfigReader& config, const ModelFamily& family) {
   std::vector<std::string_view> known = {"model_type",
                                          "vocab_size",
                                          "hidden_size",
@@ -181,6 +182,7 @@ void refuse_unknown_keys(const ConfigReader& config) {
                                          "rope_theta",
                                          "rope_scaling",
                                          "rope_parameters",
+                                         "partial_rotary_factor",
                                          "tie_word_embeddings",
                                          "attention_bias",
                                          "mlp_bias",
@@ -191,6 +193,7 @@ void refuse_unknown_keys(const ConfigReader& config) {
                                          "auto_map"};
   known.insert(known.end(), kHarmlessKeys.begin(), kHarmlessKeys.end());
   for (const FixedKey& fixed : fixed_keys()) known.push_back(fixed.key);
+  known.insert(known.end(), family.keys.begin(), family.keys.end());
   config.refuse_other_keys(known, family_names("and", ""));
 }
 
@@ -215,12 +218,12 @@ DecoderConfig parse_config(const nlohmann::json& json, const std::string& file) 
   const Json* range = config.find("initializer_range");
   const bool range_is_given = range != nullptr && *range != 0;
   result.initializer_range = range_is_given ? config.positive_number("initializer_range") : 0.02;
-  read_rope(config, &result);
+  read_rope(config, family->partial_rotary_factor, &result);
   result.tie_word_embeddings = config.boolean("tie_word_embeddings", false);
   family->read(config, &result);
   result.dtype = config.text(config.find("dtype") != nullptr ? "dtype" : "torch_dtype");
   refuse_unsupported_values(config, result);
-  refuse_unknown_keys(config);
+  refuse_unknown_keys(config, *family);
   return result;
 }
 

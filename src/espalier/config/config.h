@@ -6,8 +6,11 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
+
+#include "espalier/config/moe_spec.h"
 
 namespace espalier {
 
@@ -21,7 +24,7 @@ struct Llama3Rope {
 
 /// What the decoder needs of config.json; names as there.
 struct DecoderConfig {
-  std::string model_type;  // llama | qwen2 | qwen3
+  std::string model_type;  // of a family (config/families/family.h)
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -38,8 +41,12 @@ struct DecoderConfig {
   bool attention_bias = false;  // bias of q, k, v (and of o where attention_output_bias)
   bool attention_output_bias = false;
   bool mlp_bias = false;
-  bool query_key_norm = false;  // qwen3: RMSNorm of q and k per head
-  std::string dtype;            // dtype that the file declares, "" if none
+  bool query_key_norm = false;        // qwen3: RMSNorm of q and k per head
+  int64_t rotary_dim = 0;             // leading elements of a head that are rotated; 0: all
+  MoeSpec moe;                        // the MLP of moe_layers; the other layers have a dense one
+  std::vector<int64_t> moe_layers;    // ascending
+  int64_t num_prediction_layers = 0;  // behind the decoder's in the files (GLM: num_nextn_predict_layers)
+  std::string dtype;                  // dtype that the file declares, "" if none
 };
 
 /// Reads config.json as Transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype)

@@ -42,10 +42,19 @@ void ConfigReader::refuse(const std::string& key, const std::string& expected) c
 
 int64_t ConfigReader::positive_integer(const std::string& key, int64_t largest,
                                        std::optional<int64_t> otherwise) const {
+  return integer(key, 1, largest, otherwise);
+}
+
+int64_t ConfigReader::integer_from_0(const std::string& key, int64_t largest, int64_t otherwise) const {
+  return integer(key, 0, largest, otherwise);
+}
+
+int64_t ConfigReader::integer(const std::string& key, int64_t least, int64_t largest,
+                              std::optional<int64_t> otherwise) const {
   const Json* value = find(key);
   if (value == nullptr && otherwise) return *otherwise;
-  if (value == nullptr || !value->is_number_integer() || *value < 1 || *value > largest) {
-    refuse(key, fmt::format("an integer from 1 to {}", largest));
+  if (value == nullptr || !value->is_number_integer() || *value < least || *value > largest) {
+    refuse(key, fmt::format("an integer from {} to {}", least, largest));
   }
   return value->get<int64_t>();
 }

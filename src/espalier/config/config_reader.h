@@ -21,6 +21,7 @@ inline constexpr int64_t kMostHeads = 4096;
 inline constexpr int64_t kMostHeadDim = 16'384;
 inline constexpr int64_t kMostHidden = int64_t{1} << 18;
 inline constexpr int64_t kMostIntermediate = int64_t{1} << 20;
+inline constexpr int64_t kMostExperts = 65'536;
 inline constexpr int64_t kMostVocabulary = int64_t{1} << 24;
 inline constexpr int64_t kMostPositions = std::numeric_limits<int32_t>::max();
 
@@ -36,6 +37,7 @@ class ConfigReader {
 
   int64_t positive_integer(const std::string& key, int64_t largest,
                            std::optional<int64_t> otherwise = {}) const;
+  int64_t integer_from_0(const std::string& key, int64_t largest, int64_t otherwise) const;
   double positive_number(const std::string& key, std::optional<double> otherwise = {}) const;
   bool boolean(const std::string& key, bool otherwise) const;
   std::string text(const std::string& key) const;  // "" where absent
@@ -48,6 +50,9 @@ class ConfigReader {
   const std::string& file() const { return file_; }
 
  private:
+  int64_t integer(const std::string& key, int64_t least, int64_t largest,
+                  std::optional<int64_t> otherwise) const;
+
   const nlohmann::json& json_;
   std::string file_;
   std::string prefix_;

@@ -32,6 +32,19 @@ void append_parameters(const DenseMlpSpec& mlp, int64_t hidden, Shapes* shapes) 
   append_projection("mlp.down_proj", hidden, mlp.intermediate_size, mlp.bias, shapes);
 }
 
+void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
+  shapes->push_back({"mlp.gate.weight", {moe.num_experts, hidden}});
+  const auto append_mlp = [&](const std::string& name, int64_t width) {
+    append_projection(name + ".gate_proj", width, hidden, /*bias=*/false, shapes);
+    append_projection(name + ".up_proj", width, hidden, /*bias=*/false, shapes);
+    append_projection(name + ".down_proj", hidden, width, /*bias=*/false, shapes);
+  };
+  for (int64_t i = 0; i < moe.num_experts; ++i) {
+    append_mlp("mlp.experts." + std::to_string(i), moe.moe_intermediate_size);
+  }
+  if (moe.shared_intermediate_size > 0) append_mlp("mlp.shared_experts", moe.shared_intermediate_size);
+}
+
 nlohmann::ordered_json to_json(const AttentionSpec& attention) {
   return {{"type", "attention"},
           {"num_attention_heads", attention.num_attention_heads},
@@ -39,11 +52,26 @@ nlohmann::ordered_json to_json(const AttentionSpec& attention) {
           {"head_dim", attention.head_dim},
           {"attention_bias", attention.bias},
           {"attention_output_bias", attention.output_bias},
-          {"query_key_norm", attention.query_key_norm}};
+          {"query_key_norm", attention.query_key_norm},
+          {"rotary_dim", attention.rotary_dim}};
 }
 
 nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
   return {{"type", "dense"}, {"intermediate_size", mlp.intermediate_size}, {"mlp_bias", mlp.bias}};
+}
+
+nlohmann::ordered_json to_json(const MoeSpec& moe) {
+  return {{"type", "moe"},
+          {"num_experts", moe.num_experts},
+          {"num_experts_per_tok", moe.num_experts_per_tok},
+          {"moe_intermediate_size", moe.moe_intermediate_size},
+          {"scores", moe.scores == RouterScores::kSoftmax ? "softmax" : "sigmoid"},
+          {"norm_topk_prob", moe.norm_topk_prob},
+          {"routed_scaling_factor", moe.routed_scaling_factor},
+          {"e_score_correction_bias", moe.correction_bias},
+          {"n_group", moe.n_group},
+          {"topk_group", moe.topk_group},
+          {"shared_intermediate_size", moe.shared_intermediate_size}};
 }
 
 }  // namespace
@@ -54,12 +82,15 @@ ModelSpec model_spec(const DecoderConfig& config) {
                                       .head_dim = config.head_dim,
                                       .bias = config.attention_bias,
                                       .output_bias = config.attention_output_bias,
-                                      .query_key_norm = config.query_key_norm},
+                                      .query_key_norm = config.query_key_norm,
+                                      .rotary_dim = config.rotary_dim},
                         DenseMlpSpec{.intermediate_size = config.intermediate_size, .bias = config.mlp_bias}};
+  std::vector<LayerSpec> layers(config.num_hidden_layers, layer);
+  for (const int64_t i : config.moe_layers) layers.at(i).mlp = config.moe;
   return {.hidden_size = config.hidden_size,
           .vocab_size = config.vocab_size,
           .tie_word_embeddings = config.tie_word_embeddings,
-          .layers = std::vector<LayerSpec>(config.num_hidden_layers, layer)};
+          .layers = std::move(layers)};
 }
 
 nlohmann::ordered_json to_json(const LayerSpec& layer) {
@@ -98,6 +129,15 @@ std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec) {
 
 std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
   return parameter_shapes(model_spec(config));
+}
+
+std::vector<ParameterShape> buffer_shapes(const DecoderConfig& config) {
+  Shapes shapes;
+  for (const int64_t i : config.moe_layers) {
+    if (!config.moe.correction_bias) break;
+    shapes.push_back({layer_prefix(i) + "mlp.gate.e_score_correction_bias", {config.moe.num_experts}});
+  }
+  return shapes;
 }
 
 }  // namespace espalier

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/config/config.h"
+#include "espalier/config/moe_spec.h"
 
 namespace espalier {
 
@@ -24,6 +25,7 @@ struct AttentionSpec {
   bool bias = false;            // of q, k and v
   bool output_bias = false;     // of o
   bool query_key_norm = false;  // RMSNorm of q and k per head
+  int64_t rotary_dim = 0;       // leading elements of a head that are rotated; 0: all
 
   bool operator==(const AttentionSpec&) const = default;
 };
@@ -38,7 +40,7 @@ struct DenseMlpSpec {
 
 /// What lets tokens see each other in a layer, and what works on each token by itself.
 using MixerSpec = std::variant<AttentionSpec>;
-using MlpSpec = std::variant<DenseMlpSpec>;
+using MlpSpec = std::variant<DenseMlpSpec, MoeSpec>;
 
 /// A layer: x + mixer(norm(x)), then x + mlp(norm(x)).
 struct LayerSpec {
@@ -77,5 +79,9 @@ std::string layer_prefix(int64_t index);
 /// Names and shapes of all parameters, in the order of a checkpoint. Tied models have no lm_head.weight.
 std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec);
 std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config);
+
+/// Names and shapes of what the layers read of a checkpoint and training leaves as it is, in the order of the
+/// layers: correction biases of routers. In the dtype of sums, whatever the model's.
+std::vector<ParameterShape> buffer_shapes(const DecoderConfig& config);
 
 }  // namespace espalier

@@ -29,9 +29,6 @@ void read_rope_object(const ConfigReader& config, const std::string& name, Decod
   } else if (type != "default") {
     rope.refuse(type_key, "\"default\" or \"llama3\"");
   }
-  if (const nlohmann::json* part = rope.find("partial_rotary_factor"); part != nullptr && *part != 1.0) {
-    rope.refuse("partial_rotary_factor", "1.0");
-  }
   rope.refuse_other_keys(known, family_names("and", ""));
 
   const double theta = rope.positive_number("rope_theta", result->rope_theta);
@@ -42,9 +39,30 @@ void read_rope_object(const ConfigReader& config, const std::string& name, Decod
   result->rope_theta = theta;
 }
 
+/// Reads rotary_dim. `inner` is rope_parameters or rope_scaling, null where there is neither.
+void read_rotary_dim(const ConfigReader& config, const ConfigReader* inner, double family_factor,
+                     DecoderConfig* result) {
+  const std::string key = "partial_rotary_factor";
+  const ConfigReader& reader = inner != nullptr && inner->find(key) != nullptr ? *inner : config;
+  if (reader.find(key) == nullptr && family_factor == 0) return;
+  const double factor = reader.positive_number(key, family_factor);
+  if (config.find(key) != nullptr && config.positive_number(key) != factor) {
+    reader.refuse(key, fmt::format("the {} of the file, {}", key, config.positive_number(key)));
+  }
+  if (family_factor == 0) {
+    if (factor != 1) reader.refuse(key, "1.0");
+    return;
+  }
+  // Rounded as Transformers does.
+  result->rotary_dim = static_cast<int64_t>(static_cast<double>(result->head_dim) * factor);
+  if (factor > 1 || result->rotary_dim < 2 || result->rotary_dim % 2 != 0) {
+    reader.refuse(key, fmt::format("an even part of head_dim, {}", result->head_dim));
+  }
+}
+
 }  // namespace
 
-void read_rope(const ConfigReader& config, DecoderConfig* result) {
+void read_rope(const ConfigReader& config, double partial_rotary_factor, DecoderConfig* result) {
   result->rope_theta = config.positive_number("rope_theta", 10000);
   std::vector<std::string> present;
   for (const std::string name : {"rope_parameters", "rope_scaling"}) {
@@ -52,7 +70,10 @@ void read_rope(const ConfigReader& config, DecoderConfig* result) {
     if (value != nullptr && !(value->is_object() && value->empty())) present.push_back(name);
   }
   if (present.size() > 1) config.refuse("rope_scaling", "null where rope_parameters is given");
-  if (!present.empty()) read_rope_object(config, present[0], result);
+  if (present.empty()) return read_rotary_dim(config, nullptr, partial_rotary_factor, result);
+  read_rope_object(config, present[0], result);
+  const ConfigReader inner(*config.find(present[0]), config.file(), present[0] + ".");
+  read_rotary_dim(config, &inner, partial_rotary_factor, result);
 }
 
 }  // namespace espalier

@@ -19,6 +19,7 @@
 #include "espalier/engine/engine.h"
 #include "espalier/measure/cost.h"
 #include "espalier/model/weights.h"
+#include "espalier/ops/checks.h"
 #include "espalier/runtime/device.h"
 
 namespace espalier {
@@ -67,6 +68,11 @@ Trajectories make_trajectories(const Probe& probe, int64_t vocab_size) {
 Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::ScalarType dtype,
                        at::Device device) {
   config.num_hidden_layers = num_hidden_layers;
+  // A model with experts is measured by layers that have them.
+  if (!config.moe_layers.empty()) {
+    config.moe_layers.resize(num_hidden_layers);
+    std::iota(config.moe_layers.begin(), config.moe_layers.end(), 0);
+  }
   const auto generator = at::detail::createCPUGenerator(1);
   std::vector<Parameter> parameters;
   for (const ParameterShape& parameter : parameter_shapes(config)) {
@@ -75,7 +81,8 @@ Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::Scal
         at::empty(parameter.shape, dtype).normal_(is_matrix ? 0 : 1, is_matrix ? 0.02 : 0, generator);
     parameters.push_back({parameter.name, value.to(device).requires_grad_()});
   }
-  return Decoder(config, std::move(parameters));
+  return Decoder(config, std::move(parameters),
+                 zero_buffers(config, detail::accumulator_dtype(dtype), device));
 }
 
 struct Sample {

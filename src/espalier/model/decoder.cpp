@@ -15,11 +15,12 @@
 namespace espalier {
 namespace {
 
-/// Angle per position of each rotated pair, [head_dim / 2], in float32 and in the order of operations of
+/// Angle per position of each rotated pair, [rotary_dim / 2], in float32 and in the order of operations of
 /// Transformers (modeling_rope_utils), so that the angles agree to the last bit.
 at::Tensor make_inverse_frequencies(const DecoderConfig& config) {
   const auto options = at::TensorOptions().dtype(at::kFloat);
-  const at::Tensor exponents = at::arange(0, config.head_dim, 2, options) / config.head_dim;
+  const int64_t dim = config.rotary_dim > 0 ? config.rotary_dim : config.head_dim;
+  const at::Tensor exponents = at::arange(0, dim, 2, options) / dim;
   const at::Tensor plain = at::pow(at::Scalar(config.rope_theta), exponents).reciprocal();
   if (!config.llama3_rope) return plain;
 
@@ -34,38 +35,53 @@ at::Tensor make_inverse_frequencies(const DecoderConfig& config) {
   return at::where(is_long, plain / rope.factor, at::where(is_short, plain, between));
 }
 
-void check_parameters(const DecoderConfig& config, const std::vector<Parameter>& parameters) {
-  const std::vector<ParameterShape> shapes = parameter_shapes(config);
-  TORCH_CHECK(parameters.size() == shapes.size(), "Decoder: expected ", shapes.size(),
-              " parameters, received ", parameters.size());
+/// `dtype` and `device`: those that all must have.
+void check_tensors(const char* kind, const std::vector<ParameterShape>& shapes,
+                   const std::vector<Parameter>& parameters, at::ScalarType dtype, at::Device device) {
+  TORCH_CHECK(parameters.size() == shapes.size(), "Decoder: expected ", shapes.size(), " ", kind,
+              ", received ", parameters.size());
   for (size_t i = 0; i < shapes.size(); ++i) {
     const Parameter& given = parameters[i];
     TORCH_CHECK(given.name == shapes[i].name && given.value.sizes() == at::IntArrayRef(shapes[i].shape),
                 "Decoder: expected ", shapes[i].name, " of shape ", at::IntArrayRef(shapes[i].shape),
                 ", received ", given.name, " of shape ", given.value.sizes());
-    TORCH_CHECK(given.value.is_floating_point() &&
-                    given.value.scalar_type() == parameters.front().value.scalar_type(),
-                "Decoder: expected one floating dtype, received ", given.value.scalar_type(), " for ",
+    TORCH_CHECK(given.value.is_floating_point() && given.value.scalar_type() == dtype, "Decoder: expected ",
+                kind, " of one floating dtype, ", dtype, ", received ", given.value.scalar_type(), " for ",
                 given.name);
-    TORCH_CHECK(given.value.device() == parameters.front().value.device(), "Decoder: expected one device, ",
-                parameters.front().value.device(), ", received ", given.value.device(), " for ", given.name);
+    TORCH_CHECK(given.value.device() == device, "Decoder: expected one device, ", device, ", received ",
+                given.value.device(), " for ", given.name);
   }
+}
+
+void check_parameters(const DecoderConfig& config, const std::vector<Parameter>& parameters,
+                      const std::vector<Parameter>& buffers) {
+  TORCH_CHECK(!parameters.empty(), "Decoder: expected parameters, received none");
+  const at::Tensor& first = parameters.front().value;
+  check_tensors("parameters", parameter_shapes(config), parameters, first.scalar_type(), first.device());
+  check_tensors("buffers", buffer_shapes(config), buffers, detail::accumulator_dtype(first.scalar_type()),
+                first.device());
 }
 
 }  // namespace
 
 Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters& parameters,
-                                   double rms_norm_eps) {
+                                   const NamedParameters& buffers, double rms_norm_eps) {
+  using Mlp = decltype(Layer::mlp);
+  struct MakeMlp {
+    const NamedParameters &parameters, &buffers;
+    Mlp operator()(const DenseMlpSpec&) const { return DenseMlp(parameters, "mlp"); }
+    Mlp operator()(const MoeSpec& moe) const { return MoeMlp(moe, parameters, buffers); }
+  };
   return {
       std::visit([&](const AttentionSpec& mixer) { return AttentionLayer(mixer, parameters, rms_norm_eps); },
                  spec.mixer),
-      std::visit([&](const DenseMlpSpec& mlp) { return DenseMlp(mlp, parameters); }, spec.mlp),
-      parameters.at("input_layernorm.weight"), parameters.at("post_attention_layernorm.weight")};
+      std::visit(MakeMlp{parameters, buffers}, spec.mlp), parameters.at("input_layernorm.weight"),
+      parameters.at("post_attention_layernorm.weight")};
 }
 
-Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
-    : config_(std::move(config)), parameters_(std::move(parameters)) {
-  check_parameters(config_, parameters_);
+Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::vector<Parameter> buffers)
+    : config_(std::move(config)), parameters_(std::move(parameters)), buffers_(std::move(buffers)) {
+  check_parameters(config_, parameters_, buffers_);
   const NamedParameters all(parameters_, "");
   embed_tokens_ = all.at("model.embed_tokens.weight");
   std::span<const Parameter> rest(parameters_);
@@ -74,12 +90,21 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters)
   for (const LayerSpec& layer : spec.layers) {
     const size_t count = layer_parameters(layer, spec.hidden_size).size();
     const std::string prefix = layer_prefix(static_cast<int64_t>(layers_.size()));
-    layers_.push_back(make_layer(layer, {rest.first(count), prefix}, config_.rms_norm_eps));
+    layers_.push_back(
+        make_layer(layer, {rest.first(count), prefix}, {buffers_, prefix}, config_.rms_norm_eps));
     rest = rest.subspan(count);
   }
   norm_ = all.at("model.norm.weight");
   lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight");
   inverse_frequencies_ = make_inverse_frequencies(config_).to(embed_tokens_.device());
+}
+
+std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
+  std::vector<Parameter> buffers;
+  for (const ParameterShape& buffer : buffer_shapes(config)) {
+    buffers.push_back({buffer.name, at::zeros(buffer.shape, at::TensorOptions(device).dtype(dtype))});
+  }
+  return buffers;
 }
 
 PositionTables Decoder::position_tables(const at::Tensor& position_ids) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoder-only transformers, built from layer specs (config/layer_spec.h): llama, qwen2, qwen3.
+// Decoder-only transformers, built from layer specs (config/layer_spec.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +11,7 @@
 #include "espalier/config/layer_spec.h"
 #include "espalier/model/layers/attention.h"
 #include "espalier/model/layers/dense_mlp.h"
+#include "espalier/model/layers/moe_mlp.h"
 #include "espalier/model/model.h"
 
 namespace espalier {
@@ -18,8 +19,9 @@ namespace espalier {
 class Decoder : public Model {
  public:
   /// `parameters` must be those of parameter_shapes(config), in that order, of one floating dtype, on one
-  /// device.
-  Decoder(DecoderConfig config, std::vector<Parameter> parameters);
+  /// device; `buffers` those of buffer_shapes(config), in that order, in the dtype of sums (float32, float64
+  /// for float64), on that device.
+  Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::vector<Parameter> buffers = {});
 
   /// Final hidden states (after the last norm) [T, hidden_size] of input_ids [T] int64 at position_ids [T]
   /// int64. Norms and rotary angles are computed in float32 as in Transformers; norms in float64 for float64.
@@ -36,6 +38,7 @@ class Decoder : public Model {
                     const SequenceOps& sequence, const at::Tensor& rows = {}) const override;
   at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const override;
   const std::vector<Parameter>& parameters() const override { return parameters_; }
+  const std::vector<Parameter>& buffers() const { return buffers_; }
   at::Device device() const override { return embed_tokens_.device(); }
 
   at::Tensor final_norm(const at::Tensor& hidden) const;
@@ -48,17 +51,21 @@ class Decoder : public Model {
  private:
   struct Layer {
     std::variant<AttentionLayer> mixer;
-    std::variant<DenseMlp> mlp;
+    std::variant<DenseMlp, MoeMlp> mlp;
     at::Tensor input_layernorm, post_attention_layernorm;  // [hidden_size]
   };
-  static Layer make_layer(const LayerSpec& spec, const NamedParameters& parameters, double rms_norm_eps);
+  static Layer make_layer(const LayerSpec& spec, const NamedParameters& parameters,
+                          const NamedParameters& buffers, double rms_norm_eps);
 
   DecoderConfig config_;
-  std::vector<Parameter> parameters_;
+  std::vector<Parameter> parameters_, buffers_;
   // The same tensors as in parameters_, by their place in the network.
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<Layer> layers_;
-  at::Tensor inverse_frequencies_;  // [head_dim / 2] float32
+  at::Tensor inverse_frequencies_;  // [rotary_dim / 2] float32
 };
+
+/// Zeros for a decoder's buffers, with which routers choose by their scores alone.
+std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType dtype, at::Device device);
 
 }  // namespace espalier

@@ -58,7 +58,9 @@ std::optional<std::string> reason_to_refuse(const DecoderConfig& config, const s
     const char* const end = tensor.data() + tensor.size();
     const auto [last, error] = std::from_chars(tensor.data() + kLayers.size(), end, layer);
     if (error != std::errc() || last == end || *last != '.') return no_such_parameter(config);
-    if (layer < 0 || layer >= config.num_hidden_layers)
+    const int64_t behind = layer - config.num_hidden_layers;
+    if (behind >= 0 && behind < config.num_prediction_layers) return std::nullopt;
+    if (layer < 0 || behind >= 0)
       return fmt::format("config.json says that num_hidden_layers is {}", config.num_hidden_layers);
     return reason_in_layer(config, std::string_view(last + 1, end));
   }

@@ -117,6 +117,27 @@ class Linears : public Function<Linears> {
   }
 };
 
+class UnroundedLinear : public Function<UnroundedLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight) {
+    ctx->save_for_backward({x, weight});
+    const at::ScalarType dtype = sum_dtype(x);
+    return detail::affine(x.to(dtype), weight.to(dtype), {});
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &grad = grads[0];
+    if (weight.requires_grad()) add_product(weight, grad.t(), x.to(grad.scalar_type()));
+    at::Tensor grad_x;
+    if (ctx->needs_input_grad(0)) {
+      grad_x = detail::unrounded_product(grad, weight.to(grad.scalar_type())).to(x.scalar_type());
+    }
+    return {grad_x, {}};
+  }
+};
+
 class Embedding : public Function<Embedding> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& input_ids) {
@@ -216,6 +237,11 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projectio
     if (projection.bias.defined()) parameters.push_back(projection.bias);
   }
   return Linears::apply(x, at::TensorList(parameters), bias_of);
+}
+
+at::Tensor unrounded_linear(const at::Tensor& x, const at::Tensor& weight) {
+  RECORD_USER_SCOPE("linear");
+  return UnroundedLinear::apply(x, weight);
 }
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {

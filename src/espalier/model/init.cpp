@@ -19,6 +19,7 @@
 #include "espalier/model/decoder.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
+#include "espalier/ops/checks.h"
 #include "espalier/text/byte_tokenizer.h"
 
 namespace espalier {
@@ -98,6 +99,9 @@ void init_model(const InitOptions& options) {
     values.push_back(init_parameter(parameter, config.initializer_range, options.seed, options.dtype));
     tensors.push_back(view_tensor(parameter.name, values.back()));
   }
+  const std::vector<Parameter> buffers =
+      zero_buffers(config, detail::accumulator_dtype(options.dtype), at::kCPU);
+  for (const Parameter& buffer : buffers) tensors.push_back(view_tensor(buffer.name, buffer.value));
   write_safetensors(options.out / "model.safetensors", tensors, {{"format", "pt"}});
   write_text(options.out / "config.json", config_text);
 }
@@ -108,7 +112,8 @@ Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, 
     const at::Tensor value = init_parameter(parameter, config.initializer_range, seed, at::kFloat);
     parameters.push_back({parameter.name, value.to(device).to(dtype).set_requires_grad(true)});
   }
-  return Decoder(std::move(config), std::move(parameters));
+  std::vector<Parameter> buffers = zero_buffers(config, detail::accumulator_dtype(dtype), device);
+  return Decoder(std::move(config), std::move(parameters), std::move(buffers));
 }
 
 }  // namespace espalier

@@ -20,6 +20,7 @@
 #include "espalier/base/words.h"
 #include "espalier/model/extra_tensors.h"
 #include "espalier/model/tensor_bytes.h"
+#include "espalier/ops/checks.h"
 
 namespace espalier {
 namespace {
@@ -167,6 +168,8 @@ std::vector<std::string> check_extra_tensors(const DecoderConfig& config, const 
                                              const std::vector<ParameterShape>& parameters) {
   std::set<std::string_view> own;
   for (const ParameterShape& parameter : parameters) own.insert(parameter.name);
+  const std::vector<ParameterShape> buffers = buffer_shapes(config);
+  for (const ParameterShape& buffer : buffers) own.insert(buffer.name);
   std::vector<std::string> carried;
   for (const auto& [name, file] : weights.file_of) {
     if (own.contains(name)) continue;
@@ -306,9 +309,14 @@ Decoder load_decoder(const fs::path& model_folder, at::ScalarType dtype, at::Dev
     parameters.push_back(
         {expected.name, read_parameter(weights, expected, dtype, device).set_requires_grad(true)});
   }
+  std::vector<Parameter> buffers;
+  for (const ParameterShape& expected : buffer_shapes(config)) {
+    buffers.push_back(
+        {expected.name, read_parameter(weights, expected, detail::accumulator_dtype(dtype), device)});
+  }
   check_extra_tensors(config, weights, shapes);
   for (const SafetensorsFile& file : weights.files) file.mapping()->check_whole();
-  return Decoder(std::move(config), std::move(parameters));
+  return Decoder(std::move(config), std::move(parameters), std::move(buffers));
 }
 
 std::vector<std::string> carried_tensors(const fs::path& model_folder) {
@@ -316,6 +324,7 @@ std::vector<std::string> carried_tensors(const fs::path& model_folder) {
   const std::vector<ParameterShape> shapes = parameter_shapes(config);
   const WeightFiles weights = open_weights(model_folder);
   for (const ParameterShape& expected : shapes) find_parameter(weights, expected.name);
+  for (const ParameterShape& expected : buffer_shapes(config)) find_parameter(weights, expected.name);
   return check_extra_tensors(config, weights, shapes);
 }
 

@@ -142,6 +142,67 @@ void check_swiglu(const at::Tensor& gate, const at::Tensor& up) {
               gate.sym_sizes(), ", received ", up.sym_sizes());
 }
 
+void check_route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
+                 const RouterOptions& options) {
+  const char* op = "moe_route";
+  check_rank(op, "logits", logits, 2);
+  TORCH_CHECK(logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kDouble, op,
+              ": logits must be float32 or float64, received ", logits.scalar_type());
+  const int64_t num_experts = logits.size(1), groups = options.num_groups;
+  if (correction_bias) {
+    check_alike(op, "correction_bias", *correction_bias, logits);
+    TORCH_CHECK(correction_bias->sizes() == at::IntArrayRef({num_experts}), op,
+                ": expected logits [T, E] and correction_bias [E], received ", logits.sizes(), " and ",
+                correction_bias->sizes());
+  }
+  TORCH_CHECK(groups >= 1 && num_experts % groups == 0 && (groups == 1 || num_experts / groups >= 2), op,
+              ": num_groups must divide the ", num_experts,
+              " experts into groups of two or more (or be 1), received ", groups);
+  TORCH_CHECK(options.num_best_groups >= 1 && options.num_best_groups <= groups, op,
+              ": num_best_groups must be from 1 to num_groups, ", groups, ", received ",
+              options.num_best_groups);
+  const int64_t most = options.num_best_groups * (num_experts / groups);
+  TORCH_CHECK(options.top_k >= 1 && options.top_k <= most, op, ": top_k must be from 1 to ", most,
+              ", the experts to choose from, received ", options.top_k);
+}
+
+void check_routes(const at::Tensor& logits, const at::Tensor& experts, int64_t top_k) {
+  TORCH_CHECK(experts.sizes() == at::IntArrayRef({logits.size(0), top_k}) &&
+                  experts.scalar_type() == at::kLong && experts.device() == logits.device(),
+              "moe_route: expected experts [", logits.size(0), ", ", top_k, "] int64 on ", logits.device(),
+              ", received ", experts.sizes(), " ", experts.scalar_type(), " on ", experts.device());
+}
+
+void check_moe(const at::Tensor& x, const Routing& routing) {
+  const char* op = "moe";
+  check_float(op, "x", x);
+  check_rank(op, "x", x, 2);
+  const at::Tensor &weights = routing.weights, &experts = routing.experts;
+  const at::ScalarType dtype = accumulator_dtype(x.scalar_type());
+  TORCH_CHECK(x.size(0) > 0 && weights.dim() == 2 && weights.size(0) == x.size(0) && weights.size(1) > 0 &&
+                  weights.sizes() == experts.sizes(),
+              op, ": expected x [T, C], T > 0, and weights and experts [T, K], K > 0, received ", x.sizes(),
+              ", ", weights.sizes(), " and ", experts.sizes());
+  TORCH_CHECK(weights.scalar_type() == dtype && experts.scalar_type() == at::kLong &&
+                  weights.device() == x.device() && experts.device() == x.device(),
+              op, ": expected weights ", dtype, " and experts int64 on ", x.device(), ", received ",
+              weights.scalar_type(), " on ", weights.device(), " and ", experts.scalar_type(), " on ",
+              experts.device());
+}
+
+void check_moe_experts(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down) {
+  const char* op = "moe";
+  check_rank(op, "x", x, 2);
+  check_rank(op, "gate_up", gate_up, 3);
+  check_rank(op, "down", down, 3);
+  check_alike(op, "gate_up", gate_up, x);
+  check_alike(op, "down", down, x);
+  TORCH_CHECK(gate_up.size(0) == down.size(0) && gate_up.size(1) == 2 * down.size(2) &&
+                  gate_up.size(2) == x.size(1) && down.size(1) == x.size(1),
+              op, ": expected x [T, C], gate_up [E, 2 I, C] and down [E, C, I], received ", x.sizes(), ", ",
+              gate_up.sizes(), " and ", down.sizes());
+}
+
 at::ScalarType accumulator_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }

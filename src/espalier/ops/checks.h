@@ -6,6 +6,8 @@
 
 #include <optional>
 
+#include "espalier/ops/moe/moe.h"
+
 namespace espalier::detail {
 
 /// Ranks, shapes, dtypes and devices of tree_attention's arguments; not the values of subtree_end.
@@ -31,6 +33,19 @@ void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 
 /// Shapes, dtypes and devices of swiglu's arguments.
 void check_swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+/// Shapes, dtypes and devices of route's arguments, and the ranges of its options.
+void check_route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
+                 const RouterOptions& options);
+
+/// Shape, dtype and device of the experts that route is given; not their values.
+void check_routes(const at::Tensor& logits, const at::Tensor& experts, int64_t top_k);
+
+/// Shapes, dtypes and devices of moe's x and routing; not the values of its experts.
+void check_moe(const at::Tensor& x, const Routing& routing);
+
+/// The same of the operator's experts.
+void check_moe_experts(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down);
 
 /// float64 for float64, otherwise float32: the dtype in which sums are kept.
 at::ScalarType accumulator_dtype(at::ScalarType dtype);

@@ -79,4 +79,59 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   return at::silu(gate) * up;
 }
 
+namespace {
+
+/// The places of the `count` largest of `scores` [N], ascending.
+at::Tensor places_of_largest(const at::Tensor& scores, int64_t count) {
+  return std::get<0>(std::get<1>(scores.topk(count)).sort());
+}
+
+at::Tensor without_other_groups(const at::Tensor& scores, const RouterOptions& options) {
+  std::vector<at::Tensor> sums;
+  const std::vector<at::Tensor> groups = scores.chunk(options.num_groups);
+  for (const at::Tensor& group : groups) sums.push_back(std::get<0>(group.topk(2)).sum());
+  const at::Tensor best = places_of_largest(at::stack(sums), options.num_best_groups);
+  std::vector<at::Tensor> kept;
+  for (int64_t i = 0; i < options.num_groups; ++i) {
+    const bool is_best = best.eq(i).any().item<bool>();
+    kept.push_back(is_best ? groups[i] : at::full_like(groups[i], -std::numeric_limits<double>::infinity()));
+  }
+  return at::cat(kept);
+}
+
+}  // namespace
+
+Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
+              const RouterOptions& options) {
+  detail::check_route(logits, correction_bias, options);
+  std::vector<at::Tensor> weights, experts;
+  for (const at::Tensor& token : logits.unbind()) {
+    const at::Tensor scores = options.sigmoid ? 1 / (1 + at::exp(-token)) : token.softmax(0);
+    at::Tensor choice = correction_bias ? scores + *correction_bias : scores;
+    if (options.num_groups > 1) choice = without_other_groups(choice, options);
+    experts.push_back(places_of_largest(choice, options.top_k));
+    at::Tensor chosen = scores.index_select(0, experts.back());
+    if (options.normalise) chosen = chosen / (chosen.sum() + 1e-20);
+    weights.push_back(chosen * options.scaling);
+  }
+  return {at::stack(weights), at::stack(experts)};
+}
+
+at::Tensor moe(const at::Tensor& x, const Routing& routing, const at::Tensor& gate_up,
+               const at::Tensor& down) {
+  detail::check_moe(x, routing);
+  detail::check_moe_experts(x, gate_up, down);
+  std::vector<at::Tensor> outputs;
+  for (int64_t t = 0; t < x.size(0); ++t) {
+    at::Tensor sum = at::zeros({x.size(1)}, routing.weights.options());
+    for (int64_t j = 0; j < routing.experts.size(1); ++j) {
+      const auto expert = routing.experts[t][j].item<int64_t>();
+      const std::vector<at::Tensor> inner = gate_up[expert].mv(x[t]).chunk(2);
+      sum = sum + routing.weights[t][j] * down[expert].mv(swiglu(inner[0], inner[1]));
+    }
+    outputs.push_back(sum.to(x.scalar_type()));
+  }
+  return at::stack(outputs);
+}
+
 }  // namespace espalier::reference

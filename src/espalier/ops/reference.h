@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "espalier/ops/attention/tree_attention.h"
+#include "espalier/ops/moe/moe.h"
 
 namespace espalier::reference {
 
@@ -25,5 +26,13 @@ at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, con
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+/// Same contract as espalier::route, token by token.
+Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
+              const RouterOptions& options);
+
+/// Same contract as torch.ops.espalier.moe, token by token.
+at::Tensor moe(const at::Tensor& x, const Routing& routing, const at::Tensor& gate_up,
+               const at::Tensor& down);
 
 }  // namespace espalier::reference

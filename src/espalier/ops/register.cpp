@@ -28,4 +28,9 @@ TORCH_LIBRARY(espalier, m) {
   m.def("rotary(Tensor x, Tensor cos, Tensor sin, bool back=False) -> Tensor");
   m.def("swiglu(Tensor gate, Tensor up) -> Tensor");
   m.def("swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor grad_gate, Tensor grad_up)");
+  m.def(
+      "moe_route(Tensor logits, Tensor? correction_bias, Tensor? experts, int top_k, bool sigmoid=False, "
+      "bool normalise=False,"
+      " float scaling=1., int num_groups=1, int num_best_groups=1) -> (Tensor weights, Tensor experts)");
+  m.def("moe(Tensor x, Tensor weights, Tensor experts, Tensor gate_up, Tensor down) -> Tensor");
 }

@@ -23,7 +23,7 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
   }
   cost->mixer_output = query;
   cost->mixer_gradients = 2 * query + 4 * key;
-  cost->position_tables = attention.head_dim;
+  cost->position_tables = attention.rotary_dim > 0 ? attention.rotary_dim : attention.head_dim;
   cost->context_per_token = 2 * key;
 }
 
@@ -35,6 +35,22 @@ void add_mlp(const DenseMlpSpec& mlp, int64_t hidden, LayerCost* cost) {
   cost->widest_weight_rows = mlp.intermediate_size;
   cost->kept_after_mixer = {.elements = 2 * hidden + 3 * mlp.intermediate_size, .statistics = 1};
   cost->intermediate = mlp.intermediate_size;
+}
+
+// Kept, besides the input, its norm's output and factor: scores, weights and places of the chosen experts,
+// and for each of these the token's copy, gate, up, their product and the output; of shared experts as of a
+// dense MLP.
+void add_mlp(const MoeSpec& moe, int64_t hidden, LayerCost* cost) {
+  const int64_t chosen = moe.num_experts_per_tok, width = moe.moe_intermediate_size;
+  const int64_t shared = moe.shared_intermediate_size;
+  const int64_t weights = hidden * (moe.num_experts + 3 * (chosen * width + shared));
+  cost->weights += weights;
+  cost->weights_after_mixer += weights;
+  cost->idle_weights += 3 * hidden * width * (moe.num_experts - chosen);
+  cost->widest_weight_rows = std::max(width, shared);
+  cost->kept_after_mixer = {.elements = 2 * hidden + chosen * (2 * hidden + 3 * width) + 3 * shared,
+                            .statistics = 1 + moe.num_experts + 12 * chosen};
+  cost->intermediate = chosen * hidden + std::max(width, shared);
 }
 
 template <class Value>
@@ -60,6 +76,11 @@ double ModelCost::attention_layers() const {
 
 double ModelCost::weights() const {
   return static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.weights; }));
+}
+
+double ModelCost::stored_weights() const {
+  return weights() +
+         static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.idle_weights; }));
 }
 
 int64_t ModelCost::position_tables() const {

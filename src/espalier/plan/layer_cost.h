@@ -19,7 +19,8 @@ struct KeptPerToken {
 /// Sizes of one layer, in elements. The last layer of a decoder runs what comes after its mixer on logit rows
 /// only.
 struct LayerCost {
-  int64_t weights = 0;              // of linear maps
+  int64_t weights = 0;              // of linear maps, as far as one token passes them
+  int64_t idle_weights = 0;         // of linear maps that one token does not pass: of experts not chosen
   int64_t weights_after_mixer = 0;  // of these, the linear maps after the mixer
   int64_t widest_weight_rows = 0;   // rows [out] of the largest linear map from or to the hidden state
 
@@ -50,7 +51,8 @@ struct ModelCost {
 
   double num_layers() const { return static_cast<double>(layers.size()); }
   double attention_layers() const;    // with pair_elements
-  double weights() const;             // of all layers' linear maps
+  double weights() const;             // of all layers' linear maps, as far as one token passes them
+  double stored_weights() const;      // of all layers' linear maps
   int64_t position_tables() const;    // of the layer with the most: layers share them
   int64_t context_per_token() const;  // of all layers
   int64_t context_per_cut() const;    // of all layers

@@ -141,7 +141,7 @@ double largest_layer_bytes(const MemoryModel& model, const Load& load, const Wei
   double most = 0;
   for (size_t i = model.cost.layers.size(); i-- > 0;) {
     const LayerCost& layer = model.cost.layers[i];
-    sums += real(layer.weights) * gradients.sum;
+    sums += real(layer.weights + layer.idle_weights) * gradients.sum;
     if (i == 0 && !is_last(model, i)) sums = gradients.parameters;  // norms and biases too
     most = std::max(most, kept + sums + gradients.widest(model, layer) + momentary_bytes(model, load, i));
     kept -= kept_layer_bytes(model, load, i);
@@ -200,7 +200,7 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
 
 double upcast_weight_bytes(const MemoryModel& model) {
   if (model.operand_bytes <= model.element_bytes) return 0;
-  return model.cost.weights() * real(model.operand_bytes);
+  return model.cost.stored_weights() * real(model.operand_bytes);
 }
 
 std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> loads) {

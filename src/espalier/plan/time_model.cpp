@@ -34,10 +34,11 @@ TimeModel assumed_time_model(const ModelCost& model, Processor processor) {
   // Weights are read in both passes, and their gradient sums read and written, once per micro-batch.
   const double embedding = 4.0 * static_cast<double>(model.vocab_size * model.hidden_size);
   const double layer = model.weights() / model.num_layers();
+  const double stored = model.stored_weights() / model.num_layers();
   const double attention_layers = std::max(1.0, model.attention_layers());
   return {model,
           {4 * embedding / rates.bytes_per_second,
-           3 * 4 * layer / rates.bytes_per_second + rates.seconds_per_layer, seconds_of(6 * layer),
+           3 * 4 * stored / rates.bytes_per_second + rates.seconds_per_layer, seconds_of(6 * layer),
            seconds_of(step_flops(model, {0, 1, 0}).attention) / attention_layers,
            rates.seconds_per_mask_block, seconds_of(step_flops(model, {0, 0, 1}).head)}};
 }

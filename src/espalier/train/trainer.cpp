@@ -193,7 +193,10 @@ class TrainingRun {
       if (events_.micro_batch) events_.micro_batch(number, done, total);
     });
     if (number < last_) steps_.make_ahead(number);
-    return finish(std::move(pending));
+    StepResult result = finish(std::move(pending));
+    // An expert without tokens has a gradient of zero: the optimiser's moments decay as in fused tensors.
+    decoder_.complete_gradients();
+    return result;
   }
 
   void check_finite(int64_t number, const Step& step, double loss, double norm) const {

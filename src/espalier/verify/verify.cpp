@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "espalier/base/check.h"
 #include "espalier/base/median.h"
@@ -103,7 +104,11 @@ Decoder to_float64(const Decoder& decoder) {
   for (const Parameter& parameter : decoder.parameters()) {
     parameters.push_back({parameter.name, parameter.value.detach().to(at::kDouble).requires_grad_()});
   }
-  return Decoder(decoder.config(), std::move(parameters));
+  std::vector<Parameter> buffers;
+  for (const Parameter& buffer : decoder.buffers()) {
+    buffers.push_back({buffer.name, buffer.value.to(at::kDouble)});
+  }
+  return Decoder(decoder.config(), std::move(parameters), std::move(buffers));
 }
 
 double unit_roundoff(at::ScalarType dtype) {
@@ -179,7 +184,7 @@ void check_isolation(const Decoder& decoder, const Trajectories& trajectories, S
   // Trials in one micro-batch share its unchanged forward.
   std::sort(endings.begin(), endings.end(),
             [](const Ending& a, const Ending& b) { return a.micro_batch < b.micro_batch; });
-  std::vector<at::Tensor> before;
+  PathLogprobs before;
   for (int64_t trial = 0; trial < trials; ++trial) {
     const PathBatches path = batches_of(trajectories, step, endings[trial]);
     if (trial == 0 || endings[trial].micro_batch != endings[trial - 1].micro_batch) {
@@ -221,10 +226,17 @@ std::vector<int64_t> edges_on_path(const Batch& batch, const std::vector<int64_t
 
 }  // namespace
 
-std::vector<at::Tensor> path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches) {
+PathLogprobs path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches, const Routes* routes) {
   const at::NoGradGuard no_grad;
   std::vector<std::unique_ptr<ContextFrame>> frames;
-  std::vector<at::Tensor> logprobs;
+  PathLogprobs result;
+  std::optional<RecordRoutes> record;
+  std::optional<ReplayRoutes> replay;
+  if (routes == nullptr) {
+    record.emplace(&result.routes);
+  } else {
+    replay.emplace(*routes);
+  }
   for (size_t i = 0; i < batches.size(); ++i) {
     std::vector<ContextFrame*> above;
     for (const auto& frame : frames) above.push_back(frame.get());
@@ -233,13 +245,12 @@ std::vector<at::Tensor> path_logprobs(const Decoder& decoder, const std::vector<
     const ForwardResult forwarded =
         forward(decoder, batch, above, {.keep_context = !last, .head = batch.num_terms() > 0});
     frames.push_back(std::make_unique<ContextFrame>(forwarded.context, false));
-    logprobs.push_back(forwarded.logprobs);
+    result.logprobs.push_back(forwarded.logprobs);
   }
-  return logprobs;
+  return result;
 }
 
-bool isolated(const Decoder& decoder, const PathBatches& path, const std::vector<at::Tensor>& before,
-              uint64_t seed) {
+bool isolated(const Decoder& decoder, const PathBatches& path, const PathLogprobs& before, uint64_t seed) {
   Rng rng(seed);
   std::vector<Batch> changed;
   std::vector<std::vector<bool>> on_path;
@@ -249,15 +260,16 @@ bool isolated(const Decoder& decoder, const PathBatches& path, const std::vector
     changed.push_back(
         with_changed_neighbours(path.batches[i], on_path[i], decoder.config().vocab_size, &rng));
   }
-  const std::vector<at::Tensor> after = path_logprobs(decoder, changed);
+  const PathLogprobs after = path_logprobs(decoder, changed, &before.routes);
   for (size_t i = 0; i < path.batches.size(); ++i) {
-    if (!before[i].defined()) continue;
+    if (!before.logprobs[i].defined()) continue;
     const bool last = i + 1 == path.batches.size();
     const int64_t next = last ? -1 : path.batches[i + 1].input_ids[path.paths[i + 1].front()].item<int64_t>();
     const at::Tensor index =
         at::tensor(edges_on_path(path.batches[i], path.paths[i], on_path[i], next), at::kLong)
             .to(decoder.device());
-    if (!at::equal(before[i].index_select(0, index), after[i].index_select(0, index))) return false;
+    if (!at::equal(before.logprobs[i].index_select(0, index), after.logprobs[i].index_select(0, index)))
+      return false;
   }
   return true;
 }

@@ -15,6 +15,7 @@
 #include "espalier/data/trajectories.h"
 #include "espalier/engine/engine.h"
 #include "espalier/model/decoder.h"
+#include "espalier/model/routes.h"
 
 namespace espalier {
 
@@ -83,12 +84,18 @@ struct PathBatches {
   std::vector<std::vector<int64_t>> paths;  // of each batch, its tokens on the path
 };
 
-/// Log-probabilities of each batch's edges, undefined where there are none; on the decoder's device.
-std::vector<at::Tensor> path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches);
+struct PathLogprobs {
+  std::vector<at::Tensor> logprobs;  // of each batch's edges, undefined where there are none
+  Routes routes;
+};
+
+/// On the decoder's device. With `routes`, of the same batches, mixtures of experts take these.
+PathLogprobs path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches,
+                           const Routes* routes = nullptr);
 
 /// Changes every token outside the path to another id and says whether the log-probabilities on the path stay
-/// bitwise what they are in `before`, path_logprobs of the batches.
-bool isolated(const Decoder& decoder, const PathBatches& path, const std::vector<at::Tensor>& before,
-              uint64_t seed);
+/// bitwise what they are in `before`, path_logprobs of the batches. All tokens keep their experts: one row of
+/// a matrix product may depend, in its last bits, on how many rows there are.
+bool isolated(const Decoder& decoder, const PathBatches& path, const PathLogprobs& before, uint64_t seed);
 
 }  // namespace espalier

@@ -8,7 +8,8 @@
 namespace espalier {
 
 std::span<const ModelFamily* const> families() {
-  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily, &kQwen2Family, &kQwen3Family};
+  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily, &kQwen2Family, &kQwen3Family,
+                                                     &kQwen3MoeFamily, &kGlm4MoeFamily};
   return kFamilies;
 }
 

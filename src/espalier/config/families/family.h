@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "espalier/config/config.h"
 #include "espalier/config/config_reader.h"
@@ -17,15 +18,19 @@ struct ModelFamily {
 
   // Transformers' defaults for keys that are not there.
   int64_t max_position_embeddings;
-  int64_t num_key_value_heads;  // 0: as many as num_attention_heads, as null says in every family
-  int64_t head_dim;             // 0: hidden_size / num_attention_heads
+  int64_t num_key_value_heads;       // 0: as many as num_attention_heads, as null says in every family
+  int64_t head_dim;                  // 0: hidden_size / num_attention_heads
+  double partial_rotary_factor = 0;  // 0: the family rotates whole heads
+
+  std::span<const std::string_view> keys = {};  // the family's own, beside those that several families have
 
   /// Reads the family's own keys (biases, norms) into `result`, whose sizes are set, and refuses those values
   /// that it does not have.
   void (*read)(const ConfigReader& config, DecoderConfig* result);
 };
 
-extern const ModelFamily kLlamaFamily, kQwen2Family, kQwen3Family;  // a file each
+extern const ModelFamily kLlamaFamily, kQwen2Family, kQwen3Family, kQwen3MoeFamily,
+    kGlm4MoeFamily;  // a file each
 
 std::span<const ModelFamily* const> families();
 

@@ -27,7 +27,9 @@ at::Tensor AttentionLayer::rotated_heads(const at::Tensor& projected, const std:
                                          const PositionTables& tables) const {
   at::Tensor heads = projected.view({projected.size(0), -1, spec_.head_dim});
   if (norm) heads = accumulating::rms_norm(heads, *norm, rms_norm_eps_);
-  return rotary(heads, tables.at(0), tables.at(1));
+  if (spec_.rotary_dim == 0) return rotary(heads, tables.at(0), tables.at(1));
+  const at::Tensor rotated = rotary(heads.narrow(-1, 0, spec_.rotary_dim), tables.at(0), tables.at(1));
+  return at::cat({rotated, heads.slice(-1, spec_.rotary_dim)}, -1);
 }
 
 LayerOutput AttentionLayer::forward(int64_t index, const at::Tensor& hidden, const PositionTables& tables,

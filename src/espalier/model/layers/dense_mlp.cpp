@@ -7,10 +7,10 @@
 
 namespace espalier {
 
-DenseMlp::DenseMlp(const DenseMlpSpec&, const NamedParameters& parameters)
-    : gate_(parameters.projection("mlp.gate_proj")),
-      up_(parameters.projection("mlp.up_proj")),
-      down_(parameters.projection("mlp.down_proj")) {}
+DenseMlp::DenseMlp(const NamedParameters& parameters, const std::string& name)
+    : gate_(parameters.projection(name + ".gate_proj")),
+      up_(parameters.projection(name + ".up_proj")),
+      down_(parameters.projection(name + ".down_proj")) {}
 
 at::Tensor DenseMlp::forward(const at::Tensor& input) const {
   RECORD_USER_SCOPE("mlp");

@@ -4,14 +4,16 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "espalier/config/layer_spec.h"
+#include <string>
+
 #include "espalier/model/layers/parameters.h"
 
 namespace espalier {
 
 class DenseMlp {
  public:
-  DenseMlp(const DenseMlpSpec& spec, const NamedParameters& parameters);
+  /// Of the parameters NAME.gate_proj, NAME.up_proj and NAME.down_proj.
+  DenseMlp(const NamedParameters& parameters, const std::string& name);
 
   /// [R, hidden_size] -> [R, hidden_size]
   at::Tensor forward(const at::Tensor& input) const;

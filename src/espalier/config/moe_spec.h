@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mixture of experts of a decoder layer, as data.
+#pragma once
+
+#include <cstdint>
+
+namespace espalier {
+
+/// What a router makes of its logits.
+enum class RouterScores { kSoftmax, kSigmoid };
+
+/// An MLP of many experts, silu(gate(x)) * up(x), then down. Each token passes num_experts_per_tok of them,
+/// chosen by its router scores, and sums their outputs by these scores; names as in config.json.
+struct MoeSpec {
+  int64_t num_experts = 0;
+  int64_t num_experts_per_tok = 0;
+  int64_t moe_intermediate_size = 0;
+  RouterScores scores = RouterScores::kSoftmax;
+  bool norm_topk_prob = false;  // the scores of the chosen experts are divided by their sum
+  double routed_scaling_factor = 1;
+  bool correction_bias =
+      false;            // mlp.gate.e_score_correction_bias is added to scores where experts are chosen
+  int64_t n_group = 1;  // of experts; the best topk_group of them are chosen from
+  int64_t topk_group = 1;
+  int64_t shared_intermediate_size = 0;  // of mlp.shared_experts, which every token passes; 0: none
+
+  bool operator==(const MoeSpec&) const = default;
+};
+
+}  // namespace espalier

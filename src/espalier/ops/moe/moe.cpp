@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/ops/moe/moe.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "espalier/ops/checks.h"
+#include "espalier/ops/elementwise/elementwise.h"
+
+namespace espalier {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// Scores with those of all but the best groups put out of reach.
+at::Tensor scores_of_best_groups(const at::Tensor& scores, const RouterOptions& options) {
+  const int64_t tokens = scores.size(0), size = scores.size(1) / options.num_groups;
+  const at::Tensor best_two = std::get<0>(scores.view({tokens, options.num_groups, size}).topk(2, -1));
+  const at::Tensor best = std::get<1>(best_two.sum(-1).topk(options.num_best_groups, -1));
+  const at::Tensor is_out = at::ones({tokens, options.num_groups}, scores.options().dtype(at::kBool))
+                                .scatter_(1, best, false)
+                                .repeat_interleave(size, 1);
+  return scores.masked_fill(is_out, -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor best_experts(const at::Tensor& scores, const std::optional<at::Tensor>& correction_bias,
+                        const RouterOptions& options) {
+  at::Tensor choice = correction_bias ? scores + *correction_bias : scores;
+  if (options.num_groups > 1) choice = scores_of_best_groups(choice, options);
+  return std::get<0>(std::get<1>(choice.topk(options.top_k, -1)).sort(-1));
+}
+
+/// Rows of tokens sorted by expert.
+struct ExpertRows {
+  at::Tensor token;  // [T top_k] int64: whose copy each row is
+  at::Tensor slot;   // [T top_k] int64: which of the token's experts, as a place in the flat routing
+  at::Tensor row;    // [T, top_k] int64: where each token's copies are
+  std::vector<int64_t> sizes;  // [E] rows of each expert
+};
+
+ExpertRows sort_by_expert(const at::Tensor& experts, int64_t num_experts) {
+  const at::Tensor flat = experts.flatten();
+  ExpertRows rows;
+  rows.slot = flat.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  rows.token = rows.slot.floor_divide(experts.size(1));
+  rows.row = at::empty_like(flat)
+                 .scatter_(0, rows.slot, at::arange(flat.size(0), flat.options()))
+                 .view(experts.sizes());
+  const at::Tensor sizes = flat.bincount({}, num_experts).cpu();
+  TORCH_CHECK(sizes.size(0) == num_experts, "moe: expected experts from 0 to ", num_experts - 1,
+              ", received ", sizes.size(0) - 1);
+  rows.sizes.assign(sizes.const_data_ptr<int64_t>(), sizes.const_data_ptr<int64_t>() + num_experts);
+  return rows;
+}
+
+/// The sum of each token's rows, by weights [T, top_k] where they are given; in the dtype of sums.
+at::Tensor sum_of_rows(const at::Tensor& rows, const at::Tensor& row, const at::Tensor& weights) {
+  at::Tensor sum;
+  for (int64_t j = 0; j < row.size(1); ++j) {
+    at::Tensor part =
+        rows.index_select(0, row.select(1, j)).to(detail::accumulator_dtype(rows.scalar_type()));
+    if (weights.defined()) part = part * weights.narrow(1, j, 1);
+    sum = sum.defined() ? sum.add_(part) : part;
+  }
+  return sum;
+}
+
+/// A copy of x for each of its experts. The adjoint gathers, so that its sums have one order on every device.
+class Dispatch : public Function<Dispatch> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& token,
+                            const at::Tensor& row) {
+    ctx->save_for_backward({row});
+    return x.index_select(0, token);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::Tensor row = ctx->get_saved_variables()[0];
+    return {sum_of_rows(grads[0], row, {}).to(grads[0].scalar_type()), {}, {}};
+  }
+};
+
+class Combine : public Function<Combine> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& outputs, const at::Tensor& weights,
+                            const ExpertRows& rows) {
+    ctx->save_for_backward({outputs, weights, rows.token, rows.slot, rows.row});
+    return sum_of_rows(outputs, rows.row, weights).to(outputs.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &outputs = saved[0], &weights = saved[1], &token = saved[2], &slot = saved[3];
+    const at::Tensor grad = grads[0].to(weights.scalar_type());
+    const at::Tensor weight_of_row = weights.flatten().index_select(0, slot).unsqueeze(1);
+    at::Tensor grad_weights;
+    if (ctx->needs_input_grad(1)) {
+      std::vector<at::Tensor> columns;
+      for (int64_t j = 0; j < weights.size(1); ++j) {
+        columns.push_back((outputs.index_select(0, saved[4].select(1, j)) * grad).sum(-1));
+      }
+      grad_weights = at::stack(columns, 1);
+    }
+    return {(grad.index_select(0, token) * weight_of_row).to(outputs.scalar_type()), grad_weights, {}};
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> route_op(const at::Tensor& logits,
+                                            const std::optional<at::Tensor>& correction_bias,
+                                            const std::optional<at::Tensor>& experts, int64_t top_k,
+                                            bool sigmoid, bool normalise, double scaling, int64_t num_groups,
+                                            int64_t num_best_groups) {
+  const RouterOptions options{top_k, sigmoid, normalise, scaling, num_groups, num_best_groups};
+  const Routing routing = route(logits, correction_bias, options, experts);
+  return {routing.weights, routing.experts};
+}
+
+at::Tensor moe_op(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& experts,
+                  const at::Tensor& gate_up, const at::Tensor& down) {
+  detail::check_moe_experts(x, gate_up, down);
+  // Not select: the gradient of that is a tensor of all experts for each of them.
+  const std::vector<at::Tensor> gate_ups = gate_up.unbind(), downs = down.unbind();
+  return moe(x, {weights, experts}, gate_up.size(0), [&](int64_t expert, const at::Tensor& rows) {
+    const std::vector<at::Tensor> inner = at::linear(rows, gate_ups[expert]).chunk(2, -1);
+    return at::linear(swiglu(inner[0], inner[1]), downs[expert]);
+  });
+}
+
+}  // namespace
+
+Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
+              const RouterOptions& options, const std::optional<at::Tensor>& experts) {
+  detail::check_route(logits, correction_bias, options);
+  if (experts) detail::check_routes(logits, *experts, options.top_k);
+  const at::Tensor scores = options.sigmoid ? logits.sigmoid() : logits.softmax(-1);
+  const at::Tensor chosen = experts ? *experts : best_experts(scores.detach(), correction_bias, options);
+  at::Tensor weights = scores.gather(1, chosen);
+  if (options.normalise) weights = weights / (weights.sum(-1, /*keepdim=*/true) + 1e-20);
+  if (options.scaling != 1) weights = weights * options.scaling;
+  return {weights, chosen};
+}
+
+at::Tensor moe(const at::Tensor& x, const Routing& routing, int64_t num_experts,
+               const ExpertFunction& expert) {
+  detail::check_moe(x, routing);
+  const ExpertRows rows = sort_by_expert(routing.experts, num_experts);
+  const std::vector<at::Tensor> inputs =
+      Dispatch::apply(x, rows.token, rows.row).split_with_sizes(rows.sizes);
+  std::vector<at::Tensor> outputs;
+  for (int64_t i = 0; i < num_experts; ++i) {
+    if (rows.sizes[i] > 0) outputs.push_back(expert(i, inputs[i]));
+  }
+  return Combine::apply(at::cat(outputs), routing.weights, rows);
+}
+
+TORCH_LIBRARY_IMPL(espalier, CompositeImplicitAutograd, m) {
+  m.impl("moe_route", &route_op);
+  m.impl("moe", &moe_op);
+}
+
+}  // namespace espalier
