@@ -45,9 +45,7 @@ void add_init(CLI::App& app, int*) {
   auto flags = std::make_shared<Flags>();
   const HelpGroup group(command, "Model to make");
   // Here --config is the model's config.json, so there is no TOML file of flags.
-  command
-      ->add_option("--config", flags->config,
-                   "config.json of a " + family_names("or", "") + " model")
+  command->add_option("--config", flags->config, "config.json of a " + family_names("or", "") + " model")
       ->type_name("FILE")
       ->required();
   command->add_option("--out", flags->out, "Folder to create, which must be empty or new")
