@@ -57,7 +57,7 @@ TEST(LayerCost, WeightsOfExpertsArePassedInPart) {
   more.num_experts = 16;
   const Load load{.tokens = 100, .logit_rows = 100};
   const auto memory = [&](const MoeSpec& spec) {
-    MemoryModel of{.cost = model_cost(model_of({{kAttention, spec}, kNarrow})), .num_parameters = 1000};
+    MemoryModel of{.cost = model_cost(model_of({kNarrow, {kAttention, spec}})), .num_parameters = 1000};
     of.element_bytes = 2;
     return std::pair(running_bytes(of, load, false), upcast_weight_bytes(of));
   };
