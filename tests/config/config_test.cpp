@@ -230,7 +230,7 @@ TEST(Config, ReadsQwen3Moe) {
     return parse(json).moe_layers;
   };
   using Layers = std::vector<int64_t>;
-  EXPECT_EQ(layers({}), (Layers{0, 1, 2, 3, 4}));
+  EXPECT_EQ(layers(Json::object()), (Layers{0, 1, 2, 3, 4}));
   EXPECT_EQ(layers({{"mlp_only_layers", {0, 3}}}), (Layers{1, 2, 4}));
   EXPECT_EQ(layers({{"decoder_sparse_step", 2}, {"mlp_only_layers", {1}}}), (Layers{3}));
   // Transformers 5 writes num_local_experts.
