@@ -119,7 +119,7 @@ struct Case {
     none = at::empty({0, 5}, at::kLong);
     q = normal(shape.queries), k = normal(shape.keys), v = normal(shape.keys),
     grad_out = normal(shape.queries);
-    arguments = {q, k, v, subtree_end, scale, {{}, {}, none}};
+    arguments = {q, k, v, {subtree_end}, {scale}, {{}, {}, none}};
     std::tie(out, lse) = varlen::tree_attention(varlen::flash_cpu(), arguments);
   }
   double flops(int per_dim) const {
@@ -135,17 +135,20 @@ Side fused(const Case& c, bool backward) {
   if (!backward) {
     return {"tiles", c.flops(4), [&c] {
               const at::NoGradGuard guard;
-              tree_attention(c.q, c.k, c.v, c.subtree_end, c.scale);
+              tree_attention(c.q, c.k, c.v, {c.subtree_end}, {c.scale});
             }};
   }
   using Backward = detail::TreeAttentionGradients(
       const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const at::Tensor&, const at::Tensor&, double, at::TensorList, at::TensorList, const at::Tensor&);
+      const at::Tensor&, const at::Tensor&, double, at::TensorList, at::TensorList, const at::Tensor&,
+      int64_t, const detail::OptionalTensor&, const detail::OptionalTensor&);
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("espalier::tree_attention_backward", "")
                              .typed<Backward>();
-  return {"tiles", c.flops(10),
-          [&c] { op.call(c.grad_out, c.q, c.k, c.v, c.subtree_end, c.out, c.lse, c.scale, {}, {}, c.none); }};
+  return {"tiles", c.flops(10), [&c] {
+            op.call(c.grad_out, c.q, c.k, c.v, c.subtree_end, c.out, c.lse, c.scale, {}, {}, c.none, 0, {},
+                    {});
+          }};
 }
 
 Side blocks(const Case& c, bool backward) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include <fstream>
 #include <string>
 #include <utility>
@@ -39,11 +41,12 @@ TEST(Config, ReadsTransformers5) {
   EXPECT_EQ(config.vocab_size, 37);
   EXPECT_EQ(config.num_key_value_heads, 2);
   EXPECT_EQ(config.head_dim, 6);
-  EXPECT_EQ(config.rope_theta, 500);
+  EXPECT_EQ(config.rope.rope_theta, 500);
   EXPECT_EQ(config.rms_norm_eps, 1e-5);
   EXPECT_EQ(config.initializer_range, 0.02);
   EXPECT_EQ(config.dtype, "float32");
-  EXPECT_FALSE(config.llama3_rope || config.tie_word_embeddings || config.attention_bias || config.mlp_bias ||
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(config.rope.scaling));
+  EXPECT_FALSE(config.tie_word_embeddings || config.attention_bias || config.mlp_bias ||
                config.query_key_norm);
 }
 
@@ -59,7 +62,7 @@ TEST(Config, ReadsTransformers4) {
       {"fp16": "float16"}}, "transformers_version": "4.42.3", "use_cache": true, "vocab_size": 49152})");
   const DecoderConfig config = parse(json);
   EXPECT_EQ(config.head_dim, 64);
-  EXPECT_EQ(config.rope_theta, 100000);
+  EXPECT_EQ(config.rope.rope_theta, 100000);
   EXPECT_EQ(config.initializer_range, 0.0416);
   EXPECT_EQ(config.dtype, "bfloat16");
   EXPECT_TRUE(config.tie_word_embeddings);
@@ -72,7 +75,7 @@ TEST(Config, FillsTheDefaultsOfTransformers) {
   EXPECT_EQ(parse(json).head_dim, 4);
   EXPECT_EQ(parse(json).max_position_embeddings, 2048);
   EXPECT_EQ(parse(json).rms_norm_eps, 1e-6);
-  EXPECT_EQ(parse(json).rope_theta, 10000);
+  EXPECT_EQ(parse(json).rope.rope_theta, 10000);
   json["model_type"] = "qwen2";
   EXPECT_EQ(parse(json).num_key_value_heads, 32);
   EXPECT_EQ(parse(json).head_dim, 4);
@@ -116,15 +119,15 @@ TEST(Config, ReadsLlama3RopeOfBothVersions) {
   version5.erase("rope_scaling");
   for (const Json& json : {version4, version5}) {
     const DecoderConfig config = parse(json);
-    EXPECT_EQ(config.rope_theta, 500000);
-    ASSERT_TRUE(config.llama3_rope.has_value());
-    EXPECT_EQ(config.llama3_rope->factor, 32);
-    EXPECT_EQ(config.llama3_rope->low_freq_factor, 1.5);
-    EXPECT_EQ(config.llama3_rope->high_freq_factor, 4);
-    EXPECT_EQ(config.llama3_rope->original_max_position_embeddings, 4096);
+    EXPECT_EQ(config.rope.rope_theta, 500000);
+    const auto& rope = std::get<Llama3Rope>(config.rope.scaling);
+    EXPECT_EQ(rope.factor, 32);
+    EXPECT_EQ(rope.low_freq_factor, 1.5);
+    EXPECT_EQ(rope.high_freq_factor, 4);
+    EXPECT_EQ(rope.original_max_position_embeddings, 4096);
   }
   version5["rope_parameters"].erase("original_max_position_embeddings");
-  EXPECT_EQ(parse(version5).llama3_rope->original_max_position_embeddings, 128);
+  EXPECT_EQ(std::get<Llama3Rope>(parse(version5).rope.scaling).original_max_position_embeddings, 128);
   version5["rope_parameters"].erase("factor");
   EXPECT_NE(refusal(version5).find("rope_parameters.factor"), std::string::npos);
 }
@@ -152,8 +155,9 @@ TEST(Config, AcceptsWhatChangesNothing) {
       SCOPED_TRACE(type + " " + changes.dump());
       DecoderConfig config;
       ASSERT_NO_THROW(config = parse(tiny_config(type, changes)));
-      EXPECT_EQ(config.rope_theta, plain.rope_theta);
-      EXPECT_FALSE(config.llama3_rope.has_value());
+      EXPECT_EQ(config.rope.rope_theta, plain.rope.rope_theta);
+      EXPECT_TRUE(std::holds_alternative<std::monostate>(config.rope.scaling));
+      EXPECT_TRUE(config.sliding_layers.empty());
     }
   }
 }
@@ -171,11 +175,20 @@ TEST(Config, RefusesByNameWhatItDoesNotHave) {
       {"layer_types", "full_attention", {{"layer_types", {"full_attention"}}}},
       {"attention_dropout", "0.1", {{"attention_dropout", 0.1}}},
       {"rope_parameters.rope_type",
-       "\"yarn\"",
-       {{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}}}}},
-      {"rope_scaling.type",
-       "\"linear\"",
-       {{"rope_parameters", nullptr}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}},
+       "\"longrope\"",
+       {{"rope_parameters", {{"rope_type", "longrope"}, {"factor", 2.0}}}}},
+      {"rope_parameters.factor", "no such key", {{"rope_parameters", {{"rope_type", "yarn"}}}}},
+      {"rope_parameters.factor", "-1", {{"rope_parameters", {{"rope_type", "linear"}, {"factor", -1}}}}},
+      {"rope_parameters.beta_fast",
+       "1.0",
+       {{"rope_parameters",
+         {{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_fast", 1.0}, {"beta_slow", 2.0}}}}},
+      {"rope_parameters.truncate",
+       "0",
+       {{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}, {"truncate", 0}}}}},
+      {"rope_parameters.mscale",
+       "2.0",
+       {{"rope_parameters", {{"rope_type", "linear"}, {"factor", 2.0}, {"mscale", 2.0}}}}},
       {"rope_scaling.type",
        "\"dynamic\"",
        {{"rope_parameters", nullptr}, {"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}}},
@@ -303,6 +316,125 @@ TEST(Config, RefusesExpertsThatItDoesNotHave) {
     const std::string message = refusal(tiny_config(refused.type, refused.changes));
     EXPECT_EQ(message.rfind("FOLDER/config.json: " + refused.key, 0), 0u) << message;
   }
+}
+
+std::vector<bool> sliding_layers(const std::string& type, const Json& changes) {
+  Json all = {{"num_hidden_layers", 4}};
+  all.update(changes);
+  return parse(tiny_config(type, all)).sliding_layers;
+}
+
+TEST(Config, KnowsWhichLayersHaveAWindow) {
+  using Layers = std::vector<bool>;
+  const Json types = {"full_attention", "sliding_attention", "sliding_attention", "full_attention"};
+  for (const std::string type : {"qwen2", "qwen3"}) {
+    const Json on = {{"use_sliding_window", true}, {"sliding_window", 7}, {"max_window_layers", 3}};
+    EXPECT_EQ(sliding_layers(type, on), (Layers{false, false, false, true}));
+    EXPECT_EQ(
+        parse(tiny_config(type, {{"use_sliding_window", true}, {"max_window_layers", 0}})).sliding_window,
+        4096);
+    const auto with = [&](const Json& changes) {
+      Json all = on;
+      all.update(changes);
+      return sliding_layers(type, all);
+    };
+    EXPECT_EQ(with({{"max_window_layers", 0}}), Layers(4, true));
+    EXPECT_EQ(with({{"max_window_layers", 4}}), Layers());
+    EXPECT_EQ(with({{"layer_types", types}}), (Layers{false, true, true, false}));
+    EXPECT_EQ(with({{"sliding_window", nullptr}}), Layers());
+    EXPECT_EQ(with({{"use_sliding_window", false}}), Layers());
+  }
+  EXPECT_EQ(sliding_layers("mistral", {{"sliding_window", 7}}), Layers(4, true));
+  EXPECT_EQ(sliding_layers("mistral", Json::object()), Layers(4, true));
+  EXPECT_EQ(sliding_layers("mistral", {{"sliding_window", nullptr}}), Layers());
+  EXPECT_EQ(parse(tiny_config("mistral", {{"sliding_window", 7}})).sliding_window, 7);
+  const Json no_rope = {{"rope_parameters", nullptr}};
+  const auto olmo3 = [&](Json changes) {
+    changes.update(no_rope);
+    return sliding_layers("olmo3", changes);
+  };
+  EXPECT_EQ(olmo3(Json::object()), (Layers{true, true, true, false}));
+  EXPECT_EQ(olmo3({{"layer_types", types}}), (Layers{false, true, true, false}));
+}
+
+TEST(Config, RefusesWindowsThatAreUnclear) {
+  const auto refused_key = [](const std::string& type, const Json& changes) {
+    const std::string message = refusal(tiny_config(type, changes)), prefix = "FOLDER/config.json: ";
+    EXPECT_EQ(message.rfind(prefix, 0), 0u) << message;
+    return message.substr(prefix.size(), message.find(':', prefix.size()) - prefix.size());
+  };
+  const Json sliding = {"sliding_attention", "full_attention"}, none = {{"rope_parameters", nullptr}};
+  EXPECT_EQ(refused_key("qwen2", {{"layer_types", sliding}}), "layer_types");
+  EXPECT_EQ(
+      refused_key("qwen3",
+                  {{"layer_types", sliding}, {"use_sliding_window", true}, {"sliding_window", nullptr}}),
+      "layer_types");
+  EXPECT_EQ(
+      refused_key("qwen2", {{"use_sliding_window", true}, {"sliding_window", 0}, {"max_window_layers", 0}}),
+      "sliding_window");
+  EXPECT_EQ(refused_key("qwen2", {{"use_sliding_window", true}, {"max_window_layers", -1}}),
+            "max_window_layers");
+  EXPECT_EQ(refused_key("mistral", {{"layer_types", sliding}}), "layer_types");
+  EXPECT_EQ(refused_key("mistral", {{"use_sliding_window", false}}), "use_sliding_window");
+  EXPECT_EQ(refused_key("mistral", {{"attention_bias", true}}), "attention_bias");
+  EXPECT_EQ(refused_key("mistral", {{"layer_types", {"full_attention", "linear_attention"}}}), "layer_types");
+  const auto olmo3 = [&](Json changes) {
+    Json all = none;
+    all.update(changes);
+    return refused_key("olmo3", all);
+  };
+  EXPECT_EQ(olmo3({{"sliding_window", nullptr}}), "sliding_window");
+  EXPECT_EQ(olmo3({{"rope_theta", 10000.0}}), "rope_theta");
+  EXPECT_EQ(olmo3({{"rope_parameters", {{"rope_type", "default"}}}}),
+            "rope_parameters.rope_type = \"default\"");
+  EXPECT_EQ(olmo3({{"rope_parameters",
+                    {{"full_attention", {{"rope_type", "yarn"}, {"factor", 2.0}, {"truncate", false}}}}}}),
+            "rope_parameters.full_attention.truncate");
+}
+
+TEST(Config, ReadsYarnAndLinearRopes) {
+  const auto rope = [](const Json& scaling) {
+    Json parameters = {{"rope_theta", 500.0}};
+    parameters.update(scaling);
+    return parse(tiny_config("llama", {{"rope_parameters", parameters}})).rope.scaling;
+  };
+  EXPECT_EQ(std::get<LinearRope>(rope({{"rope_type", "linear"}, {"factor", 2.5}})).factor, 2.5);
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  const auto with = [&](const Json& changes) {
+    Json all = yarn;
+    all.update(changes);
+    return std::get<YarnRope>(rope(all));
+  };
+  const YarnRope plain = with(Json::object());
+  EXPECT_EQ(plain.factor, 4);
+  EXPECT_EQ(plain.original_max_position_embeddings, 128);
+  EXPECT_EQ(std::pair(plain.beta_fast, plain.beta_slow), std::pair(32.0, 1.0));
+  EXPECT_TRUE(plain.truncate);
+  EXPECT_DOUBLE_EQ(plain.attention_factor, 0.1 * std::log(4) + 1);
+  EXPECT_EQ(with({{"attention_factor", 1.5}, {"mscale", 2.0}, {"mscale_all_dim", 1.0}}).attention_factor,
+            1.5);
+  EXPECT_DOUBLE_EQ(with({{"mscale", 2.0}, {"mscale_all_dim", 1.0}}).attention_factor,
+                   (0.2 * std::log(4) + 1) / (0.1 * std::log(4) + 1));
+  EXPECT_DOUBLE_EQ(with({{"mscale", 2.0}, {"mscale_all_dim", 0}}).attention_factor, 0.1 * std::log(4) + 1);
+  EXPECT_EQ(with({{"factor", 0.5}}).attention_factor, 1);
+  EXPECT_FALSE(with({{"truncate", false}}).truncate);
+}
+
+TEST(Config, Olmo3HasARopeForEachTypeOfLayer) {
+  const DecoderConfig plain = parse(tiny_config("olmo3", {{"rope_parameters", nullptr}}));
+  EXPECT_EQ(plain.rope.rope_theta, 500000);
+  EXPECT_EQ(plain.sliding_rope.value().rope_theta, 500000);
+  EXPECT_TRUE(plain.norm_outputs && plain.query_key_norm && plain.query_key_norm_over_heads);
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 8.0}, {"original_max_position_embeddings", 64}};
+  const Json version5 = {{"full_attention", yarn}, {"sliding_attention", {{"rope_theta", 7.0}}}};
+  const DecoderConfig both = parse(tiny_config("olmo3", {{"rope_parameters", version5}}));
+  EXPECT_EQ(std::get<YarnRope>(both.rope.scaling).factor, 8);
+  EXPECT_EQ(both.rope.rope_theta, 500000);
+  EXPECT_EQ(both.sliding_rope.value().rope_theta, 7);
+  const DecoderConfig version4 = parse(
+      tiny_config("olmo3", {{"rope_parameters", nullptr}, {"rope_scaling", yarn}, {"rope_theta", 500000.0}}));
+  EXPECT_TRUE(std::holds_alternative<YarnRope>(version4.rope.scaling));
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(version4.sliding_rope.value().scaling));
 }
 
 TEST(Config, FaultyFilesAreNamed) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "tests/config/tiny_config.h"
 
 namespace espalier {
@@ -59,6 +61,34 @@ TEST(LayerSpec, ParametersFollowEachLayer) {
   }
 }
 
+// The names and shapes of Transformers' Olmo3DecoderLayer and of gpt-oss' sinks.
+TEST(LayerSpec, NormsOfOutputsAndSinks) {
+  const LayerSpec layer{AttentionSpec{.num_attention_heads = 4,
+                                      .num_key_value_heads = 2,
+                                      .head_dim = 4,
+                                      .query_key_norm = true,
+                                      .query_key_norm_over_heads = true,
+                                      .sinks = true},
+                        DenseMlpSpec{.intermediate_size = 6}, /*norm_outputs=*/true};
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const ParameterShape& parameter : layer_parameters(layer, 8)) shapes[parameter.name] = parameter.shape;
+  EXPECT_EQ(shapes.at("self_attn.q_norm.weight"), std::vector<int64_t>{16});
+  EXPECT_EQ(shapes.at("self_attn.k_norm.weight"), std::vector<int64_t>{8});
+  EXPECT_EQ(shapes.at("self_attn.sinks"), std::vector<int64_t>{4});
+  EXPECT_FALSE(shapes.contains("input_layernorm.weight"));
+  EXPECT_TRUE(shapes.contains("post_attention_layernorm.weight"));
+  EXPECT_TRUE(shapes.contains("post_feedforward_layernorm.weight"));
+}
+
+TEST(LayerSpec, LayersOfAConfigHaveTheirWindows) {
+  const DecoderConfig config = parse_config(
+      tiny_config("qwen3", {{"use_sliding_window", true}, {"sliding_window", 9}, {"max_window_layers", 1}}),
+      "config.json");
+  const ModelSpec spec = model_spec(config);
+  EXPECT_EQ(std::get<AttentionSpec>(spec.layers[0].mixer).sliding_window, 0);
+  EXPECT_EQ(std::get<AttentionSpec>(spec.layers[1].mixer).sliding_window, 9);
+}
+
 TEST(LayerSpec, JsonIsEqualForEqualLayersOnly) {
   const LayerSpec layer{AttentionSpec{.num_attention_heads = 2, .num_key_value_heads = 1, .head_dim = 4},
                         DenseMlpSpec{.intermediate_size = 6}};
@@ -75,6 +105,12 @@ TEST(LayerSpec, JsonIsEqualForEqualLayersOnly) {
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.output_bias = true; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.query_key_norm = true; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.rotary_dim = 2; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.query_key_norm_over_heads = true; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.sliding_window = 8; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.sinks = true; }));
+  LayerSpec other = layer;
+  other.norm_outputs = true;
+  EXPECT_NE(to_json(other), to_json(layer));
   EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.intermediate_size = 7; }));
   EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.bias = true; }));
 }

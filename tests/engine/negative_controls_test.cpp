@@ -64,8 +64,8 @@ class NegativeControls : public ::testing::Test {
   // Final hidden states of a batch under the dense reference of the mask, which takes any subtree_end.
   at::Tensor hidden_states(const Batch& batch) const {
     const FunctionSequence sequence(
-        [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-          return reference::tree_attention(q, k, v, batch.subtree_end, scale);
+        [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
+          return reference::tree_attention(q, k, v, {batch.subtree_end}, options);
         });
     return decoder_.forward(batch.input_ids, batch.position_ids, sequence);
   }

@@ -21,6 +21,10 @@ const char* to_string(Family family) {
       return "qwen2";
     case Family::kQwen3:
       return "qwen3";
+    case Family::kMistral:
+      return "mistral";
+    case Family::kOlmo3:
+      return "olmo3";
     case Family::kQwen3Moe:
       return "qwen3_moe";
     case Family::kGlm4Moe:
@@ -66,6 +70,24 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
   }
   if (family == Family::kQwen3Moe || family == Family::kGlm4Moe) {
     config.update({{"num_experts_per_tok", 2}, {"moe_intermediate_size", wide ? 48 : 12}});
+  }
+  if (family == Family::kQwen2) {
+    config.update({{"use_sliding_window", true}, {"sliding_window", 5}, {"max_window_layers", 1}});
+  }
+  if (family == Family::kMistral) {
+    config.update({{"sliding_window", 4}, {"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}}});
+  }
+  if (family == Family::kOlmo3) {
+    config.erase("rope_theta");
+    config.update({{"sliding_window", 6},
+                   {"layer_types", {"sliding_attention", "full_attention"}},
+                   {"rope_parameters",
+                    {{"sliding_attention", {{"rope_theta", 100.0}}},
+                     {"full_attention",
+                      {{"rope_type", "yarn"},
+                       {"rope_theta", 200.0},
+                       {"factor", 4.0},
+                       {"original_max_position_embeddings", 16}}}}}});
   }
   if (wide) config.update({{"hidden_size", 64}, {"intermediate_size", 96}, {"head_dim", 64}});
   return config;

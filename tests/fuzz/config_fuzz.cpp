@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     fuzz::require(again.dtype == "float32");
     fuzz::require(again.model_type == config.model_type && again.hidden_size == config.hidden_size &&
-                  again.rope_theta == config.rope_theta);
+                  again.rope.rope_theta == config.rope.rope_theta);
   } catch (const InputError&) {
   }
   return 0;

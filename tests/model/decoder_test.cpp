@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "espalier/ops/reference.h"
 #include "tests/model/tiny_models.h"
 
 namespace espalier {
@@ -29,6 +30,7 @@ std::vector<Json> all_kinds() {
           tiny_config("llama", {{"attention_bias", true}, {"mlp_bias", true}}),
           tiny_config("qwen2"),
           tiny_config("qwen3", {{"attention_bias", true}, {"tie_word_embeddings", true}}),
+          tiny_config("olmo3", {{"rope_parameters", nullptr}}),
           tiny_config("qwen3_moe"),
           tiny_config("qwen3_moe", {{"decoder_sparse_step", 1}, {"norm_topk_prob", false}}),
           tiny_config("glm4_moe"),
@@ -192,6 +194,39 @@ TEST(Decoder, Llama3RopeSlowsOnlyLongWavelengths) {
   EXPECT_TRUE(at::equal(fast.forward(ids, positions(6), causal_attention), b));
 }
 
+// No family of these tests has sinks, so the layer is made alone.
+TEST(Decoder, LayersWithSinksTakeThemFromTheCheckpoint) {
+  const AttentionSpec spec{
+      .num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 4, .sliding_window = 3, .sinks = true};
+  testing::seed_torch(8);
+  std::vector<Parameter> parameters;
+  for (const ParameterShape& shape : layer_parameters({spec, DenseMlpSpec{.intermediate_size = 6}}, 8)) {
+    parameters.push_back({shape.name, at::randn(shape.shape, at::kDouble).set_requires_grad(true)});
+  }
+  const NamedParameters named(parameters, "");
+  const at::Tensor hidden = at::randn({7, 8}, at::kDouble);
+  const PositionTables tables{at::ones({7, 2}, at::kDouble), at::zeros({7, 2}, at::kDouble)};
+  const ForestTokens tokens{at::full({7}, 7, at::kInt), at::arange(7, at::kInt)};
+  const testing::FunctionSequence sequence(
+      [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
+        return reference::tree_attention(q, k, v, tokens, options);
+      });
+  const auto output = [&](const AttentionSpec& of) {
+    return AttentionLayer(of, named, 1e-6).forward(0, hidden, tables, sequence, {}).hidden;
+  };
+  AttentionSpec without = spec;
+  without.sinks = false;
+  const at::Tensor given = output(spec);
+  EXPECT_GT((given - output(without)).abs().max().item<double>(), 1e-3);
+  torch::autograd::backward({given.sum()}, {});
+  const at::Tensor sinks = named.at("self_attn.sinks");
+  ASSERT_TRUE(sinks.grad().defined());
+  EXPECT_GT(sinks.grad().abs().min().item<double>(), 0);
+  const at::NoGradGuard no_grad;
+  at::Tensor(sinks).fill_(-1e3);
+  EXPECT_LE((output(spec) - output(without)).abs().max().item<double>(), 1e-12);
+}
+
 TEST(Decoder, TiedHeadIsTheEmbedding) {
   const Decoder tied = tiny_decoder(tiny_config("llama", {{"tie_word_embeddings", true}}), at::kFloat, 6);
   EXPECT_TRUE(tied.lm_head_weight().is_same(tied.parameters().front().value));
@@ -221,8 +256,8 @@ TEST(Decoder, RefusesWrongArguments) {
   EXPECT_THROW(decoder.forward(random_ids(4).to(at::kInt), positions(4), causal_attention), c10::Error);
   EXPECT_THROW(decoder.forward(random_ids(4).unsqueeze(0), positions(4).unsqueeze(0), causal_attention),
                c10::Error);
-  const testing::FunctionSequence drops_a_head(
-      [](const at::Tensor& q, const at::Tensor&, const at::Tensor&, double) { return q.narrow(1, 0, 1); });
+  const testing::FunctionSequence drops_a_head([](const at::Tensor& q, const at::Tensor&, const at::Tensor&,
+                                                  const AttentionOptions&) { return q.narrow(1, 0, 1); });
   EXPECT_THROW(decoder.forward(random_ids(4), positions(4), drops_a_head), c10::Error);
 
   std::vector<Parameter> parameters = decoder.parameters();

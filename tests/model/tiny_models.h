@@ -37,23 +37,23 @@ inline Decoder tiny_decoder(const nlohmann::ordered_json& json, at::ScalarType d
 
 /// Ordinary causal attention over one sequence.
 inline at::Tensor dense_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                         double softmax_scale) {
+                                         const AttentionOptions& options) {
   const int64_t group = q.size(1) / k.size(1);
   const at::Tensor keys = k.repeat_interleave(group, 1), values = v.repeat_interleave(group, 1);
-  const at::Tensor scores = at::einsum("ihd,jhd->hij", {q, keys}) * softmax_scale;
+  const at::Tensor scores = at::einsum("ihd,jhd->hij", {q, keys}) * options.softmax_scale;
   const at::Tensor hidden = at::ones({q.size(0), q.size(0)}, at::kBool).triu(1);
   return at::einsum("hij,jhd->ihd", {at::softmax(scores.masked_fill(hidden, -INFINITY), -1), values});
 }
 
-/// A sequence whose attention is a function of q, k, v and the scale.
+/// A sequence whose attention is a function of q, k, v and the options.
 class FunctionSequence : public SequenceOps {
  public:
   using Function = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                            double softmax_scale)>;
+                                            const AttentionOptions& options)>;
   explicit FunctionSequence(Function function) : function_(std::move(function)) {}
   at::Tensor attention(int64_t, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       double softmax_scale) const override {
-    return function_(q, k, v, softmax_scale);
+                       const AttentionOptions& options) const override {
+    return function_(q, k, v, options);
   }
   const NodeStructure& nodes() const override { return nodes_; }
 

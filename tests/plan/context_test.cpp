@@ -87,6 +87,7 @@ std::string context_fault(const Forest& forest, const std::vector<MicroBatch>& b
     for (const ContextBlock& block : blocks[m]) {
       const Layout& above = layouts[block.ancestor];
       for (int64_t i = block.column_begin; i < block.column_end; ++i) {
+        if (above.position_ids[i] != block.position + i - block.column_begin) return "a wrong position";
         for (int64_t j = block.row_begin; j < block.row_end; ++j) {
           ++seen[own.forest_token[j]][above.forest_token[i]];
         }

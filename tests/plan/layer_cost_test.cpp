@@ -81,6 +81,10 @@ TEST(LayerCost, NormsOfQueriesAndKeysKeepTheirInputs) {
   const KeptPerToken normed = layer_cost({with_norm, DenseMlpSpec{7}}, 10).kept_by_mixer;
   EXPECT_EQ(normed.elements - plain.elements, 4 * 5 + 2 * 5);
   EXPECT_EQ(normed.statistics - plain.statistics, 4 + 2);
+  with_norm.query_key_norm_over_heads = true;
+  const KeptPerToken over_heads = layer_cost({with_norm, DenseMlpSpec{7}}, 10).kept_by_mixer;
+  EXPECT_EQ(over_heads.elements, normed.elements);
+  EXPECT_EQ(over_heads.statistics - plain.statistics, 2);
 }
 
 // FLOPs add up over layers, wherever each stands; only the last one leaves rows out.
@@ -95,6 +99,22 @@ TEST(LayerCost, FlopsOfLayersThatDiffer) {
   EXPECT_DOUBLE_EQ(mixed.head, flops({kWide}, work).head);
   const double left_out = 6.0 * 90 * static_cast<double>(layer_cost(kWide, 10).weights_after_mixer);
   EXPECT_DOUBLE_EQ(flops({kNarrow, kWide}, few_rows).linear, flops({kWide, kNarrow}, work).linear - left_out);
+}
+
+// Layers with windows count the pairs of their window.
+TEST(LayerCost, PairsOfSlidingWindows) {
+  const auto with_window = [](int64_t window) {
+    LayerSpec layer = kNarrow;
+    std::get<AttentionSpec>(layer.mixer).sliding_window = window;
+    return layer;
+  };
+  const ModelCost model = model_cost(model_of({kNarrow, with_window(30), with_window(8), with_window(30)}));
+  EXPECT_EQ(model.sliding_windows(), (std::vector<int64_t>{8, 30}));
+  const Work work{.tokens = 100, .pairs = 1000, .logit_rows = 100, .window_pairs = {300, 700}};
+  EXPECT_DOUBLE_EQ(step_flops(model, work).attention, 14.0 * 4 * 5 * (1000 + 2 * 700 + 300));
+  const Load load{.tokens = 100, .pairs = 1000, .window_pairs = {300, 700}};
+  EXPECT_DOUBLE_EQ(time_features(model, load)[3], 1000 + 2 * 700 + 300);
+  EXPECT_DOUBLE_EQ(step_flops(model, Work{.tokens = 5}).attention, 0);
 }
 
 TEST(LayerCost, TimeOfLayersThatDiffer) {

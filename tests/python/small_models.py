@@ -97,6 +97,50 @@ MODELS = {
     ),
 }
 
+# Windows smaller than the trajectories, and types of rope.
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+WINDOWS_AND_ROPES = {
+    "mistral": dict(model_type="mistral", sliding_window=4, head_dim=16, rope_theta=10000.0, **COMMON),
+    "mistral-without-window": dict(
+        model_type="mistral",
+        sliding_window=None,
+        rope_parameters={"rope_theta": 500.0, "mscale": 2.0, "mscale_all_dim": 1.0, **YARN},
+        tie_word_embeddings=True,
+        **COMMON,
+    ),
+    "qwen2-window": dict(
+        model_type="qwen2",
+        use_sliding_window=True,
+        sliding_window=5,
+        max_window_layers=1,
+        rope_parameters={"rope_theta": 500.0, "rope_type": "linear", "factor": 3.0},
+        **COMMON,
+    ),
+    "qwen3-layer-types": dict(
+        model_type="qwen3",
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=3,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_scaling={"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0, **YARN},
+        rope_theta=100.0,
+        **COMMON,
+    ),
+    "olmo3": dict(model_type="olmo3", sliding_window=6, tie_word_embeddings=True, **COMMON),
+    "olmo3-ropes": dict(
+        model_type="olmo3",
+        sliding_window=2,
+        layer_types=["full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_theta": 100.0, "attention_factor": 1.3, **YARN},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+        attention_bias=True,
+        tie_word_embeddings=False,
+        **COMMON,
+    ),
+}
+
 
 def random_rows(seed, kind):
     """Trajectories that branch, end inside one another, repeat, and stand alone."""

@@ -12,15 +12,13 @@ from safetensors.torch import load_file, save_file
 
 import transformers_reference as reference
 from conftest import seed_of
-from small_models import MODELS, random_rows, write_rows
+from small_models import MODELS, WINDOWS_AND_ROPES, random_rows, write_rows
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def model_folder(request, tmp_path_factory, espalier):
-    folder = tmp_path_factory.mktemp(request.param)
-    (folder / "config.json").write_text(json.dumps(MODELS[request.param]))
+def init_model(espalier, folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
     espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(3),
              "--dtype", "float64")  # fmt: skip
     correct_scores(folder / "model/model.safetensors")
@@ -37,8 +35,17 @@ def correct_scores(weights):
     save_file(tensors, weights, {"format": "pt"})
 
 
+@pytest.fixture(scope="module", params=MODELS)
+def model_folder(request, tmp_path_factory, espalier):
+    return init_model(espalier, tmp_path_factory.mktemp(request.param), MODELS[request.param])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logprobs(espalier, model_folder, tmp_path, dtype):
+    check_logprobs(espalier, model_folder, tmp_path, dtype)
+
+
+def check_logprobs(espalier, model_folder, tmp_path, dtype):
     rows = random_rows(1, "sft")
     data = write_rows(tmp_path / "rows.jsonl", rows)
     espalier("logprobs", "--model", model_folder, "--data", data, "-o", tmp_path / "out.jsonl", "--dtype", dtype)
@@ -60,6 +67,34 @@ def test_logprobs(espalier, model_folder, tmp_path, dtype):
 @pytest.mark.parametrize("objective", ["sft", "grpo"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_step_is_the_gradient(espalier, model_folder, tmp_path, dtype, objective, strategy):
+    check_one_step(espalier, model_folder, tmp_path, dtype, objective, strategy)
+
+
+@pytest.mark.parametrize("kind", WINDOWS_AND_ROPES)
+def test_windows_and_ropes(espalier, tmp_path, kind):
+    """Strategies and objectives know nothing of them, so one of each is enough."""
+    model_folder = init_model(espalier, tmp_path, WINDOWS_AND_ROPES[kind])
+    check_logprobs(espalier, model_folder, tmp_path, "float64")
+    check_one_step(espalier, model_folder, tmp_path, "float64", "sft", "partition")
+
+
+def test_the_comparison_notices_another_window(espalier, tmp_path):
+    """Negative control: a window that is one too large."""
+    model_folder = init_model(espalier, tmp_path, WINDOWS_AND_ROPES["mistral"])
+    config = json.loads((model_folder / "config.json").read_text())
+    config["sliding_window"] += 1
+    rows = random_rows(1, "sft")
+    check_logprobs(espalier, model_folder, tmp_path, "float64")
+    espalier("logprobs", "--model", model_folder, "--data", write_rows(tmp_path / "rows.jsonl", rows),
+             "-o", tmp_path / "out.jsonl", "--dtype", "float64")  # fmt: skip
+    (model_folder / "config.json").write_text(json.dumps(config))
+    model = reference.load_model(model_folder, torch.float64)
+    out = torch.tensor(reference.read_rows(tmp_path / "out.jsonl")[0]["logprobs"][1:], dtype=torch.float64)
+    with reference.norms_in_model_dtype(torch.float64), torch.no_grad():
+        assert (out - reference.token_logprobs(model, rows[0]["input_ids"])).abs().max() > 1e-6
+
+
+def check_one_step(espalier, model_folder, tmp_path, dtype, objective, strategy):
     rows = random_rows(2, objective)
     data = write_rows(tmp_path / "rows.jsonl", rows)
     espalier(

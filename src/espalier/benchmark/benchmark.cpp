@@ -93,14 +93,14 @@ Compared compared(const Decoder& decoder, const std::vector<Runs>& runs,
           .last = runs.back(),
           .merged = merged == sides.end() ? nullptr : &runs[merged - sides.begin()],
           .flat_tokens = whole.flat_tokens(),
-          .flat_flops = step_flops(model, flat_work(whole)).total(),
-          .merged_flops = step_flops(model, append_only_work(whole)).total()};
+          .flat_flops = step_flops(model, flat_work(whole, model.sliding_windows())).total(),
+          .merged_flops = step_flops(model, append_only_work(whole, model.sliding_windows())).total()};
 }
 
 SideResult summarize(const Decoder& decoder, const Runs& runs, const Compared& with) {
   const ModelCost model = model_cost(decoder.config());
   const std::vector<double> speedups = ratios(with.last.seconds, runs.seconds);
-  const double plan_flops = step_flops(model, plan_work(runs.step)).total();
+  const double plan_flops = step_flops(model, plan_work(runs.step, model.sliding_windows())).total();
   SideResult side;
   side.micro_batches = static_cast<int64_t>(runs.result.measured.size());
   side.encoded_tokens = runs.result.work.tokens;

@@ -7,9 +7,10 @@
 namespace espalier::cli {
 
 void StepFlops::add(const ModelCost& model, const Step& step) {
-  plan += step_flops(model, plan_work(step)).total();
-  packing += step_flops(model, flat_work(step)).total();
-  append_only += step_flops(model, append_only_work(step)).total();
+  const std::vector<int64_t> windows = model.sliding_windows();
+  plan += step_flops(model, plan_work(step, windows)).total();
+  packing += step_flops(model, flat_work(step, windows)).total();
+  append_only += step_flops(model, append_only_work(step, windows)).total();
 }
 
 Gains token_gains(const Forest& forest, const Plan& plan) {

@@ -92,7 +92,6 @@ const std::vector<FixedKey>& fixed_keys() {
       {"hidden_dropout", {0.0}},
       {"resid_pdrop", {0.0}},
       {"embd_pdrop", {0.0}},
-      {"use_sliding_window", {false}},
       {"use_mrope", {false}},
       {"rope_interleaved", {false}},
       {"output_router_logits", {false}},
@@ -143,21 +142,13 @@ void read_head_sizes(const ConfigReader& config, const ModelFamily& family, Deco
   }
 }
 
-void refuse_unsupported_values(const ConfigReader& config, const DecoderConfig& result) {
+void refuse_unsupported_values(const ConfigReader& config) {
   for (const FixedKey& fixed : fixed_keys()) {
     const std::string key(fixed.key);
     const Json* value = config.find(key);
     if (value == nullptr) continue;
     if (std::find(fixed.accepted.begin(), fixed.accepted.end(), *value) == fixed.accepted.end()) {
       config.refuse(key, describe(fixed.accepted));
-    }
-  }
-  if (const Json* types = config.find("layer_types"); types != nullptr) {
-    const bool fits =
-        types->is_array() && static_cast<int64_t>(types->size()) == result.num_hidden_layers &&
-        std::all_of(types->begin(), types->end(), [](const Json& type) { return type == "full_attention"; });
-    if (!fits) {
-      config.refuse("layer_types", fmt::format("{} times \"full_attention\"", result.num_hidden_layers));
     }
   }
   if (const Json* map = config.find("auto_map"); map != nullptr) {
@@ -190,6 +181,7 @@ void refuse_unknown_keys(const ConfigReader& config, const ModelFamily& family) 
                                          "torch_dtype",
                                          "layer_types",
                                          "sliding_window",
+                                         "use_sliding_window",
                                          "auto_map"};
   known.insert(known.end(), kHarmlessKeys.begin(), kHarmlessKeys.end());
   for (const FixedKey& fixed : fixed_keys()) known.push_back(fixed.key);
@@ -213,16 +205,17 @@ DecoderConfig parse_config(const nlohmann::json& json, const std::string& file) 
   read_head_sizes(config, *family, &result);
   result.max_position_embeddings =
       config.positive_integer("max_position_embeddings", kMostPositions, family->max_position_embeddings);
-  result.rms_norm_eps = config.positive_number("rms_norm_eps", 1e-6);
+  result.rms_norm_eps = config.positive_number("rms_norm_eps", family->rms_norm_eps);
   // Transformers, too, takes 0 as not given.
   const Json* range = config.find("initializer_range");
   const bool range_is_given = range != nullptr && *range != 0;
   result.initializer_range = range_is_given ? config.positive_number("initializer_range") : 0.02;
-  read_rope(config, family->partial_rotary_factor, &result);
+  family->read_rope(config, &result);
+  read_rotary_dim(config, family->partial_rotary_factor, &result);
   result.tie_word_embeddings = config.boolean("tie_word_embeddings", false);
   family->read(config, &result);
   result.dtype = config.text(config.find("dtype") != nullptr ? "dtype" : "torch_dtype");
-  refuse_unsupported_values(config, result);
+  refuse_unsupported_values(config);
   refuse_unknown_keys(config, *family);
   return result;
 }

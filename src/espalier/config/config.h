@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -14,12 +15,35 @@
 
 namespace espalier {
 
-/// Rotary position embedding of type `llama3` (Llama 3.1): frequencies are slowed by wavelength.
+/// Rotary position embedding of type `linear`: all frequencies are slowed alike.
+struct LinearRope {
+  double factor = 1;
+};
+
+/// Of type `llama3` (Llama 3.1): frequencies are slowed by wavelength.
 struct Llama3Rope {
   double factor = 8;
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   int64_t original_max_position_embeddings = 8192;
+};
+
+/// Of type `yarn` (Peng et al., YaRN, 2023): frequencies are slowed by the turns that they make in the
+/// original context, and queries and keys scaled.
+struct YarnRope {
+  double factor = 1;
+  int64_t original_max_position_embeddings = 0;
+  double beta_fast = 32;  // with as many turns, frequencies stay as they are,
+  double beta_slow = 1;   // with as few, they are slowed by `factor`
+  bool truncate = true;   // the bounds between them to whole dimensions
+  double attention_factor =
+      1;  // of cos and sin; computed from factor, mscale and mscale_all_dim if not given
+};
+
+/// Rotary position embedding.
+struct Rope {
+  double rope_theta = 10000;
+  std::variant<std::monostate, LinearRope, Llama3Rope, YarnRope> scaling = {};  // none: type `default`
 };
 
 /// What the decoder needs of config.json; names as there.
@@ -35,13 +59,17 @@ struct DecoderConfig {
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   double initializer_range = 0.02;
-  double rope_theta = 10000;
-  std::optional<Llama3Rope> llama3_rope;
+  Rope rope;
+  std::optional<Rope> sliding_rope;  // olmo3: of the layers with a sliding window
+  int64_t sliding_window = 0;        // of the layers that have one
+  std::vector<bool> sliding_layers;  // by layer, whether it has one; empty: none has
   bool tie_word_embeddings = false;
   bool attention_bias = false;  // bias of q, k, v (and of o where attention_output_bias)
   bool attention_output_bias = false;
   bool mlp_bias = false;
-  bool query_key_norm = false;        // qwen3: RMSNorm of q and k per head
+  bool query_key_norm = false;             // qwen3, olmo3: RMSNorm of q and k, per head
+  bool query_key_norm_over_heads = false;  // olmo3: over all heads at once
+  bool norm_outputs = false;          // olmo3: norms of what attention and MLP give, not of what they take
   int64_t rotary_dim = 0;             // leading elements of a head that are rotated; 0: all
   MoeSpec moe;                        // the MLP of moe_layers; the other layers have a dense one
   std::vector<int64_t> moe_layers;    // ascending
@@ -50,7 +78,7 @@ struct DecoderConfig {
 };
 
 /// Reads config.json as Transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype)
-/// write it. A feature that the decoder does not have (sliding windows in use, other rope types, dropout > 0,
+/// write it. A feature that the family does not have (a sliding window, other rope types, dropout > 0,
 /// quantisation, another hidden_act, unknown model_type, ...) throws InputError naming key, value and file.
 DecoderConfig read_config(const std::filesystem::path& model_folder);
 DecoderConfig read_config_file(const std::filesystem::path& path);

@@ -66,6 +66,14 @@ double ConfigReader::positive_number(const std::string& key, std::optional<doubl
   return value->get<double>();
 }
 
+double ConfigReader::non_negative_number(const std::string& key) const {
+  const Json* value = find(key);
+  if (value == nullptr || !value->is_number() || !(value->get<double>() >= 0)) {
+    refuse(key, "a number from 0 on");
+  }
+  return value->get<double>();
+}
+
 bool ConfigReader::boolean(const std::string& key, bool otherwise) const {
   const Json* value = find(key);
   if (value == nullptr) return otherwise;

@@ -39,6 +39,7 @@ class ConfigReader {
                            std::optional<int64_t> otherwise = {}) const;
   int64_t integer_from_0(const std::string& key, int64_t largest, int64_t otherwise) const;
   double positive_number(const std::string& key, std::optional<double> otherwise = {}) const;
+  double non_negative_number(const std::string& key) const;
   bool boolean(const std::string& key, bool otherwise) const;
   std::string text(const std::string& key) const;  // "" where absent
 

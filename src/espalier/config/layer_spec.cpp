@@ -16,13 +16,15 @@ void append_projection(const std::string& name, int64_t out, int64_t in, bool bi
 void append_parameters(const AttentionSpec& attention, int64_t hidden, Shapes* shapes) {
   const int64_t query = attention.num_attention_heads * attention.head_dim;
   const int64_t key = attention.num_key_value_heads * attention.head_dim;
+  if (attention.sinks) shapes->push_back({"self_attn.sinks", {attention.num_attention_heads}});
   append_projection("self_attn.q_proj", query, hidden, attention.bias, shapes);
   append_projection("self_attn.k_proj", key, hidden, attention.bias, shapes);
   append_projection("self_attn.v_proj", key, hidden, attention.bias, shapes);
   append_projection("self_attn.o_proj", hidden, query, attention.output_bias, shapes);
   if (attention.query_key_norm) {
-    shapes->push_back({"self_attn.q_norm.weight", {attention.head_dim}});
-    shapes->push_back({"self_attn.k_norm.weight", {attention.head_dim}});
+    const bool all = attention.query_key_norm_over_heads;
+    shapes->push_back({"self_attn.q_norm.weight", {all ? query : attention.head_dim}});
+    shapes->push_back({"self_attn.k_norm.weight", {all ? key : attention.head_dim}});
   }
 }
 
@@ -45,15 +47,20 @@ void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
   if (moe.shared_intermediate_size > 0) append_mlp("mlp.shared_experts", moe.shared_intermediate_size);
 }
 
+// What came later is written where it is not the default, so that files from before stay valid.
 nlohmann::ordered_json to_json(const AttentionSpec& attention) {
-  return {{"type", "attention"},
-          {"num_attention_heads", attention.num_attention_heads},
-          {"num_key_value_heads", attention.num_key_value_heads},
-          {"head_dim", attention.head_dim},
-          {"attention_bias", attention.bias},
-          {"attention_output_bias", attention.output_bias},
-          {"query_key_norm", attention.query_key_norm},
-          {"rotary_dim", attention.rotary_dim}};
+  nlohmann::ordered_json json = {{"type", "attention"},
+                                 {"num_attention_heads", attention.num_attention_heads},
+                                 {"num_key_value_heads", attention.num_key_value_heads},
+                                 {"head_dim", attention.head_dim},
+                                 {"attention_bias", attention.bias},
+                                 {"attention_output_bias", attention.output_bias},
+                                 {"query_key_norm", attention.query_key_norm}};
+  if (attention.query_key_norm_over_heads) json["query_key_norm_over_heads"] = true;
+  if (attention.sliding_window > 0) json["sliding_window"] = attention.sliding_window;
+  if (attention.sinks) json["sinks"] = true;
+  if (attention.rotary_dim > 0) json["rotary_dim"] = attention.rotary_dim;
+  return json;
 }
 
 nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
@@ -83,19 +90,29 @@ ModelSpec model_spec(const DecoderConfig& config) {
                                       .bias = config.attention_bias,
                                       .output_bias = config.attention_output_bias,
                                       .query_key_norm = config.query_key_norm,
+                                      .query_key_norm_over_heads = config.query_key_norm_over_heads,
                                       .rotary_dim = config.rotary_dim},
-                        DenseMlpSpec{.intermediate_size = config.intermediate_size, .bias = config.mlp_bias}};
+                        DenseMlpSpec{.intermediate_size = config.intermediate_size, .bias = config.mlp_bias},
+                        config.norm_outputs};
   std::vector<LayerSpec> layers(config.num_hidden_layers, layer);
   for (const int64_t i : config.moe_layers) layers.at(i).mlp = config.moe;
+  for (size_t i = 0; i < config.sliding_layers.size(); ++i) {
+    if (config.sliding_layers[i])
+      std::get<AttentionSpec>(layers.at(i).mixer).sliding_window = config.sliding_window;
+  }
   return {.hidden_size = config.hidden_size,
           .vocab_size = config.vocab_size,
           .tie_word_embeddings = config.tie_word_embeddings,
-          .layers = std::move(layers)};
+          .layers = std::move(layers),
+          .rope_tables = config.sliding_rope ? 2 : 1};
 }
 
 nlohmann::ordered_json to_json(const LayerSpec& layer) {
   const auto part = [](const auto& alternative) { return to_json(alternative); };
-  return {{"mixer", std::visit(part, layer.mixer)}, {"mlp", std::visit(part, layer.mlp)}};
+  nlohmann::ordered_json json = {{"mixer", std::visit(part, layer.mixer)},
+                                 {"mlp", std::visit(part, layer.mlp)}};
+  if (layer.norm_outputs) json["norm_outputs"] = true;
+  return json;
 }
 
 std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hidden_size) {
@@ -103,8 +120,9 @@ std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hid
   const auto append = [&](const auto& part) { append_parameters(part, hidden_size, &shapes); };
   std::visit(append, layer.mixer);
   std::visit(append, layer.mlp);
-  shapes.push_back({"input_layernorm.weight", {hidden_size}});
+  if (!layer.norm_outputs) shapes.push_back({"input_layernorm.weight", {hidden_size}});
   shapes.push_back({"post_attention_layernorm.weight", {hidden_size}});
+  if (layer.norm_outputs) shapes.push_back({"post_feedforward_layernorm.weight", {hidden_size}});
   return shapes;
 }
 

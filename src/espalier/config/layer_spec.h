@@ -22,10 +22,13 @@ struct AttentionSpec {
   int64_t num_attention_heads = 0;
   int64_t num_key_value_heads = 0;
   int64_t head_dim = 0;
-  bool bias = false;            // of q, k and v
-  bool output_bias = false;     // of o
-  bool query_key_norm = false;  // RMSNorm of q and k per head
-  int64_t rotary_dim = 0;       // leading elements of a head that are rotated; 0: all
+  bool bias = false;                       // of q, k and v
+  bool output_bias = false;                // of o
+  bool query_key_norm = false;             // RMSNorm of q and k, per head
+  bool query_key_norm_over_heads = false;  // over all heads at once instead
+  int64_t sliding_window = 0;              // tokens that a token sees, itself included; 0: all before it
+  bool sinks = false;                      // a learned logit per head in the softmax's denominator
+  int64_t rotary_dim = 0;                  // leading elements of a head that are rotated; 0: all
 
   bool operator==(const AttentionSpec&) const = default;
 };
@@ -46,6 +49,7 @@ using MlpSpec = std::variant<DenseMlpSpec, MoeSpec>;
 struct LayerSpec {
   MixerSpec mixer;
   MlpSpec mlp;
+  bool norm_outputs = false;  // x + norm(mixer(x)), then x + norm(mlp(x)) instead
 
   bool operator==(const LayerSpec&) const = default;
 };
@@ -56,6 +60,7 @@ struct ModelSpec {
   int64_t vocab_size = 0;
   bool tie_word_embeddings = false;
   std::vector<LayerSpec> layers;  // first to last
+  int64_t rope_tables = 1;        // pairs of tables of cos and sin that the layers read
 
   bool operator==(const ModelSpec&) const = default;
 };

@@ -1,55 +1,150 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/config/rope.h"
 
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
 #include "espalier/base/check.h"
 #include "espalier/config/families/family.h"
 
 namespace espalier {
 namespace {
 
-void read_rope_object(const ConfigReader& config, const std::string& name, DecoderConfig* result) {
-  const ConfigReader rope(*config.find(name), config.file(), name + ".");
-  const std::string type_key = rope.find("rope_type") != nullptr ? "rope_type" : "type";
-  const std::string type = rope.find(type_key) != nullptr ? rope.text(type_key) : "default";
+using Keys = std::vector<std::string_view>;
 
-  std::vector<std::string_view> known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"};
-  if (type == "llama3") {
-    result->llama3_rope = Llama3Rope{
-        .factor = rope.positive_number("factor"),
-        .low_freq_factor = rope.positive_number("low_freq_factor"),
-        .high_freq_factor = rope.positive_number("high_freq_factor"),
-        .original_max_position_embeddings = rope.positive_integer(
-            "original_max_position_embeddings", kMostPositions, result->max_position_embeddings),
-    };
-    if (!(result->llama3_rope->high_freq_factor > result->llama3_rope->low_freq_factor)) {
-      rope.refuse("high_freq_factor", "more than low_freq_factor");
-    }
-    known.insert(known.end(),
-                 {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"});
-  } else if (type != "default") {
-    rope.refuse(type_key, "\"default\" or \"llama3\"");
+Llama3Rope read_llama3(const ConfigReader& rope, int64_t max_position_embeddings, Keys* known) {
+  const Llama3Rope result{
+      .factor = rope.positive_number("factor"),
+      .low_freq_factor = rope.positive_number("low_freq_factor"),
+      .high_freq_factor = rope.positive_number("high_freq_factor"),
+      .original_max_position_embeddings =
+          rope.positive_integer("original_max_position_embeddings", kMostPositions, max_position_embeddings),
+  };
+  if (!(result.high_freq_factor > result.low_freq_factor)) {
+    rope.refuse("high_freq_factor", "more than low_freq_factor");
   }
-  rope.refuse_other_keys(known, family_names("and", ""));
-
-  const double theta = rope.positive_number("rope_theta", result->rope_theta);
-  if (config.find("rope_theta") != nullptr && theta != result->rope_theta) {
-    // Transformers 4 follows the outer value and Transformers 5 the inner one.
-    rope.refuse("rope_theta", fmt::format("the rope_theta beside {}, {}", name, result->rope_theta));
-  }
-  result->rope_theta = theta;
+  known->insert(known->end(),
+                {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"});
+  return result;
 }
 
-/// Reads rotary_dim. `inner` is rope_parameters or rope_scaling, null where there is neither.
-void read_rotary_dim(const ConfigReader& config, const ConfigReader* inner, double family_factor,
-                     DecoderConfig* result) {
-  const std::string key = "partial_rotary_factor";
-  const ConfigReader& reader = inner != nullptr && inner->find(key) != nullptr ? *inner : config;
-  if (reader.find(key) == nullptr && family_factor == 0) return;
-  const double factor = reader.positive_number(key, family_factor);
+// How much queries and keys grow with the context (YaRN, equation 22), as Transformers has it.
+double yarn_scale(double factor, double mscale) {
+  return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
+}
+
+YarnRope read_yarn(const ConfigReader& rope, int64_t max_position_embeddings, Keys* known) {
+  YarnRope result{
+      .factor = rope.positive_number("factor"),
+      .original_max_position_embeddings =
+          rope.positive_integer("original_max_position_embeddings", kMostPositions, max_position_embeddings),
+      .beta_fast = rope.positive_number("beta_fast", 32),
+      .beta_slow = rope.positive_number("beta_slow", 1),
+      .truncate = rope.boolean("truncate", true),
+  };
+  if (result.beta_fast < result.beta_slow) rope.refuse("beta_fast", "at least beta_slow");
+  double attention_factor = yarn_scale(result.factor, 1);
+  const bool has_mscale = rope.find("mscale") != nullptr, has_all = rope.find("mscale_all_dim") != nullptr;
+  const double mscale = has_mscale ? rope.non_negative_number("mscale") : 0;
+  const double mscale_all_dim = has_all ? rope.non_negative_number("mscale_all_dim") : 0;
+  if (mscale > 0 && mscale_all_dim > 0) {
+    attention_factor = yarn_scale(result.factor, mscale) / yarn_scale(result.factor, mscale_all_dim);
+  }
+  result.attention_factor = rope.positive_number("attention_factor", attention_factor);
+  known->insert(known->end(), {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+                               "truncate", "mscale", "mscale_all_dim", "attention_factor"});
+  return result;
+}
+
+/// An object of a config.json that describes a rope; where it leaves rope_theta out, that of `rope_theta`.
+Rope read_rope_object(const ConfigReader& rope, double rope_theta, int64_t max_position_embeddings) {
+  const std::string type_key = rope.find("rope_type") != nullptr ? "rope_type" : "type";
+  const std::string type = rope.find(type_key) != nullptr ? rope.text(type_key) : "default";
+  Rope result{.rope_theta = rope.positive_number("rope_theta", rope_theta)};
+  Keys known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"};
+  if (type == "linear") {
+    result.scaling = LinearRope{.factor = rope.positive_number("factor")};
+    known.emplace_back("factor");
+  } else if (type == "llama3") {
+    result.scaling = read_llama3(rope, max_position_embeddings, &known);
+  } else if (type == "yarn") {
+    result.scaling = read_yarn(rope, max_position_embeddings, &known);
+  } else if (type != "default") {
+    rope.refuse(type_key, "\"default\", \"linear\", \"llama3\" or \"yarn\"");
+  }
+  rope.refuse_other_keys(known, family_names("and", ""));
+  return result;
+}
+
+/// rope_parameters or rope_scaling, whichever is there; "" where neither is.
+std::string rope_object_name(const ConfigReader& config) {
+  std::vector<std::string> present;
+  for (const std::string name : {"rope_parameters", "rope_scaling"}) {
+    const nlohmann::json* value = config.find(name);
+    if (value != nullptr && !(value->is_object() && value->empty())) present.push_back(name);
+  }
+  if (present.size() > 1) config.refuse("rope_scaling", "null where rope_parameters is given");
+  return present.empty() ? "" : present[0];
+}
+
+}  // namespace
+
+void read_rope(const ConfigReader& config, DecoderConfig* result) {
+  const double theta = config.positive_number("rope_theta", 10000);
+  result->rope = {.rope_theta = theta};
+  const std::string name = rope_object_name(config);
+  if (name.empty()) return;
+  const ConfigReader rope(*config.find(name), config.file(), name + ".");
+  result->rope = read_rope_object(rope, theta, result->max_position_embeddings);
+  if (config.find("rope_theta") != nullptr && result->rope.rope_theta != theta) {
+    // Transformers 4 follows the outer value and Transformers 5 the inner one.
+    rope.refuse("rope_theta", fmt::format("the rope_theta beside {}, {}", name, theta));
+  }
+}
+
+void read_rope_by_layer_type(const ConfigReader& config, DecoderConfig* result) {
+  constexpr double kTheta = 500000;
+  const std::string name = rope_object_name(config);
+  const auto read = [&](const ConfigReader& rope) {
+    // Transformers looks for it outside of the objects and so never finds it.
+    if (!rope.boolean("truncate", true)) rope.refuse("truncate", "true");
+    if (rope.positive_number("partial_rotary_factor", 1) != 1) rope.refuse("partial_rotary_factor", "1.0");
+    return read_rope_object(rope, kTheta, result->max_position_embeddings);
+  };
+  // Of a rope_theta outside of rope_parameters, Transformers 4 makes that of all layers, and Transformers 5
+  // that of layers without a window.
+  if (config.find("rope_theta") != nullptr && *config.find("rope_theta") != kTheta) {
+    config.refuse("rope_theta",
+                  "500000, or rope_theta in rope_parameters.full_attention and "
+                  "rope_parameters.sliding_attention");
+  }
+  result->rope = {.rope_theta = kTheta};
+  result->sliding_rope = result->rope;
+  if (name == "rope_scaling") {
+    result->rope = read({*config.find(name), config.file(), name + "."});
+  } else if (!name.empty()) {
+    const ConfigReader both(*config.find(name), config.file(), name + ".");
+    both.refuse_other_keys({"full_attention", "sliding_attention"}, "olmo3");
+    for (const auto& [key, rope] : {std::pair("full_attention", &result->rope),
+                                    std::pair("sliding_attention", &*result->sliding_rope)}) {
+      if (both.find(key) != nullptr) *rope = read({*both.find(key), config.file(), name + "." + key + "."});
+    }
+  }
+}
+
+void read_rotary_dim(const ConfigReader& config, double partial_rotary_factor, DecoderConfig* result) {
+  const std::string key = "partial_rotary_factor", name = rope_object_name(config);
+  std::optional<ConfigReader> rope;
+  if (!name.empty()) rope.emplace(*config.find(name), config.file(), name + ".");
+  const ConfigReader& reader = rope && rope->find(key) != nullptr ? *rope : config;
+  if (reader.find(key) == nullptr && partial_rotary_factor == 0) return;
+  const double factor = reader.positive_number(key, partial_rotary_factor);
   if (config.find(key) != nullptr && config.positive_number(key) != factor) {
     reader.refuse(key, fmt::format("the {} of the file, {}", key, config.positive_number(key)));
   }
-  if (family_factor == 0) {
+  if (partial_rotary_factor == 0) {
     if (factor != 1) reader.refuse(key, "1.0");
     return;
   }
@@ -58,22 +153,6 @@ void read_rotary_dim(const ConfigReader& config, const ConfigReader* inner, doub
   if (factor > 1 || result->rotary_dim < 2 || result->rotary_dim % 2 != 0) {
     reader.refuse(key, fmt::format("an even part of head_dim, {}", result->head_dim));
   }
-}
-
-}  // namespace
-
-void read_rope(const ConfigReader& config, double partial_rotary_factor, DecoderConfig* result) {
-  result->rope_theta = config.positive_number("rope_theta", 10000);
-  std::vector<std::string> present;
-  for (const std::string name : {"rope_parameters", "rope_scaling"}) {
-    const nlohmann::json* value = config.find(name);
-    if (value != nullptr && !(value->is_object() && value->empty())) present.push_back(name);
-  }
-  if (present.size() > 1) config.refuse("rope_scaling", "null where rope_parameters is given");
-  if (present.empty()) return read_rotary_dim(config, nullptr, partial_rotary_factor, result);
-  read_rope_object(config, present[0], result);
-  const ConfigReader inner(*config.find(present[0]), config.file(), present[0] + ".");
-  read_rotary_dim(config, &inner, partial_rotary_factor, result);
 }
 
 }  // namespace espalier

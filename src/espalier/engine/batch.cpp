@@ -101,14 +101,16 @@ void set_edges(const HostTerms& terms, int64_t num_tokens, Batch* batch) {
 }
 
 void set_context(std::span<const ContextBlock> blocks, Batch* batch) {
-  std::vector<int64_t> numbers;
+  std::vector<int64_t> numbers, positions;
   for (const ContextBlock& block : blocks) {
     if (batch->ancestors.empty() || batch->ancestors.back() != block.ancestor) {
       batch->ancestors.push_back(block.ancestor);
     }
     numbers.insert(numbers.end(), {static_cast<int64_t>(batch->ancestors.size()) - 1, block.column_begin,
                                    block.column_end, block.row_begin, block.row_end});
+    positions.push_back(block.position);
   }
+  batch->context_positions = to_tensor(positions, at::kLong);
   batch->context_blocks = to_tensor(numbers, at::kLong).view({-1, 5});
 }
 

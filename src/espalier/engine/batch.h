@@ -33,6 +33,7 @@ struct Batch {
   std::vector<int64_t> ancestors;   // the micro-batches above, root first: each has context for this one
   at::Tensor context_blocks;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`;
                                     // always on the host
+  at::Tensor context_positions;     // [P] int64, as of AttentionContext; likewise
   std::shared_ptr<const NodeStructure> nodes;  // the runs of the micro-batch; on the host
 
   int64_t num_tokens() const { return input_ids.size(0); }
@@ -43,8 +44,8 @@ struct Batch {
 /// The batch of micro-batch `index` of step.plan.
 Batch make_batch(const Step& step, int64_t index, const Loss& loss);
 
-/// The batch with its tensors on the device, but for context_blocks: copied in one go, without waiting
-/// (upload in runtime/device.h).
+/// The batch with its tensors on the device, but for context_blocks and context_positions: copied in one go,
+/// without waiting (upload in runtime/device.h).
 Batch to_device(Batch batch, at::Device device);
 
 }  // namespace espalier

@@ -14,6 +14,7 @@
 #include "espalier/engine/order.h"
 #include "espalier/engine/unit_loss.h"
 #include "espalier/model/gradient_accumulation.h"
+#include "espalier/plan/load.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/tensor_memory.h"
 
@@ -84,7 +85,8 @@ class StepRun {
         with_loss_(micro_batches_with_loss(step)),
         with_readers_(micro_batches_with_readers(step, with_loss_)),
         upcast_(upcast_weights(with_loss_)),
-        in_flight_(step.plan.micro_batches.size()) {
+        in_flight_(step.plan.micro_batches.size()),
+        window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())) {
     for (const std::string& name : loss.objective().metrics()) pending_.result.metrics.push_back({name, 0});
     const auto num_sums = static_cast<int64_t>(1 + pending_.result.metrics.size());
     pending_.sums = at::zeros({num_sums}, at::TensorOptions(device_).dtype(at::kDouble));
@@ -101,8 +103,7 @@ class StepRun {
     RECORD_USER_SCOPE("log-prob pass");
     const auto visit = [&](int64_t m, const Batch& batch, const at::Tensor& logprobs) {
       unit_loss_->add(batch, logprobs);
-      pending_.result.recomputed +=
-          {batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, batch.num_logit_rows()};
+      pending_.result.recomputed += work_of(m, batch, batch.num_logit_rows());
     };
     reset_peak_tensor_memory(device_);
     pending_.logprob_pass.emplace(device_).start();
@@ -142,8 +143,8 @@ class StepRun {
     return frames;
   }
 
-  Work work_of(int64_t m, int64_t logit_rows) const {
-    return {in_flight_[m]->batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, logit_rows};
+  Work work_of(int64_t m, const Batch& batch, int64_t logit_rows) const {
+    return {batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, logit_rows, window_pairs_[m]};
   }
 
   void run_forward(int64_t m) {
@@ -156,7 +157,7 @@ class StepRun {
           forward(model_, in_flight.batch, ancestors(in_flight.batch), {.keep_context = true, .head = false});
       in_flight.frame = std::make_unique<ContextFrame>(forwarded.context, options.offload_context);
       for (ContextFrame* frame : ancestors(in_flight.batch)) frame->collect();
-      pending_.result.recomputed += work_of(m, 0);
+      pending_.result.recomputed += work_of(m, in_flight.batch, 0);
       return;
     }
     forward_with_grad(m);
@@ -172,7 +173,7 @@ class StepRun {
                 {.keep_context = with_readers_[m], .checkpoint_layers = checkpoint_layers, .head = head});
     in_flight.context = std::move(forwarded.context);
     StepResult& result = pending_.result;
-    const Work work = work_of(m, in_flight.batch.num_logit_rows());
+    const Work work = work_of(m, in_flight.batch, in_flight.batch.num_logit_rows());
     result.work += work;
     if (checkpoint_layers) result.recomputed += work;
     if (!head) return;
@@ -236,7 +237,8 @@ class StepRun {
   std::vector<bool> with_loss_, with_readers_;
   std::unique_ptr<accumulating::UpcastWeights> upcast_;
   std::vector<std::unique_ptr<InFlightMicroBatch>> in_flight_;
-  std::optional<UnitLoss> unit_loss_;  // where the objective's scope is wider than a token
+  std::vector<std::vector<int64_t>> window_pairs_;  // by micro-batch and window of the model
+  std::optional<UnitLoss> unit_loss_;               // where the objective's scope is wider than a token
   PendingStep pending_;
 };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/engine/tree_sequence.h"
 
+#include <ATen/ATen.h>
+
 #include "espalier/base/check.h"
 #include "espalier/ops/attention/tree_attention.h"
 
@@ -8,22 +10,29 @@ namespace espalier {
 
 TreeSequence::TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors)
     : subtree_end_(batch.subtree_end),
+      position_ids_(batch.position_ids),
       context_blocks_(batch.context_blocks),
+      context_positions_(batch.context_positions),
       nodes_(batch.nodes),
       ancestors_(ancestors.begin(), ancestors.end()) {
   ESPALIER_ASSERT(ancestors.size() == batch.ancestors.size());
 }
 
 at::Tensor TreeSequence::attention(int64_t layer, const at::Tensor& q, const at::Tensor& k,
-                                   const at::Tensor& v, double softmax_scale) const {
+                                   const at::Tensor& v, const AttentionOptions& options) const {
   AttentionContext context;
   for (ContextFrame* frame : ancestors_) {
     const LayerContext& leaves = frame->leaves(layer);
     context.k.push_back(leaves[0]);
     context.v.push_back(leaves[1]);
   }
-  if (!ancestors_.empty()) context.blocks = context_blocks_;
-  return tree_attention(q, k, v, subtree_end_, softmax_scale, context);
+  if (!ancestors_.empty()) {
+    context.blocks = context_blocks_;
+    context.positions = context_positions_;
+  }
+  ForestTokens tokens{subtree_end_};
+  if (options.sliding_window > 0) tokens.position = position_ids_.to(at::kInt);
+  return tree_attention(q, k, v, tokens, options, context);
 }
 
 }  // namespace espalier

@@ -21,12 +21,12 @@ class TreeSequence : public SequenceOps {
   TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors);
 
   at::Tensor attention(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       double softmax_scale) const override;
+                       const AttentionOptions& options) const override;
   const NodeStructure& nodes() const override { return *nodes_; }
 
  private:
-  at::Tensor subtree_end_;
-  at::Tensor context_blocks_;
+  at::Tensor subtree_end_, position_ids_;
+  at::Tensor context_blocks_, context_positions_;
   std::shared_ptr<const NodeStructure> nodes_;
   std::vector<ContextFrame*> ancestors_;
 };

@@ -38,24 +38,32 @@ TermCounts count_terms(const Step& step, const MicroBatch& micro_batch) {
   return counts;
 }
 
+// Of a sequence on its own.
+Work sequence_work(int64_t size, int64_t logit_rows, std::span<const int64_t> windows) {
+  Work work{size, size * (size + 1) / 2, logit_rows};
+  for (const int64_t window : windows) work.window_pairs.push_back(pairs_in_window(0, size, window));
+  return work;
+}
+
 }  // namespace
 
-Work plan_work(const Step& step) {
-  Work total;
-  for (const Load& load : step_loads(step)) total += {load.tokens, load.pairs, load.logit_rows};
+Work plan_work(const Step& step, std::span<const int64_t> windows) {
+  Work total{.window_pairs = std::vector<int64_t>(windows.size())};
+  for (const Load& load : step_loads(step, windows)) {
+    total += {load.tokens, load.pairs, load.logit_rows, load.window_pairs};
+  }
   return total;
 }
 
-Work flat_work(const Step& step) {
-  Work work;
+Work flat_work(const Step& step, std::span<const int64_t> windows) {
+  Work work{.window_pairs = std::vector<int64_t>(windows.size())};
   for (int64_t k = 0; k < step.forest.num_trajectories(); ++k) {
-    const int64_t size = step.forest.trajectory_size(k);
-    work += {size, size * (size + 1) / 2, step.terms.row_size(k)};
+    work += sequence_work(step.forest.trajectory_size(k), step.terms.row_size(k), windows);
   }
   return work;
 }
 
-Work append_only_work(const Step& step) {
+Work append_only_work(const Step& step, std::span<const int64_t> windows) {
   const Forest& forest = step.forest;
   // In preorder a node's first child follows it, so the first leaf below a node is that of the next one.
   std::vector<int64_t> first_leaf(forest.num_nodes());
@@ -68,16 +76,18 @@ Work append_only_work(const Step& step) {
     std::set<int64_t>& targets = targets_of_leaf[first_leaf[forest.end_node[k]]];
     for (const Term& term : step.terms.row(k)) targets.insert(term.position);
   }
-  Work work;
+  Work work{.window_pairs = std::vector<int64_t>(windows.size())};
   for (const auto& [leaf, targets] : targets_of_leaf) {
     const int64_t size = forest.position[leaf] + forest.node_size(leaf);
-    work += {size, size * (size + 1) / 2, static_cast<int64_t>(targets.size())};
+    work += sequence_work(size, static_cast<int64_t>(targets.size()), windows);
   }
   return work;
 }
 
 double speedup_bound(const ModelCost& model, const Step& step) {
-  return step_flops(model, flat_work(step)).total() / step_flops(model, plan_work(step)).total();
+  const std::vector<int64_t> windows = model.sliding_windows();
+  return step_flops(model, flat_work(step, windows)).total() /
+         step_flops(model, plan_work(step, windows)).total();
 }
 
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
@@ -112,14 +122,15 @@ TimeModel assumed_times(const DecoderConfig& config, at::Device device) {
   return assumed_time_model(model_cost(config), device.is_cuda() ? Processor::kGpu : Processor::kCpu);
 }
 
-std::vector<Load> step_loads(const Step& step) {
-  std::vector<Load> loads = loads_of(step.plan.micro_batches);
+std::vector<Load> step_loads(const Step& step, std::span<const int64_t> windows) {
+  std::vector<Load> loads = loads_of(step.plan.micro_batches, windows);
   const std::vector<bool> with_loss = micro_batches_with_loss(step);
   for (size_t m = 0; m < loads.size(); ++m) {
     if (!with_loss[m]) {
       const int64_t parent = loads[m].parent;
       loads[m] = {};
       loads[m].parent = parent;
+      loads[m].window_pairs.resize(windows.size());
       continue;
     }
     const TermCounts counts = count_terms(step, step.plan.micro_batches[m]);
@@ -134,7 +145,7 @@ StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logpr
   MemoryModel memory = costs.memory;
   memory.checkpoint_activations = step.plan.options.checkpoint_activations;
   StepPrediction prediction;
-  prediction.loads = step_loads(step);
+  prediction.loads = step_loads(step, costs.time.cost.sliding_windows());
   prediction.peak_bytes = peak_bytes(memory, prediction.loads);
   for (size_t m = 0; m < prediction.loads.size(); ++m) {
     const bool runs = prediction.loads[m].tokens > 0;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "espalier/config/config.h"
@@ -20,10 +21,11 @@ namespace espalier {
 
 /// Work of the step's plan; of the same trajectories with nothing shared; and after append-only merging (see
 /// ForestStatistics), where a merged trajectory's loss is computed in one that extends it. Logit rows are
-/// counted per micro-batch (plan) and per sequence (flat, append-only).
-Work plan_work(const Step& step);
-Work flat_work(const Step& step);
-Work append_only_work(const Step& step);
+/// counted per micro-batch (plan) and per sequence (flat, append-only). `windows`: ModelCost::sliding_windows
+/// of the model that runs it.
+Work plan_work(const Step& step, std::span<const int64_t> windows = {});
+Work flat_work(const Step& step, std::span<const int64_t> windows = {});
+Work append_only_work(const Step& step, std::span<const int64_t> windows = {});
 
 /// FLOPs(flat) / FLOPs(plan): no speed-up over sequence packing can be larger.
 double speedup_bound(const ModelCost& model, const Step& step);
@@ -52,6 +54,6 @@ StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logpr
 
 /// The loads of the step's micro-batches, with the rows and terms that do reach the LM head. Nothing where no
 /// loss is in the micro-batch or below.
-std::vector<Load> step_loads(const Step& step);
+std::vector<Load> step_loads(const Step& step, std::span<const int64_t> windows = {});
 
 }  // namespace espalier

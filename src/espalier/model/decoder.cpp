@@ -4,8 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
-#include <cmath>
-#include <numbers>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,26 +12,6 @@
 
 namespace espalier {
 namespace {
-
-/// Angle per position of each rotated pair, [rotary_dim / 2], in float32 and in the order of operations of
-/// Transformers (modeling_rope_utils), so that the angles agree to the last bit.
-at::Tensor make_inverse_frequencies(const DecoderConfig& config) {
-  const auto options = at::TensorOptions().dtype(at::kFloat);
-  const int64_t dim = config.rotary_dim > 0 ? config.rotary_dim : config.head_dim;
-  const at::Tensor exponents = at::arange(0, dim, 2, options) / dim;
-  const at::Tensor plain = at::pow(at::Scalar(config.rope_theta), exponents).reciprocal();
-  if (!config.llama3_rope) return plain;
-
-  const Llama3Rope& rope = *config.llama3_rope;
-  const auto old_length = static_cast<double>(rope.original_max_position_embeddings);
-  const at::Tensor wavelength = plain.reciprocal() * (2 * std::numbers::pi);
-  const at::Tensor is_long = wavelength > old_length / rope.low_freq_factor;
-  const at::Tensor is_short = wavelength < old_length / rope.high_freq_factor;
-  const at::Tensor smooth = (wavelength.reciprocal() * old_length - rope.low_freq_factor) /
-                            (rope.high_freq_factor - rope.low_freq_factor);
-  const at::Tensor between = (1 - smooth) * plain / rope.factor + smooth * plain;
-  return at::where(is_long, plain / rope.factor, at::where(is_short, plain, between));
-}
 
 /// `dtype` and `device`: those that all must have.
 void check_tensors(const char* kind, const std::vector<ParameterShape>& shapes,
@@ -65,18 +43,25 @@ void check_parameters(const DecoderConfig& config, const std::vector<Parameter>&
 }  // namespace
 
 Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters& parameters,
-                                   const NamedParameters& buffers, double rms_norm_eps) {
+                                   const NamedParameters& buffers, const DecoderConfig& config) {
+  const auto attention = [&](const AttentionSpec& mixer) {
+    const bool second_rope = config.sliding_rope && mixer.sliding_window > 0;
+    return AttentionLayer(mixer, parameters, config.rms_norm_eps, second_rope ? kTablesOfRope : 0);
+  };
   using Mlp = decltype(Layer::mlp);
   struct MakeMlp {
     const NamedParameters &parameters, &buffers;
     Mlp operator()(const DenseMlpSpec&) const { return DenseMlp(parameters, "mlp"); }
     Mlp operator()(const MoeSpec& moe) const { return MoeMlp(moe, parameters, buffers); }
   };
-  return {
-      std::visit([&](const AttentionSpec& mixer) { return AttentionLayer(mixer, parameters, rms_norm_eps); },
-                 spec.mixer),
-      std::visit(MakeMlp{parameters, buffers}, spec.mlp), parameters.at("input_layernorm.weight"),
-      parameters.at("post_attention_layernorm.weight")};
+  Layer layer{std::visit(attention, spec.mixer), std::visit(MakeMlp{parameters, buffers}, spec.mlp)};
+  layer.post_attention_layernorm = parameters.at("post_attention_layernorm.weight");
+  if (spec.norm_outputs) {
+    layer.post_feedforward_layernorm = parameters.at("post_feedforward_layernorm.weight");
+  } else {
+    layer.input_layernorm = parameters.at("input_layernorm.weight");
+  }
+  return layer;
 }
 
 Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::vector<Parameter> buffers)
@@ -90,13 +75,19 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
   for (const LayerSpec& layer : spec.layers) {
     const size_t count = layer_parameters(layer, spec.hidden_size).size();
     const std::string prefix = layer_prefix(static_cast<int64_t>(layers_.size()));
-    layers_.push_back(
-        make_layer(layer, {rest.first(count), prefix}, {buffers_, prefix}, config_.rms_norm_eps));
+    layers_.push_back(make_layer(layer, {rest.first(count), prefix}, {buffers_, prefix}, config_));
     rest = rest.subspan(count);
   }
   norm_ = all.at("model.norm.weight");
   lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight");
-  inverse_frequencies_ = make_inverse_frequencies(config_).to(embed_tokens_.device());
+  const int64_t rotary_dim = config_.rotary_dim > 0 ? config_.rotary_dim : config_.head_dim;
+  ropes_.emplace_back(config_.rope, rotary_dim);
+  if (config_.sliding_rope) ropes_.emplace_back(*config_.sliding_rope, rotary_dim);
+  for (RotaryFrequencies& rope : ropes_) rope.inverse = rope.inverse.to(embed_tokens_.device());
+}
+
+std::vector<int64_t> Decoder::sliding_windows() const {
+  return config_.sliding_window > 0 ? std::vector{config_.sliding_window} : std::vector<int64_t>{};
 }
 
 std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
@@ -109,9 +100,16 @@ std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType 
 
 PositionTables Decoder::position_tables(const at::Tensor& position_ids) const {
   // Angles are float32 for every dtype, as in Transformers; a float64 model takes them as they are.
-  const at::Tensor angles = position_ids.to(at::kFloat).unsqueeze(-1) * inverse_frequencies_;
   const at::ScalarType dtype = detail::accumulator_dtype(embed_tokens_.scalar_type());
-  return {at::cos(angles).to(dtype), at::sin(angles).to(dtype)};
+  PositionTables tables;
+  for (const RotaryFrequencies& rope : ropes_) {
+    const at::Tensor angles = position_ids.to(at::kFloat).unsqueeze(-1) * rope.inverse;
+    for (at::Tensor table : {at::cos(angles), at::sin(angles)}) {
+      if (rope.attention_factor != 1) table.mul_(rope.attention_factor);
+      tables.push_back(table.to(dtype));
+    }
+  }
+  return tables;
 }
 
 at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
@@ -125,16 +123,24 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
                            const SequenceOps& sequence, const at::Tensor& rows) const {
   RECORD_USER_SCOPE("layer " + std::to_string(index));
   const Layer& layer = layers_.at(index);
-  const at::Tensor input = accumulating::rms_norm(hidden, layer.input_layernorm, config_.rms_norm_eps);
+  const double eps = config_.rms_norm_eps;
+  const at::Tensor input =
+      layer.norms_outputs() ? hidden : accumulating::rms_norm(hidden, layer.input_layernorm, eps);
   auto [mixed, context] = std::visit(
       [&](const auto& mixer) { return mixer.forward(index, input, tables, sequence, rows); }, layer.mixer);
   const at::Tensor residual = rows.defined() ? hidden.index_select(0, rows) : hidden;
   if (!mixed.defined()) return {residual, std::move(context)};
+  const auto run_mlp = [&](const at::Tensor& mlp_input) {
+    return std::visit([&](const auto& mlp) { return mlp.forward(mlp_input); }, layer.mlp);
+  };
+  if (layer.norms_outputs()) {
+    const at::Tensor middle = residual + accumulating::rms_norm(mixed, layer.post_attention_layernorm, eps);
+    const at::Tensor output = accumulating::rms_norm(run_mlp(middle), layer.post_feedforward_layernorm, eps);
+    return {middle + output, std::move(context)};
+  }
   const auto [middle, normalised] =
-      accumulating::add_rms_norm(residual, mixed, layer.post_attention_layernorm, config_.rms_norm_eps);
-  const at::Tensor& mlp_input = normalised;
-  return {middle + std::visit([&](const auto& mlp) { return mlp.forward(mlp_input); }, layer.mlp),
-          std::move(context)};
+      accumulating::add_rms_norm(residual, mixed, layer.post_attention_layernorm, eps);
+  return {middle + run_mlp(normalised), std::move(context)};
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {

@@ -13,6 +13,7 @@
 #include "espalier/model/layers/dense_mlp.h"
 #include "espalier/model/layers/moe_mlp.h"
 #include "espalier/model/model.h"
+#include "espalier/model/rotary_frequencies.h"
 
 namespace espalier {
 
@@ -32,6 +33,7 @@ class Decoder : public Model {
 
   int64_t num_layers() const override { return config_.num_hidden_layers; }
   int64_t vocab_size() const override { return config_.vocab_size; }
+  std::vector<int64_t> sliding_windows() const override;
   at::Tensor embed(const at::Tensor& input_ids) const override;
   PositionTables position_tables(const at::Tensor& position_ids) const override;
   LayerOutput layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
@@ -52,17 +54,23 @@ class Decoder : public Model {
   struct Layer {
     std::variant<AttentionLayer> mixer;
     std::variant<DenseMlp, MoeMlp> mlp;
-    at::Tensor input_layernorm, post_attention_layernorm;  // [hidden_size]
+    // [hidden_size]; a layer has the first and the second, or (LayerSpec::norm_outputs) the second and the
+    // third.
+    at::Tensor input_layernorm = {}, post_attention_layernorm = {}, post_feedforward_layernorm = {};
+
+    bool norms_outputs() const { return post_feedforward_layernorm.defined(); }
   };
   static Layer make_layer(const LayerSpec& spec, const NamedParameters& parameters,
-                          const NamedParameters& buffers, double rms_norm_eps);
+                          const NamedParameters& buffers, const DecoderConfig& config);
+
+  static constexpr int64_t kTablesOfRope = 2;  // cos and sin
 
   DecoderConfig config_;
   std::vector<Parameter> parameters_, buffers_;
   // The same tensors as in parameters_, by their place in the network.
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<Layer> layers_;
-  at::Tensor inverse_frequencies_;  // [rotary_dim / 2] float32
+  std::vector<RotaryFrequencies> ropes_;  // of all layers; or of full attention, then of sliding windows
 };
 
 /// Zeros for a decoder's buffers, with which routers choose by their scores alone.

@@ -21,7 +21,8 @@ struct Parameter {
 /// layer: k (rotated) and v [T, K, D] of the micro-batch's tokens.
 using LayerContext = std::vector<at::Tensor>;
 
-/// What every layer reads of the positions: of a decoder with rotary embedding cos and sin [T, head_dim / 2].
+/// What layers read of the positions: of a decoder with rotary embedding cos and sin [T, head_dim / 2], and
+/// where layers with a sliding window have a rope of their own, cos and sin of that.
 using PositionTables = std::vector<at::Tensor>;
 
 struct LayerOutput {
@@ -44,6 +45,9 @@ class Model {
 
   virtual int64_t num_layers() const = 0;
   virtual int64_t vocab_size() const = 0;
+
+  /// The sizes of the sliding windows of its attention, ascending, each once.
+  virtual std::vector<int64_t> sliding_windows() const { return {}; }
 
   /// Hidden states [T, hidden_size] of input_ids [T] int64.
   virtual at::Tensor embed(const at::Tensor& input_ids) const = 0;

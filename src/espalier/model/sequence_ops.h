@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "espalier/model/node_structure.h"
+#include "espalier/ops/attention/tree_attention.h"
 
 namespace espalier {
 
@@ -18,9 +19,10 @@ class SequenceOps {
   virtual ~SequenceOps() = default;
 
   /// Attention of layer `layer`: q [T, H, D], k and v [T, K, D], rotated; returns [T, H, D]. A token reads
-  /// itself and the tokens before it on its path, those in the context of ancestors included.
+  /// itself and the tokens before it on its path, those in the context of ancestors included, as far as the
+  /// options' sliding window reaches.
   virtual at::Tensor attention(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               double softmax_scale) const = 0;
+                               const AttentionOptions& options) const = 0;
 
   /// How the tokens branch, for layers that walk along paths: recurrences and convolutions.
   virtual const NodeStructure& nodes() const = 0;

@@ -12,7 +12,7 @@ namespace espalier::reference {
 
 /// Same contract as espalier::tree_attention, by a dense mask over all context keys and the T own ones.
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const at::Tensor& subtree_end, double softmax_scale,
+                          const ForestTokens& tokens, const AttentionOptions& options,
                           const AttentionContext& context = {});
 
 /// The [T, T] mask (row: query, column: key) of subtree_end, bool.

@@ -5,10 +5,13 @@
 TORCH_LIBRARY(espalier, m) {
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor subtree_end, float softmax_scale,"
-      " Tensor[] context_k, Tensor[] context_v, Tensor context_blocks) -> (Tensor out, Tensor lse)");
+      " Tensor[] context_k, Tensor[] context_v, Tensor context_blocks, int sliding_window=0,"
+      " Tensor? position=None, Tensor? context_positions=None, Tensor? sinks=None)"
+      " -> (Tensor out, Tensor lse)");
   m.def(
       "tree_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor subtree_end, Tensor out,"
-      " Tensor lse, float softmax_scale, Tensor[] context_k, Tensor[] context_v, Tensor context_blocks)"
+      " Tensor lse, float softmax_scale, Tensor[] context_k, Tensor[] context_v, Tensor context_blocks,"
+      " int sliding_window=0, Tensor? position=None, Tensor? context_positions=None)"
       " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor[] grad_context_k, Tensor[] grad_context_v)");
   m.def(
       "edge_logprobs(Tensor hidden, Tensor weight, Tensor edge_row, Tensor edge_target)"

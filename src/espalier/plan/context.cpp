@@ -114,15 +114,18 @@ std::vector<ContextBlock> context_blocks(const ContextIndex& plan, int64_t index
     const auto run_begin = plan.run_begin.row(visible->ancestor);
     const int64_t begin = run_begin[visible->run], end = run_begin[visible->run + 1];
     const auto [row_begin, row_end] = visible->rows;
+    // Runs that are adjacent and seen by the same rows follow each other on their path.
+    const int64_t position = plan.path_length.row(visible->ancestor)[visible->run] - (end - begin);
     if (!blocks.empty()) {
       ContextBlock& last = blocks.back();
       if (last.ancestor == visible->ancestor && last.column_begin == end && last.row_begin == row_begin &&
           last.row_end == row_end) {
         last.column_begin = begin;
+        last.position = position;
         continue;
       }
     }
-    blocks.push_back({visible->ancestor, begin, end, row_begin, row_end});
+    blocks.push_back({visible->ancestor, begin, end, row_begin, row_end, position});
   }
   std::reverse(blocks.begin(), blocks.end());
   return blocks;

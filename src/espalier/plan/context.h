@@ -18,6 +18,7 @@ struct ContextBlock {
   int64_t ancestor;  // micro-batch
   int64_t column_begin, column_end;
   int64_t row_begin, row_end;
+  int64_t position;  // of the first column on its root path; the columns follow each other there
 };
 
 /// Where the runs of each micro-batch are. Keeps a reference to the micro-batches, which must outlive it.

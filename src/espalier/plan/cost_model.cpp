@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/cost_model.h"
 
+#include <algorithm>
+
 namespace espalier {
 
 Work& Work::operator+=(const Work& other) {
   tokens += other.tokens;
   pairs += other.pairs;
   logit_rows += other.logit_rows;
+  window_pairs.resize(std::max(window_pairs.size(), other.window_pairs.size()));  // nothing has no windows
+  for (size_t i = 0; i < other.window_pairs.size(); ++i) window_pairs[i] += other.window_pairs[i];
   return *this;
 }
 
@@ -26,11 +30,11 @@ struct FlopFactors {
 };
 
 FlopCount flops_of(const ModelCost& model, const Work& work, const FlopFactors& factors) {
-  int64_t pair_elements = 0;
-  for (const LayerCost& layer : model.layers) pair_elements += layer.pair_elements;
+  const double pair_elements = weighted_pairs(model, work.pairs, work.window_pairs,
+                                              [](const LayerCost& layer) { return layer.pair_elements; });
   FlopCount flops;
   flops.linear = factors.linear * linear_work(model, work);
-  flops.attention = factors.attention * static_cast<double>(pair_elements) * static_cast<double>(work.pairs);
+  flops.attention = factors.attention * pair_elements;
   flops.head = factors.head * static_cast<double>(model.hidden_size) * static_cast<double>(model.vocab_size) *
                static_cast<double>(work.logit_rows);
   return flops;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "espalier/plan/layer_cost.h"
 
@@ -10,9 +11,10 @@ namespace espalier {
 
 /// Counts of what one forward and backward pass works on.
 struct Work {
-  int64_t tokens = 0;      // encoded tokens
-  int64_t pairs = 0;       // visible (query, key) pairs, per head and layer
-  int64_t logit_rows = 0;  // hidden states that reach the LM head
+  int64_t tokens = 0;                      // encoded tokens
+  int64_t pairs = 0;                       // visible (query, key) pairs, per head and layer
+  int64_t logit_rows = 0;                  // hidden states that reach the LM head
+  std::vector<int64_t> window_pairs = {};  // of the pairs, those in each of ModelCost::sliding_windows
 
   Work& operator+=(const Work& other);
 };

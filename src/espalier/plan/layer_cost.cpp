@@ -2,7 +2,10 @@
 #include "espalier/plan/layer_cost.h"
 
 #include <algorithm>
+#include <set>
 #include <variant>
+
+#include "espalier/base/check.h"
 
 namespace espalier {
 namespace {
@@ -15,11 +18,14 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
   cost->weights += hidden * (2 * query + 2 * key);
   cost->weights_after_mixer += hidden * query;
   cost->pair_elements = query;
+  cost->sliding_window = attention.sliding_window;
   cost->kept_by_mixer = {.elements = 2 * hidden + 2 * query + 2 * key,
                          .statistics = 1 + attention.num_attention_heads};
   if (attention.query_key_norm) {
     cost->kept_by_mixer.elements += query + key;
-    cost->kept_by_mixer.statistics += attention.num_attention_heads + attention.num_key_value_heads;
+    cost->kept_by_mixer.statistics += attention.query_key_norm_over_heads
+                                          ? 2
+                                          : attention.num_attention_heads + attention.num_key_value_heads;
   }
   cost->mixer_output = query;
   cost->mixer_gradients = 2 * query + 4 * key;
@@ -86,7 +92,15 @@ double ModelCost::stored_weights() const {
 int64_t ModelCost::position_tables() const {
   int64_t most = 0;
   for (const LayerCost& layer : layers) most = std::max(most, layer.position_tables);
-  return most;
+  return rope_tables * most;
+}
+
+std::vector<int64_t> ModelCost::sliding_windows() const {
+  std::set<int64_t> windows;
+  for (const LayerCost& layer : layers) {
+    if (layer.pair_elements > 0 && layer.sliding_window > 0) windows.insert(layer.sliding_window);
+  }
+  return {windows.begin(), windows.end()};
 }
 
 int64_t ModelCost::context_per_token() const {
@@ -97,8 +111,27 @@ int64_t ModelCost::context_per_cut() const {
   return sum_of(layers, [](const LayerCost& layer) { return layer.context_per_cut; });
 }
 
+double weighted_pairs(const ModelCost& model, int64_t pairs, std::span<const int64_t> window_pairs,
+                      int64_t (*weight)(const LayerCost&)) {
+  const std::vector<int64_t> windows = model.sliding_windows();
+  ESPALIER_ASSERT(windows.size() == window_pairs.size() || (window_pairs.empty() && pairs == 0));
+  double sum = 0;
+  for (const LayerCost& layer : model.layers) {
+    if (layer.pair_elements == 0 || pairs == 0) continue;
+    int64_t visible = pairs;
+    if (layer.sliding_window > 0) {
+      visible = window_pairs[std::ranges::lower_bound(windows, layer.sliding_window) - windows.begin()];
+    }
+    sum += static_cast<double>(weight(layer)) * static_cast<double>(visible);
+  }
+  return sum;
+}
+
 ModelCost model_cost(const ModelSpec& spec) {
-  ModelCost cost{.hidden_size = spec.hidden_size, .vocab_size = spec.vocab_size, .layers = {}};
+  ModelCost cost{.hidden_size = spec.hidden_size,
+                 .vocab_size = spec.vocab_size,
+                 .layers = {},
+                 .rope_tables = spec.rope_tables};
   for (const LayerSpec& layer : spec.layers) cost.layers.push_back(layer_cost(layer, spec.hidden_size));
   return cost;
 }

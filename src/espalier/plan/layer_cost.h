@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "espalier/config/layer_spec.h"
@@ -27,6 +28,7 @@ struct LayerCost {
   /// Elements that the scores of one visible (query, key) pair multiply, over all heads; the output
   /// multiplies as many. 0 in a layer without attention.
   int64_t pair_elements = 0;
+  int64_t sliding_window = 0;  // that bounds the visible pairs; 0: none
 
   KeptPerToken kept_by_mixer = {};     // the layer's input and norm included
   KeptPerToken kept_after_mixer = {};  // the MLP's input and norm included
@@ -48,15 +50,25 @@ struct ModelCost {
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;
   std::vector<LayerCost> layers;  // first to last, at least one
+  int64_t rope_tables = 1;        // pairs of position tables that layers share
 
   double num_layers() const { return static_cast<double>(layers.size()); }
   double attention_layers() const;    // with pair_elements
   double weights() const;             // of all layers' linear maps, as far as one token passes them
   double stored_weights() const;      // of all layers' linear maps
-  int64_t position_tables() const;    // of the layer with the most: layers share them
+  int64_t position_tables() const;    // of all ropes, each of the layer with the most: layers share them
   int64_t context_per_token() const;  // of all layers
   int64_t context_per_cut() const;    // of all layers
+
+  /// The sizes of the sliding windows of attention layers, ascending, each once.
+  std::vector<int64_t> sliding_windows() const;
 };
+
+/// The visible pairs of all layers with attention, each weighted with `weight` of it: `pairs` in a layer
+/// without a window, otherwise those of its window, where window_pairs are in the order of sliding_windows.
+/// Without work (pairs 0), window_pairs may be empty.
+double weighted_pairs(const ModelCost& model, int64_t pairs, std::span<const int64_t> window_pairs,
+                      int64_t (*weight)(const LayerCost&));
 
 ModelCost model_cost(const ModelSpec& spec);
 ModelCost model_cost(const DecoderConfig& config);

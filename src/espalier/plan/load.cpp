@@ -1,12 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/load.h"
 
-#include "espalier/plan/context.h"
+#include <algorithm>
+#include <utility>
 
 namespace espalier {
 
-std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches) {
+int64_t pairs_in_window(int64_t position, int64_t size, int64_t window) {
+  // Queries before position window - 1 see all keys up to themselves.
+  const int64_t rising = std::clamp<int64_t>(window - position, 0, size);
+  return rising * position + rising * (rising + 1) / 2 + (size - rising) * window;
+}
+
+std::vector<std::vector<int64_t>> window_pairs(const ContextIndex& index, std::span<const int64_t> windows) {
+  std::vector<std::vector<int64_t>> pairs(index.micro_batches.size(), std::vector<int64_t>(windows.size()));
+  for (size_t m = 0; m < pairs.size() && !windows.empty(); ++m) {
+    const std::vector<Run>& runs = index.micro_batches[m].runs;
+    for (size_t k = 0; k < runs.size(); ++k) {
+      const int64_t size = runs[k].end - runs[k].begin;
+      const int64_t position = index.path_length.row(static_cast<int64_t>(m))[k] - size;
+      for (size_t w = 0; w < windows.size(); ++w) pairs[m][w] += pairs_in_window(position, size, windows[w]);
+    }
+  }
+  return pairs;
+}
+
+std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches, std::span<const int64_t> windows) {
   const ContextIndex index(micro_batches);
+  std::vector<std::vector<int64_t>> in_windows = window_pairs(index, windows);
   std::vector<Load> loads(micro_batches.size());
   for (size_t m = 0; m < micro_batches.size(); ++m) {
     const MicroBatch& micro_batch = micro_batches[m];
@@ -15,6 +36,7 @@ std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches) {
     load.pairs = micro_batch.num_pairs;
     load.logit_rows = micro_batch.num_tokens;
     load.parent = micro_batch.parent;
+    load.window_pairs = std::move(in_windows[m]);
     std::vector<bool> inner(micro_batch.runs.size());
     std::vector<int64_t> path(micro_batch.runs.size());  // tokens up to the run's end
     for (size_t k = 0; k < path.size(); ++k) {

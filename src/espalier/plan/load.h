@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "espalier/plan/context.h"
 #include "espalier/plan/plan.h"
 
 namespace espalier {
@@ -19,13 +20,22 @@ struct Load {
                             // descendants and per stretch of context
   int64_t parent = -1;      // micro-batch whose context is inherited
   int64_t cuts = 0;         // runs at whose end other micro-batches go on, reading the context
+  std::vector<int64_t> window_pairs = {};  // of the pairs, those in each of ModelCost::sliding_windows
 
   bool has_readers() const { return cuts > 0; }
 };
 
 /// The loads of a plan's micro-batches. It is not known here which tokens carry loss, so every token is
-/// counted as a logit row, with one term for every trajectory that it belongs to.
-std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches);
+/// counted as a logit row, with one term for every trajectory that it belongs to. `windows`: the sizes of the
+/// model's sliding windows (ModelCost::sliding_windows).
+std::vector<Load> loads_of(std::span<const MicroBatch> micro_batches, std::span<const int64_t> windows = {});
+
+/// Visible pairs in a sliding window, of `size` tokens in a row on a root path, the first of them at
+/// `position`, as queries.
+int64_t pairs_in_window(int64_t position, int64_t size, int64_t window);
+
+/// By micro-batch and window: the visible pairs, keys in context included.
+std::vector<std::vector<int64_t>> window_pairs(const ContextIndex& index, std::span<const int64_t> windows);
 
 /// Sets the cuts of all loads to those at which micro-batches go on that run.
 void count_cuts(std::span<const MicroBatch> micro_batches, const std::vector<bool>& runs,

@@ -270,7 +270,7 @@ PlanCosts common_costs(const PlanOptions& options) {
 PlanPrice price(const PlanCosts& costs, const Plan& plan) {
   MemoryModel memory = costs.memory;
   memory.checkpoint_activations = plan.options.checkpoint_activations;
-  const std::vector<Load> loads = loads_of(plan.micro_batches);
+  const std::vector<Load> loads = loads_of(plan.micro_batches, costs.time.cost.sliding_windows());
   double seconds = 0;
   for (const Load& load : loads) {
     seconds += predicted_seconds(costs.time, load, memory.checkpoint_activations);

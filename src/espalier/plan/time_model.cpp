@@ -6,10 +6,12 @@
 namespace espalier {
 
 TimeFeatures time_features(const ModelCost& model, const Load& load) {
+  const double pairs =
+      weighted_pairs(model, load.pairs, load.window_pairs, [](const LayerCost&) { return int64_t{1}; });
   return {1,
           model.num_layers(),
-          layer_tokens(model, {load.tokens, load.pairs, load.logit_rows}),
-          model.attention_layers() * static_cast<double>(load.pairs),
+          layer_tokens(model, {.tokens = load.tokens, .logit_rows = load.logit_rows}),
+          pairs,
           model.attention_layers() * static_cast<double>(load.mask_blocks),
           static_cast<double>(load.logit_rows)};
 }
@@ -36,11 +38,12 @@ TimeModel assumed_time_model(const ModelCost& model, Processor processor) {
   const double layer = model.weights() / model.num_layers();
   const double stored = model.stored_weights() / model.num_layers();
   const double attention_layers = std::max(1.0, model.attention_layers());
+  const Work pair{.pairs = 1, .window_pairs = std::vector<int64_t>(model.sliding_windows().size(), 1)};
   return {model,
           {4 * embedding / rates.bytes_per_second,
            3 * 4 * stored / rates.bytes_per_second + rates.seconds_per_layer, seconds_of(6 * layer),
-           seconds_of(step_flops(model, {0, 1, 0}).attention) / attention_layers,
-           rates.seconds_per_mask_block, seconds_of(step_flops(model, {0, 0, 1}).head)}};
+           seconds_of(step_flops(model, pair).attention) / attention_layers, rates.seconds_per_mask_block,
+           seconds_of(step_flops(model, {.logit_rows = 1}).head)}};
 }
 
 namespace {

@@ -14,7 +14,7 @@ namespace espalier {
 inline constexpr int kNumTimeFeatures = 6;
 using TimeFeatures = std::array<double, kNumTimeFeatures>;
 
-/// 1; layers; layer_tokens; attention layers x pairs; attention layers x mask blocks; logit rows.
+/// 1; layers; layer_tokens; pairs of all attention layers; attention layers x mask blocks; logit rows.
 TimeFeatures time_features(const ModelCost& model, const Load& load);
 
 struct TimeModel {

@@ -5,21 +5,28 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <limits>
+#include <optional>
 
 #include "espalier/model/sequence_ops.h"
 
 namespace espalier {
 
-/// T tokens, of which each reads itself and all before it. Attention is LibTorch's.
+/// T tokens, of which each reads itself and all before it, or those of them in a sliding window. Attention is
+/// LibTorch's, or where there are sinks, which it does not have, a softmax over all keys and the sink.
 class CausalSequence : public SequenceOps {
  public:
   explicit CausalSequence(int64_t num_tokens) : nodes_(make_node_structure({0, num_tokens}, {-1})) {}
 
   at::Tensor attention(int64_t, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       double softmax_scale) const override {
+                       const AttentionOptions& options) const override {
+    if (options.sinks.defined()) return attention_with_sinks(q, k, v, options);
     const auto heads_first = [](const at::Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
-    return at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), {}, 0.0,
-                                            /*is_causal=*/true, softmax_scale, /*enable_gqa=*/true)
+    const bool windowed = options.sliding_window > 0;
+    const std::optional<at::Tensor> mask = windowed ? std::optional(visible(q, options)) : std::nullopt;
+    return at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), mask, 0.0,
+                                            /*is_causal=*/!windowed, options.softmax_scale,
+                                            /*enable_gqa=*/true)
         .squeeze(0)
         .transpose(0, 1);
   }
@@ -27,6 +34,25 @@ class CausalSequence : public SequenceOps {
   const NodeStructure& nodes() const override { return nodes_; }
 
  private:
+  /// [T, T] bool: row j reads the columns up to j, with a window the last ones of them.
+  static at::Tensor visible(const at::Tensor& q, const AttentionOptions& options) {
+    const at::Tensor all = at::ones({q.size(0), q.size(0)}, q.options().dtype(at::kBool)).tril();
+    return options.sliding_window > 0 ? all.triu(1 - options.sliding_window) : all;
+  }
+
+  static at::Tensor attention_with_sinks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                         const AttentionOptions& options) {
+    const int64_t group = q.size(1) / k.size(1);
+    const at::Tensor keys = k.repeat_interleave(group, 1), values = v.repeat_interleave(group, 1);
+    const at::Tensor scores =
+        at::einsum("jhd,ihd->hji", {q, keys})
+            .mul(options.softmax_scale)
+            .masked_fill(visible(q, options).logical_not(), -std::numeric_limits<double>::infinity());
+    const at::Tensor sinks = options.sinks.view({-1, 1, 1}).expand({-1, q.size(0), 1});
+    const at::Tensor weights = at::cat({scores, sinks}, -1).softmax(-1).slice(-1, 0, q.size(0));
+    return at::einsum("hji,ihd->jhd", {weights, values});
+  }
+
   NodeStructure nodes_;
 };
 

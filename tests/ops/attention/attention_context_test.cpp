@@ -21,8 +21,7 @@ using Problem = testing::AttentionProblem;
 using testing::blocks_tensor;
 using testing::small_attention_problem;
 
-using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 double, const AttentionContext&);
+using Attention = decltype(&tree_attention);
 
 Results run(Attention attention, Problem problem, const Numbers& blocks, at::ScalarType dtype = at::kDouble) {
   problem.blocks = blocks;
@@ -149,7 +148,9 @@ TEST(AttentionContext, RefusesBlocksThatAreNone) {
 TEST(AttentionContext, RefusesTensorsThatDoNotFit) {
   const at::Tensor q = at::randn({3, 4, 8}), k = at::randn({3, 2, 8}), ends = at::full({3}, 3, at::kInt);
   const at::Tensor block = blocks_tensor({0, 0, 2, 0, 3}), segment = at::randn({2, 2, 8});
-  const auto attend = [&](const AttentionContext& context) { tree_attention(q, k, k, ends, 1.0, context); };
+  const auto attend = [&](const AttentionContext& context) {
+    tree_attention(q, k, k, {ends}, {1.0}, context);
+  };
   EXPECT_NO_THROW(attend({{segment}, {segment}, block}));
   EXPECT_THROW(attend({{segment}, {}, block}), c10::Error);
   EXPECT_THROW(attend({{segment}, {at::randn({3, 2, 8})}, block}), c10::Error);

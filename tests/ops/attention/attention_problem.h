@@ -6,6 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -24,9 +25,14 @@ struct AttentionProblem {
   std::vector<int32_t> ends;
   std::vector<int64_t> segment_sizes;
   std::vector<int64_t> blocks;
-  std::vector<at::Tensor> inputs;  // q, k, v, then k of each segment, then v of each, float64 on the CPU
+  // q, k, v, then k of each segment, then v of each, then with has_sinks the sinks; float64 on the CPU
+  std::vector<at::Tensor> inputs;
   at::Tensor grad_out;
   double scale = 0.35;
+  int64_t sliding_window = 0;
+  bool has_sinks = false;
+  std::vector<int32_t> positions;        // of the tokens, with a window
+  std::vector<int64_t> block_positions;  // of the first key of each block
 };
 
 inline at::Tensor blocks_tensor(const std::vector<int64_t>& blocks) {
@@ -102,6 +108,50 @@ inline AttentionProblem large_attention_problem(uint64_t seed, ForestShape fores
   return problem;
 }
 
+/// The problem with a sliding window, and with positions: a token stands after all keys that it sees, and a
+/// block of context after those blocks that its queries see and that come before it or have more queries.
+inline AttentionProblem windowed(AttentionProblem problem, int64_t window) {
+  struct Block {
+    int64_t keys, row_begin, row_end;
+  };
+  std::vector<Block> blocks;
+  for (size_t i = 0; i < problem.blocks.size(); i += 5) {
+    const int64_t* number = problem.blocks.data() + i;
+    blocks.push_back({number[2] - number[1], number[3], number[4]});
+  }
+  const auto rows = [](const Block& block) { return block.row_end - block.row_begin; };
+  problem.sliding_window = window;
+  problem.block_positions.assign(blocks.size(), 0);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    for (size_t other = 0; other < blocks.size(); ++other) {
+      const bool holds =
+          blocks[other].row_begin <= blocks[b].row_begin && blocks[b].row_end <= blocks[other].row_end;
+      const bool before = rows(blocks[other]) > rows(blocks[b]) || other < b;
+      if (holds && before) problem.block_positions[b] += blocks[other].keys;
+    }
+  }
+  const auto tokens = static_cast<int64_t>(problem.ends.size());
+  problem.positions.assign(tokens, 0);
+  for (int64_t j = 0; j < tokens; ++j) {
+    int32_t& position = problem.positions[j];
+    for (const Block& block : blocks) {
+      if (block.row_begin <= j && j < block.row_end) position += static_cast<int32_t>(block.keys);
+    }
+    for (int64_t i = 0; i < j; ++i) {
+      if (visible(problem.ends, j, i)) position = std::max(position, problem.positions[i] + 1);
+    }
+  }
+  return problem;
+}
+
+/// The problem with a sink for each query head, about as large as the scores.
+inline AttentionProblem with_sinks(AttentionProblem problem, uint64_t seed) {
+  const auto generator = at::detail::createCPUGenerator(test_seed(seed));
+  problem.inputs.push_back(at::randn({problem.inputs[0].size(1)}, generator, at::TensorOptions(at::kDouble)));
+  problem.has_sinks = true;
+  return problem;
+}
+
 /// The problem with numbers that dtype holds exactly.
 inline AttentionProblem rounded(AttentionProblem problem, at::ScalarType dtype) {
   problem.inputs = cast(cast(problem.inputs, dtype), at::kDouble);
@@ -111,27 +161,37 @@ inline AttentionProblem rounded(AttentionProblem problem, at::ScalarType dtype) 
 
 inline espalier::detail::TreeAttentionArguments arguments_of(const AttentionProblem& problem,
                                                              const std::vector<at::Tensor>& inputs) {
-  const auto segment = inputs.begin() + 3;
-  const auto middle = segment + static_cast<int64_t>(problem.segment_sizes.size());
-  return {inputs[0],     inputs[1],
-          inputs[2],     at::tensor(problem.ends, at::kInt).to(inputs[0].device()),
-          problem.scale, {{segment, middle}, {middle, inputs.end()}, blocks_tensor(problem.blocks)}};
+  const auto segments = static_cast<int64_t>(problem.segment_sizes.size());
+  const auto segment = inputs.begin() + 3, middle = segment + segments;
+  const at::Device device = inputs[0].device();
+  espalier::detail::TreeAttentionArguments arguments{
+      inputs[0],
+      inputs[1],
+      inputs[2],
+      {at::tensor(problem.ends, at::kInt).to(device)},
+      {problem.scale, problem.sliding_window, problem.has_sinks ? inputs.back() : at::Tensor()},
+      {{segment, middle}, {middle, middle + segments}, blocks_tensor(problem.blocks)}};
+  if (problem.sliding_window > 0) {
+    arguments.tokens.position = at::tensor(problem.positions, at::kInt).to(device);
+    arguments.context.positions = at::tensor(problem.block_positions, at::kLong);
+  }
+  return arguments;
 }
 
 /// The output and the gradients of a differentiable attention, with the problem's numbers as `options` say.
 inline Results attention_results(decltype(tree_attention) attention, const AttentionProblem& problem,
                                  const at::TensorOptions& options = at::kDouble) {
   const auto attend = [&](const std::vector<at::Tensor>& inputs) {
-    const auto [q, k, v, ends, scale, context] = arguments_of(problem, inputs);
-    return attention(q, k, v, ends, scale, context);
+    const auto [q, k, v, tokens, options, context] = arguments_of(problem, inputs);
+    return attention(q, k, v, tokens, options, context);
   };
   std::vector<at::Tensor> inputs;
   for (const at::Tensor& input : problem.inputs) inputs.push_back(input.to(options));
   return with_gradients(attend, inputs, problem.grad_out.to(options));
 }
 
-/// The same of one that is not differentiable: forward(arguments) and backward(arguments, grad_out, out,
-/// lse).
+/// The same of one that is not differentiable, but for the gradient of sinks: forward(arguments) and
+/// backward(arguments, grad_out, out, lse).
 template <class Forward, class Backward>
 Results attention_results(const Forward& forward, const Backward& backward, const AttentionProblem& problem,
                           const at::TensorOptions& options = at::kDouble) {
@@ -150,13 +210,19 @@ Results attention_results(const Forward& forward, const Backward& backward, cons
 /// The operator, with all that it returns.
 inline espalier::detail::TreeAttentionResults call_operator(
     const espalier::detail::TreeAttentionArguments& arguments) {
-  using Forward = espalier::detail::TreeAttentionResults(const at::Tensor&, const at::Tensor&,
-                                                         const at::Tensor&, const at::Tensor&, double,
-                                                         at::TensorList, at::TensorList, const at::Tensor&);
+  using Forward = espalier::detail::TreeAttentionResults(
+      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double, at::TensorList,
+      at::TensorList, const at::Tensor&, int64_t, const espalier::detail::OptionalTensor&,
+      const espalier::detail::OptionalTensor&, const espalier::detail::OptionalTensor&);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("espalier::tree_attention", "").typed<Forward>();
-  const auto& [q, k, v, ends, scale, context] = arguments;
-  return op.call(q, k, v, ends, scale, context.k, context.v, context.blocks);
+  const auto& [q, k, v, tokens, options, context] = arguments;
+  const auto optional = [](const at::Tensor& tensor) {
+    return tensor.defined() ? espalier::detail::OptionalTensor(tensor) : std::nullopt;
+  };
+  return op.call(q, k, v, tokens.subtree_end, options.softmax_scale, context.k, context.v, context.blocks,
+                 options.sliding_window, optional(tokens.position), optional(context.positions),
+                 optional(options.sinks));
 }
 
 inline at::Tensor lse_in_float64(const AttentionProblem& problem) {

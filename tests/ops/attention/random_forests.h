@@ -72,13 +72,12 @@ inline Forest draw(uint64_t seed, at::Device device, int max_node_tokens) {
   return forest;
 }
 
-using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 double, const AttentionContext&);
+using Attention = decltype(&tree_attention);
 
 /// The output and the gradients of q, k and v.
 inline Results run(Attention attention, const Forest& forest, at::ScalarType dtype) {
   const auto attend = [&](const std::vector<at::Tensor>& qkv) {
-    return attention(qkv[0], qkv[1], qkv[2], forest.subtree_end, forest.scale, {});
+    return attention(qkv[0], qkv[1], qkv[2], {forest.subtree_end}, {forest.scale}, {});
   };
   return with_gradients(attend, cast(forest.inputs, dtype), forest.grad_out.to(dtype));
 }

@@ -36,7 +36,7 @@ TEST(RandomForests, TreeAttentionOnHopper) {
   SKIP_WITHOUT_CUDA();
   const testing::ForcedAttention forced("hopper");
   try {
-    attention_kind(at::kBFloat16, 64);
+    attention_kind({at::kBFloat16, 64});
   } catch (const c10::Error&) {
     GTEST_SKIP() << "no kernels for Hopper for this device in this build";
   }

@@ -15,15 +15,15 @@ TEST(RandomForests, TreeAttentionOnTheCpu) {
 
 /// Wrong in one place: the last token of the first tree no longer sees the first one. In bfloat16 that may be
 /// less than the reference's own rounding; there no other token sees it.
-at::Tensor forgets(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                   const at::Tensor& subtree_end, double scale, const AttentionContext&) {
-  at::Tensor ends = subtree_end.clone();
+at::Tensor forgets(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ForestTokens& tokens,
+                   const AttentionOptions& options, const AttentionContext&) {
+  at::Tensor ends = tokens.subtree_end.clone();
   if (q.scalar_type() == at::kBFloat16) {
     ends[0].fill_(1);
   } else {
     ends[0].sub_(1);
   }
-  return reference::tree_attention(q, k, v, ends, scale);
+  return reference::tree_attention(q, k, v, {ends}, options);
 }
 
 TEST(RandomForests, WhatIsForgottenIsNoticed) {

@@ -62,7 +62,7 @@ class TreeAttentionCuda : public ::testing::TestWithParam<const char*> {
   static bool serves(at::ScalarType dtype, int64_t head_dim) {
     const ForcedAttention forced(GetParam());
     try {
-      attention_kind(dtype, head_dim);
+      attention_kind({dtype, head_dim});
       return true;
     } catch (const c10::Error&) {
       return false;
@@ -191,7 +191,7 @@ TEST_P(TreeAttentionCuda, GivesTheSameBitsAgain) {
   const ForcedAttention forced(GetParam());
   // Products of matrices are deterministic, but ATen wants CUBLAS_WORKSPACE_CONFIG set before it says so.
   std::optional<Deterministic> deterministic;
-  if (attention_kind(dtype, 64) != AttentionKind::kMasked) deterministic.emplace();
+  if (attention_kind({dtype, 64}) != AttentionKind::kMasked) deterministic.emplace();
   const Results one = run(problem, dtype);
   for (int repeat = 0; repeat < 3; ++repeat) {
     const Results again = run(problem, dtype);
@@ -202,7 +202,7 @@ TEST_P(TreeAttentionCuda, GivesTheSameBitsAgain) {
 /// Deterministic, where ATen has no more wishes (GivesTheSameBitsAgain).
 Results run_deterministic(const AttentionProblem& problem, at::ScalarType dtype) {
   std::optional<Deterministic> deterministic;
-  if (attention_kind(dtype, problem.inputs[0].size(2)) != AttentionKind::kMasked) deterministic.emplace();
+  if (attention_kind({dtype, problem.inputs[0].size(2)}) != AttentionKind::kMasked) deterministic.emplace();
   return run(problem, dtype);
 }
 
@@ -271,11 +271,11 @@ TEST_P(TreeAttentionCuda, TakesStridedInputsAndNoTokens) {
   for (const at::Tensor& input : problem.inputs) {
     inputs.push_back(input.to(on_cuda(dtype)).permute({2, 1, 0}).contiguous().permute({2, 1, 0}));
   }
-  const auto [q, k, v, ends, scale, context] = testing::arguments_of(problem, inputs);
-  EXPECT_TRUE(same_bits(tree_attention(q, k, v, ends, scale, context), run(problem, dtype)[0]));
+  const auto [q, k, v, tokens, options, context] = testing::arguments_of(problem, inputs);
+  EXPECT_TRUE(same_bits(tree_attention(q, k, v, tokens, options, context), run(problem, dtype)[0]));
 
   const at::Tensor none = at::empty({0, 4, 64}, on_cuda(dtype)).requires_grad_();
-  const at::Tensor out = tree_attention(none, none, none, at::empty({0}, on_cuda(at::kInt)), 1.0);
+  const at::Tensor out = tree_attention(none, none, none, {at::empty({0}, on_cuda(at::kInt))}, {1.0});
   EXPECT_EQ(torch::autograd::grad({out.sum()}, {none})[0].sizes(), none.sizes());
 }
 
@@ -284,14 +284,14 @@ TEST_P(TreeAttentionCuda, RefusesWhatDoesNotFit) {
   const ForcedAttention forced(GetParam());
   const at::Tensor q = at::randn({4, 4, 64}, on_cuda(dtype)), k = at::randn({4, 2, 64}, on_cuda(dtype));
   const at::Tensor ends = at::full({4}, 4, on_cuda(at::kInt));
-  EXPECT_NO_THROW(tree_attention(q, k, k, ends, 1.0));
-  EXPECT_THROW(tree_attention(q, k, k, ends.cpu(), 1.0), c10::Error);
-  EXPECT_THROW(tree_attention(q, k.cpu(), k, ends, 1.0), c10::Error);
+  EXPECT_NO_THROW(tree_attention(q, k, k, {ends}, {1.0}));
+  EXPECT_THROW(tree_attention(q, k, k, {ends.cpu()}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k.cpu(), k, {ends}, {1.0}), c10::Error);
   const at::Tensor block = testing::blocks_tensor({0, 0, 2, 0, 4});
-  EXPECT_NO_THROW(tree_attention(q, k, k, ends, 1.0, {{k}, {k}, block}));
-  EXPECT_THROW(tree_attention(q, k, k, ends, 1.0, {{k.cpu()}, {k.cpu()}, block}), c10::Error);
-  EXPECT_THROW(tree_attention(q, k, k, ends, 1.0, {{k}, {k}, block.to(at::kCUDA)}), c10::Error);
-  EXPECT_THROW(tree_attention(q, k, k, ends, 1.0, {{k}, {k}, block + 1}), std::runtime_error);
+  EXPECT_NO_THROW(tree_attention(q, k, k, {ends}, {1.0}, {{k}, {k}, block}));
+  EXPECT_THROW(tree_attention(q, k, k, {ends}, {1.0}, {{k.cpu()}, {k.cpu()}, block}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, k, {ends}, {1.0}, {{k}, {k}, block.to(at::kCUDA)}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, k, {ends}, {1.0}, {{k}, {k}, block + 1}), std::runtime_error);
 }
 
 // The controls are the reference's with a wrong mask: what judges kernels must notice.

@@ -79,8 +79,7 @@ Problem make_problem(uint64_t seed, const Shape& shape) {
   return problem;
 }
 
-using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 double, const AttentionContext&);
+using Attention = decltype(&tree_attention);
 
 Results run(Attention attention, const Problem& problem, at::ScalarType dtype = at::kDouble) {
   const auto attend = [&](const std::vector<at::Tensor>& in) {
@@ -89,7 +88,7 @@ Results run(Attention attention, const Problem& problem, at::ScalarType dtype = 
       context = {{in[3], in[4]}, {in[5], in[6]}, at::tensor(problem.blocks, at::kLong).view({-1, 5})};
     }
     const double scale = 1 / std::sqrt(static_cast<double>(in[0].size(2)));
-    return attention(in[0], in[1], in[2], at::tensor(problem.ends, at::kInt), scale, context);
+    return attention(in[0], in[1], in[2], {at::tensor(problem.ends, at::kInt)}, {scale}, context);
   };
   return with_gradients(attend, cast(problem.inputs, dtype), problem.grad_out.to(dtype));
 }
@@ -241,8 +240,9 @@ TEST(TreeAttentionKernels, AgreeWithMaskBlocksAndTheirLse) {
   const Problem problem = make_problem(91, {400, 50, 6, 3, 32});
   const auto& in = problem.inputs;
   const at::Tensor blocks = at::tensor(problem.blocks, at::kLong).view({-1, 5});
-  const detail::TreeAttentionArguments arguments{
-      in[0], in[1], in[2], at::tensor(problem.ends, at::kInt), 0.2, {{in[3], in[4]}, {in[5], in[6]}, blocks}};
+  const detail::TreeAttentionArguments arguments{in[0], in[1],
+                                                 in[2], {at::tensor(problem.ends, at::kInt)},
+                                                 {0.2}, {{in[3], in[4]}, {in[5], in[6]}, blocks}};
   const auto [out, lse] = testing::call_operator(arguments);
   const auto [same_out, same_lse] = varlen::tree_attention(varlen::flash_cpu(), arguments);
   EXPECT_LE(relative_error(out, same_out), 1e-13);

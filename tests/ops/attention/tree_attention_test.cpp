@@ -53,13 +53,12 @@ Problem make_problem(uint64_t seed, const Ends& ends, const Shape& shape) {
           1 / std::sqrt(static_cast<double>(shape.head_dim))};
 }
 
-using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 double, const AttentionContext&);
+using Attention = decltype(&tree_attention);
 
 Results run(Attention attention, const Problem& problem, at::ScalarType dtype,
             const at::Tensor& subtree_end) {
   const auto attend = [&](const std::vector<at::Tensor>& qkv) {
-    return attention(qkv[0], qkv[1], qkv[2], subtree_end, problem.scale, {});
+    return attention(qkv[0], qkv[1], qkv[2], {subtree_end}, {problem.scale}, {});
   };
   return with_gradients(attend, cast(problem.inputs, dtype), problem.grad_out.to(dtype));
 }
@@ -123,12 +122,12 @@ TEST(TreeAttention, TakesStridedInputsAndNoTokens) {
   std::vector<at::Tensor> strided;
   for (const at::Tensor& input : problem.inputs)
     strided.push_back(input.permute({2, 1, 0}).contiguous().permute({2, 1, 0}));
-  EXPECT_LE(
-      relative_error(tree_attention(strided[0], strided[1], strided[2], problem.subtree_end, problem.scale),
-                     run(reference::tree_attention, problem)[0]),
-      1e-12);
+  EXPECT_LE(relative_error(
+                tree_attention(strided[0], strided[1], strided[2], {problem.subtree_end}, {problem.scale}),
+                run(reference::tree_attention, problem)[0]),
+            1e-12);
   const at::Tensor none = at::empty({0, 2, 4}).requires_grad_();
-  const at::Tensor out = tree_attention(none, none, none, at::empty({0}, at::kInt), 1.0);
+  const at::Tensor out = tree_attention(none, none, none, {at::empty({0}, at::kInt)}, {1.0});
   EXPECT_EQ(out.sizes(), none.sizes());
   EXPECT_EQ(torch::autograd::grad({out.sum()}, {none})[0].sizes(), none.sizes());
 }
@@ -137,7 +136,7 @@ TEST(TreeAttention, GradientsAreThoseOfFiniteDifferences) {
   const Problem problem = make_problem(21, Ends{9, 9, 5, 5, 5, 9, 7, 9, 9, 10}, {2, 1, 4});
   const Results results = run(tree_attention, problem);
   const auto loss = [&](const std::vector<at::Tensor>& qkv) {
-    const at::Tensor out = tree_attention(qkv[0], qkv[1], qkv[2], problem.subtree_end, problem.scale);
+    const at::Tensor out = tree_attention(qkv[0], qkv[1], qkv[2], {problem.subtree_end}, {problem.scale});
     return (out * problem.grad_out).sum().item<double>();
   };
   for (size_t input = 0; input < 3; ++input) {
@@ -292,7 +291,7 @@ TEST(TreeAttention, KnowsItsShapesWithoutData) {
   const auto meta = at::TensorOptions(at::kMeta);
   const at::Tensor q = at::empty({6, 4, 8}, meta.dtype(at::kBFloat16)).requires_grad_();
   const at::Tensor k = at::empty({6, 2, 8}, meta.dtype(at::kBFloat16)).requires_grad_();
-  const at::Tensor out = tree_attention(q, k, k, at::empty({6}, meta.dtype(at::kInt)), 1.0);
+  const at::Tensor out = tree_attention(q, k, k, {at::empty({6}, meta.dtype(at::kInt))}, {1.0});
   EXPECT_EQ(out.sizes(), q.sizes());
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
   const auto grads = torch::autograd::grad({out}, {q, k}, {at::empty_like(out)});
@@ -304,22 +303,22 @@ TEST(TreeAttention, RefusesWhatDoesNotFit) {
   const at::Tensor q = at::randn({4, 4, 8});
   const at::Tensor k = at::randn({4, 2, 8});
   const at::Tensor ends = at::full({4}, 4, at::kInt);
-  EXPECT_NO_THROW(tree_attention(q, k, k, ends, 1.0));
-  EXPECT_THROW(tree_attention(q, at::randn({4, 3, 8}), at::randn({4, 3, 8}), ends, 1.0), c10::Error);
-  EXPECT_THROW(tree_attention(q, at::randn({3, 2, 8}), k, ends, 1.0), c10::Error);
-  EXPECT_THROW(tree_attention(q, k, at::randn({4, 2, 7}), ends, 1.0), c10::Error);
-  EXPECT_THROW(tree_attention(q, k.to(at::kDouble), k, ends, 1.0), c10::Error);
-  EXPECT_THROW(tree_attention(q.to(at::kHalf), k.to(at::kHalf), k.to(at::kHalf), ends, 1.0), c10::Error);
-  EXPECT_THROW(tree_attention(q, k, k, ends.to(at::kLong), 1.0), c10::Error);
-  EXPECT_THROW(tree_attention(q, k, k, ends.slice(0, 1), 1.0), c10::Error);
-  EXPECT_THROW(tree_attention(q[0], k[0], k[0], ends, 1.0), c10::Error);
-  EXPECT_THROW(tree_attention(q, k, k, ends + 1, 1.0), std::runtime_error);
-  EXPECT_THROW(tree_attention(q, k, k, at::tensor(Ends{2, 3, 4, 4}, at::kInt), 1.0), std::runtime_error);
+  EXPECT_NO_THROW(tree_attention(q, k, k, {ends}, {1.0}));
+  EXPECT_THROW(tree_attention(q, at::randn({4, 3, 8}), at::randn({4, 3, 8}), {ends}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q, at::randn({3, 2, 8}), k, {ends}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, at::randn({4, 2, 7}), {ends}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k.to(at::kDouble), k, {ends}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q.to(at::kHalf), k.to(at::kHalf), k.to(at::kHalf), {ends}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, k, {ends.to(at::kLong)}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, k, {ends.slice(0, 1)}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q[0], k[0], k[0], {ends}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, k, {ends + 1}, {1.0}), std::runtime_error);
+  EXPECT_THROW(tree_attention(q, k, k, {at::tensor(Ends{2, 3, 4, 4}, at::kInt)}, {1.0}), std::runtime_error);
 }
 
 TEST(TreeAttention, RefusesToBeDifferentiatedTwice) {
   const at::Tensor q = at::randn({4, 2, 8}).requires_grad_();
-  const at::Tensor out = tree_attention(q, q, q, at::full({4}, 4, at::kInt), 1.0);
+  const at::Tensor out = tree_attention(q, q, q, {at::full({4}, 4, at::kInt)}, {1.0});
   const at::Tensor grad =
       torch::autograd::grad({out.sum()}, {q}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
   EXPECT_THROW(torch::autograd::grad({grad.sum()}, {q}), std::exception);

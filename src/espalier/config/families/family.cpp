@@ -8,8 +8,9 @@
 namespace espalier {
 
 std::span<const ModelFamily* const> families() {
-  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily, &kQwen2Family, &kQwen3Family,
-                                                     &kQwen3MoeFamily, &kGlm4MoeFamily};
+  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily,  &kMistralFamily, &kOlmo3Family,
+                                                     &kQwen2Family,  &kQwen3Family,   &kQwen3MoeFamily,
+                                                     &kGlm4MoeFamily};
   return kFamilies;
 }
 

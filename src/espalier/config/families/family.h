@@ -10,6 +10,7 @@
 
 #include "espalier/config/config.h"
 #include "espalier/config/config_reader.h"
+#include "espalier/config/rope.h"
 
 namespace espalier {
 
@@ -18,26 +19,30 @@ struct ModelFamily {
 
   // Transformers' defaults for keys that are not there.
   int64_t max_position_embeddings;
-  int64_t num_key_value_heads;       // 0: as many as num_attention_heads, as null says in every family
-  int64_t head_dim;                  // 0: hidden_size / num_attention_heads
+  int64_t num_key_value_heads;  // 0: as many as num_attention_heads, as null says in every family
+  int64_t head_dim;             // 0: hidden_size / num_attention_heads
+  double rms_norm_eps = 1e-6;
   double partial_rotary_factor = 0;  // 0: the family rotates whole heads
 
   std::span<const std::string_view> keys = {};  // the family's own, beside those that several families have
 
-  /// Reads the family's own keys (biases, norms) into `result`, whose sizes are set, and refuses those values
-  /// that it does not have.
+  /// Reads the family's own keys (biases, norms, sliding windows) into `result`, whose sizes are set, and
+  /// refuses those values that it does not have.
   void (*read)(const ConfigReader& config, DecoderConfig* result);
+
+  /// Reads rope and sliding_rope of `result`, whose max_position_embeddings is set.
+  void (*read_rope)(const ConfigReader& config, DecoderConfig* result) = &espalier::read_rope;
 };
 
-extern const ModelFamily kLlamaFamily, kQwen2Family, kQwen3Family, kQwen3MoeFamily,
-    kGlm4MoeFamily;  // a file each
+extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Family, kQwen3Family,
+    kQwen3MoeFamily, kGlm4MoeFamily;  // a file each
 
 std::span<const ModelFamily* const> families();
 
 /// Null where there is no such family.
 const ModelFamily* find_family(const std::string& model_type);
 
-/// "llama, qwen2 CONJUNCTION qwen3", each between two of `quote`.
+/// "llama, mistral, ... CONJUNCTION qwen3", each between two of `quote`.
 std::string family_names(const std::string& conjunction, const std::string& quote);
 
 }  // namespace espalier

@@ -5,6 +5,7 @@
 
 #include "espalier/config/families/experts.h"
 #include "espalier/config/families/family.h"
+#include "espalier/config/sliding_window.h"
 
 namespace espalier {
 
@@ -26,9 +27,9 @@ void read_groups(const ConfigReader& config, MoeSpec* moe) {
 }
 
 void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  result->rms_norm_eps = config.positive_number("rms_norm_eps", 1e-5);
   result->attention_bias = config.boolean("attention_bias", false);
   if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+  refuse_sliding_windows(config, *result);
   result->query_key_norm = config.boolean("use_qk_norm", false);
   MoeSpec& moe = result->moe;
   moe = read_experts(config, "n_routed_experts", /*norm_topk_prob=*/true);
@@ -59,6 +60,7 @@ constexpr ModelFamily kGlm4MoeFamily{
     .max_position_embeddings = 131072,
     .num_key_value_heads = 8,
     .head_dim = 0,
+    .rms_norm_eps = 1e-5,
     .partial_rotary_factor = 0.5,
     .keys = kKeys,
     .read = read_keys,

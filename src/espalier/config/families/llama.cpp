@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/config/families/family.h"
+#include "espalier/config/sliding_window.h"
 
 namespace espalier {
 
@@ -9,10 +10,7 @@ void read_keys(const ConfigReader& config, DecoderConfig* result) {
   result->attention_bias = config.boolean("attention_bias", false);
   result->attention_output_bias = result->attention_bias;
   result->mlp_bias = config.boolean("mlp_bias", false);
-  // Models with a switch for the window are refused where it is on.
-  if (config.find("sliding_window") != nullptr && config.find("use_sliding_window") == nullptr) {
-    config.refuse("sliding_window", "null");
-  }
+  refuse_sliding_windows(config, *result);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/config/families/family.h"
+#include "espalier/config/sliding_window.h"
 
 namespace espalier {
 
@@ -10,6 +11,7 @@ void read_keys(const ConfigReader& config, DecoderConfig* result) {
   if (!config.boolean("attention_bias", true)) config.refuse("attention_bias", "true for qwen2");
   result->attention_bias = true;
   if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+  read_switched_window(config, result);
 }
 
 }  // namespace

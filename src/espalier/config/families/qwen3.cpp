@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/config/families/family.h"
+#include "espalier/config/sliding_window.h"
 
 namespace espalier {
 
@@ -10,6 +11,7 @@ void read_keys(const ConfigReader& config, DecoderConfig* result) {
   result->attention_output_bias = result->attention_bias;
   if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
   result->query_key_norm = true;
+  read_switched_window(config, result);
 }
 
 }  // namespace

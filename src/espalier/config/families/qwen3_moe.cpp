@@ -6,6 +6,7 @@
 
 #include "espalier/config/families/experts.h"
 #include "espalier/config/families/family.h"
+#include "espalier/config/sliding_window.h"
 
 namespace espalier {
 
@@ -31,6 +32,7 @@ void read_keys(const ConfigReader& config, DecoderConfig* result) {
   result->attention_bias = config.boolean("attention_bias", false);
   result->attention_output_bias = result->attention_bias;
   if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+  refuse_sliding_windows(config, *result);
   result->query_key_norm = true;
   result->moe = read_experts(config, "num_experts", /*norm_topk_prob=*/false);
   const int64_t step = config.positive_integer("decoder_sparse_step", kMostLayers, 1);

@@ -14,21 +14,25 @@ namespace espalier {
 
 class AttentionLayer {
  public:
-  AttentionLayer(const AttentionSpec& spec, const NamedParameters& parameters, double rms_norm_eps);
+  /// `first_table`: the place of the layer's cos among the position tables; sin follows it.
+  AttentionLayer(const AttentionSpec& spec, const NamedParameters& parameters, double rms_norm_eps,
+                 int64_t first_table = 0);
 
   /// Of normalised hidden states [T, hidden_size]: what is added to the residual, of the wanted rows (see
-  /// Model::layer; undefined where there are none), and the context k, v. `tables`: cos and sin.
+  /// Model::layer; undefined where there are none), and the context k, v.
   LayerOutput forward(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
                       const SequenceOps& sequence, const at::Tensor& rows) const;
 
  private:
-  at::Tensor rotated_heads(const at::Tensor& projected, const std::optional<at::Tensor>& norm,
+  at::Tensor rotated_heads(at::Tensor projected, const std::optional<at::Tensor>& norm,
                            const PositionTables& tables) const;
 
   AttentionSpec spec_;
   double rms_norm_eps_;
+  int64_t first_table_;
   accumulating::Projection q_, k_, v_, o_;
-  std::optional<at::Tensor> q_norm_, k_norm_;  // [head_dim]
+  std::optional<at::Tensor> q_norm_, k_norm_;  // [head_dim], or [heads * head_dim]
+  at::Tensor sinks_;                           // [num_attention_heads], where the layer has them
 };
 
 }  // namespace espalier

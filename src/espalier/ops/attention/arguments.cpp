@@ -3,18 +3,82 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
+#include <numeric>
+
 #include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier::detail {
+namespace {
+
+void check_window_and_sinks(const TreeAttentionArguments& arguments) {
+  const at::Tensor& q = arguments.q;
+  const int64_t window = arguments.options.sliding_window;
+  TORCH_CHECK(0 <= window && window <= std::numeric_limits<int32_t>::max(),
+              "tree_attention: expected a sliding_window of 1 or more, or 0 for none, received ", window);
+  if (window > 0) {
+    const at::Tensor& position = arguments.tokens.position;
+    TORCH_CHECK(position.defined() && position.scalar_type() == at::kInt && position.device() == q.device() &&
+                    position.dim() == 1 && position.sym_size(0) == q.sym_size(0),
+                "tree_attention: expected position [", q.sym_size(0), "] int32 on ", q.device(),
+                " with a sliding_window, received ", position.toString(), " ",
+                position.defined() ? position.sym_sizes() : at::SymIntArrayRef());
+    const at::Tensor& blocks = arguments.context.blocks;
+    const at::Tensor& first = arguments.context.positions;
+    const bool fits = first.defined() && first.scalar_type() == at::kLong && first.device().is_cpu() &&
+                      first.dim() == 1 && first.sym_size(0) == blocks.sym_size(0);
+    TORCH_CHECK(fits || blocks.sym_size(0) == 0, "tree_attention: expected context_positions [",
+                blocks.sym_size(0), "] int64 on the CPU with a sliding_window, received ", first.toString(),
+                " ", first.defined() ? first.sym_sizes() : at::SymIntArrayRef());
+  }
+  const at::Tensor& sinks = arguments.options.sinks;
+  TORCH_CHECK(!sinks.defined() || (sinks.dim() == 1 && sinks.sym_size(0) == q.sym_size(1) &&
+                                   sinks.scalar_type() == q.scalar_type() && sinks.device() == q.device()),
+              "tree_attention: expected sinks [", q.sym_size(1), "] ", q.scalar_type(), " on ", q.device(),
+              ", received ", sinks.toString(), " ",
+              sinks.defined() ? sinks.sym_sizes() : at::SymIntArrayRef());
+}
+
+}  // namespace
 
 TreeAttentionArguments checked_arguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                          const at::Tensor& subtree_end, double softmax_scale,
                                          at::TensorList context_k, at::TensorList context_v,
-                                         const at::Tensor& context_blocks) {
+                                         const at::Tensor& context_blocks, int64_t sliding_window,
+                                         const OptionalTensor& position,
+                                         const OptionalTensor& context_positions,
+                                         const OptionalTensor& sinks) {
   check_tree_attention(q, k, v, subtree_end);
   check_attention_context(k, context_k, context_v, context_blocks);
-  return {q, k, v, subtree_end, softmax_scale, {context_k.vec(), context_v.vec(), context_blocks}};
+  TreeAttentionArguments arguments{
+      q,
+      k,
+      v,
+      {subtree_end, position.value_or(at::Tensor())},
+      {softmax_scale, sliding_window, sinks.value_or(at::Tensor())},
+      {context_k.vec(), context_v.vec(), context_blocks, context_positions.value_or(at::Tensor())}};
+  check_window_and_sinks(arguments);
+  return arguments;
+}
+
+std::vector<int32_t> context_key_positions(const AttentionContext& context) {
+  std::vector<int64_t> begins;
+  int64_t num_keys = 0;
+  for (const at::Tensor& segment : context.k) {
+    begins.push_back(num_keys);
+    num_keys += segment.size(0);
+  }
+  std::vector<int32_t> positions(num_keys);
+  if (context.blocks.size(0) == 0) return positions;
+  const at::Tensor blocks = context.blocks.contiguous(), first = context.positions.contiguous();
+  const int64_t* numbers = blocks.const_data_ptr<int64_t>();
+  const int64_t* first_of_block = first.const_data_ptr<int64_t>();
+  for (int64_t p = 0; p < blocks.size(0); ++p, numbers += 5) {
+    const auto begin = positions.begin() + begins[numbers[0]];
+    std::iota(begin + numbers[1], begin + numbers[2], static_cast<int32_t>(first_of_block[p]));
+  }
+  return positions;
 }
 
 std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_blocks, at::TensorList context_k,

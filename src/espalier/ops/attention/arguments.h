@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -14,10 +15,13 @@ namespace espalier::detail {
 
 /// The arguments of the operator espalier::tree_attention (tree_attention.h). context.blocks is defined.
 struct TreeAttentionArguments {
-  at::Tensor q, k, v, subtree_end;
-  double softmax_scale;
+  at::Tensor q, k, v;
+  ForestTokens tokens;
+  AttentionOptions options;
   AttentionContext context;
 };
+
+using OptionalTensor = std::optional<at::Tensor>;
 
 /// The results of espalier::tree_attention: out [T, H, D] and lse [H, T].
 using TreeAttentionResults = std::tuple<at::Tensor, at::Tensor>;
@@ -30,11 +34,18 @@ using TreeAttentionGradients =
 TreeAttentionArguments checked_arguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                          const at::Tensor& subtree_end, double softmax_scale,
                                          at::TensorList context_k, at::TensorList context_v,
-                                         const at::Tensor& context_blocks);
+                                         const at::Tensor& context_blocks, int64_t sliding_window,
+                                         const OptionalTensor& position,
+                                         const OptionalTensor& context_positions,
+                                         const OptionalTensor& sinks);
 
 /// The context's blocks, checked (mask_blocks.h), for kernels on raw pointers.
 std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_blocks, at::TensorList context_k,
                                                  int64_t num_tokens);
+
+/// The position of every key of the context, segment after segment; 0 of keys that no block names. Blocks are
+/// taken as checked.
+std::vector<int32_t> context_key_positions(const AttentionContext& context);
 
 /// The keys and values of the context's segments, followed by the tokens' own, in one tensor each: a
 /// copy of the context costs little beside attention to it, and every block of the mask is then a range of

@@ -16,6 +16,7 @@ namespace {
 
 using detail::ElementType;
 using detail::for_element_of;
+using detail::OptionalTensor;
 
 template <class Element>
 TokenHeads<Element> token_heads(const at::Tensor& tensor) {
@@ -51,20 +52,39 @@ struct Call {
   std::vector<at::Tensor> k, v;
   Schedule schedule;
 
-  Call(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& ends,
-       double scale, at::TensorList context_k, at::TensorList context_v, const at::Tensor& context_blocks) {
-    detail::check_tree_attention(q_in, k_in, v_in, ends);
-    detail::check_attention_context(k_in, context_k, context_v, context_blocks);
-    shape = {q_in.size(0), q_in.size(1), k_in.size(1), q_in.size(2)};
-    softmax_scale = scale;
-    q = for_kernel(q_in);
-    k = with_context(k_in, context_k);
-    v = with_context(v_in, context_v);
-    subtree_end = ends.contiguous();
+  explicit Call(const detail::TreeAttentionArguments& arguments)
+      : shape{arguments.q.size(0), arguments.q.size(1), arguments.k.size(1), arguments.q.size(2)},
+        softmax_scale(arguments.options.softmax_scale),
+        q(for_kernel(arguments.q)),
+        subtree_end(arguments.tokens.subtree_end.contiguous()),
+        k(with_context(arguments.k, arguments.context.k)),
+        v(with_context(arguments.v, arguments.context.v)) {
+    const std::vector<ContextRectangle> rectangles =
+        detail::context_rectangles(arguments.context.blocks, arguments.context.k, shape.num_tokens);
     const std::span forest{subtree_end.const_data_ptr<int32_t>(), static_cast<size_t>(shape.num_tokens)};
-    schedule = make_schedule(forest, detail::context_rectangles(context_blocks, context_k, shape.num_tokens),
-                             attention_blocks(shape, forest));
+    schedule = make_schedule(forest, rectangles, attention_blocks(shape, forest), window_of(arguments));
   }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  SlidingWindow window_of(const detail::TreeAttentionArguments& arguments) {
+    const int64_t size = arguments.options.sliding_window;
+    if (size == 0) return {};
+    position_ = arguments.tokens.position.contiguous();
+    context_positions_ = detail::context_key_positions(arguments.context);
+    const int32_t* next = context_positions_.data();
+    for (const at::Tensor& segment : arguments.context.k) {
+      segment_positions_.push_back(next);
+      next += segment.size(0);
+    }
+    return {static_cast<int32_t>(size), position_.const_data_ptr<int32_t>(), segment_positions_};
+  }
+
+  // What the schedule's window points into.
+  at::Tensor position_;
+  std::vector<int32_t> context_positions_;
+  std::vector<const int32_t*> segment_positions_;
 };
 
 // Fewer multiplications are done before other threads have begun.
@@ -120,14 +140,21 @@ struct Pointers {
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                const at::Tensor& subtree_end, double softmax_scale,
                                                at::TensorList context_k, at::TensorList context_v,
-                                               const at::Tensor& context_blocks) {
-  const Call call(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
+                                               const at::Tensor& context_blocks, int64_t sliding_window,
+                                               const OptionalTensor& position,
+                                               const OptionalTensor& context_positions,
+                                               const OptionalTensor& sinks) {
+  const Call call(detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v,
+                                            context_blocks, sliding_window, position, context_positions,
+                                            sinks));
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());
+  const at::Tensor wide_sinks = sinks ? sinks->to(accumulator).contiguous() : at::Tensor();
   const at::Tensor out = at::empty(q.sizes(), q.options());
   const at::Tensor lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(accumulator));
   for_element_of(q.scalar_type(), [&]<class Element>(ElementType<Element>) {
     using Scalar = AccumulatorOf<Element>;
-    const Pointers<Element> pointers(call);
+    Pointers<Element> pointers(call);
+    if (sinks) pointers.inputs.sinks = wide_sinks.const_data_ptr<Scalar>();
     const AttentionResults<Element> results{token_heads<Element>(out), lse.mutable_data_ptr<Scalar>()};
     run_tasks<Scalar>(call, forward_scratch(call.shape, call.schedule.sizes, pointers.inputs.products),
                       [&](Scalar* scratch, std::atomic<int64_t>& next_task) {
@@ -157,8 +184,11 @@ using Gradients =
 Gradients backward_cpu(const at::Tensor& grad_out_in, const at::Tensor& q, const at::Tensor& k,
                        const at::Tensor& v, const at::Tensor& subtree_end, const at::Tensor& out_in,
                        const at::Tensor& lse_in, double softmax_scale, at::TensorList context_k,
-                       at::TensorList context_v, const at::Tensor& context_blocks) {
-  const Call call(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
+                       at::TensorList context_v, const at::Tensor& context_blocks, int64_t sliding_window,
+                       const OptionalTensor& position, const OptionalTensor& context_positions) {
+  const Call call(detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v,
+                                            context_blocks, sliding_window, position, context_positions,
+                                            std::nullopt));
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());
   const at::Tensor grad_out = for_kernel(grad_out_in), out = for_kernel(out_in);
   const at::Tensor lse = lse_in.t().contiguous();

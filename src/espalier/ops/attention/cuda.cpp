@@ -18,7 +18,12 @@ namespace {
 
 constexpr int64_t kFlashHeadDim = 256;
 
-bool serves(AttentionKind kind, at::ScalarType dtype, int64_t head_dim) {
+bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
+  const auto [dtype, head_dim, window, sinks] = inputs;
+  if ((window && kind != AttentionKind::kMasked) ||
+      (sinks && (kind == AttentionKind::kAmpere || kind == AttentionKind::kHopper))) {
+    return false;
+  }
   switch (kind) {
     case AttentionKind::kAmpere:
       return fused::serves(cuda::AttentionKernels::kAmpere, dtype, head_dim);
@@ -47,14 +52,16 @@ constexpr NamedKind kKinds[] = {{"hopper", AttentionKind::kHopper, false},
 
 }  // namespace
 
-AttentionKind attention_kind(at::ScalarType dtype, int64_t head_dim) {
+AttentionKind attention_kind(const AttentionInputKind& inputs) {
   const char* given = std::getenv("ESPALIER_ATTENTION");
   const bool any = given == nullptr || *given == '\0';
   for (const auto& [name, kind, unasked] : kKinds) {
     if (any ? !unasked : name != given) continue;
-    const bool suits = serves(kind, dtype, head_dim);
-    TORCH_CHECK(any || suits, "ESPALIER_ATTENTION: ", given, " attention does not serve ", dtype,
-                " with a head dimension of ", head_dim, " in this build; unset the variable to choose one");
+    const bool suits = serves(kind, inputs);
+    TORCH_CHECK(any || suits, "ESPALIER_ATTENTION: ", given, " attention does not serve ", inputs.dtype,
+                " with a head dimension of ", inputs.head_dim,
+                inputs.sliding_window ? ", a sliding window" : "", inputs.sinks ? ", sinks" : "",
+                " in this build; unset the variable to choose one");
     if (suits) return kind;
   }
   TORCH_CHECK(false, "ESPALIER_ATTENTION: expected ampere, hopper, varlen or masked, received ", given);
@@ -62,17 +69,21 @@ AttentionKind attention_kind(at::ScalarType dtype, int64_t head_dim) {
 
 namespace {
 
+using detail::OptionalTensor;
 using detail::TreeAttentionGradients;
 using detail::TreeAttentionResults;
 
 TreeAttentionResults forward_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const at::Tensor& subtree_end, double softmax_scale,
                                   at::TensorList context_k, at::TensorList context_v,
-                                  const at::Tensor& context_blocks) {
+                                  const at::Tensor& context_blocks, int64_t sliding_window,
+                                  const OptionalTensor& position, const OptionalTensor& context_positions,
+                                  const OptionalTensor& sinks) {
   const auto arguments =
-      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
+      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks,
+                                sliding_window, position, context_positions, sinks);
   const c10::DeviceGuard guard(q.device());
-  switch (attention_kind(q.scalar_type(), q.size(2))) {
+  switch (attention_kind({q.scalar_type(), q.size(2), sliding_window > 0, sinks.has_value()})) {
     case AttentionKind::kAmpere:
       return fused::tree_attention(fused::cuda_kernels(cuda::AttentionKernels::kAmpere), arguments);
     case AttentionKind::kHopper:
@@ -85,15 +96,19 @@ TreeAttentionResults forward_cuda(const at::Tensor& q, const at::Tensor& k, cons
   TORCH_INTERNAL_ASSERT(false, "no such attention");
 }
 
+// Sinks are in lse, which is all that gradients need of them.
 TreeAttentionGradients backward_cuda(const at::Tensor& grad_out, const at::Tensor& q, const at::Tensor& k,
                                      const at::Tensor& v, const at::Tensor& subtree_end,
                                      const at::Tensor& out, const at::Tensor& lse, double softmax_scale,
                                      at::TensorList context_k, at::TensorList context_v,
-                                     const at::Tensor& context_blocks) {
+                                     const at::Tensor& context_blocks, int64_t sliding_window,
+                                     const OptionalTensor& position,
+                                     const OptionalTensor& context_positions) {
   const auto arguments =
-      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks);
+      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks,
+                                sliding_window, position, context_positions, std::nullopt);
   const c10::DeviceGuard guard(q.device());
-  switch (attention_kind(q.scalar_type(), q.size(2))) {
+  switch (attention_kind({q.scalar_type(), q.size(2), sliding_window > 0})) {
     case AttentionKind::kAmpere:
       return fused::tree_attention_backward(fused::cuda_kernels(cuda::AttentionKernels::kAmpere), arguments,
                                             grad_out, out, lse);

@@ -15,10 +15,18 @@ enum class AttentionKind {
   kMasked,  // chunks of queries with a mask (attention/masked.h)
 };
 
-/// The implementation for inputs of `dtype` with heads of `head_dim`: the one that the environment variable
+/// What the choice goes by.
+struct AttentionInputKind {
+  at::ScalarType dtype;
+  int64_t head_dim;
+  bool sliding_window = false;  // served by kMasked alone
+  bool sinks = false;           // of a forward pass: served by kVarlen and kMasked
+};
+
+/// The implementation for such inputs: the one that the environment variable
 /// ESPALIER_ATTENTION (ampere, hopper, varlen or masked) asks for, otherwise the first of ampere, varlen and
 /// masked that supports them. Throws c10::Error where the variable names no implementation, or one that does
 /// not support them.
-AttentionKind attention_kind(at::ScalarType dtype, int64_t head_dim);
+AttentionKind attention_kind(const AttentionInputKind& inputs);
 
 }  // namespace espalier

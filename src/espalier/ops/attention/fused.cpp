@@ -134,12 +134,15 @@ struct Call {
   Call(cuda::AttentionKernels kernels, const detail::TreeAttentionArguments& arguments,
        const std::vector<cuda::KeyGradients>& gradients)
       : q(for_kernel(arguments.q)),
-        subtree_end(arguments.subtree_end.contiguous()),
+        subtree_end(arguments.tokens.subtree_end.contiguous()),
         k(all_keys(arguments.k, arguments.context.k)),
         v(all_keys(arguments.v, arguments.context.v)),
         context(sorted_rectangles(arguments.context, arguments.q.size(0))) {
-    TORCH_CHECK(arguments.softmax_scale > 0, "fused attention: expected a positive softmax_scale, received ",
-                arguments.softmax_scale);
+    const AttentionOptions& options = arguments.options;
+    TORCH_CHECK(options.softmax_scale > 0, "fused attention: expected a positive softmax_scale, received ",
+                options.softmax_scale);
+    TORCH_CHECK(options.sliding_window == 0 && !options.sinks.defined(),
+                "fused attention: expected neither sliding_window nor sinks");
     TORCH_CHECK(q.size(0) <= std::numeric_limits<int32_t>::max(), "fused attention: too many tokens");
     for (size_t s = 0; s < k.size(); ++s) sources.push_back({readable(k[s]), readable(v[s])});
     const int64_t source_offset = upload.add(sources), context_offset = upload.add(context);
@@ -152,7 +155,7 @@ struct Call {
     problem.num_heads = static_cast<int32_t>(q.size(1));
     problem.num_key_heads = static_cast<int32_t>(k[0].size(1));
     problem.head_dim = static_cast<int32_t>(q.size(2));
-    problem.softmax_scale = static_cast<float>(arguments.softmax_scale);
+    problem.softmax_scale = static_cast<float>(options.softmax_scale);
     problem.subtree_end = subtree_end.const_data_ptr<int32_t>();
     problem.q = readable(q);
     problem.sources = upload.at<cuda::KeySource>(source_offset);

@@ -27,8 +27,8 @@ struct Kernels {
 Kernels cuda_kernels(cuda::AttentionKernels kernels);
 
 /// As the operators espalier::tree_attention and its backward, for bfloat16 and float16, on the device of the
-/// tensors and its current stream. softmax_scale is positive. Gradients of q are summed by atomics unless
-/// at::globalContext().deterministicAlgorithms().
+/// tensors and its current stream. softmax_scale is positive, and there is neither a sliding window nor a
+/// sink. Gradients of q are summed by atomics unless at::globalContext().deterministicAlgorithms().
 detail::TreeAttentionResults tree_attention(const Kernels& kernels,
                                             const detail::TreeAttentionArguments& arguments);
 detail::TreeAttentionGradients tree_attention_backward(const Kernels& kernels,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every key is seen by one range of queries: token i by [i, subtree_end[i]), a context key by those of its
-// block. Two comparisons per pair make the mask of a chunk. The group of query heads that share a key head
-// are rows of one matrix, so keys and values are read as they are.
+// block. Two comparisons per pair make the mask of a chunk, with a sliding window a third. The group of query
+// heads that share a key head are rows of one matrix, so keys and values are read as they are.
 #include "espalier/ops/attention/masked.h"
 
 #include <ATen/ATen.h>
@@ -51,6 +51,9 @@ struct Call {
   at::Tensor q;     // [T, H, D]
   at::Tensor k, v;  // [K, S, D]
   Viewers viewers;
+  int64_t sliding_window;
+  at::Tensor row_positions, key_positions;  // [T] and [S], where there is a window
+  at::Tensor sinks;                         // [1, H, 1], or undefined
   int64_t chunk_rows;
 
   Call(const detail::TreeAttentionArguments& arguments, int64_t score_bytes)
@@ -58,19 +61,23 @@ struct Call {
         num_tokens(arguments.q.size(0)),
         num_key_heads(arguments.k.size(1)),
         group(arguments.q.size(1) / arguments.k.size(1)),
-        softmax_scale(arguments.softmax_scale),
-        q(arguments.q.to(dtype)) {
+        softmax_scale(arguments.options.softmax_scale),
+        q(arguments.q.to(dtype)),
+        sliding_window(arguments.options.sliding_window) {
     const detail::AllKeys keys(arguments, dtype);
     own_begin = keys.own_begin();
     k = keys.k.transpose(0, 1);
     v = keys.v.transpose(0, 1);
-    const at::Tensor tokens = at::arange(num_tokens, arguments.subtree_end.options());
-    viewers = {tokens, arguments.subtree_end};
+    const at::Tensor& subtree_end = arguments.tokens.subtree_end;
+    const at::Tensor tokens = at::arange(num_tokens, subtree_end.options());
+    viewers = {tokens, subtree_end};
     const Viewers context = context_viewers(arguments.context, own_begin, num_tokens);
     if (own_begin > 0) {
       viewers.begin = at::cat({context.begin.to(tokens.device()), viewers.begin});
       viewers.end = at::cat({context.end.to(tokens.device()), viewers.end});
     }
+    if (sliding_window > 0) take_positions(arguments);
+    if (arguments.options.sinks.defined()) sinks = arguments.options.sinks.to(dtype).view({1, -1, 1});
     const int64_t row_bytes =
         num_key_heads * group * keys.k.size(0) * static_cast<int64_t>(at::elementSize(dtype));
     chunk_rows = std::max<int64_t>(1, score_bytes / std::max<int64_t>(1, row_bytes));
@@ -106,9 +113,27 @@ struct Call {
     const at::Tensor row = at::arange(begin, end, viewers.begin.options()).view({-1, 1, 1});
     const at::Tensor hidden =
         row.lt(viewers.begin.slice(0, 0, keys)).logical_or_(row.ge(viewers.end.slice(0, 0, keys)));
+    if (sliding_window > 0) {
+      const at::Tensor position = row_positions.slice(0, begin, end).view({-1, 1, 1});
+      hidden.logical_or_((position - key_positions.slice(0, 0, keys)).ge(sliding_window));
+    }
     result.view({num_key_heads, end - begin, group, keys})
         .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
     return result;
+  }
+
+  /// [K, R G, 1]: the sinks of a chunk's rows.
+  at::Tensor sinks_of(int64_t num_rows) const {
+    return grouped(sinks.expand({num_rows, num_key_heads * group, 1}));
+  }
+
+ private:
+  void take_positions(const detail::TreeAttentionArguments& arguments) {
+    row_positions = arguments.tokens.position;
+    key_positions = row_positions;
+    if (own_begin == 0) return;
+    const at::Tensor context = at::tensor(detail::context_key_positions(arguments.context), at::kInt);
+    key_positions = at::cat({context.to(row_positions.device()), row_positions});
   }
 };
 
@@ -121,9 +146,12 @@ detail::TreeAttentionResults tree_attention(const detail::TreeAttentionArguments
   const at::Tensor lse = at::empty({call.q.size(0), call.q.size(1)}, call.q.options());
   call.for_each_chunk([&](int64_t begin, int64_t end, int64_t keys) {
     const at::Tensor scores = call.scores(call.grouped(call.q.slice(0, begin, end)), begin, end, keys);
-    const at::Tensor high = scores.amax({-1}, /*keepdim=*/true);
+    const at::Tensor sinks = call.sinks.defined() ? call.sinks_of(end - begin) : at::Tensor();
+    at::Tensor high = scores.amax({-1}, /*keepdim=*/true);
+    if (sinks.defined()) high = at::maximum(high, sinks);
     scores.sub_(high).exp_();
     const at::Tensor sum = scores.sum({-1}, /*keepdim=*/true);
+    if (sinks.defined()) sum.add_(sinks.sub(high).exp_());
     out.slice(0, begin, end).copy_(call.ungrouped(scores.bmm(call.v.slice(1, 0, keys)).div_(sum)));
     lse.slice(0, begin, end).copy_(call.ungrouped(sum.log_().add_(high)).squeeze(-1));
   });

@@ -27,7 +27,7 @@ namespace {
 // Levels of the tokens' own blocks, triangles first, then those of the context's; columns count all keys.
 std::vector<std::vector<MaskBlock>> blocks_of(const detail::TreeAttentionArguments& arguments,
                                               const detail::AllKeys& keys) {
-  const at::Tensor ends = arguments.subtree_end.to(at::kCPU).contiguous();
+  const at::Tensor ends = arguments.tokens.subtree_end.to(at::kCPU).contiguous();
   const at::Tensor numbers = arguments.context.blocks.contiguous();
   auto levels = mask_blocks_by_level({ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel())});
   auto context_levels =
@@ -138,8 +138,11 @@ struct AttentionCalls {
   AttentionCalls(const SequenceAttention& attention, const detail::TreeAttentionArguments& arguments)
       : dtype(attention.dtype(arguments.q.scalar_type())),
         q(given(arguments.q)),
-        softmax_scale(arguments.softmax_scale),
+        softmax_scale(arguments.options.softmax_scale),
         keys(arguments, dtype) {
+    TORCH_CHECK(arguments.options.sliding_window == 0,
+                "attention by blocks of the mask: expected no sliding_window, received ",
+                arguments.options.sliding_window);
     const auto most = static_cast<size_t>(attention.max_sequences(q.size(1), q.size(2)));
     std::vector<int32_t> all_numbers;
     for (const std::vector<MaskBlock>& level : blocks_of(arguments, keys)) {
@@ -188,6 +191,13 @@ void merge(const AttentionResult& all, const AttentionResult& part, const Select
   rows.put(all.lse, old_lse, 1);
 }
 
+// A sink is a block of one key without a value.
+void add_sinks(AttentionResult& all, const at::Tensor& sinks) {
+  const at::Tensor lse = at::logaddexp(all.lse, sinks.to(all.lse.scalar_type()).unsqueeze(-1));
+  const at::Tensor weight = all.lse.sub(lse).exp_().t().unsqueeze(-1);  // [rows, H, 1]
+  all = {all.out.to(lse.scalar_type()).mul(weight), lse};
+}
+
 }  // namespace
 
 detail::TreeAttentionResults tree_attention(const SequenceAttention& attention,
@@ -215,6 +225,7 @@ detail::TreeAttentionResults tree_attention(const SequenceAttention& attention,
   if (calls.calls.empty()) {  // no tokens
     all = {at::empty(calls.q.sizes(), sums), at::empty({calls.q.size(1), 0}, sums)};
   }
+  if (arguments.options.sinks.defined()) add_sinks(all, arguments.options.sinks);
   // lse strided as the operator's other implementations have it.
   return {all.out.to(arguments.q.scalar_type()),
           at::empty({calls.q.size(0), calls.q.size(1)}, sums).t().copy_(all.lse)};

@@ -61,7 +61,8 @@ const SequenceAttention& flash_cuda();
 
 /// espalier::tree_attention and espalier::tree_attention_backward (tree_attention.h) on the device of the
 /// arguments; not differentiable. The host waits for a copy of subtree_end in each. Throws InputError where
-/// subtree_end or the context's blocks are not as said.
+/// subtree_end or the context's blocks are not as said, and c10::Error where there is a sliding window: it
+/// leaves no dense blocks.
 detail::TreeAttentionResults tree_attention(const SequenceAttention& attention,
                                             const detail::TreeAttentionArguments& arguments);
 

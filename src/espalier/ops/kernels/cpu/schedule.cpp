@@ -2,6 +2,7 @@
 #include "espalier/ops/kernels/cpu/schedule.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "espalier/base/check.h"
@@ -52,9 +53,71 @@ std::vector<int32_t> iota(size_t size) {
   return numbers;
 }
 
-// A sweep over query blocks with the key blocks that are open there. Each step looks at those that the
-// step lists and those that it closes, and at no others.
-void list_tiles(Schedule& schedule) {
+// What a sliding window leaves of the tiles that the forest lists.
+class WindowedTiles {
+ public:
+  WindowedTiles(const Schedule& schedule, std::span<const int32_t> subtree_end)
+      : window_(schedule.window), blocks_(schedule.key_blocks), subtree_end_(subtree_end.data()) {
+    if (!window_.exists()) return;
+    for (const KeyBlock& block : blocks_) {
+      Positions positions;
+      for (int32_t key = block.begin; key < block.end; ++key) positions.add(window_.of_key(block, key));
+      keys_.push_back(positions);
+    }
+  }
+
+  /// Goes on to a block of queries.
+  void start(QueryRange queries) {
+    queries_ = queries;
+    query_positions_ = {};
+    for (int32_t j = queries.begin; window_.exists() && j < queries.end; ++j) {
+      query_positions_.add(window_.position[j]);
+    }
+  }
+
+  TileClass classify(int32_t block, TileClass in_forest) const {
+    if (!window_.exists()) return in_forest;
+    const Positions& keys = keys_[block];
+    if (query_positions_.least - keys.most >= window_.size) return TileClass::kEmpty;
+    if (query_positions_.most - keys.least < window_.size) return in_forest;
+    return any_visible(blocks_[block]) ? TileClass::kPartial : TileClass::kEmpty;
+  }
+
+ private:
+  struct Positions {
+    int32_t least = std::numeric_limits<int32_t>::max();
+    int32_t most = 0;
+
+    void add(int32_t position) {
+      least = std::min(least, position);
+      most = std::max(most, position);
+    }
+  };
+
+  // From the last key back, as later keys are the nearer ones.
+  bool any_visible(const KeyBlock& block) const {
+    for (int32_t key = block.end; key-- > block.begin;) {
+      const int32_t position = window_.of_key(block, key);
+      const QueryRange queries = queries_of_key(block, key, subtree_end_, queries_);
+      for (int32_t j = queries.begin; j < queries.end; ++j) {
+        if (window_.sees(j, position)) return true;
+      }
+    }
+    return false;
+  }
+
+  const SlidingWindow& window_;
+  std::span<const KeyBlock> blocks_;
+  const int32_t* subtree_end_;
+  std::vector<Positions> keys_;  // by key block
+  QueryRange queries_{};
+  Positions query_positions_;
+};
+
+// A sweep over query blocks with the key blocks that are open there. Without a window, each step looks at
+// those that the step lists and those that it closes, and at no others.
+void list_tiles(Schedule& schedule, std::span<const int32_t> subtree_end) {
+  WindowedTiles windowed(schedule, subtree_end);
   const std::vector<KeyBlock>& blocks = schedule.key_blocks;
   std::vector<int32_t> opening = iota(blocks.size());
   std::stable_sort(opening.begin(), opening.end(),
@@ -65,8 +128,11 @@ void list_tiles(Schedule& schedule) {
     const int32_t end = std::min(begin + schedule.sizes.queries, schedule.num_tokens);
     std::erase_if(open, [&](int32_t block) { return blocks[block].query_end <= begin; });
     for (; next != opening.end() && blocks[*next].query_begin < end; ++next) open.push_back(*next);
+    windowed.start({begin, end});
     for (const int32_t block : open) {
-      const bool full = classify(blocks[block], begin, end) == TileClass::kFull;
+      const TileClass tile = windowed.classify(block, classify(blocks[block], begin, end));
+      if (tile == TileClass::kEmpty) continue;
+      const bool full = tile == TileClass::kFull;
       schedule.tiles.values.push_back({block, 0, full});
       ++(full ? schedule.counts.full : schedule.counts.partial);
     }
@@ -113,14 +179,15 @@ void list_query_blocks(Schedule& schedule) {
 }  // namespace
 
 Schedule make_schedule(std::span<const int32_t> subtree_end, std::span<const ContextRectangle> context,
-                       BlockSizes sizes) {
+                       BlockSizes sizes, const SlidingWindow& window) {
   ESPALIER_ASSERT(sizes.queries > 0 && sizes.keys > 0);
   check_forest(subtree_end);
   Schedule schedule;
   schedule.sizes = sizes;
   schedule.num_tokens = static_cast<int32_t>(subtree_end.size());
   schedule.key_blocks = make_key_blocks(subtree_end, context, sizes.keys);
-  list_tiles(schedule);
+  schedule.window = window;
+  list_tiles(schedule, subtree_end);
   schedule.counts.empty = static_cast<int64_t>(schedule.key_blocks.size()) * schedule.num_query_blocks() -
                           schedule.counts.full - schedule.counts.partial;
   order_blocks(schedule);

@@ -21,6 +21,20 @@ struct Tile {
   bool full;
 };
 
+/// Query j sees key i only where position[j] - (the key's position) < size.
+struct SlidingWindow {
+  int32_t size = 0;                                    // 0: no window, and positions are not read
+  const int32_t* position = nullptr;                   // of the forest's tokens
+  std::span<const int32_t* const> context_position{};  // of the keys of each context segment
+
+  bool exists() const { return size > 0; }
+  /// The position of a key of a block's segment.
+  int32_t of_key(const KeyBlock& block, int32_t key) const {
+    return block.segment < 0 ? position[key] : context_position[block.segment][key];
+  }
+  bool sees(int32_t query, int32_t key_position) const { return position[query] - key_position < size; }
+};
+
 struct TileCounts {
   int64_t empty = 0;
   int64_t partial = 0;
@@ -38,6 +52,7 @@ struct Schedule {
   std::vector<int32_t> key_order;    // key blocks likewise
   TileCounts counts;
   int64_t num_pairs = 0;  // (query, key) pairs in listed tiles
+  SlidingWindow window;
 
   int32_t num_query_blocks() const { return static_cast<int32_t>(tiles.num_rows()); }
   int32_t query_begin(int32_t block) const { return block * sizes.queries; }
@@ -50,9 +65,26 @@ void check_forest(std::span<const int32_t> subtree_end);
 
 /// The schedule of a forest (one int32 per key) with context. A rectangle becomes blocks of its own.
 /// Time and memory are linear in tokens plus listed tiles (and n log n in the number of blocks): empty tiles
-/// are never looked at, so a star of many leaves costs two or so tiles per block of queries.
-/// Throws InputError where check_forest does; rectangles are taken as checked.
+/// are never looked at, so a star of many leaves costs two or so tiles per block of queries. With a window, a
+/// tile is looked at where the forest alone would list it, and it is empty if no query sees a key. The
+/// window's positions must outlive the schedule. Throws InputError where check_forest does; rectangles are
+/// taken as checked.
 Schedule make_schedule(std::span<const int32_t> subtree_end, std::span<const ContextRectangle> context,
-                       BlockSizes sizes);
+                       BlockSizes sizes, const SlidingWindow& window = {});
+
+/// The queries in [begin, end) to which a key of a block can be visible for the forest's sake.
+struct QueryRange {
+  int32_t begin;
+  int32_t end;
+};
+inline QueryRange queries_of_key(const KeyBlock& block, int32_t key, const int32_t* subtree_end,
+                                 QueryRange among) {
+  if (block.segment < 0) {
+    return {key > among.begin ? key : among.begin,
+            subtree_end[key] < among.end ? subtree_end[key] : among.end};
+  }
+  return {block.query_begin > among.begin ? block.query_begin : among.begin,
+          block.query_end < among.end ? block.query_end : among.end};
+}
 
 }  // namespace espalier

@@ -68,6 +68,7 @@ struct AttentionInputs {
   TileProducts products;
   Multiply<AccumulatorOf<Element>> multiply;  // of kBlas
   InstructionSet isa;
+  const AccumulatorOf<Element>* sinks = nullptr;  // [num_heads], of the forward pass; null: none
 
   int64_t num_tasks() const { return schedule->num_query_blocks() * shape.num_key_heads; }
 };
@@ -75,14 +76,14 @@ struct AttentionInputs {
 template <class Element>
 struct AttentionResults {
   TokenHeads<Element> out;
-  AccumulatorOf<Element>* lse;  // [num_tokens, num_heads], natural log
+  AccumulatorOf<Element>* lse;  // [num_tokens, num_heads], natural log, of the keys and the sink
 };
 
 template <class Element>
 struct AttentionGradients {
   TokenHeads<const Element> grad_out;
   TokenHeads<const Element> out;
-  const AccumulatorOf<Element>* lse;  // [num_tokens, num_heads]
+  const AccumulatorOf<Element>* lse;  // [num_tokens, num_heads], as in the results
   TokenHeads<Element> grad_q;
   // Zero before, complete after; indexed as k and v of the inputs.
   std::span<const TokenHeads<AccumulatorOf<Element>>> grad_k;

@@ -145,7 +145,7 @@ class Backward {
   }
 
   void pass_turn(const KeyChunk& chunk, int64_t key_head) {
-    for (const Tile& tile : chunk.tiles) {
+    for (const Tile& tile : chunk.tiles.first(chunk.num_finished)) {
       turn_of(tile, key_head).store(tile.turn + 1, std::memory_order_release);
     }
   }

@@ -64,8 +64,16 @@ class Forward {
     const auto factor = static_cast<Scalar>(in_.softmax_scale * std::numbers::log2e);
     products_.take_rows(kQueries, out_, tile.count(), factor);
     std::fill_n(out_, tile.count() * d, Scalar(0));
-    std::fill_n(state_.maximum, tile.count(), -std::numeric_limits<Scalar>::infinity());
-    std::fill_n(state_.sum, tile.count(), Scalar(0));
+    if (in_.sinks == nullptr) {
+      std::fill_n(state_.maximum, tile.count(), -std::numeric_limits<Scalar>::infinity());
+      std::fill_n(state_.sum, tile.count(), Scalar(0));
+      return;
+    }
+    // The sink is a key without a value that every row sees first.
+    for (int64_t r = 0; r < tile.count(); ++r) {
+      state_.maximum[r] = static_cast<Scalar>(in_.sinks[tile.head(r)] * std::numbers::log2e);
+      state_.sum[r] = 1;
+    }
   }
 
   void add_chunk(const KeyChunk& chunk, int64_t key_head) {

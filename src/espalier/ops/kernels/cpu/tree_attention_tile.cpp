@@ -53,57 +53,82 @@ void KeyChunks::start(int32_t query_block) {
   query_end_ = schedule_.query_end(query_block);
   tiles_ = schedule_.tiles.row(query_block);
   next_tile_ = 0;
+  next_key_ = 0;
 }
 
 bool KeyChunks::next() {
   if (next_tile_ == tiles_.size()) return false;
   const size_t first_tile = next_tile_;
+  size_t end_tile = first_tile;
   chunk_.runs.clear();
   chunk_.visible.clear();
-  chunk_.partial = false;
   const int32_t num_rows = (query_end_ - query_begin_) * group_;
   chunk_.rows = {num_rows, 0};
-  while (next_tile_ < tiles_.size()) {
+  for (; next_tile_ < tiles_.size(); ++next_tile_) {
     const Tile& tile = tiles_[next_tile_];
-    if (chunk_.num_keys() + schedule_.key_blocks[tile.key_block].num_keys() > kMaxChunkKeys) break;
-    add_tile(tile);
-    ++next_tile_;
+    if (next_key_ == 0) list_keys(tile);
+    const auto room = static_cast<size_t>(kMaxChunkKeys - chunk_.num_keys());
+    const size_t block_keys = schedule_.key_blocks[tile.key_block].num_keys();
+    if (chunk_.num_keys() > 0 && std::max(block_keys, keys_.size()) > room) break;
+    end_tile = next_tile_ + 1;
+    const size_t end_key = std::min(keys_.size(), next_key_ + room);
+    for (; next_key_ < end_key; ++next_key_) add_key(keys_[next_key_]);
+    if (next_key_ < keys_.size()) break;  // the next chunk goes on with them
+    next_key_ = 0;
   }
-  chunk_.tiles = tiles_.subspan(first_tile, next_tile_ - first_tile);
-  chunk_.rows.begin = chunk_.rows.begin / kCacheLine * kCacheLine;
-  chunk_.rows.end = std::min<int32_t>(static_cast<int32_t>(round_up(chunk_.rows.end, kCacheLine)), num_rows);
-  for (const RowRange& visible : chunk_.visible) {
-    chunk_.partial |= visible.begin > chunk_.rows.begin || visible.end < chunk_.rows.end;
-  }
+  chunk_.tiles = tiles_.subspan(first_tile, end_tile - first_tile);
+  chunk_.num_finished = next_tile_ - first_tile;
+  finish_rows();
   return true;
 }
 
-void KeyChunks::add_tile(const Tile& tile) {
-  const KeyBlock& block = schedule_.key_blocks[tile.key_block];
-  const RowRange block_tokens{std::max(block.query_begin, query_begin_),
-                              std::min(block.query_end, query_end_)};
-  for (int32_t key = block.begin; key < block.end; ++key) {
-    RowRange tokens = block_tokens;
-    if (!tile.full && block.segment < 0) {
-      tokens = {std::max(key, query_begin_), std::min(subtree_end_[key], query_end_)};
-      if (tokens.begin >= tokens.end) continue;
-    }
-    add_key(block.segment + 1, key, tokens);
+void KeyChunks::finish_rows() {
+  const int32_t num_rows = (query_end_ - query_begin_) * group_;
+  chunk_.rows.begin = chunk_.rows.begin / kCacheLine * kCacheLine;
+  chunk_.rows.end = std::min<int32_t>(static_cast<int32_t>(round_up(chunk_.rows.end, kCacheLine)), num_rows);
+  chunk_.partial = false;
+  for (const RowRange& visible : chunk_.visible) {
+    chunk_.partial |= visible.begin > chunk_.rows.begin || visible.end < chunk_.rows.end;
   }
 }
 
-void KeyChunks::add_key(int32_t segment, int32_t key, RowRange tokens) {
-  const RowRange rows{(tokens.begin - query_begin_) * group_, (tokens.end - query_begin_) * group_};
+void KeyChunks::list_keys(const Tile& tile) {
+  const KeyBlock& block = schedule_.key_blocks[tile.key_block];
+  const SlidingWindow& window = schedule_.window;
+  keys_.clear();
+  for (int32_t key = block.begin; key < block.end; ++key) {
+    VisibleKey visible{block.segment + 1, key, {query_begin_, query_end_}};
+    if (!tile.full) visible.queries = queries_of_key(block, key, subtree_end_, visible.queries);
+    if (!tile.full && window.exists()) {
+      list_key_in_window(visible, window.of_key(block, key));
+    } else if (visible.queries.begin < visible.queries.end) {
+      keys_.push_back(visible);
+    }
+  }
+}
+
+void KeyChunks::list_key_in_window(const VisibleKey& key, int32_t position) {
+  const SlidingWindow& window = schedule_.window;
+  for (int32_t begin = key.queries.begin; begin < key.queries.end;) {
+    int32_t end = begin;
+    while (end < key.queries.end && window.sees(end, position)) ++end;
+    if (begin < end) keys_.push_back({key.segment, key.key, {begin, end}});
+    begin = end + 1;
+  }
+}
+
+void KeyChunks::add_key(const VisibleKey& key) {
+  const RowRange rows{(key.queries.begin - query_begin_) * group_, (key.queries.end - query_begin_) * group_};
   chunk_.rows = {std::min(chunk_.rows.begin, rows.begin), std::max(chunk_.rows.end, rows.end)};
   chunk_.visible.push_back(rows);
   if (!chunk_.runs.empty()) {
     KeyRun& last = chunk_.runs.back();
-    if (last.segment == segment && last.begin + last.count == key) {
+    if (last.segment == key.segment && last.begin + last.count == key.key) {
       ++last.count;
       return;
     }
   }
-  chunk_.runs.push_back({segment, key, 1});
+  chunk_.runs.push_back({key.segment, key.key, 1});
 }
 
 }  // namespace espalier

@@ -3,7 +3,9 @@
 //   A tile has the queries of one block and of all heads that share a key head; its row of token j and head g
 // of the group is (j - first token) * group + g. The keys that the tile sees are gathered from the blocks
 // that the schedule lists, those that no query of the tile sees left out, into chunks. A key is seen by
-// adjacent rows of a tile: those of tokens [max(i, first), min(subtree_end[i], last)) of the block.
+// adjacent rows of a tile: those of tokens [max(i, first), min(subtree_end[i], last)) of the block. A sliding
+// window may leave several ranges of these, where branches reach further from the key than it lets them see;
+// the key is then in the tile once for each range.
 #pragma once
 
 #include <vector>
@@ -34,6 +36,7 @@ struct KeyChunk {
   RowRange rows;                  // holds visible[c] for all c
   bool partial;                   // whether some of `rows` do not see some key
   std::span<const Tile> tiles;    // whose keys these are
+  size_t num_finished;            // of these tiles, the first ones, the keys end with this chunk
 
   int32_t num_keys() const { return static_cast<int32_t>(visible.size()); }
 };
@@ -51,8 +54,16 @@ class KeyChunks {
   const KeyChunk& chunk() const { return chunk_; }
 
  private:
-  void add_tile(const Tile& tile);
-  void add_key(int32_t segment, int32_t key, RowRange tokens);
+  struct VisibleKey {
+    int32_t segment;
+    int32_t key;
+    QueryRange queries;
+  };
+
+  void list_keys(const Tile& tile);
+  void list_key_in_window(const VisibleKey& key, int32_t position);
+  void add_key(const VisibleKey& key);
+  void finish_rows();
 
   const Schedule& schedule_;
   const int32_t* subtree_end_;
@@ -60,6 +71,8 @@ class KeyChunks {
   int32_t query_begin_ = 0, query_end_ = 0;
   std::span<const Tile> tiles_;
   size_t next_tile_ = 0;
+  std::vector<VisibleKey> keys_;  // of the next tile
+  size_t next_key_ = 0;           // among them
   KeyChunk chunk_;
 };
 

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/config/families/family.h"
+#include "espalier/config/sliding_window.h"
+
+namespace espalier {
+
+namespace {
+
+// Norms stand after attention and MLP, and those of q and k are over all heads at once. Three layers of four
+// have the window, where layer_types does not say otherwise.
+void read_keys(const ConfigReader& config, DecoderConfig* result) {
+  result->attention_bias = config.boolean("attention_bias", false);
+  result->attention_output_bias = result->attention_bias;
+  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+  if (config.find("use_sliding_window") != nullptr) {
+    config.refuse("use_sliding_window", "no such key: layer_types decides in olmo3");
+  }
+  result->query_key_norm = true;
+  result->query_key_norm_over_heads = true;
+  result->norm_outputs = true;
+  std::vector<bool> sliding(result->num_hidden_layers);
+  for (int64_t i = 0; i < result->num_hidden_layers; ++i) sliding[i] = (i + 1) % 4 != 0;
+  set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers).value_or(sliding), result);
+}
+
+}  // namespace
+
+constexpr ModelFamily kOlmo3Family{
+    .model_type = "olmo3",
+    .max_position_embeddings = 2048,
+    .num_key_value_heads = 0,
+    .head_dim = 0,
+    .rms_norm_eps = 1e-5,
+    .read = read_keys,
+    .read_rope = read_rope_by_layer_type,
+};
+
+}  // namespace espalier

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/config/sliding_window.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace espalier {
+namespace {
+
+constexpr int64_t kDefaultWindow = 4096, kDefaultMaxWindowLayers = 28;
+
+}  // namespace
+
+std::optional<std::vector<bool>> read_layer_types(const ConfigReader& config, int64_t num_hidden_layers) {
+  const nlohmann::json* types = config.find("layer_types");
+  if (types == nullptr) return std::nullopt;
+  std::vector<bool> sliding;
+  for (const nlohmann::json& type : *types) {
+    if (type == "full_attention" || type == "sliding_attention")
+      sliding.push_back(type == "sliding_attention");
+  }
+  const bool fits = types->is_array() && sliding.size() == types->size() &&
+                    static_cast<int64_t>(sliding.size()) == num_hidden_layers;
+  if (!fits) {
+    config.refuse("layer_types",
+                  fmt::format("{} times \"full_attention\" or \"sliding_attention\"", num_hidden_layers));
+  }
+  return sliding;
+}
+
+void set_sliding_layers(const ConfigReader& config, std::vector<bool> sliding, DecoderConfig* result) {
+  if (std::ranges::find(sliding, true) == sliding.end()) return;
+  if (config.has("sliding_window") && config.find("sliding_window") == nullptr) {
+    config.refuse("sliding_window", "the window of the layers that layer_types calls \"sliding_attention\"");
+  }
+  result->sliding_window = config.positive_integer("sliding_window", kMostPositions, kDefaultWindow);
+  result->sliding_layers = std::move(sliding);
+}
+
+void read_switched_window(const ConfigReader& config, DecoderConfig* result) {
+  const bool uses_window = config.boolean("use_sliding_window", false);
+  const bool has_window = !config.has("sliding_window") || config.find("sliding_window") != nullptr;
+  std::optional<std::vector<bool>> sliding = read_layer_types(config, result->num_hidden_layers);
+  if (!uses_window || !has_window) {
+    if (sliding && std::ranges::find(*sliding, true) != sliding->end()) {
+      config.refuse("layer_types", "\"full_attention\" alone without use_sliding_window and sliding_window");
+    }
+    return;
+  }
+  if (!sliding) {
+    const int64_t first = config.integer_from_0("max_window_layers", kMostLayers, kDefaultMaxWindowLayers);
+    sliding.emplace(result->num_hidden_layers);
+    for (int64_t i = first; i < result->num_hidden_layers; ++i) (*sliding)[i] = true;
+  }
+  set_sliding_layers(config, *std::move(sliding), result);
+}
+
+void refuse_sliding_windows(const ConfigReader& config, const DecoderConfig& result) {
+  if (config.boolean("use_sliding_window", false)) config.refuse("use_sliding_window", "false");
+  // Models with a switch for the window do not use it where the switch is off.
+  if (config.find("sliding_window") != nullptr && config.find("use_sliding_window") == nullptr) {
+    config.refuse("sliding_window", "null");
+  }
+  const std::optional<std::vector<bool>> sliding = read_layer_types(config, result.num_hidden_layers);
+  if (sliding && std::ranges::find(*sliding, true) != sliding->end()) {
+    config.refuse("layer_types", fmt::format("{} times \"full_attention\"", result.num_hidden_layers));
+  }
+}
+
+}  // namespace espalier
