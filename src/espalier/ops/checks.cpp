@@ -203,6 +203,15 @@ void check_moe_experts(const at::Tensor& x, const at::Tensor& gate_up, const at:
               gate_up.sizes(), " and ", down.sizes());
 }
 
+void check_tensor(const char* op, const char* name, const at::Tensor& tensor,
+                  const ExpectedTensor& expected) {
+  const auto& [shape, sizes, options] = expected;
+  TORCH_CHECK(tensor.sizes() == sizes && tensor.scalar_type() == options.dtype() &&
+                  tensor.device() == options.device(),
+              op, ": ", name, " must be ", shape, " ", sizes, " ", options.dtype(), " on ", options.device(),
+              ", received ", tensor.sizes(), " ", tensor.scalar_type(), " on ", tensor.device());
+}
+
 at::ScalarType accumulator_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }

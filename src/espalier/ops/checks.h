@@ -47,6 +47,14 @@ void check_moe(const at::Tensor& x, const Routing& routing);
 /// The same of the operator's experts.
 void check_moe_experts(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down);
 
+/// What an argument must be; `shape` says it in letters.
+struct ExpectedTensor {
+  const char* shape;
+  at::IntArrayRef sizes;
+  at::TensorOptions options;  // dtype and device
+};
+void check_tensor(const char* op, const char* name, const at::Tensor& tensor, const ExpectedTensor& expected);
+
 /// float64 for float64, otherwise float32: the dtype in which sums are kept.
 at::ScalarType accumulator_dtype(at::ScalarType dtype);
 

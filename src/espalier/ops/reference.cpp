@@ -3,9 +3,11 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <limits>
 
 #include "espalier/ops/checks.h"
+#include "espalier/ops/paths.h"
 
 namespace espalier::reference {
 
@@ -155,6 +157,92 @@ at::Tensor moe(const at::Tensor& x, const Routing& routing, const at::Tensor& ga
     outputs.push_back(sum.to(x.scalar_type()));
   }
   return at::stack(outputs);
+}
+
+namespace {
+
+/// The W rows up to token t on its path, oldest first: of tokens, of a tail, or zeros.
+std::vector<at::Tensor> rows_up_to(const CausalConv1d& given, int64_t t) {
+  const int64_t taps = given.weight.size(1);
+  std::vector<at::Tensor> rows{given.x[t]};
+  while (static_cast<int64_t>(rows.size()) < taps) {
+    const int32_t before = t < 0 ? detail::kPathBegins : given.prev[t].item<int32_t>();
+    const int64_t context = detail::context_of(before);
+    if (context >= 0) {
+      for (int64_t row = taps - 2; row >= 0; --row) rows.push_back(given.tails[context][row]);
+    } else {
+      rows.push_back(before < 0 ? at::zeros_like(given.x[0]) : given.x[before]);
+    }
+    t = before < 0 ? -1 : before;
+  }
+  rows.resize(taps);
+  return {rows.rbegin(), rows.rend()};
+}
+
+}  // namespace
+
+at::Tensor causal_conv1d(const CausalConv1d& given) {
+  const auto dtype = detail::accumulator_dtype(given.x.scalar_type());
+  std::vector<at::Tensor> outs;
+  for (int64_t t = 0; t < given.x.size(0); ++t) {
+    const at::Tensor rows = at::stack(rows_up_to(given, t), 1).to(dtype);  // [C, W]
+    at::Tensor sum = (rows * given.weight.to(dtype)).sum({1});
+    if (given.bias.defined()) sum = sum + given.bias.to(dtype);
+    outs.push_back(given.silu ? at::silu(sum) : sum);
+  }
+  return at::stack(outs).to(given.x.scalar_type());
+}
+
+at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends) {
+  const int64_t history = given.weight.size(1) - 1;
+  if (history == 0) return at::zeros({ends.size(0), 0, given.x.size(1)}, given.x.options());
+  std::vector<at::Tensor> tails;
+  for (int64_t e = 0; e < ends.size(0); ++e) {
+    std::vector<at::Tensor> rows = rows_up_to(given, ends[e].item<int64_t>());
+    rows.erase(rows.begin());
+    tails.push_back(at::stack(rows));
+  }
+  return at::stack(tails);
+}
+
+namespace {
+
+/// The state before a token: of the token before on its path, of a context, or zeros of the shape.
+at::Tensor state_before(int32_t before, const std::vector<at::Tensor>& states, const at::Tensor& contexts,
+                        const at::Tensor& zeros) {
+  if (before >= 0) return states[before];
+  const int64_t context = detail::context_of(before);
+  return context >= 0 ? contexts[context] : zeros;
+}
+
+at::Tensor states_at(const at::Tensor& ends, const std::vector<at::Tensor>& states) {
+  std::vector<at::Tensor> wanted;
+  for (int64_t e = 0; e < ends.size(0); ++e) wanted.push_back(states[ends[e].item<int64_t>()]);
+  return wanted.empty() ? at::zeros({0}, states[0].options()) : at::stack(wanted);
+}
+
+}  // namespace
+
+GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given) {
+  const auto dtype = given.g.scalar_type();
+  const int64_t group = given.v.size(1) / given.q.size(1);
+  const auto unit = [&](const at::Tensor& x) {
+    const at::Tensor wide = x.to(dtype);
+    return wide / (wide.square().sum({-1}, /*keepdim=*/true) + 1e-6).sqrt();
+  };
+  std::vector<at::Tensor> states, outs;
+  for (int64_t t = 0; t < given.q.size(0); ++t) {
+    const at::Tensor q = unit(given.q[t]).repeat_interleave(group, 0).unsqueeze(2);  // [H, Dk, 1]
+    const at::Tensor k = unit(given.k[t]).repeat_interleave(group, 0).unsqueeze(2);
+    const at::Tensor v = given.v[t].to(dtype).unsqueeze(1);  // [H, 1, Dv]
+    const at::Tensor zeros = at::zeros({v.size(0), k.size(1), v.size(2)}, given.g.options());
+    const at::Tensor state = state_before(given.prev[t].item<int32_t>(), states, given.states, zeros) *
+                             given.g[t].exp().view({-1, 1, 1});
+    const at::Tensor update = given.beta[t].view({-1, 1, 1}) * (v - (state * k).sum({1}, true));
+    states.push_back(state + k * update);
+    outs.push_back((states.back() * q).sum({1}) / std::sqrt(static_cast<double>(k.size(1))));
+  }
+  return {at::stack(outs).to(given.q.scalar_type()), states_at(given.ends, states)};
 }
 
 }  // namespace espalier::reference

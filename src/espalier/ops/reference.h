@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "espalier/ops/attention/tree_attention.h"
+#include "espalier/ops/causal_conv1d/causal_conv1d.h"
+#include "espalier/ops/gated_delta/gated_delta.h"
 #include "espalier/ops/moe/moe.h"
 
 namespace espalier::reference {
@@ -34,5 +36,10 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
 /// Same contract as torch.ops.espalier.moe, token by token.
 at::Tensor moe(const at::Tensor& x, const Routing& routing, const at::Tensor& gate_up,
                const at::Tensor& down);
+
+/// Same contracts as espalier::causal_conv1d, causal_conv1d_tails and gated_delta_rule, token by token.
+at::Tensor causal_conv1d(const CausalConv1d& given);
+at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends);
+GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given);
 
 }  // namespace espalier::reference

@@ -36,4 +36,20 @@ TORCH_LIBRARY(espalier, m) {
       "bool normalise=False,"
       " float scaling=1., int num_groups=1, int num_best_groups=1) -> (Tensor weights, Tensor experts)");
   m.def("moe(Tensor x, Tensor weights, Tensor experts, Tensor gate_up, Tensor down) -> Tensor");
+  m.def(
+      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor prev, Tensor? tails, bool silu) -> "
+      "Tensor");
+  m.def(
+      "causal_conv1d_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor? bias, Tensor prev,"
+      " Tensor? tails, bool silu)"
+      " -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor grad_tails)");
+  m.def("causal_conv1d_tails(Tensor x, Tensor prev, Tensor? tails, Tensor ends, int taps) -> Tensor");
+  m.def(
+      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor prev, Tensor? states,"
+      " Tensor ends, int chunk_size=64) -> (Tensor out, Tensor end_states)");
+  m.def(
+      "gated_delta_rule_backward(Tensor? grad_out, Tensor? grad_end_states, Tensor q, Tensor k, Tensor v,"
+      " Tensor g, Tensor beta, Tensor prev, Tensor? states, Tensor ends, int chunk_size)"
+      " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_g, Tensor grad_beta, Tensor "
+      "grad_states)");
 }

@@ -7,10 +7,14 @@
 #include <torch/library.h>
 
 #include "espalier/ops/checks.h"
+#include "espalier/ops/dispatch.h"
 
 namespace espalier {
 namespace {
 
+using detail::find_op;
+using detail::if_defined;
+using detail::meta_like;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
@@ -18,11 +22,6 @@ using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
-template <class Signature>
-auto find_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 TensorTriple call_rms_norm(const at::Tensor& x, const OptionalTensor& addend, const at::Tensor& weight,
                            double eps) {
@@ -50,10 +49,6 @@ at::Tensor call_swiglu(const at::Tensor& gate, const at::Tensor& up) {
 TensorPair call_swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   static const auto op = find_op<decltype(call_swiglu_backward)>("espalier::swiglu_backward");
   return op.call(grad, gate, up);
-}
-
-OptionalTensor if_defined(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
 class RmsNorm : public Function<RmsNorm> {
@@ -127,10 +122,6 @@ class Swiglu : public Function<Swiglu> {
 
 at::Tensor swiglu_autograd(const at::Tensor& gate, const at::Tensor& up) {
   return Swiglu::apply(gate, up);
-}
-
-at::Tensor meta_like(const at::Tensor& tensor) {
-  return at::empty_symint(tensor.sym_sizes(), tensor.options());
 }
 
 TensorTriple rms_norm_meta(const at::Tensor& x, const OptionalTensor& addend, const at::Tensor& weight,

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The convolution as a composition of ATen's operators, on any device. Formulas: docs/math.md, "Causal
+// convolution on trees".
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "espalier/ops/causal_conv1d/checks.h"
+#include "espalier/ops/causal_conv1d/taps.h"
+#include "espalier/ops/checks.h"
+#include "espalier/ops/indices.h"
+#include "espalier/ops/paths.h"
+
+namespace espalier {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+/// One call: the list of rows that it reads, and its arguments in the dtype of sums.
+class Convolution {
+ public:
+  explicit Convolution(const detail::ConvolutionArguments& given)
+      : dtype_(detail::accumulator_dtype(given.x.scalar_type())),
+        taps_(given.weight.size(1)),
+        weight_(given.weight.to(dtype_)),
+        bias_(given.bias ? given.bias->to(dtype_) : at::Tensor()) {
+    const int64_t num_tails = given.tails ? given.tails->size(0) : 0;
+    const auto prev = detail::checked_prev("causal_conv1d", given.prev, given.x.size(0), num_tails);
+    list_ = detail::convolution_list(prev, num_tails, taps_);
+    const at::Device device = given.x.device();
+    own_ = detail::to_indices(list_.own, device);
+    rows_ = detail::convolution_rows(given.x, given.tails)
+                .index_select(0, detail::to_indices(list_.row, device))
+                .to(dtype_);
+  }
+
+  at::Tensor sums() const {
+    const int64_t size = rows_.size(0) - (taps_ - 1);
+    at::Tensor sum = bias_.defined() ? bias_.expand({size, -1}).clone() : at::Tensor();
+    for (int64_t tap = 0; tap < taps_; ++tap) {
+      const at::Tensor rows = rows_.narrow(0, tap, size), weight = weight_.select(1, tap);
+      sum = sum.defined() ? sum.addcmul_(rows, weight) : rows * weight;
+    }
+    return sum.index_select(0, own_ - (taps_ - 1));
+  }
+
+  /// Of x, the tails, weight and bias, given that [T, C] of the sums.
+  detail::ConvolutionGradients gradients(const at::Tensor& grad_sums,
+                                         const detail::ConvolutionArguments& given) const {
+    const int64_t size = rows_.size(0) - (taps_ - 1);
+    const at::Tensor grad = at::zeros({size, rows_.size(1)}, rows_.options());
+    grad.index_copy_(0, own_ - (taps_ - 1), grad_sums);
+    at::Tensor grad_rows = at::zeros_like(rows_), grad_weight = at::empty_like(weight_);
+    for (int64_t tap = 0; tap < taps_; ++tap) {
+      grad_rows.narrow(0, tap, size).addcmul_(grad, weight_.select(1, tap));
+      grad_weight.select(1, tap).copy_((grad * rows_.narrow(0, tap, size)).sum({0}));
+    }
+    detail::ConvolutionGradients result;
+    result.weight = grad_weight.to(given.weight.scalar_type());
+    if (given.bias) result.bias = grad_sums.sum({0}).to(given.bias->scalar_type());
+    set_row_gradients(grad_rows, given, &result);
+    return result;
+  }
+
+ private:
+  // Rows that stand before a stretch belong to tokens and tails that other places of the list show as well.
+  void set_row_gradients(const at::Tensor& grad_list, const detail::ConvolutionArguments& given,
+                         detail::ConvolutionGradients* result) const {
+    const int64_t num_rows = given.x.size(0), channels = given.x.size(1);
+    const int64_t before_tokens = 1 + (given.tails ? given.tails->size(0) * (taps_ - 1) : 0);
+    const at::Tensor grad_rows = at::zeros({before_tokens + num_rows, channels}, grad_list.options());
+    grad_rows.narrow(0, before_tokens, num_rows).copy_(grad_list.index_select(0, own_));
+    if (!list_.history_row.empty()) {
+      const at::Device device = grad_list.device();
+      grad_rows.index_add_(0, detail::to_indices(list_.history_row, device),
+                           grad_list.index_select(0, detail::to_indices(list_.history_place, device)));
+    }
+    result->x = grad_rows.narrow(0, before_tokens, num_rows).to(given.x.scalar_type());
+    if (!given.tails) return;
+    result->tails =
+        grad_rows.narrow(0, 1, before_tokens - 1).reshape(given.tails->sizes()).to(given.x.scalar_type());
+  }
+
+  at::ScalarType dtype_;
+  int64_t taps_;
+  at::Tensor weight_, bias_;
+  detail::ConvolutionList list_;
+  at::Tensor own_;   // [T]
+  at::Tensor rows_;  // [B, C]
+};
+
+/// 1 / (1 + exp(-x)) and the same of -x. At the ends of threads' shares at::sigmoid and at::silu use another
+/// exp, so that their results would depend on the number of threads.
+std::pair<at::Tensor, at::Tensor> sigmoids(const at::Tensor& x) {
+  const at::Tensor small = x.abs().neg_().exp_(), inverse = (small + 1).reciprocal_();
+  const at::Tensor above = x.ge(0), low = small * inverse;
+  return {at::where(above, inverse, low), at::where(above, low, inverse)};
+}
+
+at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                   const at::Tensor& prev, const OptionalTensor& tails, bool silu) {
+  const detail::ConvolutionArguments given{x, weight, bias, prev, tails};
+  detail::check_causal_conv1d(given);
+  const at::Tensor sums = Convolution(given).sums();
+  return (silu ? sums * sigmoids(sums).first : sums).to(x.scalar_type());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
+    const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+    const at::Tensor& prev, const OptionalTensor& tails, bool silu) {
+  const detail::ConvolutionArguments given{x, weight, bias, prev, tails};
+  detail::check_causal_conv1d(given);
+  const Convolution convolution(given);
+  at::Tensor grad = grad_y.to(detail::accumulator_dtype(x.scalar_type()));
+  if (silu) {
+    const at::Tensor sums = convolution.sums();
+    const auto [rising, falling] = sigmoids(sums);
+    grad = grad * (rising + sums * rising * falling);
+  }
+  const detail::ConvolutionGradients gradients = convolution.gradients(grad, given);
+  return {gradients.x, gradients.weight, gradients.bias, gradients.tails};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
+  m.impl("causal_conv1d", &forward);
+  m.impl("causal_conv1d_backward", &backward);
+}
+
+}  // namespace espalier
