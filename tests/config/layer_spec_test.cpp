@@ -45,7 +45,7 @@ TEST(LayerSpec, ParametersFollowEachLayer) {
   std::vector<std::string> expected = {"model.embed_tokens.weight"};
   for (size_t i = 0; i < 2; ++i) {
     for (const std::string& name : names_of(layer_parameters(i == 0 ? plain : biased, 8))) {
-      expected.push_back(layer_prefix(static_cast<int64_t>(i)) + name);
+      expected.push_back(layer_prefix({}, static_cast<int64_t>(i)) + name);
     }
   }
   expected.emplace_back("model.norm.weight");
@@ -108,8 +108,12 @@ TEST(LayerSpec, JsonIsEqualForEqualLayersOnly) {
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.query_key_norm_over_heads = true; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.sliding_window = 8; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.sinks = true; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.output_gate = true; }));
   LayerSpec other = layer;
   other.norm_outputs = true;
+  EXPECT_NE(to_json(other), to_json(layer));
+  other = layer;
+  other.zero_centered_norm = true;
   EXPECT_NE(to_json(other), to_json(layer));
   EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.intermediate_size = 7; }));
   EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.bias = true; }));

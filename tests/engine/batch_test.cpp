@@ -170,12 +170,13 @@ void expect_nodes_of_the_forest(const Step& step, const Loss& loss) {
         const int64_t before = token_before(step.forest, layout.forest_token[t]);
         if (nodes.prev[t] >= 0) {
           EXPECT_EQ(layout.forest_token[nodes.prev[t]], before);
-        } else if (nodes.context_node[n] < 0) {
+        } else if (nodes.prev[t] == -1) {
           EXPECT_EQ(before, -1);
         } else {
           const int64_t parent = step.plan.micro_batches[m].parent;
           ASSERT_EQ(batches[m].ancestors.back(), parent);
-          const int64_t last = batches[parent].nodes->begin[nodes.context_node[n] + 1] - 1;
+          const NodeStructure& above = *batches[parent].nodes;
+          const int64_t last = above.begin[above.cuts.at(-2 - nodes.prev[t]) + 1] - 1;
           EXPECT_EQ(layouts[parent].forest_token[last], before);
         }
       }

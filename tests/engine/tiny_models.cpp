@@ -25,6 +25,8 @@ const char* to_string(Family family) {
       return "mistral";
     case Family::kOlmo3:
       return "olmo3";
+    case Family::kQwen3_5:
+      return "qwen3_5_text";
     case Family::kQwen3Moe:
       return "qwen3_moe";
     case Family::kGlm4Moe:
@@ -89,7 +91,22 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
                        {"factor", 4.0},
                        {"original_max_position_embeddings", 16}}}}}});
   }
+  if (family == Family::kQwen3_5) {
+    config.update({{"head_dim", 8},
+                   {"partial_rotary_factor", 0.5},
+                   {"num_hidden_layers", 3},
+                   {"layer_types", {"linear_attention", "full_attention", "linear_attention"}},
+                   {"linear_num_key_heads", 1},
+                   {"linear_num_value_heads", 2},
+                   {"linear_key_head_dim", 5},
+                   {"linear_value_head_dim", 6},
+                   {"linear_conv_kernel_dim", 4}});
+  }
   if (wide) config.update({{"hidden_size", 64}, {"intermediate_size", 96}, {"head_dim", 64}});
+  if (wide && family == Family::kQwen3_5) {
+    config.update(
+        {{"linear_num_key_heads", 16}, {"linear_num_value_heads", 32}, {"linear_value_head_dim", 32}});
+  }
   return config;
 }
 
@@ -102,9 +119,11 @@ namespace {
 at::Tensor random_values(const ParameterShape& parameter, Rng& rng) {
   const bool is_norm = parameter.shape.size() == 1 && !parameter.name.ends_with(".bias");
   const double deviation = is_norm ? 0.1 : parameter.shape.size() == 1 ? 0.5 : 0.35;
+  // Decays that forget over a few tokens.
+  const double mean = parameter.name.ends_with("A_log") ? -1.5 : is_norm ? 1 : 0;
   at::Tensor values = at::empty(parameter.shape, at::kDouble);
   double* value = values.mutable_data_ptr<double>();
-  for (int64_t i = 0; i < values.numel(); ++i) value[i] = (is_norm ? 1 : 0) + deviation * rng.normal();
+  for (int64_t i = 0; i < values.numel(); ++i) value[i] = mean + deviation * rng.normal();
   return values;
 }
 

@@ -18,7 +18,7 @@ TEST(NodeStructure, ByHand) {
   EXPECT_EQ(nodes.prev, (std::vector<int32_t>{-1, 0, 1, 2, 3, 4, 1, -1, 7, 8}));
   EXPECT_EQ(nodes.levels.offsets, (std::vector<int64_t>{0, 2, 5, 6}));
   EXPECT_EQ(nodes.levels.values, (std::vector<int64_t>{0, 4, 1, 3, 5, 2}));
-  EXPECT_EQ(nodes.context_node, (std::vector<int64_t>(6, -1)));
+  EXPECT_TRUE(nodes.cuts.empty());
 }
 
 TEST(NodeStructure, ASequenceIsOneNode) {

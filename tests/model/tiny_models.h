@@ -56,6 +56,7 @@ class FunctionSequence : public SequenceOps {
     return function_(q, k, v, options);
   }
   const NodeStructure& nodes() const override { return nodes_; }
+  std::vector<at::Tensor> cut_context(int64_t) const override { return {}; }
 
  private:
   Function function_;

@@ -17,16 +17,25 @@ const LayerSpec kNarrow{kAttention, DenseMlpSpec{.intermediate_size = 7}};
 const LayerSpec kWide{AttentionSpec{.num_attention_heads = 8, .num_key_value_heads = 8, .head_dim = 6},
                       DenseMlpSpec{.intermediate_size = 31}};
 
+const LayerSpec kRecurrent{GatedDeltaSpec{.linear_num_key_heads = 2,
+                                          .linear_num_value_heads = 4,
+                                          .linear_key_head_dim = 3,
+                                          .linear_value_head_dim = 5,
+                                          .linear_conv_kernel_dim = 4},
+                           DenseMlpSpec{.intermediate_size = 7}};
+
 ModelSpec model_of(std::vector<LayerSpec> layers) {
   return {.hidden_size = 10, .vocab_size = 11, .layers = std::move(layers)};
 }
 
 // Counted from the parameters, which have their sizes from elsewhere.
 TEST(LayerCost, WeightsAreTheMatricesOfTheLayer) {
-  for (const LayerSpec& layer : {kNarrow, kWide}) {
+  LayerSpec gated = kNarrow;
+  std::get<AttentionSpec>(gated.mixer).output_gate = true;
+  for (const LayerSpec& layer : {kNarrow, kWide, gated, kRecurrent}) {
     int64_t weights = 0, widest = 0;
     for (const ParameterShape& parameter : layer_parameters(layer, 10)) {
-      if (parameter.shape.size() < 2) continue;
+      if (parameter.shape.size() != 2) continue;
       weights += parameter.shape[0] * parameter.shape[1];
       if (parameter.name.starts_with("mlp."))
         widest = std::max(widest, parameter.shape[0] * parameter.shape[1]);
@@ -72,6 +81,24 @@ TEST(LayerCost, WeightsOfExpertsArePassedInPart) {
 TEST(LayerCost, ContextIsKeysAndValues) {
   EXPECT_EQ(layer_cost(kNarrow, 10).context_per_token, 2 * 2 * 5);
   EXPECT_EQ(layer_cost(kNarrow, 10).context_per_cut, 0);
+}
+
+TEST(LayerCost, RecurrentLayersLeaveStatesAndTails) {
+  const LayerCost cost = layer_cost(kRecurrent, 10);
+  EXPECT_EQ(cost.context_per_token, 0);
+  EXPECT_EQ(cost.context_per_cut, 4 * 3 * 5 + 3 * (2 * 2 * 3 + 4 * 5));
+  EXPECT_EQ(cost.pair_elements, 0);
+  EXPECT_EQ(cost.position_tables, 0);
+}
+
+TEST(LayerCost, RecurrencesCountPerToken) {
+  const ModelCost model = model_cost(model_of({kRecurrent, kNarrow}));
+  const Work work{.tokens = 100, .pairs = 0, .logit_rows = 100};
+  const double linear = 100 * model.weights(), recurrence = 100 * model.recurrence();
+  EXPECT_GT(recurrence, 0);
+  EXPECT_DOUBLE_EQ(forward_flops(model, work).linear, 2 * linear + 2 * recurrence);
+  EXPECT_DOUBLE_EQ(step_flops(model, work).linear, 6 * linear + 8 * recurrence);
+  EXPECT_DOUBLE_EQ(layer_tokens(model, work), 2 * 100);
 }
 
 TEST(LayerCost, NormsOfQueriesAndKeysKeepTheirInputs) {

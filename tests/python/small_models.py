@@ -25,6 +25,14 @@ COMMON = dict(
     rms_norm_eps=1e-6,
     initializer_range=0.3,
 )
+LINEAR_ATTENTION = dict(
+    linear_conv_kernel_dim=4,
+    linear_key_head_dim=8,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_value_head_dim=12,
+)
+MROPE = {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "rope_type": "default"}
 MODELS = {
     "llama": dict(model_type="llama", rope_theta=10000.0, tie_word_embeddings=True, **COMMON),
     "llama3-rope-v4": dict(
@@ -46,6 +54,28 @@ MODELS = {
     ),
     "qwen2": dict(model_type="qwen2", rope_theta=10000.0, tie_word_embeddings=True, **COMMON),
     "qwen3": dict(model_type="qwen3", rope_theta=10000.0, head_dim=16, tie_word_embeddings=False, **COMMON),
+    "qwen3_5": dict(
+        model_type="qwen3_5_text",
+        head_dim=16,
+        rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5, **MROPE},
+        tie_word_embeddings=False,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **LINEAR_ATTENTION,
+        **COMMON | {"num_hidden_layers": 3},
+    ),
+    # The text decoder of a model for text and images.
+    "qwen3_5-composite": dict(
+        model_type="qwen3_5",
+        tie_word_embeddings=True,
+        text_config=dict(
+            model_type="qwen3_5_text",
+            rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.25, **MROPE},
+            tie_word_embeddings=True,
+            full_attention_interval=2,
+            **LINEAR_ATTENTION,
+            **COMMON,
+        ),
+    ),
     "qwen3_moe": dict(
         model_type="qwen3_moe",
         rope_theta=10000.0,

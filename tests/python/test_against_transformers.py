@@ -114,6 +114,8 @@ def check_one_step(espalier, model_folder, tmp_path, dtype, objective, strategy)
     assert metrics[0]["loss"] == pytest.approx(loss.item(), rel=tolerance)
     everything = torch.stack([g.double().norm() for g in expected.values()]).norm()
     for name, gradient in expected.items():
+        if name not in before:  # of a composite model, whose text decoder alone Transformers has loaded
+            name = name.replace("model.", "model.language_model.", 1)
         step = before[name].double() - after[name].double()
         # The weights themselves are rounded: what is left of that in the difference is an absolute error.
         rounding = torch.finfo(DTYPES[dtype]).eps * before[name].double().norm()

@@ -2,8 +2,9 @@
 """Ordinary per-trajectory training in Transformers: what the command line is compared with.
 
 Transformers computes RMSNorm in float32 whatever the model's dtype. For float64 comparisons that is replaced by the
-same formula in float64, so that both sides may agree to rounding; likewise routers of experts. (Its eager attention
-computes softmax in float32 too, hence sdpa; grouped products of experts are not there in float64, hence eager experts.)
+same formula in float64, so that both sides may agree to rounding; likewise routers of experts, the gates of Gated
+DeltaNet, and its rule, token by token. (Its eager attention computes softmax in float32 too, hence sdpa; grouped
+products of experts are not there in float64, hence eager experts.)
 """
 
 import json
@@ -17,6 +18,7 @@ from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qwen3MoeTopKRouter
 
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Olmo3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, Glm4MoeRMSNorm)
@@ -50,22 +52,62 @@ def float64_sigmoid_router(self, hidden_states):
     return logits, weights * self.routed_scaling_factor, experts
 
 
-IN_FLOAT64 = {**{norm: float64_norm for norm in NORMS},
-              Qwen3MoeTopKRouter: float64_softmax_router, Glm4MoeTopkRouter: float64_sigmoid_router}  # fmt: skip
+def float64_zero_centred_norm(self, hidden_states):
+    return self._norm(hidden_states) * (1 + self.weight)
+
+
+def float64_gated_norm(self, hidden_states, gate):
+    return float64_norm(self, hidden_states) * torch.nn.functional.silu(gate)
+
+
+def float64_delta_rule(query, key, value, g, beta, **_):
+    """torch_recurrent_gated_delta_rule from an empty state, without its casts to float32."""
+    group = value.shape[2] // key.shape[2]
+    query, key = ((x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(group, 2)
+                  for x in (query, key))  # fmt: skip
+    state, outs = 0, []
+    for t in range(value.shape[1]):
+        state = state * g[:, t, :, None, None].exp() + torch.zeros_like(key[:, t, :, :, None] * value[:, t, :, None])
+        update = beta[:, t, :, None] * (value[:, t] - torch.einsum("bhk,bhkv->bhv", key[:, t], state))
+        state = state + key[:, t, :, :, None] * update[:, :, None]
+        outs.append(torch.einsum("bhk,bhkv->bhv", query[:, t], state) * key.shape[-1] ** -0.5)
+    return torch.stack(outs, 1), state
+
+
+DELTA_NET_FORWARD = qwen3_5.Qwen3_5GatedDeltaNet.forward
+
+
+def float64_delta_net(self, *args, **kwargs):
+    original = torch.Tensor.float
+    torch.Tensor.float = lambda tensor: tensor  # of the decays
+    try:
+        return DELTA_NET_FORWARD(self, *args, **kwargs)
+    finally:
+        torch.Tensor.float = original
+
+
+FLOAT64 = [(norm, "forward", float64_norm) for norm in NORMS] + [
+    (Qwen3MoeTopKRouter, "forward", float64_softmax_router),
+    (Glm4MoeTopkRouter, "forward", float64_sigmoid_router),
+    (qwen3_5.Qwen3_5RMSNorm, "forward", float64_zero_centred_norm),
+    (qwen3_5.Qwen3_5RMSNormGated, "forward", float64_gated_norm),
+    (qwen3_5.Qwen3_5GatedDeltaNet, "forward", float64_delta_net),
+    (qwen3_5, "torch_chunk_gated_delta_rule", float64_delta_rule),
+]
 
 
 @contextmanager
 def norms_in_model_dtype(dtype):
-    """Inside, float64 models compute their norms and routers in float64."""
-    originals = {part: part.forward for part in IN_FLOAT64}
+    """Inside, float64 models compute in float64 what Transformers computes in float32 (see above)."""
+    originals = [getattr(owner, name) for owner, name, _ in FLOAT64]
     if dtype == torch.float64:
-        for part, forward in IN_FLOAT64.items():
-            part.forward = forward
+        for owner, name, replacement in FLOAT64:
+            setattr(owner, name, replacement)
     try:
         yield
     finally:
-        for part, forward in originals.items():
-            part.forward = forward
+        for (owner, name, _), original in zip(FLOAT64, originals):
+            setattr(owner, name, original)
 
 
 def load_model(folder, dtype):

@@ -189,35 +189,64 @@ void refuse_unknown_keys(const ConfigReader& config, const ModelFamily& family) 
   config.refuse_other_keys(known, family_names("and", ""));
 }
 
-}  // namespace
-
-DecoderConfig parse_config(const nlohmann::json& json, const std::string& file) {
-  const ConfigReader config(json, file);
+DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& family) {
   DecoderConfig result;
-  result.model_type = config.text("model_type");
-  const ModelFamily* family = find_family(result.model_type);
-  if (family == nullptr) config.refuse("model_type", family_names("or", "\""));
+  result.model_type = family.model_type;
   result.vocab_size = config.positive_integer("vocab_size", kMostVocabulary);
   result.hidden_size = config.positive_integer("hidden_size", kMostHidden);
   result.intermediate_size = config.positive_integer("intermediate_size", kMostIntermediate);
   result.num_hidden_layers = config.positive_integer("num_hidden_layers", kMostLayers);
   result.num_attention_heads = config.positive_integer("num_attention_heads", kMostHeads);
-  read_head_sizes(config, *family, &result);
+  read_head_sizes(config, family, &result);
   result.max_position_embeddings =
-      config.positive_integer("max_position_embeddings", kMostPositions, family->max_position_embeddings);
-  result.rms_norm_eps = config.positive_number("rms_norm_eps", family->rms_norm_eps);
+      config.positive_integer("max_position_embeddings", kMostPositions, family.max_position_embeddings);
+  result.rms_norm_eps = config.positive_number("rms_norm_eps", family.rms_norm_eps);
   // Transformers, too, takes 0 as not given.
   const Json* range = config.find("initializer_range");
   const bool range_is_given = range != nullptr && *range != 0;
   result.initializer_range = range_is_given ? config.positive_number("initializer_range") : 0.02;
-  family->read_rope(config, &result);
-  read_rotary_dim(config, family->partial_rotary_factor, &result);
+  family.read_rope(config, &result);
+  read_rotary_dim(config, family.partial_rotary_factor, &result);
   result.tie_word_embeddings = config.boolean("tie_word_embeddings", false);
-  family->read(config, &result);
+  family.read(config, &result);
   result.dtype = config.text(config.find("dtype") != nullptr ? "dtype" : "torch_dtype");
   refuse_unsupported_values(config);
-  refuse_unknown_keys(config, *family);
+  refuse_unknown_keys(config, family);
   return result;
+}
+
+/// The text decoder of a model that has a vision tower as well.
+DecoderConfig parse_composite(const ConfigReader& config, const ModelFamily& family) {
+  const Json* text = config.find("text_config");
+  if (text == nullptr) config.refuse("text_config", fmt::format("the config of a {}", family.model_type));
+  const ConfigReader inner(*text, config.file(), "text_config.");
+  if (inner.text("model_type") != family.model_type) {
+    inner.refuse("model_type", fmt::format("\"{}\"", family.model_type));
+  }
+  DecoderConfig result = parse_decoder(inner, family);
+  result.parameter_prefix = "model.language_model.";
+  // Transformers reads one or the other, depending on the class that loads the file.
+  if (config.boolean("tie_word_embeddings", false) != result.tie_word_embeddings) {
+    config.refuse("tie_word_embeddings", fmt::format("that of text_config, {}", result.tie_word_embeddings));
+  }
+  const std::string dtype = config.text(config.find("dtype") != nullptr ? "dtype" : "torch_dtype");
+  if (!dtype.empty()) result.dtype = dtype;
+  refuse_unsupported_values(config);
+  std::vector<std::string_view> known = {"model_type", "text_config", "vision_config", "tie_word_embeddings",
+                                         "dtype",      "torch_dtype", "auto_map"};
+  known.insert(known.end(), kHarmlessKeys.begin(), kHarmlessKeys.end());
+  config.refuse_other_keys(known, family_names("and", ""));
+  return result;
+}
+
+}  // namespace
+
+DecoderConfig parse_config(const nlohmann::json& json, const std::string& file) {
+  const ConfigReader config(json, file);
+  const std::string model_type = config.text("model_type");
+  const ModelFamily* family = find_family(model_type);
+  if (family == nullptr) config.refuse("model_type", family_names("or", "\""));
+  return model_type == family->model_type ? parse_decoder(config, *family) : parse_composite(config, *family);
 }
 
 DecoderConfig read_config(const std::filesystem::path& model_folder) {

@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/config/gated_delta_spec.h"
 #include "espalier/config/moe_spec.h"
 
 namespace espalier {
@@ -69,17 +70,23 @@ struct DecoderConfig {
   bool mlp_bias = false;
   bool query_key_norm = false;             // qwen3, olmo3: RMSNorm of q and k, per head
   bool query_key_norm_over_heads = false;  // olmo3: over all heads at once
-  bool norm_outputs = false;          // olmo3: norms of what attention and MLP give, not of what they take
-  int64_t rotary_dim = 0;             // leading elements of a head that are rotated; 0: all
-  MoeSpec moe;                        // the MLP of moe_layers; the other layers have a dense one
-  std::vector<int64_t> moe_layers;    // ascending
+  bool norm_outputs = false;           // olmo3: norms of what attention and MLP give, not of what they take
+  int64_t rotary_dim = 0;              // leading elements of a head that are rotated; 0: all
+  bool attention_output_gate = false;  // qwen3_5: q_proj also gives a gate for the output of each head
+  bool zero_centered_norm = false;     // qwen3_5: norms of hidden states, q and k multiply by 1 + weight
+  GatedDeltaSpec gated_delta;          // the mixer of gated_delta_layers; the others have attention
+  std::vector<int64_t> gated_delta_layers;  // ascending
+  MoeSpec moe;                              // the MLP of moe_layers; the other layers have a dense one
+  std::vector<int64_t> moe_layers;          // ascending
   int64_t num_prediction_layers = 0;  // behind the decoder's in the files (GLM: num_nextn_predict_layers)
-  std::string dtype;                  // dtype that the file declares, "" if none
+  std::string parameter_prefix = "model.";  // of all parameters but the LM head
+  std::string dtype;                        // dtype that the file declares, "" if none
 };
 
 /// Reads config.json as Transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype)
 /// write it. A feature that the family does not have (a sliding window, other rope types, dropout > 0,
 /// quantisation, another hidden_act, unknown model_type, ...) throws InputError naming key, value and file.
+/// Of a composite model (vision and text) the text decoder is read, from `text_config`.
 DecoderConfig read_config(const std::filesystem::path& model_folder);
 DecoderConfig read_config_file(const std::filesystem::path& path);
 DecoderConfig parse_config(const nlohmann::json& json, const std::string& file);

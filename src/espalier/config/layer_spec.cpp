@@ -17,7 +17,8 @@ void append_parameters(const AttentionSpec& attention, int64_t hidden, Shapes* s
   const int64_t query = attention.num_attention_heads * attention.head_dim;
   const int64_t key = attention.num_key_value_heads * attention.head_dim;
   if (attention.sinks) shapes->push_back({"self_attn.sinks", {attention.num_attention_heads}});
-  append_projection("self_attn.q_proj", query, hidden, attention.bias, shapes);
+  append_projection("self_attn.q_proj", attention.output_gate ? 2 * query : query, hidden, attention.bias,
+                    shapes);
   append_projection("self_attn.k_proj", key, hidden, attention.bias, shapes);
   append_projection("self_attn.v_proj", key, hidden, attention.bias, shapes);
   append_projection("self_attn.o_proj", hidden, query, attention.output_bias, shapes);
@@ -26,6 +27,19 @@ void append_parameters(const AttentionSpec& attention, int64_t hidden, Shapes* s
     shapes->push_back({"self_attn.q_norm.weight", {all ? query : attention.head_dim}});
     shapes->push_back({"self_attn.k_norm.weight", {all ? key : attention.head_dim}});
   }
+}
+
+void append_parameters(const GatedDeltaSpec& delta, int64_t hidden, Shapes* shapes) {
+  const int64_t heads = delta.linear_num_value_heads;
+  shapes->push_back({"linear_attn.dt_bias", {heads}});
+  shapes->push_back({"linear_attn.A_log", {heads}});
+  shapes->push_back({"linear_attn.conv1d.weight", {delta.conv_size(), 1, delta.linear_conv_kernel_dim}});
+  shapes->push_back({"linear_attn.norm.weight", {delta.linear_value_head_dim}});
+  append_projection("linear_attn.out_proj", hidden, delta.value_size(), /*bias=*/false, shapes);
+  append_projection("linear_attn.in_proj_qkv", delta.conv_size(), hidden, /*bias=*/false, shapes);
+  append_projection("linear_attn.in_proj_z", delta.value_size(), hidden, /*bias=*/false, shapes);
+  append_projection("linear_attn.in_proj_b", heads, hidden, /*bias=*/false, shapes);
+  append_projection("linear_attn.in_proj_a", heads, hidden, /*bias=*/false, shapes);
 }
 
 void append_parameters(const DenseMlpSpec& mlp, int64_t hidden, Shapes* shapes) {
@@ -60,7 +74,17 @@ nlohmann::ordered_json to_json(const AttentionSpec& attention) {
   if (attention.sliding_window > 0) json["sliding_window"] = attention.sliding_window;
   if (attention.sinks) json["sinks"] = true;
   if (attention.rotary_dim > 0) json["rotary_dim"] = attention.rotary_dim;
+  if (attention.output_gate) json["attn_output_gate"] = true;
   return json;
+}
+
+nlohmann::ordered_json to_json(const GatedDeltaSpec& delta) {
+  return {{"type", "gated_delta"},
+          {"linear_num_key_heads", delta.linear_num_key_heads},
+          {"linear_num_value_heads", delta.linear_num_value_heads},
+          {"linear_key_head_dim", delta.linear_key_head_dim},
+          {"linear_value_head_dim", delta.linear_value_head_dim},
+          {"linear_conv_kernel_dim", delta.linear_conv_kernel_dim}};
 }
 
 nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
@@ -91,11 +115,13 @@ ModelSpec model_spec(const DecoderConfig& config) {
                                       .output_bias = config.attention_output_bias,
                                       .query_key_norm = config.query_key_norm,
                                       .query_key_norm_over_heads = config.query_key_norm_over_heads,
-                                      .rotary_dim = config.rotary_dim},
+                                      .rotary_dim = config.rotary_dim,
+                                      .output_gate = config.attention_output_gate},
                         DenseMlpSpec{.intermediate_size = config.intermediate_size, .bias = config.mlp_bias},
-                        config.norm_outputs};
+                        config.norm_outputs, config.zero_centered_norm};
   std::vector<LayerSpec> layers(config.num_hidden_layers, layer);
   for (const int64_t i : config.moe_layers) layers.at(i).mlp = config.moe;
+  for (const int64_t i : config.gated_delta_layers) layers.at(i).mixer = config.gated_delta;
   for (size_t i = 0; i < config.sliding_layers.size(); ++i) {
     if (config.sliding_layers[i])
       std::get<AttentionSpec>(layers.at(i).mixer).sliding_window = config.sliding_window;
@@ -104,7 +130,8 @@ ModelSpec model_spec(const DecoderConfig& config) {
           .vocab_size = config.vocab_size,
           .tie_word_embeddings = config.tie_word_embeddings,
           .layers = std::move(layers),
-          .rope_tables = config.sliding_rope ? 2 : 1};
+          .rope_tables = config.sliding_rope ? 2 : 1,
+          .parameter_prefix = config.parameter_prefix};
 }
 
 nlohmann::ordered_json to_json(const LayerSpec& layer) {
@@ -112,6 +139,7 @@ nlohmann::ordered_json to_json(const LayerSpec& layer) {
   nlohmann::ordered_json json = {{"mixer", std::visit(part, layer.mixer)},
                                  {"mlp", std::visit(part, layer.mlp)}};
   if (layer.norm_outputs) json["norm_outputs"] = true;
+  if (layer.zero_centered_norm) json["zero_centered_norm"] = true;
   return json;
 }
 
@@ -126,19 +154,19 @@ std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hid
   return shapes;
 }
 
-std::string layer_prefix(int64_t index) {
-  return "model.layers." + std::to_string(index) + ".";
+std::string layer_prefix(const ModelSpec& spec, int64_t index) {
+  return spec.parameter_prefix + "layers." + std::to_string(index) + ".";
 }
 
 std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec) {
-  Shapes shapes{{"model.embed_tokens.weight", {spec.vocab_size, spec.hidden_size}}};
+  Shapes shapes{{spec.parameter_prefix + "embed_tokens.weight", {spec.vocab_size, spec.hidden_size}}};
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    const std::string prefix = layer_prefix(static_cast<int64_t>(i));
+    const std::string prefix = layer_prefix(spec, static_cast<int64_t>(i));
     for (ParameterShape& parameter : layer_parameters(spec.layers[i], spec.hidden_size)) {
       shapes.push_back({prefix + parameter.name, std::move(parameter.shape)});
     }
   }
-  shapes.push_back({"model.norm.weight", {spec.hidden_size}});
+  shapes.push_back({spec.parameter_prefix + "norm.weight", {spec.hidden_size}});
   if (!spec.tie_word_embeddings) {
     shapes.push_back({"lm_head.weight", {spec.vocab_size, spec.hidden_size}});
   }
@@ -151,9 +179,10 @@ std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
 
 std::vector<ParameterShape> buffer_shapes(const DecoderConfig& config) {
   Shapes shapes;
+  const ModelSpec spec = model_spec(config);
   for (const int64_t i : config.moe_layers) {
     if (!config.moe.correction_bias) break;
-    shapes.push_back({layer_prefix(i) + "mlp.gate.e_score_correction_bias", {config.moe.num_experts}});
+    shapes.push_back({layer_prefix(spec, i) + "mlp.gate.e_score_correction_bias", {config.moe.num_experts}});
   }
   return shapes;
 }

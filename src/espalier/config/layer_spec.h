@@ -29,6 +29,7 @@ struct AttentionSpec {
   int64_t sliding_window = 0;              // tokens that a token sees, itself included; 0: all before it
   bool sinks = false;                      // a learned logit per head in the softmax's denominator
   int64_t rotary_dim = 0;                  // leading elements of a head that are rotated; 0: all
+  bool output_gate = false;                // q_proj gives each head's queries, then gates of its output
 
   bool operator==(const AttentionSpec&) const = default;
 };
@@ -42,14 +43,15 @@ struct DenseMlpSpec {
 };
 
 /// What lets tokens see each other in a layer, and what works on each token by itself.
-using MixerSpec = std::variant<AttentionSpec>;
+using MixerSpec = std::variant<AttentionSpec, GatedDeltaSpec>;
 using MlpSpec = std::variant<DenseMlpSpec, MoeSpec>;
 
 /// A layer: x + mixer(norm(x)), then x + mlp(norm(x)).
 struct LayerSpec {
   MixerSpec mixer;
   MlpSpec mlp;
-  bool norm_outputs = false;  // x + norm(mixer(x)), then x + norm(mlp(x)) instead
+  bool norm_outputs = false;        // x + norm(mixer(x)), then x + norm(mlp(x)) instead
+  bool zero_centered_norm = false;  // norms of hidden states, q and k multiply by 1 + weight
 
   bool operator==(const LayerSpec&) const = default;
 };
@@ -59,8 +61,9 @@ struct ModelSpec {
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;
   bool tie_word_embeddings = false;
-  std::vector<LayerSpec> layers;  // first to last
-  int64_t rope_tables = 1;        // pairs of tables of cos and sin that the layers read
+  std::vector<LayerSpec> layers;            // first to last
+  int64_t rope_tables = 1;                  // pairs of tables of cos and sin that the layers read
+  std::string parameter_prefix = "model.";  // of all parameters but the LM head
 
   bool operator==(const ModelSpec&) const = default;
 };
@@ -79,7 +82,7 @@ struct ParameterShape {
 std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hidden_size);
 
 /// "model.layers.3."
-std::string layer_prefix(int64_t index);
+std::string layer_prefix(const ModelSpec& spec, int64_t index);
 
 /// Names and shapes of all parameters, in the order of a checkpoint. Tied models have no lm_head.weight.
 std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec);

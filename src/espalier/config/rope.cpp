@@ -59,7 +59,9 @@ YarnRope read_yarn(const ConfigReader& rope, int64_t max_position_embeddings, Ke
 }
 
 /// An object of a config.json that describes a rope; where it leaves rope_theta out, that of `rope_theta`.
-Rope read_rope_object(const ConfigReader& rope, double rope_theta, int64_t max_position_embeddings) {
+/// `more_keys` say nothing.
+Rope read_rope_object(const ConfigReader& rope, double rope_theta, int64_t max_position_embeddings,
+                      const Keys& more_keys = {}) {
   const std::string type_key = rope.find("rope_type") != nullptr ? "rope_type" : "type";
   const std::string type = rope.find(type_key) != nullptr ? rope.text(type_key) : "default";
   Rope result{.rope_theta = rope.positive_number("rope_theta", rope_theta)};
@@ -74,6 +76,7 @@ Rope read_rope_object(const ConfigReader& rope, double rope_theta, int64_t max_p
   } else if (type != "default") {
     rope.refuse(type_key, "\"default\", \"linear\", \"llama3\" or \"yarn\"");
   }
+  known.insert(known.end(), more_keys.begin(), more_keys.end());
   rope.refuse_other_keys(known, family_names("and", ""));
   return result;
 }
@@ -97,7 +100,10 @@ void read_rope(const ConfigReader& config, DecoderConfig* result) {
   const std::string name = rope_object_name(config);
   if (name.empty()) return;
   const ConfigReader rope(*config.find(name), config.file(), name + ".");
-  result->rope = read_rope_object(rope, theta, result->max_position_embeddings);
+  // Where text has the same position in all three sections, as here, these say nothing.
+  const bool has_sections = result->model_type == kQwen3_5Family.model_type;
+  const Keys sections = has_sections ? Keys{"mrope_section", "mrope_interleaved"} : Keys{};
+  result->rope = read_rope_object(rope, theta, result->max_position_embeddings, sections);
   if (config.find("rope_theta") != nullptr && result->rope.rope_theta != theta) {
     // Transformers 4 follows the outer value and Transformers 5 the inner one.
     rope.refuse("rope_theta", fmt::format("the rope_theta beside {}, {}", name, theta));

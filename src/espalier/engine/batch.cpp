@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "espalier/base/check.h"
+#include "espalier/ops/paths.h"
 #include "espalier/runtime/device.h"
 
 namespace espalier {
@@ -114,11 +115,17 @@ void set_context(std::span<const ContextBlock> blocks, Batch* batch) {
   batch->context_blocks = to_tensor(numbers, at::kLong).view({-1, 5});
 }
 
-std::shared_ptr<const NodeStructure> nodes_of(const MicroBatch& micro_batch, const Layout& layout) {
+std::shared_ptr<const NodeStructure> nodes_of(const Step& step, int64_t index, const Layout& layout) {
+  const MicroBatch& micro_batch = step.plan.micro_batches[index];
   NodeStructure nodes = make_node_structure(layout.run_begin, layout.run_parent);
+  const auto cuts = step.cuts.row(index);
+  nodes.cuts.assign(cuts.begin(), cuts.end());
   size_t root = 0;
   for (int64_t n = 0; micro_batch.parent >= 0 && n < nodes.num_nodes(); ++n) {
-    if (nodes.parent[n] < 0) nodes.context_node[n] = micro_batch.context_runs[root++];
+    if (nodes.parent[n] >= 0) continue;
+    const auto above = step.cuts.row(micro_batch.parent);
+    const auto cut = std::ranges::lower_bound(above, micro_batch.context_runs[root++]);
+    nodes.prev[nodes.begin[n]] = detail::continues(cut - above.begin());
   }
   return std::make_shared<const NodeStructure>(std::move(nodes));
 }
@@ -134,7 +141,7 @@ Batch make_batch(const Step& step, int64_t index, const Loss& loss) {
   batch.input_ids = to_tensor(layout.input_ids, at::kLong);
   batch.position_ids = to_tensor(layout.position_ids, at::kLong);
   batch.subtree_end = to_tensor(layout.subtree_end, at::kInt);
-  batch.nodes = nodes_of(micro_batch, layout);
+  batch.nodes = nodes_of(step, index, layout);
   set_edges(terms, batch.num_tokens(), &batch);
   if (micro_batch.parent >= 0) set_context(step.context.row(index), &batch);
   batch.terms.coefficient = to_tensor(terms.coefficient, at::kDouble);

@@ -76,6 +76,7 @@ void set_plan(Step* step, Plan plan) {
   for (size_t m = 0; m < step->plan.micro_batches.size(); ++m) {
     step->context.push_row(context_blocks(index, static_cast<int64_t>(m)));
   }
+  step->cuts = cut_runs(step->plan.micro_batches);
 }
 
 namespace {

@@ -21,6 +21,7 @@ struct Step {
   Forest forest;
   Plan plan;
   Csr<ContextBlock> context;  // row m: what micro-batch m reads of its ancestors
+  Csr<int64_t> cuts;          // row m: the runs of micro-batch m that others continue, ascending
   Csr<Term> terms;
 
   int64_t flat_tokens() const { return forest.flat_tokens(); }

@@ -35,4 +35,9 @@ at::Tensor TreeSequence::attention(int64_t layer, const at::Tensor& q, const at:
   return tree_attention(q, k, v, tokens, options, context);
 }
 
+std::vector<at::Tensor> TreeSequence::cut_context(int64_t layer) const {
+  if (ancestors_.empty()) return {};
+  return ancestors_.back()->leaves(layer);
+}
+
 }  // namespace espalier

@@ -23,6 +23,7 @@ class TreeSequence : public SequenceOps {
   at::Tensor attention(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const AttentionOptions& options) const override;
   const NodeStructure& nodes() const override { return *nodes_; }
+  std::vector<at::Tensor> cut_context(int64_t layer) const override;
 
  private:
   at::Tensor subtree_end_, position_ids_;

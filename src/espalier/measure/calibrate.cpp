@@ -67,6 +67,13 @@ Trajectories make_trajectories(const Probe& probe, int64_t vocab_size) {
 
 Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::ScalarType dtype,
                        at::Device device) {
+  // The last layers, among which models that mix kinds have one of attention.
+  std::vector<int64_t> recurrent;
+  for (const int64_t layer : config.gated_delta_layers) {
+    const int64_t place = layer - (config.num_hidden_layers - num_hidden_layers);
+    if (place >= 0) recurrent.push_back(place);
+  }
+  config.gated_delta_layers = std::move(recurrent);
   config.num_hidden_layers = num_hidden_layers;
   // A model with experts is measured by layers that have them.
   if (!config.moe_layers.empty()) {

@@ -44,9 +44,21 @@ void check_parameters(const DecoderConfig& config, const std::vector<Parameter>&
 
 Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters& parameters,
                                    const NamedParameters& buffers, const DecoderConfig& config) {
-  const auto attention = [&](const AttentionSpec& mixer) {
-    const bool second_rope = config.sliding_rope && mixer.sliding_window > 0;
-    return AttentionLayer(mixer, parameters, config.rms_norm_eps, second_rope ? kTablesOfRope : 0);
+  using Mixer = decltype(Layer::mixer);
+  struct MakeMixer {
+    const LayerSpec& spec;
+    const NamedParameters& parameters;
+    const DecoderConfig& config;
+    Mixer operator()(const AttentionSpec& mixer) const {
+      const bool second_rope = config.sliding_rope && mixer.sliding_window > 0;
+      return AttentionLayer(mixer, parameters,
+                            {.rms_norm_eps = config.rms_norm_eps,
+                             .zero_centered_norm = spec.zero_centered_norm,
+                             .first_table = second_rope ? kTablesOfRope : 0});
+    }
+    Mixer operator()(const GatedDeltaSpec& mixer) const {
+      return GatedDeltaLayer(mixer, parameters, config.rms_norm_eps);
+    }
   };
   using Mlp = decltype(Layer::mlp);
   struct MakeMlp {
@@ -54,7 +66,8 @@ Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters&
     Mlp operator()(const DenseMlpSpec&) const { return DenseMlp(parameters, "mlp"); }
     Mlp operator()(const MoeSpec& moe) const { return MoeMlp(moe, parameters, buffers); }
   };
-  Layer layer{std::visit(attention, spec.mixer), std::visit(MakeMlp{parameters, buffers}, spec.mlp)};
+  Layer layer{std::visit(MakeMixer{spec, parameters, config}, spec.mixer),
+              std::visit(MakeMlp{parameters, buffers}, spec.mlp)};
   layer.post_attention_layernorm = parameters.at("post_attention_layernorm.weight");
   if (spec.norm_outputs) {
     layer.post_feedforward_layernorm = parameters.at("post_feedforward_layernorm.weight");
@@ -68,17 +81,17 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
     : config_(std::move(config)), parameters_(std::move(parameters)), buffers_(std::move(buffers)) {
   check_parameters(config_, parameters_, buffers_);
   const NamedParameters all(parameters_, "");
-  embed_tokens_ = all.at("model.embed_tokens.weight");
+  embed_tokens_ = all.at(config_.parameter_prefix + "embed_tokens.weight");
   std::span<const Parameter> rest(parameters_);
   rest = rest.subspan(1);
   const ModelSpec spec = model_spec(config_);
   for (const LayerSpec& layer : spec.layers) {
     const size_t count = layer_parameters(layer, spec.hidden_size).size();
-    const std::string prefix = layer_prefix(static_cast<int64_t>(layers_.size()));
+    const std::string prefix = layer_prefix(spec, static_cast<int64_t>(layers_.size()));
     layers_.push_back(make_layer(layer, {rest.first(count), prefix}, {buffers_, prefix}, config_));
     rest = rest.subspan(count);
   }
-  norm_ = all.at("model.norm.weight");
+  norm_ = all.at(config_.parameter_prefix + "norm.weight");
   lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight");
   const int64_t rotary_dim = config_.rotary_dim > 0 ? config_.rotary_dim : config_.head_dim;
   ropes_.emplace_back(config_.rope, rotary_dim);
@@ -123,9 +136,10 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
                            const SequenceOps& sequence, const at::Tensor& rows) const {
   RECORD_USER_SCOPE("layer " + std::to_string(index));
   const Layer& layer = layers_.at(index);
-  const double eps = config_.rms_norm_eps;
-  const at::Tensor input =
-      layer.norms_outputs() ? hidden : accumulating::rms_norm(hidden, layer.input_layernorm, eps);
+  const auto norm = [&](const at::Tensor& x, const at::Tensor& weight) {
+    return accumulating::rms_norm(x, weight, config_.rms_norm_eps, config_.zero_centered_norm);
+  };
+  const at::Tensor input = layer.norms_outputs() ? hidden : norm(hidden, layer.input_layernorm);
   auto [mixed, context] = std::visit(
       [&](const auto& mixer) { return mixer.forward(index, input, tables, sequence, rows); }, layer.mixer);
   const at::Tensor residual = rows.defined() ? hidden.index_select(0, rows) : hidden;
@@ -134,17 +148,16 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
     return std::visit([&](const auto& mlp) { return mlp.forward(mlp_input); }, layer.mlp);
   };
   if (layer.norms_outputs()) {
-    const at::Tensor middle = residual + accumulating::rms_norm(mixed, layer.post_attention_layernorm, eps);
-    const at::Tensor output = accumulating::rms_norm(run_mlp(middle), layer.post_feedforward_layernorm, eps);
-    return {middle + output, std::move(context)};
+    const at::Tensor middle = residual + norm(mixed, layer.post_attention_layernorm);
+    return {middle + norm(run_mlp(middle), layer.post_feedforward_layernorm), std::move(context)};
   }
-  const auto [middle, normalised] =
-      accumulating::add_rms_norm(residual, mixed, layer.post_attention_layernorm, eps);
+  const auto [middle, normalised] = accumulating::add_rms_norm(
+      residual, mixed, layer.post_attention_layernorm, config_.rms_norm_eps, config_.zero_centered_norm);
   return {middle + run_mlp(normalised), std::move(context)};
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {
-  return accumulating::rms_norm(hidden, norm_, config_.rms_norm_eps);
+  return accumulating::rms_norm(hidden, norm_, config_.rms_norm_eps, config_.zero_centered_norm);
 }
 
 at::Tensor Decoder::logprobs(const at::Tensor& hidden, const Edges& edges) const {

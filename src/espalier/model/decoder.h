@@ -11,6 +11,7 @@
 #include "espalier/config/layer_spec.h"
 #include "espalier/model/layers/attention.h"
 #include "espalier/model/layers/dense_mlp.h"
+#include "espalier/model/layers/gated_delta.h"
 #include "espalier/model/layers/moe_mlp.h"
 #include "espalier/model/model.h"
 #include "espalier/model/rotary_frequencies.h"
@@ -52,7 +53,7 @@ class Decoder : public Model {
 
  private:
   struct Layer {
-    std::variant<AttentionLayer> mixer;
+    std::variant<AttentionLayer, GatedDeltaLayer> mixer;
     std::variant<DenseMlp, MoeMlp> mlp;
     // [hidden_size]; a layer has the first and the second, or (LayerSpec::norm_outputs) the second and the
     // third.

@@ -52,11 +52,11 @@ std::string reason_in_layer(const DecoderConfig& config, std::string_view part) 
 std::optional<std::string> reason_to_refuse(const DecoderConfig& config, const std::string& tensor) {
   if (is_adapter(tensor)) return "it belongs to an adapter, which must be merged into the weights first";
   if (is_harmless(tensor)) return std::nullopt;
-  constexpr std::string_view kLayers = "model.layers.";
-  if (tensor.starts_with(kLayers)) {
+  const std::string layers = config.parameter_prefix + "layers.";
+  if (tensor.starts_with(layers)) {
     int64_t layer = -1;
     const char* const end = tensor.data() + tensor.size();
-    const auto [last, error] = std::from_chars(tensor.data() + kLayers.size(), end, layer);
+    const auto [last, error] = std::from_chars(tensor.data() + layers.size(), end, layer);
     if (error != std::errc() || last == end || *last != '.') return no_such_parameter(config);
     const int64_t behind = layer - config.num_hidden_layers;
     if (behind >= 0 && behind < config.num_prediction_layers) return std::nullopt;
@@ -64,7 +64,8 @@ std::optional<std::string> reason_to_refuse(const DecoderConfig& config, const s
       return fmt::format("config.json says that num_hidden_layers is {}", config.num_hidden_layers);
     return reason_in_layer(config, std::string_view(last + 1, end));
   }
-  for (const std::string_view own : {"model.embed_tokens.", "model.norm.", "lm_head."}) {
+  for (const std::string& own : {config.parameter_prefix + "embed_tokens.", config.parameter_prefix + "norm.",
+                                 std::string("lm_head.")}) {
     if (tensor.starts_with(own)) return no_such_parameter(config);
   }
   return std::nullopt;

@@ -154,13 +154,42 @@ class Embedding : public Function<Embedding> {
   }
 };
 
+class Unrounded : public Function<Unrounded> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& parameter) {
+    ctx->save_for_backward({parameter});
+    return parameter.to(sum_dtype(parameter), /*non_blocking=*/false, /*copy=*/true);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    add_gradient(ctx->get_saved_variables()[0], grads[0]);
+    return {{}};
+  }
+};
+
+/// What x / rms(x) is multiplied by.
+at::Tensor norm_scale(const at::Tensor& weight, bool zero_centered) {
+  return zero_centered ? weight.to(sum_dtype(weight)) + 1 : weight;
+}
+
+/// A norm whose scale is in the dtype of sums works in it.
+RmsNormOutput norm_of(const at::Tensor& x, const std::optional<at::Tensor>& addend, const at::Tensor& scale,
+                      double eps) {
+  if (scale.scalar_type() == x.scalar_type()) return rms_norm_forward(x, addend, scale, eps);
+  const at::Tensor sum = addend ? x + *addend : x;
+  RmsNormOutput output = rms_norm_forward(sum.to(scale.scalar_type()), std::nullopt, scale, eps);
+  return {output.y.to(x.scalar_type()), sum, output.inverse_rms};
+}
+
 class RmsNorm : public Function<RmsNorm> {
  public:
   /// y, and x + addend where there is one.
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
-                               const std::optional<at::Tensor>& addend, const at::Tensor& weight,
-                               double eps) {
-    const RmsNormOutput output = rms_norm_forward(x, addend, weight, eps);
+                               const std::optional<at::Tensor>& addend, const at::Tensor& weight, double eps,
+                               bool zero_centered) {
+    const RmsNormOutput output = norm_of(x, addend, norm_scale(weight, zero_centered), eps);
+    ctx->saved_data["zero_centered"] = zero_centered;
     ctx->save_for_backward({addend ? output.sum : x, weight, output.inverse_rms});
     ctx->set_materialize_grads(false);
     return addend ? variable_list{output.y, output.sum} : variable_list{output.y};
@@ -168,17 +197,21 @@ class RmsNorm : public Function<RmsNorm> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::Tensor grad_sum = grads.size() > 1 ? grads[1] : at::Tensor();
-    if (!grads[0].defined()) return {grad_sum, grad_sum, {}, {}};
+    if (!grads[0].defined()) return {grad_sum, grad_sum, {}, {}, {}};
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor& weight = saved[1];
-    const auto [grad_x, grad_weight] = rms_norm_backward(
-        {grads[0], grad_sum.defined() ? std::optional(grad_sum) : std::nullopt, saved[0], weight, saved[2]},
+    const at::Tensor scale = norm_scale(weight, ctx->saved_data["zero_centered"].toBool());
+    const at::ScalarType dtype = scale.scalar_type();
+    const auto [grad_wide, grad_weight] = rms_norm_backward(
+        {grads[0].to(dtype), grad_sum.defined() ? std::optional(grad_sum.to(dtype)) : std::nullopt,
+         saved[0].to(dtype), scale, saved[2]},
         {true, weight.requires_grad()});
+    const at::Tensor grad_x = grad_wide.to(saved[0].scalar_type());
     if (weight.requires_grad()) {
       const at::NoGradGuard no_grad;
       add_gradient(weight, grad_weight);
     }
-    return {grad_x, grads.size() > 1 ? grad_x : at::Tensor(), {}, {}};
+    return {grad_x, grads.size() > 1 ? grad_x : at::Tensor(), {}, {}, {}};
   }
 };
 
@@ -248,12 +281,17 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {
   return Embedding::apply(weight, input_ids);
 }
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return RmsNorm::apply(x, std::optional<at::Tensor>(), weight, eps)[0];
+at::Tensor unrounded(const at::Tensor& parameter) {
+  return Unrounded::apply(parameter);
 }
 
-NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight, double eps) {
-  const variable_list outputs = RmsNorm::apply(x, std::optional(addend), weight, eps);
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool zero_centered) {
+  return RmsNorm::apply(x, std::optional<at::Tensor>(), weight, eps, zero_centered)[0];
+}
+
+NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight, double eps,
+                       bool zero_centered) {
+  const variable_list outputs = RmsNorm::apply(x, std::optional(addend), weight, eps, zero_centered);
   return {outputs[1], outputs[0]};
 }
 

@@ -47,16 +47,21 @@ class UpcastWeights {
 /// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C].
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);
 
+/// A small parameter in the dtype of sums.
+at::Tensor unrounded(const at::Tensor& parameter);
+
 /// The root mean square norm of ops/elementwise/elementwise.h. x [..., C], weight [C]. Keeps x and 1 / rms
-/// for backward, nothing else of the size of x.
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+/// for backward, nothing else of the size of x. `zero_centered`: multiplies by 1 + weight, and rounds once,
+/// after that, as Transformers does in such models.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool zero_centered = false);
 
 /// The sum of a residual branch and its norm, for the price of one pass. Keeps the sum and 1 / rms.
 struct NormOfSum {
   at::Tensor sum;         // x + addend
   at::Tensor normalised;  // rms_norm of the sum
 };
-NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight, double eps);
+NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight, double eps,
+                       bool zero_centered = false);
 
 /// edge_logprobs (ops/edge_logprobs/edge_logprobs.h) of the LM head.
 at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,

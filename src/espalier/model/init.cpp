@@ -61,9 +61,28 @@ void fill_normal(T* values, int64_t count, double deviation, uint64_t seed, uint
   });
 }
 
-at::Tensor init_parameter(const ParameterShape& parameter, double deviation, uint64_t seed,
+/// Of a gated delta rule: the logarithm of a decay rate uniform in [0.01, 16).
+at::Tensor init_decay_rates(const ParameterShape& parameter, uint64_t seed) {
+  Rng rng(seed, hash_name(parameter.name));
+  std::vector<double> values;
+  for (int64_t head = 0; head < parameter.shape[0]; ++head) {
+    values.push_back(std::log(0.01 + 15.99 * rng.uniform()));
+  }
+  return at::tensor(values, at::kDouble);
+}
+
+/// Whether a weight of one dimension is added to 1.
+bool is_zero_centered(const DecoderConfig& config, const std::string& name) {
+  return config.zero_centered_norm && name.ends_with("norm.weight") &&
+         !name.ends_with("linear_attn.norm.weight");
+}
+
+at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& parameter, uint64_t seed,
                           at::ScalarType dtype) {
+  const double deviation = config.initializer_range;
   const auto options = at::TensorOptions().dtype(dtype);
+  if (parameter.name.ends_with(".A_log")) return init_decay_rates(parameter, seed).to(dtype);
+  if (is_zero_centered(config, parameter.name)) return at::zeros(parameter.shape, options);
   if (parameter.name.ends_with(".bias")) return at::zeros(parameter.shape, options);
   if (parameter.shape.size() == 1) return at::ones(parameter.shape, options);
   const uint64_t stream = hash_name(parameter.name);
@@ -96,7 +115,7 @@ void init_model(const InitOptions& options) {
   std::vector<at::Tensor> values;
   std::vector<TensorView> tensors;
   for (const ParameterShape& parameter : parameter_shapes(config)) {
-    values.push_back(init_parameter(parameter, config.initializer_range, options.seed, options.dtype));
+    values.push_back(init_parameter(config, parameter, options.seed, options.dtype));
     tensors.push_back(view_tensor(parameter.name, values.back()));
   }
   const std::vector<Parameter> buffers =
@@ -109,7 +128,7 @@ void init_model(const InitOptions& options) {
 Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, at::Device device) {
   std::vector<Parameter> parameters;
   for (const ParameterShape& parameter : parameter_shapes(config)) {
-    const at::Tensor value = init_parameter(parameter, config.initializer_range, seed, at::kFloat);
+    const at::Tensor value = init_parameter(config, parameter, seed, at::kFloat);
     parameters.push_back({parameter.name, value.to(device).to(dtype).set_requires_grad(true)});
   }
   std::vector<Parameter> buffers = zero_buffers(config, detail::accumulator_dtype(dtype), device);

@@ -22,7 +22,8 @@ struct InitOptions {
 };
 
 /// Writes a model folder with weights drawn as Transformers does: normal(0, initializer_range) for matrices
-/// and embeddings, 1 for norms, 0 for biases. Each tensor has its own random stream, named by its checkpoint
+/// and embeddings, 1 for norms (0 where 1 is added), 0 for biases, decay rates of
+/// recurrences uniform in [0.01, 16). Each tensor has its own random stream, named by its checkpoint
 /// name, so a value depends on seed, name and index only.
 void init_model(const InitOptions& options);
 

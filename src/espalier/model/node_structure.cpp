@@ -42,7 +42,6 @@ NodeStructure make_node_structure(std::vector<int64_t> begin, std::vector<int64_
     nodes.prev[first] = before < 0 ? -1 : static_cast<int32_t>(nodes.begin[before + 1] - 1);
   }
   nodes.levels = levels_of(nodes.parent);
-  nodes.context_node.assign(nodes.num_nodes(), -1);
   return nodes;
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "espalier/model/node_structure.h"
 #include "espalier/ops/attention/tree_attention.h"
@@ -26,6 +27,10 @@ class SequenceOps {
 
   /// How the tokens branch, for layers that walk along paths: recurrences and convolutions.
   virtual const NodeStructure& nodes() const = 0;
+
+  /// What layer `layer` of the last ancestor left at its cuts, at which roots go on (NodeStructure::prev):
+  /// the tensors of its LayerOutput::context. None where there is no ancestor.
+  virtual std::vector<at::Tensor> cut_context(int64_t layer) const = 0;
 };
 
 }  // namespace espalier

@@ -31,7 +31,10 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr const char* kLmHead = "lm_head.weight";
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
+std::string embedding_of(const DecoderConfig& config) {
+  return config.parameter_prefix + "embed_tokens.weight";
+}
 
 /// `folder / name`, refused where it is a link that leaves the folder: a downloaded folder must not make a
 /// run read, or copy into a checkpoint, a file from elsewhere. The one exception is the layout of the Hugging
@@ -177,10 +180,10 @@ std::vector<std::string> check_extra_tensors(const DecoderConfig& config, const 
     if (name == kLmHead) {
       // Only a tied model lacks this parameter. Checkpoints of others often hold it all the same.
       ESPALIER_CHECK(
-          have_equal_values(weights.files[file].at(name), find_parameter(weights, kEmbedding)),
+          have_equal_values(weights.files[file].at(name), find_parameter(weights, embedding_of(config))),
           "{}: tensor `{}`: config.json says that tie_word_embeddings is true, but its values are not "
           "those of `{}` (correct config.json, or remove the tensor)",
-          where, name, kEmbedding);
+          where, name, embedding_of(config));
       continue;
     }
     const std::optional<std::string> reason = reason_to_refuse(config, name);
@@ -377,7 +380,8 @@ void SourceModel::save(const Decoder& decoder, const fs::path& out, at::ScalarTy
 
   std::map<std::string, at::Tensor> values;
   for (const Parameter& parameter : decoder.parameters()) values.emplace(parameter.name, parameter.value);
-  if (decoder.config().tie_word_embeddings) values.emplace(kLmHead, values.at(kEmbedding));
+  if (decoder.config().tie_word_embeddings)
+    values.emplace(kLmHead, values.at(embedding_of(decoder.config())));
   int64_t total_bytes = 0;
   for (const KeptFile& file : content_->weights) {
     std::vector<at::Tensor> keep;

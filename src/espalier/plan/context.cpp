@@ -148,6 +148,23 @@ int64_t context_tokens(std::span<const ContextBlock> blocks) {
   return tokens;
 }
 
+Csr<int64_t> cut_runs(std::span<const MicroBatch> micro_batches) {
+  std::vector<std::vector<int64_t>> runs(micro_batches.size());
+  for (const MicroBatch& batch : micro_batches) {
+    if (batch.parent < 0) continue;
+    std::vector<int64_t>& above = runs[batch.parent];
+    above.insert(above.end(), batch.context_runs.begin(), batch.context_runs.end());
+  }
+  Csr<int64_t> result;
+  for (std::vector<int64_t>& each : runs) {
+    std::ranges::sort(each);
+    const auto repeated = std::ranges::unique(each);
+    each.erase(repeated.begin(), repeated.end());
+    result.push_row(each);
+  }
+  return result;
+}
+
 std::vector<int64_t> ancestors(std::span<const MicroBatch> micro_batches, int64_t index) {
   std::vector<int64_t> above;
   for (int64_t m = micro_batches[index].parent; m >= 0; m = micro_batches[m].parent) above.push_back(m);

@@ -42,6 +42,9 @@ std::vector<ContextBlock> context_blocks(const ContextIndex& plan, int64_t index
 int64_t context_tokens(const ContextIndex& plan, int64_t index);
 int64_t context_tokens(std::span<const ContextBlock> blocks);
 
+/// Row m: the runs of micro-batch m that others continue, ascending.
+Csr<int64_t> cut_runs(std::span<const MicroBatch> micro_batches);
+
 /// The micro-batches above `index`, root first, itself not included.
 std::vector<int64_t> ancestors(std::span<const MicroBatch> micro_batches, int64_t index);
 

@@ -16,6 +16,10 @@ Work& Work::operator+=(const Work& other) {
 
 namespace {
 
+double recurrence_work(const ModelCost& model, const Work& work) {
+  return model.recurrence() * static_cast<double>(work.tokens);
+}
+
 // Weights times the tokens that pass them, over all layers.
 double linear_work(const ModelCost& model, const Work& work) {
   return model.weights() * static_cast<double>(work.tokens) -
@@ -24,29 +28,32 @@ double linear_work(const ModelCost& model, const Work& work) {
 }
 
 struct FlopFactors {
-  double linear;     // per weight and token
-  double attention;  // per element of a head and visible pair
-  double head;       // per weight and row
+  double linear;      // per weight and token
+  double recurrence;  // per multiply-add
+  double attention;   // per element of a head and visible pair
+  double head;        // per weight and row
 };
 
 FlopCount flops_of(const ModelCost& model, const Work& work, const FlopFactors& factors) {
   const double pair_elements = weighted_pairs(model, work.pairs, work.window_pairs,
                                               [](const LayerCost& layer) { return layer.pair_elements; });
   FlopCount flops;
-  flops.linear = factors.linear * linear_work(model, work);
+  flops.linear =
+      factors.linear * linear_work(model, work) + factors.recurrence * recurrence_work(model, work);
   flops.attention = factors.attention * pair_elements;
   flops.head = factors.head * static_cast<double>(model.hidden_size) * static_cast<double>(model.vocab_size) *
                static_cast<double>(work.logit_rows);
   return flops;
 }
 
-constexpr FlopFactors kForward{.linear = 2, .attention = 4, .head = 2};
-constexpr FlopFactors kBackward{.linear = 4, .attention = 10, .head = 6};
+constexpr FlopFactors kForward{.linear = 2, .recurrence = 2, .attention = 4, .head = 2};
+constexpr FlopFactors kBackward{.linear = 4, .recurrence = 6, .attention = 10, .head = 6};
 
 }  // namespace
 
 double layer_tokens(const ModelCost& model, const Work& work) {
-  return linear_work(model, work) / model.weights() * model.num_layers();
+  return (linear_work(model, work) + recurrence_work(model, work)) / (model.weights() + model.recurrence()) *
+         model.num_layers();
 }
 
 FlopCount forward_flops(const ModelCost& model, const Work& work) {
@@ -60,6 +67,7 @@ FlopCount backward_flops(const ModelCost& model, const Work& work) {
 FlopCount step_flops(const ModelCost& model, const Work& work) {
   return flops_of(model, work,
                   {.linear = kForward.linear + kBackward.linear,
+                   .recurrence = kForward.recurrence + kBackward.recurrence,
                    .attention = kForward.attention + kBackward.attention,
                    .head = kForward.head + kBackward.head});
 }

@@ -20,7 +20,8 @@ struct Work {
 };
 
 /// Multiply-adds count as two FLOPs. Linear layers: 2 per weight and token forward, 4 backward; what comes
-/// after the mixer of the last layer works on logit rows only. Attention: 4 head_dim per pair and head
+/// after the mixer of the last layer works on logit rows only. Recurrences, which count among them: 2 per
+/// multiply-add forward, 6 backward (the chunks are computed again). Attention: 4 head_dim per pair and head
 /// forward, 10 head_dim backward (the scores are computed again; Dao, FlashAttention-2, 2023, section 4.1).
 /// LM head: 2 per weight and row forward, 6 backward (the logits are computed again).
 struct FlopCount {
@@ -34,8 +35,8 @@ FlopCount forward_flops(const ModelCost& model, const Work& work);
 FlopCount backward_flops(const ModelCost& model, const Work& work);
 FlopCount step_flops(const ModelCost& model, const Work& work);  // both
 
-/// The work of all layers' linear maps, in tokens through a layer of average size. This is layers x tokens,
-/// less what the last layer leaves out because it works on logit rows only after its mixer.
+/// The work of all layers' linear maps and recurrences, in tokens through a layer of average size. This is
+/// layers x tokens, less what the last layer leaves out because it works on logit rows only after its mixer.
 double layer_tokens(const ModelCost& model, const Work& work);
 
 }  // namespace espalier

@@ -15,7 +15,8 @@ namespace {
 void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) {
   const int64_t query = attention.num_attention_heads * attention.head_dim;
   const int64_t key = attention.num_key_value_heads * attention.head_dim;
-  cost->weights += hidden * (2 * query + 2 * key);
+  const int64_t gate = attention.output_gate ? query : 0;
+  cost->weights += hidden * (2 * query + 2 * key + gate);
   cost->weights_after_mixer += hidden * query;
   cost->pair_elements = query;
   cost->sliding_window = attention.sliding_window;
@@ -27,10 +28,32 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
                                           ? 2
                                           : attention.num_attention_heads + attention.num_key_value_heads;
   }
+  // With a gate: itself, its sigmoid, and the output before it is gated.
+  cost->kept_by_mixer.elements += 3 * gate;
   cost->mixer_output = query;
-  cost->mixer_gradients = 2 * query + 4 * key;
+  cost->mixer_gradients = 2 * query + 4 * key + 2 * gate;
   cost->position_tables = attention.rotary_dim > 0 ? attention.rotary_dim : attention.head_dim;
   cost->context_per_token = 2 * key;
+}
+
+// Tokens of a chunk of the gated delta rule, as ops/gated_delta cuts them.
+constexpr int64_t kDeltaChunk = 64;
+
+// Kept: the layer's input and its norm's output, q, k and v before and after the convolution, gate, the
+// rule's output, its norm, and that of both; step sizes and decays with what they come from, factors of
+// norms. Momentary: the operands of the chunks' products, and their gradients, in the precision of sums.
+void add_mixer(const GatedDeltaSpec& delta, int64_t hidden, LayerCost* cost) {
+  const int64_t heads = delta.linear_num_value_heads, values = delta.value_size();
+  const int64_t keys = heads * delta.linear_key_head_dim;  // as many heads as values have
+  cost->weights += hidden * (delta.conv_size() + 2 * values + 2 * heads);
+  cost->weights_after_mixer += hidden * values;
+  cost->recurrence = 3 * delta.state_size() + kDeltaChunk * (3 * keys + 2 * values + heads * kDeltaChunk / 3);
+  cost->kept_by_mixer = {.elements = 2 * hidden + 2 * delta.conv_size() + 4 * values + 2 * heads,
+                         .statistics = 1 + 7 * heads};
+  cost->mixer_output = values;
+  cost->mixer_gradients =
+      12 * keys + 7 * values + heads * 9 * kDeltaChunk + 2 * delta.state_size() / kDeltaChunk;
+  cost->context_per_cut = delta.state_size() + (delta.linear_conv_kernel_dim - 1) * delta.conv_size();
 }
 
 // Kept: the MLP's input and its norm's output and factor, gate, up and their product.
@@ -87,6 +110,10 @@ double ModelCost::weights() const {
 double ModelCost::stored_weights() const {
   return weights() +
          static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.idle_weights; }));
+}
+
+double ModelCost::recurrence() const {
+  return static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.recurrence; }));
 }
 
 int64_t ModelCost::position_tables() const {

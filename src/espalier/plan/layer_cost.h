@@ -25,6 +25,9 @@ struct LayerCost {
   int64_t weights_after_mixer = 0;  // of these, the linear maps after the mixer
   int64_t widest_weight_rows = 0;   // rows [out] of the largest linear map from or to the hidden state
 
+  /// Multiply-adds per token of a recurrence in the forward pass, beside its linear maps.
+  int64_t recurrence = 0;
+
   /// Elements that the scores of one visible (query, key) pair multiply, over all heads; the output
   /// multiplies as many. 0 in a layer without attention.
   int64_t pair_elements = 0;
@@ -56,6 +59,7 @@ struct ModelCost {
   double attention_layers() const;    // with pair_elements
   double weights() const;             // of all layers' linear maps, as far as one token passes them
   double stored_weights() const;      // of all layers' linear maps
+  double recurrence() const;          // of all layers
   int64_t position_tables() const;    // of all ropes, each of the layer with the most: layers share them
   int64_t context_per_token() const;  // of all layers
   int64_t context_per_cut() const;    // of all layers

@@ -41,7 +41,8 @@ TimeModel assumed_time_model(const ModelCost& model, Processor processor) {
   const Work pair{.pairs = 1, .window_pairs = std::vector<int64_t>(model.sliding_windows().size(), 1)};
   return {model,
           {4 * embedding / rates.bytes_per_second,
-           3 * 4 * stored / rates.bytes_per_second + rates.seconds_per_layer, seconds_of(6 * layer),
+           3 * 4 * stored / rates.bytes_per_second + rates.seconds_per_layer,
+           seconds_of(6 * layer + 8 * model.recurrence() / model.num_layers()),
            seconds_of(step_flops(model, pair).attention) / attention_layers, rates.seconds_per_mask_block,
            seconds_of(step_flops(model, {.logit_rows = 1}).head)}};
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <vector>
 
 #include "espalier/model/sequence_ops.h"
 
@@ -32,6 +33,7 @@ class CausalSequence : public SequenceOps {
   }
 
   const NodeStructure& nodes() const override { return nodes_; }
+  std::vector<at::Tensor> cut_context(int64_t) const override { return {}; }
 
  private:
   /// [T, T] bool: row j reads the columns up to j, with a window the last ones of them.

@@ -2,31 +2,38 @@
 #include "espalier/config/families/family.h"
 
 #include <algorithm>
+#include <vector>
 
 #include <fmt/format.h>
 
 namespace espalier {
 
 std::span<const ModelFamily* const> families() {
-  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily,  &kMistralFamily, &kOlmo3Family,
-                                                     &kQwen2Family,  &kQwen3Family,   &kQwen3MoeFamily,
-                                                     &kGlm4MoeFamily};
+  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily,    &kMistralFamily, &kOlmo3Family,
+                                                     &kQwen2Family,    &kQwen3Family,   &kQwen3_5Family,
+                                                     &kQwen3MoeFamily, &kGlm4MoeFamily};
   return kFamilies;
 }
 
 const ModelFamily* find_family(const std::string& model_type) {
-  const auto is_it = [&](const ModelFamily* family) { return family->model_type == model_type; };
+  const auto is_it = [&](const ModelFamily* family) {
+    return family->model_type == model_type || (!model_type.empty() && family->composite_type == model_type);
+  };
   const auto found = std::ranges::find_if(families(), is_it);
   return found == families().end() ? nullptr : *found;
 }
 
 std::string family_names(const std::string& conjunction, const std::string& quote) {
-  std::string names;
+  std::vector<std::string> types;
   for (const ModelFamily* family : families()) {
-    const bool is_last = family == families().back();
-    const std::string separator = is_last ? fmt::format(" {} ", conjunction) : ", ";
+    types.emplace_back(family->model_type);
+    if (*family->composite_type != '\0') types.emplace_back(family->composite_type);
+  }
+  std::string names;
+  for (const std::string& type : types) {
+    const std::string separator = &type == &types.back() ? fmt::format(" {} ", conjunction) : ", ";
     if (!names.empty()) names += separator;
-    names += fmt::format("{}{}{}", quote, family->model_type, quote);
+    names += fmt::format("{}{}{}", quote, type, quote);
   }
   return names;
 }

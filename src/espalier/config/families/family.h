@@ -24,6 +24,9 @@ struct ModelFamily {
   double rms_norm_eps = 1e-6;
   double partial_rotary_factor = 0;  // 0: the family rotates whole heads
 
+  /// The model_type of files that hold such a decoder in their text_config, beside a vision tower; "": none.
+  const char* composite_type = "";
+
   std::span<const std::string_view> keys = {};  // the family's own, beside those that several families have
 
   /// Reads the family's own keys (biases, norms, sliding windows) into `result`, whose sizes are set, and
@@ -35,14 +38,14 @@ struct ModelFamily {
 };
 
 extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Family, kQwen3Family,
-    kQwen3MoeFamily, kGlm4MoeFamily;  // a file each
+    kQwen3_5Family, kQwen3MoeFamily, kGlm4MoeFamily;  // a file each
 
 std::span<const ModelFamily* const> families();
 
-/// Null where there is no such family.
+/// By the model_type of a decoder or of a composite model. Null where there is no such family.
 const ModelFamily* find_family(const std::string& model_type);
 
-/// "llama, mistral, ... CONJUNCTION qwen3", each between two of `quote`.
+/// "llama, mistral, ... CONJUNCTION qwen3", all that find_family knows, each between two of `quote`.
 std::string family_names(const std::string& conjunction, const std::string& quote);
 
 }  // namespace espalier

@@ -14,9 +14,12 @@ namespace espalier {
 
 class AttentionLayer {
  public:
-  /// `first_table`: the place of the layer's cos among the position tables; sin follows it.
-  AttentionLayer(const AttentionSpec& spec, const NamedParameters& parameters, double rms_norm_eps,
-                 int64_t first_table = 0);
+  struct Options {
+    double rms_norm_eps;
+    bool zero_centered_norm = false;  // of the norms of q and k
+    int64_t first_table = 0;          // the place of the layer's cos among the position tables; sin follows
+  };
+  AttentionLayer(const AttentionSpec& spec, const NamedParameters& parameters, const Options& options);
 
   /// Of normalised hidden states [T, hidden_size]: what is added to the residual, of the wanted rows (see
   /// Model::layer; undefined where there are none), and the context k, v.
@@ -24,12 +27,11 @@ class AttentionLayer {
                       const SequenceOps& sequence, const at::Tensor& rows) const;
 
  private:
-  at::Tensor rotated_heads(at::Tensor projected, const std::optional<at::Tensor>& norm,
+  at::Tensor rotated_heads(at::Tensor heads, const std::optional<at::Tensor>& norm,
                            const PositionTables& tables) const;
 
   AttentionSpec spec_;
-  double rms_norm_eps_;
-  int64_t first_table_;
+  Options options_;
   accumulating::Projection q_, k_, v_, o_;
   std::optional<at::Tensor> q_norm_, k_norm_;  // [head_dim], or [heads * head_dim]
   at::Tensor sinks_;                           // [num_attention_heads], where the layer has them

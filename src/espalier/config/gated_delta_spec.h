@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sizes of a Gated DeltaNet layer.
+#pragma once
+
+#include <cstdint>
+
+namespace espalier {
+
+/// Linear attention by the gated delta rule behind a short convolution (Qwen3.5, Qwen3-Next); names as in
+/// config.json.
+struct GatedDeltaSpec {
+  int64_t linear_num_key_heads = 0;
+  int64_t linear_num_value_heads = 0;  // a multiple of the key heads
+  int64_t linear_key_head_dim = 0;
+  int64_t linear_value_head_dim = 0;
+  int64_t linear_conv_kernel_dim = 0;
+
+  int64_t key_size() const { return linear_num_key_heads * linear_key_head_dim; }
+  int64_t value_size() const { return linear_num_value_heads * linear_value_head_dim; }
+  int64_t conv_size() const { return 2 * key_size() + value_size(); }  // q, k and v, which are convolved
+  int64_t state_size() const { return linear_num_value_heads * linear_key_head_dim * linear_value_head_dim; }
+
+  bool operator==(const GatedDeltaSpec&) const = default;
+};
+
+}  // namespace espalier

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/model/layers/gated_delta.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
+#include "espalier/ops/causal_conv1d/causal_conv1d.h"
+#include "espalier/ops/elementwise/elementwise.h"
+#include "espalier/ops/gated_delta/gated_delta.h"
+
+namespace espalier {
+namespace {
+
+/// How the tokens branch, as operators are given it: copies, because these outlive the sequence.
+struct Paths {
+  at::Tensor prev, ends;
+
+  explicit Paths(const NodeStructure& nodes) : prev(at::tensor(nodes.prev, at::kInt)) {
+    std::vector<int64_t> last;
+    for (const int64_t node : nodes.cuts) last.push_back(nodes.begin[node + 1] - 1);
+    ends = at::tensor(last, at::kLong);
+  }
+};
+
+}  // namespace
+
+GatedDeltaLayer::GatedDeltaLayer(const GatedDeltaSpec& spec, const NamedParameters& parameters,
+                                 double rms_norm_eps)
+    : spec_(spec),
+      rms_norm_eps_(rms_norm_eps),
+      in_qkv_(parameters.projection("linear_attn.in_proj_qkv")),
+      in_z_(parameters.projection("linear_attn.in_proj_z")),
+      in_b_(parameters.projection("linear_attn.in_proj_b")),
+      in_a_(parameters.projection("linear_attn.in_proj_a")),
+      out_(parameters.projection("linear_attn.out_proj")),
+      conv_(parameters.at("linear_attn.conv1d.weight")),
+      dt_bias_(parameters.at("linear_attn.dt_bias")),
+      a_log_(parameters.at("linear_attn.A_log")),
+      norm_(parameters.at("linear_attn.norm.weight")) {}
+
+LayerOutput GatedDeltaLayer::forward(int64_t index, const at::Tensor& hidden, const PositionTables&,
+                                     const SequenceOps& sequence, const at::Tensor& rows) const {
+  RECORD_USER_SCOPE("gated delta");
+  const std::vector<at::Tensor> projected = accumulating::linears(hidden, {in_qkv_, in_z_, in_b_, in_a_});
+  const Paths paths(sequence.nodes());
+  const std::vector<at::Tensor> before = sequence.cut_context(index);
+  const CausalConv1d convolution{.x = projected[0],
+                                 .weight = accumulating::unrounded(conv_).squeeze(1),
+                                 .bias = {},
+                                 .prev = paths.prev,
+                                 .tails = before.empty() ? at::Tensor() : before[1],
+                                 .silu = true};
+  const int64_t keys = spec_.key_size(), values = spec_.value_size();
+  const std::vector<at::Tensor> qkv = causal_conv1d(convolution).split_with_sizes({keys, keys, values}, -1);
+  const at::Tensor a_log = accumulating::unrounded(a_log_);
+  const at::ScalarType wide = a_log.scalar_type();
+  const at::Tensor rate = at::softplus(projected[3].to(wide) + accumulating::unrounded(dt_bias_));
+  const auto heads = [](const at::Tensor& x, int64_t dim) { return x.unflatten(-1, {-1, dim}); };
+  const GatedDeltaOutput mixed = gated_delta_rule({.q = heads(qkv[0], spec_.linear_key_head_dim),
+                                                   .k = heads(qkv[1], spec_.linear_key_head_dim),
+                                                   .v = heads(qkv[2], spec_.linear_value_head_dim),
+                                                   .g = -a_log.exp() * rate,
+                                                   .beta = projected[2].to(wide).sigmoid(),
+                                                   .prev = paths.prev,
+                                                   .states = before.empty() ? at::Tensor() : before[0],
+                                                   .ends = paths.ends});
+  LayerContext context{mixed.states, causal_conv1d_tails(convolution, paths.ends)};
+  if (rows.defined() && rows.numel() == 0) return {{}, std::move(context)};
+  at::Tensor out = mixed.out, gate = heads(projected[1], spec_.linear_value_head_dim);
+  if (rows.defined()) {
+    out = out.index_select(0, rows);
+    gate = gate.index_select(0, rows);
+  }
+  out = swiglu(gate, accumulating::rms_norm(out, norm_, rms_norm_eps_));
+  return {accumulating::linear(out.flatten(1), out_), std::move(context)};
+}
+
+}  // namespace espalier

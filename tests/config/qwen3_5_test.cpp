@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The family qwen3_5: layers of two kinds, and text decoders inside larger models.
+#include <gtest/gtest.h>
+
+#include "espalier/base/check.h"
+#include "espalier/config/layer_spec.h"
+#include "tests/base/message_of.h"
+#include "tests/config/tiny_config.h"
+
+namespace espalier {
+namespace {
+
+using testing::message_of;
+using Json = nlohmann::ordered_json;
+
+Json text_config(const Json& changes = Json::object()) {
+  Json config = testing::tiny_config("qwen3_5_text", {{"head_dim", 16},
+                                                      {"num_hidden_layers", 5},
+                                                      {"linear_num_key_heads", 2},
+                                                      {"linear_num_value_heads", 6},
+                                                      {"linear_key_head_dim", 4},
+                                                      {"linear_value_head_dim", 8},
+                                                      {"linear_conv_kernel_dim", 3}});
+  config.update(changes);
+  return config;
+}
+
+// As released: a text decoder beside a vision tower and heads that predict more tokens at once.
+Json composite(const Json& changes = Json::object()) {
+  Json config = {
+      {"model_type", "qwen3_5"},
+      {"architectures", {"Qwen3_5ForConditionalGeneration"}},
+      {"image_token_id", 30},
+      {"vision_config", {{"depth", 2}}},
+      {"text_config", text_config({{"mtp_num_hidden_layers", 1}, {"mamba_ssm_dtype", "float32"}})}};
+  config.update(changes);
+  return config;
+}
+
+DecoderConfig parse(const Json& json) {
+  return parse_config(json, "FOLDER/config.json");
+}
+
+TEST(Qwen3_5, LayersOfTwoKinds) {
+  const DecoderConfig config = parse(text_config());
+  EXPECT_EQ(config.gated_delta_layers, (std::vector<int64_t>{0, 1, 2, 4}));
+  EXPECT_EQ(config.rotary_dim, 4);  // a quarter, unless said otherwise
+  EXPECT_EQ(config.parameter_prefix, "model.");
+  const ModelSpec spec = model_spec(config);
+  const auto& delta = std::get<GatedDeltaSpec>(spec.layers[4].mixer);
+  EXPECT_EQ(delta.conv_size(), 2 * 8 + 48);
+  EXPECT_EQ(delta.state_size(), 6 * 4 * 8);
+  const auto& attention = std::get<AttentionSpec>(spec.layers[3].mixer);
+  EXPECT_TRUE(attention.output_gate && attention.query_key_norm && spec.layers[3].zero_centered_norm);
+  EXPECT_NE(to_json(spec.layers[3]), to_json(spec.layers[4]));
+
+  EXPECT_EQ(parse(text_config({{"full_attention_interval", 2}})).gated_delta_layers,
+            (std::vector<int64_t>{0, 2, 4}));
+  const Json types = {"full_attention", "linear_attention", "full_attention", "full_attention",
+                      "linear_attention"};
+  EXPECT_EQ(parse(text_config({{"layer_types", types}})).gated_delta_layers, (std::vector<int64_t>{1, 4}));
+}
+
+TEST(Qwen3_5, RotaryDimIsReadWhereverItStands) {
+  EXPECT_EQ(parse(text_config({{"partial_rotary_factor", 0.5}})).rotary_dim, 8);
+  const Json rope = {{"rope_theta", 500.0}, {"partial_rotary_factor", 0.5}, {"mrope_section", {2, 1, 1}}};
+  EXPECT_EQ(parse(text_config({{"rope_parameters", rope}})).rotary_dim, 8);
+}
+
+TEST(Qwen3_5, TheTextDecoderOfACompositeModel) {
+  const DecoderConfig config = parse(composite());
+  EXPECT_EQ(config.model_type, "qwen3_5_text");
+  EXPECT_EQ(config.num_hidden_layers, 5);
+  const std::vector<ParameterShape> shapes = parameter_shapes(config);
+  EXPECT_EQ(shapes.front().name, "model.language_model.embed_tokens.weight");
+  EXPECT_EQ(shapes[1].name, "model.language_model.layers.0.linear_attn.dt_bias");
+  EXPECT_EQ(shapes.back().name, "lm_head.weight");
+  EXPECT_EQ(parse(composite({{"dtype", "bfloat16"}})).dtype, "bfloat16");
+}
+
+TEST(Qwen3_5, RefusalsNameTheKey) {
+  const auto refusal = [](const Json& json) { return message_of<InputError>([&] { parse(json); }); };
+  const auto expect_named = [](const std::string& message, const std::string& key) {
+    EXPECT_NE(message.find("FOLDER/config.json: " + key), std::string::npos) << message;
+  };
+  expect_named(refusal(text_config({{"linear_num_value_heads", 5}})), "linear_num_value_heads");
+  expect_named(refusal(text_config({{"linear_conv_kernel_dim", 9}})), "linear_conv_kernel_dim");
+  expect_named(refusal(text_config({{"attn_output_gate", false}})), "attn_output_gate");
+  expect_named(refusal(text_config({{"layer_types", {"linear_attention"}}})), "layer_types");
+  expect_named(refusal(text_config({{"layer_types", "linear_attention"}})), "layer_types");
+  expect_named(refusal(text_config({{"partial_rotary_factor", 0.3}})), "partial_rotary_factor");
+  expect_named(refusal(text_config({{"num_experts", 4}})), "num_experts");
+  expect_named(refusal(testing::tiny_config("qwen3", {{"linear_key_head_dim", 4}})), "linear_key_head_dim");
+  expect_named(refusal(composite({{"text_config", nullptr}})), "text_config");
+  expect_named(refusal(composite({{"text_config", testing::tiny_config("llama")}})),
+               "text_config.model_type");
+  expect_named(refusal(composite({{"tie_word_embeddings", true}})), "tie_word_embeddings");
+  expect_named(refusal(composite({{"audio_config", {{"depth", 2}}}})), "audio_config");
+  expect_named(refusal(composite({{"quantization_config", {{"bits", 4}}}})), "quantization_config");
+}
+
+}  // namespace
+}  // namespace espalier
