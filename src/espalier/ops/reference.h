@@ -9,6 +9,7 @@
 #include "espalier/ops/causal_conv1d/causal_conv1d.h"
 #include "espalier/ops/gated_delta/gated_delta.h"
 #include "espalier/ops/moe/moe.h"
+#include "espalier/ops/ssm_scan/ssm_scan.h"
 
 namespace espalier::reference {
 
@@ -37,9 +38,11 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
 at::Tensor moe(const at::Tensor& x, const Routing& routing, const at::Tensor& gate_up,
                const at::Tensor& down);
 
-/// Same contracts as espalier::causal_conv1d, causal_conv1d_tails and gated_delta_rule, token by token.
+/// Same contracts as espalier::causal_conv1d, causal_conv1d_tails, gated_delta_rule and ssm_scan,
+/// token by token.
 at::Tensor causal_conv1d(const CausalConv1d& given);
 at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends);
 GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given);
+SsmScanOutput ssm_scan(const SsmScan& given);
 
 }  // namespace espalier::reference

@@ -52,4 +52,12 @@ TORCH_LIBRARY(espalier, m) {
       " Tensor g, Tensor beta, Tensor prev, Tensor? states, Tensor ends, int chunk_size)"
       " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_g, Tensor grad_beta, Tensor "
       "grad_states)");
+  m.def(
+      "ssm_scan(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor prev, Tensor? states,"
+      " Tensor ends, int chunk_size=64) -> (Tensor out, Tensor end_states)");
+  m.def(
+      "ssm_scan_backward(Tensor? grad_out, Tensor? grad_end_states, Tensor x, Tensor dt, Tensor A, Tensor B,"
+      " Tensor C, Tensor? D, Tensor prev, Tensor? states, Tensor ends, int chunk_size)"
+      " -> (Tensor grad_x, Tensor grad_dt, Tensor grad_A, Tensor grad_B, Tensor grad_C, Tensor grad_D,"
+      " Tensor grad_states)");
 }

@@ -6,6 +6,7 @@
 
 #include "espalier/ops/gated_delta/gated_delta.h"
 #include "espalier/ops/reference.h"
+#include "espalier/ops/ssm_scan/ssm_scan.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/recurrent/random_paths.h"
 
@@ -58,6 +59,41 @@ struct GatedDelta {
                                .ends = plan.ends,
                                .chunk_size = plan.chunk_size};
     const GatedDeltaOutput output = plain ? reference::gated_delta_rule(given) : gated_delta_rule(given);
+    return {output.out, output.states};
+  }
+};
+
+/// Inputs: x, B, C, dt, A, D.
+struct Ssm {
+  static constexpr bool is_rows[] = {true, true, true, false, false, false};
+  static constexpr size_t kDecays = 4;
+
+  static Tensors inputs(int64_t tokens, const ScanSizes& sizes) {
+    return {normal({tokens, sizes.heads(), sizes.columns}),
+            normal({tokens, sizes.groups, sizes.rows}),
+            normal({tokens, sizes.groups, sizes.rows}),
+            at::rand({tokens, sizes.heads()}, at::kDouble),
+            at::rand({sizes.heads()}, at::kDouble).add_(0.1).neg_(),
+            normal({sizes.heads()})};
+  }
+
+  /// Steps that forget all and none.
+  static void exaggerate(Rng& rng, Tensors& in) {
+    if (rng.below(3) == 0) in[3].mul_(at::randint(0, 2, in[3].sizes()).mul_(80));
+  }
+
+  static ScanResult run(bool plain, const Tensors& in, const ScanPlan& plan) {
+    const SsmScan given{.x = in[0],
+                        .dt = in[3],
+                        .a = in[4],
+                        .b = in[1],
+                        .c = in[2],
+                        .d = in[5],
+                        .prev = plan.prev,
+                        .states = plan.states,
+                        .ends = plan.ends,
+                        .chunk_size = plan.chunk_size};
+    const SsmScanOutput output = plain ? reference::ssm_scan(given) : ssm_scan(given);
     return {output.out, output.states};
   }
 };

@@ -13,7 +13,7 @@ namespace {
 
 template <class Scan>
 class Scans : public ::testing::Test {};
-using ScanTypes = ::testing::Types<GatedDelta>;
+using ScanTypes = ::testing::Types<GatedDelta, Ssm>;
 TYPED_TEST_SUITE(Scans, ScanTypes);
 
 TYPED_TEST(Scans, RandomForestsEqualTheReference) {

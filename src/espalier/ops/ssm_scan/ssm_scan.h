@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The selective state space of Mamba-2 along the paths of a forest.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "espalier/ops/chunk_scan/chunk_tree.h"
+
+namespace espalier {
+
+/// What ssm_scan is given.
+struct SsmScan {
+  at::Tensor x;       // [T, H, P] float64, float32 or bfloat16
+  at::Tensor dt;      // [T, H] steps, >= 0, in the dtype of sums (float32; float64 for float64)
+  at::Tensor a;       // [H] <= 0, in the dtype of sums
+  at::Tensor b, c;    // [T, G, N] as x; H a multiple of G: head h reads b and c of group h / (H / G)
+  at::Tensor d;       // [H] in the dtype of sums, or undefined for 0
+  at::Tensor prev;    // [T] int32 on the CPU: paths.h; its contexts are those of `states`
+  at::Tensor states;  // [M, H, N, P] in the dtype of sums, at which paths go on; or undefined
+  at::Tensor ends;    // [E] int64 on the CPU: the tokens whose states are wanted
+  int64_t chunk_size = detail::kChunkTokens;  // a power of two
+};
+
+struct SsmScanOutput {
+  at::Tensor out;     // [T, H, P] of the dtype of x
+  at::Tensor states;  // [E, H, N, P] in the dtype of sums, after each of `ends`
+};
+
+/// The recurrence of Mamba-2 (Dao and Gu, "Transformers are SSMs", 2024, section 6) of every head, with the
+/// state S' of the token before on the path (0 before the beginning):
+///   S = exp(dt a) S' + dt b x^T,  out = S^T c + d x.
+/// States are the transposes of Transformers' [H, P, N]; dt is what it has after softplus and the limits of
+/// its range. Differentiable in x, dt, a, b, c, d and states, through both results. Computed in chunks
+/// (docs/math.md) in the dtype of sums. Backward keeps the inputs alone and computes the chunks again.
+/// Deterministic (on CUDA where ATen is asked to be). Registered as torch.ops.espalier.ssm_scan(x, dt, A, B,
+/// C, D, prev, states, ends, chunk_size) -> (out, end_states). Throws on mismatched shapes, dtypes or
+/// devices, and where prev or ends are not as said.
+SsmScanOutput ssm_scan(const SsmScan& given);
+
+}  // namespace espalier
