@@ -293,7 +293,6 @@ TEST(Config, RefusesExpertsThatItDoesNotHave) {
       {"qwen3_moe", "mlp_only_layers", {{"mlp_only_layers", {2}}}},
       {"qwen3_moe", "mlp_only_layers", {{"mlp_only_layers", 1}}},
       {"qwen3_moe", "router_jitter_noise", {{"router_jitter_noise", 0.01}}},
-      {"qwen3_moe", "output_router_logits", {{"output_router_logits", true}}},
       {"qwen3_moe", "expert_capacity", {{"expert_capacity", 64}}},
       {"qwen3_moe", "partial_rotary_factor", {{"partial_rotary_factor", 0.5}}},
       {"qwen3_moe", "n_group", {{"n_group", 1}}},  // a key of glm4_moe

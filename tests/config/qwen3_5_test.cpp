@@ -88,7 +88,7 @@ TEST(Qwen3_5, RefusalsNameTheKey) {
   expect_named(refusal(text_config({{"attn_output_gate", false}})), "attn_output_gate");
   expect_named(refusal(text_config({{"layer_types", {"linear_attention"}}})), "layer_types");
   expect_named(refusal(text_config({{"layer_types", "linear_attention"}})), "layer_types");
-  expect_named(refusal(text_config({{"partial_rotary_factor", 0.3}})), "partial_rotary_factor");
+  expect_named(refusal(text_config({{"partial_rotary_factor", 0.2}})), "partial_rotary_factor");
   expect_named(refusal(text_config({{"num_experts", 4}})), "num_experts");
   expect_named(refusal(testing::tiny_config("qwen3", {{"linear_key_head_dim", 4}})), "linear_key_head_dim");
   expect_named(refusal(composite({{"text_config", nullptr}})), "text_config");
@@ -97,6 +97,51 @@ TEST(Qwen3_5, RefusalsNameTheKey) {
   expect_named(refusal(composite({{"tie_word_embeddings", true}})), "tie_word_embeddings");
   expect_named(refusal(composite({{"audio_config", {{"depth", 2}}}})), "audio_config");
   expect_named(refusal(composite({{"quantization_config", {{"bits", 4}}}})), "quantization_config");
+}
+
+Json with_experts(const std::string& model_type, const Json& changes = Json::object()) {
+  Json config = text_config({{"model_type", model_type},
+                             {"num_experts", 4},
+                             {"num_experts_per_tok", 2},
+                             {"moe_intermediate_size", 7},
+                             {"shared_expert_intermediate_size", 9}});
+  if (model_type == "qwen3_5_moe_text") config.erase("intermediate_size");
+  config.update(changes);
+  return config;
+}
+
+std::vector<int64_t> shape_of(const DecoderConfig& config, const std::string& name) {
+  for (const ParameterShape& parameter : parameter_shapes(config)) {
+    if (parameter.name == name) return parameter.shape;
+  }
+  return {};
+}
+
+TEST(Qwen3_5, MoeHasAGatedSharedExpertInEveryLayer) {
+  const DecoderConfig config = parse(with_experts("qwen3_5_moe_text"));
+  EXPECT_EQ(config.moe_layers, (std::vector<int64_t>{0, 1, 2, 3, 4}));
+  EXPECT_TRUE(config.moe.norm_topk_prob && config.moe.shared_expert_gate);
+  EXPECT_FALSE(config.gated_delta.fused_projections);
+  EXPECT_EQ(shape_of(config, "model.layers.1.mlp.shared_expert_gate.weight"),
+            (std::vector<int64_t>{1, config.hidden_size}));
+  EXPECT_EQ(shape_of(config, "model.layers.1.mlp.shared_expert.up_proj.weight"),
+            (std::vector<int64_t>{9, config.hidden_size}));
+  const Json whole = {{"model_type", "qwen3_5_moe"}, {"text_config", with_experts("qwen3_5_moe_text")}};
+  EXPECT_EQ(parse(whole).parameter_prefix, "model.language_model.");
+}
+
+TEST(Qwen3Next, ProjectionsAreTwoMatrices) {
+  const DecoderConfig config =
+      parse(with_experts("qwen3_next", {{"decoder_sparse_step", 2}, {"mlp_only_layers", {1}}}));
+  EXPECT_EQ(config.moe_layers, std::vector<int64_t>{3});
+  const int64_t keys = 2 * 4, values = 6 * 8;
+  EXPECT_EQ(shape_of(config, "model.layers.0.linear_attn.in_proj_qkvz.weight"),
+            (std::vector<int64_t>{2 * keys + 2 * values, config.hidden_size}));
+  EXPECT_EQ(shape_of(config, "model.layers.0.linear_attn.in_proj_ba.weight"),
+            (std::vector<int64_t>{12, config.hidden_size}));
+  EXPECT_TRUE(shape_of(config, "model.layers.0.linear_attn.in_proj_qkv.weight").empty());
+  const ModelSpec spec = model_spec(config);
+  EXPECT_NE(to_json(spec.layers[0]), to_json(model_spec(parse(text_config())).layers[0]));
 }
 
 }  // namespace

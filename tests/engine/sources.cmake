@@ -7,5 +7,6 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/outcome.cpp
   ${CMAKE_CURRENT_LIST_DIR}/partition_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/recurrent_controls_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/routers_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tiny_models.cpp
   ${CMAKE_CURRENT_LIST_DIR}/unit_loss_test.cpp)

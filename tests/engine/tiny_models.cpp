@@ -31,9 +31,23 @@ const char* to_string(Family family) {
       return "qwen3_moe";
     case Family::kGlm4Moe:
       return "glm4_moe";
+    case Family::kQwen3Next:
+      return "qwen3_next";
   }
   throw std::invalid_argument("unknown family");
 }
+
+namespace {
+
+bool has_delta_layers(Family family) {
+  return family == Family::kQwen3_5 || family == Family::kQwen3Next;
+}
+
+bool has_experts(Family family) {
+  return family == Family::kQwen3Moe || family == Family::kGlm4Moe || family == Family::kQwen3Next;
+}
+
+}  // namespace
 
 nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
   nlohmann::json config = {
@@ -70,7 +84,10 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
                    {"use_qk_norm", true},
                    {"attention_bias", true}});
   }
-  if (family == Family::kQwen3Moe || family == Family::kGlm4Moe) {
+  if (family == Family::kQwen3Next) {
+    config.update({{"num_experts", 4}, {"shared_expert_intermediate_size", wide ? 40 : 10}});
+  }
+  if (has_experts(family)) {
     config.update({{"num_experts_per_tok", 2}, {"moe_intermediate_size", wide ? 48 : 12}});
   }
   if (family == Family::kQwen2) {
@@ -91,7 +108,7 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
                        {"factor", 4.0},
                        {"original_max_position_embeddings", 16}}}}}});
   }
-  if (family == Family::kQwen3_5) {
+  if (has_delta_layers(family)) {
     config.update({{"head_dim", 8},
                    {"partial_rotary_factor", 0.5},
                    {"num_hidden_layers", 3},
@@ -103,7 +120,7 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
                    {"linear_conv_kernel_dim", 4}});
   }
   if (wide) config.update({{"hidden_size", 64}, {"intermediate_size", 96}, {"head_dim", 64}});
-  if (wide && family == Family::kQwen3_5) {
+  if (wide && has_delta_layers(family)) {
     config.update(
         {{"linear_num_key_heads", 16}, {"linear_num_value_heads", 32}, {"linear_value_head_dim", 32}});
   }

@@ -21,16 +21,19 @@ namespace espalier::testing {
 /// norms after attention and MLP, a window in the first layer, yarn rope in the second. qwen3_5: three
 /// layers, of which the first and the last are Gated DeltaNet; gates, norms around 1, heads that are rotated
 /// in part. qwen3_moe: experts in both layers. glm4_moe: a dense layer, then groups of experts with shared
-/// ones and corrected scores; part of each head rotated.
-enum class Family { kLlama, kQwen2, kQwen3, kMistral, kOlmo3, kQwen3_5, kQwen3Moe, kGlm4Moe };
-inline constexpr Family kFamilies[] = {Family::kLlama, Family::kQwen2,   Family::kQwen3,    Family::kMistral,
-                                       Family::kOlmo3, Family::kQwen3_5, Family::kQwen3Moe, Family::kGlm4Moe};
+/// ones and corrected scores; part of each head rotated. qwen3_next: the layers of qwen3_5, projections in
+/// two matrices, experts and a gated shared one.
+enum class Family { kLlama, kQwen2, kQwen3, kMistral, kOlmo3, kQwen3_5, kQwen3Moe, kGlm4Moe, kQwen3Next };
+inline constexpr Family kFamilies[] = {Family::kLlama,    Family::kQwen2,   Family::kQwen3,
+                                       Family::kMistral,  Family::kOlmo3,   Family::kQwen3_5,
+                                       Family::kQwen3Moe, Family::kGlm4Moe, Family::kQwen3Next};
 /// Those whose tokens all pass the same weights.
 inline constexpr std::span<const Family> kDenseFamilies(kFamilies, 6);
 const char* to_string(Family family);
 
-/// Two layers (three of qwen3_5), hidden size 16, grouped heads; context of 64 positions. `wide`: hidden size
-/// and heads of 64 (recurrent heads 32 of 32), so that no parameter has fewer values (tests/error_ratio.h).
+/// Two layers (three of qwen3_5 and qwen3_next), hidden size 16, grouped heads; context of 64 positions.
+/// `wide`: hidden size and heads of 64 (recurrent heads 32 of 32), so that no parameter has fewer values
+/// (tests/error_ratio.h).
 nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide = false);
 DecoderConfig tiny_config(Family family, int64_t vocab_size);
 

@@ -212,7 +212,7 @@ TEST(Decoder, LayersWithSinksTakeThemFromTheCheckpoint) {
         return reference::tree_attention(q, k, v, tokens, options);
       });
   const auto output = [&](const AttentionSpec& of) {
-    return AttentionLayer(of, named, 1e-6).forward(0, hidden, tables, sequence, {}).hidden;
+    return AttentionLayer(of, named, {.rms_norm_eps = 1e-6}).forward(0, hidden, tables, sequence, {}).hidden;
   };
   AttentionSpec without = spec;
   without.sinks = false;

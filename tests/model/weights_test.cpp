@@ -123,6 +123,66 @@ TEST_F(Weights, SavingWhatWasLoadedChangesNoByte) {
   }
 }
 
+/// The tensors of a decoder with all experts of a layer in one, as Transformers 5 has them in memory.
+Tensors with_fused_experts(const Decoder& decoder) {
+  Tensors fused;
+  for (const auto& [name, tensor] : tensors_of(decoder)) {
+    const auto experts = name.find(".mlp.experts.");
+    if (experts == std::string::npos) {
+      fused.emplace_back(name, tensor);
+      continue;
+    }
+    const std::string stem = name.substr(0, experts) + ".mlp.experts.";
+    if (!name.ends_with(".0.down_proj.weight")) continue;
+    std::vector<at::Tensor> gate_up, down;
+    for (int i = 0; i < decoder.config().moe.num_experts; ++i) {
+      const auto part = [&](const char* kind) {
+        for (const Parameter& parameter : decoder.parameters()) {
+          if (parameter.name == fmt::format("{}{}.{}.weight", stem, i, kind)) return parameter.value.detach();
+        }
+        throw std::out_of_range(kind);
+      };
+      gate_up.push_back(at::cat({part("gate_proj"), part("up_proj")}));
+      down.push_back(part("down_proj"));
+    }
+    fused.emplace_back(stem + "gate_up_proj", at::stack(gate_up));
+    fused.emplace_back(stem + "down_proj", at::stack(down));
+  }
+  return fused;
+}
+
+TEST_F(Weights, ExpertsMayBeOneTensorOfALayer) {
+  for (const std::string type : {"qwen3_moe", "glm4_moe"}) {
+    make_source(tiny_config(type), at::kFloat, false);
+    const Decoder expected = load_decoder(source_, at::kFloat);
+    Tensors fused = with_fused_experts(expected);
+    const fs::path file = source_ / "model.safetensors";
+    write_file(file, fused);
+    const Decoder decoder = load_decoder(source_, at::kFloat);
+    for (size_t i = 0; i < expected.parameters().size(); ++i) {
+      EXPECT_TRUE(at::equal(decoder.parameters()[i].value, expected.parameters()[i].value))
+          << decoder.parameters()[i].name;
+    }
+    EXPECT_TRUE(carried_tensors(source_).empty());
+    save_decoder(decoder, source_, folder_ / type, at::kFloat);
+    EXPECT_EQ(read_text(folder_ / type / "model.safetensors"), read_text(file));
+    // Experts in both forms, or too many of them, are not passed over.
+    Tensors both = fused;
+    for (const auto& entry : tensors_of(expected)) {
+      if (entry.first.ends_with(".experts.0.up_proj.weight")) both.push_back(entry);
+    }
+    write_file(file, both);
+    EXPECT_NE(load_error().find("experts.0.up_proj.weight`: expected once"), std::string::npos)
+        << load_error();
+    for (auto& [name, tensor] : fused) {
+      if (name.ends_with(".experts.down_proj")) tensor = at::cat({tensor, tensor});
+    }
+    write_file(file, fused);
+    const std::string error = load_error();
+    EXPECT_NE(error.find("experts.down_proj`: expected"), std::string::npos) << error;
+  }
+}
+
 TEST_F(Weights, SavesInAnotherDtype) {
   make_source(tiny_config("llama"), at::kFloat, true);
   const Decoder decoder = load_decoder(source_, at::kDouble);

@@ -19,7 +19,9 @@ from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qwen3MoeTopKRouter
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Olmo3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, Glm4MoeRMSNorm)
 
@@ -32,7 +34,7 @@ def float64_norm(self, hidden_states):
 def float64_softmax_router(self, hidden_states):
     logits = torch.nn.functional.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
     weights, experts = torch.topk(logits.softmax(-1), self.top_k, dim=-1)
-    if self.norm_topk_prob:
+    if getattr(self, "norm_topk_prob", True):
         weights = weights / weights.sum(-1, keepdim=True)
     return logits, weights, experts
 
@@ -74,25 +76,39 @@ def float64_delta_rule(query, key, value, g, beta, **_):
     return torch.stack(outs, 1), state
 
 
-DELTA_NET_FORWARD = qwen3_5.Qwen3_5GatedDeltaNet.forward
+def float64_delta_net(forward):
+    """The forward function of a Gated DeltaNet layer without its casts of decays to float32."""
+
+    def in_float64(self, *args, **kwargs):
+        original = torch.Tensor.float
+        torch.Tensor.float = lambda tensor: tensor
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            torch.Tensor.float = original
+
+    return in_float64
 
 
-def float64_delta_net(self, *args, **kwargs):
-    original = torch.Tensor.float
-    torch.Tensor.float = lambda tensor: tensor  # of the decays
-    try:
-        return DELTA_NET_FORWARD(self, *args, **kwargs)
-    finally:
-        torch.Tensor.float = original
+def with_delta_layers(module, stem):
+    """What is replaced in a modeling file of Qwen with Gated DeltaNet layers, whose classes begin with `stem`."""
+    layer = getattr(module, f"{stem}GatedDeltaNet")
+    return [
+        (getattr(module, f"{stem}RMSNorm"), "forward", float64_zero_centred_norm),
+        (getattr(module, f"{stem}RMSNormGated"), "forward", float64_gated_norm),
+        (layer, "forward", float64_delta_net(layer.forward)),
+        (module, "torch_chunk_gated_delta_rule", float64_delta_rule),
+    ]
 
 
 FLOAT64 = [(norm, "forward", float64_norm) for norm in NORMS] + [
     (Qwen3MoeTopKRouter, "forward", float64_softmax_router),
     (Glm4MoeTopkRouter, "forward", float64_sigmoid_router),
-    (qwen3_5.Qwen3_5RMSNorm, "forward", float64_zero_centred_norm),
-    (qwen3_5.Qwen3_5RMSNormGated, "forward", float64_gated_norm),
-    (qwen3_5.Qwen3_5GatedDeltaNet, "forward", float64_delta_net),
-    (qwen3_5, "torch_chunk_gated_delta_rule", float64_delta_rule),
+    (qwen3_5_moe.Qwen3_5MoeTopKRouter, "forward", float64_softmax_router),
+    (qwen3_next.Qwen3NextTopKRouter, "forward", float64_softmax_router),
+    *with_delta_layers(qwen3_5, "Qwen3_5"),
+    *with_delta_layers(qwen3_5_moe, "Qwen3_5Moe"),
+    *with_delta_layers(qwen3_next, "Qwen3Next"),
 ]
 
 

@@ -284,6 +284,8 @@ TEST_F(ResumeTest, EverySettingThatDecidesTheWeightsHasToStay) {
   refuses("clip-low", [](TrainOptions& o) { o.objective.clip_low = 0.3; });
   refuses("clip-high", [](TrainOptions& o) { o.objective.clip_high = 0.3; });
   refuses("scale-rewards", [](TrainOptions& o) { o.objective.scale_rewards = false; });
+  refuses("router-aux-loss-coef", [](TrainOptions& o) { o.objective.router_aux_loss_coef = 0.01; });
+  refuses("router-z-loss-coef", [](TrainOptions& o) { o.objective.router_z_loss_coef = 0.01; });
   refuses("strategy", [](TrainOptions& o) { o.plan.strategy = Strategy::kPartition; });
   refuses("token-budget", [](TrainOptions& o) { o.plan.token_budget = 1234; });
   refuses("memory-budget", [](TrainOptions& o) { o.plan.memory_budget = 1'000'000'000; });
@@ -305,6 +307,19 @@ TEST_F(ResumeTest, EverySettingThatDecidesTheWeightsHasToStay) {
   refuses("seed", [](TrainOptions& o) { o.seed = 99; });
   EXPECT_EQ(refused, static_cast<int64_t>(run_settings(run).fixed.size()));  // none is left out
   EXPECT_EQ(read_run_state(step(run, 1)).settings, run_settings(run));
+}
+
+TEST_F(ResumeTest, ASettingThatDidNotExistHadItsDefault) {
+  const TrainOptions run = finished_run("run", 1);
+  const fs::path file = step(run, 1) / kStateFile;
+  auto state = nlohmann::ordered_json::parse(read_text(file));
+  state["settings"]["fixed"].erase("router-z-loss-coef");
+  write_text(file, state.dump());
+  fs::remove(step(run, 1) / kManifestFile);  // which would find the file changed
+  TrainOptions changed = run;
+  changed.objective.router_z_loss_coef = 0.01;
+  EXPECT_NE(refusal(changed, training_rows(false)).find("router-z-loss-coef was 0.0, "), std::string::npos);
+  resume_to(run, 2);
 }
 
 TEST_F(ResumeTest, AStateWithoutSettingsIsTakenWithANote) {

@@ -5,13 +5,15 @@
 
 #include <algorithm>
 
+#include "espalier/base/check.h"
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/data_summary.h"
 #include "espalier/cli/help_format.h"
 #include "espalier/cli/progress.h"
 #include "espalier/cli/validators.h"
-#include "espalier/config/config.h"
+#include "espalier/config/router_shape.h"
+#include "espalier/engine/router_inputs.h"
 
 namespace espalier::cli {
 
@@ -22,6 +24,11 @@ DataUse data_use_of(const std::string& model, const std::optional<ObjectiveOptio
   const DecoderConfig config = read_config(model);
   use.vocab_size = config.vocab_size;
   use.max_position_embeddings = config.max_position_embeddings;
+  use.num_layers = config.num_hidden_layers;
+  use.routers = router_shape(config);
+  ESPALIER_CHECK(use.routers.count() > 0 || !objective || !objective->has_router_losses(),
+                 "router-aux-loss-coef, router-z-loss-coef: expected a model with experts, received {} ({})",
+                 config.model_type, model);
   return use;
 }
 
@@ -83,6 +90,7 @@ Trajectories DataFlags::read(const DataUse& use) const {
   options.max_line_bytes = static_cast<int64_t>(max_row_bytes);
   options.progress = [&progress](double fraction) { progress.update(fraction); };
   Trajectories trajectories = read_trajectories(paths, options, &report);
+  check_recorded_routes(trajectories, use.routers, use.num_layers);
   if (report.rows_skipped > 0) {
     progress.line(fmt::format("{}: skipped {} of {}", printable(name),
                               count_of(report.rows_skipped, "bad row", "bad rows"),

@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/config/router_shape.h"
 #include "espalier/data/reader.h"
 #include "espalier/objective/objective.h"
 
@@ -19,12 +20,15 @@ namespace espalier::cli {
 
 /// What a command is going to do with trajectories, as far as reading them is concerned.
 struct DataUse {
-  int64_t vocab_size = 0;                     // ids must be below it; 0: any
-  int64_t max_position_embeddings = 0;        // longer trajectories are told of; 0: any length
+  int64_t vocab_size = 0;               // ids must be below it; 0: any
+  int64_t max_position_embeddings = 0;  // longer trajectories are told of; 0: any length
+  int64_t num_layers = 0;
+  RouterShape routers;                        // recorded routes must fit them
   std::optional<ObjectiveOptions> objective;  // which fields are used; nullopt: all that are known
 };
 
-/// By the config.json of a model folder; nothing is known of the model where `model` is empty.
+/// By the config.json of a model folder; nothing is known of the model where `model` is empty. Throws
+/// InputError where the objective has losses of routers and the model has none.
 DataUse data_use_of(const std::string& model,
                     const std::optional<ObjectiveOptions>& objective = std::nullopt);
 

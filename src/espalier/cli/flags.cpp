@@ -190,6 +190,20 @@ void ObjectiveFlags::add(CLI::App* command) {
           "grpo: divide advantages from rewards by their group's standard deviation (group), or not (none)")
       ->check(CLI::IsMember({"group", "none"}))
       ->capture_default_str();
+  command
+      ->add_option(
+          "--router-aux-loss-coef", router_aux_loss_coef,
+          "Mixture of experts: add this times the load-balancing loss of the routers, such as 0.001. "
+          "It counts every token as often as trajectories pass it")
+      ->check(real_from(0))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--router-z-loss-coef", router_z_loss_coef,
+          "Mixture of experts: add this times the z-loss, which keeps the routers' logits small, such "
+          "as 0.001")
+      ->check(real_from(0))
+      ->capture_default_str();
 }
 
 ObjectiveOptions ObjectiveFlags::options() const {
@@ -200,6 +214,8 @@ ObjectiveOptions ObjectiveFlags::options() const {
   options.clip_low = clip_low;
   options.clip_high = clip_high;
   options.scale_rewards = scale_rewards == "group";
+  options.router_aux_loss_coef = router_aux_loss_coef;
+  options.router_z_loss_coef = router_z_loss_coef;
   return options;
 }
 

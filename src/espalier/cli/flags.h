@@ -73,6 +73,8 @@ struct ObjectiveFlags {
   double clip_low = 0.2;
   double clip_high = 0.2;
   std::string scale_rewards = "group";
+  double router_aux_loss_coef = 0;
+  double router_z_loss_coef = 0;
 
   void add(CLI::App* command);
   ObjectiveOptions options() const;

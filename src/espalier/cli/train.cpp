@@ -5,6 +5,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/json_file.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
@@ -112,8 +113,8 @@ void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajec
   for (const std::vector<int64_t>& rows : batches) {
     const Step step = make_step(trajectories, rows,
                                 {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss});
-    const StepPrediction prediction =
-        predict_step(*options.predicted_costs, step, needs_logprob_pass(step, loss));
+    const StepPrediction prediction = predict_step(
+        *options.predicted_costs, step, needs_logprob_pass(step, loss) || needs_routing_pass(step, loss));
     if (&rows == &batches.front()) {
       const PlanTable table{
           .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .max_rows = 20};
@@ -147,7 +148,22 @@ std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json&
   if (metrics.contains("ratio_mean")) {
     line += fmt::format("  ratio {:.4f}", metrics["ratio_mean"].get<double>());
   }
+  if (metrics.contains("router_aux_loss")) {
+    line += fmt::format("  balance {:.4f}", metrics["router_aux_loss"].get<double>());
+  }
   return line;
+}
+
+/// Transformers adds the load-balancing loss where config.json says so; here a flag does.
+void note_router_losses(const Flags& flags) {
+  const auto config = read_json_file<nlohmann::json>(std::filesystem::path(flags.model) / "config.json");
+  if (config.value("output_router_logits", nlohmann::json()) != true ||
+      flags.objective.router_aux_loss_coef != 0)
+    return;
+  log_line(
+      "note: config.json sets output_router_logits, by which Transformers adds the load-balancing loss; here "
+      "--router-aux-loss-coef {} does",
+      config.value("router_aux_loss_coef", nlohmann::json(0.001)).dump());
 }
 
 void warn_of_warmup(const TrainOptions& options, int64_t steps) {
@@ -168,6 +184,7 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   TrainOptions options = options_of(flags, trajectories, device);
   options.profiler = profiler ? &*profiler : nullptr;
   warn_of_warmup(options, total_steps(trajectories, options));
+  note_router_losses(flags);
   if (const std::string text = uneven_steps_note(trajectories, options); !text.empty()) log_line("{}", text);
   if (flags.dry_run) {
     print_dry_run(flags, options, trajectories, command);

@@ -94,7 +94,7 @@ const std::vector<FixedKey>& fixed_keys() {
       {"embd_pdrop", {0.0}},
       {"use_mrope", {false}},
       {"rope_interleaved", {false}},
-      {"output_router_logits", {false}},
+      {"output_router_logits", {false, true}},  // the loss is a matter of flags of train
       {"router_jitter_noise", {0.0}},
       {"pretraining_tp", {1}},
       {"is_encoder_decoder", {false}},
@@ -194,7 +194,8 @@ DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& famil
   result.model_type = family.model_type;
   result.vocab_size = config.positive_integer("vocab_size", kMostVocabulary);
   result.hidden_size = config.positive_integer("hidden_size", kMostHidden);
-  result.intermediate_size = config.positive_integer("intermediate_size", kMostIntermediate);
+  if (!family.only_experts)
+    result.intermediate_size = config.positive_integer("intermediate_size", kMostIntermediate);
   result.num_hidden_layers = config.positive_integer("num_hidden_layers", kMostLayers);
   result.num_attention_heads = config.positive_integer("num_attention_heads", kMostHeads);
   read_head_sizes(config, family, &result);

@@ -6,7 +6,7 @@
 
 namespace espalier {
 
-/// Linear attention by the gated delta rule behind a short convolution (Qwen3.5, Qwen3-Next); names as in
+/// Linear attention by the gated delta rule after a short convolution (Qwen3.5, Qwen3-Next); names as in
 /// config.json.
 struct GatedDeltaSpec {
   int64_t linear_num_key_heads = 0;
@@ -14,6 +14,8 @@ struct GatedDeltaSpec {
   int64_t linear_key_head_dim = 0;
   int64_t linear_value_head_dim = 0;
   int64_t linear_conv_kernel_dim = 0;
+  // Projections are two matrices, whose rows stand together by key head: in_proj_qkvz and in_proj_ba.
+  bool fused_projections = false;
 
   int64_t key_size() const { return linear_num_key_heads * linear_key_head_dim; }
   int64_t value_size() const { return linear_num_value_heads * linear_value_head_dim; }

@@ -36,6 +36,12 @@ void append_parameters(const GatedDeltaSpec& delta, int64_t hidden, Shapes* shap
   shapes->push_back({"linear_attn.conv1d.weight", {delta.conv_size(), 1, delta.linear_conv_kernel_dim}});
   shapes->push_back({"linear_attn.norm.weight", {delta.linear_value_head_dim}});
   append_projection("linear_attn.out_proj", hidden, delta.value_size(), /*bias=*/false, shapes);
+  if (delta.fused_projections) {
+    append_projection("linear_attn.in_proj_qkvz", delta.conv_size() + delta.value_size(), hidden,
+                      /*bias=*/false, shapes);
+    append_projection("linear_attn.in_proj_ba", 2 * heads, hidden, /*bias=*/false, shapes);
+    return;
+  }
   append_projection("linear_attn.in_proj_qkv", delta.conv_size(), hidden, /*bias=*/false, shapes);
   append_projection("linear_attn.in_proj_z", delta.value_size(), hidden, /*bias=*/false, shapes);
   append_projection("linear_attn.in_proj_b", heads, hidden, /*bias=*/false, shapes);
@@ -58,7 +64,8 @@ void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
   for (int64_t i = 0; i < moe.num_experts; ++i) {
     append_mlp("mlp.experts." + std::to_string(i), moe.moe_intermediate_size);
   }
-  if (moe.shared_intermediate_size > 0) append_mlp("mlp.shared_experts", moe.shared_intermediate_size);
+  if (moe.shared_intermediate_size > 0) append_mlp(moe.shared_name(), moe.shared_intermediate_size);
+  if (moe.shared_expert_gate) append_projection("mlp.shared_expert_gate", 1, hidden, /*bias=*/false, shapes);
 }
 
 // What came later is written where it is not the default, so that files from before stay valid.
@@ -79,12 +86,14 @@ nlohmann::ordered_json to_json(const AttentionSpec& attention) {
 }
 
 nlohmann::ordered_json to_json(const GatedDeltaSpec& delta) {
-  return {{"type", "gated_delta"},
-          {"linear_num_key_heads", delta.linear_num_key_heads},
-          {"linear_num_value_heads", delta.linear_num_value_heads},
-          {"linear_key_head_dim", delta.linear_key_head_dim},
-          {"linear_value_head_dim", delta.linear_value_head_dim},
-          {"linear_conv_kernel_dim", delta.linear_conv_kernel_dim}};
+  nlohmann::ordered_json json = {{"type", "gated_delta"},
+                                 {"linear_num_key_heads", delta.linear_num_key_heads},
+                                 {"linear_num_value_heads", delta.linear_num_value_heads},
+                                 {"linear_key_head_dim", delta.linear_key_head_dim},
+                                 {"linear_value_head_dim", delta.linear_value_head_dim},
+                                 {"linear_conv_kernel_dim", delta.linear_conv_kernel_dim}};
+  if (delta.fused_projections) json["fused_projections"] = true;
+  return json;
 }
 
 nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
@@ -92,17 +101,19 @@ nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
 }
 
 nlohmann::ordered_json to_json(const MoeSpec& moe) {
-  return {{"type", "moe"},
-          {"num_experts", moe.num_experts},
-          {"num_experts_per_tok", moe.num_experts_per_tok},
-          {"moe_intermediate_size", moe.moe_intermediate_size},
-          {"scores", moe.scores == RouterScores::kSoftmax ? "softmax" : "sigmoid"},
-          {"norm_topk_prob", moe.norm_topk_prob},
-          {"routed_scaling_factor", moe.routed_scaling_factor},
-          {"e_score_correction_bias", moe.correction_bias},
-          {"n_group", moe.n_group},
-          {"topk_group", moe.topk_group},
-          {"shared_intermediate_size", moe.shared_intermediate_size}};
+  nlohmann::ordered_json json = {{"type", "moe"},
+                                 {"num_experts", moe.num_experts},
+                                 {"num_experts_per_tok", moe.num_experts_per_tok},
+                                 {"moe_intermediate_size", moe.moe_intermediate_size},
+                                 {"scores", moe.scores == RouterScores::kSoftmax ? "softmax" : "sigmoid"},
+                                 {"norm_topk_prob", moe.norm_topk_prob},
+                                 {"routed_scaling_factor", moe.routed_scaling_factor},
+                                 {"e_score_correction_bias", moe.correction_bias},
+                                 {"n_group", moe.n_group},
+                                 {"topk_group", moe.topk_group},
+                                 {"shared_intermediate_size", moe.shared_intermediate_size}};
+  if (moe.shared_expert_gate) json["shared_expert_gate"] = true;
+  return json;
 }
 
 }  // namespace

@@ -23,6 +23,10 @@ struct MoeSpec {
   int64_t n_group = 1;  // of experts; the best topk_group of them are chosen from
   int64_t topk_group = 1;
   int64_t shared_intermediate_size = 0;  // of mlp.shared_experts, which every token passes; 0: none
+  // What the shared MLP gives, then named mlp.shared_expert, is scaled by sigmoid(mlp.shared_expert_gate(x)).
+  bool shared_expert_gate = false;
+
+  const char* shared_name() const { return shared_expert_gate ? "mlp.shared_expert" : "mlp.shared_experts"; }
 
   bool operator==(const MoeSpec&) const = default;
 };

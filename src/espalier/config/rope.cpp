@@ -101,7 +101,7 @@ void read_rope(const ConfigReader& config, DecoderConfig* result) {
   if (name.empty()) return;
   const ConfigReader rope(*config.find(name), config.file(), name + ".");
   // Where text has the same position in all three sections, as here, these say nothing.
-  const bool has_sections = result->model_type == kQwen3_5Family.model_type;
+  const bool has_sections = *find_family(result->model_type)->composite_type != '\0';
   const Keys sections = has_sections ? Keys{"mrope_section", "mrope_interleaved"} : Keys{};
   result->rope = read_rope_object(rope, theta, result->max_position_embeddings, sections);
   if (config.find("rope_theta") != nullptr && result->rope.rope_theta != theta) {

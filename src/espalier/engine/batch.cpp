@@ -156,6 +156,9 @@ Batch to_device(Batch batch, at::Device device) {
                                       &batch.logit_rows, &batch.edge_row,         &batch.edge_target,
                                       &batch.term_edge,  &batch.terms.coefficient};
   for (at::Tensor& column : batch.terms.columns) members.push_back(&column);
+  for (at::Tensor* member : {&batch.routes, &batch.multiplicity}) {
+    if (member->defined()) members.push_back(member);
+  }
   std::vector<at::Tensor> host;
   for (const at::Tensor* member : members) host.push_back(*member);
   const std::vector<at::Tensor> there = upload(host, device);

@@ -35,6 +35,7 @@ struct Batch {
                                     // always on the host
   at::Tensor context_positions;     // [P] int64, as of AttentionContext; likewise
   std::shared_ptr<const NodeStructure> nodes;  // the runs of the micro-batch; on the host
+  at::Tensor routes, multiplicity;  // of RouterContext; undefined unless set_router_inputs has set them
 
   int64_t num_tokens() const { return input_ids.size(0); }
   int64_t num_logit_rows() const { return logit_rows.size(0); }

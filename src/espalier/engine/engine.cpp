@@ -12,6 +12,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/engine/order.h"
+#include "espalier/engine/router_inputs.h"
 #include "espalier/engine/unit_loss.h"
 #include "espalier/model/gradient_accumulation.h"
 #include "espalier/plan/load.h"
@@ -28,12 +29,48 @@ std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bo
   return std::make_unique<accumulating::UpcastWeights>();
 }
 
+/// The batch of a micro-batch on the model's device, with what its routers are told.
+Batch batch_for(const Model& model, const Step& step, int64_t m, const Loss& loss) {
+  Batch batch = make_batch(step, m, loss);
+  const RouterShape routers = model.routers();
+  if (routers.count() > 0) set_router_inputs(step, m, loss.trajectories(), routers, &batch);
+  return to_device(std::move(batch), model.device());
+}
+
+/// Null for a model without routers.
+c10::intrusive_ptr<RouterStatistics> router_statistics(const Model& model, const Step& step,
+                                                       const Loss& loss) {
+  const RouterShape routers = model.routers();
+  if (routers.count() == 0) return {};
+  const ObjectiveOptions& options = loss.objective().options();
+  return c10::make_intrusive<RouterStatistics>(
+      routers, RouterLossOptions{options.router_aux_loss_coef, options.router_z_loss_coef},
+      step.flat_tokens(), model.device());
+}
+
+/// Lets the statistics count while it lives.
+class Counting {
+ public:
+  Counting(const c10::intrusive_ptr<RouterStatistics>& statistics, bool counts) : statistics_(statistics) {
+    if (statistics_) statistics_->set_counting(counts);
+  }
+  ~Counting() {
+    if (statistics_) statistics_->set_counting(false);
+  }
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+
+ private:
+  const c10::intrusive_ptr<RouterStatistics>& statistics_;
+};
+
 /// A micro-batch between its forward and its backward pass.
 struct InFlightMicroBatch {
   Batch batch;
   // What its backward pass begins at, in the graph; undefined without terms and while activations are not
   // kept: the loss, or the log-probabilities [E] whose gradients a loss of wider scope gives.
   at::Tensor loss, logprobs;
+  at::Tensor hidden;                    // ForwardResult::hidden, likewise
   std::vector<LayerContext> context;    // in the graph; likewise
   std::unique_ptr<ContextFrame> frame;  // null without readers
   MicroBatchMeasure measure;
@@ -52,27 +89,35 @@ struct InFlightMicroBatch {
   }
 };
 
-/// Forward passes without gradients of all micro-batches that run. Calls visit(m, batch, logprobs [M] of the
-/// batch's terms, float64) for those with terms, and entered(m) for all.
+/// What a pass without gradients runs, and what of routers it sums; null: nothing.
+struct LogprobPass {
+  const Model& model;
+  const Step& step;
+  const Loss& loss;
+  std::vector<bool> runs;  // of the micro-batches; those above them run too
+  c10::intrusive_ptr<RouterStatistics> router_statistics{};
+};
+
+/// Forward passes without gradients. Calls visit(m, batch, logprobs [M] of the batch's terms, float64) for
+/// micro-batches with terms, and entered(m) for all.
 template <class Visit, class Entered>
-void for_each_logprobs(const Model& model, const Step& step, const Loss& loss, const Visit& visit,
-                       const Entered& entered) {
+void for_each_logprobs(const LogprobPass& pass, const Visit& visit, const Entered& entered) {
   const at::NoGradGuard no_grad;
-  const std::vector<bool> with_loss = micro_batches_with_loss(step);
-  const std::vector<bool> with_readers = micro_batches_with_readers(step, with_loss);
-  std::vector<std::unique_ptr<ContextFrame>> frames(with_loss.size());
+  const std::vector<bool> with_readers = micro_batches_with_readers(pass.step, pass.runs);
+  std::vector<std::unique_ptr<ContextFrame>> frames(pass.runs.size());
   const auto enter = [&](int64_t m) {
-    const Batch batch = to_device(make_batch(step, m, loss), model.device());
+    const Batch batch = batch_for(pass.model, pass.step, m, pass.loss);
     std::vector<ContextFrame*> ancestors;
     for (const int64_t ancestor : batch.ancestors) ancestors.push_back(frames[ancestor].get());
     const bool head = batch.num_terms() > 0;
     const ForwardResult forwarded =
-        forward(model, batch, ancestors, {.keep_context = with_readers[m], .head = head});
+        forward(pass.model, batch, ancestors,
+                {.keep_context = with_readers[m], .head = head, .router_statistics = pass.router_statistics});
     if (with_readers[m]) frames[m] = std::make_unique<ContextFrame>(forwarded.context, false);
     if (head) visit(m, batch, forwarded.logprobs.to(at::kDouble).index_select(0, batch.term_edge));
     entered(m);
   };
-  walk(step, with_loss, enter, [&](int64_t m) { frames[m].reset(); });
+  walk(pass.step, pass.runs, enter, [&](int64_t m) { frames[m].reset(); });
 }
 
 class StepRun {
@@ -82,9 +127,11 @@ class StepRun {
         device_(model.device()),
         step_(step),
         loss_(loss),
-        with_loss_(micro_batches_with_loss(step)),
-        with_readers_(micro_batches_with_readers(step, with_loss_)),
-        upcast_(upcast_weights(with_loss_)),
+        router_statistics_(router_statistics(model, step, loss)),
+        runs_(has_router_losses() ? std::vector<bool>(step.plan.micro_batches.size(), true)
+                                  : micro_batches_with_loss(step)),
+        with_readers_(micro_batches_with_readers(step, runs_)),
+        upcast_(upcast_weights(runs_)),
         in_flight_(step.plan.micro_batches.size()),
         window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())) {
     for (const std::string& name : loss.objective().metrics()) pending_.result.metrics.push_back({name, 0});
@@ -95,19 +142,26 @@ class StepRun {
     if (loss.objective().scope() != Scope::kToken) unit_loss_.emplace(step, loss, device_);
   }
 
-  bool needs_logprob_pass() const { return unit_loss_ && unit_loss_->needs_logprob_pass(); }
+  bool needs_logprob_pass() const {
+    return (unit_loss_ && unit_loss_->needs_logprob_pass()) ||
+           (router_statistics_ && needs_routing_pass(step_, loss_));
+  }
 
   /// Calls entered(m) after each micro-batch.
   template <class Entered>
   void run_logprob_pass(const Entered& entered) {
     RECORD_USER_SCOPE("log-prob pass");
     const auto visit = [&](int64_t m, const Batch& batch, const at::Tensor& logprobs) {
-      unit_loss_->add(batch, logprobs);
+      if (unit_loss_ && unit_loss_->needs_logprob_pass()) unit_loss_->add(batch, logprobs);
       pending_.result.recomputed += work_of(m, batch, batch.num_logit_rows());
     };
     reset_peak_tensor_memory(device_);
     pending_.logprob_pass.emplace(device_).start();
-    for_each_logprobs(model_, step_, loss_, visit, entered);
+    {
+      const Counting counting(router_statistics_, true);
+      for_each_logprobs({model_, step_, loss_, runs_, router_statistics_}, visit, entered);
+    }
+    has_counted_ = true;
     pending_.logprob_pass->stop();
     pending_.result.logprob_pass = {.micro_batch = -1, .peak_bytes = peak_tensor_memory(device_)};
   }
@@ -116,6 +170,7 @@ class StepRun {
     RECORD_USER_SCOPE(fmt::format("micro-batch {} forward", m));
     in_flight_[m] = std::make_unique<InFlightMicroBatch>(device_);
     in_flight_[m]->measure.micro_batch = m;
+    const Counting counting(router_statistics_, !has_counted_);
     in_flight_[m]->measured(device_, [&] { run_forward(m); });
   }
 
@@ -123,8 +178,8 @@ class StepRun {
     RECORD_USER_SCOPE(fmt::format("micro-batch {} backward", m));
     InFlightMicroBatch& in_flight = *in_flight_[m];
     in_flight.measured(device_, [&] {
-      const bool kept =
-          in_flight.loss.defined() || in_flight.logprobs.defined() || !in_flight.context.empty();
+      const bool kept = in_flight.loss.defined() || in_flight.logprobs.defined() ||
+                        in_flight.hidden.defined() || !in_flight.context.empty();
       if (!kept) forward_with_grad(m);
       backward(m);
     });
@@ -133,10 +188,20 @@ class StepRun {
     in_flight_[m].reset();
   }
 
-  const std::vector<bool>& with_loss() const { return with_loss_; }
-  PendingStep take_pending() { return std::move(pending_); }
+  /// The micro-batches that run.
+  const std::vector<bool>& runs() const { return runs_; }
+
+  PendingStep take_pending() {
+    if (router_statistics_) {
+      pending_.routers = model_.routers();
+      pending_.router_values = router_statistics_->values();
+    }
+    return std::move(pending_);
+  }
 
  private:
+  bool has_router_losses() const { return router_statistics_ && router_statistics_->options().any(); }
+
   std::vector<ContextFrame*> ancestors(const Batch& batch) const {
     std::vector<ContextFrame*> frames;
     for (const int64_t ancestor : batch.ancestors) frames.push_back(in_flight_[ancestor]->frame.get());
@@ -149,12 +214,13 @@ class StepRun {
 
   void run_forward(int64_t m) {
     InFlightMicroBatch& in_flight = *in_flight_[m];
-    in_flight.batch = to_device(make_batch(step_, m, loss_), device_);
+    in_flight.batch = batch_for(model_, step_, m, loss_);
     const PlanOptions& options = step_.plan.options;
     if (options.checkpoint_activations == CheckpointActivations::kPiece && with_readers_[m]) {
       const at::NoGradGuard no_grad;
       const ForwardResult forwarded =
-          forward(model_, in_flight.batch, ancestors(in_flight.batch), {.keep_context = true, .head = false});
+          forward(model_, in_flight.batch, ancestors(in_flight.batch),
+                  {.keep_context = true, .head = false, .router_statistics = router_statistics_});
       in_flight.frame = std::make_unique<ContextFrame>(forwarded.context, options.offload_context);
       for (ContextFrame* frame : ancestors(in_flight.batch)) frame->collect();
       pending_.result.recomputed += work_of(m, in_flight.batch, 0);
@@ -168,10 +234,13 @@ class StepRun {
     InFlightMicroBatch& in_flight = *in_flight_[m];
     const bool checkpoint_layers = step_.plan.options.checkpoint_activations == CheckpointActivations::kLayer;
     const bool head = in_flight.batch.num_terms() > 0;
-    ForwardResult forwarded =
-        forward(model_, in_flight.batch, ancestors(in_flight.batch),
-                {.keep_context = with_readers_[m], .checkpoint_layers = checkpoint_layers, .head = head});
+    ForwardResult forwarded = forward(model_, in_flight.batch, ancestors(in_flight.batch),
+                                      {.keep_context = with_readers_[m],
+                                       .checkpoint_layers = checkpoint_layers,
+                                       .head = head,
+                                       .router_statistics = router_statistics_});
     in_flight.context = std::move(forwarded.context);
+    in_flight.hidden = std::move(forwarded.hidden);
     StepResult& result = pending_.result;
     const Work work = work_of(m, in_flight.batch, in_flight.batch.num_logit_rows());
     result.work += work;
@@ -219,11 +288,17 @@ class StepRun {
       tensors.push_back(in_flight.logprobs);
       gradients.push_back(logprob_gradients(m));
     }
+    // Losses of routers are added on the way, and need a pass through every layer.
+    if (in_flight.hidden.defined()) {
+      tensors.push_back(in_flight.hidden);
+      gradients.push_back(at::zeros_like(in_flight.hidden));
+    }
     // Held by the graph alone from here on, so that backward frees them as it goes.
     in_flight.frame.reset();
     in_flight.context.clear();
     in_flight.loss.reset();
     in_flight.logprobs.reset();
+    in_flight.hidden.reset();
     if (!tensors.empty()) torch::autograd::backward(tensors, gradients);
     tensors.clear();
     gradients.clear();
@@ -234,7 +309,9 @@ class StepRun {
   at::Device device_;
   const Step& step_;
   const Loss& loss_;
-  std::vector<bool> with_loss_, with_readers_;
+  c10::intrusive_ptr<RouterStatistics> router_statistics_;
+  bool has_counted_ = false;  // before the first forward pass with gradients
+  std::vector<bool> runs_, with_readers_;
   std::unique_ptr<accumulating::UpcastWeights> upcast_;
   std::vector<std::unique_ptr<InFlightMicroBatch>> in_flight_;
   std::vector<std::vector<int64_t>> window_pairs_;  // by micro-batch and window of the model
@@ -267,7 +344,7 @@ PendingStep start_forward_backward(const Model& model, const Step& step, const L
   };
   if (run.needs_logprob_pass()) run.run_logprob_pass(advance);
   walk(
-      step, run.with_loss(), [&](int64_t m) { run.enter(m); },
+      step, run.runs(), [&](int64_t m) { run.enter(m); },
       [&](int64_t m) {
         run.leave(m);
         advance(m);
@@ -288,6 +365,9 @@ StepResult finish(PendingStep pending) {
     result.measured[i].seconds = pending.stopwatches[i].seconds();
   }
   if (result.logprob_pass) result.logprob_pass->seconds = pending.logprob_pass->seconds();
+  if (pending.router_values.defined()) {
+    result.routers = RouterStatistics::report(pending.router_values.cpu(), pending.routers);
+  }
   std::ranges::sort(result.measured, {}, &MicroBatchMeasure::micro_batch);
   return result;
 }
@@ -310,14 +390,15 @@ struct TermValues {
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress) {
   const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
-  const auto upcast = upcast_weights(micro_batches_with_loss(step));
+  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+  const auto upcast = upcast_weights(with_loss);
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
   std::vector<TermValues> computed;
   int64_t done = 0;
   const auto visit = [&](int64_t, const Batch& batch, const at::Tensor& values) {
     computed.push_back({batch.term_token, download(values)});
   };
-  for_each_logprobs(model, step, loss, visit, [&](int64_t) {
+  for_each_logprobs({model, step, loss, with_loss}, visit, [&](int64_t) {
     if (progress) progress(++done, total);
   });
   synchronize(model.device());

@@ -13,6 +13,7 @@
 #include "espalier/engine/batch.h"
 #include "espalier/engine/forward.h"
 #include "espalier/model/model.h"
+#include "espalier/model/router_statistics.h"
 #include "espalier/plan/cost_model.h"
 #include "espalier/runtime/stopwatch.h"
 
@@ -39,9 +40,10 @@ struct StepResult {
   int64_t tree_tokens = 0;
   int64_t terms = 0;                              // loss terms over all trajectories
   std::vector<StepMetric> metrics;                // of the objective
+  std::optional<RouterReport> routers;            // of a model with experts
   std::vector<MicroBatchMeasure> measured;        // of the micro-batches that ran, in the order of the plan
-  std::optional<MicroBatchMeasure> logprob_pass;  // of the pass that computes log-probabilities alone, all
-                                                  // micro-batches together; micro_batch is -1
+  std::optional<MicroBatchMeasure> logprob_pass;  // of the pass that computes log-probabilities and routes
+                                                  // alone, all micro-batches together; micro_batch is -1
 
   double measured_seconds() const;  // all of these
   int64_t measured_peak_bytes() const;
@@ -57,14 +59,18 @@ struct PendingStep {
   at::Tensor sums;    // [1 + metrics] float64 on the device: of the loss, then of each metric
   std::vector<Stopwatch> stopwatches;     // of result.measured
   std::optional<Stopwatch> logprob_pass;  // of result.logprob_pass
+  RouterShape routers;                    // of the model
+  at::Tensor router_values;               // RouterStatistics::values; undefined without routers
 };
 
 /// Adds the gradients of the step's loss to the model's (Model::gradients). Micro-batches without loss in
 /// them or below do not run. Those with descendants keep their activations (or context alone:
 /// CheckpointActivations::kPiece) until the descendants are done. Losses of a scope wider than a token are
 /// evaluated when all log-probabilities that they depend on are known (unit_loss.h); where the order of the
-/// plan does not give them in time, a pass that computes log-probabilities alone runs first. The host never
-/// waits for the model's device: nothing is read from it, so that it always has work.
+/// plan does not give them in time, a pass that computes log-probabilities alone runs first; likewise for the
+/// load-balancing loss of routers, which depends on how many tokens of the step each expert has. With losses
+/// of routers all micro-batches run. The host never waits for the model's device, except that a mixture of
+/// experts reads the numbers of its tokens: so it always has work.
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
                                    const MicroBatchProgress& progress = {});
 

@@ -20,9 +20,15 @@ Recomputed layer_function(const Model& model, const TreeSequence& sequence, int6
   };
 }
 
-// Of the last layer nothing is read but its context and the hidden states that reach the LM head.
-at::Tensor rows_of_last_layer(const Batch& batch, bool head) {
-  if (!head) return batch.logit_rows.slice(0, 0, 0);
+bool has_router_losses(const ForwardOptions& options) {
+  return options.router_statistics && options.router_statistics->options().any();
+}
+
+// Of the last layer nothing is read but its context and the hidden states that reach the LM head; losses of
+// routers are those of all tokens.
+at::Tensor rows_of_last_layer(const Batch& batch, const ForwardOptions& options) {
+  if (has_router_losses(options)) return {};
+  if (!options.head) return batch.logit_rows.slice(0, 0, 0);
   return batch.num_logit_rows() == batch.num_tokens() ? at::Tensor() : batch.logit_rows;
 }
 
@@ -30,17 +36,21 @@ at::Tensor rows_of_last_layer(const Batch& batch, bool head) {
 
 ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextFrame* const> ancestors,
                       const ForwardOptions& options) {
-  const TreeSequence sequence(batch, ancestors);
+  const TreeSequence sequence(batch, ancestors, options.router_statistics, options.router_record);
   const PositionTables tables = model.position_tables(batch.position_ids);
   at::Tensor hidden = model.embed(batch.input_ids);
   ForwardResult result;
   const int64_t num_layers = model.num_layers();
   for (int64_t i = 0; i < num_layers; ++i) {
-    const at::Tensor rows = i + 1 < num_layers ? at::Tensor() : rows_of_last_layer(batch, options.head);
+    const at::Tensor rows = i + 1 < num_layers ? at::Tensor() : rows_of_last_layer(batch, options);
     const Recomputed layer = layer_function(model, sequence, i, tables, rows);
     std::vector<at::Tensor> outputs = options.checkpoint_layers ? recompute(hidden, layer) : layer(hidden);
     hidden = outputs.front();
     if (options.keep_context) result.context.emplace_back(outputs.begin() + 1, outputs.end());
+  }
+  if (has_router_losses(options)) {
+    result.hidden = hidden;
+    if (batch.num_logit_rows() < batch.num_tokens()) hidden = hidden.index_select(0, batch.logit_rows);
   }
   if (options.head) {
     RECORD_USER_SCOPE("head");

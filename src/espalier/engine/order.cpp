@@ -64,4 +64,13 @@ bool needs_logprob_pass(const Step& step, const Loss& loss) {
   return loss.objective().scope() != Scope::kToken && needs_logprob_pass(step, loss_units(step, loss));
 }
 
+bool needs_routing_pass(const Step& step, const Loss& loss) {
+  if (loss.objective().options().router_aux_loss_coef == 0) return false;
+  const auto& micro_batches = step.plan.micro_batches;
+  for (int64_t m = 1; m < static_cast<int64_t>(micro_batches.size()); ++m) {
+    if (micro_batches[m].parent != m - 1) return true;
+  }
+  return false;
+}
+
 }  // namespace espalier

@@ -52,4 +52,8 @@ bool needs_logprob_pass(const Step& step, const LossUnits& units);
 /// The same of a loss; never where its scope is a token.
 bool needs_logprob_pass(const Step& step, const Loss& loss);
 
+/// Whether a model with routers has to run all forward passes before it can train, because the loss has a
+/// load-balancing part and some backward pass comes before the last forward pass.
+bool needs_routing_pass(const Step& step, const Loss& loss);
+
 }  // namespace espalier

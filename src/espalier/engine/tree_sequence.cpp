@@ -3,18 +3,22 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "espalier/base/check.h"
 #include "espalier/ops/attention/tree_attention.h"
 
 namespace espalier {
 
-TreeSequence::TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors)
+TreeSequence::TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors,
+                           c10::intrusive_ptr<RouterStatistics> statistics, RouterRecord* record)
     : subtree_end_(batch.subtree_end),
       position_ids_(batch.position_ids),
       context_blocks_(batch.context_blocks),
       context_positions_(batch.context_positions),
       nodes_(batch.nodes),
-      ancestors_(ancestors.begin(), ancestors.end()) {
+      ancestors_(ancestors.begin(), ancestors.end()),
+      routers_{batch.routes, batch.multiplicity, std::move(statistics), record} {
   ESPALIER_ASSERT(ancestors.size() == batch.ancestors.size());
 }
 

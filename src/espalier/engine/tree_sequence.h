@@ -18,18 +18,22 @@ namespace espalier {
 class TreeSequence : public SequenceOps {
  public:
   /// `ancestors`: the frames of batch.ancestors, in that order; they must outlive the backward pass.
-  TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors);
+  /// `statistics` and `record` are those of RouterContext.
+  TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors,
+               c10::intrusive_ptr<RouterStatistics> statistics = {}, RouterRecord* record = nullptr);
 
   at::Tensor attention(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const AttentionOptions& options) const override;
   const NodeStructure& nodes() const override { return *nodes_; }
   std::vector<at::Tensor> cut_context(int64_t layer) const override;
+  RouterContext routers() const override { return routers_; }
 
  private:
   at::Tensor subtree_end_, position_ids_;
   at::Tensor context_blocks_, context_positions_;
   std::shared_ptr<const NodeStructure> nodes_;
   std::vector<ContextFrame*> ancestors_;
+  RouterContext routers_;
 };
 
 }  // namespace espalier

@@ -112,6 +112,7 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
         masters + (*optimizer == OptimizerKind::kAdamW ? 2 * model.sum_bytes : 0);
   }
   model.term = objective.term_bytes();
+  model.whole_last_layer = objective.options().has_router_losses();
   model.logit_block_bytes = device.is_cuda() ? kDeviceLogitBlockBytes : kLogitBlockBytes;
   // Where kernels do it, gradients take the place of their logits (edge_logprobs_cuda.cpp).
   model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;

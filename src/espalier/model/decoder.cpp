@@ -31,6 +31,13 @@ void check_tensors(const char* kind, const std::vector<ParameterShape>& shapes,
   }
 }
 
+RouterContext context_of_rows(RouterContext context, const at::Tensor& rows) {
+  if (!rows.defined()) return context;
+  if (context.routes.defined()) context.routes = context.routes.index_select(0, rows);
+  if (context.multiplicity.defined()) context.multiplicity = context.multiplicity.index_select(0, rows);
+  return context;
+}
+
 void check_parameters(const DecoderConfig& config, const std::vector<Parameter>& parameters,
                       const std::vector<Parameter>& buffers) {
   TORCH_CHECK(!parameters.empty(), "Decoder: expected parameters, received none");
@@ -43,7 +50,7 @@ void check_parameters(const DecoderConfig& config, const std::vector<Parameter>&
 }  // namespace
 
 Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters& parameters,
-                                   const NamedParameters& buffers, const DecoderConfig& config) {
+                                   const NamedParameters& buffers, const RouterPlace& place) const {
   using Mixer = decltype(Layer::mixer);
   struct MakeMixer {
     const LayerSpec& spec;
@@ -63,11 +70,12 @@ Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters&
   using Mlp = decltype(Layer::mlp);
   struct MakeMlp {
     const NamedParameters &parameters, &buffers;
+    const RouterPlace& place;
     Mlp operator()(const DenseMlpSpec&) const { return DenseMlp(parameters, "mlp"); }
-    Mlp operator()(const MoeSpec& moe) const { return MoeMlp(moe, parameters, buffers); }
+    Mlp operator()(const MoeSpec& moe) const { return MoeMlp(moe, parameters, buffers, place); }
   };
-  Layer layer{std::visit(MakeMixer{spec, parameters, config}, spec.mixer),
-              std::visit(MakeMlp{parameters, buffers}, spec.mlp)};
+  Layer layer{std::visit(MakeMixer{spec, parameters, config_}, spec.mixer),
+              std::visit(MakeMlp{parameters, buffers, place}, spec.mlp)};
   layer.post_attention_layernorm = parameters.at("post_attention_layernorm.weight");
   if (spec.norm_outputs) {
     layer.post_feedforward_layernorm = parameters.at("post_feedforward_layernorm.weight");
@@ -85,10 +93,13 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
   std::span<const Parameter> rest(parameters_);
   rest = rest.subspan(1);
   const ModelSpec spec = model_spec(config_);
+  RouterPlace place{.num_routers = static_cast<int64_t>(config_.moe_layers.size())};
   for (const LayerSpec& layer : spec.layers) {
     const size_t count = layer_parameters(layer, spec.hidden_size).size();
-    const std::string prefix = layer_prefix(spec, static_cast<int64_t>(layers_.size()));
-    layers_.push_back(make_layer(layer, {rest.first(count), prefix}, {buffers_, prefix}, config_));
+    place.layer = static_cast<int64_t>(layers_.size());
+    const std::string prefix = layer_prefix(spec, place.layer);
+    layers_.push_back(make_layer(layer, {rest.first(count), prefix}, {buffers_, prefix}, place));
+    if (std::holds_alternative<MoeMlp>(layers_.back().mlp)) ++place.router;
     rest = rest.subspan(count);
   }
   norm_ = all.at(config_.parameter_prefix + "norm.weight");
@@ -144,8 +155,16 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
       [&](const auto& mixer) { return mixer.forward(index, input, tables, sequence, rows); }, layer.mixer);
   const at::Tensor residual = rows.defined() ? hidden.index_select(0, rows) : hidden;
   if (!mixed.defined()) return {residual, std::move(context)};
+  struct RunMlp {
+    const at::Tensor &input, &rows;
+    const SequenceOps& sequence;
+    at::Tensor operator()(const DenseMlp& mlp) const { return mlp.forward(input); }
+    at::Tensor operator()(const MoeMlp& mlp) const {
+      return mlp.forward(input, context_of_rows(sequence.routers(), rows));
+    }
+  };
   const auto run_mlp = [&](const at::Tensor& mlp_input) {
-    return std::visit([&](const auto& mlp) { return mlp.forward(mlp_input); }, layer.mlp);
+    return std::visit(RunMlp{mlp_input, rows, sequence}, layer.mlp);
   };
   if (layer.norms_outputs()) {
     const at::Tensor middle = residual + norm(mixed, layer.post_attention_layernorm);

@@ -35,6 +35,7 @@ class Decoder : public Model {
   int64_t num_layers() const override { return config_.num_hidden_layers; }
   int64_t vocab_size() const override { return config_.vocab_size; }
   std::vector<int64_t> sliding_windows() const override;
+  RouterShape routers() const override { return router_shape(config_); }
   at::Tensor embed(const at::Tensor& input_ids) const override;
   PositionTables position_tables(const at::Tensor& position_ids) const override;
   LayerOutput layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
@@ -61,8 +62,8 @@ class Decoder : public Model {
 
     bool norms_outputs() const { return post_feedforward_layernorm.defined(); }
   };
-  static Layer make_layer(const LayerSpec& spec, const NamedParameters& parameters,
-                          const NamedParameters& buffers, const DecoderConfig& config);
+  Layer make_layer(const LayerSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers,
+                   const RouterPlace& place) const;
 
   static constexpr int64_t kTablesOfRope = 2;  // cos and sin
 

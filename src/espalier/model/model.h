@@ -45,6 +45,7 @@ class Model {
 
   virtual int64_t num_layers() const = 0;
   virtual int64_t vocab_size() const = 0;
+  virtual RouterShape routers() const { return {}; }
 
   /// The sizes of the sliding windows of its attention, ascending, each once.
   virtual std::vector<int64_t> sliding_windows() const { return {}; }

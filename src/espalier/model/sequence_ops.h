@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "espalier/model/node_structure.h"
+#include "espalier/model/router_context.h"
 #include "espalier/ops/attention/tree_attention.h"
 
 namespace espalier {
@@ -31,6 +32,9 @@ class SequenceOps {
   /// What layer `layer` of the last ancestor left at its cuts, at which roots go on (NodeStructure::prev):
   /// the tensors of its LayerOutput::context. None where there is no ancestor.
   virtual std::vector<at::Tensor> cut_context(int64_t layer) const = 0;
+
+  /// What routers of a mixture of experts are given of the tokens.
+  virtual RouterContext routers() const { return {}; }
 };
 
 }  // namespace espalier

@@ -19,6 +19,7 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/base/words.h"
 #include "espalier/model/extra_tensors.h"
+#include "espalier/model/fused_experts.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/ops/checks.h"
 
@@ -124,17 +125,57 @@ WeightFiles open_weights(const fs::path& folder) {
   return open_shards(folder);
 }
 
-const TensorView& find_parameter(const WeightFiles& weights, const std::string& name) {
-  const auto place = weights.file_of.find(name);
-  ESPALIER_CHECK(place != weights.file_of.end(), "{}: tensor `{}` is missing; config.json asks for it",
-                 weights.where.string(), name);
-  return weights.files[place->second].at(name);
+/// The tensor that holds a parameter: its own, or that of all experts of its layer.
+const std::string& stored_name(const WeightFiles& weights, const std::string& parameter, FusedPlace* fused) {
+  const bool has_own = weights.file_of.contains(parameter);
+  if (auto place = fused_place(parameter); place && weights.file_of.contains(place->name)) {
+    ESPALIER_CHECK(!has_own, "{}: tensor `{}`: expected once, received in `{}` as well",
+                   weights.where.string(), parameter, place->name);
+    *fused = std::move(*place);
+    return fused->name;
+  }
+  if (has_own) return parameter;
+  throw InputError(
+      fmt::format("{}: tensor `{}` is missing; config.json asks for it", weights.where.string(), parameter));
+}
+
+/// A parameter as it is stored, and the file.
+struct StoredParameter {
+  TensorView tensor;
+  fs::path file;
+};
+
+StoredParameter find_parameter(const WeightFiles& weights, const std::string& name) {
+  FusedPlace fused;
+  const std::string& stored = stored_name(weights, name, &fused);
+  const SafetensorsFile& file = weights.files[weights.file_of.at(stored)];
+  if (&stored == &name) return {file.at(name), file.path()};
+  return {part_of(file.at(stored), fused, name, file.path().string()), file.path()};
+}
+
+/// Names of the tensors that hold parameters.
+std::set<std::string> stored_names(const WeightFiles& weights,
+                                   const std::vector<ParameterShape>& parameters) {
+  std::set<std::string> names;
+  std::map<std::string, int64_t> num_experts;  // of tensors of all experts
+  for (const ParameterShape& parameter : parameters) {
+    FusedPlace fused;
+    names.insert(stored_name(weights, parameter.name, &fused));
+    if (!fused.name.empty()) num_experts[fused.name] = fused.expert + 1;
+  }
+  for (const auto& [name, expected] : num_experts) {
+    const SafetensorsFile& file = weights.files[weights.file_of.at(name)];
+    const int64_t received = file.at(name).shape.at(0);
+    ESPALIER_CHECK(received == expected, "{}: tensor `{}`: expected {} experts, received {}",
+                   file.path().string(), name, expected, received);
+  }
+  return names;
 }
 
 at::Tensor read_parameter(const WeightFiles& weights, const ParameterShape& expected, at::ScalarType dtype,
                           at::Device device) {
-  const TensorView& tensor = find_parameter(weights, expected.name);
-  const std::string& where = weights.files[weights.file_of.at(expected.name)].path().native();
+  const auto [tensor, file] = find_parameter(weights, expected.name);
+  const std::string& where = file.native();
   ESPALIER_CHECK(tensor.shape == expected.shape, "{}: tensor `{}`: expected shape [{}], received [{}]", where,
                  tensor.name, fmt::join(expected.shape, ", "), fmt::join(tensor.shape, ", "));
   const std::optional<at::ScalarType> stored = floating_dtype(tensor.dtype);
@@ -169,10 +210,8 @@ bool have_equal_values(const TensorView& a, const TensorView& b) {
 /// one must not be passed over.
 std::vector<std::string> check_extra_tensors(const DecoderConfig& config, const WeightFiles& weights,
                                              const std::vector<ParameterShape>& parameters) {
-  std::set<std::string_view> own;
-  for (const ParameterShape& parameter : parameters) own.insert(parameter.name);
-  const std::vector<ParameterShape> buffers = buffer_shapes(config);
-  for (const ParameterShape& buffer : buffers) own.insert(buffer.name);
+  std::set<std::string> own = stored_names(weights, parameters);
+  own.merge(stored_names(weights, buffer_shapes(config)));
   std::vector<std::string> carried;
   for (const auto& [name, file] : weights.file_of) {
     if (own.contains(name)) continue;
@@ -180,7 +219,8 @@ std::vector<std::string> check_extra_tensors(const DecoderConfig& config, const 
     if (name == kLmHead) {
       // Only a tied model lacks this parameter. Checkpoints of others often hold it all the same.
       ESPALIER_CHECK(
-          have_equal_values(weights.files[file].at(name), find_parameter(weights, embedding_of(config))),
+          have_equal_values(weights.files[file].at(name),
+                            find_parameter(weights, embedding_of(config)).tensor),
           "{}: tensor `{}`: config.json says that tie_word_embeddings is true, but its values are not "
           "those of `{}` (correct config.json, or remove the tensor)",
           where, name, embedding_of(config));
@@ -272,7 +312,9 @@ std::vector<TensorView> tensors_to_write(const KeptFile& file,
       tensors.back().bytes = tensor.bytes->bytes;
       continue;
     }
-    keep->push_back(values.at(tensor.stored.name).detach().to(at::kCPU, dtype).contiguous());
+    const auto value = values.find(tensor.stored.name);
+    const at::Tensor whole = value != values.end() ? value->second : fuse_experts(tensor.stored.name, values);
+    keep->push_back(whole.detach().to(at::kCPU, dtype).contiguous());
     if (const std::string fault = nonfinite_text(keep->back()); !fault.empty())
       throw NonFiniteError(fmt::format("`{}` {}", tensor.stored.name, fault));
     tensors.push_back(view_tensor(tensor.stored.name, keep->back()));
@@ -326,8 +368,6 @@ std::vector<std::string> carried_tensors(const fs::path& model_folder) {
   const DecoderConfig config = read_config_file(resolve_inside(model_folder, "config.json"));
   const std::vector<ParameterShape> shapes = parameter_shapes(config);
   const WeightFiles weights = open_weights(model_folder);
-  for (const ParameterShape& expected : shapes) find_parameter(weights, expected.name);
-  for (const ParameterShape& expected : buffer_shapes(config)) find_parameter(weights, expected.name);
   return check_extra_tensors(config, weights, shapes);
 }
 
@@ -348,11 +388,7 @@ SourceModel::SourceModel(const fs::path& folder) {
   const WeightFiles weights = open_weights(folder);
   content->index = weights.index;
   // The decoder's parameters, and its embedding as the head of a tied model whose files hold one.
-  std::set<std::string> parameters;
-  for (const ParameterShape& parameter : parameter_shapes(config)) {
-    find_parameter(weights, parameter.name);
-    parameters.insert(parameter.name);
-  }
+  std::set<std::string> parameters = stored_names(weights, parameter_shapes(config));
   if (config.tie_word_embeddings) parameters.insert(kLmHead);
   for (const SafetensorsFile& file : weights.files) {
     content->weights.push_back(keep_file(file, parameters));

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "espalier/base/words.h"
 
@@ -75,6 +76,11 @@ void check_objective_options(const ObjectiveOptions& options) {
                  "clip-high: expected a finite number of at least 0, received {}", options.clip_high);
   ESPALIER_CHECK(options.normalize_constant > 0 && std::isfinite(options.normalize_constant),
                  "normalize: expected a finite number above 0, received {}", options.normalize_constant);
+  for (const auto& [name, value] : {std::pair("router-aux-loss-coef", options.router_aux_loss_coef),
+                                    std::pair("router-z-loss-coef", options.router_z_loss_coef)}) {
+    ESPALIER_CHECK(value >= 0 && std::isfinite(value),
+                   "{}: expected a finite number of at least 0, received {}", name, value);
+  }
 }
 
 }  // namespace espalier

@@ -27,6 +27,12 @@ struct ObjectiveOptions {
   double clip_low = 0.2;          // grpo: the ratio is clipped to [1 - clip_low, 1 + clip_high]
   double clip_high = 0.2;
   bool scale_rewards = true;  // advantages from rewards: divide by the group's standard deviation
+  // Of a model with experts, coefficients of losses of its routers, which are added to the objective
+  // (docs/math.md, "Mixture of experts").
+  double router_aux_loss_coef = 0;
+  double router_z_loss_coef = 0;
+
+  bool has_router_losses() const { return router_aux_loss_coef != 0 || router_z_loss_coef != 0; }
 };
 
 /// "sum" | "once"; throws InputError otherwise.
@@ -40,7 +46,7 @@ void parse_normalize(const std::string& text, ObjectiveOptions* options);
 std::string normalize_text(const ObjectiveOptions& options);
 
 /// Throws InputError naming an option that is not finite or out of its range: clip_low in [0, 1], clip_high 0
-/// or more, normalize_constant above 0.
+/// or more, normalize_constant above 0, coefficients of router losses 0 or more.
 void check_objective_options(const ObjectiveOptions& options);
 
 }  // namespace espalier

@@ -60,14 +60,19 @@ bool is_last(const MemoryModel& model, size_t layer) {
   return layer + 1 == model.cost.layers.size();
 }
 
+// The tokens that a layer works on after its mixer.
+int64_t tokens_after_mixer(const MemoryModel& model, const Load& load, size_t layer) {
+  return is_last(model, layer) && !model.whole_last_layer ? load.logit_rows : load.tokens;
+}
+
 // What one layer keeps for its backward pass. After its mixer the last layer works on logit rows only, for
 // which it copies the mixer's output.
 double layer_bytes(const MemoryModel& model, const Load& load, size_t layer) {
   const LayerCost& cost = model.cost.layers[layer];
   const double mixer = bytes_of(model, cost.kept_by_mixer), after = bytes_of(model, cost.kept_after_mixer);
-  if (!is_last(model, layer)) return real(load.tokens) * (mixer + after);
-  const double copy = load.logit_rows < load.tokens ? real(cost.mixer_output * model.element_bytes) : 0;
-  return real(load.tokens) * mixer + real(load.logit_rows) * (after + copy);
+  const int64_t rows = tokens_after_mixer(model, load, layer);
+  const double copy = rows < load.tokens ? real(cost.mixer_output * model.element_bytes) : 0;
+  return real(load.tokens) * mixer + real(rows) * (after + copy);
 }
 
 // What is kept of a layer by a micro-batch that waits for its backward pass with its graph.
@@ -128,8 +133,7 @@ double momentary_bytes(const MemoryModel& model, const Load& load, size_t layer)
                upcast > 0 ? (2 * inner + hidden) * upcast + (inner + hidden) * element : 0);
   const double mixer = std::max(real(cost.mixer_gradients) * sum + hidden * element, 4 * hidden * element);
   const bool again = model.checkpoint_activations == CheckpointActivations::kLayer;
-  return std::max(real(is_last(model, layer) ? load.logit_rows : load.tokens) * after_mixer,
-                  real(load.tokens) * mixer) +
+  return std::max(real(tokens_after_mixer(model, load, layer)) * after_mixer, real(load.tokens) * mixer) +
          (again ? layer_bytes(model, load, layer) : 0);
 }
 

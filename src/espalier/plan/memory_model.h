@@ -31,6 +31,7 @@ struct MemoryModel {
   TermBytes term = {};
   int64_t logit_block_bytes = 16 << 20;  // most bytes of one block of logits or of their gradients
   int64_t logit_blocks = 2;              // such blocks in memory at the same time
+  bool whole_last_layer = false;         // the last layer's MLP works on all tokens, not on logit rows only
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };
 

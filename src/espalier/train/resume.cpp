@@ -24,11 +24,12 @@ bool is_one_of(const std::string& name, const Names& names) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// Calls differs(name, before, now) for each setting whose value is another one than before.
+// Calls differs(name, before, now) for each setting whose value is another one than before; `defaults` are
+// those of settings that did not exist then.
 template <class Differs>
-void compare(const Json& before, const Json& now, const Differs& differs) {
+void compare(const Json& before, const Json& now, const Json& defaults, const Differs& differs) {
   for (const auto& [name, value] : now.items()) {
-    const Json old = before.contains(name) ? before[name] : Json();
+    const Json old = before.contains(name) ? before[name] : defaults[name];
     if (old != value) differs(name, old.dump(), value.dump());
   }
 }
@@ -40,13 +41,15 @@ void check_settings(const RunState& saved, const RunState& now, const std::strin
         "not compared");
     return;
   }
-  compare(saved.settings->fixed, now.settings->fixed, [&](const auto& name, const auto& was, const auto& is) {
+  const RunSettings defaults = run_settings(TrainOptions{});
+  const auto refuse = [&](const auto& name, const auto& was, const auto& is) {
     throw InputError(fmt::format(
         "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, or start a "
         "new run in another --out",
         name, was, where, is));
-  });
-  compare(saved.settings->adjustable, now.settings->adjustable,
+  };
+  compare(saved.settings->fixed, now.settings->fixed, defaults.fixed, refuse);
+  compare(saved.settings->adjustable, now.settings->adjustable, defaults.adjustable,
           [&](const auto& name, const auto& was, const auto& is) {
             note(fmt::format("{} was {}, and is {} from here on", name, was, is));
           });

@@ -16,6 +16,8 @@ RunSettings run_settings(const TrainOptions& options) {
                     {"clip-low", objective.clip_low},
                     {"clip-high", objective.clip_high},
                     {"scale-rewards", objective.scale_rewards},
+                    {"router-aux-loss-coef", objective.router_aux_loss_coef},
+                    {"router-z-loss-coef", objective.router_z_loss_coef},
                     {"strategy", to_string(plan.strategy)},
                     {"token-budget", plan.token_budget},
                     {"memory-budget", plan.memory_budget},

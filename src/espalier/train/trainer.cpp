@@ -29,7 +29,8 @@ int64_t peak_memory_bytes() {
   return int64_t{1024} * usage.ru_maxrss;
 }
 
-nlohmann::ordered_json step_metrics(const ModelCost& model, const StepResult& result, double seconds) {
+nlohmann::ordered_json step_metrics(const ModelCost& model, const ObjectiveOptions& objective,
+                                    const StepResult& result, double seconds) {
   nlohmann::ordered_json metrics;
   metrics["loss"] = result.loss;
   metrics["flat_tokens"] = result.flat_tokens;
@@ -46,6 +47,12 @@ nlohmann::ordered_json step_metrics(const ModelCost& model, const StepResult& re
   metrics["micro_batch_seconds"] = result.measured_seconds();
   if (result.recomputed.tokens > 0) metrics["recomputed_tokens"] = result.recomputed.tokens;
   for (const StepMetric& metric : result.metrics) metrics[metric.name] = metric.value;
+  if (result.routers) {
+    if (objective.router_aux_loss_coef != 0) metrics["router_aux_loss"] = result.routers->aux_loss;
+    if (objective.router_z_loss_coef != 0) metrics["router_z_loss"] = result.routers->z_loss;
+    metrics["expert_load_max"] = result.routers->load_max;
+    metrics["expert_load_min"] = result.routers->load_min;
+  }
   return metrics;
 }
 
@@ -180,7 +187,7 @@ class TrainingRun {
     if (number == profiled_) finish_profile(result);
 
     nlohmann::ordered_json metrics = {{"step", number}};
-    metrics.update(step_metrics(cost_, result, seconds));
+    metrics.update(step_metrics(cost_, options_.objective, result, seconds));
     if (options_.predicted_costs) add_prediction(number, step, result, &metrics);
     metrics["grad_norm"] = norm;
     metrics["learning_rate"] = rate;
@@ -235,8 +242,8 @@ class TrainingRun {
 
   void add_prediction(int64_t number, const Step& step, const StepResult& result,
                       nlohmann::ordered_json* metrics) const {
-    const StepPrediction prediction =
-        predict_step(*options_.predicted_costs, step, needs_logprob_pass(step, loss_));
+    const StepPrediction prediction = predict_step(
+        *options_.predicted_costs, step, needs_logprob_pass(step, loss_) || needs_routing_pass(step, loss_));
     (*metrics)["predicted_seconds"] = prediction.total_seconds();
     (*metrics)["predicted_peak_bytes"] = prediction.largest_peak_bytes();
     if (events_.predicted && number == first_ + 1) events_.predicted(step, prediction, result);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "espalier/model/sequence_ops.h"
@@ -17,7 +18,8 @@ namespace espalier {
 /// LibTorch's, or where there are sinks, which it does not have, a softmax over all keys and the sink.
 class CausalSequence : public SequenceOps {
  public:
-  explicit CausalSequence(int64_t num_tokens) : nodes_(make_node_structure({0, num_tokens}, {-1})) {}
+  explicit CausalSequence(int64_t num_tokens, RouterContext routers = {})
+      : nodes_(make_node_structure({0, num_tokens}, {-1})), routers_(std::move(routers)) {}
 
   at::Tensor attention(int64_t, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const AttentionOptions& options) const override {
@@ -34,6 +36,7 @@ class CausalSequence : public SequenceOps {
 
   const NodeStructure& nodes() const override { return nodes_; }
   std::vector<at::Tensor> cut_context(int64_t) const override { return {}; }
+  RouterContext routers() const override { return routers_; }
 
  private:
   /// [T, T] bool: row j reads the columns up to j, with a window the last ones of them.
@@ -56,6 +59,7 @@ class CausalSequence : public SequenceOps {
   }
 
   NodeStructure nodes_;
+  RouterContext routers_;
 };
 
 }  // namespace espalier

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "espalier/model/gradient_accumulation.h"
-#include "espalier/verify/causal_sequence.h"
+#include "espalier/verify/reference_routers.h"
 #include "espalier/verify/verify.h"
 
 namespace espalier {
@@ -108,15 +108,9 @@ RowTerms terms_of_row(const Loss& loss, int64_t row, const std::vector<double>& 
   return terms;
 }
 
-// Log-probabilities of the terms, in float64.
-at::Tensor row_logprobs(const Decoder& decoder, const Trajectories& trajectories, int64_t row,
-                        const RowTerms& terms) {
+// Log-probabilities of the terms of a row with these hidden states, in float64.
+at::Tensor row_logprobs(const Decoder& decoder, const at::Tensor& hidden, const RowTerms& terms) {
   const at::Device device = decoder.device();
-  const auto ids = trajectories.row(row);
-  const at::Tensor input_ids = integers({ids.begin(), ids.end()}, device);
-  const at::Tensor position_ids =
-      at::arange(trajectories.row_size(row), at::TensorOptions(device).dtype(at::kLong));
-  const at::Tensor hidden = decoder.forward(input_ids, position_ids, CausalSequence(input_ids.size(0)));
   const at::Tensor logits = accumulating::linear(hidden.index_select(0, integers(terms.before, device)),
                                                  {decoder.lm_head_weight()});
   const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -152,26 +146,33 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss
   const ObjectiveOptions& options = loss.objective().options();
   const std::vector<double> weights = effective_weights(trajectories, options.shared_targets);
   const Normalisers divide_by = normalisers(trajectories, weights, options);
+  const ReferenceRouters routers(decoder, trajectories, options);
   ReferenceLoss result;
   int64_t done = 0;
   for (const std::vector<int64_t>& rows : rows_together(loss)) {
     std::vector<ReferenceTrajectory> group;
+    std::vector<at::Tensor> losses;
     for (const int64_t row : rows) {
       if (progress) progress(done++, trajectories.num_rows());
       RowTerms terms = terms_of_row(loss, row, weights, divide_by.of_row[row], decoder.device());
+      if (trajectories.row_size(row) == 0 || (terms.positions.empty() && !routers.any())) continue;
+      RouterRecord record;
+      const at::Tensor hidden = hidden_of_row(decoder, trajectories, row, routers.any() ? &record : nullptr);
+      if (routers.any()) losses.push_back(routers.share(record));
       if (terms.positions.empty()) continue;
-      group.push_back({row_logprobs(decoder, trajectories, row, terms), std::move(terms.tensors)});
+      group.push_back({row_logprobs(decoder, hidden, terms), std::move(terms.tensors)});
       const at::Tensor values = group.back().logprobs.detach().cpu().contiguous();
       for (size_t i = 0; i < terms.positions.size(); ++i) {
         (*logprobs)[trajectories.offsets[row] + terms.positions[i]] = values.const_data_ptr<double>()[i];
       }
     }
-    if (group.empty()) continue;
-    const at::Tensor addends = loss.objective().reference(group);
-    const at::Tensor sum = addends.sum();
-    result.value += sum.item<double>();
-    result.size += addends.detach().abs().sum().item<double>();
-    torch::autograd::backward({sum}, {});
+    if (!group.empty()) {
+      const at::Tensor addends = loss.objective().reference(group);
+      losses.push_back(addends.sum());
+      result.value += losses.back().item<double>();
+      result.size += addends.detach().abs().sum().item<double>();
+    }
+    if (!losses.empty()) torch::autograd::backward(losses, {});
   }
   if (progress) progress(trajectories.num_rows(), trajectories.num_rows());
   return result;

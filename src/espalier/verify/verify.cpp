@@ -224,26 +224,42 @@ std::vector<int64_t> edges_on_path(const Batch& batch, const std::vector<int64_t
   return edges;
 }
 
+// What the routers chose, as routes of the batch. The last layer has logit rows only: its other tokens need
+// no routes.
+at::Tensor routes_of(const RouterRecord& record, const Batch& batch, const RouterShape& routers) {
+  if (record.experts.empty()) return {};
+  std::vector<at::Tensor> columns;
+  for (const at::Tensor& experts : record.experts) {
+    if (experts.size(0) == batch.num_tokens()) {
+      columns.push_back(experts);
+    } else {
+      const at::Tensor none = at::full({batch.num_tokens(), routers.top_k}, -1, experts.options());
+      columns.push_back(none.index_copy(0, batch.logit_rows, experts));
+    }
+  }
+  // Without terms the last layer passes no token.
+  for (int64_t i = static_cast<int64_t>(columns.size()); i < routers.count(); ++i) {
+    columns.push_back(at::full_like(columns.front(), -1));
+  }
+  return at::cat(columns, 1).cpu();
+}
+
 }  // namespace
 
-PathLogprobs path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches, const Routes* routes) {
+PathLogprobs path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches) {
   const at::NoGradGuard no_grad;
   std::vector<std::unique_ptr<ContextFrame>> frames;
   PathLogprobs result;
-  std::optional<RecordRoutes> record;
-  std::optional<ReplayRoutes> replay;
-  if (routes == nullptr) {
-    record.emplace(&result.routes);
-  } else {
-    replay.emplace(*routes);
-  }
   for (size_t i = 0; i < batches.size(); ++i) {
     std::vector<ContextFrame*> above;
     for (const auto& frame : frames) above.push_back(frame.get());
     const bool last = i + 1 == batches.size();
     const Batch batch = to_device(batches[i], decoder.device());
+    RouterRecord record;
     const ForwardResult forwarded =
-        forward(decoder, batch, above, {.keep_context = !last, .head = batch.num_terms() > 0});
+        forward(decoder, batch, above,
+                {.keep_context = !last, .head = batch.num_terms() > 0, .router_record = &record});
+    result.routes.push_back(routes_of(record, batch, decoder.routers()));
     frames.push_back(std::make_unique<ContextFrame>(forwarded.context, false));
     result.logprobs.push_back(forwarded.logprobs);
   }
@@ -259,8 +275,9 @@ bool isolated(const Decoder& decoder, const PathBatches& path, const PathLogprob
     for (const int64_t token : path.paths[i]) on_path[i][token] = true;
     changed.push_back(
         with_changed_neighbours(path.batches[i], on_path[i], decoder.config().vocab_size, &rng));
+    changed.back().routes = before.routes[i];
   }
-  const PathLogprobs after = path_logprobs(decoder, changed, &before.routes);
+  const PathLogprobs after = path_logprobs(decoder, changed);
   for (size_t i = 0; i < path.batches.size(); ++i) {
     if (!before.logprobs[i].defined()) continue;
     const bool last = i + 1 == path.batches.size();

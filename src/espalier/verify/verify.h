@@ -15,7 +15,6 @@
 #include "espalier/data/trajectories.h"
 #include "espalier/engine/engine.h"
 #include "espalier/model/decoder.h"
-#include "espalier/model/routes.h"
 
 namespace espalier {
 
@@ -86,12 +85,11 @@ struct PathBatches {
 
 struct PathLogprobs {
   std::vector<at::Tensor> logprobs;  // of each batch's edges, undefined where there are none
-  Routes routes;
+  std::vector<at::Tensor> routes;    // of each batch, as Batch::routes; undefined without routers
 };
 
-/// On the decoder's device. With `routes`, of the same batches, mixtures of experts take these.
-PathLogprobs path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches,
-                           const Routes* routes = nullptr);
+/// On the decoder's device.
+PathLogprobs path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches);
 
 /// Changes every token outside the path to another id and says whether the log-probabilities on the path stay
 /// bitwise what they are in `before`, path_logprobs of the batches. All tokens keep their experts: one row of

@@ -86,6 +86,12 @@ TEST(MoeRoute, TakesTheExpertsThatItIsGiven) {
   const Routing forced = route(logits, std::nullopt, options, others);
   EXPECT_TRUE(at::equal(forced.experts, others));
   EXPECT_LE(relative_error(forced.weights, logits.index_select(1, others[0]).softmax(-1)), 1e-14);
+  // Rows of -1 choose.
+  const at::Tensor some = others.clone();
+  some.narrow(0, 5, 10).fill_(-1);
+  const at::Tensor mixed = route(logits, std::nullopt, options, some).experts;
+  EXPECT_TRUE(at::equal(mixed.narrow(0, 0, 5), others.narrow(0, 0, 5)));
+  EXPECT_TRUE(at::equal(mixed.narrow(0, 5, 10), own.experts.narrow(0, 5, 10)));
 }
 
 // Ties are decided as torch.topk decides them, by a token's own scores, wherever it stands.

@@ -3,7 +3,28 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 namespace espalier {
+namespace {
+
+/// Layers with a dense MLP whatever decoder_sparse_step says.
+std::set<int64_t> mlp_only_layers(const ConfigReader& config, int64_t num_hidden_layers) {
+  std::set<int64_t> layers;
+  const nlohmann::json* given = config.find("mlp_only_layers");
+  if (given == nullptr) return layers;
+  const std::string expected = fmt::format("a list of layers from 0 to {}", num_hidden_layers - 1);
+  if (!given->is_array()) config.refuse("mlp_only_layers", expected);
+  for (const nlohmann::json& layer : *given) {
+    if (!layer.is_number_integer() || layer < 0 || layer >= num_hidden_layers) {
+      config.refuse("mlp_only_layers", expected);
+    }
+    layers.insert(layer.get<int64_t>());
+  }
+  return layers;
+}
+
+}  // namespace
 
 MoeSpec read_experts(const ConfigReader& config, const std::string& count_key, bool norm_topk_prob) {
   const std::string common_key = "num_local_experts";
@@ -18,6 +39,22 @@ MoeSpec read_experts(const ConfigReader& config, const std::string& count_key, b
   moe.moe_intermediate_size = config.positive_integer("moe_intermediate_size", kMostIntermediate);
   moe.norm_topk_prob = config.boolean("norm_topk_prob", norm_topk_prob);
   return moe;
+}
+
+void read_shared_expert(const ConfigReader& config, MoeSpec* moe) {
+  moe->shared_intermediate_size =
+      config.positive_integer("shared_expert_intermediate_size", kMostIntermediate);
+  moe->shared_expert_gate = true;
+}
+
+std::vector<int64_t> read_sparse_layers(const ConfigReader& config, int64_t num_hidden_layers) {
+  const int64_t step = config.positive_integer("decoder_sparse_step", kMostLayers, 1);
+  const std::set<int64_t> dense = mlp_only_layers(config, num_hidden_layers);
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < num_hidden_layers; ++i) {
+    if (!dense.contains(i) && (i + 1) % step == 0) layers.push_back(i);
+  }
+  return layers;
 }
 
 }  // namespace espalier

@@ -9,9 +9,9 @@
 namespace espalier {
 
 std::span<const ModelFamily* const> families() {
-  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily,    &kMistralFamily, &kOlmo3Family,
-                                                     &kQwen2Family,    &kQwen3Family,   &kQwen3_5Family,
-                                                     &kQwen3MoeFamily, &kGlm4MoeFamily};
+  static constexpr const ModelFamily* kFamilies[] = {
+      &kLlamaFamily,   &kMistralFamily,    &kOlmo3Family,    &kQwen2Family,     &kQwen3Family,
+      &kQwen3_5Family, &kQwen3_5MoeFamily, &kQwen3MoeFamily, &kQwen3NextFamily, &kGlm4MoeFamily};
   return kFamilies;
 }
 

@@ -27,6 +27,8 @@ struct ModelFamily {
   /// The model_type of files that hold such a decoder in their text_config, beside a vision tower; "": none.
   const char* composite_type = "";
 
+  bool only_experts = false;  // no layer has a dense MLP, and the config no intermediate_size
+
   std::span<const std::string_view> keys = {};  // the family's own, beside those that several families have
 
   /// Reads the family's own keys (biases, norms, sliding windows) into `result`, whose sizes are set, and
@@ -38,7 +40,7 @@ struct ModelFamily {
 };
 
 extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Family, kQwen3Family,
-    kQwen3_5Family, kQwen3MoeFamily, kGlm4MoeFamily;  // a file each
+    kQwen3_5Family, kQwen3_5MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily;  // a file each
 
 std::span<const ModelFamily* const> families();
 

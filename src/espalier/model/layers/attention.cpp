@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/elementwise/elementwise.h"
 
 namespace espalier {
@@ -57,7 +58,7 @@ LayerOutput AttentionLayer::forward(int64_t index, const at::Tensor& hidden, con
   at::Tensor out = sequence.attention(index, q, k, v, options);
   TORCH_CHECK(out.sizes() == q.sizes(), "attention of layer ", index, " returned shape ", out.sizes(),
               ", expected ", q.sizes());
-  if (spec_.output_gate) out = out * queries.narrow(-1, dim, dim).sigmoid();
+  if (spec_.output_gate) out = out * espalier::sigmoid(queries.narrow(-1, dim, dim));
   out = out.reshape({q.size(0), -1});
   if (rows.defined()) out = out.index_select(0, rows);
   return {accumulating::linear(out, o_), {k, v}};

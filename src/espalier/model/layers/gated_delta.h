@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "espalier/config/gated_delta_spec.h"
 #include "espalier/model/layers/parameters.h"
 #include "espalier/model/model.h"
@@ -22,9 +24,13 @@ class GatedDeltaLayer {
                       const SequenceOps& sequence, const at::Tensor& rows) const;
 
  private:
+  /// q, k and v [T, conv_size()] before the convolution, z [T, value_size()], b and a [T, H].
+  std::vector<at::Tensor> project(const at::Tensor& hidden) const;
+
   GatedDeltaSpec spec_;
   double rms_norm_eps_;
-  accumulating::Projection in_qkv_, in_z_, in_b_, in_a_, out_;
+  std::vector<accumulating::Projection> in_;  // qkv, z, b and a; fused: qkvz and ba
+  accumulating::Projection out_;
   at::Tensor conv_;             // [channels, 1, W]
   at::Tensor dt_bias_, a_log_;  // [H]
   at::Tensor norm_;             // [Dv]

@@ -4,21 +4,30 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
-#include "espalier/model/routes.h"
+#include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/moe/moe.h"
 
 namespace espalier {
 
-MoeMlp::MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers)
-    : spec_(spec), gate_(parameters.at("mlp.gate.weight")) {
+MoeMlp::MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers,
+               const RouterPlace& place)
+    : spec_(spec), place_(place), gate_(parameters.at("mlp.gate.weight")) {
   if (spec.correction_bias) correction_bias_ = buffers.at("mlp.gate.e_score_correction_bias");
   for (int64_t i = 0; i < spec.num_experts; ++i) {
     experts_.emplace_back(parameters, "mlp.experts." + std::to_string(i));
   }
-  if (spec.shared_intermediate_size > 0) shared_experts_.emplace(parameters, "mlp.shared_experts");
+  if (spec.shared_intermediate_size > 0) shared_experts_.emplace(parameters, spec.shared_name());
+  if (spec.shared_expert_gate) shared_gate_ = parameters.at("mlp.shared_expert_gate.weight");
 }
 
-at::Tensor MoeMlp::forward(const at::Tensor& input) const {
+std::optional<at::Tensor> MoeMlp::given_experts(const at::Tensor& routes) const {
+  if (!routes.defined()) return std::nullopt;
+  const int64_t top_k = spec_.num_experts_per_tok;
+  const bool of_routers_only = routes.size(1) == place_.num_routers * top_k;
+  return routes.narrow(1, (of_routers_only ? place_.router : place_.layer) * top_k, top_k);
+}
+
+at::Tensor MoeMlp::forward(const at::Tensor& input, const RouterContext& context) const {
   RECORD_USER_SCOPE("mlp");
   const RouterOptions options{.top_k = spec_.num_experts_per_tok,
                               .sigmoid = spec_.scores == RouterScores::kSigmoid,
@@ -26,13 +35,24 @@ at::Tensor MoeMlp::forward(const at::Tensor& input) const {
                               .scaling = spec_.routed_scaling_factor,
                               .num_groups = spec_.n_group,
                               .num_best_groups = spec_.topk_group};
-  const Routing routing =
-      route(accumulating::unrounded_linear(input, gate_), correction_bias_, options, next_route());
-  record_route(routing.experts);
+  at::Tensor logits = accumulating::unrounded_linear(input, gate_);
+  if (context.statistics)
+    logits = context.statistics->with_losses(logits, options.sigmoid, context.multiplicity);
+  const Routing routing = route(logits, correction_bias_, options, given_experts(context.routes));
+  if (context.statistics) {
+    context.statistics->add(place_.router, logits, options.sigmoid, routing.experts, context.multiplicity);
+  }
+  if (context.record != nullptr) {
+    context.record->logits.push_back(logits);
+    context.record->experts.push_back(routing.experts);
+  }
   const at::Tensor output =
       moe(input, routing, spec_.num_experts,
           [&](int64_t expert, const at::Tensor& rows) { return experts_[expert].forward(rows); });
-  return shared_experts_ ? output + shared_experts_->forward(input) : output;
+  if (!shared_experts_) return output;
+  const at::Tensor shared = shared_experts_->forward(input);
+  if (!shared_gate_.defined()) return output + shared;
+  return output + espalier::sigmoid(accumulating::linear(input, {shared_gate_})) * shared;
 }
 
 }  // namespace espalier

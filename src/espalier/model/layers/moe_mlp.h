@@ -10,22 +10,36 @@
 #include "espalier/config/moe_spec.h"
 #include "espalier/model/layers/dense_mlp.h"
 #include "espalier/model/layers/parameters.h"
+#include "espalier/model/router_context.h"
 
 namespace espalier {
 
+/// Which router of a model a layer has.
+struct RouterPlace {
+  int64_t router = 0;  // among the routers
+  int64_t layer = 0;   // among all layers
+  int64_t num_routers = 1;
+};
+
 class MoeMlp {
  public:
-  MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers);
+  MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers,
+         const RouterPlace& place);
 
-  /// [R, hidden_size] -> [R, hidden_size]. The router computes in float32 (float64).
-  at::Tensor forward(const at::Tensor& input) const;
+  /// [R, hidden_size] -> [R, hidden_size]. The router computes in float32 (float64). `context`: of these R
+  /// tokens.
+  at::Tensor forward(const at::Tensor& input, const RouterContext& context) const;
 
  private:
+  std::optional<at::Tensor> given_experts(const at::Tensor& routes) const;
+
   MoeSpec spec_;
+  RouterPlace place_;
   at::Tensor gate_;                            // [num_experts, hidden_size]
   std::optional<at::Tensor> correction_bias_;  // [num_experts]
   std::vector<DenseMlp> experts_;
   std::optional<DenseMlp> shared_experts_;
+  at::Tensor shared_gate_;  // [1, hidden_size]; undefined where the shared MLP has none
 };
 
 }  // namespace espalier

@@ -7,6 +7,7 @@
 #include "espalier/ops/causal_conv1d/checks.h"
 #include "espalier/ops/causal_conv1d/taps.h"
 #include "espalier/ops/checks.h"
+#include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/indices.h"
 #include "espalier/ops/paths.h"
 
@@ -88,20 +89,12 @@ class Convolution {
   at::Tensor rows_;  // [B, C]
 };
 
-/// 1 / (1 + exp(-x)) and the same of -x. At the ends of threads' shares at::sigmoid and at::silu use another
-/// exp, so that their results would depend on the number of threads.
-std::pair<at::Tensor, at::Tensor> sigmoids(const at::Tensor& x) {
-  const at::Tensor small = x.abs().neg_().exp_(), inverse = (small + 1).reciprocal_();
-  const at::Tensor above = x.ge(0), low = small * inverse;
-  return {at::where(above, inverse, low), at::where(above, low, inverse)};
-}
-
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                    const at::Tensor& prev, const OptionalTensor& tails, bool silu) {
   const detail::ConvolutionArguments given{x, weight, bias, prev, tails};
   detail::check_causal_conv1d(given);
   const at::Tensor sums = Convolution(given).sums();
-  return (silu ? sums * sigmoids(sums).first : sums).to(x.scalar_type());
+  return (silu ? sums * detail::sigmoids(sums).first : sums).to(x.scalar_type());
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
@@ -113,7 +106,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
   at::Tensor grad = grad_y.to(detail::accumulator_dtype(x.scalar_type()));
   if (silu) {
     const at::Tensor sums = convolution.sums();
-    const auto [rising, falling] = sigmoids(sums);
+    const auto [rising, falling] = detail::sigmoids(sums);
     grad = grad * (rising + sums * rising * falling);
   }
   const detail::ConvolutionGradients gradients = convolution.gradients(grad, given);

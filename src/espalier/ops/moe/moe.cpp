@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "espalier/ops/checks.h"
+#include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/elementwise/elementwise.h"
 
 namespace espalier {
@@ -139,8 +140,9 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
               const RouterOptions& options, const std::optional<at::Tensor>& experts) {
   detail::check_route(logits, correction_bias, options);
   if (experts) detail::check_routes(logits, *experts, options.top_k);
-  const at::Tensor scores = options.sigmoid ? logits.sigmoid() : logits.softmax(-1);
-  const at::Tensor chosen = experts ? *experts : best_experts(scores.detach(), correction_bias, options);
+  const at::Tensor scores = options.sigmoid ? espalier::sigmoid(logits) : logits.softmax(-1);
+  at::Tensor chosen = best_experts(scores.detach(), correction_bias, options);
+  if (experts) chosen = at::where(*experts >= 0, *experts, chosen);
   at::Tensor weights = scores.gather(1, chosen);
   if (options.normalise) weights = weights / (weights.sum(-1, /*keepdim=*/true) + 1e-20);
   if (options.scaling != 1) weights = weights * options.scaling;

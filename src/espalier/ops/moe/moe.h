@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mixture of experts: each token passes a few of many MLPs, chosen by a router (Shazeer et al., "Outrageously
 // large neural networks", 2017; docs/math.md). No token is dropped, however many choose one expert.
-// Deterministic, whatever the number of threads. All throw on mismatched shapes, dtypes or devices.
+// Deterministic, whatever the number of threads, as far as the experts' products are. All throw on mismatched
+// shapes, dtypes or devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +33,7 @@ struct Routing {
 /// those of the largest scores, with `correction_bias` [E] (DeepSeek-V3, 2024, section 2.1.2), which has no
 /// part in the weights, added to the scores where it is given; among equal scores those of torch.topk. A
 /// token's routing depends on its own logits alone. `experts` [T, top_k], where they are given, are taken
-/// instead of choosing, so that a pass can be repeated with the same choices.
+/// instead of choosing, so that a pass can be repeated with the same choices; a row of -1 chooses.
 /// Registered as torch.ops.espalier.moe_route(logits, correction_bias, experts, top_k, ...) -> (weights,
 /// experts).
 Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <numeric>
+
+#include "espalier/config/families/experts.h"
+#include "espalier/config/families/family.h"
+#include "espalier/config/families/gated_delta_keys.h"
+
+namespace espalier {
+
+namespace {
+
+void read_keys(const ConfigReader& config, DecoderConfig* result) {
+  read_gated_delta_keys(config, result);
+  result->moe = read_experts(config, "num_experts", /*norm_topk_prob=*/true);
+  if (!result->moe.norm_topk_prob) config.refuse("norm_topk_prob", "true");
+  read_shared_expert(config, &result->moe);
+  result->moe_layers.resize(result->num_hidden_layers);
+  std::iota(result->moe_layers.begin(), result->moe_layers.end(), 0);
+}
+
+// Of heads that predict more tokens at once and the dtype of states: as in qwen3_5.
+constexpr auto kKeys = std::to_array<std::string_view>(
+    {"attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
+     "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype",
+     "moe_intermediate_size", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "norm_topk_prob",
+     "num_experts", "num_experts_per_tok", "num_local_experts", "router_aux_loss_coef",
+     "shared_expert_intermediate_size"});
+
+}  // namespace
+
+constexpr ModelFamily kQwen3_5MoeFamily{
+    .model_type = "qwen3_5_moe_text",
+    .max_position_embeddings = 32768,
+    .num_key_value_heads = 2,
+    .head_dim = 256,
+    .partial_rotary_factor = 0.25,
+    .composite_type = "qwen3_5_moe",
+    .only_experts = true,
+    .keys = kKeys,
+    .read = read_keys,
+};
+
+}  // namespace espalier

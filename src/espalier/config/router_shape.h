@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The routers of a model's mixtures of experts.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "espalier/config/config.h"
+
+namespace espalier {
+
+/// The routers of a model: each sends a token to `top_k` of `experts`.
+struct RouterShape {
+  std::vector<int64_t> layers;  // that have one, ascending; empty: a model without experts
+  int64_t experts = 0;
+  int64_t top_k = 0;
+
+  int64_t count() const { return static_cast<int64_t>(layers.size()); }
+};
+
+RouterShape router_shape(const DecoderConfig& config);
+
+}  // namespace espalier

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/engine/router_inputs.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "espalier/base/check.h"
+#include "espalier/tree/layout.h"
+
+namespace espalier {
+namespace {
+
+/// Of each run of a micro-batch: how many placed trajectories pass it, and one of them.
+struct RunTrajectories {
+  std::vector<int64_t> count;
+  std::vector<int64_t> any;
+};
+
+RunTrajectories trajectories_of_runs(const MicroBatch& micro_batch) {
+  RunTrajectories result{std::vector<int64_t>(micro_batch.runs.size()),
+                         std::vector<int64_t>(micro_batch.runs.size(), -1)};
+  for (const Placement& placement : micro_batch.trajectories) {
+    ++result.count[placement.run];
+    result.any[placement.run] = placement.trajectory;
+  }
+  for (size_t k = micro_batch.runs.size(); k-- > 0;) {  // a run comes after its parent
+    const int64_t parent = micro_batch.runs[k].parent;
+    if (parent < 0) continue;
+    result.count[parent] += result.count[k];
+    if (result.any[parent] < 0) result.any[parent] = result.any[k];
+  }
+  return result;
+}
+
+std::string place_of(const Trajectories& trajectories, int64_t row, int64_t position) {
+  return fmt::format("row {}: field `routed_experts`, token {}", trajectories.name(row), position);
+}
+
+/// The experts of one token and router.
+void check_choice(const Trajectories& trajectories, int64_t row, int64_t position,
+                  std::span<const int32_t> experts, int64_t num_experts) {
+  for (size_t i = 0; i < experts.size(); ++i) {
+    ESPALIER_CHECK(experts[i] < num_experts, "{}: expected experts from 0 to {}, received {}",
+                   place_of(trajectories, row, position), num_experts - 1, experts[i]);
+    ESPALIER_CHECK(std::find(experts.begin(), experts.begin() + i, experts[i]) == experts.begin() + i,
+                   "{}: expected different experts for each router, received {} twice",
+                   place_of(trajectories, row, position), experts[i]);
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> recorded_routes(const Trajectories& trajectories, int64_t first_token, int64_t size,
+                                     const RouterShape& routers) {
+  const int64_t width = trajectories.routes_per_token;
+  const auto recorded = trajectories.routed_experts.span().subspan(first_token * width, size * width);
+  std::vector<int64_t> routes(recorded.begin(), recorded.end());
+  ESPALIER_ASSERT(width % routers.top_k == 0);
+  for (auto begin = routes.begin(); begin != routes.end(); begin += routers.top_k) {
+    std::sort(begin, begin + routers.top_k);
+  }
+  return routes;
+}
+
+void set_router_inputs(const Step& step, int64_t index, const Trajectories& trajectories,
+                       const RouterShape& routers, Batch* batch) {
+  const MicroBatch& micro_batch = step.plan.micro_batches.at(index);
+  const RunTrajectories passing = trajectories_of_runs(micro_batch);
+  const int64_t width = trajectories.routes_per_token;
+  std::vector<double> multiplicity;
+  std::vector<int64_t> routes;
+  for (size_t k = 0; k < micro_batch.runs.size(); ++k) {
+    const Run& run = micro_batch.runs[k];
+    ESPALIER_ASSERT(passing.any[k] >= 0);
+    multiplicity.insert(multiplicity.end(), run.end - run.begin, static_cast<double>(passing.count[k]));
+    if (width == 0) continue;
+    const int64_t row = step.rows[passing.any[k]];
+    const int64_t first = trajectories.offsets[row] + token_position(step.forest, run.begin);
+    const auto of_run = recorded_routes(trajectories, first, run.end - run.begin, routers);
+    routes.insert(routes.end(), of_run.begin(), of_run.end());
+  }
+  batch->multiplicity = at::tensor(multiplicity, at::kDouble);
+  if (width > 0) batch->routes = at::tensor(routes, at::kLong).view({-1, width});
+}
+
+void check_recorded_routes(const Trajectories& trajectories, const RouterShape& routers, int64_t num_layers) {
+  const int64_t width = trajectories.routes_per_token, top_k = routers.top_k;
+  if (width == 0 || routers.count() == 0) return;
+  const bool of_routers = width == routers.count() * top_k;
+  ESPALIER_CHECK(
+      of_routers || width == num_layers * top_k,
+      "field `routed_experts`: expected {} experts for each token ({} of each of {} routers){}, "
+      "received {}",
+      routers.count() * top_k, top_k, routers.count(),
+      num_layers == routers.count() ? "" : fmt::format(" or {} (of each layer)", num_layers * top_k), width);
+  const std::span<const int32_t> routes = trajectories.routed_experts.span();
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    for (int64_t t = 0; t < trajectories.row_size(row); ++t) {
+      const auto token = routes.subspan((trajectories.offsets[row] + t) * width, width);
+      if (token[0] < 0) break;  // a row without routes
+      for (int64_t i = 0; i < routers.count(); ++i) {
+        const int64_t place = of_routers ? i : routers.layers[i];
+        check_choice(trajectories, row, t, token.subspan(place * top_k, top_k), routers.experts);
+      }
+    }
+  }
+}
+
+}  // namespace espalier

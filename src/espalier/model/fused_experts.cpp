@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/model/fused_experts.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <charconv>
+#include <string_view>
+#include <vector>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+namespace {
+
+constexpr std::string_view kExperts = ".mlp.experts.";
+
+struct Part {
+  std::string_view parameter, fused;
+  int64_t part, parts;
+};
+constexpr auto kParts = std::to_array<Part>({{".gate_proj.weight", "gate_up_proj", 0, 2},
+                                             {".up_proj.weight", "gate_up_proj", 1, 2},
+                                             {".down_proj.weight", "down_proj", 0, 1}});
+
+}  // namespace
+
+std::optional<FusedPlace> fused_place(const std::string& parameter) {
+  const size_t experts = parameter.find(kExperts);
+  if (experts == std::string::npos) return std::nullopt;
+  const std::string_view rest = std::string_view(parameter).substr(experts + kExperts.size());
+  int64_t expert = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), expert);
+  if (error != std::errc()) return std::nullopt;
+  const std::string_view kind = rest.substr(static_cast<size_t>(end - rest.data()));
+  for (const Part& part : kParts) {
+    if (kind != part.parameter) continue;
+    return FusedPlace{parameter.substr(0, experts) + std::string(kExperts) + std::string(part.fused), expert,
+                      part.part, part.parts};
+  }
+  return std::nullopt;
+}
+
+TensorView part_of(const TensorView& fused, const FusedPlace& place, const std::string& parameter,
+                   const std::string& where) {
+  const std::vector<int64_t>& shape = fused.shape;
+  ESPALIER_CHECK(shape.size() == 3 && place.expert < shape[0] && shape[1] % place.parts == 0,
+                 "{}: tensor `{}`: expected {} [experts, {}...], expert {} among them, received [{}]", where,
+                 fused.name, parameter, place.parts == 2 ? "in 2 x " : "", place.expert,
+                 fmt::join(shape, ", "));
+  const int64_t rows = shape[1] / place.parts;
+  const size_t size = fused.bytes.size() / static_cast<size_t>(shape[0] * place.parts);
+  const auto index = static_cast<size_t>(place.expert * place.parts + place.part);
+  return {parameter, fused.dtype, {rows, shape[2]}, fused.bytes.subspan(index * size, size)};
+}
+
+at::Tensor fuse_experts(const std::string& name, const std::map<std::string, at::Tensor>& values) {
+  const size_t end = name.rfind('.') + 1;
+  const std::string_view kind = std::string_view(name).substr(end);
+  std::vector<at::Tensor> experts;
+  for (int64_t expert = 0;; ++expert) {
+    std::vector<at::Tensor> parts;
+    for (const Part& part : kParts) {
+      if (part.fused != kind) continue;
+      const auto value = values.find(fmt::format("{}{}{}", name.substr(0, end), expert, part.parameter));
+      if (value != values.end()) parts.push_back(value->second.detach());
+    }
+    if (parts.empty()) return at::stack(experts);
+    experts.push_back(at::cat(parts));
+  }
+}
+
+}  // namespace espalier
