@@ -37,18 +37,12 @@ from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "python"), str(REPOSITORY / "bench")]
+
+from model_shapes import SHAPES  # noqa: E402
+
 ESPALIER = REPOSITORY / "bin/espalier"
 CHATS = REPOSITORY / "examples/tau_airline_part.jsonl"
 SMOLLM2 = REPOSITORY / "data/models/SmolLM2-135M-Instruct"
-
-# The proportions of Qwen3-0.6B, with fewer layers and a smaller vocabulary.
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "hidden_size": 1024,
-    "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8,
-    "head_dim": 128, "vocab_size": 16384, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0, "tie_word_embeddings": True, "attention_bias": False, "attention_dropout": 0.0,
-    "initializer_range": 0.02,
-}  # fmt: skip
 
 GOALS = {"float32": 1.6, "bfloat16": 2.5}
 # Largest relative difference. float32: rounding alone. bfloat16 rounds every activation, and Transformers also sums the
@@ -127,11 +121,11 @@ def espalier_step(model, data_set, dtype, threads):
 
 
 def model_folder(name, scratch):
-    if name == "qwen3":
-        folder = scratch / "qwen3"
+    if name in SHAPES:
+        folder = scratch / name
         if not folder.exists():
-            (scratch / "qwen3.json").write_text(json.dumps(QWEN3))
-            espalier("init", "--config", scratch / "qwen3.json", "--out", folder, "--seed", 0)
+            (scratch / f"{name}.json").write_text(json.dumps(SHAPES[name]))
+            espalier("init", "--config", scratch / f"{name}.json", "--out", folder, "--seed", 0)
         return folder
     folder = SMOLLM2 if name == "smollm2" else Path(name)
     if not (folder / "config.json").is_file():
@@ -265,9 +259,12 @@ def measure_all(args, scratch):
     for name in args.models:
         folder = model_folder(name, scratch)
         sets = data_sets(args, name, folder, scratch)
+        has_experts = any("experts" in key for key in json.loads((folder / "config.json").read_text()))
         for dtype in args.dtypes:
-            side = TransformersSide(folder, dtype)
-            rows += [measure(args, Path(name).name, folder, dtype, side, data_set) for data_set in sets]
+            for experts in args.experts if has_experts else [None]:
+                side = TransformersSide(folder, dtype, experts)
+                title = Path(name).name + (f", {experts} experts" if experts else "")
+                rows += [measure(args, title, folder, dtype, side, data_set) for data_set in sets]
     return rows
 
 
@@ -383,9 +380,11 @@ def parse_arguments(argv):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = parser.add_argument
     add("--models", type=list_of(str), default="smollm2,qwen3", metavar="LIST",
-        help="smollm2, qwen3 (random weights) and Hugging Face folders (default: %(default)s)")
+        help=f"smollm2, {', '.join(SHAPES)} (random weights) and Hugging Face folders (default: %(default)s)")
     add("--dtypes", type=list_of(choice_of(*GOALS)), default="float32,bfloat16", metavar="LIST",
         help="of weights and activations (default: %(default)s)")
+    add("--experts", type=list_of(choice_of("eager", "grouped_mm")), default="eager,grouped_mm", metavar="LIST",
+        help="how Transformers computes a mixture of experts (default: %(default)s)")
     add("--ratios", type=list_of(at_least(1, float)), default="1,4,16,64", metavar="LIST",
         help="cached-token ratios of the random trees, or none (default: %(default)s)")
     add("--tree-tokens", type=at_least(16), default=3072, metavar="N", help="tokens of a random tree (default: %(default)s)")
@@ -420,7 +419,7 @@ def parse_arguments(argv):
         args = parser.parse_args(argv)
     if not 0 < args.loss_rate <= 1:
         parser.error(f"--loss-rate: expected a part in (0, 1], received {args.loss_rate}")
-    for flag in ("models", "dtypes", "batch_sizes"):
+    for flag in ("models", "dtypes", "experts", "batch_sizes"):
         if not getattr(args, flag):
             parser.error(f"--{flag.replace('_', '-')}: expected a list, received nothing")
     if not args.threads:

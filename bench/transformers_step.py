@@ -101,9 +101,11 @@ def reuse_freed_memory():
 
 
 class TransformersSide:
-    def __init__(self, folder, dtype):
+    def __init__(self, folder, dtype, experts=None):
+        """experts: implementation of a mixture of experts, the library's choice where it is None."""
+        more = {"experts_implementation": experts} if experts else {}
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").train()  # fmt: skip
+            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", **more).train()  # fmt: skip
         # Else the embedding of the padding token, the end of every turn for some models, would get no gradient.
         self.model.get_input_embeddings().padding_idx = None
 

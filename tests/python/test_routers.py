@@ -107,7 +107,7 @@ def refusal(espalier, *arguments):
 
 def test_routes_of_other_experts_are_refused(espalier, model_folder, tmp_path):
     routers = CONFIG["num_hidden_layers"]
-    routes = [[[0, 1]] * routers, [[0, CONFIG["num_experts"]]] * routers]
+    routes = [[[0, 1, 2]] * routers, [[0, 1, CONFIG["num_experts"]]] * routers]
     data = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [1, 2], "routed_experts": routes}])
     message = refusal(espalier, "logprobs", "--model", model_folder, "--data", data, "-o", tmp_path / "out.jsonl")
     assert "field `routed_experts`, token 1" in message and f"received {CONFIG['num_experts']}" in message

@@ -318,7 +318,7 @@ TEST_F(ResumeTest, ASettingThatDidNotExistHadItsDefault) {
   fs::remove(step(run, 1) / kManifestFile);  // which would find the file changed
   TrainOptions changed = run;
   changed.objective.router_z_loss_coef = 0.01;
-  EXPECT_NE(refusal(changed, training_rows(false)).find("router-z-loss-coef was 0.0, "), std::string::npos);
+  EXPECT_NE(refusal(changed, training_rows(false)).find("router-z-loss-coef was 0.0 in"), std::string::npos);
   resume_to(run, 2);
 }
 

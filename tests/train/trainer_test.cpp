@@ -240,8 +240,8 @@ TEST(Accumulation, EightMicroBatchesOfOneEqualOneOfEight) {
     const Step whole = make_step(trajectories, all_rows(trajectories),
                                  {.plan = {Strategy::kSequencePacking, 0}, .objective = objective});
     ASSERT_EQ(whole.plan.micro_batches.size(), 1u);
-    Step apart = whole;
-    apart.plan.micro_batches.clear();
+    Plan one_by_one = whole.plan;
+    one_by_one.micro_batches.clear();
     for (int64_t row = 0; row < 8; ++row) {
       // The plan of a budget that only one row fits at a time, row by row.
       MicroBatch one;
@@ -254,8 +254,10 @@ TEST(Accumulation, EightMicroBatchesOfOneEqualOneOfEight) {
         one.num_tokens += copy.end - copy.begin;
       }
       one.trajectories.push_back({row, end - begin});
-      apart.plan.micro_batches.push_back(one);
+      one_by_one.micro_batches.push_back(one);
     }
+    Step apart = whole;
+    set_plan(&apart, std::move(one_by_one));
     const Outcome together = tree_outcome(decoder, trajectories, whole, objective);
     const Outcome accumulated = tree_outcome(decoder, trajectories, apart, objective);
     EXPECT_LE(gradient_error(accumulated, together), 1e-12);

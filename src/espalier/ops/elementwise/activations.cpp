@@ -10,8 +10,9 @@ namespace espalier {
 namespace detail {
 
 std::pair<at::Tensor, at::Tensor> sigmoids(const at::Tensor& x) {
-  const at::Tensor small = x.abs().neg_().exp_(), inverse = (small + 1).reciprocal_();
-  const at::Tensor above = x.ge(0), low = small * inverse;
+  const at::Tensor above = x.ge(0);
+  const at::Tensor small = at::where(above, x.neg(), x).exp_();  // at::abs has no kernel for meta tensors
+  const at::Tensor inverse = (small + 1).reciprocal_(), low = small * inverse;
   return {at::where(above, inverse, low), at::where(above, low, inverse)};
 }
 

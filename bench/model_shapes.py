@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations of models with random weights that benches make."""
+
+# The proportions of Qwen3-0.6B, with fewer layers and a smaller vocabulary.
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "hidden_size": 1024,
+    "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "head_dim": 128, "vocab_size": 16384, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0, "tie_word_embeddings": True, "attention_bias": False, "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+}  # fmt: skip
+
+# The same with experts in the proportions of Qwen3-30B-A3B, a quarter as many: the active ones are as wide as the
+# dense model's MLP.
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 32, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 384, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+
+SHAPES = {"qwen3": QWEN3, "qwen3_moe": QWEN3_MOE}
