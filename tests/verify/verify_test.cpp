@@ -112,10 +112,11 @@ TEST_P(VerifyTest, PassesInFloat64UnderEveryPlan) {
 
 TEST_P(VerifyTest, PassesInLowerPrecisionByErrorRatio) {
   // Some hundred tokens and no parameter of few values: else ratios are those of single rounding errors,
-  // which are anything (tests/error_ratio.h).
+  // which are anything (tests/error_ratio.h). Not many copies of a token: the per-trajectory run rounds each
+  // by itself, so that their errors cancel in part.
   Rng rng(test_seed(32));
   const Trajectories trajectories =
-      random_trajectories(rng, Shape::kDeep, {.vocab_size = kVocabSize, .max_rows = 12, .draws = 16});
+      random_trajectories(rng, Shape::kMixed, {.vocab_size = kVocabSize, .draws = 6});
   const auto passes = [&](at::ScalarType dtype, const PlanOptions& plan) {
     VerifyOptions run = options(dtype, /*wide=*/true);
     run.plan = plan;
@@ -130,11 +131,14 @@ TEST_P(VerifyTest, PassesInLowerPrecisionByErrorRatio) {
     EXPECT_GT(report.grad_rel_error_max, 1e-12);  // it did run in the lower precision
     EXPECT_TRUE(report.isolation_bitwise);
   };
-  // Every plan with the products of this machine, and every choice of products under the plan with most cuts.
+  // Every plan with the products of this machine. With one kind of MLP each, every choice of products under
+  // the plan with most cuts.
   const std::vector<PlanOptions> all = plans(trajectories);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const PlanOptions& plan : all) passes(dtype, plan);
-    for_each_product_choice([&] { passes(dtype, all.back()); });
+    if (GetParam() == Family::kLlama || GetParam() == Family::kQwen3Moe) {
+      for_each_product_choice([&] { passes(dtype, all.back()); });
+    }
   }
 }
 

@@ -40,7 +40,7 @@ struct ModelFamily {
 };
 
 extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Family, kQwen3Family,
-    kQwen3_5Family, kQwen3_5MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily;  // a file each
+    kQwen35Family, kQwen35MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily;  // a file each
 
 std::span<const ModelFamily* const> families();
 

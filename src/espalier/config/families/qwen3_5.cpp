@@ -17,7 +17,7 @@ constexpr auto kKeys = std::to_array<std::string_view>(
 
 }  // namespace
 
-constexpr ModelFamily kQwen3_5Family{
+constexpr ModelFamily kQwen35Family{
     .model_type = "qwen3_5_text",
     .max_position_embeddings = 32768,
     .num_key_value_heads = 4,

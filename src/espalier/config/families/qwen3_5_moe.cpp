@@ -29,7 +29,7 @@ constexpr auto kKeys = std::to_array<std::string_view>(
 
 }  // namespace
 
-constexpr ModelFamily kQwen3_5MoeFamily{
+constexpr ModelFamily kQwen35MoeFamily{
     .model_type = "qwen3_5_moe_text",
     .max_position_embeddings = 32768,
     .num_key_value_heads = 2,
