@@ -24,6 +24,25 @@ at::Tensor hidden_of_row(const Decoder& decoder, const Trajectories& trajectorie
   return decoder.forward(input_ids, position_ids, CausalSequence(size, context));
 }
 
+Trajectories with_routes(const Trajectories& trajectories, const Decoder& decoder) {
+  const RouterShape routers = decoder.routers();
+  if (routers.count() == 0 || trajectories.routes_per_token > 0) return trajectories;
+  const at::NoGradGuard no_grad;
+  std::vector<int32_t> routes;
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    if (trajectories.row_size(row) == 0) continue;
+    RouterRecord record;
+    hidden_of_row(decoder, trajectories, row, &record);
+    const at::Tensor of_row = at::cat(record.experts, 1).to(at::kInt).cpu().contiguous();
+    const int32_t* first = of_row.const_data_ptr<int32_t>();
+    routes.insert(routes.end(), first, first + of_row.numel());
+  }
+  Trajectories result = trajectories;
+  result.routes_per_token = routers.count() * routers.top_k;
+  result.routed_experts = Column<int32_t>(std::move(routes));
+  return result;
+}
+
 ReferenceRouters::ReferenceRouters(const Decoder& decoder, const Trajectories& trajectories,
                                    const ObjectiveOptions& options)
     : options_(options),

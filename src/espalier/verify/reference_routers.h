@@ -18,6 +18,10 @@ namespace espalier {
 at::Tensor hidden_of_row(const Decoder& decoder, const Trajectories& trajectories, int64_t row,
                          RouterRecord* record);
 
+/// The data with the routes recorded that the decoder's routers choose for each row by itself; as they are
+/// where they have routes, or the model no routers.
+Trajectories with_routes(const Trajectories& trajectories, const Decoder& decoder);
+
 /// The losses of the routers over all rows of the data, written without RouterStatistics on purpose.
 class ReferenceRouters {
  public:

@@ -14,6 +14,7 @@
 #include "espalier/base/rng.h"
 #include "espalier/measure/cost.h"
 #include "espalier/model/weights.h"
+#include "espalier/verify/reference_routers.h"
 
 namespace espalier {
 namespace {
@@ -291,9 +292,12 @@ bool isolated(const Decoder& decoder, const PathBatches& path, const PathLogprob
   return true;
 }
 
-VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options,
-                    const VerifyProgress& progress) {
+VerifyReport verify(const Trajectories& given, const VerifyOptions& options, const VerifyProgress& progress) {
   const Decoder decoder = load_decoder(options.model, options.dtype, options.device);
+  // Rounding decides which expert is chosen where scores are nearly equal. In lower precision all sides take
+  // the routes of float64, so that their errors are those of arithmetic.
+  const Trajectories trajectories =
+      options.dtype == at::kDouble ? given : with_routes(given, to_float64(decoder));
   const Loss loss(trajectories, options.objective);
   const PlanCosts costs{
       assumed_times(decoder.config(), options.device),
