@@ -157,9 +157,8 @@ Csr<int64_t> cut_runs(std::span<const MicroBatch> micro_batches) {
   }
   Csr<int64_t> result;
   for (std::vector<int64_t>& each : runs) {
-    std::ranges::sort(each);
-    const auto repeated = std::ranges::unique(each);
-    each.erase(repeated.begin(), repeated.end());
+    std::sort(each.begin(), each.end());
+    each.erase(std::unique(each.begin(), each.end()), each.end());
     result.push_row(each);
   }
   return result;
