@@ -20,6 +20,7 @@ limit=1800  # seconds for one setting, after which a test that hangs is named
 core_numeric='InstructionSet*:TileMath*:LogitMath*:PanelMath*:ProductChoice*:CudaLogitMath*:CudaRowMath*:Rng*'
 torch_numeric='AttentionContext*:*Decoder*:EdgeLogprobs*:Elementwise*:*Exactness*:MatrixProduct*:*NegativeControl*'
 torch_numeric+=':*Objective*:*Optimizer*:ParameterOps*:*Partition*:RandomForests*:TreeAttention*:*Verify*'
+torch_numeric+=':Activations*:CausalConv*:Moe*:*Routers*:*Scan*:SlidingWindow*'
 
 # name | variables of the environment; `busy` is no variable, but a load beside the tests.
 long_settings() {
