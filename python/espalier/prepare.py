@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`espalier prepare`: chat messages into token rows, through the model's own tokenizer and chat template."""
 
+import signal
+
+# While modules are read, an interrupt ends the command without a traceback.
+INTERRUPT_RAISES = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if __name__ == "__main__" and INTERRUPT_RAISES:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import os
 import sys
 import traceback
@@ -261,4 +268,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    if INTERRUPT_RAISES:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -341,6 +341,17 @@ def start(models, tmp_path, *flags, **options):
     return process
 
 
+@pytest.mark.parametrize("milliseconds", [60, 100, 150, 250, 400])
+def test_an_early_interrupt_leaves_no_traceback(tmp_path, milliseconds):
+    chats = write_chats(tmp_path, [CHAT])
+    command = [sys.executable, "-m", "espalier.prepare", "--model", tmp_path, chats, "-o", tmp_path / "rows.jsonl"]
+    process = subprocess.Popen(list(map(str, command)), env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)},
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    time.sleep(milliseconds / 1000)
+    process.send_signal(signal.SIGINT)
+    assert "espalier/prepare.py" not in process.communicate()[1]
+
+
 @pytest.mark.parametrize("number, status, words", [
     (signal.SIGINT, 130, "espalier prepare: interrupted"),
     (signal.SIGTERM, 143, "espalier prepare: stopped by SIGTERM"),
