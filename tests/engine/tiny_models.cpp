@@ -109,6 +109,9 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
                        {"original_max_position_embeddings", 16}}}}}});
   }
   if (has_delta_layers(family)) {
+    // The norm after the mixer makes much of outputs that are almost 0, and of their rounding: with a small
+    // eps the errors of the whole would be those of single tokens.
+    config["rms_norm_eps"] = 1e-2;
     config.update({{"head_dim", 8},
                    {"partial_rotary_factor", 0.5},
                    {"num_hidden_layers", 3},
@@ -121,9 +124,6 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
   }
   if (wide) config.update({{"hidden_size", 64}, {"intermediate_size", 96}, {"head_dim", 64}});
   if (wide && has_delta_layers(family)) {
-    // The norm after the mixer makes much of outputs that are almost 0, and of their rounding: with a small
-    // eps the errors of the whole would be those of single tokens.
-    config["rms_norm_eps"] = 1e-2;
     config.update(
         {{"linear_num_key_heads", 16}, {"linear_num_value_heads", 32}, {"linear_value_head_dim", 32}});
   }
