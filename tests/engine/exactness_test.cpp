@@ -14,6 +14,9 @@ namespace espalier::testing {
 namespace {
 
 constexpr double kTolerance = 1e-12;
+// Gated DeltaNet layers divide by the lengths of queries and keys and by the size of their output, and a few
+// of some thousand random forests have one that is almost 0.
+constexpr double kToleranceWithNorms = 1e-11;
 constexpr int kBlocks = 4;  // so that ctest may run them side by side
 constexpr int kVocabSizes[] = {5, 19, 47};
 
@@ -92,8 +95,11 @@ TEST_P(Exactness, RandomForestsEqualPerTrajectoryTraining) {
     const Outcome reference = reference_outcome(decoder, trajectories, objective);
     const Outcome outcome = tree_outcome(decoder, trajectories, step, objective);
     ASSERT_LE(loss_error(outcome, reference), kTolerance) << reference.loss;
-    ASSERT_LE(gradient_error(outcome, reference), kTolerance);
-    ASSERT_LE(logprob_error(outcome, reference), kTolerance);
+    const Family family = kFamilies[model / std::size(kVocabSizes)];
+    const bool has_delta_layers = family == Family::kQwen3_5 || family == Family::kQwen3Next;
+    const double tolerance = has_delta_layers ? kToleranceWithNorms : kTolerance;
+    ASSERT_LE(gradient_error(outcome, reference), tolerance);
+    ASSERT_LE(logprob_error(outcome, reference), tolerance);
     worst_loss = std::max(worst_loss, loss_error(outcome, reference));
     worst_gradient = std::max(worst_gradient, gradient_error(outcome, reference));
     worst_logprob = std::max(worst_logprob, logprob_error(outcome, reference));
