@@ -243,7 +243,7 @@ TEST(Routers, ModelsWithoutExpertsReportNothing) {
 
 std::string routes_error(const Trajectories& trajectories, const RouterShape& routers, int64_t num_layers) {
   try {
-    check_recorded_routes(trajectories, routers, num_layers);
+    check_recorded_routes("rows.jsonl", trajectories, routers, num_layers);
   } catch (const InputError& error) {
     return error.what();
   }
@@ -262,14 +262,15 @@ TEST(Routers, RecordedRoutesThatDoNotFitAreRefused) {
   EXPECT_EQ(error_of({0, 0, 2, 3, 3, 2, 0, 0, 1, 0, 0, 2}), "");  // of all layers; the first is not read
   EXPECT_EQ(error_of({-1, -1, -1, -1, -1, -1, -1, -1}), "");
   EXPECT_EQ(error_of({0, 1, 2, 3, 3, 2, 1, 4}),
-            "row 0: field `routed_experts`, token 1: expected experts from 0 to 3, received 4");
+            "rows.jsonl: row 0: field `routed_experts`, token 1: expected experts from 0 to 3, received 4");
   EXPECT_EQ(error_of({0, 1, 2, 2, 3, 2, 1, 0}),
-            "row 0: field `routed_experts`, token 0: expected different experts for each router, received 2 "
+            "rows.jsonl: row 0: field `routed_experts`, token 0: expected different experts for each router, "
+            "received 2 "
             "twice");
-  EXPECT_EQ(
-      error_of({0, 1, 2, 3}),
-      "field `routed_experts`: expected 4 experts for each token (2 of each of 2 routers) or 6 (of each "
-      "layer), received 2");
+  EXPECT_EQ(error_of({0, 1, 2, 3}),
+            "rows.jsonl: field `routed_experts`: expected 4 experts for each token (2 of each of 2 routers) "
+            "or 6 (of each "
+            "layer), received 2");
   EXPECT_EQ(routes_error(trajectories, {}, 3), "");  // a model without experts
 }
 

@@ -37,8 +37,6 @@ const char* to_string(Family family) {
   throw std::invalid_argument("unknown family");
 }
 
-namespace {
-
 bool has_delta_layers(Family family) {
   return family == Family::kQwen3_5 || family == Family::kQwen3Next;
 }
@@ -46,8 +44,6 @@ bool has_delta_layers(Family family) {
 bool has_experts(Family family) {
   return family == Family::kQwen3Moe || family == Family::kGlm4Moe || family == Family::kQwen3Next;
 }
-
-}  // namespace
 
 nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
   nlohmann::json config = {

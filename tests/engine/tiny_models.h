@@ -30,6 +30,9 @@ inline constexpr Family kFamilies[] = {Family::kLlama,    Family::kQwen2,   Fami
 /// Those whose tokens all pass the same weights.
 inline constexpr std::span<const Family> kDenseFamilies(kFamilies, 6);
 const char* to_string(Family family);
+/// Gated DeltaNet layers among others; mixtures of experts.
+bool has_delta_layers(Family family);
+bool has_experts(Family family);
 
 /// Two layers (three of qwen3_5 and qwen3_next), hidden size 16, grouped heads; context of 64 positions.
 /// `wide`: hidden size and heads of 64 (recurrent heads 32 of 32), so that no parameter has fewer values

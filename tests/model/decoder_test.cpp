@@ -123,7 +123,6 @@ TEST(Decoder, GradientsAreThoseOfFiniteDifferences) {
   }
 }
 
-// Rotary embedding makes attention depend on differences of positions alone; and on those it must depend.
 // A layer for some tokens: their hidden states, all context and all gradients are those of the whole layer.
 TEST(Decoder, LayerForSomeTokensIsThatOfAll) {
   for (const Json& json : all_kinds()) {
@@ -155,9 +154,9 @@ TEST(Decoder, LayerForSomeTokensIsThatOfAll) {
       });
       for (size_t i = 0; i < expected.size(); ++i) {
         if (!expected[i].defined()) continue;
-        const double size = expected[i].norm().item<double>();
+        const double size = std::max(0.1, expected[i].norm().item<double>());  // losses have addends near 1
         const at::Tensor actual = received[i].defined() ? received[i] : at::zeros_like(expected[i]);
-        EXPECT_LE((actual - expected[i]).norm().item<double>(), 1e-12 * size) << i;
+        EXPECT_LE((actual - expected[i]).norm().item<double>(), 1e-13 * size) << i;
       }
     }
   }

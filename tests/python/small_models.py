@@ -25,6 +25,8 @@ COMMON = dict(
     rms_norm_eps=1e-6,
     initializer_range=0.3,
 )
+# The gated norm makes much of the rounding of outputs that are almost 0, unless eps is large.
+WELL_CONDITIONED = {"rms_norm_eps": 1e-2}
 LINEAR_ATTENTION = dict(
     linear_conv_kernel_dim=4,
     linear_key_head_dim=8,
@@ -61,7 +63,7 @@ MODELS = {
         tie_word_embeddings=False,
         layer_types=["linear_attention", "full_attention", "linear_attention"],
         **LINEAR_ATTENTION,
-        **COMMON | {"num_hidden_layers": 3},
+        **COMMON | WELL_CONDITIONED | {"num_hidden_layers": 3},
     ),
     # The text decoder of a model for text and images.
     "qwen3_5-composite": dict(
@@ -73,7 +75,7 @@ MODELS = {
             tie_word_embeddings=True,
             full_attention_interval=2,
             **LINEAR_ATTENTION,
-            **COMMON,
+            **COMMON | WELL_CONDITIONED,
         ),
     ),
     "qwen3_5_moe": dict(
@@ -87,7 +89,9 @@ MODELS = {
         moe_intermediate_size=9,
         shared_expert_intermediate_size=7,
         **LINEAR_ATTENTION,
-        **{key: value for key, value in COMMON.items() if key != "intermediate_size"} | {"num_hidden_layers": 3},
+        **{key: value for key, value in COMMON.items() if key != "intermediate_size"}
+        | WELL_CONDITIONED
+        | {"num_hidden_layers": 3},
     ),
     "qwen3_next": dict(
         model_type="qwen3_next",
@@ -103,7 +107,7 @@ MODELS = {
         moe_intermediate_size=10,
         shared_expert_intermediate_size=13,
         **LINEAR_ATTENTION,
-        **COMMON | {"num_hidden_layers": 3},
+        **COMMON | WELL_CONDITIONED | {"num_hidden_layers": 3},
     ),
     "qwen3_moe": dict(
         model_type="qwen3_moe",
@@ -185,7 +189,8 @@ WINDOWS_AND_ROPES = {
         rope_theta=100.0,
         **COMMON,
     ),
-    "olmo3": dict(model_type="olmo3", sliding_window=6, tie_word_embeddings=True, **COMMON),
+    # Without its default of pad_token_id, whose embedding Transformers does not train.
+    "olmo3": dict(model_type="olmo3", sliding_window=6, tie_word_embeddings=True, pad_token_id=None, **COMMON),
     "olmo3-ropes": dict(
         model_type="olmo3",
         sliding_window=2,
@@ -196,6 +201,7 @@ WINDOWS_AND_ROPES = {
         },
         attention_bias=True,
         tie_word_embeddings=False,
+        pad_token_id=None,
         **COMMON,
     ),
 }

@@ -130,15 +130,14 @@ TEST_P(VerifyTest, PassesInLowerPrecisionByErrorRatio) {
     run.plan = plan;
     // An expert has few of the tokens and a decay few values, so the worst of their ratios is higher by
     // chance.
-    const bool has_few_values = GetParam() >= Family::kQwen3_5;
-    if (has_few_values) run.max_error_ratio = 4;
+    if (has_experts(GetParam()) || has_delta_layers(GetParam())) run.max_error_ratio = 3;
     const VerifyReport report = verify(trajectories, run);
     SCOPED_TRACE(
         fmt::format("{} budget {} {}", to_string(plan.strategy), plan.token_budget, to_json(report).dump()));
     ASSERT_GE(report.tree_tokens, 300);
     EXPECT_TRUE(report.passed);
     EXPECT_GT(report.error_ratio_max, 0);
-    EXPECT_LE(report.error_ratio_max, has_few_values ? 4 : 2);
+    EXPECT_LE(report.error_ratio_max, run.max_error_ratio);
     EXPECT_LE(report.error_ratio_median, 1.5);
     EXPECT_GT(report.grad_rel_error_max, 1e-12);  // it did run in the lower precision
     EXPECT_TRUE(report.isolation_bitwise);

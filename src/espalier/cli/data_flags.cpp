@@ -90,7 +90,7 @@ Trajectories DataFlags::read(const DataUse& use) const {
   options.max_line_bytes = static_cast<int64_t>(max_row_bytes);
   options.progress = [&progress](double fraction) { progress.update(fraction); };
   Trajectories trajectories = read_trajectories(paths, options, &report);
-  check_recorded_routes(trajectories, use.routers, use.num_layers);
+  check_recorded_routes(printable(name), trajectories, use.routers, use.num_layers);
   if (report.rows_skipped > 0) {
     progress.line(fmt::format("{}: skipped {} of {}", printable(name),
                               count_of(report.rows_skipped, "bad row", "bad rows"),

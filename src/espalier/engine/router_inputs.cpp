@@ -35,19 +35,14 @@ RunTrajectories trajectories_of_runs(const MicroBatch& micro_batch) {
   return result;
 }
 
-std::string place_of(const Trajectories& trajectories, int64_t row, int64_t position) {
-  return fmt::format("row {}: field `routed_experts`, token {}", trajectories.name(row), position);
-}
-
-/// The experts of one token and router.
-void check_choice(const Trajectories& trajectories, int64_t row, int64_t position,
-                  std::span<const int32_t> experts, int64_t num_experts) {
+/// The experts of one token and router; `place` names the token.
+template <class Place>
+void check_choice(std::span<const int32_t> experts, int64_t num_experts, const Place& place) {
   for (size_t i = 0; i < experts.size(); ++i) {
-    ESPALIER_CHECK(experts[i] < num_experts, "{}: expected experts from 0 to {}, received {}",
-                   place_of(trajectories, row, position), num_experts - 1, experts[i]);
+    ESPALIER_CHECK(experts[i] < num_experts, "{}: expected experts from 0 to {}, received {}", place(),
+                   num_experts - 1, experts[i]);
     ESPALIER_CHECK(std::find(experts.begin(), experts.begin() + i, experts[i]) == experts.begin() + i,
-                   "{}: expected different experts for each router, received {} twice",
-                   place_of(trajectories, row, position), experts[i]);
+                   "{}: expected different experts for each router, received {} twice", place(), experts[i]);
   }
 }
 
@@ -86,24 +81,28 @@ void set_router_inputs(const Step& step, int64_t index, const Trajectories& traj
   if (width > 0) batch->routes = at::tensor(routes, at::kLong).view({-1, width});
 }
 
-void check_recorded_routes(const Trajectories& trajectories, const RouterShape& routers, int64_t num_layers) {
+void check_recorded_routes(const std::string& where, const Trajectories& trajectories,
+                           const RouterShape& routers, int64_t num_layers) {
   const int64_t width = trajectories.routes_per_token, top_k = routers.top_k;
   if (width == 0 || routers.count() == 0) return;
   const bool of_routers = width == routers.count() * top_k;
   ESPALIER_CHECK(
       of_routers || width == num_layers * top_k,
-      "field `routed_experts`: expected {} experts for each token ({} of each of {} routers){}, "
+      "{}: field `routed_experts`: expected {} experts for each token ({} of each of {} routers){}, "
       "received {}",
-      routers.count() * top_k, top_k, routers.count(),
+      where, routers.count() * top_k, top_k, routers.count(),
       num_layers == routers.count() ? "" : fmt::format(" or {} (of each layer)", num_layers * top_k), width);
   const std::span<const int32_t> routes = trajectories.routed_experts.span();
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     for (int64_t t = 0; t < trajectories.row_size(row); ++t) {
       const auto token = routes.subspan((trajectories.offsets[row] + t) * width, width);
       if (token[0] < 0) break;  // a row without routes
+      const auto place = [&] {
+        return fmt::format("{}: row {}: field `routed_experts`, token {}", where, trajectories.name(row), t);
+      };
       for (int64_t i = 0; i < routers.count(); ++i) {
-        const int64_t place = of_routers ? i : routers.layers[i];
-        check_choice(trajectories, row, t, token.subspan(place * top_k, top_k), routers.experts);
+        const int64_t group = of_routers ? i : routers.layers[i];
+        check_choice(token.subspan(group * top_k, top_k), routers.experts, place);
       }
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "espalier/config/router_shape.h"
@@ -26,7 +27,8 @@ std::vector<int64_t> recorded_routes(const Trajectories& trajectories, int64_t f
 
 /// Throws InputError unless the recorded routes, if there are any, are of a model with these routers in
 /// `num_layers` layers: as many for each token, of experts that there are, each at most once for a token and
-/// router. A model without routers does not read them.
-void check_recorded_routes(const Trajectories& trajectories, const RouterShape& routers, int64_t num_layers);
+/// router. A model without routers does not read them. `where`: the file, for the message.
+void check_recorded_routes(const std::string& where, const Trajectories& trajectories,
+                           const RouterShape& routers, int64_t num_layers);
 
 }  // namespace espalier
