@@ -4,8 +4,10 @@
 
 #include <utility>
 
+#include "espalier/ops/gated_delta/composed.h"
 #include "espalier/ops/gated_delta/gated_delta.h"
 #include "espalier/ops/reference.h"
+#include "espalier/ops/ssm_scan/composed.h"
 #include "espalier/ops/ssm_scan/ssm_scan.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/recurrent/random_paths.h"
@@ -26,6 +28,16 @@ struct ScanPlan {
   int64_t chunk_size;
 };
 using ScanResult = std::pair<at::Tensor, at::Tensor>;  // out, states at the ends
+using OptionalTensor = std::optional<at::Tensor>;
+
+inline OptionalTensor if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
+/// out and states in one row of numbers.
+inline at::Tensor in_one_row(const at::Tensor& out, const at::Tensor& states) {
+  return at::cat({out.to(states.scalar_type()).flatten(), states.flatten()});
+}
 
 inline at::Tensor normal(at::IntArrayRef shape) {
   return at::randn(shape, at::kDouble);
@@ -61,6 +73,16 @@ struct GatedDelta {
     const GatedDeltaOutput output = plain ? reference::gated_delta_rule(given) : gated_delta_rule(given);
     return {output.out, output.states};
   }
+
+  static Results run_composed(const Tensors& in, const ScanPlan& plan, const ScanResult& grads) {
+    const OptionalTensor states = if_defined(plan.states);
+    const detail::DeltaArguments given{in[0],     in[1],  in[2],     in[3],          in[4],
+                                       plan.prev, states, plan.ends, plan.chunk_size};
+    const auto [out, end_states] = composed::gated_delta_rule(given);
+    const auto [q, k, v, g, beta, contexts] =
+        composed::gated_delta_rule_backward(grads.first, grads.second, given);
+    return {in_one_row(out, end_states), q, k, v, g, beta, contexts};
+  }
 };
 
 /// Inputs: x, B, C, dt, A, D.
@@ -95,6 +117,15 @@ struct Ssm {
                         .chunk_size = plan.chunk_size};
     const SsmScanOutput output = plain ? reference::ssm_scan(given) : ssm_scan(given);
     return {output.out, output.states};
+  }
+
+  static Results run_composed(const Tensors& in, const ScanPlan& plan, const ScanResult& grads) {
+    const OptionalTensor states = if_defined(plan.states), scale = in[5];
+    const detail::SsmArguments given{in[0], in[3],     in[4],  in[1],     in[2],
+                                     scale, plan.prev, states, plan.ends, plan.chunk_size};
+    const auto [out, end_states] = composed::ssm_scan(given);
+    const auto [x, dt, a, b, c, d, contexts] = composed::ssm_scan_backward(grads.first, grads.second, given);
+    return {in_one_row(out, end_states), x, b, c, dt, a, d, contexts};
   }
 };
 
@@ -144,16 +175,28 @@ struct ScanProblem {
   Results ours(at::ScalarType dtype = at::kDouble) const { return ours(dtype, paths.prev_tensor()); }
   Results plain(at::ScalarType dtype = at::kDouble) const { return run(true, dtype, paths.prev_tensor()); }
 
+  /// As ours, by the composition of ATen's operators.
+  Results composed(at::ScalarType dtype = at::kDouble) const {
+    const Tensors in = inputs_in(dtype);
+    Results results =
+        Scan::run_composed(in, plan_of(in, paths.prev_tensor()),
+                           {grad_out.to(dtype), grad_states.to(dtype == at::kDouble ? dtype : at::kFloat)});
+    if (!states.defined()) results.pop_back();
+    return results;
+  }
+
  private:
+  ScanPlan plan_of(const Tensors& in, const at::Tensor& prev) const {
+    return {prev, states.defined() ? in.back() : at::Tensor(), paths.ends_tensor(), chunk_size};
+  }
+
   Results run(bool plain, at::ScalarType dtype, const at::Tensor& prev) const {
     const auto sums = dtype == at::kDouble ? at::kDouble : at::kFloat;
     const auto function = [&](const Tensors& in) {
-      const auto [out, end_states] = Scan::run(
-          plain, in, {prev, states.defined() ? in.back() : at::Tensor(), paths.ends_tensor(), chunk_size});
-      return at::cat({out.to(sums).flatten(), end_states.flatten()}) + zero_of(in, sums);
+      const auto [out, end_states] = Scan::run(plain, in, plan_of(in, prev));
+      return in_one_row(out, end_states) + zero_of(in, sums);
     };
-    const at::Tensor grad = at::cat({grad_out.flatten(), grad_states.flatten()});
-    return with_gradients(function, inputs_in(dtype), grad.to(sums));
+    return with_gradients(function, inputs_in(dtype), in_one_row(grad_out, grad_states).to(sums));
   }
 };
 

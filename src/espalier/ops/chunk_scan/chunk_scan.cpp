@@ -70,9 +70,13 @@ at::Tensor chunk_decays_backward(const ChunkDecayGradients& log_gradients) {
   return inside + from_start + to_end + log_gradients.whole.unsqueeze(1);
 }
 
+void check_chunk_size(const char* op, int64_t chunk_size) {
+  TORCH_CHECK(chunk_size > 0 && std::has_single_bit(static_cast<uint64_t>(chunk_size)), op,
+              ": chunk_size must be a power of two, received ", chunk_size);
+}
+
 ChunkScan::ChunkScan(const char* op, const at::Tensor& rows, const ScanPaths& paths) {
-  TORCH_CHECK(paths.chunk_size > 0 && std::has_single_bit(static_cast<uint64_t>(paths.chunk_size)), op,
-              ": chunk_size must be a power of two, received ", paths.chunk_size);
+  check_chunk_size(op, paths.chunk_size);
   const int64_t num_tokens = rows.size(0);
   const auto prev = checked_prev(op, paths.prev, num_tokens, paths.num_contexts);
   tree_ = make_chunk_tree(prev, checked_tokens(op, "ends", paths.ends, num_tokens), paths.chunk_size);

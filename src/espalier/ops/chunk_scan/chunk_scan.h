@@ -65,6 +65,9 @@ struct ScanPaths {
   int64_t chunk_size;
 };
 
+/// Throws in the name of `op` unless chunk_size is a power of two.
+void check_chunk_size(const char* op, int64_t chunk_size);
+
 /// A forest in chunks on a device.
 class ChunkScan {
  public:

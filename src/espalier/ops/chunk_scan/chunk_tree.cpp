@@ -10,10 +10,8 @@
 namespace espalier::detail {
 namespace {
 
-struct Chunk {
-  int64_t begin, size;
+struct PlacedChunk : Chunk {
   int64_t level = 0;
-  int64_t source = 0;  // the parent chunk; on level 0 as in ChunkTree
   int64_t number = 0;  // on its level
 };
 
@@ -32,26 +30,11 @@ std::vector<bool> borders(std::span<const int32_t> prev, std::span<const int64_t
   return border;
 }
 
-std::vector<Chunk> cut(std::span<const int32_t> prev, std::span<const int64_t> ends, int64_t chunk_size,
-                       std::vector<int64_t>* chunk_of) {
-  const std::vector<bool> border = borders(prev, ends);
-  std::vector<Chunk> chunks;
-  for (int64_t t = 0; t < static_cast<int64_t>(prev.size()); ++t) {
-    const bool starts = chunks.empty() || border[t - 1] || chunks.back().size == chunk_size;
-    if (starts) {
-      Chunk chunk{t, 0};
-      if (prev[t] >= 0) {
-        chunk.source = (*chunk_of)[prev[t]];
-        chunk.level = chunks[chunk.source].level + 1;
-      } else {
-        chunk.source = 1 + context_of(prev[t]);
-      }
-      chunks.push_back(chunk);
-    }
-    ++chunks.back().size;
-    chunk_of->push_back(static_cast<int64_t>(chunks.size()) - 1);
-  }
-  return chunks;
+std::vector<PlacedChunk> with_levels(const std::vector<Chunk>& chunks) {
+  std::vector<PlacedChunk> placed;
+  for (const Chunk& chunk : chunks)
+    placed.push_back({chunk, chunk.parent < 0 ? 0 : placed[chunk.parent].level + 1});
+  return placed;
 }
 
 int64_t bucket_of(const Chunk& chunk) {
@@ -60,11 +43,11 @@ int64_t bucket_of(const Chunk& chunk) {
 
 // Chunks by level, by bucket among those of a level, in their own order among those of both. Sets their
 // numbers.
-std::vector<int64_t> in_order(std::vector<Chunk>* chunks) {
+std::vector<int64_t> in_order(std::vector<PlacedChunk>* chunks) {
   std::vector<int64_t> order(chunks->size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    const Chunk &first = (*chunks)[a], &second = (*chunks)[b];
+    const PlacedChunk &first = (*chunks)[a], &second = (*chunks)[b];
     return std::pair(first.level, bucket_of(first)) < std::pair(second.level, bucket_of(second));
   });
   int64_t level = -1, number = 0;
@@ -76,18 +59,19 @@ std::vector<int64_t> in_order(std::vector<Chunk>* chunks) {
   return order;
 }
 
-void set_sources(const std::vector<Chunk>& chunks, const std::vector<int64_t>& order, ChunkTree* result) {
+void set_sources(const std::vector<PlacedChunk>& chunks, const std::vector<int64_t>& order,
+                 ChunkTree* result) {
   int64_t level = 0;
   for (const int64_t c : order) {
     for (; level < chunks[c].level; ++level) result->source.end_row();
-    const int64_t source = chunks[c].source;
-    result->source.values.push_back(level == 0 ? source : chunks[source].number);
+    const PlacedChunk& chunk = chunks[c];
+    result->source.values.push_back(level == 0 ? 1 + chunk.context : chunks[chunk.parent].number);
   }
   result->source.end_row();
 }
 
-void set_buckets(const std::vector<Chunk>& chunks, const std::vector<int64_t>& order, int64_t chunk_size,
-                 ChunkTree* result) {
+void set_buckets(const std::vector<PlacedChunk>& chunks, const std::vector<int64_t>& order,
+                 int64_t chunk_size, ChunkTree* result) {
   const int64_t num_levels = result->num_levels();
   std::vector<ChunkBucket> all(std::bit_width(static_cast<uint64_t>(chunk_size)));
   for (size_t b = 0; b < all.size(); ++b) {
@@ -111,9 +95,23 @@ void set_buckets(const std::vector<Chunk>& chunks, const std::vector<int64_t>& o
 
 }  // namespace
 
+Chunks cut_into_chunks(std::span<const int32_t> prev, std::span<const int64_t> ends, int64_t chunk_size) {
+  const std::vector<bool> border = borders(prev, ends);
+  Chunks result;
+  std::vector<Chunk>& chunks = result.chunks;
+  for (int64_t t = 0; t < static_cast<int64_t>(prev.size()); ++t) {
+    if (chunks.empty() || border[t - 1] || chunks.back().size == chunk_size)
+      chunks.push_back({t, 0, prev[t] < 0 ? -1 : result.of_token[prev[t]], context_of(prev[t])});
+    ++chunks.back().size;
+    result.of_token.push_back(static_cast<int64_t>(chunks.size()) - 1);
+  }
+  return result;
+}
+
 ChunkTree make_chunk_tree(std::span<const int32_t> prev, std::span<const int64_t> ends, int64_t chunk_size) {
-  std::vector<int64_t> chunk_of;
-  std::vector<Chunk> chunks = cut(prev, ends, chunk_size, &chunk_of);
+  const Chunks cut = cut_into_chunks(prev, ends, chunk_size);
+  const std::vector<int64_t>& chunk_of = cut.of_token;
+  std::vector<PlacedChunk> chunks = with_levels(cut.chunks);
   const std::vector<int64_t> order = in_order(&chunks);
   ChunkTree result;
   set_sources(chunks, order, &result);

@@ -13,7 +13,23 @@ namespace espalier::detail {
 /// The most tokens of a chunk, unless a caller wants others.
 inline constexpr int64_t kChunkTokens = 64;
 
-/// Tokens that follow each other on one path. Chunks of one bucket are padded to one length, a power of two
+/// Tokens that follow each other on one path.
+struct Chunk {
+  int64_t begin, size;
+  int64_t parent;   // the chunk that it goes on from, or -1
+  int64_t context;  // where parent is -1: the context that it goes on from, or -1
+};
+
+struct Chunks {
+  std::vector<Chunk> chunks;      // in the order of their tokens
+  std::vector<int64_t> of_token;  // [T]
+};
+
+/// Chunks of at most `chunk_size` tokens, a power of two. One never goes beyond a token that branches or at
+/// which a state is wanted.
+Chunks cut_into_chunks(std::span<const int32_t> prev, std::span<const int64_t> ends, int64_t chunk_size);
+
+/// Chunks of one bucket are padded to one length, a power of two
 /// less than twice their own, so that a chunk costs about what it holds.
 struct ChunkBucket {
   int64_t length = 0;
@@ -40,8 +56,7 @@ struct ChunkTree {
   int64_t num_levels() const { return source.num_rows(); }
 };
 
-/// Chunks of at most `chunk_size` tokens, a power of two. One never goes beyond a token that branches or at
-/// which a state is wanted.
+/// The chunks of cut_into_chunks, level by level.
 ChunkTree make_chunk_tree(std::span<const int32_t> prev, std::span<const int64_t> ends, int64_t chunk_size);
 
 }  // namespace espalier::detail

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gated delta rule as a composition of ATen's operators, on any device. Names and formulas: docs/math.md,
-// "Gated delta rule on trees". The backward pass is written by hand: autograd would keep every temporary of a
-// chunk, several times its inputs, and the states of all chunks.
+// Names and formulas: docs/math.md, "Gated delta rule on trees". The backward pass is written by hand:
+// autograd would keep every temporary of a chunk, several times its inputs, and the states of all chunks.
+#include "espalier/ops/gated_delta/composed.h"
+
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <cmath>
 
 #include "espalier/ops/chunk_scan/chunk_scan.h"
-#include "espalier/ops/gated_delta/checks.h"
 
 namespace espalier {
 namespace {
@@ -212,16 +212,10 @@ RowGradients row_gradients(const Inside& in, const BucketGradients& given) {
           in.rows.numbers_by_token(grad_g), in.rows.numbers_by_token(grad_beta)};
 }
 
-/// The adjoint of unit_rows.
-at::Tensor unit_rows_backward(const at::Tensor& grad, const detail::UnitRows& rows) {
-  return (grad - rows.unit * row_dots(grad, rows.unit).unsqueeze(-1)) * rows.inverse_length;
-}
+}  // namespace
 
-std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                           const at::Tensor& g, const at::Tensor& beta,
-                                           const at::Tensor& prev, const OptionalTensor& states,
-                                           const at::Tensor& ends, int64_t chunk_size) {
-  const Problem problem({q, k, v, g, beta, prev, states, ends, chunk_size});
+detail::DeltaResults composed::gated_delta_rule(const detail::DeltaArguments& given) {
+  const Problem problem(given);
   const std::vector<Inside> inside = insides_of(problem);
   const Trace trace = run_levels(problem, inside);
   TensorVector rows;
@@ -229,23 +223,22 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& q, const at::Tensor
     const Inside& in = inside[b];
     rows.push_back(in.rows.by_token(bmm(in.q_decayed, trace.state[b]).baddbmm_(in.scores, trace.news[b])));
   }
-  return {problem.scan.in_token_order(rows).to(q.scalar_type()), trace.ends};
+  return {problem.scan.in_token_order(rows).to(given.q.scalar_type()), trace.ends};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
-    const OptionalTensor& grad_out, const OptionalTensor& grad_end_states, const at::Tensor& q,
-    const at::Tensor& k, const at::Tensor& v, const at::Tensor& g, const at::Tensor& beta,
-    const at::Tensor& prev, const OptionalTensor& states, const at::Tensor& ends, int64_t chunk_size) {
-  const Problem problem({q, k, v, g, beta, prev, states, ends, chunk_size});
+detail::DeltaGradients composed::gated_delta_rule_backward(const OptionalTensor& grad_out,
+                                                           const OptionalTensor& grad_ends,
+                                                           const detail::DeltaArguments& given) {
+  const Problem problem(given);
   const std::vector<Inside> inside = insides_of(problem);
   TensorVector grad_outs;
   for (const Inside& in : inside) {
-    grad_outs.push_back(grad_out
-                            ? in.rows.by_head(grad_out->to(g.scalar_type())).mul_(in.is_token.unsqueeze(-1))
-                            : at::zeros_like(in.v));
+    grad_outs.push_back(
+        grad_out ? in.rows.by_head(grad_out->to(given.g.scalar_type())).mul_(in.is_token.unsqueeze(-1))
+                 : at::zeros_like(in.v));
   }
   const Trace trace = run_levels(problem, inside);
-  const StateGradients above = run_levels_back(problem, inside, grad_outs, grad_end_states);
+  const StateGradients above = run_levels_back(problem, inside, grad_outs, grad_ends);
   TensorVector grad_q, grad_k, grad_v, grad_g, grad_beta;
   for (size_t b = 0; b < inside.size(); ++b) {
     const RowGradients rows = row_gradients(
@@ -256,20 +249,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     grad_g.push_back(rows.g);
     grad_beta.push_back(rows.beta);
   }
-  const auto dtype = q.scalar_type();
-  return {unit_rows_backward(problem.scan.in_token_order(grad_q), problem.q).to(dtype),
-          unit_rows_backward(problem.scan.in_token_order(grad_k), problem.k).to(dtype),
+  const auto dtype = given.q.scalar_type();
+  return {detail::unit_rows_backward(problem.scan.in_token_order(grad_q), problem.q).to(dtype),
+          detail::unit_rows_backward(problem.scan.in_token_order(grad_k), problem.k).to(dtype),
           problem.scan.in_token_order(grad_v).to(dtype),
           problem.scan.in_token_order(grad_g),
           problem.scan.in_token_order(grad_beta),
-          states ? above.first.narrow(0, 1, states->size(0)).clone() : at::Tensor()};
+          given.states ? above.first.narrow(0, 1, given.states->size(0)).clone() : at::Tensor()};
 }
 
-}  // namespace
-
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("gated_delta_rule", &forward);
-  m.impl("gated_delta_rule_backward", &backward);
+  m.impl("gated_delta_rule", &detail::delta_rule_of<&composed::gated_delta_rule>);
+  m.impl("gated_delta_rule_backward", &detail::delta_rule_backward_of<&composed::gated_delta_rule_backward>);
 }
 
 }  // namespace espalier

@@ -19,8 +19,8 @@ using detail::meta_like;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using TensorPair = detail::DeltaResults;
+using Gradients = detail::DeltaGradients;
 
 TensorPair call_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
                         const at::Tensor& beta, const at::Tensor& prev, const OptionalTensor& states,
@@ -110,6 +110,11 @@ void detail::check_gated_delta_rule(const DeltaArguments& given) {
 detail::UnitRows detail::unit_rows(const at::Tensor& x) {
   const at::Tensor inverse = x.square().sum({-1}, /*keepdim=*/true).add_(1e-6).rsqrt_();
   return {x * inverse, inverse};
+}
+
+at::Tensor detail::unit_rows_backward(const at::Tensor& grad, const UnitRows& rows) {
+  const at::Tensor along = (grad * rows.unit).sum({-1}, /*keepdim=*/true);
+  return (grad - rows.unit * along) * rows.inverse_length;
 }
 
 GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given) {

@@ -2,11 +2,12 @@
 // ssm_scan as a composition of ATen's operators, on any device. Formulas: docs/math.md, "Mamba-2 on trees".
 // The heads of a group share B and C, so their rows, and the columns of their states, stand side by side and
 // are multiplied with B and C at once. The backward pass is written by hand for the reasons of gated_delta.
+#include "espalier/ops/ssm_scan/composed.h"
+
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include "espalier/ops/chunk_scan/chunk_scan.h"
-#include "espalier/ops/ssm_scan/checks.h"
 
 namespace espalier {
 namespace {
@@ -215,11 +216,10 @@ RowGradients row_gradients(const Inside& in, const BucketGradients& given) {
           in.rows.by_token(grad_c)};
 }
 
-std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& a,
-                                           const at::Tensor& b, const at::Tensor& c, const OptionalTensor& d,
-                                           const at::Tensor& prev, const OptionalTensor& states,
-                                           const at::Tensor& ends, int64_t chunk_size) {
-  const Problem problem({x, dt, a, b, c, d, prev, states, ends, chunk_size});
+}  // namespace
+
+detail::SsmResults composed::ssm_scan(const detail::SsmArguments& given) {
+  const Problem problem(given);
   const std::vector<Inside> inside = insides_of(problem);
   const States run = run_levels(problem, inside);
   TensorVector rows;
@@ -228,17 +228,15 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
     const at::Tensor read = in.scaled(bmm(in.c, run.begin[i]), in.decays.before);
     rows.push_back(in.rows.by_token(in.side_by_side(bmm(in.weights, in.apart(in.v))).add_(read)));
   }
-  at::Tensor out = problem.scan.in_token_order(rows).view(x.sizes());
-  if (d) out.addcmul_(problem.x, d->unsqueeze(-1));
-  return {out.to(x.scalar_type()), problem.apart(run.ends)};
+  at::Tensor out = problem.scan.in_token_order(rows).view(given.x.sizes());
+  if (given.d) out.addcmul_(problem.x, given.d->unsqueeze(-1));
+  return {out.to(given.x.scalar_type()), problem.apart(run.ends)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
-    const OptionalTensor& grad_out, const OptionalTensor& grad_end_states, const at::Tensor& x,
-    const at::Tensor& dt, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
-    const OptionalTensor& d, const at::Tensor& prev, const OptionalTensor& states, const at::Tensor& ends,
-    int64_t chunk_size) {
-  const Problem problem({x, dt, a, b, c, d, prev, states, ends, chunk_size});
+detail::SsmGradients composed::ssm_scan_backward(const OptionalTensor& grad_out,
+                                                 const OptionalTensor& grad_ends,
+                                                 const detail::SsmArguments& given) {
+  const Problem problem(given);
   const std::vector<Inside> inside = insides_of(problem);
   const at::Tensor grad = grad_out ? problem.in_sums(*grad_out) : at::zeros_like(problem.x);
   TensorVector grad_outs, grad_reads;
@@ -247,9 +245,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     grad_reads.push_back(in.scaled(grad_outs.back(), in.decays.before));
   }
   const States run = run_levels(problem, inside);
-  const StateGradients above = run_levels_back(
-      problem, inside, grad_reads,
-      grad_end_states ? OptionalTensor(problem.side_by_side(*grad_end_states)) : std::nullopt);
+  const StateGradients above =
+      run_levels_back(problem, inside, grad_reads,
+                      grad_ends ? OptionalTensor(problem.side_by_side(*grad_ends)) : std::nullopt);
   TensorVector rows_v, rows_g, rows_b, rows_c;
   for (size_t i = 0; i < inside.size(); ++i) {
     const RowGradients rows =
@@ -259,25 +257,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     rows_b.push_back(rows.b);
     rows_c.push_back(rows.c);
   }
-  const at::Tensor grad_v = problem.scan.in_token_order(rows_v).view(x.sizes());
-  const at::Tensor grad_g = problem.scan.in_token_order(rows_g);
-  at::Tensor grad_x = grad_v * dt.unsqueeze(-1);
-  if (d) grad_x.addcmul_(grad, d->unsqueeze(-1));
-  const auto dtype = x.scalar_type();
-  return {grad_x.to(dtype),
-          row_dots(grad_v, problem.x) + grad_g * a,
-          (grad_g * dt).sum({0}),
-          problem.scan.in_token_order(rows_b).to(dtype),
-          problem.scan.in_token_order(rows_c).to(dtype),
-          d ? row_dots(grad, problem.x).sum({0}) : at::Tensor(),
-          states ? problem.apart(above.first.narrow(0, 1, states->size(0))) : at::Tensor()};
+  return detail::ssm_gradients(
+      given, grad,
+      {problem.scan.in_token_order(rows_v).view(given.x.sizes()), problem.scan.in_token_order(rows_g),
+       problem.scan.in_token_order(rows_b), problem.scan.in_token_order(rows_c),
+       given.states ? problem.apart(above.first.narrow(0, 1, given.states->size(0))) : at::Tensor()});
 }
 
-}  // namespace
-
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("ssm_scan", &forward);
-  m.impl("ssm_scan_backward", &backward);
+  m.impl("ssm_scan", &detail::ssm_scan_of<&composed::ssm_scan>);
+  m.impl("ssm_scan_backward", &detail::ssm_scan_backward_of<&composed::ssm_scan_backward>);
 }
 
 }  // namespace espalier

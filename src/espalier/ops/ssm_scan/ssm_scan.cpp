@@ -19,9 +19,8 @@ using detail::meta_like;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-using Gradients =
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using TensorPair = detail::SsmResults;
+using Gradients = detail::SsmGradients;
 
 TensorPair call_forward(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& a, const at::Tensor& b,
                         const at::Tensor& c, const OptionalTensor& d, const at::Tensor& prev,
@@ -114,6 +113,21 @@ void detail::check_ssm_scan(const SsmArguments& given) {
     check_tensor(op, "states", *states,
                  {"[M, H, N, P]", {states->size(0), heads, b.size(2), x.size(2)}, sums});
   }
+}
+
+detail::SsmGradients detail::ssm_gradients(const SsmArguments& given, const at::Tensor& grad_out,
+                                           const SsmRowGradients& rows) {
+  const at::Tensor x = given.x.to(given.dt.scalar_type());
+  at::Tensor grad_x = rows.v * given.dt.unsqueeze(-1);
+  if (given.d) grad_x.addcmul_(grad_out, given.d->unsqueeze(-1));
+  const auto dtype = given.x.scalar_type();
+  return {grad_x.to(dtype),
+          (rows.v * x).sum({-1}) + rows.g * given.a,
+          (rows.g * given.dt).sum({0}),
+          rows.b.to(dtype),
+          rows.c.to(dtype),
+          given.d ? (grad_out * x).sum({-1}).sum({0}) : at::Tensor(),
+          rows.states};
 }
 
 SsmScanOutput ssm_scan(const SsmScan& given) {

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear recurrences on the CPU: tensors to and from the kernels of kernels/cpu/recurrence.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <utility>
+
+#include "espalier/ops/chunk_scan/chunk_scan.h"
+#include "espalier/ops/kernels/cpu/recurrence.h"
+
+namespace espalier::detail {
+
+/// What a recurrence reads, float32 or float64.
+struct RecurrenceInputs {
+  bool delta;           // the delta rule (recurrence_math.h)
+  double scale;         // of q
+  at::Tensor q, k;      // [T, K, Dk]
+  at::Tensor v;         // [T, H, Dv]
+  at::Tensor g;         // [T, H]
+  at::Tensor beta;      // [T, H]; undefined without the delta rule
+  at::Tensor contexts;  // [N, H, Dk, Dv] or undefined
+};
+
+class CpuRecurrence {
+ public:
+  /// Throws in the name of `op` where prev, ends or chunk_size are not as said.
+  CpuRecurrence(const char* op, const RecurrenceInputs& inputs, const ScanPaths& paths);
+
+  /// out [T, H, Dv] and the states at the ends [E, H, Dk, Dv].
+  std::pair<at::Tensor, at::Tensor> forward() const;
+
+  /// Gradients of the inputs, undefined for those that are, from those of the results, if any.
+  RecurrenceInputs backward(const std::optional<at::Tensor>& grad_out,
+                            const std::optional<at::Tensor>& grad_ends) const;
+
+ private:
+  RecurrenceInputs in_;
+  int64_t num_ends_;
+  RecurrenceForest forest_;
+};
+
+}  // namespace espalier::detail
