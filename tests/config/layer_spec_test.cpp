@@ -109,6 +109,9 @@ TEST(LayerSpec, JsonIsEqualForEqualLayersOnly) {
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.sliding_window = 8; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.sinks = true; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.output_gate = true; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.rotary = false; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.attention_multiplier = 0.5; }));
+  EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.fused = true; }));
   LayerSpec other = layer;
   other.norm_outputs = true;
   EXPECT_NE(to_json(other), to_json(layer));
@@ -147,6 +150,27 @@ TEST(LayerSpec, ExpertsHaveTheNamesOfTheCheckpoint) {
   EXPECT_TRUE(buffer_shapes(parse_config(tiny_config("qwen3_moe"), "config.json")).empty());
 }
 
+TEST(LayerSpec, JsonOfStateSpacesIsEqualForEqualOnesOnly) {
+  const SsmSpec ssm{.num_heads = 4, .head_dim = 3, .state_size = 5, .conv_kernel = 4};
+  const auto differs = [&](const auto& change) {
+    SsmSpec other = ssm;
+    change(other);
+    return to_json(LayerSpec{other, NoMlp{}}) != to_json(LayerSpec{ssm, NoMlp{}});
+  };
+  EXPECT_FALSE(differs([](SsmSpec&) {}));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.num_heads = 2; }));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.head_dim = 2; }));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.state_size = 2; }));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.n_groups = 2; }));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.conv_kernel = 2; }));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.use_bias = true; }));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.use_conv_bias = false; }));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.least_time_step = 0.5; }));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.most_time_step = 0.5; }));
+  EXPECT_TRUE(differs([](SsmSpec& s) { s.name = "mamba"; }));
+  EXPECT_NE(to_json(LayerSpec{ssm, NoMlp{}}), to_json(LayerSpec{ssm, DenseMlpSpec{}}));
+}
+
 TEST(LayerSpec, JsonOfExpertsIsEqualForEqualOnesOnly) {
   const AttentionSpec attention{.num_attention_heads = 2, .num_key_value_heads = 1, .head_dim = 4};
   const MoeSpec moe{.num_experts = 8, .num_experts_per_tok = 2, .moe_intermediate_size = 6};
@@ -166,6 +190,7 @@ TEST(LayerSpec, JsonOfExpertsIsEqualForEqualOnesOnly) {
   EXPECT_TRUE(differs([](MoeSpec& m) { m.n_group = 2; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.topk_group = 2; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.shared_intermediate_size = 3; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.fused = true; }));
 }
 
 }  // namespace

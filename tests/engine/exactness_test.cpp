@@ -14,8 +14,8 @@ namespace espalier::testing {
 namespace {
 
 constexpr double kTolerance = 1e-12;
-// Gated DeltaNet layers divide by the lengths of queries and keys and by the size of their output, and a few
-// of some thousand random forests have one that is almost 0.
+// Recurrent layers divide by the size of their output (Gated DeltaNet by the lengths of queries and keys as
+// well), and a few of some thousand random forests have one that is almost 0.
 constexpr double kToleranceWithNorms = 1e-11;
 constexpr int kBlocks = 4;  // so that ctest may run them side by side
 constexpr int kVocabSizes[] = {5, 19, 47};
@@ -95,7 +95,7 @@ TEST_P(Exactness, RandomForestsEqualPerTrajectoryTraining) {
     const Outcome reference = reference_outcome(decoder, trajectories, objective);
     const Outcome outcome = tree_outcome(decoder, trajectories, step, objective);
     ASSERT_LE(loss_error(outcome, reference), kTolerance) << reference.loss;
-    const bool has_norms = has_delta_layers(kFamilies[model / std::size(kVocabSizes)]);
+    const bool has_norms = has_recurrent_layers(kFamilies[model / std::size(kVocabSizes)]);
     ASSERT_LE(gradient_error(outcome, reference), has_norms ? kToleranceWithNorms : kTolerance);
     ASSERT_LE(logprob_error(outcome, reference), kTolerance);
     worst_loss = std::max(worst_loss, loss_error(outcome, reference));

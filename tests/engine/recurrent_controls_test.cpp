@@ -11,10 +11,10 @@
 namespace espalier::testing {
 namespace {
 
-class RecurrentControls : public ::testing::Test {
+class RecurrentControls : public ::testing::TestWithParam<Family> {
  protected:
   RecurrentControls()
-      : decoder_(tiny_decoder(tiny_config(Family::kQwen3_5, 19), 5)),
+      : decoder_(tiny_decoder(tiny_config(GetParam(), 19), 5)),
         trajectories_(from_rows({{1, 2, 3, 4, 5, 6, 7, 8},
                                  {1, 2, 3, 4, 5, 9, 10, 11, 12, 13},
                                  {1, 2, 3, 4, 5, 9, 10, 14, 15, 16, 17},
@@ -38,7 +38,7 @@ class RecurrentControls : public ::testing::Test {
   Outcome reference_;
 };
 
-TEST_F(RecurrentControls, StatesAndConvolutionsThatDoNotBranchAreCaught) {
+TEST_P(RecurrentControls, StatesAndConvolutionsThatDoNotBranchAreCaught) {
   std::vector<Batch> batches = make_batches(trajectories_, step({}), objective_);
   ASSERT_EQ(batches.size(), 1u);
   EXPECT_LE(error_of(batch_outcome(decoder_, batches, objective_)), 1e-12);
@@ -48,7 +48,7 @@ TEST_F(RecurrentControls, StatesAndConvolutionsThatDoNotBranchAreCaught) {
   EXPECT_GT(error_of(batch_outcome(decoder_, batches, objective_)), 1e-4);
 }
 
-TEST_F(RecurrentControls, APathThatGoesOnAtAnotherCutIsCaught) {
+TEST_P(RecurrentControls, APathThatGoesOnAtAnotherCutIsCaught) {
   Step cut = step({Strategy::kPartition, 4});
   EXPECT_LE(error_of(cut), 1e-12);
   int64_t spoilt = 0;
@@ -64,6 +64,9 @@ TEST_F(RecurrentControls, APathThatGoesOnAtAnotherCutIsCaught) {
   ASSERT_GT(spoilt, 0);
   EXPECT_GT(error_of(cut), 1e-4);
 }
+
+INSTANTIATE_TEST_SUITE_P(Families, RecurrentControls, ::testing::Values(Family::kQwen3_5, Family::kMamba2),
+                         [](const auto& info) { return std::string(to_string(info.param)); });
 
 }  // namespace
 }  // namespace espalier::testing

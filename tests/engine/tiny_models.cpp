@@ -33,6 +33,8 @@ const char* to_string(Family family) {
       return "glm4_moe";
     case Family::kQwen3Next:
       return "qwen3_next";
+    case Family::kMamba2:
+      return "mamba2";
   }
   throw std::invalid_argument("unknown family");
 }
@@ -41,11 +43,29 @@ bool has_delta_layers(Family family) {
   return family == Family::kQwen3_5 || family == Family::kQwen3Next;
 }
 
+bool has_recurrent_layers(Family family) {
+  return has_delta_layers(family) || family == Family::kMamba2;
+}
+
 bool has_experts(Family family) {
   return family == Family::kQwen3Moe || family == Family::kGlm4Moe || family == Family::kQwen3Next;
 }
 
+namespace {
+
+// Of sizes as in tiny_config_json; eps as with Gated DeltaNet layers.
+nlohmann::json tiny_mamba2_json(int64_t vocab_size, bool wide) {
+  return {{"model_type", "mamba2"},  {"vocab_size", vocab_size},      {"hidden_size", wide ? 64 : 16},
+          {"num_hidden_layers", 2},  {"num_heads", wide ? 64 : 6},    {"head_dim", wide ? 4 : 8},
+          {"expand", wide ? 4 : 3},  {"state_size", wide ? 32 : 5},   {"n_groups", 2},
+          {"conv_kernel", 4},        {"time_step_limit", {0.1, 1.5}}, {"layer_norm_epsilon", 1e-2},
+          {"initializer_range", 0.3}};
+}
+
+}  // namespace
+
 nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
+  if (family == Family::kMamba2) return tiny_mamba2_json(vocab_size, wide);
   nlohmann::json config = {
       {"model_type", to_string(family)},
       {"vocab_size", vocab_size},

@@ -22,16 +22,29 @@ namespace espalier::testing {
 /// layers, of which the first and the last are Gated DeltaNet; gates, norms around 1, heads that are rotated
 /// in part. qwen3_moe: experts in both layers. glm4_moe: a dense layer, then groups of experts with shared
 /// ones and corrected scores; part of each head rotated. qwen3_next: the layers of qwen3_5, projections in
-/// two matrices, experts and a gated shared one.
-enum class Family { kLlama, kQwen2, kQwen3, kMistral, kOlmo3, kQwen3_5, kQwen3Moe, kGlm4Moe, kQwen3Next };
-inline constexpr Family kFamilies[] = {Family::kLlama,    Family::kQwen2,   Family::kQwen3,
-                                       Family::kMistral,  Family::kOlmo3,   Family::kQwen3_5,
-                                       Family::kQwen3Moe, Family::kGlm4Moe, Family::kQwen3Next};
+/// two matrices, experts and a gated shared one. mamba2: Mamba-2 layers alone, in two groups of heads, steps
+/// in a range.
+enum class Family {
+  kLlama,
+  kQwen2,
+  kQwen3,
+  kMistral,
+  kOlmo3,
+  kQwen3_5,
+  kMamba2,
+  kQwen3Moe,
+  kGlm4Moe,
+  kQwen3Next
+};
+inline constexpr Family kFamilies[] = {
+    Family::kLlama,   Family::kQwen2,  Family::kQwen3,    Family::kMistral, Family::kOlmo3,
+    Family::kQwen3_5, Family::kMamba2, Family::kQwen3Moe, Family::kGlm4Moe, Family::kQwen3Next};
 /// Those whose tokens all pass the same weights.
-inline constexpr std::span<const Family> kDenseFamilies(kFamilies, 6);
+inline constexpr std::span<const Family> kDenseFamilies(kFamilies, 7);
 const char* to_string(Family family);
-/// Gated DeltaNet layers among others; mixtures of experts.
+/// Gated DeltaNet layers among others; recurrent layers of any kind, with gated norms; mixtures of experts.
 bool has_delta_layers(Family family);
+bool has_recurrent_layers(Family family);
 bool has_experts(Family family);
 
 /// Two layers (three of qwen3_5 and qwen3_next), hidden size 16, grouped heads; context of 64 positions.

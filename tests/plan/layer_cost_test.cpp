@@ -24,6 +24,9 @@ const LayerSpec kRecurrent{GatedDeltaSpec{.linear_num_key_heads = 2,
                                           .linear_conv_kernel_dim = 4},
                            DenseMlpSpec{.intermediate_size = 7}};
 
+const LayerSpec kStateSpace{
+    SsmSpec{.num_heads = 4, .head_dim = 5, .state_size = 3, .n_groups = 2, .conv_kernel = 4}, NoMlp{}};
+
 ModelSpec model_of(std::vector<LayerSpec> layers) {
   return {.hidden_size = 10, .vocab_size = 11, .layers = std::move(layers)};
 }
@@ -32,12 +35,14 @@ ModelSpec model_of(std::vector<LayerSpec> layers) {
 TEST(LayerCost, WeightsAreTheMatricesOfTheLayer) {
   LayerSpec gated = kNarrow;
   std::get<AttentionSpec>(gated.mixer).output_gate = true;
-  for (const LayerSpec& layer : {kNarrow, kWide, gated, kRecurrent}) {
+  LayerSpec fused = kNarrow;
+  std::get<DenseMlpSpec>(fused.mlp).fused = true;
+  for (const LayerSpec& layer : {kNarrow, kWide, gated, kRecurrent, kStateSpace, fused}) {
     int64_t weights = 0, widest = 0;
     for (const ParameterShape& parameter : layer_parameters(layer, 10)) {
       if (parameter.shape.size() != 2) continue;
       weights += parameter.shape[0] * parameter.shape[1];
-      if (parameter.name.starts_with("mlp."))
+      if (parameter.name.find("mlp.") != std::string::npos || parameter.name == "mixer.in_proj.weight")
         widest = std::max(widest, parameter.shape[0] * parameter.shape[1]);
     }
     EXPECT_EQ(layer_cost(layer, 10).weights, weights);
@@ -91,14 +96,33 @@ TEST(LayerCost, RecurrentLayersLeaveStatesAndTails) {
   EXPECT_EQ(cost.position_tables, 0);
 }
 
+TEST(LayerCost, StateSpacesLeaveStatesAndTails) {
+  const LayerCost cost = layer_cost(kStateSpace, 10);
+  EXPECT_EQ(cost.context_per_token, 0);
+  EXPECT_EQ(cost.context_per_cut, 4 * 3 * 5 + 3 * (4 * 5 + 2 * 2 * 3));
+  EXPECT_EQ(cost.pair_elements, 0);
+  EXPECT_EQ(cost.position_tables, 0);
+  EXPECT_EQ(cost.weights_after_mixer, 10 * 4 * 5);  // the output projection is all that follows
+  EXPECT_EQ(cost.kept_after_mixer.elements, 0);
+}
+
+TEST(LayerCost, AttentionWithoutRotationReadsNoTables) {
+  LayerSpec plain = kNarrow;
+  std::get<AttentionSpec>(plain.mixer).rotary = false;
+  EXPECT_EQ(layer_cost(plain, 10).position_tables, 0);
+  EXPECT_GT(layer_cost(kNarrow, 10).position_tables, 0);
+}
+
 TEST(LayerCost, RecurrencesCountPerToken) {
-  const ModelCost model = model_cost(model_of({kRecurrent, kNarrow}));
-  const Work work{.tokens = 100, .pairs = 0, .logit_rows = 100};
-  const double linear = 100 * model.weights(), recurrence = 100 * model.recurrence();
-  EXPECT_GT(recurrence, 0);
-  EXPECT_DOUBLE_EQ(forward_flops(model, work).linear, 2 * linear + 2 * recurrence);
-  EXPECT_DOUBLE_EQ(step_flops(model, work).linear, 6 * linear + 8 * recurrence);
-  EXPECT_DOUBLE_EQ(layer_tokens(model, work), 2 * 100);
+  for (const LayerSpec& layer : {kRecurrent, kStateSpace}) {
+    const ModelCost model = model_cost(model_of({layer, kNarrow}));
+    const Work work{.tokens = 100, .pairs = 0, .logit_rows = 100};
+    const double linear = 100 * model.weights(), recurrence = 100 * model.recurrence();
+    EXPECT_GT(recurrence, 0);
+    EXPECT_DOUBLE_EQ(forward_flops(model, work).linear, 2 * linear + 2 * recurrence);
+    EXPECT_DOUBLE_EQ(step_flops(model, work).linear, 6 * linear + 8 * recurrence);
+    EXPECT_DOUBLE_EQ(layer_tokens(model, work), 2 * 100);
+  }
 }
 
 TEST(LayerCost, NormsOfQueriesAndKeysKeepTheirInputs) {

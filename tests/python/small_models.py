@@ -27,6 +27,10 @@ COMMON = dict(
 )
 # The gated norm makes much of the rounding of outputs that are almost 0, unless eps is large.
 WELL_CONDITIONED = {"rms_norm_eps": 1e-2}
+WITHOUT_ATTENTION = {
+    **{key: COMMON[key] for key in ("hidden_act", "hidden_size", "num_hidden_layers", "vocab_size", "initializer_range")},
+    "layer_norm_epsilon": 1e-2,
+}
 LINEAR_ATTENTION = dict(
     linear_conv_kernel_dim=4,
     linear_key_head_dim=8,
@@ -108,6 +112,35 @@ MODELS = {
         shared_expert_intermediate_size=13,
         **LINEAR_ATTENTION,
         **COMMON | WELL_CONDITIONED | {"num_hidden_layers": 3},
+    ),
+    "mamba2": dict(
+        model_type="mamba2",
+        num_heads=8,
+        head_dim=8,
+        state_size=12,
+        n_groups=2,
+        chunk_size=16,
+        time_step_limit=[0.0, {"__float__": "Infinity"}],
+        tie_word_embeddings=False,
+        **WITHOUT_ATTENTION,
+    ),
+    # Sizes that are no powers of two, all biases but the convolution's, an infinity as Python writes it.
+    "mamba2-tied": dict(
+        model_type="mamba2",
+        expand=3,
+        num_heads=6,
+        head_dim=15,
+        state_size=7,
+        n_groups=1,
+        conv_kernel=3,
+        chunk_size=16,
+        use_bias=True,
+        use_conv_bias=False,
+        norm_before_gate=True,
+        residual_in_fp32=False,
+        time_step_limit=[0.05, float("inf")],
+        tie_word_embeddings=True,
+        **WITHOUT_ATTENTION | {"hidden_size": 30},
     ),
     "qwen3_moe": dict(
         model_type="qwen3_moe",

@@ -3,7 +3,7 @@
 
 Transformers computes RMSNorm in float32 whatever the model's dtype. For float64 comparisons that is replaced by the
 same formula in float64, so that both sides may agree to rounding; likewise routers of experts, the gates of Gated
-DeltaNet, and its rule, token by token. (Its eager attention computes softmax in float32 too, hence sdpa; grouped
+DeltaNet, and its rule, token by token; of Mamba-2 gates, scan, hidden states between layers and logits. (Its eager attention computes softmax in float32 too, hence sdpa; grouped
 products of experts are not there in float64, hence eager experts.)
 """
 
@@ -11,9 +11,10 @@ import json
 from contextlib import contextmanager
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
@@ -23,7 +24,8 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qwen3MoeTopKRouter
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-NORMS = (LlamaRMSNorm, MistralRMSNorm, Olmo3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, Glm4MoeRMSNorm)
+NORMS = (LlamaRMSNorm, MistralRMSNorm, Olmo3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, Glm4MoeRMSNorm,
+         mamba2.Mamba2RMSNorm)  # fmt: skip
 
 
 def float64_norm(self, hidden_states):
@@ -76,8 +78,19 @@ def float64_delta_rule(query, key, value, g, beta, **_):
     return torch.stack(outs, 1), state
 
 
-def float64_delta_net(forward):
-    """The forward function of a Gated DeltaNet layer without its casts of decays to float32."""
+def float64_norm_of_groups(self, hidden_states, gate):
+    gated = (hidden_states * torch.nn.functional.silu(gate)).unflatten(-1, (-1, self.group_size))
+    variance = gated.square().mean(-1, keepdim=True)
+    return self.weight * (gated * torch.rsqrt(variance + self.variance_epsilon)).flatten(-2)
+
+
+def float64_residual(self, hidden_states, **arguments):
+    """A layer of Mamba-2, whose hidden states are float32 where residual_in_fp32."""
+    return hidden_states + self.mixer(self.norm(hidden_states), **arguments)
+
+
+def without_float(forward):
+    """A forward function without its casts by Tensor.float(), of decays or logits."""
 
     def in_float64(self, *args, **kwargs):
         original = torch.Tensor.float
@@ -96,7 +109,7 @@ def with_delta_layers(module, stem):
     return [
         (getattr(module, f"{stem}RMSNorm"), "forward", float64_zero_centred_norm),
         (getattr(module, f"{stem}RMSNormGated"), "forward", float64_gated_norm),
-        (layer, "forward", float64_delta_net(layer.forward)),
+        (layer, "forward", without_float(layer.forward)),
         (module, "torch_chunk_gated_delta_rule", float64_delta_rule),
     ]
 
@@ -106,6 +119,9 @@ FLOAT64 = [(norm, "forward", float64_norm) for norm in NORMS] + [
     (Glm4MoeTopkRouter, "forward", float64_sigmoid_router),
     (qwen3_5_moe.Qwen3_5MoeTopKRouter, "forward", float64_softmax_router),
     (qwen3_next.Qwen3NextTopKRouter, "forward", float64_softmax_router),
+    (mamba2.MambaRMSNormGated, "forward", float64_norm_of_groups),
+    (mamba2.Mamba2Block, "forward", float64_residual),
+    (mamba2.Mamba2ForCausalLM, "forward", without_float(mamba2.Mamba2ForCausalLM.forward)),
     *with_delta_layers(qwen3_5, "Qwen3_5"),
     *with_delta_layers(qwen3_5_moe, "Qwen3_5Moe"),
     *with_delta_layers(qwen3_next, "Qwen3Next"),
@@ -127,8 +143,10 @@ def norms_in_model_dtype(dtype):
 
 
 def load_model(folder, dtype):
+    has_attention = AutoConfig.from_pretrained(folder).model_type != "mamba2"
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa", experts_implementation="eager").train()
+        folder, dtype=dtype, attn_implementation="sdpa" if has_attention else None, experts_implementation="eager"
+    ).train()  # fmt: skip
 
 
 def token_logprobs(model, ids):

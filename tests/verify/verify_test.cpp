@@ -130,7 +130,7 @@ TEST_P(VerifyTest, PassesInLowerPrecisionByErrorRatio) {
     run.plan = plan;
     // An expert has few of the tokens and a decay few values, so the worst of their ratios is higher by
     // chance.
-    if (has_experts(GetParam()) || has_delta_layers(GetParam())) run.max_error_ratio = 3;
+    if (has_experts(GetParam()) || has_recurrent_layers(GetParam())) run.max_error_ratio = 3;
     const VerifyReport report = verify(trajectories, run);
     SCOPED_TRACE(
         fmt::format("{} budget {} {}", to_string(plan.strategy), plan.token_budget, to_json(report).dump()));

@@ -13,9 +13,17 @@
 
 namespace espalier {
 
+namespace detail {
+
+/// JSON in which Infinity, -Infinity and NaN outside of strings, which Python writes and JSON does not have,
+/// are objects as Transformers 5 writes them: {"__float__": "Infinity"}.
+std::string with_tagged_floats(std::string text);
+
+}  // namespace detail
+
 /// Parses the whole file at `path` into Json (nlohmann::json, or nlohmann::ordered_json to keep the order of
-/// keys). Throws InputError naming the file where it is not JSON, nests more than 64 levels deep, or is no
-/// regular file.
+/// keys), infinite numbers as detail::with_tagged_floats has them. Throws InputError naming the file where it
+/// is not JSON, nests more than 64 levels deep, or is no regular file.
 template <typename Json>
 Json read_json_file(const std::filesystem::path& path) {
   constexpr int kDeepest = 64;
@@ -25,7 +33,7 @@ Json read_json_file(const std::filesystem::path& path) {
   ESPALIER_CHECK(!std::filesystem::exists(status) || std::filesystem::is_directory(status) ||
                      std::filesystem::is_regular_file(status),
                  "cannot read {}: expected a regular file, received a pipe or device", path.string());
-  const std::string text = read_text(path);
+  const std::string text = detail::with_tagged_floats(read_text(path));
   const auto check_depth = [&](int depth, typename Json::parse_event_t, Json&) {
     ESPALIER_CHECK(depth <= kDeepest, "{}: expected JSON of at most {} levels, received more", path.string(),
                    kDeepest);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -78,6 +79,16 @@ constexpr auto kHarmlessKeys = std::to_array<std::string_view>({
     "use_bfloat16",
     "use_cache",
 });
+
+constexpr auto kCommonKeys = std::to_array<std::string_view>(
+    {"model_type", "vocab_size", "hidden_size", "num_hidden_layers", "initializer_range",
+     "tie_word_embeddings", "dtype", "torch_dtype", "auto_map"});
+
+// Of layers with attention and an MLP.
+constexpr auto kAttentionKeys = std::to_array<std::string_view>(
+    {"intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
+     "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
+     "attention_bias", "mlp_bias", "layer_types", "sliding_window", "use_sliding_window"});
 
 // Keys that change the mathematics, with the values at which they do not. null always counts as absent.
 struct FixedKey {
@@ -159,34 +170,29 @@ void refuse_unsupported_values(const ConfigReader& config) {
 }
 
 void refuse_unknown_keys(const ConfigReader& config, const ModelFamily& family) {
-  std::vector<std::string_view> known = {"model_type",
-                                         "vocab_size",
-                                         "hidden_size",
-                                         "intermediate_size",
-                                         "num_hidden_layers",
-                                         "num_attention_heads",
-                                         "num_key_value_heads",
-                                         "head_dim",
-                                         "max_position_embeddings",
-                                         "rms_norm_eps",
-                                         "initializer_range",
-                                         "rope_theta",
-                                         "rope_scaling",
-                                         "rope_parameters",
-                                         "partial_rotary_factor",
-                                         "tie_word_embeddings",
-                                         "attention_bias",
-                                         "mlp_bias",
-                                         "dtype",
-                                         "torch_dtype",
-                                         "layer_types",
-                                         "sliding_window",
-                                         "use_sliding_window",
-                                         "auto_map"};
-  known.insert(known.end(), kHarmlessKeys.begin(), kHarmlessKeys.end());
+  std::vector<std::string_view> known;
+  const auto add = [&](std::span<const std::string_view> keys) {
+    for (const std::string_view key : keys) known.push_back(key);
+  };
+  add(kCommonKeys);
+  if (family.attention) add(kAttentionKeys);
+  add(kHarmlessKeys);
   for (const FixedKey& fixed : fixed_keys()) known.push_back(fixed.key);
-  known.insert(known.end(), family.keys.begin(), family.keys.end());
+  add(family.keys);
   config.refuse_other_keys(known, family_names("and", ""));
+}
+
+/// Sizes and rotary positions of attention, and what is read with them.
+void read_attention(const ConfigReader& config, const ModelFamily& family, DecoderConfig* result) {
+  if (!family.only_experts)
+    result->intermediate_size = config.positive_integer("intermediate_size", kMostIntermediate);
+  result->num_attention_heads = config.positive_integer("num_attention_heads", kMostHeads);
+  read_head_sizes(config, family, result);
+  result->max_position_embeddings =
+      config.positive_integer("max_position_embeddings", kMostPositions, family.max_position_embeddings);
+  result->rms_norm_eps = config.positive_number("rms_norm_eps", family.rms_norm_eps);
+  family.read_rope(config, result);
+  read_rotary_dim(config, family.partial_rotary_factor, result);
 }
 
 DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& family) {
@@ -194,20 +200,13 @@ DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& famil
   result.model_type = family.model_type;
   result.vocab_size = config.positive_integer("vocab_size", kMostVocabulary);
   result.hidden_size = config.positive_integer("hidden_size", kMostHidden);
-  if (!family.only_experts)
-    result.intermediate_size = config.positive_integer("intermediate_size", kMostIntermediate);
   result.num_hidden_layers = config.positive_integer("num_hidden_layers", kMostLayers);
-  result.num_attention_heads = config.positive_integer("num_attention_heads", kMostHeads);
-  read_head_sizes(config, family, &result);
-  result.max_position_embeddings =
-      config.positive_integer("max_position_embeddings", kMostPositions, family.max_position_embeddings);
-  result.rms_norm_eps = config.positive_number("rms_norm_eps", family.rms_norm_eps);
   // Transformers, too, takes 0 as not given.
   const Json* range = config.find("initializer_range");
   const bool range_is_given = range != nullptr && *range != 0;
-  result.initializer_range = range_is_given ? config.positive_number("initializer_range") : 0.02;
-  family.read_rope(config, &result);
-  read_rotary_dim(config, family.partial_rotary_factor, &result);
+  result.initializer_range =
+      range_is_given ? config.positive_number("initializer_range") : family.initializer_range;
+  if (family.attention) read_attention(config, family, &result);
   result.tie_word_embeddings = config.boolean("tie_word_embeddings", false);
   family.read(config, &result);
   result.dtype = config.text(config.find("dtype") != nullptr ? "dtype" : "torch_dtype");

@@ -13,6 +13,7 @@
 
 #include "espalier/config/gated_delta_spec.h"
 #include "espalier/config/moe_spec.h"
+#include "espalier/config/ssm_spec.h"
 
 namespace espalier {
 
@@ -79,8 +80,21 @@ struct DecoderConfig {
   MoeSpec moe;                              // the MLP of moe_layers; the other layers have a dense one
   std::vector<int64_t> moe_layers;          // ascending
   int64_t num_prediction_layers = 0;  // behind the decoder's in the files (GLM: num_nextn_predict_layers)
+  bool rotary = true;                 // attention has rotary positions, those of `rope`
+  SsmSpec ssm;                        // the mixer of ssm_layers
+  std::optional<SsmInit> ssm_init;    // mamba2
+  std::vector<int64_t> ssm_layers;    // ascending
+  bool only_mixers = false;           // mamba2: layers have no MLP
+  bool fused_mlp = false;             // granitemoehybrid: gate and up of dense MLPs are one matrix
+  bool residual_in_fp32 = false;      // mamba2: hidden states between layers are float32 at least
+  double embedding_multiplier = 1;    // granitemoehybrid: of what the embedding gives,
+  double attention_multiplier = 0;    // of attention's scores (0: 1 / sqrt(head_dim)),
+  double residual_multiplier = 1;     // of what mixers and MLPs add to hidden states
+  double logits_scaling = 1;          // by which logits are divided
   std::string parameter_prefix = "model.";  // of all parameters but the LM head
-  std::string dtype;                        // dtype that the file declares, "" if none
+  std::string embedding_name = "embed_tokens";
+  std::string final_norm_name = "norm";
+  std::string dtype;  // dtype that the file declares, "" if none
 };
 
 /// Reads config.json as Transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype)

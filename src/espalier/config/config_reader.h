@@ -23,6 +23,7 @@ inline constexpr int64_t kMostHidden = int64_t{1} << 18;
 inline constexpr int64_t kMostIntermediate = int64_t{1} << 20;
 inline constexpr int64_t kMostExperts = 65'536;
 inline constexpr int64_t kMostVocabulary = int64_t{1} << 24;
+inline constexpr int64_t kMostConvolution = 8;  // taps, of ops/causal_conv1d
 inline constexpr int64_t kMostPositions = std::numeric_limits<int32_t>::max();
 
 /// One JSON object. Every look-up throws InputError naming file, key, what was expected and what was

@@ -48,25 +48,50 @@ void append_parameters(const GatedDeltaSpec& delta, int64_t hidden, Shapes* shap
   append_projection("linear_attn.in_proj_a", heads, hidden, /*bias=*/false, shapes);
 }
 
+void append_parameters(const SsmSpec& ssm, int64_t hidden, Shapes* shapes) {
+  const std::string module = ssm.name + ".";
+  for (const char* name : {"dt_bias", "A_log", "D"}) shapes->push_back({module + name, {ssm.num_heads}});
+  shapes->push_back({module + "conv1d.weight", {ssm.conv_size(), 1, ssm.conv_kernel}});
+  if (ssm.use_conv_bias) shapes->push_back({module + "conv1d.bias", {ssm.conv_size()}});
+  append_projection(module + "in_proj", ssm.projection_size(), hidden, ssm.use_bias, shapes);
+  shapes->push_back({module + "norm.weight", {ssm.inner_size()}});
+  append_projection(module + "out_proj", hidden, ssm.inner_size(), ssm.use_bias, shapes);
+}
+
+void append_fused_mlp(const std::string& name, int64_t width, int64_t hidden, Shapes* shapes) {
+  append_projection(name + ".input_linear", 2 * width, hidden, /*bias=*/false, shapes);
+  append_projection(name + ".output_linear", hidden, width, /*bias=*/false, shapes);
+}
+
 void append_parameters(const DenseMlpSpec& mlp, int64_t hidden, Shapes* shapes) {
+  if (mlp.fused) {
+    append_fused_mlp("shared_mlp", mlp.intermediate_size, hidden, shapes);
+    return;
+  }
   append_projection("mlp.gate_proj", mlp.intermediate_size, hidden, mlp.bias, shapes);
   append_projection("mlp.up_proj", mlp.intermediate_size, hidden, mlp.bias, shapes);
   append_projection("mlp.down_proj", hidden, mlp.intermediate_size, mlp.bias, shapes);
 }
 
 void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
-  shapes->push_back({"mlp.gate.weight", {moe.num_experts, hidden}});
+  append_projection(moe.router_name(), moe.num_experts, hidden, /*bias=*/false, shapes);
   const auto append_mlp = [&](const std::string& name, int64_t width) {
+    if (moe.fused) {
+      append_fused_mlp(name, width, hidden, shapes);
+      return;
+    }
     append_projection(name + ".gate_proj", width, hidden, /*bias=*/false, shapes);
     append_projection(name + ".up_proj", width, hidden, /*bias=*/false, shapes);
     append_projection(name + ".down_proj", hidden, width, /*bias=*/false, shapes);
   };
   for (int64_t i = 0; i < moe.num_experts; ++i) {
-    append_mlp("mlp.experts." + std::to_string(i), moe.moe_intermediate_size);
+    append_mlp(moe.experts_name() + std::to_string(i), moe.moe_intermediate_size);
   }
   if (moe.shared_intermediate_size > 0) append_mlp(moe.shared_name(), moe.shared_intermediate_size);
   if (moe.shared_expert_gate) append_projection("mlp.shared_expert_gate", 1, hidden, /*bias=*/false, shapes);
 }
+
+void append_parameters(const NoMlp&, int64_t, Shapes*) {}
 
 // What came later is written where it is not the default, so that files from before stay valid.
 nlohmann::ordered_json to_json(const AttentionSpec& attention) {
@@ -80,6 +105,8 @@ nlohmann::ordered_json to_json(const AttentionSpec& attention) {
   if (attention.query_key_norm_over_heads) json["query_key_norm_over_heads"] = true;
   if (attention.sliding_window > 0) json["sliding_window"] = attention.sliding_window;
   if (attention.sinks) json["sinks"] = true;
+  if (!attention.rotary) json["rotary"] = false;
+  if (attention.attention_multiplier > 0) json["attention_multiplier"] = attention.attention_multiplier;
   if (attention.rotary_dim > 0) json["rotary_dim"] = attention.rotary_dim;
   if (attention.output_gate) json["attn_output_gate"] = true;
   return json;
@@ -96,8 +123,23 @@ nlohmann::ordered_json to_json(const GatedDeltaSpec& delta) {
   return json;
 }
 
+nlohmann::ordered_json to_json(const SsmSpec& ssm) {
+  return {{"type", ssm.name == "mixer" ? "mamba2" : ssm.name},
+          {"num_heads", ssm.num_heads},
+          {"head_dim", ssm.head_dim},
+          {"state_size", ssm.state_size},
+          {"n_groups", ssm.n_groups},
+          {"conv_kernel", ssm.conv_kernel},
+          {"use_bias", ssm.use_bias},
+          {"use_conv_bias", ssm.use_conv_bias},
+          {"time_step_limit", {ssm.least_time_step, ssm.most_time_step}}};  // infinity becomes null
+}
+
 nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
-  return {{"type", "dense"}, {"intermediate_size", mlp.intermediate_size}, {"mlp_bias", mlp.bias}};
+  nlohmann::ordered_json json = {
+      {"type", "dense"}, {"intermediate_size", mlp.intermediate_size}, {"mlp_bias", mlp.bias}};
+  if (mlp.fused) json["fused"] = true;
+  return json;
 }
 
 nlohmann::ordered_json to_json(const MoeSpec& moe) {
@@ -113,26 +155,39 @@ nlohmann::ordered_json to_json(const MoeSpec& moe) {
                                  {"topk_group", moe.topk_group},
                                  {"shared_intermediate_size", moe.shared_intermediate_size}};
   if (moe.shared_expert_gate) json["shared_expert_gate"] = true;
+  if (moe.fused) json["fused"] = true;
   return json;
+}
+
+nlohmann::ordered_json to_json(const NoMlp&) {
+  return {{"type", "none"}};
 }
 
 }  // namespace
 
 ModelSpec model_spec(const DecoderConfig& config) {
-  const LayerSpec layer{AttentionSpec{.num_attention_heads = config.num_attention_heads,
-                                      .num_key_value_heads = config.num_key_value_heads,
-                                      .head_dim = config.head_dim,
-                                      .bias = config.attention_bias,
-                                      .output_bias = config.attention_output_bias,
-                                      .query_key_norm = config.query_key_norm,
-                                      .query_key_norm_over_heads = config.query_key_norm_over_heads,
-                                      .rotary_dim = config.rotary_dim,
-                                      .output_gate = config.attention_output_gate},
-                        DenseMlpSpec{.intermediate_size = config.intermediate_size, .bias = config.mlp_bias},
-                        config.norm_outputs, config.zero_centered_norm};
+  const LayerSpec layer{
+      AttentionSpec{.num_attention_heads = config.num_attention_heads,
+                    .num_key_value_heads = config.num_key_value_heads,
+                    .head_dim = config.head_dim,
+                    .bias = config.attention_bias,
+                    .output_bias = config.attention_output_bias,
+                    .query_key_norm = config.query_key_norm,
+                    .query_key_norm_over_heads = config.query_key_norm_over_heads,
+                    .rotary = config.rotary,
+                    .rotary_dim = config.rotary_dim,
+                    .attention_multiplier = config.attention_multiplier,
+                    .output_gate = config.attention_output_gate},
+      DenseMlpSpec{
+          .intermediate_size = config.intermediate_size, .bias = config.mlp_bias, .fused = config.fused_mlp},
+      config.norm_outputs, config.zero_centered_norm};
   std::vector<LayerSpec> layers(config.num_hidden_layers, layer);
   for (const int64_t i : config.moe_layers) layers.at(i).mlp = config.moe;
   for (const int64_t i : config.gated_delta_layers) layers.at(i).mixer = config.gated_delta;
+  for (const int64_t i : config.ssm_layers) layers.at(i).mixer = config.ssm;
+  for (LayerSpec& each : layers) {
+    if (config.only_mixers) each.mlp = NoMlp{};
+  }
   for (size_t i = 0; i < config.sliding_layers.size(); ++i) {
     if (config.sliding_layers[i])
       std::get<AttentionSpec>(layers.at(i).mixer).sliding_window = config.sliding_window;
@@ -142,7 +197,9 @@ ModelSpec model_spec(const DecoderConfig& config) {
           .tie_word_embeddings = config.tie_word_embeddings,
           .layers = std::move(layers),
           .rope_tables = config.sliding_rope ? 2 : 1,
-          .parameter_prefix = config.parameter_prefix};
+          .parameter_prefix = config.parameter_prefix,
+          .embedding_name = config.embedding_name,
+          .final_norm_name = config.final_norm_name};
 }
 
 nlohmann::ordered_json to_json(const LayerSpec& layer) {
@@ -159,8 +216,8 @@ std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hid
   const auto append = [&](const auto& part) { append_parameters(part, hidden_size, &shapes); };
   std::visit(append, layer.mixer);
   std::visit(append, layer.mlp);
-  if (!layer.norm_outputs) shapes.push_back({"input_layernorm.weight", {hidden_size}});
-  shapes.push_back({"post_attention_layernorm.weight", {hidden_size}});
+  if (!layer.norm_outputs) shapes.push_back({layer.input_norm_name(), {hidden_size}});
+  if (layer.has_mlp()) shapes.push_back({"post_attention_layernorm.weight", {hidden_size}});
   if (layer.norm_outputs) shapes.push_back({"post_feedforward_layernorm.weight", {hidden_size}});
   return shapes;
 }
@@ -170,14 +227,15 @@ std::string layer_prefix(const ModelSpec& spec, int64_t index) {
 }
 
 std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec) {
-  Shapes shapes{{spec.parameter_prefix + "embed_tokens.weight", {spec.vocab_size, spec.hidden_size}}};
+  Shapes shapes{
+      {spec.parameter_prefix + spec.embedding_name + ".weight", {spec.vocab_size, spec.hidden_size}}};
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const std::string prefix = layer_prefix(spec, static_cast<int64_t>(i));
     for (ParameterShape& parameter : layer_parameters(spec.layers[i], spec.hidden_size)) {
       shapes.push_back({prefix + parameter.name, std::move(parameter.shape)});
     }
   }
-  shapes.push_back({spec.parameter_prefix + "norm.weight", {spec.hidden_size}});
+  shapes.push_back({spec.parameter_prefix + spec.final_norm_name + ".weight", {spec.hidden_size}});
   if (!spec.tie_word_embeddings) {
     shapes.push_back({"lm_head.weight", {spec.vocab_size, spec.hidden_size}});
   }

@@ -14,10 +14,11 @@
 
 #include "espalier/config/config.h"
 #include "espalier/config/moe_spec.h"
+#include "espalier/config/ssm_spec.h"
 
 namespace espalier {
 
-/// Softmax attention with rotary positions and grouped heads.
+/// Softmax attention with grouped heads and, as a rule, rotary positions.
 struct AttentionSpec {
   int64_t num_attention_heads = 0;
   int64_t num_key_value_heads = 0;
@@ -28,7 +29,9 @@ struct AttentionSpec {
   bool query_key_norm_over_heads = false;  // over all heads at once instead
   int64_t sliding_window = 0;              // tokens that a token sees, itself included; 0: all before it
   bool sinks = false;                      // a learned logit per head in the softmax's denominator
+  bool rotary = true;                      // queries and keys are rotated by their positions
   int64_t rotary_dim = 0;                  // leading elements of a head that are rotated; 0: all
+  double attention_multiplier = 0;         // scale of the scores; 0: 1 / sqrt(head_dim)
   bool output_gate = false;                // q_proj gives each head's queries, then gates of its output
 
   bool operator==(const AttentionSpec&) const = default;
@@ -38,20 +41,30 @@ struct AttentionSpec {
 struct DenseMlpSpec {
   int64_t intermediate_size = 0;
   bool bias = false;
+  bool fused = false;  // gate and up are one matrix: shared_mlp.input_linear, beside output_linear
 
   bool operator==(const DenseMlpSpec&) const = default;
 };
 
-/// What lets tokens see each other in a layer, and what works on each token by itself.
-using MixerSpec = std::variant<AttentionSpec, GatedDeltaSpec>;
-using MlpSpec = std::variant<DenseMlpSpec, MoeSpec>;
+/// A layer that ends after its mixer.
+struct NoMlp {
+  bool operator==(const NoMlp&) const = default;
+};
 
-/// A layer: x + mixer(norm(x)), then x + mlp(norm(x)).
+/// What lets tokens see each other in a layer, and what works on each token by itself.
+using MixerSpec = std::variant<AttentionSpec, GatedDeltaSpec, SsmSpec>;
+using MlpSpec = std::variant<DenseMlpSpec, MoeSpec, NoMlp>;
+
+/// A layer: x + mixer(norm(x)), then, where it has an MLP, x + mlp(norm(x)).
 struct LayerSpec {
   MixerSpec mixer;
   MlpSpec mlp;
   bool norm_outputs = false;        // x + norm(mixer(x)), then x + norm(mlp(x)) instead
   bool zero_centered_norm = false;  // norms of hidden states, q and k multiply by 1 + weight
+
+  bool has_mlp() const { return !std::holds_alternative<NoMlp>(mlp); }
+  /// Of the norm before the mixer.
+  const char* input_norm_name() const { return has_mlp() ? "input_layernorm.weight" : "norm.weight"; }
 
   bool operator==(const LayerSpec&) const = default;
 };
@@ -64,6 +77,8 @@ struct ModelSpec {
   std::vector<LayerSpec> layers;            // first to last
   int64_t rope_tables = 1;                  // pairs of tables of cos and sin that the layers read
   std::string parameter_prefix = "model.";  // of all parameters but the LM head
+  std::string embedding_name = "embed_tokens";
+  std::string final_norm_name = "norm";
 
   bool operator==(const ModelSpec&) const = default;
 };

@@ -26,7 +26,16 @@ struct MoeSpec {
   // What the shared MLP gives, then named mlp.shared_expert, is scaled by sigmoid(mlp.shared_expert_gate(x)).
   bool shared_expert_gate = false;
 
-  const char* shared_name() const { return shared_expert_gate ? "mlp.shared_expert" : "mlp.shared_experts"; }
+  // Gate and up of an expert, and of shared_mlp, are one matrix, input_linear, beside output_linear; files
+  // have one tensor of all experts for each of the two (granitemoehybrid).
+  bool fused = false;
+
+  const char* router_name() const { return fused ? "block_sparse_moe.router.layer" : "mlp.gate"; }
+  const char* experts_name() const { return fused ? "block_sparse_moe.experts." : "mlp.experts."; }
+  const char* shared_name() const {
+    if (fused) return "shared_mlp";
+    return shared_expert_gate ? "mlp.shared_expert" : "mlp.shared_experts";
+  }
 
   bool operator==(const MoeSpec&) const = default;
 };

@@ -65,15 +65,22 @@ Trajectories make_trajectories(const Probe& probe, int64_t vocab_size) {
   return builder.finish();
 }
 
+// The places of `chosen` among the last `count` of `num_layers` layers, which repeat where they are too few.
+std::vector<int64_t> places_among_last(const std::vector<int64_t>& chosen, int64_t num_layers,
+                                       int64_t count) {
+  std::vector<int64_t> places;
+  for (int64_t place = 0; place < count; ++place) {
+    const int64_t layer = num_layers - 1 - (count - 1 - place) % num_layers;
+    if (std::ranges::binary_search(chosen, layer)) places.push_back(place);
+  }
+  return places;
+}
+
 Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::ScalarType dtype,
                        at::Device device) {
   // The last layers, among which models that mix kinds have one of attention.
-  std::vector<int64_t> recurrent;
-  for (const int64_t layer : config.gated_delta_layers) {
-    const int64_t place = layer - (config.num_hidden_layers - num_hidden_layers);
-    if (place >= 0) recurrent.push_back(place);
-  }
-  config.gated_delta_layers = std::move(recurrent);
+  for (std::vector<int64_t>* recurrent : {&config.gated_delta_layers, &config.ssm_layers})
+    *recurrent = places_among_last(*recurrent, config.num_hidden_layers, num_hidden_layers);
   config.num_hidden_layers = num_hidden_layers;
   // A model with experts is measured by layers that have them.
   if (!config.moe_layers.empty()) {

@@ -64,11 +64,18 @@ std::vector<LinearShape> linear_shapes(const DecoderConfig& config, int64_t rows
   const int64_t query = config.num_attention_heads * config.head_dim;
   const int64_t key = config.num_key_value_heads * config.head_dim;
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  std::vector<LinearShape> shapes{{"queries", rows, hidden, query}};
+  std::vector<LinearShape> shapes;
+  if (!config.ssm_layers.empty()) {
+    shapes.push_back({"state space's inputs", rows, hidden, config.ssm.projection_size()});
+    shapes.push_back({"state space's output", rows, config.ssm.inner_size(), hidden});
+  }
+  if (query > 0) shapes.push_back({"queries", rows, hidden, query});
   if (key != query) shapes.push_back({"keys, values", rows, hidden, key});
-  if (query != hidden) shapes.push_back({"attention's output", rows, query, hidden});
-  shapes.push_back({"gate, up", rows, hidden, inner});
-  shapes.push_back({"down", rows, inner, hidden});
+  if (query != hidden && query > 0) shapes.push_back({"attention's output", rows, query, hidden});
+  if (inner > 0) {
+    shapes.push_back({"gate, up", rows, hidden, inner});
+    shapes.push_back({"down", rows, inner, hidden});
+  }
   shapes.push_back({"head", rows, hidden, std::min(config.vocab_size, kMostColumns)});
   return shapes;
 }

@@ -63,6 +63,9 @@ Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters&
                              .zero_centered_norm = spec.zero_centered_norm,
                              .first_table = second_rope ? kTablesOfRope : 0});
     }
+    Mixer operator()(const SsmSpec& mixer) const {
+      return Mamba2Layer(mixer, parameters, config.rms_norm_eps);
+    }
     Mixer operator()(const GatedDeltaSpec& mixer) const {
       return GatedDeltaLayer(mixer, parameters, config.rms_norm_eps);
     }
@@ -71,16 +74,19 @@ Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters&
   struct MakeMlp {
     const NamedParameters &parameters, &buffers;
     const RouterPlace& place;
-    Mlp operator()(const DenseMlpSpec&) const { return DenseMlp(parameters, "mlp"); }
+    Mlp operator()(const DenseMlpSpec& mlp) const {
+      return DenseMlp(parameters, mlp.fused ? "shared_mlp" : "mlp", mlp.fused);
+    }
+    Mlp operator()(const NoMlp& none) const { return none; }
     Mlp operator()(const MoeSpec& moe) const { return MoeMlp(moe, parameters, buffers, place); }
   };
   Layer layer{std::visit(MakeMixer{spec, parameters, config_}, spec.mixer),
               std::visit(MakeMlp{parameters, buffers, place}, spec.mlp)};
-  layer.post_attention_layernorm = parameters.at("post_attention_layernorm.weight");
+  if (spec.has_mlp()) layer.post_attention_layernorm = parameters.at("post_attention_layernorm.weight");
   if (spec.norm_outputs) {
     layer.post_feedforward_layernorm = parameters.at("post_feedforward_layernorm.weight");
   } else {
-    layer.input_layernorm = parameters.at("input_layernorm.weight");
+    layer.input_layernorm = parameters.at(spec.input_norm_name());
   }
   return layer;
 }
@@ -89,7 +95,7 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
     : config_(std::move(config)), parameters_(std::move(parameters)), buffers_(std::move(buffers)) {
   check_parameters(config_, parameters_, buffers_);
   const NamedParameters all(parameters_, "");
-  embed_tokens_ = all.at(config_.parameter_prefix + "embed_tokens.weight");
+  embed_tokens_ = all.at(config_.parameter_prefix + config_.embedding_name + ".weight");
   std::span<const Parameter> rest(parameters_);
   rest = rest.subspan(1);
   const ModelSpec spec = model_spec(config_);
@@ -102,10 +108,10 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
     if (std::holds_alternative<MoeMlp>(layers_.back().mlp)) ++place.router;
     rest = rest.subspan(count);
   }
-  norm_ = all.at(config_.parameter_prefix + "norm.weight");
+  norm_ = all.at(config_.parameter_prefix + config_.final_norm_name + ".weight");
   lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight");
   const int64_t rotary_dim = config_.rotary_dim > 0 ? config_.rotary_dim : config_.head_dim;
-  ropes_.emplace_back(config_.rope, rotary_dim);
+  if (config_.rotary) ropes_.emplace_back(config_.rope, rotary_dim);
   if (config_.sliding_rope) ropes_.emplace_back(*config_.sliding_rope, rotary_dim);
   for (RotaryFrequencies& rope : ropes_) rope.inverse = rope.inverse.to(embed_tokens_.device());
 }
@@ -140,7 +146,8 @@ at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
   TORCH_CHECK(input_ids.dim() == 1 && input_ids.scalar_type() == at::kLong && input_ids.numel() > 0,
               "Decoder: expected input_ids [T] int64, T > 0, received ", input_ids.sizes(), " ",
               input_ids.scalar_type());
-  return accumulating::embedding(embed_tokens_, input_ids);
+  const at::Tensor hidden = accumulating::embedding(embed_tokens_, input_ids);
+  return config_.embedding_multiplier == 1 ? hidden : hidden * config_.embedding_multiplier;
 }
 
 LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
@@ -150,15 +157,22 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
   const auto norm = [&](const at::Tensor& x, const at::Tensor& weight) {
     return accumulating::rms_norm(x, weight, config_.rms_norm_eps, config_.zero_centered_norm);
   };
-  const at::Tensor input = layer.norms_outputs() ? hidden : norm(hidden, layer.input_layernorm);
+  const at::Tensor rounded = hidden.to(embed_tokens_.scalar_type());  // where residual_in_fp32
+  const at::Tensor input = layer.norms_outputs() ? hidden : norm(rounded, layer.input_layernorm);
   auto [mixed, context] = std::visit(
       [&](const auto& mixer) { return mixer.forward(index, input, tables, sequence, rows); }, layer.mixer);
   const at::Tensor residual = rows.defined() ? hidden.index_select(0, rows) : hidden;
   if (!mixed.defined()) return {residual, std::move(context)};
+  if (std::holds_alternative<NoMlp>(layer.mlp)) {
+    const bool wide = config_.residual_in_fp32;
+    const at::ScalarType dtype = wide ? detail::accumulator_dtype(mixed.scalar_type()) : mixed.scalar_type();
+    return {residual.to(dtype) + scaled(mixed), std::move(context)};
+  }
   struct RunMlp {
     const at::Tensor &input, &rows;
     const SequenceOps& sequence;
     at::Tensor operator()(const DenseMlp& mlp) const { return mlp.forward(input); }
+    at::Tensor operator()(const NoMlp&) const { return {}; }
     at::Tensor operator()(const MoeMlp& mlp) const {
       return mlp.forward(input, context_of_rows(sequence.routers(), rows));
     }
@@ -170,13 +184,21 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
     const at::Tensor middle = residual + norm(mixed, layer.post_attention_layernorm);
     return {middle + norm(run_mlp(middle), layer.post_feedforward_layernorm), std::move(context)};
   }
-  const auto [middle, normalised] = accumulating::add_rms_norm(
-      residual, mixed, layer.post_attention_layernorm, config_.rms_norm_eps, config_.zero_centered_norm);
-  return {middle + run_mlp(normalised), std::move(context)};
+  const auto [middle, normalised] =
+      accumulating::add_rms_norm(residual, scaled(mixed), layer.post_attention_layernorm,
+                                 config_.rms_norm_eps, config_.zero_centered_norm);
+  return {middle + scaled(run_mlp(normalised)), std::move(context)};
+}
+
+at::Tensor Decoder::scaled(const at::Tensor& branch) const {
+  return config_.residual_multiplier == 1 ? branch : branch * config_.residual_multiplier;
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {
-  return accumulating::rms_norm(hidden, norm_, config_.rms_norm_eps, config_.zero_centered_norm);
+  const at::Tensor normalised =
+      accumulating::rms_norm(hidden, norm_, config_.rms_norm_eps, config_.zero_centered_norm)
+          .to(norm_.scalar_type());
+  return config_.logits_scaling == 1 ? normalised : normalised / config_.logits_scaling;
 }
 
 at::Tensor Decoder::logprobs(const at::Tensor& hidden, const Edges& edges) const {

@@ -12,6 +12,7 @@
 #include "espalier/model/layers/attention.h"
 #include "espalier/model/layers/dense_mlp.h"
 #include "espalier/model/layers/gated_delta.h"
+#include "espalier/model/layers/mamba2.h"
 #include "espalier/model/layers/moe_mlp.h"
 #include "espalier/model/model.h"
 #include "espalier/model/rotary_frequencies.h"
@@ -25,7 +26,7 @@ class Decoder : public Model {
   /// for float64), on that device.
   Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::vector<Parameter> buffers = {});
 
-  /// Final hidden states (after the last norm) [T, hidden_size] of input_ids [T] int64 at position_ids [T]
+  /// Final hidden states (of final_norm) [T, hidden_size] of input_ids [T] int64 at position_ids [T]
   /// int64. Norms and rotary angles are computed in float32 as in Transformers; norms in float64 for float64.
   /// The gradient of the embedding is complete; Transformers leaves out the row of pad_token_id where the
   /// config has one (padding_idx of torch.nn.Embedding), even if that token is also the end of every turn.
@@ -45,6 +46,8 @@ class Decoder : public Model {
   const std::vector<Parameter>& buffers() const { return buffers_; }
   at::Device device() const override { return embed_tokens_.device(); }
 
+  /// What the LM head is given, of the last layer's hidden states [..., hidden_size]: the last norm, divided
+  /// by logits_scaling.
   at::Tensor final_norm(const at::Tensor& hidden) const;
 
   /// LM head [vocab_size, hidden_size]; the embedding where tied.
@@ -54,16 +57,19 @@ class Decoder : public Model {
 
  private:
   struct Layer {
-    std::variant<AttentionLayer, GatedDeltaLayer> mixer;
-    std::variant<DenseMlp, MoeMlp> mlp;
+    std::variant<AttentionLayer, GatedDeltaLayer, Mamba2Layer> mixer;
+    std::variant<DenseMlp, MoeMlp, NoMlp> mlp;
     // [hidden_size]; a layer has the first and the second, or (LayerSpec::norm_outputs) the second and the
-    // third.
+    // third, or (without MLP) the first alone.
     at::Tensor input_layernorm = {}, post_attention_layernorm = {}, post_feedforward_layernorm = {};
 
     bool norms_outputs() const { return post_feedforward_layernorm.defined(); }
   };
   Layer make_layer(const LayerSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers,
                    const RouterPlace& place) const;
+
+  /// A mixer's or an MLP's output as it is added to hidden states.
+  at::Tensor scaled(const at::Tensor& branch) const;
 
   static constexpr int64_t kTablesOfRope = 2;  // cos and sin
 

@@ -64,8 +64,9 @@ std::optional<std::string> reason_to_refuse(const DecoderConfig& config, const s
       return fmt::format("config.json says that num_hidden_layers is {}", config.num_hidden_layers);
     return reason_in_layer(config, std::string_view(last + 1, end));
   }
-  for (const std::string& own : {config.parameter_prefix + "embed_tokens.", config.parameter_prefix + "norm.",
-                                 std::string("lm_head.")}) {
+  for (const std::string& own :
+       {config.parameter_prefix + config.embedding_name + ".",
+        config.parameter_prefix + config.final_norm_name + ".", std::string("lm_head.")}) {
     if (tensor.starts_with(own)) return no_such_parameter(config);
   }
   return std::nullopt;

@@ -169,8 +169,8 @@ class Unrounded : public Function<Unrounded> {
 };
 
 /// What x / rms(x) is multiplied by.
-at::Tensor norm_scale(const at::Tensor& weight, bool zero_centered) {
-  return zero_centered ? weight.to(sum_dtype(weight)) + 1 : weight;
+at::Tensor norm_scale(const at::Tensor& x, const at::Tensor& weight, bool zero_centered) {
+  return zero_centered ? weight.to(sum_dtype(weight)) + 1 : weight.to(x.scalar_type());
 }
 
 /// A norm whose scale is in the dtype of sums works in it.
@@ -188,7 +188,7 @@ class RmsNorm : public Function<RmsNorm> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
                                const std::optional<at::Tensor>& addend, const at::Tensor& weight, double eps,
                                bool zero_centered) {
-    const RmsNormOutput output = norm_of(x, addend, norm_scale(weight, zero_centered), eps);
+    const RmsNormOutput output = norm_of(x, addend, norm_scale(x, weight, zero_centered), eps);
     ctx->saved_data["zero_centered"] = zero_centered;
     ctx->save_for_backward({addend ? output.sum : x, weight, output.inverse_rms});
     ctx->set_materialize_grads(false);
@@ -200,7 +200,7 @@ class RmsNorm : public Function<RmsNorm> {
     if (!grads[0].defined()) return {grad_sum, grad_sum, {}, {}, {}};
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor& weight = saved[1];
-    const at::Tensor scale = norm_scale(weight, ctx->saved_data["zero_centered"].toBool());
+    const at::Tensor scale = norm_scale(saved[0], weight, ctx->saved_data["zero_centered"].toBool());
     const at::ScalarType dtype = scale.scalar_type();
     const auto [grad_wide, grad_weight] = rms_norm_backward(
         {grads[0].to(dtype), grad_sum.defined() ? std::optional(grad_sum.to(dtype)) : std::nullopt,

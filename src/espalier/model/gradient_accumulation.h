@@ -51,8 +51,9 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);
 at::Tensor unrounded(const at::Tensor& parameter);
 
 /// The root mean square norm of ops/elementwise/elementwise.h. x [..., C], weight [C]. Keeps x and 1 / rms
-/// for backward, nothing else of the size of x. `zero_centered`: multiplies by 1 + weight, and rounds once,
-/// after that, as Transformers does in such models.
+/// for backward, nothing else of the size of x, which is of the dtype of the weight or of sums.
+/// `zero_centered`: multiplies by 1 + weight, and rounds once, after that, as Transformers does in such
+/// models.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool zero_centered = false);
 
 /// The sum of a residual branch and its norm, for the price of one pass. Keeps the sum and 1 / rms.

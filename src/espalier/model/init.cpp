@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <string>
@@ -34,9 +35,9 @@ uint64_t hash_name(std::string_view name) {
   return hash;
 }
 
-/// Values 2 i and 2 i + 1 of the normal sequence (seed, stream): Box-Muller on the two halves of one Philox
+/// Values 2 i and 2 i + 1 of the sequence (seed, stream) uniform in [0, 1): the two halves of one Philox
 /// block, so that any index can be computed alone.
-std::pair<double, double> normal_pair(uint64_t seed, uint64_t stream, uint64_t i) {
+std::pair<double, double> uniform_pair(uint64_t seed, uint64_t stream, uint64_t i) {
   const auto block = philox4x32({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32),
                                  static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
                                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
@@ -44,19 +45,30 @@ std::pair<double, double> normal_pair(uint64_t seed, uint64_t stream, uint64_t i
     const uint64_t bits = block[first] | static_cast<uint64_t>(block[first + 1]) << 32;
     return static_cast<double>(bits >> 11) * 0x1.0p-53;
   };
-  const double radius = std::sqrt(-2 * std::log(1 - uniform(0)));
-  const double angle = 2 * std::numbers::pi * uniform(2);
-  return {radius * std::cos(angle), radius * std::sin(angle)};
+  return {uniform(0), uniform(2)};
 }
 
+/// How values are drawn, from pairs of uniform_pair.
+struct Distribution {
+  bool uniform;  // in [-scale, scale); otherwise normal, of deviation `scale`, by Box-Muller
+  double scale;
+
+  std::pair<double, double> operator()(std::pair<double, double> drawn) const {
+    const auto [a, b] = drawn;
+    if (uniform) return {scale * (2 * a - 1), scale * (2 * b - 1)};
+    const double radius = std::sqrt(-2 * std::log(1 - a)), angle = 2 * std::numbers::pi * b;
+    return {scale * (radius * std::cos(angle)), scale * (radius * std::sin(angle))};
+  }
+};
+
 template <typename T>
-void fill_normal(T* values, int64_t count, double deviation, uint64_t seed, uint64_t stream) {
+void fill(T* values, int64_t count, const Distribution& distribution, uint64_t seed, uint64_t stream) {
   constexpr int64_t kPairsPerTask = 1 << 15;
   at::parallel_for(0, (count + 1) / 2, kPairsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const auto [first, second] = normal_pair(seed, stream, static_cast<uint64_t>(i));
-      values[2 * i] = static_cast<T>(deviation * first);
-      if (2 * i + 1 < count) values[2 * i + 1] = static_cast<T>(deviation * second);
+      const auto [first, second] = distribution(uniform_pair(seed, stream, static_cast<uint64_t>(i)));
+      values[2 * i] = static_cast<T>(first);
+      if (2 * i + 1 < count) values[2 * i + 1] = static_cast<T>(second);
     }
   });
 }
@@ -71,6 +83,37 @@ at::Tensor init_decay_rates(const ParameterShape& parameter, uint64_t seed) {
   return at::tensor(values, at::kDouble);
 }
 
+/// Of a state space: the logarithms of 1, 2, ... by head.
+at::Tensor init_state_decays(const ParameterShape& parameter) {
+  return at::arange(1, parameter.shape[0] + 1, at::kDouble).log();
+}
+
+/// What softplus makes steps of that are uniform in their logarithm (Mamba2Mixer.init_mamba2_weights).
+at::Tensor init_steps(const SsmInit& init, const ParameterShape& parameter, uint64_t seed) {
+  Rng rng(seed, hash_name(parameter.name));
+  std::vector<double> values;
+  for (int64_t head = 0; head < parameter.shape[0]; ++head) {
+    const double step = init.time_step_min * std::pow(init.time_step_max / init.time_step_min, rng.uniform());
+    const double kept = std::max(step, init.time_step_floor);
+    values.push_back(kept + std::log(-std::expm1(-kept)));
+  }
+  return at::tensor(values, at::kDouble);
+}
+
+/// Convolutions and output projections of mamba2 are drawn as torch.nn.Linear draws, all else as in every
+/// family.
+Distribution distribution_of(const DecoderConfig& config, const ParameterShape& parameter) {
+  const bool is_output = parameter.name.ends_with("mixer.out_proj.weight");
+  if (!config.ssm_init || !(is_output || parameter.name.ends_with("mixer.conv1d.weight"))) {
+    return {.uniform = false, .scale = config.initializer_range};
+  }
+  double scale = 1 / std::sqrt(static_cast<double>(parameter.shape.back()));
+  if (is_output && config.ssm_init->rescale_prenorm_residual) {
+    scale /= std::sqrt(static_cast<double>(config.num_hidden_layers));
+  }
+  return {.uniform = true, .scale = scale};
+}
+
 /// Whether a weight of one dimension is added to 1.
 bool is_zero_centered(const DecoderConfig& config, const std::string& name) {
   return config.zero_centered_norm && name.ends_with("norm.weight") &&
@@ -79,18 +122,24 @@ bool is_zero_centered(const DecoderConfig& config, const std::string& name) {
 
 at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& parameter, uint64_t seed,
                           at::ScalarType dtype) {
-  const double deviation = config.initializer_range;
   const auto options = at::TensorOptions().dtype(dtype);
-  if (parameter.name.ends_with(".A_log")) return init_decay_rates(parameter, seed).to(dtype);
+  if (parameter.name.ends_with(".A_log")) {
+    const bool of_states = !config.ssm_layers.empty();
+    return (of_states ? init_state_decays(parameter) : init_decay_rates(parameter, seed)).to(dtype);
+  }
+  if (config.ssm_init && parameter.name.ends_with(".dt_bias")) {
+    return init_steps(*config.ssm_init, parameter, seed).to(dtype);
+  }
   if (is_zero_centered(config, parameter.name)) return at::zeros(parameter.shape, options);
   if (parameter.name.ends_with(".bias")) return at::zeros(parameter.shape, options);
   if (parameter.shape.size() == 1) return at::ones(parameter.shape, options);
   const uint64_t stream = hash_name(parameter.name);
+  const Distribution distribution = distribution_of(config, parameter);
   at::Tensor values = at::empty(parameter.shape, options.dtype(dtype == at::kDouble ? dtype : at::kFloat));
   if (dtype == at::kDouble) {
-    fill_normal(values.mutable_data_ptr<double>(), values.numel(), deviation, seed, stream);
+    fill(values.mutable_data_ptr<double>(), values.numel(), distribution, seed, stream);
   } else {
-    fill_normal(values.mutable_data_ptr<float>(), values.numel(), deviation, seed, stream);
+    fill(values.mutable_data_ptr<float>(), values.numel(), distribution, seed, stream);
   }
   return values.to(dtype);
 }

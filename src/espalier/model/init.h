@@ -22,9 +22,10 @@ struct InitOptions {
 };
 
 /// Writes a model folder with weights drawn as Transformers does: normal(0, initializer_range) for matrices
-/// and embeddings, 1 for norms (0 where 1 is added), 0 for biases, decay rates of
-/// recurrences uniform in [0.01, 16). Each tensor has its own random stream, named by its checkpoint
-/// name, so a value depends on seed, name and index only.
+/// and embeddings, 1 for norms (0 where 1 is added), 0 for biases; decay rates of gated delta rules uniform
+/// in [0.01, 16), of state spaces 1, 2, ...; steps, convolutions and output projections of mamba2 as there.
+/// Each tensor has its own random stream, named by its checkpoint name, so a value depends on seed, name and
+/// index only.
 void init_model(const InitOptions& options);
 
 /// The same model in memory, as load_decoder reads one of float32.

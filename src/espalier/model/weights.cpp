@@ -34,7 +34,7 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr const char* kLmHead = "lm_head.weight";
 
 std::string embedding_of(const DecoderConfig& config) {
-  return config.parameter_prefix + "embed_tokens.weight";
+  return config.parameter_prefix + config.embedding_name + ".weight";
 }
 
 /// `folder / name`, refused where it is a link that leaves the folder: a downloaded folder must not make a

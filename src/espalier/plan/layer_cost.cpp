@@ -32,12 +32,13 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
   cost->kept_by_mixer.elements += 3 * gate;
   cost->mixer_output = query;
   cost->mixer_gradients = 2 * query + 4 * key + 2 * gate;
-  cost->position_tables = attention.rotary_dim > 0 ? attention.rotary_dim : attention.head_dim;
+  if (attention.rotary)
+    cost->position_tables = attention.rotary_dim > 0 ? attention.rotary_dim : attention.head_dim;
   cost->context_per_token = 2 * key;
 }
 
-// Tokens of a chunk of the gated delta rule, as ops/gated_delta cuts them.
-constexpr int64_t kDeltaChunk = 64;
+// Tokens of a chunk of a linear recurrence, as ops/chunk_scan cuts them.
+constexpr int64_t kChunkTokens = 64;
 
 // Kept: the layer's input and its norm's output, q, k and v before and after the convolution, gate, the
 // rule's output, its norm, and that of both; step sizes and decays with what they come from, factors of
@@ -47,21 +48,41 @@ void add_mixer(const GatedDeltaSpec& delta, int64_t hidden, LayerCost* cost) {
   const int64_t keys = heads * delta.linear_key_head_dim;  // as many heads as values have
   cost->weights += hidden * (delta.conv_size() + 2 * values + 2 * heads);
   cost->weights_after_mixer += hidden * values;
-  cost->recurrence = 3 * delta.state_size() + kDeltaChunk * (3 * keys + 2 * values + heads * kDeltaChunk / 3);
+  cost->recurrence =
+      3 * delta.state_size() + kChunkTokens * (3 * keys + 2 * values + heads * kChunkTokens / 3);
   cost->kept_by_mixer = {.elements = 2 * hidden + 2 * delta.conv_size() + 4 * values + 2 * heads,
                          .statistics = 1 + 7 * heads};
   cost->mixer_output = values;
   cost->mixer_gradients =
-      12 * keys + 7 * values + heads * 9 * kDeltaChunk + 2 * delta.state_size() / kDeltaChunk;
+      12 * keys + 7 * values + heads * 9 * kChunkTokens + 2 * delta.state_size() / kChunkTokens;
   cost->context_per_cut = delta.state_size() + (delta.linear_conv_kernel_dim - 1) * delta.conv_size();
 }
+
+// Kept: the layer's input and its norm's output, the projection, what is convolved of it after that, the
+// scan's output and that of the gated norm; in the precision of sums what the gate makes of the output and
+// its norm, steps with what they come from, factors of norms. Momentary: as of the gated delta rule.
+void add_mixer(const SsmSpec& ssm, int64_t hidden, LayerCost* cost) {
+  const int64_t heads = ssm.num_heads, inner = ssm.inner_size(), groups = ssm.n_groups * ssm.state_size;
+  cost->weights += hidden * (ssm.projection_size() + inner);
+  cost->weights_after_mixer += hidden * inner;
+  cost->widest_weight_rows = ssm.projection_size();
+  cost->recurrence = 2 * ssm.state_elements() + kChunkTokens * (groups + inner);
+  cost->kept_by_mixer = {.elements = 2 * hidden + ssm.projection_size() + ssm.conv_size() + 2 * inner,
+                         .statistics = 1 + 2 * inner + 4 * heads + ssm.n_groups};
+  cost->mixer_output = 2 * inner;  // and the gate
+  cost->mixer_gradients =
+      8 * (inner + groups) + heads * 5 * kChunkTokens + 4 * ssm.state_elements() / kChunkTokens;
+  cost->context_per_cut = ssm.state_elements() + (ssm.conv_kernel - 1) * ssm.conv_size();
+}
+
+void add_mlp(const NoMlp&, int64_t, LayerCost*) {}
 
 // Kept: the MLP's input and its norm's output and factor, gate, up and their product.
 void add_mlp(const DenseMlpSpec& mlp, int64_t hidden, LayerCost* cost) {
   const int64_t weights = 3 * hidden * mlp.intermediate_size;
   cost->weights += weights;
   cost->weights_after_mixer += weights;
-  cost->widest_weight_rows = mlp.intermediate_size;
+  cost->widest_weight_rows = std::max(cost->widest_weight_rows, (mlp.fused ? 2 : 1) * mlp.intermediate_size);
   cost->kept_after_mixer = {.elements = 2 * hidden + 3 * mlp.intermediate_size, .statistics = 1};
   cost->intermediate = mlp.intermediate_size;
 }
@@ -76,7 +97,8 @@ void add_mlp(const MoeSpec& moe, int64_t hidden, LayerCost* cost) {
   cost->weights += weights;
   cost->weights_after_mixer += weights;
   cost->idle_weights += 3 * hidden * width * (moe.num_experts - chosen);
-  cost->widest_weight_rows = std::max(width, shared);
+  cost->widest_weight_rows =
+      std::max(cost->widest_weight_rows, (moe.fused ? 2 : 1) * std::max(width, shared));
   cost->kept_after_mixer = {.elements = 2 * hidden + chosen * (2 * hidden + 3 * width) + 3 * shared,
                             .statistics = 1 + moe.num_experts + 12 * chosen};
   cost->intermediate = chosen * hidden + std::max(width, shared);

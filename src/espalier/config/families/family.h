@@ -27,6 +27,10 @@ struct ModelFamily {
   /// The model_type of files that hold such a decoder in their text_config, beside a vision tower; "": none.
   const char* composite_type = "";
 
+  double initializer_range = 0.02;
+
+  bool attention = true;  // false: no layer has any, nor an MLP, and the config no keys of either
+
   bool only_experts = false;  // no layer has a dense MLP, and the config no intermediate_size
 
   std::span<const std::string_view> keys = {};  // the family's own, beside those that several families have
@@ -40,7 +44,8 @@ struct ModelFamily {
 };
 
 extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Family, kQwen3Family,
-    kQwen35Family, kQwen35MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily;  // a file each
+    kQwen35Family, kQwen35MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily,
+    kMamba2Family;  // a file each
 
 std::span<const ModelFamily* const> families();
 

@@ -6,8 +6,6 @@
 namespace espalier {
 namespace {
 
-constexpr int64_t kMostConvolutionTaps = 8;  // of ops/causal_conv1d
-
 void read_layer_types(const ConfigReader& config, DecoderConfig* result) {
   const nlohmann::json* types = config.find("layer_types");
   const int64_t interval = config.positive_integer("full_attention_interval", kMostLayers, 4);
@@ -50,7 +48,7 @@ void read_gated_delta_keys(const ConfigReader& config, DecoderConfig* result) {
   }
   sizes.linear_key_head_dim = config.positive_integer("linear_key_head_dim", kMostHeadDim, 128);
   sizes.linear_value_head_dim = config.positive_integer("linear_value_head_dim", kMostHeadDim, 128);
-  sizes.linear_conv_kernel_dim = config.positive_integer("linear_conv_kernel_dim", kMostConvolutionTaps, 4);
+  sizes.linear_conv_kernel_dim = config.positive_integer("linear_conv_kernel_dim", kMostConvolution, 4);
   read_layer_types(config, result);
 }
 

@@ -32,6 +32,7 @@ at::Tensor AttentionLayer::rotated_heads(at::Tensor heads, const std::optional<a
     heads = accumulating::rms_norm(normed, *norm, options_.rms_norm_eps, options_.zero_centered_norm)
                 .view(heads.sizes());
   }
+  if (!spec_.rotary) return heads;
   const at::Tensor &cos = tables.at(options_.first_table), &sin = tables.at(options_.first_table + 1);
   if (spec_.rotary_dim == 0) return rotary(heads, cos, sin);
   const at::Tensor rotated = rotary(heads.narrow(-1, 0, spec_.rotary_dim), cos, sin);
@@ -52,9 +53,11 @@ LayerOutput AttentionLayer::forward(int64_t index, const at::Tensor& hidden, con
   if (context_only) return {{}, {k, v}};
   const at::Tensor queries = heads(projected[2], spec_.output_gate ? 2 * dim : dim);
   const at::Tensor q = rotated_heads(queries.narrow(-1, 0, dim), q_norm_, tables);
-  const AttentionOptions options{.softmax_scale = std::pow(static_cast<double>(spec_.head_dim), -0.5),
-                                 .sliding_window = spec_.sliding_window,
-                                 .sinks = sinks_};
+  const double scale = std::pow(static_cast<double>(spec_.head_dim), -0.5);
+  const AttentionOptions options{
+      .softmax_scale = spec_.attention_multiplier > 0 ? spec_.attention_multiplier : scale,
+      .sliding_window = spec_.sliding_window,
+      .sinks = sinks_};
   at::Tensor out = sequence.attention(index, q, k, v, options);
   TORCH_CHECK(out.sizes() == q.sizes(), "attention of layer ", index, " returned shape ", out.sizes(),
               ", expected ", q.sizes());

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <vector>
 
 #include "espalier/model/layers/parameters.h"
 
@@ -12,14 +13,16 @@ namespace espalier {
 
 class DenseMlp {
  public:
-  /// Of the parameters NAME.gate_proj, NAME.up_proj and NAME.down_proj.
-  DenseMlp(const NamedParameters& parameters, const std::string& name);
+  /// Of the parameters NAME.gate_proj, NAME.up_proj and NAME.down_proj; or where `fused` of
+  /// NAME.input_linear, the first half of whose rows is gate, and NAME.output_linear.
+  DenseMlp(const NamedParameters& parameters, const std::string& name, bool fused);
 
   /// [R, hidden_size] -> [R, hidden_size]
   at::Tensor forward(const at::Tensor& input) const;
 
  private:
-  accumulating::Projection gate_, up_, down_;
+  std::vector<accumulating::Projection> in_;  // gate and up, or both as one
+  accumulating::Projection down_;
 };
 
 }  // namespace espalier

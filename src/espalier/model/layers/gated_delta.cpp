@@ -5,26 +5,13 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
+#include "espalier/model/layers/paths.h"
 #include "espalier/ops/causal_conv1d/causal_conv1d.h"
 #include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/elementwise/elementwise.h"
 #include "espalier/ops/gated_delta/gated_delta.h"
 
 namespace espalier {
-namespace {
-
-/// How the tokens branch, as operators are given it: copies, because these outlive the sequence.
-struct Paths {
-  at::Tensor prev, ends;
-
-  explicit Paths(const NodeStructure& nodes) : prev(at::tensor(nodes.prev, at::kInt)) {
-    std::vector<int64_t> last;
-    for (const int64_t node : nodes.cuts) last.push_back(nodes.begin[node + 1] - 1);
-    ends = at::tensor(last, at::kLong);
-  }
-};
-
-}  // namespace
 
 GatedDeltaLayer::GatedDeltaLayer(const GatedDeltaSpec& spec, const NamedParameters& parameters,
                                  double rms_norm_eps)

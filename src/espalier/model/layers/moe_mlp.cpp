@@ -11,12 +11,12 @@ namespace espalier {
 
 MoeMlp::MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers,
                const RouterPlace& place)
-    : spec_(spec), place_(place), gate_(parameters.at("mlp.gate.weight")) {
+    : spec_(spec), place_(place), gate_(parameters.at(spec.router_name() + std::string(".weight"))) {
   if (spec.correction_bias) correction_bias_ = buffers.at("mlp.gate.e_score_correction_bias");
   for (int64_t i = 0; i < spec.num_experts; ++i) {
-    experts_.emplace_back(parameters, "mlp.experts." + std::to_string(i));
+    experts_.emplace_back(parameters, spec.experts_name() + std::to_string(i), spec.fused);
   }
-  if (spec.shared_intermediate_size > 0) shared_experts_.emplace(parameters, spec.shared_name());
+  if (spec.shared_intermediate_size > 0) shared_experts_.emplace(parameters, spec.shared_name(), spec.fused);
   if (spec.shared_expert_gate) shared_gate_ = parameters.at("mlp.shared_expert_gate.weight");
 }
 

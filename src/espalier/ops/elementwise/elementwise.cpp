@@ -170,6 +170,10 @@ RmsNormOutput rms_norm_forward(const at::Tensor& x, const OptionalTensor& addend
   return {y, sum, inverse_rms};
 }
 
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return std::get<0>(call_rms_norm(x, std::nullopt, weight, eps));
+}
+
 RmsNormGradients rms_norm_backward(const RmsNormGradient& given, std::array<bool, 2> wanted) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   auto [x, weight] =

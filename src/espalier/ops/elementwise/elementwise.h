@@ -36,6 +36,9 @@ struct RmsNormOutput {
 RmsNormOutput rms_norm_forward(const at::Tensor& x, const std::optional<at::Tensor>& addend,
                                const at::Tensor& weight, double eps);
 
+/// The norm alone, differentiable in x and weight.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
 /// What the backward pass of rms_norm is given.
 struct RmsNormGradient {
   at::Tensor grad_y;

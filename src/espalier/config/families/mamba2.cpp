@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <array>
+#include <numeric>
+
+#include "espalier/config/families/family.h"
+#include "espalier/config/families/ssm_keys.h"
+
+namespace espalier {
+
+namespace {
+
+constexpr SsmKeys kSizes{.num_heads = {"num_heads", 128},
+                         .head_dim = {"head_dim", 64},
+                         .state_size = {"state_size", 128},
+                         .n_groups = {"n_groups", 8},
+                         .conv_kernel = {"conv_kernel", 4},
+                         .expand = {"expand", 2},
+                         .use_bias = "use_bias",
+                         .use_conv_bias = "use_conv_bias"};
+
+void read_keys(const ConfigReader& config, DecoderConfig* result) {
+  result->ssm = read_ssm_keys(config, kSizes, result->hidden_size);
+  result->ssm_layers.resize(result->num_hidden_layers);
+  std::iota(result->ssm_layers.begin(), result->ssm_layers.end(), 0);
+  result->only_mixers = true;
+  result->rotary = false;
+  result->rms_norm_eps = config.positive_number("layer_norm_epsilon", 1e-5);
+  result->residual_in_fp32 = config.boolean("residual_in_fp32", true);
+  const int64_t inner = result->ssm.inner_size();
+  if (config.positive_integer("intermediate_size", kMostIntermediate, inner) != inner) {
+    config.refuse("intermediate_size", fmt::format("{}, expand times hidden_size", inner));
+  }
+  if (!config.boolean("rms_norm", true)) config.refuse("rms_norm", "true");
+  SsmInit& init = result->ssm_init.emplace();
+  init.time_step_min = config.positive_number("time_step_min", init.time_step_min);
+  init.time_step_max = config.positive_number("time_step_max", init.time_step_max);
+  init.time_step_floor = config.positive_number("time_step_floor", init.time_step_floor);
+  init.rescale_prenorm_residual = config.boolean("rescale_prenorm_residual", false);
+  result->parameter_prefix = "backbone.";
+  result->embedding_name = "embeddings";
+  result->final_norm_name = "norm_f";
+}
+
+// Transformers reads neither norm_before_gate (the gate always comes before the norm, although released files
+// say true) nor time_step_rank, time_step_scale and time_step_init_scheme; chunk_size is one of computing.
+constexpr auto kKeys = std::to_array<std::string_view>(
+    {"chunk_size",         "conv_kernel",   "expand",           "head_dim",        "intermediate_size",
+     "layer_norm_epsilon", "n_groups",      "norm_before_gate", "num_heads",       "rescale_prenorm_residual",
+     "residual_in_fp32",   "rms_norm",      "state_size",       "time_step_floor", "time_step_init_scheme",
+     "time_step_limit",    "time_step_max", "time_step_min",    "time_step_rank",  "time_step_scale",
+     "use_bias",           "use_conv_bias"});
+
+}  // namespace
+
+constexpr ModelFamily kMamba2Family{
+    .model_type = "mamba2",
+    .max_position_embeddings = 0,
+    .num_key_value_heads = 0,
+    .head_dim = 0,
+    .initializer_range = 0.1,
+    .attention = false,
+    .keys = kKeys,
+    .read = read_keys,
+};
+
+}  // namespace espalier
