@@ -65,7 +65,8 @@ TEST_P(RecurrentControls, APathThatGoesOnAtAnotherCutIsCaught) {
   EXPECT_GT(error_of(cut), 1e-4);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, RecurrentControls, ::testing::Values(Family::kQwen3_5, Family::kMamba2),
+INSTANTIATE_TEST_SUITE_P(Families, RecurrentControls,
+                         ::testing::Values(Family::kQwen3_5, Family::kMamba2, Family::kGraniteMoeHybrid),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 }  // namespace

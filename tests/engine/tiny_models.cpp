@@ -35,6 +35,8 @@ const char* to_string(Family family) {
       return "qwen3_next";
     case Family::kMamba2:
       return "mamba2";
+    case Family::kGraniteMoeHybrid:
+      return "granitemoehybrid";
   }
   throw std::invalid_argument("unknown family");
 }
@@ -44,11 +46,12 @@ bool has_delta_layers(Family family) {
 }
 
 bool has_recurrent_layers(Family family) {
-  return has_delta_layers(family) || family == Family::kMamba2;
+  return has_delta_layers(family) || family == Family::kMamba2 || family == Family::kGraniteMoeHybrid;
 }
 
 bool has_experts(Family family) {
-  return family == Family::kQwen3Moe || family == Family::kGlm4Moe || family == Family::kQwen3Next;
+  return family == Family::kQwen3Moe || family == Family::kGlm4Moe || family == Family::kQwen3Next ||
+         family == Family::kGraniteMoeHybrid;
 }
 
 namespace {
@@ -62,10 +65,37 @@ nlohmann::json tiny_mamba2_json(int64_t vocab_size, bool wide) {
           {"initializer_range", 0.3}};
 }
 
+nlohmann::json tiny_granite_json(int64_t vocab_size, bool wide) {
+  return {{"model_type", "granitemoehybrid"},
+          {"vocab_size", vocab_size},
+          {"hidden_size", wide ? 64 : 16},
+          {"head_dim", wide ? 64 : 4},
+          {"intermediate_size", wide ? 48 : 12},
+          {"shared_intermediate_size", wide ? 40 : 10},
+          {"num_hidden_layers", 3},
+          {"layer_types", {"mamba", "attention", "mamba"}},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"position_embedding_type", "rope"},
+          {"rope_theta", 100.0},
+          {"mamba_n_heads", wide ? 32 : 4},
+          {"mamba_d_state", wide ? 32 : 5},
+          {"mamba_n_groups", 2},
+          {"num_local_experts", 4},
+          {"num_experts_per_tok", 2},
+          {"embedding_multiplier", 2.0},
+          {"attention_multiplier", 0.3},
+          {"residual_multiplier", 0.6},
+          {"logits_scaling", 1.5},
+          {"rms_norm_eps", 1e-2},
+          {"initializer_range", 0.3}};
+}
+
 }  // namespace
 
 nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
   if (family == Family::kMamba2) return tiny_mamba2_json(vocab_size, wide);
+  if (family == Family::kGraniteMoeHybrid) return tiny_granite_json(vocab_size, wide);
   nlohmann::json config = {
       {"model_type", to_string(family)},
       {"vocab_size", vocab_size},

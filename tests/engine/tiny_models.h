@@ -23,7 +23,8 @@ namespace espalier::testing {
 /// in part. qwen3_moe: experts in both layers. glm4_moe: a dense layer, then groups of experts with shared
 /// ones and corrected scores; part of each head rotated. qwen3_next: the layers of qwen3_5, projections in
 /// two matrices, experts and a gated shared one. mamba2: Mamba-2 layers alone, in two groups of heads, steps
-/// in a range.
+/// in a range. granitemoehybrid: such layers around one of attention, experts with a shared MLP in all three,
+/// factors of embedding, scores, branches and logits.
 enum class Family {
   kLlama,
   kQwen2,
@@ -34,11 +35,13 @@ enum class Family {
   kMamba2,
   kQwen3Moe,
   kGlm4Moe,
-  kQwen3Next
+  kQwen3Next,
+  kGraniteMoeHybrid
 };
-inline constexpr Family kFamilies[] = {
-    Family::kLlama,   Family::kQwen2,  Family::kQwen3,    Family::kMistral, Family::kOlmo3,
-    Family::kQwen3_5, Family::kMamba2, Family::kQwen3Moe, Family::kGlm4Moe, Family::kQwen3Next};
+inline constexpr Family kFamilies[] = {Family::kLlama,     Family::kQwen2,           Family::kQwen3,
+                                       Family::kMistral,   Family::kOlmo3,           Family::kQwen3_5,
+                                       Family::kMamba2,    Family::kQwen3Moe,        Family::kGlm4Moe,
+                                       Family::kQwen3Next, Family::kGraniteMoeHybrid};
 /// Those whose tokens all pass the same weights.
 inline constexpr std::span<const Family> kDenseFamilies(kFamilies, 7);
 const char* to_string(Family family);
@@ -47,9 +50,9 @@ bool has_delta_layers(Family family);
 bool has_recurrent_layers(Family family);
 bool has_experts(Family family);
 
-/// Two layers (three of qwen3_5 and qwen3_next), hidden size 16, grouped heads; context of 64 positions.
-/// `wide`: hidden size and heads of 64 (recurrent heads 32 of 32), so that no parameter has fewer values
-/// (tests/error_ratio.h).
+/// Two layers (three of qwen3_5, qwen3_next and granitemoehybrid), hidden size 16, grouped heads; context of
+/// 64 positions. `wide`: hidden size and heads of 64 (recurrent heads 32 of 32), so that no parameter has
+/// fewer values (tests/error_ratio.h).
 nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide = false);
 DecoderConfig tiny_config(Family family, int64_t vocab_size);
 

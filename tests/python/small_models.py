@@ -28,9 +28,21 @@ COMMON = dict(
 # The gated norm makes much of the rounding of outputs that are almost 0, unless eps is large.
 WELL_CONDITIONED = {"rms_norm_eps": 1e-2}
 WITHOUT_ATTENTION = {
-    **{key: COMMON[key] for key in ("hidden_act", "hidden_size", "num_hidden_layers", "vocab_size", "initializer_range")},
     "layer_norm_epsilon": 1e-2,
+    **{key: COMMON[key] for key in ("hidden_act", "hidden_size", "num_hidden_layers", "vocab_size")},
+    "initializer_range": 0.3,
 }
+# Without a pad_token_id, whose embedding Transformers does not train.
+GRANITE = dict(
+    mamba_n_heads=8,
+    mamba_d_state=6,
+    mamba_chunk_size=16,
+    embedding_multiplier=3.0,
+    attention_multiplier=0.4,
+    residual_multiplier=0.7,
+    logits_scaling=1.6,
+    pad_token_id=None,
+)
 LINEAR_ATTENTION = dict(
     linear_conv_kernel_dim=4,
     linear_key_head_dim=8,
@@ -112,6 +124,37 @@ MODELS = {
         shared_expert_intermediate_size=13,
         **LINEAR_ATTENTION,
         **COMMON | WELL_CONDITIONED | {"num_hidden_layers": 3},
+    ),
+    "granitemoehybrid": dict(
+        model_type="granitemoehybrid",
+        layer_types=["mamba", "attention", "mamba"],
+        position_embedding_type="nope",
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        shared_intermediate_size=14,
+        tie_word_embeddings=True,
+        **GRANITE,
+        **COMMON | WELL_CONDITIONED | {"num_hidden_layers": 3, "intermediate_size": 10},
+    ),
+    # As released: without experts, the keys of Transformers 4.
+    "granitemoehybrid-dense": dict(
+        model_type="granitemoehybrid",
+        layers_block_type=["attention", "mamba"],
+        position_embedding_type="rope",
+        rope_theta=500.0,
+        attention_bias=True,
+        mamba_d_head=8,
+        mamba_n_groups=2,
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        time_step_limit=[0.05, 0.9],
+        num_local_experts=0,
+        shared_intermediate_size=36,
+        init_method="mup",
+        normalization_function="rmsnorm",
+        tie_word_embeddings=False,
+        **GRANITE,
+        **COMMON | WELL_CONDITIONED,
     ),
     "mamba2": dict(
         model_type="mamba2",

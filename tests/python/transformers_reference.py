@@ -3,8 +3,9 @@
 
 Transformers computes RMSNorm in float32 whatever the model's dtype. For float64 comparisons that is replaced by the
 same formula in float64, so that both sides may agree to rounding; likewise routers of experts, the gates of Gated
-DeltaNet, and its rule, token by token; of Mamba-2 gates, scan, hidden states between layers and logits. (Its eager attention computes softmax in float32 too, hence sdpa; grouped
-products of experts are not there in float64, hence eager experts.)
+DeltaNet, and its rule, token by token; of Mamba-2 gates, scan, hidden states between layers and logits, in
+granitemoehybrid routers as well. (Its eager attention computes softmax in float32 too, hence sdpa; grouped products of
+experts are not there in float64, hence eager experts.)
 """
 
 import json
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granitemoehybrid
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
@@ -25,7 +27,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qw
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Olmo3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, Glm4MoeRMSNorm,
-         mamba2.Mamba2RMSNorm)  # fmt: skip
+         mamba2.Mamba2RMSNorm, granitemoehybrid.GraniteMoeHybridRMSNorm)  # fmt: skip
 
 
 def float64_norm(self, hidden_states):
@@ -90,7 +92,7 @@ def float64_residual(self, hidden_states, **arguments):
 
 
 def without_float(forward):
-    """A forward function without its casts by Tensor.float(), of decays or logits."""
+    """A forward function without its casts by Tensor.float(), of decays, logits or what routers are given."""
 
     def in_float64(self, *args, **kwargs):
         original = torch.Tensor.float
@@ -121,6 +123,9 @@ FLOAT64 = [(norm, "forward", float64_norm) for norm in NORMS] + [
     (qwen3_next.Qwen3NextTopKRouter, "forward", float64_softmax_router),
     (mamba2.MambaRMSNormGated, "forward", float64_norm_of_groups),
     (mamba2.Mamba2Block, "forward", float64_residual),
+    (granitemoehybrid.GraniteMoeHybridRMSNormGated, "forward", float64_norm_of_groups),
+    (granitemoehybrid.GraniteMoeHybridForCausalLM, "forward",
+     without_float(granitemoehybrid.GraniteMoeHybridForCausalLM.forward)),
     (mamba2.Mamba2ForCausalLM, "forward", without_float(mamba2.Mamba2ForCausalLM.forward)),
     *with_delta_layers(qwen3_5, "Qwen3_5"),
     *with_delta_layers(qwen3_5_moe, "Qwen3_5Moe"),
@@ -189,6 +194,11 @@ def grpo_loss(model, rows, clip_low=0.2, clip_high=0.2):
 
 def by_checkpoint_name(name, gradient):
     """The gradient of a parameter in memory, by its names in the checkpoint: experts are one tensor each there."""
+    if ".block_sparse_moe." in name:  # files keep the older names
+        for new, old in ((".experts.gate_up_proj", ".input_linear.weight"), (".router.", ".router.layer."),
+                         (".experts.down_proj", ".output_linear.weight")):  # fmt: skip
+            name = name.replace(new, old)
+        return {name: gradient}
     stem, _, kind = name.rpartition(".")
     if not stem.endswith(".experts"):
         return {name: gradient}

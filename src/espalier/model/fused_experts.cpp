@@ -14,30 +14,33 @@
 namespace espalier {
 namespace {
 
-constexpr std::string_view kExperts = ".mlp.experts.";
-
+/// A parameter EXPERTS + number + PARAMETER, and the tensor of all experts that has it.
 struct Part {
-  std::string_view parameter, fused;
+  std::string_view experts, parameter, fused;
   int64_t part, parts;
+  bool always;
 };
-constexpr auto kParts = std::to_array<Part>({{".gate_proj.weight", "gate_up_proj", 0, 2},
-                                             {".up_proj.weight", "gate_up_proj", 1, 2},
-                                             {".down_proj.weight", "down_proj", 0, 1}});
+constexpr std::string_view kMlp = ".mlp.experts.", kSparse = ".block_sparse_moe.experts.";
+constexpr auto kParts = std::to_array<Part>(
+    {{kMlp, ".gate_proj.weight", ".mlp.experts.gate_up_proj", 0, 2, false},
+     {kMlp, ".up_proj.weight", ".mlp.experts.gate_up_proj", 1, 2, false},
+     {kMlp, ".down_proj.weight", ".mlp.experts.down_proj", 0, 1, false},
+     {kSparse, ".input_linear.weight", ".block_sparse_moe.input_linear.weight", 0, 1, true},
+     {kSparse, ".output_linear.weight", ".block_sparse_moe.output_linear.weight", 0, 1, true}});
 
 }  // namespace
 
 std::optional<FusedPlace> fused_place(const std::string& parameter) {
-  const size_t experts = parameter.find(kExperts);
-  if (experts == std::string::npos) return std::nullopt;
-  const std::string_view rest = std::string_view(parameter).substr(experts + kExperts.size());
-  int64_t expert = 0;
-  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), expert);
-  if (error != std::errc()) return std::nullopt;
-  const std::string_view kind = rest.substr(static_cast<size_t>(end - rest.data()));
   for (const Part& part : kParts) {
-    if (kind != part.parameter) continue;
-    return FusedPlace{parameter.substr(0, experts) + std::string(kExperts) + std::string(part.fused), expert,
-                      part.part, part.parts};
+    const size_t experts = parameter.find(part.experts);
+    if (experts == std::string::npos) continue;
+    const std::string_view rest = std::string_view(parameter).substr(experts + part.experts.size());
+    int64_t expert = 0;
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), expert);
+    if (error != std::errc() || rest.substr(static_cast<size_t>(end - rest.data())) != part.parameter)
+      continue;
+    return FusedPlace{parameter.substr(0, experts) + std::string(part.fused), expert, part.part, part.parts,
+                      part.always};
   }
   return std::nullopt;
 }
@@ -56,14 +59,13 @@ TensorView part_of(const TensorView& fused, const FusedPlace& place, const std::
 }
 
 at::Tensor fuse_experts(const std::string& name, const std::map<std::string, at::Tensor>& values) {
-  const size_t end = name.rfind('.') + 1;
-  const std::string_view kind = std::string_view(name).substr(end);
   std::vector<at::Tensor> experts;
   for (int64_t expert = 0;; ++expert) {
     std::vector<at::Tensor> parts;
     for (const Part& part : kParts) {
-      if (part.fused != kind) continue;
-      const auto value = values.find(fmt::format("{}{}{}", name.substr(0, end), expert, part.parameter));
+      if (!name.ends_with(part.fused)) continue;
+      const std::string layer = name.substr(0, name.size() - part.fused.size());
+      const auto value = values.find(fmt::format("{}{}{}{}", layer, part.experts, expert, part.parameter));
       if (value != values.end()) parts.push_back(value->second.detach());
     }
     if (parts.empty()) return at::stack(experts);

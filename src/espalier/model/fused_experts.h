@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts that are one tensor per layer in a file, as Transformers 5 has them in memory:
-// mlp.experts.gate_up_proj [E, 2 I, C] and mlp.experts.down_proj [E, C, I].
+// Experts that are one tensor per layer in a file: as Transformers 5 has them in memory,
+// mlp.experts.gate_up_proj [E, 2 I, C] and mlp.experts.down_proj [E, C, I], or as files of granitemoehybrid
+// always have them, block_sparse_moe.input_linear.weight and block_sparse_moe.output_linear.weight likewise.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,9 +21,11 @@ struct FusedPlace {
   int64_t expert;    // the first index
   int64_t part;      // of the second dimension, which has `parts` equal ones
   int64_t parts;
+  bool always;  // files never have the parameter by itself
 };
 
-/// The place of "LAYER.mlp.experts.3.up_proj.weight"; nullopt for parameters of no single expert.
+/// The place of, for instance, "LAYER.mlp.experts.3.up_proj.weight"; nullopt for parameters of no single
+/// expert.
 std::optional<FusedPlace> fused_place(const std::string& parameter);
 
 /// The values at `place` of `fused`, under the parameter's name. Throws InputError naming `where` if they are

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numbers>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -18,6 +20,7 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/config/config.h"
 #include "espalier/model/decoder.h"
+#include "espalier/model/fused_experts.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/checks.h"
@@ -161,11 +164,20 @@ void init_model(const InitOptions& options) {
   make_empty_folder(options.out);
   if (options.byte_tokenizer) write_byte_tokenizer(options.out, config.vocab_size);
 
-  std::vector<at::Tensor> values;
-  std::vector<TensorView> tensors;
+  std::map<std::string, at::Tensor> values;
+  std::vector<std::string> names;  // of what is written, in the order of the parameters
   for (const ParameterShape& parameter : parameter_shapes(config)) {
-    values.push_back(init_parameter(config, parameter, options.seed, options.dtype));
-    tensors.push_back(view_tensor(parameter.name, values.back()));
+    values.emplace(parameter.name, init_parameter(config, parameter, options.seed, options.dtype));
+    const std::optional<FusedPlace> place = fused_place(parameter.name);
+    const bool is_fused = place && place->always;
+    if (!is_fused || (place->expert == 0 && place->part == 0))
+      names.push_back(is_fused ? place->name : parameter.name);
+  }
+  std::vector<TensorView> tensors;
+  for (const std::string& name : names) {
+    at::Tensor& value = values[name];
+    if (!value.defined()) value = fuse_experts(name, values);
+    tensors.push_back(view_tensor(name, value));
   }
   const std::vector<Parameter> buffers =
       zero_buffers(config, detail::accumulator_dtype(options.dtype), at::kCPU);

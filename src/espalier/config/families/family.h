@@ -45,7 +45,7 @@ struct ModelFamily {
 
 extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Family, kQwen3Family,
     kQwen35Family, kQwen35MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily,
-    kMamba2Family;  // a file each
+    kGraniteMoeHybridFamily, kMamba2Family;  // a file each
 
 std::span<const ModelFamily* const> families();
 

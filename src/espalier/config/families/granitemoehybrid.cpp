@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <array>
+#include <numeric>
+
+#include "espalier/config/families/family.h"
+#include "espalier/config/families/ssm_keys.h"
+
+namespace espalier {
+
+namespace {
+
+constexpr SsmKeys kSizes{.num_heads = {"mamba_n_heads", 128},
+                         .head_dim = {"mamba_d_head", 0},
+                         .state_size = {"mamba_d_state", 256},
+                         .n_groups = {"mamba_n_groups", 1},
+                         .conv_kernel = {"mamba_d_conv", 4},
+                         .expand = {"mamba_expand", 2},
+                         .use_bias = "mamba_proj_bias",
+                         .use_conv_bias = "mamba_conv_bias"};
+
+/// The layers of state spaces: by layer_types, or layers_block_type, its older name; all where neither is
+/// given.
+std::vector<int64_t> read_ssm_layers(const ConfigReader& config, int64_t num_hidden_layers) {
+  const std::string old_key = "layers_block_type", new_key = "layer_types";
+  const bool has_new = config.find(new_key) != nullptr;
+  if (has_new && config.find(old_key) != nullptr && *config.find(old_key) != *config.find(new_key)) {
+    config.refuse(old_key, "the same as layer_types");
+  }
+  const std::string& key = has_new ? new_key : old_key;
+  const nlohmann::json* types = config.find(key);
+  std::vector<int64_t> layers;
+  for (int64_t layer = 0; layer < num_hidden_layers; ++layer) {
+    const nlohmann::json type =
+        types == nullptr                                                                ? "mamba"
+        : types->is_array() && static_cast<int64_t>(types->size()) == num_hidden_layers ? (*types)[layer]
+                                                                                        : *types;
+    const bool is_ssm = type == "mamba" || type == "linear_attention";
+    if (!is_ssm && type != "attention" && type != "full_attention") {
+      config.refuse(key, fmt::format("\"mamba\" or \"attention\" for each of {} layers", num_hidden_layers));
+    }
+    if (is_ssm) layers.push_back(layer);
+  }
+  return layers;
+}
+
+void read_mlp(const ConfigReader& config, DecoderConfig* result) {
+  const int64_t shared = config.positive_integer("shared_intermediate_size", kMostIntermediate, 1024);
+  const int64_t num_experts = config.integer_from_0("num_local_experts", kMostExperts, 8);
+  if (num_experts == 0) {
+    result->intermediate_size = shared;
+    result->fused_mlp = true;
+    return;
+  }
+  // A softmax over the logits of the chosen experts is that over all, divided by the sum of the chosen ones.
+  result->moe = {.num_experts = num_experts,
+                 .num_experts_per_tok = config.positive_integer("num_experts_per_tok", num_experts, 2),
+                 .moe_intermediate_size = result->intermediate_size,
+                 .norm_topk_prob = true,
+                 .shared_intermediate_size = shared,
+                 .fused = true};
+  result->moe_layers.resize(result->num_hidden_layers);
+  std::iota(result->moe_layers.begin(), result->moe_layers.end(), 0);
+}
+
+void read_keys(const ConfigReader& config, DecoderConfig* result) {
+  result->attention_bias = config.boolean("attention_bias", false);
+  result->attention_output_bias = result->attention_bias;
+  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+  if (config.boolean("use_sliding_window", false)) config.refuse("use_sliding_window", "false");
+  if (config.find("sliding_window") != nullptr) config.refuse("sliding_window", "null");
+  const std::string normalization = config.text("normalization_function");
+  if (!normalization.empty() && normalization != "rmsnorm") {
+    config.refuse("normalization_function", "\"rmsnorm\"");
+  }
+  result->ssm = read_ssm_keys(config, kSizes, result->hidden_size);
+  result->ssm.name = "mamba";
+  result->ssm_layers = read_ssm_layers(config, result->num_hidden_layers);
+  result->embedding_multiplier = config.positive_number("embedding_multiplier", 1);
+  result->attention_multiplier = config.positive_number("attention_multiplier", 1);
+  result->residual_multiplier = config.positive_number("residual_multiplier", 1);
+  result->logits_scaling = config.positive_number("logits_scaling", 1);
+  read_mlp(config, result);
+}
+
+void read_granite_rope(const ConfigReader& config, DecoderConfig* result) {
+  const char* key = "position_embedding_type";
+  const std::string type = config.text(key);
+  if (type == "rope") {
+    read_rope(config, result);
+  } else if (type.empty() || type == "nope" || type == "none") {
+    result->rotary = false;
+  } else {
+    config.refuse(key, "\"rope\", \"nope\" or null");
+  }
+}
+
+// mamba_chunk_size is one of computing, init_method one of the training that there was.
+constexpr auto kKeys = std::to_array<std::string_view>(
+    {"attention_multiplier", "embedding_multiplier", "init_method",
+     "layers_block_type",    "logits_scaling",       "mamba_chunk_size",
+     "mamba_conv_bias",      "mamba_d_conv",         "mamba_d_head",
+     "mamba_d_state",        "mamba_expand",         "mamba_n_groups",
+     "mamba_n_heads",        "mamba_proj_bias",      "normalization_function",
+     "num_experts_per_tok",  "num_local_experts",    "position_embedding_type",
+     "residual_multiplier",  "router_aux_loss_coef", "shared_intermediate_size",
+     "time_step_limit"});
+
+}  // namespace
+
+constexpr ModelFamily kGraniteMoeHybridFamily{
+    .model_type = "granitemoehybrid",
+    .max_position_embeddings = 2048,
+    .num_key_value_heads = 0,
+    .head_dim = 0,
+    .keys = kKeys,
+    .read = read_keys,
+    .read_rope = read_granite_rope,
+};
+
+}  // namespace espalier
