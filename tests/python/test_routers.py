@@ -12,23 +12,32 @@ import transformers_reference as reference
 from conftest import seed_of
 from small_models import MODELS, write_rows
 
-CONFIG = MODELS["qwen3_moe"]
+KINDS = ["qwen3_moe", "granitemoehybrid"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def config(request):
+    return MODELS[request.param]
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory, espalier):
+def model_folder(config, tmp_path_factory, espalier):
     folder = tmp_path_factory.mktemp("routers")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(3),
              "--dtype", "float64")  # fmt: skip
     return folder / "model"
 
 
+def number_of_experts(config):
+    return config.get("num_experts", config.get("num_local_experts"))
+
+
 def rows_of_one_length():
     """Rows that share prefixes, so that they make one batch without padding."""
     generator = torch.Generator().manual_seed(seed_of(5))
-    prefix = torch.randint(CONFIG["vocab_size"], (7,), generator=generator).tolist()
-    tails = torch.randint(CONFIG["vocab_size"], (5, 6), generator=generator).tolist()
+    prefix = torch.randint(MODELS[KINDS[0]]["vocab_size"], (7,), generator=generator).tolist()
+    tails = torch.randint(MODELS[KINDS[0]]["vocab_size"], (5, 6), generator=generator).tolist()
     return [{"input_ids": prefix + tail} for tail in tails]
 
 
@@ -38,16 +47,16 @@ def router_logits(model, rows):
     return model(input_ids=ids, output_router_logits=True).router_logits
 
 
-def experts_of(model, rows):
+def experts_of(model, rows, top_k):
     """Chosen by each router for each token: [row][token][layer][choice]."""
     with torch.no_grad():
         logits = torch.stack(router_logits(model, rows)).softmax(-1)
-    experts = logits.topk(CONFIG["num_experts_per_tok"], dim=-1).indices
+    experts = logits.topk(top_k, dim=-1).indices
     return experts.unflatten(1, (len(rows), -1)).permute(1, 2, 0, 3).tolist()
 
 
 @pytest.mark.parametrize("strategy", ["partition", "tree-packing", "sequence-packing"])
-def test_balancing_loss_and_its_gradient(espalier, model_folder, tmp_path, strategy):
+def test_balancing_loss_and_its_gradient(espalier, config, model_folder, tmp_path, strategy):
     rows, coefficients = rows_of_one_length(), (0.5, 0.25)
     data = write_rows(tmp_path / "rows.jsonl", rows)
     espalier(
@@ -60,7 +69,7 @@ def test_balancing_loss_and_its_gradient(espalier, model_folder, tmp_path, strat
     model = reference.load_model(model_folder, torch.float64)
     with reference.norms_in_model_dtype(torch.float64):
         logits = router_logits(model, rows)
-        balance = load_balancing_loss_func(logits, CONFIG["num_experts"], CONFIG["num_experts_per_tok"])
+        balance = load_balancing_loss_func(logits, number_of_experts(config), config["num_experts_per_tok"])
         z_loss = torch.stack(logits).logsumexp(-1).square().mean()
         loss = reference.sft_loss(model, rows)
         expected = reference.gradients(model, loss + coefficients[0] * balance + coefficients[1] * z_loss)
@@ -82,15 +91,15 @@ def logprobs(espalier, model_folder, folder, rows):
     return torch.tensor([line["logprobs"][1:] for line in reference.read_rows(folder / "out.jsonl")])
 
 
-def test_recorded_routes_are_taken(espalier, model_folder, tmp_path):
+def test_recorded_routes_are_taken(espalier, config, model_folder, tmp_path):
     rows = rows_of_one_length()
     model = reference.load_model(model_folder, torch.float64)
     with reference.norms_in_model_dtype(torch.float64):
-        experts = experts_of(model, rows)
+        experts = experts_of(model, rows, config["num_experts_per_tok"])
     free = logprobs(espalier, model_folder, tmp_path, rows)
     same = [{**row, "routed_experts": routes} for row, routes in zip(rows, experts)]
     torch.testing.assert_close(logprobs(espalier, model_folder, tmp_path, same), free, rtol=1e-12, atol=1e-12)
-    count = CONFIG["num_experts"]
+    count = number_of_experts(config)
     moved = [[[[(expert + 1) % count for expert in layer] for layer in token] for token in row] for row in experts]
     other = [{**row, "routed_experts": routes} for row, routes in zip(rows, moved)]
     assert (logprobs(espalier, model_folder, tmp_path, other) - free).abs().max() > 1e-3
@@ -105,12 +114,13 @@ def refusal(espalier, *arguments):
     return done.stderr
 
 
-def test_routes_of_other_experts_are_refused(espalier, model_folder, tmp_path):
-    routers = CONFIG["num_hidden_layers"]
-    routes = [[[0, 1, 2]] * routers, [[0, 1, CONFIG["num_experts"]]] * routers]
+def test_routes_of_other_experts_are_refused(espalier, config, model_folder, tmp_path):
+    routers, count = config["num_hidden_layers"], number_of_experts(config)
+    choices = list(range(config["num_experts_per_tok"]))
+    routes = [[choices] * routers, [[*choices[:-1], count]] * routers]
     data = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [1, 2], "routed_experts": routes}])
     message = refusal(espalier, "logprobs", "--model", model_folder, "--data", data, "-o", tmp_path / "out.jsonl")
-    assert "field `routed_experts`, token 1" in message and f"received {CONFIG['num_experts']}" in message
+    assert "field `routed_experts`, token 1" in message and f"received {count}" in message
 
 
 def test_a_dense_model_has_no_losses_of_routers(espalier, model, tmp_path):
