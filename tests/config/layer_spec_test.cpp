@@ -158,6 +158,8 @@ TEST(LayerSpec, JsonOfStateSpacesIsEqualForEqualOnesOnly) {
     return to_json(LayerSpec{other, NoMlp{}}) != to_json(LayerSpec{ssm, NoMlp{}});
   };
   EXPECT_FALSE(differs([](SsmSpec&) {}));
+  const nlohmann::ordered_json json = to_json(LayerSpec{ssm, NoMlp{}});
+  EXPECT_EQ(nlohmann::ordered_json::parse(json.dump()), json);  // what a file has of it is the same
   EXPECT_TRUE(differs([](SsmSpec& s) { s.num_heads = 2; }));
   EXPECT_TRUE(differs([](SsmSpec& s) { s.head_dim = 2; }));
   EXPECT_TRUE(differs([](SsmSpec& s) { s.state_size = 2; }));

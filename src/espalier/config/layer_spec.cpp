@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/config/layer_spec.h"
 
+#include <cmath>
 #include <utility>
 
 namespace espalier {
@@ -124,6 +125,9 @@ nlohmann::ordered_json to_json(const GatedDeltaSpec& delta) {
 }
 
 nlohmann::ordered_json to_json(const SsmSpec& ssm) {
+  // JSON has no infinity.
+  const nlohmann::ordered_json most =
+      std::isinf(ssm.most_time_step) ? nlohmann::ordered_json() : nlohmann::ordered_json(ssm.most_time_step);
   return {{"type", ssm.name == "mixer" ? "mamba2" : ssm.name},
           {"num_heads", ssm.num_heads},
           {"head_dim", ssm.head_dim},
@@ -132,7 +136,7 @@ nlohmann::ordered_json to_json(const SsmSpec& ssm) {
           {"conv_kernel", ssm.conv_kernel},
           {"use_bias", ssm.use_bias},
           {"use_conv_bias", ssm.use_conv_bias},
-          {"time_step_limit", {ssm.least_time_step, ssm.most_time_step}}};  // infinity becomes null
+          {"time_step_limit", {ssm.least_time_step, most}}};
 }
 
 nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
