@@ -59,8 +59,8 @@ namespace {
 // Of sizes as in tiny_config_json; eps as with Gated DeltaNet layers.
 nlohmann::json tiny_mamba2_json(int64_t vocab_size, bool wide) {
   return {{"model_type", "mamba2"},  {"vocab_size", vocab_size},      {"hidden_size", wide ? 64 : 16},
-          {"num_hidden_layers", 2},  {"num_heads", wide ? 64 : 6},    {"head_dim", wide ? 4 : 8},
-          {"expand", wide ? 4 : 3},  {"state_size", wide ? 32 : 5},   {"n_groups", 2},
+          {"num_hidden_layers", 2},  {"num_heads", wide ? 32 : 6},    {"head_dim", wide ? 4 : 8},
+          {"expand", wide ? 2 : 3},  {"state_size", wide ? 8 : 5},    {"n_groups", 2},
           {"conv_kernel", 4},        {"time_step_limit", {0.1, 1.5}}, {"layer_norm_epsilon", 1e-2},
           {"initializer_range", 0.3}};
 }
@@ -79,7 +79,7 @@ nlohmann::json tiny_granite_json(int64_t vocab_size, bool wide) {
           {"position_embedding_type", "rope"},
           {"rope_theta", 100.0},
           {"mamba_n_heads", wide ? 32 : 4},
-          {"mamba_d_state", wide ? 32 : 5},
+          {"mamba_d_state", wide ? 8 : 5},
           {"mamba_n_groups", 2},
           {"num_local_experts", 4},
           {"num_experts_per_tok", 2},
