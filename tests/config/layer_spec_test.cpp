@@ -186,6 +186,7 @@ TEST(LayerSpec, JsonOfExpertsIsEqualForEqualOnesOnly) {
   EXPECT_TRUE(differs([](MoeSpec& m) { m.num_experts_per_tok = 3; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.moe_intermediate_size = 7; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.scores = RouterScores::kSigmoid; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.scores = RouterScores::kSoftmaxOverChosen; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.norm_topk_prob = true; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.routed_scaling_factor = 2; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.correction_bias = true; }));

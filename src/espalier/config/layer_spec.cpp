@@ -146,12 +146,17 @@ nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
   return json;
 }
 
+const char* to_string(RouterScores scores) {
+  if (scores == RouterScores::kSoftmaxOverChosen) return "softmax_over_chosen";
+  return scores == RouterScores::kSigmoid ? "sigmoid" : "softmax";
+}
+
 nlohmann::ordered_json to_json(const MoeSpec& moe) {
   nlohmann::ordered_json json = {{"type", "moe"},
                                  {"num_experts", moe.num_experts},
                                  {"num_experts_per_tok", moe.num_experts_per_tok},
                                  {"moe_intermediate_size", moe.moe_intermediate_size},
-                                 {"scores", moe.scores == RouterScores::kSoftmax ? "softmax" : "sigmoid"},
+                                 {"scores", to_string(moe.scores)},
                                  {"norm_topk_prob", moe.norm_topk_prob},
                                  {"routed_scaling_factor", moe.routed_scaling_factor},
                                  {"e_score_correction_bias", moe.correction_bias},

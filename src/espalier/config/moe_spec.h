@@ -6,8 +6,9 @@
 
 namespace espalier {
 
-/// What a router makes of its logits.
-enum class RouterScores { kSoftmax, kSigmoid };
+/// What a router makes of its logits: scores, by which it chooses and weighs experts. With kSoftmaxOverChosen
+/// it chooses by the logits themselves, and the weights are the softmax of the chosen ones.
+enum class RouterScores { kSoftmax, kSigmoid, kSoftmaxOverChosen };
 
 /// An MLP of many experts, silu(gate(x)) * up(x), then down. Each token passes num_experts_per_tok of them,
 /// chosen by its router scores, and sums their outputs by these scores; names as in config.json.

@@ -148,6 +148,8 @@ void check_route(const at::Tensor& logits, const std::optional<at::Tensor>& corr
   check_rank(op, "logits", logits, 2);
   TORCH_CHECK(logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kDouble, op,
               ": logits must be float32 or float64, received ", logits.scalar_type());
+  TORCH_CHECK(!(options.sigmoid && options.softmax_over_chosen), op,
+              ": expected sigmoid or softmax_over_chosen, received both");
   const int64_t num_experts = logits.size(1), groups = options.num_groups;
   if (correction_bias) {
     check_alike(op, "correction_bias", *correction_bias, logits);

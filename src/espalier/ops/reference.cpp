@@ -131,11 +131,13 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
   detail::check_route(logits, correction_bias, options);
   std::vector<at::Tensor> weights, experts;
   for (const at::Tensor& token : logits.unbind()) {
-    const at::Tensor scores = options.sigmoid ? 1 / (1 + at::exp(-token)) : token.softmax(0);
+    at::Tensor scores = options.sigmoid ? 1 / (1 + at::exp(-token)) : token.softmax(0);
+    if (options.softmax_over_chosen) scores = token;
     at::Tensor choice = correction_bias ? scores + *correction_bias : scores;
     if (options.num_groups > 1) choice = without_other_groups(choice, options);
     experts.push_back(places_of_largest(choice, options.top_k));
     at::Tensor chosen = scores.index_select(0, experts.back());
+    if (options.softmax_over_chosen) chosen = chosen.softmax(0);
     if (options.normalise) chosen = chosen / (chosen.sum() + 1e-20);
     weights.push_back(chosen * options.scaling);
   }

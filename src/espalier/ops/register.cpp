@@ -34,7 +34,8 @@ TORCH_LIBRARY(espalier, m) {
   m.def(
       "moe_route(Tensor logits, Tensor? correction_bias, Tensor? experts, int top_k, bool sigmoid=False, "
       "bool normalise=False,"
-      " float scaling=1., int num_groups=1, int num_best_groups=1) -> (Tensor weights, Tensor experts)");
+      " float scaling=1., int num_groups=1, int num_best_groups=1, bool softmax_over_chosen=False)"
+      " -> (Tensor weights, Tensor experts)");
   m.def("moe(Tensor x, Tensor weights, Tensor experts, Tensor gate_up, Tensor down) -> Tensor");
   m.def(
       "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor prev, Tensor? tails, bool silu) -> "

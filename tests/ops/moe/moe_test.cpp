@@ -38,6 +38,8 @@ std::vector<RouterCase> router_cases() {
            12,
            {.top_k = 4, .sigmoid = true, .normalise = true, .num_groups = 4, .num_best_groups = 2},
            true},
+          {"softmax over the chosen", 8, {.top_k = 3, .softmax_over_chosen = true}},
+          {"one by softmax over the chosen", 4, {.top_k = 1, .scaling = 1.5, .softmax_over_chosen = true}},
           {"groups of softmax", 6, {.top_k = 1, .num_groups = 3, .num_best_groups = 1}}};
 }
 
@@ -92,6 +94,18 @@ TEST(MoeRoute, TakesTheExpertsThatItIsGiven) {
   const at::Tensor mixed = route(logits, std::nullopt, options, some).experts;
   EXPECT_TRUE(at::equal(mixed.narrow(0, 0, 5), others.narrow(0, 0, 5)));
   EXPECT_TRUE(at::equal(mixed.narrow(0, 5, 10), own.experts.narrow(0, 5, 10)));
+}
+
+// Logits whose scores among all experts are 0 in float64.
+TEST(MoeRoute, SoftmaxOverTheChosenHoldsBesideMuchLargerLogits) {
+  const at::Tensor logits = at::tensor({1000.0, 1.0, 2.0, -1000.0}, at::kDouble).unsqueeze(0);
+  const RouterOptions options{.top_k = 2, .softmax_over_chosen = true};
+  const at::Tensor given = at::tensor({1, 2}, at::kLong).unsqueeze(0);
+  const Routing forced = route(logits, std::nullopt, options, given);
+  EXPECT_LE(relative_error(forced.weights, logits.narrow(1, 1, 2).softmax(-1)), 1e-15);
+  EXPECT_EQ(logits.softmax(-1)[0][1].item<double>(), 0);
+  EXPECT_TRUE(
+      at::equal(route(logits, std::nullopt, options).experts, at::tensor({0, 2}, at::kLong).unsqueeze(0)));
 }
 
 // Ties are decided as torch.topk decides them, by a token's own scores, wherever it stands.
@@ -242,6 +256,7 @@ TEST(Moe, RefusesWrongArguments) {
   EXPECT_THROW(routed({.top_k = 1, .num_groups = 6}), c10::Error);
   EXPECT_THROW(routed({.top_k = 3, .num_groups = 3, .num_best_groups = 1}), c10::Error);
   EXPECT_THROW(routed({.top_k = 1, .num_groups = 3, .num_best_groups = 4}), c10::Error);
+  EXPECT_THROW(routed({.top_k = 1, .sigmoid = true, .softmax_over_chosen = true}), c10::Error);
   EXPECT_THROW(route(logits.to(at::kBFloat16), std::nullopt, {}), c10::Error);
   EXPECT_THROW(route(logits, at::zeros({5}, at::kDouble), {}), c10::Error);
   EXPECT_THROW(route(logits, std::nullopt, {.top_k = 2}, at::zeros({3, 1}, at::kLong)), c10::Error);

@@ -34,7 +34,8 @@ at::Tensor MoeMlp::forward(const at::Tensor& input, const RouterContext& context
                               .normalise = spec_.norm_topk_prob,
                               .scaling = spec_.routed_scaling_factor,
                               .num_groups = spec_.n_group,
-                              .num_best_groups = spec_.topk_group};
+                              .num_best_groups = spec_.topk_group,
+                              .softmax_over_chosen = spec_.scores == RouterScores::kSoftmaxOverChosen};
   at::Tensor logits = accumulating::unrounded_linear(input, gate_);
   if (context.statistics)
     logits = context.statistics->with_losses(logits, options.sigmoid, context.multiplicity);

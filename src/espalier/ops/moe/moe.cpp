@@ -16,6 +16,11 @@
 namespace espalier {
 namespace {
 
+at::Tensor scores_of(const at::Tensor& logits, const RouterOptions& options) {
+  if (options.softmax_over_chosen) return logits;
+  return options.sigmoid ? espalier::sigmoid(logits) : logits.softmax(-1);
+}
+
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
@@ -117,8 +122,9 @@ std::tuple<at::Tensor, at::Tensor> route_op(const at::Tensor& logits,
                                             const std::optional<at::Tensor>& correction_bias,
                                             const std::optional<at::Tensor>& experts, int64_t top_k,
                                             bool sigmoid, bool normalise, double scaling, int64_t num_groups,
-                                            int64_t num_best_groups) {
-  const RouterOptions options{top_k, sigmoid, normalise, scaling, num_groups, num_best_groups};
+                                            int64_t num_best_groups, bool softmax_over_chosen) {
+  const RouterOptions options{top_k,      sigmoid,         normalise,          scaling,
+                              num_groups, num_best_groups, softmax_over_chosen};
   const Routing routing = route(logits, correction_bias, options, experts);
   return {routing.weights, routing.experts};
 }
@@ -140,10 +146,11 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
               const RouterOptions& options, const std::optional<at::Tensor>& experts) {
   detail::check_route(logits, correction_bias, options);
   if (experts) detail::check_routes(logits, *experts, options.top_k);
-  const at::Tensor scores = options.sigmoid ? espalier::sigmoid(logits) : logits.softmax(-1);
+  const at::Tensor scores = scores_of(logits, options);
   at::Tensor chosen = best_experts(scores.detach(), correction_bias, options);
   if (experts) chosen = at::where(*experts >= 0, *experts, chosen);
   at::Tensor weights = scores.gather(1, chosen);
+  if (options.softmax_over_chosen) weights = weights.softmax(-1);
   if (options.normalise) weights = weights / (weights.sum(-1, /*keepdim=*/true) + 1e-20);
   if (options.scaling != 1) weights = weights * options.scaling;
   return {weights, chosen};

@@ -21,6 +21,7 @@ struct RouterOptions {
   double scaling = 1;           // factor of all weights, after that
   int64_t num_groups = 1;       // a divisor of E; with several, each has two experts or more
   int64_t num_best_groups = 1;  // groups that a token chooses from: those whose two best experts sum to most
+  bool softmax_over_chosen = false;  // scores are the logits; weights the softmax of the chosen ones
 };
 
 /// The experts of T tokens.
