@@ -53,7 +53,7 @@ class CausalSequence : public SequenceOps {
         at::einsum("jhd,ihd->hji", {q, keys})
             .mul(options.softmax_scale)
             .masked_fill(visible(q, options).logical_not(), -std::numeric_limits<double>::infinity());
-    const at::Tensor sinks = options.sinks.view({-1, 1, 1}).expand({-1, q.size(0), 1});
+    const at::Tensor sinks = options.sinks.to(q.scalar_type()).view({-1, 1, 1}).expand({-1, q.size(0), 1});
     const at::Tensor weights = at::cat({scores, sinks}, -1).softmax(-1).slice(-1, 0, q.size(0));
     return at::einsum("hji,ihd->jhd", {weights, values});
   }

@@ -179,8 +179,9 @@ inline espalier::detail::TreeAttentionArguments arguments_of(const AttentionProb
 }
 
 /// The output and the gradients of a differentiable attention, with the problem's numbers as `options` say.
-inline Results attention_results(decltype(tree_attention) attention, const AttentionProblem& problem,
-                                 const at::TensorOptions& options = at::kDouble) {
+template <class Attention>
+Results attention_results(const Attention& attention, const AttentionProblem& problem,
+                          const at::TensorOptions& options = at::kDouble) {
   const auto attend = [&](const std::vector<at::Tensor>& inputs) {
     const auto [q, k, v, tokens, options, context] = arguments_of(problem, inputs);
     return attention(q, k, v, tokens, options, context);

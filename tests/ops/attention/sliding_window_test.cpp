@@ -197,6 +197,26 @@ TEST(SlidingWindow, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
   }
 }
 
+// As models hand them over, so that their gradients add up in it.
+TEST(SlidingWindow, SinksInTheDtypeOfSumsAreTheSameSinks) {
+  const AttentionProblem problem = rounded(
+      with_sinks(large_attention_problem(3, ForestShape::kMixed, 90, 12, /*context=*/true, {4, 2, 16}), 3),
+      at::kBFloat16);
+  const auto results = [&](at::ScalarType dtype_of_sinks) {
+    const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const ForestTokens& tokens, const AttentionOptions& options,
+                            const AttentionContext& context) {
+      AttentionOptions with_sinks = options;
+      with_sinks.sinks = options.sinks.to(dtype_of_sinks);
+      return tree_attention(q, k, v, tokens, with_sinks, context);
+    };
+    return testing::attention_results(attend, problem, at::kBFloat16);
+  };
+  const Results same = results(at::kBFloat16), wide = results(at::kFloat);
+  for (size_t i = 0; i + 1 < same.size(); ++i) EXPECT_TRUE(same_bits(same[i], wide[i])) << "result " << i;
+  EXPECT_LE(testing::relative_error(wide.back(), same.back()), 0x1p-8);  // rounded once more
+}
+
 TEST(SlidingWindow, NegativeControlsAreNoticed) {
   const AttentionProblem problem = with_sinks(
       windowed(large_attention_problem(5, ForestShape::kMixed, 100, 20, /*context=*/true, {2, 1, 8}), 12), 5);
@@ -251,6 +271,7 @@ TEST(SlidingWindow, RefusesWhatDoesNotFit) {
   EXPECT_NO_THROW(attend({}, {.sinks = at::randn({4})}, {}));
   EXPECT_THROW(attend({}, {.sinks = at::randn({2})}, {}), c10::Error);
   EXPECT_THROW(attend({}, {.sinks = at::randn({4}, at::kDouble)}, {}), c10::Error);
+  EXPECT_THROW(attend({}, {.sinks = at::randn({4}, at::kBFloat16)}, {}), c10::Error);
 }
 
 TEST(SlidingWindow, WhatServesItOnCuda) {

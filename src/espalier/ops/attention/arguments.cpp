@@ -33,10 +33,12 @@ void check_window_and_sinks(const TreeAttentionArguments& arguments) {
                 " ", first.defined() ? first.sym_sizes() : at::SymIntArrayRef());
   }
   const at::Tensor& sinks = arguments.options.sinks;
-  TORCH_CHECK(!sinks.defined() || (sinks.dim() == 1 && sinks.sym_size(0) == q.sym_size(1) &&
-                                   sinks.scalar_type() == q.scalar_type() && sinks.device() == q.device()),
-              "tree_attention: expected sinks [", q.sym_size(1), "] ", q.scalar_type(), " on ", q.device(),
-              ", received ", sinks.toString(), " ",
+  const at::ScalarType dtype = q.scalar_type(), sum_dtype = accumulator_dtype(dtype);
+  TORCH_CHECK(!sinks.defined() ||
+                  (sinks.dim() == 1 && sinks.sym_size(0) == q.sym_size(1) && sinks.device() == q.device() &&
+                   (sinks.scalar_type() == dtype || sinks.scalar_type() == sum_dtype)),
+              "tree_attention: expected sinks [", q.sym_size(1), "] ", dtype, " or ", sum_dtype, " on ",
+              q.device(), ", received ", sinks.toString(), " ",
               sinks.defined() ? sinks.sym_sizes() : at::SymIntArrayRef());
 }
 

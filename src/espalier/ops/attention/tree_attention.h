@@ -22,7 +22,7 @@ struct ForestTokens {
 struct AttentionOptions {
   double softmax_scale = 1;
   int64_t sliding_window = 0;  // 0: none
-  at::Tensor sinks = {};       // [H], dtype and device of q; undefined: none
+  at::Tensor sinks = {};       // [H] on the device of q, in its dtype or that of sums; undefined: none
 };
 
 /// Keys and values of tokens that stand before the forest on root paths and are not among its tokens. Segment
