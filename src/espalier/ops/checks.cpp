@@ -31,6 +31,10 @@ void check_index(const char* op, const char* name, const at::Tensor& tensor, at:
               ", received ", tensor.device());
 }
 
+void check_limit(const char* op, double limit) {
+  TORCH_CHECK(limit > 0, op, ": the limit must be above 0, received ", limit);
+}
+
 }  // namespace
 
 void check_tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -142,6 +146,14 @@ void check_swiglu(const at::Tensor& gate, const at::Tensor& up) {
               gate.sym_sizes(), ", received ", up.sym_sizes());
 }
 
+void check_clamped_swiglu(const at::Tensor& gate_up, double limit) {
+  const char* op = "clamped_swiglu";
+  check_float(op, "gate_up", gate_up);
+  check_rank(op, "gate_up", gate_up, 2);
+  TORCH_CHECK(gate_up.size(1) % 2 == 0, op, ": expected gate_up [R, 2 I], received ", gate_up.sizes());
+  check_limit(op, limit);
+}
+
 void check_route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
                  const RouterOptions& options) {
   const char* op = "moe_route";
@@ -192,17 +204,27 @@ void check_moe(const at::Tensor& x, const Routing& routing) {
               experts.device());
 }
 
-void check_moe_experts(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down) {
+void check_moe_experts(const at::Tensor& x, const ExpertWeights& experts) {
   const char* op = "moe";
+  const at::Tensor &gate_up = experts.gate_up, &down = experts.down;
   check_rank(op, "x", x, 2);
   check_rank(op, "gate_up", gate_up, 3);
   check_rank(op, "down", down, 3);
   check_alike(op, "gate_up", gate_up, x);
   check_alike(op, "down", down, x);
-  TORCH_CHECK(gate_up.size(0) == down.size(0) && gate_up.size(1) == 2 * down.size(2) &&
-                  gate_up.size(2) == x.size(1) && down.size(1) == x.size(1),
-              op, ": expected x [T, C], gate_up [E, 2 I, C] and down [E, C, I], received ", x.sizes(), ", ",
-              gate_up.sizes(), " and ", down.sizes());
+  const bool clamped = experts.clamped.has_value();
+  const int64_t in = clamped ? 1 : 2, out = clamped ? 2 : 1;  // dimensions of both
+  const int64_t count = gate_up.size(0), hidden = x.size(1), inner = gate_up.size(out);
+  TORCH_CHECK(down.size(0) == count && inner == 2 * down.size(in) && gate_up.size(in) == hidden &&
+                  down.size(out) == hidden,
+              op, ": expected x [T, C], gate_up ", clamped ? "[E, C, 2 I]" : "[E, 2 I, C]", " and down ",
+              clamped ? "[E, I, C]" : "[E, C, I]", ", received ", x.sizes(), ", ", gate_up.sizes(), " and ",
+              down.sizes());
+  if (clamped) check_limit(op, experts.clamped->limit);
+  if (experts.gate_up_bias.defined())
+    check_tensor(op, "gate_up_bias", experts.gate_up_bias, {"[E, 2 I]", {count, inner}, x.options()});
+  if (experts.down_bias.defined())
+    check_tensor(op, "down_bias", experts.down_bias, {"[E, C]", {count, hidden}, x.options()});
 }
 
 void check_tensor(const char* op, const char* name, const at::Tensor& tensor,

@@ -34,6 +34,9 @@ void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 /// Shapes, dtypes and devices of swiglu's arguments.
 void check_swiglu(const at::Tensor& gate, const at::Tensor& up);
 
+/// Rank, shape and dtype of clamped_swiglu's argument, and the limit.
+void check_clamped_swiglu(const at::Tensor& gate_up, double limit);
+
 /// Shapes, dtypes and devices of route's arguments, and the ranges of its options.
 void check_route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
                  const RouterOptions& options);
@@ -45,7 +48,7 @@ void check_routes(const at::Tensor& logits, const at::Tensor& experts, int64_t t
 void check_moe(const at::Tensor& x, const Routing& routing);
 
 /// The same of the operator's experts.
-void check_moe_experts(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down);
+void check_moe_experts(const at::Tensor& x, const ExpertWeights& experts);
 
 /// What an argument must be; `shape` says it in letters.
 struct ExpectedTensor {

@@ -72,7 +72,7 @@ at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                                 .mul(options.softmax_scale)
                                 .masked_fill(visible.logical_not(), -std::numeric_limits<double>::infinity());
   if (!options.sinks.defined()) return scores.softmax(-1).matmul(v_HSD).transpose(0, 1);
-  const at::Tensor sinks = options.sinks.view({-1, 1, 1}).expand({-1, q.size(0), 1});
+  const at::Tensor sinks = options.sinks.to(q.scalar_type()).view({-1, 1, 1}).expand({-1, q.size(0), 1});
   const at::Tensor weights = at::cat({scores, sinks}, -1).softmax(-1).slice(-1, 0, keys.size(0));
   return weights.matmul(v_HSD).transpose(0, 1);
 }
@@ -144,17 +144,41 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
   return {at::stack(weights), at::stack(experts)};
 }
 
-at::Tensor moe(const at::Tensor& x, const Routing& routing, const at::Tensor& gate_up,
-               const at::Tensor& down) {
+namespace {
+
+/// What an expert makes of one token [C].
+at::Tensor expert_output(const ExpertWeights& experts, int64_t expert, const at::Tensor& token) {
+  at::Tensor gate_up = experts.gate_up[expert], down = experts.down[expert];
+  if (experts.clamped) {
+    gate_up = gate_up.t();
+    down = down.t();
+  }
+  at::Tensor inner = gate_up.mv(token);
+  if (experts.gate_up_bias.defined()) inner = inner + experts.gate_up_bias[expert];
+  at::Tensor activated;
+  if (experts.clamped) {
+    const auto [alpha, limit] = *experts.clamped;
+    const at::Tensor pairs = inner.view({-1, 2});
+    const at::Tensor gate = pairs.select(1, 0).clamp_max(limit), up = pairs.select(1, 1).clamp(-limit, limit);
+    activated = (up + 1) * (gate * at::sigmoid(alpha * gate));
+  } else {
+    activated = swiglu(inner.chunk(2)[0], inner.chunk(2)[1]);
+  }
+  const at::Tensor output = down.mv(activated);
+  return experts.down_bias.defined() ? output + experts.down_bias[expert] : output;
+}
+
+}  // namespace
+
+at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts) {
   detail::check_moe(x, routing);
-  detail::check_moe_experts(x, gate_up, down);
+  detail::check_moe_experts(x, experts);
   std::vector<at::Tensor> outputs;
   for (int64_t t = 0; t < x.size(0); ++t) {
     at::Tensor sum = at::zeros({x.size(1)}, routing.weights.options());
     for (int64_t j = 0; j < routing.experts.size(1); ++j) {
       const auto expert = routing.experts[t][j].item<int64_t>();
-      const std::vector<at::Tensor> inner = gate_up[expert].mv(x[t]).chunk(2);
-      sum = sum + routing.weights[t][j] * down[expert].mv(swiglu(inner[0], inner[1]));
+      sum = sum + routing.weights[t][j] * expert_output(experts, expert, x[t]);
     }
     outputs.push_back(sum.to(x.scalar_type()));
   }

@@ -34,9 +34,8 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
               const RouterOptions& options);
 
-/// Same contract as torch.ops.espalier.moe, token by token.
-at::Tensor moe(const at::Tensor& x, const Routing& routing, const at::Tensor& gate_up,
-               const at::Tensor& down);
+/// Same contract as espalier::moe of ExpertWeights, token by token.
+at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts);
 
 /// Same contracts as espalier::causal_conv1d, causal_conv1d_tails, gated_delta_rule and ssm_scan,
 /// token by token.

@@ -36,7 +36,9 @@ TORCH_LIBRARY(espalier, m) {
       "bool normalise=False,"
       " float scaling=1., int num_groups=1, int num_best_groups=1, bool softmax_over_chosen=False)"
       " -> (Tensor weights, Tensor experts)");
-  m.def("moe(Tensor x, Tensor weights, Tensor experts, Tensor gate_up, Tensor down) -> Tensor");
+  m.def(
+      "moe(Tensor x, Tensor weights, Tensor experts, Tensor gate_up, Tensor down, Tensor? gate_up_bias=None,"
+      " Tensor? down_bias=None, float? clamp_limit=None, float clamp_alpha=1.702) -> Tensor");
   m.def(
       "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor prev, Tensor? tails, bool silu) -> "
       "Tensor");

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 
@@ -90,6 +91,85 @@ TEST(Activations, ExtremesAreFinite) {
       EXPECT_TRUE(result.isfinite().all().item<bool>()) << pair.name;
     }
   }
+}
+
+constexpr double kAlpha = 1.702, kLimit = 2.5;
+
+at::Tensor ours_clamped(const at::Tensor& x) {
+  return clamped_swiglu(x, kAlpha, kLimit);
+}
+
+/// As GptOssExperts in Transformers has it.
+at::Tensor plain_clamped(const at::Tensor& x) {
+  const at::Tensor gate = x.slice(1, 0, std::nullopt, 2).clamp_max(kLimit);
+  const at::Tensor up = x.slice(1, 1, std::nullopt, 2).clamp(-kLimit, kLimit);
+  return (up + 1) * (gate * at::sigmoid(gate * kAlpha));
+}
+
+/// Rows of gate and up, some beyond the limits, some at them.
+at::Tensor random_gate_up(int64_t rows, int64_t columns) {
+  at::manual_seed(test_seed(2));
+  const at::Tensor x = 3 * at::randn({rows, columns}, at::kDouble);
+  x[0].narrow(0, 0, 6).copy_(at::tensor({kLimit, kLimit, -kLimit, -kLimit, 40.0, -40.0}, at::kDouble));
+  return x;
+}
+
+TEST(ClampedSwiglu, EqualsThePlainForm) {
+  const at::Tensor x = random_gate_up(50, 14), grad = at::randn({50, 7}, at::kDouble);
+  const Results ours = results_of(ours_clamped, x, grad), plain = results_of(plain_clamped, x, grad);
+  for (size_t i = 0; i < ours.size(); ++i) EXPECT_LE(relative_error(ours[i], plain[i]), 1e-14);
+  EXPECT_EQ(ours_clamped(at::empty({0, 6}, at::kDouble)).sizes(), at::IntArrayRef({0, 3}));
+}
+
+TEST(ClampedSwiglu, ErrorInLowPrecisionIsAtMostTwiceThatOfThePlainForm) {
+  const at::Tensor x = random_gate_up(80, 30), grad = at::randn({80, 15}, at::kDouble);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor rounded = x.to(dtype), rounded_grad = grad.to(dtype);
+    const PooledErrors errors(
+        results_of(ours_clamped, rounded, rounded_grad), results_of(plain_clamped, rounded, rounded_grad),
+        results_of(plain_clamped, rounded.to(at::kDouble), rounded_grad.to(at::kDouble)));
+    EXPECT_TRUE(errors.at_most_twice_the_plain()) << dtype;
+  }
+}
+
+TEST(ClampedSwiglu, IsBitwiseTheSameForAnyNumberOfThreads) {
+  const at::Tensor x = random_gate_up(2001, 94), grad = at::randn({2001, 47}, at::kDouble);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const Threads one(1);
+    const Results alone = results_of(ours_clamped, x.to(dtype), grad.to(dtype));
+    const Threads many(3);
+    const Results together = results_of(ours_clamped, x.to(dtype), grad.to(dtype));
+    for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(same_bits(alone[i], together[i])) << dtype << i;
+  }
+}
+
+TEST(ClampedSwiglu, NegativeControls) {
+  const at::Tensor x = random_gate_up(50, 14), grad = at::randn({50, 7}, at::kDouble);
+  const Results plain = results_of(plain_clamped, x, grad);
+  const auto errors_of = [&](const Activation& activation) {
+    const Results wrong = results_of(activation, x, grad);
+    return std::min(relative_error(wrong[0], plain[0]), relative_error(wrong[1], plain[1]));
+  };
+  EXPECT_LE(errors_of(ours_clamped), 1e-14);
+  EXPECT_GT(errors_of([](const at::Tensor& in) { return clamped_swiglu(in, kAlpha, 1e9); }), 1e-2);
+  EXPECT_GT(errors_of([](const at::Tensor& in) { return clamped_swiglu(in, 1, kLimit); }), 1e-2);
+  // All gates before all ups.
+  EXPECT_GT(
+      errors_of([](const at::Tensor& in) { return ours_clamped(at::stack(in.chunk(2, 1), 2).flatten(1)); }),
+      1e-2);
+  // Up without the 1.
+  EXPECT_GT(errors_of([](const at::Tensor& in) {
+              const at::Tensor gate = in.slice(1, 0, std::nullopt, 2).clamp_max(kLimit);
+              return ours_clamped(in) - gate * at::sigmoid(kAlpha * gate);
+            }),
+            1e-2);
+}
+
+TEST(ClampedSwiglu, RefusesWrongArguments) {
+  EXPECT_THROW(clamped_swiglu(at::randn({4, 5}), kAlpha, kLimit), c10::Error);
+  EXPECT_THROW(clamped_swiglu(at::randn({6}), kAlpha, kLimit), c10::Error);
+  EXPECT_THROW(clamped_swiglu(at::randn({4, 6}), kAlpha, 0), c10::Error);
+  EXPECT_THROW(clamped_swiglu(at::randn({4, 6}).to(at::kHalf), kAlpha, kLimit), c10::Error);
 }
 
 }  // namespace

@@ -124,19 +124,27 @@ TEST(MoeRoute, TiesAreThoseOfTopk) {
   }
 }
 
-/// Tokens, their routing and experts. `spread`: how far the number of tokens of experts differs.
+constexpr ClampedActivation kClamped{.alpha = 1.3, .limit = 2};
+
+/// Tokens, their routing and experts, of gpt-oss's kind where `clamped` says so.
 struct MoeProblem {
-  Tensors inputs;  // x, weights, gate_up, down
+  Tensors inputs;  // x, weights, gate_up, down; clamped: gate_up_bias and down_bias as well
   at::Tensor experts, grad;
 
-  MoeProblem(int64_t tokens, int64_t num_experts, int64_t top_k, int64_t hidden = 6, int64_t inner = 5) {
+  MoeProblem(int64_t tokens, int64_t num_experts, int64_t top_k, bool clamped = false, int64_t hidden = 6,
+             int64_t inner = 5) {
     const at::Tensor logits = random_logits(tokens, num_experts) + 3 * at::randn({num_experts}, at::kDouble);
     const Routing routing = route(logits, std::nullopt, {.top_k = top_k, .normalise = true});
     experts = routing.experts;
-    inputs = {at::randn({tokens, hidden}, at::kDouble), routing.weights,
-              at::randn({num_experts, 2 * inner, hidden}, at::kDouble),
-              at::randn({num_experts, hidden, inner}, at::kDouble)};
-    grad = at::randn({tokens, hidden}, at::kDouble);
+    const auto random = [](at::IntArrayRef sizes) { return at::randn(sizes, at::kDouble); };
+    inputs = {random({tokens, hidden}), routing.weights, random({num_experts, 2 * inner, hidden}),
+              random({num_experts, hidden, inner})};
+    if (clamped) {
+      for (size_t i : {2, 3}) inputs[i] = inputs[i].transpose(1, 2).contiguous();
+      inputs.push_back(random({num_experts, 2 * inner}));
+      inputs.push_back(random({num_experts, hidden}));
+    }
+    grad = random({tokens, hidden});
   }
 
   /// In float64 or in values of `dtype`, weights in the dtype of sums.
@@ -147,12 +155,20 @@ struct MoeProblem {
   }
 };
 
+ExpertWeights weights_of(const Tensors& in) {
+  if (in.size() == 4) return {in[2], in[3]};
+  return {in[2], in[3], in[4], in[5], kClamped};
+}
+
+/// By the operator.
 at::Tensor call_moe(const Tensors& in, const at::Tensor& experts) {
+  using Optional = const std::optional<at::Tensor>&;
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                               const at::Tensor&);
+                               const at::Tensor&, Optional, Optional, std::optional<double>, double);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("espalier::moe", "").typed<Signature>();
-  return op.call(in[0], in[1], experts, in[2], in[3]);
+  if (in.size() == 4) return op.call(in[0], in[1], experts, in[2], in[3], {}, {}, {}, 1.702);
+  return op.call(in[0], in[1], experts, in[2], in[3], in[4], in[5], kClamped.limit, kClamped.alpha);
 }
 
 Results ours_of(const MoeProblem& given, at::ScalarType dtype = at::kDouble) {
@@ -162,7 +178,7 @@ Results ours_of(const MoeProblem& given, at::ScalarType dtype = at::kDouble) {
 
 Results plain_of(const MoeProblem& given, const Tensors& inputs) {
   const auto plain = [&](const Tensors& in) {
-    return reference::moe(in[0], {in[1], given.experts}, in[2], in[3]);
+    return reference::moe(in[0], {in[1], given.experts}, weights_of(in));
   };
   return with_gradients(plain, inputs, given.grad.to(inputs[0].scalar_type()));
 }
@@ -174,28 +190,33 @@ constexpr Sizes kSizes[] = {{1, 1, 1}, {1, 4, 2}, {2, 9, 3}, {17, 4, 4}, {23, 6,
 
 TEST(Moe, EqualsReference) {
   for (const auto& [tokens, num_experts, top_k] : kSizes) {
-    SCOPED_TRACE(::testing::Message() << tokens << " tokens, " << top_k << " of " << num_experts);
-    const MoeProblem given(tokens, num_experts, top_k);
-    EXPECT_LE(worst_error(ours_of(given), plain_of(given, given.inputs)), 1e-12);
+    for (const bool clamped : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << tokens << " tokens, " << top_k << " of " << num_experts
+                                        << (clamped ? ", clamped" : ""));
+      const MoeProblem given(tokens, num_experts, top_k, clamped);
+      EXPECT_LE(worst_error(ours_of(given), plain_of(given, given.inputs)), 1e-12);
+    }
   }
 }
 
 TEST(Moe, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    PooledErrors errors;
-    for (int draw = 0; draw < 4; ++draw) {
-      const MoeProblem given(48, 6, 2, 24, 16);
-      const Tensors rounded = given.inputs_in(dtype);
-      const Results exact = plain_of(given, cast(rounded, at::kDouble));
-      errors.add(ours_of(given, dtype), plain_of(given, rounded), exact);
+  for (const bool clamped : {false, true}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      PooledErrors errors;
+      for (int draw = 0; draw < 4; ++draw) {
+        const MoeProblem given(48, 6, 2, clamped, 24, 16);
+        const Tensors rounded = given.inputs_in(dtype);
+        const Results exact = plain_of(given, cast(rounded, at::kDouble));
+        errors.add(ours_of(given, dtype), plain_of(given, rounded), exact);
+      }
+      EXPECT_TRUE(errors.at_most_twice_the_plain()) << dtype << (clamped ? ", clamped" : "");
     }
-    EXPECT_TRUE(errors.at_most_twice_the_plain()) << dtype;
   }
 }
 
 // Of what sorts, gathers and sums tokens; products have tests of their own.
 TEST(Moe, IsBitwiseTheSameForAnyNumberOfThreads) {
-  const MoeProblem given(300, 7, 3, 48, 40);
+  const MoeProblem given(300, 7, 3, /*clamped=*/false, 48, 40);
   const at::Tensor scales = at::randn({7, 48}, at::kDouble);
   const auto results_of = [&](at::ScalarType dtype) {
     const Tensors inputs = given.inputs_in(dtype);
@@ -235,6 +256,46 @@ TEST(Moe, NegativeControls) {
   EXPECT_GT(relative_error(out, exact[0]), 1e-3);
 }
 
+TEST(Moe, NegativeControlsOfClampedExperts) {
+  const MoeProblem given(40, 5, 2, /*clamped=*/true);
+  const Results exact = plain_of(given, given.inputs);
+  const auto error_with = [&](const auto& change) {
+    ExpertWeights weights = weights_of(given.inputs);
+    change(weights);
+    return relative_error(moe(given.inputs[0], {given.inputs[1], given.experts}, weights), exact[0]);
+  };
+  EXPECT_LE(error_with([](ExpertWeights&) {}), 1e-12);
+  EXPECT_GT(error_with([](ExpertWeights& w) { w.gate_up_bias = at::Tensor(); }), 1e-3);
+  EXPECT_GT(error_with([](ExpertWeights& w) { w.down_bias = at::Tensor(); }), 1e-3);
+  EXPECT_GT(error_with([](ExpertWeights& w) { w.clamped->limit = 1e9; }), 1e-3);
+  EXPECT_GT(error_with([](ExpertWeights& w) { w.clamped->alpha = 1; }), 1e-3);
+  EXPECT_GT(error_with([](ExpertWeights& w) {  // all gates before all ups
+              w.gate_up = at::stack(w.gate_up.chunk(2, 2), 3).flatten(2);
+            }),
+            1e-3);
+  EXPECT_GT(error_with([](ExpertWeights& w) {  // not clamped, in its own layout
+              w = {w.gate_up.transpose(1, 2), w.down.transpose(1, 2), w.gate_up_bias, w.down_bias};
+            }),
+            1e-3);
+}
+
+// Biases without the clamp.
+TEST(Moe, BiasesOfPlainExpertsEqualReference) {
+  const MoeProblem clamped(23, 6, 2, /*clamped=*/true), given(23, 6, 2);
+  Tensors inputs = given.inputs;
+  inputs.insert(inputs.end(), clamped.inputs.begin() + 4, clamped.inputs.end());
+  const auto run = [&](const auto& function) {
+    const auto call = [&](const Tensors& in) {
+      return function(in[0], Routing{in[1], given.experts}, ExpertWeights{in[2], in[3], in[4], in[5]});
+    };
+    return with_gradients(call, inputs, given.grad);
+  };
+  const auto ours = [](const at::Tensor& x, const Routing& routing, const ExpertWeights& weights) {
+    return moe(x, routing, weights);
+  };
+  EXPECT_LE(worst_error(run(ours), run(reference::moe)), 1e-12);
+}
+
 TEST(Moe, CallsOnlyExpertsWithTokens) {
   const at::Tensor x = at::randn({3, 4}, at::kDouble), weights = at::ones({3, 1}, at::kDouble);
   std::vector<std::pair<int64_t, int64_t>> calls;  // expert, rows
@@ -264,6 +325,15 @@ TEST(Moe, RefusesWrongArguments) {
   EXPECT_THROW(call_moe(given.inputs, given.experts + 2), c10::Error);  // there is no expert 3
   EXPECT_THROW(call_moe(given.inputs, given.experts.to(at::kInt)), c10::Error);
   EXPECT_THROW(call_moe(cast(given.inputs, at::kFloat), given.experts.slice(0, 1)), c10::Error);
+  const MoeProblem clamped(5, 3, 2, /*clamped=*/true);
+  for (size_t i = 2; i < clamped.inputs.size(); ++i) {
+    Tensors wrong = clamped.inputs;
+    wrong[i] = wrong[i].slice(-1, 1);
+    EXPECT_THROW(call_moe(wrong, clamped.experts), c10::Error) << i;
+  }
+  Tensors mixed = given.inputs;  // of the other layout
+  mixed.insert(mixed.end(), clamped.inputs.begin() + 4, clamped.inputs.end());
+  EXPECT_THROW(call_moe(mixed, given.experts), c10::Error);
 }
 
 }  // namespace

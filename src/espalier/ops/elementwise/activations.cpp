@@ -59,6 +59,37 @@ class Softplus : public Function<Softplus> {
   }
 };
 
+/// Every second column of [R, 2 I], from `first` on.
+at::Tensor every_second(const at::Tensor& columns, int64_t first) {
+  return columns.slice(1, first, std::nullopt, 2);
+}
+
+class ClampedSwiglu : public Function<ClampedSwiglu> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_up, double alpha, double limit) {
+    ctx->save_for_backward({gate_up});
+    ctx->saved_data["alpha"] = alpha;
+    ctx->saved_data["limit"] = limit;
+    const at::Tensor gate = upcast(every_second(gate_up, 0)).clamp_max(limit);
+    const at::Tensor up = upcast(every_second(gate_up, 1)).clamp(-limit, limit);
+    return detail::sigmoids(gate * alpha).first.mul_(gate).mul_(up.add_(1)).to(gate_up.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::Tensor gate_up = ctx->get_saved_variables()[0], grad = upcast(grads[0]);
+    const double alpha = ctx->saved_data["alpha"].toDouble(), limit = ctx->saved_data["limit"].toDouble();
+    const at::Tensor all_gate = upcast(every_second(gate_up, 0)), all_up = upcast(every_second(gate_up, 1));
+    const at::Tensor gate = all_gate.clamp_max(limit), up = all_up.clamp(-limit, limit).add_(1);
+    const auto [rising, falling] = detail::sigmoids(gate * alpha);
+    at::Tensor grad_gate_up = at::empty(gate_up.sizes(), gate_up.options());
+    const at::Tensor slope = (gate * falling).mul_(alpha).add_(1).mul_(rising);  // of x sigmoid(alpha x)
+    every_second(grad_gate_up, 0).copy_(slope.mul_(up).mul_(grad).masked_fill_(all_gate.gt(limit), 0));
+    every_second(grad_gate_up, 1)
+        .copy_((gate * rising).mul_(grad).masked_fill_(all_up.gt(limit).logical_or_(all_up.lt(-limit)), 0));
+    return {grad_gate_up, {}, {}};
+  }
+};
+
 }  // namespace
 
 at::Tensor sigmoid(const at::Tensor& x) {
@@ -67,6 +98,11 @@ at::Tensor sigmoid(const at::Tensor& x) {
 
 at::Tensor softplus(const at::Tensor& x) {
   return Softplus::apply(x);
+}
+
+at::Tensor clamped_swiglu(const at::Tensor& gate_up, double alpha, double limit) {
+  detail::check_clamped_swiglu(gate_up, limit);
+  return ClampedSwiglu::apply(gate_up, alpha, limit);
 }
 
 }  // namespace espalier

@@ -130,14 +130,21 @@ std::tuple<at::Tensor, at::Tensor> route_op(const at::Tensor& logits,
 }
 
 at::Tensor moe_op(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& experts,
-                  const at::Tensor& gate_up, const at::Tensor& down) {
-  detail::check_moe_experts(x, gate_up, down);
-  // Not select: the gradient of that is a tensor of all experts for each of them.
-  const std::vector<at::Tensor> gate_ups = gate_up.unbind(), downs = down.unbind();
-  return moe(x, {weights, experts}, gate_up.size(0), [&](int64_t expert, const at::Tensor& rows) {
-    const std::vector<at::Tensor> inner = at::linear(rows, gate_ups[expert]).chunk(2, -1);
-    return at::linear(swiglu(inner[0], inner[1]), downs[expert]);
-  });
+                  const at::Tensor& gate_up, const at::Tensor& down,
+                  const std::optional<at::Tensor>& gate_up_bias, const std::optional<at::Tensor>& down_bias,
+                  std::optional<double> clamp_limit, double clamp_alpha) {
+  ExpertWeights given{gate_up, down, gate_up_bias.value_or(at::Tensor()), down_bias.value_or(at::Tensor())};
+  if (clamp_limit) given.clamped = {clamp_alpha, *clamp_limit};
+  return moe(x, {weights, experts}, given);
+}
+
+/// The tensors of the experts. Not select: the gradient of that is a tensor of all experts for each of them.
+std::vector<at::Tensor> of_experts(const at::Tensor& all, int64_t count) {
+  return all.defined() ? all.unbind() : std::vector<at::Tensor>(count);
+}
+
+std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
 }  // namespace
@@ -167,6 +174,25 @@ at::Tensor moe(const at::Tensor& x, const Routing& routing, int64_t num_experts,
     if (rows.sizes[i] > 0) outputs.push_back(expert(i, inputs[i]));
   }
   return Combine::apply(at::cat(outputs), routing.weights, rows);
+}
+
+at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts) {
+  detail::check_moe_experts(x, experts);
+  const int64_t count = experts.gate_up.size(0);
+  const std::vector<at::Tensor> gate_ups = experts.gate_up.unbind(), downs = experts.down.unbind();
+  const std::vector<at::Tensor> gate_up_biases = of_experts(experts.gate_up_bias, count);
+  const std::vector<at::Tensor> down_biases = of_experts(experts.down_bias, count);
+  return moe(x, routing, count, [&](int64_t e, const at::Tensor& rows) {
+    const std::optional<at::Tensor> gate_up_bias = optional(gate_up_biases[e]),
+                                    down_bias = optional(down_biases[e]);
+    if (experts.clamped) {
+      const at::Tensor inner = at::linear(rows, gate_ups[e].t(), gate_up_bias);
+      const auto [alpha, limit] = *experts.clamped;
+      return at::linear(clamped_swiglu(inner, alpha, limit), downs[e].t(), down_bias);
+    }
+    const std::vector<at::Tensor> inner = at::linear(rows, gate_ups[e], gate_up_bias).chunk(2, -1);
+    return at::linear(swiglu(inner[0], inner[1]), downs[e], down_bias);
+  });
 }
 
 TORCH_LIBRARY_IMPL(espalier, CompositeImplicitAutograd, m) {

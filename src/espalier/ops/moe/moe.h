@@ -51,7 +51,25 @@ using ExpertFunction = std::function<at::Tensor(int64_t expert, const at::Tensor
 at::Tensor moe(const at::Tensor& x, const Routing& routing, int64_t num_experts,
                const ExpertFunction& expert);
 
-// Registered as torch.ops.espalier.moe(x, weights, experts, gate_up, down) for experts down(silu(gate(x)) *
-// up(x)) in the layout of Transformers 5: gate_up [E, 2 I, C] and down [E, C, I] of the dtype of x.
+/// Of the activation (up' + 1) gate' sigmoid(alpha gate'), clamped by limit (elementwise/activations.h).
+struct ClampedActivation {
+  double alpha = 1.702;
+  double limit = 7;
+};
+
+/// E experts in tensors of the dtype of x: down(silu(gate(x)) * up(x)) in the layout of Transformers 5, or
+/// with `clamped` down(clamped_swiglu(gate_up(x))) in that of its gpt_oss.
+struct ExpertWeights {
+  at::Tensor gate_up;            // [E, 2 I, C], gate before up; clamped: [E, C, 2 I], gate and up in turn
+  at::Tensor down;               // [E, C, I]; clamped: [E, I, C]
+  at::Tensor gate_up_bias = {};  // [E, 2 I], in the order of gate_up; undefined: none
+  at::Tensor down_bias = {};     // [E, C]; undefined: none
+  std::optional<ClampedActivation> clamped = {};
+};
+
+/// moe of these experts, differentiable in their tensors as well. Registered as
+/// torch.ops.espalier.moe(x, weights, experts, gate_up, down, gate_up_bias=None, down_bias=None,
+/// clamp_limit=None, clamp_alpha=1.702); clamp_limit makes them clamped.
+at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts);
 
 }  // namespace espalier
