@@ -124,21 +124,26 @@ TEST(OptimizerTest, AdamWIsThePapersInFloat32) {
 }
 
 TEST(OptimizerTest, SgdSubtractsTheGradientAndDecaysMatricesOnly) {
-  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, 11), 3);
-  Optimizer optimizer(decoder, {.kind = OptimizerKind::kSgd, .weight_decay = 0.1, .max_grad_norm = 0});
-  Rng rng(test_seed(12));
-  const std::vector<at::Tensor> values = random_gradients(decoder, rng);
-  std::vector<at::Tensor> expected = weights_of(decoder);
-  int vectors = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    vectors += expected[i].dim() == 1;
-    const double decay = expected[i].dim() >= 2 ? 0.1 : 0;
-    expected[i] = expected[i] - 0.5 * (values[i] + decay * expected[i]);
+  for (const Family family : {Family::kQwen2, Family::kGptOss}) {
+    const Decoder decoder = tiny_decoder(tiny_config(family, 11), 3);
+    Optimizer optimizer(decoder, {.kind = OptimizerKind::kSgd, .weight_decay = 0.1, .max_grad_norm = 0});
+    Rng rng(test_seed(12));
+    const std::vector<at::Tensor> values = random_gradients(decoder, rng);
+    std::vector<at::Tensor> expected = weights_of(decoder);
+    int vectors = 0, tables_of_biases = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const bool is_bias = decoder.parameters()[i].name.ends_with("bias");
+      vectors += expected[i].dim() == 1;
+      tables_of_biases += is_bias && expected[i].dim() == 2;
+      const double decay = expected[i].dim() >= 2 && !is_bias ? 0.1 : 0;
+      expected[i] = expected[i] - 0.5 * (values[i] + decay * expected[i]);
+    }
+    EXPECT_GT(vectors, 8);
+    EXPECT_EQ(tables_of_biases, family == Family::kGptOss ? 4 : 0);
+    set_gradients(decoder, values);
+    optimizer.step(0.5);
+    EXPECT_LT(largest_difference(weights_of(decoder), expected), 1e-15);
   }
-  EXPECT_GT(vectors, 8);
-  set_gradients(decoder, values);
-  optimizer.step(0.5);
-  EXPECT_LT(largest_difference(weights_of(decoder), expected), 1e-15);
 }
 
 TEST(OptimizerTest, ClipsTheGlobalNorm) {

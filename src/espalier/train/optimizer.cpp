@@ -167,6 +167,15 @@ void Optimizer::check_update(double learning_rate, double norm) const {
   }
 }
 
+namespace {
+
+/// Biases of experts that are one tensor have two dimensions.
+bool is_matrix(const Parameter& parameter) {
+  return parameter.value.dim() >= 2 && !parameter.name.ends_with("bias");
+}
+
+}  // namespace
+
 void Optimizer::update(double learning_rate, double norm) {
   RECORD_USER_SCOPE("optimizer");
   check_update(learning_rate, norm);
@@ -178,7 +187,8 @@ void Optimizer::update(double learning_rate, double norm) {
   std::vector<size_t> decayed, plain;
   for (size_t i = 0; i < sums.size(); ++i) {
     if (!sums[i].defined()) continue;
-    (options_.weight_decay > 0 && sums[i].dim() >= 2 ? decayed : plain).push_back(i);
+    const bool decays = options_.weight_decay > 0 && is_matrix(decoder_->parameters()[i]);
+    (decays ? decayed : plain).push_back(i);
   }
   steps_done_.add_(1);
   if (options_.kind == OptimizerKind::kAdamW) {
