@@ -194,6 +194,14 @@ TEST(LayerSpec, JsonOfExpertsIsEqualForEqualOnesOnly) {
   EXPECT_TRUE(differs([](MoeSpec& m) { m.topk_group = 2; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.shared_intermediate_size = 3; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.fused = true; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.clamped_swiglu = ClampedSwiglu(); }));
+  const auto clamped = [&](const ClampedSwiglu& activation) {
+    MoeSpec other = moe;
+    other.clamped_swiglu = activation;
+    return to_json(LayerSpec{attention, other});
+  };
+  EXPECT_NE(clamped({.swiglu_alpha = 1}), clamped({}));
+  EXPECT_NE(clamped({.swiglu_limit = 1}), clamped({}));
 }
 
 }  // namespace

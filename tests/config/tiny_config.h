@@ -8,7 +8,7 @@
 
 namespace espalier::testing {
 
-/// The keys of the mixture of experts of tiny models: a dense layer, then one of experts.
+/// The keys of the mixture of experts of tiny models: a dense layer, then one of experts (gpt_oss: two).
 inline nlohmann::ordered_json tiny_moe_keys(const std::string& model_type) {
   if (model_type == "qwen3_moe") {
     return {{"num_experts", 5},
@@ -16,6 +16,10 @@ inline nlohmann::ordered_json tiny_moe_keys(const std::string& model_type) {
             {"moe_intermediate_size", 7},
             {"norm_topk_prob", true},
             {"decoder_sparse_step", 2}};
+  }
+  if (model_type == "gpt_oss") {
+    return {
+        {"num_local_experts", 5}, {"num_experts_per_tok", 2}, {"sliding_window", 3}, {"swiglu_limit", 0.5}};
   }
   return {{"n_routed_experts", 6},
           {"num_experts_per_tok", 2},
@@ -50,7 +54,7 @@ inline nlohmann::ordered_json tiny_config(
       {"dtype", "float32"},
       {"rope_parameters", {{"rope_theta", 500.0}, {"rope_type", "default"}}},
   };
-  if (model_type.ends_with("_moe")) config.update(tiny_moe_keys(model_type));
+  if (model_type.ends_with("_moe") || model_type == "gpt_oss") config.update(tiny_moe_keys(model_type));
   config.update(changes);
   return config;
 }

@@ -18,7 +18,7 @@ namespace espalier::testing {
 namespace {
 
 constexpr double kTolerance = 1e-12;
-constexpr Family kWithExperts[] = {Family::kQwen3Moe, Family::kGlm4Moe};
+constexpr Family kWithExperts[] = {Family::kQwen3Moe, Family::kGlm4Moe, Family::kGptOss};
 constexpr int kVocabSize = 19;
 
 /// A way of planning, whose token budget depends on the data.

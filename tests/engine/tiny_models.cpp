@@ -37,6 +37,8 @@ const char* to_string(Family family) {
       return "mamba2";
     case Family::kGraniteMoeHybrid:
       return "granitemoehybrid";
+    case Family::kGptOss:
+      return "gpt_oss";
   }
   throw std::invalid_argument("unknown family");
 }
@@ -51,7 +53,7 @@ bool has_recurrent_layers(Family family) {
 
 bool has_experts(Family family) {
   return family == Family::kQwen3Moe || family == Family::kGlm4Moe || family == Family::kQwen3Next ||
-         family == Family::kGraniteMoeHybrid;
+         family == Family::kGraniteMoeHybrid || family == Family::kGptOss;
 }
 
 namespace {
@@ -133,7 +135,22 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
   if (family == Family::kQwen3Next) {
     config.update({{"num_experts", 4}, {"shared_expert_intermediate_size", wide ? 40 : 10}});
   }
-  if (has_experts(family)) {
+  if (family == Family::kGptOss) {
+    config.erase("rope_theta");
+    config.update({{"num_local_experts", 5},
+                   {"num_experts_per_tok", 2},
+                   {"intermediate_size", 12},
+                   {"head_dim", 8},
+                   {"sliding_window", 4},
+                   {"swiglu_limit", 0.9},
+                   {"rope_parameters",
+                    {{"rope_type", "yarn"},
+                     {"rope_theta", 100.0},
+                     {"factor", 4.0},
+                     {"truncate", false},
+                     {"original_max_position_embeddings", 16}}}});
+  }
+  if (has_experts(family) && family != Family::kGptOss) {
     config.update({{"num_experts_per_tok", 2}, {"moe_intermediate_size", wide ? 48 : 12}});
   }
   if (family == Family::kQwen2) {
@@ -169,6 +186,11 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
                    {"linear_conv_kernel_dim", 4}});
   }
   if (wide) config.update({{"hidden_size", 64}, {"intermediate_size", 96}, {"head_dim", 64}});
+  // Biases of routers and sinks are parameters of as many values as there are experts and heads.
+  if (wide && family == Family::kGptOss) {
+    config.update(
+        {{"num_attention_heads", 32}, {"head_dim", 8}, {"num_local_experts", 16}, {"intermediate_size", 48}});
+  }
   if (wide && has_delta_layers(family)) {
     config.update(
         {{"linear_num_key_heads", 16}, {"linear_num_value_heads", 32}, {"linear_value_head_dim", 32}});
@@ -183,7 +205,8 @@ DecoderConfig tiny_config(Family family, int64_t vocab_size) {
 namespace {
 
 at::Tensor random_values(const ParameterShape& parameter, Rng& rng) {
-  const bool is_norm = parameter.shape.size() == 1 && !parameter.name.ends_with(".bias");
+  const bool is_norm = parameter.shape.size() == 1 && !parameter.name.ends_with(".bias") &&
+                       !parameter.name.ends_with(".sinks");
   const double deviation = is_norm ? 0.1 : parameter.shape.size() == 1 ? 0.5 : 0.35;
   // Decays that forget over a few tokens.
   const double mean = parameter.name.ends_with("A_log") ? -1.5 : is_norm ? 1 : 0;

@@ -24,7 +24,8 @@ namespace espalier::testing {
 /// ones and corrected scores; part of each head rotated. qwen3_next: the layers of qwen3_5, projections in
 /// two matrices, experts and a gated shared one. mamba2: Mamba-2 layers alone, in two groups of heads, steps
 /// in a range. granitemoehybrid: such layers around one of attention, experts with a shared MLP in all three,
-/// factors of embedding, scores, branches and logits.
+/// factors of embedding, scores, branches and logits. gpt_oss: a window in the first of two layers, sinks,
+/// yarn rope, biases, and clamped experts, whose limit many values reach.
 enum class Family {
   kLlama,
   kQwen2,
@@ -36,12 +37,21 @@ enum class Family {
   kQwen3Moe,
   kGlm4Moe,
   kQwen3Next,
-  kGraniteMoeHybrid
+  kGraniteMoeHybrid,
+  kGptOss
 };
-inline constexpr Family kFamilies[] = {Family::kLlama,     Family::kQwen2,           Family::kQwen3,
-                                       Family::kMistral,   Family::kOlmo3,           Family::kQwen3_5,
-                                       Family::kMamba2,    Family::kQwen3Moe,        Family::kGlm4Moe,
-                                       Family::kQwen3Next, Family::kGraniteMoeHybrid};
+inline constexpr Family kFamilies[] = {Family::kLlama,
+                                       Family::kQwen2,
+                                       Family::kQwen3,
+                                       Family::kMistral,
+                                       Family::kOlmo3,
+                                       Family::kQwen3_5,
+                                       Family::kMamba2,
+                                       Family::kQwen3Moe,
+                                       Family::kGlm4Moe,
+                                       Family::kQwen3Next,
+                                       Family::kGraniteMoeHybrid,
+                                       Family::kGptOss};
 /// Those whose tokens all pass the same weights.
 inline constexpr std::span<const Family> kDenseFamilies(kFamilies, 7);
 const char* to_string(Family family);

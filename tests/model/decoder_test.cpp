@@ -38,7 +38,12 @@ std::vector<Json> all_kinds() {
                                    {"attention_bias", true},
                                    {"use_qk_norm", false},
                                    {"n_group", 1},
-                                   {"topk_group", 1}})};
+                                   {"topk_group", 1}}),
+          tiny_config("gpt_oss"),
+          tiny_config("gpt_oss", {{"attention_bias", false},
+                                  {"tie_word_embeddings", true},
+                                  {"swiglu_limit", 7.0},
+                                  {"layer_types", {"full_attention", "sliding_attention"}}})};
 }
 
 at::Tensor random_ids(int64_t length) {
@@ -193,7 +198,6 @@ TEST(Decoder, Llama3RopeSlowsOnlyLongWavelengths) {
   EXPECT_TRUE(at::equal(fast.forward(ids, positions(6), causal_attention), b));
 }
 
-// No family of these tests has sinks, so the layer is made alone.
 TEST(Decoder, LayersWithSinksTakeThemFromTheCheckpoint) {
   const AttentionSpec spec{
       .num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 4, .sliding_window = 3, .sinks = true};

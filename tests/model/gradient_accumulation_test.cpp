@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/reference.h"
 #include "tests/model/parameter_sums.h"
+#include "tests/ops/comparison.h"
 #include "tests/torch_seed.h"
 
 namespace espalier::testing {
@@ -33,6 +35,7 @@ at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight) {
 
 std::vector<Case> cases() {
   const at::Tensor ids = at::tensor({3, 0, 3, 6, 1}, at::kLong);
+  const at::Tensor ends = at::full({5}, 5, at::kInt);
   const at::Tensor rows = at::tensor({0, 0, 1, 4}, at::kLong), targets = at::tensor({2, 5, 5, 0}, at::kLong);
   return {{"linear",
            {{4, 3}},
@@ -55,8 +58,24 @@ std::vector<Case> cases() {
           {"unrounded linear",
            {{4, 3}},
            {5, 3},
-           [](const auto& x, const auto& p) { return accumulating::unrounded_linear(x, p[0]); },
+           [](const auto& x, const auto& p) { return accumulating::unrounded_linear(x, {p[0]}); },
            [](const auto& x, const auto& p) { return at::linear(x, p[0]); }},
+          {"unrounded linear with bias",
+           {{4, 3}, {4}},
+           {5, 3},
+           [](const auto& x, const auto& p) { return accumulating::unrounded_linear(x, {p[0], p[1]}); },
+           [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }},
+          {"stacked linears",
+           {{3, 3, 4}, {3, 4}},
+           {5, 3},
+           [](const auto& x, const auto& p) {
+             const accumulating::StackedProjections stacked{p[0], p[1]};
+             return accumulating::stacked_linear(x, stacked, 2) * 2 +
+                    accumulating::stacked_linear(x, stacked, 0);
+           },
+           [](const auto& x, const auto& p) {
+             return (x.matmul(p[0][2]) + p[1][2]) * 2 + x.matmul(p[0][0]) + p[1][0];
+           }},
           {"embedding",
            {{7, 3}},
            {},
@@ -67,6 +86,15 @@ std::vector<Case> cases() {
            {5, 2, 3},
            [](const auto& x, const auto& p) { return accumulating::rms_norm(x, p[0], 1e-5); },
            [](const auto& x, const auto& p) { return plain_norm(x, p[0]); }},
+          {"sinks of attention",
+           {{4}},
+           {5, 4, 3},
+           [ends](const auto& x, const auto& p) {
+             return tree_attention(x, x, x, {ends}, {.sinks = accumulating::unrounded(p[0])});
+           },
+           [ends](const auto& x, const auto& p) {
+             return reference::tree_attention(x, x, x, {ends}, {.sinks = p[0]});
+           }},
           {"head",
            {{7, 3}},
            {5, 3},
@@ -137,6 +165,34 @@ TEST(ParameterOps, SumBfloat16GradientsInFloat32) {
 // 257 rows: a sum that bfloat16 does not hold.
 TEST(ParameterOps, RoundNoSumOfBfloat16Gradients) {
   expect_unrounded_sums(at::kCPU);
+}
+
+// Sums that grow with every pass, in which a sum in bfloat16 rounds away what the later ones add.
+TEST(ParameterOps, ErrorOfSinkGradientsOverManyPassesIsAtMostTwiceThatOfThePlainForm) {
+  constexpr int64_t kPasses = 64, kHeads = 256, kRows = 6, kDim = 4;
+  seed_torch(9);
+  const at::Tensor ends = at::full({kRows}, kRows, at::kInt);
+  const at::Tensor ours = leaf(at::randn({kHeads}), at::kBFloat16), in_bfloat16 = leaf(ours, at::kBFloat16);
+  const at::Tensor exact = leaf(ours, at::kDouble);
+  at::Tensor plain = at::zeros({kHeads}, at::kDouble);
+  const auto backward = [&](const auto& attention, const at::Tensor& x, const at::Tensor& sinks) {
+    const at::Tensor out = attention(x, x, x, {ends}, {.sinks = sinks}, {});
+    torch::autograd::backward({out}, {out.detach()});
+  };
+  for (int64_t pass = 0; pass < kPasses; ++pass) {
+    const at::Tensor x = at::randn({kRows, kHeads, kDim}).to(at::kBFloat16);
+    backward(tree_attention, x, accumulating::unrounded(ours));
+    backward(tree_attention, x, in_bfloat16);  // autograd sums in the parameter's dtype
+    backward(reference::tree_attention, x.to(at::kDouble), exact);
+    const at::Tensor of_pass = leaf(ours, at::kBFloat16);
+    backward(reference::tree_attention, x, of_pass);
+    plain += of_pass.grad();
+  }
+  ASSERT_EQ(ours.grad().scalar_type(), at::kFloat);
+  const PooledErrors errors({ours.grad()}, {plain}, {exact.grad()});
+  EXPECT_TRUE(errors.at_most_twice_the_plain());
+  const PooledErrors control({in_bfloat16.grad()}, {plain}, {exact.grad()});
+  EXPECT_FALSE(control.at_most_twice_the_plain()) << control.worst_ratio();
 }
 
 // Bitwise identical with and without, and those of the new values where a weight has changed.

@@ -69,6 +69,30 @@ TEST_F(Init, DrawsAsTransformersDoes) {
   EXPECT_NEAR((drawn.narrow(0, 0, last) * drawn.narrow(0, 1, last)).mean().item<double>(), 0, 0.015);
 }
 
+// Sinks and the router's bias are drawn, the experts' biases are not.
+TEST_F(Init, DrawsGptOssAsTransformersDoes) {
+  const InitOptions made = options("gpt_oss");
+  const Json sizes = {{"num_attention_heads", 400},
+                      {"num_local_experts", 400},
+                      {"intermediate_size", 4},
+                      {"initializer_range", 0.5}};
+  std::ofstream(made.config) << tiny_config("gpt_oss", sizes).dump();
+  int drawn = 0;
+  const Decoder decoder = make(made);
+  for (const Parameter& parameter : decoder.parameters()) {
+    const at::Tensor& tensor = parameter.value;
+    if (parameter.name.ends_with("_proj_bias") || parameter.name.ends_with("_proj.bias")) {
+      EXPECT_TRUE(at::equal(tensor, at::zeros_like(tensor))) << parameter.name;
+    } else if (parameter.name.find("norm") != std::string::npos) {
+      EXPECT_TRUE(at::equal(tensor, at::ones_like(tensor))) << parameter.name;
+    } else {
+      EXPECT_NEAR(tensor.std().item<double>(), 0.5, 0.1) << parameter.name;
+      drawn += parameter.name.ends_with(".sinks") || parameter.name.ends_with(".router.bias");
+    }
+  }
+  EXPECT_EQ(drawn, 2 * 2);
+}
+
 TEST_F(Init, IsTheSameInMemory) {
   const InitOptions made = options("a");
   init_model(made);

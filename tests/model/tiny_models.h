@@ -12,6 +12,7 @@
 
 #include "espalier/config/config.h"
 #include "espalier/model/decoder.h"
+#include "espalier/ops/reference.h"
 #include "tests/config/tiny_config.h"
 #include "tests/torch_seed.h"
 
@@ -38,11 +39,9 @@ inline Decoder tiny_decoder(const nlohmann::ordered_json& json, at::ScalarType d
 /// Ordinary causal attention over one sequence.
 inline at::Tensor dense_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                          const AttentionOptions& options) {
-  const int64_t group = q.size(1) / k.size(1);
-  const at::Tensor keys = k.repeat_interleave(group, 1), values = v.repeat_interleave(group, 1);
-  const at::Tensor scores = at::einsum("ihd,jhd->hij", {q, keys}) * options.softmax_scale;
-  const at::Tensor hidden = at::ones({q.size(0), q.size(0)}, at::kBool).triu(1);
-  return at::einsum("hij,jhd->ihd", {at::softmax(scores.masked_fill(hidden, -INFINITY), -1), values});
+  const int64_t length = q.size(0);
+  const ForestTokens path{at::full({length}, length, at::kInt), at::arange(length, at::kInt)};
+  return reference::tree_attention(q, k, v, path, options);
 }
 
 /// A sequence whose attention is a function of q, k, v and the options.

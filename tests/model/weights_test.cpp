@@ -109,7 +109,7 @@ TEST(Dtype, NamesGoBothWays) {
 
 TEST_F(Weights, SavingWhatWasLoadedChangesNoByte) {
   for (const bool sharded : {false, true}) {
-    for (const std::string type : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"}) {
+    for (const std::string type : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "gpt_oss"}) {
       make_source(tiny_config(type), at::kFloat, sharded);
       const Decoder decoder = load_decoder(source_, at::kFloat);
       const fs::path out = folder_ / (type + (sharded ? "2" : "1"));
@@ -181,6 +181,24 @@ TEST_F(Weights, ExpertsMayBeOneTensorOfALayer) {
     const std::string error = load_error();
     EXPECT_NE(error.find("experts.down_proj`: expected"), std::string::npos) << error;
   }
+}
+
+TEST_F(Weights, ExpertsInMxfp4AreRefusedByName) {
+  const Json config = tiny_config("gpt_oss");
+  make_source(config, at::kFloat, false);
+  Tensors quantised;
+  for (const auto& [name, tensor] : tensors_of(tiny_decoder(config, at::kFloat, 11))) {
+    const bool is_packed = name.ends_with(".experts.gate_up_proj") || name.ends_with(".experts.down_proj");
+    quantised.emplace_back(is_packed ? name + "_blocks" : name, tensor);
+    if (is_packed) quantised.emplace_back(name + "_scales", tensor);
+  }
+  write_file(source_ / "model.safetensors", quantised);
+  const std::string error = load_error();
+  EXPECT_NE(error.find("model.safetensors: tensor `model.layers.0.mlp.experts.gate_up_proj_blocks`: expected "
+                       "`model.layers.0.mlp.experts.gate_up_proj` in a floating dtype, received MXFP4"),
+            std::string::npos)
+      << error;
+  EXPECT_NE(error.find("dequantize=True"), std::string::npos) << error;
 }
 
 TEST_F(Weights, SavesInAnotherDtype) {

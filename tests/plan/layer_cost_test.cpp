@@ -83,6 +83,40 @@ TEST(LayerCost, WeightsOfExpertsArePassedInPart) {
   EXPECT_DOUBLE_EQ(flops, 6.0 * 100 * 8 * 10);  // the router's
 }
 
+// Experts in one tensor each, [experts, in, out]; the sums of gradients are those of biases and sinks as
+// well.
+TEST(LayerCost, BiasesCountWhereGradientsAreSummed) {
+  const MoeSpec moe{.num_experts = 8,
+                    .num_experts_per_tok = 2,
+                    .moe_intermediate_size = 7,
+                    .clamped_swiglu = ClampedSwiglu()};
+  AttentionSpec attention = kAttention;
+  attention.bias = attention.output_bias = attention.sinks = true;
+  const LayerSpec clamped{attention, moe},
+      dense{attention, DenseMlpSpec{.intermediate_size = 7, .bias = true}};
+  AttentionSpec gated = attention;
+  gated.output_gate = true;
+  for (const LayerSpec& layer : {clamped, dense, LayerSpec{gated, moe}, kNarrow}) {
+    int64_t stored = 0, biases = 0;
+    for (const ParameterShape& parameter : layer_parameters(layer, 10)) {
+      if (parameter.name.ends_with("norm.weight")) continue;
+      int64_t values = 1;
+      for (const int64_t size : parameter.shape) values *= size;
+      const bool is_bias = parameter.name.ends_with("bias") || parameter.name.ends_with("sinks");
+      (is_bias ? biases : stored) += values;
+    }
+    const LayerCost cost = layer_cost(layer, 10);
+    EXPECT_EQ(cost.weights + cost.idle_weights, stored);
+    EXPECT_EQ(cost.biases, biases);
+  }
+  const auto running = [&](int64_t biases) {
+    MemoryModel model{.cost = model_cost(model_of({kNarrow, clamped})), .num_parameters = 0};
+    model.cost.layers[1].biases = biases;
+    return running_bytes(model, {.tokens = 100, .logit_rows = 100}, false);
+  };
+  EXPECT_DOUBLE_EQ(running(500) - running(100), 400.0 * 4);
+}
+
 TEST(LayerCost, ContextIsKeysAndValues) {
   EXPECT_EQ(layer_cost(kNarrow, 10).context_per_token, 2 * 2 * 5);
   EXPECT_EQ(layer_cost(kNarrow, 10).context_per_cut, 0);

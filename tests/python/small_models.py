@@ -234,6 +234,19 @@ MODELS = {
         first_k_dense_replace=0,
         **COMMON,
     ),
+    # Limits and windows that many values reach.
+    "gpt_oss": dict(
+        model_type="gpt_oss",
+        head_dim=16,
+        num_local_experts=7,
+        num_experts_per_tok=3,
+        sliding_window=5,
+        swiglu_limit=1.5,
+        rope_parameters={"rope_theta": 500.0, "rope_type": "yarn", "factor": 4.0, "truncate": False,
+                         "original_max_position_embeddings": 16},
+        tie_word_embeddings=False,
+        **COMMON | {"intermediate_size": 11, "num_hidden_layers": 3},
+    ),
 }
 
 # Windows smaller than the trajectories, and types of rope.
@@ -279,6 +292,18 @@ WINDOWS_AND_ROPES = {
         tie_word_embeddings=False,
         pad_token_id=None,
         **COMMON,
+    ),
+    "gpt_oss-tied": dict(
+        model_type="gpt_oss",
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=3,
+        swiglu_alpha=1.5,
+        layer_types=["full_attention", "sliding_attention"],
+        attention_bias=False,
+        tie_word_embeddings=True,
+        **COMMON | {"intermediate_size": 9, "num_key_value_heads": 1},
     ),
 }
 

@@ -21,17 +21,17 @@ def init_model(espalier, folder, config):
     (folder / "config.json").write_text(json.dumps(config))
     espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(3),
              "--dtype", "float64")  # fmt: skip
-    correct_scores(folder / "model/model.safetensors")
+    draw_biases(folder / "model/model.safetensors")
     return folder / "model"
 
 
-def correct_scores(weights):
-    """Gives routers corrections that decide: init makes them zeros."""
+def draw_biases(weights):
+    """Gives values to biases of experts, and to routers corrections that decide: init makes them zeros."""
     tensors = load_file(weights)
     generator = torch.Generator().manual_seed(seed_of(4))
     for name, tensor in tensors.items():
-        if name.endswith("e_score_correction_bias"):
-            tensors[name] = 0.3 * torch.randn(tensor.shape, generator=generator)
+        if name.endswith("bias") and not tensor.any():
+            tensors[name] = 0.3 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
     save_file(tensors, weights, {"format": "pt"})
 
 
@@ -170,3 +170,35 @@ def test_transformers_loads_the_checkpoint(espalier, model_folder, tmp_path):
     ours = torch.tensor(reference.read_rows(tmp_path / "out.jsonl")[0]["logprobs"][1:])
     with torch.no_grad():
         torch.testing.assert_close(ours, reference.token_logprobs(model, ids), rtol=1e-5, atol=1e-5)
+
+
+SPOILT_EXPERTS = {
+    "without the bias of gate and up": lambda tensors: tensors["gate_up_proj_bias"].zero_(),
+    "without the bias of down": lambda tensors: tensors["down_proj_bias"].zero_(),
+    "without the bias of the router": lambda tensors: tensors["router.bias"].zero_(),
+    "gate before up": lambda tensors: tensors["gate_up_proj"].copy_(
+        torch.stack(tensors["gate_up_proj"].chunk(2, -1), -1).flatten(-2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*SPOILT_EXPERTS, "without the clamp", "without sinks"])
+def test_the_comparison_notices_other_experts(espalier, tmp_path, kind):
+    """Negative controls of gpt_oss: Transformers is given what an engine would compute that left out a part."""
+    model_folder = init_model(espalier, tmp_path, MODELS["gpt_oss"])
+    rows = random_rows(1, "sft")
+    espalier("logprobs", "--model", model_folder, "--data", write_rows(tmp_path / "rows.jsonl", rows),
+             "-o", tmp_path / "out.jsonl", "--dtype", "float64")  # fmt: skip
+    out = torch.tensor(reference.read_rows(tmp_path / "out.jsonl")[0]["logprobs"][1:], dtype=torch.float64)
+    model = reference.load_model(model_folder, torch.float64)
+    difference = lambda: (out - reference.token_logprobs(model, rows[0]["input_ids"])).abs().max()
+    with reference.norms_in_model_dtype(torch.float64), torch.no_grad():
+        assert difference() <= 1e-12
+        for layer in model.model.layers:
+            if kind == "without the clamp":
+                layer.mlp.experts.limit = 1e9
+            elif kind == "without sinks":
+                layer.self_attn.sinks.fill_(-1e9)
+            else:
+                experts = dict(layer.mlp.experts.named_parameters())
+                SPOILT_EXPERTS[kind](experts | {"router.bias": layer.mlp.router.bias})
+        assert difference() > 1e-6

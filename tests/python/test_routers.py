@@ -12,7 +12,7 @@ import transformers_reference as reference
 from conftest import seed_of
 from small_models import MODELS, write_rows
 
-KINDS = ["qwen3_moe", "granitemoehybrid"]
+KINDS = ["qwen3_moe", "granitemoehybrid", "gpt_oss"]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -5,7 +5,8 @@ Transformers computes RMSNorm in float32 whatever the model's dtype. For float64
 same formula in float64, so that both sides may agree to rounding; likewise routers of experts, the gates of Gated
 DeltaNet, and its rule, token by token; of Mamba-2 gates, scan, hidden states between layers and logits, in
 granitemoehybrid routers as well. (Its eager attention computes softmax in float32 too, hence sdpa; grouped products of
-experts are not there in float64, hence eager experts.)
+experts are not there in float64, hence eager experts. gpt_oss has eager attention alone, for its sinks; that one
+computes softmax in the model's dtype, as do its router and its experts.)
 """
 
 import json
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granitemoehybrid
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
@@ -27,7 +29,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qw
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Olmo3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, Glm4MoeRMSNorm,
-         mamba2.Mamba2RMSNorm, granitemoehybrid.GraniteMoeHybridRMSNorm)  # fmt: skip
+         mamba2.Mamba2RMSNorm, granitemoehybrid.GraniteMoeHybridRMSNorm, GptOssRMSNorm)  # fmt: skip
 
 
 def float64_norm(self, hidden_states):
@@ -148,10 +150,9 @@ def norms_in_model_dtype(dtype):
 
 
 def load_model(folder, dtype):
-    has_attention = AutoConfig.from_pretrained(folder).model_type != "mamba2"
+    attention = {"mamba2": None, "gpt_oss": "eager"}.get(AutoConfig.from_pretrained(folder).model_type, "sdpa")
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa" if has_attention else None, experts_implementation="eager"
-    ).train()  # fmt: skip
+        folder, dtype=dtype, attn_implementation=attention, experts_implementation="eager").train()  # fmt: skip
 
 
 def token_logprobs(model, ids):
@@ -192,15 +193,16 @@ def grpo_loss(model, rows, clip_low=0.2, clip_high=0.2):
     return loss / total
 
 
-def by_checkpoint_name(name, gradient):
-    """The gradient of a parameter in memory, by its names in the checkpoint: experts are one tensor each there."""
+def by_checkpoint_name(name, gradient, stacked):
+    """The gradient of a parameter in memory, by its names in the checkpoint: experts are one tensor each there, unless
+    they are `stacked` there as well."""
     if ".block_sparse_moe." in name:  # files keep the older names
         for new, old in ((".experts.gate_up_proj", ".input_linear.weight"), (".router.", ".router.layer."),
                          (".experts.down_proj", ".output_linear.weight")):  # fmt: skip
             name = name.replace(new, old)
         return {name: gradient}
     stem, _, kind = name.rpartition(".")
-    if not stem.endswith(".experts"):
+    if stacked or not stem.endswith(".experts"):
         return {name: gradient}
     kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
     return {f"{stem}.{expert}.{part}.weight": values
@@ -213,7 +215,7 @@ def gradients(model, loss):
     names = [name for name, _ in model.named_parameters()]
     result = {}
     for name, gradient in zip(names, torch.autograd.grad(loss, list(model.parameters()))):
-        result.update(by_checkpoint_name(name, gradient))
+        result.update(by_checkpoint_name(name, gradient, model.config.model_type == "gpt_oss"))
     return result
 
 

@@ -72,6 +72,7 @@ struct DecoderConfig {
   bool query_key_norm = false;             // qwen3, olmo3: RMSNorm of q and k, per head
   bool query_key_norm_over_heads = false;  // olmo3: over all heads at once
   bool norm_outputs = false;           // olmo3: norms of what attention and MLP give, not of what they take
+  bool attention_sinks = false;        // gpt_oss: a learned logit per head in the softmax's denominator
   int64_t rotary_dim = 0;              // leading elements of a head that are rotated; 0: all
   bool attention_output_gate = false;  // qwen3_5: q_proj also gives a gate for the output of each head
   bool zero_centered_norm = false;     // qwen3_5: norms of hidden states, q and k multiply by 1 + weight

@@ -74,8 +74,16 @@ void append_parameters(const DenseMlpSpec& mlp, int64_t hidden, Shapes* shapes) 
   append_projection("mlp.down_proj", hidden, mlp.intermediate_size, mlp.bias, shapes);
 }
 
+void append_stacked_experts(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
+  const int64_t experts = moe.num_experts, width = moe.moe_intermediate_size;
+  shapes->push_back({"mlp.experts.gate_up_proj", {experts, hidden, 2 * width}});
+  shapes->push_back({"mlp.experts.gate_up_proj_bias", {experts, 2 * width}});
+  shapes->push_back({"mlp.experts.down_proj", {experts, width, hidden}});
+  shapes->push_back({"mlp.experts.down_proj_bias", {experts, hidden}});
+}
+
 void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
-  append_projection(moe.router_name(), moe.num_experts, hidden, /*bias=*/false, shapes);
+  append_projection(moe.router_name(), moe.num_experts, hidden, moe.clamped_swiglu.has_value(), shapes);
   const auto append_mlp = [&](const std::string& name, int64_t width) {
     if (moe.fused) {
       append_fused_mlp(name, width, hidden, shapes);
@@ -85,8 +93,12 @@ void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
     append_projection(name + ".up_proj", width, hidden, /*bias=*/false, shapes);
     append_projection(name + ".down_proj", hidden, width, /*bias=*/false, shapes);
   };
-  for (int64_t i = 0; i < moe.num_experts; ++i) {
-    append_mlp(moe.experts_name() + std::to_string(i), moe.moe_intermediate_size);
+  if (moe.clamped_swiglu) {
+    append_stacked_experts(moe, hidden, shapes);
+  } else {
+    for (int64_t i = 0; i < moe.num_experts; ++i) {
+      append_mlp(moe.experts_name() + std::to_string(i), moe.moe_intermediate_size);
+    }
   }
   if (moe.shared_intermediate_size > 0) append_mlp(moe.shared_name(), moe.shared_intermediate_size);
   if (moe.shared_expert_gate) append_projection("mlp.shared_expert_gate", 1, hidden, /*bias=*/false, shapes);
@@ -165,6 +177,10 @@ nlohmann::ordered_json to_json(const MoeSpec& moe) {
                                  {"shared_intermediate_size", moe.shared_intermediate_size}};
   if (moe.shared_expert_gate) json["shared_expert_gate"] = true;
   if (moe.fused) json["fused"] = true;
+  if (moe.clamped_swiglu) {
+    json["swiglu_alpha"] = moe.clamped_swiglu->swiglu_alpha;
+    json["swiglu_limit"] = moe.clamped_swiglu->swiglu_limit;
+  }
   return json;
 }
 
@@ -183,6 +199,7 @@ ModelSpec model_spec(const DecoderConfig& config) {
                     .output_bias = config.attention_output_bias,
                     .query_key_norm = config.query_key_norm,
                     .query_key_norm_over_heads = config.query_key_norm_over_heads,
+                    .sinks = config.attention_sinks,
                     .rotary = config.rotary,
                     .rotary_dim = config.rotary_dim,
                     .attention_multiplier = config.attention_multiplier,

@@ -3,12 +3,22 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace espalier {
 
 /// What a router makes of its logits: scores, by which it chooses and weighs experts. With kSoftmaxOverChosen
 /// it chooses by the logits themselves, and the weights are the softmax of the chosen ones.
 enum class RouterScores { kSoftmax, kSigmoid, kSoftmaxOverChosen };
+
+/// The activation of gpt_oss's experts: (up + 1) gate sigmoid(swiglu_alpha gate), with gate at most
+/// swiglu_limit and up from -swiglu_limit to swiglu_limit.
+struct ClampedSwiglu {
+  double swiglu_alpha = 1.702;
+  double swiglu_limit = 7;
+
+  bool operator==(const ClampedSwiglu&) const = default;
+};
 
 /// An MLP of many experts, silu(gate(x)) * up(x), then down. Each token passes num_experts_per_tok of them,
 /// chosen by its router scores, and sums their outputs by these scores; names as in config.json.
@@ -27,11 +37,19 @@ struct MoeSpec {
   // What the shared MLP gives, then named mlp.shared_expert, is scaled by sigmoid(mlp.shared_expert_gate(x)).
   bool shared_expert_gate = false;
 
+  // gpt_oss: the activation of the experts. The experts of a layer are then one tensor each of gate_up_proj
+  // [E, hidden_size, 2 I], in which gate and up take turns, down_proj [E, I, hidden_size], and biases; and
+  // the router has a bias.
+  std::optional<ClampedSwiglu> clamped_swiglu = {};
+
   // Gate and up of an expert, and of shared_mlp, are one matrix, input_linear, beside output_linear; files
   // have one tensor of all experts for each of the two (granitemoehybrid).
   bool fused = false;
 
-  const char* router_name() const { return fused ? "block_sparse_moe.router.layer" : "mlp.gate"; }
+  const char* router_name() const {
+    if (fused) return "block_sparse_moe.router.layer";
+    return clamped_swiglu ? "mlp.router" : "mlp.gate";
+  }
   const char* experts_name() const { return fused ? "block_sparse_moe.experts." : "mlp.experts."; }
   const char* shared_name() const {
     if (fused) return "shared_mlp";

@@ -95,11 +95,18 @@ std::string rope_object_name(const ConfigReader& config) {
 }  // namespace
 
 void read_rope(const ConfigReader& config, DecoderConfig* result) {
-  const double theta = config.positive_number("rope_theta", 10000);
+  read_rope_or(config, nlohmann::json::object(), 10000, result);
+}
+
+void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_parameters, double rope_theta,
+                  DecoderConfig* result) {
+  const double theta = config.positive_number("rope_theta", rope_theta);
   result->rope = {.rope_theta = theta};
   const std::string name = rope_object_name(config);
-  if (name.empty()) return;
-  const ConfigReader rope(*config.find(name), config.file(), name + ".");
+  // Transformers takes an empty rope_parameters for a rope without scaling, whatever the default.
+  if (name.empty() && (rope_parameters.empty() || config.find("rope_parameters") != nullptr)) return;
+  const nlohmann::json& given = name.empty() ? rope_parameters : *config.find(name);
+  const ConfigReader rope(given, config.file(), (name.empty() ? "rope_parameters" : name) + ".");
   // Where text has the same position in all three sections, as here, these say nothing.
   const bool has_sections = *find_family(result->model_type)->composite_type != '\0';
   const Keys sections = has_sections ? Keys{"mrope_section", "mrope_interleaved"} : Keys{};

@@ -11,6 +11,11 @@ namespace espalier {
 /// (Transformers 4), or rope_parameters (Transformers 5). Types `default`, `linear`, `llama3` and `yarn`.
 void read_rope(const ConfigReader& config, DecoderConfig* result);
 
+/// The same of families with another default: `rope_parameters` where the file has no such key, and
+/// `rope_theta` where it has none.
+void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_parameters, double rope_theta,
+                  DecoderConfig* result);
+
 /// The same of families whose layers with a sliding window have a rope of their own (olmo3): rope_parameters
 /// has an object for each of full_attention and sliding_attention, and rope_scaling is that of full_attention
 /// alone. Reads rope and sliding_rope. rope_theta is 500000 where it is not given.

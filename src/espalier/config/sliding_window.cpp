@@ -8,7 +8,7 @@
 namespace espalier {
 namespace {
 
-constexpr int64_t kDefaultWindow = 4096, kDefaultMaxWindowLayers = 28;
+constexpr int64_t kDefaultMaxWindowLayers = 28;
 
 }  // namespace
 
@@ -29,12 +29,13 @@ std::optional<std::vector<bool>> read_layer_types(const ConfigReader& config, in
   return sliding;
 }
 
-void set_sliding_layers(const ConfigReader& config, std::vector<bool> sliding, DecoderConfig* result) {
+void set_sliding_layers(const ConfigReader& config, std::vector<bool> sliding, DecoderConfig* result,
+                        int64_t default_window) {
   if (std::ranges::find(sliding, true) == sliding.end()) return;
   if (config.has("sliding_window") && config.find("sliding_window") == nullptr) {
     config.refuse("sliding_window", "the window of the layers that layer_types calls \"sliding_attention\"");
   }
-  result->sliding_window = config.positive_integer("sliding_window", kMostPositions, kDefaultWindow);
+  result->sliding_window = config.positive_integer("sliding_window", kMostPositions, default_window);
   result->sliding_layers = std::move(sliding);
 }
 

@@ -16,8 +16,9 @@ namespace espalier {
 std::optional<std::vector<bool>> read_layer_types(const ConfigReader& config, int64_t num_hidden_layers);
 
 /// Sets sliding_window and sliding_layers of `result`, where any of `sliding` is true; throws InputError
-/// where sliding_window is null then. Transformers' default for the window is 4096 in every family.
-void set_sliding_layers(const ConfigReader& config, std::vector<bool> sliding, DecoderConfig* result);
+/// where sliding_window is null then. `default_window`: Transformers' default for the window.
+void set_sliding_layers(const ConfigReader& config, std::vector<bool> sliding, DecoderConfig* result,
+                        int64_t default_window = 4096);
 
 /// qwen2, qwen3: with use_sliding_window, the layers from max_window_layers on have the window, or those that
 /// layer_types names. sliding_window alone says nothing.

@@ -117,24 +117,58 @@ class Linears : public Function<Linears> {
   }
 };
 
-class UnroundedLinear : public Function<UnroundedLinear> {
+class StackedLinear : public Function<StackedLinear> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight) {
-    ctx->save_for_backward({x, weight});
-    const at::ScalarType dtype = sum_dtype(x);
-    return detail::affine(x.to(dtype), weight.to(dtype), {});
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias, int64_t index) {
+    ctx->save_for_backward({x, weight, bias});
+    ctx->saved_data["index"] = index;
+    const at::Tensor operand = x.to(detail::product_dtype(x));
+    return detail::affine(operand, operand_of(weight.select(0, index)).t(), bias.select(0, index))
+        .to(x.scalar_type());
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &grad = grads[0];
+    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
+    const int64_t index = ctx->saved_data["index"].toInt();
+    const at::Tensor operand = x.to(detail::product_dtype(x)), grad = grads[0].to(operand.scalar_type());
+    if (weight.requires_grad()) {
+      RECORD_USER_SCOPE("gradient of weight");
+      detail::add_product(sum_or_zeros(weight).select(0, index), operand.t(), grad);
+    }
+    if (bias.requires_grad()) {
+      sum_or_zeros(bias).select(0, index).add_(grad.sum({0}, /*keepdim=*/false, sum_dtype(bias)));
+    }
+    at::Tensor grad_x;
+    if (ctx->needs_input_grad(0)) {
+      grad_x = detail::affine(grad, operand_of(weight.select(0, index)), {}).to(x.scalar_type());
+    }
+    return {grad_x, {}, {}, {}};
+  }
+};
+
+class UnroundedLinear : public Function<UnroundedLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias) {
+    ctx->save_for_backward({x, weight, bias.value_or(at::Tensor())});
+    const at::ScalarType dtype = sum_dtype(x);
+    return detail::affine(x.to(dtype), weight.to(dtype), bias ? bias->to(dtype) : at::Tensor());
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &grad = grads[0];
     if (weight.requires_grad()) add_product(weight, grad.t(), x.to(grad.scalar_type()));
+    if (bias.defined() && bias.requires_grad()) add_gradient(bias, grad.sum({0}));
     at::Tensor grad_x;
     if (ctx->needs_input_grad(0)) {
       grad_x = detail::unrounded_product(grad, weight.to(grad.scalar_type())).to(x.scalar_type());
     }
-    return {grad_x, {}};
+    return {grad_x, {}, {}};
   }
 };
 
@@ -272,9 +306,15 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projectio
   return Linears::apply(x, at::TensorList(parameters), bias_of);
 }
 
-at::Tensor unrounded_linear(const at::Tensor& x, const at::Tensor& weight) {
+at::Tensor stacked_linear(const at::Tensor& x, const StackedProjections& projections, int64_t index) {
   RECORD_USER_SCOPE("linear");
-  return UnroundedLinear::apply(x, weight);
+  return StackedLinear::apply(x, projections.weight, projections.bias, index);
+}
+
+at::Tensor unrounded_linear(const at::Tensor& x, const Projection& projection) {
+  RECORD_USER_SCOPE("linear");
+  const at::Tensor& bias = projection.bias;
+  return UnroundedLinear::apply(x, projection.weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace espalier::accumulating {
@@ -27,10 +28,19 @@ at::Tensor linear(const at::Tensor& x, const Projection& projection);
 /// The same for several projections of one x, whose gradient is then summed in place, in the dtype of sums.
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projection>& projections);
 
-/// x weight^T [T, out] in the dtype of sums, neither operands nor result rounded: for routers, whose choices
-/// hang on small differences. For few rows of weight [out, in]: a bfloat16 model's operands are upcast each
-/// time.
-at::Tensor unrounded_linear(const at::Tensor& x, const at::Tensor& weight);
+/// N projections in one parameter each of weights and biases, as experts have them.
+struct StackedProjections {
+  at::Tensor weight;  // [N, in, out]
+  at::Tensor bias;    // [N, out]
+};
+
+/// x [T, in] -> x weight[index] + bias[index] [T, out].
+at::Tensor stacked_linear(const at::Tensor& x, const StackedProjections& projections, int64_t index);
+
+/// x weight^T + bias [T, out] in the dtype of sums, neither operands nor result rounded: for routers, whose
+/// choices hang on small differences. For few rows of weight [out, in]: a bfloat16 model's operands are
+/// upcast each time.
+at::Tensor unrounded_linear(const at::Tensor& x, const Projection& projection);
 
 /// While it lives, weights that linears have to upcast for their products (product_dtype in
 /// ops/gemm/matrix_product.h) are upcast once and stay so, for passes that follow each other with the same

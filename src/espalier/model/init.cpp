@@ -134,8 +134,10 @@ at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& par
     return init_steps(*config.ssm_init, parameter, seed).to(dtype);
   }
   if (is_zero_centered(config, parameter.name)) return at::zeros(parameter.shape, options);
-  if (parameter.name.ends_with(".bias")) return at::zeros(parameter.shape, options);
-  if (parameter.shape.size() == 1) return at::ones(parameter.shape, options);
+  const bool is_drawn = parameter.name.ends_with(".sinks") || parameter.name.ends_with(".router.bias");
+  const bool is_bias = parameter.name.ends_with(".bias") || parameter.name.ends_with("_proj_bias");
+  if (is_bias && !is_drawn) return at::zeros(parameter.shape, options);
+  if (parameter.shape.size() == 1 && !is_drawn) return at::ones(parameter.shape, options);
   const uint64_t stream = hash_name(parameter.name);
   const Distribution distribution = distribution_of(config, parameter);
   at::Tensor values = at::empty(parameter.shape, options.dtype(dtype == at::kDouble ? dtype : at::kFloat));

@@ -135,6 +135,11 @@ const std::string& stored_name(const WeightFiles& weights, const std::string& pa
     return fused->name;
   }
   if (has_own) return parameter;
+  ESPALIER_CHECK(!weights.file_of.contains(parameter + "_blocks"),
+                 "{}: tensor `{}_blocks`: expected `{}` in a floating dtype, received MXFP4 (save a copy in "
+                 "bfloat16 with Transformers: from_pretrained(MODEL, dtype=\"bfloat16\", "
+                 "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(COPY))",
+                 weights.where.string(), parameter, parameter);
   throw InputError(
       fmt::format("{}: tensor `{}` is missing; config.json asks for it", weights.where.string(), parameter));
 }

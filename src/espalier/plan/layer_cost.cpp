@@ -18,6 +18,9 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
   const int64_t gate = attention.output_gate ? query : 0;
   cost->weights += hidden * (2 * query + 2 * key + gate);
   cost->weights_after_mixer += hidden * query;
+  if (attention.bias) cost->biases += query + gate + 2 * key;
+  if (attention.output_bias) cost->biases += hidden;
+  if (attention.sinks) cost->biases += attention.num_attention_heads;
   cost->pair_elements = query;
   cost->sliding_window = attention.sliding_window;
   cost->kept_by_mixer = {.elements = 2 * hidden + 2 * query + 2 * key,
@@ -82,6 +85,7 @@ void add_mlp(const DenseMlpSpec& mlp, int64_t hidden, LayerCost* cost) {
   const int64_t weights = 3 * hidden * mlp.intermediate_size;
   cost->weights += weights;
   cost->weights_after_mixer += weights;
+  if (mlp.bias) cost->biases += 2 * mlp.intermediate_size + hidden;
   cost->widest_weight_rows = std::max(cost->widest_weight_rows, (mlp.fused ? 2 : 1) * mlp.intermediate_size);
   cost->kept_after_mixer = {.elements = 2 * hidden + 3 * mlp.intermediate_size, .statistics = 1};
   cost->intermediate = mlp.intermediate_size;
@@ -97,11 +101,14 @@ void add_mlp(const MoeSpec& moe, int64_t hidden, LayerCost* cost) {
   cost->weights += weights;
   cost->weights_after_mixer += weights;
   cost->idle_weights += 3 * hidden * width * (moe.num_experts - chosen);
+  // The gradients of the activation of clamped experts are computed in the precision of sums.
+  const bool clamped = moe.clamped_swiglu.has_value();
+  if (clamped) cost->biases += moe.num_experts * (1 + 2 * width + hidden);
   cost->widest_weight_rows =
-      std::max(cost->widest_weight_rows, (moe.fused ? 2 : 1) * std::max(width, shared));
+      std::max(cost->widest_weight_rows, (moe.fused || clamped ? 2 : 1) * std::max(width, shared));
   cost->kept_after_mixer = {.elements = 2 * hidden + chosen * (2 * hidden + 3 * width) + 3 * shared,
                             .statistics = 1 + moe.num_experts + 12 * chosen};
-  cost->intermediate = chosen * hidden + std::max(width, shared);
+  cost->intermediate = chosen * hidden + std::max(clamped ? 3 * width : width, shared);
 }
 
 template <class Value>

@@ -23,6 +23,7 @@ struct LayerCost {
   int64_t weights = 0;              // of linear maps, as far as one token passes them
   int64_t idle_weights = 0;         // of linear maps that one token does not pass: of experts not chosen
   int64_t weights_after_mixer = 0;  // of these, the linear maps after the mixer
+  int64_t biases = 0;               // of all linear maps, those not passed included, and sinks
   int64_t widest_weight_rows = 0;   // rows [out] of the largest linear map from or to the hidden state
 
   /// Multiply-adds per token of a recurrence in the forward pass, beside its linear maps.

@@ -145,8 +145,8 @@ double largest_layer_bytes(const MemoryModel& model, const Load& load, const Wei
   double most = 0;
   for (size_t i = model.cost.layers.size(); i-- > 0;) {
     const LayerCost& layer = model.cost.layers[i];
-    sums += real(layer.weights + layer.idle_weights) * gradients.sum;
-    if (i == 0 && !is_last(model, i)) sums = gradients.parameters;  // norms and biases too
+    sums += real(layer.weights + layer.idle_weights + layer.biases) * gradients.sum;
+    if (i == 0 && !is_last(model, i)) sums = gradients.parameters;  // norms too
     most = std::max(most, kept + sums + gradients.widest(model, layer) + momentary_bytes(model, load, i));
     kept -= kept_layer_bytes(model, load, i);
   }

@@ -9,18 +9,10 @@
 namespace espalier {
 
 std::span<const ModelFamily* const> families() {
-  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily,
-                                                     &kMistralFamily,
-                                                     &kOlmo3Family,
-                                                     &kQwen2Family,
-                                                     &kQwen3Family,
-                                                     &kQwen35Family,
-                                                     &kQwen35MoeFamily,
-                                                     &kQwen3MoeFamily,
-                                                     &kQwen3NextFamily,
-                                                     &kGlm4MoeFamily,
-                                                     &kGraniteMoeHybridFamily,
-                                                     &kMamba2Family};
+  static constexpr const ModelFamily* kFamilies[] = {
+      &kLlamaFamily,  &kMistralFamily,          &kOlmo3Family,    &kQwen2Family,     &kQwen3Family,
+      &kQwen35Family, &kQwen35MoeFamily,        &kQwen3MoeFamily, &kQwen3NextFamily, &kGlm4MoeFamily,
+      &kGptOssFamily, &kGraniteMoeHybridFamily, &kMamba2Family};
   return kFamilies;
 }
 

@@ -31,7 +31,7 @@ struct ModelFamily {
 
   bool attention = true;  // false: no layer has any, nor an MLP, and the config no keys of either
 
-  bool only_experts = false;  // no layer has a dense MLP, and the config no intermediate_size
+  bool only_experts = false;  // no layer has a dense MLP, of which intermediate_size is the width
 
   std::span<const std::string_view> keys = {};  // the family's own, beside those that several families have
 
@@ -44,7 +44,7 @@ struct ModelFamily {
 };
 
 extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Family, kQwen3Family,
-    kQwen35Family, kQwen35MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily,
+    kQwen35Family, kQwen35MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily, kGptOssFamily,
     kGraniteMoeHybridFamily, kMamba2Family;  // a file each
 
 std::span<const ModelFamily* const> families();

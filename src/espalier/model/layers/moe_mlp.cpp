@@ -4,18 +4,38 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include <string>
+#include <vector>
+
+#include "espalier/model/layers/clamped_experts.h"
 #include "espalier/ops/elementwise/activations.h"
-#include "espalier/ops/moe/moe.h"
 
 namespace espalier {
+namespace {
+
+ExpertFunction make_experts(const MoeSpec& spec, const NamedParameters& parameters) {
+  if (spec.clamped_swiglu) {
+    return [experts = ClampedExperts(*spec.clamped_swiglu, parameters)](
+               int64_t expert, const at::Tensor& rows) { return experts.forward(expert, rows); };
+  }
+  std::vector<DenseMlp> mlps;
+  for (int64_t i = 0; i < spec.num_experts; ++i) {
+    mlps.emplace_back(parameters, spec.experts_name() + std::to_string(i), spec.fused);
+  }
+  return [experts = std::move(mlps)](int64_t expert, const at::Tensor& rows) {
+    return experts[expert].forward(rows);
+  };
+}
+
+}  // namespace
 
 MoeMlp::MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers,
                const RouterPlace& place)
-    : spec_(spec), place_(place), gate_(parameters.at(spec.router_name() + std::string(".weight"))) {
+    : spec_(spec),
+      place_(place),
+      router_(parameters.projection(spec.router_name())),
+      experts_(make_experts(spec, parameters)) {
   if (spec.correction_bias) correction_bias_ = buffers.at("mlp.gate.e_score_correction_bias");
-  for (int64_t i = 0; i < spec.num_experts; ++i) {
-    experts_.emplace_back(parameters, spec.experts_name() + std::to_string(i), spec.fused);
-  }
   if (spec.shared_intermediate_size > 0) shared_experts_.emplace(parameters, spec.shared_name(), spec.fused);
   if (spec.shared_expert_gate) shared_gate_ = parameters.at("mlp.shared_expert_gate.weight");
 }
@@ -36,7 +56,7 @@ at::Tensor MoeMlp::forward(const at::Tensor& input, const RouterContext& context
                               .num_groups = spec_.n_group,
                               .num_best_groups = spec_.topk_group,
                               .softmax_over_chosen = spec_.scores == RouterScores::kSoftmaxOverChosen};
-  at::Tensor logits = accumulating::unrounded_linear(input, gate_);
+  at::Tensor logits = accumulating::unrounded_linear(input, router_);
   if (context.statistics)
     logits = context.statistics->with_losses(logits, options.sigmoid, context.multiplicity);
   const Routing routing = route(logits, correction_bias_, options, given_experts(context.routes));
@@ -47,9 +67,7 @@ at::Tensor MoeMlp::forward(const at::Tensor& input, const RouterContext& context
     context.record->logits.push_back(logits);
     context.record->experts.push_back(routing.experts);
   }
-  const at::Tensor output =
-      moe(input, routing, spec_.num_experts,
-          [&](int64_t expert, const at::Tensor& rows) { return experts_[expert].forward(rows); });
+  const at::Tensor output = moe(input, routing, spec_.num_experts, experts_);
   if (!shared_experts_) return output;
   const at::Tensor shared = shared_experts_->forward(input);
   if (!shared_gate_.defined()) return output + shared;

@@ -5,12 +5,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <vector>
 
 #include "espalier/config/moe_spec.h"
 #include "espalier/model/layers/dense_mlp.h"
 #include "espalier/model/layers/parameters.h"
 #include "espalier/model/router_context.h"
+#include "espalier/ops/moe/moe.h"
 
 namespace espalier {
 
@@ -35,9 +35,9 @@ class MoeMlp {
 
   MoeSpec spec_;
   RouterPlace place_;
-  at::Tensor gate_;                            // [num_experts, hidden_size]
+  accumulating::Projection router_;            // weight [num_experts, hidden_size]
   std::optional<at::Tensor> correction_bias_;  // [num_experts]
-  std::vector<DenseMlp> experts_;
+  ExpertFunction experts_;
   std::optional<DenseMlp> shared_experts_;
   at::Tensor shared_gate_;  // [1, hidden_size]; undefined where the shared MLP has none
 };
