@@ -19,13 +19,10 @@ namespace espalier {
 namespace {
 
 using testing::message_of;
+using testing::parse;
 using testing::ScratchFolder;
 using testing::tiny_config;
 using Json = nlohmann::ordered_json;
-
-DecoderConfig parse(const Json& json) {
-  return parse_config(json, "FOLDER/config.json");
-}
 
 std::string refusal(const Json& json) {
   return message_of<InputError>([&] { parse(json); });

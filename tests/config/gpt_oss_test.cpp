@@ -17,12 +17,12 @@ using testing::message_of;
 using testing::tiny_config;
 using Json = nlohmann::ordered_json;
 
-DecoderConfig parse(const Json& changes = Json::object()) {
-  return parse_config(tiny_config("gpt_oss", changes), "FOLDER/config.json");
+DecoderConfig parse_tiny(const Json& changes = Json::object()) {
+  return testing::parse(tiny_config("gpt_oss", changes));
 }
 
 TEST(GptOss, ReadsItsKeys) {
-  const DecoderConfig config = parse({{"num_hidden_layers", 3}});
+  const DecoderConfig config = parse_tiny({{"num_hidden_layers", 3}});
   EXPECT_EQ(config.moe, (MoeSpec{.num_experts = 5,
                                  .num_experts_per_tok = 2,
                                  .moe_intermediate_size = 24,
@@ -33,7 +33,7 @@ TEST(GptOss, ReadsItsKeys) {
   EXPECT_EQ(config.sliding_window, 3);
   EXPECT_TRUE(config.attention_bias && config.attention_output_bias && config.attention_sinks);
   const DecoderConfig other =
-      parse({{"attention_bias", false}, {"layer_types", {"full_attention", "full_attention"}}});
+      parse_tiny({{"attention_bias", false}, {"layer_types", {"full_attention", "full_attention"}}});
   EXPECT_FALSE(other.attention_bias || other.attention_output_bias);
   EXPECT_TRUE(other.attention_sinks);
   EXPECT_EQ(other.sliding_window, 0);
@@ -62,7 +62,7 @@ TEST(GptOss, FillsTheDefaultsOfTransformers) {
   EXPECT_EQ(parse_config(json, "config.json").rope.rope_theta, 700);
   EXPECT_TRUE(std::holds_alternative<YarnRope>(parse_config(json, "config.json").rope.scaling));
   // An empty object is a rope without scaling, as in Transformers.
-  const DecoderConfig plain = parse({{"rope_parameters", Json::object()}});
+  const DecoderConfig plain = parse_tiny({{"rope_parameters", Json::object()}});
   EXPECT_TRUE(std::holds_alternative<std::monostate>(plain.rope.scaling));
   EXPECT_EQ(plain.rope.rope_theta, 150000);
 }
@@ -72,20 +72,20 @@ TEST(GptOss, ReadsTheConfigOfTheFirstRelease) {
   const Json rope = {{"beta_fast", 32.0},   {"beta_slow", 1.0},
                      {"factor", 32.0},      {"original_max_position_embeddings", 4096},
                      {"rope_type", "yarn"}, {"truncate", false}};
-  const DecoderConfig config = parse({{"experts_per_token", 2},
-                                      {"initial_context_length", 4096},
-                                      {"output_router_logits", false},
-                                      {"router_aux_loss_coef", 0.9},
-                                      {"rope_parameters", nullptr},
-                                      {"rope_scaling", rope},
-                                      {"rope_theta", 150000}});
+  const DecoderConfig config = parse_tiny({{"experts_per_token", 2},
+                                           {"initial_context_length", 4096},
+                                           {"output_router_logits", false},
+                                           {"router_aux_loss_coef", 0.9},
+                                           {"rope_parameters", nullptr},
+                                           {"rope_scaling", rope},
+                                           {"rope_theta", 150000}});
   EXPECT_EQ(config.rope.rope_theta, 150000);
   EXPECT_FALSE(std::get<YarnRope>(config.rope.scaling).truncate);
 }
 
 TEST(GptOss, RefusalsNameTheKey) {
   const auto expect_refused = [](const std::string& key, const Json& changes, const std::string& text = "") {
-    const std::string message = message_of<InputError>([&] { parse(changes); });
+    const std::string message = message_of<InputError>([&] { parse_tiny(changes); });
     EXPECT_EQ(message.rfind("FOLDER/config.json: " + key, 0), 0u) << message;
     EXPECT_NE(message.find(text), std::string::npos) << message;
   };
@@ -108,7 +108,7 @@ TEST(GptOss, RefusalsNameTheKey) {
 }
 
 TEST(GptOss, ParametersHaveTheNamesOfTheCheckpoint) {
-  const ModelSpec spec = model_spec(parse());
+  const ModelSpec spec = model_spec(parse_tiny());
   const std::vector<ParameterShape> parameters = layer_parameters(spec.layers[1], spec.hidden_size);
   std::vector<std::string> names;
   for (const ParameterShape& parameter : parameters) names.push_back(parameter.name);

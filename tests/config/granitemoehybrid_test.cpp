@@ -8,11 +8,13 @@
 #include "espalier/config/layer_spec.h"
 #include "espalier/config/router_shape.h"
 #include "tests/base/message_of.h"
+#include "tests/config/tiny_config.h"
 
 namespace espalier {
 namespace {
 
 using testing::message_of;
+using testing::parse;
 using Json = nlohmann::ordered_json;
 
 // The keys of released models, with small sizes.
@@ -53,10 +55,6 @@ Json tiny_granite(const Json& changes = Json::object()) {
                  {"tie_word_embeddings", true}};
   config.update(changes);
   return config;
-}
-
-DecoderConfig parse(const Json& json) {
-  return parse_config(json, "FOLDER/config.json");
 }
 
 TEST(GraniteMoeHybrid, LayersOfTwoKindsWithoutPositions) {

@@ -7,11 +7,13 @@
 #include "espalier/base/check.h"
 #include "espalier/config/layer_spec.h"
 #include "tests/base/message_of.h"
+#include "tests/config/tiny_config.h"
 
 namespace espalier {
 namespace {
 
 using testing::message_of;
+using testing::parse;
 using Json = nlohmann::ordered_json;
 
 const Json kInfinity = {{"__float__", "Infinity"}};
@@ -50,10 +52,6 @@ Json tiny_mamba2(const Json& changes = Json::object()) {
                  {"use_conv_bias", true}};
   config.update(changes);
   return config;
-}
-
-DecoderConfig parse(const Json& json) {
-  return parse_config(json, "FOLDER/config.json");
 }
 
 TEST(Mamba2, LayersHaveNoMlpAndNoPositions) {

@@ -11,6 +11,7 @@ namespace espalier {
 namespace {
 
 using testing::message_of;
+using testing::parse;
 using Json = nlohmann::ordered_json;
 
 Json text_config(const Json& changes = Json::object()) {
@@ -35,10 +36,6 @@ Json composite(const Json& changes = Json::object()) {
       {"text_config", text_config({{"mtp_num_hidden_layers", 1}, {"mamba_ssm_dtype", "float32"}})}};
   config.update(changes);
   return config;
-}
-
-DecoderConfig parse(const Json& json) {
-  return parse_config(json, "FOLDER/config.json");
 }
 
 TEST(Qwen3_5, LayersOfTwoKinds) {

@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/config/config.h"
+
 namespace espalier::testing {
 
 /// The keys of the mixture of experts of tiny models: a dense layer, then one of experts (gpt_oss: two).
@@ -57,6 +59,11 @@ inline nlohmann::ordered_json tiny_config(
   if (model_type.ends_with("_moe") || model_type == "gpt_oss") config.update(tiny_moe_keys(model_type));
   config.update(changes);
   return config;
+}
+
+/// The model of this config.json, in a folder FOLDER.
+inline DecoderConfig parse(const nlohmann::ordered_json& json) {
+  return parse_config(json, "FOLDER/config.json");
 }
 
 }  // namespace espalier::testing

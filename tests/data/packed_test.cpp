@@ -108,12 +108,12 @@ TEST(Packed, CopiesDataThatIsNotAligned) {
   }
 }
 
-struct Fault {
+struct FileFault {
   std::string message;
   std::function<void(PackedFile&)> spoil;
 };
 
-std::vector<Fault> structural_faults() {
+std::vector<FileFault> structural_faults() {
   using File = PackedFile;
   return {
       {"field `input_ids`: expected a tensor of this name", [](File& f) { f.erase("input_ids"); }},
@@ -170,7 +170,7 @@ TEST(Packed, RefusesColumnsThatDoNotFitEvenWhenSkipping) {
   const ScratchFolder folder;
   ReadOptions skipping;
   skipping.skip_bad_rows = true;
-  for (const Fault& fault : structural_faults()) {
+  for (const FileFault& fault : structural_faults()) {
     PackedFile file = full_file();
     fault.spoil(file);
     file.write(folder / "a.safetensors");
@@ -181,7 +181,7 @@ TEST(Packed, RefusesColumnsThatDoNotFitEvenWhenSkipping) {
   }
 }
 
-std::vector<Fault> row_faults() {
+std::vector<FileFault> row_faults() {
   using File = PackedFile;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();
@@ -226,7 +226,7 @@ TEST(Packed, NamesFileRowAndFieldOfABadRowOrSkipsIt) {
   const std::filesystem::path path = folder / "a.safetensors";
   ReadOptions options;
   options.vocab_size = 100;
-  for (const Fault& fault : row_faults()) {
+  for (const FileFault& fault : row_faults()) {
     SCOPED_TRACE(fault.message);
     PackedFile file = full_file();
     // With offsets (0, 5, 5) row 0 has every token, so the columns that row 1 lacks or has must allow for it.

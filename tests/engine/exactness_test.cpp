@@ -13,7 +13,6 @@
 namespace espalier::testing {
 namespace {
 
-constexpr double kTolerance = 1e-12;
 // Recurrent layers divide by the size of their output (Gated DeltaNet by the lengths of queries and keys as
 // well), and a few of some thousand random forests have one that is almost 0.
 constexpr double kToleranceWithNorms = 1e-11;

@@ -70,14 +70,14 @@ Decoder on_meta(const Decoder& decoder, at::ScalarType dtype) {
   return Decoder(decoder.config(), std::move(parameters));
 }
 
-struct Case {
+struct Course {
   Strategy strategy;
   CheckpointActivations checkpoint;
   ObjectiveKind objective;
 };
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<Course> courses() {
+  std::vector<Course> all;
   for (const ObjectiveKind objective : {ObjectiveKind::kSft, ObjectiveKind::kGrpo}) {
     for (const Strategy strategy :
          {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
@@ -92,7 +92,7 @@ std::vector<Case> cases() {
 }
 
 // Runs the case on the meta device and, for the counts, on the CPU.
-void expect_same_course(Family family, at::ScalarType dtype, const Case& tried) {
+void expect_same_course(Family family, at::ScalarType dtype, const Course& tried) {
   Rng rng(test_seed(5), 79);
   const Trajectories trajectories = random_trajectories(rng, Shape::kDeep, {.for_grpo = true, .draws = 4});
   const ObjectiveOptions objective{.kind = tried.objective};
@@ -123,7 +123,7 @@ void expect_same_course(Family family, at::ScalarType dtype, const Case& tried) 
 }
 
 TEST(MetaDevice, AStepReadsNothingFromItsDevice) {
-  for (const Case& tried : cases()) {
+  for (const Course& tried : courses()) {
     for (const Family family : kDenseFamilies) {  // a mixture of experts reads how many tokens each has
       for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
         SCOPED_TRACE(fmt::format("{} {} checkpoint {} {} {}", to_string(family), at::toString(dtype),

@@ -12,6 +12,9 @@
 
 namespace espalier::testing {
 
+/// Relative, of what two orders of adding make of one step in float64.
+inline constexpr double kTolerance = 1e-12;
+
 struct Outcome {
   double loss = 0;
   double loss_size = 0;               // of the reference: ReferenceLoss::size

@@ -16,8 +16,6 @@
 namespace espalier::testing {
 namespace {
 
-constexpr double kTolerance = 1e-12;
-
 void set_cuts(Step* step, std::span<const int64_t> cuts, int64_t token_budget, Merge merge,
               PlanOptions options = {}) {
   options.strategy = Strategy::kPartition;

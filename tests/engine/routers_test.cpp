@@ -17,7 +17,6 @@
 namespace espalier::testing {
 namespace {
 
-constexpr double kTolerance = 1e-12;
 constexpr Family kWithExperts[] = {Family::kQwen3Moe, Family::kGlm4Moe, Family::kGptOss};
 constexpr int kVocabSize = 19;
 

@@ -15,8 +15,6 @@
 namespace espalier::testing {
 namespace {
 
-constexpr double kTolerance = 1e-12;
-
 /// Sums of a value per term over trajectories [N].
 at::Tensor sum_by_trajectory(const at::Tensor& of_terms, const TermUnits& units) {
   return at::zeros({units.num_trajectories}, of_terms.options()).index_add(0, units.trajectory, of_terms);

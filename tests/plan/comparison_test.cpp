@@ -25,7 +25,7 @@ using testing::small_decoder_costs;
 constexpr Strategy kAll[] = {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking,
                              Strategy::kSequencePacking};
 
-Forest synthetic(uint64_t seed) {
+Forest several_trees(uint64_t seed) {
   return testing::forest_of(synthesize({.num_trees = 1 + static_cast<int64_t>(seed % 3),
                                         .depth = 3,
                                         .branching = 3,
@@ -108,7 +108,7 @@ TEST(PlanComparison, ChoosesWhatMakePlanMakes) {
     Agreement all;
     for (uint64_t seed = 0; seed < 6; ++seed) {
       SCOPED_TRACE(seed);
-      const Agreement one = check_against_make_plan(synthetic(seed), by);
+      const Agreement one = check_against_make_plan(several_trees(seed), by);
       all.plans += one.plans;
       all.errors += one.errors;
     }
@@ -119,7 +119,7 @@ TEST(PlanComparison, ChoosesWhatMakePlanMakes) {
 
 TEST(PlanComparison, EveryCandidateIsThePlanOfItsOwnWay) {
   for (uint64_t seed = 0; seed < 3; ++seed) {
-    const Forest forest = synthetic(seed);
+    const Forest forest = several_trees(seed);
     for (PlanOptions options : budgets_of(forest)) {
       options.strategy = Strategy::kAuto;
       std::string error;
@@ -142,7 +142,7 @@ TEST(PlanComparison, EveryCandidateIsThePlanOfItsOwnWay) {
 TEST(PlanComparison, TheSmallestBudgetThatFitsIsNamedAndFits) {
   int64_t named_bytes = 0, named_tokens = 0;
   for (uint64_t seed = 0; seed < 4; ++seed) {
-    const Forest forest = synthetic(seed);
+    const Forest forest = several_trees(seed);
     for (PlanOptions options : budgets_of(forest)) {
       options.strategy = Strategy::kAuto;
       std::string error;
@@ -173,7 +173,7 @@ TEST(PlanComparison, TheSmallestBudgetThatFitsIsNamedAndFits) {
 }
 
 TEST(PlanComparison, AStrategyThatFitsNothingFailsThoughAnotherFits) {
-  const Forest forest = synthetic(1);
+  const Forest forest = several_trees(1);
   int64_t found = 0;
   for (PlanOptions options : budgets_of(forest)) {
     std::string error;
@@ -190,7 +190,7 @@ TEST(PlanComparison, AStrategyThatFitsNothingFailsThoughAnotherFits) {
 }
 
 TEST(PlanComparison, ProgressRisesToTheEnd) {
-  const Forest forest = synthetic(2);
+  const Forest forest = several_trees(2);
   const PlanOptions options = budgets_of(forest).at(8);
   ASSERT_GT(options.memory_budget, 0);
   std::vector<double> told;
@@ -210,7 +210,7 @@ TEST(PlanComparison, ProgressRisesToTheEnd) {
 }
 
 TEST(PlanComparison, WithoutAModel) {
-  const Forest forest = synthetic(3);
+  const Forest forest = several_trees(3);
   for (const Strategy strategy : kAll) {
     const PlanOptions options{.strategy = strategy, .token_budget = longest_trajectory(forest)};
     const PlanComparison comparison = compare_plans(forest, options);

@@ -34,7 +34,7 @@ int64_t one_path_tokens(const LeafPaths& leaves, std::span<const int64_t> part) 
   return before || after ? -1 : flat - (static_cast<int64_t>(part.size()) - 1) * shared;
 }
 
-int64_t best_by_trying_all(const TokenTree& tree, int64_t budget) {
+int64_t best_of_one_prefix_each(const TokenTree& tree, int64_t budget) {
   const LeafPaths leaves = leaf_paths(tree);
   int64_t best = std::numeric_limits<int64_t>::max();
   for_each_packing(leaves.num_leaves(), [&](const LeafParts& parts) {
@@ -58,7 +58,7 @@ TEST(SinglePath, OptimalAmongOnePathPerPart) {
     const LeafPaths leaves = leaf_paths(tree);
     const int64_t budget = random_budget(tree, rng);
     const SinglePathPacking packing = pack_single_path(tree, budget);
-    ASSERT_EQ(packing.total_tokens, best_by_trying_all(tree, budget));
+    ASSERT_EQ(packing.total_tokens, best_of_one_prefix_each(tree, budget));
     ASSERT_EQ(testing::parts_fault(tree, budget, packing.parts), "");
     int64_t total = 0;
     for (int64_t p = 0; p < packing.parts.num_rows(); ++p) {
@@ -66,7 +66,7 @@ TEST(SinglePath, OptimalAmongOnePathPerPart) {
     }
     ASSERT_EQ(packing.total_tokens, total);
     ASSERT_GE(packing.total_tokens, total_tokens(leaves, packing.parts));
-    budget_matters += packing.total_tokens != best_by_trying_all(tree, 2 * budget);
+    budget_matters += packing.total_tokens != best_of_one_prefix_each(tree, 2 * budget);
   }
   EXPECT_GT(budget_matters, 200);  // negative control: another budget is another optimum
 }
