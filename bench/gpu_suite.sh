@@ -20,6 +20,7 @@
 #                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
 #                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
 #                      head         bench/gpu_head.py
+#                      recurrent    bench/gpu_recurrent.py
 #                      hopper_sanitizer  the sanitizer on tests of Hopper's kernels
 #                      step4b_rest  the other prompts and ratios of Qwen3-4B, activations of layers computed again
 #                      attention_flex  bench/gpu_attention.py with FlexAttention on every tree, most of which is compiling
@@ -39,7 +40,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_stages=build,tests,verify,sanitizer,hopper,attention,step,step4b,head,hopper_sanitizer,step4b_rest,attention_flex
+all_stages=build,tests,verify,sanitizer,hopper,attention,step,step4b,head,recurrent,hopper_sanitizer,step4b_rest,attention_flex
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -217,6 +218,7 @@ stage() {
         --tree-tokens 4096 --checkpoint-activations layer --token-budget 49152 --repeats 1 "${output[@]}"
       ;;
     head) run head 45 "$python" bench/gpu_head.py --ops "$ops" --case-seconds 1 --seconds @S "${output[@]}" ;;
+    recurrent) run recurrent 45 "$python" bench/gpu_recurrent.py --ops "$ops" --seconds @S "${output[@]}" ;;
     sanitizer) run sanitizer 100 "${checks[@]}" --parts sanitizer --parallel 4 "${output[@]}" ;;
     hopper_sanitizer)
       run hopper_sanitizer 90 "${checks[@]}" --parts sanitizer --parallel 4 --sanitizer-filter 'HopperWordsCuda.*:*Cuda.*Awkward*/hopper' \

@@ -48,10 +48,21 @@ def head_lines(record):
             f"speed-up {r['speedups'][0]:.2f}" for r in record["records"]] + record["failures"]  # fmt: skip
 
 
+def recurrent_lines(record):
+    """A line for each pass."""
+    lines = []
+    for r in record["records"]:
+        sides = [f"{name} {milliseconds[0]:.2f}" for name, milliseconds in r["milliseconds"].items()]
+        sides += [f"({name} {mark:.2f})" for name, mark in r["marks"].items()]
+        lines.append(f"gated delta rule, {r['pass']} ms: {', '.join(sides)}")
+    return lines + record["failures"]
+
+
 LINES = {"tests": checks_lines, "verify": checks_lines, "sanitizer": checks_lines, "attention": attention_lines,
          "attention_flex": attention_lines,
          "hopper": checks_lines, "hopper_sanitizer": checks_lines,
-         "step": step_lines, "step4b": step_lines, "step4b_rest": step_lines, "head": head_lines}  # fmt: skip
+         "step": step_lines, "step4b": step_lines, "step4b_rest": step_lines, "head": head_lines,
+         "recurrent": recurrent_lines}  # fmt: skip
 
 
 def read_stages(folder):

@@ -23,36 +23,12 @@ from pathlib import Path
 
 import torch
 from compare_transformers import REPOSITORY, commit, cpu_name, markdown
+from recurrent_paths import flat_prev, tree_prev
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 FLAT_TOKENS = 512
 LIBRARY = REPOSITORY / "build/release/src/espalier/ops/libespalier_ops.so"
-
-
-def flat_prev(tokens):
-    """The token before each, -1 at the beginning of a sequence."""
-    prev = torch.arange(-1, tokens - 1, dtype=torch.int32)
-    prev[::FLAT_TOKENS] = -1
-    return prev
-
-
-def tree_prev(tokens, node):
-    """Nodes of `node` tokens in preorder, a binary tree as balanced as can be."""
-    count = tokens // node
-    prev = torch.arange(-1, tokens - 1, dtype=torch.int32)
-
-    def place(begin, size, parent):
-        """The subtree of `size` nodes whose first is `begin`; `parent`: the node above."""
-        prev[begin * node] = -1 if parent < 0 else parent * node + node - 1
-        left = (size - 1 + 1) // 2
-        if left > 0:
-            place(begin + 1, left, begin)
-        if size - 1 - left > 0:
-            place(begin + 1 + left, size - 1 - left, begin)
-
-    place(0, count, -1)
-    return prev
 
 
 class GatedDelta:
@@ -133,7 +109,7 @@ def ratio(seconds, slow, fast):
 
 def rows_of(kind, dtype, args):
     case = kind(args.tokens, getattr(torch, dtype))
-    flat = flat_prev(args.tokens)
+    flat = flat_prev(args.tokens, FLAT_TOKENS)
     theirs, ours = case.theirs(), case.ours(flat)
     difference = ((theirs - ours).norm() / theirs.norm()).item()
     assert difference < (1e-4 if dtype == "float32" else 3e-2), f"{kind.name}: the sides differ by {difference:.1e}"

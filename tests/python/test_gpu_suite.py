@@ -18,6 +18,7 @@ import gpu_attention
 import gpu_bundle
 import gpu_checks
 import gpu_head
+import gpu_recurrent
 import gpu_isolated
 import gpu_measure
 import gpu_step
@@ -186,8 +187,8 @@ def script(name, *arguments, **environment):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ, **environment})
 
 
-@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_step.py", "gpu_checks.py", "gpu_summary.py",
-                                  "gpu_bundle.py"])  # fmt: skip
+@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_recurrent.py", "gpu_step.py", "gpu_checks.py",
+                                  "gpu_summary.py", "gpu_bundle.py"])  # fmt: skip
 def test_help_teaches(name):
     done = script(name, "--help")
     assert done.returncode == 0 and "python3 bench/" + name in done.stdout and "options:" in done.stdout
@@ -204,6 +205,25 @@ def test_kernel_benchmarks_on_the_cpu(name, tmp_path):
     assert len(records) == (6 if more else 2) and all(record["difference"] < 1e-4 for record in records)
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     assert len(rows) == len(records) + 1 and len({row.count("|") for row in rows}) == 1
+
+
+def test_recurrences_on_the_cpu(tmp_path):
+    done = script("gpu_recurrent.py", "--quick", "--device", "cpu", "-o", tmp_path / "t.md", "--json", tmp_path / "t.json",
+                  OMP_NUM_THREADS="1")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "t.md").read_text() == done.stdout and "FAILED" not in done.stdout
+    records = json.loads((tmp_path / "t.json").read_text())["records"]
+    assert [record["pass"] for record in records] == ["forward", "backward"]
+    assert all(set(record["milliseconds"]) >= {"espalier", "tree 32", "tree 8"} for record in records)
+
+
+def test_recurrences_that_disagree_fail(monkeypatch, capsys):
+    """Negative control: what the operator is compared with is that of another path."""
+    exact = gpu_recurrent.Problem.in_float32
+    monkeypatch.setattr(gpu_recurrent, "find_fla", lambda: None)
+    monkeypatch.setattr(gpu_recurrent.Problem, "in_float32", lambda self, prev: 1.05 * exact(self, prev))
+    assert gpu_recurrent.main(["--quick", "--device", "cpu"]) == 1
+    assert "FAILED: espalier and what it is compared with differ" in capsys.readouterr().out
 
 
 def test_flex_everywhere_has_every_tree_once():
