@@ -204,10 +204,13 @@ DecoderConfig tiny_config(Family family, int64_t vocab_size) {
 
 namespace {
 
-at::Tensor random_values(const ParameterShape& parameter, Rng& rng) {
+// Weights get smaller with the hidden size, as those of real models: else the errors of low precision grow
+// from layer to layer, and a single token decides about them.
+at::Tensor random_values(const ParameterShape& parameter, int64_t hidden_size, Rng& rng) {
   const bool is_norm = parameter.shape.size() == 1 && !parameter.name.ends_with(".bias") &&
                        !parameter.name.ends_with(".sinks");
-  const double deviation = is_norm ? 0.1 : parameter.shape.size() == 1 ? 0.5 : 0.35;
+  const double weights = 1.4 / std::sqrt(static_cast<double>(hidden_size));
+  const double deviation = is_norm ? 0.1 : parameter.shape.size() == 1 ? 0.5 : weights;
   // Decays that forget over a few tokens.
   const double mean = parameter.name.ends_with("A_log") ? -1.5 : is_norm ? 1 : 0;
   at::Tensor values = at::empty(parameter.shape, at::kDouble);
@@ -222,12 +225,14 @@ Decoder tiny_decoder(const DecoderConfig& config, uint64_t seed, at::ScalarType 
   Rng rng(test_seed(seed), 0x71);
   std::vector<Parameter> parameters;
   for (const ParameterShape& parameter : parameter_shapes(config)) {
-    parameters.push_back({parameter.name, random_values(parameter, rng).to(dtype).requires_grad_()});
+    parameters.push_back(
+        {parameter.name, random_values(parameter, config.hidden_size, rng).to(dtype).requires_grad_()});
   }
   std::vector<Parameter> buffers;
   for (const ParameterShape& buffer : buffer_shapes(config)) {
     buffers.push_back(
-        {buffer.name, random_values(buffer, rng).to(dtype == at::kDouble ? dtype : at::kFloat)});
+        {buffer.name,
+         random_values(buffer, config.hidden_size, rng).to(dtype == at::kDouble ? dtype : at::kFloat)});
   }
   return Decoder(config, std::move(parameters), std::move(buffers));
 }
