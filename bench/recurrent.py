@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """gated_delta_rule and ssm_scan on trees, on flat sequences, and the PyTorch path of Transformers.
 
-Three sides run in turns, forward and backward, in one process:
+Four sides run in turns, forward and backward, in one process:
 
 - tree: nodes of --nodes tokens, each with two children until there are --tokens of them;
+- one sequence: the same operator on a single sequence of as many tokens;
 - flat: the same operator on unrelated sequences of 512 tokens, as many tokens in all;
 - Transformers: its chunked PyTorch function on those sequences as a batch.
 
-Speed per token of the tree over that of the flat sequences (goal: 0.95 at nodes of 64 tokens and more, 0.8 at 16), and
-of our flat sequences over Transformers (goal: 2). Ratios are medians of the rounds.
+Speed per token of the tree over that of one sequence and of the flat sequences (goal: 0.95 at nodes of 64 tokens and
+more, 0.8 at 16), and of our flat sequences over Transformers (goal: 2). Ratios are medians of the rounds. An eighth of
+the chunks of flat sequences begin from nothing, and an eighth end with a state that nobody reads: both take less.
 
     python bench/recurrent.py -o table.md
 """
@@ -113,7 +115,8 @@ def rows_of(kind, dtype, args):
     theirs, ours = case.theirs(), case.ours(flat)
     difference = ((theirs - ours).norm() / theirs.norm()).item()
     assert difference < (1e-4 if dtype == "float32" else 3e-2), f"{kind.name}: the sides differ by {difference:.1e}"
-    sides = {"Transformers": (case.theirs,), "flat": (case.ours, flat)}
+    one = flat_prev(args.tokens, args.tokens)
+    sides = {"Transformers": (case.theirs,), "flat": (case.ours, flat), "one": (case.ours, one)}
     sides |= {node: (case.ours, tree_prev(args.tokens, node)) for node in args.nodes}
     seconds = measure(case, sides, args.rounds)
     for node in args.nodes:
@@ -122,8 +125,10 @@ def rows_of(kind, dtype, args):
             "dtype ": dtype,
             "node tokens": str(node),
             "Transformers ms": f"{1e3 * statistics.median(seconds['Transformers']):.1f}",
+            "one sequence ms": f"{1e3 * statistics.median(seconds['one']):.1f}",
             "flat ms": f"{1e3 * statistics.median(seconds['flat']):.1f}",
             "tree ms": f"{1e3 * statistics.median(seconds[node]):.1f}",
+            "tree speed / one sequence": f"{ratio(seconds, 'one', node):.2f}",
             "tree speed / flat": f"{ratio(seconds, 'flat', node):.2f}",
             "flat speed / Transformers": f"{ratio(seconds, 'Transformers', 'flat'):.2f}",
         }
