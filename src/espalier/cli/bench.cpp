@@ -35,7 +35,7 @@ constexpr const char* kSmallModel = R"({
   "initializer_range": 0.02, "attention_bias": false, "mlp_bias": false
 })";
 
-struct Flags {
+struct BenchArguments {
   BenchmarkOptions benchmark;
   ObjectiveFlags objective;
   DeviceFlags device;
@@ -55,7 +55,7 @@ struct Flags {
   bool gemm = false;
 };
 
-Decoder load_or_make(const Flags& flags, at::Device device) {
+Decoder load_or_make(const BenchArguments& flags, at::Device device) {
   const at::ScalarType dtype = parse_dtype(flags.dtype);
   if (!flags.model.empty()) return load_decoder(flags.model, dtype, device);
   return init_decoder(parse_config(nlohmann::json::parse(kSmallModel), "the model of bench"), /*seed=*/0,
@@ -67,7 +67,7 @@ struct DataSet {
   Trajectories trajectories;
 };
 
-std::vector<DataSet> data_sets(const Flags& flags, int64_t vocab_size) {
+std::vector<DataSet> data_sets(const BenchArguments& flags, int64_t vocab_size) {
   std::vector<DataSet> sets;
   const auto add = [&](const std::string& name, const Csr<int32_t>& sequences) {
     sets.push_back({name, with_loss(sequences, flags.loss_rate)});
@@ -92,28 +92,28 @@ std::vector<DataSet> data_sets(const Flags& flags, int64_t vocab_size) {
   return sets;
 }
 
-std::vector<BenchmarkSide> plain_sides(const Flags& flags, const Forest& forest) {
+std::vector<BenchmarkSide> plain_sides(const BenchArguments& flags, const Forest& forest) {
   if (flags.strategies) return strategy_sides(forest, flags.budget_fraction);
   const Strategy strategy = parse_strategy(flags.strategy);
   if (flags.tree_only) return {tree_side(forest, strategy, flags.token_budget)};
   return tree_and_packing_sides(forest, strategy, flags.token_budget);
 }
 
-std::vector<BenchmarkSide> sides_of(const Flags& flags, const Forest& forest) {
+std::vector<BenchmarkSide> sides_of(const BenchArguments& flags, const Forest& forest) {
   std::vector<BenchmarkSide> sides = plain_sides(flags, forest);
   for (BenchmarkSide& side : sides)
     side.plan.checkpoint_activations = parse_checkpoint_activations(flags.checkpoint_activations);
   return sides;
 }
 
-BenchSides bench_sides(const Flags& flags) {
+BenchSides bench_sides(const BenchArguments& flags) {
   return flags.strategies  ? BenchSides::kStrategies
          : flags.tree_only ? BenchSides::kTree
                            : BenchSides::kTreeAndPacking;
 }
 
 // What was measured on.
-std::string hardware_of(const Flags& flags, at::Device device) {
+std::string hardware_of(const BenchArguments& flags, at::Device device) {
   const std::string gpu = device.is_cpu() ? ""
                                           : fmt::format("{} ({}){}, ", device_name(device), device.str(),
                                                         flags.device.deterministic ? ", deterministic" : "");
@@ -122,7 +122,7 @@ std::string hardware_of(const Flags& flags, at::Device device) {
                      flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
 }
 
-void run(Flags flags) {
+void run_bench(BenchArguments flags) {
   const at::Device device = flags.device.open();
   ESPALIER_CHECK(device.is_cpu() || !flags.benchmark.cpu_seconds,
                  "--cpu-seconds: expected --device cpu, received {}", device.str());
@@ -160,7 +160,7 @@ void run(Flags flags) {
   print_output("{}\n", json.dump(2));
 }
 
-void add_strategy_flags(CLI::App* command, Flags* flags, CLI::Option* token_budget) {
+void add_strategy_flags(CLI::App* command, BenchArguments* flags, CLI::Option* token_budget) {
   const HelpGroup group(command, "Strategies");
   auto* strategies =
       command->add_flag("--strategies", flags->strategies,
@@ -199,7 +199,7 @@ void add_strategy_flags(CLI::App* command, Flags* flags, CLI::Option* token_budg
       ->capture_default_str();
 }
 
-void add_output_flags(CLI::App* command, Flags* flags) {
+void add_output_flags(CLI::App* command, BenchArguments* flags) {
   const HelpGroup group(command, kOutputGroup);
   command->add_option("-o,--out", flags->out, "Also write the table to this file")->type_name("FILE");
   command->add_flag("--json", flags->json, "Print JSON");
@@ -221,7 +221,7 @@ void add_bench(CLI::App& app, int*) {
       "append-only merging) at each of --ratios. With --tree-only, only trees are measured. With "
       "--strategies, the whole tree in one micro-batch, partition and tree packing are compared with "
       "sequence packing, at a token budget that is a part of the tree.");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<BenchArguments>();
   const HelpGroup group(command, "Measurement");
   add_model(command, &flags->model, "Hugging Face model folder (default: a small random model)");
   flags->data.add(command, /*required=*/false);
@@ -268,7 +268,7 @@ void add_bench(CLI::App& app, int*) {
   add_output_flags(command, flags.get());
   add_threads(command);
   add_config(command);
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] { run_bench(*flags); });
 }
 
 }  // namespace espalier::cli

@@ -16,7 +16,7 @@
 namespace espalier::cli {
 namespace {
 
-struct Measured {
+struct MeasuredRates {
   std::string hardware;
   std::vector<ProductWay> ways;
   std::vector<GemmRates> rates;
@@ -30,7 +30,7 @@ bool is_chosen(const ProductWay& way, const ProductChoice& choice) {
 }
 
 // All parts of all maps, each once.
-double whole_rate(const Measured& measured, size_t way) {
+double whole_rate(const MeasuredRates& measured, size_t way) {
   double flops = 0, seconds = 0;
   for (const GemmRates& rates : measured.rates) {
     const LinearShape& shape = rates.shape;
@@ -41,7 +41,7 @@ double whole_rate(const Measured& measured, size_t way) {
   return flops / seconds;
 }
 
-std::string table_of(const Measured& measured) {
+std::string table_of(const MeasuredRates& measured) {
   std::string text = "| GFLOP/s | rows x in x out |", line = "|---|---:|";
   for (const ProductWay& way : measured.ways) {
     text += fmt::format(" {}{} |", way.name(), is_chosen(way, measured.decision.choice) ? " *" : "");
@@ -63,7 +63,7 @@ std::string table_of(const Measured& measured) {
                             measured.decision.reason);
 }
 
-nlohmann::ordered_json json_of(const Measured& measured) {
+nlohmann::ordered_json json_of(const MeasuredRates& measured) {
   auto rows = nlohmann::ordered_json::array();
   for (const GemmRates& rates : measured.rates) {
     for (size_t way = 0; way < measured.ways.size(); ++way) {
@@ -87,7 +87,7 @@ nlohmann::ordered_json json_of(const Measured& measured) {
 
 std::string bench_gemm(const DecoderConfig& config, const GemmFlags& flags) {
   Progress progress("bench");
-  Measured measured;
+  MeasuredRates measured;
   measured.hardware =
       fmt::format("{}, {}", device_name(at::kCPU), count_of(at::get_num_threads(), "thread", "threads"));
   const auto note = [&](const std::string& line) { progress.line(line); };

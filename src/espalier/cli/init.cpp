@@ -15,12 +15,12 @@
 namespace espalier::cli {
 namespace {
 
-struct Flags {
+struct InitArguments {
   std::string config, out, dtype = "float32", tokenizer = "none";
   uint64_t seed = 0;
 };
 
-void run(const Flags& flags) {
+void run_init(const InitArguments& flags) {
   InitOptions options;
   options.config = flags.config;
   options.out = flags.out;
@@ -42,7 +42,7 @@ void run(const Flags& flags) {
 
 void add_init(CLI::App& app, int*) {
   CLI::App* command = app.add_subcommand("init", "Make a model with random weights from a config.json");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InitArguments>();
   const HelpGroup group(command, "Model to make");
   // Here --config is the model's config.json, so there is no TOML file of flags.
   command->add_option("--config", flags->config, "config.json of a " + family_names("or", "") + " model")
@@ -59,7 +59,7 @@ void add_init(CLI::App& app, int*) {
                    "template; none: do not")
       ->check(CLI::IsMember({"none", "bytes"}))
       ->capture_default_str();
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] { run_init(*flags); });
 }
 
 }  // namespace espalier::cli

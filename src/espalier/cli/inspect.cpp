@@ -22,7 +22,7 @@
 namespace espalier::cli {
 namespace {
 
-struct Flags {
+struct InspectArguments {
   DataFlags data;
   std::string model;
   std::string html;
@@ -45,7 +45,7 @@ std::optional<Vocabulary> read_vocabulary(const std::string& model) {
   return Vocabulary::read(path);
 }
 
-void run(const Flags& flags) {
+void run_inspect(const InspectArguments& flags) {
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
   const Forest forest = forest_of(trajectories, {});
   const std::optional<Vocabulary> known = read_vocabulary(flags.model);
@@ -73,7 +73,7 @@ void run(const Flags& flags) {
 void add_inspect(CLI::App& app, int*) {
   CLI::App* command = app.add_subcommand(
       "inspect", "Show which prefixes the trajectories share, what that gains, and what is lost");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InspectArguments>();
   flags->data.add(command);
   add_model(command, &flags->model,
             "Hugging Face model folder, to check the ids, predict in FLOPs instead of tokens, and show text "
@@ -85,7 +85,7 @@ void add_inspect(CLI::App& app, int*) {
                    "Also write a page with the trees to this file. It needs no network")
       ->type_name("FILE");
   command->add_flag("--json", flags->json, "Print JSON");
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] { run_inspect(*flags); });
 }
 
 }  // namespace espalier::cli

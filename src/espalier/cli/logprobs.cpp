@@ -21,14 +21,14 @@
 namespace espalier::cli {
 namespace {
 
-struct Flags {
+struct LogprobsArguments {
   DataFlags data;
   PlanFlags plan;
   DeviceFlags device;
   std::string model, out, dtype = "float32";
 };
 
-void run(const Flags& flags) {
+void run_logprobs(const LogprobsArguments& flags) {
   const at::Device device = flags.device.open();
   const at::ScalarType dtype = parse_dtype(flags.dtype);
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
@@ -74,7 +74,7 @@ void add_logprobs(CLI::App& app, int*) {
   CLI::App* command = app.add_subcommand(
       "logprobs",
       "Write the log-probability of every token given all before it, computed on the shared trees");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<LogprobsArguments>();
   add_model(command, &flags->model)->required();
   flags->data.add(command);
   {
@@ -90,7 +90,7 @@ void add_logprobs(CLI::App& app, int*) {
   flags->plan.add(command);
   add_threads(command);
   add_config(command);
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] { run_logprobs(*flags); });
 }
 
 }  // namespace espalier::cli

@@ -21,7 +21,7 @@ namespace espalier::cli {
 
 namespace {
 
-struct Flags {
+struct PlanArguments {
   DataFlags data;
   PlanFlags plan;
   DeviceFlags device;
@@ -29,7 +29,7 @@ struct Flags {
   bool micro_batches = false, json = false;
 };
 
-void run(const Flags& flags) {
+void run_plan(const PlanArguments& flags) {
   ESPALIER_CHECK(!flags.model.empty() || flags.save_cost_model.empty(),
                  "--save-cost-model: rates are those of a model on this machine; give --model");
   const at::Device device = flags.model.empty() ? at::Device(at::kCPU) : flags.device.open();
@@ -90,7 +90,7 @@ void add_plan(CLI::App& app, int*) {
       "and --memory-budget can replace --token-budget. Plans are compared by built-in rates, or by "
       "--cost-model FILE. `train` with equal flags takes the plan that is chosen here.\n\nExample:\n"
       "  espalier plan --model DIR --data rows.jsonl --memory-budget 16GiB");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<PlanArguments>();
   flags->data.add(command);
   add_model(command, &flags->model, "Hugging Face model folder, to predict time and memory");
   add_dtype(command, &flags->dtype, "Precision to predict for");
@@ -116,7 +116,7 @@ void add_plan(CLI::App& app, int*) {
   command->add_flag("--json", flags->json,
                     "Print JSON: the plan, under `comparison` every strategy, and per micro-batch its "
                     "trajectories and runs [begin, end, parent run] of forest tokens");
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] { run_plan(*flags); });
 }
 
 }  // namespace espalier::cli

@@ -20,7 +20,7 @@
 namespace espalier::cli {
 namespace {
 
-struct Flags {
+struct SynthArguments {
   SynthOptions synth;
   std::string out;
   double loss_rate = 1;
@@ -29,7 +29,7 @@ struct Flags {
 
 // Loss on a random part of the tokens; with `rl` also rewards, groups (one per tree) and behaviour log-probs
 // near those of a uniform model.
-Trajectories to_trajectories(const Csr<int32_t>& sequences, const Flags& flags) {
+Trajectories to_trajectories(const Csr<int32_t>& sequences, const SynthArguments& flags) {
   Trajectories trajectories;
   const int64_t rows = sequences.num_rows();
   trajectories.offsets = Column<int64_t>(sequences.offsets);
@@ -55,7 +55,7 @@ Trajectories to_trajectories(const Csr<int32_t>& sequences, const Flags& flags) 
   return trajectories;
 }
 
-void run(const Flags& flags) {
+void run_synth(const SynthArguments& flags) {
   const Trajectories trajectories = to_trajectories(synthesize(flags.synth), flags);
   const ForestStatistics statistics = forest_statistics(forest_of(trajectories, {}));
   write_trajectories(flags.out, trajectories);
@@ -71,7 +71,7 @@ void run(const Flags& flags) {
 void add_synth(CLI::App& app, int*) {
   CLI::App* command =
       app.add_subcommand("synth", "Write random trajectories that share prefixes as the flags say");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<SynthArguments>();
   SynthOptions& synth = flags->synth;
   const HelpGroup group(command, "Random trees");
   command->add_option("-o,--out", flags->out, "File to write: .jsonl (also .gz, .zst) or .safetensors")
@@ -117,7 +117,7 @@ void add_synth(CLI::App& app, int*) {
   command->add_flag("--rl", flags->rl, "Add reward, group_id (one group per tree) and logprobs, for grpo");
   command->add_option("--seed", synth.seed, "Equal seeds give equal files")->capture_default_str();
   add_config(command);
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] { run_synth(*flags); });
 }
 
 }  // namespace espalier::cli

@@ -32,7 +32,7 @@ constexpr int kStoppedExitCode = 3;
 
 StopRequest stop{.exit_code = kStoppedExitCode};
 
-struct Flags {
+struct TrainArguments {
   DataFlags data;
   PlanFlags plan;
   ObjectiveFlags objective;
@@ -44,7 +44,7 @@ struct Flags {
   bool dry_run = false;
 };
 
-ModelUse use_of(const Flags& flags, at::Device device) {
+ModelUse use_of(const TrainArguments& flags, at::Device device) {
   return {.config = read_config(flags.model),
           .dtype = parse_dtype(flags.dtype),
           .device = device,
@@ -54,7 +54,7 @@ ModelUse use_of(const Flags& flags, at::Device device) {
 
 // A run goes on with the matrix products that it began with, whatever this machine would take: others give
 // other bits.
-void restore_products(const Flags& flags, at::Device device) {
+void restore_products(const TrainArguments& flags, at::Device device) {
   const std::filesystem::path kept = std::filesystem::path(flags.out) / kCostModelFile;
   if (!flags.train.resume || !device.is_cpu() || !std::filesystem::exists(kept)) return;
   const auto products = read_products(kept);
@@ -67,7 +67,7 @@ void restore_products(const Flags& flags, at::Device device) {
   set_product_choice(taken);
 }
 
-TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at::Device device) {
+TrainOptions options_of(const TrainArguments& flags, const Trajectories& trajectories, at::Device device) {
   TrainOptions options = flags.train;
   options.device = device;
   options.model = flags.model;
@@ -92,14 +92,14 @@ TrainOptions options_of(const Flags& flags, const Trajectories& trajectories, at
 
 // The flags that make the run what it is, without those of one invocation: given back by --config they start
 // the same run again.
-std::string config_of_the_run(const Flags& flags, const CLI::App& command) {
+std::string config_of_the_run(const TrainArguments& flags, const CLI::App& command) {
   nlohmann::ordered_json config = resolved_flags(command);
   config["data"] = flags.data.resolved();
   for (const char* each : {"resume", "dry-run"}) config.erase(each);
   return to_toml(config);
 }
 
-void print_dry_run(const Flags& flags, const TrainOptions& options, const Trajectories& trajectories,
+void print_dry_run(const TrainArguments& flags, const TrainOptions& options, const Trajectories& trajectories,
                    const CLI::App& command) {
   const DecoderConfig config = read_config(flags.model);
   print_output("# resolved config\n{}\n", printable_lines(config_of_the_run(flags, command)));
@@ -155,7 +155,7 @@ std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json&
 }
 
 /// Transformers adds the load-balancing loss where config.json says so; here a flag does.
-void note_router_losses(const Flags& flags) {
+void note_router_losses(const TrainArguments& flags) {
   const auto config = read_json_file<nlohmann::json>(std::filesystem::path(flags.model) / "config.json");
   if (config.value("output_router_logits", nlohmann::json()) != true ||
       flags.objective.router_aux_loss_coef != 0)
@@ -172,7 +172,7 @@ void warn_of_warmup(const TrainOptions& options, int64_t steps) {
            options.warmup_steps, count_of(steps, "step", "steps"), options.learning_rate);
 }
 
-void run(const Flags& flags, const CLI::App& command, int* exit_code) {
+void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_code) {
   ESPALIER_CHECK(flags.train.profile_step == 0 || !flags.profile.empty(),
                  "--profile-step {}: expected --profile FILE beside it", flags.train.profile_step);
   const at::Device device = flags.device.open();
@@ -246,7 +246,7 @@ void run(const Flags& flags, const CLI::App& command, int* exit_code) {
   }
 }
 
-void add_run_flags(CLI::App* command, Flags* flags) {
+void add_run_flags(CLI::App* command, TrainArguments* flags) {
   const HelpGroup group(command, "Run");
   command
       ->add_option("--out", flags->out,
@@ -269,7 +269,7 @@ void add_run_flags(CLI::App* command, Flags* flags) {
       "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
 }
 
-void add_step_flags(CLI::App* command, Flags* flags) {
+void add_step_flags(CLI::App* command, TrainArguments* flags) {
   const HelpGroup group(command, "Steps");
   TrainOptions& train = flags->train;
   command->add_option("--steps", train.steps, "Optimiser steps (0: as many as --epochs need)")
@@ -295,7 +295,7 @@ void add_step_flags(CLI::App* command, Flags* flags) {
       ->capture_default_str();
 }
 
-void add_optimizer_flags(CLI::App* command, Flags* flags) {
+void add_optimizer_flags(CLI::App* command, TrainArguments* flags) {
   const HelpGroup group(command, "Optimiser");
   TrainOptions& train = flags->train;
   command->add_option("--optimizer", flags->optimizer, "adamw or sgd (plain, no momentum)")
@@ -331,7 +331,7 @@ void add_optimizer_flags(CLI::App* command, Flags* flags) {
       ->capture_default_str();
 }
 
-void add_profile_flags(CLI::App* command, Flags* flags) {
+void add_profile_flags(CLI::App* command, TrainArguments* flags) {
   const HelpGroup group(command, kOutputGroup);
   add_profile(command, &flags->profile, "one step");
   command
@@ -342,7 +342,7 @@ void add_profile_flags(CLI::App* command, Flags* flags) {
       ->capture_default_str();
 }
 
-void add_flags(CLI::App* command, Flags* flags) {
+void add_flags(CLI::App* command, TrainArguments* flags) {
   add_model(command, &flags->model)->required();
   flags->data.add(command);
   add_run_flags(command, flags);
@@ -370,9 +370,9 @@ void add_train(CLI::App& app, int* exit_code) {
       "saves what is done and exits with status 1.\n\nExample:\n"
       "  espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 --batch-size 64 "
       "--memory-budget 16GiB");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TrainArguments>();
   add_flags(command, flags.get());
-  command->callback([flags, command, exit_code] { run(*flags, *command, exit_code); });
+  command->callback([flags, command, exit_code] { run_train(*flags, *command, exit_code); });
 }
 
 }  // namespace espalier::cli

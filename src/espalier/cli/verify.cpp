@@ -14,7 +14,7 @@
 namespace espalier::cli {
 namespace {
 
-struct Flags {
+struct VerifyArguments {
   DataFlags data;
   PlanFlags plan;
   ObjectiveFlags objective;
@@ -49,7 +49,7 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
   print_output("{}\n", report.passed ? "passed" : "FAILED");
 }
 
-void run(const Flags& flags, int* exit_code) {
+void run_verify(const VerifyArguments& flags, int* exit_code) {
   VerifyOptions options;
   options.device = flags.device.open();
   options.model = flags.model;
@@ -87,7 +87,7 @@ void add_verify(CLI::App& app, int* exit_code) {
       "most twice that of the other. When the tokens of other branches change, the log-probabilities of a "
       "branch must stay bitwise identical. The exit status is 1 if anything fails. Memory grows with "
       "--limit, and a few trajectories prove as much as many.");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<VerifyArguments>();
   add_model(command, &flags->model)->required();
   flags->data.add(command);
   add_dtype(command, &flags->dtype, "Precision to prove");
@@ -100,7 +100,7 @@ void add_verify(CLI::App& app, int* exit_code) {
   command->add_option("--seed", flags->seed, "Chooses the branches whose isolation is tested")
       ->capture_default_str();
   command->add_flag("--json", flags->json, "Print JSON");
-  command->callback([flags, exit_code] { run(*flags, exit_code); });
+  command->callback([flags, exit_code] { run_verify(*flags, exit_code); });
 }
 
 }  // namespace espalier::cli
