@@ -26,8 +26,6 @@ struct RecurrenceShape {
   int64_t chunk_size;                               // the most tokens of a chunk
   int64_t key_stride, value_stride, number_stride;  // from token to token; heads of a token are adjacent
   int64_t state_stride;  // from row to row of a state: state_stride_of(Dv); the states of heads are adjacent
-
-  int64_t state_size() const { return key_dim * state_stride; }
 };
 
 /// Rows of states are padded with zeros to whole vectors.
