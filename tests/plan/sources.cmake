@@ -5,12 +5,14 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/comparison_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/context_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cost_model_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/largest_differencing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/layer_cost_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/leaf_parts_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/multi_path_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/partition_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/plan_message_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/planner_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/ranks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/single_path_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_heuristic_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_packing_test.cpp

@@ -165,3 +165,27 @@ def test_names_and_values_of_a_report_stand_apart(espalier, model, data):
     assert len(report) == 8 and all(re.match(r"\S+( \S+)*  +\S", line) for line in report), shown
     starts = {re.match(r".*?  +(?=\S)", line).end() for line in report}
     assert len(starts) == 1 and "error ratio, tree over per-trajectory  worst " in shown
+
+
+def test_ranks_get_whole_trees_or_branches(espalier, model, data):
+    rows = len(data.read_text().splitlines())
+    for flags in (["--data", data], ["--data", data, "--model", model]):
+        plan, text = planned(espalier, *flags, "--ranks", 3)
+        distribution = plan["distribution"]
+        ranks = distribution["ranks"]
+        assert sorted(row for rank in ranks for row in rank["trajectories"]) == list(range(rows))
+        repeated = distribution["repeated_tokens"]
+        assert sum(rank["tree_tokens"] for rank in ranks) == plan["tree_tokens"] + repeated
+        assert max(rank["predicted_seconds"] for rank in ranks) == pytest.approx(distribution["seconds"])
+        if "--model" not in flags:  # the same rates in both runs
+            assert value_of(text, "slowest rank") == f"{100 * distribution['imbalance']:.1f}% over the mean"
+            assert f"{repeated:,} tokens more" in value_of(text, "split trees")
+        table = text[text.index("rank  trajectories  tree tokens") :].splitlines()[1:]
+        assert len(table) == 3 and sum(int(line.split()[1]) for line in table) == rows
+    assert "distribution" not in planned(espalier, "--data", data)[0]
+
+
+def test_ranks_have_to_be_a_number_of_processes(espalier, data):
+    for wrong in ("0", "-2", "two", "10000000"):
+        failed = espalier("plan", "--data", data, "--ranks", wrong, check=False)
+        assert failed.returncode != 0 and "ranks" in failed.stderr and wrong in failed.stderr

@@ -11,10 +11,13 @@
 #include "espalier/cli/plan_summary.h"
 #include "espalier/cli/plan_table.h"
 #include "espalier/cli/progress.h"
+#include "espalier/cli/rank_table.h"
 #include "espalier/cli/step_gains.h"
+#include "espalier/cli/validators.h"
 #include "espalier/engine/batch.h"
 #include "espalier/measure/cost_model_file.h"
 #include "espalier/model/weights.h"
+#include "espalier/plan/common_costs.h"
 #include "espalier/plan/planner.h"
 
 namespace espalier::cli {
@@ -26,6 +29,7 @@ struct PlanArguments {
   PlanFlags plan;
   DeviceFlags device;
   std::string model, dtype = "float32", optimizer = "adamw", save_cost_model;
+  int64_t ranks = 0;
   bool micro_batches = false, json = false;
 };
 
@@ -34,6 +38,7 @@ void run_plan(const PlanArguments& flags) {
                  "--save-cost-model: rates are those of a model on this machine; give --model");
   const at::Device device = flags.model.empty() ? at::Device(at::kCPU) : flags.device.open();
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
+  TimeModel rates = common_costs().time;
   PlanSummary summary{.asked = flags.plan.options(trajectories)};
   std::optional<Progress> progress("plan");
   const PlanProgress comparing = [&](const PlanOptions& way, double fraction) {
@@ -59,17 +64,23 @@ void run_plan(const PlanArguments& flags) {
     }
     summary.predictions = predict_candidates(costs, &compared);
     summary.calibrated = costs.time.calibrated;
+    rates = costs.time;
     flops.add(model_cost(use.config), compared.step);
   }
   progress.reset();
   summary.step = &compared.step;
   summary.plans = &compared.plans;
   summary.gains = flops.plan > 0 ? flops.gains() : token_gains(compared.step.forest, compared.step.plan);
+  std::optional<RankTable> ranks;
+  if (flags.ranks > 0) ranks.emplace(compared.step.forest, flags.ranks, rates, !flags.model.empty());
   if (flags.json) {
-    print_output("{}\n", summary.json().dump(1));
+    nlohmann::ordered_json json = summary.json();
+    if (ranks) json["distribution"] = ranks->json();
+    print_output("{}\n", json.dump(1));
     return;
   }
   print_output("{}", summary.text());
+  if (ranks) print_output("\n{}", ranks->text());
   if (flags.micro_batches) {
     const PlanTable table{.forest = &compared.step.forest,
                           .plan = &compared.step.plan,
@@ -108,6 +119,15 @@ void add_plan(CLI::App& app, int*) {
                      "Write the rates behind the predicted times to this file. With --cost-model, plans are "
                      "then compared by these measured rates")
         ->type_name("FILE");
+  }
+  {
+    const HelpGroup group(command, kPlanGroup);
+    command
+        ->add_option(
+            "--ranks", flags->ranks,
+            "Also distribute the trajectories over so many processes by predicted time: whole trees, "
+            "and branches of those that are too heavy for one")
+        ->check(whole_from(1));
   }
   add_threads(command);
   add_config(command);

@@ -8,6 +8,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/units.h"
+#include "espalier/plan/common_costs.h"
 #include "espalier/plan/partition.h"
 #include "espalier/plan/sequence_packing.h"
 #include "espalier/plan/tree_packing.h"
@@ -254,15 +255,10 @@ void check_options(const Forest& forest, const PlanOptions& options) {
           : ""));
 }
 
-// Those of a decoder of half a billion parameters, to compare plans without a model.
-PlanCosts common_costs(const PlanOptions& options) {
+// Memory depends on the model, so without one there is nothing to hold against a budget.
+void check_no_memory_budget(const PlanOptions& options) {
   ESPALIER_CHECK(options.memory_budget == 0,
                  "memory budget: what a plan needs depends on the model; give --model");
-  const LayerSpec layer{AttentionSpec{.num_attention_heads = 16, .num_key_value_heads = 8, .head_dim = 128},
-                        DenseMlpSpec{.intermediate_size = 3072}};
-  const ModelCost common =
-      model_cost({.hidden_size = 1024, .vocab_size = 151'936, .layers = std::vector<LayerSpec>(28, layer)});
-  return {assumed_time_model(common), {.cost = common}};
 }
 
 }  // namespace
@@ -291,7 +287,8 @@ Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts
 }
 
 Plan make_plan(const Forest& forest, const PlanOptions& options) {
-  return make_plan(forest, options, common_costs(options));
+  check_no_memory_budget(options);
+  return make_plan(forest, options, common_costs());
 }
 
 PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, const PlanCosts& costs,
@@ -316,7 +313,8 @@ PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, c
 }
 
 PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, const PlanProgress& progress) {
-  return compare_plans(forest, options, common_costs(options), progress);
+  check_no_memory_budget(options);
+  return compare_plans(forest, options, common_costs(), progress);
 }
 
 }  // namespace espalier
