@@ -89,8 +89,8 @@ def map_faults(text):
     rows = {}
     for module, cell in ROW.findall(text):
         named = set(re.findall(r"`(\w+)`", cell))
-        if cell == "all":
-            named = set(MAY_INCLUDE) - {module}
+        if cell == "all" or cell.startswith("all but "):
+            named = set(MAY_INCLUDE) - {module} - named
         elif "and all that it may include" in cell:
             named |= set().union(*(rows.get(name, set()) for name in named))
         rows[module] = named

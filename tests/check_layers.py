@@ -36,6 +36,8 @@ MAY_INCLUDE["train"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["benchmark"] = MAY_INCLUDE["train"] | {"train"}
 MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
 WITHOUT_LIBTORCH = {"base", "tree", "plan", "data", "text", "config", "inspect"}
+MAY_INCLUDE["python"] = set(WITHOUT_LIBTORCH)
+WITHOUT_LIBTORCH.add("python")
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
@@ -95,6 +97,8 @@ PLANTED = {
     "ops/kernels/b.cu": '#include "espalier/ops/attention/tree_attention.h"',
     "train/b.cpp": '#include "batch.h"',
     "cli/a.cpp": '#include "espalier/nowhere/a.h"',
+    "python/a.cpp": '#include "espalier/engine/step.h"',
+    "cli/b.cpp": '#include "espalier/python/arrays.h"',
     "extra/a.h": "#include <vector>",
 }
 ALLOWED = {

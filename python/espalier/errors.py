@@ -2,7 +2,7 @@
 """What can go wrong with what a user gave."""
 
 
-class InputError(Exception):
+class InputError(ValueError):
     """What the user gave cannot be used; the message says where, what was expected, what was received."""
 
 

@@ -44,6 +44,18 @@ TEST(Layout, RepeatedPrefixesAndRunsOverSeveralNodes) {
   EXPECT_EQ(testing::layout_difference(rows, subset, layout, end_run), "");
 }
 
+TEST(Layout, PathsAndMultiplicityOfTheTrajectories) {
+  const Forest forest = build_forest(make_rows({{1, 2, 3, 4}, {1, 2, 5}, {9}, {1, 2}}).view());
+  const Layout layout = make_layout(forest, whole_forest(forest));
+  const Csr<int64_t> paths = all_path_tokens(layout, forest.end_node);
+  EXPECT_EQ(paths.offsets, (std::vector<int64_t>{0, 4, 7, 8, 10}));
+  EXPECT_EQ(paths.values, (std::vector<int64_t>{0, 1, 2, 3, 0, 1, 4, 5, 0, 1}));
+  EXPECT_EQ(token_multiplicity(layout, forest.end_node), (std::vector<int64_t>{3, 3, 1, 1, 1, 1}));
+  // Of two of the four trajectories, one of them twice.
+  EXPECT_EQ(token_multiplicity(layout, std::vector<int64_t>{2, 2, 0}),
+            (std::vector<int64_t>{3, 3, 0, 0, 2, 0}));
+}
+
 TEST(Layout, NoRuns) {
   const Layout layout = make_layout(build_forest(make_rows({}).view()), {});
   EXPECT_EQ(layout.num_tokens(), 0);

@@ -120,6 +120,27 @@ std::vector<int64_t> path_tokens(const Layout& layout, int64_t end_run) {
   return path;
 }
 
+Csr<int64_t> all_path_tokens(const Layout& layout, std::span<const int64_t> end_runs) {
+  Csr<int64_t> paths;
+  paths.offsets.reserve(end_runs.size() + 1);
+  for (const int64_t run : end_runs) paths.push_row(path_tokens(layout, run));
+  return paths;
+}
+
+std::vector<int64_t> token_multiplicity(const Layout& layout, std::span<const int64_t> end_runs) {
+  std::vector<int64_t> of_run(layout.num_runs());
+  for (const int64_t run : end_runs) ++of_run.at(run);
+  for (int64_t run = layout.num_runs() - 1; run >= 0; --run) {
+    if (layout.run_parent[run] >= 0) of_run[layout.run_parent[run]] += of_run[run];
+  }
+  std::vector<int64_t> of_token(layout.num_tokens());
+  for (int64_t run = 0; run < layout.num_runs(); ++run) {
+    std::fill(of_token.begin() + layout.run_begin[run], of_token.begin() + layout.run_begin[run + 1],
+              of_run[run]);
+  }
+  return of_token;
+}
+
 int64_t visible_pairs(const Layout& layout) {
   int64_t pairs = 0;
   for (const int32_t position : layout.position_ids) pairs += int64_t{position} + 1;

@@ -58,6 +58,12 @@ int64_t token_before(const Forest& forest, int64_t token);
 /// indices of a trajectory that ends there. Without context their number is the trajectory's length.
 std::vector<int64_t> path_tokens(const Layout& layout, int64_t end_run);
 
+/// The root paths that end with the runs `end_runs`, one row each (path_tokens).
+Csr<int64_t> all_path_tokens(const Layout& layout, std::span<const int64_t> end_runs);
+
+/// [T] how many of the paths that end with the runs `end_runs` pass through each token.
+std::vector<int64_t> token_multiplicity(const Layout& layout, std::span<const int64_t> end_runs);
+
 /// Visible (query, key) pairs: the sum of position_ids + 1.
 int64_t visible_pairs(const Layout& layout);
 

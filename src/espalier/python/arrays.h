@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// C++ arrays as NumPy arrays, without copies.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "espalier/base/csr.h"
+
+namespace espalier::python {
+
+namespace nb = nanobind;
+
+template <typename T>
+using ReadOnlyArray = nb::ndarray<nb::numpy, const T, nb::ndim<1>>;
+template <typename T>
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+/// What Python gives: one contiguous dimension in main memory, of exactly this type.
+template <typename T>
+using Given = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::span<const T> span_of(const Given<T>& array) {
+  return {array.data(), array.size()};
+}
+
+/// A read-only view of values that live as long as `owner`.
+template <typename T>
+ReadOnlyArray<T> view(std::span<const T> values, nb::handle owner) {
+  static const T nothing{};  // NumPy asks for a place, also of no values
+  return ReadOnlyArray<T>(values.empty() ? &nothing : values.data(), {values.size()}, owner);
+}
+
+/// An array that takes `values` over. Nobody else has them, so it may be written to.
+template <typename T>
+Array<T> take(std::vector<T> values) {
+  if (values.empty()) values.reserve(1);
+  auto held = std::make_unique<std::vector<T>>(std::move(values));
+  std::vector<T>& array = *held;
+  nb::capsule owner(&array, [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
+  held.release();
+  return Array<T>(array.data(), {array.size()}, owner);
+}
+
+template <typename T>
+std::pair<Array<int64_t>, Array<T>> take(Csr<T> rows) {
+  return {take(std::move(rows.offsets)), take(std::move(rows.values))};
+}
+
+/// The getter of a property that views a member of the object.
+template <typename Class, typename Base, typename T>
+auto view_of(std::vector<T> Base::* member) {
+  return [member](nb::handle_t<Class> self) {
+    return view(std::span<const T>(nb::cast<const Class&>(self).*member), self);
+  };
+}
+
+}  // namespace espalier::python

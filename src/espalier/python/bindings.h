@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of the Python module espalier._core. Each file converts arguments and results, and calls the
+// library.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace espalier::python {
+
+/// From here on InputError is espalier.errors.InputError in Python. An InternalError is a RuntimeError.
+void translate_errors();
+
+/// Throws what a signal handler of Python raises, such as KeyboardInterrupt. Takes the GIL, so long work that
+/// has released it may call this from time to time.
+void check_signals();
+
+void bind_forest(nanobind::module_& module);
+
+}  // namespace espalier::python

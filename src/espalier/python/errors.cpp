@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string_view>
+
+#include "espalier/base/check.h"
+#include "espalier/python/bindings.h"
+
+namespace espalier::python {
+
+namespace nb = nanobind;
+
+void translate_errors() {
+  nb::object type = nb::module_::import_("espalier.errors").attr("InputError");
+  nb::register_exception_translator(
+      [](const std::exception_ptr& thrown, void* payload) {
+        try {
+          std::rethrow_exception(thrown);
+        } catch (const InputError& error) {
+          // What files are called need not be UTF-8.
+          const std::string_view text = error.what();
+          const nb::object message =
+              nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+          if (message.is_valid()) PyErr_SetObject(static_cast<PyObject*>(payload), message.ptr());
+        }
+      },
+      type.release().ptr());
+}
+
+void check_signals() {
+  const nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+}  // namespace espalier::python

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string>
+
+#include "espalier/base/check.h"
+#include "espalier/base/units.h"
+#include "espalier/python/arrays.h"
+#include "espalier/python/bindings.h"
+#include "espalier/python/trajectory_layout.h"
+#include "espalier/tree/forest.h"
+#include "espalier/tree/layout.h"
+#include "espalier/tree/statistics.h"
+
+namespace espalier::python {
+namespace {
+
+Forest build(const Given<int64_t>& offsets, const Given<int32_t>& tokens,
+             const std::optional<Given<uint64_t>>& merge_keys,
+             const std::optional<Given<int64_t>>& tree_keys) {
+  TokenSequences sequences{.offsets = span_of(offsets), .tokens = span_of(tokens)};
+  if (merge_keys) sequences.merge_keys = span_of(*merge_keys);
+  if (tree_keys) sequences.tree_keys = span_of(*tree_keys);
+  sequences.release = check_signals;
+  const nb::gil_scoped_release release;
+  return build_forest(sequences);
+}
+
+TrajectoryLayout whole_layout(const Forest& forest) {
+  std::vector<int64_t> trajectories(forest.num_trajectories());
+  std::iota(trajectories.begin(), trajectories.end(), 0);
+  return {make_layout(forest, whole_forest(forest)), std::move(trajectories), forest.end_node};
+}
+
+Array<int64_t> path(const TrajectoryLayout& layout, int64_t trajectory) {
+  const auto found = std::lower_bound(layout.trajectories.begin(), layout.trajectories.end(), trajectory);
+  ESPALIER_CHECK(found != layout.trajectories.end() && *found == trajectory,
+                 "trajectory {}: expected one of the {} trajectories of this layout", trajectory,
+                 with_commas(static_cast<int64_t>(layout.trajectories.size())));
+  return take(path_tokens(layout, layout.end_run[found - layout.trajectories.begin()]));
+}
+
+nb::dict counts(const std::map<int64_t, int64_t>& values) {
+  nb::dict dict;
+  for (const auto& [key, value] : values) dict[nb::cast(key)] = value;
+  return dict;
+}
+
+nb::dict statistics(const Forest& forest) {
+  const ForestStatistics s = forest_statistics(forest);
+  nb::dict dict;
+  dict["trajectories"] = s.num_trajectories;
+  dict["trees"] = s.num_trees;
+  dict["nodes"] = s.num_nodes;
+  dict["leaves"] = s.num_leaves;
+  dict["flat_tokens"] = s.flat_tokens;
+  dict["tree_tokens"] = s.tree_tokens;
+  dict["append_only_tokens"] = s.append_only_tokens;
+  dict["flat_pairs"] = s.flat_pairs;
+  dict["tree_pairs"] = s.tree_pairs;
+  dict["append_only_pairs"] = s.append_only_pairs;
+  dict["cached_token_ratio"] = s.cached_token_ratio;
+  dict["por"] = s.por;
+  dict["depth_nodes"] = s.max_depth_nodes;
+  dict["depth_tokens"] = s.max_depth_tokens;
+  dict["mean_branching"] = s.mean_branching;
+  dict["max_branching"] = s.max_branching;
+  dict["tokens_by_multiplicity"] = counts(s.tokens_by_multiplicity);
+  dict["nodes_by_branching"] = counts(s.nodes_by_branching);
+  return dict;
+}
+
+std::string forest_text(const Forest& forest) {
+  const int64_t flat = forest.flat_tokens(), tree = forest.tree_tokens();
+  const auto trees = std::count(forest.parent.begin(), forest.parent.end(), -1);
+  return fmt::format("<espalier.Forest: {} in {}, {}; {} flat / {} tree tokens = {:.2f}x>",
+                     count_of(forest.num_trajectories(), "trajectory", "trajectories"),
+                     count_of(trees, "tree", "trees"), count_of(forest.num_nodes(), "node", "nodes"),
+                     with_commas(flat), with_commas(tree),
+                     tree == 0 ? 1.0 : static_cast<double>(flat) / static_cast<double>(tree));
+}
+
+std::string layout_text(const TrajectoryLayout& layout) {
+  return fmt::format(
+      "<espalier.Layout: {} in {}, {}>", count_of(layout.num_tokens(), "token", "tokens"),
+      count_of(layout.num_runs(), "run", "runs"),
+      count_of(static_cast<int64_t>(layout.trajectories.size()), "trajectory", "trajectories"));
+}
+
+void bind_forest_class(nb::module_& module) {
+  nb::class_<Forest>(
+      module, "Forest",
+      "The prefix trees of some trajectories, in preorder: the tokens of a node are contiguous, and its\n"
+      "descendants follow it directly. `espalier.build` makes it. Arrays are read-only views.")
+      .def_prop_ro("tokens", view_of<Forest>(&Forest::tokens),
+                   "int32 [tree_tokens]: every different token once")
+      .def_prop_ro("node_begin", view_of<Forest>(&Forest::node_begin),
+                   "int64 [num_nodes + 1]: node n is tokens [node_begin[n], node_begin[n + 1])")
+      .def_prop_ro("parent", view_of<Forest>(&Forest::parent),
+                   "int64 [num_nodes]: the node before on the path, -1 at a root")
+      .def_prop_ro("subtree_last", view_of<Forest>(&Forest::subtree_last),
+                   "int64 [num_nodes]: one past the last node of the node's subtree")
+      .def_prop_ro("position", view_of<Forest>(&Forest::position),
+                   "int64 [num_nodes]: position of the node's first token on its root path")
+      .def_prop_ro("multiplicity", view_of<Forest>(&Forest::multiplicity),
+                   "int64 [num_nodes]: trajectories that pass through the node or end in it")
+      .def_prop_ro("end_node", view_of<Forest>(&Forest::end_node),
+                   "int64 [num_trajectories]: the node at whose end the trajectory ends")
+      .def_prop_ro("num_nodes", &Forest::num_nodes, "Nodes of all trees.")
+      .def_prop_ro("num_trajectories", &Forest::num_trajectories, "Rows that the forest was built from.")
+      .def_prop_ro("tree_tokens", &Forest::tree_tokens, "Tokens without repetition.")
+      .def_prop_ro("flat_tokens", &Forest::flat_tokens, "Tokens with repetition: those of the rows.")
+      .def("layout", &whole_layout, nb::call_guard<nb::gil_scoped_release>(),
+           "The whole forest as one micro-batch: a Layout whose run k is node k.\n\n"
+           "Raises InputError where it has more tokens than an int32 counts.")
+      .def("statistics", &statistics,
+           "How much the trajectories share, as a dict: trajectories, trees, nodes and leaves; tokens and "
+           "visible\n"
+           "(query, key) pairs flat, in the tree, and after append-only merging; cached_token_ratio (flat / "
+           "tree), por\n"
+           "(1 - tree / flat); depth and branching.")
+      .def("__repr__", &forest_text);
+}
+
+void bind_layout_class(nb::module_& module) {
+  using Class = TrajectoryLayout;
+  nb::class_<Class>(
+      module, "Layout",
+      "The T tokens of one micro-batch in preorder, and which of them sees which: token j sees token i "
+      "where\n"
+      "i <= j < subtree_end[i]. A run is a stretch of tokens of one root path; its descendants follow it\n"
+      "directly. Arrays are read-only views.")
+      .def_prop_ro("forest_token", view_of<Class>(&Layout::forest_token),
+                   "int64 [T]: index into Forest.tokens")
+      .def_prop_ro("input_ids", view_of<Class>(&Layout::input_ids), "int32 [T]: the tokens")
+      .def_prop_ro("position_ids", view_of<Class>(&Layout::position_ids),
+                   "int32 [T]: position on the root path")
+      .def_prop_ro("subtree_end", view_of<Class>(&Layout::subtree_end),
+                   "int32 [T]: one past the last token of the subtree of the token's run")
+      .def_prop_ro("prev", view_of<Class>(&Layout::prev),
+                   "int32 [T]: the token before on the path, -1 at a root")
+      .def_prop_ro("run_begin", view_of<Class>(&Layout::run_begin),
+                   "int64 [num_runs + 1]: run k is tokens [run_begin[k], run_begin[k + 1])")
+      .def_prop_ro("run_parent", view_of<Class>(&Layout::run_parent),
+                   "int64 [num_runs]: the run before on the path, -1 at a root")
+      .def_prop_ro("trajectories", view_of<Class>(&Class::trajectories),
+                   "int64: the trajectories that are in this layout, ascending")
+      .def_prop_ro("end_run", view_of<Class>(&Class::end_run),
+                   "int64: for each of `trajectories`, the run at whose end its path leaves this layout")
+      .def_prop_ro("multiplicity", view_of<Class>(&Class::multiplicity),
+                   "int64 [T]: how many of `trajectories` pass through the token")
+      .def_prop_ro("num_tokens", &Class::num_tokens, "T")
+      .def_prop_ro("num_runs", &Class::num_runs, "Runs of all paths.")
+      .def("path", &path, nb::arg("trajectory"),
+           "int64 [length]: the indices of the trajectory's tokens in this layout, from its root on.\n\n"
+           "Raises InputError for a trajectory that is not in this layout.")
+      .def(
+          "paths", [](const Class& layout) { return take(all_path_tokens(layout, layout.end_run)); },
+          "The paths of all `trajectories` as (offsets, indices): trajectory number k of them has\n"
+          "indices[offsets[k]:offsets[k + 1]]. Both are int64.")
+      .def("__len__", &Class::num_tokens)
+      .def("__repr__", &layout_text);
+}
+
+}  // namespace
+
+void bind_forest(nb::module_& module) {
+  bind_forest_class(module);
+  bind_layout_class(module);
+  module.def("build_forest", &build, nb::arg("offsets").noconvert(), nb::arg("tokens").noconvert(),
+             nb::arg("merge_keys").noconvert() = nb::none(), nb::arg("tree_keys").noconvert() = nb::none(),
+             "What espalier.build does with arrays: offsets int64 [R + 1], tokens int32 [N], merge_keys "
+             "uint64 [N],\n"
+             "tree_keys int64 [R].");
+}
+
+}  // namespace espalier::python

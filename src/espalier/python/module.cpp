@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/nanobind.h>
+
+#include "espalier/python/bindings.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "The compiled part of Espalier: what needs no LibTorch.";
+  module.attr("__version__") = ESPALIER_VERSION;
+  espalier::python::translate_errors();
+  espalier::python::bind_forest(module);
+}
