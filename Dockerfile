@@ -35,7 +35,7 @@ RUN cd .venv/lib/python3.11/site-packages \
 COPY . .
 ARG JOBS=
 RUN if [ "$VARIANT" = cuda ]; then export CUDACXX=/src/.venv/lib/python3.11/site-packages/nvidia/cu13/bin/nvcc cuda=ON; fi \
- && cmake --preset release -DESPALIER_PYTHON=/src/.venv/bin/python -DESPALIER_TESTS=OFF -DESPALIER_CUDA="${cuda:-OFF}" \
+ && cmake --preset release -DESPALIER_PYTHON=/src/.venv/bin/python -DESPALIER_TESTS=OFF -DESPALIER_BINDINGS=OFF -DESPALIER_CUDA="${cuda:-OFF}" \
       -DESPALIER_TORCH_RPATH='$ORIGIN/../torch/lib' \
  && cmake --build build/release --parallel "${JOBS:-$(nproc)}" \
  && cmake --install build/release --prefix /opt/espalier --strip

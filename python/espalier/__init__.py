@@ -5,9 +5,11 @@
 
     forest = espalier.build([[1, 2, 3], [1, 2, 4]])   # the prefix trees of the rows
     layout = forest.layout()                          # their tokens in preorder, and which sees which
+    plan = espalier.plan(forest, token_budget=4096)   # what runs together
+    rows = espalier.read("rows.jsonl")                # rows of files, as NumPy arrays
+    print(espalier.inspect(rows))                     # what they share, and what sharing was lost
 
-Importing the package loads nothing else: names below are loaded when they are used. `espalier.prepare` turns chat messages into
-the token rows that the command line reads.
+Importing the package loads nothing else, not even its compiled part: names are loaded when they are used.
 """
 
 import importlib
@@ -15,8 +17,10 @@ import importlib
 # Where names come from: module of this package -> names.
 _MODULES = {
     "errors": ("InputError",),
+    "files": ("Trajectories", "read", "trajectories", "write"),
     "native": ("__version__",),
-    "trees": ("Forest", "Layout", "build"),
+    "report": ("Report", "inspect"),
+    "trees": ("Forest", "Layout", "MicroBatch", "Plan", "build", "plan"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

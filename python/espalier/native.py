@@ -6,8 +6,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "espalier._core":
         raise
-    raise ImportError("expected the compiled part of Espalier (espalier._core), which is not built for this Python: run "
-                      "`pip install .` in a clone of Espalier, or `make build` there and set PYTHONPATH to its folder "
-                      "python", name=error.name) from None  # fmt: skip
+    raise ImportError("expected the compiled part of Espalier (espalier._core), which is not built for this Python: "
+                      "run `pip install .` in a clone of Espalier, or `make build` there and set PYTHONPATH to its "
+                      "folder python", name=error.name) from None  # fmt: skip
 
 __version__ = core.__version__

@@ -9,11 +9,17 @@ _INT32_MAX = np.iinfo(np.int32).max
 _ROWS = "a list of rows, each a list of token ids, an integer array or a dict with input_ids; or (offsets, tokens)"
 
 
+def is_packed(rows):
+    """Whether these are (offsets, tokens)."""
+    return isinstance(rows, tuple) and len(rows) == 2 and all(isinstance(part, np.ndarray) for part in rows)
+
+
 def token_sequences(rows):
-    """(offsets int64 [R + 1], tokens int32 [N]) of rows as espalier.build takes them; without copies where they are packed."""
-    if isinstance(rows, tuple) and len(rows) == 2 and all(isinstance(part, np.ndarray) for part in rows):
+    """(offsets int64 [R + 1], tokens int32 [N]) of rows as espalier.build takes them; no copies of packed ones."""
+    if is_packed(rows):
         return _packed(*rows)
-    offsets, tokens = ragged([_tokens_of(row, number) for number, row in enumerate(listed(rows))], "input_ids")
+    ids = [_tokens_of(row, number) for number, row in enumerate(listed(rows))]
+    offsets, tokens = ragged(ids, "input_ids")
     _check_tokens(offsets, tokens)
     return offsets, tokens.astype(np.int32, copy=False)
 
@@ -24,8 +30,8 @@ def listed(rows):
         hint = "; read files with espalier.read" if isinstance(rows, str | bytes) or hasattr(rows, "__fspath__") else ""
         raise InputError(f"rows: expected {_ROWS}; received {type(rows).__name__}{hint}")
     if getattr(rows, "ndim", 0) > 1:
-        raise InputError(f"rows: expected {_ROWS}; received an array of shape {tuple(rows.shape)}: padding would count as "
-                         "tokens, so cut it off")  # fmt: skip
+        raise InputError(f"rows: expected {_ROWS}; received an array of shape {tuple(rows.shape)}: padding would count "
+                         "as tokens, so cut it off")  # fmt: skip
     return list(rows)
 
 
@@ -49,8 +55,8 @@ def merge_keys_of(keys, offsets):
         if len(sizes) != len(offsets) - 1:
             raise InputError(f"merge_keys: expected {len(offsets) - 1} rows, received {len(sizes)}")
         row = int(np.flatnonzero(sizes != np.diff(offsets))[0])
-        raise InputError(f"row {row}: field `merge_keys`: expected {offsets[row + 1] - offsets[row]} entries (one for each "
-                         f"token), received {sizes[row]}")  # fmt: skip
+        raise InputError(f"row {row}: field `merge_keys`: expected {offsets[row + 1] - offsets[row]} entries (one for "
+                         f"each token), received {sizes[row]}")  # fmt: skip
     if len(values) != offsets[-1]:
         raise InputError(f"merge_keys: expected {offsets[-1]} entries (one for each token), received {len(values)}")
     return np.ascontiguousarray(values).astype(np.int64, copy=False).view(np.uint64)
@@ -62,7 +68,7 @@ def tree_keys_of(keys, num_rows):
     try:
         values = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
     except TypeError as error:
-        raise InputError(f"tree_keys: expected one key for each row, such as a group's name or number; received: {error}") from None
+        raise InputError(f"tree_keys: expected a key for each row, such as a group's name; received: {error}") from None
     if len(values) != num_rows:
         raise InputError(f"tree_keys: expected {num_rows} (one for each row), received {len(values)}")
     return values
@@ -80,13 +86,14 @@ def route_keys_of(rows):
         table = np.zeros((tokens, 0), np.int64) if route is None else np.asarray(route)
         if route is not None:
             if table.dtype.kind not in "iu" or table.ndim < 2 or len(table) != tokens:
-                raise InputError(f"row {number}: field `routed_experts`: expected {tokens} lists of expert ids (one for each "
-                                 f"token), received {_described(table, route)}")  # fmt: skip
+                raise InputError(f"row {number}: field `routed_experts`: expected {tokens} lists of expert ids (one "
+                                 f"for each token), received {_described(table, route)}")  # fmt: skip
             table = table.reshape(tokens, -1).astype(np.int64)
             widths.add(table.shape[1])
         tables.append(table)
     if len(widths) != 1:
-        raise InputError(f"field `routed_experts`: expected as many ids per token in every row, received {sorted(widths)}")
+        raise InputError(f"field `routed_experts`: expected as many ids per token in all rows, received "
+                         f"{sorted(widths)}")  # fmt: skip
     width = widths.pop()
     absent = [np.full((len(table), width), -1) if table.shape[1] == 0 else table for table in tables]
     _, numbers = np.unique(np.concatenate(absent), axis=0, return_inverse=True)
@@ -96,12 +103,12 @@ def route_keys_of(rows):
 def _packed(offsets, tokens):
     for name, array, dtype in (("offsets", offsets, np.int64), ("tokens", tokens, np.int32)):
         if array.dtype != dtype or array.ndim != 1:
-            raise InputError(f"rows: expected a pair (offsets int64 [R + 1], tokens int32 [N]); received {name} {array.dtype} "
-                             f"of shape {array.shape}. Give two rows as a list")  # fmt: skip
+            raise InputError(f"rows: expected a pair (offsets int64 [R + 1], tokens int32 [N]); received {name} "
+                             f"{array.dtype} of shape {array.shape}. Give two rows as a list")  # fmt: skip
     offsets, tokens = np.ascontiguousarray(offsets), np.ascontiguousarray(tokens)
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(tokens) or np.any(np.diff(offsets) <= 0):
-        raise InputError(f"rows: expected offsets that ascend from 0 to {len(tokens)}, the number of tokens, without empty "
-                         f"rows; received {_clipped(offsets)}")  # fmt: skip
+        raise InputError(f"rows: expected offsets that ascend from 0 to {len(tokens)}, the number of tokens, without "
+                         f"empty rows; received {_clipped(offsets)}")  # fmt: skip
     _check_tokens(offsets, tokens)
     return offsets, tokens
 
@@ -125,7 +132,8 @@ def _integers(row, number, field):
     if array.ndim == 1 and len(array) == 0:
         raise InputError(f"row {number}: field `{field}`: expected at least one entry, received none")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InputError(f"row {number}: field `{field}`: expected a list of integers, received {_described(array, row)}")
+        received = _described(array, row)
+        raise InputError(f"row {number}: field `{field}`: expected a list of integers, received {received}")
     if array.dtype == np.uint64:
         return array.view(np.int64)  # of these, tokens above 2^63 become negative, and are refused as such
     return array.astype(np.int32 if array.dtype == np.int32 else np.int64, copy=False)
@@ -136,8 +144,8 @@ def _check_tokens(offsets, tokens):
         return
     at = int(np.flatnonzero((tokens < 0) | (tokens > _INT32_MAX))[0])
     row = int(np.searchsorted(offsets, at, side="right")) - 1
-    raise InputError(f"row {row}: field `input_ids`: expected token ids from 0 to {_INT32_MAX}, received {tokens[at]} at index "
-                     f"{at - offsets[row]}")  # fmt: skip
+    raise InputError(f"row {row}: field `input_ids`: expected token ids from 0 to {_INT32_MAX}, received {tokens[at]} "
+                     f"at index {at - offsets[row]}")  # fmt: skip
 
 
 def _described(array, given):

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefix trees of token rows."""
+"""Prefix trees of token rows, and what of them runs together."""
 
+from .errors import InputError
 from .native import core
-from .sequences import listed, merge_keys_of, route_keys_of, token_sequences, tree_keys_of
+from .sequences import is_packed, listed, merge_keys_of, route_keys_of, token_sequences, tree_keys_of
 
 Forest = core.Forest
 Layout = core.Layout
+MicroBatch = core.MicroBatch
+Plan = core.Plan
 
 
 def build(rows, *, tree_keys=None, merge_keys=None):
     """The prefix trees of token rows, in time linear in their tokens.
 
-    rows        a list of R rows: lists of token ids, integer arrays [n], or dicts with `input_ids` (of which recorded
-                `routed_experts` are respected: tokens with different routes are not shared). Or packed, as a tuple of two
-                NumPy arrays: offsets int64 [R + 1] and tokens int32 [N], where row r is tokens[offsets[r]:offsets[r + 1]].
+    rows        R rows: lists of token ids, integer arrays [n], or dicts with `input_ids` (of which `routed_experts` are
+                respected: tokens with different recorded routes are not shared). Or packed, as a tuple of two NumPy
+                arrays: offsets int64 [R + 1] and tokens int32 [N]; row r is tokens[offsets[r]:offsets[r + 1]].
+                Or Trajectories, as `espalier.read` gives them.
     tree_keys   [R] rows with different keys share nothing: names or numbers, such as group ids. Default: all may share.
-    merge_keys  [N] integers, or a list of rows of them: tokens are shared only where these are equal, too.
+    merge_keys  [N] integers, or R rows of them: tokens are shared only where these are equal, too.
 
-    Returns a `Forest`; "trajectory" r of it is row r. Raises InputError, naming the row, for rows that are empty or padded and
-    for ids that are negative or beyond 32 bits.
+    Returns a Forest, whose trajectory r is row r. Raises InputError, naming the row, for rows that are empty, for ids
+    that are negative or beyond 32 bits, and for padded arrays.
 
     >>> import espalier
     >>> forest = espalier.build([[5, 6, 7, 8], [5, 6, 9], [5, 6, 9, 1]])
@@ -32,10 +36,51 @@ def build(rows, *, tree_keys=None, merge_keys=None):
     >>> layout.input_ids[layout.path(1)].tolist()
     [5, 6, 9]
     """
-    if not isinstance(rows, tuple):
+    if isinstance(rows, core.Trajectories):
+        return _build_trajectories(rows, tree_keys, merge_keys)
+    if not is_packed(rows):
         rows = listed(rows)
         if merge_keys is None:
             merge_keys = route_keys_of(rows)
-    offsets, tokens = token_sequences(rows)
+    return _build(*token_sequences(rows), tree_keys, merge_keys)
+
+
+def _build_trajectories(rows, tree_keys, merge_keys):
+    if merge_keys is None:
+        keys = None if tree_keys is None else tree_keys_of(tree_keys, len(rows))
+        return core.build_from_trajectories(rows, keys)
+    if rows.routed_experts is not None:
+        raise InputError("merge_keys: expected none beside rows with routed_experts, which are merge keys themselves")
+    return _build(rows.offsets, rows.input_ids, tree_keys, merge_keys)
+
+
+def _build(offsets, tokens, tree_keys, merge_keys):
     return core.build_forest(offsets, tokens, None if merge_keys is None else merge_keys_of(merge_keys, offsets),
                              None if tree_keys is None else tree_keys_of(tree_keys, len(offsets) - 1))  # fmt: skip
+
+
+def plan(forest, *, token_budget, strategy="auto"):
+    """What of a forest runs together: micro-batches of at most `token_budget` tokens, in the order of forward passes.
+
+    strategy  "partition" cuts trees anywhere and encodes every token once; micro-batches then read context of others.
+              "tree-packing" repeats prefixes, "sequence-packing" shares nothing; their micro-batches are independent.
+              "auto" takes the one of the three that is predicted to be fastest for a decoder of common proportions.
+
+    Returns a Plan. Equal forests give equal plans. Raises InputError where a trajectory is longer than the budget of a
+    packing strategy. The message names the smallest budget that works.
+
+    >>> import espalier
+    >>> forest = espalier.build([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8], [1, 2, 3, 4, 9]])
+    >>> plan = espalier.plan(forest, token_budget=6, strategy="partition")
+    >>> plan
+    <espalier.Plan: partition, 2 micro-batches, 9 encoded of 17 flat tokens>
+    >>> [(batch.parent, batch.num_tokens, batch.context_tokens) for batch in plan]
+    [(-1, 4, 0), (0, 5, 4)]
+    >>> espalier.plan(forest, token_budget=6, strategy="tree-packing").num_tokens
+    17
+    """
+    if not isinstance(forest, Forest):
+        raise InputError(f"forest: expected a Forest, as espalier.build makes it, received {type(forest).__name__}")
+    if isinstance(token_budget, bool) or not hasattr(token_budget, "__index__") or token_budget.__index__() < 1:
+        raise InputError(f"token_budget: expected a whole number above 0, received {token_budget!r}")
+    return core.plan(forest, str(strategy), token_budget.__index__())

@@ -15,5 +15,8 @@ void translate_errors();
 void check_signals();
 
 void bind_forest(nanobind::module_& module);
+void bind_trajectories(nanobind::module_& module);
+void bind_plan(nanobind::module_& module);
+void bind_inspect(nanobind::module_& module);
 
 }  // namespace espalier::python

@@ -8,4 +8,7 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = ESPALIER_VERSION;
   espalier::python::translate_errors();
   espalier::python::bind_forest(module);
+  espalier::python::bind_trajectories(module);
+  espalier::python::bind_plan(module);
+  espalier::python::bind_inspect(module);
 }

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and writing rows: JSON Lines (plain, .gz, .zst) and packed safetensors."""
+
+import os
+import warnings
+
+import numpy as np
+
+from .errors import InputError
+from .native import core
+from .sequences import listed
+
+Trajectories = core.Trajectories
+
+# Fields of a row, and the types of their columns. Others that programs use stand for some of these.
+_ARRAYS = {"input_ids": np.int32, "loss_mask": np.uint8, "loss_weights": np.float64, "logprobs": np.float64,
+           "ref_logprobs": np.float64, "advantages": np.float64, "routed_experts": np.int32}  # fmt: skip
+_NUMBERS = ("advantage", "reward")
+_TEXTS = ("trajectory_id", "group_id", "pair_id")
+
+
+def read(paths, *, vocab_size=0, skip_bad_rows=False, limit=0, max_row_bytes=core.MAX_ROW_BYTES):
+    """The rows of files as Trajectories: JSON Lines (plain, gzip or zstd, known by content) or packed .safetensors.
+
+    paths          a file, or a list of files and patterns such as "rows-*.jsonl", read one after another
+    vocab_size     ids have to be below it; 0: any
+    skip_bad_rows  warn of bad rows instead of raising at the first
+    limit          read only so many good rows; 0: all
+    max_row_bytes  JSON Lines: most bytes of one row
+
+    A single packed file is mapped into memory, not read, so it has to stay as it is. Raises InputError "FILE:LINE:
+    field `F`: expected E, received R" for a bad row. Warns of ignored fields that have an entry for each token.
+
+    >>> import espalier, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.jsonl"
+    >>> espalier.write(path, [{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}, {"input_ids": [5, 6]}])
+    >>> rows = espalier.read(path)
+    >>> rows
+    <espalier.Trajectories: 2 rows, 5 tokens>
+    >>> rows.input_ids.tolist(), rows.loss_weights.tolist(), rows.logprobs
+    ([5, 6, 7, 5, 6], [0, 1, 1, 1, 1], None)
+    """
+    names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    for name, value in {"vocab_size": vocab_size, "limit": limit, "max_row_bytes": max_row_bytes - 1}.items():
+        if value < 0:
+            raise InputError(f"{name}: expected a whole number from {int(name == 'max_row_bytes')}, received {value}")
+    files = core.expand_file_patterns([os.fspath(name) for name in names])
+    rows, skipped, errors, ignored = core.read(files, vocab_size, skip_bad_rows, limit, max_row_bytes)
+    if skipped:
+        warnings.warn(f"skipped {skipped} bad rows of {skipped + len(rows)}, the first: {errors[0]}", stacklevel=2)
+    if ignored:
+        warnings.warn(f"fields with an entry for each token are ignored: {', '.join(ignored)}", stacklevel=2)
+    return rows
+
+
+def write(path, rows):
+    """Writes rows, for `read` and the commands: dicts with the fields of docs/data-format.md, or Trajectories.
+
+    Packed safetensors where the name ends in .safetensors, else JSON Lines; compressed where it ends in .gz or .zst. The
+    file appears under its name when it is whole. Raises InputError, naming row and field, for rows that `read` would
+    refuse and for fields that the format does not have.
+    """
+    core.write(os.fspath(path), trajectories(rows))
+
+
+def trajectories(rows):
+    """Rows as Trajectories: dicts with the fields of docs/data-format.md, or lists of token ids. Raises as `write`."""
+    if isinstance(rows, Trajectories):
+        return rows
+    builder = core.TrajectoriesBuilder()
+    for number, row in enumerate(listed(rows)):
+        fields = row if isinstance(row, dict) else {"input_ids": row}
+        try:
+            columns = {name: _column(name, value) for name, value in fields.items() if value is not None}
+            if "input_ids" not in columns:
+                raise InputError(f"field `input_ids`: expected a list of token ids, received none in {sorted(columns)}")
+            builder.append(columns.pop("input_ids"), **columns)
+        except InputError as error:
+            raise InputError(f"row {number}: {error}") from None
+    return builder.finish()
+
+
+def _column(name, value):
+    if name in _ARRAYS:
+        return _array(name, value)
+    if name in _NUMBERS and isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        return float(value)
+    if name == "chosen" and isinstance(value, bool | np.bool_):
+        return bool(value)
+    if name in _TEXTS and isinstance(value, str | int | np.integer) and not isinstance(value, bool):
+        return str(value)
+    kinds = {"chosen": "a boolean", **dict.fromkeys(_NUMBERS, "a number"), **dict.fromkeys(_TEXTS, "text or an id")}
+    if name not in kinds:
+        raise InputError(f"field `{name}`: expected one of {', '.join([*_ARRAYS, *kinds])} (docs/data-format.md)")
+    raise InputError(f"field `{name}`: expected {kinds[name]}, received {type(value).__name__}")
+
+
+def _array(name, value):
+    dtype = _ARRAYS[name]
+    if name.endswith("logprobs") and isinstance(value, list | tuple) and value and value[0] is None:
+        value = [0.0, *value[1:]]  # nothing predicts the first token
+    kinds = {"i": "iu", "u": "iub", "f": "iuf"}[np.dtype(dtype).kind]
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        received = f"{type(value).__name__}: {error}"
+        raise InputError(f"field `{name}`: expected a list of numbers, received {received}") from None
+    if name == "routed_experts" and array.ndim > 1:
+        array = array.reshape(-1)
+    if array.ndim != 1 or array.dtype.kind not in kinds and array.size > 0:
+        expected = {"i": "integers", "u": "0 and 1", "f": "numbers"}[np.dtype(dtype).kind]
+        received = f"{array.dtype} of shape {array.shape}"
+        raise InputError(f"field `{name}`: expected a list of {expected}, received {received}")
+    if np.dtype(dtype).kind in "iu" and array.size:
+        low, high = (0, 1) if dtype == np.uint8 else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        if array.min() < low or array.max() > high:
+            received = f"{array.min()} to {array.max()}"
+            raise InputError(f"field `{name}`: expected integers from {low} to {high}, received {received}")
+    return np.ascontiguousarray(array, dtype)

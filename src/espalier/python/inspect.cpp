@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "espalier/base/mapped_file_guard.h"
+#include "espalier/inspect/page.h"
+#include "espalier/inspect/report.h"
+#include "espalier/python/arrays.h"
+#include "espalier/python/bindings.h"
+#include "espalier/text/vocabulary.h"
+#include "espalier/tree/forest.h"
+
+namespace espalier::python {
+namespace {
+
+/// A report with what it speaks of. Rows are shared with the Trajectories of Python, which are not copied.
+struct RowsReport {
+  Trajectories trajectories;
+  Forest forest;
+  std::optional<Vocabulary> vocabulary;
+  InspectReport report{};
+
+  const Vocabulary* known() const { return vocabulary ? &*vocabulary : nullptr; }
+};
+
+Forest build(const Trajectories& trajectories, const std::optional<Given<int64_t>>& tree_keys) {
+  TokenSequences sequences{.offsets = trajectories.offsets.span(), .tokens = trajectories.input_ids.span()};
+  if (tree_keys) sequences.tree_keys = span_of(*tree_keys);
+  sequences.release = [&] {
+    if (trajectories.release) trajectories.release();
+    check_signals();
+  };
+  const nb::gil_scoped_release release;
+  const std::vector<uint64_t> merge_keys = route_keys(trajectories);
+  sequences.merge_keys = merge_keys;
+  Forest forest = build_forest(sequences);
+  check_mapped_files();
+  return forest;
+}
+
+RowsReport inspect(const Trajectories& trajectories,
+                   const std::optional<std::filesystem::path>& tokenizer_json) {
+  RowsReport result{trajectories, build(trajectories, std::nullopt), std::nullopt};
+  const nb::gil_scoped_release release;
+  if (tokenizer_json) result.vocabulary = Vocabulary::read(*tokenizer_json);
+  InspectReport& report = result.report;
+  report.statistics = forest_statistics(result.forest);
+  report.by_depth = sharing_by_depth(result.forest);
+  report.gains = Gains::of(static_cast<double>(report.statistics.flat_tokens),
+                           static_cast<double>(report.statistics.append_only_tokens),
+                           static_cast<double>(report.statistics.tree_tokens), /*in_flops=*/false);
+  report.sharing = analyse_sharing(trajectories, result.forest, {.vocabulary = result.known()});
+  check_mapped_files();
+  return result;
+}
+
+}  // namespace
+
+void bind_inspect(nb::module_& module) {
+  module.def("build_from_trajectories", &build, nb::arg("trajectories"),
+             nb::arg("tree_keys").noconvert() = nb::none(),
+             "What espalier.build does with Trajectories: tree_keys int64 [R].");
+  nb::class_<RowsReport>(module, "RowsReport", "What espalier.inspect found.")
+      .def_ro("forest", &RowsReport::forest, "The prefix trees of the rows.")
+      .def(
+          "json",
+          [](const RowsReport& self) { return to_json(self.report, self.trajectories, self.known()).dump(); },
+          nb::call_guard<nb::gil_scoped_release>(), "As `espalier inspect --json` prints it.")
+      .def(
+          "text",
+          [](const RowsReport& self) {
+            return to_text(self.report, self.trajectories, self.known(), /*has_model=*/false);
+          },
+          nb::call_guard<nb::gil_scoped_release>(), "As `espalier inspect` prints it.")
+      .def(
+          "page",
+          [](const RowsReport& self, const std::string& title) {
+            return inspect_page({title, self.report, self.trajectories, self.forest, self.known()});
+          },
+          nb::arg("title"), nb::call_guard<nb::gil_scoped_release>(),
+          "The page of `espalier inspect --html`.");
+  module.def("inspect", &inspect, nb::arg("trajectories"), nb::arg("tokenizer_json") = nb::none(),
+             "What espalier.inspect does.");
+}
+
+}  // namespace espalier::python

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "espalier/base/check.h"
+#include "espalier/base/units.h"
+#include "espalier/data/builder.h"
+#include "espalier/data/reader.h"
+#include "espalier/data/trajectories.h"
+#include "espalier/data/writer.h"
+#include "espalier/python/arrays.h"
+#include "espalier/python/bindings.h"
+
+namespace espalier::python {
+namespace {
+
+using Rows = nb::handle_t<Trajectories>;
+
+const Trajectories& of(Rows self) {
+  return nb::cast<const Trajectories&>(self);
+}
+
+template <typename T>
+nb::object array(const Column<T>& column, nb::handle owner) {
+  return nb::cast(view(column.span(), owner));
+}
+
+nb::object array(const RealColumn& column, nb::handle owner) {
+  return std::visit([owner](const auto& values) { return array(values, owner); }, column.values());
+}
+
+/// The getter of a property that is None where no row has the column.
+template <typename Values>
+auto optional_of(Optional<Values> Trajectories::* member) {
+  return [member](Rows self) {
+    const Optional<Values>& column = of(self).*member;
+    return column.any() ? array(column.values, self) : nb::none();
+  };
+}
+
+auto texts_of(std::vector<std::string> Trajectories::* member) {
+  return [member](Rows self) { return (of(self).*member).empty() ? nb::none() : nb::cast(of(self).*member); };
+}
+
+nb::object routes(Rows self) {
+  const Trajectories& rows = of(self);
+  if (rows.routes_per_token == 0) return nb::none();
+  const auto width = static_cast<size_t>(rows.routes_per_token);
+  return nb::cast(nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>>(
+      rows.routed_experts.span().data(), {static_cast<size_t>(rows.num_tokens()), width}, self));
+}
+
+nb::dict present(Rows self) {
+  const Trajectories& rows = of(self);
+  nb::dict columns;
+  const auto add = [&](const char* name, const auto& column) {
+    if (!column.present.empty()) columns[name] = array(column.present, self);
+  };
+  add("logprobs", rows.logprobs);
+  add("ref_logprobs", rows.ref_logprobs);
+  add("advantages", rows.advantages);
+  add("reward", rows.reward);
+  add("chosen", rows.chosen);
+  return columns;
+}
+
+void check_index(const Trajectories& rows, int64_t r) {
+  if (r < 0 || r >= rows.num_rows()) throw nb::index_error("row out of range");
+}
+
+nb::dict row_dict(const Trajectories& rows, int64_t r) {
+  check_index(rows, r);
+  TrajectoryRow row = copy_row(rows, r);
+  nb::dict dict;
+  const auto add_text = [&](const char* name, const std::string& text) {
+    if (!text.empty()) dict[name] = text;
+  };
+  const auto add_array = [&](const char* name, auto& values) {
+    if (!values.empty()) dict[name] = take(std::move(values));
+  };
+  add_text("trajectory_id", row.trajectory_id);
+  add_text("group_id", row.group_id);
+  add_text("pair_id", row.pair_id);
+  if (row.chosen) dict["chosen"] = *row.chosen;
+  if (row.reward) dict["reward"] = *row.reward;
+  add_array("input_ids", row.input_ids);
+  add_array("loss_mask", row.loss_mask);
+  add_array("loss_weights", row.loss_weights);
+  add_array("logprobs", row.logprobs);
+  add_array("ref_logprobs", row.ref_logprobs);
+  add_array("advantages", row.advantages);
+  if (!row.routed_experts.empty()) {
+    const nb::object ids = nb::cast(take(std::move(row.routed_experts)));
+    dict["routed_experts"] = ids.attr("reshape")(-1, rows.routes_per_token);
+  }
+  return dict;
+}
+
+std::string text(const Trajectories& rows) {
+  return fmt::format("<espalier.Trajectories: {}, {}>", count_of(rows.num_rows(), "row", "rows"),
+                     count_of(rows.num_tokens(), "token", "tokens"));
+}
+
+/// Calls what reads or writes files, without the GIL. A call of the system that a signal interrupts may look
+/// like a fault of the file, so what the signal's handler raises comes first.
+template <typename Call>
+auto on_files(Call call) {
+  try {
+    const nb::gil_scoped_release release;
+    return call();
+  } catch (const InputError&) {
+    check_signals();
+    throw;
+  }
+}
+
+nb::tuple read(const std::vector<std::filesystem::path>& paths, int64_t vocab_size, bool skip_bad_rows,
+               int64_t max_rows, int64_t max_line_bytes) {
+  ReadOptions options{.vocab_size = vocab_size,
+                      .skip_bad_rows = skip_bad_rows,
+                      .max_rows = max_rows,
+                      .max_line_bytes = max_line_bytes,
+                      .progress = [](double) { check_signals(); }};
+  ReadReport report;
+  Trajectories rows = on_files([&] { return read_trajectories(paths, options, &report); });
+  std::vector<std::string> per_token;
+  for (const IgnoredField& field : report.fields.ignored) {
+    if (field.is_per_token()) per_token.push_back(field.name);
+  }
+  return nb::make_tuple(std::move(rows), report.rows_skipped, report.first_errors, per_token);
+}
+
+template <typename T>
+std::vector<T> copied(const std::optional<Given<T>>& array) {
+  if (!array) return {};
+  return {array->data(), array->data() + array->size()};
+}
+
+using Reals = std::optional<Given<double>>;
+
+void append(TrajectoriesBuilder& rows, const Given<int32_t>& input_ids,
+            const std::optional<Given<uint8_t>>& loss_mask, const Reals& loss_weights, const Reals& logprobs,
+            const Reals& ref_logprobs, const Reals& advantages, std::optional<double> advantage,
+            std::optional<double> reward, std::optional<bool> chosen, std::string trajectory_id,
+            std::string group_id, std::string pair_id, const std::optional<Given<int32_t>>& routed_experts) {
+  rows.append({.input_ids = {input_ids.data(), input_ids.data() + input_ids.size()},
+               .loss_mask = copied(loss_mask),
+               .loss_weights = copied(loss_weights),
+               .logprobs = copied(logprobs),
+               .ref_logprobs = copied(ref_logprobs),
+               .advantages = copied(advantages),
+               .advantage = advantage,
+               .reward = reward,
+               .chosen = chosen,
+               .trajectory_id = std::move(trajectory_id),
+               .group_id = std::move(group_id),
+               .pair_id = std::move(pair_id),
+               .routed_experts = copied(routed_experts)});
+}
+
+void bind_class(nb::module_& module) {
+  using Class = Trajectories;
+  nb::class_<Class>(module, "Trajectories",
+                    "Rows of token ids with their loss mask, log-probabilities, advantages and so on, in "
+                    "columns. Per-token\n"
+                    "columns are aligned: row r has entries [offsets[r], offsets[r + 1]). Columns are "
+                    "read-only views, of the file\n"
+                    "itself where it is packed; those that no row has are None. Index r gives the row as a "
+                    "dict of its own.")
+      .def_prop_ro(
+          "offsets", [](Rows self) { return array(of(self).offsets, self); }, "int64 [R + 1]")
+      .def_prop_ro(
+          "input_ids", [](Rows self) { return array(of(self).input_ids, self); }, "int32 [N]")
+      .def_prop_ro(
+          "loss_weights", [](Rows self) { return array(of(self).loss_weights, self); },
+          "[N], uint8 where the rows gave a mask, else float32 or float64; 1 where they gave neither")
+      .def_prop_ro("logprobs", optional_of(&Class::logprobs), "float32 or float64 [N]: behaviour policy")
+      .def_prop_ro("ref_logprobs", optional_of(&Class::ref_logprobs),
+                   "float32 or float64 [N]: reference model")
+      .def_prop_ro("advantages", optional_of(&Class::advantages), "float32 or float64 [N]")
+      .def_prop_ro("reward", optional_of(&Class::reward), "float32 or float64 [R]")
+      .def_prop_ro("chosen", optional_of(&Class::chosen), "uint8 [R]")
+      .def_prop_ro("present", &present,
+                   "uint8 [R] by name, for the columns that only some rows have; they hold 0 for the others")
+      .def_prop_ro("trajectory_id", texts_of(&Class::trajectory_id),
+                   "list of str [R], empty where a row has none")
+      .def_prop_ro("group_id", texts_of(&Class::group_id), "list of str [R], empty where a row has none")
+      .def_prop_ro("pair_id", texts_of(&Class::pair_id), "list of str [R], empty where a row has none")
+      .def_prop_ro("routed_experts", &routes, "int32 [N, routes per token], -1 in rows without routes")
+      .def_prop_ro("num_rows", &Class::num_rows, "R")
+      .def_prop_ro("num_tokens", &Class::num_tokens, "N")
+      .def(
+          "name",
+          [](const Class& rows, int64_t r) {
+            check_index(rows, r);
+            return rows.name(r);
+          },
+          nb::arg("row"), "What the row is called in messages: its trajectory_id, or its number.")
+      .def("__len__", &Class::num_rows)
+      .def("__getitem__", &row_dict, nb::arg("row"))
+      .def("__repr__", &text);
+}
+
+void bind_builder(nb::module_& module) {
+  nb::class_<TrajectoriesBuilder>(module, "TrajectoriesBuilder",
+                                  "Collects rows whose arrays have the types of the columns.")
+      .def(nb::init<>())
+      .def("append", &append, nb::arg("input_ids").noconvert(), nb::kw_only(),
+           nb::arg("loss_mask").noconvert() = nb::none(), nb::arg("loss_weights").noconvert() = nb::none(),
+           nb::arg("logprobs").noconvert() = nb::none(), nb::arg("ref_logprobs").noconvert() = nb::none(),
+           nb::arg("advantages").noconvert() = nb::none(), nb::arg("advantage") = nb::none(),
+           nb::arg("reward") = nb::none(), nb::arg("chosen") = nb::none(), nb::arg("trajectory_id") = "",
+           nb::arg("group_id") = "", nb::arg("pair_id") = "",
+           nb::arg("routed_experts").noconvert() = nb::none(),
+           "Checks the row and appends it. Raises InputError that names the field.")
+      .def("finish", &TrajectoriesBuilder::finish,
+           "The rows as Trajectories; the builder is empty afterwards.");
+}
+
+}  // namespace
+
+void bind_trajectories(nb::module_& module) {
+  bind_class(module);
+  bind_builder(module);
+  module.attr("MAX_ROW_BYTES") = kDefaultLineBytes;
+  module.def("read", &read, nb::arg("paths"), nb::arg("vocab_size"), nb::arg("skip_bad_rows"),
+             nb::arg("max_rows"), nb::arg("max_line_bytes"),
+             "(trajectories, skipped rows, their first errors, per-token fields that were ignored).");
+  module.def(
+      "expand_file_patterns",
+      [](const std::vector<std::string>& patterns) { return expand_file_patterns(patterns); },
+      nb::arg("patterns"), "The files that names and patterns stand for.");
+  module.def(
+      "write",
+      [](const std::filesystem::path& path, const Trajectories& rows) {
+        on_files([&] { write_trajectories(path, rows); });
+      },
+      nb::arg("path"), nb::arg("trajectories"), "Writes JSON Lines or packed safetensors, atomically.");
+}
+
+}  // namespace espalier::python

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""espalier.read, espalier.write and espalier.inspect: rows of files in Python, and what the command says of them."""
+
+import json
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import espalier as package
+from conftest import seed_of
+
+ROWS = [
+    {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [None, -0.5, -0.25], "reward": 1.5, "group_id": "a",
+     "trajectory_id": "first", "chosen": True, "pair_id": 7},
+    {"input_ids": [5, 6], "loss_weights": [0.5, 2.0], "ref_logprobs": [0, -1.0], "advantage": -0.1, "group_id": "b"},
+    {"input_ids": [9], "routed_experts": [[1, 2]], "advantages": [0.25]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.safetensors"])
+def test_what_is_written_is_read_back(tmp_path, name):
+    package.write(tmp_path / name, ROWS)
+    rows = package.read(tmp_path / name)
+    assert len(rows) == 3 and rows.num_tokens == 6
+    assert rows.offsets.tolist() == [0, 3, 5, 6] and rows.input_ids.tolist() == [5, 6, 7, 5, 6, 9]
+    assert rows.loss_weights.tolist() == [0, 1, 1, 0.5, 2, 1]
+    assert rows.logprobs.tolist() == [0, -0.5, -0.25, 0, 0, 0] and rows.present["logprobs"].tolist() == [1, 0, 0]
+    assert rows.advantages.tolist() == [0, 0, 0, -0.1, -0.1, 0.25] and rows.reward.tolist() == [1.5, 0, 0]
+    assert rows.chosen.tolist() == [1, 0, 0] and rows.pair_id == ["7", "", ""] and rows.group_id == ["a", "b", ""]
+    assert rows.routed_experts.tolist() == [[-1, -1]] * 5 + [[1, 2]]
+    assert [rows.name(r) for r in range(3)] == ["first", "1", "2"]
+    # Rows as dicts of their own can be written again.
+    package.write(tmp_path / "again.jsonl", list(rows))
+    again = package.read(tmp_path / "again.jsonl")
+    assert [sorted(row) for row in again] == [sorted(row) for row in rows]
+    assert all(np.array_equal(again[r][field], rows[r][field]) for r in range(3) for field in rows[r])
+
+
+def test_packed_columns_are_views_of_the_file(tmp_path):
+    package.write(tmp_path / "rows.safetensors", [{"input_ids": [1, 2, 3], "logprobs": [0, -0.5, -0.25]}] * 1000)
+    rows = package.read(tmp_path / "rows.safetensors")
+    ids = rows.input_ids
+    assert np.shares_memory(ids, rows.input_ids) and not ids.flags.writeable and rows.logprobs.dtype == np.float32
+    place, name = ids.__array_interface__["data"][0], str(tmp_path / "rows.safetensors")
+    with open("/proc/self/maps") as maps:
+        ranges = [line.split("-")[:2] + [line] for line in maps if name in line]
+    assert any(int(begin, 16) <= place < int(end.split()[0], 16) for begin, end, _ in ranges)
+    del rows
+    assert ids[-3:].tolist() == [1, 2, 3]
+    assert np.array_equal(load_file(tmp_path / "rows.safetensors")["input_ids"], ids)
+
+
+def test_several_files_and_patterns(tmp_path):
+    for number in (2, 1):
+        package.write(tmp_path / f"rows-{number}.jsonl", [[number, 5]])
+    assert package.read(str(tmp_path / "rows-*.jsonl")).input_ids.tolist() == [1, 5, 2, 5]
+    assert package.read([tmp_path / "rows-2.jsonl", tmp_path / "rows-1.jsonl"]).input_ids.tolist() == [2, 5, 1, 5]
+    assert len(package.read(tmp_path / "rows-*.jsonl", limit=1)) == 1
+    with pytest.raises(package.InputError, match="expected files that match"):
+        package.read(tmp_path / "none-*.jsonl")
+
+
+def test_bad_rows_are_named_or_skipped(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input_ids": [1, 2], "values": [1, 2]}\n{"input_ids": [1, -2]}\n')
+    with pytest.raises(package.InputError, match=rf"^{path}:2: field `input_ids`: expected ") as caught:
+        package.read(path)
+    assert "received -2" in str(caught.value)
+    with pytest.warns(UserWarning) as warned:
+        assert len(package.read(path, skip_bad_rows=True)) == 1
+    said = [str(warning.message) for warning in warned]
+    assert said[0].startswith(f"skipped 1 bad rows of 2, the first: {path}:2: ")
+    assert said[1].endswith("ignored: values")
+    with pytest.raises(package.InputError, match="limit: expected a whole number from 0, received -1"):
+        package.read(path, limit=-1)
+
+
+BAD = {
+    "another field": ({"input_ids": [1], "tokens": [1]}, "row 1: field `tokens`: expected one of input_ids, loss_mask"),
+    "no ids": ({"loss_mask": [1]}, "row 1: field `input_ids`: expected a list of token ids, received none in"),
+    "a short mask": ({"input_ids": [1, 2], "loss_mask": [1]}, "row 1: field `loss_mask`: expected 2 entries"),
+    "a mask of twos": ({"input_ids": [1], "loss_mask": [2]}, "row 1: field `loss_mask`: expected integers from 0 to 1"),
+    "real ids": ({"input_ids": [1.5]}, "row 1: field `input_ids`: expected a list of integers, received float64"),
+    "large ids": ({"input_ids": [2**31]}, "row 1: field `input_ids`: expected integers from -2147483648 to 2147483647"),
+    "nan": ({"input_ids": [1, 2], "logprobs": [0, float("nan")]}, "row 1: field `logprobs`: expected finite"),
+    "a late null": ({"input_ids": [1, 2], "logprobs": [0, None]}, "row 1: field `logprobs`: expected a list of numbers"),
+    "text": ({"input_ids": [1], "reward": "1"}, "row 1: field `reward`: expected a number, received str"),
+    "a number": ({"input_ids": [1], "chosen": 1}, "row 1: field `chosen`: expected a boolean, received int"),
+    "a list": ({"input_ids": [1], "group_id": [1]}, "row 1: field `group_id`: expected text or an id, received list"),
+    "two weights": ({"input_ids": [1], "loss_mask": [1], "loss_weights": [1]}, "row 1: field `loss_"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_rows_that_cannot_be_read_back_are_not_written(tmp_path, name):
+    row, message = BAD[name]
+    package.write(tmp_path / "rows.jsonl", [[7]])
+    with pytest.raises(package.InputError) as caught:
+        package.write(tmp_path / "rows.jsonl", [[1], row])
+    assert str(caught.value).startswith(message)
+    assert package.read(tmp_path / "rows.jsonl").input_ids.tolist() == [7]  # what was there is still there
+    assert os.listdir(tmp_path) == ["rows.jsonl"]
+
+
+def test_ctrl_c_stops_reading(tmp_path):
+    pipe = tmp_path / "rows.jsonl"
+    os.mkfifo(pipe)
+    line = b'{"input_ids": [' + b"7, " * 20_000 + b"7]}\n"
+    broken = []
+
+    def write():
+        with open(pipe, "wb") as file:
+            for _ in range(100):
+                file.write(line)
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                for _ in range(1000):  # more than is read between two looks at signals
+                    file.write(line)
+            except BrokenPipeError:
+                broken.append(True)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            package.read(pipe)
+    finally:
+        writer.join()
+    assert broken  # so it did not read to the end first
+
+
+# Reports.
+
+
+def some_rows(rng):
+    prompt = rng.integers(0, 200, 40).tolist()
+    return [{"input_ids": prompt + rng.integers(0, 200, 10).tolist(), "loss_mask": [0] * 40 + [1] * 10, "group_id": "g"}
+            for _ in range(6)]  # fmt: skip
+
+
+def test_a_report_says_what_the_command_says(espalier, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    package.write(path, some_rows(np.random.default_rng(seed_of(1))))
+    report = package.inspect(path)
+    said = espalier("inspect", "--data", path, "--html", tmp_path / "page.html").stdout
+    assert report.data == json.loads(espalier("inspect", "--data", path, "--json").stdout)
+    assert said.startswith(str(report)) and report.html() == (tmp_path / "page.html").read_text()
+    assert repr(report).startswith("<espalier.Report of rows.jsonl: ")
+    assert report.forest.num_trajectories == 6 and report.data["tree_tokens"] == report.forest.tree_tokens
+    # Rows that are in memory, with a title that is text and not HTML.
+    other = package.inspect(package.read(path), title="<b>")
+    assert other.data == report.data and "<title>&lt;b&gt;" in other.html()
+    assert other._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+
+
+def test_a_report_shows_text_with_a_tokenizer(espalier, models, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    package.write(path, [[ord(c) for c in text] for text in ("to be or not to be", "to be or else", "to begin")])
+    with_text, without = package.inspect(path, model=models["native"]), package.inspect(path)
+    assert with_text.html() != without.html() and with_text.data["tree_tokens"] == without.data["tree_tokens"]
+    with pytest.raises(package.InputError, match="model: expected a folder with a tokenizer.json"):
+        package.inspect(path, model=tmp_path)

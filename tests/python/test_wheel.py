@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel: it is built, needs no library that a machine may lack, and runs where there is NumPy only."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY
+
+# What every Linux that NumPy runs on has.
+EVERYWHERE = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "libpthread.so.0"}
+
+
+def run(*command, cwd, **variables):
+    environment = {**os.environ, **variables}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def entries(library, kind):
+    """What the dynamic section of a library names: its NEEDED libraries, or its RUNPATH."""
+    return re.findall(rf"\({kind}\).*\[(.*)\]", run("readelf", "--dynamic", library, cwd="/"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    for module in ("nanobind", "scikit_build_core"):
+        pytest.importorskip(module)
+    folder = tmp_path_factory.mktemp("wheel")
+    # The folder of the build below build/ is kept, so that a second run compiles nothing.
+    launcher = {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache"} if shutil.which("ccache") else {}
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
+        "--no-deps", "--no-index", "--wheel-dir", folder, REPOSITORY, cwd=folder, **launcher)  # fmt: skip
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A virtual environment with the wheel and NumPy, and nothing else."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index",
+        "--target", packages, wheel, cwd=folder)  # fmt: skip
+    for name in ("numpy", "numpy.libs"):
+        (packages / name).symlink_to(Path(sysconfig.get_path("platlib")) / name)
+    return folder / "venv/bin/python", packages / "espalier"
+
+
+def test_the_wheel_has_the_package_and_little_else(wheel):
+    version = re.search(r"project\(espalier VERSION ([0-9.]+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
+    assert wheel.name.startswith(f"espalier_train-{version}-cp3") and wheel.stat().st_size < 4_000_000
+    names = set(zipfile.ZipFile(wheel).namelist())
+    python = {f"espalier/{path.name}" for path in (REPOSITORY / "python/espalier").glob("*.py*")}
+    assert python <= names and "espalier/py.typed" in names and "espalier/_core.pyi" in names
+    rest = {name for name in names - python if not name.endswith((".py", ".pyi")) and ".dist-info/" not in name}
+    assert {re.sub(r"\.(cpython|abi3|so)\b.*", "", name) for name in rest} <= {
+        "espalier/_core", "espalier/libsimdjson", "espalier/py.typed"}, rest  # fmt: skip
+
+
+def test_it_needs_no_library_that_a_machine_may_lack(installed):
+    _, package = installed
+    own = {path.name for path in package.glob("*.so*")}
+    libraries = sorted(package.glob("*.so*"))
+    needed = {name for library in libraries for name in entries(library, "NEEDED")}
+    assert needed - own <= EVERYWHERE, needed
+    core = next(path for path in libraries if path.name.startswith("_core"))
+    assert entries(core, "RUNPATH") == ["$ORIGIN"] and entries(core, "RPATH") == []
+    assert str(REPOSITORY).encode() + b"/" not in core.read_bytes()
+    # Control: the module of a build for this machine takes the system's.
+    (here,) = (REPOSITORY / "python/espalier").glob("_core*.so")
+    assert set(entries(here, "NEEDED")) - EVERYWHERE != set()
+
+
+def test_it_runs_where_there_is_numpy_only(installed, tmp_path):
+    python, package = installed
+    code = f"""
+import sys
+import espalier
+assert espalier.__file__.startswith({str(package)!r}), espalier.__file__
+rows = [{{"input_ids": [1, 2, 3], "group_id": "a"}}, {{"input_ids": [1, 2, 4], "group_id": "a"}}]
+for name in ("rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.safetensors"):
+    espalier.write(name, rows)
+    forest = espalier.build(espalier.read(name))
+    assert forest.tokens.tolist() == [1, 2, 3, 4]
+assert len(espalier.plan(forest, token_budget=3)) == 2
+assert espalier.inspect("rows.jsonl").data["tree_tokens"] == 4
+try:
+    espalier.read("none.jsonl")
+except espalier.InputError as error:
+    print(espalier.__version__, error)
+print(sorted({{"torch", "transformers", "safetensors"}} & set(sys.modules)))
+"""
+    said = run(python, "-I", "-c", code, cwd=tmp_path).splitlines()
+    assert "none.jsonl" in said[0] and said[1] == "[]"
+
+
+def test_auditwheel_finds_nothing_from_outside(wheel):
+    pytest.importorskip("auditwheel")
+    said = " ".join(run(sys.executable, "-m", "auditwheel", "show", wheel, cwd="/").split())
+    assert "requires no external shared libraries" in said or "manylinux" in said, said
+    assert not re.search(r"libfmt|libzstd|libxxhash|libz\.so", said), said
