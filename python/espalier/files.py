@@ -19,7 +19,8 @@ _NUMBERS = ("advantage", "reward")
 _TEXTS = ("trajectory_id", "group_id", "pair_id")
 
 
-def read(paths, *, vocab_size=0, skip_bad_rows=False, limit=0, max_row_bytes=core.MAX_ROW_BYTES):
+def read(paths, *, vocab_size: int = 0, skip_bad_rows: bool = False, limit: int = 0,
+         max_row_bytes: int = core.MAX_ROW_BYTES) -> Trajectories:  # fmt: skip
     """The rows of files as Trajectories: JSON Lines (plain, gzip or zstd, known by content) or packed .safetensors.
 
     paths          a file, or a list of files and patterns such as "rows-*.jsonl", read one after another
@@ -53,7 +54,7 @@ def read(paths, *, vocab_size=0, skip_bad_rows=False, limit=0, max_row_bytes=cor
     return rows
 
 
-def write(path, rows):
+def write(path, rows) -> None:
     """Writes rows, for `read` and the commands: dicts with the fields of docs/data-format.md, or Trajectories.
 
     Packed safetensors where the name ends in .safetensors, else JSON Lines; compressed where it ends in .gz or .zst. The
@@ -63,7 +64,7 @@ def write(path, rows):
     core.write(os.fspath(path), trajectories(rows))
 
 
-def trajectories(rows):
+def trajectories(rows) -> Trajectories:
     """Rows as Trajectories: dicts with the fields of docs/data-format.md, or lists of token ids. Raises as `write`."""
     if isinstance(rows, Trajectories):
         return rows
@@ -74,7 +75,7 @@ def trajectories(rows):
             columns = {name: _column(name, value) for name, value in fields.items() if value is not None}
             if "input_ids" not in columns:
                 raise InputError(f"field `input_ids`: expected a list of token ids, received none in {sorted(columns)}")
-            builder.append(columns.pop("input_ids"), **columns)
+            builder.append(columns)
         except InputError as error:
             raise InputError(f"row {number}: {error}") from None
     return builder.finish()

@@ -10,6 +10,7 @@ from pathlib import Path
 from .errors import InputError
 from .files import read, trajectories
 from .native import core
+from .trees import Forest
 
 
 class Report:
@@ -24,14 +25,14 @@ class Report:
         self._title = title
 
     @functools.cached_property
-    def data(self):
+    def data(self) -> dict:
         return json.loads(self._found.json())
 
     @property
-    def forest(self):
+    def forest(self) -> Forest:
         return self._found.forest
 
-    def html(self):
+    def html(self) -> str:
         """A self-contained page with the trees, as text. It needs no network."""
         return self._found.page(self._title)
 
@@ -45,7 +46,7 @@ class Report:
         return f'<iframe srcdoc="{html.escape(self.html())}" width="100%" height="720" style="border: 0"></iframe>'
 
 
-def inspect(rows, *, model=None, title=None):
+def inspect(rows, *, model=None, title: str | None = None) -> Report:
     """Which prefixes trajectories share, what that gains in tokens, and what was lost and why.
 
     rows   a file, a list of files or patterns, or rows as `espalier.write` takes them

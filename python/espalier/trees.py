@@ -11,7 +11,7 @@ MicroBatch = core.MicroBatch
 Plan = core.Plan
 
 
-def build(rows, *, tree_keys=None, merge_keys=None):
+def build(rows, *, tree_keys=None, merge_keys=None) -> Forest:
     """The prefix trees of token rows, in time linear in their tokens.
 
     rows        R rows: lists of token ids, integer arrays [n], or dicts with `input_ids` (of which `routed_experts` are
@@ -59,7 +59,7 @@ def _build(offsets, tokens, tree_keys, merge_keys):
                              None if tree_keys is None else tree_keys_of(tree_keys, len(offsets) - 1))  # fmt: skip
 
 
-def plan(forest, *, token_budget, strategy="auto"):
+def plan(forest: Forest, *, token_budget: int, strategy: str = "auto") -> Plan:
     """What of a forest runs together: micro-batches of at most `token_budget` tokens, in the order of forward passes.
 
     strategy  "partition" cuts trees anywhere and encodes every token once; micro-batches then read context of others.
@@ -75,7 +75,7 @@ def plan(forest, *, token_budget, strategy="auto"):
     >>> plan
     <espalier.Plan: partition, 2 micro-batches, 9 encoded of 17 flat tokens>
     >>> [(batch.parent, batch.num_tokens, batch.context_tokens) for batch in plan]
-    [(-1, 4, 0), (0, 5, 4)]
+    [(-1, 3, 0), (0, 6, 3)]
     >>> espalier.plan(forest, token_budget=6, strategy="tree-packing").num_tokens
     17
     """

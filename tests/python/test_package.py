@@ -65,6 +65,11 @@ def test_every_public_name_is_there_and_documented():
         assert [member for member in members if not getattr(getattr(package, name), member).__doc__] == [], name
 
 
+def test_type_checkers_know_the_public_names():
+    stubs = (REPOSITORY / "python/espalier/__init__.pyi").read_text()
+    assert re.findall(r"(\w+) as \1\b", stubs) == package.__all__
+
+
 @pytest.mark.parametrize("module", ["trees", "files", "report"])
 def test_examples_of_docstrings(module):
     failed, tried = doctest.testmod(importlib.import_module(f"espalier.{module}"))

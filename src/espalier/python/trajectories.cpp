@@ -140,31 +140,36 @@ nb::tuple read(const std::vector<std::filesystem::path>& paths, int64_t vocab_si
 }
 
 template <typename T>
-std::vector<T> copied(const std::optional<Given<T>>& array) {
-  if (!array) return {};
-  return {array->data(), array->data() + array->size()};
+std::vector<T> values(const nb::dict& row, const char* name) {
+  if (!row.contains(name)) return {};
+  const auto array = nb::cast<Given<T>>(row[name], /*convert=*/false);
+  return {array.data(), array.data() + array.size()};
 }
 
-using Reals = std::optional<Given<double>>;
+template <typename T>
+std::optional<T> value(const nb::dict& row, const char* name) {
+  if (!row.contains(name)) return std::nullopt;
+  return nb::cast<T>(row[name]);
+}
 
-void append(TrajectoriesBuilder& rows, const Given<int32_t>& input_ids,
-            const std::optional<Given<uint8_t>>& loss_mask, const Reals& loss_weights, const Reals& logprobs,
-            const Reals& ref_logprobs, const Reals& advantages, std::optional<double> advantage,
-            std::optional<double> reward, std::optional<bool> chosen, std::string trajectory_id,
-            std::string group_id, std::string pair_id, const std::optional<Given<int32_t>>& routed_experts) {
-  rows.append({.input_ids = {input_ids.data(), input_ids.data() + input_ids.size()},
-               .loss_mask = copied(loss_mask),
-               .loss_weights = copied(loss_weights),
-               .logprobs = copied(logprobs),
-               .ref_logprobs = copied(ref_logprobs),
-               .advantages = copied(advantages),
-               .advantage = advantage,
-               .reward = reward,
-               .chosen = chosen,
-               .trajectory_id = std::move(trajectory_id),
-               .group_id = std::move(group_id),
-               .pair_id = std::move(pair_id),
-               .routed_experts = copied(routed_experts)});
+std::string text_of(const nb::dict& row, const char* name) {
+  return value<std::string>(row, name).value_or("");
+}
+
+void append(TrajectoriesBuilder& rows, const nb::dict& row) {
+  rows.append({.input_ids = values<int32_t>(row, "input_ids"),
+               .loss_mask = values<uint8_t>(row, "loss_mask"),
+               .loss_weights = values<double>(row, "loss_weights"),
+               .logprobs = values<double>(row, "logprobs"),
+               .ref_logprobs = values<double>(row, "ref_logprobs"),
+               .advantages = values<double>(row, "advantages"),
+               .advantage = value<double>(row, "advantage"),
+               .reward = value<double>(row, "reward"),
+               .chosen = value<bool>(row, "chosen"),
+               .trajectory_id = text_of(row, "trajectory_id"),
+               .group_id = text_of(row, "group_id"),
+               .pair_id = text_of(row, "pair_id"),
+               .routed_experts = values<int32_t>(row, "routed_experts")});
 }
 
 void bind_class(nb::module_& module) {
@@ -214,14 +219,10 @@ void bind_builder(nb::module_& module) {
   nb::class_<TrajectoriesBuilder>(module, "TrajectoriesBuilder",
                                   "Collects rows whose arrays have the types of the columns.")
       .def(nb::init<>())
-      .def("append", &append, nb::arg("input_ids").noconvert(), nb::kw_only(),
-           nb::arg("loss_mask").noconvert() = nb::none(), nb::arg("loss_weights").noconvert() = nb::none(),
-           nb::arg("logprobs").noconvert() = nb::none(), nb::arg("ref_logprobs").noconvert() = nb::none(),
-           nb::arg("advantages").noconvert() = nb::none(), nb::arg("advantage") = nb::none(),
-           nb::arg("reward") = nb::none(), nb::arg("chosen") = nb::none(), nb::arg("trajectory_id") = "",
-           nb::arg("group_id") = "", nb::arg("pair_id") = "",
-           nb::arg("routed_experts").noconvert() = nb::none(),
-           "Checks the row and appends it. Raises InputError that names the field.")
+      .def("append", &append, nb::arg("row"),
+           "Checks the row, a dict by field whose lists are arrays of the columns' types, and appends it. "
+           "Raises\n"
+           "InputError that names the field.")
       .def("finish", &TrajectoriesBuilder::finish,
            "The rows as Trajectories; the builder is empty afterwards.");
 }

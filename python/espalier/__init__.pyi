@@ -1,0 +1,15 @@
+from .trees import Forest as Forest
+from .errors import InputError as InputError
+from .trees import Layout as Layout
+from .trees import MicroBatch as MicroBatch
+from .trees import Plan as Plan
+from .report import Report as Report
+from .files import Trajectories as Trajectories
+from .trees import build as build
+from .report import inspect as inspect
+from .trees import plan as plan
+from .files import read as read
+from .files import trajectories as trajectories
+from .files import write as write
+
+__version__: str

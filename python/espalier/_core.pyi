@@ -1,0 +1,388 @@
+"""The compiled part of Espalier: what needs no LibTorch."""
+
+from collections.abc import Sequence
+import os
+import pathlib
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class Forest:
+    """
+    The prefix trees of some trajectories, in preorder: the tokens of a node are contiguous, and its
+    descendants follow it directly. `espalier.build` makes it. Arrays are read-only views.
+    """
+
+    @property
+    def tokens(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
+        """int32 [tree_tokens]: every different token once"""
+
+    @property
+    def node_begin(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """
+        int64 [num_nodes + 1]: node n is tokens [node_begin[n], node_begin[n + 1])
+        """
+
+    @property
+    def parent(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64 [num_nodes]: the node before on the path, -1 at a root"""
+
+    @property
+    def subtree_last(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64 [num_nodes]: one past the last node of the node's subtree"""
+
+    @property
+    def position(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64 [num_nodes]: position of the node's first token on its root path"""
+
+    @property
+    def multiplicity(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """
+        int64 [num_nodes]: trajectories that pass through the node or end in it
+        """
+
+    @property
+    def end_node(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64 [num_trajectories]: the node at whose end the trajectory ends"""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all trees."""
+
+    @property
+    def num_trajectories(self) -> int:
+        """Rows that the forest was built from."""
+
+    @property
+    def tree_tokens(self) -> int:
+        """Tokens without repetition."""
+
+    @property
+    def flat_tokens(self) -> int:
+        """Tokens with repetition: those of the rows."""
+
+    def layout(self) -> Layout:
+        """
+        The whole forest as one micro-batch: a Layout whose run k is node k.
+
+        Raises InputError where it has more tokens than an int32 counts.
+        """
+
+    def statistics(self) -> dict:
+        """
+        How much the trajectories share, as a dict: trajectories, trees, nodes and leaves; tokens and visible
+        (query, key) pairs flat, in the tree, and after append-only merging; cached_token_ratio (flat / tree), por
+        (1 - tree / flat); depth and branching.
+        """
+
+    def __repr__(self) -> str: ...
+
+class Layout:
+    """
+    The T tokens of one micro-batch in preorder, and which of them sees which: token j sees token i where
+    i <= j < subtree_end[i]. A run is a stretch of tokens of one root path; its descendants follow it
+    directly. Arrays are read-only views.
+    """
+
+    @property
+    def forest_token(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64 [T]: index into Forest.tokens"""
+
+    @property
+    def input_ids(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
+        """int32 [T]: the tokens"""
+
+    @property
+    def position_ids(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
+        """int32 [T]: position on the root path"""
+
+    @property
+    def subtree_end(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
+        """int32 [T]: one past the last token of the subtree of the token's run"""
+
+    @property
+    def prev(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
+        """int32 [T]: the token before on the path, -1 at a root"""
+
+    @property
+    def run_begin(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64 [num_runs + 1]: run k is tokens [run_begin[k], run_begin[k + 1])"""
+
+    @property
+    def run_parent(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64 [num_runs]: the run before on the path, -1 at a root"""
+
+    @property
+    def trajectories(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64: the trajectories that are in this layout, ascending"""
+
+    @property
+    def end_run(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """
+        int64: for each of `trajectories`, the run at whose end its path leaves this layout
+        """
+
+    @property
+    def multiplicity(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64 [T]: how many of `trajectories` pass through the token"""
+
+    @property
+    def num_tokens(self) -> int:
+        """T"""
+
+    @property
+    def num_runs(self) -> int:
+        """Runs of all paths."""
+
+    def path(self, trajectory: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        int64 [length]: the indices of the trajectory's tokens in this layout, from its root on.
+
+        Raises InputError for a trajectory that is not in this layout.
+        """
+
+    def paths(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+        """
+        The paths of all `trajectories` as (offsets, indices): trajectory number k of them has
+        indices[offsets[k]:offsets[k + 1]]. Both are int64.
+        """
+
+    def __len__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+def build_forest(offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], merge_keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Forest:
+    """
+    What espalier.build does with arrays: offsets int64 [R + 1], tokens int32 [N], merge_keys uint64 [N],
+    tree_keys int64 [R].
+    """
+
+class Trajectories:
+    """
+    Rows of token ids with their loss mask, log-probabilities, advantages and so on, in columns. Per-token
+    columns are aligned: row r has entries [offsets[r], offsets[r + 1]). Columns are read-only views, of the file
+    itself where it is packed; those that no row has are None. Index r gives the row as a dict of its own.
+    """
+
+    @property
+    def offsets(self) -> object:
+        """int64 [R + 1]"""
+
+    @property
+    def input_ids(self) -> object:
+        """int32 [N]"""
+
+    @property
+    def loss_weights(self) -> object:
+        """
+        [N], uint8 where the rows gave a mask, else float32 or float64; 1 where they gave neither
+        """
+
+    @property
+    def logprobs(self) -> object:
+        """float32 or float64 [N]: behaviour policy"""
+
+    @property
+    def ref_logprobs(self) -> object:
+        """float32 or float64 [N]: reference model"""
+
+    @property
+    def advantages(self) -> object:
+        """float32 or float64 [N]"""
+
+    @property
+    def reward(self) -> object:
+        """float32 or float64 [R]"""
+
+    @property
+    def chosen(self) -> object:
+        """uint8 [R]"""
+
+    @property
+    def present(self) -> dict:
+        """
+        uint8 [R] by name, for the columns that only some rows have; they hold 0 for the others
+        """
+
+    @property
+    def trajectory_id(self) -> object:
+        """list of str [R], empty where a row has none"""
+
+    @property
+    def group_id(self) -> object:
+        """list of str [R], empty where a row has none"""
+
+    @property
+    def pair_id(self) -> object:
+        """list of str [R], empty where a row has none"""
+
+    @property
+    def routed_experts(self) -> object:
+        """int32 [N, routes per token], -1 in rows without routes"""
+
+    @property
+    def num_rows(self) -> int:
+        """R"""
+
+    @property
+    def num_tokens(self) -> int:
+        """N"""
+
+    def name(self, row: int) -> str:
+        """What the row is called in messages: its trajectory_id, or its number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> dict: ...
+
+    def __repr__(self) -> str: ...
+
+class TrajectoriesBuilder:
+    """Collects rows whose arrays have the types of the columns."""
+
+    def __init__(self) -> None: ...
+
+    def append(self, row: dict) -> None:
+        """
+        Checks the row, a dict by field whose lists are arrays of the columns' types, and appends it. Raises
+        InputError that names the field.
+        """
+
+    def finish(self) -> Trajectories:
+        """The rows as Trajectories; the builder is empty afterwards."""
+
+MAX_ROW_BYTES: int = 268435456
+
+def read(paths: Sequence[str | os.PathLike], vocab_size: int, skip_bad_rows: bool, max_rows: int, max_line_bytes: int) -> tuple:
+    """
+    (trajectories, skipped rows, their first errors, per-token fields that were ignored).
+    """
+
+def expand_file_patterns(patterns: Sequence[str]) -> list[pathlib.Path]:
+    """The files that names and patterns stand for."""
+
+def write(path: str | os.PathLike, trajectories: Trajectories) -> None:
+    """Writes JSON Lines or packed safetensors, atomically."""
+
+class MicroBatch:
+    """
+    What runs in one forward and backward pass. Under partition it reads context: tokens of its
+    ancestors, which are micro-batches that run before it.
+    """
+
+    @property
+    def index(self) -> int:
+        """Its place in the plan, which is the order of forward passes."""
+
+    @property
+    def parent(self) -> int:
+        """
+        The micro-batch whose context it inherits, -1: none. Its backward pass comes before the parent's.
+        """
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens it encodes."""
+
+    @property
+    def num_pairs(self) -> int:
+        """Visible (query, key) pairs of these tokens, keys in context included."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of other micro-batches that it reads, each counted once."""
+
+    @property
+    def context(self) -> object:
+        """
+        int64 [blocks, 6]: dense parts of the mask between this micro-batch and its ancestors. Each row is
+        (ancestor, column_begin, column_end, row_begin, row_end, position): these columns of the ancestor's
+        layout are visible to these rows of this one's; the first column has this position on its path.
+        """
+
+    @property
+    def context_runs(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        int64: for each root run of the layout, the run of the parent that it continues.
+        """
+
+    def layout(self) -> Layout:
+        """
+        The tokens that it encodes as a Layout, without its context. A path of it is the part of a trajectory
+        that lies in this micro-batch.
+        """
+
+    def to_dict(self) -> dict:
+        """
+        Its counts, trajectories and runs [begin, end, parent run] of forest tokens.
+        """
+
+    def __repr__(self) -> str: ...
+
+class Plan:
+    """
+    What runs together: micro-batches in the order of their forward passes. It has a length, and
+    index m gives a MicroBatch.
+    """
+
+    @property
+    def strategy(self) -> str:
+        """
+        The strategy that was taken: partition, tree-packing or sequence-packing.
+        """
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens of a micro-batch; 0: no limit."""
+
+    @property
+    def num_tokens(self) -> int:
+        """
+        Tokens that are encoded: the tree's, and the prefixes that packing repeats.
+        """
+
+    @property
+    def num_pairs(self) -> int:
+        """Visible (query, key) pairs."""
+
+    @property
+    def effective_reuse_ratio(self) -> float:
+        """ERR: the part of the flat tokens that is not computed again."""
+
+    def to_dict(self) -> dict:
+        """
+        The plan as numbers, lists and dicts, as `espalier plan --json` prints it.
+        """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> MicroBatch: ...
+
+    def __repr__(self) -> str: ...
+
+def plan(forest: Forest, strategy: str, token_budget: int) -> Plan:
+    """What espalier.plan does."""
+
+def build_from_trajectories(trajectories: Trajectories, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Forest:
+    """What espalier.build does with Trajectories: tree_keys int64 [R]."""
+
+class RowsReport:
+    """What espalier.inspect found."""
+
+    @property
+    def forest(self) -> Forest:
+        """The prefix trees of the rows."""
+
+    def json(self) -> str:
+        """As `espalier inspect --json` prints it."""
+
+    def text(self) -> str:
+        """As `espalier inspect` prints it."""
+
+    def page(self, title: str) -> str:
+        """The page of `espalier inspect --html`."""
+
+def inspect(trajectories: Trajectories, tokenizer_json: str | os.PathLike | None = None) -> RowsReport:
+    """What espalier.inspect does."""
