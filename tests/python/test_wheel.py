@@ -114,5 +114,5 @@ print(sorted({{"torch", "transformers", "safetensors"}} & set(sys.modules)))
 def test_auditwheel_finds_nothing_from_outside(wheel):
     pytest.importorskip("auditwheel")
     said = " ".join(run(sys.executable, "-m", "auditwheel", "show", wheel, cwd="/").split())
-    assert "requires no external shared libraries" in said or "manylinux" in said, said
+    assert "is consistent with the following platform tag: \"manylinux_" in said, said
     assert not re.search(r"libzstd|libxxhash|libz\.so", said), said
