@@ -20,7 +20,7 @@ _MODULES = {
     "files": ("Trajectories", "read", "trajectories", "write"),
     "native": ("__version__",),
     "report": ("Report", "inspect"),
-    "trees": ("Forest", "Layout", "MicroBatch", "Plan", "build", "plan"),
+    "trees": ("Distribution", "Forest", "Layout", "MicroBatch", "Plan", "RankShare", "build", "distribute", "plan"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

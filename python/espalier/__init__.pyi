@@ -1,11 +1,14 @@
+from .trees import Distribution as Distribution
 from .trees import Forest as Forest
 from .errors import InputError as InputError
 from .trees import Layout as Layout
 from .trees import MicroBatch as MicroBatch
 from .trees import Plan as Plan
+from .trees import RankShare as RankShare
 from .report import Report as Report
 from .files import Trajectories as Trajectories
 from .trees import build as build
+from .trees import distribute as distribute
 from .report import inspect as inspect
 from .trees import plan as plan
 from .files import read as read

@@ -365,6 +365,61 @@ class Plan:
 def plan(forest: Forest, strategy: str, token_budget: int) -> Plan:
     """What espalier.plan does."""
 
+class RankShare:
+    """What one rank trains on: a forest of its trajectories."""
+
+    @property
+    def trajectories(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """
+        int64: trajectories of the whole forest, ascending; none where a rank has no work.
+        """
+
+    @property
+    def seconds(self) -> float:
+        """Predicted for forward and backward, up to a common factor."""
+
+    @property
+    def tree_tokens(self) -> int:
+        """Tokens of the rank's own forest."""
+
+    def __repr__(self) -> str: ...
+
+class Distribution:
+    """
+    Which trajectories each rank trains on. It has a length, and index r gives the RankShare of rank r.
+    """
+
+    @property
+    def imbalance(self) -> float:
+        """The slowest rank's seconds over the mean, less 1."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the slowest rank."""
+
+    @property
+    def least_seconds(self) -> float:
+        """No distribution is faster than that."""
+
+    @property
+    def split_trees(self) -> int:
+        """Trees that are on several ranks."""
+
+    @property
+    def repeated_tokens(self) -> int:
+        """
+        Prefix tokens that several ranks encode: the tokens of all ranks less those of the forest.
+        """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rank: int) -> RankShare: ...
+
+    def __repr__(self) -> str: ...
+
+def distribute(forest: Forest, ranks: int) -> Distribution:
+    """What espalier.distribute does."""
+
 def build_from_trajectories(trajectories: Trajectories, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Forest:
     """What espalier.build does with Trajectories: tree_keys int64 [R]."""
 

@@ -5,10 +5,12 @@ from .errors import InputError
 from .native import core
 from .sequences import is_packed, listed, merge_keys_of, route_keys_of, token_sequences, tree_keys_of
 
+Distribution = core.Distribution
 Forest = core.Forest
 Layout = core.Layout
 MicroBatch = core.MicroBatch
 Plan = core.Plan
+RankShare = core.RankShare
 
 
 def build(rows, *, tree_keys=None, merge_keys=None) -> Forest:
@@ -79,8 +81,35 @@ def plan(forest: Forest, *, token_budget: int, strategy: str = "auto") -> Plan:
     >>> espalier.plan(forest, token_budget=6, strategy="tree-packing").num_tokens
     17
     """
+    _check_forest(forest)
+    return core.plan(forest, str(strategy), _whole("token_budget", token_budget))
+
+
+def distribute(forest: Forest, ranks: int) -> Distribution:
+    """Which trajectories of a forest each of `ranks` processes trains on, by predicted time.
+
+    Whole trees go to ranks, longest first, and are moved and swapped until the slowest gets no faster. A tree that
+    takes more than a rank's mean is split by its branches; the prefix that ranks then encode again counts. A rank
+    without trajectories has to take part in reductions with gradients of zero.
+
+    Returns a Distribution. Equal forests give equal distributions, so every rank may compute it by itself.
+
+    >>> import espalier
+    >>> forest = espalier.build([[1, 2, 3, 4], [1, 2, 5, 6], [7, 8, 9], [7, 8, 0], [9, 9]])
+    >>> distribution = espalier.distribute(forest, 2)
+    >>> [share.trajectories.tolist() for share in distribution], distribution.repeated_tokens
+    ([[0, 1], [2, 3, 4]], 0)
+    """
+    _check_forest(forest)
+    return core.distribute(forest, _whole("ranks", ranks))
+
+
+def _check_forest(forest):
     if not isinstance(forest, Forest):
         raise InputError(f"forest: expected a Forest, as espalier.build makes it, received {type(forest).__name__}")
-    if isinstance(token_budget, bool) or not hasattr(token_budget, "__index__") or token_budget.__index__() < 1:
-        raise InputError(f"token_budget: expected a whole number above 0, received {token_budget!r}")
-    return core.plan(forest, str(strategy), token_budget.__index__())
+
+
+def _whole(name, value):
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
+        raise InputError(f"{name}: expected a whole number above 0, received {value!r}")
+    return value.__index__()

@@ -230,3 +230,29 @@ def test_a_plan_as_a_dict_is_that_of_the_command(espalier, tmp_path):
         context = [batch.pop("context_tokens") for batch in ours["micro_batches"]]
         assert {key: said[key] for key in ours} == ours
         assert any(context) == (strategy == "partition")
+
+
+def test_ranks_get_every_trajectory_once():
+    random = np.random.default_rng(seed_of(4))
+    rows = [random.integers(0, 3, size=random.integers(1, 30)).tolist() for _ in range(40)]
+    forest = package.build(rows)
+    for ranks in (1, 3, 50):
+        distribution = package.distribute(forest, ranks)
+        assert len(distribution) == ranks
+        assert sorted(t for share in distribution for t in share.trajectories.tolist()) == list(range(len(rows)))
+        busy = [share for share in distribution if len(share.trajectories)]
+        own = [package.build([rows[t] for t in share.trajectories]) for share in busy]
+        tokens = [share.tree_tokens for share in busy]
+        assert tokens == [each.tree_tokens for each in own]
+        assert sum(tokens) == forest.tree_tokens + distribution.repeated_tokens
+        seconds = [share.seconds for share in distribution]
+        assert distribution.seconds == max(seconds) >= distribution.least_seconds * (1 - 1e-9)
+        assert distribution.imbalance == pytest.approx(max(seconds) * ranks / sum(seconds) - 1)
+    with pytest.raises(IndexError):
+        distribution[ranks]
+
+
+@pytest.mark.parametrize("ranks", [0, -1, True, 2.0, "2"])
+def test_ranks_are_a_whole_number(ranks):
+    with pytest.raises(package.InputError, match="ranks: expected a whole number above 0, received"):
+        package.distribute(package.build([[1]]), ranks)

@@ -17,6 +17,7 @@ void check_signals();
 void bind_forest(nanobind::module_& module);
 void bind_trajectories(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
+void bind_ranks(nanobind::module_& module);
 void bind_inspect(nanobind::module_& module);
 
 }  // namespace espalier::python

@@ -10,5 +10,6 @@ NB_MODULE(_core, module) {
   espalier::python::bind_forest(module);
   espalier::python::bind_trajectories(module);
   espalier::python::bind_plan(module);
+  espalier::python::bind_ranks(module);
   espalier::python::bind_inspect(module);
 }

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/plan/ranks.h"
+
+#include <fmt/format.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "espalier/base/units.h"
+#include "espalier/plan/common_costs.h"
+#include "espalier/python/arrays.h"
+#include "espalier/python/bindings.h"
+
+namespace espalier::python {
+namespace {
+
+std::string share_text(const RankShare& share) {
+  return fmt::format("<espalier.RankShare: {}, {}>",
+                     count_of(static_cast<int64_t>(share.trajectories.size()), "trajectory", "trajectories"),
+                     count_of(share.tree_tokens, "tree token", "tree tokens"));
+}
+
+std::string plan_text(const RankPlan& plan) {
+  return fmt::format("<espalier.Distribution: {}, the slowest {:.1f}% over the mean; {}>",
+                     count_of(static_cast<int64_t>(plan.ranks.size()), "rank", "ranks"),
+                     100 * plan.imbalance(), count_of(plan.split_trees, "split tree", "split trees"));
+}
+
+const RankShare& share_at(const RankPlan& plan, int64_t rank) {
+  if (rank < 0 || rank >= static_cast<int64_t>(plan.ranks.size())) throw nb::index_error("rank out of range");
+  return plan.ranks[rank];
+}
+
+}  // namespace
+
+void bind_ranks(nb::module_& module) {
+  nb::class_<RankShare>(module, "RankShare", "What one rank trains on: a forest of its trajectories.")
+      .def_prop_ro("trajectories", view_of<RankShare>(&RankShare::trajectories),
+                   "int64: trajectories of the whole forest, ascending; none where a rank has no work.")
+      .def_ro("seconds", &RankShare::seconds, "Predicted for forward and backward, up to a common factor.")
+      .def_ro("tree_tokens", &RankShare::tree_tokens, "Tokens of the rank's own forest.")
+      .def("__repr__", &share_text);
+  nb::class_<RankPlan>(module, "Distribution",
+                       "Which trajectories each rank trains on. It has a length, and index r gives the "
+                       "RankShare of rank r.")
+      .def_prop_ro("imbalance", &RankPlan::imbalance, "The slowest rank's seconds over the mean, less 1.")
+      .def_prop_ro("seconds", &RankPlan::seconds, "Of the slowest rank.")
+      .def_ro("least_seconds", &RankPlan::least_seconds, "No distribution is faster than that.")
+      .def_ro("split_trees", &RankPlan::split_trees, "Trees that are on several ranks.")
+      .def_ro("repeated_tokens", &RankPlan::repeated_tokens,
+              "Prefix tokens that several ranks encode: the tokens of all ranks less those of the forest.")
+      .def("__len__", [](const RankPlan& plan) { return plan.ranks.size(); })
+      .def("__getitem__", &share_at, nb::arg("rank"), nb::rv_policy::reference_internal)
+      .def("__repr__", &plan_text);
+  module.def(
+      "distribute",
+      [](const Forest& forest, int64_t ranks) { return distribute(forest, ranks, common_costs().time); },
+      nb::arg("forest"), nb::arg("ranks"), nb::call_guard<nb::gil_scoped_release>(),
+      "What espalier.distribute does.");
+}
+
+}  // namespace espalier::python
