@@ -57,9 +57,9 @@ def read(paths, *, vocab_size: int = 0, skip_bad_rows: bool = False, limit: int 
 def write(path, rows) -> None:
     """Writes rows, for `read` and the commands: dicts with the fields of docs/data-format.md, or Trajectories.
 
-    Packed safetensors where the name ends in .safetensors, else JSON Lines; compressed where it ends in .gz or .zst. The
-    file appears under its name when it is whole. Raises InputError, naming row and field, for rows that `read` would
-    refuse and for fields that the format does not have.
+    Packed safetensors where the name ends in .safetensors, else JSON Lines; compressed where it ends in .gz or .zst.
+    The file appears under its name when it is whole. Raises InputError, naming row and field, for rows that `read`
+    would refuse and for fields that the format does not have.
     """
     core.write(os.fspath(path), trajectories(rows))
 

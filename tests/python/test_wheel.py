@@ -35,7 +35,7 @@ def wheel(tmp_path_factory):
     for module in ("nanobind", "scikit_build_core"):
         pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("wheel")
-    # By the compiler and with the flags of build/release, so that objects come from ccache. The folder of the build below
+    # By the compiler and with the flags of build/release, so that objects come from ccache. Its own folder below
     # build/ is kept, too.
     cache = (REPOSITORY / "build/release/CMakeCache.txt").read_text()
     compiler, strict = (re.search(rf"^{name}:\w+=(.*)$", cache, re.MULTILINE)[1]
