@@ -2,14 +2,10 @@
 """The command line of `espalier prepare`. It imports nothing beyond Python itself."""
 
 import argparse
-import difflib
 import json
-import os
-import re
-import sys
 from pathlib import Path
 
-from .console import say, write
+from .command_line import ROW_SUFFIXES, ArgumentParser, add_bad_row_flags, check_model, check_output, positive
 
 DESCRIPTION = """\
 Turns chats into rows of tokens for `espalier train`, `inspect` and `verify`.
@@ -63,13 +59,6 @@ in the program an error arose.
 """
 
 
-def positive(text):
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, received {text!r}")
-    return value
-
-
 def seconds(text):
     try:
         value = float(text)
@@ -88,39 +77,6 @@ def template_arguments(text):
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, received {text!r}")
     return value
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    def error(self, message):
-        unknown = re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message, re.DOTALL)
-        if unknown:
-            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
-            message = f"unknown flag {unknown[1]} of `espalier prepare`" + (f"; did you mean {near[0]}?" if near else "")
-        write(self.format_usage())
-        say(f"{self.prog}: error: {message}")
-        sys.exit(2)
-
-    def _print_message(self, message, file=None):
-        """argparse passes over help that cannot be written; here that is a failure, as in every command."""
-        if file is not sys.stdout:
-            write(message)
-            return
-        try:
-            file.write(message)
-            file.flush()
-        except OSError:
-            # Python would try to write what is left once more when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
-            raise
-
-
-def hub_advice(missing):
-    """What to do where a name of the Hugging Face Hub stands in the place of a folder."""
-    name = str(missing)
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) or missing.parent.exists():
-        return ""
-    return (f"; it reads like a model of the Hugging Face Hub, which `hf download {name} --local-dir {missing.name}` "
-            "downloads")
 
 
 def argument_parser():
@@ -143,10 +99,7 @@ def argument_parser():
                         help='variables for the chat template, such as \'{"enable_thinking": false}\'')
     parser.add_argument("--template-timeout", type=seconds, default=30.0, metavar="SECONDS",
                         help="time for the chat template to render one conversation, 0: any (default: %(default)g)")
-    parser.add_argument("--max-row-bytes", type=positive, default=256 << 20, metavar="N",
-                        help="a longer line is a bad row, and never held in memory (default: %(default)s)")
-    parser.add_argument("--skip-bad-rows", action="store_true",
-                        help="count and report bad lines instead of stopping at the first")
+    add_bad_row_flags(parser)
     return parser
 
 
@@ -156,11 +109,6 @@ def parse_arguments(argv):
     for path in arguments.chats:
         if not path.is_file():
             parser.error(f"expected a file of chats, received {path}")
-    if not arguments.model.is_dir():
-        parser.error(f"argument --model: expected a directory, received {arguments.model}{hub_advice(arguments.model)}")
-    if not arguments.output.resolve().parent.is_dir():
-        parser.error(f"argument -o: expected a path in an existing folder, received {arguments.output}")
-    name = arguments.output.name
-    if not name.endswith((".safetensors", ".jsonl", ".jsonl.gz", ".jsonl.zst")):
-        parser.error(f"argument -o: expected a name in .jsonl, .jsonl.gz, .jsonl.zst or .safetensors, received {name}")
+    check_model(parser, arguments.model)
+    check_output(parser, arguments.output, ROW_SUFFIXES)
     return arguments

@@ -37,7 +37,7 @@ def _without(row):
     if "input_ids" in row:
         return TOKENS
     if "chosen" in row and "rejected" in row:
-        return "a preference pair (`chosen`, `rejected`): make two chats of it, each a line with `messages`"
+        return "a preference pair (`chosen`, `rejected`), of which `espalier import --model DIR` makes two chats"
     if "text" in row:
         return "text (`text`), which has no turns: docs/data-format.md says how to encode it"
     names = ", ".join(f"`{name}`" for name in list(row)[:8])

@@ -19,7 +19,8 @@ MOST_DIGITS = 4300  # of an integer: Python's own limit, since its time grows wi
 
 @dataclass
 class Conversation:
-    """One checked line of input. `where` is FILE:LINE; `tools` is the list of tool schemas or None."""
+    """One checked line of input. `where` is FILE:LINE; `tools` is the list of tool schemas or None. `pair_id` and
+    `chosen` say to which preference pair it belongs, and on which side."""
 
     where: str
     messages: list
@@ -27,6 +28,8 @@ class Conversation:
     group_id: str | None
     reward: float | None
     tools: list | None = field(default=None)
+    pair_id: str | None = None
+    chosen: bool | None = None
 
 
 def shown(value, limit=60):
@@ -70,10 +73,11 @@ def _object_without_duplicates(pairs):
     return made
 
 
-def parse_line(line, where=""):
-    """The JSON object on one line of bytes; raises BadRow. `where`: FILE:LINE, for messages."""
+def parse_line(line, where="", constant=_reject_constant):
+    """The JSON object on one line of bytes; raises BadRow. `where`: FILE:LINE, for messages. constant(name) gives
+    the value of NaN, Infinity and -Infinity, which JSON does not have."""
     try:
-        row = json.loads(line.decode("utf-8-sig"), parse_constant=_reject_constant, parse_int=_integer,
+        row = json.loads(line.decode("utf-8-sig"), parse_constant=constant, parse_int=_integer,
                          object_pairs_hook=_object_without_duplicates)
     except UnicodeDecodeError as error:
         raise BadRow("<line>", "UTF-8", f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}") from None
@@ -197,4 +201,7 @@ def conversation_of(line, where, group_by=None):
     if tools is not None and not isinstance(tools, list):
         raise BadRow("tools", "a list of tool schemas", shown(tools))
     group_id = _scalar_text(_lookup(row, group_by), group_by) if group_by else None
-    return Conversation(where, messages, _name(row), group_id, _reward(row.get("reward")), tools)
+    conversation = Conversation(where, messages, _name(row), group_id, _reward(row.get("reward")), tools)
+    if row.get("pair_id") is not None and isinstance(row.get("chosen"), bool):
+        conversation.pair_id, conversation.chosen = _scalar_text(row["pair_id"], "pair_id"), row["chosen"]
+    return conversation

@@ -12,6 +12,13 @@ class BadRow(Exception):
     def __init__(self, field_name, expected, received):
         super().__init__(f"field `{field_name}`: expected {expected}, received {received}")
 
+    @classmethod
+    def within(cls, place, error):
+        """The same fault with the place inside of the line."""
+        bad = cls.__new__(cls)
+        bad.args = (f"{place}: {error}",)
+        return bad
+
 
 class RenderError(Exception):
     """The chat template refuses a conversation."""

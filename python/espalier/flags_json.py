@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints what `espalier prepare --help` says as JSON, for shell completion and the manual page."""
+"""Prints what `--help` of the commands written in Python says as JSON, for shell completion and the manual page."""
 
 import json
 import re
 from pathlib import Path
 
 from .arguments import argument_parser
+from .io.arguments import export_parser, import_parser
+
+PARSERS = {"prepare": argument_parser, "import": import_parser, "export": export_parser}
 
 
 def filled(text):
@@ -26,10 +29,13 @@ def flag(action):
     }
 
 
+def command(parser):
+    return {"description": filled(parser.description), "closing": filled(parser.epilog),
+            "flags": [flag(action) for action in parser._actions]}
+
+
 def main():
-    parser = argument_parser()
-    print(json.dumps({"description": filled(parser.description), "closing": filled(parser.epilog),
-                      "flags": [flag(action) for action in parser._actions]}, indent=1))
+    print(json.dumps({name: command(make_parser()) for name, make_parser in PARSERS.items()}, indent=1))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from .errors import InputError
 _PANDAS = ("python3 -c 'import sys, pandas; pandas.{}(sys.argv[1]).to_json(\"chats.jsonl\", orient=\"records\", "
            "lines=True)' {}")
 _FORMATS = (
-    (b"PAR1", "a Parquet file", lambda file: _PANDAS.format("read_parquet", file)),
+    (b"PAR1", "a Parquet file", lambda file: f"espalier import --model DIR {file} -o rows.jsonl"),
     (b"ARROW1", "an Arrow file", lambda file: _PANDAS.format("read_feather", file)),
     (b"\xff\xff\xff\xff", "an Arrow stream",
      lambda file: "python3 -c 'import sys, datasets; datasets.Dataset.from_file(sys.argv[1]).to_json(\"chats.jsonl\")' " + file),

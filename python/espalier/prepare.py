@@ -10,19 +10,19 @@ if __name__ == "__main__" and INTERRUPT_RAISES:
 
 import os
 import sys
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .arguments import parse_arguments
 from .chats import conversation_of
-from .console import clipped, count_of, say, write
+from .command import run_command
+from .console import clipped, count_of, say
 from .errors import BadRow, InputError, RenderError, is_failure
 from .lines import lines_of
 from .model import load_tokenizer, vocab_size_of
 from .progress import Progress
 from .rows import row_writer
-from .signals import Stopped, stops_raise, time_limit
+from .signals import time_limit
 from .template import ChatTemplate
 from .turns import Encoder, conversation_row, render, turn_rows
 
@@ -75,16 +75,23 @@ class Report:
                 f"{count_of(self.rewritten, 'rewritten history', 'rewritten histories')}")
 
 
+def numbered_lines(path, most_bytes, tick):
+    """Yields (FILE:LINE, line) for the lines of a file, as lines_of."""
+    for number, line in enumerate(lines_of(path, most_bytes, tick), start=1):
+        yield f"{path}:{number}", line
+
+
 def conversations(arguments, report, tick):
     """Yields the conversations of all files. Bad lines raise or are counted. Calls tick(part of the input read)."""
     for number, path in enumerate(arguments.chats):
-        lines = lines_of(path, arguments.max_row_bytes,
-                         lambda fraction: tick((number + fraction) / len(arguments.chats)))
-        for line_number, line in enumerate(lines, start=1):
+        lines = arguments.lines(path, arguments.max_row_bytes,
+                                lambda fraction: tick((number + fraction) / len(arguments.chats)))
+        for where, line in lines:
             if arguments.limit and report.conversations >= arguments.limit:
                 return
-            where = f"{path}:{line_number}"
             try:
+                if isinstance(line, BadRow):
+                    raise line
                 if line is None:
                     raise BadRow("<line>", f"at most {arguments.max_row_bytes} bytes (--max-row-bytes)", "more")
                 if not line.strip():
@@ -173,6 +180,7 @@ def write_rows(writer, arguments, template, encoder, report):
                     report.too_long += 1
                     continue
                 writer.add({"trajectory_id": trajectory_id, "group_id": conversation.group_id,
+                            "pair_id": conversation.pair_id, "chosen": conversation.chosen,
                             "reward": conversation.reward, "input_ids": input_ids, "loss_mask": loss_mask})
                 report.trajectories += 1
                 report.flat_tokens += len(input_ids)
@@ -218,7 +226,9 @@ def note(conversation, rendered, template, report):
         report.first_rewrite = report.first_rewrite or f"{rendered.rewritten_at} ({conversation.where})"
 
 
-def run(arguments):
+def run(arguments, lines=numbered_lines):
+    """lines(path, most bytes of a line, tick) yields the chats of a file as (where, bytes or BadRow)."""
+    arguments.lines = lines
     tokenizer = load_tokenizer(arguments.model)
     limit = arguments.template_timeout
     endless = ValueError(f"expected a chat template that comes to an end, received none within {limit:g} s "
@@ -237,34 +247,9 @@ def run(arguments):
     say(f"prepare: wrote {arguments.output}")
 
 
-def failed(message, exit_code=1):
-    if os.environ.get("ESPALIER_TRACEBACK", "") not in ("", "0"):
-        write(traceback.format_exc())
-    say(f"espalier prepare: {message}")
-    return exit_code
-
-
 def main(argv=None):
     """Runs the command and returns its exit code; wrong arguments raise SystemExit."""
-    try:
-        with stops_raise():
-            run(parse_arguments(argv))
-        return 0
-    except SystemExit:
-        raise
-    except InputError as error:
-        return failed(str(error))
-    except OSError as error:
-        return failed(str(error) if error.filename else f"cannot write the output: {error.strerror or error}")
-    except MemoryError:
-        return failed("expected enough memory for the rows, received none: packed output (.safetensors) is held in memory "
-                      "as a whole, .jsonl is not")
-    except KeyboardInterrupt:
-        return failed("interrupted", 130)
-    except Stopped as error:
-        return failed(f"stopped by {error}", 128 + error.number)
-    except BaseException as error:
-        return failed(f"internal error: {type(error).__name__}: {clipped(str(error))} (ESPALIER_TRACEBACK=1 shows where)")
+    return run_command("prepare", lambda: run(parse_arguments(argv)))
 
 
 if __name__ == "__main__":

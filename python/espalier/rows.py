@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing rows of tokens: JSONL (plain, .gz, .zst) or packed safetensors, by file name.
 
-The packed form has one tensor per column: offsets I64 [R + 1], input_ids I32 [N], loss_mask U8 [N], and where
-rows have them reward F64 [R] (with reward.present U8 [R] when some lack it) and the strings trajectory_id and
-group_id as UTF-8 bytes U8 with `NAME.offsets` I64 [R + 1].
+The packed form has one tensor per column (docs/data-format.md): offsets I64 [R + 1], input_ids I32 [N], loss_mask
+U8 [N] or loss_weights F64 [N], and where rows have them logprobs, ref_logprobs, advantages F64 [N], reward F64 [R],
+chosen U8 [R] (each with `NAME.present` U8 [R] when some lack it), trajectory_id, group_id and pair_id as UTF-8 bytes
+U8 with `NAME.offsets` I64 [R + 1], and routed_experts I32 [N, W].
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import time
 from array import array
 from pathlib import Path
 
+from .errors import InputError
 
 SCRATCH_SUFFIX = ".partial"
 # A scratch file is locked a moment after it was made; one that is younger may belong to a run that just begins.
@@ -65,7 +67,7 @@ def atomic_path(path):
 
 @contextlib.contextmanager
 def row_writer(path):
-    """Yields a writer with add(row) for rows of trajectory_id, group_id, reward, input_ids, loss_mask."""
+    """Yields a writer with add(row) for rows as docs/data-format.md has them."""
     path = Path(path)
     if path.suffix == ".safetensors":
         writer = _PackedWriter()
@@ -73,12 +75,13 @@ def row_writer(path):
             yield writer
             writer.save(scratch)
     else:
-        with atomic_path(path) as scratch, _text_stream(scratch, path.suffix) as stream:
+        with atomic_path(path) as scratch, text_stream(scratch, path.suffix) as stream:
             yield _JsonlWriter(stream)
 
 
 @contextlib.contextmanager
-def _text_stream(scratch, suffix):
+def text_stream(scratch, suffix):
+    """Yields a stream of text that is compressed as the suffix says (.gz, .zst)."""
     with contextlib.ExitStack() as stack:
         binary = stack.enter_context(open(scratch, "wb"))
         if suffix == ".gz":  # without name and time, so that equal rows make equal files
@@ -99,38 +102,104 @@ class _JsonlWriter:
         self._stream.write(json.dumps(present, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
+class _Reals:
+    """A column of real numbers that only some rows have. It takes no memory before the first of them."""
+
+    def __init__(self):
+        self._values, self._present = array("d"), bytearray()
+        self._entries = 0  # of all rows
+
+    def add(self, values, count):
+        """The entries of one row, `count` of them; None for a row without the column. None within is stored as 0."""
+        self._present.append(values is not None)
+        if values is not None:
+            self._values.frombytes(bytes(8 * (self._entries - len(self._values))))
+            self._values.extend(0.0 if value is None else value for value in values)
+        self._entries += count
+
+    def columns(self, name):
+        import numpy as np
+
+        if not any(self._present):
+            return {}
+        self._values.frombytes(bytes(8 * (self._entries - len(self._values))))
+        columns = {name: np.frombuffer(self._values, np.float64)}
+        if not all(self._present):
+            columns[f"{name}.present"] = np.frombuffer(self._present, np.uint8)
+        return columns
+
+
 class _PackedWriter:
+    """Holds all rows until they are saved. A row has the fields of docs/data-format.md under their own names."""
+
     def __init__(self):
         self._offsets = array("q", [0])
         self._input_ids = array("i")
         self._loss_mask = bytearray()
-        self._reward, self._reward_present = array("d"), bytearray()
-        self._strings = {name: (bytearray(), array("q", [0])) for name in ("trajectory_id", "group_id")}
+        self._loss_weights = None  # instead of the mask, from the first row on that has weights
+        self._reals = {name: _Reals() for name in ("logprobs", "ref_logprobs", "advantages", "reward")}
+        self._chosen, self._chosen_present = bytearray(), bytearray()
+        self._strings = {name: (bytearray(), array("q", [0])) for name in ("trajectory_id", "group_id", "pair_id")}
+        self._routes = array("i")
+        self._routed_rows = 0
 
     def add(self, row):
+        tokens = len(row["input_ids"])
         self._input_ids.extend(row["input_ids"])
-        self._loss_mask.extend(row["loss_mask"])
         self._offsets.append(len(self._input_ids))
-        reward = row["reward"]
-        self._reward.append(0.0 if reward is None else reward)
-        self._reward_present.append(reward is not None)
+        self._add_loss(row, tokens)
+        for name in ("logprobs", "ref_logprobs"):
+            self._reals[name].add(row.get(name), tokens)
+        advantage = row.get("advantage")
+        self._reals["advantages"].add(row.get("advantages") if advantage is None else [advantage] * tokens, tokens)
+        reward = row.get("reward")
+        self._reals["reward"].add(None if reward is None else [reward], 1)
+        self._chosen.append(bool(row.get("chosen")))
+        self._chosen_present.append(row.get("chosen") is not None)
         for name, (text, offsets) in self._strings.items():
-            text.extend((row[name] or "").encode("utf-8"))
+            value = row.get(name)
+            text.extend(b"" if value is None else str(value).encode("utf-8"))
             offsets.append(len(text))
+        if row.get("routed_experts") is not None:
+            self._routed_rows += 1
+            for ids in row["routed_experts"]:
+                self._routes.extend(ids)
+
+    def _add_loss(self, row, tokens):
+        weights = row.get("loss_weights")
+        if weights is not None and self._loss_weights is None:
+            self._loss_weights = array("d", self._loss_mask)
+        mask = row.get("loss_mask")
+        loss = weights if weights is not None else mask if mask is not None else [1] * tokens
+        (self._loss_mask if self._loss_weights is None else self._loss_weights).extend(loss)
 
     def save(self, path):
         import numpy as np
         from safetensors.numpy import save_file
 
         columns = {"offsets": np.frombuffer(self._offsets, np.int64),
-                   "input_ids": np.frombuffer(self._input_ids, np.int32),
-                   "loss_mask": np.frombuffer(self._loss_mask, np.uint8)}
-        if any(self._reward_present):
-            columns["reward"] = np.frombuffer(self._reward, np.float64)
-            if not all(self._reward_present):
-                columns["reward.present"] = np.frombuffer(self._reward_present, np.uint8)
+                   "input_ids": np.frombuffer(self._input_ids, np.int32)}
+        if self._loss_weights is None:
+            columns["loss_mask"] = np.frombuffer(self._loss_mask, np.uint8)
+        else:
+            columns["loss_weights"] = np.frombuffer(self._loss_weights, np.float64)
+        for name, column in self._reals.items():
+            columns.update(column.columns(name))
+        if any(self._chosen_present):
+            columns["chosen"] = np.frombuffer(self._chosen, np.uint8)
+            if not all(self._chosen_present):
+                columns["chosen.present"] = np.frombuffer(self._chosen_present, np.uint8)
         for name, (text, offsets) in self._strings.items():
             if text:
                 columns[name] = np.frombuffer(text, np.uint8)
                 columns[f"{name}.offsets"] = np.frombuffer(offsets, np.int64)
+        if self._routed_rows:
+            columns["routed_experts"] = self._routes_column(np)
         save_file(columns, path)
+
+    def _routes_column(self, np):
+        rows, tokens = len(self._offsets) - 1, len(self._input_ids)
+        if self._routed_rows < rows or len(self._routes) % tokens:
+            raise InputError("packed output: expected `routed_experts` in every row, as many for each token, received "
+                             f"{self._routed_rows:,} of {rows:,} rows with them; write .jsonl instead")
+        return np.frombuffer(self._routes, np.int32).reshape(tokens, -1)

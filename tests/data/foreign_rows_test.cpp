@@ -44,16 +44,35 @@ TEST_F(ForeignRows, ChatsAreNamedWithTheCommandThatPreparesThem) {
 }
 
 TEST_F(ForeignRows, TokensUnderOtherNamesAreNamedWithTheCommandThatRenamesThem) {
-  EXPECT_EQ(fault("a b.jsonl", R"({"prompt_ids":[1],"completion_ids":[2,3]})"),
+  EXPECT_EQ(fault("a b.jsonl", R"({"prompt_ids":[1],"output_ids":[2,3]})"),
             ":1: field `input_ids`: expected a list of token ids, received token ids as `prompt_ids` and "
-            "`completion_ids`: join them by `jq -c '{input_ids: (.prompt_ids + .completion_ids), loss_mask: "
-            "((.prompt_ids | map(0)) + (.completion_ids | map(1)))}' '" +
+            "`output_ids`: join them by `jq -c '{input_ids: (.prompt_ids + .output_ids), loss_mask: "
+            "((.prompt_ids | map(0)) + (.output_ids | map(1)))}' '" +
                 file("a b.jsonl") + "' > rows.jsonl`");
   const std::string renamed =
       describe_foreign_row(std::vector<std::string_view>{"reward", "tokens"}, "r.jsonl.gz");
   EXPECT_EQ(renamed,
             "token ids as `tokens`: rename them by `zcat r.jsonl.gz | jq -c '.input_ids = .tokens | "
             "del(.tokens)' > rows.jsonl`");
+}
+
+TEST_F(ForeignRows, RolloutsOfOtherTrainersAreNamedWithTheCommandThatImportsThem) {
+  const std::string before = ":1: field `input_ids`: expected a list of token ids, received ";
+  const std::string after = ": run `espalier import " + file("a.jsonl") + " -o rows.jsonl` first";
+  const std::pair<std::string, std::string> rows[] = {
+      {R"({"id":"e","task":{},"traces":[]})", "traces of verifiers or prime-rl (`traces`, `task`)"},
+      {R"({"token_ids":[1],"mask":[true]})", "samples of prime-rl (`token_ids`, `mask`)"},
+      {R"({"prompts":[1],"responses":[2],"attention_mask":[1,1]})",
+       "batches of verl (`responses`, `attention_mask`)"},
+      {R"({"prompt_token_ids":[1],"response_ids":[2]})",
+       "rollouts of SkyRL (`prompt_token_ids`, `response_ids`)"},
+      {R"({"tokens":[1,2],"response_length":1})", "samples of slime (`tokens`, `response_length`)"},
+      {R"({"model_input":{},"loss_fn_inputs":{}})", "datums of Tinker (`model_input`, `loss_fn_inputs`)"},
+      {R"({"prompt_ids":[1],"completion_ids":[2]})",
+       "tokenised data of TRL (`prompt_ids`, `completion_ids`)"},
+      {R"({"schema_version":"ATIF-v1.7","steps":[]})", "an ATIF trajectory (`schema_version`, `steps`)"},
+  };
+  for (const auto& [row, what] : rows) EXPECT_EQ(fault("a.jsonl", row + "\n"), before + what + after);
 }
 
 TEST_F(ForeignRows, TextPairsAndOtherFieldsAreNamed) {
@@ -70,16 +89,15 @@ TEST_F(ForeignRows, TextPairsAndOtherFieldsAreNamed) {
 
 TEST_F(ForeignRows, ListsAndObjectsOfSeveralLinesAreNamed) {
   const std::string list =
-      ":1: expected a JSON object, received the start of a JSON list: write each of its rows "
-      "on a line of its own by `jq -c '.[]' " +
-      file("a.json") + " > rows.jsonl`";
+      ":1: expected a JSON object, received the start of a JSON list: make rows of it by `espalier import " +
+      file("a.json") + " -o rows.jsonl`";
   EXPECT_EQ(fault("a.json", "[\n{\"input_ids\":[1]}\n]\n"), list);
   EXPECT_EQ(fault("a.json", R"([{"input_ids":[1]},{"input_ids":[2]}])"), list);
   EXPECT_EQ(
       fault("a.json", "{\n  \"input_ids\": [1]\n}\n"),
-      ":1: expected a JSON object, received the start of an object of several lines: write each row on one "
-      "line by `jq -c '.' " +
-          file("a.json") + " > rows.jsonl`");
+      ":1: expected a JSON object, received the start of an object of several lines: make rows of it by "
+      "`espalier import " +
+          file("a.json") + " -o rows.jsonl`");
   EXPECT_EQ(
       fault("a.json", "[1, 2, 3]\n"),
       ":1: expected a JSON object, received a bare list of token ids: name them by `jq -c '{input_ids: .}' " +
@@ -88,11 +106,17 @@ TEST_F(ForeignRows, ListsAndObjectsOfSeveralLinesAreNamed) {
 
 TEST_F(ForeignRows, FilesOfOtherFormatsAreToldByTheirFirstBytes) {
   const std::string expected = ": expected JSON lines or packed .safetensors, received ";
-  EXPECT_TRUE(fault("a.parquet", "PAR1\x15\x04").starts_with(expected + "a Parquet file; try `python3 -c"));
+  EXPECT_EQ(fault("a.parquet", "PAR1\x15\x04"),
+            expected + "a Parquet file; try `espalier import " + file("a.parquet") + " -o rows.jsonl`");
   EXPECT_EQ(fault("a.zip", std::string("PK\x03\x04\x14\x00", 6)),
             expected + "a zip archive; try `unzip " + file("a.zip") + "`");
-  EXPECT_EQ(fault("a.pkl", "\x80\x04\x95"),
-            expected + "a Python pickle; write its rows as JSON, one on each line");
+  EXPECT_EQ(
+      fault("a.pkl", "\x80\x04\x95"),
+      expected +
+          "a Python pickle; it is never read, because it could run code: pass the data to a converter of "
+          "espalier.io, such as from_verl, in the program that made it");
+  EXPECT_NE(fault("a.pt", std::string("PK\x03\x04\x14\x00", 6)).find("a converter of espalier.io"),
+            std::string::npos);
   EXPECT_EQ(message_of<InputError>([&] { read_trajectories(folder_.path()); }),
             folder_.path().string() +
                 ": expected a file of trajectories, received a folder; name its files, such "

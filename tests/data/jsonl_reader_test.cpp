@@ -60,6 +60,15 @@ TEST_F(JsonlReader, ReadsEveryField) {
   EXPECT_EQ(t.routed_experts[12], -1);
 }
 
+TEST_F(JsonlReader, LogprobsMayBeNullOnTokensWithoutLoss) {
+  const Trajectories t = read(
+      R"({"input_ids":[1,2,3],"loss_mask":[0,0,1],"logprobs":[null,null,-1],"ref_logprobs":[null,null,-2]})"
+      "\n"
+      R"({"input_ids":[1,2,3],"logprobs":[0,-0.5,null],"loss_weights":[0,0.5,0],"ref_logprobs":[0,-1,-1]})");
+  EXPECT_EQ(values_of(t.logprobs.values), (std::vector<double>{0, 0, -1, 0, -0.5, 0}));
+  EXPECT_EQ(values_of(t.ref_logprobs.values), (std::vector<double>{0, 0, -2, 0, -1, -1}));
+}
+
 TEST_F(JsonlReader, AcceptsLineEndsOfAllKinds) {
   const std::string row = R"({"input_ids":[5]})";
   for (const std::string& text : {row, row + "\n", row + "\r\n", "\xEF\xBB\xBF" + row,
@@ -143,7 +152,12 @@ std::vector<Fault> faults() {
       {R"({"input_ids":[1,2],"logprobs":[-1]})",
        "field `logprobs`: expected 2 entries (one for each of input_ids), received 1"},
       {R"({"input_ids":[1,2],"logprobs":[0,null]})",
-       "field `logprobs`: expected numbers (null only for the first token), received null at index 1"},
+       "field `logprobs`: expected numbers (null only for tokens without loss), received null at index 1"},
+      {R"({"input_ids":[1,2,3],"loss_mask":[0,0,1],"logprobs":[null,null,null]})",
+       "field `logprobs`: expected numbers (null only for tokens without loss), received null at index 2"},
+      {R"({"input_ids":[1,2,3],"ref_logprobs":[null,null,-1],"loss_weights":[0,0.5,0]})",
+       "field `ref_logprobs`: expected numbers (null only for tokens without loss), received null at index "
+       "1"},
       {R"({"input_ids":[1,2],"logprobs":[-0.5,-1]})",
        "field `logprobs`: expected null or 0 for the first token, received -0.5"},
       {R"({"input_ids":[1,2],"ref_logprobs":[0,0.25]})",

@@ -314,7 +314,7 @@ def test_other_shapes_of_chats_give_the_same_rows(prepare, shape):
     assert prepare("native", [{**SHAPES[shape], "reward": 2}]) == (0, expected)
 
 
-@pytest.mark.parametrize("head, what", [(b"PAR1", "a Parquet file; try `python3 -c"), (b"\x80\x04", "a Python pickle; write")])
+@pytest.mark.parametrize("head, what", [(b"PAR1", "a Parquet file; try `espalier import --model DIR "), (b"\x80\x04", "a Python pickle; write")])
 def test_files_of_other_formats_are_told_by_their_first_bytes(prepare, tmp_path, capsys, head, what):
     assert prepare("native", [head + b"abc"]) == (1, None)
     assert f"{tmp_path}/chats.jsonl: expected JSON lines, received {what}" in capsys.readouterr().err

@@ -49,7 +49,7 @@ std::string default_text(const std::string& value, const FlagText& flag) {
   return flag.value == "SIZE" && value != "0" ? human_bytes(std::stod(value)) : value;
 }
 
-FlagText prepare_flag_text(const nlohmann::json& flag) {
+FlagText python_flag_text(const nlohmann::json& flag) {
   FlagText text;
   text.names = flag.at("names");
   text.words = flag.at("words");
@@ -69,12 +69,12 @@ CommandText command_text(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     if (!option->get_group().empty()) text.flags.push_back(flag_text(*option));
   }
-  // What is handed over to Python, `prepare`, has its flags there.
+  // What is handed over to Python has its flags there.
   if (command.get_prefix_command()) {
-    const nlohmann::json prepare = nlohmann::json::parse(kPrepareFlags);
-    text.description = prepare.at("description");
-    text.closing = prepare.at("closing");
-    for (const nlohmann::json& flag : prepare.at("flags")) text.flags.push_back(prepare_flag_text(flag));
+    const nlohmann::json help = nlohmann::json::parse(kPythonFlags).at(command.get_name());
+    text.description = help.at("description");
+    text.closing = help.at("closing");
+    for (const nlohmann::json& flag : help.at("flags")) text.flags.push_back(python_flag_text(flag));
   }
   return text;
 }

@@ -38,8 +38,8 @@ FlagText flag_text(const CLI::Option& option);
 /// `espalier` itself, followed by its subcommands in their order. Flags that help hides are left out.
 std::vector<CommandText> command_texts(const CLI::App& app);
 
-/// What `espalier prepare --help` says, as JSON. The build makes its source (cmake/WritePrepareFlags.cmake)
-/// from the declarations in python/espalier/arguments.py.
-extern const char* const kPrepareFlags;
+/// What --help of each command that Python runs says, as JSON by its name. The build makes its source
+/// (cmake/WritePythonFlags.cmake) from the declarations in python/espalier/arguments.py and io/arguments.py.
+extern const char* const kPythonFlags;
 
 }  // namespace espalier::cli

@@ -35,6 +35,7 @@ constexpr const char* kHelp = "Print this help and exit";
 constexpr const char* kFooter =
     "A first run:\n"
     "  espalier prepare --model DIR --per-turn CHATS.jsonl -o rows.jsonl   text to trajectories\n"
+    "  espalier import TRACES.jsonl -o rows.jsonl                          rollouts of other trainers\n"
     "  espalier inspect --model DIR --data rows.jsonl                      what sharing will gain\n"
     "  espalier verify  --model DIR --data rows.jsonl --limit 8            proof on your model and data\n"
     "  espalier train   --model DIR --data rows.jsonl --out RUN            train; then "
@@ -60,7 +61,8 @@ int run(const std::vector<std::string>& args) {
   app.require_subcommand(1);
   int exit_code = 0;
   app.set_help_flag("-h,--help", kHelp);
-  in_group(app, "From chats to a plan", {add_prepare, add_inspect, add_plan}, &exit_code);
+  in_group(app, "From chats or rollouts to a plan",
+           {add_prepare, add_import, add_inspect, add_plan, add_export}, &exit_code);
   in_group(app, "Training", {add_train, add_logprobs}, &exit_code);
   in_group(app, "Proof and measurement", {add_verify, add_bench}, &exit_code);
   in_group(app, "Random data and models", {add_synth, add_init}, &exit_code);

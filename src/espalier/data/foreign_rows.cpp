@@ -53,6 +53,34 @@ std::string jq(const std::string& filter, const std::filesystem::path& file) {
   return reading(file, fmt::format("jq -c '{}'", filter)) + " > rows.jsonl";
 }
 
+std::string import_command(const std::filesystem::path& file) {
+  return fmt::format("`espalier import {} -o rows.jsonl`", quoted(file));
+}
+
+/// Rollouts as other trainers record them, by two of their fields.
+std::optional<std::string> describe_rollouts(Names fields) {
+  struct Rollouts {
+    std::string_view first, second, what;
+  };
+  static constexpr auto kRollouts = std::to_array<Rollouts>({
+      {"traces", "task", "traces of verifiers or prime-rl"},
+      {"nodes", "task", "a trace of verifiers"},
+      {"token_ids", "mask", "samples of prime-rl"},
+      {"token_ids", "loss_mask", "token exports of prime-rl"},
+      {"responses", "attention_mask", "batches of verl"},
+      {"prompt_token_ids", "response_ids", "rollouts of SkyRL"},
+      {"tokens", "response_length", "samples of slime"},
+      {"model_input", "loss_fn_inputs", "datums of Tinker"},
+      {"prompt_ids", "completion_ids", "tokenised data of TRL"},
+      {"prompt_ids", "chosen_ids", "tokenised pairs of TRL"},
+      {"schema_version", "steps", "an ATIF trajectory"},
+  });
+  for (const auto& [first, second, what] : kRollouts) {
+    if (has(fields, first) && has(fields, second)) return fmt::format("{} (`{}`, `{}`)", what, first, second);
+  }
+  return std::nullopt;
+}
+
 /// Chats in any shape that `espalier prepare` takes.
 std::optional<std::string> describe_chats(Names fields) {
   static constexpr auto kCompletions =
@@ -114,10 +142,10 @@ struct Format {
   std::string_view command;  // {}: the file, as a word of a shell command
 };
 
+constexpr std::string_view kPickle = "a Python pickle";
+
 constexpr auto kFormats = std::to_array<Format>({
-    {"PAR1", "a Parquet file",
-     "python3 -c 'import sys, pandas; pandas.read_parquet(sys.argv[1]).to_json(\"rows.jsonl\", "
-     "orient=\"records\", lines=True)' {}"},
+    {"PAR1", "a Parquet file", "espalier import {} -o rows.jsonl"},
     {"ARROW1", "an Arrow file",
      "python3 -c 'import sys, pandas; pandas.read_feather(sys.argv[1]).to_json(\"rows.jsonl\", "
      "orient=\"records\", lines=True)' {}"},
@@ -130,19 +158,36 @@ constexpr auto kFormats = std::to_array<Format>({
      "an xz file", "xz -dc {} > rows.jsonl"},
     {"SQLite format 3", "an SQLite database", ""},
     {"\x89HDF", "an HDF5 file", ""},
-    {"\x80\x02", "a Python pickle", ""},
-    {"\x80\x03", "a Python pickle", ""},
-    {"\x80\x04", "a Python pickle", ""},
-    {"\x80\x05", "a Python pickle", ""},
+    {"\x80\x02", kPickle, ""},
+    {"\x80\x03", kPickle, ""},
+    {"\x80\x04", kPickle, ""},
+    {"\x80\x05", kPickle, ""},
 });
+
+/// What helps where the file holds another format.
+std::string advice_for(const Format& format, const std::filesystem::path& path) {
+  const std::string extension = path.extension().string();
+  const bool of_torch = format.magic.starts_with("PK") && (extension == ".pt" || extension == ".pth");
+  if (format.name == kPickle || of_torch) {
+    return "; it is never read, because it could run code: pass the data to a converter of espalier.io, such "
+           "as "
+           "from_verl, in the program that made it";
+  }
+  if (format.command.empty()) return "; write its rows as JSON, one on each line";
+  return fmt::format("; try `{}`", fmt::format(fmt::runtime(format.command), quoted(path)));
+}
 
 }  // namespace
 
 std::string describe_foreign_row(Names fields, const std::filesystem::path& file) {
   // `chosen` of a row of ours is true or false, and stands beside input_ids.
   if (has(fields, "chosen") && has(fields, "rejected"))
-    return "a preference pair in text (`chosen`, `rejected`): make two chats of it, each a line with "
-           "`messages`, and run `espalier prepare` on them";
+    return fmt::format(
+        "a preference pair in text (`chosen`, `rejected`): run `espalier import --model DIR {} -o "
+        "rows.jsonl` first",
+        quoted(file));
+  if (const auto rollouts = describe_rollouts(fields))
+    return fmt::format("{}: run {} first", *rollouts, import_command(file));
   if (const auto chats = describe_chats(fields)) {
     return fmt::format("{}: run `espalier prepare --model DIR {} -o rows.jsonl` first", *chats, quoted(file));
   }
@@ -164,13 +209,11 @@ std::string describe_foreign_line(std::string_view line, const std::filesystem::
     if (std::isdigit(static_cast<unsigned char>(first)) != 0)
       return fmt::format("a bare list of token ids: name them by `{}`", jq("{input_ids: .}", file));
     if (first == '{') {
-      return fmt::format("the start of a JSON list: write each of its rows on a line of its own by `{}`",
-                         jq(".[]", file));
+      return "the start of a JSON list: make rows of it by " + import_command(file);
     }
   }
   if (text == "{") {
-    return fmt::format("the start of an object of several lines: write each row on one line by `{}`",
-                       jq(".", file));
+    return "the start of an object of several lines: make rows of it by " + import_command(file);
   }
   return "";
 }
@@ -189,12 +232,8 @@ void refuse_foreign_file(const std::filesystem::path& path) {
   const std::string_view head(bytes.data(), static_cast<size_t>(file.gcount()));
   for (const Format& format : kFormats) {
     if (!head.starts_with(format.magic)) continue;
-    const std::string advice =
-        format.command.empty()
-            ? "; write its rows as JSON, one on each line"
-            : fmt::format("; try `{}`", fmt::format(fmt::runtime(format.command), quoted(path)));
     throw InputError(fmt::format("{}: expected JSON lines or packed .safetensors, received {}{}",
-                                 path.string(), format.name, advice));
+                                 path.string(), format.name, advice_for(format, path)));
   }
 }
 

@@ -127,6 +127,9 @@ class RowParser {
   void read_labels(std::vector<uint8_t>& mask);
   void read_reals(size_t name, std::vector<double>& values);
   void read_logprobs(size_t name, std::vector<double>& values);
+  /// Whether a token carries loss, as far as the fields that say so have been read: they come before the
+  /// log-probabilities in the table.
+  bool carries_loss(size_t token) const;
   void read_text(size_t name, std::string& text);
   double read_real(size_t name);
   void read_routes(size_t name);
@@ -372,15 +375,21 @@ void RowParser::read_logprobs(size_t name, std::vector<double>& values) {
   values.clear();
   for (const dom::element item : list_of(field, elements_[name], "a list of log-probabilities")) {
     double value = 0;
-    const bool first_is_null = values.empty() && item.is_null();
-    if (!first_is_null && item.get(value) != simdjson::SUCCESS) [[unlikely]]
-      throw_field(field, "numbers (null only for the first token)",
+    const bool is_unscored = item.is_null() && !carries_loss(values.size());
+    if (!is_unscored && item.get(value) != simdjson::SUCCESS) [[unlikely]]
+      throw_field(field, "numbers (null only for tokens without loss)",
                   fmt::format("{} at index {}", described(item), values.size()));
     values.push_back(value);
   }
   check_size(name, values.size());
   // The fault of another name is named by it; the field's own is checked with the row.
   if (field != name_of(kFieldNames[name].field)) check_logprobs(field, std::span<const double>(values));
+}
+
+bool RowParser::carries_loss(size_t token) const {
+  if (token == 0) return false;
+  if (token < row_.loss_weights.size()) return row_.loss_weights[token] > 0;
+  return token >= row_.loss_mask.size() || row_.loss_mask[token] != 0;
 }
 
 double RowParser::read_real(size_t name) {

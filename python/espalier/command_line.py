@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command lines of the commands written in Python share. It imports nothing beyond Python itself."""
+
+import argparse
+import difflib
+import os
+import re
+import sys
+
+from .console import say, write
+
+ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".safetensors")
+
+
+def positive(text):
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, received {text!r}")
+    return value
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    def error(self, message):
+        unknown = re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message, re.DOTALL)
+        if unknown:
+            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
+            message = f"unknown flag {unknown[1]} of `{self.prog}`" + (f"; did you mean {near[0]}?" if near else "")
+        write(self.format_usage())
+        say(f"{self.prog}: error: {message}")
+        sys.exit(2)
+
+    def _print_message(self, message, file=None):
+        """argparse passes over help that cannot be written; here that is a failure, as in every command."""
+        if file is not sys.stdout:
+            write(message)
+            return
+        try:
+            file.write(message)
+            file.flush()
+        except OSError:
+            # Python would try to write what is left once more when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+            raise
+
+
+def hub_advice(missing):
+    """What to do where a name of the Hugging Face Hub stands in the place of a folder."""
+    name = str(missing)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) or missing.parent.exists():
+        return ""
+    return (f"; it reads like a model of the Hugging Face Hub, which `hf download {name} --local-dir {missing.name}` "
+            "downloads")
+
+
+def add_bad_row_flags(parser):
+    parser.add_argument("--max-row-bytes", type=positive, default=256 << 20, metavar="N",
+                        help="a longer line is a bad row, and never held in memory (default: %(default)s)")
+    parser.add_argument("--skip-bad-rows", action="store_true",
+                        help="count and report bad lines instead of stopping at the first")
+
+
+def check_model(parser, model):
+    if not model.is_dir():
+        parser.error(f"argument --model: expected a directory, received {model}{hub_advice(model)}")
+
+
+def check_output(parser, output, suffixes):
+    """Refuses an output file in no folder, or with none of the name endings."""
+    if not output.resolve().parent.is_dir():
+        parser.error(f"argument -o: expected a path in an existing folder, received {output}")
+    if not output.name.endswith(suffixes):
+        *others, last = suffixes
+        names = f"{', '.join(others)} or {last}" if others else last
+        parser.error(f"argument -o: expected a name in {names}, received {output.name}")

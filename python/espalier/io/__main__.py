@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `espalier import` and `espalier export`: python3 -m espalier.io import|export ARGUMENTS."""
+
+import signal
+
+# While modules are read, an interrupt ends the command without a traceback.
+INTERRUPT_RAISES = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if __name__ == "__main__" and INTERRUPT_RAISES:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import sys
+
+from ..command import run_command
+from .arguments import parse_export, parse_import
+from .exporting import run_export
+from .importing import run_import
+
+COMMANDS = {"import": (parse_import, run_import), "export": (parse_export, run_export)}
+
+
+def main(argv):
+    """Runs the command named by the first word and returns its exit code; wrong arguments raise SystemExit."""
+    parse, run = COMMANDS[argv[0]]
+    return run_command(argv[0], lambda: run(parse(argv[1:])))
+
+
+if __name__ == "__main__":
+    if INTERRUPT_RAISES:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AReaL's trajectories (AReaL 1.0.4: areal/workflow/rlvr.py) as rows. Used are, padded to [B, T] or of one sample [T],
+
+    input_ids, attention_mask       the mask may be missing where nothing is padded (one sample)
+    loss_mask, logprobs             entry t belongs to token t; log-probabilities of the prompt are 0
+    rewards [B]                     -> reward
+    advantages                      where the trainer has computed them
+"""
+
+from ..errors import BadRow
+from .parts import attention, converted, each_sample, kept
+from .rules import checked, same_length
+
+
+def from_areal(batch, group_ids=None):
+    """Rows of an AReaL batch: a dict of tensors, arrays or lists as the module says.
+
+    group_ids: one text or integer for each sample, where samples of one prompt are compared with one another; AReaL
+    itself keeps no name for them. Returns a list of row dicts. Raises InputError.
+    """
+    if group_ids is not None:
+        batch = {**batch, "group_id": group_ids}
+    return converted([batch], rows, "batch")
+
+
+def rows(record, options=None):
+    """Yields the rows of a batch, or of one sample."""
+    if "attention_mask" not in record and len(record.list("input_ids")) > 1 and isinstance(record.list("input_ids")[0], list):
+        raise BadRow("attention_mask", "a mask that says which tokens are padding", "none")
+    yield from each_sample(record, "input_ids", _sample)
+
+
+def _sample(sample):
+    ids = sample.list("input_ids")
+    keep = [1] * len(ids)
+    if "attention_mask" in sample:
+        keep = attention("attention_mask", sample.get("attention_mask"), len(ids))
+    row = {"input_ids": kept(ids, keep), "reward": sample.get("rewards"), "group_id": sample.get("group_id")}
+    for name in ("loss_mask", "logprobs", "advantages"):
+        if name in sample:
+            row[name] = kept(same_length(name, sample.get(name), len(ids)), keep)
+    if "loss_mask" not in row:
+        raise BadRow("loss_mask", "a mask of the tokens that carry loss", "none")
+    yield checked(row)
+
+
+def is_batch(record):
+    """Whether a record of a file is of this kind."""
+    return "input_ids" in record and "versions" in record and "loss_mask" in record

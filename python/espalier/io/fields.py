@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading what other programs hold, whatever holds it: JSON, Parquet, tensors, arrays, objects with attributes.
+
+`Fields` gives a record's fields as plain lists and numbers, and a `Tally` remembers which were read and which not, so
+that a command can name what it ignored.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..chats import shown
+from ..errors import BadRow
+
+
+def plain(value):
+    """Lists, numbers and texts for tensors, arrays and sequences of them, at any depth; other objects as they are."""
+    if value is None or isinstance(value, (bool, int, float, str, dict)):
+        return value
+    if isinstance(value, (list, tuple)):
+        if all(type(item) in (int, float, bool, str) for item in value):
+            return list(value)
+        return [plain(item) for item in value]
+    if getattr(value, "is_nested", False):  # a tensor whose rows differ in length
+        return [plain(row) for row in value.unbind()]
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return value
+
+
+def mapping_of(thing):
+    """The fields of a record as a dict: a mapping as it is, otherwise the attributes of an object."""
+    if hasattr(thing, "keys") and hasattr(thing, "__getitem__"):
+        return thing
+    if hasattr(thing, "__dict__"):
+        return vars(thing)
+    names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    if names:
+        return {name: getattr(thing, name, None) for name in names}
+    raise BadRow("<record>", "an object with fields", shown(thing) if isinstance(thing, (str, list, int, float))
+                 else f"a {type(thing).__name__}")
+
+
+@dataclass(frozen=True)
+class WrongLength:
+    """Stands for a list of a batch that has not one entry for each sample: an error as soon as it is read."""
+
+    expected: int
+    received: int
+
+
+@dataclass
+class Tally:
+    """What was found in the records of one run."""
+
+    seen: dict = field(default_factory=dict)  # names of fields, in the order in which they came
+    used: dict = field(default_factory=dict)
+    notes: Counter = field(default_factory=Counter)  # what the user should know, by how often it came
+    counts: Counter = field(default_factory=Counter)
+    decimals: int = 0  # the most that a log-probability had; 17: no rounding was seen
+
+    def ignored(self):
+        return [name for name in self.seen if name not in self.used]
+
+    def next(self, what):
+        """0, 1, 2, ...: a number of its own for each."""
+        self.counts[what] += 1
+        return self.counts[what] - 1
+
+    def see_logprobs(self, values):
+        if self.decimals < 17 and any(value is not None and round(value, 4) != value for value in values):
+            self.decimals = 17
+        elif self.decimals < 4 and values:
+            self.decimals = 4
+
+
+class Fields:
+    """The fields of one record. Null stands for a missing field."""
+
+    def __init__(self, record, tally=None, prefix=""):
+        self._values = mapping_of(record)
+        self._tally, self._prefix = Tally() if tally is None else tally, prefix
+        for name in self.names():
+            self._tally.seen.setdefault(prefix + name)
+
+    @property
+    def tally(self):
+        return self._tally
+
+    def names(self):
+        return [name for name in self._values.keys() if isinstance(name, str) and self._values[name] is not None]
+
+    def peek(self, name):
+        """The field as get gives it, without counting it as used."""
+        return plain(self._values[name]) if name in self else None
+
+    def __contains__(self, name):
+        return name in self._values.keys() and self._values[name] is not None
+
+    def get(self, name, default=None):
+        """The field as lists, numbers, texts or dicts."""
+        if name not in self:
+            return default
+        self._tally.used.setdefault(self._prefix + name)
+        value = plain(self._values[name])
+        if isinstance(value, WrongLength):
+            raise BadRow(self._prefix + name, f"{value.expected} entries, one for each sample", f"{value.received}")
+        return value
+
+    def list(self, name):
+        """The field as a list; raises BadRow where it is missing or something else."""
+        value = self.get(name)
+        if not isinstance(value, list):
+            raise BadRow(self._prefix + name, "a list", shown(value) if value is None or isinstance(value, (str, int, float))
+                         else f"a {type(value).__name__}")
+        return value
+
+    def first_of(self, *names):
+        """(name, value) of the first of the fields that is there; (None, None) where none is."""
+        for name in names:
+            if name in self:
+                return name, self.get(name)
+        return None, None
+
+    def inside(self, name):
+        """The fields of an object in this field; no fields where it is missing."""
+        if name not in self:
+            return Fields({}, self._tally, f"{self._prefix}{name}.")
+        self._tally.seen.pop(self._prefix + name, None)  # what is in it is told instead
+        if isinstance(self._values[name], (str, int, float, list)):
+            raise BadRow(self._prefix + name, "an object", shown(self._values[name]))
+        return Fields(self._values[name], self._tally, f"{self._prefix}{name}.")
+
+    def each(self, name):
+        """The fields of each object of a list in this field."""
+        items = self._values[name] if name in self else None
+        self._tally.seen.pop(self._prefix + name, None)
+        if not isinstance(items, (list, tuple)):
+            raise BadRow(self._prefix + name, "a list of objects", shown(items) if items is None or isinstance(
+                items, (str, int, float, dict)) else f"a {type(items).__name__}")
+        return [Fields(item, self._tally, f"{self._prefix}{name}[].") for item in items]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which formats there are, and which of them a record has. A format is told by the names of a record's fields."""
+
+from dataclasses import dataclass
+from typing import Callable
+
+from ..errors import InputError
+from . import areal, atif, plain_rows, samples, skyrl, slime, tinker, traces, trl, verl
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of records. rows(Fields, Options) yields checked rows; None: the records are text, which `espalier
+    prepare` turns into rows."""
+
+    name: str
+    fields: str  # by which it is told, for messages
+    matches: Callable
+    rows: Callable | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How records are read. loss_weights: the stream of weights to take; None: the only one there is."""
+
+    loss_weights: str | None = None
+    shared_targets: str = "once"
+    include_failed: bool = False
+    per_turn: bool = False
+
+
+def _is_sharegpt(record):
+    return isinstance(record.get("conversations", record.get("conversation")), list)
+
+
+def _is_prompt_completion(record):
+    return "prompt" in record and any(name in record for name in ("completion", "response", "answer")) or (
+        "instruction" in record and "output" in record)
+
+
+def _is_preference(record):
+    return "chosen" in record and "rejected" in record and not isinstance(record["chosen"], bool)
+
+
+FORMATS = {each.name: each for each in (
+    Format("traces", "`traces` or `nodes`", traces.is_episode, traces.rows),
+    Format("samples", "`token_ids` and `mask` or `loss_mask`", samples.is_sample, samples.rows),
+    Format("verl", "`responses` and `attention_mask`", verl.is_batch, verl.rows),
+    Format("skyrl", "`prompt_token_ids` and `response_ids`", skyrl.is_output, skyrl.rows),
+    Format("areal", "`input_ids`, `loss_mask` and `versions`", areal.is_batch, areal.rows),
+    Format("slime", "`tokens` and `response_length`", slime.is_sample, slime.rows),
+    Format("tinker", "`model_input` and `loss_fn_inputs`", tinker.is_datum, tinker.rows),
+    Format("trl", "`prompt_ids` and `completion_ids` or `chosen_ids`", trl.is_tokenised, trl.rows),
+    Format("atif", "`schema_version` ATIF and `steps`", atif.is_trajectory, atif.rows),
+    Format("rows", "`input_ids`", plain_rows.is_row, plain_rows.rows),
+    Format("messages", "`messages`", lambda record: "messages" in record, None),
+    Format("sharegpt", "`conversations`", _is_sharegpt, None),
+    Format("prompt-completion", "`prompt` and `completion`", _is_prompt_completion, None),
+    Format("preference", "`chosen` and `rejected`", _is_preference, None),
+)}
+# What --from takes besides: a library, or a kind of file, that has several of these.
+FAMILIES = {"trl": ("trl", "rows", "messages", "prompt-completion", "preference"), "parquet": tuple(FORMATS),
+            "skyrl": ("skyrl", "rows")}
+NAMES = (*FORMATS, "parquet")
+# Records of the first kind always have the marks of the second as well.
+_INCLUDES = {"areal": "rows", "verl": "rows"}
+
+
+def format_of(record, where, wanted=None):
+    """The format of a record. wanted: the value of --from. Raises InputError where none or several fit."""
+    candidates = FAMILIES.get(wanted, (wanted,) if wanted else tuple(FORMATS))
+    found = [name for name in candidates if FORMATS[name].matches(record)]
+    found = [name for name in found if name not in [_INCLUDES.get(other) for other in found]]
+    if found and (len(found) == 1 or wanted in ("trl", "skyrl")):
+        return FORMATS[found[0]]  # token ids come first in a family: they are exact
+    if found:
+        kinds = " and ".join(f"{name} ({FORMATS[name].fields})" for name in found)
+        flags = " or ".join(f"--from {name}" for name in found)
+        raise InputError(f"{where}: expected a record of one format, received one that reads as {kinds}: say which by {flags}")
+    raise InputError(f"{where}: expected {_expected(candidates)}, received {_described(record)}")
+
+
+def _expected(candidates):
+    if len(candidates) == 1:
+        return f"a record of {candidates[0]} (with {FORMATS[candidates[0]].fields})"
+    return f"a record of {', '.join(candidates[:-1])} or {candidates[-1]}"
+
+
+def _described(record):
+    names = list(record)
+    if {"input", "output", "score"} <= set(names):
+        return ("a dump of texts (`input`, `output`, `score`), as verl's trainer.rollout_data_dir has: token ids cannot be made of "
+                "them exactly; pass the batch to espalier.io.from_verl in the trainer instead")
+    if "text" in names:
+        return "text (`text`), which has no turns: docs/data-format.md says how to encode it"
+    shown = ", ".join(f"`{name}`" for name in names[:8])
+    return f"a record with {shown}{', ...' if len(names) > 8 else ''}" if names else "an empty object"

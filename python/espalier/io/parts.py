@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows from prompts and responses, padded or not, and the arrays that belong to them."""
+
+from ..errors import BadRow, InputError
+from .fields import Fields, Tally, WrongLength
+from .rules import checked, same_length, zero_one
+
+
+def joined(prompt, response, arrays=(), response_name="the response"):
+    """A row of a prompt and a response, with loss on the response. arrays: (name, field of the row, values or None) of
+    what has one entry for each token of the response; a `loss_mask` among them says which of its tokens carry loss."""
+    fill = {"loss_mask": 0, "loss_weights": 0.0, "advantages": 0.0}
+    row = {"input_ids": [*prompt, *response], "loss_mask": [0] * len(prompt) + [1] * len(response)}
+    for name, field, values in arrays:
+        if values is not None:
+            row[field] = [fill.get(field)] * len(prompt) + same_length(name, values, len(response), response_name)
+    return row
+
+
+def kept(values, keep):
+    """The entries where `keep` is true, which leaves out padding on either side."""
+    return [value for value, keeps in zip(values, keep) if keeps]
+
+
+def attention(name, values, count):
+    """An attention mask of one sample as booleans. Raises BadRow where padding stands between tokens, because then the
+    sample is none that one model input can have."""
+    mask = zero_one(name, same_length(name, values, count, "the padded sample"))
+    if 1 in mask:
+        first, last = mask.index(1), len(mask) - mask[::-1].index(1)
+        if 0 in mask[first:last]:
+            raise BadRow(name, "padding at the ends only", f"a 0 at index {mask.index(0, first)}, between ones")
+    return mask
+
+
+def sum_of(name, values):
+    """A reward that is given for each token, as one number."""
+    try:
+        return float(sum(values))
+    except TypeError:
+        raise BadRow(name, "numbers", "something else") from None
+
+
+def routes_with_last(routes, tokens):
+    """Expert routes for each token of a row, where the program that recorded them has none for the last token, which
+    it never encodes: that token takes the route of the one before it, and nothing that carries loss depends on it."""
+    if routes is None:
+        return None
+    if not isinstance(routes, list) or len(routes) not in (tokens, tokens - 1):
+        raise BadRow("routed_experts", f"the routes of {tokens} or {tokens - 1} tokens",
+                     f"{len(routes) if isinstance(routes, list) else 'none'}")
+    unknown = [token for token, route in enumerate(routes[:tokens - 1]) if _is_zero_fill(route)]
+    if unknown:
+        raise BadRow("routed_experts", "the routes of every token", f"only zeros for token {unknown[0]}")
+    if tokens > 1 and (len(routes) < tokens or _is_zero_fill(routes[-1])):
+        return [*routes[:tokens - 1], routes[tokens - 2]]
+    return routes
+
+
+def _is_zero_fill(route):
+    """Whether a token's route repeats expert 0 in a layer, which no router chooses twice."""
+    if not isinstance(route, list):
+        return False
+    layers = route if route and isinstance(route[0], list) else [route]
+    return all(len(layer) > 1 and not any(layer) for layer in layers)
+
+
+def batch_size(fields, name):
+    """How many samples a batch has, judged by a field that has a list for each; None where it is of one sample."""
+    values = fields.list(name)
+    return len(values) if values and isinstance(values[0], list) else None
+
+
+def each_sample(fields, name, rows_of):
+    """Yields rows_of(sample) for each sample of a batch, where `name` holds one list for each: of every other list a
+    sample gets its own entry, and what is no list is shared. A record of one sample is its own only sample. A BadRow
+    names the sample."""
+    size = batch_size(fields, name)
+    if size is None:
+        yield from rows_of(fields)
+        return
+    columns = {}
+    for key in fields.names():
+        value = fields.peek(key)
+        if isinstance(value, list) and len(value) != size:
+            value = WrongLength(size, len(value))
+        columns[key] = value if isinstance(value, list) else [value] * size
+    for index in range(size):
+        try:
+            yield from rows_of(Fields({key: column[index] for key, column in columns.items()}, fields.tally))
+        except BadRow as error:
+            raise BadRow.within(f"sample {index}", error) from None
+
+
+def converted(records, rows_of, what):
+    """The rows of records that are held in memory. Raises InputError; it names the record where there are several."""
+    records = list(records)
+    rows, tally = [], Tally()
+    for number, record in enumerate(records):
+        try:
+            rows += rows_of(Fields(record, tally))
+        except BadRow as error:
+            raise InputError(f"{what} {number}: {error}" if len(records) > 1 else str(error)) from None
+    return rows

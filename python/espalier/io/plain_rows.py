@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that are Espalier's already, in another container or under other names (docs/data-format.md lists them all;
+src/espalier/data/fields.h is the same list)."""
+
+from ..errors import BadRow
+from .rules import checked, same_length, token_ids, zero_one
+
+OTHER_NAMES = {
+    "loss_mask": ("loss_mask", "response_mask", "completion_mask", "assistant_masks", "labels"),
+    "logprobs": ("logprobs", "old_log_probs", "rollout_log_probs"),
+    "ref_logprobs": ("ref_logprobs", "ref_log_prob", "ref_log_probs"),
+}
+OWN_NAMES = ("loss_weights", "advantages", "advantage", "reward", "group_id", "trajectory_id", "pair_id", "chosen",
+             "routed_experts")
+NO_LABEL = -100
+
+
+def rows(record, options=None):
+    """Yields the row of one record: `input_ids` and the fields that belong to it, padded where `attention_mask` says so."""
+    ids = token_ids(record.list("input_ids"), "input_ids")
+    if "attention_mask" in record and 0 in record.get("attention_mask"):
+        raise BadRow("attention_mask", "rows without padding", "zeros")
+    row = {"input_ids": ids} | {name: record.get(name) for name in OWN_NAMES}
+    for field, names in OTHER_NAMES.items():
+        read = _mask if field == "loss_mask" else _values
+        for name in names:
+            if name not in record:
+                continue
+            values = read(name, record.get(name), ids)
+            if row.setdefault(field, values)[1:] != values[1:]:
+                raise BadRow(name, f"what the other name of `{field}` says (keep one of them)", "something else")
+    if "loss_weights" in record and "loss_mask" not in record and "loss_mask" in row:
+        mask = row.pop("loss_mask")  # under another name it may stand beside weights that agree with it
+        if [weight > 0 for weight in row["loss_weights"][1:]] != [loss > 0 for loss in mask[1:]]:
+            raise BadRow("loss_weights", "weights above 0 where the mask has 1", "others")
+    yield checked(row)
+
+
+def _values(name, values, ids):
+    return same_length(name, values, len(ids))
+
+
+def _mask(name, values, ids):
+    same_length(name, values, len(ids))
+    if name != "labels":
+        return zero_one(name, values)
+    for index, (label, token) in enumerate(zip(values, ids)):
+        if label not in (NO_LABEL, token):
+            shifted = index + 1 < len(ids) and label == ids[index + 1]
+            raise BadRow("labels", "-100 or the token of input_ids at the same place", f"{label} at index {index}, where "
+                         f"input_ids has {token}{' (the next token: give labels before they are shifted)' if shifted else ''}")
+    return [int(label != NO_LABEL) for label in values]
+
+
+def is_row(record):
+    """Whether a record of a file is of this kind."""
+    return "input_ids" in record

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command read and wrote, and its bad records."""
+
+from dataclasses import dataclass, field
+
+from ..console import clipped, count_of
+from ..errors import InputError
+from .fields import Tally
+
+MOST_NAMES = 40
+
+
+@dataclass
+class Report:
+    rows: int = 0
+    tokens: int = 0
+    loss_tokens: int = 0
+    tally: Tally = field(default_factory=Tally)
+    bad_records: int = 0
+    first_errors: list = field(default_factory=list)
+
+    def count(self, row):
+        """Counts a checked row."""
+        self.rows += 1
+        self.tokens += len(row["input_ids"])
+        loss = row.get("loss_weights") or row.get("loss_mask")
+        self.loss_tokens += len(row["input_ids"]) - 1 if loss is None else sum(value > 0 for value in loss)
+
+    def bad(self, message, skip):
+        """A record that cannot be used: raises InputError, or counts it."""
+        if not skip:
+            raise InputError(message)
+        self.bad_records += 1
+        if len(self.first_errors) < 10:
+            self.first_errors.append(message)
+
+    def notes(self):
+        for text, count in self.tally.notes.items():
+            yield f"{count:,} {text}"
+        if self.bad_records:
+            yield f"{count_of(self.bad_records, 'bad record')} skipped, the first of them:"
+            yield from (f"  {error}" for error in self.first_errors)
+
+    def summary(self):
+        text = f"{count_of(self.rows, 'row')}, {self.tokens:,} tokens, {self.loss_tokens:,} with loss"
+        text += f"; used: {names(self.tally.used)}"
+        ignored = self.tally.ignored()
+        return text + (f"; ignored: {names(ignored)}" if ignored else "")
+
+
+def names(fields):
+    fields = [clipped(name, 60) for name in fields]
+    return ", ".join(fields[:MOST_NAMES]) + (f" and {len(fields) - MOST_NAMES} others" if len(fields) > MOST_NAMES else "")
+
+
+def files_named(paths):
+    return ", ".join(map(str, paths))

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SkyRL's `GeneratorOutput` (August 2026: skyrl/train/generators/base.py) as rows. Used are
+
+    prompt_token_ids, response_ids          lists of token ids for each trajectory (or step)
+    loss_masks, rollout_logprobs            for each token of a response
+    rewards                                 a number for each response, or one for each of its tokens, which are added up
+    trajectory_ids                          {instance_id, repetition_id}: instance_id -> group_id, both -> trajectory_id
+    rollout_expert_indices                  [tokens, layers, chosen] for each trajectory -> routed_experts
+    is_last_step                            in step-wise training, where a trajectory has several responses: all its
+                                            rows get the reward of its last step
+
+A file may have one such object of lists, or one object for each trajectory. SkyRL's pretokenised data for SFT
+(`input_ids`, `loss_mask`) are rows already.
+"""
+
+from ..errors import BadRow
+from .fields import Fields, mapping_of
+from .parts import batch_size, converted, each_sample, joined, routes_with_last, sum_of
+from .rules import checked, identity, token_ids
+
+
+def from_skyrl(generator_output):
+    """Rows of a SkyRL `GeneratorOutput`: a dict of lists, or of tensors and arrays. Returns a list of row dicts in its
+    order. Raises InputError."""
+    return converted([generator_output], rows, "output")
+
+
+def rows(record, options=None):
+    """Yields the rows of an output, or of one trajectory."""
+    made = each_sample(record, "response_ids", _sample)
+    if "is_last_step" not in record or batch_size(record, "response_ids") is None:
+        yield from made
+        return
+    steps, several = [], 0
+    for row, is_last in zip(made, record.list("is_last_step"), strict=True):
+        steps.append(row)
+        if not is_last:
+            continue
+        several += len(steps) > 1
+        for number, step in enumerate(steps):
+            step["reward"] = row.get("reward")
+            if "trajectory_id" in step and len(steps) > 1:
+                step["trajectory_id"] += f"/step-{number}"
+            yield checked(step)
+        steps = []
+    if steps:
+        raise BadRow("is_last_step", "true for the last step of every trajectory", "false for the last of all")
+    if several:
+        record.tally.notes["trajectories of several steps: each step is a row with the trajectory's reward, and counts in the "
+                           "mean of its group"] += several
+
+
+def _sample(sample):
+    prompt = token_ids(sample.list("prompt_token_ids"), "prompt_token_ids")
+    response = token_ids(sample.list("response_ids"), "response_ids")
+    row = joined(prompt, response, response_name="response_ids", arrays=(
+        ("loss_masks", "loss_mask", sample.get("loss_masks")),
+        ("rollout_logprobs", "logprobs", sample.get("rollout_logprobs"))))
+    reward = sample.get("rewards")
+    row["reward"] = sum_of("rewards", reward) if isinstance(reward, list) else reward
+    if "trajectory_ids" in sample:
+        row |= _names(sample.get("trajectory_ids"))
+    row["routed_experts"] = routes_with_last(sample.get("rollout_expert_indices"), len(row["input_ids"]))
+    yield checked(row)
+
+
+def _names(trajectory):
+    """instance_id and repetition_id, of an object or of the text that joins them by an underscore."""
+    if isinstance(trajectory, str):
+        instance, _, repetition = trajectory.rpartition("_")
+        return {"trajectory_id": trajectory, "group_id": instance if instance and repetition.isdigit() else trajectory}
+    fields = Fields(mapping_of(trajectory))
+    instance = identity("trajectory_ids.instance_id", fields.get("instance_id"))
+    return {"group_id": instance, "trajectory_id": f"{instance}_{fields.get('repetition_id', 0)}"}
+
+
+def is_output(record):
+    """Whether a record of a file is of this kind."""
+    return "prompt_token_ids" in record and "response_ids" in record

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""slime's `Sample` (August 2026: slime/utils/types.py) as rows. Used are
+
+    tokens, response_length         the response is the end of the tokens
+    loss_mask, rollout_log_probs    for each token of the response; without a mask all of them carry loss
+    remove_sample                   true: none of them does
+    reward                          a number -> reward (of an object of rewards, the one that reward_key names)
+    group_index                     -> group_id
+    index                           -> trajectory_id
+    rollout_routed_experts          [tokens - 1, layers, chosen] -> routed_experts
+"""
+
+from functools import partial
+
+from ..chats import shown
+from ..errors import BadRow
+from .parts import converted, joined, routes_with_last
+from .rules import checked, token_ids
+
+
+def from_slime(samples, reward_key=None):
+    """Rows of slime's samples: a list of `Sample` objects or dicts, or a list of such lists (one for each group).
+
+    reward_key: which entry of a `reward` that is a dict. Returns a list of row dicts. Raises InputError.
+    """
+    flat = []
+    for sample in samples:
+        flat += sample if isinstance(sample, (list, tuple)) else [sample]
+    return converted(flat, partial(rows, reward_key=reward_key), "sample")
+
+
+def rows(record, options=None, reward_key=None):
+    """Yields the row of one sample."""
+    tokens = token_ids(record.list("tokens"), "tokens")
+    length = record.get("response_length")
+    if type(length) is not int or not 0 <= length <= len(tokens):
+        raise BadRow("response_length", f"a number from 0 to {len(tokens)} (the tokens)", shown(length))
+    prompt = len(tokens) - length
+    mask = [0] * length if record.get("remove_sample") else record.get("loss_mask")
+    row = joined(tokens[:prompt], tokens[prompt:], response_name="the response", arrays=(
+        ("loss_mask", "loss_mask", mask), ("rollout_log_probs", "logprobs", record.get("rollout_log_probs"))))
+    row["reward"] = _reward(record.get("reward"), reward_key)
+    row["group_id"], row["trajectory_id"] = record.get("group_index"), record.get("index")
+    row["routed_experts"] = routes_with_last(record.get("rollout_routed_experts"), len(tokens))
+    yield checked(row)
+
+
+def _reward(reward, key):
+    if not isinstance(reward, dict):
+        return reward
+    if key not in reward:
+        names = ", ".join(f"`{name}`" for name in list(reward)[:8])
+        raise BadRow("reward", "a number, or reward_key to name one of its entries", f"an object with {names}")
+    return reward[key]
+
+
+def is_sample(record):
+    """Whether a record of a file is of this kind."""
+    return "tokens" in record and "response_length" in record

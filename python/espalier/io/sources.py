@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of files: JSON lines (plain, gzip, zstd), one JSON document, Parquet, and packed rows. What could run code when
+it is read, as pickles do, is refused."""
+
+import json
+import math
+import struct
+
+from ..chats import parse_line
+from ..console import clipped
+from ..errors import BadRow, InputError
+from ..lines import lines_of
+
+PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin")
+CONVERTERS = ("reading it could run code, so it is never read; in the program that made it, or that can load it, pass the data "
+              "to a converter of espalier.io (from_verl, from_skyrl, from_areal, from_slime, from_tinker, from_trl) and the rows "
+              "to espalier.io.write_rows")
+PARQUET_ROWS = 64  # of a batch that is read at once
+NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def records_of(path, most_bytes, tick):
+    """Yields (where, record or BadRow) for each record of a file. Calls tick(part of the file read so far)."""
+    with open(path, "rb") as file:
+        head = file.read(16)
+    refuse_pickle(path, head)
+    if head.startswith(b"PAR1"):
+        yield from _parquet(path, tick)
+    elif path.suffix == ".safetensors":
+        yield from _packed(path, tick)
+    else:
+        document = _document(path, most_bytes)
+        yield from _json_lines(path, most_bytes, tick) if document is None else document
+
+
+def is_parquet(path):
+    with open(path, "rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def refuse_pickle(path, head):
+    """Raises InputError for a Python pickle, and for what PyTorch and msgpack writers put into files."""
+    if path.suffix in PICKLES and path.name.startswith("rank_"):
+        raise InputError(f"{path}: expected JSON lines, received a binary batch of prime-rl; its token_exports/step_N/rank_R.jsonl "
+                         "(enable_token_export) or traces.jsonl have the same samples")
+    is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+    if is_pickle or (path.suffix in PICKLES and head.startswith((b"PK\x03\x04", b"\x80"))):
+        raise InputError(f"{path}: expected JSON lines or Parquet, received a Python pickle: {CONVERTERS}")
+
+
+def _json_lines(path, most_bytes, tick):
+    for number, line in enumerate(lines_of(path, most_bytes, tick), start=1):
+        where = f"{path}:{number}"
+        if line is None:
+            yield where, BadRow("<line>", f"at most {most_bytes} bytes (--max-row-bytes)", "more")
+        elif line.strip():
+            try:
+                yield where, parse_line(line, where, NUMBERS.get)
+            except BadRow as error:
+                yield where, error
+
+
+def _document(path, most_bytes):
+    """(where, record) of each record of a file that is one JSON value over several lines, or a list; None where the
+    file's first line is a JSON object of its own, or the file is no JSON value."""
+    lines = lines_of(path, most_bytes, lambda fraction: None)
+    kept, size = [], 0
+    for line in lines:
+        size += most_bytes + 1 if line is None else len(line) + 1
+        if size > most_bytes:
+            return None
+        if not kept and not line.strip():
+            continue
+        if not kept and line.lstrip()[:1] != b"[" and _parses(line):
+            return None
+        kept.append(line)
+    try:
+        value = json.loads(b"\n".join(kept).decode("utf-8-sig"), parse_constant=NUMBERS.get) if kept else None
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict):
+        return [(str(path), value)]
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        return [(f"{path}: item {number}", item) for number, item in enumerate(value, start=1)]
+    return None
+
+
+def _parses(line):
+    try:
+        json.loads(line.decode("utf-8-sig"), parse_constant=NUMBERS.get)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _parquet(path, tick):
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError(f"{path}: expected the Python package pyarrow for a Parquet file, received none") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            number, rows = 0, max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", record
+                tick(number / rows)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path}: expected a whole Parquet file, received one that cannot be read: {clipped(str(error), 200)}") from None
+
+
+def _packed(path, tick):
+    """The rows of a packed file (docs/data-format.md)."""
+    try:
+        from safetensors.numpy import load_file
+
+        columns = load_file(path)
+        offsets = columns.pop("offsets").tolist()
+    except (KeyError, ValueError, struct.error) as error:
+        raise InputError(f"{path}: expected packed rows, received {type(error).__name__}: {clipped(str(error), 200)}") from None
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise InputError(f"{path}: expected packed rows, received {clipped(str(error), 200)}") from None
+    rows, tokens = len(offsets) - 1, offsets[-1] if offsets else 0
+    if rows < 0 or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])):
+        raise InputError(f"{path}: tensor `offsets`: expected numbers that rise from 0, received others")
+    columns = {name: _Column(path, name, columns, rows, tokens) for name in columns if "." not in name}
+    for row in range(rows):
+        yield f"{path}: row {row + 1}", {name: column.row(row, offsets) for name, column in columns.items()}
+        tick((row + 1) / rows)
+
+
+class _Column:
+    """One column of a packed file: per token, per row, or text."""
+
+    def __init__(self, path, name, columns, rows, tokens):
+        self._values, self._present = columns[name], columns.get(f"{name}.present")
+        ends = columns.get(f"{name}.offsets")
+        self._ends = None if ends is None else ends.tolist()
+        self._is_flag = name == "chosen"
+        self._per_row = name in ("reward", "chosen", "advantage")
+        length = self._ends[-1] if self._ends else rows if self._per_row else tokens
+        sizes = [len(self._values), rows if self._present is None else len(self._present),
+                 rows + 1 if self._ends is None else len(self._ends)]
+        if sizes != [length, rows, rows + 1]:
+            raise InputError(f"{path}: tensor `{name}`: expected {length} entries for {rows} rows, received {sizes[0]}")
+
+    def row(self, row, offsets):
+        if self._present is not None and not self._present[row]:
+            return None
+        if self._ends is not None:
+            return bytes(self._values[self._ends[row]:self._ends[row + 1]]).decode("utf-8", "replace") or None
+        if self._per_row:
+            value = self._values[row].item()
+            return bool(value) if self._is_flag else value
+        return self._values[offsets[row]:offsets[row + 1]].tolist()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's batches (verl 0.9.1: verl/protocol.py, verl/experimental/agent_loop/agent_loop.py) as rows.
+
+A `DataProto` holds tensors of [B, P + R]: prompts padded on the left to P, responses on the right to R. Used are
+
+    input_ids, attention_mask [B, P + R], or prompts [B, P] and responses [B, R] with the same attention_mask
+    response_mask [B, R]                    1: sampled by the model (0: what a tool answered, and padding)
+    rollout_log_probs, else old_log_probs [B, R]        -> logprobs
+    ref_log_prob [B, R]                                 -> ref_logprobs
+    advantages [B, R]                                   -> advantages
+    rm_scores, else token_level_scores, else token_level_rewards [B, R]    their sum -> reward
+    uid [B]                                             -> group_id
+    routed_experts [B, P + R, layers, chosen]           -> routed_experts
+"""
+
+from ..errors import BadRow
+from .fields import Fields
+from .parts import attention, converted, each_sample, kept, routes_with_last, sum_of
+from .rules import checked, same_length, zero_one
+
+LOGPROBS = ("rollout_log_probs", "old_log_probs")
+REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
+
+
+def from_verl(data):
+    """Rows of a verl `DataProto`, or of a dict with its tensors and non-tensor fields together.
+
+    data: as the module says; tensors, arrays or lists. Returns a list of row dicts in the order of the batch. Raises
+    InputError. Old log-probabilities, which the trainer computes again, are taken only where the rollout recorded none.
+    """
+    if hasattr(data, "batch") and hasattr(data, "non_tensor_batch"):
+        data = {**(data.batch or {}), **(data.non_tensor_batch or {})}
+    return converted([data], rows, "batch")
+
+
+def rows(record, options=None):
+    """Yields the rows of a batch, or of one sample."""
+    yield from each_sample(record, "responses", _sample)
+
+
+def _sample(sample):
+    responses = sample.list("responses")
+    ids = sample.get("input_ids") or sample.list("prompts") + responses
+    prompt = len(ids) - len(responses)  # its length with padding
+    if prompt < 0 or ids[prompt:] != responses:
+        raise BadRow("responses", "the end of input_ids", f"{len(responses)} other tokens")
+    if "attention_mask" not in sample:
+        raise BadRow("attention_mask", "a mask that says which tokens are padding", "none")
+    keep = attention("attention_mask", sample.get("attention_mask"), len(ids))
+    if "response_mask" in sample:
+        mask = zero_one("response_mask", same_length("response_mask", sample.get("response_mask"), len(responses), "responses"))
+    else:
+        mask = keep[prompt:]
+    lost = [index for index, (loss, keeps) in enumerate(zip(mask, keep[prompt:])) if loss and not keeps]
+    if lost:
+        raise BadRow("response_mask", "0 on padding", f"1 at index {lost[0]}, where attention_mask has 0")
+    row = {"input_ids": kept(ids, keep), "loss_mask": kept([0] * prompt + mask, keep)}
+    for field, fill, names in (("logprobs", None, LOGPROBS), ("ref_logprobs", None, ("ref_log_prob",)),
+                               ("advantages", 0.0, ("advantages",))):
+        name, values = sample.first_of(*names)
+        if name:
+            row[field] = kept([fill] * prompt + same_length(name, values, len(responses), "responses"), keep)
+    row |= _outcome(sample, mask, keep[prompt:])
+    if "routed_experts" in sample:
+        routes = kept(same_length("routed_experts", sample.get("routed_experts"), len(ids), "the padded sample"), keep)
+        row["routed_experts"] = routes_with_last(routes, len(row["input_ids"]))
+    yield checked(row)
+
+
+def _outcome(sample, mask, keep):
+    name, scores = sample.first_of(*REWARDS)
+    outcome = {"group_id": sample.get("uid")}
+    if name:
+        outcome["reward"] = sum_of(name, kept(scores, keep)) if isinstance(scores, list) else scores
+    return outcome
+
+
+def is_batch(record):
+    """Whether a record of a file is of this kind."""
+    return "responses" in record and ("attention_mask" in record or "response_mask" in record)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing rows in whichever form a file name asks for, atomically: a file is whole or not there."""
+
+import contextlib
+import json
+from pathlib import Path
+
+from ..errors import BadRow, InputError
+from ..rows import atomic_path, row_writer, text_stream
+from .rules import checked
+
+BATCH = 1024  # rows of one row group of Parquet
+
+
+def write_rows(rows, path):
+    """Writes rows (dicts as docs/data-format.md has them) as JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), packed
+    (.safetensors) or as Parquet (.parquet), by the name of the file. Raises InputError for a row that breaks the rules,
+    and then leaves what was there before. Returns the number of rows."""
+    count = 0
+    with writer_of(Path(path)) as writer:
+        for count, row in enumerate(rows, start=1):
+            try:
+                writer.add(checked(row))
+            except BadRow as error:
+                raise InputError(f"row {count}: {error}") from None
+    return count
+
+
+def writer_of(path):
+    """A context with a writer of rows that has add(row)."""
+    return parquet_writer(path, ROW_TYPES) if path.suffix == ".parquet" else row_writer(path)
+
+
+# The types of Parquet columns, as functions of pyarrow.
+ROW_TYPES = {
+    "trajectory_id": lambda arrow: arrow.string(), "group_id": lambda arrow: arrow.string(),
+    "pair_id": lambda arrow: arrow.string(), "chosen": lambda arrow: arrow.bool_(),
+    "reward": lambda arrow: arrow.float64(), "advantage": lambda arrow: arrow.float64(),
+    "input_ids": lambda arrow: arrow.list_(arrow.int32()), "loss_mask": lambda arrow: arrow.list_(arrow.int8()),
+    "loss_weights": lambda arrow: arrow.list_(arrow.float64()), "logprobs": lambda arrow: arrow.list_(arrow.float64()),
+    "ref_logprobs": lambda arrow: arrow.list_(arrow.float64()), "advantages": lambda arrow: arrow.list_(arrow.float64()),
+    "routed_experts": lambda arrow: arrow.list_(arrow.list_(arrow.int32())),
+}
+
+
+@contextlib.contextmanager
+def parquet_writer(path, types):
+    """Yields a writer with add(record) that writes a Parquet file with columns of these types; null where a record
+    lacks one."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError(f"{path}: expected the Python package pyarrow for a Parquet file, received none") from None
+    schema = pyarrow.schema([(name, type_of(pyarrow)) for name, type_of in types.items()])
+    with atomic_path(path) as scratch, parquet.ParquetWriter(scratch, schema, compression="zstd") as file:
+        writer = _Batches(lambda rows: file.write_table(pyarrow.Table.from_pylist(rows, schema)))
+        yield writer
+        writer.flush()
+
+
+class _Batches:
+    def __init__(self, write):
+        self._write, self._rows = write, []
+
+    def add(self, record):
+        self._rows.append(record)
+        if len(self._rows) == BATCH:
+            self.flush()
+
+    def flush(self):
+        if self._rows:
+            self._write(self._rows)
+            self._rows = []
+
+
+@contextlib.contextmanager
+def json_writer(path):
+    """Yields a writer with add(record) that writes one JSON object on each line."""
+    with atomic_path(path) as scratch, text_stream(scratch, path.suffix) as stream:
+        yield _JsonLines(stream)
+
+
+class _JsonLines:
+    def __init__(self, stream):
+        self._stream = stream
+
+    def add(self, record):
+        self._stream.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
