@@ -62,7 +62,8 @@ def _integer(text):
     return int(text)
 
 
-def _object_without_duplicates(pairs):
+def object_without_duplicates(pairs):
+    """Makes the dict of a JSON object; raises BadRow where a key stands twice."""
     made = dict(pairs)
     if len(made) != len(pairs):
         seen = set()
@@ -78,7 +79,7 @@ def parse_line(line, where="", constant=_reject_constant):
     the value of NaN, Infinity and -Infinity, which JSON does not have."""
     try:
         row = json.loads(line.decode("utf-8-sig"), parse_constant=constant, parse_int=_integer,
-                         object_pairs_hook=_object_without_duplicates)
+                         object_pairs_hook=object_without_duplicates)
     except UnicodeDecodeError as error:
         raise BadRow("<line>", "UTF-8", f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}") from None
     except json.JSONDecodeError as error:

@@ -29,11 +29,13 @@ def run_command(name, work):
     except OSError as error:
         return failed(str(error) if error.filename else f"cannot write the output: {error.strerror or error}")
     except MemoryError:
-        return failed("expected enough memory for the rows, received none: packed output (.safetensors) is held in memory "
-                      "as a whole, .jsonl is not")
+        return failed(
+            "expected enough memory for the rows, received none: packed output (.safetensors) is held in memory "
+            "as a whole, .jsonl is not")
     except KeyboardInterrupt:
         return failed("interrupted", 130)
     except Stopped as error:
         return failed(f"stopped by {error}", 128 + error.number)
     except BaseException as error:
-        return failed(f"internal error: {type(error).__name__}: {clipped(str(error))} (ESPALIER_TRACEBACK=1 shows where)")
+        return failed(
+            f"internal error: {type(error).__name__}: {clipped(str(error))} (ESPALIER_TRACEBACK=1 shows where)")

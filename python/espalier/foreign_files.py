@@ -10,8 +10,8 @@ _PANDAS = ("python3 -c 'import sys, pandas; pandas.{}(sys.argv[1]).to_json(\"cha
 _FORMATS = (
     (b"PAR1", "a Parquet file", lambda file: f"espalier import --model DIR {file} -o rows.jsonl"),
     (b"ARROW1", "an Arrow file", lambda file: _PANDAS.format("read_feather", file)),
-    (b"\xff\xff\xff\xff", "an Arrow stream",
-     lambda file: "python3 -c 'import sys, datasets; datasets.Dataset.from_file(sys.argv[1]).to_json(\"chats.jsonl\")' " + file),
+    (b"\xff\xff\xff\xff", "an Arrow stream", lambda file:
+     "python3 -c 'import sys, datasets; datasets.Dataset.from_file(sys.argv[1]).to_json(\"chats.jsonl\")' " + file),
     (b"PK\x03\x04", "a zip archive", lambda file: f"unzip {file}"),
     (b"BZh", "a bzip2 file", lambda file: f"bzip2 -dc {file} > chats.jsonl"),
     (b"\xfd7zXZ", "an xz file", lambda file: f"xz -dc {file} > chats.jsonl"),

@@ -16,7 +16,8 @@ def imported(tmp_path, capsys):
     """Runs `import` on records (or raw bytes) in this process; returns (exit code, rows, what it printed)."""
     def run(records, *flags, name="records.jsonl", out="rows.jsonl"):
         path, output = tmp_path / name, tmp_path / out
-        text = records if isinstance(records, bytes) else "".join(json.dumps(record) + "\n" for record in records).encode()
+        text = records if isinstance(records, bytes) else "".join(json.dumps(record) + "\n"
+                                                                  for record in records).encode()
         path.write_bytes(text)
         output.unlink(missing_ok=True)
         code = main(["import", str(path), "-o", str(output), *flags])
@@ -31,12 +32,17 @@ def imported(tmp_path, capsys):
 def node(parent, ids, sampled=0, **fields):
     """A message node whose last `sampled` tokens the model sampled."""
     mask = [False] * (len(ids) - sampled) + [True] * sampled
-    return {"parent": parent, "sampled": sampled > 0, "token_ids": ids, "mask": mask, "message": {"role": "user", "content": "ü"}} | fields
+    return {
+        "parent": parent, "sampled": sampled > 0, "token_ids": ids, "mask": mask,
+        "message": {"role": "user", "content": "ü"}
+    } | fields
 
 
 def episode(nodes, **fields):
-    trace = {"version": 1, "id": "t1", "ok": True, "agent": {"config": {}, "name": "agent", "trainable": True}, "nodes": nodes,
-             "rewards": {"right": {"score": 3.0, "weight": 0.5}, "style": {"score": -1.0}, "unscored": None}}
+    trace = {
+        "version": 1, "id": "t1", "ok": True, "agent": {"config": {}, "name": "agent", "trainable": True},
+        "nodes": nodes, "rewards": {"right": {"score": 3.0, "weight": 0.5}, "style": {"score": -1.0}, "unscored": None}
+    }
     return {"id": "e1", "group": {"id": "g1"}, "task": {"type": "T", "data": {}, "hash": "h"}, "ok": True,
             "traces": [trace | fields]}
 
@@ -91,7 +97,8 @@ def test_a_trace_alone_and_several_traces(imported):
     pair["traces"].append({**trace, "id": 7, "nodes": nodes_with({})[:2], "rewards": {}})
     del pair["group"]
     _, rows, _ = imported([pair])
-    assert [(row["trajectory_id"], row["group_id"]) for row in rows] == [("t1/branch-0", "h"), ("t1/branch-1", "h"), ("7", "h")]
+    assert [(row["trajectory_id"], row["group_id"]) for row in rows] == [("t1/branch-0", "h"), ("t1/branch-1", "h"),
+                                                                         ("7", "h")]
     assert "reward" not in rows[2] and rows[2]["input_ids"] == [1, 2, 3, 4, 5]
 
 
@@ -105,7 +112,8 @@ def test_traces_that_are_no_training_data_are_left_out_and_counted(imported):
     code, rows, error = imported([good, failed, judge, silent])
     assert code == 0 and rows == BRANCHES
     assert "1 traces that failed left out (--include-failed takes them)" in error
-    assert "1 traces of agents that are not trained left out" in error and "1 traces without token ids left out" in error
+    assert "1 traces of agents that are not trained left out" in error
+    assert "1 traces without token ids left out" in error
     _, rows, _ = imported([good, failed], "--include-failed")
     assert rows == BRANCHES * 2
 
@@ -124,25 +132,32 @@ def test_streams_of_weights_of_a_trace(imported):
     assert [row["loss_weights"] for row in rows] == [[0, 0, 0, 0.5, 2, 0, 0]]  # the others have none in this stream
     weights[0] = {"loss_weights": {"ce": [0.0, 0.25]}}
     code, _, error = imported([episode(nodes_with(weights))])
-    assert code == 1 and "expected one stream of weights, or --loss-weights to name one of them, received ce, rl" in error
+    assert code == 1
+    assert "expected one stream of weights, or --loss-weights to name one of them, received ce, rl" in error
     _, rows, _ = imported([episode(nodes_with(weights))], "--loss-weights", "ce")
     assert [row["loss_weights"] for row in rows] == [[0, 0.25, 0, 0, 0, 0, 0]] and "logprobs" not in rows[0]
 
 
 BAD_NODES = {
-    "a parent that comes later": ({1: {"parent": 3}}, "field `nodes[1].parent`: expected null or the index of an earlier node (0 to 0), "
-                                                      "received 3"),
-    "a mask of another length": ({1: {"mask": [True]}}, "field `nodes[1].mask`: expected 3 entries, one for each token of the node, received 1"),
-    "log-probabilities of all tokens": ({1: {"logprobs": [-1, -1, -1]}}, "field `nodes[1].logprobs`: expected 2 entries"),
-    "no log-probabilities of one node": ({2: {"logprobs": []}}, "field `logprobs`: expected finite log-probabilities on tokens with loss, "
-                                                                "received null at index 6"),
+    "a parent that comes later": ({1: {"parent": 3}},
+                                  "field `nodes[1].parent`: expected null or the index of an earlier node (0 to 0), "
+                                  "received 3"),
+    "a mask of another length": (
+        {1: {"mask": [True]}}, "field `nodes[1].mask`: expected 3 entries, one for each token of the node, received 1"),
+    "log-probabilities of all tokens": ({1: {"logprobs": [-1] * 3}},
+                                        "field `nodes[1].logprobs`: expected 2 entries"),
+    "no log-probabilities of one node": ({2: {"logprobs": []}},
+                                         "field `logprobs`: expected finite log-probabilities on tokens with loss, "
+                                         "received null at index 6"),
     "NaN": ({2: {"logprobs": [NAN]}}, "received NaN at index 6"),
     "a probability": ({2: {"logprobs": [0.5]}}, "expected finite log-probabilities <= 0, received 0.5 at index 6"),
-    "ids as text": ({0: {"token_ids": ["a", "b"]}}, 'field `nodes[0].token_ids`: expected token ids from 0 to 2147483647, received "a" at index 0'),
+    "ids as text": ({0: {"token_ids": ["a", "b"]}},
+                    'field `nodes[0].token_ids`: expected token ids from 0 to 2147483647, received "a" at index 0'),
     "an id below 0": ({0: {"token_ids": [1, -2]}}, "received -2 at index 1"),
     "an id beyond 32 bits": ({0: {"token_ids": [1, 2**31]}}, "received 2147483648 at index 1"),
-    "a sampled message without tokens": ({2: {"token_ids": [], "mask": [], "logprobs": [], "advantages": None, "reference_logprobs": None}},
-                                         "field `nodes[2].token_ids`: expected the tokens of a sampled message, received none"),
+    "a sampled message without tokens": (
+        {2: {"token_ids": [], "mask": [], "logprobs": [], "advantages": None, "reference_logprobs": None}
+         }, "field `nodes[2].token_ids`: expected the tokens of a sampled message, received none"),
 }
 
 
@@ -157,16 +172,20 @@ def test_bad_traces_are_named_with_file_line_and_field(imported, tmp_path, name)
     assert code == 0 and rows == BRANCHES * 2 and "1 bad record skipped" in error and expected in error
 
 
-SAMPLE = {"token_ids": [5, 6, 7, 8], "mask": [False, True, False, True], "logprobs": [0.0, -1.0, NAN, -2.0], "temperatures": [1.0] * 4,
-          "env_name": "math", "ref_logprobs": [0.0, -1.5, 0.0, -2.5], "advantages": [0.0, 0.5, None, -0.5],
-          "routed_experts": [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]}
+SAMPLE = {
+    "token_ids": [5, 6, 7, 8], "mask": [False, True, False, True], "logprobs": [0.0, -1.0, NAN, -2.0],
+    "temperatures": [1.0] * 4, "env_name": "math", "ref_logprobs": [0.0, -1.5, 0.0, -2.5],
+    "advantages": [0.0, 0.5, None, -0.5], "routed_experts": [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+}
 
 
 def test_samples_of_prime_rl(imported):
     code, rows, error = imported([SAMPLE])
     assert code == 0 and rows == [{
         "input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 0, 1], "logprobs": [None, -1.0, None, -2.0],
-        "ref_logprobs": [None, -1.5, 0.0, -2.5], "advantages": [0.0, 0.5, 0.0, -0.5], "routed_experts": [[0, 1], [2, 3], [4, 5], [6, 7]]}]
+        "ref_logprobs": [None, -1.5, 0.0, -2.5], "advantages": [0.0, 0.5, 0.0, -0.5],
+        "routed_experts": [[0, 1], [2, 3], [4, 5], [6, 7]]
+    }]
     assert "ignored: env_name" in error and "temperature" not in error.split("used")[0]
     _, _, error = imported([SAMPLE | {"temperatures": [0.7] * 4}])
     assert "1 samples of another temperature than 1" in error
@@ -174,10 +193,15 @@ def test_samples_of_prime_rl(imported):
 
 def test_token_exports_of_prime_rl_and_their_weights(imported):
     nothing = [None] * 3
-    export = {"schema_version": 1, "step": 3, "token_ids": [5, 6, 7], "loss_mask": [False, True, True], "inference_logprobs": [None, -1.0, -2.0],
-              "trainer_logprobs": [-9.0] * 3, "advantages": [0.0, 1.0, 2.0], "rl_weights": nothing, "ce_weights": nothing, "ref_kl_weights": nothing}
+    export = {
+        "schema_version": 1, "step": 3, "token_ids": [5, 6, 7], "loss_mask": [False, True, True],
+        "inference_logprobs": [None, -1.0, -2.0], "trainer_logprobs": [-9.0] * 3, "advantages": [0.0, 1.0, 2.0],
+        "rl_weights": nothing, "ce_weights": nothing, "ref_kl_weights": nothing
+    }
     _, rows, error = imported([export])
-    assert rows == [{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [None, -1.0, -2.0], "advantages": [0.0, 1.0, 2.0]}]
+    assert rows == [{
+        "input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [None, -1.0, -2.0], "advantages": [0.0, 1.0, 2.0]
+    }]
     assert "trainer_logprobs" in error.split("ignored: ")[1]
     _, rows, _ = imported([export | {"rl_weights": [3.0, 0.5, 0.0]}])
     assert rows[0]["loss_weights"] == [0, 0.5, 0] and "loss_mask" not in rows[0]
@@ -185,13 +209,16 @@ def test_token_exports_of_prime_rl_and_their_weights(imported):
     assert rows[0]["loss_weights"] == [0, 0.5, 0] and "logprobs" not in rows[0] and "advantages" not in rows[0]
 
 
-STEPS = [
-    {"step_id": 1, "source": "user", "message": "a"},
-    {"step_id": 2, "source": "agent", "message": "b", "metrics": {"prompt_token_ids": [1, 2], "completion_token_ids": [3], "logprobs": [-0.1]}},
-    {"step_id": 3, "source": "agent", "message": "c", "metrics": {"prompt_token_ids": [1, 2, 3, 4], "completion_token_ids": [5, 6],
-                                                                  "logprobs": [-0.2, -0.3]}},
-    {"step_id": 4, "source": "agent", "message": "d", "metrics": {"prompt_token_ids": [1, 9], "completion_token_ids": [7], "logprobs": [-0.4]}},
-    {"step_id": 5, "source": "agent", "message": "no call of a model"}]
+def agent_step(number, prompt, completion, logprobs):
+    metrics = {"prompt_token_ids": prompt, "completion_token_ids": completion, "logprobs": logprobs}
+    return {"step_id": number, "source": "agent", "message": "m", "metrics": metrics}
+
+
+STEPS = [{"step_id": 1, "source": "user", "message": "a"},
+         agent_step(2, [1, 2], [3], [-0.1]),
+         agent_step(3, [1, 2, 3, 4], [5, 6], [-0.2, -0.3]),
+         agent_step(4, [1, 9], [7], [-0.4]),
+         {"step_id": 5, "source": "agent", "message": "no call of a model"}]
 TRAJECTORY = {"schema_version": "ATIF-v1.7", "session_id": "s", "agent": {"name": "x", "version": "1"}, "steps": STEPS}
 
 
@@ -204,23 +231,26 @@ def test_an_atif_trajectory_is_one_row_for_each_run_that_only_grows(imported):
         {"trajectory_id": "s/run-1", "input_ids": [1, 9, 7], "loss_mask": [0, 0, 1], "logprobs": [None, None, -0.4]}]
     assert "1 agent steps without token ids left out" in error
     _, rows, _ = imported(pretty, "--per-turn", name="trajectory.json")
-    assert [(row["trajectory_id"], row["input_ids"], row["loss_mask"]) for row in rows] == [
-        ("s/turn-0", [1, 2, 3], [0, 0, 1]), ("s/turn-1", [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 1, 1]), ("s/turn-2", [1, 9, 7], [0, 0, 1])]
+    assert [(row["trajectory_id"], row["input_ids"], row["loss_mask"])
+            for row in rows] == [("s/turn-0", [1, 2, 3], [0, 0, 1]), ("s/turn-1", [1, 2, 3, 4, 5,
+                                                                                   6], [0, 0, 0, 0, 1, 1]),
+                                 ("s/turn-2", [1, 9, 7], [0, 0, 1])]
 
 
 def test_atif_without_token_ids_goes_through_prepare(imported, models, tokenizer):
+    calls = {"tool_calls": [{"tool_call_id": "c1", "function_name": "f", "arguments": {"x": 1}}],
+             "observation": {"results": [{"source_call_id": "c1", "content": "r"}]}}
     steps = [{"source": "system", "message": "s"}, {"source": "user", "message": "a"},
-             {"source": "agent", "message": "b", "tool_calls": [{"tool_call_id": "c1", "function_name": "f", "arguments": {"x": 1}}],
-              "observation": {"results": [{"source_call_id": "c1", "content": "r"}]}},
-             {"source": "agent", "message": "d"}]
+             {"source": "agent", "message": "b"} | calls, {"source": "agent", "message": "d"}]
     record = TRAJECTORY | {"steps": steps}
     code, rows, error = imported([record])
     assert code == 1 and rows is None and "expected --model DIR, whose tokenizer" in error
     code, (row,), _ = imported([record], "--model", str(models["native"]))
     assert code == 0 and row["trajectory_id"] == "s"
     assert tokenizer.decode(row["input_ids"]) == (
-        '<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb\n<call>f {"x": 1}</call><|im_end|>\n'
-        "<|im_start|>tool\nr<|im_end|>\n<|im_start|>assistant\nd<|im_end|>").replace("b\n<call>", "b<call>")
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n"
+        '<|im_start|>assistant\nb<call>f {"x": 1}</call><|im_end|>\n'
+        "<|im_start|>tool\nr<|im_end|>\n<|im_start|>assistant\nd<|im_end|>")
 
 
 TEXTS = {
@@ -248,8 +278,11 @@ def test_preference_pairs_in_text_are_two_rows(imported, models, tokenizer):
               "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bad"}]}]
     code, rows, _ = imported(pairs, "--model", str(models["native"]))
     assert code == 0
-    assert [(row["pair_id"], row["chosen"]) for row in rows] == [("records.jsonl:1", True), ("records.jsonl:1", False), ("5", True), ("5", False)]
-    texts = [tokenizer.decode([token for token, loss in zip(row["input_ids"], row["loss_mask"]) if loss]) for row in rows]
+    assert [(row["pair_id"], row["chosen"]) for row in rows] == [("records.jsonl:1", True), ("records.jsonl:1", False),
+                                                                 ("5", True), ("5", False)]
+    texts = [
+        tokenizer.decode([token for token, loss in zip(row["input_ids"], row["loss_mask"]) if loss]) for row in rows
+    ]
     assert texts == ["good<|im_end|>", "bad<|im_end|>"] * 2
     code, _, error = imported(pairs, "--model", str(models["native"]), "--per-turn")
     assert code == 1 and "--per-turn: expected chats, received preference pairs" in error
@@ -265,11 +298,15 @@ def parquet(folder, records):
     return path.read_bytes()
 
 
-ROW = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "logprobs": [None, -1.0, -2.0], "reward": 1.0, "group_id": "ü", "trajectory_id": "z"}
+ROW = {
+    "input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "logprobs": [None, -1.0, -2.0], "reward": 1.0, "group_id": "ü",
+    "trajectory_id": "z"
+}
 
 
 def test_parquet_of_rows_and_of_other_formats(imported, tmp_path):
-    code, rows, error = imported(parquet(tmp_path, [ROW, {"input_ids": [4, 5], "loss_mask": None}]), name="rows.parquet")
+    code, rows, error = imported(parquet(tmp_path, [ROW, {"input_ids": [4, 5], "loss_mask": None}]),
+                                 name="rows.parquet")
     assert code == 0 and rows == [ROW, {"input_ids": [4, 5]}]
     assert "ignored" not in error
     skyrl = {"prompt_token_ids": [1], "response_ids": [2, 3], "loss_masks": [1, 0], "rewards": 0.5}
@@ -282,7 +319,8 @@ def test_parquet_of_rows_and_of_other_formats(imported, tmp_path):
 def test_sft_data_of_trl_and_skyrl_are_rows(imported):
     labels = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "attention_mask": [1, 1, 1]}
     expected = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
-    for record in (labels, {"input_ids": [1, 2, 3], "completion_mask": [0, 1, 1]}, {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}):
+    for record in (labels, {"input_ids": [1, 2, 3],
+                            "completion_mask": [0, 1, 1]}, {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}):
         for flags in ([], ["--from", "trl"], ["--from", "skyrl"]):
             assert imported([record], *flags)[1] == [expected]
     code, _, error = imported([labels | {"labels": [2, 3, -100]}])
@@ -291,20 +329,29 @@ def test_sft_data_of_trl_and_skyrl_are_rows(imported):
 
 def test_pairs_of_token_ids(imported):
     _, rows, _ = imported([{"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]}])
-    assert rows == [{"pair_id": "records.jsonl:1", "chosen": True, "input_ids": [1, 2, 3], "loss_mask": [0, 0, 1]},
-                    {"pair_id": "records.jsonl:1", "chosen": False, "input_ids": [1, 2, 4, 5], "loss_mask": [0, 0, 1, 1]}]
+    assert rows == [{"pair_id": "records.jsonl:1", "chosen": True, "input_ids": [1, 2, 3], "loss_mask": [0, 0, 1]}, {
+        "pair_id": "records.jsonl:1", "chosen": False, "input_ids": [1, 2, 4, 5], "loss_mask": [0, 0, 1, 1]
+    }]
 
 
 def test_files_of_what_the_converters_take(imported):
     """The converters have tests of their own; here is that files reach them."""
-    tinker = {"model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
-              "loss_fn_inputs": {"target_tokens": {"data": [2, 3], "dtype": "int64", "shape": [2]}, "weights": {"data": [0.0, 1.0]}}}
+    tinker = {
+        "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}, "loss_fn_inputs": {
+            "target_tokens": {"data": [2, 3], "dtype": "int64", "shape": [2]}, "weights": {"data": [0.0, 1.0]}
+        }
+    }
     slime = {"tokens": [1, 2, 3], "response_length": 1, "group_index": 4, "index": 9, "reward": 2}
     verl = {"prompts": [[0, 1, 2]], "responses": [[3, 0]], "attention_mask": [[0, 1, 1, 1, 0]], "uid": ["u"]}
-    areal = {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "versions": [-1, -1, 4], "logprobs": [0.0, 0.0, -1.0], "rewards": 1.0}
+    areal = {
+        "input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "versions": [-1, -1, 4], "logprobs": [0.0, 0.0, -1.0],
+        "rewards": 1.0
+    }
     base = {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1]}
-    for name, record, more in (("tinker", tinker, {}), ("slime", slime, {"group_id": "4", "trajectory_id": "9", "reward": 2.0}),
-                               ("verl", verl, {"group_id": "u"}), ("areal", areal, {"reward": 1.0, "logprobs": [None, 0.0, -1.0]})):
+    for name, record, more in (("tinker", tinker, {}), ("slime", slime,
+                                                        {"group_id": "4", "trajectory_id": "9",
+                                                         "reward": 2.0}), ("verl", verl, {"group_id": "u"}),
+                               ("areal", areal, {"reward": 1.0, "logprobs": [None, 0.0, -1.0]})):
         for flags in ([], ["--from", name]):
             code, rows, error = imported([record], *flags)
             assert code == 0 and rows == [base | more], error

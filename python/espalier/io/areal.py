@@ -25,7 +25,8 @@ def from_areal(batch, group_ids=None):
 
 def rows(record, options=None):
     """Yields the rows of a batch, or of one sample."""
-    if "attention_mask" not in record and len(record.list("input_ids")) > 1 and isinstance(record.list("input_ids")[0], list):
+    if "attention_mask" not in record and len(record.list("input_ids")) > 1 and isinstance(
+            record.list("input_ids")[0], list):
         raise BadRow("attention_mask", "a mask that says which tokens are padding", "none")
     yield from each_sample(record, "input_ids", _sample)
 

@@ -93,9 +93,12 @@ def import_parser():
                         help="Hugging Face directory with tokenizer and chat template, for text")
     parser.add_argument("--per-turn", action="store_true",
                         help="one row for each turn of the assistant, of ATIF trajectories and of text")
-    parser.add_argument("--shared-targets", choices=("once", "sum"), default="once",
-                        help="sampled messages in several branches of a trace carry loss in the first of them (once), as "
-                             "prime-rl trains, or in all (default: %(default)s)")
+    parser.add_argument(
+        "--shared-targets",
+        choices=("once", "sum"),
+        default="once",
+        help="sampled messages in several branches of a trace carry loss in the first of them (once), as "
+        "prime-rl trains, or in all (default: %(default)s)")
     parser.add_argument("--loss-weights", metavar="NAME",
                         help="which weights to take where traces or samples have several, such as rl or ce")
     parser.add_argument("--include-failed", action="store_true", help="traces that failed as well")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ATIF trajectories (Harbor's Agent Trajectory Interchange Format, 1.7) as rows, or as chats where they hold no token ids.
+"""ATIF trajectories (Harbor's Agent Trajectory Interchange Format, 1.7) as rows, or as chats where they hold no
+token ids.
 
-A trajectory is one JSON object with `schema_version`, `session_id` and `steps`. Of a step of source `agent` with token ids
-the prompt and the completion in `metrics` are used: `prompt_token_ids, completion_token_ids, logprobs` (of the
+A trajectory is one JSON object with `schema_version`, `session_id` and `steps`. Of a step of source `agent` with token
+ids the prompt and the completion in `metrics` are used: `prompt_token_ids, completion_token_ids, logprobs` (of the
 completion). Steps whose prompt begins with all that stood before are one row; a step whose prompt does not (history was
 rewritten, or another agent spoke) begins the next, named SESSION/run-K. With per_turn every step is a row of its own.
 
@@ -49,7 +50,8 @@ def _turn(step):
         return None
     prompt = token_ids(metrics.list("prompt_token_ids"), "metrics.prompt_token_ids")
     completion = token_ids(metrics.list("completion_token_ids"), "metrics.completion_token_ids")
-    return joined(prompt, completion, [("metrics.logprobs", "logprobs", metrics.get("logprobs"))], "completion_token_ids")
+    return joined(prompt, completion, [("metrics.logprobs", "logprobs", metrics.get("logprobs"))],
+                  "completion_token_ids")
 
 
 def _extended(run, turn):
@@ -75,7 +77,8 @@ def chat_of(record):
     for number, step in enumerate(record["steps"] if isinstance(record.get("steps"), list) else []):
         role = ROLES.get(step.get("source")) if isinstance(step, dict) else None
         if role is None:
-            raise BadRow(f"steps[{number}].source", "system, user or agent", shown(step.get("source") if isinstance(step, dict) else step))
+            raise BadRow(f"steps[{number}].source", "system, user or agent",
+                         shown(step.get("source") if isinstance(step, dict) else step))
         message = {"role": role, "content": step.get("message")}
         calls = step.get("tool_calls") or []
         if calls:
@@ -83,7 +86,8 @@ def chat_of(record):
         messages.append(message)
         observation = step.get("observation")
         for result in (observation.get("results") or []) if isinstance(observation, dict) else []:
-            messages.append({"role": "tool", "tool_call_id": result.get("source_call_id"), "content": result.get("content")})
+            messages.append(
+                {"role": "tool", "tool_call_id": result.get("source_call_id"), "content": result.get("content")})
     chat = {"messages": messages}
     if record.get("session_id") is not None:
         chat["trajectory_id"] = record["session_id"]
@@ -92,7 +96,8 @@ def chat_of(record):
 
 def _call(call, name):
     if not isinstance(call, dict) or not isinstance(call.get("function_name"), str):
-        raise BadRow(f"{name}.function_name", "a text", shown(call.get("function_name") if isinstance(call, dict) else call))
+        raise BadRow(f"{name}.function_name", "a text",
+                     shown(call.get("function_name") if isinstance(call, dict) else call))
     arguments = call.get("arguments") or {}
     return {"id": call.get("tool_call_id"), "type": "function", "function": {
         "name": call["function_name"],

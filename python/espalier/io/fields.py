@@ -112,8 +112,9 @@ class Fields:
         """The field as a list; raises BadRow where it is missing or something else."""
         value = self.get(name)
         if not isinstance(value, list):
-            raise BadRow(self._prefix + name, "a list", shown(value) if value is None or isinstance(value, (str, int, float))
-                         else f"a {type(value).__name__}")
+            raise BadRow(
+                self._prefix + name, "a list",
+                shown(value) if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}")
         return value
 
     def first_of(self, *names):

@@ -15,8 +15,8 @@ from .formats import FORMATS, Options, format_of
 from .report import Report, files_named
 from .sources import is_parquet, records_of
 
-ROUNDED = ("log-probabilities have at most 4 decimals: ratios of probabilities are off by up to 5e-5 from the rounding alone, so a "
-           "policy that did not change gives ratios near 1, not 1")
+ROUNDED = ("log-probabilities have at most 4 decimals: ratios of probabilities are off by up to 5e-5 from the rounding "
+           "alone, so a policy that did not change gives ratios near 1, not 1")
 
 
 def run_import(arguments):
@@ -88,7 +88,8 @@ def _rows_of(where, record, kind, options, skip, report):
     except BadRow as error:
         report.bad(f"{where}: {error}", skip)
     except (RecursionError, OverflowError) as error:
-        report.bad(f"{where}: expected numbers and lists of bounded size, received others ({type(error).__name__})", skip)
+        report.bad(f"{where}: expected numbers and lists of bounded size, received others ({type(error).__name__})",
+                   skip)
     return []
 
 
@@ -117,11 +118,17 @@ def _prepare(arguments, kinds):
 
     if arguments.model is None:
         path, kind = next((path, kind) for path, kind in kinds.items() if kind)
-        raise InputError(f"{path}: expected --model DIR, whose tokenizer and chat template turn text ({kind.name}) into tokens, "
-                         "received none")
+        raise InputError(
+            f"{path}: expected --model DIR, whose tokenizer and chat template turn text ({kind.name}) into tokens, "
+            "received none")
     if arguments.per_turn and any(kind.name == "preference" for kind in kinds.values() if kind):
         raise InputError("--per-turn: expected chats, received preference pairs, which are compared as a whole")
-    words = ["--model", str(arguments.model), "-o", str(arguments.output), "--max-row-bytes", str(arguments.max_row_bytes)]
+    words = [
+        "--model",
+        str(arguments.model), "-o",
+        str(arguments.output), "--max-row-bytes",
+        str(arguments.max_row_bytes)
+    ]
     words += ["--per-turn"] * arguments.per_turn + ["--skip-bad-rows"] * arguments.skip_bad_rows
     words += ["--limit", str(arguments.limit)] if arguments.limit else []
     prepare.run(parse_arguments([*words, "--", *map(str, arguments.files)]), partial(_chats, kinds))

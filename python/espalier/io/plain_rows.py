@@ -16,7 +16,7 @@ NO_LABEL = -100
 
 
 def rows(record, options=None):
-    """Yields the row of one record: `input_ids` and the fields that belong to it, padded where `attention_mask` says so."""
+    """Yields the row of one record: `input_ids` and the fields that belong to it, without padding."""
     ids = token_ids(record.list("input_ids"), "input_ids")
     if "attention_mask" in record and 0 in record.get("attention_mask"):
         raise BadRow("attention_mask", "rows without padding", "zeros")
@@ -47,8 +47,9 @@ def _mask(name, values, ids):
     for index, (label, token) in enumerate(zip(values, ids)):
         if label not in (NO_LABEL, token):
             shifted = index + 1 < len(ids) and label == ids[index + 1]
-            raise BadRow("labels", "-100 or the token of input_ids at the same place", f"{label} at index {index}, where "
-                         f"input_ids has {token}{' (the next token: give labels before they are shifted)' if shifted else ''}")
+            raise BadRow(
+                "labels", "-100 or the token of input_ids at the same place", f"{label} at index {index}, where "
+                f"input_ids has {token}{' (the next token: give labels before they are shifted)' if shifted else ''}")
     return [int(label != NO_LABEL) for label in values]
 
 

@@ -10,7 +10,9 @@ from ..errors import BadRow
 
 def chats_of(record, place):
     """Two chats with one `pair_id`, and with `chosen` true and false. place: names a pair that has no name."""
-    pair = next((record[name] for name in ("pair_id", "id") if isinstance(record.get(name), (str, int)) and record[name] != ""), place)
+    pair = next(
+        (record[name] for name in ("pair_id", "id") if isinstance(record.get(name), (str, int)) and record[name] != ""),
+        place)
     return [{"messages": _messages(record, side), "pair_id": str(pair), "chosen": side == "chosen",
              "trajectory_id": f"{pair}/{side}"} for side in ("chosen", "rejected")]
 

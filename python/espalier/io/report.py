@@ -50,7 +50,8 @@ class Report:
 
 def names(fields):
     fields = [clipped(name, 60) for name in fields]
-    return ", ".join(fields[:MOST_NAMES]) + (f" and {len(fields) - MOST_NAMES} others" if len(fields) > MOST_NAMES else "")
+    return ", ".join(
+        fields[:MOST_NAMES]) + (f" and {len(fields) - MOST_NAMES} others" if len(fields) > MOST_NAMES else "")
 
 
 def files_named(paths):

@@ -13,8 +13,8 @@ from ..errors import BadRow
 
 LOGPROB_SLACK = 1e-3  # as the reader allows: rounding may put a log-probability this far above 0
 LARGEST_ID = 2**31 - 1
-ORDER = ("trajectory_id", "group_id", "pair_id", "chosen", "reward", "advantage", "input_ids", "loss_mask", "loss_weights",
-         "logprobs", "ref_logprobs", "advantages", "routed_experts")
+ORDER = ("trajectory_id", "group_id", "pair_id", "chosen", "reward", "advantage", "input_ids", "loss_mask",
+         "loss_weights", "logprobs", "ref_logprobs", "advantages", "routed_experts")
 
 
 def checked(row):
@@ -94,7 +94,8 @@ def _loss(row, tokens):
             raise BadRow("loss_mask", "either loss_mask or loss_weights", "both")
         weights = [number("loss_weights", value) for value in same_length("loss_weights", row["loss_weights"], tokens)]
         if min(weights) < 0:
-            raise BadRow("loss_weights", "finite numbers >= 0", f"{min(weights)} at index {weights.index(min(weights))}")
+            raise BadRow("loss_weights", "finite numbers >= 0",
+                         f"{min(weights)} at index {weights.index(min(weights))}")
         row["loss_weights"] = [0.0, *weights[1:]]
         return [weight > 0 for weight in row["loss_weights"]]
     if "loss_mask" not in row:
@@ -115,7 +116,8 @@ def _logprobs(name, values, carries_loss):
             continue
         if not _is_finite(value):
             if loss:
-                raise BadRow(name, "finite log-probabilities on tokens with loss", f"{_described(value)} at index {index}")
+                raise BadRow(name, "finite log-probabilities on tokens with loss",
+                             f"{_described(value)} at index {index}")
             if isinstance(value, (str, bool, list, dict)):
                 raise BadRow(name, "numbers", f"{_described(value)} at index {index}")
             value = None
@@ -144,7 +146,8 @@ def _routes(routes, tokens):
         if isinstance(ids, list) and ids and isinstance(ids[0], list):
             ids = [expert for layer in ids for expert in (layer if isinstance(layer, list) else [None])]
         if not isinstance(ids, list) or not ids or (flat and len(ids) != len(flat[0])):
-            raise BadRow("routed_experts", "a list of as many expert ids for every token", f"{_described(ids)} at token {token}")
+            raise BadRow("routed_experts", "a list of as many expert ids for every token",
+                         f"{_described(ids)} at token {token}")
         if not all(type(expert) is int and 0 <= expert <= LARGEST_ID for expert in ids):
             raise BadRow("routed_experts", "expert ids (integers >= 0)", f"{_described(ids)} at token {token}")
         flat.append(ids)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""prime-rl's training samples (August 2026: src/prime_rl/transports/rollouts/types.py, trainer/rl/token_export.py) as rows.
+"""prime-rl's training samples as rows (August 2026: transports/rollouts/types.py, trainer/rl/token_export.py).
 
 `TrainingSample` has one entry for each token in `token_ids, mask, logprobs, advantages, ref_logprobs` and the weights
 `rl_weights`, `ce_weights`, `ref_kl_weights`. `token_exports/step_N/rank_R.jsonl` names the mask `loss_mask` and the
 log-probabilities `inference_logprobs`. Its `rank_R.bin` (msgpack) is not read.
 
 Weights: with `rl_weights` only, the row has loss_weights of mask times weight; with `ce_weights` only, those weights.
-Both are two losses, of which --loss-weights names the one to take. Log-probabilities and advantages belong to `rl`; a row of
-`ce`, which may carry loss on tokens that nobody sampled, has none.
+Both are two losses, of which --loss-weights names the one to take. Log-probabilities and advantages belong to `rl`; a
+row of `ce`, which may carry loss on tokens that nobody sampled, has none.
 """
 
 from ..errors import BadRow
@@ -32,8 +32,9 @@ def rows(record, options):
         if name and not _all_null(values) and stream != CROSS_ENTROPY:
             row[field] = same_length(name, values, len(ids), "token_ids")
     if any(temperature not in (1, 1.0) for temperature in record.get("temperatures", [])):
-        record.tally.notes["samples of another temperature than 1, which rows do not record: their log-probabilities are those "
-                           "of the changed distribution"] += 1
+        record.tally.notes[
+            "samples of another temperature than 1, which rows do not record: their log-probabilities are those "
+            "of the changed distribution"] += 1
     row["routed_experts"] = _routes(record)
     yield checked(row)
 
@@ -46,7 +47,8 @@ def _loss(record, mask, chosen):
     """The stream of weights that is taken, None where the sample has none, and loss_mask or loss_weights."""
     given = [stream for stream, name in STREAMS.items() if name in record and not _all_null(record.peek(name))]
     if chosen is None and len(given) > 1:
-        raise BadRow(STREAMS[given[0]], "one stream of weights, or --loss-weights to name one of them", ", ".join(given))
+        raise BadRow(STREAMS[given[0]], "one stream of weights, or --loss-weights to name one of them",
+                     ", ".join(given))
     stream = chosen or (given[0] if given else None)
     if stream not in given:
         return None, {"loss_mask": mask}

@@ -3,7 +3,7 @@
 
     prompt_token_ids, response_ids          lists of token ids for each trajectory (or step)
     loss_masks, rollout_logprobs            for each token of a response
-    rewards                                 a number for each response, or one for each of its tokens, which are added up
+    rewards                                 a number for each response, or one for each of its tokens: their sum
     trajectory_ids                          {instance_id, repetition_id}: instance_id -> group_id, both -> trajectory_id
     rollout_expert_indices                  [tokens, layers, chosen] for each trajectory -> routed_experts
     is_last_step                            in step-wise training, where a trajectory has several responses: all its
@@ -46,8 +46,9 @@ def rows(record, options=None):
     if steps:
         raise BadRow("is_last_step", "true for the last step of every trajectory", "false for the last of all")
     if several:
-        record.tally.notes["trajectories of several steps: each step is a row with the trajectory's reward, and counts in the "
-                           "mean of its group"] += several
+        record.tally.notes[
+            "trajectories of several steps: each step is a row with the trajectory's reward, and counts in the "
+            "mean of its group"] += several
 
 
 def _sample(sample):

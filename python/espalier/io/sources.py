@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of files: JSON lines (plain, gzip, zstd), one JSON document, Parquet, and packed rows. What could run code when
-it is read, as pickles do, is refused."""
+"""Records of files: JSON lines (plain, gzip, zstd), one JSON document, Parquet, and packed rows. What could run code
+when it is read, as pickles do, is refused."""
 
 import json
 import math
 import struct
 
-from ..chats import parse_line
+from ..chats import object_without_duplicates, parse_line
 from ..console import clipped
 from ..errors import BadRow, InputError
 from ..lines import lines_of
 
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin")
-CONVERTERS = ("reading it could run code, so it is never read; in the program that made it, or that can load it, pass the data "
-              "to a converter of espalier.io (from_verl, from_skyrl, from_areal, from_slime, from_tinker, from_trl) and the rows "
-              "to espalier.io.write_rows")
+CONVERTERS = (
+    "reading it could run code, so it is never read; in the program that made it, or that can load it, pass the data "
+    "to a converter of espalier.io (from_verl, from_skyrl, from_areal, from_slime, from_tinker, from_trl) and the rows "
+    "to espalier.io.write_rows")
 PARQUET_ROWS = 64  # of a batch that is read at once
 NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -41,8 +42,9 @@ def is_parquet(path):
 def refuse_pickle(path, head):
     """Raises InputError for a Python pickle, and for what PyTorch and msgpack writers put into files."""
     if path.suffix in PICKLES and path.name.startswith("rank_"):
-        raise InputError(f"{path}: expected JSON lines, received a binary batch of prime-rl; its token_exports/step_N/rank_R.jsonl "
-                         "(enable_token_export) or traces.jsonl have the same samples")
+        raise InputError(
+            f"{path}: expected JSON lines, received a binary batch of prime-rl; its token_exports/step_N/rank_R.jsonl "
+            "(enable_token_export) or traces.jsonl have the same samples")
     is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     if is_pickle or (path.suffix in PICKLES and head.startswith((b"PK\x03\x04", b"\x80"))):
         raise InputError(f"{path}: expected JSON lines or Parquet, received a Python pickle: {CONVERTERS}")
@@ -61,8 +63,7 @@ def _json_lines(path, most_bytes, tick):
 
 
 def _document(path, most_bytes):
-    """(where, record) of each record of a file that is one JSON value over several lines, or a list; None where the
-    file's first line is a JSON object of its own, or the file is no JSON value."""
+    """[(where, record or BadRow)] of a file that is one JSON object or a list of them; None for JSON lines."""
     lines = lines_of(path, most_bytes, lambda fraction: None)
     kept, size = [], 0
     for line in lines:
@@ -74,10 +75,18 @@ def _document(path, most_bytes):
         if not kept and line.lstrip()[:1] != b"[" and _parses(line):
             return None
         kept.append(line)
-    try:
-        value = json.loads(b"\n".join(kept).decode("utf-8-sig"), parse_constant=NUMBERS.get) if kept else None
-    except (ValueError, RecursionError):
+    if not kept:
         return None
+    try:
+        value = json.loads(b"\n".join(kept).decode("utf-8-sig"),
+                           parse_constant=NUMBERS.get,
+                           object_pairs_hook=object_without_duplicates)
+    except (ValueError, RecursionError, BadRow) as error:
+        if kept[0].strip() not in (b"[", b"{", b"[{") or len(kept) == 1:
+            return None  # JSON lines, of which the first is a bad one
+        fault = error if isinstance(error, BadRow) else BadRow("<document>", "one JSON object, or a list of them",
+                                                               clipped(str(error), 200))
+        return [(str(path), fault)]
     if isinstance(value, dict):
         return [(str(path), value)]
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
@@ -108,7 +117,9 @@ def _parquet(path, tick):
                     yield f"{path}: row {number}", record
                 tick(number / rows)
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: expected a whole Parquet file, received one that cannot be read: {clipped(str(error), 200)}") from None
+        raise InputError(
+            f"{path}: expected a whole Parquet file, received one that cannot be read: {clipped(str(error), 200)}"
+        ) from None
 
 
 def _packed(path, tick):
@@ -119,7 +130,8 @@ def _packed(path, tick):
         columns = load_file(path)
         offsets = columns.pop("offsets").tolist()
     except (KeyError, ValueError, struct.error) as error:
-        raise InputError(f"{path}: expected packed rows, received {type(error).__name__}: {clipped(str(error), 200)}") from None
+        raise InputError(
+            f"{path}: expected packed rows, received {type(error).__name__}: {clipped(str(error), 200)}") from None
     except Exception as error:
         if type(error).__name__ != "SafetensorError":
             raise

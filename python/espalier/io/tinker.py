@@ -22,8 +22,8 @@ from .rules import checked, number, same_length, token_ids
 
 
 def from_tinker(datums):
-    """Rows of Tinker's datums: a list of `Datum` objects, or of dicts of the same form. Returns a list of row dicts, one
-    for each datum. Raises InputError where a target with loss is not the token that follows, among others."""
+    """Rows of Tinker's datums: a list of `Datum` objects, or of dicts of the same form. Returns a list of row dicts,
+    one for each datum. Raises InputError where a target with loss is not the token that follows, among others."""
     return converted(datums, rows, "datum")
 
 
@@ -31,14 +31,18 @@ def rows(record, options=None):
     """Yields the row of one datum."""
     tokens = _input_tokens(record)
     inputs = record.inside("loss_fn_inputs")
-    arrays = {name: _array(inputs, name, len(tokens)) for name in ("target_tokens", "weights", "mask", "logprobs", "advantages")}
+    arrays = {
+        name: _array(inputs, name, len(tokens))
+        for name in ("target_tokens", "weights", "mask", "logprobs", "advantages")
+    }
     targets = token_ids(arrays["target_tokens"] or [], "loss_fn_inputs.target_tokens")
     if not targets:
         raise BadRow("loss_fn_inputs.target_tokens", "the token after each token of model_input", "none")
     weights = _weights(arrays)
     for place, (target, following) in enumerate(zip(targets, tokens[1:])):
         if target != following and weights[place]:
-            raise BadRow("loss_fn_inputs.target_tokens", f"the token that follows in model_input ({following}) where there is loss",
+            raise BadRow("loss_fn_inputs.target_tokens",
+                         f"the token that follows in model_input ({following}) where there is loss",
                          f"{target} at index {place}")
     row = {"input_ids": [*tokens, targets[-1]]}
     field = "loss_mask" if all(weight in (0, 1) for weight in weights) else "loss_weights"

@@ -56,7 +56,9 @@ class Exporter:
         rewards = {row.get("reward") for row in rows}
         if len(rewards) == 1 and None not in rewards:
             trace["rewards"] = {"reward": {"score": rewards.pop(), "weight": 1.0}}
-        episode = {"id": f"espalier-{self._count}", "env": {"id": "espalier"}, "task": task, "ok": True, "traces": [trace]}
+        episode = {
+            "id": f"espalier-{self._count}", "env": {"id": "espalier"}, "task": task, "ok": True, "traces": [trace]
+        }
         return episode | ({"group": {"id": group}} if group is not None else {})
 
     def _entries(self, row):

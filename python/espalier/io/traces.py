@@ -89,8 +89,9 @@ def _reward(trace):
     for name, reward in given:
         if not isinstance(reward, dict):
             raise BadRow(f"rewards.{name}", "an object with score and weight", shown(reward))
-    return sum(number(f"rewards.{name}.score", reward.get("score")) * number(f"rewards.{name}.weight", reward.get("weight", 1.0))
-               for name, reward in given) if given else None
+    return sum(
+        number(f"rewards.{name}.score", reward.get("score")) *
+        number(f"rewards.{name}.weight", reward.get("weight", 1.0)) for name, reward in given) if given else None
 
 
 class _Nodes:
@@ -99,13 +100,19 @@ class _Nodes:
     def __init__(self, trace, options):
         self._nodes = trace.each("nodes")
         self._parents = [node.get("parent") for node in self._nodes]
-        self._ids = [token_ids(node.get("token_ids", []), f"nodes[{i}].token_ids") for i, node in enumerate(self._nodes)]
+        self._ids = [
+            token_ids(node.get("token_ids", []), f"nodes[{i}].token_ids") for i, node in enumerate(self._nodes)
+        ]
         self._masks = [self._mask(i) for i in range(len(self._nodes))]
         for i, parent in enumerate(self._parents):
             if parent is not None and (type(parent) is not int or not 0 <= parent < i):
-                raise BadRow(f"nodes[{i}].parent", f"null or the index of an earlier node (0 to {i - 1})", shown(parent))
-        self._spread = {field: [self._spread_field(i, name, fill) for i in range(len(self._nodes))] for field, name, fill in (
-            ("logprobs", "logprobs", None), ("ref_logprobs", "reference_logprobs", None), ("advantages", "advantages", 0.0))}
+                raise BadRow(f"nodes[{i}].parent", f"null or the index of an earlier node (0 to {i - 1})",
+                             shown(parent))
+        self._spread = {
+            field: [self._spread_field(i, name, fill) for i in range(len(self._nodes))]
+            for field, name, fill in (("logprobs", "logprobs", None), ("ref_logprobs", "reference_logprobs", None),
+                                      ("advantages", "advantages", 0.0))
+        }
         stream, self._weights = self._read_weights(options.loss_weights)
         if stream == CROSS_ENTROPY:
             self._spread = {}
@@ -197,7 +204,8 @@ class _Nodes:
                 values = [number(field, value) for value in same_length(field, values, len(self._ids[i]), "the node")]
                 streams.setdefault(name, {})[i] = values
         if chosen is None and len(streams) > 1:
-            raise BadRow("nodes[].loss_weights", "one stream of weights, or --loss-weights to name one of them", ", ".join(streams))
+            raise BadRow("nodes[].loss_weights", "one stream of weights, or --loss-weights to name one of them",
+                         ", ".join(streams))
         name = chosen or next(iter(streams), None)
         if name not in streams:
             return None, None

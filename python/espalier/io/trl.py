@@ -60,7 +60,8 @@ def _sample(sample):
         prompt = kept(prompt, attention("prompt_mask", sample.get("prompt_mask"), len(prompt)))
     count, keep = len(completion), [1] * len(completion)
     if "completion_mask" in sample:
-        keep = zero_one("completion_mask", same_length("completion_mask", sample.get("completion_mask"), count, "completion_ids"))
+        keep = zero_one("completion_mask",
+                        same_length("completion_mask", sample.get("completion_mask"), count, "completion_ids"))
     if "prompt_mask" in sample:  # a padded batch: what the mask leaves out is padding
         keep = attention("completion_mask", keep, count)
         loss, real = [1] * count, keep
@@ -76,7 +77,8 @@ def _sample(sample):
             arrays.append((name, field, kept(same_length(name, values, count, "completion_ids"), real)))
     advantages = sample.get("advantages")
     if isinstance(advantages, list):
-        arrays.append(("advantages", "advantages", kept(same_length("advantages", advantages, count, "completion_ids"), real)))
+        arrays.append(
+            ("advantages", "advantages", kept(same_length("advantages", advantages, count, "completion_ids"), real)))
     row = joined(prompt, kept(completion, real), arrays, "completion_ids")
     if not isinstance(advantages, list):
         row["advantage"] = advantages

@@ -33,12 +33,18 @@ def writer_of(path):
 
 # The types of Parquet columns, as functions of pyarrow.
 ROW_TYPES = {
-    "trajectory_id": lambda arrow: arrow.string(), "group_id": lambda arrow: arrow.string(),
-    "pair_id": lambda arrow: arrow.string(), "chosen": lambda arrow: arrow.bool_(),
-    "reward": lambda arrow: arrow.float64(), "advantage": lambda arrow: arrow.float64(),
-    "input_ids": lambda arrow: arrow.list_(arrow.int32()), "loss_mask": lambda arrow: arrow.list_(arrow.int8()),
-    "loss_weights": lambda arrow: arrow.list_(arrow.float64()), "logprobs": lambda arrow: arrow.list_(arrow.float64()),
-    "ref_logprobs": lambda arrow: arrow.list_(arrow.float64()), "advantages": lambda arrow: arrow.list_(arrow.float64()),
+    "trajectory_id": lambda arrow: arrow.string(),
+    "group_id": lambda arrow: arrow.string(),
+    "pair_id": lambda arrow: arrow.string(),
+    "chosen": lambda arrow: arrow.bool_(),
+    "reward": lambda arrow: arrow.float64(),
+    "advantage": lambda arrow: arrow.float64(),
+    "input_ids": lambda arrow: arrow.list_(arrow.int32()),
+    "loss_mask": lambda arrow: arrow.list_(arrow.int8()),
+    "loss_weights": lambda arrow: arrow.list_(arrow.float64()),
+    "logprobs": lambda arrow: arrow.list_(arrow.float64()),
+    "ref_logprobs": lambda arrow: arrow.list_(arrow.float64()),
+    "advantages": lambda arrow: arrow.list_(arrow.float64()),
     "routed_experts": lambda arrow: arrow.list_(arrow.list_(arrow.int32())),
 }
 

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""espalier import and export: what is wrong with a file ends in one line, and never in half an output."""
+
+import gzip
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+from espalier.io.__main__ import main
+
+PYTHON_FOLDER = Path(__file__).resolve().parents[2] / "python"
+ROW = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
+LINE = json.dumps(ROW).encode() + b"\n"
+
+
+@pytest.fixture
+def fails(tmp_path, capsys):
+    """Runs `import` on one file; expects status 1, one line with the words, and the old output as it was."""
+    def run(data, *words, flags=(), name="data.jsonl"):
+        path, output = tmp_path / name, tmp_path / "rows.jsonl"
+        path.write_bytes(data)
+        output.write_bytes(b"old")
+        code = main(["import", str(path), "-o", str(output), *flags])
+        error = capsys.readouterr().err
+        last = error.splitlines()[-1]
+        assert code == 1 and "Traceback" not in error and last.startswith("espalier import: "), error
+        for word in (str(path), "expected", "received", *words):
+            assert word in last, error
+        assert len(last) < 1000 and output.read_bytes() == b"old"
+        assert not list(tmp_path.glob(".rows*")), "a scratch file was left behind"
+        return last
+    return run
+
+
+def test_lines_that_are_no_json(fails):
+    fails(LINE + b'{"input_ids": [1, 2\n' + LINE, "data.jsonl:2: field `<line>`: expected one JSON object")
+    fails(LINE + LINE[:-5], "data.jsonl:2: ")  # cut
+    fails(LINE + b"\xff\n", "data.jsonl:2: field `<line>`: expected UTF-8, received byte 0xff at column 1")
+    fails(LINE + b"[1, 2]\n", "data.jsonl:2: ")
+    fails(LINE + b'{"input_ids": [1], "input_ids": [2]}\n', "a key that stands once in its object")
+    fails(LINE + b'{"input_ids": ' + b"[" * 100_000 + b"\n", "data.jsonl:2: ")
+    fails(LINE + b" " * 1000 + LINE,
+          "data.jsonl:2: field `<line>`: expected at most 500 bytes (--max-row-bytes), received more",
+          flags=["--max-row-bytes", "500"])
+
+
+def test_documents_of_several_lines(fails, tmp_path):
+    text = json.dumps([ROW, ROW | {"reward": 1.0}], indent=1)
+    path = tmp_path / "good.json"
+    path.write_text(text)
+    assert main(["import", str(path), "-o", str(tmp_path / "rows.jsonl")]) == 0
+    assert [json.loads(line)
+            for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [ROW, ROW | {"reward": 1.0}]
+    fails(text[:-4].encode(),
+          "data.json: field `<document>`: expected one JSON object, or a list of them",
+          name="data.json")
+    twice = text.replace('"loss_mask"', '"input_ids"', 1).encode()
+    fails(twice, "data.json: field `input_ids`: expected a key that stands once in its object", name="data.json")
+    fails(text.replace("0,", "5,", 1).encode(), "data.json: item 1: field `loss_mask`", name="data.json")
+    fails(b"[1, 2]", "data.json:1: ", name="data.json")
+
+
+def test_bad_rows_can_be_passed_over(tmp_path, capsys):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(LINE + b"{\n" + b'{"input_ids": [1], "labels": [5]}\n' + b'{"other": 1}\n' + LINE)
+    assert main(["import", str(path), "-o", str(tmp_path / "rows.jsonl"), "--skip-bad-rows"]) == 0
+    assert (tmp_path / "rows.jsonl").read_bytes() == (json.dumps(ROW, separators=(",", ":")) + "\n").encode() * 2
+    error = capsys.readouterr().err
+    assert "3 bad records skipped, the first of them" in error and "data.jsonl:3: field `labels`" in error
+
+
+def test_files_without_records(fails):
+    fails(b"", "expected at least one row, received none")
+    fails(b"\n  \n", "expected at least one row, received none")
+    fails(b'{"input_ids": [1, 2], "loss_mask": [0, 0]}\n', "expected tokens with loss, received 1 rows without any")
+    fails(b'{"input_ids": []}\n',
+          "data.jsonl:1: field `input_ids`: expected at least one token id, received an empty list")
+    fails(b'{"id": "e", "task": {}, "traces": []}\n', "expected at least one row, received none")
+
+
+def test_what_has_no_format_is_named_by_its_fields(fails):
+    fails(b'{"question": 1, "answer": 2}\n', "data.jsonl:1: expected a record of traces, samples, verl,",
+          "received a record with `question`, `answer`")
+    fails(b'{"question": 1}\n',
+          "expected a record of slime (with `tokens` and `response_length`)",
+          flags=["--from", "slime"])
+    fails(b'{"text": "a"}\n', "text (`text`), which has no turns")
+    fails(b'{"input": "a", "output": "b", "gts": "c", "score": 1, "step": 2}\n', "trainer.rollout_data_dir",
+          "espalier.io.from_verl")
+    fails(LINE + b'{"prompt_token_ids": [1], "response_ids": [2]}\n', "data.jsonl:2: ",
+          "a record of rows (with `input_ids`) like the first")
+
+
+def test_a_record_of_two_formats_needs_from(fails, tmp_path, capsys, models):
+    both = json.dumps({**ROW, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+                       }).encode() + b"\n"
+    fails(both, "received one that reads as rows (`input_ids`) and messages (`messages`): say which by --from rows or "
+                "--from messages")
+    path = tmp_path / "data.jsonl"
+    rows = []
+    for name in ("rows", "messages"):
+        assert main(
+            ["import",
+             str(path), "--from", name, "-o",
+             str(tmp_path / "rows.jsonl"), "--model",
+             str(models["native"])]) == 0
+        rows.append(json.loads((tmp_path / "rows.jsonl").read_text())["input_ids"])
+    assert rows[0] == [1, 2, 3] and len(rows[1]) > 10
+
+
+def test_files_of_text_and_of_tokens_do_not_mix(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_bytes(LINE)
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    assert main(["import",
+                 str(tmp_path / "a.jsonl"),
+                 str(tmp_path / "b.jsonl"), "-o",
+                 str(tmp_path / "rows.jsonl")]) == 1
+    assert "expected files of token ids or files of text, received both" in capsys.readouterr().err
+
+
+class Harmful:
+    """A pickle of it would make a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_are_never_read(fails, tmp_path, protocol):
+    data = pickle.dumps(Harmful(tmp_path / "harm"), protocol)
+    for name in ("data.jsonl", "data.pkl", "data.parquet", "data.pt"):
+        fails(data, "received a Python pickle", "from_verl", name=name)
+    assert not (tmp_path / "harm").exists()
+    pickle.loads(data)  # control
+    assert (tmp_path / "harm").exists()
+
+
+def test_archives_of_pytorch_are_never_read(fails, tmp_path):
+    import torch
+
+    torch.save({"input_ids": torch.ones(2)}, tmp_path / "made.pt")
+    fails((tmp_path / "made.pt").read_bytes(), "received a Python pickle", "espalier.io.write_rows", name="data.pt")
+    fails(b"\x92\x01", "token_exports/step_N/rank_R.jsonl", name="rank_0.bin")
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_compressed_files_that_end_too_early(fails, compress):
+    packed = compress(b"".join(
+        json.dumps({**ROW, "trajectory_id": os.urandom(500).hex()}).encode() + b"\n" for _ in range(200)))
+    for cut in (len(packed) // 2, len(packed) - 1):
+        fails(packed[:cut], "a whole compressed file", name="data.bin2")
+
+
+def test_damaged_parquet(fails, tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist([ROW] * 100), tmp_path / "made.parquet")
+    data = (tmp_path / "made.parquet").read_bytes()
+    for broken in (data[:-20], data[:100], data[:20] + bytes(60) + data[80:]):
+        fails(broken, "a whole Parquet file", name="data.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([ROW, {"input_ids": [1, 2], "loss_mask": [1]}]),
+                        tmp_path / "made.parquet")
+    fails((tmp_path / "made.parquet").read_bytes(),
+          "data.parquet: row 2: field `loss_mask`: expected 2 entries",
+          name="data.parquet")
+
+
+def test_damaged_packed_rows(fails, tmp_path):
+    from espalier.io import write_rows
+
+    write_rows([ROW] * 3, tmp_path / "made.safetensors")
+    data = (tmp_path / "made.safetensors").read_bytes()
+    fails(data[:-3], "packed rows", name="data.safetensors")
+    fails(b"abc", "packed rows", name="data.safetensors")
+    shorter = data.replace(b'"shape":[9]', b'"shape":[8]', 1)
+    assert shorter != data
+    fails(shorter, "data.safetensors", name="data.safetensors")
+
+
+BAD_ROWS = {
+    "both losses": ({**ROW, "loss_weights": [0, 1, 1]}, "expected either loss_mask or loss_weights"),
+    "a weight below 0": ({"input_ids": [1, 2], "loss_weights": [0, -1]},
+                         "field `loss_weights`: expected finite numbers >= 0, received -1.0 at index 1"),
+    "a mask of twos": ({"input_ids": [1, 2],
+                        "loss_mask": [0, 2]}, "field `loss_mask`: expected 0, 1, true or false, received 2 at index 1"),
+    "masks that differ": ({**ROW, "response_mask": [0, 1, 0]},
+                          "field `response_mask`: expected what the other name of `loss_mask` says"),
+    "padding": ({**ROW, "attention_mask": [1, 1, 0]},
+                "field `attention_mask`: expected rows without padding, received zeros"),
+    "a reward that is text": ({**ROW, "reward": "high"}, 'field `reward`: expected a finite number, received "high"'),
+    "an infinite reward": (b'{"input_ids": [1, 2], "reward": Infinity}',
+                           "field `reward`: expected a finite number, received Infinity"),
+    "both advantages": ({**ROW, "advantage": 1, "advantages": [1, 1, 1]}, "expected either advantages or advantage"),
+    "advantages that are missing": ({**ROW, "advantages": [0, None, 1]},
+                                    "field `advantages`: expected finite numbers on tokens with loss, received null"),
+    "an empty name": ({**ROW, "group_id": ""}, "field `group_id`: expected text in UTF-8 or an integer"),
+    "half a surrogate pair": (b'{"input_ids": [1, 2], "group_id": "\\ud800"}', "an unpaired surrogate"),
+    "chosen as text": ({**ROW, "chosen": "yes"}, 'field `chosen`: expected true or false, received "yes"'),
+    "routes of some tokens": ({**ROW, "routed_experts": [[1], [2]]}, "field `routed_experts`: expected 3 entries"),
+    "routes of several widths": ({**ROW, "routed_experts": [[1], [2, 3], [4]]}, "as many expert ids for every token"),
+    "ids that are no integers": ({"input_ids": [1, 2.5]},
+                                 "field `input_ids`: expected token ids from 0 to 2147483647, received 2.5 at index 1"),
+    "ids that are true": ({"input_ids": [1, True]}, "received true at index 1"),
+    "ids that are text": ({"input_ids": "12"}, 'field `input_ids`: expected a list, received "12"'),
+    "terminal codes": ({"input_ids": ["\x1b[2J"]}, "at index 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_rows_that_break_the_rules(fails, name):
+    row, expected = BAD_ROWS[name]
+    line = row if isinstance(row, bytes) else json.dumps(row).encode()
+    last = fails(LINE + line + b"\n", "data.jsonl:2: ", expected)
+    assert "\x1b" not in last
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_import_leaves_the_old_output(tmp_path, number, code):
+    """The input is a pipe that never ends, so the command is inside of its work when the signal comes."""
+    pipe, output = tmp_path / "pipe", tmp_path / "rows.jsonl"
+    output.write_bytes(b"old")
+    program = ("import pathlib, sys\nfrom espalier.io.__main__ import main\nimport espalier.io.importing as importing\n"
+               "def endless(path, most_bytes, tick):\n"
+               "    yield 'first', {'input_ids': [1, 2]}\n"
+               "    print('reading', flush=True)\n"
+               "    while True:\n        yield 'again', {'input_ids': [1, 2]}\n"
+               "importing.records_of = endless\n"
+               "sys.exit(main(['import', sys.argv[1], '-o', sys.argv[2]]))\n")
+    pipe.write_bytes(LINE)
+    process = subprocess.Popen([sys.executable, "-c", program, pipe, output],
+                               stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE,
+                               text=True,
+                               env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)})
+    assert process.stdout.readline() == "reading\n"
+    process.send_signal(number)
+    _, error = process.communicate()
+    assert process.returncode == code and error.count("\n") == 1, error
+    assert output.read_bytes() == b"old" and not list(tmp_path.glob(".rows*"))
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_output(tmp_path, capsys, monkeypatch):
+    import errno
+
+    path, output = tmp_path / "data.jsonl", tmp_path / "rows.jsonl"
+    path.write_bytes(LINE)
+    output.write_bytes(b"old")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["import", str(path), "-o", str(output)]) == 1
+    assert "cannot write the output: No space left on device" in capsys.readouterr().err
+    assert output.read_bytes() == b"old" and not list(tmp_path.glob(".rows*"))
+
+
+@pytest.mark.parametrize("words, expected", [
+    (["import"], "the following arguments are required"),
+    (["import", "gone.jsonl", "-o", "rows.jsonl"], "expected a file, received gone.jsonl"),
+    (["import", __file__, "-o", "rows.csv"
+      ], "expected a name in .jsonl, .jsonl.gz, .jsonl.zst or .safetensors, received rows.csv"),
+    (["import", __file__, "-o", "rows.jsonl", "--from", "csv"], "invalid choice: 'csv'"),
+    (["import", __file__, "-o", "rows.jsonl", "--form", "verl"
+      ], "unknown flag --form of `espalier import`; did you mean --from?"),
+    (["import", __file__, "-o", "rows.jsonl", "--model", "org/name"], "hf download org/name"),
+    (["export", __file__, "-o", "rows.jsonl", "--to", "parquet"], "expected a name in .parquet, received rows.jsonl"),
+    (["export", __file__, "-o", "rows.jsonl"], "the following arguments are required: --to")
+])
+def test_wrong_arguments(capsys, words, expected):
+    with pytest.raises(SystemExit) as raised:
+        main(words)
+    assert raised.value.code == 2 and expected in capsys.readouterr().err
