@@ -28,7 +28,7 @@ def weights(run, step):
 
 def test_every_command_explains_itself(espalier):
     overview = espalier("--help").stdout
-    for command in ["prepare", "inspect", "plan", "train", "logprobs", "verify", "bench", "synth", "init",
+    for command in ["prepare", "import", "inspect", "plan", "export", "train", "logprobs", "verify", "bench", "synth", "init",
                     "completion", "man"]:  # fmt: skip
         assert re.search(rf"^  {command} +[A-Z]", overview, re.MULTILINE), command
         text = espalier(command, "--help").stdout
@@ -500,7 +500,7 @@ for ours, theirs in zip(torch.autograd.grad(out, (q, k, v), seed), torch.autogra
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["trian"], "unknown command trian; expected one of prepare, inspect,"),
+    (["trian"], "unknown command trian; expected one of prepare, import, inspect,"),
     (["trian"], "did you mean train?"),
     (["train", "--lr", 1], "unknown flag --lr of `espalier train`; did you mean --learning-rate?"),
     (["train", "--model", "m", "--data", "d", "--out", "o", "--steps", -1],

@@ -138,6 +138,17 @@ def test_streams_of_weights_of_a_trace(imported):
     assert [row["loss_weights"] for row in rows] == [[0, 0.25, 0, 0, 0, 0, 0]] and "logprobs" not in rows[0]
 
 
+def test_what_traces_cannot_say_in_rows_is_refused(imported):
+    images = episode(nodes_with({}), mm_token_type_id_map={"5": 1})
+    code, _, error = imported([images])
+    assert code == 1 and "expected text alone, since rows have tokens only, received token 5, which stands" in error
+    assert imported([episode(nodes_with({}), mm_token_type_id_map={"50": 1})])[0] == 0  # a model that could see
+    code, _, error = imported([episode(nodes_with({}), version=2)])
+    assert code == 1 and "field `version`: expected traces of version 1, received 2" in error
+    code, _, error = imported([episode(nodes_with({1: {"loss_weights": {"ref_kl": [0.0, 1.0, 1.0]}}}))])
+    assert code == 1 and "expected weights of rl or ce, or --loss-weights ref_kl, received ref_kl alone" in error
+
+
 BAD_NODES = {
     "a parent that comes later": ({1: {"parent": 3}},
                                   "field `nodes[1].parent`: expected null or the index of an earlier node (0 to 0), "
@@ -189,6 +200,9 @@ def test_samples_of_prime_rl(imported):
     assert "ignored: env_name" in error and "temperature" not in error.split("used")[0]
     _, _, error = imported([SAMPLE | {"temperatures": [0.7] * 4}])
     assert "1 samples of another temperature than 1" in error
+    assert imported([SAMPLE | {"mm_token_type_ids": [0] * 4}])[1] == rows
+    code, _, error = imported([SAMPLE | {"mm_token_type_ids": [0, 1, 1, 0]}])
+    assert code == 1 and "field `mm_token_type_ids`: expected text alone" in error
 
 
 def test_token_exports_of_prime_rl_and_their_weights(imported):

@@ -2,13 +2,14 @@
 """espalier.io: what trainers hold in memory becomes rows, whatever holds it and on whichever side it is padded."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import seed_of
+from conftest import REPOSITORY, seed_of
 from espalier.io import InputError, from_areal, from_skyrl, from_slime, from_tinker, from_trl, from_verl, write_rows
 
 NAN = math.nan
@@ -106,6 +107,15 @@ def test_numbers_that_are_not_finite_are_null_outside_the_loss_and_refused_in_it
             match=f"sample 1: field `logprobs`: expected finite log-probabilities on tokens with loss, received {what} "
             "at index 1"):
         from_verl({**VERL, "rollout_log_probs": logprobs})
+
+
+@pytest.mark.parametrize("convert, data", [
+    (from_verl, {**VERL, "multi_modal_inputs": np.array([{}, {"pixel_values": torch.ones(2)}], dtype=object)}),
+    (from_slime, [{"tokens": [1, 2], "response_length": 1, "multimodal_train_inputs": {"pixel_values": [1.0]}}]),
+    (from_trl, {"prompt_ids": [1], "completion_ids": [2], "pixel_values": torch.ones(2, 2)})])
+def test_images_are_refused(convert, data):
+    with pytest.raises(InputError, match="expected text alone, since rows have tokens only, received images"):
+        convert(data)
 
 
 def test_a_column_of_another_batch_is_refused():
@@ -313,6 +323,15 @@ def test_random_batches_padded_on_either_side_give_the_samples_back():
         })
         assert [row["input_ids"] for row in rows] == [p + r for p, r in zip(prompts, responses)]
         assert [row["logprobs"] for row in rows] == [[None] * len(p) + values for p, values in zip(prompts, logprobs)]
+
+
+def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
+    text = (REPOSITORY / "docs/importing.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(compile(block, "docs/importing.md", "exec"), {})
+    assert len(blocks) == 1 and (tmp_path / "rows.jsonl.zst").exists()
 
 
 def test_rows_are_written_and_read_by_the_commands(tmp_path, espalier):

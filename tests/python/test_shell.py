@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-COMMANDS = ["prepare", "inspect", "plan", "train", "logprobs", "verify", "bench", "synth", "init", "completion", "man"]
+COMMANDS = ["prepare", "import", "inspect", "plan", "export", "train", "logprobs", "verify", "bench", "synth", "init", "completion", "man"]
 SHELLS = ["bash", "zsh", "fish"]
 
 
@@ -108,6 +108,9 @@ COMPLETIONS = {
     "logprobs -o ro": ["logprobs", "-o", "rows one.jsonl"],
     "prepare --per": ["prepare", "--per-turn"],
     "prepare --tool-calls temp": ["prepare", "--tool-calls", "template"],
+    "import --from tra": ["import", "--from", "traces"],
+    "import --from traces cha": ["import", "--from", "traces", "chats.jsonl"],
+    "export --to par": ["export", "--to", "parquet"],
     "prepare --model model\\ one cha": ["prepare", "--model", "model one", "chats.jsonl"],
     "completion zs": ["completion", "zsh"],
 }

@@ -8,7 +8,7 @@
 """
 
 from ..errors import BadRow
-from .parts import attention, converted, each_sample, kept
+from .parts import attention, converted, each_sample, kept, refuse_images
 from .rules import checked, same_length
 
 
@@ -32,6 +32,7 @@ def rows(record, options=None):
 
 
 def _sample(sample):
+    refuse_images(sample, "multi_modal_input", "pixel_values")
     ids = sample.list("input_ids")
     keep = [1] * len(ids)
     if "attention_mask" in sample:

@@ -78,8 +78,8 @@ def _to_trl(rows, writer):
         mask = row.get("loss_mask", [0] + [1] * (len(ids) - 1))
         if "loss_weights" in row:
             if not set(row["loss_weights"]) <= {0.0, 1.0}:
-                raise InputError(f"row {number}: field `loss_weights`: expected weights of 0 and 1, which labels can say, "
-                                 "received others")
+                raise InputError(f"row {number}: field `loss_weights`: expected weights of 0 and 1, which labels can "
+                                 "say, received others")
             mask = [int(weight) for weight in row["loss_weights"]]
         writer.add({"input_ids": ids, "labels": [token if loss else NO_LABEL for token, loss in zip(ids, mask)],
                     "completion_mask": mask})

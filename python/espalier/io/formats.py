@@ -90,8 +90,8 @@ def _expected(candidates):
 def _described(record):
     names = list(record)
     if {"input", "output", "score"} <= set(names):
-        return ("a dump of texts (`input`, `output`, `score`), as verl's trainer.rollout_data_dir has: token ids cannot "
-                "be made of them exactly; pass the batch to espalier.io.from_verl in the trainer instead")
+        return ("a dump of texts (`input`, `output`, `score`), as verl's trainer.rollout_data_dir has: token ids "
+                "cannot be made of them exactly; pass the batch to espalier.io.from_verl in the trainer instead")
     if "text" in names:
         return "text (`text`), which has no turns: docs/data-format.md says how to encode it"
     shown = ", ".join(f"`{name}`" for name in names[:8])

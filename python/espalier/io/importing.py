@@ -5,7 +5,7 @@ import json
 from functools import partial
 from pathlib import Path
 
-from ..console import say
+from ..console import clipped, say
 from ..errors import BadRow, InputError
 from ..progress import Progress
 from ..rows import row_writer
@@ -87,9 +87,9 @@ def _rows_of(where, record, kind, options, skip, report):
         return list(kind.rows(fields, options))
     except BadRow as error:
         report.bad(f"{where}: {error}", skip)
-    except (RecursionError, OverflowError) as error:
-        report.bad(f"{where}: expected numbers and lists of bounded size, received others ({type(error).__name__})",
-                   skip)
+    except (RecursionError, OverflowError, TypeError, ValueError, AttributeError) as error:
+        report.bad(f"{where}: expected a record of {kind.name} with fields of its types, received others "
+                   f"({type(error).__name__}: {clipped(str(error), 100)})", skip)
     return []
 
 
@@ -130,7 +130,9 @@ def _prepare(arguments, kinds):
         str(arguments.max_row_bytes)
     ]
     words += ["--per-turn"] * arguments.per_turn + ["--skip-bad-rows"] * arguments.skip_bad_rows
-    words += ["--limit", str(arguments.limit)] if arguments.limit else []
+    if arguments.limit:  # the two sides of a pair are two conversations
+        pairs = any(kind.name == "preference" for kind in kinds.values() if kind)
+        words += ["--limit", str(arguments.limit * (1 + pairs))]
     prepare.run(parse_arguments([*words, "--", *map(str, arguments.files)]), partial(_chats, kinds))
 
 

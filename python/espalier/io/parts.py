@@ -33,6 +33,20 @@ def attention(name, values, count):
     return mask
 
 
+def refuse_images(fields, *names):
+    """Raises BadRow where one of these fields has anything in it: images, or what a model takes besides tokens."""
+    for name in names:
+        value = fields.peek(name)
+        if not _is_empty(value if isinstance(value, (dict, list, type(None))) else [value]):
+            raise BadRow(name, "text alone, since rows have tokens only", "images or other inputs")
+
+
+def _is_empty(value):
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return all(_is_empty(item) if isinstance(item, (dict, list)) else item is None or (
+        isinstance(item, (int, float)) and item == 0) for item in values)
+
+
 def sum_of(name, values):
     """A reward that is given for each token, as one number."""
     try:
@@ -101,4 +115,8 @@ def converted(records, rows_of, what):
             rows += rows_of(Fields(record, tally))
         except BadRow as error:
             raise InputError(f"{what} {number}: {error}" if len(records) > 1 else str(error)) from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"{what} {number}: expected fields of the types that the documentation names, received others "
+                f"({type(error).__name__}: {error})") from error
     return rows

@@ -3,6 +3,7 @@
 src/espalier/data/fields.h is the same list)."""
 
 from ..errors import BadRow
+from .parts import refuse_images
 from .rules import checked, same_length, token_ids, zero_one
 
 OTHER_NAMES = {
@@ -17,6 +18,7 @@ NO_LABEL = -100
 
 def rows(record, options=None):
     """Yields the row of one record: `input_ids` and the fields that belong to it, without padding."""
+    refuse_images(record, "pixel_values", "images", "image_grid_thw")
     ids = token_ids(record.list("input_ids"), "input_ids")
     if "attention_mask" in record and 0 in record.get("attention_mask"):
         raise BadRow("attention_mask", "rows without padding", "zeros")

@@ -11,6 +11,7 @@ row of `ce`, which may carry loss on tokens that nobody sampled, has none.
 """
 
 from ..errors import BadRow
+from .parts import refuse_images
 from .rules import checked, number, same_length, token_ids, zero_one
 
 CROSS_ENTROPY = "ce"
@@ -19,6 +20,7 @@ STREAMS = {"rl": "rl_weights", "ce": "ce_weights", "ref_kl": "ref_kl_weights"}
 
 def rows(record, options):
     """Yields the row of one sample. options.loss_weights: "rl", "ce" or None, for the only stream there is."""
+    refuse_images(record, "mm_kwargs", "mm_token_type_ids")
     ids = token_ids(record.list("token_ids"), "token_ids")
     name, mask = record.first_of("mask", "loss_mask")
     if name is None:
@@ -50,6 +52,7 @@ def _loss(record, mask, chosen):
         raise BadRow(STREAMS[given[0]], "one stream of weights, or --loss-weights to name one of them",
                      ", ".join(given))
     stream = chosen or (given[0] if given else None)
+    refuse_unnamed(stream, chosen, STREAMS["ref_kl"])
     if stream not in given:
         return None, {"loss_mask": mask}
     name = STREAMS[stream]
@@ -57,6 +60,13 @@ def _loss(record, mask, chosen):
     if stream == "rl":
         weights = [loss * weight for loss, weight in zip(mask, weights)]
     return stream, {"loss_weights": weights}
+
+
+def refuse_unnamed(stream, chosen, field):
+    """Raises BadRow for weights of the loss that pulls towards a reference model, unless they are asked for: with
+    another loss they mean something else."""
+    if stream == "ref_kl" and chosen is None:
+        raise BadRow(field, "weights of rl or ce, or --loss-weights ref_kl", "ref_kl alone")
 
 
 def _routes(record):

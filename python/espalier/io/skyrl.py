@@ -15,7 +15,7 @@ A file may have one such object of lists, or one object for each trajectory. Sky
 
 from ..errors import BadRow
 from .fields import Fields, mapping_of
-from .parts import batch_size, converted, each_sample, joined, routes_with_last, sum_of
+from .parts import batch_size, converted, each_sample, joined, refuse_images, routes_with_last, sum_of
 from .rules import checked, identity, token_ids
 
 
@@ -52,6 +52,7 @@ def rows(record, options=None):
 
 
 def _sample(sample):
+    refuse_images(sample, "pixel_values", "image_grid_thw")
     prompt = token_ids(sample.list("prompt_token_ids"), "prompt_token_ids")
     response = token_ids(sample.list("response_ids"), "response_ids")
     row = joined(prompt, response, response_name="response_ids", arrays=(

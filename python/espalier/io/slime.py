@@ -14,7 +14,7 @@ from functools import partial
 
 from ..chats import shown
 from ..errors import BadRow
-from .parts import converted, joined, routes_with_last
+from .parts import converted, joined, refuse_images, routes_with_last
 from .rules import checked, token_ids
 
 
@@ -31,6 +31,7 @@ def from_slime(samples, reward_key=None):
 
 def rows(record, options=None, reward_key=None):
     """Yields the row of one sample."""
+    refuse_images(record, "multimodal_inputs", "multimodal_train_inputs")
     tokens = token_ids(record.list("tokens"), "tokens")
     length = record.get("response_length")
     if type(length) is not int or not 0 <= length <= len(tokens):

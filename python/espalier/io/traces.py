@@ -21,8 +21,9 @@ compaction that were not accepted give no rows. What is left out is counted.
 from ..chats import shown
 from ..errors import BadRow
 from .rules import checked, number, same_length, token_ids, zero_one
-from .samples import CROSS_ENTROPY
+from .samples import CROSS_ENTROPY, refuse_unnamed
 
+VERSION = 1
 NO_TOKENS = "traces without token ids left out (an evaluation through a plain API records none)"
 
 
@@ -54,7 +55,10 @@ def _trace_rows(trace, common, options):
     if trace.get("ok") is False and not options.include_failed:
         trace.tally.notes["traces that failed left out (--include-failed takes them)"] += 1
         return
+    if trace.get("version", VERSION) != VERSION:
+        raise BadRow("version", f"traces of version {VERSION}", shown(trace.get("version")))
     nodes = _Nodes(trace, options)
+    _refuse_images(trace, nodes)
     if not nodes.any_tokens():
         trace.tally.notes[NO_TOKENS] += 1
         return
@@ -78,6 +82,16 @@ def _trace_rows(trace, common, options):
             continue
         branch_name = f"{name}/branch-{branch}" if name is not None and len(leaves) > 1 else name
         yield checked(common | {"trajectory_id": branch_name} | row)
+
+
+def _refuse_images(trace, nodes):
+    """Raises BadRow where tokens stand for an image or a video, which a row has no place for."""
+    placeholders = trace.get("mm_token_type_id_map", {})
+    if isinstance(placeholders, dict) and placeholders:
+        found = nodes.first_of({int(token) for token in placeholders if str(token).isdecimal()})
+        if found is not None:
+            raise BadRow("nodes[].token_ids", "text alone, since rows have tokens only",
+                         f"token {found}, which stands for an image")
 
 
 def _reward(trace):
@@ -123,6 +137,10 @@ class _Nodes:
 
     def any_tokens(self):
         return any(self._ids)
+
+    def first_of(self, tokens):
+        """The first of these tokens in any node; None where there is none."""
+        return next((token for ids in self._ids for token in ids if token in tokens), None)
 
     def leaves(self):
         """Nodes that are no node's parent, in their order."""
@@ -207,6 +225,7 @@ class _Nodes:
             raise BadRow("nodes[].loss_weights", "one stream of weights, or --loss-weights to name one of them",
                          ", ".join(streams))
         name = chosen or next(iter(streams), None)
+        refuse_unnamed(name, chosen, "nodes[].loss_weights")
         if name not in streams:
             return None, None
         weights = [streams[name].get(i, [0.0] * len(ids)) for i, ids in enumerate(self._ids)]

@@ -13,7 +13,7 @@
 """
 
 from . import plain_rows
-from .parts import attention, converted, each_sample, joined, kept
+from .parts import attention, converted, each_sample, joined, kept, refuse_images
 from .rules import checked, same_length, token_ids, zero_one
 
 LOGPROBS = ("sampling_per_token_logps", "old_per_token_logps", "logprobs")
@@ -45,6 +45,7 @@ def rows(record, options=None, place=""):
 
 
 def _pair(sample, place):
+    refuse_images(sample, "pixel_values", "images")
     prompt = token_ids(sample.list("prompt_ids"), "prompt_ids")
     pair = sample.get("pair_id")
     if pair is None:
@@ -55,6 +56,7 @@ def _pair(sample, place):
 
 
 def _sample(sample):
+    refuse_images(sample, "pixel_values", "images")
     prompt, completion = sample.list("prompt_ids"), sample.list("completion_ids")
     if "prompt_mask" in sample:
         prompt = kept(prompt, attention("prompt_mask", sample.get("prompt_mask"), len(prompt)))

@@ -15,7 +15,7 @@ A `DataProto` holds tensors of [B, P + R]: prompts padded on the left to P, resp
 
 from ..errors import BadRow
 from .fields import Fields
-from .parts import attention, converted, each_sample, kept, routes_with_last, sum_of
+from .parts import attention, converted, each_sample, kept, refuse_images, routes_with_last, sum_of
 from .rules import checked, same_length, zero_one
 
 LOGPROBS = ("rollout_log_probs", "old_log_probs")
@@ -39,6 +39,7 @@ def rows(record, options=None):
 
 
 def _sample(sample):
+    refuse_images(sample, "multi_modal_inputs", "multi_modal_data")
     responses = sample.list("responses")
     ids = sample.get("input_ids") or sample.list("prompts") + responses
     prompt = len(ids) - len(responses)  # its length with padding
