@@ -84,6 +84,17 @@ def test_packed_rows_are_the_same_rows_and_inspect_reads_them(tmp_path, run, esp
         assert row == other
 
 
+def test_tensors_that_belong_to_no_column_are_ignored_and_named(tmp_path, run):
+    from safetensors.numpy import load_file, save_file
+
+    rows = write(tmp_path / "rows.jsonl", [{"input_ids": [1, 2], "loss_mask": [0, 1]}])
+    run("import", rows, "-o", tmp_path / "rows.safetensors")
+    columns = load_file(tmp_path / "rows.safetensors")
+    save_file(columns | {"hidden": np.ones((5, 3), np.float32)}, tmp_path / "more.safetensors")
+    error = run("import", tmp_path / "more.safetensors", "-o", tmp_path / "again.jsonl")
+    assert read(tmp_path / "again.jsonl") == read(rows) and "ignored: hidden" in error
+
+
 def test_routes_come_through_packed_and_parquet(tmp_path, run):
     rows = [{"input_ids": [1, 2], "loss_mask": [0, 1], "routed_experts": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]}]
     flat = [{**rows[0], "routed_experts": [[0, 1, 2, 3], [4, 5, 6, 7]]}]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """espalier import and export: what is wrong with a file ends in one line, and never in half an output."""
 
+import copy
 import gzip
 import json
 import os
@@ -13,6 +14,10 @@ from pathlib import Path
 import pytest
 import zstandard
 from espalier.io.__main__ import main
+from espalier.io.formats import FORMATS, Options
+from espalier.io.importing import _rows_of
+from espalier.io.report import Report
+from espalier.io.rules import checked
 
 PYTHON_FOLDER = Path(__file__).resolve().parents[2] / "python"
 ROW = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
@@ -182,6 +187,11 @@ def test_damaged_packed_rows(fails, tmp_path):
     data = (tmp_path / "made.safetensors").read_bytes()
     fails(data[:-3], "packed rows", name="data.safetensors")
     fails(b"abc", "packed rows", name="data.safetensors")
+    write_rows([ROW | {"group_id": "ab"}] * 3, tmp_path / "made.safetensors")
+    named = (tmp_path / "made.safetensors").read_bytes()
+    assert named.count(b"ababab") == 1
+    fails(named.replace(b"ababab", b"ab\xffbab"), "tensor `group_id`: expected text in UTF-8, received other bytes in row 2",
+          name="data.safetensors")
     shorter = data.replace(b'"shape":[9]', b'"shape":[8]', 1)
     assert shorter != data
     fails(shorter, "data.safetensors", name="data.safetensors")
@@ -281,3 +291,66 @@ def test_wrong_arguments(capsys, words, expected):
     with pytest.raises(SystemExit) as raised:
         main(words)
     assert raised.value.code == 2 and expected in capsys.readouterr().err
+
+
+RECORDS = {
+    "traces": {"id": "e", "group": {"id": "g"}, "task": {"type": "T", "data": {}, "hash": "h"}, "ok": True, "traces": [
+        {"version": 1, "id": "t", "ok": True, "agent": {"config": {}, "trainable": True}, "info": {"espalier": {}},
+         "mm_token_type_id_map": {"9": 1}, "rewards": {"r": {"score": 1.0, "weight": 2.0}}, "nodes": [
+            {"token_ids": [1, 2], "mask": [False, False], "semantic_parents": [{"node": 1, "type": "x"}]},
+            {"parent": 0, "sampled": True, "token_ids": [3, 4], "mask": [False, True], "logprobs": [-0.5],
+             "advantages": [1.0], "reference_logprobs": [-2.0], "loss_weights": {"rl": [0.0, 2.0]}}]}]},
+    "samples": {"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0, -1.0], "temperatures": [1.0, 1.0],
+                "advantages": [0.0, 1.0], "rl_weights": [1.0, 0.5], "routed_experts": [[[0, 1]], [[2, 3]]]},
+    "verl": {"prompts": [[0, 1]], "responses": [[2, 3]], "attention_mask": [[0, 1, 1, 1]], "response_mask": [[1, 1]],
+             "rollout_log_probs": [[-1.0, -2.0]], "rm_scores": [[0.0, 1.0]], "uid": ["u"],
+             "routed_experts": [[[[0, 0]], [[1, 2]], [[1, 2]], [[0, 0]]]]},
+    "skyrl": {"prompt_token_ids": [[1]], "response_ids": [[2]], "loss_masks": [[1]], "rewards": [[1.0]],
+              "rollout_logprobs": [[-1.0]], "trajectory_ids": [{"instance_id": "a", "repetition_id": 0}],
+              "is_last_step": [True]},
+    "areal": {"input_ids": [[1, 2]], "loss_mask": [[0, 1]], "versions": [[0, 0]], "attention_mask": [[1, 1]],
+              "logprobs": [[0.0, -1.0]], "rewards": [1.0]},
+    "slime": {"tokens": [1, 2], "response_length": 1, "loss_mask": [1], "rollout_log_probs": [-1.0], "reward": 1.0,
+              "rollout_routed_experts": [[[0, 1]]]},
+    "tinker": {"model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}, "loss_fn_inputs": {
+        "target_tokens": {"data": [2, 3]}, "weights": {"data": [0.0, 1.0]}, "logprobs": {"data": [0.0, -1.0]}}},
+    "trl": {"prompt_ids": [1], "completion_ids": [2], "completion_mask": [1], "logprobs": [-1.0], "advantages": 1.0},
+    "atif": {"schema_version": "ATIF-v1.7", "session_id": "s", "steps": [
+        {"source": "agent", "metrics": {"prompt_token_ids": [1], "completion_token_ids": [2], "logprobs": [-1.0]}}]},
+    "rows": {**ROW, "logprobs": [None, -1.0, -2.0], "labels": [-100, 2, 3], "reward": 1, "routed_experts": [[0]] * 3}}
+JUNK = [None, True, 0, -1, 2**40, 1.5, -0.5, float("nan"), 10**400, "", "a", "\ud800", [], [None], [[1]], {}, {"a": 1}]
+
+
+def places(value, path=()):
+    """The paths to everything in a record."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_whatever_stands_in_a_field_gives_sound_rows_or_a_bad_row(name):
+    """Every field, and every entry of every list, is replaced by everything that may stand in JSON, and taken away."""
+    kind, refused = FORMATS[name], 0
+
+    def attempt(record):
+        report = Report()
+        rows = _rows_of("here", record, kind, Options(), True, report)
+        assert bool(rows) != bool(report.bad_records) or not rows
+        assert all(checked(copy.deepcopy(row)) == row for row in rows)
+        return report.bad_records
+
+    assert attempt(RECORDS[name]) == 0
+    for path in list(places(RECORDS[name])):
+        for junk in [*JUNK, KeyError]:
+            record = copy.deepcopy(RECORDS[name])
+            holder = record
+            for key in path[:-1]:
+                holder = holder[key]
+            if junk is KeyError:
+                del holder[path[-1]]
+            else:
+                holder[path[-1]] = junk
+            refused += attempt(record)
+    assert refused > 20

@@ -13,6 +13,7 @@ OTHER_NAMES = {
 }
 OWN_NAMES = ("loss_weights", "advantages", "advantage", "reward", "group_id", "trajectory_id", "pair_id", "chosen",
              "routed_experts")
+KNOWN_NAMES = frozenset(("input_ids", *OWN_NAMES, *(name for names in OTHER_NAMES.values() for name in names)))
 NO_LABEL = -100
 
 

@@ -4,12 +4,12 @@ when it is read, as pickles do, is refused."""
 
 import json
 import math
-import struct
 
 from ..chats import object_without_duplicates, parse_line
 from ..console import clipped
 from ..errors import BadRow, InputError
 from ..lines import lines_of
+from .plain_rows import KNOWN_NAMES
 
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin")
 CONVERTERS = (
@@ -129,7 +129,7 @@ def _packed(path, tick):
 
         columns = load_file(path)
         offsets = columns.pop("offsets").tolist()
-    except (KeyError, ValueError, struct.error) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path}: expected packed rows, received {type(error).__name__}: {clipped(str(error), 200)}") from None
     except Exception as error:
@@ -137,34 +137,46 @@ def _packed(path, tick):
             raise
         raise InputError(f"{path}: expected packed rows, received {clipped(str(error), 200)}") from None
     rows, tokens = len(offsets) - 1, offsets[-1] if offsets else 0
-    if rows < 0 or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])):
-        raise InputError(f"{path}: tensor `offsets`: expected numbers that rise from 0, received others")
-    columns = {name: _Column(path, name, columns, rows, tokens) for name in columns if "." not in name}
+    _check_offsets(path, "offsets", offsets)
+    known = {name: _Column(path, name, columns, rows, tokens) for name in columns if name in KNOWN_NAMES}
+    others = {name: True for name in columns if name.partition(".")[0] not in KNOWN_NAMES}  # to be named as ignored
     for row in range(rows):
-        yield f"{path}: row {row + 1}", {name: column.row(row, offsets) for name, column in columns.items()}
+        yield f"{path}: row {row + 1}", others | {name: column.row(row, offsets) for name, column in known.items()}
         tick((row + 1) / rows)
+
+
+def _check_offsets(path, name, offsets):
+    if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])):
+        raise InputError(f"{path}: tensor `{name}`: expected numbers that rise from 0, received others")
 
 
 class _Column:
     """One column of a packed file: per token, per row, or text."""
 
     def __init__(self, path, name, columns, rows, tokens):
+        self._name = f"{path}: tensor `{name}`"
         self._values, self._present = columns[name], columns.get(f"{name}.present")
         ends = columns.get(f"{name}.offsets")
         self._ends = None if ends is None else ends.tolist()
+        if self._ends is not None:
+            _check_offsets(path, f"{name}.offsets", self._ends)
         self._is_flag = name == "chosen"
         self._per_row = name in ("reward", "chosen", "advantage")
         length = self._ends[-1] if self._ends else rows if self._per_row else tokens
         sizes = [len(self._values), rows if self._present is None else len(self._present),
                  rows + 1 if self._ends is None else len(self._ends)]
         if sizes != [length, rows, rows + 1]:
-            raise InputError(f"{path}: tensor `{name}`: expected {length} entries for {rows} rows, received {sizes[0]}")
+            raise InputError(f"{self._name}: expected {length} entries for {rows} rows, received {sizes[0]}")
 
     def row(self, row, offsets):
         if self._present is not None and not self._present[row]:
             return None
         if self._ends is not None:
-            return bytes(self._values[self._ends[row]:self._ends[row + 1]]).decode("utf-8", "replace") or None
+            text = bytes(self._values[self._ends[row]:self._ends[row + 1]])
+            try:
+                return text.decode("utf-8") or None
+            except UnicodeDecodeError:
+                raise InputError(f"{self._name}: expected text in UTF-8, received other bytes in row {row + 1}") from None
         if self._per_row:
             value = self._values[row].item()
             return bool(value) if self._is_flag else value
