@@ -71,8 +71,7 @@ class Exporter:
             if values is None:
                 columns.append([None] * tokens)
                 continue
-            empty = 0.0 if name == "advantages" else None
-            lost = sum(value != empty for value, carries in zip(values, loss) if not carries)
+            lost = sum(value not in (None, 0) for value, carries in zip(values, loss) if not carries)
             if lost:
                 self.left_out[f"{name} of tokens without loss"] += lost
             columns.append([value if carries else None for value, carries in zip(values, loss)])
