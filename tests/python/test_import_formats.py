@@ -294,6 +294,8 @@ def test_preference_pairs_in_text_are_two_rows(imported, models, tokenizer):
     assert code == 0
     assert [(row["pair_id"], row["chosen"]) for row in rows] == [("records.jsonl:1", True), ("records.jsonl:1", False),
                                                                  ("5", True), ("5", False)]
+    _, again, _ = imported(pairs[1:] * 2, "--model", str(models["native"]))
+    assert [row["pair_id"] for row in again] == ["5", "5", "5~2", "5~2"]
     texts = [
         tokenizer.decode([token for token, loss in zip(row["input_ids"], row["loss_mask"]) if loss]) for row in rows
     ]
@@ -346,6 +348,13 @@ def test_pairs_of_token_ids(imported):
     assert rows == [{"pair_id": "records.jsonl:1", "chosen": True, "input_ids": [1, 2, 3], "loss_mask": [0, 0, 1]}, {
         "pair_id": "records.jsonl:1", "chosen": False, "input_ids": [1, 2, 4, 5], "loss_mask": [0, 0, 1, 1]
     }]
+
+
+def test_pairs_without_names_get_one_each(imported):
+    _, rows, _ = imported([{"prompt_ids": [[1], [1]], "chosen_ids": [[2], [3]], "rejected_ids": [[4], [5]]}])
+    assert [(row["pair_id"], row["input_ids"]) for row in rows] == [
+        ("records.jsonl:1", [1, 2]), ("records.jsonl:1", [1, 4]), ("records.jsonl:1/1", [1, 3]),
+        ("records.jsonl:1/1", [1, 5])]
 
 
 def test_files_of_what_the_converters_take(imported):

@@ -133,11 +133,11 @@ def _prepare(arguments, kinds):
     if arguments.limit:  # the two sides of a pair are two conversations
         pairs = any(kind.name == "preference" for kind in kinds.values() if kind)
         words += ["--limit", str(arguments.limit * (1 + pairs))]
-    prepare.run(parse_arguments([*words, "--", *map(str, arguments.files)]), partial(_chats, kinds))
+    prepare.run(parse_arguments([*words, "--", *map(str, arguments.files)]), partial(_chats, kinds, prepare.Names()))
 
 
-def _chats(kinds, path, most_bytes, tick):
-    """Yields (where, chat as bytes of JSON, or BadRow)."""
+def _chats(kinds, names, path, most_bytes, tick):
+    """Yields (where, chat as bytes of JSON, or BadRow). names: of pairs, over all files."""
     kind = kinds[path]
     for where, record in records_of(path, most_bytes, tick):
         try:
@@ -147,7 +147,7 @@ def _chats(kinds, path, most_bytes, tick):
             if kind.name == "atif":
                 chats = [atif.chat_of(record)]
             elif kind.name == "preference":
-                chats = preference.chats_of(record, Path(where).name)
+                chats = preference.chats_of(record, Path(where).name, names)
         except BadRow as error:
             yield where, error
             continue

@@ -8,12 +8,14 @@ from ..chats import shown
 from ..errors import BadRow
 
 
-def chats_of(record, place):
-    """Two chats with one `pair_id`, and with `chosen` true and false. place: names a pair that has no name."""
+def chats_of(record, place, names):
+    """Two chats with one `pair_id`, and with `chosen` true and false. place: names a pair that has no name.
+    names.unique(name) gives each pair a name of its own."""
     pair = next(
         (record[name] for name in ("pair_id", "id") if isinstance(record.get(name), (str, int)) and record[name] != ""),
         place)
-    return [{"messages": _messages(record, side), "pair_id": str(pair), "chosen": side == "chosen",
+    pair = names.unique(str(pair))
+    return [{"messages": _messages(record, side), "pair_id": pair, "chosen": side == "chosen",
              "trajectory_id": f"{pair}/{side}"} for side in ("chosen", "rejected")]
 
 

@@ -48,8 +48,9 @@ def _pair(sample, place):
     refuse_images(sample, "pixel_values", "images")
     prompt = token_ids(sample.list("prompt_ids"), "prompt_ids")
     pair = sample.get("pair_id")
-    if pair is None:
-        pair = place or f"pair-{sample.tally.next('pairs')}"
+    if pair is None:  # one record may hold several, and files of several folders may have one name
+        number = sample.tally.next(f"pairs of {place}")
+        pair = (f"{place}/{number}" if number else place) if place else f"pair-{number}"
     for chosen, name in ((True, "chosen_ids"), (False, "rejected_ids")):
         row = joined(prompt, token_ids(sample.list(name), name))
         yield checked(row | {"pair_id": pair, "chosen": chosen, "group_id": sample.get("group_id")})

@@ -61,7 +61,7 @@ struct PythonCommand {
                   command.name, command.package, python, std::strerror(errno)));
 }
 
-void add(CLI::App& app, const PythonCommand& python) {
+void add_python_command(CLI::App& app, const PythonCommand& python) {
   CLI::App* command = app.add_subcommand(python.name, python.summary);
   command->set_help_flag();  // the Python side answers --help
   command->prefix_command();
@@ -71,7 +71,8 @@ void add(CLI::App& app, const PythonCommand& python) {
 }  // namespace
 
 void add_prepare(CLI::App& app, int*) {
-  add(app,
+  add_python_command(
+      app,
       {.name = "prepare",
        .summary =
            "Turn chats (OpenAI-style messages) into trajectories with a model's own tokenizer and template",
@@ -80,7 +81,8 @@ void add_prepare(CLI::App& app, int*) {
 }
 
 void add_import(CLI::App& app, int*) {
-  add(app,
+  add_python_command(
+      app,
       {.name = "import",
        .summary =
            "Turn rollouts of other trainers (verifiers, prime-rl, verl, TRL, SkyRL, ...) into trajectories",
@@ -89,10 +91,10 @@ void add_import(CLI::App& app, int*) {
 }
 
 void add_export(CLI::App& app, int*) {
-  add(app, {.name = "export",
-            .summary = "Turn trajectories into what other trainers read",
-            .words = {"-m", "espalier.io", "export"},
-            .package = "numpy"});
+  add_python_command(app, {.name = "export",
+                           .summary = "Turn trajectories into what other trainers read",
+                           .words = {"-m", "espalier.io", "export"},
+                           .package = "numpy"});
 }
 
 }  // namespace espalier::cli
