@@ -6,6 +6,10 @@ class InputError(ValueError):
     """What the user gave cannot be used; the message says where, what was expected, what was received."""
 
 
+class Unsupported(InputError):
+    """A model, or a way of calling it, with which Espalier would not be exact or has not been proven to be."""
+
+
 class BadRow(Exception):
     """One line of input that cannot be used: field, what was expected, what was received."""
 

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transformers models that train on trees of tokens, in one line:
+
+    model = espalier.hf.patch(model)
+
+A patched model takes the batches that it took before, padded or packed, and returns hidden states, logits, losses and gradients as
+before; prefixes that rows of a batch share are encoded once.
+"""
+
+from .patching import patch, unpatch
+from .verification import Report, VerificationError, verify
+
+__all__ = ["Report", "VerificationError", "patch", "unpatch", "verify"]

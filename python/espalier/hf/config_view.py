@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another attention implementation for one model, though its config may be that of other models as well."""
+
+import copy
+import functools
+
+
+def tree_view(config, name):
+    """A config of the same class with the same values, now and later, but for `_attn_implementation`, which is `name`."""
+    view = object.__new__(_view_class(type(config)))
+    object.__setattr__(view, "__dict__", config.__dict__)
+    view.espalier_original, view.espalier_name = config, name
+    return view
+
+
+def original_of(config):
+    """What tree_view was given; any other config itself."""
+    return config.espalier_original if is_view(config) else config
+
+
+def is_view(config):
+    return getattr(type(config), "espalier_is_view", False)
+
+
+@functools.cache
+def _view_class(config_class):
+    """A subclass whose objects share the values of an object of `config_class`."""
+
+    def attention(view):
+        return view.espalier_name or view.espalier_original._attn_implementation
+
+    def set_attention(view, value):
+        view.espalier_original._attn_implementation = value
+
+    # Copies and pickles hold a view of their own copy of the config.
+    def copied(view, memo):
+        return tree_view(copy.deepcopy(view.espalier_original, memo), view.espalier_name)
+
+    def reduced(view, _protocol):
+        return tree_view, (view.espalier_original, view.espalier_name)
+
+    # Slots, since the values live in the original's dictionary.
+    members = {"__slots__": ("espalier_original", "espalier_name"), "espalier_is_view": True, "__module__": config_class.__module__,
+               "__qualname__": config_class.__qualname__, "__deepcopy__": copied, "__reduce_ex__": reduced,
+               "__eq__": config_class.__eq__, "__hash__": config_class.__hash__,
+               "_attn_implementation": property(attention, set_attention)}  # fmt: skip
+    return type(config_class.__name__, (config_class,), members)

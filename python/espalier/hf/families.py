@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be patched: families of models that are tested on trees, and what of them is refused."""
+
+import functools
+import sys
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ..errors import Unsupported
+from . import mixers
+
+# model_type -> the class of the backbone, and the recurrent mixer among its layers.
+FAMILIES = {
+    "llama": ("LlamaModel", None),
+    "mistral": ("MistralModel", None),
+    "olmo3": ("Olmo3Model", None),
+    "qwen2": ("Qwen2Model", None),
+    "qwen3": ("Qwen3Model", None),
+    "qwen3_moe": ("Qwen3MoeModel", None),
+    "glm4_moe": ("Glm4MoeModel", None),
+    "gpt_oss": ("GptOssModel", None),
+    "qwen3_next": ("Qwen3NextModel", mixers.GATED_DELTA_NET),
+    "qwen3_5_text": ("Qwen3_5TextModel", mixers.GATED_DELTA_NET),
+    "qwen3_5_moe_text": ("Qwen3_5MoeTextModel", mixers.GATED_DELTA_NET),
+    "mamba2": ("Mamba2Model", mixers.MAMBA2),
+    "granitemoehybrid": ("GraniteMoeHybridModel", mixers.MAMBA2),
+}
+ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those that rotate by the position alone
+
+
+def backbone_of(model):
+    """The module of `model` that turns token ids into hidden states; `model` may be wrapped, by PEFT for example.
+
+    Raises Unsupported where it is of no family above."""
+    inner = model
+    while True:
+        if hasattr(inner, "get_base_model"):  # PEFT
+            inner = inner.get_base_model()
+        elif hasattr(inner, "_orig_mod"):  # torch.compile
+            inner = inner._orig_mod
+        elif isinstance(inner, nn.parallel.DistributedDataParallel):
+            inner = inner.module
+        else:
+            break
+    backbone = getattr(inner, "base_model", inner)
+    model_type = getattr(getattr(backbone, "config", None), "model_type", None)
+    if model_type not in FAMILIES:
+        hint = " (a model for text and images: load its text decoder alone, with AutoModelForCausalLM)" if (
+            f"{model_type}_text" in FAMILIES) else ""  # fmt: skip
+        raise Unsupported(f"espalier.hf.patch: expected a model of a family that is proven on trees ({', '.join(FAMILIES)}), received "
+                          f"{type(model).__name__} of model_type {model_type!r}{hint}")  # fmt: skip
+    if stock_class(backbone) is None:
+        raise Unsupported(f"espalier.hf.patch: expected {FAMILIES[model_type][0]} of Transformers as the backbone of model_type "
+                          f"{model_type!r}, received {type(backbone).__name__} from {type(backbone).__module__}")  # fmt: skip
+    return backbone
+
+
+def stock_class(backbone):
+    """The class of Transformers that `backbone` is made of (FSDP2 derives its own from it); None if it is of another."""
+    name, _ = FAMILIES[backbone.config.model_type]
+    return next((cls for cls in type(backbone).__mro__
+                 if cls.__name__ == name and cls.__module__.startswith("transformers.models.")), None)  # fmt: skip
+
+
+def mixer_of(backbone):
+    """(module of Transformers, mixer) of the recurrent layers of `backbone`; None if it has none."""
+    _, mixer = FAMILIES[backbone.config.model_type]
+    return mixer and (sys.modules[stock_class(backbone).__module__], mixer)
+
+
+def check_model(backbone):
+    """Raises Unsupported for what patching cannot serve, whatever the batch."""
+    config = backbone.config
+    for rope_type in _values_of(getattr(config, "rope_parameters", None), "rope_type"):
+        if rope_type not in ROPE_TYPES:
+            raise Unsupported(f"rope_type: expected {', '.join(sorted(ROPE_TYPES))}, received {rope_type!r}, whose angles depend on "
+                              "the length of the batch")  # fmt: skip
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    if softcap is not None:
+        raise Unsupported(f"attn_logit_softcapping: expected none, received {softcap}: attention on trees has no softcap")
+    if mixer_of(backbone) and config.hidden_act not in mixers.ACTIVATIONS:
+        raise Unsupported(f"hidden_act: expected {' or '.join(sorted(filter(None, mixers.ACTIVATIONS)))}, received {config.hidden_act!r}")
+    if getattr(backbone, "_use_kernels", False) or any(getattr(m, "_use_kernels", False) for m in backbone.modules()):
+        raise Unsupported("use_kernels: expected a model with the layers of Transformers, received one whose layers are replaced by "
+                          "kernels of the Hub")  # fmt: skip
+
+
+def check_training(backbone):
+    """Raises Unsupported for settings of training under which a token's result is not a function of its path alone, or
+    would not be found again in backward."""
+    for name, module in backbone.named_modules():
+        if module.training:
+            dropout = _dropout_of(module)
+            if dropout:
+                raise Unsupported(f"dropout: expected none in training, received {dropout} in {name or 'the backbone'}: tokens that "
+                                  "rows share would share what is dropped; set it to 0")  # fmt: skip
+            if _checkpoints_reentrantly(module):
+                raise Unsupported("gradient checkpointing: expected the form without reentry, received the reentrant one; enable it "
+                                  "with {'use_reentrant': False}")  # fmt: skip
+        if module.training and getattr(module, "neftune_noise_alpha", None):
+            raise Unsupported(f"neftune_noise_alpha: expected none, received {module.neftune_noise_alpha}: tokens that rows share "
+                              "would share their noise")  # fmt: skip
+
+
+def _dropout_of(module):
+    probability = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "attention_dropout", 0)
+    return probability if isinstance(probability, int | float) else 0
+
+
+def _checkpoints_reentrantly(module):
+    implementation = getattr(module, "checkpoint_impl", None)  # torch's wrapper of single layers
+    if implementation is not None:
+        return implementation.name == "REENTRANT"
+    function = getattr(module, "_gradient_checkpointing_func", None)
+    if not getattr(module, "gradient_checkpointing", False) or function is None:
+        return False
+    is_known = isinstance(function, functools.partial) and function.func is checkpoint
+    return not (is_known and function.keywords.get("use_reentrant") is False)
+
+
+def _values_of(tree, key):
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            if name == key:
+                yield value
+            else:
+                yield from _values_of(value, key)

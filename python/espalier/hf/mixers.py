@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recurrent mixers over a forest.
+
+The mixers of Transformers call functions of their module, and hand them the keyword arguments of the model's forward. These functions
+are replaced by ones that follow the forest where they are handed one, as `espalier_tree`; without it they are the functions of
+Transformers, so that other models of the module stay as they are, in backward as well.
+"""
+
+import functools
+import weakref
+
+import torch
+from torch.nn.functional import softplus
+
+from ..errors import Unsupported
+
+ACTIVATIONS = {None: False, "silu": True, "swish": True}  # whether causal_conv1d applies SiLU
+
+
+def _convolve(run, hidden_states, weight, bias=None, activation=None, **_):
+    """causal_conv1d_fn: hidden_states [1, C, T], weight [C, W], bias [C]; returns [1, C, T]."""
+    x = hidden_states.squeeze(0).t()
+    weights = [w if w is None or w.dtype == x.dtype else w.to(_dtype_of_sums(x)) for w in (weight, bias)]
+    out = torch.ops.espalier.causal_conv1d(x, *weights, run.prev, None, ACTIVATIONS[activation])
+    return out.t().unsqueeze(0)
+
+
+def _gated_delta_rule(run, query, key, value, g, beta, initial_state=None, output_final_state=False,
+                      use_qk_l2norm_in_kernel=False, **_):  # fmt: skip
+    """torch_chunk_gated_delta_rule: query and key [1, T, K, Dk], value [1, T, H, Dv], g and beta [1, T, H]; returns
+    ([1, T, H, Dv], None)."""
+    if initial_state is not None or output_final_state or not use_qk_l2norm_in_kernel:
+        raise Unsupported("gated delta rule: expected queries and keys to be normalised, and no cache of states")
+    dtype = _dtype_of_sums(query)
+    out, _states = torch.ops.espalier.gated_delta_rule(
+        query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype), beta.squeeze(0).to(dtype), run.prev, None,
+        run.ends)  # fmt: skip
+    return out.unsqueeze(0), None
+
+
+def _ssm_scan(run, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=None, dt_softplus=False,
+              dt_limit=(0.0, float("inf")), initial_states=None, return_final_states=False, z=None, **_):  # fmt: skip
+    """mamba2_chunk_scan: hidden_states [1, T, H, P], dt [1, T, H], A, D and dt_bias [H], B and C [1, T, G, N]; returns
+    [1, T, H, P] in float32 (float64 for float64), as it does."""
+    if initial_states is not None or return_final_states or z is not None:
+        raise Unsupported("selective state space: expected no cache of states, and a gate outside of the scan")
+    dtype = _dtype_of_sums(hidden_states)
+    steps = dt.squeeze(0).to(dtype)
+    if dt_bias is not None:
+        steps = steps + dt_bias.to(dtype)
+    if dt_softplus:
+        steps = softplus(steps)
+    steps = steps.clamp(*dt_limit)
+    skip = None if D is None else D.to(dtype)
+    out, _states = torch.ops.espalier.ssm_scan(hidden_states.squeeze(0), steps, A.to(dtype), B.squeeze(0), C.squeeze(0), skip,
+                                               run.prev, None, run.ends)  # fmt: skip
+    return out.unsqueeze(0).to(dtype)
+
+
+def _no_shortcut(_run, *_args, **_kwargs):
+    """mamba2_split_conv1d_scan_combined: None, which makes the mixer go on to the functions above."""
+
+
+def _dtype_of_sums(tensor):
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+GATED_DELTA_NET = {"causal_conv1d_fn": _convolve, "torch_chunk_gated_delta_rule": _gated_delta_rule}
+MAMBA2 = {"causal_conv1d_fn": _convolve, "mamba2_chunk_scan": _ssm_scan, "mamba2_split_conv1d_scan_combined": _no_shortcut}
+
+_users = {}  # module -> the patched backbones whose layers call its functions
+
+
+def install(module, mixer, backbone):
+    """Replaces the functions of `module` that `mixer` names, for as long as `backbone` lives and is not uninstalled."""
+    users = _users.setdefault(module, weakref.WeakSet())
+    if backbone not in users:
+        weakref.finalize(backbone, _restore_unused, module, mixer)
+        users.add(backbone)  # weak references tell of an end in reverse: this one before the one above
+    for name, on_tree in mixer.items():
+        stock = getattr(module, name, None)
+        if stock is None:
+            raise Unsupported(f"{module.__name__}: expected the function {name}, received a version of Transformers without it")
+        if not hasattr(stock, "espalier_stock"):
+            setattr(module, name, _choosing(stock, on_tree))
+
+
+def uninstall(module, mixer, backbone):
+    """Takes back `install`, once no other backbone needs it."""
+    _users[module].discard(backbone)
+    _restore_unused(module, mixer)
+
+
+def _restore_unused(module, mixer):
+    if not _users[module]:
+        for name in mixer:
+            function = getattr(module, name)
+            setattr(module, name, getattr(function, "espalier_stock", function))
+
+
+def _choosing(stock, on_tree):
+    @functools.wraps(stock)
+    def mixed(*args, espalier_tree=None, **kwargs):
+        if espalier_tree is None:
+            return stock(*args, **kwargs)
+        return on_tree(espalier_tree, *args, **kwargs)
+
+    mixed.espalier_stock = stock
+    return mixed

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A forest on its way through a model."""
+
+import torch
+
+
+class TreeRun:
+    """What attention functions and recurrent mixers are handed as the keyword argument `espalier_tree`. Layers hand it on, and
+    checkpointing keeps it, so recomputation in backward finds the same one.
+
+    subtree_end, position  [T] int32 on the device of the model
+    prev                   [T] int32 on the CPU, and ends [0] int64: what recurrences walk along
+    masks                  what backends make of it, kept for the other layers
+    """
+
+    def __init__(self, tree, device, backend):
+        self.backend = backend
+        self.num_tokens = len(tree.input_ids)
+        self.subtree_end = torch.from_numpy(tree.subtree_end).to(device)
+        self.position = torch.from_numpy(tree.position_ids).to(device)
+        self.prev = torch.from_numpy(tree.prev)
+        self.ends = torch.empty(0, dtype=torch.int64)
+        self.masks = {}
+
+
+class Expand(torch.autograd.Function):
+    """Rows [P, H] of values [T, H] by index [P], zeros where it is T. The gradients of rows that share a token are summed in
+    float32 at least, and rounded once."""
+
+    @staticmethod
+    def forward(ctx, values, index):
+        ctx.save_for_backward(index)
+        ctx.num_tokens = len(values)
+        return torch.cat([values, values.new_zeros(1, values.shape[1])]).index_select(0, index)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        (index,) = ctx.saved_tensors
+        dtype = torch.promote_types(grad.dtype, torch.float32)
+        sums = grad.new_zeros(ctx.num_tokens + 1, grad.shape[1], dtype=dtype)
+        for part, rows in zip(index.split(_ROWS_AT_ONCE), grad.split(_ROWS_AT_ONCE)):
+            sums.index_add_(0, part, rows.to(dtype))
+        return sums[:ctx.num_tokens].to(grad.dtype), None
+
+
+_ROWS_AT_ONCE = 4096  # so that copies in float32 stay small

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proof on a user's own model and batch: errors beside those of ordinary training, each row alone."""
+
+import copy
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..errors import Unsupported
+from .families import backbone_of
+from .patching import as_stock, forest_of, patch, patch_of, unpatch
+
+MAX_RATIO = 2.0
+MIN_VALUES = 256  # errors of fewer are a matter of luck, so they are judged together
+VANISHING = 1e-6  # a gradient so small beside all others is rounding alone
+
+
+class VerificationError(AssertionError):
+    """A patched model is less exact than ordinary training; the message is the report."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Root mean square errors against float64, relative to the exact values."""
+
+    name: str
+    patched: float
+    unpatched: float
+    roundoff: float  # unit roundoff of the model's dtype
+    num_values: int
+
+    @property
+    def ratio(self):
+        """The error of the patched model over that of the unpatched one, both at least half a roundoff."""
+        if not math.isfinite(self.patched + self.unpatched):
+            return math.inf
+        least = self.roundoff / 2
+        return max(self.patched, least) / max(self.unpatched, least)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` has found. `passed`, `check()`, or print it."""
+
+    flat_tokens: int
+    tree_tokens: int
+    losses: dict  # mean of -log p: "exact" (float64), "unpatched", "patched"
+    logprobs: Judgement
+    gradients: tuple  # Judgements of the parameters of each kind
+
+    @property
+    def worst(self):
+        return max((self.logprobs, *self.gradients), key=lambda judged: judged.ratio)
+
+    @property
+    def passed(self):
+        return self.worst.ratio <= MAX_RATIO
+
+    def check(self):
+        """Raises VerificationError unless passed; returns the report."""
+        if not self.passed:
+            raise VerificationError(f"expected errors of at most {MAX_RATIO:g} times those of the unpatched model\n{self}")
+        return self
+
+    def __str__(self):
+        lines = [f"flat tokens / tree tokens     {self.flat_tokens:,} / {self.tree_tokens:,}"]
+        lines += [f"loss, {kind:<23} {value:.9f}" for kind, value in self.losses.items()]
+        lines.append("relative errors against float64 (patched, unpatched, ratio)")
+        for judged in (self.logprobs, *sorted(self.gradients, key=lambda judged: -judged.ratio)):
+            lines.append(f"  {judged.patched:.2e}  {judged.unpatched:.2e}  {judged.ratio:5.2f}  {judged.name}")
+        return "\n".join([*lines, "passed" if self.passed else f"FAILED: {self.worst.name}"])
+
+
+class InFloat64(TorchFunctionMode):
+    """Inside, a model in float64 computes in float64 also what its code casts to float32."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        wider = lambda value: torch.float64 if value is torch.float32 else value
+        return function(*map(wider, args), **{name: wider(value) for name, value in (kwargs or {}).items()})
+
+
+def verify(model, batch):
+    """Judges the patched model on a batch, a dict of input_ids [B, S] and optionally attention_mask, position_ids and labels
+    (as a head would take them, -100 for no loss; all tokens by default).
+
+    The same losses, means of -log p over the labels, and gradients of all parameters that require them are computed three times: by a
+    copy of the model in float64, unpatched, each row alone; by the model unpatched, each row alone; and by the model patched, the
+    batch at once. Returns a Report: it has passed where no error against float64, over a few hundred values or more, is above
+    twice that of the unpatched model. The model is left as it was, its `grad` too. Needs memory for the copy and the gradients.
+
+    Raises Unsupported as `patch` does, and for models whose output has no logits."""
+    rows, tree = forest_of(batch)
+    edges = Edges(rows, batch)
+    backbone = backbone_of(model)
+    was_patched = patch_of(backbone) is not None
+    with torch.enable_grad():
+        exact = _exact(model, edges)
+        try:
+            if not was_patched:
+                patch(model)
+            with as_stock(backbone):
+                unpatched = _of_rows(model, edges)
+            patched = _of_batch(model, edges, batch)
+        finally:
+            if not was_patched:
+                unpatch(model)
+    roundoff = torch.finfo(next(backbone.parameters()).dtype).eps / 2
+    logprobs = _judged("log-probabilities of labels", patched.logprobs, unpatched.logprobs, exact.logprobs, roundoff)
+    losses = {name: of.logprobs.double().mean().neg().item()
+              for name, of in (("exact", exact), ("unpatched", unpatched), ("patched", patched))}  # fmt: skip
+    return Report(len(rows.tokens), len(tree.input_ids), losses, logprobs, _judged_gradients(patched, unpatched, exact, roundoff))
+
+
+class Edges:
+    """The labelled tokens of a batch and what predicts them: of each row its tokens [1, n], the indices in it of the labels, and
+    their places in the batch."""
+
+    def __init__(self, rows, batch):
+        ids = batch["input_ids"]
+        labels = batch.get("labels")
+        wanted = torch.ones(ids.numel(), dtype=torch.bool) if labels is None else labels.detach().cpu().reshape(-1) != -100
+        self.rows = []
+        for begin, end in zip(rows.offsets, rows.offsets[1:]):
+            places = torch.from_numpy(rows.places[begin:end])
+            labelled = 1 + torch.nonzero(wanted[places[1:]]).squeeze(1)
+            self.rows.append((ids.reshape(-1)[places.to(ids.device)].unsqueeze(0), labelled.to(ids.device), places.to(ids.device)))
+        self.count = sum(len(labelled) for _, labelled, _ in self.rows)
+        if self.count == 0:
+            raise Unsupported("labels: expected at least one token with a loss that is not the first of its row, received none")
+
+
+@dataclass(frozen=True)
+class Results:
+    logprobs: torch.Tensor  # [E] float64 on the CPU
+    gradients: dict  # by name, float64 on the CPU
+
+
+def _exact(model, edges):
+    """Results of an unpatched copy in float64."""
+    with torch.no_grad():
+        twin = unpatch(copy.deepcopy(model)).double()
+    for module in twin.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            module.gradient_checkpointing = False  # recomputation would be outside of InFloat64
+        config = module.__dict__.get("config")
+        if getattr(config, "_attn_implementation", None) not in (None, "eager", "sdpa"):
+            config._attn_implementation = "sdpa" if getattr(module, "_supports_sdpa", True) else "eager"
+        if hasattr(config, "_experts_implementation"):
+            config._experts_implementation = "eager"  # the others have no float64
+    with torch.autocast(edges.rows[0][0].device.type, enabled=False), InFloat64():
+        return _of_rows(twin, edges)
+
+
+def _of_rows(model, edges):
+    """Results of each row alone, their gradients summed in float64."""
+    logprobs, gradients = [], {}
+    for ids, labelled, _ in edges.rows:
+        found = _logprobs(_logits(model, {"input_ids": ids})[0], ids[0], labelled - 1, labelled)
+        logprobs.append(found.detach().cpu().double())
+        for name, gradient in _gradients(model, -found.sum() / edges.count).items():
+            gradients[name] = gradients[name].add_(gradient) if name in gradients else gradient
+    return Results(torch.cat(logprobs), gradients)
+
+
+def _of_batch(model, edges, batch):
+    """Results of the batch at once."""
+    logits = _logits(model, {name: value for name, value in batch.items() if name != "labels"}).flatten(0, 1)
+    ids = batch["input_ids"].reshape(-1)
+    found = torch.cat([_logprobs(logits, ids, places[labelled - 1], places[labelled]) for _, labelled, places in edges.rows])
+    return Results(found.detach().cpu().double(), _gradients(model, -found.sum() / edges.count))
+
+
+def _logits(model, arguments):
+    logits = getattr(model(**arguments), "logits", None)
+    if logits is None or logits.dim() != 3:
+        raise Unsupported(f"espalier.hf.verify: expected a model with a head that gives logits [B, S, V], received "
+                          f"{type(model).__name__}")  # fmt: skip
+    return logits
+
+
+def _logprobs(logits, ids, predicting, predicted):
+    """Of tokens ids[predicted], each by logits[predicting]; in float32 at least."""
+    rows = logits[predicting].to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log_softmax(rows, -1).gather(1, ids[predicted].long().unsqueeze(1)).squeeze(1)
+
+
+def _gradients(model, loss):
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return {name: torch.zeros(parameter.shape, dtype=torch.float64) if gradient is None else gradient.cpu().double()
+            for (name, parameter), gradient in zip(trained.items(), found)}  # fmt: skip
+
+
+def _judged(name, patched, unpatched, exact, roundoff, least=0.0):
+    scale = max(_size(exact), least)
+    relative = lambda error: error / scale if scale else error
+    return Judgement(name, relative(_size(patched - exact)), relative(_size(unpatched - exact)), roundoff, exact.numel())
+
+
+def _size(values):
+    """Root of the mean square."""
+    return values.square().mean().sqrt().item() if values.numel() else 0.0
+
+
+def _judged_gradients(patched, unpatched, exact, roundoff):
+    """Parameters of one kind in all layers are judged together, and kinds of few values as one; each parameter's error counts
+    relative to its own size."""
+    everything = _size(torch.cat([gradient.reshape(-1) for gradient in exact.gradients.values()]))
+    kinds = {}
+    for name, of_exact in exact.gradients.items():
+        judged = _judged(name, patched.gradients[name], unpatched.gradients[name], of_exact, roundoff)
+        if _size(of_exact) <= VANISHING * everything:
+            judged = _judged(name, patched.gradients[name], unpatched.gradients[name], of_exact, roundoff, everything)
+        kinds.setdefault(re.sub(r"\.\d+\.", ".*.", name), []).append(judged)
+    few = []
+    result = []
+    for name, parts in kinds.items():
+        if sum(part.num_values for part in parts) < MIN_VALUES:
+            few += parts
+        else:
+            result.append(_pooled(name, parts))
+    return tuple(result + ([_pooled("parameters of few values", few)] if few else []))
+
+
+def _pooled(name, parts):
+    total = sum(part.num_values for part in parts)
+    mean = lambda kind: math.sqrt(sum(part.num_values * getattr(part, kind) ** 2 for part in parts) / total)
+    return Judgement(name, mean("patched"), mean("unpatched"), parts[0].roundoff, total)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What patched models refuse, by name, before anything runs."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from espalier.errors import Unsupported
+from espalier.hf import patch, unpatch
+from hf_models import branching_rows, make_model, packed, padded
+
+
+def calling(kind="qwen3", change=lambda model: None, **arguments):
+    """Calls a patched model, changed after patching, with a batch and `arguments`."""
+    model = patch(make_model(kind, torch.float32))
+    change(model)
+    return model(**(padded(branching_rows()) | arguments))
+
+
+ONES = torch.ones(9, 20, dtype=torch.int64)
+
+
+def holes():
+    mask = padded(branching_rows())["attention_mask"]
+    mask[0, 3] = 0
+    return mask
+
+
+BATCHES = {
+    "attention_mask: expected.*four dimensions": dict(attention_mask=torch.ones(9, 1, 20, 20)),
+    "attention_mask: expected ones and zeros": lambda: dict(attention_mask=padded(branching_rows())["attention_mask"] * 2),
+    "padding between tokens in row 0": lambda: dict(attention_mask=holes()),
+    "received padding alone": lambda: dict(attention_mask=ONES * 0),
+    "attention_mask: expected a tensor": dict(attention_mask={"full_attention": None}),
+    "position_ids: expected": dict(position_ids=torch.zeros(3, 9, 20, dtype=torch.int64)),
+    "position_ids: expected rows that begin at position 0": lambda: dict(
+        position_ids=torch.arange(5, 25).expand(9, -1), attention_mask=None),
+    "position_ids: expected no row to begin inside another": lambda: packed(branching_rows()) | dict(
+        attention_mask=torch.ones_like(packed(branching_rows())["input_ids"])),
+    "input_ids: expected ids from 0": lambda: dict(input_ids=-ONES, attention_mask=None, labels=None),
+    "token_type_ids: expected none.*Tensor": dict(token_type_ids=ONES),
+    "cu_seq_lens_q: expected none": dict(cu_seq_lens_q=torch.tensor([0, 20])),
+    "expected input_ids.*inputs_embeds": dict(input_ids=None, inputs_embeds=torch.zeros(9, 20, 32)),
+    "received use_cache=True": dict(use_cache=True),
+    "received past_key_values": lambda: dict(past_key_values=DynamicCache()),
+    "output_attentions: expected none": dict(output_attentions=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", BATCHES)
+def test_batches(message):
+    rows = branching_rows()
+    assert padded(rows)["input_ids"].shape == (9, 20)
+    arguments = BATCHES[message]
+    with pytest.raises(Unsupported, match=message):
+        calling(**(arguments() if callable(arguments) else arguments))
+
+
+def set_dropout(model):
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+
+
+SETTINGS = {
+    "dropout: expected none in training, received 0.1 in layers.0.self_attn": set_dropout,
+    "gradient checkpointing: expected the form without reentry": lambda model: model.gradient_checkpointing_enable(
+        {"use_reentrant": True}),
+    "neftune_noise_alpha: expected none": lambda model: setattr(model.model.embed_tokens, "neftune_noise_alpha", 5.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", SETTINGS)
+def test_training(message):
+    with pytest.raises(Unsupported, match=message):
+        calling(change=SETTINGS[message])
+    model = make_model("qwen3", torch.float32)
+    SETTINGS[message](model)
+    with pytest.raises(Unsupported, match=message):
+        patch(model)
+    patch(model.eval())(**padded(branching_rows()))  # they change nothing there
+
+
+def test_dropout_of_lora():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(patch(make_model("qwen3")), peft.LoraConfig(lora_dropout=0.05, target_modules=["q_proj"]))
+    with pytest.raises(Unsupported, match="dropout: expected none in training, received 0.05 in layers.0.self_attn.q_proj"):
+        model.train()(**padded(branching_rows()))
+
+
+def small(model_type, **settings):
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                 head_dim=8, vocab_size=11)  # fmt: skip
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes | settings))
+
+
+MODELS = {
+    "expected a model of a family.*received Gemma2ForCausalLM of model_type 'gemma2'": lambda: small("gemma2"),
+    "rope_type: expected.*received 'dynamic'": lambda: small("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "attn_logit_softcapping: expected none, received 30": lambda: small("llama", attn_logit_softcapping=30.0),
+    "hidden_act: expected silu or swish, received 'gelu'": lambda: small(
+        "mamba2", hidden_act="gelu", num_heads=4, head_dim=8, state_size=4, n_groups=1),
+    "received Linear": lambda: torch.nn.Linear(2, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MODELS)
+def test_models(message):
+    with pytest.raises(Unsupported, match=message):
+        patch(MODELS[message]())
+
+
+def test_code_that_is_not_of_transformers():
+    model = make_model("qwen3")
+
+    class Qwen3Model(torch.nn.Module):
+        config = model.config
+
+    with pytest.raises(Unsupported, match="expected Qwen3Model of Transformers.*received Qwen3Model from test_hf_refusals"):
+        patch(Qwen3Model())
+
+
+def test_kernels_of_the_hub():
+    model = make_model("qwen3")
+    model.model._use_kernels = True
+    with pytest.raises(Unsupported, match="use_kernels"):
+        patch(model)
+
+
+def test_backends():
+    with pytest.raises(Unsupported, match="backend: expected auto, espalier, flex, sdpa, received 'eager'"):
+        patch(make_model("qwen3"), backend="eager")
+    with pytest.raises(Unsupported, match='backend="sdpa": expected a model without sinks'):
+        patch(make_model("gpt_oss"), backend="sdpa")(**padded(branching_rows()))
+    with pytest.raises(Unsupported, match='backend="flex": expected a GPU, received gradients on a CPU'):
+        patch(make_model("qwen3"), backend="flex")(**padded(branching_rows()))
+
+
+def test_attention_without_a_forest():
+    model = make_model("qwen3", torch.float32)
+    model.config._attn_implementation = "espalier"
+    with pytest.raises(Unsupported, match="expected a model patched by espalier.hf.patch"):
+        model(**padded(branching_rows()))
+
+
+@pytest.mark.parametrize("option, message", [({"softcap": 30.0}, "softcap"), ({"dropout": 0.1}, "dropout")])
+def test_attention_functions(option, message):
+    from espalier.hf import attention
+
+    class Run:
+        num_tokens = 3
+
+    q = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(Unsupported, match=message):
+        attention.tree_attention(None, q, q, q, espalier_tree=Run(), **option)
+
+
+def test_a_forward_wrapped_by_others():
+    model = patch(make_model("qwen3"))
+    ours = model.model.forward
+    model.model.forward = lambda *args, **kwargs: ours(*args, **kwargs)
+    with pytest.raises(Unsupported, match="another library has wrapped"):
+        unpatch(model)
+    model.model.forward = ours
+    unpatch(model)

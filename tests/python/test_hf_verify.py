@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""espalier.hf.verify: models in low precision pass, and models that are wrong do not."""
+
+import pytest
+import torch
+
+from espalier.errors import Unsupported
+from espalier.hf import VerificationError, patch, verify
+from espalier.hf.families import backbone_of
+from espalier.hf.forest import build_tree
+from espalier.hf.patching import patch_of
+from hf_models import FORMS, KINDS, branching_rows, make_model, padded
+
+
+def long_rows(number=3):
+    """Enough tokens that errors have settled."""
+    rows = [branching_rows(seed) for seed in range(10, 10 + number)]
+    return sum(rows, [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32(kind):
+    report = verify(make_model(kind, torch.float32), padded(long_rows()))
+    assert report.passed, str(report)
+    assert report.flat_tokens > 1.5 * report.tree_tokens
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "mamba2"])
+def test_bfloat16(kind):
+    verify(make_model(kind, torch.bfloat16), padded(long_rows())).check()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "granitemoehybrid-dense"])
+def test_autocast(kind):
+    with torch.autocast("cpu", torch.bfloat16):
+        verify(make_model(kind, torch.float32), FORMS["packed"](long_rows())).check()
+
+
+def test_the_model_is_left_as_it_was():
+    for prepare in (lambda model: model, lambda model: patch(model, backend="sdpa")):
+        model = prepare(make_model("qwen3_5", torch.float32))
+        was = patch_of(backbone_of(model))
+        verify(model, padded(branching_rows()))
+        now = patch_of(backbone_of(model))
+        assert (now and now.backend) == (was and was.backend)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.fixture
+def wrong_trees(monkeypatch):
+    """Forests in which one token believes that it follows the first one of its tree."""
+    from espalier.hf import patching
+
+    def wrong(offsets, tokens):
+        tree = build_tree(offsets, tokens)
+        tree.position_ids[len(tree.position_ids) // 2] += 1
+        return tree
+
+    monkeypatch.setattr(patching, "build_tree", wrong)
+
+
+def test_a_wrong_position_is_noticed(wrong_trees):
+    """Negative control."""
+    report = verify(make_model("qwen3", torch.float32), padded(branching_rows()))
+    assert not report.passed and "FAILED" in str(report)
+    with pytest.raises(VerificationError, match="errors of at most 2 times"):
+        report.check()
+
+
+def test_check_on_the_first_batch(wrong_trees):
+    model = patch(make_model("qwen3", torch.float32), check=True)
+    with torch.no_grad():
+        model(**padded(branching_rows()))  # nothing is trained yet
+    with pytest.raises(VerificationError):
+        model(**padded(branching_rows()))
+
+
+def test_check_passes():
+    model = patch(make_model("qwen3_5", torch.float32), check=True)
+    first = model(**padded(branching_rows())).loss
+    assert patch_of(backbone_of(model)).unchecked is None
+    assert torch.equal(model(**padded(branching_rows())).loss, first)
+
+
+def test_models_without_a_head():
+    with pytest.raises(Unsupported, match="expected a model with a head"):
+        verify(make_model("qwen3", torch.float32).model, padded(branching_rows()))
+
+
+def test_batches_without_labels():
+    batch = padded(branching_rows()) | {"labels": torch.full((9, 20), -100)}
+    with pytest.raises(Unsupported, match="labels: expected at least one"):
+        verify(make_model("qwen3", torch.float32), batch)
