@@ -8,6 +8,7 @@
     plan = espalier.plan(forest, token_budget=4096)   # what runs together
     rows = espalier.read("rows.jsonl")                # rows of files, as NumPy arrays
     print(espalier.inspect(rows))                     # what they share, and what sharing was lost
+    model = espalier.hf.patch(model)                  # a model of Transformers that trains on trees
 
 Importing the package loads nothing else, not even its compiled part: names are loaded when they are used.
 """
@@ -22,12 +23,15 @@ _MODULES = {
     "report": ("Report", "inspect"),
     "trees": ("Distribution", "Forest", "Layout", "MicroBatch", "Plan", "RankShare", "build", "distribute", "plan"),
 }
+_PACKAGES = ("hf",)
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(name for name in _HOMES if not name.startswith("_"))
+__all__ = sorted([*_PACKAGES, *(name for name in _HOMES if not name.startswith("_"))])
 
 
 def __getattr__(name):
+    if name in _PACKAGES:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
@@ -36,4 +40,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_PACKAGES})

@@ -9,6 +9,7 @@ from .report import Report as Report
 from .files import Trajectories as Trajectories
 from .trees import build as build
 from .trees import distribute as distribute
+from . import hf as hf
 from .report import inspect as inspect
 from .trees import plan as plan
 from .files import read as read

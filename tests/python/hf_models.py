@@ -4,6 +4,7 @@
 import random
 
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -69,8 +70,7 @@ def sums_of(model, batches, call=None):
     for batch in batches:
         logits = (call or model)(**{name: value for name, value in batch.items() if name != "labels"}).logits[:, :-1]
         labels = batch["labels"][:, 1:]
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
-        total = total + losses
+        total = total + cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return total.item(), dict(zip(parameters, torch.autograd.grad(total, list(parameters.values()), allow_unused=True)))
 
@@ -87,5 +87,6 @@ def worst_error(ours, theirs):
     norms = {name: gradient.norm() for name, gradient in other_gradients.items() if gradient is not None}
     everything = torch.stack(list(norms.values())).norm()
     assert norms.keys() == {name for name, gradient in gradients.items() if gradient is not None}
-    errors = [(gradients[name] - other_gradients[name]).norm() / max(norm, 1e-6 * everything) for name, norm in norms.items()]
+    errors = [(gradients[name] - other_gradients[name]).norm() / max(norm, 1e-6 * everything)
+              for name, norm in norms.items()]  # fmt: skip
     return max(abs(loss - other_loss) / abs(other_loss), torch.stack(errors).max().item())

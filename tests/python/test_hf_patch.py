@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Patched models of Transformers against the same models unpatched, each row alone: losses and gradients.
 
-In float64 to 1e-12. Transformers casts parts to float32 whatever the dtype; InFloat64 makes those float64, on both sides."""
+In float64 to 1e-12. Transformers casts parts to float32 whatever the dtype; InFloat64 makes those float64, on both
+sides.
+"""
 
 import copy
 import functools

@@ -7,7 +7,6 @@ import torch
 from espalier.errors import Unsupported
 from espalier.hf import VerificationError, patch, verify
 from espalier.hf.families import backbone_of
-from espalier.hf.forest import build_tree
 from espalier.hf.patching import patch_of
 from hf_models import FORMS, KINDS, branching_rows, make_model, padded
 
@@ -47,19 +46,19 @@ def test_the_model_is_left_as_it_was():
 
 
 @pytest.fixture
-def wrong_trees(monkeypatch):
-    """Forests in which one token believes that it follows the first one of its tree."""
+def wrong_positions(monkeypatch):
+    """Forests in which one token has the position of the next."""
     from espalier.hf import patching
 
-    def wrong(offsets, tokens):
-        tree = build_tree(offsets, tokens)
-        tree.position_ids[len(tree.position_ids) // 2] += 1
-        return tree
+    class Wrong(patching.TreeRun):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.position[self.num_tokens // 2] += 1
 
-    monkeypatch.setattr(patching, "build_tree", wrong)
+    monkeypatch.setattr(patching, "TreeRun", Wrong)
 
 
-def test_a_wrong_position_is_noticed(wrong_trees):
+def test_a_wrong_position_is_noticed(wrong_positions):
     """Negative control."""
     report = verify(make_model("qwen3", torch.float32), padded(branching_rows()))
     assert not report.passed and "FAILED" in str(report)
@@ -67,7 +66,7 @@ def test_a_wrong_position_is_noticed(wrong_trees):
         report.check()
 
 
-def test_check_on_the_first_batch(wrong_trees):
+def test_check_on_the_first_batch(wrong_positions):
     model = patch(make_model("qwen3", torch.float32), check=True)
     with torch.no_grad():
         model(**padded(branching_rows()))  # nothing is trained yet

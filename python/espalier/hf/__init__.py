@@ -3,8 +3,8 @@
 
     model = espalier.hf.patch(model)
 
-A patched model takes the batches that it took before, padded or packed, and returns hidden states, logits, losses and gradients as
-before; prefixes that rows of a batch share are encoded once.
+A patched model takes the batches that it took before, padded or packed, and returns hidden states, logits, losses and
+gradients as before; prefixes that rows of a batch share are encoded once.
 """
 
 from .patching import patch, unpatch

@@ -14,23 +14,24 @@ NAME = "espalier"  # by which configs ask for it
 BACKENDS = ("auto", "espalier", "flex", "sdpa")
 
 
-def tree_attention(module, query, key, value, attention_mask=None, *, dropout=0.0, scaling=None, sliding_window=None, s_aux=None,
-                   softcap=None, espalier_tree=None, **_):  # fmt: skip
+def tree_attention(module, query, key, value, attention_mask=None, *, dropout=0.0, scaling=None, sliding_window=None,
+                   s_aux=None, softcap=None, espalier_tree=None, **_):  # fmt: skip
     """The attention function named "espalier" of Transformers' AttentionInterface.
 
     query [1, H, T, D], key and value [1, K, T, D]; s_aux: a sink [H] per head; espalier_tree: the TreeRun. Returns
     ([1, T, H, D], None). Raises Unsupported for what changes the result and is not served."""
     run = espalier_tree
     if run is None:
-        raise Unsupported('attn_implementation="espalier": expected a model patched by espalier.hf.patch, received a forward without '
-                          "a forest; load the model with another attn_implementation and patch it")  # fmt: skip
+        raise Unsupported('attn_implementation="espalier": expected a model patched by espalier.hf.patch, received a '
+                          "forward without a forest; load it with another one and patch it")  # fmt: skip
     if softcap is not None:
         raise Unsupported(f"softcap: expected none, received {softcap}: attention on trees has no softcap")
     if dropout:
-        raise Unsupported(f"dropout: expected 0, received {dropout}: tokens that rows share would share what is dropped")
+        raise Unsupported(f"dropout: expected 0, received {dropout}: tokens that rows share would share "
+                          "what is dropped")  # fmt: skip
     if query.shape[0] != 1 or query.shape[2] != run.num_tokens or key.shape[2] != run.num_tokens:
-        raise Unsupported(f"attention: expected queries and keys of the {run.num_tokens} tokens of the forest, received "
-                          f"{list(query.shape)} and {list(key.shape)}")  # fmt: skip
+        raise Unsupported(f"attention: expected queries and keys of the {run.num_tokens} tokens of the forest, "
+                          f"received {list(query.shape)} and {list(key.shape)}")  # fmt: skip
     query, key, value = _as_autocast(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _BY_BACKEND[run.backend](run, query, key, value, scale, sliding_window or 0, s_aux).contiguous(), None
@@ -55,8 +56,9 @@ def _by_espalier(run, query, key, value, scale, window, sinks):
     tokens_first = lambda tensor: tensor.squeeze(0).transpose(0, 1)
     device = query.device
     out, _lse = torch.ops.espalier.tree_attention(
-        tokens_first(query), tokens_first(key), tokens_first(value), run.subtree_end.to(device), scale, [], [], torch.empty(0, 5, dtype=torch.int64),
-        sliding_window=window, position=run.position.to(device) if window else None, sinks=sinks)  # fmt: skip
+        tokens_first(query), tokens_first(key), tokens_first(value), run.subtree_end.to(device), scale,
+        [], [], torch.empty(0, 5, dtype=torch.int64), sliding_window=window,
+        position=run.position.to(device) if window else None, sinks=sinks)  # fmt: skip
     return out.unsqueeze(0)
 
 
@@ -73,13 +75,15 @@ def _visible(run, window):
 
 def _by_sdpa(run, query, key, value, scale, window, sinks):
     if sinks is not None:
-        raise Unsupported('backend="sdpa": expected a model without sinks, received s_aux; take backend="espalier" or "flex"')
+        raise Unsupported('backend="sdpa": expected a model without sinks, received s_aux; take backend="espalier" or '
+                          '"flex"')  # fmt: skip
     mask = run.masks.get(("sdpa", window))
     if mask is None:
         number = torch.arange(run.num_tokens, device=run.subtree_end.device)
         mask = run.masks["sdpa", window] = _visible(run, window)(number[:, None], number[None, :])
     mask = mask.to(query.device)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=key.shape[1] != query.shape[1])
+    is_grouped = key.shape[1] != query.shape[1]
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=is_grouped)
     return out.transpose(1, 2)
 
 
@@ -87,13 +91,13 @@ def _by_flex(run, query, key, value, scale, window, sinks):
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     if query.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
-        raise Unsupported('backend="flex": expected a GPU, received gradients on a CPU, for which FlexAttention has no backward; '
-                          'take backend="espalier" or "sdpa"')  # fmt: skip
+        raise Unsupported('backend="flex": expected a GPU, received gradients on a CPU, for which FlexAttention has '
+                          'no backward; take backend="espalier" or "sdpa"')  # fmt: skip
     mask = run.masks.get(("flex", window))
     if mask is None:
-        visible = _visible(run, window)
+        visible, size = _visible(run, window), run.num_tokens
         mask = run.masks["flex", window] = create_block_mask(
-            lambda _batch, _head, i, j: visible(i, j), None, None, run.num_tokens, run.num_tokens, device=query.device)  # fmt: skip
+            lambda _batch, _head, i, j: visible(i, j), None, None, size, size, device=query.device)  # fmt: skip
     out, aux = _flex_attention(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=True,
                                                   return_aux=AuxRequest(lse=True))  # fmt: skip
     if sinks is not None:  # a key without a value takes its share of the weights

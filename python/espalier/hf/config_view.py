@@ -6,7 +6,8 @@ import functools
 
 
 def tree_view(config, name):
-    """A config of the same class with the same values, now and later, but for `_attn_implementation`, which is `name`."""
+    """A config of the same class with the same values, now and later, but for `_attn_implementation`, which is
+    `name`."""
     view = object.__new__(_view_class(type(config)))
     object.__setattr__(view, "__dict__", config.__dict__)
     view.espalier_original, view.espalier_name = config, name
@@ -40,8 +41,9 @@ def _view_class(config_class):
         return tree_view, (view.espalier_original, view.espalier_name)
 
     # Slots, since the values live in the original's dictionary.
-    members = {"__slots__": ("espalier_original", "espalier_name"), "espalier_is_view": True, "__module__": config_class.__module__,
-               "__qualname__": config_class.__qualname__, "__deepcopy__": copied, "__reduce_ex__": reduced,
+    members = {"__slots__": ("espalier_original", "espalier_name"), "espalier_is_view": True,
+               "__module__": config_class.__module__, "__qualname__": config_class.__qualname__,
+               "__deepcopy__": copied, "__reduce_ex__": reduced,
                "__eq__": config_class.__eq__, "__hash__": config_class.__hash__,
                "_attn_implementation": property(attention, set_attention)}  # fmt: skip
     return type(config_class.__name__, (config_class,), members)

@@ -48,16 +48,19 @@ def backbone_of(model):
     if model_type not in FAMILIES:
         hint = " (a model for text and images: load its text decoder alone, with AutoModelForCausalLM)" if (
             f"{model_type}_text" in FAMILIES) else ""  # fmt: skip
-        raise Unsupported(f"espalier.hf.patch: expected a model of a family that is proven on trees ({', '.join(FAMILIES)}), received "
-                          f"{type(model).__name__} of model_type {model_type!r}{hint}")  # fmt: skip
+        raise Unsupported("espalier.hf.patch: expected a model of a family that is proven on trees "
+                          f"({', '.join(FAMILIES)}), received {type(model).__name__} of model_type "
+                          f"{model_type!r}{hint}")  # fmt: skip
     if stock_class(backbone) is None:
-        raise Unsupported(f"espalier.hf.patch: expected {FAMILIES[model_type][0]} of Transformers as the backbone of model_type "
-                          f"{model_type!r}, received {type(backbone).__name__} from {type(backbone).__module__}")  # fmt: skip
+        raise Unsupported(f"espalier.hf.patch: expected {FAMILIES[model_type][0]} of Transformers as the backbone of "
+                          f"model_type {model_type!r}, received {type(backbone).__name__} from "
+                          f"{type(backbone).__module__}")  # fmt: skip
     return backbone
 
 
 def stock_class(backbone):
-    """The class of Transformers that `backbone` is made of (FSDP2 derives its own from it); None if it is of another."""
+    """The class of Transformers that `backbone` is made of (FSDP2 derives its own from it); None if it is of
+    another."""
     name, _ = FAMILIES[backbone.config.model_type]
     return next((cls for cls in type(backbone).__mro__
                  if cls.__name__ == name and cls.__module__.startswith("transformers.models.")), None)  # fmt: skip
@@ -69,42 +72,46 @@ def mixer_of(backbone):
     return mixer and (sys.modules[stock_class(backbone).__module__], mixer)
 
 
-def check_model(backbone):
-    """Raises Unsupported for what patching cannot serve, whatever the batch."""
+def check_model(model, backbone):
+    """Raises Unsupported for what patching cannot serve, whatever the batch. `backbone` is that of `model`."""
     config = backbone.config
     for rope_type in _values_of(getattr(config, "rope_parameters", None), "rope_type"):
         if rope_type not in ROPE_TYPES:
-            raise Unsupported(f"rope_type: expected {', '.join(sorted(ROPE_TYPES))}, received {rope_type!r}, whose angles depend on "
-                              "the length of the batch")  # fmt: skip
+            raise Unsupported(f"rope_type: expected {', '.join(sorted(ROPE_TYPES))}, received {rope_type!r}, whose "
+                              "angles depend on the length of the batch")  # fmt: skip
     softcap = getattr(config, "attn_logit_softcapping", None)
     if softcap is not None:
-        raise Unsupported(f"attn_logit_softcapping: expected none, received {softcap}: attention on trees has no softcap")
+        raise Unsupported(f"attn_logit_softcapping: expected none, received {softcap}: attention on trees has no "
+                          "softcap")  # fmt: skip
     if mixer_of(backbone) and config.hidden_act not in mixers.ACTIVATIONS:
-        raise Unsupported(f"hidden_act: expected {' or '.join(sorted(filter(None, mixers.ACTIVATIONS)))}, received {config.hidden_act!r}")
-    if getattr(backbone, "_use_kernels", False) or any(getattr(m, "_use_kernels", False) for m in backbone.modules()):
-        raise Unsupported("use_kernels: expected a model with the layers of Transformers, received one whose layers are replaced by "
-                          "kernels of the Hub")  # fmt: skip
+        raise Unsupported(f"hidden_act: expected {' or '.join(sorted(filter(None, mixers.ACTIVATIONS)))}, received "
+                          f"{config.hidden_act!r}")  # fmt: skip
+    if any(getattr(module, "_use_kernels", False) for module in (*model.modules(), backbone)):
+        raise Unsupported("use_kernels: expected a model with the layers of Transformers, received one whose layers "
+                          "are replaced by kernels of the Hub")  # fmt: skip
 
 
 def check_training(backbone):
     """Raises Unsupported for settings of training under which a token's result is not a function of its path alone, or
     would not be found again in backward."""
     for name, module in backbone.named_modules():
-        if module.training:
-            dropout = _dropout_of(module)
-            if dropout:
-                raise Unsupported(f"dropout: expected none in training, received {dropout} in {name or 'the backbone'}: tokens that "
-                                  "rows share would share what is dropped; set it to 0")  # fmt: skip
-            if _checkpoints_reentrantly(module):
-                raise Unsupported("gradient checkpointing: expected the form without reentry, received the reentrant one; enable it "
-                                  "with {'use_reentrant': False}")  # fmt: skip
-        if module.training and getattr(module, "neftune_noise_alpha", None):
-            raise Unsupported(f"neftune_noise_alpha: expected none, received {module.neftune_noise_alpha}: tokens that rows share "
-                              "would share their noise")  # fmt: skip
+        if not module.training:
+            continue
+        dropout, noise = _dropout_of(module), getattr(module, "neftune_noise_alpha", None)
+        if dropout:
+            raise Unsupported(f"dropout: expected none in training, received {dropout} in {name or 'the backbone'}: "
+                              "tokens that rows share would share what is dropped; set it to 0")  # fmt: skip
+        if noise:
+            raise Unsupported(f"neftune_noise_alpha: expected none, received {noise}: tokens that rows share would "
+                              "share their noise")  # fmt: skip
+        if _checkpoints_reentrantly(module):
+            raise Unsupported("gradient checkpointing: expected the form without reentry, received the reentrant one; "
+                              "enable it with {'use_reentrant': False}")  # fmt: skip
 
 
 def _dropout_of(module):
-    probability = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "attention_dropout", 0)
+    is_layer = isinstance(module, nn.modules.dropout._DropoutNd)
+    probability = module.p if is_layer else getattr(module, "attention_dropout", 0)
     return probability if isinstance(probability, int | float) else 0
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recurrent mixers over a forest.
 
-The mixers of Transformers call functions of their module, and hand them the keyword arguments of the model's forward. These functions
-are replaced by ones that follow the forest where they are handed one, as `espalier_tree`; without it they are the functions of
-Transformers, so that other models of the module stay as they are, in backward as well.
+The mixers of Transformers call functions of their module, and hand them the keyword arguments of the model's forward.
+These functions are replaced by ones that follow the forest where they are handed one, as `espalier_tree`; without it
+they are the functions of Transformers, so that other models of the module stay as they are, in backward as well.
 """
 
 import functools
@@ -33,8 +33,8 @@ def _gated_delta_rule(run, query, key, value, g, beta, initial_state=None, outpu
         raise Unsupported("gated delta rule: expected queries and keys to be normalised, and no cache of states")
     dtype = _dtype_of_sums(query)
     out, _states = torch.ops.espalier.gated_delta_rule(
-        query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype), beta.squeeze(0).to(dtype), run.prev, None,
-        run.ends)  # fmt: skip
+        query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype), beta.squeeze(0).to(dtype),
+        run.prev, None, run.ends)  # fmt: skip
     return out.unsqueeze(0), None
 
 
@@ -52,8 +52,9 @@ def _ssm_scan(run, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=
         steps = softplus(steps)
     steps = steps.clamp(*dt_limit)
     skip = None if D is None else D.to(dtype)
-    out, _states = torch.ops.espalier.ssm_scan(hidden_states.squeeze(0), steps, A.to(dtype), B.squeeze(0), C.squeeze(0), skip,
-                                               run.prev, None, run.ends)  # fmt: skip
+    out, _states = torch.ops.espalier.ssm_scan(
+        hidden_states.squeeze(0), steps, A.to(dtype), B.squeeze(0), C.squeeze(0), skip, run.prev, None,
+        run.ends)  # fmt: skip
     return out.unsqueeze(0).to(dtype)
 
 
@@ -66,7 +67,8 @@ def _dtype_of_sums(tensor):
 
 
 GATED_DELTA_NET = {"causal_conv1d_fn": _convolve, "torch_chunk_gated_delta_rule": _gated_delta_rule}
-MAMBA2 = {"causal_conv1d_fn": _convolve, "mamba2_chunk_scan": _ssm_scan, "mamba2_split_conv1d_scan_combined": _no_shortcut}
+MAMBA2 = {"causal_conv1d_fn": _convolve, "mamba2_chunk_scan": _ssm_scan,
+          "mamba2_split_conv1d_scan_combined": _no_shortcut}  # fmt: skip
 
 _users = {}  # module -> the patched backbones whose layers call its functions
 
@@ -80,7 +82,8 @@ def install(module, mixer, backbone):
     for name, on_tree in mixer.items():
         stock = getattr(module, name, None)
         if stock is None:
-            raise Unsupported(f"{module.__name__}: expected the function {name}, received a version of Transformers without it")
+            raise Unsupported(f"{module.__name__}: expected the function {name}, received a version of Transformers "
+                              "without it")  # fmt: skip
         if not hasattr(stock, "espalier_stock"):
             setattr(module, name, _choosing(stock, on_tree))
 

@@ -9,14 +9,15 @@ import weakref
 import torch
 
 from ..errors import Unsupported
+from ..trees import build
 from . import attention, library, mixers
 from .config_view import is_view, original_of, tree_view
 from .families import backbone_of, check_model, check_training, mixer_of
-from .forest import build_tree
 from .rows import read_rows
 from .run import Expand, TreeRun
 
 CACHES = ("past_key_values", "cache_params")
+ROWS = ("input_ids", "attention_mask", "position_ids")
 OUTPUTS = ("output_hidden_states", "output_router_logits")  # handed on to the model
 UNUSED = ("num_items_in_batch", "shift_labels")  # which heads hand down though backbones do not read them
 
@@ -24,24 +25,25 @@ UNUSED = ("num_items_in_batch", "shift_labels")  # which heads hand down though 
 def patch(model, *, backend="auto", check=False):
     """Makes `model` run on the forest of the rows of each batch, with the same losses and gradients; returns it.
 
-    model    a model of Transformers with or without a head, or one wrapped by PEFT or torch.compile; espalier.hf.families lists the
-             families. It is changed in place. Its config is not, and models that share the config stay as they are.
-    backend  what computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention with a
-             mask [T, T]); "auto" is "espalier" where that has a kernel for the device, else "flex".
+    model    a model of Transformers with or without a head, or one wrapped by PEFT or torch.compile;
+             espalier.hf.families lists the families. It is changed in place. Its config is not, and models that share
+             the config stay as they are.
+    backend  what computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
+             with a mask [T, T]); "auto" is "espalier" where that has a kernel for the device, else "flex".
     check    verify the first batch that is trained on (`verify`), and raise VerificationError where it fails.
 
-    Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed into one with
-    position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before as well: hidden states
-    [B, S, H], zeros at padding; no cache is returned. With a cache (use_cache=True or past_key_values, as in `generate`) the model
-    runs as Transformers has it, which needs torch.no_grad().
+    Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed
+    into one with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before
+    as well: hidden states [B, S, H], zeros at padding; no cache is returned. With a cache (use_cache=True or
+    past_key_values, as in `generate`) the model runs as Transformers has it, which needs torch.no_grad().
 
-    Raises Unsupported, naming what, for models here, and for batches before they run: dropout in training, reentrant gradient
-    checkpointing, softcap, masks [B, 1, S, S], inputs_embeds, and tensors of which it is not known whether they may be shared.
-    Patching a patched model changes its backend."""
+    Raises Unsupported, naming what, for models here, and for batches before they run: dropout in training, reentrant
+    gradient checkpointing, softcap, masks [B, 1, S, S], inputs_embeds, and tensors of which it is not known whether
+    they may be shared. Patching a patched model changes its backend."""
     if backend not in attention.BACKENDS:
         raise Unsupported(f"backend: expected {', '.join(attention.BACKENDS)}, received {backend!r}")
     backbone = backbone_of(model)
-    check_model(backbone)
+    check_model(model, backbone)
     library.load()
     if backbone.training:
         check_training(backbone)
@@ -57,8 +59,8 @@ def patch(model, *, backend="auto", check=False):
 def unpatch(model):
     """Makes `model` what it was before `patch`; returns it. Harmless where it is not patched.
 
-    Raises Unsupported while a backward that recomputes layers of the patched model is still to come, and where another library
-    has wrapped the patched forward since."""
+    Raises Unsupported while a backward that recomputes layers of the patched model is still to come, and where another
+    library has wrapped the patched forward since."""
     backbone = backbone_of(model)
     given = patch_of(backbone)
     if given is not None:
@@ -94,11 +96,11 @@ class Patch:
 
     def detach(self, backbone):
         if not isinstance(backbone.__dict__.get("forward"), Forward):
-            raise Unsupported("espalier.hf.unpatch: expected the forward that espalier.hf.patch has set, received one that another "
-                              "library has wrapped around it; undo that first")  # fmt: skip
+            raise Unsupported("espalier.hf.unpatch: expected the forward that espalier.hf.patch has set, received one "
+                              "that another library has wrapped around it; undo that first")  # fmt: skip
         if self.runs.pending():
-            raise Unsupported("espalier.hf.unpatch: expected no backward to come that computes layers of the patched model again; run "
-                              "it, or delete its loss, first")  # fmt: skip
+            raise Unsupported("espalier.hf.unpatch: expected no backward to come that computes layers of the patched "
+                              "model again; run it, or delete its loss, first")  # fmt: skip
         if self.stock_forward is None:
             del backbone.forward
         else:
@@ -114,7 +116,8 @@ class Patch:
 
 
 class Forward:
-    """What a patched backbone has as its forward. Does not keep the backbone alive; copies of the backbone have their own."""
+    """What a patched backbone has as its forward. Does not keep the backbone alive; copies of the backbone have their
+    own."""
 
     def __init__(self, backbone):
         self._backbone = weakref.ref(backbone)
@@ -151,7 +154,8 @@ class Runs:
 @contextlib.contextmanager
 def as_stock(backbone):
     """Inside, a patched backbone runs as it would unpatched."""
-    views = {id(module.config): module.config for module in backbone.modules() if is_view(module.__dict__.get("config"))}.values()
+    configs = [module.__dict__.get("config") for module in backbone.modules()]
+    views = {id(config): config for config in configs if is_view(config)}.values()
     given = patch_of(backbone)
     given.is_resting = True
     for view in views:
@@ -190,8 +194,8 @@ def _named(backbone, args, kwargs):
 def _wants_cache(arguments):
     cached = [name for name in CACHES if name in arguments] + (["use_cache=True"] if arguments.get("use_cache") else [])
     if cached and torch.is_grad_enabled():
-        raise Unsupported(f"expected no cache where gradients are wanted, received {cached[0]}; leave it out to train, or generate "
-                          "under torch.no_grad()")  # fmt: skip
+        raise Unsupported(f"expected no cache where gradients are wanted, received {cached[0]}; leave it out to train, "
+                          "or generate under torch.no_grad()")  # fmt: skip
     return bool(cached)
 
 
@@ -200,13 +204,13 @@ def _checked(backbone, arguments):
     if "input_ids" not in arguments:
         raise Unsupported("expected input_ids [B, S], by which rows are compared, received none"
                           + (", but inputs_embeds" if "inputs_embeds" in arguments else ""))  # fmt: skip
-    known = {"input_ids", "attention_mask", "position_ids", "use_cache", "return_dict", *OUTPUTS, *UNUSED}
+    known = {*ROWS, *OUTPUTS, *UNUSED, "use_cache", "return_dict"}
     for name, value in arguments.items():
         if name not in known and not (name == "output_attentions" and not value):
-            raise Unsupported(f"{name}: expected none with a patched model, received {_described(value)}: it is not known whether tokens "
-                              "that differ in it may be shared")  # fmt: skip
-    for name in ("attention_mask", "position_ids"):
-        if not isinstance(arguments.get(name, torch.empty(0)), torch.Tensor):
+            raise Unsupported(f"{name}: expected none with a patched model, received {_described(value)}: it is not "
+                              "known whether tokens that differ in it may be shared")  # fmt: skip
+    for name in ROWS:
+        if name in arguments and not isinstance(arguments[name], torch.Tensor):
             raise Unsupported(f"{name}: expected a tensor, received {_described(arguments[name])}")
     check_training(backbone)
     return {name: arguments[name] for name in OUTPUTS if name in arguments}
@@ -222,40 +226,44 @@ def _check_first_batch(given, arguments):
 
     model, given.unchecked = given.unchecked(), None
     if model is not None:
-        verify(model, {name: arguments[name] for name in ("input_ids", "attention_mask", "position_ids") if name in arguments}).check()
+        verify(model, {name: arguments[name] for name in ROWS if name in arguments}).check()
 
 
 def _run(backbone, given, arguments, passed_on):
     run, inputs, index = _planned(backbone, given, arguments)
-    output = given.call_stock(backbone, {**inputs, **passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run})
+    inputs |= {**passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run}
+    output = given.call_stock(backbone, inputs)
     _expand_output(output, index, arguments["input_ids"].shape)
     return output if arguments.get("return_dict", getattr(backbone.config, "return_dict", True)) else output.to_tuple()
 
 
 @torch.compiler.disable
 def _planned(backbone, given, arguments):
-    """(TreeRun, inputs of the model, index [B * S] of the batch's tokens in the forest, its size where there is padding)."""
+    """(TreeRun, inputs of the model, index): index [B * S] says where the batch's tokens are in the forest, of which
+    padding is one past the end."""
     if (mixer := mixer_of(backbone)) is not None:
         mixers.install(*mixer, backbone)  # a copy of a patched model was not there when that was patched
     input_ids = arguments["input_ids"]
-    rows, tree = forest_of(arguments)
-    run = TreeRun(tree, input_ids.device, attention.resolved(given.backend, input_ids.device))
+    rows, layout = forest_of(arguments)
+    run = TreeRun(layout, input_ids.device, attention.resolved(given.backend, input_ids.device))
     given.runs.add(run)
-    inputs = {"input_ids": torch.from_numpy(tree.input_ids).to(input_ids.device, input_ids.dtype).unsqueeze(0)}
+    inputs = {"input_ids": torch.tensor(layout.input_ids, device=input_ids.device, dtype=input_ids.dtype).unsqueeze(0)}
     if "position_ids" in inspect.signature(type(backbone).forward).parameters:
         inputs["position_ids"] = run.position.long().unsqueeze(0)
     index = torch.full((input_ids.numel(),), run.num_tokens, dtype=torch.int64)
-    index[torch.from_numpy(rows.places)] = torch.from_numpy(tree.paths)
+    _offsets, tokens = layout.paths()
+    index[torch.from_numpy(rows.places)] = torch.tensor(tokens)
     return run, inputs, index.to(input_ids.device)
 
 
 def forest_of(arguments):
-    """(rows, tree) of a batch, by the tensors input_ids, attention_mask and position_ids among `arguments`."""
+    """(rows, layout of their forest) of a batch, by the tensors input_ids, attention_mask and position_ids of
+    `arguments`."""
     as_array = lambda name: arguments[name].detach().cpu().numpy() if name in arguments else None
-    rows = read_rows(*map(as_array, ("input_ids", "attention_mask", "position_ids")))
+    rows = read_rows(*map(as_array, ROWS))
     if len(rows.tokens) == 0:
         raise Unsupported("attention_mask: expected at least one token, received padding alone")
-    return rows, build_tree(rows.offsets, rows.tokens)
+    return rows, build((rows.offsets, rows.tokens)).layout()
 
 
 def _expand_output(output, index, shape):

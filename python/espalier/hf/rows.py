@@ -20,9 +20,10 @@ class Rows:
 def read_rows(input_ids, attention_mask=None, position_ids=None):
     """The rows of input_ids [B, S].
 
-    attention_mask  [B, S] of ones where tokens are and zeros where padding is, before or after them; without it all are tokens.
-    position_ids    [B, S] or [1, S]: a row begins wherever they do not count up by one, as in Transformers; there they are 0, or
-                    the column, as where a padded row begins.
+    attention_mask  [B, S] of ones where tokens are and zeros where padding is, before or after them; without it all are
+                    tokens.
+    position_ids    [B, S] or [1, S]: a row begins wherever they do not count up by one, as in Transformers; there they
+                    are 0, or the column, as where a padded row begins.
 
     Arrays of integers. Raises Unsupported where the batch has another form."""
     if input_ids.ndim != 2:
@@ -41,16 +42,16 @@ def _real_tokens(mask, shape):
     if mask is None:
         return np.ones(shape, bool)
     if mask.shape != shape:
-        raise Unsupported(f"attention_mask: expected {list(shape)} as input_ids, received shape {list(mask.shape)}; masks with "
-                          "four dimensions are not supported: the rows themselves say what tokens see")  # fmt: skip
+        raise Unsupported(f"attention_mask: expected {list(shape)} as input_ids, received shape {list(mask.shape)}; "
+                          "masks with four dimensions are not served: rows say what sees what")  # fmt: skip
     real = mask == 1
     if not (real | (mask == 0)).all():
-        raise Unsupported(f"attention_mask: expected ones and zeros, received values up to {mask.max()}; say where packed rows "
-                          "begin by position_ids, without an attention_mask")  # fmt: skip
+        raise Unsupported(f"attention_mask: expected ones and zeros, received values up to {mask.max()}; say where "
+                          "packed rows begin by position_ids, without an attention_mask")  # fmt: skip
     runs = real[:, 0] + (real[:, 1:] & ~real[:, :-1]).sum(1)
     if (runs > 1).any():
-        raise Unsupported(f"attention_mask: expected padding before and after the tokens of a row only, received padding between "
-                          f"tokens in row {int(np.flatnonzero(runs > 1)[0])}")  # fmt: skip
+        raise Unsupported("attention_mask: expected padding before and after the tokens of a row only, received "
+                          f"padding between tokens in row {int(np.flatnonzero(runs > 1)[0])}")  # fmt: skip
     return real
 
 
@@ -61,16 +62,18 @@ def _beginnings(real, positions, is_masked):
     if positions is None:
         return real & ~follows
     if positions.ndim != 2 or positions.shape[1] != real.shape[1] or positions.shape[0] not in (1, real.shape[0]):
-        raise Unsupported(f"position_ids: expected {list(real.shape)} as input_ids, received shape {list(positions.shape)}")
+        raise Unsupported(f"position_ids: expected {list(real.shape)} as input_ids, received shape "
+                          f"{list(positions.shape)}")  # fmt: skip
     positions = np.broadcast_to(positions, real.shape)
     begins = real & ~follows
     follows[:, 1:] &= np.diff(positions, axis=1) == 1
     restarts = real & ~follows
     if is_masked and (restarts & ~begins).any():
-        raise Unsupported("position_ids: expected no row to begin inside another where there is an attention_mask, which would let "
-                          "it see the other; leave attention_mask out where rows are packed")  # fmt: skip
+        raise Unsupported("position_ids: expected no row to begin inside another where there is an attention_mask, "
+                          "by which it sees the other; leave attention_mask out where rows are packed")  # fmt: skip
     first = positions[restarts]
     odd = (first != 0) & (first != np.nonzero(restarts)[1])
     if odd.any():
-        raise Unsupported(f"position_ids: expected rows that begin at position 0, received one that begins at {first[odd][0]}")
+        raise Unsupported("position_ids: expected rows that begin at position 0, received one that begins at "
+                          f"{first[odd][0]}")  # fmt: skip
     return restarts

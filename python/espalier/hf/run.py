@@ -5,27 +5,27 @@ import torch
 
 
 class TreeRun:
-    """What attention functions and recurrent mixers are handed as the keyword argument `espalier_tree`. Layers hand it on, and
-    checkpointing keeps it, so recomputation in backward finds the same one.
+    """What attention functions and recurrent mixers are handed as the keyword argument `espalier_tree`. Layers hand it
+    on, and checkpointing keeps it, so recomputation in backward finds the same one.
 
     subtree_end, position  [T] int32 on the device of the model
-    prev                   [T] int32 on the CPU, and ends [0] int64: what recurrences walk along
+    prev                   [T] int32 on the CPU, by which recurrences walk; ends [0] int64, where they leave states
     masks                  what backends make of it, kept for the other layers
     """
 
-    def __init__(self, tree, device, backend):
+    def __init__(self, layout, device, backend):
         self.backend = backend
-        self.num_tokens = len(tree.input_ids)
-        self.subtree_end = torch.from_numpy(tree.subtree_end).to(device)
-        self.position = torch.from_numpy(tree.position_ids).to(device)
-        self.prev = torch.from_numpy(tree.prev)
+        self.num_tokens = layout.num_tokens
+        self.subtree_end = torch.tensor(layout.subtree_end, device=device)
+        self.position = torch.tensor(layout.position_ids, device=device)
+        self.prev = torch.tensor(layout.prev)
         self.ends = torch.empty(0, dtype=torch.int64)
         self.masks = {}
 
 
 class Expand(torch.autograd.Function):
-    """Rows [P, H] of values [T, H] by index [P], zeros where it is T. The gradients of rows that share a token are summed in
-    float32 at least, and rounded once."""
+    """Rows [P, H] of values [T, H] by index [P], zeros where it is T. The gradients of rows that share a token are
+    summed in float32 at least, and rounded once."""
 
     @staticmethod
     def forward(ctx, values, index):

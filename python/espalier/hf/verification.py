@@ -62,7 +62,8 @@ class Report:
     def check(self):
         """Raises VerificationError unless passed; returns the report."""
         if not self.passed:
-            raise VerificationError(f"expected errors of at most {MAX_RATIO:g} times those of the unpatched model\n{self}")
+            raise VerificationError(f"expected errors of at most {MAX_RATIO:g} times those of the unpatched "
+                                    f"model\n{self}")  # fmt: skip
         return self
 
     def __str__(self):
@@ -85,16 +86,17 @@ class InFloat64(TorchFunctionMode):
 
 
 def verify(model, batch):
-    """Judges the patched model on a batch, a dict of input_ids [B, S] and optionally attention_mask, position_ids and labels
-    (as a head would take them, -100 for no loss; all tokens by default).
+    """Judges the patched model on a batch, a dict of input_ids [B, S] and optionally attention_mask, position_ids and
+    labels (as a head would take them, -100 for no loss; all tokens by default).
 
-    The same losses, means of -log p over the labels, and gradients of all parameters that require them are computed three times: by a
-    copy of the model in float64, unpatched, each row alone; by the model unpatched, each row alone; and by the model patched, the
-    batch at once. Returns a Report: it has passed where no error against float64, over a few hundred values or more, is above
-    twice that of the unpatched model. The model is left as it was, its `grad` too. Needs memory for the copy and the gradients.
+    The same losses, means of -log p over the labels, and gradients of all parameters that require them are computed
+    three times: by a copy of the model in float64, unpatched, each row alone; by the model unpatched, each row alone;
+    and by the model patched, the batch at once. Returns a Report: it has passed where no error against float64, over a
+    few hundred values or more, is above twice that of the unpatched model. The model is left as it was, its `grad` too.
+    Needs memory for the copy and the gradients.
 
     Raises Unsupported as `patch` does, and for models whose output has no logits."""
-    rows, tree = forest_of(batch)
+    rows, layout = forest_of(batch)
     edges = Edges(rows, batch)
     backbone = backbone_of(model)
     was_patched = patch_of(backbone) is not None
@@ -113,25 +115,28 @@ def verify(model, batch):
     logprobs = _judged("log-probabilities of labels", patched.logprobs, unpatched.logprobs, exact.logprobs, roundoff)
     losses = {name: of.logprobs.double().mean().neg().item()
               for name, of in (("exact", exact), ("unpatched", unpatched), ("patched", patched))}  # fmt: skip
-    return Report(len(rows.tokens), len(tree.input_ids), losses, logprobs, _judged_gradients(patched, unpatched, exact, roundoff))
+    gradients = _judged_gradients(patched, unpatched, exact, roundoff)
+    return Report(len(rows.tokens), layout.num_tokens, losses, logprobs, gradients)
 
 
 class Edges:
-    """The labelled tokens of a batch and what predicts them: of each row its tokens [1, n], the indices in it of the labels, and
-    their places in the batch."""
+    """The labelled tokens of a batch and what predicts them: of each row its tokens [1, n], the indices in it of the
+    labels, and their places in the batch."""
 
     def __init__(self, rows, batch):
-        ids = batch["input_ids"]
-        labels = batch.get("labels")
-        wanted = torch.ones(ids.numel(), dtype=torch.bool) if labels is None else labels.detach().cpu().reshape(-1) != -100
+        ids = batch["input_ids"].reshape(-1)
+        labels = batch.get("labels", batch["input_ids"]).detach().cpu().reshape(-1)
         self.rows = []
         for begin, end in zip(rows.offsets, rows.offsets[1:]):
             places = torch.from_numpy(rows.places[begin:end])
-            labelled = 1 + torch.nonzero(wanted[places[1:]]).squeeze(1)
-            self.rows.append((ids.reshape(-1)[places.to(ids.device)].unsqueeze(0), labelled.to(ids.device), places.to(ids.device)))
+            labelled = (1 + torch.nonzero(labels[places[1:]] != -100).squeeze(1)).to(ids.device)
+            places = places.to(ids.device)
+            self.rows.append((ids[places].unsqueeze(0), labelled, places))
         self.count = sum(len(labelled) for _, labelled, _ in self.rows)
         if self.count == 0:
-            raise Unsupported("labels: expected at least one token with a loss that is not the first of its row, received none")
+            raise Unsupported("labels: expected at least one token with a loss that is not the first of its row, "
+                              "received "
+                              "none")  # fmt: skip  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,8 @@ def _of_batch(model, edges, batch):
     """Results of the batch at once."""
     logits = _logits(model, {name: value for name, value in batch.items() if name != "labels"}).flatten(0, 1)
     ids = batch["input_ids"].reshape(-1)
-    found = torch.cat([_logprobs(logits, ids, places[labelled - 1], places[labelled]) for _, labelled, places in edges.rows])
+    found = torch.cat([_logprobs(logits, ids, places[labelled - 1], places[labelled])
+                       for _, labelled, places in edges.rows])  # fmt: skip
     return Results(found.detach().cpu().double(), _gradients(model, -found.sum() / edges.count))
 
 
@@ -198,8 +204,8 @@ def _gradients(model, loss):
 
 def _judged(name, patched, unpatched, exact, roundoff, least=0.0):
     scale = max(_size(exact), least)
-    relative = lambda error: error / scale if scale else error
-    return Judgement(name, relative(_size(patched - exact)), relative(_size(unpatched - exact)), roundoff, exact.numel())
+    errors = [_size(of - exact) / (scale or 1.0) for of in (patched, unpatched)]
+    return Judgement(name, *errors, roundoff, exact.numel())
 
 
 def _size(values):
@@ -208,8 +214,8 @@ def _size(values):
 
 
 def _judged_gradients(patched, unpatched, exact, roundoff):
-    """Parameters of one kind in all layers are judged together, and kinds of few values as one; each parameter's error counts
-    relative to its own size."""
+    """Parameters of one kind in all layers are judged together, and kinds of few values as one; each parameter's error
+    counts relative to its own size."""
     everything = _size(torch.cat([gradient.reshape(-1) for gradient in exact.gradients.values()]))
     kinds = {}
     for name, of_exact in exact.gradients.items():
