@@ -49,7 +49,7 @@ class Report:
     tree_tokens: int
     losses: dict  # mean of -log p: "exact" (float64), "unpatched", "patched"
     logprobs: Judgement
-    gradients: tuple  # Judgements of the parameters of each kind
+    gradients: tuple  # Judgements of the parameters of each kind of module
 
     @property
     def worst(self):
@@ -214,26 +214,29 @@ def _size(values):
 
 
 def _judged_gradients(patched, unpatched, exact, roundoff):
-    """Parameters of one kind in all layers are judged together, and kinds of few values as one; each parameter's error
-    counts relative to its own size."""
+    """Parameters of one kind of module in all layers are judged together, and modules of few values as one: errors of
+    parameters that follow from a few sums are a matter of luck. Each parameter's error is relative to its own size."""
     everything = _size(torch.cat([gradient.reshape(-1) for gradient in exact.gradients.values()]))
-    kinds = {}
-    for name, of_exact in exact.gradients.items():
-        judged = _judged(name, patched.gradients[name], unpatched.gradients[name], of_exact, roundoff)
-        if _size(of_exact) <= VANISHING * everything:
-            judged = _judged(name, patched.gradients[name], unpatched.gradients[name], of_exact, roundoff, everything)
-        kinds.setdefault(re.sub(r"\.\d+\.", ".*.", name), []).append(judged)
-    few = []
-    result = []
-    for name, parts in kinds.items():
-        if sum(part.num_values for part in parts) < MIN_VALUES:
+    modules = {}
+    for name, gradient in exact.gradients.items():
+        least = everything if _size(gradient) <= VANISHING * everything else 0.0
+        judged = _judged(name, patched.gradients[name], unpatched.gradients[name], gradient, roundoff, least)
+        modules.setdefault(re.sub(r"\.\d+\.(\w+)\..*", r".*.\1", name), []).append(judged)
+    result, few = [], []
+    for name, parts in modules.items():
+        if sum(map(_weight, parts)) < MIN_VALUES:
             few += parts
         else:
             result.append(_pooled(name, parts))
     return tuple(result + ([_pooled("parameters of few values", few)] if few else []))
 
 
+def _weight(judged):
+    """What a parameter counts for in its module: large ones no more than others."""
+    return min(judged.num_values, MIN_VALUES)
+
+
 def _pooled(name, parts):
-    total = sum(part.num_values for part in parts)
-    mean = lambda kind: math.sqrt(sum(part.num_values * getattr(part, kind) ** 2 for part in parts) / total)
-    return Judgement(name, mean("patched"), mean("unpatched"), parts[0].roundoff, total)
+    total = sum(map(_weight, parts))
+    mean = lambda kind: math.sqrt(sum(_weight(part) * getattr(part, kind) ** 2 for part in parts) / total)
+    return Judgement(name, mean("patched"), mean("unpatched"), parts[0].roundoff, sum(part.num_values for part in parts))
