@@ -8,16 +8,16 @@ from espalier.errors import Unsupported
 from espalier.hf import VerificationError, patch, verify
 from espalier.hf.families import backbone_of
 from espalier.hf.patching import patch_of
-from hf_models import FORMS, KINDS, branching_rows, make_model, padded
+from hf_models import FORMS, branching_rows, make_model, padded
 
 
-def long_rows(number=3):
+def long_rows():
     """Enough tokens that errors have settled."""
-    rows = [branching_rows(seed) for seed in range(10, 10 + number)]
-    return sum(rows, [])
+    return sum((branching_rows(seed) for seed in range(10, 13)), [])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["llama", "olmo3", "glm4_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe", "mamba2",
+                                  "granitemoehybrid"])  # fmt: skip
 def test_float32(kind):
     report = verify(make_model(kind, torch.float32), padded(long_rows()))
     assert report.passed, str(report)

@@ -216,7 +216,8 @@ def _size(values):
 def _judged_gradients(patched, unpatched, exact, roundoff):
     """Parameters of one kind of module in all layers are judged together, and modules of few values as one: errors of
     parameters that follow from a few sums are a matter of luck. Each parameter's error is relative to its own size."""
-    everything = _size(torch.cat([gradient.reshape(-1) for gradient in exact.gradients.values()]))
+    squares = sum(gradient.square().sum().item() for gradient in exact.gradients.values())
+    everything = math.sqrt(squares / sum(gradient.numel() for gradient in exact.gradients.values()))
     modules = {}
     for name, gradient in exact.gradients.items():
         least = everything if _size(gradient) <= VANISHING * everything else 0.0
