@@ -14,6 +14,7 @@ from .report import inspect as inspect
 from .trees import plan as plan
 from .files import read as read
 from .files import trajectories as trajectories
+from . import trl as trl
 from .files import write as write
 
 __version__: str

@@ -234,6 +234,16 @@ def test_generation_is_that_of_transformers():
     unpatch(model)
 
 
+def test_boundaries_of_packed_rows():
+    """As collators give them for kernels, beside position_ids."""
+    rows, batch = branching_rows(), packed(branching_rows())
+    ends = torch.tensor([len(row) for row in rows], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    batch["cu_seq_lens_q"] = batch["cu_seq_lens_k"] = torch.nn.functional.pad(ends, (1, 0))
+    batch["max_length_q"] = batch["max_length_k"] = max(map(len, rows))
+    batch["seq_idx"] = (torch.arange(int(ends[-1])).unsqueeze(1) >= ends).sum(1, dtype=torch.int32).unsqueeze(0)
+    assert worst_error(patched_sums("qwen3_5", batch), expected("qwen3_5")) <= EXACT
+
+
 def test_packed_as_transformers_packs():
     model, batch = make_model("qwen3"), packed(branching_rows()) | {"use_cache": False}  # with a cache it does not
     with InFloat64():

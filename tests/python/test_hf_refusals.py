@@ -39,7 +39,10 @@ BATCHES = {
         attention_mask=torch.ones_like(packed(branching_rows())["input_ids"])),
     "input_ids: expected ids from 0": lambda: dict(input_ids=-ONES, attention_mask=None, labels=None),
     "token_type_ids: expected none.*Tensor": dict(token_type_ids=ONES),
-    "cu_seq_lens_q: expected none": dict(cu_seq_lens_q=torch.tensor([0, 20])),
+    "cu_seq_lens_q: expected the boundaries.*received 0, 20": dict(cu_seq_lens_q=torch.tensor([0, 20])),
+    "seq_idx: expected the boundaries": lambda: packed(branching_rows()) | dict(
+        seq_idx=torch.zeros(packed(branching_rows())["input_ids"].shape), attention_mask=None),
+    "seq_idx: expected a tensor, received int": dict(seq_idx=3),
     "expected input_ids.*inputs_embeds": dict(input_ids=None, inputs_embeds=torch.zeros(9, 20, 32)),
     "received use_cache=True": dict(use_cache=True),
     "received past_key_values": lambda: dict(past_key_values=DynamicCache()),

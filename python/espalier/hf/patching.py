@@ -13,13 +13,14 @@ from ..trees import build
 from . import attention, library, mixers
 from .config_view import is_view, original_of, tree_view
 from .families import backbone_of, check_model, check_training, mixer_of
-from .rows import read_rows
+from .rows import check_boundaries, read_rows
 from .run import Expand, TreeRun
 
 CACHES = ("past_key_values", "cache_params")
 ROWS = ("input_ids", "attention_mask", "position_ids")
 OUTPUTS = ("output_hidden_states", "output_router_logits")  # handed on to the model
-UNUSED = ("num_items_in_batch", "shift_labels")  # which heads hand down though backbones do not read them
+BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # of packed rows, for kernels; position_ids say the same
+UNUSED = ("num_items_in_batch", "shift_labels", "max_length_q", "max_length_k")  # which no result depends on here
 
 
 def patch(model, *, backend="auto", check=False):
@@ -204,12 +205,12 @@ def _checked(backbone, arguments):
     if "input_ids" not in arguments:
         raise Unsupported("expected input_ids [B, S], by which rows are compared, received none"
                           + (", but inputs_embeds" if "inputs_embeds" in arguments else ""))  # fmt: skip
-    known = {*ROWS, *OUTPUTS, *UNUSED, "use_cache", "return_dict"}
+    known = {*ROWS, *OUTPUTS, *UNUSED, *BOUNDARIES, "use_cache", "return_dict"}
     for name, value in arguments.items():
         if name not in known and not (name == "output_attentions" and not value):
             raise Unsupported(f"{name}: expected none with a patched model, received {_described(value)}: it is not "
                               "known whether tokens that differ in it may be shared")  # fmt: skip
-    for name in ROWS:
+    for name in (*ROWS, *BOUNDARIES):
         if name in arguments and not isinstance(arguments[name], torch.Tensor):
             raise Unsupported(f"{name}: expected a tensor, received {_described(arguments[name])}")
     check_training(backbone)
@@ -226,7 +227,7 @@ def _check_first_batch(given, arguments):
 
     model, given.unchecked = given.unchecked(), None
     if model is not None:
-        verify(model, {name: arguments[name] for name in ROWS if name in arguments}).check()
+        verify(model, {name: arguments[name] for name in (*ROWS, *BOUNDARIES) if name in arguments}).check()
 
 
 def _run(backbone, given, arguments, passed_on):
@@ -257,12 +258,14 @@ def _planned(backbone, given, arguments):
 
 
 def forest_of(arguments):
-    """(rows, layout of their forest) of a batch, by the tensors input_ids, attention_mask and position_ids of
-    `arguments`."""
+    """(rows, layout of their forest) of a batch, by the tensors of `arguments` that say what its rows are."""
     as_array = lambda name: arguments[name].detach().cpu().numpy() if name in arguments else None
     rows = read_rows(*map(as_array, ROWS))
     if len(rows.tokens) == 0:
         raise Unsupported("attention_mask: expected at least one token, received padding alone")
+    for name in BOUNDARIES:
+        if name in arguments:
+            check_boundaries(name, as_array(name), rows)
     return rows, build((rows.offsets, rows.tokens)).layout()
 
 

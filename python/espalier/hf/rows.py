@@ -38,6 +38,22 @@ def read_rows(input_ids, attention_mask=None, position_ids=None):
     return Rows(offsets, tokens.astype(np.int32), places)
 
 
+def check_boundaries(name, given, rows):
+    """Raises Unsupported unless `given` tells of the boundaries of packed `rows`: as cumulated lengths [R + 1] from 0,
+    or, for seq_idx, as a number [B, S] for each token that changes from row to row."""
+    if name == "seq_idx":
+        given = given.reshape(-1)[rows.places] if given.size > rows.places[-1] else given.reshape(-1)
+        given = np.concatenate([[0], 1 + np.flatnonzero(np.diff(given)), [len(given)]])
+    if not np.array_equal(given, rows.offsets):
+        raise Unsupported(f"{name}: expected the boundaries of the rows that position_ids tell of, "
+                          f"{_shortened(rows.offsets)}; received {_shortened(given)}")  # fmt: skip
+
+
+def _shortened(numbers):
+    numbers = [str(number) for number in numbers]
+    return ", ".join(numbers if len(numbers) <= 8 else [*numbers[:4], "...", numbers[-1]])
+
+
 def _real_tokens(mask, shape):
     if mask is None:
         return np.ones(shape, bool)

@@ -240,4 +240,5 @@ def _weight(judged):
 def _pooled(name, parts):
     total = sum(map(_weight, parts))
     mean = lambda kind: math.sqrt(sum(_weight(part) * getattr(part, kind) ** 2 for part in parts) / total)
-    return Judgement(name, mean("patched"), mean("unpatched"), parts[0].roundoff, sum(part.num_values for part in parts))
+    num_values = sum(part.num_values for part in parts)
+    return Judgement(name, mean("patched"), mean("unpatched"), parts[0].roundoff, num_values)
