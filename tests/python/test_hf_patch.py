@@ -212,6 +212,15 @@ def test_a_patched_model_is_freed():
     assert not hasattr(module.causal_conv1d_fn, "espalier_stock")
 
 
+def test_a_patched_model_is_saved_as_it_is(tmp_path):
+    model = make_model("qwen3")
+    model.model.save_pretrained(tmp_path / "before")
+    patch(model)
+    model.model.save_pretrained(tmp_path / "after")
+    before, after = (sorted((tmp_path / when).iterdir()) for when in ("before", "after"))
+    assert [path.read_bytes() for path in before] == [path.read_bytes() for path in after] and len(before) == 2
+
+
 def test_copies():
     """A copy of a patched model is one, with weights of its own."""
     model = patch(make_model("qwen3_5"))

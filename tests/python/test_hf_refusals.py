@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What patched models refuse, by name, before anything runs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
@@ -46,7 +48,7 @@ BATCHES = {
     "expected input_ids.*inputs_embeds": dict(input_ids=None, inputs_embeds=torch.zeros(9, 20, 32)),
     "received use_cache=True": dict(use_cache=True),
     "received past_key_values": lambda: dict(past_key_values=DynamicCache()),
-    "output_attentions: expected none": dict(output_attentions=True),
+    "output_attentions: expected False": dict(output_attentions=True),
 }  # fmt: skip
 
 
@@ -104,6 +106,7 @@ MODELS = {
     "attn_logit_softcapping: expected none, received 30": lambda: small("llama", attn_logit_softcapping=30.0),
     "hidden_act: expected silu or swish, received 'gelu'": lambda: small(
         "mamba2", hidden_act="gelu", num_heads=4, head_dim=8, state_size=4, n_groups=1),
+    "is_causal: expected causal attention": lambda: small("llama", is_causal=False),
     "received Linear": lambda: torch.nn.Linear(2, 2),
 }  # fmt: skip
 
@@ -122,6 +125,14 @@ def test_code_that_is_not_of_transformers():
 
     with pytest.raises(Unsupported, match="expected Qwen3Model of Transformers.*received Qwen3Model from test_hf_ref"):
         patch(Qwen3Model())
+
+
+def test_models_for_text_and_images():
+    class Composite(torch.nn.Module):
+        config = SimpleNamespace(model_type="qwen3_5")
+
+    with pytest.raises(Unsupported, match="model_type 'qwen3_5' .a model for text and images: load its text decoder"):
+        patch(Composite())
 
 
 def test_kernels_of_the_hub():

@@ -81,6 +81,13 @@ def test_check_passes():
     assert torch.equal(model(**padded(branching_rows())).loss, first)
 
 
+def test_adapters():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(make_model("qwen3", torch.float32), peft.LoraConfig(target_modules=["q_proj"]))
+    report = verify(patch(model), padded(branching_rows())).check()
+    assert all("q_proj" in judged.name or "few" in judged.name or "self_attn" in judged.name for judged in report.gradients)
+
+
 def test_models_without_a_head():
     with pytest.raises(Unsupported, match="expected a model with a head"):
         verify(make_model("qwen3", torch.float32).model, padded(branching_rows()))

@@ -31,7 +31,8 @@ def patch(model, *, backend="auto", check=False):
              the config stay as they are.
     backend  what computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
              with a mask [T, T]); "auto" is "espalier" where that has a kernel for the device, else "flex".
-    check    verify the first batch that is trained on (`verify`), and raise VerificationError where it fails.
+    check    verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for models
+             whose head gives logits.
 
     Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed
     into one with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before
@@ -205,9 +206,11 @@ def _checked(backbone, arguments):
     if "input_ids" not in arguments:
         raise Unsupported("expected input_ids [B, S], by which rows are compared, received none"
                           + (", but inputs_embeds" if "inputs_embeds" in arguments else ""))  # fmt: skip
-    known = {*ROWS, *OUTPUTS, *UNUSED, *BOUNDARIES, "use_cache", "return_dict"}
+    if arguments.get("output_attentions", getattr(backbone.config, "output_attentions", False)):
+        raise Unsupported("output_attentions: expected False with a patched model, received True: weights are not kept")
+    known = {*ROWS, *OUTPUTS, *UNUSED, *BOUNDARIES, "output_attentions", "use_cache", "return_dict"}
     for name, value in arguments.items():
-        if name not in known and not (name == "output_attentions" and not value):
+        if name not in known:
             raise Unsupported(f"{name}: expected none with a patched model, received {_described(value)}: it is not "
                               "known whether tokens that differ in it may be shared")  # fmt: skip
     for name in (*ROWS, *BOUNDARIES):
