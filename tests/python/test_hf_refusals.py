@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What patched models refuse, by name, before anything runs."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -133,6 +134,16 @@ def test_models_for_text_and_images():
 
     with pytest.raises(Unsupported, match="model_type 'qwen3_5' .a model for text and images: load its text decoder"):
         patch(Composite())
+
+
+def test_another_version_of_transformers(monkeypatch):
+    """Without one of the functions that mixers call. The model stays as it was."""
+    model = make_model("qwen3_5", torch.float32)
+    monkeypatch.delattr(sys.modules[type(model).__module__], "torch_chunk_gated_delta_rule")
+    with pytest.raises(Unsupported, match="expected the function torch_chunk_gated_delta_rule"):
+        patch(model)
+    assert not {"forward", "_espalier"} & model.model.__dict__.keys()
+    assert all(part.config is model.config for part in model.modules() if hasattr(part, "config"))
 
 
 def test_kernels_of_the_hub():

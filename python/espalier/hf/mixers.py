@@ -75,15 +75,16 @@ _users = {}  # module -> the patched backbones whose layers call its functions
 
 def install(module, mixer, backbone):
     """Replaces the functions of `module` that `mixer` names, for as long as `backbone` lives and is not uninstalled."""
+    for name in mixer:
+        if not hasattr(module, name):
+            raise Unsupported(f"{module.__name__}: expected the function {name}, received a version of Transformers "
+                              "without it")  # fmt: skip
     users = _users.setdefault(module, weakref.WeakSet())
     if backbone not in users:
         weakref.finalize(backbone, _restore_unused, module, mixer)
         users.add(backbone)  # weak references tell of an end in reverse: this one before the one above
     for name, on_tree in mixer.items():
-        stock = getattr(module, name, None)
-        if stock is None:
-            raise Unsupported(f"{module.__name__}: expected the function {name}, received a version of Transformers "
-                              "without it")  # fmt: skip
+        stock = getattr(module, name)
         if not hasattr(stock, "espalier_stock"):
             setattr(module, name, _choosing(stock, on_tree))
 

@@ -51,8 +51,9 @@ def patch(model, *, backend="auto", check=False):
         check_training(backbone)
     given = patch_of(backbone)
     if given is None:
-        given = backbone._espalier = Patch(backbone.__dict__.get("forward"))
+        given = Patch(backbone.__dict__.get("forward"))
         given.attach(backbone)
+        backbone._espalier = given
     given.backend = backend
     given.unchecked = weakref.ref(model) if check else None
     return model
