@@ -31,12 +31,11 @@ def words():
 PROMPT = "w3 w1 w4 w1 w5 w9 w2 w6 w5"
 
 
-def answers(number):
-    return [" ".join(f"w{7 * number + step}" for step in range(2 + number % 3)) for number in range(number)]
+ANSWERS = ["w0 w1", "w7 w8 w9", "w14 w15 w16 w17", "w21 w22"]
 
 
 def sft(model, words, settings, **more):
-    rows = datasets.Dataset.from_list([{"prompt": PROMPT + " ", "completion": answer} for answer in answers(4)])
+    rows = datasets.Dataset.from_list([{"prompt": PROMPT + " ", "completion": answer} for answer in ANSWERS])
     return trl.SFTTrainer(model, trl.SFTConfig(**settings, **more), train_dataset=rows, processing_class=words)
 
 
@@ -45,7 +44,7 @@ def sft_without_padding(model, words, settings):
 
 
 def dpo(model, words, settings):
-    rows = [{"prompt": PROMPT + " ", "chosen": chosen, "rejected": "w8 w8"} for chosen in answers(4)]
+    rows = [{"prompt": PROMPT + " ", "chosen": chosen, "rejected": "w8 w8"} for chosen in ANSWERS]
     rows = datasets.Dataset.from_list(rows)
     reference = make_model("qwen3", seed=4)
     return trl.DPOTrainer(model, reference, args=trl.DPOConfig(**settings), train_dataset=rows, processing_class=words)
@@ -58,12 +57,12 @@ def grpo(model, words, settings, **more):
     return trl.GRPOTrainer(model, reward, args=config, train_dataset=rows, processing_class=words)
 
 
-def one_step(make_trainer, words, folder, change, kind="qwen3"):
+def one_step(make_trainer, words, folder, change):
     """(loss, gradient norm) of the first step."""
     settings = dict(output_dir=str(folder), per_device_train_batch_size=4, max_steps=1, logging_steps=1, report_to=[],
                     use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no", seed=5,
                     disable_tqdm=True, learning_rate=1e-3)  # fmt: skip
-    trainer = change(make_trainer(make_model(kind), words, settings))
+    trainer = change(make_trainer(make_model("qwen3"), words, settings))
     torch.manual_seed(6)
     trainer.train()
     log = next(line for line in trainer.state.log_history if "grad_norm" in line)
