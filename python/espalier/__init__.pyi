@@ -11,6 +11,7 @@ from .trees import build as build
 from .trees import distribute as distribute
 from . import hf as hf
 from .report import inspect as inspect
+from . import io as io
 from .trees import plan as plan
 from .files import read as read
 from .files import trajectories as trajectories
