@@ -74,7 +74,8 @@ active_environment() {
 report_missing_modules() {
   "$1/bin/python" - <<'PYTHON' >&2
 import importlib.util
-needed = ["transformers", "tokenizers", "safetensors", "gguf", "accelerate", "zstandard", "pytest", "xdist", "tensorboard"]
+needed = ["transformers", "tokenizers", "safetensors", "gguf", "accelerate", "zstandard", "pytest", "xdist", "tensorboard",
+          "nanobind", "scikit_build_core", "auditwheel"]
 missing = [name for name in needed if importlib.util.find_spec(name) is None]
 if missing:
     print(f"setup: note: the active environment lacks {', '.join(missing)}, which the tests and the demo use; "

@@ -260,7 +260,7 @@ def read(paths: Sequence[str | os.PathLike], vocab_size: int, skip_bad_rows: boo
     (trajectories, skipped rows, their first errors, per-token fields that were ignored).
     """
 
-def expand_file_patterns(patterns: Sequence[str]) -> list[pathlib.Path]:
+def expand_file_patterns(patterns: Sequence[str | os.PathLike]) -> list[pathlib.Path]:
     """The files that names and patterns stand for."""
 
 def write(path: str | os.PathLike, trajectories: Trajectories) -> None:

@@ -238,7 +238,10 @@ void bind_trajectories(nb::module_& module) {
              "(trajectories, skipped rows, their first errors, per-token fields that were ignored).");
   module.def(
       "expand_file_patterns",
-      [](const std::vector<std::string>& patterns) { return expand_file_patterns(patterns); },
+      [](const std::vector<std::filesystem::path>& patterns) {  // whose names need not be UTF-8
+        const std::vector<std::string> names(patterns.begin(), patterns.end());
+        return expand_file_patterns(names);
+      },
       nb::arg("patterns"), "The files that names and patterns stand for.");
   module.def(
       "write",
