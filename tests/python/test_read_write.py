@@ -60,7 +60,7 @@ def test_several_files_and_patterns(tmp_path):
     assert package.read(str(tmp_path / "rows-*.jsonl")).input_ids.tolist() == [1, 5, 2, 5]
     assert package.read([tmp_path / "rows-2.jsonl", tmp_path / "rows-1.jsonl"]).input_ids.tolist() == [2, 5, 1, 5]
     assert len(package.read(tmp_path / "rows-*.jsonl", limit=1)) == 1
-    (tmp_path / "rows-1.jsonl").rename(os.fsencode(tmp_path / "rows-") + b"\xff.jsonl")  # no UTF-8
+    (tmp_path / "rows-1.jsonl").rename(tmp_path / os.fsdecode(b"rows-\xff.jsonl"))  # no UTF-8
     assert package.read(tmp_path / os.fsdecode(b"rows-\xff.jsonl")).input_ids.tolist() == [1, 5]
     with pytest.raises(package.InputError, match="rows-\ufffd\ufffd.jsonl"):
         package.read(tmp_path / os.fsdecode(b"rows-\xff\xff.jsonl"))

@@ -180,13 +180,16 @@ def test_micro_batches_hold_every_trajectory(strategy, seed):
         layout = batch.layout()
         assert (batch.index, len(layout)) == (number, batch.num_tokens) and batch.num_tokens <= budget
         assert np.array_equal(layout.input_ids, forest.tokens[layout.forest_token])
+        passing = np.zeros(len(layout), np.int64)
         for trajectory in layout.trajectories:
             path = layout.path(trajectory)
+            passing[path] += 1
             found[trajectory] += zip(layout.position_ids[path].tolist(), layout.input_ids[path].tolist())
             # Its context is what comes before on the path: what the blocks show to the first token.
             seen = [position + column for _, begin, end, row_begin, row_end, position in batch.context.tolist()
                     if row_begin <= path[0] < row_end for column in range(end - begin)]  # fmt: skip
             assert sorted(seen) == list(range(layout.position_ids[path[0]]))
+        assert np.array_equal(layout.multiplicity, passing)
     assert [sorted(part) for part in found] == [list(enumerate(row)) for row in rows]
     if plan.strategy == "partition":
         assert plan.num_tokens == forest.tree_tokens
