@@ -162,12 +162,12 @@ void check_route(const at::Tensor& logits, const std::optional<at::Tensor>& corr
               ": logits must be float32 or float64, received ", logits.scalar_type());
   TORCH_CHECK(!(options.sigmoid && options.softmax_over_chosen), op,
               ": expected sigmoid or softmax_over_chosen, received both");
-  const int64_t num_experts = logits.size(1), groups = options.num_groups;
+  const int64_t num_experts = logits.sym_size(1).guard_int(__FILE__, __LINE__), groups = options.num_groups;
   if (correction_bias) {
     check_alike(op, "correction_bias", *correction_bias, logits);
-    TORCH_CHECK(correction_bias->sizes() == at::IntArrayRef({num_experts}), op,
-                ": expected logits [T, E] and correction_bias [E], received ", logits.sizes(), " and ",
-                correction_bias->sizes());
+    TORCH_CHECK(correction_bias->dim() == 1 && correction_bias->sym_size(0) == num_experts, op,
+                ": expected logits [T, E] and correction_bias [E], received ", logits.sym_sizes(), " and ",
+                correction_bias->sym_sizes());
   }
   TORCH_CHECK(groups >= 1 && num_experts % groups == 0 && (groups == 1 || num_experts / groups >= 2), op,
               ": num_groups must divide the ", num_experts,
@@ -181,10 +181,11 @@ void check_route(const at::Tensor& logits, const std::optional<at::Tensor>& corr
 }
 
 void check_routes(const at::Tensor& logits, const at::Tensor& experts, int64_t top_k) {
-  TORCH_CHECK(experts.sizes() == at::IntArrayRef({logits.size(0), top_k}) &&
-                  experts.scalar_type() == at::kLong && experts.device() == logits.device(),
-              "moe_route: expected experts [", logits.size(0), ", ", top_k, "] int64 on ", logits.device(),
-              ", received ", experts.sizes(), " ", experts.scalar_type(), " on ", experts.device());
+  TORCH_CHECK(
+      experts.dim() == 2 && experts.sym_size(0) == logits.sym_size(0) && experts.sym_size(1) == top_k &&
+          experts.scalar_type() == at::kLong && experts.device() == logits.device(),
+      "moe_route: expected experts [", logits.sym_size(0), ", ", top_k, "] int64 on ", logits.device(),
+      ", received ", experts.sym_sizes(), " ", experts.scalar_type(), " on ", experts.device());
 }
 
 void check_moe(const at::Tensor& x, const Routing& routing) {

@@ -7,6 +7,7 @@
 
 #include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/causal_conv1d/causal_conv1d.h"
+#include "espalier/ops/edge_logprobs/edge_distribution.h"
 #include "espalier/ops/gated_delta/gated_delta.h"
 #include "espalier/ops/moe/moe.h"
 #include "espalier/ops/ssm_scan/ssm_scan.h"
@@ -24,6 +25,11 @@ at::Tensor visibility_mask(const at::Tensor& subtree_end);
 /// Same contract as espalier::edge_logprobs, by log_softmax of all logits.
 at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
+
+/// Same contract as espalier::edge_distribution, by log_softmax of all logits of every edge.
+EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
+                                   const at::Tensor& edge_row, const at::Tensor& edge_target,
+                                   const LogitTransform& transform);
 
 /// Same contracts as the operators of ops/elementwise/elementwise.h; of rms_norm the y, without an addend.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);

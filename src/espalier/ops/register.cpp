@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The schemas of the operators; implementations register themselves beside their code.
 #include <torch/library.h>
+#include <torch/version.h>
+
+/// The LibTorch that this was compiled with, for whoever is about to load the file (python/espalier/ops.py).
+extern "C" [[gnu::used, gnu::visibility("default")]] const char espalier_ops_torch[] =
+    "ESPALIER_OPS_TORCH=" TORCH_VERSION ";";
 
 TORCH_LIBRARY(espalier, m) {
+  // Where operators that read some arguments on the host have their fake kernels.
+  m.set_python_module("espalier.fake_kernels");
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor subtree_end, float softmax_scale,"
       " Tensor[] context_k, Tensor[] context_v, Tensor context_blocks, int sliding_window=0,"
@@ -23,6 +30,16 @@ TORCH_LIBRARY(espalier, m) {
       "edge_logprobs_backward_(Tensor grad_logprobs, Tensor hidden, Tensor weight, Tensor edge_row,"
       " Tensor edge_target, Tensor lse, Tensor(a!)? grad_weight) -> Tensor grad_hidden");
   m.def(
+      "edge_distribution(Tensor hidden, Tensor weight, Tensor edge_row, Tensor edge_target, Tensor? "
+      "bias=None,"
+      " Tensor? edge_temperature=None, float temperature=1., float logit_scale=1., float softcap=0.)"
+      " -> (Tensor logprobs, Tensor entropy, Tensor lse)");
+  m.def(
+      "edge_distribution_backward(Tensor? grad_logprobs, Tensor? grad_entropy, Tensor entropy, Tensor lse,"
+      " Tensor hidden, Tensor weight, Tensor edge_row, Tensor edge_target, Tensor? bias,"
+      " Tensor? edge_temperature, float temperature, float logit_scale, float softcap, bool[3] output_mask)"
+      " -> (Tensor grad_hidden, Tensor grad_weight, Tensor grad_bias)");
+  m.def(
       "rms_norm(Tensor x, Tensor? addend, Tensor weight, float eps)"
       " -> (Tensor y, Tensor sum, Tensor inverse_rms)");
   m.def(
@@ -40,6 +57,11 @@ TORCH_LIBRARY(espalier, m) {
       "moe(Tensor x, Tensor weights, Tensor experts, Tensor gate_up, Tensor down, Tensor? gate_up_bias=None,"
       " Tensor? down_bias=None, float? clamp_limit=None, float clamp_alpha=1.702) -> Tensor");
   m.def(
+      "moe_backward(Tensor grad, Tensor x, Tensor weights, Tensor experts, Tensor gate_up, Tensor down,"
+      " Tensor? gate_up_bias, Tensor? down_bias, float? clamp_limit, float clamp_alpha, bool[6] output_mask)"
+      " -> (Tensor grad_x, Tensor grad_weights, Tensor grad_gate_up, Tensor grad_down,"
+      " Tensor grad_gate_up_bias, Tensor grad_down_bias)");
+  m.def(
       "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor prev, Tensor? tails, bool silu) -> "
       "Tensor");
   m.def(
@@ -47,6 +69,9 @@ TORCH_LIBRARY(espalier, m) {
       " Tensor? tails, bool silu)"
       " -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor grad_tails)");
   m.def("causal_conv1d_tails(Tensor x, Tensor prev, Tensor? tails, Tensor ends, int taps) -> Tensor");
+  m.def(
+      "causal_conv1d_tails_backward(Tensor grad, Tensor prev, Tensor ends, SymInt? num_tails)"
+      " -> (Tensor grad_x, Tensor grad_tails)");
   m.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor prev, Tensor? states,"
       " Tensor ends, int chunk_size=64) -> (Tensor out, Tensor end_states)");

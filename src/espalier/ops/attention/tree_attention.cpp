@@ -54,7 +54,7 @@ Gradients call_backward(const at::Tensor& grad_out, const at::Tensor& q, const a
 // Summed in float64 token by token, an order that does not depend on the number of threads.
 at::Tensor sink_gradient(const at::Tensor& sinks, const at::Tensor& grad_out, const at::Tensor& out,
                          const at::Tensor& lse) {
-  if (lse.size(1) == 0) return at::zeros(sinks.sizes(), sinks.options());
+  if (lse.sym_size(1) == 0) return at::zeros_like(sinks);
   const at::ScalarType dtype = lse.scalar_type();
   const at::Tensor delta = (grad_out.to(dtype) * out.to(dtype)).sum({-1});  // [T, H]
   const at::Tensor weight = (sinks.to(dtype) - lse.t()).exp();

@@ -23,6 +23,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using TailGradients = std::tuple<at::Tensor, at::Tensor>;  // of x and tails
 
 at::Tensor call_forward(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                         const at::Tensor& prev, const OptionalTensor& tails, bool silu) {
@@ -41,6 +42,12 @@ at::Tensor call_tails(const at::Tensor& x, const at::Tensor& prev, const Optiona
                       const at::Tensor& ends, int64_t taps) {
   static const auto op = find_op<decltype(call_tails)>("espalier::causal_conv1d_tails");
   return op.call(x, prev, tails, ends, taps);
+}
+
+TailGradients call_tails_backward(const at::Tensor& grad, const at::Tensor& prev, const at::Tensor& ends,
+                                  std::optional<c10::SymInt> num_tails) {
+  static const auto op = find_op<decltype(call_tails_backward)>("espalier::causal_conv1d_tails_backward");
+  return op.call(grad, prev, ends, num_tails);
 }
 
 class Convolve : public torch::autograd::Function<Convolve> {
@@ -80,18 +87,87 @@ Gradients backward_meta(const at::Tensor&, const at::Tensor& x, const at::Tensor
           tails ? meta_like(*tails) : at::Tensor()};
 }
 
-at::Tensor tails_composite(const at::Tensor& x, const at::Tensor& prev, const OptionalTensor& tails,
-                           const at::Tensor& ends, int64_t taps) {
+class Tails : public torch::autograd::Function<Tails> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& prev,
+                            const OptionalTensor& tails, const at::Tensor& ends, int64_t taps) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({prev, ends});
+    if (tails) ctx->saved_data["num_tails"] = tails->sym_size(0);
+    return call_tails(x, prev, tails, ends, taps);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const auto num_tails = ctx->saved_data.find("num_tails");
+    auto [x, tails] = call_tails_backward(
+        grads[0], saved[0], saved[1],
+        num_tails == ctx->saved_data.end() ? std::nullopt : std::optional(num_tails->second.toSymInt()));
+    return {x, {}, tails, {}, {}};
+  }
+};
+
+at::Tensor tails_autograd(const at::Tensor& x, const at::Tensor& prev, const OptionalTensor& tails,
+                          const at::Tensor& ends, int64_t taps) {
+  return Tails::apply(x, prev, tails, ends, taps);
+}
+
+/// The rows (taps.h) of the tails at the ends, checked.
+std::vector<int64_t> checked_tail_rows(const at::Tensor& prev, const at::Tensor& ends, int64_t num_tails,
+                                       int64_t taps) {
   const char* op = "causal_conv1d_tails";
   TORCH_CHECK(1 <= taps && taps <= kMostConvolutionTaps, op, ": taps must be from 1 to ",
               kMostConvolutionTaps, ", received ", taps);
-  const int64_t num_tails = tails ? tails->size(0) : 0;
-  const std::vector<int64_t> rows =
-      detail::tail_rows(detail::checked_prev(op, prev, x.size(0), num_tails), num_tails, taps,
-                        detail::checked_tokens(op, "ends", ends, x.size(0)));
+  return detail::tail_rows(detail::checked_prev(op, prev, prev.size(0), num_tails), num_tails, taps,
+                           detail::checked_tokens(op, "ends", ends, prev.size(0)));
+}
+
+at::Tensor tails_of(const at::Tensor& x, const at::Tensor& prev, const OptionalTensor& tails,
+                    const at::Tensor& ends, int64_t taps) {
+  TORCH_CHECK(x.dim() == 2 && prev.dim() == 1 && prev.size(0) == x.size(0),
+              "causal_conv1d_tails: expected x [T, C] and prev [T], received ", x.sizes(), " and ",
+              prev.sizes());
+  const std::vector<int64_t> rows = checked_tail_rows(prev, ends, tails ? tails->size(0) : 0, taps);
   return detail::convolution_rows(x, tails)
       .index_select(0, detail::to_indices(rows, x.device()))
       .view({ends.size(0), taps - 1, x.size(1)});
+}
+
+TailGradients tails_backward(const at::Tensor& grad, const at::Tensor& prev, const at::Tensor& ends,
+                             std::optional<int64_t> num_tails) {
+  TORCH_CHECK(grad.dim() == 3 && prev.dim() == 1 && ends.dim() == 1 && grad.size(0) == ends.size(0),
+              "causal_conv1d_tails_backward: expected a gradient [E, W - 1, C], prev [T] and ends [E], "
+              "received ",
+              grad.sizes(), ", ", prev.sizes(), " and ", ends.sizes());
+  const int64_t count = num_tails.value_or(0), history = grad.size(1), first_token = 1 + count * history;
+  const std::vector<int64_t> rows = checked_tail_rows(prev, ends, count, history + 1);
+  const at::Tensor flat = grad.reshape({-1, grad.size(2)});
+  const auto sum_of = [&](int64_t begin, int64_t end) {
+    std::vector<int64_t> from, to;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (begin <= rows[i] && rows[i] < end) {
+        from.push_back(static_cast<int64_t>(i));
+        to.push_back(rows[i] - begin);
+      }
+    }
+    return at::zeros({end - begin, flat.size(1)}, flat.options())
+        .index_add_(0, detail::to_indices(to, flat.device()),
+                    flat.index_select(0, detail::to_indices(from, flat.device())));
+  };
+  return {sum_of(first_token, first_token + prev.size(0)),
+          num_tails ? sum_of(1, first_token).view({count, history, flat.size(1)}) : at::Tensor()};
+}
+
+at::Tensor tails_meta(const at::Tensor& x, const at::Tensor&, const OptionalTensor&, const at::Tensor& ends,
+                      int64_t taps) {
+  return at::empty_symint({ends.sym_size(0), taps - 1, x.sym_size(1)}, x.options());
+}
+
+TailGradients tails_backward_meta(const at::Tensor& grad, const at::Tensor& prev, const at::Tensor&,
+                                  std::optional<c10::SymInt> num_tails) {
+  return {at::empty_symint({prev.sym_size(0), grad.sym_size(2)}, grad.options()),
+          num_tails ? at::empty_symint({*num_tails, grad.sym_size(1), grad.sym_size(2)}, grad.options())
+                    : at::Tensor()};
 }
 
 }  // namespace
@@ -138,16 +214,22 @@ at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends
 
 TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
   m.impl("causal_conv1d", &forward_autograd);
-  m.impl("causal_conv1d_backward", torch::autograd::autogradNotImplementedFallback());  // no double backward
+  m.impl("causal_conv1d_tails", &tails_autograd);
+  // No double backward.
+  m.impl("causal_conv1d_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("causal_conv1d_tails_backward", torch::autograd::autogradNotImplementedFallback());
 }
 
-TORCH_LIBRARY_IMPL(espalier, CompositeImplicitAutograd, m) {
-  m.impl("causal_conv1d_tails", &tails_composite);
+TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
+  m.impl("causal_conv1d_tails", &tails_of);
+  m.impl("causal_conv1d_tails_backward", &tails_backward);
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
   m.impl("causal_conv1d", &forward_meta);
   m.impl("causal_conv1d_backward", &backward_meta);
+  m.impl("causal_conv1d_tails", &tails_meta);
+  m.impl("causal_conv1d_tails_backward", &tails_backward_meta);
 }
 
 }  // namespace espalier

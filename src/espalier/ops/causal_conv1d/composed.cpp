@@ -68,17 +68,22 @@ class Convolution {
                          detail::ConvolutionGradients* result) const {
     const int64_t num_rows = given.x.size(0), channels = given.x.size(1);
     const int64_t before_tokens = 1 + (given.tails ? given.tails->size(0) * (taps_ - 1) : 0);
-    const at::Tensor grad_rows = at::zeros({before_tokens + num_rows, channels}, grad_list.options());
-    grad_rows.narrow(0, before_tokens, num_rows).copy_(grad_list.index_select(0, own_));
+    // Tokens stand first here: their gradient is then the beginning of the memory, and nothing of it is
+    // copied.
+    const at::Tensor grad_rows = at::zeros({num_rows + before_tokens, channels}, grad_list.options());
+    grad_rows.narrow(0, 0, num_rows).copy_(grad_list.index_select(0, own_));
     if (!list_.history_row.empty()) {
       const at::Device device = grad_list.device();
-      grad_rows.index_add_(0, detail::to_indices(list_.history_row, device),
+      std::vector<int64_t> history = list_.history_row;
+      for (int64_t& row : history) row += row < before_tokens ? num_rows : -before_tokens;
+      grad_rows.index_add_(0, detail::to_indices(history, device),
                            grad_list.index_select(0, detail::to_indices(list_.history_place, device)));
     }
-    result->x = grad_rows.narrow(0, before_tokens, num_rows).to(given.x.scalar_type());
+    const auto dtype = given.x.scalar_type();
+    result->x = grad_rows.narrow(0, 0, num_rows).to(dtype);
     if (!given.tails) return;
-    result->tails =
-        grad_rows.narrow(0, 1, before_tokens - 1).reshape(given.tails->sizes()).to(given.x.scalar_type());
+    const at::Tensor of_tails = grad_rows.narrow(0, num_rows + 1, before_tokens - 1);
+    result->tails = of_tails.reshape(given.tails->sizes()).to(dtype, /*non_blocking=*/false, /*copy=*/true);
   }
 
   at::ScalarType dtype_;

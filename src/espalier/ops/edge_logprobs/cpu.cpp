@@ -22,12 +22,25 @@
 #include <span>
 
 #include "espalier/ops/checks.h"
+#include "espalier/ops/edge_logprobs/blocks.h"
 #include "espalier/ops/edge_logprobs/logit_blocks.h"
 #include "espalier/ops/gemm/blas.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/ops/kernels/cpu/logit_math.h"
 
 namespace espalier {
+
+void detail::check_edge_values(std::span<const int64_t> row, std::span<const int64_t> target,
+                               int64_t num_rows, int64_t vocabulary) {
+  for (size_t e = 0; e < row.size(); ++e) {
+    const int64_t low = e == 0 ? 0 : row[e - 1];
+    TORCH_CHECK(low <= row[e] && row[e] < num_rows, "edge_logprobs: edge_row[", e,
+                "]: expected a value (ascending) in [", low, ", ", num_rows, "), received ", row[e]);
+    TORCH_CHECK(0 <= target[e] && target[e] < vocabulary, "edge_logprobs: edge_target[", e,
+                "]: expected a value in [0, ", vocabulary, "), received ", target[e]);
+  }
+}
+
 namespace {
 
 struct Edges {
@@ -41,16 +54,6 @@ struct Edges {
         target_tensor(edge_target.contiguous()),
         row(row_tensor.const_data_ptr<int64_t>(), static_cast<size_t>(row_tensor.numel())),
         target(target_tensor.const_data_ptr<int64_t>(), static_cast<size_t>(target_tensor.numel())) {}
-
-  void check(int64_t num_rows, int64_t vocabulary) const {
-    for (size_t e = 0; e < row.size(); ++e) {
-      const int64_t low = e == 0 ? 0 : row[e - 1];
-      TORCH_CHECK(low <= row[e] && row[e] < num_rows, "edge_logprobs: edge_row[", e,
-                  "]: expected a value (ascending) in [", low, ", ", num_rows, "), received ", row[e]);
-      TORCH_CHECK(0 <= target[e] && target[e] < vocabulary, "edge_logprobs: edge_target[", e,
-                  "]: expected a value in [0, ", vocabulary, "), received ", target[e]);
-    }
-  }
 };
 
 // Calls work(0), ..., work(count - 1), shared by the threads. Products inside take one thread each.
@@ -158,7 +161,7 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& hidden, const a
                                                const at::Tensor& edge_row, const at::Tensor& edge_target) {
   detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
   const Edges edges(edge_row, edge_target);
-  edges.check(hidden.size(0), weight.size(0));
+  detail::check_edge_values(edges.row, edges.target, hidden.size(0), weight.size(0));
   const auto options = hidden.options().dtype(detail::accumulator_dtype(hidden.scalar_type()));
   const at::Tensor logprobs = at::empty({edge_row.size(0)}, options);
   const at::Tensor lse = at::empty({hidden.size(0)}, options.dtype(at::kDouble));
@@ -272,7 +275,7 @@ void add_gradients(const Backward& given, const at::Tensor& grad_hidden, const a
   const int64_t num_rows = hidden.size(0), vocabulary = weight.size(0);
   const auto sum_dtype = detail::accumulator_dtype(dtype);
   const Edges edges(given.edge_row, given.edge_target);
-  edges.check(num_rows, vocabulary);
+  detail::check_edge_values(edges.row, edges.target, num_rows, vocabulary);
   const RowState rows = row_state(given.grad_logprobs, given.lse, edges, sum_dtype);
   at::Tensor head_grad;  // of the LM head rows of the present block, summed over the rows so far
   const LogitBlock size = logit_block(num_rows, vocabulary, static_cast<int64_t>(at::elementSize(dtype)));

@@ -49,13 +49,6 @@ int64_t num_columns(const LogitRange& block) {
   return block.column_end - block.column_begin;
 }
 
-at::Tensor rows_of(const at::Tensor& tensor, const LogitRange& block) {
-  return tensor.slice(0, block.row_begin, block.row_end);
-}
-at::Tensor columns_of(const at::Tensor& head, const LogitRange& block) {
-  return head.slice(0, block.column_begin, block.column_end);
-}
-
 /// Where in the block an edge's logit stands; for the edges of other blocks the place is any, and outside.
 struct Places {
   at::Tensor inside;
@@ -236,14 +229,35 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& hidden, const at::T
 template <class Backward>
 void backward(const EdgeLogprobsSaved& given, const at::Tensor& grad_hidden, const at::Tensor& grad_weight,
               const LogitBlock& size) {
-  const int64_t num_rows = given.hidden.size(0);
-  const Edges edges(given.edge_row, given.edge_target, num_rows);
-  const auto sum_dtype = accumulator_dtype(given.hidden.scalar_type());
+  const Edges edges(given.edge_row, given.edge_target, given.hidden.size(0));
   Backward logits(given, edges, size);
+  add_gradients_of_products(
+      {given.hidden, given.weight},
+      [&](const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight) {
+        return logits.gradients(block, hidden, weight);
+      },
+      grad_hidden, grad_weight, size);
+}
+
+}  // namespace
+
+at::Tensor rows_of(const at::Tensor& tensor, const LogitRange& block) {
+  return tensor.slice(0, block.row_begin, block.row_end);
+}
+
+at::Tensor columns_of(const at::Tensor& tensor, const LogitRange& block) {
+  return tensor.slice(0, block.column_begin, block.column_end);
+}
+
+void add_gradients_of_products(const HiddenAndHead& given, const BlockGradients& gradients,
+                               const at::Tensor& grad_hidden, const at::Tensor& grad_weight,
+                               const LogitBlock& size) {
+  const int64_t num_rows = given.hidden.size(0);
+  const auto sum_dtype = accumulator_dtype(given.hidden.scalar_type());
   at::Tensor head_grad;  // of the present columns, over the rows so far
   for_each_part({0, num_rows, 0, given.weight.size(0)}, size, [&](const LogitRange& block) {
     const at::Tensor hidden = rows_of(given.hidden, block), weight = columns_of(given.weight, block);
-    const at::Tensor logit_grad = logits.gradients(block, hidden, weight);
+    const at::Tensor logit_grad = gradients(block, hidden, weight);
     if (grad_hidden.defined()) add_product(rows_of(grad_hidden, block), logit_grad, weight);
     if (!grad_weight.defined()) return;
     const at::Tensor place = columns_of(grad_weight, block);
@@ -252,8 +266,6 @@ void backward(const EdgeLogprobsSaved& given, const at::Tensor& grad_hidden, con
     if (block.row_end == num_rows && !head_grad.is_same(place)) place.copy_(head_grad);
   });
 }
-
-}  // namespace
 
 std::tuple<at::Tensor, at::Tensor> edge_logprobs_by_blocks(const at::Tensor& hidden, const at::Tensor& weight,
                                                            const at::Tensor& edge_row,

@@ -27,10 +27,11 @@ using torch::autograd::variable_list;
 
 /// Scores with those of all but the best groups put out of reach.
 at::Tensor scores_of_best_groups(const at::Tensor& scores, const RouterOptions& options) {
-  const int64_t tokens = scores.size(0), size = scores.size(1) / options.num_groups;
-  const at::Tensor best_two = std::get<0>(scores.view({tokens, options.num_groups, size}).topk(2, -1));
+  const c10::SymInt tokens = scores.sym_size(0);
+  const int64_t size = scores.sym_size(1).guard_int(__FILE__, __LINE__) / options.num_groups;
+  const at::Tensor best_two = std::get<0>(scores.view_symint({tokens, options.num_groups, size}).topk(2, -1));
   const at::Tensor best = std::get<1>(best_two.sum(-1).topk(options.num_best_groups, -1));
-  const at::Tensor is_out = at::ones({tokens, options.num_groups}, scores.options().dtype(at::kBool))
+  const at::Tensor is_out = at::ones_symint({tokens, options.num_groups}, scores.options().dtype(at::kBool))
                                 .scatter_(1, best, false)
                                 .repeat_interleave(size, 1);
   return scores.masked_fill(is_out, -std::numeric_limits<double>::infinity());
@@ -129,15 +130,6 @@ std::tuple<at::Tensor, at::Tensor> route_op(const at::Tensor& logits,
   return {routing.weights, routing.experts};
 }
 
-at::Tensor moe_op(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& experts,
-                  const at::Tensor& gate_up, const at::Tensor& down,
-                  const std::optional<at::Tensor>& gate_up_bias, const std::optional<at::Tensor>& down_bias,
-                  std::optional<double> clamp_limit, double clamp_alpha) {
-  ExpertWeights given{gate_up, down, gate_up_bias.value_or(at::Tensor()), down_bias.value_or(at::Tensor())};
-  if (clamp_limit) given.clamped = {clamp_alpha, *clamp_limit};
-  return moe(x, {weights, experts}, given);
-}
-
 /// The tensors of the experts. Not select: the gradient of that is a tensor of all experts for each of them.
 std::vector<at::Tensor> of_experts(const at::Tensor& all, int64_t count) {
   return all.defined() ? all.unbind() : std::vector<at::Tensor>(count);
@@ -197,7 +189,6 @@ at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights&
 
 TORCH_LIBRARY_IMPL(espalier, CompositeImplicitAutograd, m) {
   m.impl("moe_route", &route_op);
-  m.impl("moe", &moe_op);
 }
 
 }  // namespace espalier

@@ -67,9 +67,9 @@ struct ExpertWeights {
   std::optional<ClampedActivation> clamped = {};
 };
 
-/// moe of these experts, differentiable in their tensors as well. Registered as
-/// torch.ops.espalier.moe(x, weights, experts, gate_up, down, gate_up_bias=None, down_bias=None,
-/// clamp_limit=None, clamp_alpha=1.702); clamp_limit makes them clamped.
+/// moe of these experts, differentiable in their tensors as well. Registered as torch.ops.espalier.moe(x,
+/// weights, experts, gate_up, down, gate_up_bias=None, down_bias=None, clamp_limit=None, clamp_alpha=1.702);
+/// clamp_limit makes them clamped. The operator keeps its inputs alone: backward computes the experts again.
 at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts);
 
 }  // namespace espalier

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// edge_distribution by blocks of logits (edges x vocabulary entries), with ATen's operators, on any device.
+//
+// Forward: with the maximum m of an edge's logits so far and u = z - m <= 0, s = sum exp(u) and
+// t = sum exp(u) u are carried from block to block in float64. In the end lse = m + log(s), and the entropy
+// is log(s) - t / s: neither part is negative, so that nothing cancels. Backward: docs/math.md.
+//
+// Blocks depend on sizes alone, and each edge has a row of its own, so that no two edges add to one logit.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <array>
+#include <limits>
+
+#include "espalier/ops/checks.h"
+#include "espalier/ops/edge_logprobs/blocks.h"
+#include "espalier/ops/edge_logprobs/distribution_arguments.h"
+#include "espalier/ops/gemm/matrix_product.h"
+
+namespace espalier {
+namespace {
+
+using detail::accumulator_dtype;
+using detail::columns_of;
+using detail::rows_of;
+using OptionalTensor = std::optional<at::Tensor>;
+
+// exp of it is 0 in every dtype, and its product with 0 is 0 where that of -infinity would not be.
+constexpr double kNoLogProb = -1e4;
+
+/// The transformed logits of blocks.
+class Logits {
+ public:
+  explicit Logits(const detail::DistributionArguments& given)
+      : given_(given), dtype_(accumulator_dtype(given.hidden.scalar_type())) {}
+
+  struct Block {
+    at::Tensor z;         // [n, m]
+    at::Tensor squashed;  // tanh(z / softcap) before the temperature; undefined without softcap
+  };
+
+  Block of(const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight) const {
+    at::Tensor z = detail::unrounded_product(hidden, weight.t());
+    if (given_.bias) z.add_(columns_of(*given_.bias, block).to(dtype_));
+    if (given_.logit_scale != 1) z.mul_(given_.logit_scale);
+    at::Tensor squashed;
+    if (given_.softcap > 0) {
+      squashed = z.div_(given_.softcap).tanh_();
+      z = squashed * given_.softcap;
+    }
+    return {divide_by_temperature(z, block), squashed};
+  }
+
+  /// The gradients of hidden weight^T + bias from those of z, in their place.
+  at::Tensor to_product(at::Tensor grad, const Block& logits, const LogitRange& block) const {
+    divide_by_temperature(grad, block);
+    if (logits.squashed.defined()) grad.mul_(logits.squashed.square().neg_().add_(1));
+    return given_.logit_scale == 1 ? grad : grad.mul_(given_.logit_scale);
+  }
+
+  at::ScalarType dtype() const { return dtype_; }
+
+ private:
+  at::Tensor divide_by_temperature(at::Tensor values, const LogitRange& block) const {
+    if (given_.temperature != 1) values.div_(given_.temperature);
+    if (given_.edge_temperature) values.div_(rows_of(*given_.edge_temperature, block).unsqueeze(1));
+    return values;
+  }
+
+  const detail::DistributionArguments& given_;
+  at::ScalarType dtype_;
+};
+
+/// Where in the block the targets of its edges stand; those of other blocks are any place, and outside.
+struct Targets {
+  at::Tensor inside;  // [n] bool
+  at::Tensor column;  // [n, 1]
+
+  Targets(const at::Tensor& edge_target, const LogitRange& block) {
+    const int64_t columns = block.column_end - block.column_begin;
+    const at::Tensor place = rows_of(edge_target, block).sub(block.column_begin);
+    inside = place.ge(0).logical_and(place.lt(columns));
+    column = place.clamp(0, columns - 1).unsqueeze(1);
+  }
+};
+
+LogitBlock block_for(const detail::DistributionArguments& given) {
+  const int64_t edges = given.edge_row.size(0), vocabulary = given.weight.size(0);
+  const auto bytes = static_cast<int64_t>(at::elementSize(accumulator_dtype(given.hidden.scalar_type())));
+  return given.hidden.is_cpu() ? logit_block(edges, vocabulary, bytes)
+                               : device_logit_block(edges, vocabulary, bytes);
+}
+
+std::span<const int64_t> values_of(const at::Tensor& contiguous) {
+  return {contiguous.const_data_ptr<int64_t>(), static_cast<size_t>(contiguous.numel())};
+}
+
+/// As edge_logprobs: the values of edges are checked on the CPU alone, where nothing waits for them.
+void check(const detail::DistributionArguments& given) {
+  detail::check_edge_distribution(given);
+  if (!given.hidden.is_cpu()) return;
+  const at::Tensor row = given.edge_row.contiguous(), target = given.edge_target.contiguous();
+  detail::check_edge_values(values_of(row), values_of(target), given.hidden.size(0), given.weight.size(0));
+  const auto& each = given.edge_temperature;
+  TORCH_CHECK(!each || each->gt(0).logical_and(each->isfinite()).all().item<bool>(),
+              "edge_distribution: every edge_temperature must be above 0, received one that is not");
+}
+
+detail::DistributionResults forward(const at::Tensor& hidden, const at::Tensor& weight,
+                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
+                                    const OptionalTensor& bias, const OptionalTensor& edge_temperature,
+                                    double temperature, double logit_scale, double softcap) {
+  const detail::DistributionArguments given{hidden,           weight,      edge_row,    edge_target, bias,
+                                            edge_temperature, temperature, logit_scale, softcap};
+  check(given);
+  const Logits logits(given);
+  const at::Tensor hidden_of_edges = hidden.index_select(0, edge_row);
+  // The lowest float32 is exact in the dtype of every block.
+  const at::Tensor maximum =
+      at::full({edge_row.size(0)}, std::numeric_limits<float>::lowest(), hidden.options().dtype(at::kDouble));
+  const at::Tensor sum = at::zeros_like(maximum), moment = at::zeros_like(maximum);
+  const at::Tensor logit = at::full_like(maximum, std::numeric_limits<double>::quiet_NaN());
+  const LogitRange all{0, edge_row.size(0), 0, weight.size(0)};
+  for_each_part(all, block_for(given), [&](const LogitRange& block) {
+    const at::Tensor z = logits.of(block, rows_of(hidden_of_edges, block), columns_of(weight, block)).z;
+    const Targets targets(edge_target, block);
+    const at::Tensor logit_here = rows_of(logit, block), m = rows_of(maximum, block);
+    const at::Tensor s = rows_of(sum, block), t = rows_of(moment, block);
+    logit_here.copy_(
+        at::where(targets.inside, z.gather(1, targets.column).squeeze(1).to(at::kDouble), logit_here));
+    const at::Tensor larger = m.maximum(z.amax(1).to(at::kDouble)), change = m.sub(larger);
+    t.add_(change.mul(s)).mul_(change.exp());
+    s.mul_(change.exp());
+    const at::Tensor u = z.sub_(larger.to(logits.dtype()).unsqueeze(1)), exps = u.exp();
+    s.add_(exps.sum({1}, false, at::kDouble));
+    t.add_(exps.mul_(u.clamp_min_(kNoLogProb)).sum({1}, false, at::kDouble));
+    m.copy_(larger);
+  });
+  const at::Tensor log_sum = sum.log();
+  return {logit.sub_(maximum).sub_(log_sum).to(logits.dtype()),
+          log_sum.sub(moment.div_(sum)).to(logits.dtype()), maximum.add(log_sum)};
+}
+
+/// The upstream gradients of edges, as blocks take them: [E, 1] in the dtype of sums.
+class EdgeGradients {
+ public:
+  EdgeGradients(const OptionalTensor& grad_logprobs, const OptionalTensor& grad_entropy,
+                const at::Tensor& entropy, const at::Tensor& lse, const Logits& logits)
+      : entropy_(column(entropy, logits.dtype())),
+        lse_(column(lse, logits.dtype())),
+        lse_rest_(column(lse.sub(lse.to(logits.dtype())), logits.dtype())) {
+    if (grad_logprobs) of_logprobs_ = column(*grad_logprobs, logits.dtype());
+    if (grad_entropy) of_entropy_ = column(*grad_entropy, logits.dtype());
+  }
+
+  /// Turns transformed logits into their gradients, in their place.
+  at::Tensor of_logits(const at::Tensor& z, const Targets& targets, const LogitRange& block) const {
+    const at::Tensor logprob =
+        z.sub_(rows_of(lse_, block)).sub_(rows_of(lse_rest_, block)).clamp_min_(kNoLogProb);
+    const at::Tensor prob = logprob.exp();
+    at::Tensor grad;
+    if (of_entropy_.defined()) {
+      grad = logprob.add_(rows_of(entropy_, block)).mul_(rows_of(of_entropy_, block));
+      if (of_logprobs_.defined()) grad.add_(rows_of(of_logprobs_, block));
+      grad.mul_(prob).neg_();
+    } else {
+      grad = prob.mul_(rows_of(of_logprobs_, block).neg());
+    }
+    if (of_logprobs_.defined())
+      grad.scatter_add_(1, targets.column, rows_of(of_logprobs_, block) * targets.inside.unsqueeze(1));
+    return grad;
+  }
+
+ private:
+  static at::Tensor column(const at::Tensor& values, at::ScalarType dtype) {
+    return values.to(dtype).unsqueeze(1);
+  }
+
+  at::Tensor of_logprobs_, of_entropy_, entropy_, lse_, lse_rest_;
+};
+
+at::Tensor sum_by_row(const at::Tensor& grad_of_edges, const at::Tensor& edge_row, int64_t num_rows) {
+  at::Tensor sum = at::zeros({num_rows, grad_of_edges.size(1)}, grad_of_edges.options());
+  // In the order of the edges: index_put_ on a GPU, index_add_ on the CPU, where the other one takes atomics.
+  if (sum.is_cpu()) return sum.index_add_(0, edge_row, grad_of_edges);
+  return sum.index_put_({edge_row}, grad_of_edges, /*accumulate=*/true);
+}
+
+detail::DistributionGradients backward(const OptionalTensor& grad_logprobs,
+                                       const OptionalTensor& grad_entropy, const at::Tensor& entropy,
+                                       const at::Tensor& lse, const at::Tensor& hidden,
+                                       const at::Tensor& weight, const at::Tensor& edge_row,
+                                       const at::Tensor& edge_target, const OptionalTensor& bias,
+                                       const OptionalTensor& edge_temperature, double temperature,
+                                       double logit_scale, double softcap, std::array<bool, 3> output_mask) {
+  const detail::DistributionArguments given{hidden,           weight,      edge_row,    edge_target, bias,
+                                            edge_temperature, temperature, logit_scale, softcap};
+  check(given);
+  TORCH_CHECK(grad_logprobs || grad_entropy, "edge_distribution_backward: expected a gradient of the ",
+              "log-probabilities or the entropies, received neither");
+  const Logits logits(given);
+  const EdgeGradients edges(grad_logprobs, grad_entropy, entropy, lse, logits);
+  const at::Tensor hidden_of_edges = hidden.index_select(0, edge_row);
+  at::Tensor grad_hidden, grad_weight, grad_bias;
+  if (output_mask[0])
+    grad_hidden = at::zeros(hidden_of_edges.sizes(), hidden.options().dtype(logits.dtype()));
+  if (output_mask[1]) grad_weight = at::zeros(weight.sizes(), weight.options());
+  if (output_mask[2] && bias) grad_bias = at::zeros(bias->sizes(), bias->options().dtype(at::kDouble));
+  detail::add_gradients_of_products(
+      {hidden_of_edges, weight},
+      [&](const LogitRange& block, const at::Tensor& rows, const at::Tensor& columns) {
+        const Logits::Block here = logits.of(block, rows, columns);
+        const at::Tensor grad =
+            logits.to_product(edges.of_logits(here.z, Targets(edge_target, block), block), here, block);
+        if (grad_bias.defined()) columns_of(grad_bias, block).add_(grad.sum({0}, false, at::kDouble));
+        return grad.to(detail::product_dtype(hidden));
+      },
+      grad_hidden, grad_weight, block_for(given));
+  if (grad_hidden.defined())
+    grad_hidden = sum_by_row(grad_hidden, edge_row, hidden.size(0)).to(hidden.scalar_type());
+  if (grad_bias.defined()) grad_bias = grad_bias.to(bias->scalar_type());
+  return {grad_hidden, grad_weight, grad_bias};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
+  m.impl("edge_distribution", &forward);
+  m.impl("edge_distribution_backward", &backward);
+}
+
+}  // namespace espalier
