@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators, `torch.ops.espalier`: exact gradients, fake kernels, torch.compile and torch.export without graph
+breaks.
+
+Importing this module loads their shared library: that which the environment variable ESPALIER_OPS names, else
+libespalier_ops.so beside the package, in the prefix that Espalier was installed to, or in the build tree. It has to be
+built against the PyTorch that runs; ImportError says where it is not.
+
+Tokens are those of a forest in preorder; docs/math.md explains `subtree_end` and `prev`. T tokens, H heads, K key
+heads, D the size of a head. Elements are float64, float32 or bfloat16; "of sums" means float32, for float64 elements
+float64. All tensors are on one device, but for those that say CPU, which the host reads. Every operator raises
+RuntimeError, with what was expected and received, for shapes, dtypes and devices that do not fit. None has a second
+derivative.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import torch
+
+_NAME = "libespalier_ops.so"
+_BUILT_AGAINST = re.compile(rb"ESPALIER_OPS_TORCH=(\d+\.\d+)[^;]*;")
+
+
+def _library():
+    """The file to load."""
+    named = os.environ.get("ESPALIER_OPS")
+    package = Path(__file__).resolve().parent
+    installed = [prefix / folder / _NAME for prefix in package.parents[3:4] for folder in ("lib", "lib64")]
+    built = package.parents[1] / "build/release/src/espalier/ops" / _NAME
+    places = [Path(named)] if named else [package / _NAME, *installed, built]
+    for place in places:
+        if place.is_file():
+            return place
+    raise ImportError(f"espalier.ops: expected the shared library of the operators at {' or '.join(map(str, places))}, "
+                      "found none; build it with `make build`, or let ESPALIER_OPS name the file")  # fmt: skip
+
+
+def _check_built_against(path, version):
+    """Refuses a library that was built against another PyTorch, before it is loaded: it might crash instead of
+    failing."""
+    found = _BUILT_AGAINST.search(path.read_bytes())
+    if found is None:
+        raise ImportError(f"espalier.ops: expected the library of Espalier's operators, received {path}, which is none")
+    built, ours = found[1].decode(), ".".join(version.split(".")[:2])
+    if built != ours:
+        raise ImportError(f"espalier.ops: expected a library that was built against PyTorch {ours}, received {path}, "
+                          f"built against {built}; build Espalier again with the Python that has this PyTorch, or "
+                          f"install PyTorch {built}")  # fmt: skip
+
+
+def _load():
+    if not torch._C._dispatch_has_kernel("espalier::tree_attention"):  # nobody has loaded them before
+        path = _library()
+        _check_built_against(path, torch.__version__)
+        try:
+            torch.ops.load_library(path)
+        except OSError as error:
+            raise ImportError(f"espalier.ops: {path} cannot be loaded: {error}") from error
+    from . import fake_kernels  # noqa: F401
+
+
+def _tokens(ends):
+    return torch.empty((0,), dtype=torch.int64) if ends is None else ends
+
+
+_load()
+_ops = torch.ops.espalier
+
+
+def tree_attention(q, k, v, subtree_end, *, softmax_scale=None, context_k=(), context_v=(), context_blocks=None,
+                   sliding_window=0, position=None, context_positions=None, sinks=None):  # fmt: skip
+    """Attention in which token j sees token i where `i <= j < subtree_end[i]`, and the context.
+
+    q [T, H, D]; k and v [T, K, D], H a multiple of K; subtree_end [T] int32. softmax_scale: D ** -0.5 by default.
+    context_k, context_v: lists of [S, K, D], keys and values of tokens before the forest; context_blocks [P, 5] int64
+    on the CPU, rows of (segment, key_begin, key_end, query_begin, query_end): who sees them. sliding_window: 0 for
+    none, else tokens see ancestors less than so many positions away, and position [T] int32 and context_positions [P]
+    int64 on the CPU (of each block's first key) are needed. sinks [H]: logits that take part in the denominator alone,
+    in the dtype of q or of sums. float16 on GPUs too.
+
+    Returns [T, H, D]. Differentiable in q, k, v, context_k, context_v and sinks.
+    """
+    if softmax_scale is None:
+        softmax_scale = q.shape[-1] ** -0.5
+    if context_blocks is None:
+        context_blocks = torch.empty((0, 5), dtype=torch.int64)
+    return _ops.tree_attention(q, k, v, subtree_end, softmax_scale, list(context_k), list(context_v), context_blocks,
+                               sliding_window, position, context_positions, sinks)[0]  # fmt: skip
+
+
+def edge_logprobs(hidden, weight, edge_row, edge_target, *, bias=None, temperature=1.0, logit_scale=1.0, softcap=None,
+                  entropy=False):  # fmt: skip
+    """Log-probabilities of target tokens given hidden states; the matrix of logits never exists whole.
+
+    hidden [R, C]; weight [V, C] of its dtype; edge_row [E] int64, ascending: the row of hidden that predicts the
+    edge's target; edge_target [E] int64 in [0, V). Logits are, in this order,
+        z = logit_scale * (hidden @ weight.T + bias),    z = softcap * tanh(z / softcap),    z = z / temperature
+    with bias [V] of the dtype of weight, and temperature a number or [E] of sums, which has no gradient. Where any of
+    these is given, or the entropy asked for, the operator is edge_distribution: it takes more memory and time, and its
+    numbers are equal within rounding.
+
+    Returns [E] of sums, natural logarithms; with entropy=True (logprobs, entropy), both [E] and both differentiable.
+    Differentiable in hidden, weight and bias.
+    """
+    each = isinstance(temperature, torch.Tensor)
+    if not (entropy or each or bias is not None or softcap is not None or temperature != 1 or logit_scale != 1):
+        return _ops.edge_logprobs(hidden, weight, edge_row, edge_target)[0]
+    logprobs, entropies, _ = _ops.edge_distribution(
+        hidden, weight, edge_row, edge_target, bias, temperature if each else None, 1.0 if each else temperature,
+        logit_scale, 0.0 if softcap is None else softcap)  # fmt: skip
+    return (logprobs, entropies) if entropy else logprobs
+
+
+def gated_delta_rule(q, k, v, g, beta, prev, *, states=None, ends=None, chunk_size=64):
+    """The gated delta rule along the paths of a forest, as Qwen3-Next has it (Yang et al., "Gated Delta Networks",
+    2024).
+
+    q and k [T, K, Dk], divided by their lengths inside; v [T, H, Dv], H a multiple of K; g (logarithms of decays, <=
+    0) and beta [T, H] of sums; prev [T] int32 on the CPU: the token before on the path, -1 where it begins, -2 - n
+    where it goes on from states[n]; states [N, H, Dk, Dv] of sums; ends [E] int64 on the CPU: tokens after which the
+    state is wanted; chunk_size: a power of two.
+
+    Returns (out [T, H, Dv], end_states [E, H, Dk, Dv] of sums). Differentiable in q, k, v, g, beta and states.
+    """
+    return _ops.gated_delta_rule(q, k, v, g, beta, prev, states, _tokens(ends), chunk_size)
+
+
+def causal_conv1d(x, weight, bias, prev, *, tails=None, silu=False):
+    """A causal convolution of every channel along the paths of a forest; zeros stand before the beginning.
+
+    x [T, C]; weight [C, W], W <= 8, of the dtype of x or of sums; bias [C] as weight, or None; prev as of
+    gated_delta_rule, -2 - n for tails[n]; tails [N, W - 1, C] as x: what precedes a path, oldest first. silu: x *
+    sigmoid(x) of each sum.
+
+    Returns [T, C]. Differentiable in x, weight, bias and tails.
+    """
+    return _ops.causal_conv1d(x, weight, bias, prev, tails, silu)
+
+
+def causal_conv1d_tails(x, prev, ends, taps, *, tails=None):
+    """What paths that go on after the tokens `ends` need of x: the taps - 1 rows up to each, oldest first.
+
+    x [T, C]; prev and tails as of causal_conv1d; ends [E] int64 on the CPU; taps: the W of the convolution.
+
+    Returns [E, taps - 1, C]. Differentiable in x and tails.
+    """
+    return _ops.causal_conv1d_tails(x, prev, tails, ends, taps)
+
+
+def ssm_scan(x, dt, A, B, C, prev, *, D=None, states=None, ends=None, chunk_size=64):
+    """The recurrence of Mamba-2 (Dao and Gu, "Transformers are SSMs", 2024) along the paths of a forest.
+
+    x [T, H, P]; dt [T, H] (after softplus) and A [H] <= 0 of sums; B and C [T, G, N] as x, H a multiple of G; D [H] of
+    sums or None; prev, ends and chunk_size as of gated_delta_rule; states [M, H, N, P] of sums.
+
+    Returns (out [T, H, P], end_states [E, H, N, P] of sums). Differentiable in x, dt, A, B, C, D and states.
+    """
+    return _ops.ssm_scan(x, dt, A, B, C, D, prev, states, _tokens(ends), chunk_size)
+
+
+def moe(x, weights, experts, gate_up, down, *, gate_up_bias=None, down_bias=None, clamp_limit=None, clamp_alpha=1.702):
+    """A mixture of experts that drops no token: the sum over a token's experts of weight * down(silu(gate) * up).
+
+    x [T, C], T > 0; weights [T, K] of sums and experts [T, K] int64 ascending, as of moe_route; gate_up [E, 2 I, C],
+    gate before up, and down [E, C, I]. With clamp_limit the clamped SwiGLU of gpt-oss in its layout: gate_up [E, C, 2
+    I], gate and up in turn, down [E, I, C]. gate_up_bias [E, 2 I] and down_bias [E, C]. Reads the number of tokens of
+    each expert: the host waits for a GPU. Backward computes the experts again.
+
+    Returns [T, C]. Differentiable in all but experts.
+    """
+    return _ops.moe(x, weights, experts, gate_up, down, gate_up_bias, down_bias, clamp_limit, clamp_alpha)
+
+
+def moe_route(logits, top_k, *, correction_bias=None, experts=None, sigmoid=False, normalise=False, scaling=1.0,
+              num_groups=1, num_best_groups=1, softmax_over_chosen=False):  # fmt: skip
+    """The experts of every token and their weights, from a router's logits [T, E], float32 or float64.
+
+    Scores are the softmax of the logits, their sigmoid, or with softmax_over_chosen the logits themselves. A token
+    takes the top_k experts of the largest score + correction_bias [E], among the num_best_groups of num_groups groups
+    whose two best sum to most. Weights are the scores, divided by their sum (normalise), times scaling; with
+    softmax_over_chosen the softmax of the chosen ones. experts [T, top_k] int64 fixes the choice (replayed routes); a
+    row of -1 chooses.
+
+    Returns (weights [T, top_k], experts [T, top_k] int64, ascending). Differentiable in logits, through the weights.
+    """
+    return _ops.moe_route(logits, correction_bias, experts, top_k, sigmoid, normalise, scaling, num_groups,
+                          num_best_groups, softmax_over_chosen)  # fmt: skip
