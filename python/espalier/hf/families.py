@@ -84,7 +84,8 @@ def check_model(model, backbone):
         raise Unsupported(f"attn_logit_softcapping: expected none, received {softcap}: attention on trees has no "
                           "softcap")  # fmt: skip
     if getattr(config, "is_causal", True) is False:
-        raise Unsupported("is_causal: expected causal attention, received False: tokens would see what rows do not share")
+        raise Unsupported("is_causal: expected causal attention, received False: tokens would see what rows do not "
+                          "share")  # fmt: skip
     if mixer_of(backbone) and config.hidden_act not in mixers.ACTIVATIONS:
         raise Unsupported(f"hidden_act: expected {' or '.join(sorted(filter(None, mixers.ACTIVATIONS)))}, received "
                           f"{config.hidden_act!r}")  # fmt: skip

@@ -31,8 +31,8 @@ def patch(model, *, backend="auto", check=False):
              the config stay as they are.
     backend  what computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
              with a mask [T, T]); "auto" is "espalier" where that has a kernel for the device, else "flex".
-    check    verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for models
-             whose head gives logits.
+    check    verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for
+             models whose head gives logits.
 
     Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed
     into one with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before
