@@ -34,7 +34,8 @@ def _warn_of_lost_sharing(args):
     steps, rows = args.steps_per_generation, args.per_device_train_batch_size
     if steps > 1:
         warnings.warn(f"espalier.trl: expected steps_per_generation=1, received {steps}: TRL shuffles generations "
-                      "before it splits them, and those of one prompt share it only within a batch", stacklevel=3)  # fmt: skip
+                      "before it splits them, and those of one prompt share it only within a batch",
+                      stacklevel=3)  # fmt: skip
     if rows % generations:
         warnings.warn(f"espalier.trl: expected per_device_train_batch_size to be a multiple of num_generations="
                       f"{generations}, received {rows}: generations of one prompt share it only within a batch",
