@@ -50,12 +50,19 @@ VERL_ROWS = [{
 }]
 
 
+class TensorDict(dict):
+    """As the one of a DataProto in what matters here."""
+
+    def __bool__(self):
+        raise RuntimeError("Converting a tensordict to boolean value is not permitted")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_verl(kind):
     data = held(kind, VERL)
     assert from_verl(data) == VERL_ROWS
     assert from_verl({name: value for name, value in data.items() if name != "input_ids"}) == VERL_ROWS
-    proto = SimpleNamespace(batch={name: value for name, value in data.items() if name != "uid"},
+    proto = SimpleNamespace(batch=TensorDict({name: value for name, value in data.items() if name != "uid"}),
                             non_tensor_batch={"uid": np.array(["a", "b"], dtype=object)}, meta_info={})
     assert from_verl(proto) == VERL_ROWS
 

@@ -29,7 +29,8 @@ def from_verl(data):
     InputError. Old log-probabilities, which the trainer computes again, are taken only where the rollout recorded none.
     """
     if hasattr(data, "batch") and hasattr(data, "non_tensor_batch"):
-        data = {**(data.batch or {}), **(data.non_tensor_batch or {})}
+        parts = [part for part in (data.batch, data.non_tensor_batch) if part is not None]  # a TensorDict has no truth
+        data = {name: part[name] for part in parts for name in part.keys()}
     return converted([data], rows, "batch")
 
 
