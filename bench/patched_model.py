@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A training step of a Transformers model patched by espalier.hf.patch, against the same model unpatched.
+
+Both sides are one model in one process, patched and unpatched in turns, round by round; a step is forward and backward
+over all trajectories, without optimiser. Unpatched, trajectories run in batches of the fastest size found, sorted by
+length and without logits that no loss needs (bench/transformers_step.py). Patched, all of them are one padded batch.
+Figures are medians, speed-ups medians of each round's ratio. Losses must agree, or the command fails.
+
+Data sets: random trees at cached-token ratios (1: unrelated chains), loss on the last part of every trajectory. The goal
+is a speed-up of 0.9 of the bound FLOPs(flat) / FLOPs(tree), and of 0.97 where nothing is shared.
+
+    python bench/patched_model.py -o table.md
+"""
+
+import argparse
+import json
+import math
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from compare_transformers import (
+    Failure,
+    check_agreement,
+    commit,
+    cpu_name,
+    espalier,
+    markdown,
+    model_folder,
+    random_data_set,
+    say,
+    trajectories_of,
+)
+from transformers_step import TransformersSide, make_batches, reuse_freed_memory
+
+from espalier import hf
+
+LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-3}
+BATCH_SIZES = [1, 2, 4, 8]
+
+
+class PatchedSide:
+    """The model of a TransformersSide, patched for as long as a step takes."""
+
+    def __init__(self, side, trajectories):
+        self.side = side
+        (batch,) = make_batches(trajectories, len(trajectories))
+        lengths = sorted((_length(each) for each in trajectories if any(each.weights[1:])), reverse=True)
+        places = torch.arange(batch.input_ids.shape[1])
+        self.batch = batch
+        self.mask = (places < torch.tensor(lengths)[:, None]).long()
+
+    def step(self):
+        model, batch = self.side.model, self.batch
+        hf.patch(model)
+        model.zero_grad(set_to_none=True)
+        begin = time.monotonic()
+        hidden = model.base_model(input_ids=batch.input_ids, attention_mask=self.mask).last_hidden_state
+        hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.rows)
+        logits = model.get_output_embeddings()(hidden).float()
+        losses = torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
+        loss = (losses * batch.weights).sum()
+        loss.backward()
+        seconds = time.monotonic() - begin
+        loss = loss.item()
+        del hidden, logits, losses
+        hf.unpatch(model)
+        return seconds, loss
+
+
+def _length(trajectory):
+    """Tokens up to the last that predicts one with loss, as make_batches cuts trajectories."""
+    return max(t for t in range(1, len(trajectory.ids)) if trajectory.weights[t] > 0)
+
+
+def bound_of(folder, data_set):
+    plan = json.loads(espalier("plan", "--model", folder, "--data", data_set.path, "--no-calibration", "--json"))
+    return plan["predicted_speedup_over_sequence_packing"], plan["flat_tokens"], plan["tree_tokens"]
+
+
+def measure(name, folder, side, dtype, data_set, args):
+    where = f"{name}, {dtype}, {data_set.name}"
+    bound, flat_tokens, tree_tokens = bound_of(folder, data_set)
+    trajectories = trajectories_of(data_set.path)
+    note = lambda text: say(f"{where}: {text}")
+    size = side.choose_batch_size(trajectories, BATCH_SIZES, args.probe_tokens, 8192, note)
+    batches = make_batches(trajectories, size)
+    patched = PatchedSide(side, trajectories)
+    patched.step()
+    stock_seconds, tree_seconds = [], []
+    for index in range(args.rounds):
+        for which in ("stock", "tree") if index % 2 == 0 else ("tree", "stock"):
+            if which == "stock":
+                stock = side.step(batches)
+                stock_seconds.append(stock.seconds)
+            else:
+                seconds, loss = patched.step()
+                tree_seconds.append(seconds)
+        check_agreement(where, "losses", stock.loss, loss, LOSS_TOLERANCE[dtype])
+        say(f"{where}: round {index + 1}: unpatched {stock_seconds[-1]:.3f} s, patched {tree_seconds[-1]:.3f} s")
+    ratios = [a / b for a, b in zip(stock_seconds, tree_seconds)]
+    speedup = statistics.median(ratios)
+    goal = 0.97 if math.isclose(flat_tokens, tree_tokens) else 0.9
+    return {
+        "model ": name,
+        "dtype ": dtype,
+        "data ": data_set.name,
+        "flat tokens": f"{flat_tokens:,}",
+        "tree tokens": f"{tree_tokens:,}",
+        "batch size": str(size),
+        "unpatched s": f"{statistics.median(stock_seconds):.3f}",
+        "patched s": f"{statistics.median(tree_seconds):.3f}",
+        "speed-up": f"{speedup:.2f}",
+        "low .. high": f"{min(ratios):.2f} .. {max(ratios):.2f}",
+        "bound": f"{bound:.2f}",
+        "share of bound": f"{speedup / bound:.3f}",
+        "goal": f"{goal:g}",
+        "met ": "yes" if speedup / bound >= goal else "no",
+    }
+
+
+def rows_of(args, scratch):
+    for name in args.models.split(","):
+        folder = model_folder(name, scratch)
+        vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        sets = [random_data_set(float(ratio), args, vocab_size, scratch) for ratio in args.ratios.split(",")]
+        for dtype in args.dtypes.split(","):
+            side = TransformersSide(folder, dtype)
+            for data_set in sets:
+                yield measure(name, folder, side, dtype, data_set, args)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--models", default="smollm2,qwen3", help="smollm2, a shape of bench/model_shapes.py, or a folder (default: %(default)s)")
+    add("--dtypes", default="float32", help="float32, bfloat16 (default: %(default)s)")
+    add("--ratios", default="1,4,16,64", help="cached-token ratios (default: %(default)s)")
+    add("--tree-tokens", type=int, default=2048, help="tree tokens of a data set (default: %(default)s)")
+    add("--flat-tokens", type=int, default=32768, help="most flat tokens of a data set (default: %(default)s)")
+    add("--loss-rate", type=float, default=0.25, help="part of a trajectory that carries loss (default: %(default)s)")
+    add("--probe-tokens", type=int, default=1024, help="tokens with which a batch size is tried (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="(default: %(default)s)")
+    add("--threads", type=int, default=0, help="CPU threads (0: all cores)")
+    add("--seed", type=int, default=0, help="of the random trees (default: %(default)s)")
+    add("-o", "--out", type=Path, metavar="FILE", help="write the table (Markdown) to this file too")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    reuse_freed_memory()
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            rows = list(rows_of(args, Path(scratch)))
+        except Failure as failure:
+            parser.exit(1, f"patched_model: {failure}\n")
+    columns = {name: (lambda row, name=name: row[name]) for name in rows[0]}
+    command = shlex.join(["python", "bench/patched_model.py", *sys.argv[1:]])
+    text = f"{cpu_name()}, {torch.get_num_threads()} threads. Commit {commit()}. {args.rounds} rounds in turns:\n\n    {command}\n\n{markdown(columns, rows)}"  # fmt: skip
+    if args.out:
+        args.out.write_text(text)
+    print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
