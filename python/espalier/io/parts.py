@@ -3,7 +3,7 @@
 
 from ..errors import BadRow, InputError
 from .fields import Fields, Tally, WrongLength
-from .rules import checked, same_length, zero_one
+from .rules import same_length, zero_one
 
 
 def joined(prompt, response, arrays=(), response_name="the response"):

@@ -34,11 +34,11 @@ def rows(record, options):
         yield from _trace_rows(record, {"group_id": _group(record, {})}, options)
         return
     group = _group(record, record.inside("group"))
-    for number, trace in enumerate(record.each("traces")):
+    for index, trace in enumerate(record.each("traces")):
         try:
             yield from _trace_rows(trace, {"group_id": group}, options)
         except BadRow as error:
-            raise BadRow.within(f"traces[{number}]", error) from None
+            raise BadRow.within(f"traces[{index}]", error) from None
 
 
 def _group(record, group):

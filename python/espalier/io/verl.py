@@ -14,7 +14,6 @@ A `DataProto` holds tensors of [B, P + R]: prompts padded on the left to P, resp
 """
 
 from ..errors import BadRow
-from .fields import Fields
 from .parts import attention, converted, each_sample, kept, refuse_images, routes_with_last, sum_of
 from .rules import checked, same_length, zero_one
 
