@@ -86,6 +86,7 @@ def test_every_command_runs_without_the_build_tree(prefix, tmp_path):
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
     for line in ["init --config config.json --out model --tokenizer bytes", "synth --vocab-size 300 --trees 1 -o synth.jsonl",
                  "prepare --model model chats.jsonl -o rows.jsonl", "inspect --data rows.jsonl --html page.html",
+                 "export rows.jsonl --to traces -o traces.jsonl", "import traces.jsonl -o again.jsonl",
                  "train --model model --data rows.jsonl --out run --steps 1 --no-calibration --threads 1",
                  "logprobs --model run/checkpoints/step_1 --data rows.jsonl -o logprobs.jsonl --threads 1"]:  # fmt: skip
         done = run(*alone, prefix / "bin/espalier", *line.split(), cwd=tmp_path, XDG_CACHE_HOME=tmp_path / "cache")
