@@ -2,11 +2,13 @@
 """espalier export: what is exported and imported again is the same, and traces share what rows share."""
 
 import json
+import re
 
 import numpy as np
 import pytest
-from conftest import seed_of
+from conftest import REPOSITORY, seed_of
 from espalier.io.__main__ import main
+from espalier.io.plain_rows import KNOWN_NAMES
 
 
 @pytest.fixture
@@ -93,6 +95,11 @@ def test_tensors_that_belong_to_no_column_are_ignored_and_named(tmp_path, run):
     save_file(columns | {"hidden": np.ones((5, 3), np.float32)}, tmp_path / "more.safetensors")
     error = run("import", tmp_path / "more.safetensors", "-o", tmp_path / "again.jsonl")
     assert read(tmp_path / "again.jsonl") == read(rows) and "ignored: hidden" in error
+
+
+def test_the_names_of_fields_are_those_of_the_reader():
+    source = (REPOSITORY / "src/espalier/data/fields.h").read_text()
+    assert KNOWN_NAMES == set(re.findall(r'\{"(\w+)", Field::k', source))
 
 
 def test_routes_come_through_packed_and_parquet(tmp_path, run):

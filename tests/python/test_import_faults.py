@@ -80,6 +80,14 @@ def test_bad_rows_can_be_passed_over(tmp_path, capsys):
     assert "3 bad records skipped, the first of them" in error and "data.jsonl:3: field `labels`" in error
 
 
+def test_bad_rows_at_the_beginning_can_be_passed_over_too(tmp_path, fails):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"{\n" + b'{"other": 1}\n' + LINE)
+    assert main(["import", str(path), str(path), "-o", str(tmp_path / "rows.jsonl"), "--skip-bad-rows"]) == 0
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2  # a file that is named twice is read twice
+    fails(b'{"other": 1}\n{"more": 2}\n', "data.jsonl:1: ", "a record with `other`", flags=["--skip-bad-rows"])
+
+
 def test_files_without_records(fails):
     fails(b"", "expected at least one row, received none")
     fails(b"\n  \n", "expected at least one row, received none")

@@ -11,7 +11,7 @@ from ..progress import Progress
 from ..rows import row_writer
 from . import atif, preference, trl
 from .fields import Fields
-from .formats import FORMATS, Options, format_of
+from .formats import FORMATS, Format, Options, format_of
 from .report import Report, files_named
 from .sources import is_parquet, records_of
 
@@ -44,25 +44,34 @@ def _kind(path, arguments):
     """The format of a file, by its first good record; None for a file without records."""
     if arguments.format == "parquet" and not is_parquet(path):
         raise InputError(f"{path}: expected a Parquet file, received another; --from names the format of its records")
+    first_error = None
     for where, record in records_of(path, arguments.max_row_bytes, lambda fraction: None):
-        if isinstance(record, BadRow):
-            if arguments.skip_bad_rows:
-                continue
-            raise InputError(f"{where}: {record}")
-        kind = format_of(record, where, arguments.format)
+        try:
+            if isinstance(record, BadRow):
+                raise InputError(f"{where}: {record}")
+            kind = format_of(record, where, arguments.format)
+        except InputError as error:
+            if not arguments.skip_bad_rows:
+                raise
+            first_error = first_error or error
+            continue
         return TEXT_ATIF if kind.name == "atif" and not atif.has_token_ids(record) else kind
+    if first_error:
+        raise first_error
     return None
 
 
-TEXT_ATIF = type(FORMATS["atif"])("atif", FORMATS["atif"].fields, atif.is_trajectory, None)
+TEXT_ATIF = Format("atif", FORMATS["atif"].fields, atif.is_trajectory, None)  # without token ids
 
 
 def _write_rows(writer, kinds, arguments, report):
     options = Options(arguments.loss_weights, arguments.shared_targets, arguments.include_failed, arguments.per_turn)
     with Progress("import") as progress:
-        for number, (path, kind) in enumerate(kinds.items()):
+        for number, path in enumerate(arguments.files):
+            kind = kinds[path]
+
             def tick(fraction):
-                progress.update((number + fraction) / len(kinds), f"{report.rows:,} rows, {report.tokens:,} tokens")
+                progress.update((number + fraction) / len(arguments.files), f"{report.rows:,} rows, {report.tokens:,} tokens")
 
             for where, record in records_of(path, arguments.max_row_bytes, tick):
                 for row in _rows_of(where, record, kind, options, arguments.skip_bad_rows, report):
