@@ -198,8 +198,8 @@ def test_damaged_packed_rows(fails, tmp_path):
     write_rows([ROW | {"group_id": "ab"}] * 3, tmp_path / "made.safetensors")
     named = (tmp_path / "made.safetensors").read_bytes()
     assert named.count(b"ababab") == 1
-    fails(named.replace(b"ababab", b"ab\xffbab"), "tensor `group_id`: expected text in UTF-8, received other bytes in row 2",
-          name="data.safetensors")
+    fails(named.replace(b"ababab", b"ab\xffbab"),
+          "tensor `group_id`: expected text in UTF-8, received other bytes in row 2", name="data.safetensors")
     shorter = data.replace(b'"shape":[9]', b'"shape":[8]', 1)
     assert shorter != data
     fails(shorter, "data.safetensors", name="data.safetensors")

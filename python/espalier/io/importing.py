@@ -71,7 +71,8 @@ def _write_rows(writer, kinds, arguments, report):
             kind = kinds[path]
 
             def tick(fraction):
-                progress.update((number + fraction) / len(arguments.files), f"{report.rows:,} rows, {report.tokens:,} tokens")
+                part = (number + fraction) / len(arguments.files)
+                progress.update(part, f"{report.rows:,} rows, {report.tokens:,} tokens")
 
             for where, record in records_of(path, arguments.max_row_bytes, tick):
                 for row in _rows_of(where, record, kind, options, arguments.skip_bad_rows, report):

@@ -82,7 +82,7 @@ def _document(path, most_bytes):
                            parse_constant=NUMBERS.get,
                            object_pairs_hook=object_without_duplicates)
     except (ValueError, RecursionError, BadRow) as error:
-        if kept[0].strip() not in (b"[", b"{", b"[{") or len(kept) == 1:
+        if kept[0].strip() not in (b"[", b"{", b"[{") or len(kept) == 1 or _parses(kept[1]):
             return None  # JSON lines, of which the first is a bad one
         fault = error if isinstance(error, BadRow) else BadRow("<document>", "one JSON object, or a list of them",
                                                                clipped(str(error), 200))
@@ -178,7 +178,8 @@ class _Column:
             try:
                 return text.decode("utf-8") or None
             except UnicodeDecodeError:
-                raise InputError(f"{self._name}: expected text in UTF-8, received other bytes in row {row + 1}") from None
+                fault = f"expected text in UTF-8, received other bytes in row {row + 1}"
+                raise InputError(f"{self._name}: {fault}") from None
         if self._per_row:
             value = self._values[row].item()
             return bool(value) if self._is_flag else value
