@@ -12,6 +12,7 @@ from .trees import distribute as distribute
 from . import hf as hf
 from .report import inspect as inspect
 from . import io as io
+from . import ops as ops
 from .trees import plan as plan
 from .files import read as read
 from .files import trajectories as trajectories

@@ -68,7 +68,8 @@ def sums_of(model, batches, call=None):
     """The sum of -log p over the labels of the batches, and its gradients by name."""
     total = 0
     for batch in batches:
-        logits = (call or model)(**{name: value for name, value in batch.items() if name != "labels"}).logits[:, :-1]
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        logits = (model if call is None else call)(**inputs).logits[:, :-1]
         labels = batch["labels"][:, 1:]
         total = total + cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -277,3 +277,19 @@ def test_lora(is_patched_first):
         assert worst_error(sums_of(model, [padded(branching_rows())]), theirs) <= EXACT
     assert all("lora" in name for name in theirs[1])
     unpatch(model)
+
+
+@pytest.mark.parametrize("kind", ["olmo3", "qwen3_5", "mamba2"])
+def test_compiled_layers(kind):
+    model, batch = patch(make_model(kind)), padded(branching_rows())
+    theirs = sums_of(model, [batch])
+    for layer in backbone_of(model).layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    assert worst_error(sums_of(model, [batch]), theirs) <= EXACT
+
+
+def test_a_compiled_model():
+    model, batch = patch(make_model("qwen3")), padded(branching_rows())
+    theirs = sums_of(model, [batch])
+    compiled = torch.compile(model, backend="aot_eager")
+    assert worst_error(sums_of(model, [batch], call=compiled), theirs) <= EXACT

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from .. import ops
 from ..errors import Unsupported
-from .library import has_kernel
 
 NAME = "espalier"  # by which configs ask for it
 BACKENDS = ("auto", "espalier", "flex", "sdpa")
@@ -41,7 +41,8 @@ def resolved(backend, device):
     """The backend that "auto" stands for on `device`; any other itself."""
     if backend != "auto":
         return backend
-    return "espalier" if device.type == "cpu" or has_kernel("tree_attention", device) else "flex"
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::tree_attention", device.type.upper())
+    return "espalier" if has_kernel else "flex"
 
 
 def _as_autocast(*tensors):
@@ -55,10 +56,9 @@ def _as_autocast(*tensors):
 def _by_espalier(run, query, key, value, scale, window, sinks):
     tokens_first = lambda tensor: tensor.squeeze(0).transpose(0, 1)
     device = query.device
-    out, _lse = torch.ops.espalier.tree_attention(
-        tokens_first(query), tokens_first(key), tokens_first(value), run.subtree_end.to(device), scale,
-        [], [], torch.empty(0, 5, dtype=torch.int64), sliding_window=window,
-        position=run.position.to(device) if window else None, sinks=sinks)  # fmt: skip
+    out = ops.tree_attention(
+        tokens_first(query), tokens_first(key), tokens_first(value), run.subtree_end.to(device), softmax_scale=scale,
+        sliding_window=window, position=run.position.to(device) if window else None, sinks=sinks)  # fmt: skip
     return out.unsqueeze(0)
 
 

@@ -12,6 +12,7 @@ import weakref
 import torch
 from torch.nn.functional import softplus
 
+from .. import ops
 from ..errors import Unsupported
 
 ACTIVATIONS = {None: False, "silu": True, "swish": True}  # whether causal_conv1d applies SiLU
@@ -21,7 +22,7 @@ def _convolve(run, hidden_states, weight, bias=None, activation=None, **_):
     """causal_conv1d_fn: hidden_states [1, C, T], weight [C, W], bias [C]; returns [1, C, T]."""
     x = hidden_states.squeeze(0).t()
     weights = [w if w is None or w.dtype == x.dtype else w.to(_dtype_of_sums(x)) for w in (weight, bias)]
-    out = torch.ops.espalier.causal_conv1d(x, *weights, run.prev, None, ACTIVATIONS[activation])
+    out = ops.causal_conv1d(x, *weights, run.prev, silu=ACTIVATIONS[activation])
     return out.t().unsqueeze(0)
 
 
@@ -32,9 +33,8 @@ def _gated_delta_rule(run, query, key, value, g, beta, initial_state=None, outpu
     if initial_state is not None or output_final_state or not use_qk_l2norm_in_kernel:
         raise Unsupported("gated delta rule: expected queries and keys to be normalised, and no cache of states")
     dtype = _dtype_of_sums(query)
-    out, _states = torch.ops.espalier.gated_delta_rule(
-        query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype), beta.squeeze(0).to(dtype),
-        run.prev, None, run.ends)  # fmt: skip
+    out, _states = ops.gated_delta_rule(query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype),
+                                        beta.squeeze(0).to(dtype), run.prev)  # fmt: skip
     return out.unsqueeze(0), None
 
 
@@ -52,9 +52,8 @@ def _ssm_scan(run, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=
         steps = softplus(steps)
     steps = steps.clamp(*dt_limit)
     skip = None if D is None else D.to(dtype)
-    out, _states = torch.ops.espalier.ssm_scan(
-        hidden_states.squeeze(0), steps, A.to(dtype), B.squeeze(0), C.squeeze(0), skip, run.prev, None,
-        run.ends)  # fmt: skip
+    out, _states = ops.ssm_scan(hidden_states.squeeze(0), steps, A.to(dtype), B.squeeze(0), C.squeeze(0), run.prev,
+                                D=skip)  # fmt: skip
     return out.unsqueeze(0).to(dtype)
 
 

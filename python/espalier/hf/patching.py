@@ -10,7 +10,7 @@ import torch
 
 from ..errors import Unsupported
 from ..trees import build
-from . import attention, library, mixers
+from . import attention, mixers
 from .config_view import is_view, original_of, tree_view
 from .families import backbone_of, check_model, check_training, mixer_of
 from .rows import check_boundaries, read_rows
@@ -46,7 +46,6 @@ def patch(model, *, backend="auto", check=False):
         raise Unsupported(f"backend: expected {', '.join(attention.BACKENDS)}, received {backend!r}")
     backbone = backbone_of(model)
     check_model(model, backbone)
-    library.load()
     if backbone.training:
         check_training(backbone)
     given = patch_of(backbone)

@@ -9,7 +9,7 @@ class TreeRun:
     on, and checkpointing keeps it, so recomputation in backward finds the same one.
 
     subtree_end, position  [T] int32 on the device of the model
-    prev                   [T] int32 on the CPU, by which recurrences walk; ends [0] int64, where they leave states
+    prev                   [T] int32 on the CPU, by which recurrences walk
     masks                  what backends make of it, kept for the other layers
     """
 
@@ -19,7 +19,6 @@ class TreeRun:
         self.subtree_end = torch.tensor(layout.subtree_end, device=device)
         self.position = torch.tensor(layout.position_ids, device=device)
         self.prev = torch.tensor(layout.prev)
-        self.ends = torch.empty(0, dtype=torch.int64)
         self.masks = {}
 
 
