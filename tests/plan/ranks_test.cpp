@@ -64,7 +64,6 @@ std::string fault(const TokenSequences& rows, const std::vector<int64_t>& subset
   std::map<int64_t, std::set<size_t>> ranks_of_tree;
   const std::vector<int64_t> trees = trees_of(forest);
   int64_t tokens = 0;
-  double least = 0;
   for (size_t r = 0; r < plan.ranks.size(); ++r) {
     const RankShare& share = plan.ranks[r];
     if (!std::ranges::is_sorted(share.trajectories)) return "trajectories are not ascending";
@@ -82,7 +81,6 @@ std::string fault(const TokenSequences& rows, const std::vector<int64_t>& subset
       return fmt::format("seconds of rank {}: {} instead of {}", r, share.seconds, seconds);
     }
     tokens += share.tree_tokens;
-    least += seconds;
   }
   if (std::ranges::any_of(times, [](int64_t count) { return count != 1; })) return "a trajectory is not once";
   if (tokens - forest.tree_tokens() != plan.repeated_tokens) return "repeated tokens";

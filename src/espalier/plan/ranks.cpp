@@ -387,6 +387,7 @@ RankPlan distribute(const Forest& forest, int64_t num_ranks, const TimeModel& mo
 RankPlan distribute_trajectories(const Forest& forest, int64_t num_ranks, const TimeModel& model) {
   check_ranks(num_ranks);
   std::vector<double> seconds;
+  seconds.reserve(forest.num_trajectories());
   for (int64_t t = 0; t < forest.num_trajectories(); ++t) {
     seconds.push_back(path_seconds(model, forest.trajectory_size(t)));
   }
