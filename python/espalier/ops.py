@@ -107,7 +107,7 @@ def edge_logprobs(hidden, weight, edge_row, edge_target, *, bias=None, temperatu
     each = isinstance(temperature, torch.Tensor)
     if not (entropy or each or bias is not None or softcap is not None or temperature != 1 or logit_scale != 1):
         return _ops.edge_logprobs(hidden, weight, edge_row, edge_target)[0]
-    logprobs, entropies, _ = _ops.edge_distribution(
+    logprobs, entropies, _, _ = _ops.edge_distribution(
         hidden, weight, edge_row, edge_target, bias, temperature if each else None, 1.0 if each else temperature,
         logit_scale, 0.0 if softcap is None else softcap)  # fmt: skip
     return (logprobs, entropies) if entropy else logprobs

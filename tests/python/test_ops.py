@@ -66,9 +66,9 @@ def distribution_samples(n, back):
         if not back:
             yield hidden, weight, row, target, *options
             continue
-        _, entropy, lse = torch.ops.espalier.edge_distribution(hidden, weight, row, target, *options)
-        yield n(5), n(5), entropy, lse, hidden, weight, row, target, *options, [True, True, options[0] is not None]
-        yield None, n(5), entropy, lse, hidden, weight, row, target, *options, [True, False, False]
+        _, _, lse, mean = torch.ops.espalier.edge_distribution(hidden, weight, row, target, *options)
+        yield n(5), n(5), lse, mean, hidden, weight, row, target, *options, [True, True, options[0] is not None]
+        yield None, n(5), lse, mean, hidden, weight, row, target, *options, [True, False, False]
 
 
 def norm_samples(n, back):

@@ -33,9 +33,9 @@ TORCH_LIBRARY(espalier, m) {
       "edge_distribution(Tensor hidden, Tensor weight, Tensor edge_row, Tensor edge_target, Tensor? "
       "bias=None,"
       " Tensor? edge_temperature=None, float temperature=1., float logit_scale=1., float softcap=0.)"
-      " -> (Tensor logprobs, Tensor entropy, Tensor lse)");
+      " -> (Tensor logprobs, Tensor entropy, Tensor lse, Tensor mean)");
   m.def(
-      "edge_distribution_backward(Tensor? grad_logprobs, Tensor? grad_entropy, Tensor entropy, Tensor lse,"
+      "edge_distribution_backward(Tensor? grad_logprobs, Tensor? grad_entropy, Tensor lse, Tensor mean,"
       " Tensor hidden, Tensor weight, Tensor edge_row, Tensor edge_target, Tensor? bias,"
       " Tensor? edge_temperature, float temperature, float logit_scale, float softcap, bool[3] output_mask)"
       " -> (Tensor grad_hidden, Tensor grad_weight, Tensor grad_bias)");

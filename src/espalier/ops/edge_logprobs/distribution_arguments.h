@@ -15,7 +15,8 @@ struct DistributionArguments {
   double temperature, logit_scale, softcap;
 };
 
-using DistributionResults = std::tuple<at::Tensor, at::Tensor, at::Tensor>;    // logprobs, entropy, lse
+/// logprobs, entropy, and in float64 the log-sum-exp of the edges' logits and the logits' mean under p.
+using DistributionResults = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using DistributionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of hidden, weight and bias
 
 /// Ranks, shapes, dtypes, devices and the numbers; not the values of tensors.

@@ -2,8 +2,9 @@
 // edge_distribution by blocks of logits (edges x vocabulary entries), with ATen's operators, on any device.
 //
 // Forward: with the maximum m of an edge's logits so far and u = z - m <= 0, s = sum exp(u) and
-// t = sum exp(u) u are carried from block to block in float64. In the end lse = m + log(s), and the entropy
-// is log(s) - t / s: neither part is negative, so that nothing cancels. Backward: docs/math.md.
+// t = sum exp(u) u are carried from block to block in float64. In the end lse = m + log(s), the mean logit is
+// m + t / s, and the entropy log(s) - t / s: neither part is negative, so that nothing cancels. Backward:
+// docs/math.md.
 //
 // Blocks depend on sizes alone, and each edge has a row of its own, so that no two edges add to one logit.
 #include <ATen/ATen.h>
@@ -136,31 +137,42 @@ detail::DistributionResults forward(const at::Tensor& hidden, const at::Tensor& 
     t.add_(exps.mul_(u.clamp_min_(kNoLogProb)).sum({1}, false, at::kDouble));
     m.copy_(larger);
   });
-  const at::Tensor log_sum = sum.log();
-  return {logit.sub_(maximum).sub_(log_sum).to(logits.dtype()),
-          log_sum.sub(moment.div_(sum)).to(logits.dtype()), maximum.add(log_sum)};
+  const at::Tensor log_sum = sum.log(), mean = moment.div_(sum);
+  return {logit.sub_(maximum).sub_(log_sum).to(logits.dtype()), log_sum.sub(mean).to(logits.dtype()),
+          maximum.add(log_sum), maximum.add(mean)};
 }
+
+/// Numbers of edges in float64, as two parts in the dtype of sums [E, 1]. What their rounding leaves would be a
+/// factor of all gradients of an edge.
+class InTwoParts {
+ public:
+  InTwoParts(const at::Tensor& values, at::ScalarType dtype)
+      : part_(values.to(dtype).unsqueeze(1)), rest_(values.unsqueeze(1).sub(part_).to(dtype)) {}
+
+  at::Tensor from(const at::Tensor& z, const LogitRange& block) const {
+    return z.sub(rows_of(part_, block)).sub_(rows_of(rest_, block)).clamp_min_(kNoLogProb);
+  }
+
+ private:
+  at::Tensor part_, rest_;
+};
 
 /// The upstream gradients of edges, as blocks take them: [E, 1] in the dtype of sums.
 class EdgeGradients {
  public:
   EdgeGradients(const OptionalTensor& grad_logprobs, const OptionalTensor& grad_entropy,
-                const at::Tensor& entropy, const at::Tensor& lse, const Logits& logits)
-      : entropy_(column(entropy, logits.dtype())),
-        lse_(column(lse, logits.dtype())),
-        lse_rest_(column(lse.sub(lse.to(logits.dtype())), logits.dtype())) {
-    if (grad_logprobs) of_logprobs_ = column(*grad_logprobs, logits.dtype());
-    if (grad_entropy) of_entropy_ = column(*grad_entropy, logits.dtype());
+                const at::Tensor& lse, const at::Tensor& mean, at::ScalarType dtype)
+      : lse_(lse, dtype), mean_(mean, dtype) {
+    if (grad_logprobs) of_logprobs_ = grad_logprobs->to(dtype).unsqueeze(1);
+    if (grad_entropy) of_entropy_ = grad_entropy->to(dtype).unsqueeze(1);
   }
 
-  /// Turns transformed logits into their gradients, in their place.
+  /// Of transformed logits.
   at::Tensor of_logits(const at::Tensor& z, const Targets& targets, const LogitRange& block) const {
-    const at::Tensor logprob =
-        z.sub_(rows_of(lse_, block)).sub_(rows_of(lse_rest_, block)).clamp_min_(kNoLogProb);
-    const at::Tensor prob = logprob.exp();
+    const at::Tensor prob = lse_.from(z, block).exp_();
     at::Tensor grad;
     if (of_entropy_.defined()) {
-      grad = logprob.add_(rows_of(entropy_, block)).mul_(rows_of(of_entropy_, block));
+      grad = mean_.from(z, block).mul_(rows_of(of_entropy_, block));
       if (of_logprobs_.defined()) grad.add_(rows_of(of_logprobs_, block));
       grad.mul_(prob).neg_();
     } else {
@@ -172,11 +184,8 @@ class EdgeGradients {
   }
 
  private:
-  static at::Tensor column(const at::Tensor& values, at::ScalarType dtype) {
-    return values.to(dtype).unsqueeze(1);
-  }
-
-  at::Tensor of_logprobs_, of_entropy_, entropy_, lse_, lse_rest_;
+  InTwoParts lse_, mean_;
+  at::Tensor of_logprobs_, of_entropy_;
 };
 
 at::Tensor sum_by_row(const at::Tensor& grad_of_edges, const at::Tensor& edge_row, int64_t num_rows) {
@@ -187,8 +196,7 @@ at::Tensor sum_by_row(const at::Tensor& grad_of_edges, const at::Tensor& edge_ro
 }
 
 detail::DistributionGradients backward(const OptionalTensor& grad_logprobs,
-                                       const OptionalTensor& grad_entropy, const at::Tensor& entropy,
-                                       const at::Tensor& lse, const at::Tensor& hidden,
+                                       const OptionalTensor& grad_entropy, const at::Tensor& lse, const at::Tensor& mean, const at::Tensor& hidden,
                                        const at::Tensor& weight, const at::Tensor& edge_row,
                                        const at::Tensor& edge_target, const OptionalTensor& bias,
                                        const OptionalTensor& edge_temperature, double temperature,
@@ -199,7 +207,7 @@ detail::DistributionGradients backward(const OptionalTensor& grad_logprobs,
   TORCH_CHECK(grad_logprobs || grad_entropy, "edge_distribution_backward: expected a gradient of the ",
               "log-probabilities or the entropies, received neither");
   const Logits logits(given);
-  const EdgeGradients edges(grad_logprobs, grad_entropy, entropy, lse, logits);
+  const EdgeGradients edges(grad_logprobs, grad_entropy, lse, mean, logits.dtype());
   const at::Tensor hidden_of_edges = hidden.index_select(0, edge_row);
   at::Tensor grad_hidden, grad_weight, grad_bias;
   if (output_mask[0])

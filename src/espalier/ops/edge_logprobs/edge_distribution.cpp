@@ -35,13 +35,13 @@ Results call_forward(const at::Tensor& hidden, const at::Tensor& weight, const a
 }
 
 Gradients call_backward(const OptionalTensor& grad_logprobs, const OptionalTensor& grad_entropy,
-                        const at::Tensor& entropy, const at::Tensor& lse, const at::Tensor& hidden,
+                        const at::Tensor& lse, const at::Tensor& mean, const at::Tensor& hidden,
                         const at::Tensor& weight, const at::Tensor& edge_row, const at::Tensor& edge_target,
                         const OptionalTensor& bias, const OptionalTensor& edge_temperature,
                         double temperature, double logit_scale, double softcap,
                         std::array<bool, 3> output_mask) {
   static const auto op = find_op<decltype(call_backward)>("espalier::edge_distribution_backward");
-  return op.call(grad_logprobs, grad_entropy, entropy, lse, hidden, weight, edge_row, edge_target, bias,
+  return op.call(grad_logprobs, grad_entropy, lse, mean, hidden, weight, edge_row, edge_target, bias,
                  edge_temperature, temperature, logit_scale, softcap, output_mask);
 }
 
@@ -52,17 +52,17 @@ class Distribution : public torch::autograd::Function<Distribution> {
                                const OptionalTensor& bias, const OptionalTensor& edge_temperature,
                                double temperature, double logit_scale, double softcap) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    auto [logprobs, entropy, lse] = call_forward(hidden, weight, edge_row, edge_target, bias,
+    auto [logprobs, entropy, lse, mean] = call_forward(hidden, weight, edge_row, edge_target, bias,
                                                  edge_temperature, temperature, logit_scale, softcap);
     ctx->save_for_backward({hidden, weight, edge_row, edge_target, bias.value_or(at::Tensor()),
-                            edge_temperature.value_or(at::Tensor()), entropy, lse});
+                            edge_temperature.value_or(at::Tensor()), lse, mean});
     ctx->saved_data["temperature"] = temperature;
     ctx->saved_data["logit_scale"] = logit_scale;
     ctx->saved_data["softcap"] = softcap;
     ctx->saved_data["has_bias"] = bias.has_value();
-    ctx->mark_non_differentiable({lse});
+    ctx->mark_non_differentiable({lse, mean});
     ctx->set_materialize_grads(false);
-    return {logprobs, entropy, lse};
+    return {logprobs, entropy, lse, mean};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -88,7 +88,7 @@ Results forward_autograd(const at::Tensor& hidden, const at::Tensor& weight, con
               "detach it");
   const variable_list results = Distribution::apply(hidden, weight, edge_row, edge_target, bias,
                                                     edge_temperature, temperature, logit_scale, softcap);
-  return {results[0], results[1], results[2]};
+  return {results[0], results[1], results[2], results[3]};
 }
 
 Results forward_meta(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
@@ -100,7 +100,7 @@ Results forward_meta(const at::Tensor& hidden, const at::Tensor& weight, const a
   const auto options = hidden.options().dtype(detail::accumulator_dtype(hidden.scalar_type()));
   const c10::SymInt edges = edge_row.sym_size(0);
   return {at::empty_symint({edges}, options), at::empty_symint({edges}, options),
-          at::empty_symint({edges}, options.dtype(at::kDouble))};
+          at::empty_symint({edges}, options.dtype(at::kDouble)), at::empty_symint({edges}, options.dtype(at::kDouble))};
 }
 
 Gradients backward_meta(const OptionalTensor&, const OptionalTensor&, const at::Tensor&, const at::Tensor&,
@@ -144,8 +144,7 @@ void detail::check_edge_distribution(const DistributionArguments& given) {
 EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
                                    const LogitTransform& transform) {
-  auto [logprobs, entropy, lse] =
-      call_forward(hidden, weight, edge_row, edge_target, if_defined(transform.bias),
+  auto [logprobs, entropy, lse, mean] = call_forward(hidden, weight, edge_row, edge_target, if_defined(transform.bias),
                    if_defined(transform.edge_temperature), transform.temperature, transform.logit_scale,
                    transform.softcap);
   return {logprobs, entropy};

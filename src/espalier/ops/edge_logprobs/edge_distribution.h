@@ -29,8 +29,9 @@ struct EdgeDistribution {
 /// several temperatures. Peak extra memory: four blocks (ops/edge_logprobs/logit_blocks.h), the hidden states
 /// of the edges [E, C], their gradient in float32 (float64), and a few numbers per edge. Registered as
 /// torch.ops.espalier.edge_distribution(hidden, weight, edge_row, edge_target, bias=None,
-/// edge_temperature=None, temperature=1., logit_scale=1., softcap=0.) -> (logprobs, entropy, lse [E]
-/// float64). Throws as edge_logprobs does, and on options that are not as said.
+/// edge_temperature=None, temperature=1., logit_scale=1., softcap=0.) -> (logprobs, entropy, lse [E], mean
+/// [E]), the last two float64: the log-sum-exp of z, and its mean, sum over v of p(v) z(v). Throws as
+/// edge_logprobs does, and on options that are not as said.
 EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
                                    const LogitTransform& transform);
