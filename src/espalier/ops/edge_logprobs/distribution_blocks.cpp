@@ -142,8 +142,8 @@ detail::DistributionResults forward(const at::Tensor& hidden, const at::Tensor& 
           maximum.add(log_sum), maximum.add(mean)};
 }
 
-/// Numbers of edges in float64, as two parts in the dtype of sums [E, 1]. What their rounding leaves would be a
-/// factor of all gradients of an edge.
+/// Numbers of edges in float64, as two parts in the dtype of sums [E, 1]. What their rounding leaves would be
+/// a factor of all gradients of an edge.
 class InTwoParts {
  public:
   InTwoParts(const at::Tensor& values, at::ScalarType dtype)
@@ -196,7 +196,8 @@ at::Tensor sum_by_row(const at::Tensor& grad_of_edges, const at::Tensor& edge_ro
 }
 
 detail::DistributionGradients backward(const OptionalTensor& grad_logprobs,
-                                       const OptionalTensor& grad_entropy, const at::Tensor& lse, const at::Tensor& mean, const at::Tensor& hidden,
+                                       const OptionalTensor& grad_entropy, const at::Tensor& lse,
+                                       const at::Tensor& mean, const at::Tensor& hidden,
                                        const at::Tensor& weight, const at::Tensor& edge_row,
                                        const at::Tensor& edge_target, const OptionalTensor& bias,
                                        const OptionalTensor& edge_temperature, double temperature,

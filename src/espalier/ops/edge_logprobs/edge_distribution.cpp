@@ -53,7 +53,7 @@ class Distribution : public torch::autograd::Function<Distribution> {
                                double temperature, double logit_scale, double softcap) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     auto [logprobs, entropy, lse, mean] = call_forward(hidden, weight, edge_row, edge_target, bias,
-                                                 edge_temperature, temperature, logit_scale, softcap);
+                                                       edge_temperature, temperature, logit_scale, softcap);
     ctx->save_for_backward({hidden, weight, edge_row, edge_target, bias.value_or(at::Tensor()),
                             edge_temperature.value_or(at::Tensor()), lse, mean});
     ctx->saved_data["temperature"] = temperature;
@@ -100,7 +100,8 @@ Results forward_meta(const at::Tensor& hidden, const at::Tensor& weight, const a
   const auto options = hidden.options().dtype(detail::accumulator_dtype(hidden.scalar_type()));
   const c10::SymInt edges = edge_row.sym_size(0);
   return {at::empty_symint({edges}, options), at::empty_symint({edges}, options),
-          at::empty_symint({edges}, options.dtype(at::kDouble)), at::empty_symint({edges}, options.dtype(at::kDouble))};
+          at::empty_symint({edges}, options.dtype(at::kDouble)),
+          at::empty_symint({edges}, options.dtype(at::kDouble))};
 }
 
 Gradients backward_meta(const OptionalTensor&, const OptionalTensor&, const at::Tensor&, const at::Tensor&,
@@ -144,7 +145,8 @@ void detail::check_edge_distribution(const DistributionArguments& given) {
 EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
                                    const LogitTransform& transform) {
-  auto [logprobs, entropy, lse, mean] = call_forward(hidden, weight, edge_row, edge_target, if_defined(transform.bias),
+  auto [logprobs, entropy, lse, mean] =
+      call_forward(hidden, weight, edge_row, edge_target, if_defined(transform.bias),
                    if_defined(transform.edge_temperature), transform.temperature, transform.logit_scale,
                    transform.softcap);
   return {logprobs, entropy};
