@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""gated_delta_rule and ssm_scan on trees, on flat sequences, and the PyTorch path of Transformers.
+"""gated_delta_rule, ssm_scan and causal_conv1d on trees, on flat sequences, and the PyTorch path of Transformers.
 
 Four sides run in turns, forward and backward, in one process:
 
@@ -86,6 +86,32 @@ class SsmScan:
         return mamba2_chunk_scan(x, dt, a, b, c, chunk_size=64, D=d).flatten(0, 1)
 
 
+class CausalConv1d:
+    """Channels and taps as of Qwen3.5, with SiLU."""
+
+    name = "causal_conv1d"
+
+    def __init__(self, tokens, dtype):
+        generator = torch.Generator().manual_seed(0)
+        x, weight, self.grad = (
+            torch.randn(shape, generator=generator).to(dtype) for shape in ((tokens, 2048), (2048, 4), (tokens, 2048))
+        )
+        self.inputs = [each.requires_grad_() for each in (x, weight)]
+
+    def ours(self, prev):
+        x, weight = self.inputs
+        return torch.ops.espalier.causal_conv1d(x, weight, None, prev, None, True)
+
+    def theirs(self):
+        x, weight = self.inputs
+        batch = x.unflatten(0, (-1, FLAT_TOKENS)).transpose(1, 2)
+        out = torch.nn.functional.conv1d(batch, weight.unsqueeze(1), padding=3, groups=len(weight))
+        return torch.nn.functional.silu(out[..., :FLAT_TOKENS]).transpose(1, 2).flatten(0, 1)
+
+
+KINDS = (GatedDelta, SsmScan, CausalConv1d)
+
+
 def seconds_of(case, function, *arguments):
     for x in case.inputs:
         x.grad = None
@@ -151,7 +177,7 @@ def main():
     if not LIBRARY.is_file():
         parser.error(f"{LIBRARY.relative_to(REPOSITORY)} is not there: `make build` makes it")
     torch.ops.load_library(str(LIBRARY))
-    rows = [row for kind in (GatedDelta, SsmScan) for dtype in args.dtypes.split(",") for row in rows_of(kind, dtype, args)]
+    rows = [row for kind in KINDS for dtype in args.dtypes.split(",") for row in rows_of(kind, dtype, args)]
     columns = {name: (lambda row, name=name: row[name]) for name in rows[0]}
     command = shlex.join(["python", "bench/recurrent.py", *sys.argv[1:]])
     text = (f"{cpu_name()}, {torch.get_num_threads()} threads. Commit {commit()}. {args.tokens} tokens, forward and backward,"
