@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs `espalier import` and `espalier export`: python3 -m espalier.io import|export ARGUMENTS."""
 
-import signal
+import _signal  # built in, unlike `signal`, for which files are read
 
 # While modules are read, an interrupt ends the command without a traceback.
-INTERRUPT_RAISES = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+INTERRUPT_RAISES = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if __name__ == "__main__" and INTERRUPT_RAISES:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import sys
 
@@ -26,5 +26,5 @@ def main(argv):
 
 if __name__ == "__main__":
     if INTERRUPT_RAISES:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))
