@@ -26,7 +26,10 @@ TEST(Device, OtherWordsAreRefused) {
   }
 }
 
-TEST(Device, TheCpuNeedsNoOpening) {
+// LibTorch asks once in a process whether it has CUDA, and any backward pass makes it ask. GoogleTest runs
+// the suites of this ending before all others, and their tests in the order of the file: the one that loads
+// libtorch_cuda comes last.
+TEST(DeviceDeathTest, TheCpuNeedsNoOpening) {
   open_device(at::kCPU, /*deterministic=*/true);
   EXPECT_FALSE(at::globalContext().deterministicAlgorithms());
   EXPECT_FALSE(c10::impl::hasDeviceGuardImpl(at::kCUDA));
@@ -34,8 +37,6 @@ TEST(Device, TheCpuNeedsNoOpening) {
   EXPECT_FALSE(device_name(at::kCPU).empty());
 }
 
-// LibTorch asks once in a process whether it has CUDA, and any backward pass makes it ask. GoogleTest runs
-// the suites of this ending before all others.
 TEST(DeviceDeathTest, WhatIsMissingIsSaidInOneLine) {
   const std::string message = message_of<InputError>([] { open_device({at::kCUDA, 100}); });
   EXPECT_EQ(message.find('\n'), std::string::npos);
