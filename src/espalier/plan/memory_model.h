@@ -20,6 +20,8 @@ struct TermBytes {
 
 enum class OptimizerKind { kAdamW, kSgd };
 
+/// Plans do not depend on the number of threads, so the work space of every CPU thread but one is left out: a
+/// tile of an operator each, some hundred kilobytes.
 struct MemoryModel {
   ModelCost cost;
   int64_t num_parameters = 0;
