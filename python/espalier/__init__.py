@@ -9,6 +9,7 @@
     rows = espalier.read("rows.jsonl")                # rows of files, as NumPy arrays
     print(espalier.inspect(rows))                     # what they share, and what sharing was lost
     model = espalier.hf.patch(model)                  # a model of Transformers that trains on trees
+    step = espalier.Step(model, plan)                 # the same for batches larger than memory
 
 Importing the package loads nothing else, not even its compiled part: names are loaded when they are used.
 """
@@ -21,6 +22,7 @@ _MODULES = {
     "files": ("Trajectories", "read", "trajectories", "write"),
     "native": ("__version__",),
     "report": ("Report", "inspect"),
+    "step": ("Step",),
     "trees": ("Distribution", "Forest", "Layout", "MicroBatch", "Plan", "RankShare", "build", "distribute", "plan"),
 }
 _PACKAGES = ("hf", "io", "ops", "trl")

@@ -6,6 +6,7 @@ from .trees import MicroBatch as MicroBatch
 from .trees import Plan as Plan
 from .trees import RankShare as RankShare
 from .report import Report as Report
+from .step import Step as Step
 from .files import Trajectories as Trajectories
 from .trees import build as build
 from .trees import distribute as distribute

@@ -32,7 +32,7 @@ def tree_attention(module, query, key, value, attention_mask=None, *, dropout=0.
     if query.shape[0] != 1 or query.shape[2] != run.num_tokens or key.shape[2] != run.num_tokens:
         raise Unsupported(f"attention: expected queries and keys of the {run.num_tokens} tokens of the forest, "
                           f"received {list(query.shape)} and {list(key.shape)}")  # fmt: skip
-    query, key, value = _as_autocast(query, key, value)
+    query, key, value = as_autocast(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _BY_BACKEND[run.backend](run, query, key, value, scale, sliding_window or 0, s_aux).contiguous(), None
 
@@ -45,7 +45,7 @@ def resolved(backend, device):
     return "espalier" if has_kernel else "flex"
 
 
-def _as_autocast(*tensors):
+def as_autocast(*tensors):
     """What autocast makes of the arguments of torch's own attention."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
@@ -55,10 +55,12 @@ def _as_autocast(*tensors):
 
 def _by_espalier(run, query, key, value, scale, window, sinks):
     tokens_first = lambda tensor: tensor.squeeze(0).transpose(0, 1)
+    key, value = tokens_first(key), tokens_first(value)
+    run.leave(key=key, value=value)
     device = query.device
     out = ops.tree_attention(
-        tokens_first(query), tokens_first(key), tokens_first(value), run.subtree_end.to(device), softmax_scale=scale,
-        sliding_window=window, position=run.position.to(device) if window else None, sinks=sinks)  # fmt: skip
+        tokens_first(query), key, value, run.subtree_end.to(device), softmax_scale=scale, sliding_window=window,
+        position=run.position.to(device) if window else None, sinks=sinks, **run.attention_context())  # fmt: skip
     return out.unsqueeze(0)
 
 

@@ -29,10 +29,8 @@ FAMILIES = {
 ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those that rotate by the position alone
 
 
-def backbone_of(model):
-    """The module of `model` that turns token ids into hidden states; `model` may be wrapped, by PEFT for example.
-
-    Raises Unsupported where it is of no family above."""
+def unwrapped(model):
+    """The model of Transformers inside of wrappers: PEFT, torch.compile, DistributedDataParallel."""
     inner = model
     while True:
         if hasattr(inner, "get_base_model"):  # PEFT
@@ -42,7 +40,14 @@ def backbone_of(model):
         elif isinstance(inner, nn.parallel.DistributedDataParallel):
             inner = inner.module
         else:
-            break
+            return inner
+
+
+def backbone_of(model):
+    """The module of `model` that turns token ids into hidden states; `model` may be wrapped, by PEFT for example.
+
+    Raises Unsupported where it is of no family above."""
+    inner = unwrapped(model)
     backbone = getattr(inner, "base_model", inner)
     model_type = getattr(getattr(backbone, "config", None), "model_type", None)
     if model_type not in FAMILIES:

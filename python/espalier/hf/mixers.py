@@ -22,7 +22,10 @@ def _convolve(run, hidden_states, weight, bias=None, activation=None, **_):
     """causal_conv1d_fn: hidden_states [1, C, T], weight [C, W], bias [C]; returns [1, C, T]."""
     x = hidden_states.squeeze(0).t()
     weights = [w if w is None or w.dtype == x.dtype else w.to(_dtype_of_sums(x)) for w in (weight, bias)]
-    out = ops.causal_conv1d(x, *weights, run.prev, silu=ACTIVATIONS[activation])
+    tails = run.inherited("tails")
+    if run.ends is not None:
+        run.leave(tails=ops.causal_conv1d_tails(x, run.prev, run.ends, weight.shape[1], tails=tails))
+    out = ops.causal_conv1d(x, *weights, run.prev, tails=tails, silu=ACTIVATIONS[activation])
     return out.t().unsqueeze(0)
 
 
@@ -33,8 +36,10 @@ def _gated_delta_rule(run, query, key, value, g, beta, initial_state=None, outpu
     if initial_state is not None or output_final_state or not use_qk_l2norm_in_kernel:
         raise Unsupported("gated delta rule: expected queries and keys to be normalised, and no cache of states")
     dtype = _dtype_of_sums(query)
-    out, _states = ops.gated_delta_rule(query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype),
-                                        beta.squeeze(0).to(dtype), run.prev)  # fmt: skip
+    out, states = ops.gated_delta_rule(query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype),
+                                       beta.squeeze(0).to(dtype), run.prev, states=run.inherited("states"),
+                                       ends=run.ends)  # fmt: skip
+    run.leave(states=states)
     return out.unsqueeze(0), None
 
 
@@ -52,8 +57,9 @@ def _ssm_scan(run, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=
         steps = softplus(steps)
     steps = steps.clamp(*dt_limit)
     skip = None if D is None else D.to(dtype)
-    out, _states = ops.ssm_scan(hidden_states.squeeze(0), steps, A.to(dtype), B.squeeze(0), C.squeeze(0), run.prev,
-                                D=skip)  # fmt: skip
+    out, states = ops.ssm_scan(hidden_states.squeeze(0), steps, A.to(dtype), B.squeeze(0), C.squeeze(0), run.prev,
+                               D=skip, states=run.inherited("states"), ends=run.ends)  # fmt: skip
+    run.leave(states=states)
     return out.unsqueeze(0).to(dtype)
 
 

@@ -87,8 +87,7 @@ class Patch:
         self.runs = Runs()
 
     def attach(self, backbone):
-        if (mixer := mixer_of(backbone)) is not None:
-            mixers.install(*mixer, backbone)
+        self.install_mixers(backbone)
         views = {}  # one for each config
         for module in backbone.modules():
             config = module.__dict__.get("config")
@@ -112,6 +111,10 @@ class Patch:
                 module.config = original_of(module.config)
         if (mixer := mixer_of(backbone)) is not None:
             mixers.uninstall(*mixer, backbone)
+
+    def install_mixers(self, backbone):
+        if (mixer := mixer_of(backbone)) is not None:
+            mixers.install(*mixer, backbone)
 
     def call_stock(self, backbone, arguments):
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
@@ -175,6 +178,8 @@ def forward(backbone, *args, **kwargs):
     given = patch_of(backbone)
     arguments = _named(backbone, args, kwargs)
     if given.is_resting:
+        return given.call_stock(backbone, arguments)
+    if "espalier_tree" in arguments:  # a micro-batch of a Step
         return given.call_stock(backbone, arguments)
     if _wants_cache(arguments):
         with as_stock(backbone):
@@ -245,8 +250,7 @@ def _run(backbone, given, arguments, passed_on):
 def _planned(backbone, given, arguments):
     """(TreeRun, inputs of the model, index): index [B * S] says where the batch's tokens are in the forest, of which
     padding is one past the end."""
-    if (mixer := mixer_of(backbone)) is not None:
-        mixers.install(*mixer, backbone)  # a copy of a patched model was not there when that was patched
+    given.install_mixers(backbone)  # a copy of a patched model was not there when that was patched
     input_ids = arguments["input_ids"]
     rows, layout = forest_of(arguments)
     run = TreeRun(layout, input_ids.device, attention.resolved(given.backend, input_ids.device))

@@ -21,6 +21,23 @@ class TreeRun:
         self.prev = torch.tensor(layout.prev)
         self.masks = {}
 
+    # A whole forest has no context; context.py has runs that do.
+    ends = None  # tokens after which others continue
+
+    def at(self, _layer):
+        """The run as one layer sees it."""
+        return self
+
+    def attention_context(self):
+        """Arguments of ops.tree_attention for keys and values of ancestors."""
+        return {}
+
+    def inherited(self, _name):
+        """What the parent's layer has left at its ends under a name; None without a parent."""
+
+    def leave(self, **tensors):
+        """Keeps what the layer leaves to descendants, by names."""
+
 
 class Expand(torch.autograd.Function):
     """Rows [P, H] of values [T, H] by index [P], zeros where it is T. The gradients of rows that share a token are

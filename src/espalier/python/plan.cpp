@@ -159,6 +159,7 @@ void bind_batch_class(nb::module_& module) {
       .def_prop_ro(
           "context_runs",
           [](const PlannedBatch& self) { return take(std::vector(self.batch().context_runs)); },
+          nb::rv_policy::automatic,
           "int64: for each root run of the layout, the run of the parent that it continues.")
       .def("layout", &layout, nb::call_guard<nb::gil_scoped_release>(),
            "The tokens that it encodes as a Layout, without its context. A path of it is the part of a "

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reduction of gradients for many backward passes."""
+
+import contextlib
+
+import torch
+
+
+@contextlib.contextmanager
+def one_reduction(model):
+    """Inside, parts of `model` that FSDP2 has sharded keep gradients and parameters whole on each rank, until the
+    function that this yields is called, before the last backward pass: that one reduces the sums. Every rank has to
+    call it once."""
+    parts = _sharded_parts(model)
+
+    def set_last(is_last):
+        for part in parts:
+            part.set_is_last_backward(is_last)
+            part.set_requires_gradient_sync(is_last, recurse=False)
+            part.set_reshard_after_backward(is_last, recurse=False)
+
+    set_last(False)
+    try:
+        yield lambda: set_last(True)
+    finally:
+        set_last(True)
+
+
+def _sharded_parts(model):
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a patched model on a micro-batch: log-probabilities or hidden states in place of its logits."""
+
+import contextlib
+import inspect
+
+import torch
+from torch import nn
+
+from .. import ops
+from ..errors import Unsupported
+from .attention import as_autocast, resolved
+from .families import backbone_of, check_training, stock_class, unwrapped
+from .patching import patch, patch_of
+
+
+class MicroBatchModel:
+    """A model of Transformers with a head, patched where it is not yet, as a function of micro-batches.
+
+    It is called from its outermost module down, so that the hooks of wrappers run: FSDP2 gathers parameters, PEFT
+    enables adapters. Raises Unsupported for models that `patch` refuses, and for compiled ones, wrapped forwards and
+    losses of routers."""
+
+    def __init__(self, model):
+        self.inner, self.backbone = unwrapped(model), backbone_of(model)
+        self._check(model)
+        if patch_of(self.backbone) is None:
+            patch(model)
+        self._model, self._patch = model, patch_of(self.backbone)
+        self._head = self.inner.get_output_embeddings()
+        self._takes_positions = "position_ids" in inspect.signature(stock_class(self.backbone).forward).parameters
+
+    @property
+    def device(self):
+        return next(self.backbone.parameters()).device
+
+    @property
+    def backend(self):
+        return resolved(self._patch.backend, self.device)
+
+    def prepare(self, has_context):
+        """Call before the first micro-batch. Raises Unsupported as `patch` does for settings of training, and for a
+        backend without context where that is needed."""
+        self._patch.install_mixers(self.backbone)
+        check_training(self.backbone)
+        if has_context and self.backend != "espalier":
+            raise Unsupported(f"backend: expected espalier under partition, received {self.backend}, which does not "
+                              "read keys of other micro-batches; patch the model again with it, or plan with "
+                              'strategy="tree-packing"')  # fmt: skip
+
+    def __call__(self, run, input_ids, result):
+        """What `result` makes of the hidden states [T, H]. run: the ContextRun; input_ids [T]."""
+        inputs = {"input_ids": input_ids.unsqueeze(0), "use_cache": False, "return_dict": True, "espalier_tree": run}
+        if self._takes_positions:
+            inputs["position_ids"] = run.position.long().unsqueeze(0)
+        self._patch.runs.add(run)
+
+        def forward(*_args, **_kwargs):
+            return result(self.backbone(**inputs).last_hidden_state.squeeze(0))
+
+        with _forward_of(self.inner, forward):
+            return self._model(input_ids=inputs["input_ids"])
+
+    def edge_logprobs(self, hidden, edge_row, edge_target, *, temperature, entropy):
+        """ops.edge_logprobs of hidden [S, H] by the head of the model."""
+        head = self._head
+        if not isinstance(head, nn.Linear):
+            raise Unsupported(f"espalier.Step.logprobs: expected a linear head, received {type(head).__name__}; "
+                              "take step.hidden(batch) and apply it yourself")  # fmt: skip
+        scale = 1 / getattr(self.backbone.config, "logits_scaling", 1)
+
+        def forward(hidden):
+            hidden, weight = as_autocast(hidden, head.weight)
+            bias = None if head.bias is None else head.bias.to(weight.dtype)
+            return ops.edge_logprobs(hidden.to(weight.dtype), weight, edge_row, edge_target, bias=bias,
+                                     temperature=temperature, logit_scale=scale, entropy=entropy)  # fmt: skip
+
+        with _forward_of(head, forward):
+            return head(hidden)
+
+    def _check(self, model):
+        if self.inner is self.backbone:
+            raise Unsupported("espalier.Step: expected a model with a head, as AutoModelForCausalLM gives it, received "
+                              f"{type(self.inner).__name__} alone")  # fmt: skip
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise Unsupported("espalier.Step: expected a model that reduces nothing by itself, or fully_shard of "
+                              "FSDP2, received DistributedDataParallel; give model.module, and all-reduce gradients "
+                              "after the loop")  # fmt: skip
+        for name, module in (("model", model), *model.named_modules()):
+            if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+                raise Unsupported(f"espalier.Step: expected a model that is not compiled, received a compiled {name}")
+        if "forward" in self.inner.__dict__:
+            raise Unsupported(f"espalier.Step: expected the forward of {type(self.inner).__name__} itself, received "
+                              "one that another library has wrapped around it; with Accelerate, give "
+                              "accelerator.unwrap_model(model, keep_fp32_wrapper=False), and run the loop under "
+                              "accelerator.autocast()")  # fmt: skip
+        if getattr(self.backbone.config, "output_router_logits", False):
+            raise Unsupported("output_router_logits: expected False for espalier.Step, received True: load-balancing "
+                              "losses depend on all micro-batches at once")  # fmt: skip
+
+
+@contextlib.contextmanager
+def _forward_of(module, function):
+    """Inside, `function` is the forward of `module`, inside of its hooks."""
+    module.forward = function
+    try:
+        yield
+    finally:
+        del module.forward

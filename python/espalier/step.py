@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training a PyTorch model on a plan: micro-batches that may be parts of trees larger than memory."""
+
+from .errors import InputError
+from .hf.context import naming_layers
+from .hf.gradient_sync import one_reduction
+from .hf.micro_batch import MicroBatchModel
+from .hf.run import Expand
+from .step_pass import Pass
+from .step_plan import StepPlan
+from .trees import Plan
+
+
+class Step:
+    """The forward and backward passes of one optimiser step, as a loop over the micro-batches of a plan:
+
+        step = espalier.Step(model, plan)
+        for batch in step:
+            logprobs = step.logprobs(batch)
+            step.backward(-logprobs.sum() / step.num_terms)
+
+    After it `.grad` holds the gradients of the rows trained each on its own, whatever the plan. Under partition every
+    token is encoded once: what layers leave to the micro-batches that go on from theirs is handed on, and gradients
+    come back the same way. At any time only the micro-batches of one path of the plan are held.
+
+    model      as espalier.hf.patch takes it, with a head; it is patched where it is not yet
+    plan       an espalier.Plan
+    loss_mask  which tokens carry loss: R rows of a number for each token, or one array [N] of all rows, such as
+               `espalier.read(...).loss_weights`; 0 for none. Default: all tokens. A row's first token never does.
+               Micro-batches without such tokens, or descendants with them, do not run.
+    recompute  False: the activations of a micro-batch are kept until those that go on from it are done. True: it runs
+               forward twice, at first without a graph, and is given to the loop after them; each micro-batch has the
+               memory for itself.
+
+    A loop under torch.no_grad() runs forward alone, and wants no backward. A step may be looped over again. Raises
+    Unsupported for models as espalier.hf.patch does; for compiled ones; for a backend without context under
+    partition; and for losses of routers, which depend on all micro-batches at once."""
+
+    def __init__(self, model, plan, *, loss_mask=None, recompute=False):
+        if not isinstance(plan, Plan):
+            raise InputError(f"plan: expected a Plan, as espalier.plan makes it, received {type(plan).__name__}")
+        self._plan = StepPlan(plan, loss_mask)
+        if sum(self._plan.num_terms) == 0:
+            raise InputError("loss_mask: expected at least one token with a loss that is not the first of its row, "
+                             "received none")  # fmt: skip
+        self._model = MicroBatchModel(model)
+        self._whole_model = model
+        self._recompute = bool(recompute)
+        self._pass = None
+
+    @property
+    def num_terms(self):
+        """Terms of all micro-batches: what to divide a sum over tokens by for their mean."""
+        return sum(self._plan.num_terms)
+
+    def __len__(self):
+        """The micro-batches that the loop gives."""
+        return sum(count > 0 for count in self._plan.num_terms)
+
+    def __iter__(self):
+        self._model.prepare(has_context=max(self._plan.parent) >= 0)
+        if self._pass is not None:
+            self._pass.close()  # a loop that was left
+        with naming_layers(self._model.backbone), one_reduction(self._whole_model) as synchronise:
+            self._pass = current = Pass(self._model, self._plan, self._recompute, synchronise)
+            try:
+                yield from current.walk()
+            finally:
+                current.close()
+
+    def logprobs(self, batch, *, temperature=1.0, entropy=False):
+        """Log-probabilities [M] of the terms of the micro-batch, in float32 (float64 for float64 models): those of
+        batch.positions[m] in row batch.rows[m]. temperature: a number that divides logits.
+
+        With entropy=True (logprobs, entropy), entropies [M] of the distributions that they come from, which are
+        differentiable as well. Every micro-batch runs once: call this or `hidden`, once. Raises InputError for another
+        micro-batch than the loop's."""
+
+        def compute(hidden, terms):
+            rows = hidden.index_select(0, terms.sources)
+            found = self._model.edge_logprobs(rows, terms.edge_row, terms.edge_target, temperature=temperature,
+                                              entropy=entropy)  # fmt: skip
+            return tuple(values.index_select(0, terms.edges) for values in (found if entropy else (found,)))
+
+        outputs = self._current().outputs(batch, compute)
+        return outputs if entropy else outputs[0]
+
+    def hidden(self, batch):
+        """Hidden states [M, H] after the last norm, each that which predicts the term, for heads of your own."""
+
+        def compute(hidden, terms):
+            return (Expand.apply(hidden, terms.sources[terms.edge_row[terms.edges]]),)
+
+        return self._current().outputs(batch, compute)[0]
+
+    def backward(self, loss):
+        """Adds the gradients of the micro-batch's loss to `.grad`, at once or when the micro-batches that go on from it
+        are done. loss: one number, of this micro-batch's results. Normalisers, such as num_terms, are those of the whole
+        step."""
+        self._current().backward(loss)
+
+    def _current(self):
+        if self._pass is None:
+            raise InputError("espalier.Step: expected a call inside of `for batch in step`, received one outside")
+        return self._pass

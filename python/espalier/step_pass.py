@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over the micro-batches of a Step: in which order they run forward and backward, and what is kept between."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .errors import InputError
+from .hf.context import ContextRun, Frame
+from .step_plan import Terms
+
+
+@dataclass(frozen=True, eq=False)
+class StepBatch:
+    """A micro-batch of an espalier.Step and its M terms: a term is a token of one row that carries loss.
+
+    index      its place in the plan
+    rows       [M] int64, on the device of the model: the row of each term, ascending
+    positions  [M] int64: of the predicted token in its row, from 1"""
+
+    index: int
+    rows: torch.Tensor
+    positions: torch.Tensor
+
+    @property
+    def num_terms(self):
+        """M"""
+        return len(self.rows)
+
+    def __repr__(self):
+        return f"<espalier.StepBatch {self.index}: {self.num_terms} terms>"
+
+
+class Pass:
+    """One loop over a Step. With gradients (`is_training`, as when the loop began) a micro-batch runs backward after
+    its descendants; without, there is only the forward pass.
+
+    `walk` presents every micro-batch with terms once; micro-batches without terms that others go on from run by
+    themselves. With `recompute` those that others go on from run forward twice: at first for their context alone.
+
+    frames  of the open micro-batches that others go on from, by number: those on one path of the plan"""
+
+    def __init__(self, model, step_plan, recompute, synchronise):
+        self.is_training = torch.is_grad_enabled()
+        self.frames = {}
+        self._model, self._plan, self._recompute, self._synchronise = model, step_plan, recompute, synchronise
+        self._current = None
+        self._is_closed = False
+        self._autocast = self._autocast_now()
+
+    def walk(self):
+        """Yields StepBatches."""
+        opened = []
+        for index in self._plan.running:
+            while opened and opened[-1].index != self._plan.parent[index]:
+                yield from self._leave(opened.pop())
+            opened.append(_Opened(index))
+            yield from self._enter(opened[-1])
+        while opened:
+            yield from self._leave(opened.pop())
+
+    def close(self):
+        """Lets everything go; what is called later is refused."""
+        self._is_closed, self._current = True, None
+        for frame in self.frames.values():
+            frame.free()
+        self.frames.clear()
+
+    def outputs(self, batch, compute):
+        """A tuple of what `compute(hidden [T, H], terms)` gives for the micro-batch that is presented."""
+        opened = self._presented(batch)
+        if opened.outputs is not None:
+            raise InputError(f"micro-batch {batch.index}: expected one forward pass, received another call; ask for "
+                             "everything at once")  # fmt: skip
+        if self._autocast_now() != self._autocast:
+            raise InputError("autocast: expected the whole loop `for batch in step` under torch.autocast, received "
+                             "another setting inside of the loop")  # fmt: skip
+        outputs = self._forward(opened, lambda hidden: compute(hidden, opened.terms))
+        opened.outputs = _Gate.apply(opened.turn, *outputs)
+        return opened.outputs
+
+    def backward(self, loss):
+        opened = self._current
+        if self._is_closed or opened is None:
+            raise InputError("espalier.Step.backward: expected a call inside of `for batch in step`, received one outside")
+        if not self.is_training:
+            raise InputError("espalier.Step.backward: expected a loop with gradients, received one that began under "
+                             "torch.no_grad()")  # fmt: skip
+        if opened.outputs is None:
+            raise InputError(f"micro-batch {opened.index}: expected step.logprobs(batch) before step.backward(loss)")
+        if opened.loss is not None or opened.is_done:
+            raise InputError(f"micro-batch {opened.index}: expected one step.backward(loss), received another; add the "
+                             "losses up")  # fmt: skip
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise InputError(f"loss: expected one number with a graph, received {_described(loss)}")
+        opened.loss = loss
+        if self._recompute or not self._plan.children(opened.index):
+            self._backward(opened)
+
+    def _presented(self, batch):
+        if self._is_closed or self._current is None or self._current.batch is not batch:
+            raise InputError(f"expected the micro-batch that `for batch in step` gave last, received {batch!r}")
+        return self._current
+
+    def _enter(self, opened):
+        if not (self.is_training and self._recompute):
+            yield from self._present(opened)
+        elif self._plan.children(opened.index):
+            with torch.no_grad():
+                self._forward(opened, lambda hidden: hidden)
+
+    def _leave(self, opened):
+        if self.is_training:
+            if self._recompute:
+                yield from self._present(opened)
+            if not opened.is_done:
+                self._backward(opened)
+        frame = self.frames.pop(opened.index, None)
+        if frame is not None:
+            frame.free()
+
+    def _present(self, opened):
+        """Lets the user run a micro-batch forward, and give its loss; those without terms run by themselves."""
+        if not self._plan.num_terms[opened.index]:
+            with torch.set_grad_enabled(self.is_training):
+                opened.outputs = (self._forward(opened, lambda hidden: hidden),)
+            return
+        opened.terms = self._terms(opened.index)
+        opened.batch = StepBatch(opened.index, opened.terms.rows, opened.terms.positions)
+        self._current = opened
+        yield opened.batch
+        self._current = None
+        if opened.outputs is None:
+            raise InputError(f"micro-batch {opened.index}: expected step.logprobs(batch) before the next micro-batch, "
+                             "received none")  # fmt: skip
+        if self.is_training and opened.loss is None and not opened.is_done:
+            raise InputError(f"micro-batch {opened.index}: expected step.backward(loss) before the next micro-batch, "
+                             "received none; give a loss of zero times its log-probabilities to leave it out")  # fmt: skip
+        opened.batch = None
+
+    def _terms(self, index):
+        """Terms of a micro-batch, as tensors on the device of the model."""
+        terms = self._plan.terms(index, self._plan.layout(index))
+        return Terms(**{name: torch.from_numpy(values).to(self._model.device) for name, values in vars(terms).items()})
+
+    def _forward(self, opened, result):
+        """Runs a micro-batch, and makes its frame where others go on from it."""
+        plan, index = self._plan, opened.index
+        layout, reads = plan.layout(index), plan.context(index)
+        has_readers = len(plan.children(index)) > 0
+        run = ContextRun(
+            layout, self._model.device, self._model.backend, prev=plan.prev(index, layout), reads=reads,
+            frames=[self.frames[ancestor] for ancestor in reads.ancestors], parent=self.frames.get(plan.parent[index]),
+            ends=plan.ends(index) if has_readers else None)  # fmt: skip
+        outputs = self._model(run, torch.tensor(layout.input_ids, device=self._model.device, dtype=torch.int64), result)
+        opened.run, opened.live = run, run.take()
+        if has_readers and index not in self.frames:
+            self.frames[index] = Frame(opened.live)
+        return outputs
+
+    def _backward(self, opened):
+        """Backward from the loss and from the gradients that descendants have left in the frame."""
+        if opened.loss is None:  # zeros, so that all hooks of modules run
+            roots = [output for output in opened.outputs if output.requires_grad]
+            gradients = [torch.zeros_like(root) for root in roots]
+        else:
+            roots, gradients = [opened.loss], [None]
+        if opened.index in self.frames:
+            tensors, left = self.frames[opened.index].seeds(opened.live)
+            roots, gradients = roots + tensors, gradients + left
+        if opened.index == self._plan.last:
+            self._synchronise()
+        opened.turn.is_on = True
+        try:
+            if roots:
+                torch.autograd.backward(roots, gradients)
+        finally:
+            opened.turn.is_on = False
+        for frame in self.frames.values():
+            frame.collect()
+        opened.finish()
+
+    def _autocast_now(self):
+        kind = self._model.device.type
+        return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+
+
+@dataclass(eq=False)
+class _Opened:
+    """A micro-batch between its first forward pass and its backward pass."""
+
+    index: int
+    is_done: bool = False
+    batch: StepBatch | None = None
+    terms: object = None
+    run: object = None
+    live: dict | None = None
+    outputs: tuple | None = None
+    loss: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.turn = _Turn(self.index)
+
+    def finish(self):
+        self.run.release()
+        self.run = self.live = self.terms = self.loss = None
+        self.outputs, self.is_done = (), True
+
+
+@dataclass
+class _Turn:
+    """Whether it is a micro-batch's turn to run backward."""
+
+    index: int
+    is_on: bool = False
+
+
+class _Gate(torch.autograd.Function):
+    """The identity of some tensors, through which gradients pass at the micro-batch's turn only."""
+
+    @staticmethod
+    def forward(ctx, turn, *tensors):
+        ctx.turn = turn
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        if not ctx.turn.is_on:
+            raise InputError(f"micro-batch {ctx.turn.index}: expected gradients from the loss that step.backward(loss) "
+                             "was given for it, received others, of another micro-batch's loss or of loss.backward(); "
+                             "detach what losses share")  # fmt: skip
+        return None, *gradients
+
+
+def _described(loss):
+    if not isinstance(loss, torch.Tensor):
+        return type(loss).__name__
+    return f"a tensor {list(loss.shape)}" + ("" if loss.requires_grad else " without a graph")

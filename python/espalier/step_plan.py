@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each micro-batch of a plan reads of others, leaves to others and predicts, as NumPy arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import InputError
+from .sequences import listed
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The M terms of one micro-batch, by trajectory and then by position, and the E different edges that they read.
+    int64."""
+
+    rows: np.ndarray  # [M] the trajectory
+    positions: np.ndarray  # [M] of the predicted token in it
+    edges: np.ndarray  # [M] the edge that a term reads
+    sources: np.ndarray  # [S] ascending: the tokens of the layout that predict
+    edge_row: np.ndarray  # [E] ascending: which of the sources predicts
+    edge_target: np.ndarray  # [E] the id that is predicted
+
+
+@dataclass(frozen=True)
+class ContextReads:
+    """What one micro-batch reads of its ancestors."""
+
+    ancestors: tuple  # micro-batches, ascending
+    blocks: np.ndarray  # [P, 5] int64, as ops.tree_attention has them; segment s is ancestors[s]
+    positions: np.ndarray  # [P] int64: of each block's first key
+
+
+class StepPlan:
+    """The micro-batches of a plan that have terms, or descendants with terms; others need not run.
+
+    plan       an espalier.Plan of R rows
+    loss_mask  which tokens are terms: R rows of one number for each token, or all of them in one array [N], 0 for no
+               loss. None: all tokens. A row's first token, which nothing predicts, never is.
+
+    running    the micro-batches that run, in the order of the plan
+    last       the one of them that runs backward last
+    parent     [B] of each micro-batch, -1 for none
+    num_terms  [B] of each micro-batch
+
+    Raises InputError for masks that do not fit."""
+
+    def __init__(self, plan, loss_mask=None):
+        self._batches = list(plan)
+        self.parent = [batch.parent for batch in self._batches]
+        parts = [_Parts(batch.layout()) for batch in self._batches]
+        self._offsets = _row_offsets(parts)
+        self._is_term = _is_term(loss_mask, self._offsets)
+        self._set_beginnings(parts)
+        self.num_terms = self._counted(parts)
+        self._set_running()
+        self._set_cuts(parts)
+
+    def __len__(self):
+        return len(self._batches)
+
+    def layout(self, batch):
+        return self._batches[batch].layout()
+
+    def children(self, batch):
+        """Those that run and continue runs of `batch`."""
+        return self._children[batch]
+
+    def ends(self, batch):
+        """int64 [C]: the tokens of the layout after which others continue, ascending."""
+        return self._ends[batch]
+
+    def prev(self, batch, layout):
+        """int32 [T], as of the recurrences in espalier.ops: -2 - n where a token continues the parent's ends[n]."""
+        prev = layout.prev.copy()
+        parent = self.parent[batch]
+        if parent >= 0:
+            roots = layout.run_begin[:-1][layout.run_parent < 0]
+            prev[roots] = -2 - np.searchsorted(self._cuts[parent], self._batches[batch].context_runs)
+        return prev
+
+    def context(self, batch):
+        """ContextReads of a micro-batch."""
+        blocks = np.asarray(self._batches[batch].context)
+        ancestors, segments = np.unique(blocks[:, 0], return_inverse=True)
+        return ContextReads(tuple(ancestors.tolist()), np.column_stack([segments.reshape(-1), blocks[:, 1:5]]),
+                            np.ascontiguousarray(blocks[:, 5]))  # fmt: skip
+
+    def terms(self, batch, layout):
+        """Terms of a micro-batch. An edge to a token of another one is its source's."""
+        starts, tokens = layout.paths()
+        rows = np.repeat(layout.trajectories, np.diff(starts))
+        positions = layout.position_ids[tokens].astype(np.int64) + 1
+        places = self._offsets[rows] + positions
+        chosen = (places < self._offsets[rows + 1]) & self._is_term[np.minimum(places, len(self._is_term) - 1)]
+        targets = np.empty(len(tokens), np.int64)
+        targets[:-1] = layout.input_ids[tokens[1:]]
+        last = starts[1:] - 1
+        targets[last] = self._first_token_at(places[last])
+        edges = tokens[chosen] << 32 | targets[chosen]
+        different, which = np.unique(edges, return_inverse=True)
+        sources, edge_row = np.unique(different >> 32, return_inverse=True)
+        return Terms(rows[chosen], positions[chosen], which.reshape(-1), sources, edge_row.reshape(-1),
+                     different & 0xFFFFFFFF)  # fmt: skip
+
+    def _set_beginnings(self, parts):
+        """Where in the rows parts begin, ascending, and with which token."""
+        places = np.concatenate([self._offsets[part.rows] + part.first for part in parts] or [np.zeros(0, np.int64)])
+        tokens = np.concatenate([part.first_token for part in parts] or [np.zeros(0, np.int64)])
+        order = np.argsort(places, kind="stable")
+        self._beginnings, self._beginning_tokens = places[order], tokens[order]
+
+    def _first_token_at(self, places):
+        """The token of the part that begins at each place in the rows; any where none does."""
+        found = np.searchsorted(self._beginnings, places)
+        return self._beginning_tokens[np.minimum(found, len(self._beginnings) - 1)]
+
+    def _counted(self, parts):
+        before = np.concatenate([[0], np.cumsum(self._is_term)])
+        ends = [np.minimum(self._offsets[part.rows] + part.last + 2, self._offsets[part.rows + 1]) for part in parts]
+        return [int((before[end] - before[self._offsets[part.rows] + part.first + 1]).sum())
+                for part, end in zip(parts, ends)]  # fmt: skip
+
+    def _set_running(self):
+        has_terms = [count > 0 for count in self.num_terms]
+        for batch in reversed(range(len(self))):
+            if has_terms[batch] and self.parent[batch] >= 0:
+                has_terms[self.parent[batch]] = True
+        self.running = [batch for batch in range(len(self)) if has_terms[batch]]
+        self.last = max((batch for batch in self.running if self.parent[batch] < 0), default=None)
+        self._children = [[] for _ in self._batches]
+        for batch in self.running:
+            if self.parent[batch] >= 0:
+                self._children[self.parent[batch]].append(batch)
+
+    def _set_cuts(self, parts):
+        nothing = [np.zeros(0, np.int64)]
+        self._cuts = [np.unique(np.concatenate([self._batches[child].context_runs for child in children] or nothing))
+                      for children in self._children]  # fmt: skip
+        self._ends = [part.run_end[cuts] - 1 for part, cuts in zip(parts, self._cuts)]
+
+
+class _Parts:
+    """The parts of trajectories that lie in one micro-batch."""
+
+    def __init__(self, layout):
+        starts, tokens = layout.paths()
+        first = tokens[starts[:-1]]
+        self.rows = layout.trajectories.copy()
+        self.first = layout.position_ids[first].astype(np.int64)  # positions in the row
+        self.last = layout.position_ids[tokens[starts[1:] - 1]].astype(np.int64)
+        self.first_token = layout.input_ids[first].astype(np.int64)
+        self.run_end = layout.run_begin[1:].copy()
+
+
+def _row_offsets(parts):
+    rows = max((int(part.rows.max()) + 1 for part in parts if len(part.rows)), default=0)
+    lengths = np.zeros(rows, np.int64)
+    for part in parts:
+        np.maximum.at(lengths, part.rows, part.last + 1)
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _is_term(loss_mask, offsets):
+    """bool [N] of all tokens of the rows."""
+    if loss_mask is None:
+        chosen = np.ones(offsets[-1], bool)
+    else:
+        chosen = _flat(loss_mask, offsets) != 0
+    chosen[offsets[:-1]] = False
+    return chosen
+
+
+def _flat(loss_mask, offsets):
+    if getattr(loss_mask, "ndim", 0) == 1:
+        values = np.asarray(loss_mask)
+    else:
+        rows = [np.asarray(row) for row in listed(loss_mask)]
+        if len(rows) != len(offsets) - 1:
+            raise InputError(f"loss_mask: expected {len(offsets) - 1} rows, received {len(rows)}")
+        for number, (row, length) in enumerate(zip(rows, np.diff(offsets))):
+            if row.shape != (length,):
+                raise InputError(f"loss_mask: expected {length} entries in row {number} (one for each token), received "
+                                 f"shape {list(row.shape)}")  # fmt: skip
+        values = np.concatenate(rows) if rows else np.zeros(0)
+    if len(values) != offsets[-1]:
+        raise InputError(f"loss_mask: expected {offsets[-1]} entries (one for each token), received {len(values)}")
+    if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
+        raise InputError(f"loss_mask: expected finite numbers, received {values.dtype}")
+    return values
