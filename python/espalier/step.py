@@ -95,8 +95,11 @@ class Step:
 
     def backward(self, loss):
         """Adds the gradients of the micro-batch's loss to `.grad`, at once or when the micro-batches that go on from it
-        are done. loss: one number, of this micro-batch's results. Normalisers, such as num_terms, are those of the whole
-        step."""
+        are done; all are done after the loop.
+
+        loss: one number, of what logprobs or hidden gave for this micro-batch. Losses of all are added up, so that a
+        mean divides by a number of the whole step, such as num_terms. Raises InputError for a second loss, and at the
+        next micro-batch for none."""
         self._current().backward(loss)
 
     def _current(self):

@@ -82,7 +82,8 @@ class Pass:
     def backward(self, loss):
         opened = self._current
         if self._is_closed or opened is None:
-            raise InputError("espalier.Step.backward: expected a call inside of `for batch in step`, received one outside")
+            raise InputError("espalier.Step.backward: expected a call inside of `for batch in step`, received one "
+                             "outside")  # fmt: skip
         if not self.is_training:
             raise InputError("espalier.Step.backward: expected a loop with gradients, received one that began under "
                              "torch.no_grad()")  # fmt: skip
@@ -135,7 +136,7 @@ class Pass:
                              "received none")  # fmt: skip
         if self.is_training and opened.loss is None and not opened.is_done:
             raise InputError(f"micro-batch {opened.index}: expected step.backward(loss) before the next micro-batch, "
-                             "received none; give a loss of zero times its log-probabilities to leave it out")  # fmt: skip
+                             "received none; without a loss, give its log-probabilities times zero")  # fmt: skip
         opened.batch = None
 
     def _terms(self, index):
@@ -155,7 +156,7 @@ class Pass:
         outputs = self._model(run, torch.tensor(layout.input_ids, device=self._model.device, dtype=torch.int64), result)
         opened.run, opened.live = run, run.take()
         if has_readers and index not in self.frames:
-            self.frames[index] = Frame(opened.live)
+            self.frames[index] = Frame(opened.live, self.is_training)
         return outputs
 
     def _backward(self, opened):

@@ -179,6 +179,7 @@ def test_micro_batches_hold_every_trajectory(strategy, seed):
     for number, batch in enumerate(plan):
         layout = batch.layout()
         assert (batch.index, len(layout)) == (number, batch.num_tokens) and batch.num_tokens <= budget
+        assert batch.context_runs.tolist() == batch.to_dict()["context_runs"]
         assert np.array_equal(layout.input_ids, forest.tokens[layout.forest_token])
         passing = np.zeros(len(layout), np.int64)
         for trajectory in layout.trajectories:

@@ -14,11 +14,12 @@ class Frame:
     """What the layers of one micro-batch leave to its descendants, who read it as leaf tensors; the gradients that
     their backward passes leave there are summed, in float32 at least. Knows nothing of what the tensors mean.
 
-    live    by (layer, name), as the forward pass made them
-    leaves  the same detached, which require gradients"""
+    live            by (layer, name), as the forward pass made them
+    leaves          the same detached
+    wants_gradients whether there will be backward passes; then leaves require gradients"""
 
-    def __init__(self, live):
-        self.leaves = {key: tensor.detach().requires_grad_() for key, tensor in live.items()}
+    def __init__(self, live, wants_gradients):
+        self.leaves = {key: tensor.detach().requires_grad_(wants_gradients) for key, tensor in live.items()}
         self._sums = {}
 
     def collect(self):

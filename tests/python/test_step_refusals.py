@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What espalier.Step refuses, by name, and what a loop that fails leaves behind."""
+
+import functools
+import gc
+
+import pytest
+import torch
+
+import espalier
+from espalier.errors import InputError, Unsupported
+from espalier.hf import patch, unpatch
+from espalier.hf.verification import InFloat64
+from hf_models import alone, branching_rows, make_model, worst_error
+
+
+ROWS = [[1, 2, 3], [1, 2]]
+
+
+def plan_of(rows, strategy="partition", token_budget=5):
+    return espalier.plan(espalier.build(rows), token_budget=token_budget, strategy=strategy)
+
+
+def step_of(model=None, **options):
+    model = make_model("qwen3", torch.float32) if model is None else model
+    return espalier.Step(model, plan_of(branching_rows()), **options)
+
+
+@functools.cache
+def small_model():
+    return make_model("qwen3", torch.float32)
+
+
+def no_backward(step):
+    for batch in step:
+        step.logprobs(batch)
+
+
+def no_forward(step):
+    for _ in step:
+        pass
+
+
+def one_backward_missing(step):
+    for number, batch in enumerate(step):
+        loss = step.logprobs(batch).sum()
+        if number != 1:
+            step.backward(loss)
+
+
+def twice_forward(step):
+    for batch in step:
+        step.logprobs(batch)
+        step.hidden(batch)
+
+
+def twice_backward(step):
+    for batch in step:
+        loss = step.logprobs(batch).sum()
+        step.backward(loss)
+        step.backward(loss)
+
+
+def backward_alone(step):
+    for _ in step:
+        step.backward(torch.zeros((), requires_grad=True))
+
+
+def losses_of_all_so_far(step):
+    total = 0
+    for batch in step:
+        total = total + step.logprobs(batch).sum()
+        step.backward(total)
+
+
+def backward_of_torch(step):
+    for batch in step:
+        step.logprobs(batch).sum().backward()
+
+
+def an_older_one(step):
+    batches = []
+    for batch in step:
+        batches.append(batch)
+        step.backward(step.logprobs(batches[0]).sum())
+
+
+def afterwards(step):
+    for batch in step:
+        step.backward(step.logprobs(batch).sum())
+    step.logprobs(batch)
+
+
+def backward_afterwards(step):
+    for batch in step:
+        loss = step.logprobs(batch).sum()
+        step.backward(loss)
+    step.backward(loss)
+
+
+def many_numbers(step):
+    for batch in step:
+        step.backward(step.logprobs(batch))
+
+
+def without_a_graph(step):
+    for batch in step:
+        step.backward(step.logprobs(batch).sum().detach())
+
+
+def autocast_inside(step):
+    for batch in step:
+        with torch.autocast("cpu", torch.bfloat16):
+            step.logprobs(batch)
+
+
+LOOPS = {
+    no_backward: r"micro-batch \d+: expected step.backward\(loss\) before the next",
+    no_forward: r"micro-batch \d+: expected step.logprobs\(batch\) before the next",
+    one_backward_missing: r"micro-batch \d+: expected step.backward\(loss\) before the next",
+    twice_forward: r"micro-batch \d+: expected one forward pass",
+    twice_backward: r"micro-batch \d+: expected one step.backward",
+    backward_alone: r"micro-batch \d+: expected step.logprobs\(batch\) before step.backward",
+    losses_of_all_so_far: r"micro-batch \d+: expected gradients from the loss that step.backward\(loss\) was given",
+    backward_of_torch: r"micro-batch \d+: expected gradients from the loss that step.backward\(loss\) was given",
+    an_older_one: "expected the micro-batch that `for batch in step` gave last, received <espalier.StepBatch",
+    afterwards: "expected the micro-batch that `for batch in step` gave last",
+    backward_afterwards: "expected a call inside of `for batch in step`",
+    many_numbers: r"loss: expected one number with a graph, received a tensor \[\d+\]",
+    without_a_graph: r"loss: expected one number with a graph, received a tensor \[\] without a graph",
+    autocast_inside: "autocast: expected the whole loop",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_loops(loop):
+    for recompute in (False, True):
+        with pytest.raises(InputError, match=LOOPS[loop]):
+            loop(espalier.Step(small_model(), plan_of(ROWS, token_budget=2), recompute=recompute))
+
+
+def test_outside_of_a_loop():
+    step = step_of()
+    for call in (step.logprobs, step.hidden, step.backward):
+        with pytest.raises(InputError, match="expected a call inside of `for batch in step`"):
+            call(None)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_loop_that_fails_leaves_the_model_usable(recompute):
+    model, rows = make_model("qwen3_5"), branching_rows()
+    step = step_of(model, recompute=recompute)
+
+    def fail(when):
+        for number, batch in enumerate(step):
+            step.backward(step.logprobs(batch).sum())
+            if number == when:
+                raise KeyError(number)
+
+    for when in (0, 3):
+        with pytest.raises(KeyError):
+            fail(when)
+        assert step._pass.frames == {}
+        assert not any(module._forward_pre_hooks for module in model.modules())
+        assert not any("forward" in module.__dict__ for module in (model, model.lm_head))
+    model.zero_grad()
+    with InFloat64():
+        for batch in step:
+            step.backward(-step.logprobs(batch).sum())
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert worst_error((1, ours), (1, alone(make_model("qwen3_5"), rows)[1])) <= 1e-12
+    del step, batch
+    gc.collect()
+    unpatch(model)
+
+
+def with_dropout():
+    model = make_model("qwen3", torch.float32)
+    model.model.layers[0].self_attn.attention_dropout = 0.1
+    return model
+
+
+def with_routers():
+    model = make_model("qwen3_moe", torch.float32)
+    model.config.output_router_logits = True
+    return model
+
+
+def with_a_wrapped_forward():
+    model = make_model("qwen3", torch.float32)
+    model.forward = model.forward
+    return model
+
+
+def with_a_compiled_layer():
+    model = make_model("qwen3", torch.float32)
+    model.model.layers[1].compile(backend="aot_eager")
+    return model
+
+
+MODELS = {
+    "received Qwen3Model alone": lambda: make_model("qwen3", torch.float32).model,
+    "output_router_logits: expected False": with_routers,
+    "dropout: expected none in training": with_dropout,
+    "expected the forward of Qwen3ForCausalLM itself": with_a_wrapped_forward,
+    "not compiled, received a compiled model.layers.1": with_a_compiled_layer,
+    "expected a model of a family": lambda: torch.nn.Linear(2, 2),
+    "backend: expected espalier under partition, received sdpa": lambda: patch(
+        make_model("qwen3", torch.float32), backend="sdpa"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MODELS)
+def test_models(message):
+    with pytest.raises(Unsupported, match=message):
+        no_forward(step_of(MODELS[message]()))
+
+
+def test_other_backends_without_context():
+    model, rows = patch(make_model("qwen3"), backend="sdpa"), branching_rows()
+    step = espalier.Step(model, plan_of(rows, "tree-packing", 25))
+    with InFloat64():
+        for batch in step:
+            step.backward(-step.logprobs(batch).sum())
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert worst_error((1, ours), (1, alone(make_model("qwen3"), rows)[1])) <= 1e-12
+
+
+ARGUMENTS = {
+    "plan: expected a Plan, as espalier.plan makes it, received Forest": dict(plan=espalier.build(ROWS)),
+    "loss_mask: expected 2 rows, received 1": dict(loss_mask=[[0, 1, 1]]),
+    "loss_mask: expected 2 entries in row 1 .*received shape": dict(loss_mask=[[0, 1, 1], [0, 1, 1]]),
+    "loss_mask: expected 5 entries .*received 4": dict(loss_mask=torch.ones(4).numpy()),
+    "loss_mask: expected finite numbers": dict(loss_mask=[[0, 1, float("nan")], [0, 1]]),
+    "loss_mask: expected at least one token with a loss": dict(loss_mask=[[1, 0, 0], [1, 0]]),
+}
+
+
+@pytest.mark.parametrize("message", ARGUMENTS)
+def test_arguments(message):
+    arguments = dict(plan=plan_of(ROWS)) | ARGUMENTS[message]
+    with pytest.raises(InputError, match=message):
+        espalier.Step(None, **arguments)
+
+
+def test_a_head_of_another_kind():
+    model = make_model("qwen3", torch.float32)
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    step = step_of(model)
+    with pytest.raises(Unsupported, match="expected a linear head, received Sequential"):
+        no_backward(step)
