@@ -44,7 +44,6 @@ class Step:
             raise InputError("loss_mask: expected at least one token with a loss that is not the first of its row, "
                              "received none")  # fmt: skip
         self._model = MicroBatchModel(model)
-        self._whole_model = model
         self._recompute = bool(recompute)
         self._pass = None
 
@@ -61,7 +60,7 @@ class Step:
         self._model.prepare(has_context=max(self._plan.parent) >= 0)
         if self._pass is not None:
             self._pass.close()  # a loop that was left
-        with naming_layers(self._model.backbone), one_reduction(self._whole_model) as synchronise:
+        with naming_layers(self._model.backbone), one_reduction(self._model.model) as synchronise:
             self._pass = current = Pass(self._model, self._plan, self._recompute, synchronise)
             try:
                 yield from current.walk()

@@ -46,7 +46,7 @@ class Pass:
         self._model, self._plan, self._recompute, self._synchronise = model, step_plan, recompute, synchronise
         self._current = None
         self._is_closed = False
-        self._autocast = self._autocast_now()
+        self._autocast, self._versions = self._autocast_now(), model.versions()
 
     def walk(self):
         """Yields StepBatches."""
@@ -147,6 +147,9 @@ class Pass:
     def _forward(self, opened, result):
         """Runs a micro-batch, and makes its frame where others go on from it."""
         plan, index = self._plan, opened.index
+        if self._model.versions() != self._versions:
+            raise InputError(f"micro-batch {index}: expected the parameters as they were when the loop began, received "
+                             "changed ones; call optimizer.step() after the loop")  # fmt: skip
         layout, reads = plan.layout(index), plan.context(index)
         has_readers = len(plan.children(index)) > 0
         run = ContextRun(

@@ -290,13 +290,17 @@ def test_a_loss_of_whole_rows():
 
 
 def test_a_step_again():
-    """Gradients add up over loops, as over any backward passes."""
-    model = make_model("qwen3")
-    step = espalier.Step(model, plan_of(branching_rows()))
-    for _ in range(2):
-        with InFloat64():
+    """Gradients add up over loops, as over any backward passes. Inside, the model can be called as always."""
+    model, other = make_model("qwen3"), padded(branching_rows(3))
+    step = espalier.Step(model, plan_of(branching_rows(), 7))
+    with InFloat64():
+        with torch.no_grad():
+            loss = model(**other).loss
+        for _ in range(2):
             for batch in step:
                 step.backward(-step.logprobs(batch).sum() / 2)
+                with torch.no_grad():
+                    assert torch.equal(model(**other).loss, loss)
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert worst_error((1, ours), (1, expected("qwen3")[1])) <= EXACT
 

@@ -114,6 +114,13 @@ def autocast_inside(step):
             step.logprobs(batch)
 
 
+def optimiser_inside(step):
+    optimiser = torch.optim.SGD(small_model().parameters(), lr=1e-6)
+    for batch in step:
+        step.backward(step.logprobs(batch).sum())
+        optimiser.step()
+
+
 LOOPS = {
     no_backward: r"micro-batch \d+: expected step.backward\(loss\) before the next",
     no_forward: r"micro-batch \d+: expected step.logprobs\(batch\) before the next",
@@ -129,6 +136,7 @@ LOOPS = {
     many_numbers: r"loss: expected one number with a graph, received a tensor \[\d+\]",
     without_a_graph: r"loss: expected one number with a graph, received a tensor \[\] without a graph",
     autocast_inside: "autocast: expected the whole loop",
+    optimiser_inside: r"micro-batch \d+: expected the parameters as they were",
 }
 
 
@@ -247,5 +255,5 @@ def test_a_head_of_another_kind():
     model = make_model("qwen3", torch.float32)
     model.lm_head = torch.nn.Sequential(model.lm_head)
     step = step_of(model)
-    with pytest.raises(Unsupported, match="expected a linear head, received Sequential"):
+    with pytest.raises(Unsupported, match="expected torch.nn.Linear .*received torch.nn.modules.container.Sequential"):
         no_backward(step)

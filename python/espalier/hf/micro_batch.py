@@ -22,11 +22,11 @@ class MicroBatchModel:
     losses of routers."""
 
     def __init__(self, model):
-        self.inner, self.backbone = unwrapped(model), backbone_of(model)
-        self._check(model)
+        self.model, self.inner, self.backbone = model, unwrapped(model), backbone_of(model)
+        self._check()
         if patch_of(self.backbone) is None:
             patch(model)
-        self._model, self._patch = model, patch_of(self.backbone)
+        self._patch = patch_of(self.backbone)
         self._head = self.inner.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(stock_class(self.backbone).forward).parameters
 
@@ -39,14 +39,20 @@ class MicroBatchModel:
         return resolved(self._patch.backend, self.device)
 
     def prepare(self, has_context):
-        """Call before the first micro-batch. Raises Unsupported as `patch` does for settings of training, and for a
-        backend without context where that is needed."""
+        """Call before the first micro-batch. Raises Unsupported for what has become of the model, as `patch` does for
+        settings of training, and for a backend without context where that is needed."""
+        self._check()
         self._patch.install_mixers(self.backbone)
         check_training(self.backbone)
+        self._parameters = list(self.model.parameters())
         if has_context and self.backend != "espalier":
             raise Unsupported(f"backend: expected espalier under partition, received {self.backend}, which does not "
                               "read keys of other micro-batches; patch the model again with it, or plan with "
                               'strategy="tree-packing"')  # fmt: skip
+
+    def versions(self):
+        """Numbers that change with the parameters."""
+        return [parameter._version for parameter in self._parameters]
 
     def __call__(self, run, input_ids, result):
         """What `result` makes of the hidden states [T, H]. run: the ContextRun; input_ids [T]."""
@@ -59,14 +65,15 @@ class MicroBatchModel:
             return result(self.backbone(**inputs).last_hidden_state.squeeze(0))
 
         with _forward_of(self.inner, forward):
-            return self._model(input_ids=inputs["input_ids"])
+            return self.model(input_ids=inputs["input_ids"])
 
     def edge_logprobs(self, hidden, edge_row, edge_target, *, temperature, entropy):
         """ops.edge_logprobs of hidden [S, H] by the head of the model."""
         head = self._head
-        if not isinstance(head, nn.Linear):
-            raise Unsupported(f"espalier.Step.logprobs: expected a linear head, received {type(head).__name__}; "
-                              "take step.hidden(batch) and apply it yourself")  # fmt: skip
+        if not isinstance(head, nn.Linear) or "forward" in head.__dict__:
+            raise Unsupported("espalier.Step.logprobs: expected torch.nn.Linear with its own forward as the head, "
+                              f"received {type(head).__module__}.{type(head).__name__}; take step.hidden(batch) and "
+                              "apply it yourself")  # fmt: skip
         scale = 1 / getattr(self.backbone.config, "logits_scaling", 1)
 
         def forward(hidden):
@@ -78,7 +85,8 @@ class MicroBatchModel:
         with _forward_of(head, forward):
             return head(hidden)
 
-    def _check(self, model):
+    def _check(self):
+        model = self.model
         if self.inner is self.backbone:
             raise Unsupported("espalier.Step: expected a model with a head, as AutoModelForCausalLM gives it, received "
                               f"{type(self.inner).__name__} alone")  # fmt: skip
@@ -101,7 +109,7 @@ class MicroBatchModel:
 
 @contextlib.contextmanager
 def _forward_of(module, function):
-    """Inside, `function` is the forward of `module`, inside of its hooks."""
+    """Inside, `function` is the forward of `module`, which has none of its own, inside of its hooks."""
     module.forward = function
     try:
         yield
