@@ -25,7 +25,7 @@ _MODULES = {
     "step": ("Step",),
     "trees": ("Distribution", "Forest", "Layout", "MicroBatch", "Plan", "RankShare", "build", "distribute", "plan"),
 }
-_PACKAGES = ("hf", "io", "ops", "trl")
+_PACKAGES = ("distributed", "hf", "io", "ops", "trl")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted([*_PACKAGES, *(name for name in _HOMES if not name.startswith("_"))])

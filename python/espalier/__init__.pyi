@@ -10,6 +10,7 @@ from .step import Step as Step
 from .files import Trajectories as Trajectories
 from .trees import build as build
 from .trees import distribute as distribute
+from . import distributed as distributed
 from . import hf as hf
 from .report import inspect as inspect
 from . import io as io

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A training loop of one's own on several ranks, with FSDP2 and trees.
+
+    torchrun --nproc-per-node 2 examples/train_fsdp2.py                 two processes on a CPU, in a minute
+    torchrun --nproc-per-node 8 examples/train_fsdp2.py --model NAME    your model, on GPUs where there are some
+
+Every rank reads all rows and trains on its share: whole trees, balanced by predicted time. Rows are the turns of real
+conversations, as bytes, or as tokens of --model. Prints the loss of every step, how many tokens were encoded, and how
+evenly work was spread, as predicted and as measured.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import espalier
+import torch
+import torch.distributed as dist
+from espalier.distributed import Ranks
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+CONVERSATIONS = Path(__file__).with_name("tau_airline_part.jsonl")
+
+
+def parse_arguments(given):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", metavar="NAME", help="a model of Transformers, by folder or name (default: a small random one)")
+    add("--mode", choices=("gathered", "zero3"), default="gathered", help="see espalier.distributed.Ranks")
+    add("--steps", type=int, default=4, metavar="N", help="optimiser steps (default: %(default)s)")
+    add("--characters", type=int, default=1200, metavar="N", help="of each conversation (default: %(default)s)")
+    add("--token-budget", type=int, default=2048, metavar="N", help="of a micro-batch (default: %(default)s)")
+    return parser.parse_args(given)
+
+
+def turns(characters):
+    """(prompt, answer) of everything that the agent says, without the instructions before the conversation."""
+    for line in CONVERSATIONS.read_text(encoding="utf-8").splitlines():
+        history = ""
+        for message in json.loads(line)["messages"][1:]:
+            text = f"{message['role']}: {message['content'] or message.get('tool_calls')}\n"
+            if len(history + text) > characters:
+                break
+            if message["role"] == "assistant":
+                yield history, text
+            history += text
+
+
+def rows_of(arguments):
+    """(rows of tokens, for each how many of its first tokens are the prompt)."""
+    encode = lambda text: list(text.encode())
+    if arguments.model:
+        tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+        encode = lambda text: tokenizer(text, add_special_tokens=False).input_ids
+    rows, prompts = [], []
+    for prompt, answer in turns(arguments.characters):
+        prompt = encode(prompt) or [0]
+        rows.append(prompt + encode(answer))
+        prompts.append(len(prompt))
+    return rows, prompts
+
+
+def sharded_model(arguments, device):
+    if arguments.model:
+        model = AutoModelForCausalLM.from_pretrained(arguments.model)
+    else:
+        config = AutoConfig.for_model(
+            "qwen3", vocab_size=256, hidden_size=96, intermediate_size=256, num_hidden_layers=3, head_dim=24,
+            num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+        torch.manual_seed(0)  # the same weights on every rank
+        model = AutoModelForCausalLM.from_config(config)
+    model = espalier.hf.patch(model.to(device).train())
+    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def loss_of(model, share, prompts, micro_batch, device):
+    """The sum of -log p over the answers in one micro-batch, whose rows are packed into one."""
+    numbers = micro_batch.layout().trajectories
+    rows = [torch.tensor(share.rows[number]) for number in numbers]
+    labels = []
+    for number, row in zip(numbers, rows):
+        labels.append(row.clone())
+        labels[-1][:prompts[share.trajectories[number]]] = -100
+    positions = torch.cat([torch.arange(len(row)) for row in rows])
+    packed = lambda parts: torch.cat(parts).unsqueeze(0).to(device)
+    logits = model(input_ids=packed(rows), position_ids=packed([positions]), use_cache=False).logits
+    return cross_entropy(logits[0, :-1].float(), packed(labels)[0, 1:], reduction="sum", ignore_index=-100)
+
+
+def main(given=None):
+    arguments = parse_arguments(given)
+    dist.init_process_group()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    model = sharded_model(arguments, device)
+    ranks = Ranks(model, mode=arguments.mode)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    rows, prompts = rows_of(arguments)  # on every rank the same
+    count = sum(map(len, rows)) - sum(prompts)  # of all ranks: the losses of a step are divided by it
+    for number in range(arguments.steps):
+        share = ranks.share(rows)
+        plan = espalier.plan(share.forest, token_budget=arguments.token_budget, strategy="tree-packing")
+        total = 0.0
+        with ranks.step(share, plan) as step:
+            for micro_batch in step:
+                loss = loss_of(model, share, prompts, micro_batch, device) / count
+                loss.backward()
+                total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = ranks.sum(total)
+        if ranks.rank == 0:
+            print(f"step {number + 1}: loss {loss:.4f}, gradient norm {norm:.4f}\n{step.report}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

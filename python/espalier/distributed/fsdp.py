@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that FSDP2 (torch.distributed.fsdp.fully_shard) has sharded, over one step.
+
+What FSDP2 has no public name for is used in this file only. torch.distributed.pipelining uses the same: one reduction
+after the last of many backwards.
+"""
+
+import hashlib
+from collections import OrderedDict
+
+import torch
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ..errors import Unsupported
+from .earlier import EarlierGradients
+
+SETTINGS = ("reduce_grads", "all_reduce_grads", "reshard_after_backward", "post_forward_mesh_info",
+            "gradient_divide_factor", "force_sum_reduction_for_comms", "_all_gather_comm",
+            "_reduce_scatter_comm")  # fmt: skip
+
+
+class Sharded:
+    """A model of fully_shard. `units` are the groups of parameters that FSDP2 gathers together, by name."""
+
+    def __init__(self, model, world_size):
+        if not isinstance(model, FSDPModule):
+            raise Unsupported("Ranks: expected a model of fully_shard or DistributedDataParallel, received "
+                              f"{type(model).__name__}; call fully_shard on the model itself after its "
+                              "layers")  # fmt: skip
+        _check_parameters(model, world_size)
+        self.model = model
+        self._state = fully_shard.state(model)
+        self.units = OrderedDict()
+        for name, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                unit = _unit_of(module)
+                if unit is not None and unit not in self.units.values():
+                    self.units[name or "the root"] = unit
+        self._settings = self._earlier = None
+
+    def description(self):
+        """What has to be the same on all ranks, as text."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, unit in self.units.items():
+            digest.update(f"{name} {unit.mp_policy} {unit.post_forward_mesh_info is None}".encode())
+            for each in unit.fsdp_params:
+                parameter = each.sharded_param
+                digest.update(f"{parameter.shape} {parameter.dtype} {parameter.requires_grad}".encode())
+        return digest.hexdigest()
+
+    def begin(self, is_gathered, trace=None):
+        """Sets up a step: gradients are sums over ranks. Gathered: parameters are whole until the end, and gradients
+        are reduced there. trace: told of every collective (`Watched`)."""
+        self._state._lazy_init()  # the model is the root, even where its backbone is the first to run
+        self._settings = [(unit, {name: getattr(unit, name) for name in SETTINGS}) for unit in self.units.values()]
+        self._earlier = EarlierGradients(each.sharded_param for each in self._parameters())
+        for name, unit in self.units.items():
+            unit.gradient_divide_factor = 1.0
+            unit.force_sum_reduction_for_comms = True  # Gloo can do no other
+            if is_gathered:
+                unit.reduce_grads = unit.all_reduce_grads = unit.reshard_after_backward = False
+                unit.post_forward_mesh_info = None  # no resharding
+            if trace is not None:
+                unit._all_gather_comm = Watched(unit._all_gather_comm, f"gathers {name}", trace)
+                unit._reduce_scatter_comm = Watched(unit._reduce_scatter_comm, f"reduces {name}", trace)
+        if is_gathered:
+            self._context.is_last_backward = False
+            for unit in self.units.values():
+                unit.unshard()
+                unit.wait_for_unshard()
+
+    def present(self):
+        """For every parameter whether this rank has a gradient."""
+        return [_gradient_of(each) is not None for each in self._parameters()]
+
+    def reduce(self, wanted):
+        """Ends a gathered step: sums the gradients of the parameters that are `wanted`, by `present` of any rank."""
+        for each, is_wanted in zip(self._parameters(), wanted):
+            if is_wanted and _gradient_of(each) is None:
+                each.unsharded_param.grad = torch.zeros_like(each.unsharded_param)
+        for unit in self.units.values():
+            unit.post_backward()  # brings new gradients to the dtype of the others
+            unit.reduce_grads = unit.all_reduce_grads = unit.reshard_after_backward = True
+        self._context.is_last_backward = True
+        for unit in reversed(self.units.values()):
+            unit.post_backward()
+        self._state._root_post_backward_final_callback()
+        self.end()
+
+    def end(self):
+        """Ends a step whose gradients are reduced."""
+        self._earlier.add_back()
+        self._restore()
+
+    def abandon(self):
+        """After an error: drops the gradients of the step, and shards parameters again."""
+        for each in self._parameters():
+            if hasattr(each, "_unsharded_param"):
+                each.unsharded_accumulated_grad = None
+                each._unsharded_param.grad = None
+        idle = type(self._state._training_state).IDLE
+        for unit in self.units.values():
+            unit._training_state = idle
+            unit._all_gather_result = None
+            unit._post_forward_indices.clear()
+            unit.reshard()
+        for state in self._context.all_states:
+            state._training_state = idle
+        self._state._comm_ctx.post_forward_order.clear()
+        self._context.post_backward_final_callback_queued = False
+        self._context.iter_forward_root = None
+        self._earlier.put_back()
+        self._restore()
+
+    @property
+    def _context(self):
+        return self._state._state_ctx
+
+    def _parameters(self):
+        return [each for unit in self.units.values() for each in unit.fsdp_params if each.sharded_param.requires_grad]
+
+    def _restore(self):
+        self._context.is_last_backward = True
+        for unit, settings in self._settings:
+            for name, value in settings.items():
+                setattr(unit, name, value)
+        self._settings = self._earlier = None
+
+
+class Watched:
+    """A collective of FSDP2 that says what it is about to do."""
+
+    def __init__(self, inner, name, trace):
+        self._inner, self._name, self._trace = inner, name, trace
+
+    def allocate(self, *args, **kwargs):
+        return self._inner.allocate(*args, **kwargs)
+
+    def __call__(self, output_tensor, input_tensor, *args, **kwargs):
+        self._trace.add(f"{self._name}, {max(output_tensor.numel(), input_tensor.numel()):,} values")
+        return self._inner(output_tensor, input_tensor, *args, **kwargs)
+
+
+def _check_parameters(model, world_size):
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            if parameter.requires_grad:
+                raise Unsupported(f"{name}: expected a parameter that fully_shard has sharded, received one that is "
+                                  "whole on every rank, whose gradients nobody would sum")  # fmt: skip
+        elif parameter.device_mesh.ndim != 1 or parameter.device_mesh.size() != world_size:
+            shape = list(parameter.device_mesh.mesh.shape)
+            raise Unsupported(f"{name}: expected a parameter that is sharded over all {world_size} ranks at once, "
+                              f"received a mesh of shape {shape}: replicas of shards, tensor parallelism and meshes of "
+                              "some ranks are not served")  # fmt: skip
+
+
+def _unit_of(module):
+    state = fully_shard.state(module)
+    if not hasattr(state, "_fsdp_param_group") or not hasattr(state, "_state_ctx"):
+        raise Unsupported("Ranks: expected FSDP2 as PyTorch 2.11 has it, received that of PyTorch "
+                          f"{torch.__version__}")  # fmt: skip
+    return state._fsdp_param_group
+
+
+def _gradient_of(each):
+    if not hasattr(each, "_unsharded_param"):
+        return None
+    given = each.unsharded_accumulated_grad
+    return given if given is not None else each._unsharded_param.grad

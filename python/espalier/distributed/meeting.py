@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ranks tell each other what they are about to do, and find out that they are not of one mind."""
+
+import contextlib
+import json
+import time
+
+import torch
+import torch.distributed as dist
+
+from ..errors import InputError
+
+FIRST_BYTES = 1024  # of a message; what is longer takes a second exchange
+
+
+class RankError(InputError):
+    """The ranks of a job do not do the same, or one of them has failed. Every rank that took part raises it."""
+
+
+class Meeting:
+    """Exchanges of small messages between all ranks, over Gloo and apart from the collectives of the model.
+
+    waited  seconds that this rank has spent waiting for others
+    """
+
+    def __init__(self):
+        self._group = dist.new_group(backend="gloo")
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.waited = 0.0
+
+    def meet(self, place, failure=None, **message):
+        """The messages of all ranks, dicts of what JSON can hold, by rank. Raises RankError on all ranks where they are
+        not at the same place, and where one tells of a failure: what is wrong with it, as text."""
+        began = time.perf_counter()
+        messages = [json.loads(text) for text in self._exchange(json.dumps([place, failure, message]))]
+        self.waited += time.perf_counter() - began
+        _check_failures([failure for _, failure, _ in messages])
+        check_equal("order", [place for place, _, _ in messages])
+        return [said for _, _, said in messages]
+
+    def tell(self, error):
+        """Lets the other ranks know of an error of this one, instead of what they meet for."""
+        with contextlib.suppress(RankError):
+            self.meet("a failure", failure=f"{type(error).__name__}: {error}")
+
+    def _exchange(self, text):
+        body = text.encode()
+        head = len(body).to_bytes(8, "little") + body
+        heads = self._gather(head[:FIRST_BYTES], FIRST_BYTES)
+        lengths = [int.from_bytes(head[:8], "little") for head in heads]
+        bodies = [head[8:] for head in heads]
+        if (rest := max(lengths) + 8 - FIRST_BYTES) > 0:
+            bodies = [a + b for a, b in zip(bodies, self._gather(head[FIRST_BYTES:], rest))]
+        return [body[:length].decode() for body, length in zip(bodies, lengths)]
+
+    def _gather(self, data, size):
+        mine = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+        everyone = [torch.empty(size, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(everyone, mine, group=self._group)
+        return [bytes(each.numpy()) for each in everyone]
+
+
+_ADVICE = {
+    "order": "every rank has to run the same steps, with as many forwards and backwards in the same order",
+    "rows": "every rank has to give the rows of the whole step, the same ones in the same order",
+    "model": "every rank has to shard the same model in the same way",
+}
+
+
+def check_equal(name, values):
+    """Raises RankError, naming who has what, unless `values`, one of each rank, are equal."""
+    if all(value == values[0] for value in values):
+        return
+    ranks_by_value = {}
+    for rank, value in enumerate(values):
+        ranks_by_value.setdefault(str(value), []).append(rank)
+    found = "; ".join(f"{value} on {_named(ranks)}" for value, ranks in ranks_by_value.items())
+    advice = _ADVICE.get(name, "every rank has to be given the same")
+    raise RankError(f"{name}: expected the same on all ranks, received {found}; {advice}")
+
+
+def _check_failures(failures):
+    ranks_by_failure = {}
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            ranks_by_failure.setdefault(failure, []).append(rank)
+    if ranks_by_failure:
+        raise RankError("; ".join(f"{_named(ranks)}: {failure}" for failure, ranks in ranks_by_failure.items()))
+
+
+def _named(ranks):
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

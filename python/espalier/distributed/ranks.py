@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimiser steps on several ranks: who trains on what, and how gradients come together."""
+
+import math
+import sys
+
+import torch
+import torch.distributed as dist
+
+from ..errors import InputError, Unsupported
+from ..native import __version__
+from .fsdp import Sharded
+from .meeting import Meeting, check_equal
+from .replicas import Replicated
+from .share import share_of
+from .step import RankStep
+
+MODES = ("gathered", "zero3")
+
+
+class Ranks:
+    """The ranks of a job, as torchrun starts them, and the model that they train.
+
+    model  a model of fully_shard (FSDP2), its layers first and then itself, over all ranks; or, in mode "gathered", of
+           DistributedDataParallel. espalier.hf.patch may come before or after.
+    mode   "gathered": the parameters are whole on every rank from the beginning of a step to its end, where gradients
+           are reduced once. In between no rank talks to another, so each may run as many micro-batches as it has, in
+           any order, and by espalier.Step.
+           "zero3": every layer gathers its parameters for itself, as fully_shard was told to. Ranks then have to run
+           equally many forwards and backwards in the same order; those with fewer micro-batches run dummies.
+    dummy  for "zero3": a function of the model that runs one forward in the way in which micro-batches do, and returns
+           a tensor of which one backward is run, with a gradient of zeros. By default the logits of one token.
+    watch  for "zero3": "first" compares, before every collective of the first step, what the ranks are about to do, so
+           that another order is an error instead of a hang; "always" does it in every step. In any step the order is
+           compared at the end.
+
+    Inside a step gradients are sums over the ranks, not means, whatever the divide factor is elsewhere.
+
+    Made on all ranks, after torch.distributed.init_process_group. Raises Unsupported for models and meshes that are not
+    served, and RankError, on every rank, where ranks differ in the model, the mode or the versions of libraries."""
+
+    def __init__(self, model, *, mode="gathered", dummy=None, watch="first"):
+        if not dist.is_available() or not dist.is_initialized():
+            raise Unsupported("Ranks: expected a process group, found none; start the program by torchrun and call "
+                              "torch.distributed.init_process_group first")  # fmt: skip
+        self._meeting = Meeting()
+        self.rank, self.size = self._meeting.rank, self._meeting.size
+        self.mode, self.dummy, self.watch = mode, dummy or _one_token, watch
+        self._steps = 0
+        self._is_open = False
+        model = getattr(model, "_orig_mod", model)  # of torch.compile
+        try:
+            self.held = self._checked(model)
+        except InputError as error:
+            self._meeting.tell(error)
+            raise
+        messages = self._meeting.meet("Ranks are made", mode=mode, watch=watch, model=self.held.description(),
+                                      **_versions())  # fmt: skip
+        for name in messages[0]:
+            check_equal(name, [said[name] for said in messages])
+
+    def _checked(self, model):
+        if self.mode not in MODES:
+            raise InputError(f"mode: expected {' or '.join(MODES)}, received {self.mode!r}")
+        if self.watch not in ("first", "always"):
+            raise InputError(f"watch: expected first or always, received {self.watch!r}")
+        if self.mode == "zero3" and isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise Unsupported('mode="zero3": expected a model of fully_shard, received DistributedDataParallel')
+        for module in model.modules():
+            if getattr(module.__dict__.get("_espalier"), "unchecked", None) is not None:
+                raise Unsupported("espalier.hf.patch(check=True): expected False on several ranks, received True: the "
+                                  "check needs a copy of the whole model; run espalier.hf.verify on one")  # fmt: skip
+        is_replicated = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        return Replicated(model) if is_replicated else Sharded(model, self.size)
+
+    def share(self, rows, *, tree_keys=None):
+        """What this rank trains on of the rows of a step, by espalier.distribute.
+
+        rows       R rows, as espalier.build takes them (not packed), the same ones in the same order on all ranks
+        tree_keys  [R] as espalier.build takes them
+
+        Returns a Share. Talks to nobody; `step` finds out where ranks were given different rows."""
+        return share_of(rows, self.rank, self.size, tree_keys)
+
+    def sum(self, value):
+        """The sum over the ranks of a number, as a float and the same one on all of them: for normalisers, where no
+        rank knows the rows of the others."""
+        value = float(value)
+        messages = self._meeting.meet("a sum", value=value.hex())
+        return math.fsum(float.fromhex(said["value"]) for said in messages)
+
+    def step(self, share=None, micro_batches=None):
+        """One optimiser step, a context manager that is entered on all ranks, those without work among them:
+
+            with ranks.step(share, micro_batches) as step:
+                for micro_batch in step:
+                    loss(model, micro_batch).backward()     # divided by the count of the whole step
+            optimizer.step()
+
+        share          what `share` returned. Ranks with other rows are found out.
+        micro_batches  those of this rank, anything with a length: a list, or an espalier.Plan. Needed in mode "zero3",
+                       where each stands for one forward and one backward, and where iteration runs dummies after them.
+                       In mode "gathered" they may be left out, and what runs is the caller's affair.
+
+        Entering raises RankError on every rank where ranks differ in step, share or settings, before parameters are
+        gathered. Leaving it reduces gradients into `grad`, adding to what was there. Where a rank leaves with an error,
+        no rank has gradients of the step: that rank raises its error and the others RankError (in mode "zero3" while
+        the step is watched; otherwise they wait until the job is ended, as torchrun does). Then `step.report` is a
+        Report."""
+        return RankStep(self, share, micro_batches)
+
+
+def _one_token(model):
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
+    return model(input_ids=ids, use_cache=False).logits
+
+
+def _versions():
+    transformers = sys.modules.get("transformers")
+    return {"Espalier": __version__, "PyTorch": torch.__version__,
+            "Transformers": getattr(transformers, "__version__", None)}  # fmt: skip

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of DistributedDataParallel, over one step."""
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+
+from .earlier import EarlierGradients
+
+
+class Replicated:
+    """A model that every rank has whole. Its own reductions rest during a step, at whose end gradients are summed."""
+
+    def __init__(self, model):
+        self.model = model
+        self._earlier = self._saved = None
+
+    def description(self):
+        """What has to be the same on all ranks, as text."""
+        said = " ".join(f"{name} {parameter.shape} {parameter.dtype} {parameter.requires_grad}"
+                        for name, parameter in self.model.named_parameters())  # fmt: skip
+        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+
+    def begin(self, is_gathered, trace=None):
+        self._saved = self.model.require_backward_grad_sync, self.model.require_forward_param_sync
+        # Without the second, a forward sends buffers, as many times as a rank has micro-batches.
+        self.model.require_backward_grad_sync = self.model.require_forward_param_sync = False
+        self._earlier = EarlierGradients(self._parameters())
+
+    def present(self):
+        return [parameter.grad is not None for parameter in self._parameters()]
+
+    def reduce(self, wanted):
+        group, works = self.model.process_group, []
+        for parameter, is_wanted in zip(self._parameters(), wanted):
+            if is_wanted:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                works.append(dist.all_reduce(parameter.grad, group=group, async_op=True))
+        for work in works:
+            work.wait()
+        self._earlier.add_back()
+        self._restore()
+
+    def abandon(self):
+        self._earlier.put_back()
+        self._restore()
+
+    def _restore(self):
+        self.model.require_backward_grad_sync, self.model.require_forward_param_sync = self._saved
+        self._earlier = self._saved = None
+
+    def _parameters(self):
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

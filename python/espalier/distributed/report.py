@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step on several ranks took, beside what was predicted."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Report:
+    """A step on several ranks; every rank has the same one. `print` it.
+
+    flat_tokens, encoded_tokens  of all ranks; None where the step was not told its share
+    predicted_imbalance          seconds of the slowest rank over the mean, less 1; None as above
+    seconds                      measured, by rank: from the beginning of its work to its end, without waiting for other
+                                 ranks; None where waiting and work cannot be told apart (mode "zero3", but for steps
+                                 that are watched)
+    micro_batches                by rank; None where the step was not told
+    dummies                      by rank: micro-batches without weight that it ran beside its own
+    """
+
+    flat_tokens: int | None
+    encoded_tokens: int | None
+    predicted_imbalance: float | None
+    seconds: tuple | None
+    micro_batches: tuple | None
+    dummies: tuple
+
+    @property
+    def measured_imbalance(self):
+        """Seconds of the slowest rank over the mean, less 1; None where they were not measured."""
+        return imbalance_of(self.seconds) if self.seconds else None
+
+    def __str__(self):
+        lines = [f"{len(self.dummies)} {'rank' if len(self.dummies) == 1 else 'ranks'}"]
+        if self.flat_tokens:
+            ratio = self.flat_tokens / max(self.encoded_tokens, 1)
+            lines[0] += f", {self.encoded_tokens:,} of {self.flat_tokens:,} tokens encoded ({ratio:.2f}x)"
+        for name, value in ("predicted", self.predicted_imbalance), ("measured", self.measured_imbalance):
+            if value is not None:
+                lines.append(f"{name}: the slowest rank is {value:.1%} over the mean")
+        if self.micro_batches:
+            dummies = f", and {sum(self.dummies)} without weight" if sum(self.dummies) else ""
+            lines.append(f"micro-batches by rank: {', '.join(map(str, self.micro_batches))}{dummies}")
+        return "\n".join(lines)
+
+
+def imbalance_of(values):
+    """The largest of `values` over their mean, less 1."""
+    mean = sum(values) / len(values)
+    return max(values) / mean - 1 if mean else 0.0

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a step's rows one rank trains on."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InputError
+from ..trees import Distribution, Forest, build, distribute
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of a step.
+
+    rank          whose part it is
+    rows          list of its rows, as they were given; none where there is no work for it
+    trajectories  int64: their numbers among the rows of the step, ascending
+    forest        the Forest of `rows`, for espalier.plan
+    whole         the Forest of the rows of the step
+    distribution  what every rank has
+    """
+
+    rank: int
+    rows: list
+    trajectories: np.ndarray
+    forest: Forest
+    whole: Forest
+    distribution: Distribution
+
+    @property
+    def encoded_tokens(self):
+        """Tokens that all ranks together encode: the tree's, and prefixes of trees that are on several ranks."""
+        return self.whole.tree_tokens + self.distribution.repeated_tokens
+
+    def digest(self):
+        """A number, as text, that tells distributions of rows apart."""
+        digest = hashlib.blake2b(digest_size=8)
+        for array in (self.whole.tokens, self.whole.parent, self.whole.node_begin, self.whole.end_node):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        for share in self.distribution:
+            digest.update(f"{len(share.trajectories)};".encode() + share.trajectories.tobytes())
+        return digest.hexdigest()
+
+
+def share_of(rows, rank, ranks, tree_keys=None):
+    """The Share of one of `ranks` ranks. rows: a list or Trajectories, as espalier.build takes them, and so tree_keys.
+    Raises InputError as espalier.build does."""
+    if isinstance(rows, tuple):
+        raise InputError("rows: expected a list of rows, or Trajectories, received packed arrays; give a list of "
+                         "slices")  # fmt: skip
+    whole = build(rows, tree_keys=tree_keys)
+    distribution = distribute(whole, ranks)
+    trajectories = distribution[rank].trajectories
+    own = [rows[int(number)] for number in trajectories]
+    keys = None if tree_keys is None else [tree_keys[int(number)] for number in trajectories]
+    return Share(rank, own, trajectories, build(own, tree_keys=keys), whole, distribution)

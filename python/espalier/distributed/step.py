@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One optimiser step on several ranks."""
+
+import hashlib
+import time
+
+import torch
+
+from ..errors import InputError, Unsupported
+from ..trees import Plan
+from .meeting import RankError, check_equal
+from .report import Report
+from .share import Share
+
+
+class RankStep:
+    """What Ranks.step returns. Iterating gives the rank's micro-batches and then, in mode "zero3", runs dummies."""
+
+    def __init__(self, ranks, share, micro_batches):
+        self._ranks, self._share, self._micro_batches = ranks, share, micro_batches
+        self._meeting = ranks._meeting
+        self._is_gathered = ranks.mode == "gathered"
+        self._trace = None
+        self._left = 0  # micro-batches, with dummies, that are still to be taken
+        self._counts = None
+        self._began = self._waited = 0.0
+        self.report = None
+
+    def __enter__(self):
+        ranks = self._ranks
+        if ranks._is_open:  # the others hear of it from the step outside
+            raise InputError("step: expected one at a time, received one inside another")
+        try:
+            self._check_arguments()
+        except InputError as error:
+            self._meeting.tell(error)
+            raise
+        batches = self._micro_batches
+        messages = self._meeting.meet(
+            "the beginning of a step", step=ranks._steps, rows=self._share and self._share.digest(),
+            token_budget=batches.token_budget if isinstance(batches, Plan) else None,
+            micro_batches=None if batches is None else len(batches))  # fmt: skip
+        for name in ("step", "rows", "token_budget"):
+            check_equal(name, [said[name] for said in messages])
+        self._counts = [said["micro_batches"] for said in messages]
+        if batches is not None:
+            self._left = len(batches) if self._is_gathered else max(self._counts)
+        if not self._is_gathered:
+            is_watched = ranks.watch == "always" or ranks._steps == 0
+            self._trace = Trace(self._meeting if is_watched else None)
+        ranks._is_open = True
+        ranks.held.begin(self._is_gathered, self._trace)
+        self._began, self._waited = time.perf_counter(), self._meeting.waited
+        return self
+
+    def _check_arguments(self):
+        share, batches = self._share, self._micro_batches
+        if share is not None and not isinstance(share, Share):
+            raise InputError(f"share: expected what Ranks.share returns, received {type(share).__name__}")
+        if batches is not None and not hasattr(batches, "__len__"):
+            raise InputError(f"micro_batches: expected a list or a Plan, received {type(batches).__name__}, which has "
+                             "no length")  # fmt: skip
+        if self._is_gathered:
+            return
+        if batches is None:
+            raise InputError('micro_batches: expected those of this rank, received none: in mode "zero3" ranks with '
+                             "fewer than others run dummies")  # fmt: skip
+        if isinstance(batches, Plan) and batches.strategy == "partition":
+            raise Unsupported('strategy: expected tree-packing or sequence-packing in mode "zero3", received '
+                              "partition, whose order of forwards and backwards differs from rank to rank; take "
+                              'mode="gathered"')  # fmt: skip
+
+    def __iter__(self):
+        if self._micro_batches is None:
+            raise InputError("step: expected micro_batches to iterate over, received none; give them to Ranks.step")
+        for micro_batch in self._micro_batches:
+            yield micro_batch
+            self._left -= 1
+        while self._left > 0:  # in mode "zero3"
+            self._run_dummy()
+            self._left -= 1
+
+    def _run_dummy(self):
+        output = self._ranks.dummy(self._ranks.held.model)
+        if not isinstance(output, torch.Tensor) or not output.requires_grad:
+            raise Unsupported("dummy: expected a function of the model that returns a tensor with a backward, received "
+                              f"{type(output).__name__}")  # fmt: skip
+        output.backward(torch.zeros_like(output))
+
+    def __exit__(self, kind, error, _traceback):
+        ranks = self._ranks
+        ranks._is_open = False
+        ranks._steps += 1
+        if error is None and self._left > 0:
+            error = InputError("step: expected a loop over the step to its end, `for micro_batch in step`, received "
+                               f"one that left {self._left} of its micro-batches out")  # fmt: skip
+        try:
+            said = self._agreed(error)
+        except BaseException:
+            ranks.held.abandon()
+            raise
+        if error is not None:
+            ranks.held.abandon()
+            if kind is None:
+                raise error
+            return
+        if self._is_gathered:
+            wanted = [any(of) for of in zip(*(_bits(each["present"]) for each in said))]
+            ranks.held.reduce(wanted)
+        else:
+            ranks.held.end()
+        self.report = self._reported(said)
+
+    def _agreed(self, error):
+        """What all ranks say at the end of the step; None where this one has failed."""
+        if error is not None:
+            is_awaited = self._is_gathered or self._trace.is_watched  # else the others wait in collectives
+            if is_awaited and isinstance(error, Exception) and not isinstance(error, RankError):
+                self._meeting.tell(error)
+            return None
+        _finish_device()
+        seconds = time.perf_counter() - self._began - (self._meeting.waited - self._waited)
+        present = "".join("01"[each] for each in self._ranks.held.present()) if self._is_gathered else ""
+        said = self._meeting.meet("the end of a step", seconds=seconds, present=present,
+                                  trace=None if self._trace is None else self._trace.digest())  # fmt: skip
+        check_equal("order", [each["trace"] for each in said])
+        return said
+
+    def _reported(self, said):
+        share, counts = self._share, self._counts
+        can_measure = self._is_gathered or self._trace.is_watched
+        dummies = (0,) * len(said) if self._is_gathered else tuple(max(counts) - count for count in counts)
+        return Report(
+            share.whole.flat_tokens if share else None, share.encoded_tokens if share else None,
+            share.distribution.imbalance if share else None,
+            tuple(each["seconds"] for each in said) if can_measure else None,
+            None if None in counts else tuple(counts), dummies)  # fmt: skip
+
+
+class Trace:
+    """The collectives of a step, in their order. With a Meeting, each is compared over the ranks before it runs."""
+
+    def __init__(self, meeting):
+        self._meeting = meeting
+        self._digest = hashlib.blake2b(digest_size=8)
+        self._count = 0
+
+    @property
+    def is_watched(self):
+        return self._meeting is not None
+
+    def add(self, collective):
+        if self.is_watched:
+            self._meeting.meet(collective)
+        self._digest.update(collective.encode() + b";")
+        self._count += 1
+
+    def digest(self):
+        """What was run, as text."""
+        return f"{self._count} collectives ({self._digest.hexdigest()})"
+
+
+def _bits(text):
+    return [bit == "1" for bit in text]
+
+
+def _finish_device():
+    """Waits for the kernels that are under way, so that they are in the measured time."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
