@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from espalier.distributed import Ranks
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 CONVERSATIONS = Path(__file__).with_name("tau_airline_part.jsonl")
@@ -30,6 +29,8 @@ def parse_arguments(given):
     add = parser.add_argument
     add("--model", metavar="NAME", help="a model of Transformers, by folder or name (default: a small random one)")
     add("--mode", choices=("gathered", "zero3"), default="gathered", help="see espalier.distributed.Ranks")
+    add("--strategy", default="tree-packing", help="of espalier.plan; partition encodes every token of a rank once, and "
+        "needs --mode gathered (default: %(default)s)")  # fmt: skip
     add("--steps", type=int, default=4, metavar="N", help="optimiser steps (default: %(default)s)")
     add("--characters", type=int, default=1200, metavar="N", help="of each conversation (default: %(default)s)")
     add("--token-budget", type=int, default=2048, metavar="N", help="of a micro-batch (default: %(default)s)")
@@ -80,20 +81,6 @@ def sharded_model(arguments, device):
     return model
 
 
-def loss_of(model, share, prompts, micro_batch, device):
-    """The sum of -log p over the answers in one micro-batch, whose rows are packed into one."""
-    numbers = micro_batch.layout().trajectories
-    rows = [torch.tensor(share.rows[number]) for number in numbers]
-    labels = []
-    for number, row in zip(numbers, rows):
-        labels.append(row.clone())
-        labels[-1][:prompts[share.trajectories[number]]] = -100
-    positions = torch.cat([torch.arange(len(row)) for row in rows])
-    packed = lambda parts: torch.cat(parts).unsqueeze(0).to(device)
-    logits = model(input_ids=packed(rows), position_ids=packed([positions]), use_cache=False).logits
-    return cross_entropy(logits[0, :-1].float(), packed(labels)[0, 1:], reduction="sum", ignore_index=-100)
-
-
 def main(given=None):
     arguments = parse_arguments(given)
     dist.init_process_group()
@@ -109,12 +96,14 @@ def main(given=None):
     count = sum(map(len, rows)) - sum(prompts)  # of all ranks: the losses of a step are divided by it
     for number in range(arguments.steps):
         share = ranks.share(rows)
-        plan = espalier.plan(share.forest, token_budget=arguments.token_budget, strategy="tree-packing")
+        plan = espalier.plan(share.forest, token_budget=arguments.token_budget, strategy=arguments.strategy)
+        masks = [[0] * prompts[r] + [1] * (len(rows[r]) - prompts[r]) for r in share.trajectories]
+        run = espalier.Step(model, plan, loss_mask=masks)
         total = 0.0
-        with ranks.step(share, plan) as step:
+        with ranks.step(share, run) as step:
             for micro_batch in step:
-                loss = loss_of(model, share, prompts, micro_batch, device) / count
-                loss.backward()
+                loss = -run.logprobs(micro_batch).sum() / count
+                run.backward(loss)
                 total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
         optimizer.step()

@@ -3,7 +3,7 @@
 
 from .errors import InputError
 from .hf.context import naming_layers
-from .hf.gradient_sync import one_reduction
+from .hf.gradient_sync import is_one_of_several_ranks, one_reduction
 from .hf.micro_batch import MicroBatchModel
 from .hf.run import Expand
 from .step_pass import Pass
@@ -32,6 +32,8 @@ class Step:
                forward twice, at first without a graph, and is given to the loop after them; each micro-batch has the
                memory for itself.
 
+    On several ranks a plan may be empty, and gradients come together by espalier.distributed.
+
     A loop under torch.no_grad() runs forward alone, and wants no backward. A step may be looped over again. Raises
     Unsupported for models as espalier.hf.patch does; for compiled ones; for a backend without context under
     partition; and for losses of routers, which depend on all micro-batches at once."""
@@ -40,7 +42,8 @@ class Step:
         if not isinstance(plan, Plan):
             raise InputError(f"plan: expected a Plan, as espalier.plan makes it, received {type(plan).__name__}")
         self._plan = StepPlan(plan, loss_mask)
-        if sum(self._plan.num_terms) == 0:
+        self.plan = plan
+        if sum(self._plan.num_terms) == 0 and not is_one_of_several_ranks():
             raise InputError("loss_mask: expected at least one token with a loss that is not the first of its row, "
                              "received none")  # fmt: skip
         self._model = MicroBatchModel(model)
@@ -57,7 +60,7 @@ class Step:
         return sum(count > 0 for count in self._plan.num_terms)
 
     def __iter__(self):
-        self._model.prepare(has_context=max(self._plan.parent) >= 0)
+        self._model.prepare(has_context=max(self._plan.parent, default=-1) >= 0)
         if self._pass is not None:
             self._pass.close()  # a loop that was left
         with naming_layers(self._model.backbone), one_reduction(self._model.model) as synchronise:

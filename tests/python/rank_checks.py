@@ -152,6 +152,48 @@ def uneven(rank):
     return lambda rows: batches_of(rows, 10**6 if rank.rank == 0 else BUDGET)
 
 
+def partition(rank):
+    """espalier.Step on trees in pieces: other numbers of forwards and backwards on every rank, in another order."""
+    for kind, recompute in ("qwen3", False), ("qwen3_5", True):
+        model = sharded(kind)
+        ranks = Ranks(model)
+        assert worst_error(by_step(ranks, model, rows_of_a_step(), "partition", recompute), expected(kind)) <= EXACT
+        clear(model)
+    rows = [[5, 6, 7, 8, 9, 10]]  # and nothing on other ranks
+    model = sharded("qwen3")
+    assert worst_error(by_step(Ranks(model), model, rows, "partition"), alone(make_model("qwen3"), rows)) <= EXACT
+    model = sharded("qwen3")
+    ranks = Ranks(model, mode="zero3")
+    assert worst_error(by_step(ranks, model, rows_of_a_step(), "tree-packing"), expected("qwen3")) <= EXACT
+    refused(lambda: by_step(ranks, model, rows_of_a_step(), "partition"), "received partition", 'mode="gathered"')
+    inner = patch(make_model("qwen3"))
+    ranks = Ranks(DistributedDataParallel(inner))
+    assert worst_error(by_step(ranks, inner, rows_of_a_step(), "partition"), expected("qwen3")) <= EXACT
+
+
+def by_step(ranks, model, rows, strategy, recompute=False):
+    """A step on rows by espalier.Step; returns its sum of losses over the ranks, and gradients by name."""
+    share = ranks.share(rows)
+    plan = espalier.plan(share.forest, token_budget=4 if strategy == "partition" else BUDGET, strategy=strategy)
+    run = espalier.Step(model, plan, recompute=recompute, loss_mask=[[1] * len(row) for row in share.rows])
+    total = 0.0
+    with InFloat64(), ranks.step(share, run) as step:
+        for batch in step:
+            loss = -run.logprobs(batch).sum()
+            run.backward(loss)
+            total += loss.item()
+    return ranks.sum(total), gradients_of(model)
+
+
+def a_context_that_is_lost(rank):
+    """Negative control."""
+    from espalier.hf.context import Frame
+
+    model = sharded("qwen3")
+    with mock.patch.object(Frame, "seeds", lambda *_: ([], [])):
+        assert worst_error(by_step(Ranks(model), model, rows_of_a_step(), "partition"), expected("qwen3")) > 1e-4
+
+
 def without_work(rank):
     """A tree on one rank, nothing on the others."""
     rows = [[5, 6, 7, 8, 9, 10]]
@@ -444,11 +486,12 @@ def the_example(rank):
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     found = []
-    for mode in "gathered", "zero3":
+    for mode, strategy in ("gathered", "partition"), ("zero3", "tree-packing"):
         with contextlib.redirect_stdout(io.StringIO()) as printed, mock.patch.object(dist, "init_process_group"), \
                 mock.patch.object(dist, "destroy_process_group"), \
                 mock.patch.object(torch.cuda, "is_available", return_value=False):  # fmt: skip
-            example.main(["--steps", "2", "--characters", "400", "--token-budget", "512", "--mode", mode])
+            example.main(["--steps", "2", "--characters", "400", "--token-budget", "512", "--mode", mode, "--strategy",
+                          strategy])  # fmt: skip
         found.append(re.findall(r"^step \d: loss ([\d.]+), gradient norm ([\d.]+)$", printed.getvalue(), re.MULTILINE))
         assert rank.rank == 0 or printed.getvalue() == ""
         assert rank.rank > 0 or "predicted: the slowest rank is " in printed.getvalue()
@@ -458,8 +501,9 @@ def the_example(rank):
 
 
 CHECKS = {
-    2: [gathered, zero3, zero3_with_checkpoints, without_work, accumulation, used_by_one_rank, an_optimiser,
+    2: [gathered, zero3, zero3_with_checkpoints, partition, a_context_that_is_lost,
+        without_work, accumulation, used_by_one_rank, an_optimiser,
         low_precision, replicas, means_are_something_else, other_plans, other_models, what_zero3_refuses,
         another_order, one_fails, loops_that_end_early, sums, the_example],
-    4: [gathered, zero3, without_work, other_plans, another_mesh, one_fails, sums],
+    4: [gathered, zero3, partition, without_work, other_plans, another_mesh, one_fails, sums],
 }  # fmt: skip

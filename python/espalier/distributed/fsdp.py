@@ -6,6 +6,7 @@ after the last of many backwards.
 """
 
 import hashlib
+import weakref
 from collections import OrderedDict
 
 import torch
@@ -18,6 +19,8 @@ from .earlier import EarlierGradients
 SETTINGS = ("reduce_grads", "all_reduce_grads", "reshard_after_backward", "post_forward_mesh_info",
             "gradient_divide_factor", "force_sum_reduction_for_comms", "_all_gather_comm",
             "_reduce_scatter_comm")  # fmt: skip
+
+IN_A_STEP = weakref.WeakSet()  # modules of fully_shard whose settings are those of a step
 
 
 class Sharded:
@@ -54,6 +57,7 @@ class Sharded:
         are reduced there. trace: told of every collective (`Watched`)."""
         self._state._lazy_init()  # the model is the root, even where its backbone is the first to run
         self._settings = [(unit, {name: getattr(unit, name) for name in SETTINGS}) for unit in self.units.values()]
+        IN_A_STEP.update(self._modules())
         self._earlier = EarlierGradients(each.sharded_param for each in self._parameters())
         for name, unit in self.units.items():
             unit.gradient_divide_factor = 1.0
@@ -117,10 +121,14 @@ class Sharded:
     def _context(self):
         return self._state._state_ctx
 
+    def _modules(self):
+        return [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+
     def _parameters(self):
         return [each for unit in self.units.values() for each in unit.fsdp_params if each.sharded_param.requires_grad]
 
     def _restore(self):
+        IN_A_STEP.difference_update(self._modules())
         self._context.is_last_backward = True
         for unit, settings in self._settings:
             for name, value in settings.items():

@@ -98,9 +98,10 @@ class Ranks:
             optimizer.step()
 
         share          what `share` returned. Ranks with other rows are found out.
-        micro_batches  those of this rank, anything with a length: a list, or an espalier.Plan. Needed in mode "zero3",
-                       where each stands for one forward and one backward, and where iteration runs dummies after them.
-                       In mode "gathered" they may be left out, and what runs is the caller's affair.
+        micro_batches  those of this rank, anything with a length: a list, an espalier.Plan, an espalier.Step. Needed in
+                       mode "zero3", where each stands for one forward and one backward, and where iteration runs
+                       dummies after them. In mode "gathered" they may be left out, and what runs is the caller's
+                       affair.
 
         Entering raises RankError on every rank where ranks differ in step, share or settings, before parameters are
         gathered. Leaving it reduces gradients into `grad`, adding to what was there. Where a rank leaves with an error,

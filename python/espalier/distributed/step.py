@@ -35,10 +35,10 @@ class RankStep:
         except InputError as error:
             self._meeting.tell(error)
             raise
-        batches = self._micro_batches
+        batches, plan = self._micro_batches, self._plan()
         messages = self._meeting.meet(
             "the beginning of a step", step=ranks._steps, rows=self._share and self._share.digest(),
-            token_budget=batches.token_budget if isinstance(batches, Plan) else None,
+            token_budget=None if plan is None else plan.token_budget,
             micro_batches=None if batches is None else len(batches))  # fmt: skip
         for name in ("step", "rows", "token_budget"):
             check_equal(name, [said[name] for said in messages])
@@ -65,10 +65,14 @@ class RankStep:
         if batches is None:
             raise InputError('micro_batches: expected those of this rank, received none: in mode "zero3" ranks with '
                              "fewer than others run dummies")  # fmt: skip
-        if isinstance(batches, Plan) and batches.strategy == "partition":
+        if (plan := self._plan()) is not None and plan.strategy == "partition":
             raise Unsupported('strategy: expected tree-packing or sequence-packing in mode "zero3", received '
                               "partition, whose order of forwards and backwards differs from rank to rank; take "
                               'mode="gathered"')  # fmt: skip
+
+    def _plan(self):
+        plan = getattr(self._micro_batches, "plan", self._micro_batches)  # of an espalier.Step
+        return plan if isinstance(plan, Plan) else None
 
     def __iter__(self):
         if self._micro_batches is None:

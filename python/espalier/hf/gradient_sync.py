@@ -8,7 +8,7 @@ import torch
 
 @contextlib.contextmanager
 def one_reduction(model):
-    """Inside, parts of `model` that FSDP2 has sharded keep gradients and parameters whole on each rank, until the
+    """Inside, parts of `model` that FSDP2 has sharded, and that are not in a step of espalier.distributed, keep gradients and parameters whole on each rank, until the
     function that this yields is called, before the last backward pass: that one reduces the sums. Every rank has to
     call it once."""
     parts = _sharded_parts(model)
@@ -31,4 +31,12 @@ def _sharded_parts(model):
         return []
     from torch.distributed.fsdp import FSDPModule
 
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+    from ..distributed.fsdp import IN_A_STEP
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule) and module not in IN_A_STEP]
+
+
+def is_one_of_several_ranks():
+    """Whether this process is one of several that train together."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
