@@ -29,8 +29,8 @@ def parse_arguments(given):
     add = parser.add_argument
     add("--model", metavar="NAME", help="a model of Transformers, by folder or name (default: a small random one)")
     add("--mode", choices=("gathered", "zero3"), default="gathered", help="see espalier.distributed.Ranks")
-    add("--strategy", default="tree-packing", help="of espalier.plan; partition encodes every token of a rank once, and "
-        "needs --mode gathered (default: %(default)s)")  # fmt: skip
+    add("--strategy", default="tree-packing", metavar="NAME",
+        help="of espalier.plan; partition needs --mode gathered (default: %(default)s)")  # fmt: skip
     add("--steps", type=int, default=4, metavar="N", help="optimiser steps (default: %(default)s)")
     add("--characters", type=int, default=1200, metavar="N", help="of each conversation (default: %(default)s)")
     add("--token-budget", type=int, default=2048, metavar="N", help="of a micro-batch (default: %(default)s)")

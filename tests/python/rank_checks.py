@@ -148,8 +148,8 @@ def zero3_with_checkpoints(rank):
 
 
 def uneven(rank):
-    """One micro-batch on rank 0, more on others."""
-    return lambda rows: batches_of(rows, 10**6 if rank.rank == 0 else BUDGET)
+    """One micro-batch on rank 0, one of each row on others."""
+    return lambda rows: batches_of(rows, 10**6) if rank.rank == 0 else [packed([row]) for row in rows]
 
 
 def partition(rank):

@@ -8,9 +8,9 @@ import torch
 
 @contextlib.contextmanager
 def one_reduction(model):
-    """Inside, parts of `model` that FSDP2 has sharded, and that are not in a step of espalier.distributed, keep gradients and parameters whole on each rank, until the
+    """Inside, parts of `model` that FSDP2 has sharded keep gradients and parameters whole on each rank, until the
     function that this yields is called, before the last backward pass: that one reduces the sums. Every rank has to
-    call it once."""
+    call it once. A step of espalier.distributed does this by itself: inside of one nothing is done here."""
     parts = _sharded_parts(model)
 
     def set_last(is_last):
