@@ -126,13 +126,15 @@ def gathered(rank):
 
 def zero3(rank):
     """Ranks with fewer micro-batches run dummies; layers shard parameters again after each forward and backward."""
-    model = sharded("qwen3", reshard_after_forward=True)
-    ranks = Ranks(model, mode="zero3")
-    for _ in range(2):  # the first is watched
-        clear(model)
-        loss, gradients, step = train(ranks, model, rows_of_a_step(), uneven(rank))
-        assert worst_error((loss, gradients), expected("qwen3")) <= EXACT
-    assert step.report.dummies[0] > 0 == min(step.report.dummies) and step.report.seconds is None
+    for kind in "qwen3_moe", "qwen3":
+        model = sharded(kind, reshard_after_forward=True)
+        ranks = Ranks(model, mode="zero3")
+        for is_watched in True, False:
+            clear(model)
+            loss, gradients, step = train(ranks, model, rows_of_a_step(), uneven(rank))
+            assert worst_error((loss, gradients), expected(kind)) <= EXACT
+            assert (step.report.seconds is not None) == is_watched
+    assert step.report.dummies[0] > 0 == min(step.report.dummies)
 
 
 def zero3_with_checkpoints(rank):
@@ -321,6 +323,23 @@ def means_are_something_else(rank):
     assert worst_error(train(ranks, model, rows_of_a_step())[:2], expected("qwen3")) <= EXACT
 
 
+def dummies_with_weight(rank):
+    """Negative control, and a dummy of the user's own."""
+
+    def dummy(model):
+        logits = model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits
+        if has_weight:
+            logits.register_hook(torch.ones_like)
+        return logits
+
+    model = sharded("qwen3")
+    ranks = Ranks(model, mode="zero3", dummy=dummy)
+    for has_weight in False, True:
+        clear(model)
+        error = worst_error(train(ranks, model, rows_of_a_step(), uneven(rank))[:2], expected("qwen3"))
+        assert error > 1e-4 if has_weight else error <= EXACT
+
+
 def other_plans(rank):
     """Ranks that do not agree are refused by name on all of them, and train on afterwards."""
     for mode in "gathered", "zero3":
@@ -345,6 +364,8 @@ def other_models(rank):
     model = sharded("qwen3", is_patched_first=rank.rank == 0)
     refused(lambda: Ranks(model, mode="zero3" if rank.rank == 0 else "gathered"), "mode: expected the same",
             "zero3 on rank 0", "gathered on rank")  # fmt: skip
+    with mock.patch("espalier.distributed.ranks._versions", return_value={"PyTorch": f"2.{rank.rank}"}):
+        refused(lambda: Ranks(model), "PyTorch: expected the same on all ranks, received 2.0 on rank 0; 2.1 on rank 1")
     model = make_model("qwen3")
     model.model.layers[0].mlp.requires_grad_(rank.rank == 0)
     shard(model)
@@ -433,7 +454,7 @@ def one_fails(rank):
             except KeyError:
                 pass
         else:
-            refused(failing, "rank 1: KeyError: 'not there'")
+            assert isinstance(refused(failing, "rank 1: KeyError: 'not there'"), RankError)
         assert set(gradients_of(model).values()) == {None}
         train(ranks, model, rows_of_a_step()[:5])
         before = gradients_of(model)
@@ -501,9 +522,9 @@ def the_example(rank):
 
 
 CHECKS = {
-    2: [gathered, zero3, zero3_with_checkpoints, partition, a_context_that_is_lost,
-        without_work, accumulation, used_by_one_rank, an_optimiser,
-        low_precision, replicas, means_are_something_else, other_plans, other_models, what_zero3_refuses,
-        another_order, one_fails, loops_that_end_early, sums, the_example],
+    2: [gathered, zero3, zero3_with_checkpoints, partition, a_context_that_is_lost, without_work, accumulation,
+        used_by_one_rank, an_optimiser, low_precision, replicas, means_are_something_else, dummies_with_weight,
+        other_plans, other_models, what_zero3_refuses, another_order, one_fails, loops_that_end_early, sums,
+        the_example],
     4: [gathered, zero3, partition, without_work, other_plans, another_mesh, one_fails, sums],
 }  # fmt: skip
