@@ -14,7 +14,8 @@ import weakref
 import pytest
 import torch
 
-from espalier.hf import mixers, patch, unpatch
+from espalier.errors import Unsupported
+from espalier.hf import mixers, patch, sharing, unpatch
 from espalier.hf.families import backbone_of
 from espalier.hf.verification import InFloat64
 from hf_models import FORMS, KINDS, alone, branching_rows, make_model, packed, padded, sums_of, worst_error
@@ -157,6 +158,18 @@ def test_gradients_of_shared_tokens_are_rounded_once():
     values = torch.ones(1, 3, dtype=torch.bfloat16, requires_grad=True)
     Expand.apply(values, torch.zeros(1000, dtype=torch.int64)).sum().backward()
     assert (values.grad == 1000).all()
+
+
+def test_what_was_shared():
+    model = make_model("qwen3", torch.float32)
+    with pytest.raises(Unsupported, match="expected a patched model"):
+        sharing(model)
+    assert sharing(patch(model)).ratio == 1
+    model(**padded([[5, 6, 7], [5, 6, 8, 9]]))
+    assert str(sharing(model)) == "1 batch, 7 tokens, 5 encoded: 1.40x"
+    model(**padded([[5, 6, 7]]))
+    model.generate(torch.tensor([[5, 6]]), max_new_tokens=2, pad_token_id=0)
+    assert str(sharing(model)) == "2 batches, 10 tokens, 8 encoded: 1.25x"
 
 
 def test_unpatch_restores_everything():

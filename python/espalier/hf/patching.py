@@ -5,6 +5,7 @@ import contextlib
 import gc
 import inspect
 import weakref
+from dataclasses import dataclass
 
 import torch
 
@@ -71,6 +72,37 @@ def unpatch(model):
     return model
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """What a patched model has shared in the batches that ran on trees; padding does not count."""
+
+    batches: int = 0
+    flat_tokens: int = 0  # tokens of the rows
+    tree_tokens: int = 0  # those that were encoded
+
+    @property
+    def ratio(self):
+        """Flat tokens over tree tokens; 1 before the first batch."""
+        return self.flat_tokens / self.tree_tokens if self.tree_tokens else 1.0
+
+    def __str__(self):
+        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
+        return (f"{batches}, {self.flat_tokens:,} tokens, {self.tree_tokens:,} encoded: "
+                f"{self.ratio:.2f}x")  # fmt: skip
+
+
+def sharing(model):
+    """The Sharing of all batches since `model` was patched, those of `verify` among them. Generation and other forwards
+    with a cache are not in it.
+
+    Raises Unsupported for a model that is not patched."""
+    given = patch_of(backbone_of(model))
+    if given is None:
+        raise Unsupported("espalier.hf.sharing: expected a patched model, received one that is not; call "
+                          "espalier.hf.patch(model) first")  # fmt: skip
+    return given.sharing
+
+
 def patch_of(backbone):
     """The Patch of a backbone, None where there is none."""
     return backbone.__dict__.get("_espalier")
@@ -85,6 +117,7 @@ class Patch:
         self.is_resting = False  # in as_stock
         self.unchecked = None  # a weak reference to the model whose first batch is to be verified
         self.runs = Runs()
+        self.sharing = Sharing()
 
     def attach(self, backbone):
         if (mixer := mixer_of(backbone)) is not None:
@@ -112,6 +145,11 @@ class Patch:
                 module.config = original_of(module.config)
         if (mixer := mixer_of(backbone)) is not None:
             mixers.uninstall(*mixer, backbone)
+
+    def count(self, rows, layout):
+        so_far = self.sharing
+        self.sharing = Sharing(so_far.batches + 1, so_far.flat_tokens + len(rows.tokens),
+                               so_far.tree_tokens + layout.num_tokens)  # fmt: skip
 
     def call_stock(self, backbone, arguments):
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
@@ -251,6 +289,7 @@ def _planned(backbone, given, arguments):
     rows, layout = forest_of(arguments)
     run = TreeRun(layout, input_ids.device, attention.resolved(given.backend, input_ids.device))
     given.runs.add(run)
+    given.count(rows, layout)
     inputs = {"input_ids": torch.tensor(layout.input_ids, device=input_ids.device, dtype=input_ids.dtype).unsqueeze(0)}
     if "position_ids" in inspect.signature(type(backbone).forward).parameters:
         inputs["position_ids"] = run.position.long().unsqueeze(0)
