@@ -11,7 +11,7 @@ import torch
 
 from ..errors import Unsupported
 from ..trees import build
-from . import attention, mixers
+from . import attention, mixers, routes
 from .config_view import is_view, original_of, tree_view
 from .families import backbone_of, check_model, check_training, mixer_of
 from .rows import check_boundaries, read_rows
@@ -39,6 +39,10 @@ def patch(model, *, backend="auto", check=False):
     into one with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before
     as well: hidden states [B, S, H], zeros at padding; no cache is returned. With a cache (use_cache=True or
     past_key_values, as in `generate`) the model runs as Transformers has it, which needs torch.no_grad().
+
+    Models with a mixture of experts also take routed_experts, integers [B, S, L, K] (L: the routers, or all layers):
+    their routers take these K experts of each token, with weights from their own scores, instead of choosing. -1
+    everywhere leaves the choice to the router. Tokens with different routes are not shared.
 
     Raises Unsupported, naming what, for models here, and for batches before they run: dropout in training, reentrant
     gradient checkpointing, softcap, masks [B, 1, S, S], inputs_embeds, and tensors of which it is not known whether
@@ -117,6 +121,7 @@ class Patch:
         self.is_resting = False  # in as_stock
         self.unchecked = None  # a weak reference to the model whose first batch is to be verified
         self.runs = Runs()
+        self.replay = None  # routes.Replay, since the first batch with routes
         self.sharing = Sharing()
 
     def attach(self, backbone):
@@ -136,6 +141,9 @@ class Patch:
         if self.runs.pending():
             raise Unsupported("espalier.hf.unpatch: expected no backward to come that computes layers of the patched "
                               "model again; run it, or delete its loss, first")  # fmt: skip
+        if self.replay is not None:
+            self.replay.remove()
+            self.replay = None
         if self.stock_forward is None:
             del backbone.forward
         else:
@@ -215,6 +223,9 @@ def forward(backbone, *args, **kwargs):
     if given.is_resting:
         return given.call_stock(backbone, arguments)
     if _wants_cache(arguments):
+        if routes.NAME in arguments:
+            raise Unsupported(f"{routes.NAME}: expected none with a cache, with which the model runs as Transformers "
+                              "has it; give use_cache=False")  # fmt: skip
         with as_stock(backbone):
             return given.call_stock(backbone, arguments)
     passed_on = _checked(backbone, arguments)
@@ -246,7 +257,7 @@ def _checked(backbone, arguments):
                           + (", but inputs_embeds" if "inputs_embeds" in arguments else ""))  # fmt: skip
     if arguments.get("output_attentions", getattr(backbone.config, "output_attentions", False)):
         raise Unsupported("output_attentions: expected False with a patched model, received True: weights are not kept")
-    known = {*ROWS, *OUTPUTS, *UNUSED, *BOUNDARIES, "output_attentions", "use_cache", "return_dict"}
+    known = {routes.NAME, *ROWS, *OUTPUTS, *UNUSED, *BOUNDARIES, "output_attentions", "use_cache", "return_dict"}
     for name, value in arguments.items():
         if name not in known:
             raise Unsupported(f"{name}: expected none with a patched model, received {_described(value)}: it is not "
@@ -255,6 +266,8 @@ def _checked(backbone, arguments):
         if name in arguments and not isinstance(arguments[name], torch.Tensor):
             raise Unsupported(f"{name}: expected a tensor, received {_described(arguments[name])}")
     check_training(backbone)
+    if routes.NAME in arguments:
+        arguments[routes.NAME] = routes.checked_routes(backbone, arguments)
     return {name: arguments[name] for name in OUTPUTS if name in arguments}
 
 
@@ -275,6 +288,9 @@ def _run(backbone, given, arguments, passed_on):
     run, inputs, index = _planned(backbone, given, arguments)
     inputs |= {**passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run}
     output = given.call_stock(backbone, inputs)
+    if run.routes is not None and len(run.replayed) != len(run.routes):
+        raise Unsupported(f"{routes.NAME}: expected {len(run.routes)} routers that replay, received "
+                          f"{len(run.replayed)}: other layers than those of Transformers?")  # fmt: skip
     _expand_output(output, index, arguments["input_ids"].shape)
     return output if arguments.get("return_dict", getattr(backbone.config, "return_dict", True)) else output.to_tuple()
 
@@ -296,6 +312,10 @@ def _planned(backbone, given, arguments):
     index = torch.full((input_ids.numel(),), run.num_tokens, dtype=torch.int64)
     _offsets, tokens = layout.paths()
     index[torch.from_numpy(rows.places)] = torch.tensor(tokens)
+    if routes.NAME in arguments:
+        recorded = arguments[routes.NAME][torch.from_numpy(rows.places)]
+        run.routes = routes.of_forest(backbone, recorded, tokens, run.num_tokens).to(input_ids.device)
+        given.replay = given.replay or routes.Replay(backbone)
     return run, inputs, index.to(input_ids.device)
 
 
@@ -308,7 +328,10 @@ def forest_of(arguments):
     for name in BOUNDARIES:
         if name in arguments:
             check_boundaries(name, as_array(name), rows)
-    return rows, build((rows.offsets, rows.tokens)).layout()
+    keys = None
+    if routes.NAME in arguments:
+        keys = routes.merge_keys(arguments[routes.NAME][torch.from_numpy(rows.places)])
+    return rows, build((rows.offsets, rows.tokens), merge_keys=keys).layout()
 
 
 def _expand_output(output, index, shape):
