@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test test-machines test-machines-short core-test asan tsan clang fuzz lint format demo demo-tiny clean
+.PHONY: help setup build command test test-machines test-machines-short core-test asan tsan clang fuzz lint format demo demo-tiny examples clean
 
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
@@ -67,6 +67,13 @@ demo: command  ## prepare, inspect, verify, train and bench on real conversation
 
 demo-tiny: command  ## the same with a small random model (under two minutes)
 	@scripts/demo.sh --tiny
+
+EXAMPLES = trl_sft trl_dpo trl_grpo peft_lora traces_to_checkpoint
+
+examples: command  ## every program of examples/, with its measured gain (some ten minutes; needs trl and peft)
+	@for example in $(EXAMPLES); do \
+	  PYTHONPATH=python $(PYTHON) examples/$$example.py || exit 1; \
+	done
 
 clean:  ## remove what was built (not .venv, data or runs)
 	rm -rf build bin

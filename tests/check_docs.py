@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that what the documents name exists.
 
-    tests/check_docs.py              checks README.md, CONTRIBUTING.md and docs/; exit 1 and one line per fault
+    tests/check_docs.py              checks README.md, CONTRIBUTING.md, examples/README.md and docs/; exit 1 and one line per fault
     tests/check_docs.py --self-test  also plants faults in a scratch folder and demands that each is found
 
 Rules: the target of a relative link exists, and so does the heading that its anchor names. A path in back-ticks, such as
@@ -31,8 +31,8 @@ ROW = re.compile(r"^\| `(\w+)/` \|[^|]*\| ([^|]*) \|$", re.MULTILINE)
 
 
 def documents(root):
-    return [path for path in (root / "README.md", root / "CONTRIBUTING.md") if path.exists()] + sorted(
-        (root / "docs").rglob("*.md"))
+    pages = (root / "README.md", root / "CONTRIBUTING.md", root / "examples/README.md")
+    return [path for path in pages if path.exists()] + sorted((root / "docs").rglob("*.md"))
 
 
 def faults(root):

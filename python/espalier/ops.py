@@ -3,8 +3,8 @@
 breaks.
 
 Importing this module loads their shared library: that which the environment variable ESPALIER_OPS names, else
-libespalier_ops.so beside the package, in the prefix that Espalier was installed to, or in the build tree. It has to be
-built against the PyTorch that runs; ImportError says where it is not.
+libespalier_ops.so beside the package, in the prefix that Espalier was installed to, in the build tree, or in the
+distribution espalier-ops. It has to be built against the PyTorch that runs; ImportError says where it is not.
 
 Tokens are those of a forest in preorder; docs/math.md explains `subtree_end` and `prev`. T tokens, H heads, K key
 heads, D the size of a head. Elements are float64, float32 or bfloat16; "of sums" means float32, for float64 elements
@@ -13,6 +13,7 @@ RuntimeError, with what was expected and received, for shapes, dtypes and device
 derivative.
 """
 
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -29,12 +30,15 @@ def _library():
     package = Path(__file__).resolve().parent
     installed = [prefix / folder / _NAME for prefix in package.parents[3:4] for folder in ("lib", "lib64")]
     built = package.parents[1] / "build/release/src/espalier/ops" / _NAME
-    places = [Path(named)] if named else [package / _NAME, *installed, built]
+    distribution = importlib.util.find_spec("espalier_ops")
+    alone = [Path(distribution.origin).with_name(_NAME)] if distribution and distribution.origin else []
+    places = [Path(named)] if named else [package / _NAME, *installed, built, *alone]
     for place in places:
         if place.is_file():
             return place
     raise ImportError(f"espalier.ops: expected the shared library of the operators at {' or '.join(map(str, places))}, "
-                      "found none; build it with `make build`, or let ESPALIER_OPS name the file")  # fmt: skip
+                      "found none; build it with `make build`, install espalier-ops, or let ESPALIER_OPS name the "
+                      "file")  # fmt: skip
 
 
 def _check_built_against(path, version):

@@ -4,6 +4,7 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/folder_lock_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hash_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hub_name_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/interrupt_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/json_file_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/log_file_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/manifest_test.cpp

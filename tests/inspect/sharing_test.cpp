@@ -8,6 +8,7 @@
 #include <set>
 
 #include "espalier/base/file.h"
+#include "espalier/base/interrupt.h"
 #include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
 #include "tests/base/scratch_folder.h"
@@ -40,6 +41,13 @@ std::vector<Row> retokenised(const std::string& history, bool history_trained = 
           {{{kUser + "~" + kAssistant},
             {history + "~ day~ in~ the~ park~" + kNext, history_trained},
             {"Bye~<|im_end|>", true}}}};
+}
+
+TEST(Sharing, CanBeStopped) {
+  struct Stopped {};
+  const ReadableRows rows(retokenised("unbe~liev~able"));
+  const InterruptScope scope([] { throw Stopped(); });
+  EXPECT_THROW(rows.analyse(), Stopped);
 }
 
 TEST(Sharing, RetokenisedHistory) {

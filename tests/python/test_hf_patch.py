@@ -14,7 +14,8 @@ import weakref
 import pytest
 import torch
 
-from espalier.hf import mixers, patch, unpatch
+from espalier.errors import Unsupported
+from espalier.hf import mixers, patch, sharing, unpatch
 from espalier.hf.families import backbone_of
 from espalier.hf.verification import InFloat64
 from hf_models import FORMS, KINDS, alone, branching_rows, make_model, packed, padded, sums_of, worst_error
@@ -159,6 +160,18 @@ def test_gradients_of_shared_tokens_are_rounded_once():
     assert (values.grad == 1000).all()
 
 
+def test_what_was_shared():
+    model = make_model("qwen3", torch.float32)
+    with pytest.raises(Unsupported, match="expected a patched model"):
+        sharing(model)
+    assert sharing(patch(model)).ratio == 1
+    model(**padded([[5, 6, 7], [5, 6, 8, 9]]))
+    assert str(sharing(model)) == "1 batch, 7 tokens, 5 encoded: 1.40x"
+    model(**padded([[5, 6, 7]]))
+    model.generate(torch.tensor([[5, 6]]), max_new_tokens=2, pad_token_id=0)
+    assert str(sharing(model)) == "2 batches, 10 tokens, 8 encoded: 1.25x"
+
+
 def test_unpatch_restores_everything():
     model, batch = make_model("qwen3_5", torch.float32), padded(branching_rows())
     module = sys.modules[type(model).__module__]
@@ -223,15 +236,15 @@ def test_a_patched_model_is_saved_as_it_is(tmp_path):
 
 def test_copies():
     """A copy of a patched model is one, with weights of its own."""
-    model = patch(make_model("qwen3_5"))
+    model, theirs = patch(make_model("qwen3_5")), expected("qwen3_5")  # not made in float64 below
     twin = copy.deepcopy(model)
     unpatch(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
     with InFloat64():
-        assert worst_error(sums_of(twin, [padded(branching_rows())]), expected("qwen3_5")) <= EXACT
-    assert worst_error(alone(unpatch(twin), branching_rows()), expected("qwen3_5")) == 0
+        assert worst_error(sums_of(twin, [padded(branching_rows())]), theirs) <= EXACT
+    assert worst_error(alone(unpatch(twin), branching_rows()), theirs) == 0
 
 
 def test_generation_is_that_of_transformers():

@@ -7,7 +7,7 @@ A patched model takes the batches that it took before, padded or packed, and ret
 gradients as before; prefixes that rows of a batch share are encoded once.
 """
 
-from .patching import patch, unpatch
+from .patching import Sharing, patch, sharing, unpatch
 from .verification import Report, VerificationError, verify
 
-__all__ = ["Report", "VerificationError", "patch", "unpatch", "verify"]
+__all__ = ["Report", "Sharing", "VerificationError", "patch", "sharing", "unpatch", "verify"]

@@ -5,12 +5,13 @@ import contextlib
 import gc
 import inspect
 import weakref
+from dataclasses import dataclass
 
 import torch
 
 from ..errors import Unsupported
 from ..trees import build
-from . import attention, mixers
+from . import attention, mixers, routes
 from .config_view import is_view, original_of, tree_view
 from .families import backbone_of, check_model, check_training, mixer_of
 from .rows import check_boundaries, read_rows
@@ -38,6 +39,10 @@ def patch(model, *, backend="auto", check=False):
     into one with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before
     as well: hidden states [B, S, H], zeros at padding; no cache is returned. With a cache (use_cache=True or
     past_key_values, as in `generate`) the model runs as Transformers has it, which needs torch.no_grad().
+
+    Models with a mixture of experts also take routed_experts, integers [B, S, L, K] (L: the routers, or all layers):
+    their routers take these K experts of each token, with weights from their own scores, instead of choosing. -1
+    everywhere leaves the choice to the router. Tokens with different routes are not shared.
 
     Raises Unsupported, naming what, for models here, and for batches before they run: dropout in training, reentrant
     gradient checkpointing, softcap, masks [B, 1, S, S], inputs_embeds, and tensors of which it is not known whether
@@ -71,6 +76,37 @@ def unpatch(model):
     return model
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """What a patched model has shared in the batches that ran on trees; padding does not count."""
+
+    batches: int = 0
+    flat_tokens: int = 0  # tokens of the rows
+    tree_tokens: int = 0  # those that were encoded
+
+    @property
+    def ratio(self):
+        """Flat tokens over tree tokens; 1 before the first batch."""
+        return self.flat_tokens / self.tree_tokens if self.tree_tokens else 1.0
+
+    def __str__(self):
+        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
+        return (f"{batches}, {self.flat_tokens:,} tokens, {self.tree_tokens:,} encoded: "
+                f"{self.ratio:.2f}x")  # fmt: skip
+
+
+def sharing(model):
+    """The Sharing of all batches since `model` was patched, those of `verify` among them. Generation and other forwards
+    with a cache are not in it.
+
+    Raises Unsupported for a model that is not patched."""
+    given = patch_of(backbone_of(model))
+    if given is None:
+        raise Unsupported("espalier.hf.sharing: expected a patched model, received one that is not; call "
+                          "espalier.hf.patch(model) first")  # fmt: skip
+    return given.sharing
+
+
 def patch_of(backbone):
     """The Patch of a backbone, None where there is none."""
     return backbone.__dict__.get("_espalier")
@@ -85,6 +121,8 @@ class Patch:
         self.is_resting = False  # in as_stock
         self.unchecked = None  # a weak reference to the model whose first batch is to be verified
         self.runs = Runs()
+        self.replay = None  # routes.Replay, since the first batch with routes
+        self.sharing = Sharing()
 
     def attach(self, backbone):
         self.install_mixers(backbone)
@@ -102,6 +140,9 @@ class Patch:
         if self.runs.pending():
             raise Unsupported("espalier.hf.unpatch: expected no backward to come that computes layers of the patched "
                               "model again; run it, or delete its loss, first")  # fmt: skip
+        if self.replay is not None:
+            self.replay.remove()
+            self.replay = None
         if self.stock_forward is None:
             del backbone.forward
         else:
@@ -115,6 +156,11 @@ class Patch:
     def install_mixers(self, backbone):
         if (mixer := mixer_of(backbone)) is not None:
             mixers.install(*mixer, backbone)
+
+    def count(self, rows, layout):
+        so_far = self.sharing
+        self.sharing = Sharing(so_far.batches + 1, so_far.flat_tokens + len(rows.tokens),
+                               so_far.tree_tokens + layout.num_tokens)  # fmt: skip
 
     def call_stock(self, backbone, arguments):
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
@@ -182,6 +228,9 @@ def forward(backbone, *args, **kwargs):
     if "espalier_tree" in arguments:  # a micro-batch of a Step
         return given.call_stock(backbone, arguments)
     if _wants_cache(arguments):
+        if routes.NAME in arguments:
+            raise Unsupported(f"{routes.NAME}: expected none with a cache, with which the model runs as Transformers "
+                              "has it; give use_cache=False")  # fmt: skip
         with as_stock(backbone):
             return given.call_stock(backbone, arguments)
     passed_on = _checked(backbone, arguments)
@@ -213,7 +262,7 @@ def _checked(backbone, arguments):
                           + (", but inputs_embeds" if "inputs_embeds" in arguments else ""))  # fmt: skip
     if arguments.get("output_attentions", getattr(backbone.config, "output_attentions", False)):
         raise Unsupported("output_attentions: expected False with a patched model, received True: weights are not kept")
-    known = {*ROWS, *OUTPUTS, *UNUSED, *BOUNDARIES, "output_attentions", "use_cache", "return_dict"}
+    known = {routes.NAME, *ROWS, *OUTPUTS, *UNUSED, *BOUNDARIES, "output_attentions", "use_cache", "return_dict"}
     for name, value in arguments.items():
         if name not in known:
             raise Unsupported(f"{name}: expected none with a patched model, received {_described(value)}: it is not "
@@ -222,6 +271,8 @@ def _checked(backbone, arguments):
         if name in arguments and not isinstance(arguments[name], torch.Tensor):
             raise Unsupported(f"{name}: expected a tensor, received {_described(arguments[name])}")
     check_training(backbone)
+    if routes.NAME in arguments:
+        arguments[routes.NAME] = routes.checked_routes(backbone, arguments)
     return {name: arguments[name] for name in OUTPUTS if name in arguments}
 
 
@@ -242,6 +293,9 @@ def _run(backbone, given, arguments, passed_on):
     run, inputs, index = _planned(backbone, given, arguments)
     inputs |= {**passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run}
     output = given.call_stock(backbone, inputs)
+    if run.routes is not None and len(run.replayed) != len(run.routes):
+        raise Unsupported(f"{routes.NAME}: expected {len(run.routes)} routers that replay, received "
+                          f"{len(run.replayed)}: other layers than those of Transformers?")  # fmt: skip
     _expand_output(output, index, arguments["input_ids"].shape)
     return output if arguments.get("return_dict", getattr(backbone.config, "return_dict", True)) else output.to_tuple()
 
@@ -255,12 +309,17 @@ def _planned(backbone, given, arguments):
     rows, layout = forest_of(arguments)
     run = TreeRun(layout, input_ids.device, attention.resolved(given.backend, input_ids.device))
     given.runs.add(run)
+    given.count(rows, layout)
     inputs = {"input_ids": torch.tensor(layout.input_ids, device=input_ids.device, dtype=input_ids.dtype).unsqueeze(0)}
     if "position_ids" in inspect.signature(type(backbone).forward).parameters:
         inputs["position_ids"] = run.position.long().unsqueeze(0)
     index = torch.full((input_ids.numel(),), run.num_tokens, dtype=torch.int64)
     _offsets, tokens = layout.paths()
     index[torch.from_numpy(rows.places)] = torch.tensor(tokens)
+    if routes.NAME in arguments:
+        recorded = arguments[routes.NAME][torch.from_numpy(rows.places)]
+        run.routes = routes.of_forest(backbone, recorded, tokens, run.num_tokens).to(input_ids.device)
+        given.replay = given.replay or routes.Replay(backbone)
     return run, inputs, index.to(input_ids.device)
 
 
@@ -273,7 +332,10 @@ def forest_of(arguments):
     for name in BOUNDARIES:
         if name in arguments:
             check_boundaries(name, as_array(name), rows)
-    return rows, build((rows.offsets, rows.tokens)).layout()
+    keys = None
+    if routes.NAME in arguments:
+        keys = routes.merge_keys(arguments[routes.NAME][torch.from_numpy(rows.places)])
+    return rows, build((rows.offsets, rows.tokens), merge_keys=keys).layout()
 
 
 def _expand_output(output, index, shape):

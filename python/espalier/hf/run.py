@@ -10,6 +10,8 @@ class TreeRun:
 
     subtree_end, position  [T] int32 on the device of the model
     prev                   [T] int32 on the CPU, by which recurrences walk
+    routes                 [R, T, K] int64 on the device of the model: what its R routers replay; None: they choose
+    replayed               the numbers of the routers that did so
     masks                  what backends make of it, kept for the other layers
     """
 
@@ -19,6 +21,8 @@ class TreeRun:
         self.subtree_end = torch.tensor(layout.subtree_end, device=device)
         self.position = torch.tensor(layout.position_ids, device=device)
         self.prev = torch.tensor(layout.prev)
+        self.routes = None
+        self.replayed = set()
         self.masks = {}
 
     # A whole forest has no context; context.py has runs that do.

@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import Unsupported
+from . import routes
 from .families import backbone_of
 from .patching import as_stock, forest_of, patch, patch_of, unpatch
 
@@ -96,6 +97,9 @@ def verify(model, batch):
     Needs memory for the copy and the gradients.
 
     Raises Unsupported as `patch` does, and for models whose output has no logits."""
+    if routes.NAME in batch:
+        raise Unsupported(f"espalier.hf.verify: expected a batch without {routes.NAME}, received some: single rows run "
+                          "as Transformers has them, which replays no routes")  # fmt: skip
     rows, layout = forest_of(batch)
     edges = Edges(rows, batch)
     backbone = backbone_of(model)

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/interrupt.h"
 #include "espalier/inspect/alike.h"
 
 namespace espalier {
@@ -146,6 +147,7 @@ class Analysis {
     AlikeIndex alike;
     int64_t group_begin = 0;
     for (int64_t i = 0; i < std::ssize(children); ++i) {
+      check_interrupt();
       if (i > 0 && facts_.group[children[i]] != facts_.group[children[i - 1]]) group_begin = i;
       mates_.clear();
       for (int64_t j = 0; j < std::min({i, several_end, kMostCandidates}); ++j) mates_.push_back(children[j]);

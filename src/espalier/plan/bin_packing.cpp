@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "espalier/base/interrupt.h"
+
 namespace espalier {
 
 std::vector<std::vector<int64_t>> best_fit_decreasing(const std::vector<int64_t>& sizes, int64_t capacity) {
@@ -15,6 +17,7 @@ std::vector<std::vector<int64_t>> best_fit_decreasing(const std::vector<int64_t>
   std::vector<std::vector<int64_t>> bins;
   std::set<std::pair<int64_t, int64_t>> room;  // (free tokens, bin)
   for (const int64_t item : order) {
+    check_interrupt();
     const auto fit = room.lower_bound({sizes[item], 0});
     std::pair<int64_t, int64_t> bin{capacity, static_cast<int64_t>(bins.size())};
     if (fit == room.end()) {

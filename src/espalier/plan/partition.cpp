@@ -7,6 +7,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/csr.h"
+#include "espalier/base/interrupt.h"
 #include "espalier/plan/bin_packing.h"
 #include "espalier/plan/context.h"
 
@@ -152,6 +153,7 @@ Grouping group_pieces(const Pieces& pieces, int64_t budget, Merge merge) {
 void place_trajectories(const Forest& forest, const Pieces& pieces, const Grouping& grouping,
                         const std::vector<int64_t>& run_of, std::vector<MicroBatch>& batches) {
   for (int64_t r = 0; r < forest.num_trajectories(); ++r) {
+    check_interrupt();
     int64_t segment = pieces.last_segment[forest.end_node[r]];
     while (segment >= 0) {
       const int64_t piece = pieces.segments[segment].piece;
@@ -353,6 +355,7 @@ std::vector<int64_t> choose_cuts(const Forest& forest, int64_t token_budget, boo
   BottomUp bottom_up(forest, token_budget, merge);
   for (int64_t n = forest.num_nodes() - 1; n >= 0; --n) {
     const int64_t size = forest.node_size(n);
+    check_interrupt();
     // The children's residuals share a piece with the node's last token if the node may be cut, and with all
     // its tokens otherwise.
     const bool cut_inside = cut_inside_nodes || size > token_budget;

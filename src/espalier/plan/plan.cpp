@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "espalier/base/interrupt.h"
 #include "espalier/base/words.h"
 
 namespace espalier {
@@ -78,6 +79,7 @@ Layout make_micro_batch_layout(const Forest& forest, const MicroBatch& micro_bat
 }
 
 void finish_micro_batch(const Forest& forest, MicroBatch& batch) {
+  check_interrupt();
   batch.num_tokens = 0;
   batch.num_pairs = 0;
   for (const Run& run : batch.runs) {

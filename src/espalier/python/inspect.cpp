@@ -47,7 +47,7 @@ Forest build(const Trajectories& trajectories, const std::optional<Given<int64_t
 RowsReport inspect(const Trajectories& trajectories,
                    const std::optional<std::filesystem::path>& tokenizer_json) {
   RowsReport result{trajectories, build(trajectories, std::nullopt), std::nullopt};
-  const nb::gil_scoped_release release;
+  const Interruptible guard;
   if (tokenizer_json) result.vocabulary = Vocabulary::read(*tokenizer_json);
   InspectReport& report = result.report;
   report.statistics = forest_statistics(result.forest);

@@ -209,7 +209,7 @@ void bind_plan(nb::module_& module) {
         return plan(forest, {.strategy = parse_strategy(strategy), .token_budget = token_budget});
       },
       nb::arg("forest"), nb::arg("strategy"), nb::arg("token_budget"), nb::keep_alive<0, 1>(),
-      nb::call_guard<nb::gil_scoped_release>(), "What espalier.plan does.");
+      nb::call_guard<Interruptible>(), "What espalier.plan does.");
 }
 
 }  // namespace espalier::python

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded expert routes, replayed by the routers of a patched model.
+
+Routers have no arguments but hidden states. So a hook on the attention or recurrent mixer of the layer, which runs
+before and is handed the TreeRun, tells the router what to replay. That happens inside of what checkpointing computes
+again. A hook on the router then replaces its choice, with weights from its own scores.
+"""
+
+import weakref
+
+import numpy as np
+import torch
+
+from ..errors import Unsupported
+
+NAME = "routed_experts"
+MIXERS = ("self_attn", "linear_attn", "mamba")  # what layers call them
+
+
+def _softmax_of_all(router, logits, experts):
+    """Weights by the softmax of all logits (Qwen3-MoE, Qwen3-Next, Qwen3.5-MoE, which always normalises)."""
+    weights = torch.softmax(logits, -1, dtype=torch.float).gather(1, experts)
+    return weights / weights.sum(-1, keepdim=True) if getattr(router, "norm_topk_prob", True) else weights
+
+
+def _sigmoid(router, logits, experts):
+    """Weights by the sigmoid of each logit (GLM-4-MoE); the bias of the choice is not in them."""
+    weights = logits.sigmoid().gather(1, experts)
+    if router.norm_topk_prob:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * router.routed_scaling_factor
+
+
+def _softmax_of_chosen(_router, logits, experts):
+    """Weights by the softmax of the chosen logits (gpt-oss, GraniteMoeHybrid)."""
+    return torch.softmax(logits.gather(1, experts), -1)
+
+
+# Routers of Transformers return (logits [T, E], weights [T, K], experts [T, K]).
+WEIGHTS = {
+    "Qwen3MoeTopKRouter": _softmax_of_all,
+    "Qwen3NextTopKRouter": _softmax_of_all,
+    "Qwen3_5MoeTopKRouter": _softmax_of_all,
+    "Glm4MoeTopkRouter": _sigmoid,
+    "GptOssTopKRouter": _softmax_of_chosen,
+    "GraniteMoeHybridTopKRouter": _softmax_of_chosen,
+}
+
+
+def routers_of(backbone):
+    """{number of a layer: its router} for the layers of `backbone` that have one."""
+    found = {}
+    for number, layer in enumerate(backbone.layers):
+        for module in layer.modules():
+            if _weights_of(module) is not None:
+                found[number] = module
+    return found
+
+
+def checked_routes(backbone, arguments):
+    """The routes of a batch as [B * S, R, K] int64 on the CPU, ascending in K, R the routers of `backbone`.
+
+    They are given as integers [B, S, L, K], L the routers or all layers, of which those without a router are not read;
+    all K are -1 where none are recorded. Raises Unsupported where they do not fit `backbone`."""
+    given, routers = arguments[NAME], routers_of(backbone)
+    if not routers:
+        raise Unsupported(f"{NAME}: expected a model with routers of a mixture of experts, received one of model_type "
+                          f"{backbone.config.model_type!r} without any")  # fmt: skip
+    if arguments.get("output_router_logits", getattr(backbone.config, "output_router_logits", False)):
+        raise Unsupported(f"{NAME}: expected output_router_logits=False, received True: the load-balancing loss of "
+                          "Transformers counts what routers would choose, not what is recorded")  # fmt: skip
+    top_k = next(iter(routers.values())).top_k
+    batch, layers = list(arguments["input_ids"].shape), len(backbone.layers)
+    sizes = [[*batch, count, top_k] for count in sorted({len(routers), layers})]
+    is_integer = isinstance(given, torch.Tensor) and not given.is_floating_point() and given.dtype != torch.bool
+    if not is_integer or list(given.shape) not in sizes:
+        received = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
+        raise Unsupported(f"{NAME}: expected integers {' or '.join(map(str, sizes))} ([B, S, routers or layers, "
+                          f"experts of a token]), received {received}")  # fmt: skip
+    routes = given.detach().cpu().long().flatten(0, 1)
+    if routes.shape[1] != len(routers):
+        routes = routes[:, list(routers)]
+    return routes.sort(-1).values
+
+
+def of_forest(backbone, routes, tokens, num_tokens):
+    """[R, num_tokens, K] for the tokens of a forest, of the routes [N, R, K] of the tokens of rows; tokens [N] says
+    where each of these is in the forest.
+
+    Raises Unsupported where the routes name experts that `backbone` does not have, or one twice."""
+    experts = next(iter(routers_of(backbone).values())).num_experts
+    recorded = routes >= 0
+    wrong = (routes < -1) | (routes >= experts) | (recorded != recorded[..., :1])
+    wrong[..., 1:] |= recorded[..., 1:] & (routes[..., 1:] == routes[..., :-1])
+    if wrong.any():
+        token, router, _ = torch.nonzero(wrong)[0].tolist()
+        raise Unsupported(f"{NAME}: expected different experts from 0 to {experts - 1}, or -1 for all where none are "
+                          f"recorded, received {routes[token, router].tolist()} for token {token} of the batch "
+                          f"(padding not counted) in router {router}")  # fmt: skip
+    result = routes.new_empty(num_tokens, *routes.shape[1:])
+    result[torch.tensor(tokens)] = routes  # tokens that rows share have equal ones
+    return result.transpose(0, 1).contiguous()
+
+
+def merge_keys(routes):
+    """[N] int64, equal for tokens of equal routes [N, R, K]; others must not be shared."""
+    return np.unique(routes.flatten(1).numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+class Replay:
+    """Hooks in the layers of a backbone that have routers. A copy of the backbone has copies of them."""
+
+    def __init__(self, backbone):
+        self._handles, self._mixers = [], []
+        for number, (layer, router) in enumerate(routers_of(backbone).items()):
+            mixer = next(filter(None, (getattr(backbone.layers[layer], name, None) for name in MIXERS)))
+            mixer.__dict__["_espalier_router"] = number, router
+            self._mixers.append(mixer)
+            self._handles += [mixer.register_forward_pre_hook(_tell_router, with_kwargs=True),
+                              router.register_forward_hook(_replace_choice)]  # fmt: skip
+
+    def remove(self):
+        for handle in self._handles:
+            handle.remove()
+        for mixer in self._mixers:
+            _, router = mixer.__dict__.pop("_espalier_router")
+            router.__dict__.pop("_espalier_replay", None)
+
+
+def _tell_router(mixer, _args, kwargs):
+    number, router = mixer._espalier_router
+    run = kwargs.get("espalier_tree")
+    router.__dict__["_espalier_replay"] = None if run is None or run.routes is None else (weakref.ref(run), number)
+
+
+def _replace_choice(router, _args, output):
+    replay = router.__dict__.pop("_espalier_replay", None)
+    if replay is None:
+        return None
+    reference, number = replay
+    run = reference()
+    run.replayed.add(number)
+    logits, weights, chosen = output
+    experts = torch.where(run.routes[number] < 0, chosen, run.routes[number])
+    return logits, _weights_of(router)(router, logits, experts).to(weights.dtype), experts
+
+
+def _weights_of(module):
+    """The function of WEIGHTS for a router of Transformers (FSDP2 derives its own classes from it), else None."""
+    return next((WEIGHTS[cls.__name__] for cls in type(module).__mro__
+                 if cls.__name__ in WEIGHTS and cls.__module__.startswith("transformers.models.")), None)  # fmt: skip

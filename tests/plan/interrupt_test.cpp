@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Planning can be stopped under every strategy.
+#include "espalier/base/interrupt.h"
+
+#include <gtest/gtest.h>
+
+#include "espalier/plan/planner.h"
+#include "tests/tree/naive.h"
+
+namespace espalier::testing {
+namespace {
+
+struct Stopped {};
+
+TEST(Interrupt, StopsPlanning) {
+  const Forest forest = build_forest(make_rows({{1, 2, 3}, {1, 2, 4}, {5, 6}}).view());
+  for (const Strategy strategy :
+       {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking, Strategy::kAuto}) {
+    const PlanOptions options{.strategy = strategy, .token_budget = 3};
+    const Plan plan = make_plan(forest, options);
+    const InterruptScope scope([] { throw Stopped(); });
+    EXPECT_THROW(make_plan(forest, options), Stopped) << to_string(strategy);
+  }
+}
+
+}  // namespace
+}  // namespace espalier::testing

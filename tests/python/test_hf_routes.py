@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded expert routes: patched models against the same models unpatched, each row alone, whose routers are made to
+choose the same experts by a torch.topk that returns them. In float64 to 1e-12."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from conftest import seed_of
+from espalier import build
+from espalier.errors import Unsupported
+from espalier.hf import patch, routes, sharing, unpatch, verify
+from espalier.hf.families import backbone_of
+from espalier.hf.verification import InFloat64
+from hf_models import FORMS, alone, branching_rows, make_model, padded, sums_of, worst_error
+
+EXACT = 1e-12
+KINDS = ["qwen3_moe", "qwen3_moe-some-layers", "glm4_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe", "granitemoehybrid"]
+
+
+class Forced(TorchFunctionMode):
+    """Inside, routers choose the experts of `chosen`, [T, K] for each call of a router in order."""
+
+    def __init__(self, chosen, num_experts):
+        self.chosen, self.num_experts = iter(chosen), num_experts
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.topk, torch.Tensor.topk) and args[0].dim() == 2 and args[0].shape[1] == self.num_experts:
+            experts = next(self.chosen)
+            return args[0].gather(1, experts), experts
+        return function(*args, **(kwargs or {}))
+
+
+def recorded_routes(model, rows, seed=7):
+    """Random routes of each row, [n, R, K]; tokens of equal paths have equal ones, but for those of a row that differs
+    inside what it shares."""
+    rng, known = random.Random(seed_of(seed)), {}
+    routers = routes.routers_of(backbone_of(model)).values()
+    route = lambda: [rng.sample(range(router.num_experts), router.top_k) for router in routers]
+    result = [[known.setdefault(tuple(row[:end]), route()) for end in range(1, len(row) + 1)] for row in rows]
+    result[5] = list(result[5])  # a duplicate of row 6 until here
+    while sorted(result[5][4][0]) == sorted(result[6][4][0]):
+        result[5][4] = route()
+    return [torch.tensor(each) for each in result]
+
+
+def batch_with(rows, recorded, form="right"):
+    """A batch of the rows with their routes, [B, S, R, K], and nonsense at padding."""
+    batch = FORMS[form](rows)
+    table = torch.full((*batch["input_ids"].shape, *recorded[0].shape[1:]), 10**6)
+    if form == "packed":
+        table[0] = torch.cat(recorded)
+    else:
+        table[batch["attention_mask"].bool()] = torch.cat(recorded)
+    return batch | {"routed_experts": table}
+
+
+def forced_alone(model, rows, recorded):
+    chosen = [route for row in recorded for route in row.unbind(1)]
+    with Forced(chosen, next(iter(routes.routers_of(backbone_of(model)).values())).num_experts):
+        return alone(model, rows)
+
+
+def case(kind):
+    model, rows = make_model(kind), branching_rows()
+    recorded = recorded_routes(model, rows)
+    return model, rows, recorded, forced_alone(model, rows, recorded)
+
+
+def replayed(model, batch):
+    with InFloat64():
+        return sums_of(patch(model), [batch])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact_in_float64(kind):
+    """With a negative control: routes that are not replayed."""
+    model, rows, recorded, expected = case(kind)
+    batch = batch_with(rows, recorded)
+    assert worst_error(replayed(model, batch), expected) <= EXACT
+    del batch["routed_experts"]
+    assert worst_error(replayed(model, batch), expected) > 1e-4
+
+
+@pytest.mark.parametrize("form", ["left", "packed"])
+def test_forms_of_batches(form):
+    model, rows, recorded, expected = case("qwen3_moe")
+    assert worst_error(replayed(model, batch_with(rows, recorded, form)), expected) <= EXACT
+
+
+def test_tokens_of_different_routes_are_not_shared(monkeypatch):
+    model, rows, recorded, expected = case("qwen3_moe")
+    plain = build(rows).tree_tokens
+    replayed(model, batch_with(rows, recorded))
+    assert sharing(model).tree_tokens == plain + len(rows[5]) - 4  # from its fifth token on, row 5 is by itself
+    monkeypatch.setattr(routes, "merge_keys", lambda recorded: torch.zeros(len(recorded), dtype=torch.int64).numpy())
+    assert worst_error(replayed(model, batch_with(rows, recorded)), expected) > 1e-4  # negative control
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe-some-layers", "granitemoehybrid"])
+def test_routes_of_all_layers(kind):
+    """Those of layers without a router are not read; the order of a token's experts says nothing."""
+    model, rows, recorded, expected = case(kind)
+    batch = batch_with(rows, [row.flip(-1) for row in recorded])
+    routers, given = routes.routers_of(backbone_of(model)), batch["routed_experts"]
+    everywhere = torch.full((*given.shape[:2], len(backbone_of(model).layers), given.shape[3]), -7, dtype=torch.int16)
+    everywhere[:, :, list(routers)] = given.to(torch.int16)
+    assert worst_error(replayed(model, batch | {"routed_experts": everywhere}), expected) <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "gpt_oss"])
+def test_tokens_without_recorded_routes(kind):
+    """Their routers choose."""
+    model, rows = make_model(kind), branching_rows()
+    unknown = [torch.full_like(row, -1) for row in recorded_routes(model, rows)]
+    assert worst_error(replayed(model, batch_with(rows, unknown)), alone(make_model(kind), rows)) <= EXACT
+
+
+def test_layers_that_are_computed_again():
+    """Two batches with routes of their own, whose layers are computed again in the backward pass of both."""
+    rows, found = branching_rows(), []
+    for is_checkpointed in (False, True):
+        model = patch(make_model("qwen3_next"))
+        if is_checkpointed:
+            model.gradient_checkpointing_enable()
+        batches = [batch_with(rows, recorded_routes(model, rows, seed)) for seed in (7, 8)]
+        loss = sum(model(**batch).loss for batch in batches)
+        loss.backward()
+        found.append((loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}))
+    assert worst_error(*found) <= EXACT
+
+
+def test_copies_and_unpatched_models():
+    model, rows, recorded, expected = case("qwen3_moe")
+    batch = batch_with(rows, recorded)
+    replayed(model, batch)
+    twin = copy.deepcopy(model)
+    unpatch(model)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    assert worst_error(alone(model, rows), alone(make_model("qwen3_moe"), rows)) == 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert worst_error(replayed(twin, batch), expected) <= EXACT
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in unpatch(twin).modules())
+
+
+def changed(value):
+    """Routes of the third token of the first row."""
+
+    def change(batch):
+        given = batch["routed_experts"].clone()
+        given[0, 2, 0] = torch.tensor(value)
+        return {"routed_experts": given}
+
+    return change
+
+
+REFUSED = {
+    r"\[9, 20, 1, 2\] or \[9, 20, 2, 2\] .*received torch.int64 \[9, 20, 1, 1\]": lambda batch: {
+        "routed_experts": batch["routed_experts"][..., :1]},
+    "received torch.float32": lambda batch: {"routed_experts": batch["routed_experts"].float()},
+    "received list": lambda _: {"routed_experts": [1]},
+    r"from 0 to 3, .*received \[0, 4\] for token 2 of the batch \(padding not counted\) in router 0": changed([4, 0]),
+    r"received \[1, 1\] for token 2": changed([1, 1]),
+    r"received \[-1, 1\] for token 2": changed([1, -1]),
+    r"received \[-2, -2\] for token 2": changed([-2, -2]),
+    "expected output_router_logits=False, received True": lambda _: {"output_router_logits": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_refused(message):
+    model, rows = patch(make_model("qwen3_moe-some-layers", torch.float32)), branching_rows()
+    batch = batch_with(rows, recorded_routes(model, rows))
+    with pytest.raises(Unsupported, match="routed_experts: .*" + message):
+        model(**batch | REFUSED[message](batch))
+
+
+def test_where_routes_cannot_be_replayed():
+    batch = padded(branching_rows()) | {"routed_experts": torch.zeros(9, 20, 2, 2, dtype=torch.int64)}
+    with pytest.raises(Unsupported, match="routed_experts: expected a model with routers.*'qwen3'"):
+        patch(make_model("qwen3", torch.float32))(**batch)
+    model = patch(make_model("qwen3_moe", torch.float32))
+    with torch.no_grad(), pytest.raises(Unsupported, match="routed_experts: expected none with a cache"):
+        model(**batch, use_cache=True)
+    with pytest.raises(Unsupported, match="expected a batch without routed_experts"):
+        verify(model, batch)
