@@ -10,10 +10,14 @@ Figures are medians, speed-ups medians of each round's ratio. Losses must agree,
 Data sets: random trees at cached-token ratios (1: unrelated chains), loss on the last part of every trajectory. The goal
 is a speed-up of 0.9 of the bound FLOPs(flat) / FLOPs(tree), and of 0.97 where nothing is shared.
 
+With `--layers compiled` the model's layers run through torch.compile (dynamic sizes) on both sides. With `--trl` a third side runs
+in the same rounds: the tree packing of TRL's AsyncGRPO on the same model (bench/trl_tree_packing.py).
+
     python bench/patched_model.py -o table.md
 """
 
 import argparse
+import itertools
 import json
 import math
 import shlex
@@ -37,6 +41,7 @@ from compare_transformers import (
     trajectories_of,
 )
 from transformers_step import TransformersSide, make_batches, reuse_freed_memory
+from trl_tree_packing import TreePackingSide
 
 from espalier import hf
 
@@ -73,6 +78,11 @@ class PatchedSide:
         return seconds, loss
 
 
+def compile_layers(model):
+    for layer in model.base_model.layers:
+        layer.compile(dynamic=True)
+
+
 def _length(trajectory):
     """Tokens up to the last that predicts one with loss, as make_batches cuts trajectories."""
     return max(t for t in range(1, len(trajectory.ids)) if trajectory.weights[t] > 0)
@@ -83,38 +93,44 @@ def bound_of(folder, data_set):
     return plan["predicted_speedup_over_sequence_packing"], plan["flat_tokens"], plan["tree_tokens"]
 
 
-def measure(name, folder, side, dtype, data_set, args):
-    where = f"{name}, {dtype}, {data_set.name}"
+def measure(name, folder, side, setting, data_set, args):
+    dtype, layers = setting
+    where = f"{name}, {dtype}, {layers}, {data_set.name}"
     bound, flat_tokens, tree_tokens = bound_of(folder, data_set)
     trajectories = trajectories_of(data_set.path)
     note = lambda text: say(f"{where}: {text}")
+    if layers == "compiled":  # each size compiles once
+        side.choose_batch_size(trajectories, BATCH_SIZES, args.probe_tokens, 8192, lambda text: None)
     size = side.choose_batch_size(trajectories, BATCH_SIZES, args.probe_tokens, 8192, note)
     batches = make_batches(trajectories, size)
-    patched = PatchedSide(side, trajectories)
-    patched.step()
-    stock_seconds, tree_seconds = [], []
+    steps = {"unpatched": lambda: side.step(batches), "patched": PatchedSide(side, trajectories).step}
+    if args.trl:
+        packing = TreePackingSide(side, trajectories)
+        steps["TRL"] = packing.step
+    for step in steps.values():
+        step()
+    seconds = {which: [] for which in steps}
     for index in range(args.rounds):
-        for which in ("stock", "tree") if index % 2 == 0 else ("tree", "stock"):
-            if which == "stock":
-                stock = side.step(batches)
-                stock_seconds.append(stock.seconds)
-            else:
-                seconds, loss = patched.step()
-                tree_seconds.append(seconds)
-        check_agreement(where, "losses", stock.loss, loss, LOSS_TOLERANCE[dtype])
-        say(f"{where}: round {index + 1}: unpatched {stock_seconds[-1]:.3f} s, patched {tree_seconds[-1]:.3f} s")
-    ratios = [a / b for a, b in zip(stock_seconds, tree_seconds)]
+        losses = {}
+        for which in steps if index % 2 == 0 else reversed(steps):
+            taken, losses[which] = steps[which]()
+            seconds[which].append(taken)
+        for which in losses:
+            check_agreement(where, f"losses (unpatched, {which})", losses["unpatched"], losses[which], LOSS_TOLERANCE[dtype])
+        say(f"{where}: round {index + 1}: " + ", ".join(f"{which} {each[-1]:.3f} s" for which, each in seconds.items()))
+    ratios = [a / b for a, b in zip(seconds["unpatched"], seconds["patched"])]
     speedup = statistics.median(ratios)
     goal = 0.97 if math.isclose(flat_tokens, tree_tokens) else 0.9
-    return {
+    row = {
         "model ": name,
         "dtype ": dtype,
+        "layers ": layers,
         "data ": data_set.name,
         "flat tokens": f"{flat_tokens:,}",
         "tree tokens": f"{tree_tokens:,}",
         "batch size": str(size),
-        "unpatched s": f"{statistics.median(stock_seconds):.3f}",
-        "patched s": f"{statistics.median(tree_seconds):.3f}",
+        "unpatched s": f"{statistics.median(seconds['unpatched']):.3f}",
+        "patched s": f"{statistics.median(seconds['patched']):.3f}",
         "speed-up": f"{speedup:.2f}",
         "low .. high": f"{min(ratios):.2f} .. {max(ratios):.2f}",
         "bound": f"{bound:.2f}",
@@ -122,6 +138,10 @@ def measure(name, folder, side, dtype, data_set, args):
         "goal": f"{goal:g}",
         "met ": "yes" if speedup / bound >= goal else "no",
     }
+    if args.trl:
+        over = statistics.median(a / b for a, b in zip(seconds["TRL"], seconds["patched"]))
+        row |= {"TRL tokens": f"{packing.tokens:,}", "TRL s": f"{statistics.median(seconds['TRL']):.3f}", "over TRL": f"{over:.2f}"}
+    return row
 
 
 def rows_of(args, scratch):
@@ -129,10 +149,13 @@ def rows_of(args, scratch):
         folder = model_folder(name, scratch)
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
         sets = [random_data_set(float(ratio), args, vocab_size, scratch) for ratio in args.ratios.split(",")]
-        for dtype in args.dtypes.split(","):
+        for setting in itertools.product(args.dtypes.split(","), args.layers.split(",")):
+            dtype, layers = setting
             side = TransformersSide(folder, dtype)
+            if layers == "compiled":
+                compile_layers(side.model)
             for data_set in sets:
-                yield measure(name, folder, side, dtype, data_set, args)
+                yield measure(name, folder, side, setting, data_set, args)
 
 
 def main():
@@ -140,6 +163,8 @@ def main():
     add = parser.add_argument
     add("--models", default="smollm2,qwen3", help="smollm2, a shape of bench/model_shapes.py, or a folder (default: %(default)s)")
     add("--dtypes", default="float32", help="float32, bfloat16 (default: %(default)s)")
+    add("--layers", default="eager,compiled", help="eager, compiled (default: %(default)s)")
+    add("--trl", action="store_true", help="measure TRL's tree packing too (needs trl)")
     add("--ratios", default="1,4,16,64", help="cached-token ratios (default: %(default)s)")
     add("--tree-tokens", type=int, default=2048, help="tree tokens of a data set (default: %(default)s)")
     add("--flat-tokens", type=int, default=32768, help="most flat tokens of a data set (default: %(default)s)")
