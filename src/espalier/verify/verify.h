@@ -35,7 +35,7 @@ struct VerifyReport {
   std::string device;
   double loss_rel_error = 0;      // |tree - reference| / ReferenceLoss::size, in dtype
   double grad_rel_error_max = 0;  // worst parameter: ||g - g_ref|| / max(||g_ref||, 1e-6 ||all g_ref||), in
-                                  // dtype; 0 where g and g_ref are both at most 2^-52 ||all g_ref||
+                                  // dtype; 0 where g and g_ref are both at most 2^-48 ||all g_ref||
   std::string grad_rel_error_worst_parameter;
   double logprob_abs_error_max = 0;  // over all loss terms
   /// Lower precision only (else 0): worst parameter's error of the tree run against float64 over that of the
