@@ -82,9 +82,8 @@ class StepPlan:
     def places(self, layout):
         """(tokens [P], places [P]): tokens of the layout of a micro-batch, once for each row that passes through, and
         where they stand in the rows."""
-        starts, tokens = layout.paths()
-        rows = np.repeat(layout.trajectories, np.diff(starts))
-        return tokens, self.offsets[rows] + layout.position_ids[tokens]
+        _, tokens, rows, positions = _passages(layout)
+        return tokens, self.offsets[rows] + positions
 
     def context(self, batch):
         """ContextReads of a micro-batch."""
@@ -95,9 +94,8 @@ class StepPlan:
 
     def terms(self, batch, layout):
         """Terms of a micro-batch. An edge to a token of another one is its source's."""
-        starts, tokens = layout.paths()
-        rows = np.repeat(layout.trajectories, np.diff(starts))
-        positions = layout.position_ids[tokens].astype(np.int64) + 1
+        starts, tokens, rows, positions = _passages(layout)
+        positions = positions + 1  # of the predicted token
         places = self.offsets[rows] + positions
         chosen = (places < self.offsets[rows + 1]) & self._is_term[np.minimum(places, len(self._is_term) - 1)]
         targets = np.empty(len(tokens), np.int64)
@@ -158,6 +156,13 @@ class _Parts:
         self.last = layout.position_ids[tokens[starts[1:] - 1]].astype(np.int64)
         self.first_token = layout.input_ids[first].astype(np.int64)
         self.run_end = layout.run_begin[1:].copy()
+
+
+def _passages(layout):
+    """Of the tokens on the paths of a layout: where each path starts among them, and token, row and position [P] int64."""
+    starts, tokens = layout.paths()
+    rows = np.repeat(layout.trajectories, np.diff(starts))
+    return starts, tokens, rows, layout.position_ids[tokens].astype(np.int64)
 
 
 def _row_offsets(parts):

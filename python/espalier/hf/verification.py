@@ -152,8 +152,8 @@ def verify(model, batch):
     losses = {name: of.logprobs.double().mean().neg().item()
               for name, of in (("exact", exact), ("unpatched", unpatched), ("patched", patched))}  # fmt: skip
     gradients = _judged_gradients(patched, unpatched, exact, roundoff)
-    flips = Flips(patched_own.num_different(), own.num_different(), choices.table[..., 0].numel()) if len(choices.table) else None
-    return Report(len(rows.tokens), layout.num_tokens, losses, logprobs, gradients, flips)
+    flips = Flips(patched_own.num_different(), own.num_different(), len(choices.table) * layout.num_tokens)
+    return Report(len(rows.tokens), layout.num_tokens, losses, logprobs, gradients, flips if flips.num_choices else None)
 
 
 class Edges:
