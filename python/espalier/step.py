@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training a PyTorch model on a plan: micro-batches that may be parts of trees larger than memory."""
 
+import warnings
+
 from .errors import InputError
 from .hf.context import naming_layers
 from .hf.gradient_sync import is_one_of_several_ranks, one_reduction
@@ -8,6 +10,7 @@ from .hf.micro_batch import MicroBatchModel
 from .hf.run import Expand
 from .step_pass import Pass
 from .step_plan import StepPlan
+from .step_routes import StepRoutes
 from .trees import Plan
 
 
@@ -31,14 +34,21 @@ class Step:
     recompute  False: the activations of a micro-batch are kept until those that go on from it are done. True: it runs
                forward twice, at first without a graph, and is given to the loop after them; each micro-batch has the
                memory for itself.
+    routed_experts
+               recorded expert routes that the routers of a mixture of experts replay, as those of a patched model do:
+               R rows of integers [n, L, K] (K experts for each token and each of L routers or layers, -1 for none), or
+               one array [N, L, K] or [N, L * K] of all rows, such as `espalier.read(...).routed_experts`. The forest
+               has to be built from rows with the same routes, so that tokens with different ones are not shared.
 
     On several ranks a plan may be empty, and gradients come together by espalier.distributed.
 
-    A loop under torch.no_grad() runs forward alone, and wants no backward. A step may be looped over again. Raises
-    Unsupported for models as espalier.hf.patch does; for compiled ones; for a backend without context under
+    A loop under torch.no_grad() runs forward alone, and wants no backward. A step may be looped over again. Where a loop
+    with gradients is left early, by break or an error, `.grad` holds those of the micro-batches that were done. A
+    warning says so, and the next loop over the model with gradients raises InputError, unless they were zeroed since or
+    discarded by `discard`. Raises Unsupported for models as espalier.hf.patch does; for compiled ones; for a backend without context under
     partition; and for losses of routers, which depend on all micro-batches at once."""
 
-    def __init__(self, model, plan, *, loss_mask=None, recompute=False):
+    def __init__(self, model, plan, *, loss_mask=None, recompute=False, routed_experts=None):
         if not isinstance(plan, Plan):
             raise InputError(f"plan: expected a Plan, as espalier.plan makes it, received {type(plan).__name__}")
         self._plan = StepPlan(plan, loss_mask)
@@ -47,6 +57,9 @@ class Step:
             raise InputError("loss_mask: expected at least one token with a loss that is not the first of its row, "
                              "received none")  # fmt: skip
         self._model = MicroBatchModel(model)
+        self._routes = None
+        if routed_experts is not None:
+            self._routes = StepRoutes(self._model.backbone, self._plan, routed_experts)
         self._recompute = bool(recompute)
         self._pass = None
 
@@ -60,15 +73,30 @@ class Step:
         return sum(count > 0 for count in self._plan.num_terms)
 
     def __iter__(self):
-        self._model.prepare(has_context=max(self._plan.parent, default=-1) >= 0)
         if self._pass is not None:
-            self._pass.close()  # a loop that was left
+            self._end(self._pass)  # a loop that was left, and may be held by somebody
+        self._model.prepare(has_context=max(self._plan.parent, default=-1) >= 0, has_routes=self._routes is not None)
         with naming_layers(self._model.backbone), one_reduction(self._model.model) as synchronise:
-            self._pass = current = Pass(self._model, self._plan, self._recompute, synchronise)
+            self._pass = current = Pass(self._model, self._plan, self._recompute, synchronise, self._routes)
             try:
                 yield from current.walk()
             finally:
-                current.close()
+                self._end(current)
+
+    def _end(self, current):
+        if not current.close():
+            return
+        self._model.mark_partial(current.progress())
+        warnings.warn(f"the loop over espalier.Step was left after {current.progress()} had run backward: .grad holds "
+                      "the gradients of a part of the step; call step.discard(), or zero them",
+                      RuntimeWarning, stacklevel=3)  # fmt: skip
+
+    def discard(self):
+        """Ends a loop that was left early, and forgets gradients: `.grad` of all parameters is None afterwards, that
+        of earlier loops too. The step may then be looped over again."""
+        if self._pass is not None:
+            self._pass.close()
+        self._model.discard()
 
     def logprobs(self, batch, *, temperature=1.0, entropy=False):
         """Log-probabilities [M] of the terms of the micro-batch, in float32 (float64 for float64 models): those of

@@ -7,6 +7,7 @@ import torch
 
 from .errors import InputError
 from .hf.context import ContextRun, Frame
+from .hf.routes import check_replayed
 from .step_plan import Terms
 
 
@@ -40,12 +41,14 @@ class Pass:
 
     frames  of the open micro-batches that others go on from, by number: those on one path of the plan"""
 
-    def __init__(self, model, step_plan, recompute, synchronise):
+    def __init__(self, model, step_plan, recompute, synchronise, routes=None):
         self.is_training = torch.is_grad_enabled()
         self.frames = {}
         self._model, self._plan, self._recompute, self._synchronise = model, step_plan, recompute, synchronise
+        self._routes = routes
         self._current = None
         self._is_closed = False
+        self._num_begun = self._num_done = 0  # micro-batches whose backward pass has begun, and is over
         self._autocast, self._versions = self._autocast_now(), model.versions()
 
     def walk(self):
@@ -60,11 +63,18 @@ class Pass:
             yield from self._leave(opened.pop())
 
     def close(self):
-        """Lets everything go; what is called later is refused."""
+        """Lets everything go; what is called later is refused. Returns whether this ended a loop with gradients of some
+        micro-batches in `.grad` and without those of others."""
+        was_open, is_whole = not self._is_closed, self._num_done == len(self._plan.running)
         self._is_closed, self._current = True, None
         for frame in self.frames.values():
             frame.free()
         self.frames.clear()
+        return was_open and self._num_begun > 0 and not is_whole
+
+    def progress(self):
+        """How many of its micro-batches have run backward, as text."""
+        return f"{self._num_done} of {len(self._plan.running)} micro-batches"
 
     def outputs(self, batch, compute):
         """A tuple of what `compute(hidden [T, H], terms)` gives for the micro-batch that is presented."""
@@ -147,16 +157,17 @@ class Pass:
     def _forward(self, opened, result):
         """Runs a micro-batch, and makes its frame where others go on from it."""
         plan, index = self._plan, opened.index
-        if self._model.versions() != self._versions:
-            raise InputError(f"micro-batch {index}: expected the parameters as they were when the loop began, received "
-                             "changed ones; call optimizer.step() after the loop")  # fmt: skip
+        self._check_parameters(index)
         layout, reads = plan.layout(index), plan.context(index)
         has_readers = len(plan.children(index)) > 0
         run = ContextRun(
             layout, self._model.device, self._model.backend, prev=plan.prev(index, layout), reads=reads,
             frames=[self.frames[ancestor] for ancestor in reads.ancestors], parent=self.frames.get(plan.parent[index]),
             ends=plan.ends(index) if has_readers else None)  # fmt: skip
+        if self._routes is not None:
+            run.routes = self._routes.of(layout).to(self._model.device)
         outputs = self._model(run, torch.tensor(layout.input_ids, device=self._model.device, dtype=torch.int64), result)
+        check_replayed(run)
         opened.run, opened.live = run, run.take()
         if has_readers and index not in self.frames:
             self.frames[index] = Frame(opened.live, self.is_training)
@@ -164,6 +175,7 @@ class Pass:
 
     def _backward(self, opened):
         """Backward from the loss and from the gradients that descendants have left in the frame."""
+        self._check_parameters(opened.index)
         if opened.loss is None:  # zeros, so that all hooks of modules run
             roots = [output for output in opened.outputs if output.requires_grad]
             gradients = [torch.zeros_like(root) for root in roots]
@@ -174,6 +186,7 @@ class Pass:
             roots, gradients = roots + tensors, gradients + left
         if opened.index == self._plan.last:
             self._synchronise()
+        self._num_begun += 1
         opened.turn.is_on = True
         try:
             if roots:
@@ -182,7 +195,13 @@ class Pass:
             opened.turn.is_on = False
         for frame in self.frames.values():
             frame.collect()
+        self._num_done += 1
         opened.finish()
+
+    def _check_parameters(self, index):
+        if self._model.versions() != self._versions:
+            raise InputError(f"micro-batch {index}: expected the parameters as they were when the loop began, received "
+                             "changed ones; call optimizer.step() after the loop")  # fmt: skip
 
     def _autocast_now(self):
         kind = self._model.device.type

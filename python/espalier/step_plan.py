@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import InputError
-from .sequences import listed
+from .loss_masks import flat_loss_mask
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class StepPlan:
     last       the one of them that runs backward last
     parent     [B] of each micro-batch, -1 for none
     num_terms  [B] of each micro-batch
+    offsets    [R + 1] int64 of the rows
 
     Raises InputError for masks that do not fit."""
 
@@ -49,8 +49,8 @@ class StepPlan:
         self._batches = list(plan)
         self.parent = [batch.parent for batch in self._batches]
         parts = [_Parts(batch.layout()) for batch in self._batches]
-        self._offsets = _row_offsets(parts)
-        self._is_term = _is_term(loss_mask, self._offsets)
+        self.offsets = _row_offsets(parts)
+        self._is_term = _is_term(loss_mask, self.offsets)
         self._set_beginnings(parts)
         self.num_terms = self._counted(parts)
         self._set_running()
@@ -79,6 +79,12 @@ class StepPlan:
             prev[roots] = -2 - np.searchsorted(self._cuts[parent], self._batches[batch].context_runs)
         return prev
 
+    def places(self, layout):
+        """(tokens [P], places [P]): tokens of the layout of a micro-batch, once for each row that passes through, and
+        where they stand in the rows."""
+        _, tokens, rows, positions = _passages(layout)
+        return tokens, self.offsets[rows] + positions
+
     def context(self, batch):
         """ContextReads of a micro-batch."""
         blocks = np.asarray(self._batches[batch].context)
@@ -88,11 +94,10 @@ class StepPlan:
 
     def terms(self, batch, layout):
         """Terms of a micro-batch. An edge to a token of another one is its source's."""
-        starts, tokens = layout.paths()
-        rows = np.repeat(layout.trajectories, np.diff(starts))
-        positions = layout.position_ids[tokens].astype(np.int64) + 1
-        places = self._offsets[rows] + positions
-        chosen = (places < self._offsets[rows + 1]) & self._is_term[np.minimum(places, len(self._is_term) - 1)]
+        starts, tokens, rows, positions = _passages(layout)
+        positions = positions + 1  # of the predicted token
+        places = self.offsets[rows] + positions
+        chosen = (places < self.offsets[rows + 1]) & self._is_term[np.minimum(places, len(self._is_term) - 1)]
         targets = np.empty(len(tokens), np.int64)
         targets[:-1] = layout.input_ids[tokens[1:]]
         last = starts[1:] - 1
@@ -105,7 +110,7 @@ class StepPlan:
 
     def _set_beginnings(self, parts):
         """Where in the rows parts begin, ascending, and with which token."""
-        places = np.concatenate([self._offsets[part.rows] + part.first for part in parts] or [np.zeros(0, np.int64)])
+        places = np.concatenate([self.offsets[part.rows] + part.first for part in parts] or [np.zeros(0, np.int64)])
         tokens = np.concatenate([part.first_token for part in parts] or [np.zeros(0, np.int64)])
         order = np.argsort(places, kind="stable")
         self._beginnings, self._beginning_tokens = places[order], tokens[order]
@@ -117,8 +122,8 @@ class StepPlan:
 
     def _counted(self, parts):
         before = np.concatenate([[0], np.cumsum(self._is_term)])
-        ends = [np.minimum(self._offsets[part.rows] + part.last + 2, self._offsets[part.rows + 1]) for part in parts]
-        return [int((before[end] - before[self._offsets[part.rows] + part.first + 1]).sum())
+        ends = [np.minimum(self.offsets[part.rows] + part.last + 2, self.offsets[part.rows + 1]) for part in parts]
+        return [int((before[end] - before[self.offsets[part.rows] + part.first + 1]).sum())
                 for part, end in zip(parts, ends)]  # fmt: skip
 
     def _set_running(self):
@@ -153,6 +158,13 @@ class _Parts:
         self.run_end = layout.run_begin[1:].copy()
 
 
+def _passages(layout):
+    """Of the tokens on the paths of a layout: where each path starts among them, and token, row and position [P] int64."""
+    starts, tokens = layout.paths()
+    rows = np.repeat(layout.trajectories, np.diff(starts))
+    return starts, tokens, rows, layout.position_ids[tokens].astype(np.int64)
+
+
 def _row_offsets(parts):
     rows = max((int(part.rows.max()) + 1 for part in parts if len(part.rows)), default=0)
     lengths = np.zeros(rows, np.int64)
@@ -166,25 +178,6 @@ def _is_term(loss_mask, offsets):
     if loss_mask is None:
         chosen = np.ones(offsets[-1], bool)
     else:
-        chosen = _flat(loss_mask, offsets) != 0
+        chosen = flat_loss_mask(loss_mask, offsets) != 0
     chosen[offsets[:-1]] = False
     return chosen
-
-
-def _flat(loss_mask, offsets):
-    if getattr(loss_mask, "ndim", 0) == 1:
-        values = np.asarray(loss_mask)
-    else:
-        rows = [np.asarray(row) for row in listed(loss_mask)]
-        if len(rows) != len(offsets) - 1:
-            raise InputError(f"loss_mask: expected {len(offsets) - 1} rows, received {len(rows)}")
-        for number, (row, length) in enumerate(zip(rows, np.diff(offsets))):
-            if row.shape != (length,):
-                raise InputError(f"loss_mask: expected {length} entries in row {number} (one for each token), received "
-                                 f"shape {list(row.shape)}")  # fmt: skip
-        values = np.concatenate(rows) if rows else np.zeros(0)
-    if len(values) != offsets[-1]:
-        raise InputError(f"loss_mask: expected {offsets[-1]} entries (one for each token), received {len(values)}")
-    if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
-        raise InputError(f"loss_mask: expected finite numbers, received {values.dtype}")
-    return values

@@ -4,11 +4,13 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/choosing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/comparison_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/context_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cost_model_file_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cost_model_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/interrupt_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/largest_differencing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/layer_cost_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/leaf_parts_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/loss_work_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/multi_path_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/partition_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/plan_message_test.cpp

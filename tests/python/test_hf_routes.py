@@ -1,50 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded expert routes: patched models against the same models unpatched, each row alone, whose routers are made to
-choose the same experts by a torch.topk that returns them. In float64 to 1e-12."""
+"""Recorded expert routes: patched models against the same models unpatched, each row alone, with the same experts. In
+float64 to 1e-12."""
 
 import copy
-import random
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
-from conftest import seed_of
 from espalier import build
 from espalier.errors import Unsupported
 from espalier.hf import patch, routes, sharing, unpatch, verify
 from espalier.hf.families import backbone_of
 from espalier.hf.verification import InFloat64
+from hf_forced_routes import forced_alone, recorded_routes
 from hf_models import FORMS, alone, branching_rows, make_model, padded, sums_of, worst_error
 
 EXACT = 1e-12
 KINDS = ["qwen3_moe", "qwen3_moe-some-layers", "glm4_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe", "granitemoehybrid"]
-
-
-class Forced(TorchFunctionMode):
-    """Inside, routers choose the experts of `chosen`, [T, K] for each call of a router in order."""
-
-    def __init__(self, chosen, num_experts):
-        self.chosen, self.num_experts = iter(chosen), num_experts
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in (torch.topk, torch.Tensor.topk) and args[0].dim() == 2 and args[0].shape[1] == self.num_experts:
-            experts = next(self.chosen)
-            return args[0].gather(1, experts), experts
-        return function(*args, **(kwargs or {}))
-
-
-def recorded_routes(model, rows, seed=7):
-    """Random routes of each row, [n, R, K]; tokens of equal paths have equal ones, but for those of a row that differs
-    inside what it shares."""
-    rng, known = random.Random(seed_of(seed)), {}
-    routers = routes.routers_of(backbone_of(model)).values()
-    route = lambda: [rng.sample(range(router.num_experts), router.top_k) for router in routers]
-    result = [[known.setdefault(tuple(row[:end]), route()) for end in range(1, len(row) + 1)] for row in rows]
-    result[5] = list(result[5])  # a duplicate of row 6 until here
-    while sorted(result[5][4][0]) == sorted(result[6][4][0]):
-        result[5][4] = route()
-    return [torch.tensor(each) for each in result]
 
 
 def batch_with(rows, recorded, form="right"):
@@ -56,12 +28,6 @@ def batch_with(rows, recorded, form="right"):
     else:
         table[batch["attention_mask"].bool()] = torch.cat(recorded)
     return batch | {"routed_experts": table}
-
-
-def forced_alone(model, rows, recorded):
-    chosen = [route for row in recorded for route in row.unbind(1)]
-    with Forced(chosen, next(iter(routes.routers_of(backbone_of(model)).values())).num_experts):
-        return alone(model, rows)
 
 
 def case(kind):
@@ -97,7 +63,8 @@ def test_tokens_of_different_routes_are_not_shared(monkeypatch):
     replayed(model, batch_with(rows, recorded))
     assert sharing(model).tree_tokens == plain + len(rows[5]) - 4  # from its fifth token on, row 5 is by itself
     monkeypatch.setattr(routes, "merge_keys", lambda recorded: torch.zeros(len(recorded), dtype=torch.int64).numpy())
-    assert worst_error(replayed(model, batch_with(rows, recorded)), expected) > 1e-4  # negative control
+    with pytest.raises(Unsupported, match="expected the same routes for tokens that rows share"):  # negative control
+        replayed(model, batch_with(rows, recorded))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe-some-layers", "granitemoehybrid"])
@@ -164,7 +131,7 @@ REFUSED = {
         "routed_experts": batch["routed_experts"][..., :1]},
     "received torch.float32": lambda batch: {"routed_experts": batch["routed_experts"].float()},
     "received list": lambda _: {"routed_experts": [1]},
-    r"from 0 to 3, .*received \[0, 4\] for token 2 of the batch \(padding not counted\) in router 0": changed([4, 0]),
+    r"from 0 to 3, .*received \[0, 4\] for token 2 of the rows \(padding not counted\) in router 0": changed([4, 0]),
     r"received \[1, 1\] for token 2": changed([1, 1]),
     r"received \[-1, 1\] for token 2": changed([1, -1]),
     r"received \[-2, -2\] for token 2": changed([-2, -2]),

@@ -3,6 +3,7 @@
 
 import functools
 import gc
+import warnings
 
 import pytest
 import torch
@@ -140,11 +141,13 @@ LOOPS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the loop over espalier.Step was left")
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_loops(loop):
     for recompute in (False, True):
         with pytest.raises(InputError, match=LOOPS[loop]):
             loop(espalier.Step(small_model(), plan_of(ROWS, token_budget=2), recompute=recompute))
+        small_model().zero_grad()
 
 
 def test_outside_of_a_loop():
@@ -154,6 +157,80 @@ def test_outside_of_a_loop():
             call(None)
 
 
+def leave_by_break(step, after):
+    for number, batch in enumerate(step):
+        step.backward(step.logprobs(batch).sum())
+        if number == after:
+            break
+
+
+def leave_by_an_error(step, after):
+    with pytest.raises(KeyError):
+        for number, batch in enumerate(step):
+            step.backward(step.logprobs(batch).sum())
+            if number == after:
+                raise KeyError
+
+
+def gradients_of(model):
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_an_error])
+def test_a_loop_that_is_left_early_says_so(leave, recompute):
+    model, rows = make_model("qwen3"), branching_rows()
+    step = step_of(model, recompute=recompute)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.no_grad():
+            for batch in step:
+                step.logprobs(batch)
+                break
+    with pytest.warns(RuntimeWarning, match=r"was left after \d+ of 9 micro-batches had run backward.*step.discard"):
+        leave(step, 6)
+    assert gradients_of(model)
+    other = step_of(model, recompute=recompute)  # over the same model
+    for again in (step, other):
+        with pytest.raises(InputError, match=r"a loop that was left after \d+ of 9 micro-batches .*step.discard"):
+            leave_by_break(again, 0)
+    with torch.no_grad():
+        for batch in step:
+            step.logprobs(batch)  # which adds no gradients
+    step.discard()
+    assert not gradients_of(model)
+    with InFloat64():
+        for batch in other:
+            other.backward(-other.logprobs(batch).sum())
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert worst_error((1, ours), (1, alone(make_model("qwen3"), rows)[1])) <= 1e-12
+
+
+@pytest.mark.parametrize("zero", [lambda model: model.zero_grad(), lambda model: model.zero_grad(set_to_none=False)])
+def test_zeroed_gradients_are_none_of_a_part(zero):
+    model = make_model("qwen3", torch.float32)
+    step = step_of(model, recompute=True)
+    with pytest.warns(RuntimeWarning, match="was left"):
+        leave_by_break(step, 2)
+    zero(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        leave_by_break(step, 10**6)  # to its end
+
+
+def test_a_loop_that_is_held_and_begun_again():
+    model = make_model("qwen3", torch.float32)
+    step = step_of(model, recompute=True)
+    loop = iter(step)
+    step.backward(step.logprobs(next(loop)).sum())
+    with pytest.warns(RuntimeWarning, match="was left after 1 of"), pytest.raises(InputError, match="was left after 1 of"):
+        next(iter(step))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del loop  # which says nothing more
+
+
+@pytest.mark.filterwarnings("ignore:the loop over espalier.Step was left")
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_loop_that_fails_leaves_the_model_usable(recompute):
     model, rows = make_model("qwen3_5"), branching_rows()
@@ -168,10 +245,10 @@ def test_a_loop_that_fails_leaves_the_model_usable(recompute):
     for when in (0, 3):
         with pytest.raises(KeyError):
             fail(when)
+        model.zero_grad()
         assert step._pass.frames == {}
         assert not any(module._forward_pre_hooks for module in model.modules())
         assert not any("forward" in module.__dict__ for module in (model, model.lm_head))
-    model.zero_grad()
     with InFloat64():
         for batch in step:
             step.backward(-step.logprobs(batch).sum())

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .. import ops
-from ..errors import Unsupported
+from ..errors import InputError, Unsupported
 from .attention import as_autocast, resolved
 from .families import backbone_of, check_training, stock_class, unwrapped
 from .patching import patch, patch_of
@@ -38,17 +38,40 @@ class MicroBatchModel:
     def backend(self):
         return resolved(self._patch.backend, self.device)
 
-    def prepare(self, has_context):
+    def prepare(self, has_context, has_routes):
         """Call before the first micro-batch. Raises Unsupported for what has become of the model, as `patch` does for
-        settings of training, and for a backend without context where that is needed."""
+        settings of training, and for a backend without context where that is needed; and InputError where gradients
+        are those of a part of a step."""
         self._check()
+        self._refuse_partial_gradients()
         self._patch.install_mixers(self.backbone)
+        if has_routes:
+            self._patch.replay_routes(self.backbone)  # before the layers are named: its hooks come first
         check_training(self.backbone)
         self._parameters = list(self.model.parameters())
         if has_context and self.backend != "espalier":
             raise Unsupported(f"backend: expected espalier under partition, received {self.backend}, which does not "
                               "read keys of other micro-batches; patch the model again with it, or plan with "
                               'strategy="tree-packing"')  # fmt: skip
+
+    def mark_partial(self, progress):
+        """Call where `.grad` holds gradients of a part of a step; progress: of which, as text."""
+        self._patch.partial_gradients = progress
+
+    def discard(self):
+        """Forgets all gradients."""
+        self.model.zero_grad(set_to_none=True)
+        self._patch.partial_gradients = None
+
+    def _refuse_partial_gradients(self):
+        progress = self._patch.partial_gradients
+        if progress is None or not torch.is_grad_enabled():
+            return
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        if any(bool((gradient != 0).any()) for gradient in gradients):
+            raise InputError("espalier.Step: expected gradients of whole steps or none, received those of a loop that "
+                             f"was left after {progress} had run backward; call step.discard(), or zero them")  # fmt: skip
+        self._patch.partial_gradients = None
 
     def versions(self):
         """Numbers that change with the parameters."""

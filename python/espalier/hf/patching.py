@@ -123,6 +123,7 @@ class Patch:
         self.runs = Runs()
         self.replay = None  # routes.Replay, since the first batch with routes
         self.sharing = Sharing()
+        self.partial_gradients = None  # which of a step, where a loop over a Step was left early
 
     def attach(self, backbone):
         self.install_mixers(backbone)
@@ -156,6 +157,10 @@ class Patch:
     def install_mixers(self, backbone):
         if (mixer := mixer_of(backbone)) is not None:
             mixers.install(*mixer, backbone)
+
+    def replay_routes(self, backbone):
+        """Call before the first forward pass of a run with routes."""
+        self.replay = self.replay or routes.Replay(backbone)
 
     def count(self, rows, layout):
         so_far = self.sharing
@@ -293,9 +298,7 @@ def _run(backbone, given, arguments, passed_on):
     run, inputs, index = _planned(backbone, given, arguments)
     inputs |= {**passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run}
     output = given.call_stock(backbone, inputs)
-    if run.routes is not None and len(run.replayed) != len(run.routes):
-        raise Unsupported(f"{routes.NAME}: expected {len(run.routes)} routers that replay, received "
-                          f"{len(run.replayed)}: other layers than those of Transformers?")  # fmt: skip
+    routes.check_replayed(run)
     _expand_output(output, index, arguments["input_ids"].shape)
     return output if arguments.get("return_dict", getattr(backbone.config, "return_dict", True)) else output.to_tuple()
 
@@ -317,9 +320,9 @@ def _planned(backbone, given, arguments):
     _offsets, tokens = layout.paths()
     index[torch.from_numpy(rows.places)] = torch.tensor(tokens)
     if routes.NAME in arguments:
-        recorded = arguments[routes.NAME][torch.from_numpy(rows.places)]
-        run.routes = routes.of_forest(backbone, recorded, tokens, run.num_tokens).to(input_ids.device)
-        given.replay = given.replay or routes.Replay(backbone)
+        recorded = routes.check_experts(backbone, arguments[routes.NAME][torch.from_numpy(rows.places)])
+        run.routes = routes.of_forest(recorded, tokens, run.num_tokens).to(input_ids.device)
+        given.replay_routes(backbone)
     return run, inputs, index.to(input_ids.device)
 
 

@@ -52,7 +52,7 @@ def routers_of(backbone):
     found = {}
     for number, layer in enumerate(backbone.layers):
         for module in layer.modules():
-            if _weights_of(module) is not None:
+            if weights_of(module) is not None:
                 found[number] = module
     return found
 
@@ -62,10 +62,7 @@ def checked_routes(backbone, arguments):
 
     They are given as integers [B, S, L, K], L the routers or all layers, of which those without a router are not read;
     all K are -1 where none are recorded. Raises Unsupported where they do not fit `backbone`."""
-    given, routers = arguments[NAME], routers_of(backbone)
-    if not routers:
-        raise Unsupported(f"{NAME}: expected a model with routers of a mixture of experts, received one of model_type "
-                          f"{backbone.config.model_type!r} without any")  # fmt: skip
+    given, routers = arguments[NAME], _needed_routers(backbone)
     if arguments.get("output_router_logits", getattr(backbone.config, "output_router_logits", False)):
         raise Unsupported(f"{NAME}: expected output_router_logits=False, received True: the load-balancing loss of "
                           "Transformers counts what routers would choose, not what is recorded")  # fmt: skip
@@ -77,17 +74,35 @@ def checked_routes(backbone, arguments):
         received = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
         raise Unsupported(f"{NAME}: expected integers {' or '.join(map(str, sizes))} ([B, S, routers or layers, "
                           f"experts of a token]), received {received}")  # fmt: skip
-    routes = given.detach().cpu().long().flatten(0, 1)
-    if routes.shape[1] != len(routers):
-        routes = routes[:, list(routers)]
-    return routes.sort(-1).values
+    return _of_routers(given.detach().cpu().long().flatten(0, 1), routers)
 
 
-def of_forest(backbone, routes, tokens, num_tokens):
-    """[R, num_tokens, K] for the tokens of a forest, of the routes [N, R, K] of the tokens of rows; tokens [N] says
-    where each of these is in the forest.
+def routes_of_rows(backbone, given, offsets):
+    """The same [N, R, K], in int32, of rows with N tokens. They are given as R rows of integers [n, L, K] or [n, L * K], or as all
+    of them in one array [N, L, K] or [N, L * K], as espalier.read has them. offsets: int64 [rows + 1].
 
-    Raises Unsupported where the routes name experts that `backbone` does not have, or one twice."""
+    Raises Unsupported where they do not fit `backbone`, or name experts that it does not have."""
+    routers, lengths = _needed_routers(backbone), np.diff(offsets)
+    top_k, layers = next(iter(routers.values())).top_k, len(backbone.layers)
+    is_flat = getattr(given, "ndim", 0) in (2, 3) and len(given) == offsets[-1]
+    rows = [np.asarray(row) for row in ([given] if is_flat else given)]
+    if not is_flat and len(rows) != len(lengths):
+        raise Unsupported(f"{NAME}: expected {len(lengths)} rows, received {len(rows)}")
+    for number, (row, length) in enumerate(zip(rows, [offsets[-1]] if is_flat else lengths)):
+        sizes = [(length, count, top_k) for count in sorted({len(routers), layers})]
+        is_known = row.shape in sizes or row.shape in [(length, count * top_k) for _, count, _ in sizes]
+        if row.dtype.kind not in "iu" or not is_known:
+            place = "" if is_flat else f" in row {number}"
+            raise Unsupported(f"{NAME}: expected integers {' or '.join(str(list(map(int, size))) for size in sizes)}"
+                              f"{place} ([tokens, routers or layers, experts of a token]), received {row.dtype} "
+                              f"{list(row.shape)}")  # fmt: skip
+    routes = np.concatenate([row.reshape(len(row), -1, top_k).astype(np.int32) for row in rows])
+    return check_experts(backbone, _of_routers(torch.from_numpy(routes), routers))
+
+
+def check_experts(backbone, routes):
+    """Returns routes [N, R, K]. Raises Unsupported where they name experts that `backbone` does not have, or one
+    twice."""
     experts = next(iter(routers_of(backbone).values())).num_experts
     recorded = routes >= 0
     wrong = (routes < -1) | (routes >= experts) | (recorded != recorded[..., :1])
@@ -95,11 +110,43 @@ def of_forest(backbone, routes, tokens, num_tokens):
     if wrong.any():
         token, router, _ = torch.nonzero(wrong)[0].tolist()
         raise Unsupported(f"{NAME}: expected different experts from 0 to {experts - 1}, or -1 for all where none are "
-                          f"recorded, received {routes[token, router].tolist()} for token {token} of the batch "
+                          f"recorded, received {routes[token, router].tolist()} for token {token} of the rows "
                           f"(padding not counted) in router {router}")  # fmt: skip
+    return routes
+
+
+def of_forest(routes, tokens, num_tokens):
+    """[R, num_tokens, K] for the tokens of a forest, of the routes [N, R, K] of the tokens of rows; tokens [N] says
+    where each of these is in the forest. Raises Unsupported where tokens that rows share have different ones."""
+    tokens = torch.tensor(tokens)
     result = routes.new_empty(num_tokens, *routes.shape[1:])
-    result[torch.tensor(tokens)] = routes  # tokens that rows share have equal ones
+    result[tokens] = routes
+    if not torch.equal(result[tokens], routes):
+        raise Unsupported(f"{NAME}: expected the same routes for tokens that rows share, received others; build the "
+                          f"forest from rows with {NAME}, which keeps such tokens apart")  # fmt: skip
     return result.transpose(0, 1).contiguous()
+
+
+def check_replayed(run):
+    """Raises Unsupported where routers have not replayed what the TreeRun of a forward pass had for them."""
+    if run.routes is not None and len(run.replayed) != len(run.routes):
+        raise Unsupported(f"{NAME}: expected {len(run.routes)} routers that replay, received {len(run.replayed)}: other "
+                          "layers than those of Transformers?")  # fmt: skip
+
+
+def _needed_routers(backbone):
+    routers = routers_of(backbone)
+    if not routers:
+        raise Unsupported(f"{NAME}: expected a model with routers of a mixture of experts, received one of model_type "
+                          f"{backbone.config.model_type!r} without any")  # fmt: skip
+    return routers
+
+
+def _of_routers(routes, routers):
+    """Routes [N, L, K] of routers or layers as those of routers, ascending in K."""
+    if routes.shape[1] != len(routers):
+        routes = routes[:, list(routers)]
+    return routes.sort(-1).values
 
 
 def merge_keys(routes):
@@ -142,10 +189,10 @@ def _replace_choice(router, _args, output):
     run.replayed.add(number)
     logits, weights, chosen = output
     experts = torch.where(run.routes[number] < 0, chosen, run.routes[number])
-    return logits, _weights_of(router)(router, logits, experts).to(weights.dtype), experts
+    return logits, weights_of(router)(router, logits, experts).to(weights.dtype), experts
 
 
-def _weights_of(module):
+def weights_of(module):
     """The function of WEIGHTS for a router of Transformers (FSDP2 derives its own classes from it), else None."""
     return next((WEIGHTS[cls.__name__] for cls in type(module).__mro__
                  if cls.__name__ in WEIGHTS and cls.__module__.startswith("transformers.models.")), None)  # fmt: skip

@@ -11,12 +11,14 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import Unsupported
 from . import routes
+from .decisions import RouterChoices, gradients_through_clamps
 from .families import backbone_of
 from .patching import as_stock, forest_of, patch, patch_of, unpatch
 
 MAX_RATIO = 2.0
 MIN_VALUES = 256  # errors of fewer are a matter of luck, so they are judged together
 VANISHING = 1e-6  # a gradient so small beside all others is rounding alone
+FLIPS = 8  # so many choices of experts more or less are a matter of luck
 
 
 class VerificationError(AssertionError):
@@ -43,6 +45,21 @@ class Judgement:
 
 
 @dataclass(frozen=True)
+class Flips:
+    """Choices of experts, for each token of the forest and each router, that differ from those in float64."""
+
+    patched: int
+    unpatched: int
+    num_choices: int
+    name = "choices of experts"
+
+    @property
+    def ratio(self):
+        """The flips of the patched model over those of the unpatched one, eight more each."""
+        return (self.patched + FLIPS) / (self.unpatched + FLIPS)
+
+
+@dataclass(frozen=True)
 class Report:
     """What `verify` has found. `passed`, `check()`, or print it."""
 
@@ -51,13 +68,17 @@ class Report:
     losses: dict  # mean of -log p: "exact" (float64), "unpatched", "patched"
     logprobs: Judgement
     gradients: tuple  # Judgements of the parameters of each kind of module
+    flips: Flips | None  # None for a model without routers
 
     @property
     def worst(self):
-        return max((self.logprobs, *self.gradients), key=lambda judged: judged.ratio)
+        """The Judgement, or Flips, of the highest ratio."""
+        flips = () if self.flips is None else (self.flips,)
+        return max((self.logprobs, *self.gradients, *flips), key=lambda judged: judged.ratio)
 
     @property
     def passed(self):
+        """Whether no ratio is above 2."""
         return self.worst.ratio <= MAX_RATIO
 
     def check(self):
@@ -73,6 +94,9 @@ class Report:
         lines.append("relative errors against float64 (patched, unpatched, ratio)")
         for judged in (self.logprobs, *sorted(self.gradients, key=lambda judged: -judged.ratio)):
             lines.append(f"  {judged.patched:.2e}  {judged.unpatched:.2e}  {judged.ratio:5.2f}  {judged.name}")
+        if (flips := self.flips) is not None:
+            lines.append(f"other experts than in float64, of {flips.num_choices:,} choices (patched, unpatched)")
+            lines.append(f"  {flips.patched:8,}  {flips.unpatched:8,}")
         return "\n".join([*lines, "passed" if self.passed else f"FAILED: {self.worst.name}"])
 
 
@@ -96,22 +120,30 @@ def verify(model, batch):
     few hundred values or more, is above twice that of the unpatched model. The model is left as it was, its `grad` too.
     Needs memory for the copy and the gradients.
 
+    In low precision routers of a mixture of experts choose other experts than in float64, where scores are close. In the
+    comparison all take the experts that float64 chooses, and how often a router would have chosen others (a flip) is
+    counted: patched, at most twice as often as unpatched, where eight more each are left to luck. Gradients of experts
+    with a clamp (gpt-oss) are taken as if they passed it everywhere, in all three.
+
     Raises Unsupported as `patch` does, and for models whose output has no logits."""
     if routes.NAME in batch:
         raise Unsupported(f"espalier.hf.verify: expected a batch without {routes.NAME}, received some: single rows run "
                           "as Transformers has them, which replays no routes")  # fmt: skip
     rows, layout = forest_of(batch)
-    edges = Edges(rows, batch)
+    edges = Edges(rows, batch, layout)
     backbone = backbone_of(model)
+    choices = RouterChoices(backbone, layout.num_tokens)
     was_patched = patch_of(backbone) is not None
     with torch.enable_grad():
-        exact = _exact(model, edges)
+        exact = _exact(model, edges, choices)
         try:
             if not was_patched:
                 patch(model)
-            with as_stock(backbone):
-                unpatched = _of_rows(model, edges)
-            patched = _of_batch(model, edges, batch)
+            with as_stock(backbone), gradients_through_clamps(model), choices.taken(backbone) as own:
+                unpatched = _of_rows(model, edges, own)
+            with gradients_through_clamps(model), choices.taken(backbone) as patched_own:
+                patched_own.begin(range(layout.num_tokens))
+                patched = _of_batch(model, edges, batch)
         finally:
             if not was_patched:
                 unpatch(model)
@@ -120,27 +152,27 @@ def verify(model, batch):
     losses = {name: of.logprobs.double().mean().neg().item()
               for name, of in (("exact", exact), ("unpatched", unpatched), ("patched", patched))}  # fmt: skip
     gradients = _judged_gradients(patched, unpatched, exact, roundoff)
-    return Report(len(rows.tokens), layout.num_tokens, losses, logprobs, gradients)
+    flips = Flips(patched_own.num_different(), own.num_different(), len(choices.table) * layout.num_tokens)
+    return Report(len(rows.tokens), layout.num_tokens, losses, logprobs, gradients, flips if flips.num_choices else None)
 
 
 class Edges:
     """The labelled tokens of a batch and what predicts them: of each row its tokens [1, n], the indices in it of the
-    labels, and their places in the batch."""
+    labels, their places in the batch, and those of its tokens in the forest."""
 
-    def __init__(self, rows, batch):
+    def __init__(self, rows, batch, layout):
         ids = batch["input_ids"].reshape(-1)
         labels = batch.get("labels", batch["input_ids"]).detach().cpu().reshape(-1)
         self.rows = []
-        for begin, end in zip(rows.offsets, rows.offsets[1:]):
+        for number, (begin, end) in enumerate(zip(rows.offsets, rows.offsets[1:])):
             places = torch.from_numpy(rows.places[begin:end])
             labelled = (1 + torch.nonzero(labels[places[1:]] != -100).squeeze(1)).to(ids.device)
             places = places.to(ids.device)
-            self.rows.append((ids[places].unsqueeze(0), labelled, places))
-        self.count = sum(len(labelled) for _, labelled, _ in self.rows)
+            self.rows.append((ids[places].unsqueeze(0), labelled, places, layout.path(number)))
+        self.count = sum(len(labelled) for _, labelled, *_ in self.rows)
         if self.count == 0:
             raise Unsupported("labels: expected at least one token with a loss that is not the first of its row, "
-                              "received "
-                              "none")  # fmt: skip  # fmt: skip
+                              "received none")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -149,8 +181,8 @@ class Results:
     gradients: dict  # by name, float64 on the CPU
 
 
-def _exact(model, edges):
-    """Results of an unpatched copy in float64."""
+def _exact(model, edges, choices):
+    """Results of an unpatched copy in float64, whose routers' choices become those of `choices`."""
     with torch.no_grad():
         twin = unpatch(copy.deepcopy(model)).double()
     for module in twin.modules():
@@ -162,13 +194,15 @@ def _exact(model, edges):
         if hasattr(config, "_experts_implementation"):
             config._experts_implementation = "eager"  # the others have no float64
     with torch.autocast(edges.rows[0][0].device.type, enabled=False), InFloat64():
-        return _of_rows(twin, edges)
+        with gradients_through_clamps(twin), choices.taken(backbone_of(twin)) as own:
+            return _of_rows(twin, edges, own)
 
 
-def _of_rows(model, edges):
-    """Results of each row alone, their gradients summed in float64."""
+def _of_rows(model, edges, own):
+    """Results of each row alone, their gradients summed in float64. own: of its routers."""
     logprobs, gradients = [], {}
-    for ids, labelled, _ in edges.rows:
+    for ids, labelled, _, path in edges.rows:
+        own.begin(path)
         found = _logprobs(_logits(model, {"input_ids": ids})[0], ids[0], labelled - 1, labelled)
         logprobs.append(found.detach().cpu().double())
         for name, gradient in _gradients(model, -found.sum() / edges.count).items():
@@ -181,7 +215,7 @@ def _of_batch(model, edges, batch):
     logits = _logits(model, {name: value for name, value in batch.items() if name != "labels"}).flatten(0, 1)
     ids = batch["input_ids"].reshape(-1)
     found = torch.cat([_logprobs(logits, ids, places[labelled - 1], places[labelled])
-                       for _, labelled, places in edges.rows])  # fmt: skip
+                       for _, labelled, places, _ in edges.rows])  # fmt: skip
     return Results(found.detach().cpu().double(), _gradients(model, -found.sum() / edges.count))
 
 

@@ -14,10 +14,10 @@
 #include "espalier/cli/validators.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/cost.h"
-#include "espalier/measure/cost_model_file.h"
 #include "espalier/measure/product_decision.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/plan/cost_model_file.h"
 #include "espalier/runtime/device.h"
 
 namespace espalier::cli {

@@ -15,9 +15,9 @@
 #include "espalier/cli/step_gains.h"
 #include "espalier/cli/validators.h"
 #include "espalier/engine/batch.h"
-#include "espalier/measure/cost_model_file.h"
 #include "espalier/model/weights.h"
 #include "espalier/plan/common_costs.h"
+#include "espalier/plan/cost_model_file.h"
 #include "espalier/plan/planner.h"
 
 namespace espalier::cli {

@@ -7,10 +7,7 @@
 namespace espalier::cli {
 
 void StepFlops::add(const ModelCost& model, const Step& step) {
-  const std::vector<int64_t> windows = model.sliding_windows();
-  plan += step_flops(model, plan_work(step, windows)).total();
-  packing += step_flops(model, flat_work(step, windows)).total();
-  append_only += step_flops(model, append_only_work(step, windows)).total();
+  *this += loss_flops(model, step.forest, step.plan, loss_positions(step));
 }
 
 Gains token_gains(const Forest& forest, const Plan& plan) {

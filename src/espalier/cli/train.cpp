@@ -18,9 +18,10 @@
 #include "espalier/cli/toml_config.h"
 #include "espalier/cli/validators.h"
 #include "espalier/engine/order.h"
-#include "espalier/measure/cost_model_file.h"
+#include "espalier/measure/kept_products.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/plan/cost_model_file.h"
 #include "espalier/train/trainer.h"
 
 namespace espalier::cli {
@@ -131,7 +132,7 @@ void print_dry_run(const TrainArguments& flags, const TrainOptions& options, con
   print_output(
       "# predicted speed-up, at most: {:.3g} TFLOP an epoch; {:.3g} by append-only merging, {:.3g} by "
       "sequence packing\n{}",
-      flops.plan / 1e12, flops.append_only / 1e12, flops.packing / 1e12, gains_lines(flops.gains()));
+      flops.plan / 1e12, flops.append_only / 1e12, flops.sequence_packing / 1e12, gains_lines(flops.gains()));
 }
 
 std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json& metrics) {
@@ -202,8 +203,9 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
     total = total_steps;
     first = resumed_step;
     write_text(options.out / "config.toml", config_of_the_run(flags, command));
-    const auto products = device.is_cpu() ? std::optional(product_choice()) : std::nullopt;
-    write_text(options.out / kCostModelFile, cost_model_json(options.costs->time, products).dump(2) + "\n");
+    nlohmann::ordered_json cost_model = cost_model_json(options.costs->time);
+    if (device.is_cpu()) add_products(product_choice(), &cost_model);
+    write_text(options.out / kCostModelFile, cost_model.dump(2) + "\n");
     if (first > 0) progress.line(fmt::format("resuming after step {}", first));
     if (first < total) stop.step = first + 1;
   };

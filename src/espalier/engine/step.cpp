@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "espalier/plan/loss_work.h"
+
 namespace espalier {
 
 Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows) {
@@ -79,44 +81,21 @@ void set_plan(Step* step, Plan plan) {
   step->cuts = cut_runs(step->plan.micro_batches);
 }
 
-namespace {
-
-/// Of each run of a micro-batch: the position of the first token of its path inside the micro-batch.
-std::vector<int64_t> first_positions(const Forest& forest, const MicroBatch& micro_batch) {
-  const std::vector<Run>& runs = micro_batch.runs;
-  std::vector<int64_t> first(runs.size());
-  for (size_t k = 0; k < runs.size(); ++k) {
-    first[k] = runs[k].parent < 0 ? token_position(forest, runs[k].begin) : first[runs[k].parent];
-  }
-  return first;
-}
-
-}  // namespace
-
 TermRange terms_of(const Step& step, const MicroBatch& micro_batch, const Placement& placement) {
-  int64_t root = placement.run;
-  while (micro_batch.runs[root].parent >= 0) root = micro_batch.runs[root].parent;
-  // A token's term belongs to the token before it, whose hidden state predicts it.
-  const int64_t first = token_position(step.forest, micro_batch.runs[root].begin) + 1;
-  const int64_t end = token_position(step.forest, micro_batch.runs[placement.run].end - 1) + 2;
+  const PositionRange range = predicted_positions(step.forest, micro_batch, placement);
   const auto terms = step.terms.row(placement.trajectory);
   const int64_t offset = step.terms.offsets[placement.trajectory];
-  return {offset + std::distance(terms.begin(), terms_from(terms, first).begin()),
-          offset + std::distance(terms.begin(), terms_from(terms, end).begin())};
+  return {offset + std::distance(terms.begin(), terms_from(terms, range.begin).begin()),
+          offset + std::distance(terms.begin(), terms_from(terms, range.end).begin())};
 }
 
 std::vector<bool> micro_batches_with_loss(const Step& step) {
-  const auto& micro_batches = step.plan.micro_batches;
-  std::vector<bool> result(micro_batches.size());
-  for (int64_t m = static_cast<int64_t>(micro_batches.size()) - 1; m >= 0; --m) {
-    const std::vector<int64_t> first_position = first_positions(step.forest, micro_batches[m]);
-    for (const Placement& placement : micro_batches[m].trajectories) {
-      const auto terms = step.terms.row(placement.trajectory);
-      // A later term's edge starts here or below.
-      if (!terms.empty() && terms.back().position > first_position[placement.run]) result[m] = true;
-    }
+  std::vector<int64_t> last_position(step.terms.num_rows());
+  for (int64_t k = 0; k < step.terms.num_rows(); ++k) {
+    const auto terms = step.terms.row(k);
+    last_position[k] = terms.empty() ? 0 : terms.back().position;
   }
-  return result;
+  return micro_batches_with_loss(step.forest, step.plan, last_position);
 }
 
 }  // namespace espalier

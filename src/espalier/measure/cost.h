@@ -13,15 +13,16 @@
 #include "espalier/config/config.h"
 #include "espalier/engine/step.h"
 #include "espalier/objective/objective.h"
-#include "espalier/plan/cost_model.h"
+#include "espalier/plan/loss_work.h"
 #include "espalier/plan/memory_model.h"
 #include "espalier/plan/planner.h"
 
 namespace espalier {
 
-/// Work of the step's plan; of the same trajectories with nothing shared; and after append-only merging (see
-/// ForestStatistics), where a merged trajectory's loss is computed in one that extends it. Logit rows are
-/// counted per micro-batch (plan) and per sequence (flat, append-only). `windows`: ModelCost::sliding_windows
+/// Which tokens are terms of the step.
+LossPositions loss_positions(const Step& step);
+
+/// Work of the step's plan and without trees, as in plan/loss_work.h. `windows`: ModelCost::sliding_windows
 /// of the model that runs it.
 Work plan_work(const Step& step, std::span<const int64_t> windows = {});
 Work flat_work(const Step& step, std::span<const int64_t> windows = {});
@@ -52,8 +53,7 @@ struct StepPrediction {
 /// `logprob_pass`: the step needs such a pass before it (needs_logprob_pass in engine/order.h).
 StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logprob_pass = false);
 
-/// The loads of the step's micro-batches, with the rows and terms that do reach the LM head. Nothing where no
-/// loss is in the micro-batch or below.
+/// loads_with_loss of the step's micro-batches.
 std::vector<Load> step_loads(const Step& step, std::span<const int64_t> windows = {});
 
 }  // namespace espalier

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/measure/cost_model_file.h"
+#include "espalier/plan/cost_model_file.h"
 
 #include <cmath>
 
 #include "espalier/base/check.h"
-#include "espalier/base/file.h"
+#include "espalier/base/json_file.h"
 
 namespace espalier {
 namespace {
@@ -12,28 +12,19 @@ namespace {
 constexpr int64_t kFormatVersion = 1;
 constexpr const char* kBuiltIn = "built-in";
 constexpr const char* kMeasured = "measured";
-constexpr const char* kProducts = "matrix_products";
 
 // Of time_features, in their order.
 constexpr const char* kRates[kNumTimeFeatures] = {
     "micro_batch", "layer", "layer_token", "layer_pair", "layer_attention_piece", "logit_row"};
 
-nlohmann::json read_json(const std::filesystem::path& file) {
-  auto json = nlohmann::json::parse(read_text(file), nullptr, /*allow_exceptions=*/false);
-  ESPALIER_CHECK(!json.is_discarded(), "{}: expected JSON, a cost model that espalier wrote", file.string());
-  return json;
-}
-
 }  // namespace
 
-nlohmann::ordered_json cost_model_json(const TimeModel& model, const std::optional<ProductChoice>& products) {
+nlohmann::ordered_json cost_model_json(const TimeModel& model) {
   nlohmann::ordered_json seconds;
   for (int i = 0; i < kNumTimeFeatures; ++i) seconds[kRates[i]] = model.seconds[i];
-  nlohmann::ordered_json json{{"format_version", kFormatVersion},
-                              {"origin", model.calibrated ? kMeasured : kBuiltIn},
-                              {"seconds_per", seconds}};
-  if (products) json[kProducts] = to_string(*products);
-  return json;
+  return {{"format_version", kFormatVersion},
+          {"origin", model.calibrated ? kMeasured : kBuiltIn},
+          {"seconds_per", seconds}};
 }
 
 TimeModel parse_cost_model(const nlohmann::json& json, const ModelCost& cost,
@@ -61,19 +52,7 @@ TimeModel parse_cost_model(const nlohmann::json& json, const ModelCost& cost,
 }
 
 TimeModel read_cost_model(const std::filesystem::path& file, const ModelCost& cost) {
-  return parse_cost_model(read_json(file), cost, file);
-}
-
-std::optional<ProductChoice> read_products(const std::filesystem::path& file) {
-  const nlohmann::json json = read_json(file);
-  if (!json.is_object() || !json.contains(kProducts)) return std::nullopt;
-  ESPALIER_CHECK(json[kProducts].is_string(), "{}: {}: expected a string, received {}", file.string(),
-                 kProducts, json[kProducts].dump());
-  try {
-    return parse_product_choice(json[kProducts].get<std::string>());
-  } catch (const InputError& error) {
-    throw InputError(fmt::format("{}: {}", file.string(), error.what()));
-  }
+  return parse_cost_model(read_json_file<nlohmann::json>(file), cost, file);
 }
 
 }  // namespace espalier

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/measure/cost_model_file.h"
+#include "espalier/plan/cost_model_file.h"
 
 #include <gtest/gtest.h>
 
@@ -38,21 +38,6 @@ TEST_F(CostModelFile, RatesReadBackBitwiseIdentical) {
     EXPECT_EQ(again.seconds, model.seconds);
     EXPECT_EQ(again.calibrated, model.calibrated);
     EXPECT_EQ(again.cost.hidden_size, kSmallDecoder.hidden_size);
-  }
-}
-
-TEST_F(CostModelFile, MatrixProductsReadBack) {
-  const auto file = folder_ / kCostModelFile;
-  const ProductChoice choice{Float32Products::kPanels, Bfloat16Products::kNative};
-  write_text(file, cost_model_json(awkward_rates(), choice).dump(2));
-  EXPECT_EQ(read_products(file), choice);
-  EXPECT_EQ(read_cost_model(file, kSmallDecoder).seconds, awkward_rates().seconds);
-  write_text(file, cost_model_json(awkward_rates()).dump(2));
-  EXPECT_EQ(read_products(file), std::nullopt);
-  for (const char* bad : {R"({"matrix_products": 3})", R"({"matrix_products": "float32=fast"})", "{"}) {
-    write_text(file, bad);
-    const std::string error = message_of<InputError>([&] { read_products(file); });
-    EXPECT_TRUE(error.starts_with(file.string())) << error;
   }
 }
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rounding decides in a model, made the same in all precisions, so that errors can be compared.
+
+Where two experts score nearly alike, rounding decides which one a router chooses, and whoever takes another one computes
+another function. Where a value lies at the bound of a clamp, rounding decides whether a gradient passes. Such flips are
+no errors of rounding: a single one outweighs them all.
+"""
+
+import contextlib
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .routes import routers_of, weights_of
+
+
+class RouterChoices:
+    """What the routers of a model choose for the T tokens of a forest.
+
+    table  [R, T, K] int64 on the CPU, ascending in K: the choices that are taken. -1 at tokens that have not run yet, for
+           which a router takes its own."""
+
+    def __init__(self, backbone, num_tokens):
+        routers = list(routers_of(backbone).values())
+        top_k = routers[0].top_k if routers else 0
+        self.table = torch.full((len(routers), num_tokens, top_k), -1, dtype=torch.int64)
+
+    @contextlib.contextmanager
+    def taken(self, backbone):
+        """Inside, the routers of `backbone` take the choices of the table, and fill it where there are none. Yields
+        Own: what they would choose."""
+        own = Own(self)
+        hooks = [router.register_forward_hook(own.hook(number), prepend=True)
+                 for number, router in enumerate(routers_of(backbone).values())]  # fmt: skip
+        try:
+            yield own
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class Own:
+    """The routers' own choices, [R, T, K] as the table, -1 at tokens that have not run."""
+
+    def __init__(self, choices):
+        self._taken = choices.table
+        self.table = torch.full_like(choices.table, -1)
+        self._tokens = None
+        self._asked = set()
+
+    def begin(self, tokens):
+        """Call before each forward pass, with the tokens of the forest [n] that it runs."""
+        self._tokens = torch.as_tensor(tokens)
+        self._asked = set()
+
+    def num_different(self):
+        """For how many tokens and routers another choice was taken."""
+        return int((self.table != self._taken).any(-1).sum())
+
+    def hook(self, number):
+        def take(router, _args, output):
+            logits, weights, chosen = output
+            own = chosen.detach().cpu().sort(-1).values
+            wanted = self._taken[number, self._tokens]
+            experts = torch.where(wanted < 0, own, wanted)
+            if number not in self._asked:  # else it is computed again for the backward pass
+                self._asked.add(number)
+                self.table[number, self._tokens] = own
+                self._taken[number, self._tokens] = experts
+            differs = (experts != own).any(-1, keepdim=True).to(chosen.device)
+            experts = torch.where(differs, experts.to(chosen.device), chosen)
+            others = weights_of(router)(router, logits, experts).to(weights.dtype)
+            return logits, torch.where(differs, others, weights), experts
+
+        return take
+
+
+@contextlib.contextmanager
+def gradients_through_clamps(model):
+    """Inside, gradients pass the clamps in the experts of `model` as if they were not there. Values are as before."""
+
+    def smooth(module):
+        stock = module._apply_gate
+
+        def apply(*args):
+            with _ThroughClamps():
+                return stock(*args)
+
+        return apply
+
+    gated = [module for module in model.modules() if hasattr(type(module), "_apply_gate")]
+    for module in gated:
+        module._apply_gate = smooth(module)
+    try:
+        yield
+    finally:
+        for module in gated:
+            del module._apply_gate
+
+
+class _ThroughClamps(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.Tensor.clamp or function is torch.clamp:
+            return _Through.apply(args[0], result.detach())
+        return result
+
+
+class _Through(torch.autograd.Function):
+    """The second tensor, with the first one's gradient."""
+
+    @staticmethod
+    def forward(_ctx, _value, result):
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(_ctx, gradient):
+        return gradient, None

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tokens carry loss, as people have it, as one array."""
+
+import numpy as np
+
+from .errors import InputError
+from .sequences import listed
+
+
+def flat_loss_mask(loss_mask, offsets):
+    """Numbers [N], 0 for tokens without loss, of one array [N] of all rows, or of a row for each.
+
+    offsets  int64 [R + 1] of the rows. Raises InputError where the mask does not fit them."""
+    if getattr(loss_mask, "ndim", 0) == 1:
+        values = np.asarray(loss_mask)
+    else:
+        rows = [np.asarray(row) for row in listed(loss_mask)]
+        if len(rows) != len(offsets) - 1:
+            raise InputError(f"loss_mask: expected {len(offsets) - 1} rows, received {len(rows)}")
+        for number, (row, length) in enumerate(zip(rows, np.diff(offsets))):
+            if row.shape != (length,):
+                raise InputError(f"loss_mask: expected {length} entries in row {number} (one for each token), received "
+                                 f"shape {list(row.shape)}")  # fmt: skip
+        values = np.concatenate(rows) if rows else np.zeros(0)
+    if len(values) != offsets[-1]:
+        raise InputError(f"loss_mask: expected {offsets[-1]} entries (one for each token), received {len(values)}")
+    if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
+        raise InputError(f"loss_mask: expected finite numbers, received {values.dtype}")
+    return values

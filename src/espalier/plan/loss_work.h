@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plan works on where only some tokens carry loss, and the same loss without trees.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "espalier/base/csr.h"
+#include "espalier/plan/cost_model.h"
+#include "espalier/plan/load.h"
+#include "espalier/plan/plan.h"
+
+namespace espalier {
+
+/// Which tokens carry loss: row k has their positions in trajectory k, ascending and at least 1, since
+/// nothing predicts a first token.
+using LossPositions = Csr<int64_t>;
+
+/// Every token of every trajectory but the first.
+LossPositions all_loss_positions(const Forest& forest);
+
+/// The tokens of a placement's trajectory that its micro-batch predicts, as positions [begin, end): those
+/// whose preceding token lies in it.
+struct PositionRange {
+  int64_t begin, end;
+};
+PositionRange predicted_positions(const Forest& forest, const MicroBatch& micro_batch,
+                                  const Placement& placement);
+
+/// Of each micro-batch: does it, or a descendant, predict a token with loss? Others need not run.
+/// `last_position` [num_trajectories]: of the last token with loss, 0: none.
+std::vector<bool> micro_batches_with_loss(const Forest& forest, const Plan& plan,
+                                          std::span<const int64_t> last_position);
+
+/// The loads of a plan's micro-batches, with the rows and terms that do reach the LM head. Nothing where no
+/// loss is in the micro-batch or below. `windows`: ModelCost::sliding_windows of the model that runs it.
+std::vector<Load> loads_with_loss(const Forest& forest, const Plan& plan, const LossPositions& loss,
+                                  std::span<const int64_t> windows = {});
+
+/// Work of a plan, which its loads_with_loss add up to; of the same trajectories with nothing shared; and
+/// after append-only merging (see ForestStatistics), where a merged trajectory's loss is computed in one that
+/// extends it. Logit rows are counted per micro-batch (plan) and per sequence (flat, append-only).
+Work work_of(std::span<const Load> loads, std::span<const int64_t> windows = {});
+Work flat_work(const Forest& forest, const LossPositions& loss, std::span<const int64_t> windows = {});
+Work append_only_work(const Forest& forest, const LossPositions& loss, std::span<const int64_t> windows = {});
+
+/// FLOPs of forward and backward (step_flops): of a plan, without recomputation of activations, and of the
+/// same loss without trees.
+struct LossFlops {
+  double plan = 0, sequence_packing = 0, append_only = 0;
+
+  LossFlops& operator+=(const LossFlops& other);
+};
+LossFlops loss_flops(const ModelCost& model, const Forest& forest, const Plan& plan,
+                     const LossPositions& loss);
+
+}  // namespace espalier
