@@ -21,6 +21,7 @@ _MODULES = {
     "errors": ("InputError",),
     "files": ("Trajectories", "read", "trajectories", "write"),
     "native": ("__version__",),
+    "pricing": ("Costs", "costs"),
     "report": ("Report", "inspect"),
     "step": ("Step",),
     "trees": ("Distribution", "Forest", "Layout", "MicroBatch", "Plan", "RankShare", "build", "distribute", "plan"),

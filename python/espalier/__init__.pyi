@@ -1,3 +1,4 @@
+from .pricing import Costs as Costs
 from .trees import Distribution as Distribution
 from .trees import Forest as Forest
 from .errors import InputError as InputError
@@ -9,6 +10,7 @@ from .report import Report as Report
 from .step import Step as Step
 from .files import Trajectories as Trajectories
 from .trees import build as build
+from .pricing import costs as costs
 from .trees import distribute as distribute
 from . import distributed as distributed
 from . import hf as hf

@@ -266,6 +266,27 @@ def expand_file_patterns(patterns: Sequence[str | os.PathLike]) -> list[pathlib.
 def write(path: str | os.PathLike, trajectories: Trajectories) -> None:
     """Writes JSON Lines or packed safetensors, atomically."""
 
+class Costs:
+    """
+    What a model's forward and backward passes take: FLOPs by its config.json, and seconds by
+    built-in or measured rates.
+    """
+
+    @property
+    def model_type(self) -> str:
+        """The family, as config.json has it."""
+
+    @property
+    def calibrated(self) -> bool:
+        """
+        Whether the rates were measured. Built-in ones compare plans well, but are no prediction of times.
+        """
+
+    def __repr__(self) -> str: ...
+
+def costs(model: str | os.PathLike, device: str, cost_model: str | os.PathLike | None) -> Costs:
+    """What espalier.costs does."""
+
 class MicroBatch:
     """
     What runs in one forward and backward pass. Under partition it reads context: tokens of its
@@ -293,6 +314,12 @@ class MicroBatch:
     @property
     def context_tokens(self) -> int:
         """Tokens of other micro-batches that it reads, each counted once."""
+
+    @property
+    def seconds(self) -> float | None:
+        """
+        Predicted for forward and backward, 0 where nothing carries loss. None without a model.
+        """
 
     @property
     def context(self) -> object:
@@ -351,6 +378,30 @@ class Plan:
     def effective_reuse_ratio(self) -> float:
         """ERR: the part of the flat tokens that is not computed again."""
 
+    @property
+    def flops(self) -> float | None:
+        """
+        FLOPs of forward and backward, a multiply-add counted as two. None without a model.
+        """
+
+    @property
+    def seconds(self) -> float | None:
+        """
+        Predicted for forward and backward of all micro-batches. None without a model.
+        """
+
+    @property
+    def speedup_over_sequence_packing(self) -> float:
+        """
+        What trees gain at most over encoding every trajectory by itself: in FLOPs, without a model in tokens.
+        """
+
+    @property
+    def speedup_over_append_only(self) -> float:
+        """
+        The same over trajectories of which those that others extend were dropped.
+        """
+
     def to_dict(self) -> dict:
         """
         The plan as numbers, lists and dicts, as `espalier plan --json` prints it.
@@ -362,7 +413,7 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
-def plan(forest: Forest, strategy: str, token_budget: int) -> Plan:
+def plan(forest: Forest, strategy: str, token_budget: int, costs: Costs | None, loss_mask: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> Plan:
     """What espalier.plan does."""
 
 class RankShare:
@@ -376,7 +427,9 @@ class RankShare:
 
     @property
     def seconds(self) -> float:
-        """Predicted for forward and backward, up to a common factor."""
+        """
+        Predicted for forward and backward; without a model up to a common factor.
+        """
 
     @property
     def tree_tokens(self) -> int:
@@ -417,7 +470,7 @@ class Distribution:
 
     def __repr__(self) -> str: ...
 
-def distribute(forest: Forest, ranks: int) -> Distribution:
+def distribute(forest: Forest, ranks: int, costs: Costs | None) -> Distribution:
     """What espalier.distribute does."""
 
 def build_from_trajectories(trajectories: Trajectories, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Forest:

@@ -20,6 +20,9 @@ from pathlib import Path
 
 import torch
 
+__all__ = ["causal_conv1d", "causal_conv1d_tails", "edge_logprobs", "gated_delta_rule", "moe", "moe_route", "ssm_scan",
+           "tree_attention"]  # fmt: skip
+
 _NAME = "libespalier_ops.so"
 _BUILT_AGAINST = re.compile(rb"ESPALIER_OPS_TORCH=(\d+\.\d+)[^;]*;")
 

@@ -26,10 +26,12 @@ class Report:
 
     @functools.cached_property
     def data(self) -> dict:
+        """What `espalier inspect --json` prints."""
         return json.loads(self._found.json())
 
     @property
     def forest(self) -> Forest:
+        """The prefix trees of the rows."""
         return self._found.forest
 
     def html(self) -> str:

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefix trees of token rows, and what of them runs together."""
 
+import numpy as np
+
 from .errors import InputError
+from .loss_masks import flat_loss_mask
 from .native import core
+from .pricing import costs_of
 from .sequences import is_packed, listed, merge_keys_of, route_keys_of, token_sequences, tree_keys_of
 
 Distribution = core.Distribution
@@ -61,12 +65,17 @@ def _build(offsets, tokens, tree_keys, merge_keys):
                              None if tree_keys is None else tree_keys_of(tree_keys, len(offsets) - 1))  # fmt: skip
 
 
-def plan(forest: Forest, *, token_budget: int, strategy: str = "auto") -> Plan:
+def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model=None, loss_mask=None) -> Plan:
     """What of a forest runs together: micro-batches of at most `token_budget` tokens, in the order of forward passes.
 
-    strategy  "partition" cuts trees anywhere and encodes every token once; micro-batches then read context of others.
-              "tree-packing" repeats prefixes, "sequence-packing" shares nothing; their micro-batches are independent.
-              "auto" takes the one of the three that is predicted to be fastest for a decoder of common proportions.
+    strategy   "partition" cuts trees anywhere and encodes every token once; micro-batches then read context of others.
+               "tree-packing" repeats prefixes, "sequence-packing" shares nothing; their micro-batches are independent.
+               "auto" takes the one of the three that is predicted to be fastest, without a model for a decoder of common
+               proportions.
+    model      whose FLOPs and seconds are predicted: a folder of Hugging Face or its config.json, or Costs, as
+               espalier.costs makes them
+    loss_mask  which tokens carry loss, for these predictions: as espalier.Step takes it. Default: all. The plan does not
+               depend on it.
 
     Returns a Plan. Equal forests give equal plans. Raises InputError where a trajectory is longer than the budget of a
     packing strategy. The message names the smallest budget that works.
@@ -82,17 +91,20 @@ def plan(forest: Forest, *, token_budget: int, strategy: str = "auto") -> Plan:
     17
     """
     _check_forest(forest)
-    return core.plan(forest, str(strategy), _whole("token_budget", token_budget))
+    mask = None if loss_mask is None else _mask_of(loss_mask, forest)
+    return core.plan(forest, str(strategy), _whole("token_budget", token_budget), costs_of(model), mask)
 
 
-def distribute(forest: Forest, ranks: int) -> Distribution:
+def distribute(forest: Forest, ranks: int, *, model=None) -> Distribution:
     """Which trajectories of a forest each of `ranks` processes trains on, by predicted time.
 
     Whole trees go to ranks, longest first, and are moved and swapped until the slowest gets no faster. A tree that
     takes more than a rank's mean is split by its branches; the prefix that ranks then encode again counts. A rank
     without trajectories has to take part in reductions with gradients of zero.
 
-    Returns a Distribution. Equal forests give equal distributions, so every rank may compute it by itself.
+    model  by whose predicted seconds: as `plan` takes it. Default: a decoder of common proportions.
+
+    Returns a Distribution. Equal forests and models give equal distributions, so every rank may compute it by itself.
 
     >>> import espalier
     >>> forest = espalier.build([[1, 2, 3, 4], [1, 2, 5, 6], [7, 8, 9], [7, 8, 0], [9, 9]])
@@ -101,7 +113,12 @@ def distribute(forest: Forest, ranks: int) -> Distribution:
     ([[0, 1], [2, 3, 4]], 0)
     """
     _check_forest(forest)
-    return core.distribute(forest, _whole("ranks", ranks))
+    return core.distribute(forest, _whole("ranks", ranks), costs_of(model))
+
+
+def _mask_of(loss_mask, forest):
+    sizes = forest.position[forest.end_node] + np.diff(forest.node_begin)[forest.end_node]
+    return (flat_loss_mask(loss_mask, np.concatenate([[0], np.cumsum(sizes)])) != 0).astype(np.uint8)
 
 
 def _check_forest(forest):

@@ -6,6 +6,8 @@ import warnings
 from .errors import Unsupported
 from .hf import patch as patch_model
 
+__all__ = ["patch"]
+
 
 def patch(trainer, *, backend="auto", check=False):
     """Makes the model of a TRL trainer, and its reference model, run on the forests of their batches; returns the

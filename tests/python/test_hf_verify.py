@@ -110,13 +110,13 @@ def test_wrong_positions_of_mixtures_are_noticed(kind, wrong_positions):
 
 @pytest.fixture
 def wrong_positions(monkeypatch):
-    """Forests in which one token has the position of the next."""
+    """Forests in which every second token has the position of the next."""
     from espalier.hf import patching
 
     class Wrong(patching.TreeRun):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            self.position[self.num_tokens // 2] += 1
+            self.position[1::2] += 1
 
     monkeypatch.setattr(patching, "TreeRun", Wrong)
 

@@ -73,14 +73,15 @@ class Ranks:
         is_replicated = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         return Replicated(model) if is_replicated else Sharded(model, self.size)
 
-    def share(self, rows, *, tree_keys=None):
+    def share(self, rows, *, tree_keys=None, model=None):
         """What this rank trains on of the rows of a step, by espalier.distribute.
 
         rows       R rows, as espalier.build takes them (not packed), the same ones in the same order on all ranks
         tree_keys  [R] as espalier.build takes them
+        model      by whose costs work is divided, as espalier.distribute takes it: the same one on all ranks
 
         Returns a Share. Talks to nobody; `step` finds out where ranks were given different rows."""
-        return share_of(rows, self.rank, self.size, tree_keys)
+        return share_of(rows, self.rank, self.size, tree_keys, model)
 
     def sum(self, value):
         """The sum over the ranks of a number, as a float and the same one on all of them: for normalisers, where no

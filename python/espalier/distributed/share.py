@@ -44,14 +44,14 @@ class Share:
         return digest.hexdigest()
 
 
-def share_of(rows, rank, ranks, tree_keys=None):
-    """The Share of one of `ranks` ranks. rows: a list or Trajectories, as espalier.build takes them, and so tree_keys.
-    Raises InputError as espalier.build does."""
+def share_of(rows, rank, ranks, tree_keys=None, model=None):
+    """The Share of one of `ranks` ranks. rows: a list or Trajectories, as espalier.build takes them, and so tree_keys;
+    model: as espalier.distribute takes it. Raises InputError as these do."""
     if isinstance(rows, tuple):
         raise InputError("rows: expected a list of rows, or Trajectories, received packed arrays; give a list of "
                          "slices")  # fmt: skip
     whole = build(rows, tree_keys=tree_keys)
-    distribution = distribute(whole, ranks)
+    distribution = distribute(whole, ranks, model=model)
     trajectories = distribution[rank].trajectories
     own = [rows[int(number)] for number in trajectories]
     keys = None if tree_keys is None else [tree_keys[int(number)] for number in trajectories]

@@ -66,6 +66,7 @@ void run_plan(const PlanArguments& flags) {
     summary.calibrated = costs.time.calibrated;
     rates = costs.time;
     flops.add(model_cost(use.config), compared.step);
+    summary.flops = flops;
   }
   progress.reset();
   summary.step = &compared.step;

@@ -221,6 +221,11 @@ nlohmann::ordered_json PlanSummary::json() const {
                                  {"predicted_speedup_over_sequence_packing", gains.over_packing},
                                  {"predicted_speedup_over_append_only", gains.over_append_only},
                                  {"prediction_counts", gains.in_flops ? "FLOPs" : "tokens"}};
+  if (flops) {
+    json["flops"] = {{"plan", flops->plan},
+                     {"sequence_packing", flops->sequence_packing},
+                     {"append_only", flops->append_only}};
+  }
   const StepPrediction* prediction = chosen_prediction();
   if (prediction != nullptr) {
     json["predicted_seconds"] = prediction->total_seconds();

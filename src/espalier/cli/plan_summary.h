@@ -11,6 +11,7 @@
 #include "espalier/engine/step.h"
 #include "espalier/inspect/gains.h"
 #include "espalier/measure/cost.h"
+#include "espalier/plan/loss_work.h"
 
 namespace espalier::cli {
 
@@ -25,6 +26,7 @@ struct PlanSummary {
   std::vector<std::optional<StepPrediction>> predictions = {};  // by candidate; empty without a model
   bool calibrated = false;  // the predictions go by rates that were measured on this machine
   Gains gains{};
+  std::optional<LossFlops> flops = {};  // of the chosen plan and without trees; none without a model
 
   /// Of the chosen plan; null without a model.
   const StepPrediction* chosen_prediction() const;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/interrupt.h"
 #include "espalier/plan/largest_differencing.h"
 
 namespace espalier {
@@ -30,6 +31,7 @@ class LeafPrices {
   LeafPrices(const Forest& forest, const TimeModel& model) {
     for (int64_t n = 0; n < forest.num_nodes(); ++n) {
       if (n + 1 < forest.num_nodes() && forest.parent[n + 1] == n) continue;
+      check_interrupt();
       // The node after a leaf is a child of the deepest node that the leaf shares with the next one.
       const int64_t first = node.empty() ? n : node.back() + 1;
       shared_tokens.push_back(node.empty() ? 0 : forest.position[first]);
@@ -85,6 +87,7 @@ struct Part {
 
 // Parts in the order of their leaves, each as long as it takes no more than `seconds`, or one leaf.
 std::vector<Part> split(const LeafPrices& leaves, double seconds) {
+  check_interrupt();
   std::vector<Part> parts;
   for (int64_t i = 0; i < leaves.num_leaves(); ++i) {
     const bool begins_tree = leaves.shared_tokens[i] == 0;
@@ -114,6 +117,7 @@ class Assignment {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return price(a) > price(b); });
     for (const int64_t part : order) {
+      check_interrupt();
       int64_t best = order_.begin()->second;
       for (const int64_t neighbour : {part - 1, part + 1}) {
         if (neighbour < 0 || neighbour >= num_parts() || rank_[neighbour] < 0) continue;
@@ -220,6 +224,7 @@ class Assignment {
       const double left = slowest_seconds - removed(part);
       size_t targets = 0;
       for (auto it = order_.begin(); it != order_.end() && targets < kTargets; ++it, ++targets) {
+        check_interrupt();
         const auto [load, rank] = *it;
         if (rank == slowest) continue;
         offer({part, rank, -1, std::max(left, load + added(part, rank))});
@@ -252,6 +257,7 @@ class Assignment {
 // The parts of ranks that follow each other in the order of leaves, each with as many as take no more than
 // `seconds`, and the ranks. At least one leaf each.
 std::pair<std::vector<Part>, std::vector<int64_t>> cut_in_order(const LeafPrices& leaves, double seconds) {
+  check_interrupt();
   std::vector<Part> parts;
   std::vector<int64_t> ranks;
   int64_t begin = 0, rank = 0;
@@ -389,6 +395,7 @@ RankPlan distribute_trajectories(const Forest& forest, int64_t num_ranks, const 
   std::vector<double> seconds;
   seconds.reserve(forest.num_trajectories());
   for (int64_t t = 0; t < forest.num_trajectories(); ++t) {
+    check_interrupt();
     seconds.push_back(path_seconds(model, forest.trajectory_size(t)));
   }
   RankPlan plan;

@@ -24,6 +24,7 @@ struct Interruptible {
 
 void bind_forest(nanobind::module_& module);
 void bind_trajectories(nanobind::module_& module);
+void bind_costs(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
 void bind_ranks(nanobind::module_& module);
 void bind_inspect(nanobind::module_& module);

@@ -1,29 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "espalier/base/check.h"
 #include "espalier/base/units.h"
+#include "espalier/inspect/gains.h"
 #include "espalier/plan/context.h"
+#include "espalier/plan/loss_work.h"
 #include "espalier/plan/plan.h"
 #include "espalier/plan/planner.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
+#include "espalier/python/model_costs.h"
 #include "espalier/python/trajectory_layout.h"
+#include "espalier/tree/statistics.h"
 
 namespace espalier::python {
 namespace {
+
+/// What a plan is predicted to take with a model, forward and backward.
+struct Prediction {
+  LossFlops flops;
+  std::vector<double> seconds;  // by micro-batch; 0 for those that do not run
+
+  double total_seconds() const { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
+};
 
 /// A plan with its forest, which outlives it, and what its micro-batches read of each other.
 struct ForestPlan {
   const Forest& forest;
   Plan plan;
+  std::optional<Prediction> prediction;
+  Gains gains{};
   Csr<ContextBlock> context{};  // row m: of micro-batch m
 };
 
@@ -34,10 +51,57 @@ struct PlannedBatch {
 
   const MicroBatch& batch() const { return of.plan.micro_batches[index]; }
   std::span<const ContextBlock> context() const { return of.context.row(index); }
+  std::optional<double> seconds() const {
+    return of.prediction ? std::optional(of.prediction->seconds[index]) : std::nullopt;
+  }
 };
 
-ForestPlan plan(const Forest& forest, const PlanOptions& options) {
-  ForestPlan result{forest, make_plan(forest, options)};
+/// `mask` [flat tokens]: not 0 where a token carries loss; nothing: all do.
+LossPositions loss_positions(const Forest& forest, const std::optional<Given<uint8_t>>& mask) {
+  if (!mask) return all_loss_positions(forest);
+  ESPALIER_CHECK(static_cast<int64_t>(mask->size()) == forest.flat_tokens(),
+                 "loss_mask: expected {} entries (one for each token), received {}", forest.flat_tokens(),
+                 mask->size());
+  LossPositions loss;
+  const uint8_t* row = mask->data();
+  for (int64_t k = 0; k < forest.num_trajectories(); row += forest.trajectory_size(k++)) {
+    for (int64_t position = 1; position < forest.trajectory_size(k); ++position) {
+      if (row[position] != 0) loss.values.push_back(position);
+    }
+    loss.end_row();
+  }
+  return loss;
+}
+
+Prediction predict(const TimeModel& model, const Forest& forest, const Plan& plan,
+                   const LossPositions& loss) {
+  Prediction prediction{.flops = loss_flops(model.cost, forest, plan, loss), .seconds = {}};
+  for (const Load& load : loads_with_loss(forest, plan, loss, model.cost.sliding_windows())) {
+    prediction.seconds.push_back(
+        load.tokens > 0 ? predicted_seconds(model, load, plan.options.checkpoint_activations) : 0);
+  }
+  return prediction;
+}
+
+Gains token_gains(const Forest& forest, const Plan& plan) {
+  const ForestStatistics statistics = forest_statistics(forest);
+  return Gains::of(static_cast<double>(statistics.flat_tokens),
+                   static_cast<double>(statistics.append_only_tokens), static_cast<double>(plan.num_tokens()),
+                   /*in_flops=*/false);
+}
+
+ForestPlan plan(const Forest& forest, const PlanOptions& options, const ModelCosts* costs,
+                const std::optional<Given<uint8_t>>& loss_mask) {
+  ForestPlan result{
+      forest, costs == nullptr ? make_plan(forest, options) : make_plan(forest, options, costs->plan_costs()),
+      std::nullopt};
+  if (costs == nullptr) {
+    result.gains = token_gains(forest, result.plan);
+  } else {
+    result.prediction = predict(costs->time, forest, result.plan, loss_positions(forest, loss_mask));
+    const LossFlops& flops = result.prediction->flops;
+    result.gains = Gains::of(flops.sequence_packing, flops.append_only, flops.plan, /*in_flops=*/true);
+  }
   const ContextIndex index(result.plan.micro_batches);
   for (int64_t m = 0; m < static_cast<int64_t>(result.plan.micro_batches.size()); ++m) {
     result.context.push_row(context_blocks(index, m));
@@ -95,8 +159,17 @@ nb::dict batch_dict(const PlannedBatch& planned) {
   dict["context_tokens"] = context_tokens(planned.context());
   dict["parent"] = batch.parent;
   dict["context_runs"] = nb::cast(batch.context_runs);
+  if (const auto seconds = planned.seconds()) dict["predicted_seconds"] = *seconds;
   dict["trajectories"] = trajectories;
   dict["runs"] = runs(batch);
+  return dict;
+}
+
+nb::dict flops_dict(const LossFlops& flops) {
+  nb::dict dict;
+  dict["plan"] = flops.plan;
+  dict["sequence_packing"] = flops.sequence_packing;
+  dict["append_only"] = flops.append_only;
   return dict;
 }
 
@@ -112,6 +185,13 @@ nb::dict plan_dict(const ForestPlan& planned) {
   dict["encoded_tokens"] = plan.num_tokens();
   dict["visible_pairs"] = plan.num_pairs();
   dict["effective_reuse_ratio"] = effective_reuse_ratio(planned.forest, plan);
+  dict["predicted_speedup_over_sequence_packing"] = planned.gains.over_packing;
+  dict["predicted_speedup_over_append_only"] = planned.gains.over_append_only;
+  dict["prediction_counts"] = planned.gains.in_flops ? "FLOPs" : "tokens";
+  if (const auto& prediction = planned.prediction) {
+    dict["flops"] = flops_dict(prediction->flops);
+    dict["predicted_seconds"] = prediction->total_seconds();
+  }
   dict["micro_batches"] = batches;
   return dict;
 }
@@ -149,6 +229,8 @@ void bind_batch_class(nb::module_& module) {
       .def_prop_ro(
           "context_tokens", [](const PlannedBatch& self) { return context_tokens(self.context()); },
           "Tokens of other micro-batches that it reads, each counted once.")
+      .def_prop_ro("seconds", &PlannedBatch::seconds,
+                   "Predicted for forward and backward, 0 where nothing carries loss. None without a model.")
       .def_prop_ro(
           "context", &context,
           "int64 [blocks, 6]: dense parts of the mask between this micro-batch and its ancestors. Each row "
@@ -191,6 +273,25 @@ void bind_plan_class(nb::module_& module) {
           "effective_reuse_ratio",
           [](const ForestPlan& self) { return effective_reuse_ratio(self.forest, self.plan); },
           "ERR: the part of the flat tokens that is not computed again.")
+      .def_prop_ro(
+          "flops",
+          [](const ForestPlan& self) {
+            return self.prediction ? std::optional(self.prediction->flops.plan) : std::nullopt;
+          },
+          "FLOPs of forward and backward, a multiply-add counted as two. None without a model.")
+      .def_prop_ro(
+          "seconds",
+          [](const ForestPlan& self) {
+            return self.prediction ? std::optional(self.prediction->total_seconds()) : std::nullopt;
+          },
+          "Predicted for forward and backward of all micro-batches. None without a model.")
+      .def_prop_ro(
+          "speedup_over_sequence_packing", [](const ForestPlan& self) { return self.gains.over_packing; },
+          "What trees gain at most over encoding every trajectory by itself: in FLOPs, without a model in "
+          "tokens.")
+      .def_prop_ro(
+          "speedup_over_append_only", [](const ForestPlan& self) { return self.gains.over_append_only; },
+          "The same over trajectories of which those that others extend were dropped.")
       .def("to_dict", &plan_dict,
            "The plan as numbers, lists and dicts, as `espalier plan --json` prints it.")
       .def("__len__", &num_batches)
@@ -205,11 +306,14 @@ void bind_plan(nb::module_& module) {
   bind_plan_class(module);
   module.def(
       "plan",
-      [](const Forest& forest, const std::string& strategy, int64_t token_budget) {
-        return plan(forest, {.strategy = parse_strategy(strategy), .token_budget = token_budget});
+      [](const Forest& forest, const std::string& strategy, int64_t token_budget, const ModelCosts* costs,
+         const std::optional<Given<uint8_t>>& loss_mask) {
+        return plan(forest, {.strategy = parse_strategy(strategy), .token_budget = token_budget}, costs,
+                    loss_mask);
       },
-      nb::arg("forest"), nb::arg("strategy"), nb::arg("token_budget"), nb::keep_alive<0, 1>(),
-      nb::call_guard<Interruptible>(), "What espalier.plan does.");
+      nb::arg("forest"), nb::arg("strategy"), nb::arg("token_budget"), nb::arg("costs").none(),
+      nb::arg("loss_mask").none(), nb::keep_alive<0, 1>(), nb::call_guard<Interruptible>(),
+      "What espalier.plan does.");
 }
 
 }  // namespace espalier::python

@@ -11,6 +11,7 @@
 #include "espalier/plan/common_costs.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
+#include "espalier/python/model_costs.h"
 
 namespace espalier::python {
 namespace {
@@ -38,7 +39,8 @@ void bind_ranks(nb::module_& module) {
   nb::class_<RankShare>(module, "RankShare", "What one rank trains on: a forest of its trajectories.")
       .def_prop_ro("trajectories", view_of<RankShare>(&RankShare::trajectories),
                    "int64: trajectories of the whole forest, ascending; none where a rank has no work.")
-      .def_ro("seconds", &RankShare::seconds, "Predicted for forward and backward, up to a common factor.")
+      .def_ro("seconds", &RankShare::seconds,
+              "Predicted for forward and backward; without a model up to a common factor.")
       .def_ro("tree_tokens", &RankShare::tree_tokens, "Tokens of the rank's own forest.")
       .def("__repr__", &share_text);
   nb::class_<RankPlan>(module, "Distribution",
@@ -55,8 +57,10 @@ void bind_ranks(nb::module_& module) {
       .def("__repr__", &plan_text);
   module.def(
       "distribute",
-      [](const Forest& forest, int64_t ranks) { return distribute(forest, ranks, common_costs().time); },
-      nb::arg("forest"), nb::arg("ranks"), nb::call_guard<nb::gil_scoped_release>(),
+      [](const Forest& forest, int64_t ranks, const ModelCosts* costs) {
+        return distribute(forest, ranks, costs == nullptr ? common_costs().time : costs->time);
+      },
+      nb::arg("forest"), nb::arg("ranks"), nb::arg("costs").none(), nb::call_guard<Interruptible>(),
       "What espalier.distribute does.");
 }
 
