@@ -30,6 +30,7 @@ MAY_INCLUDE = {
     "objective": {"base", "tree", "plan", "data"},
     "engine": {"base", "tree", "plan", "data", "config", "runtime", "ops", "model", "objective"},
 }
+MAY_INCLUDE["sample"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["verify"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["train"] = MAY_INCLUDE["measure"] | {"measure"}

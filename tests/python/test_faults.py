@@ -406,13 +406,14 @@ def outputs(model, data, tmp_path):
     common = ["--model", model, "--data", data]
     config = model.parent / "config.json"
     yield from ([word] for word in ("--version", "--help"))
-    yield from ([command, "--help"] for command in ("inspect", "plan", "train", "logprobs", "verify", "bench", "synth"))
+    yield from ([command, "--help"] for command in ("inspect", "plan", "train", "logprobs", "sample", "verify", "bench", "synth"))
     yield ["inspect", *common]
     yield ["inspect", *common, "--json"]
     yield ["plan", *common, "--no-calibration"]
     yield ["plan", "--data", data, "--json"]
     yield ["train", *common, "--out", tmp_path / "run", "--no-calibration", "--dry-run"]
     yield ["logprobs", *common, "-o", tmp_path / "logprobs.jsonl"]
+    yield ["sample", *common, "-o", tmp_path / "samples.jsonl", "--max-new-tokens", 2]
     yield ["verify", *common, "--json"]
     yield ["verify", *common]
     yield ["bench", *common, "--repeats", 1, "--warmup", 0, "--tree-only"]

@@ -17,6 +17,7 @@ void add_logprobs(CLI::App& app, int* exit_code);
 void add_man(CLI::App& app, int* exit_code);
 void add_plan(CLI::App& app, int* exit_code);
 void add_prepare(CLI::App& app, int* exit_code);
+void add_sample(CLI::App& app, int* exit_code);
 void add_synth(CLI::App& app, int* exit_code);
 void add_train(CLI::App& app, int* exit_code);
 void add_verify(CLI::App& app, int* exit_code);

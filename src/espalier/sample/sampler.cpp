@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/sample/sampler.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "espalier/base/check.h"
+#include "espalier/base/interrupt.h"
+#include "espalier/base/rng.h"
+#include "espalier/data/builder.h"
+#include "espalier/engine/step.h"
+#include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/runtime/device.h"
+#include "espalier/runtime/stopwatch.h"
+#include "espalier/sample/decode_batch.h"
+#include "espalier/sample/encoded_prompts.h"
+#include "espalier/sample/prompts.h"
+
+namespace espalier {
+namespace {
+
+// Tokens of a micro-batch of prompts: enough for full speed, and little memory for activations.
+constexpr int64_t kMicroBatchTokens = 4096;
+
+void check_options(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options) {
+  const auto from_one = [](const char* name, int64_t value) {
+    ESPALIER_CHECK(value >= 1, "{}: expected 1 or more, received {}", name, value);
+  };
+  from_one("samples", options.samples);
+  from_one("max-new-tokens", options.max_new_tokens);
+  from_one("batch-size", options.batch_size);
+  from_one("token-budget", options.token_budget);
+  for (const int32_t id : options.stop_ids) {
+    ESPALIER_CHECK(0 <= id && id < decoder.vocab_size(),
+                   "stop-id: expected ids of the vocabulary, below {}, received {}", decoder.vocab_size(),
+                   id);
+  }
+  const int64_t most = decoder.config().max_position_embeddings;
+  for (int64_t row = 0; row < prompts.num_rows(); ++row) {
+    ESPALIER_CHECK(most == 0 || prompts.row_size(row) < most,
+                   "trajectory {}: expected a prompt of fewer than {} tokens (max_position_embeddings), "
+                   "received {}",
+                   prompts.name(row), most, prompts.row_size(row));
+  }
+}
+
+/// Random numbers of one sample of one row.
+Rng stream_of(uint64_t seed, int64_t row, int64_t sample) {
+  return Rng(seed, (static_cast<uint64_t>(row) << 32) | static_cast<uint64_t>(sample));
+}
+
+/// A completion that is being sampled.
+struct Sequence {
+  Completion completion;
+  int64_t prompt;  // of the group that is encoded
+  int64_t most;    // tokens
+  Rng rng;
+
+  bool done() const { return completion.stopped || static_cast<int64_t>(completion.tokens.size()) == most; }
+};
+
+class Sampler {
+ public:
+  Sampler(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
+          const std::function<void(const SampleProgress&)>& progress)
+      : decoder_(decoder),
+        prompts_(prompts),
+        options_(options),
+        progress_(progress),
+        head_(decoder.lm_head_weight().detach().to(detail::product_dtype(decoder.lm_head_weight()))) {
+    status_.completions = prompts.num_rows() * options.samples;
+  }
+
+  SampleResult run() {
+    const accumulating::UpcastWeights upcast;
+    const std::vector<int64_t> all = [&] {
+      std::vector<int64_t> rows(prompts_.num_rows());
+      std::iota(rows.begin(), rows.end(), 0);
+      return rows;
+    }();
+    const Forest forest = forest_of(prompts_, all);
+    for (const std::vector<int64_t>& group : prompt_groups(forest, options_.token_budget)) run_group(group);
+    std::ranges::sort(result_.completions, {}, [](const Completion& completion) {
+      return std::pair(completion.row, completion.sample);
+    });
+    return std::move(result_);
+  }
+
+ private:
+  void run_group(const std::vector<int64_t>& rows) {
+    Stopwatch encoding(decoder_.device());
+    encoding.start();
+    const EncodedPrompts encoded(decoder_, prompts_, rows, std::min(kMicroBatchTokens, options_.token_budget),
+                                 [&](int64_t, int64_t) { tell(); });
+    encoding.stop();
+    synchronize(decoder_.device());
+    result_.prompt_seconds += encoding.seconds();
+    result_.encoded_prompt_tokens += encoded.tree_tokens();
+
+    Stopwatch decoding(decoder_.device());
+    decoding.start();
+    DecodeBatch batch(decoder_, encoded, std::min<int64_t>(options_.batch_size, num_samples(rows)));
+    std::vector<Sequence> live;
+    int64_t begun = 0;
+    while (begun < num_samples(rows) || !live.empty()) {
+      check_interrupt();
+      std::vector<Sequence> beginning;
+      while (begun < num_samples(rows) &&
+             static_cast<int64_t>(live.size() + beginning.size()) < options_.batch_size) {
+        beginning.push_back(make_sequence(rows, begun++));
+      }
+      begin(encoded, std::move(beginning), &batch, &live);
+      if (live.empty()) continue;
+      std::vector<int32_t> tokens;
+      for (const Sequence& sequence : live) tokens.push_back(sequence.completion.tokens.back());
+      choose(logits_of(batch.step(tokens)), live);
+      ++result_.decode_steps;
+      finish_done(&batch, &live);
+    }
+    decoding.stop();
+    result_.decode_seconds += decoding.seconds();
+  }
+
+  int64_t num_samples(const std::vector<int64_t>& rows) const {
+    return static_cast<int64_t>(rows.size()) * options_.samples;
+  }
+
+  Sequence make_sequence(const std::vector<int64_t>& rows, int64_t number) const {
+    const int64_t prompt = number / options_.samples, sample = number % options_.samples;
+    const int64_t row = rows[prompt], limit = decoder_.config().max_position_embeddings;
+    int64_t most = options_.max_new_tokens;
+    if (limit > 0) most = std::min(most, limit - prompts_.row_size(row));
+    return {{.row = row, .sample = sample}, prompt, most, stream_of(options_.seed, row, sample)};
+  }
+
+  /// Samples the first tokens, which the prompts predict. Those that do not end with them go on.
+  void begin(const EncodedPrompts& encoded, std::vector<Sequence> sequences, DecodeBatch* batch,
+             std::vector<Sequence>* live) {
+    if (sequences.empty()) return;
+    std::vector<int64_t> of_prompt;
+    for (const Sequence& sequence : sequences) {
+      of_prompt.push_back(sequence.prompt);
+      result_.flat_prompt_tokens += encoded.size(sequence.prompt);
+    }
+    const at::Tensor rows = at::tensor(of_prompt, at::kLong).to(decoder_.device());
+    choose(logits_of(encoded.last_hidden().index_select(0, rows)), sequences);
+    for (Sequence& sequence : sequences) {
+      if (sequence.done()) {
+        finish(std::move(sequence));
+      } else {
+        batch->add(sequence.prompt);
+        live->push_back(std::move(sequence));
+      }
+    }
+  }
+
+  /// Logits [B, V] on the host, in the dtype of sums.
+  at::Tensor logits_of(const at::Tensor& hidden) const {
+    const at::NoGradGuard no_grad;
+    const at::Tensor rows = decoder_.final_norm(hidden);
+    return detail::unrounded_product(rows.to(head_.scalar_type()), head_.t()).cpu();
+  }
+
+  /// A token for each sequence from its row of logits. Rows are independent, so threads share them.
+  void choose(const at::Tensor& logits, std::vector<Sequence>& sequences) {
+    const auto choose_as = [&]<class Scalar>(Scalar) {
+      const at::Tensor rows = logits.contiguous();
+      const auto width = static_cast<size_t>(rows.size(1));
+      at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
+        TokenChooser chooser(options_.choice);
+        for (int64_t i = begin; i < end; ++i) {
+          Sequence& sequence = sequences[i];
+          const TokenChoice chosen =
+              chooser.choose(std::span<const Scalar>(rows.const_data_ptr<Scalar>() + i * width, width),
+                             sequence.rng.uniform());
+          sequence.completion.tokens.push_back(chosen.token);
+          sequence.completion.logprobs.push_back(chosen.logprob);
+          sequence.completion.stopped =
+              std::ranges::find(options_.stop_ids, chosen.token) != options_.stop_ids.end();
+        }
+      });
+    };
+    if (logits.scalar_type() == at::kDouble) {
+      choose_as(double());
+    } else {
+      choose_as(float());
+    }
+    result_.sampled_tokens += static_cast<int64_t>(sequences.size());
+    tell();
+  }
+
+  void finish_done(DecodeBatch* batch, std::vector<Sequence>* live) {
+    std::vector<bool> keep;
+    for (const Sequence& sequence : *live) keep.push_back(!sequence.done());
+    if (std::ranges::find(keep, false) == keep.end()) return;
+    batch->keep(keep);
+    std::vector<Sequence> rest;
+    for (Sequence& sequence : *live) {
+      if (sequence.done()) {
+        finish(std::move(sequence));
+      } else {
+        rest.push_back(std::move(sequence));
+      }
+    }
+    *live = std::move(rest);
+  }
+
+  void finish(Sequence sequence) {
+    ++status_.finished;
+    finished_tokens_ += static_cast<int64_t>(sequence.completion.tokens.size());
+    result_.completions.push_back(std::move(sequence.completion));
+  }
+
+  void tell() {
+    if (!progress_) return;
+    status_.sampled_tokens = result_.sampled_tokens;
+    const int64_t open = result_.sampled_tokens - finished_tokens_;
+    const double most = static_cast<double>(options_.max_new_tokens);
+    status_.fraction = (static_cast<double>(status_.finished) + static_cast<double>(open) / most) /
+                       static_cast<double>(status_.completions);
+    progress_(status_);
+  }
+
+  const Decoder& decoder_;
+  const Trajectories& prompts_;
+  const SampleOptions& options_;
+  const std::function<void(const SampleProgress&)>& progress_;
+  at::Tensor head_;  // [V, hidden_size], as it is multiplied
+  SampleResult result_;
+  SampleProgress status_;
+  int64_t finished_tokens_ = 0;
+};
+
+}  // namespace
+
+SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
+                    const std::function<void(const SampleProgress&)>& progress) {
+  check_options(decoder, prompts, options);
+  TokenChooser{options.choice};  // throws where an option is not as said
+  return Sampler(decoder, prompts, options, progress).run();
+}
+
+Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
+                     const Trajectories& prompts) {
+  TrajectoriesBuilder builder;
+  for (const Completion& completion : completions) {
+    const auto prompt = prompts.row(completion.row);
+    const std::string name = rows.name(completion.row);
+    const bool grouped = !rows.group_id.empty() && !rows.group_id[completion.row].empty();
+    TrajectoryRow row;
+    row.input_ids.assign(prompt.begin(), prompt.end());
+    row.loss_mask.assign(prompt.size(), 0);
+    row.logprobs.assign(prompt.size(), 0);
+    row.input_ids.insert(row.input_ids.end(), completion.tokens.begin(), completion.tokens.end());
+    row.loss_mask.resize(row.input_ids.size(), 1);
+    row.logprobs.insert(row.logprobs.end(), completion.logprobs.begin(), completion.logprobs.end());
+    row.trajectory_id = fmt::format("{}/sample-{}", name, completion.sample);
+    row.group_id = grouped ? rows.group_id[completion.row] : name;
+    builder.append(row);
+  }
+  return builder.finish();
+}
+
+}  // namespace espalier
