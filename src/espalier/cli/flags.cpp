@@ -219,6 +219,54 @@ ObjectiveOptions ObjectiveFlags::options() const {
   return options;
 }
 
+void OptimizerFlags::add(CLI::App* command, bool schedules) {
+  const HelpGroup group(command, "Optimiser");
+  command->add_option("--optimizer", optimizer, "adamw or sgd (plain, no momentum)")
+      ->check(CLI::IsMember(optimizer_names()))
+      ->capture_default_str();
+  command->add_option("--learning-rate", learning_rate, "Peak learning rate")
+      ->check(real_from(0, kLargestLearningRate))
+      ->capture_default_str();
+  if (schedules) {
+    command->add_option("--scheduler", scheduler, "constant, linear or cosine (the latter two fall to 0)")
+        ->check(CLI::IsMember(scheduler_names()))
+        ->capture_default_str();
+    command->add_option("--warmup-steps", warmup_steps, "Steps over which the learning rate rises")
+        ->check(whole_from(0))
+        ->capture_default_str();
+  }
+  command
+      ->add_option("--weight-decay", rest.weight_decay,
+                   "Weight decay of matrices (norms and biases have none)")
+      ->check(real_from(0))
+      ->capture_default_str();
+  command->add_option("--max-grad-norm", rest.max_grad_norm, "Clip the global gradient norm (0: off)")
+      ->check(real_from(0))
+      ->capture_default_str();
+  command->add_option("--beta1", rest.beta1, "adamw: decay of the mean of gradients")
+      ->check(real_below(0, 1))
+      ->capture_default_str();
+  command->add_option("--beta2", rest.beta2, "adamw: decay of the mean of their squares")
+      ->check(real_below(0, 1))
+      ->capture_default_str();
+  command->add_option("--eps", rest.eps, "adamw: added to the denominator, above 0")
+      ->check(real_from(std::numeric_limits<double>::denorm_min()))
+      ->capture_default_str();
+}
+
+OptimizerOptions OptimizerFlags::options() const {
+  OptimizerOptions options = rest;
+  options.kind = parse_optimizer(optimizer);
+  return options;
+}
+
+void OptimizerFlags::apply_to(TrainOptions* options) const {
+  options->optimizer = this->options();
+  options->learning_rate = learning_rate;
+  options->scheduler = parse_scheduler(scheduler);
+  options->warmup_steps = warmup_steps;
+}
+
 CLI::Option* add_model(CLI::App* command, std::string* model, const std::string& help) {
   const HelpGroup group(command, kDataGroup);
   return command->add_option("--model", *model, help)->type_name("DIR");

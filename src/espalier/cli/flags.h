@@ -17,6 +17,7 @@
 #include "espalier/objective/objective.h"
 #include "espalier/plan/planner.h"
 #include "espalier/train/optimizer.h"
+#include "espalier/train/train_options.h"
 
 namespace espalier::cli {
 
@@ -78,6 +79,19 @@ struct ObjectiveFlags {
 
   void add(CLI::App* command);
   ObjectiveOptions options() const;
+};
+
+struct OptimizerFlags {
+  std::string optimizer = "adamw";
+  double learning_rate = TrainOptions{}.learning_rate;
+  std::string scheduler = "constant";
+  int64_t warmup_steps = 0;
+  OptimizerOptions rest{};  // without its kind
+
+  /// `schedules`: --scheduler and --warmup-steps as well.
+  void add(CLI::App* command, bool schedules);
+  OptimizerOptions options() const;
+  void apply_to(TrainOptions* options) const;
 };
 
 /// --dtype, --config, --json, --threads by the same words everywhere.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier train: the main job.
 #include <cmath>
-#include <limits>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
@@ -39,8 +38,8 @@ struct TrainArguments {
   ObjectiveFlags objective;
   DeviceFlags device;
   TrainOptions train;
-  std::string model, out, dtype = "float32", save_dtype, optimizer = "adamw", scheduler = "constant",
-                          shuffle = "none";
+  OptimizerFlags optimizer;
+  std::string model, out, dtype = "float32", save_dtype, shuffle = "none";
   std::string profile;
   bool dry_run = false;
 };
@@ -49,7 +48,7 @@ ModelUse use_of(const TrainArguments& flags, at::Device device) {
   return {.config = read_config(flags.model),
           .dtype = parse_dtype(flags.dtype),
           .device = device,
-          .optimizer = parse_optimizer(flags.optimizer),
+          .optimizer = parse_optimizer(flags.optimizer.optimizer),
           .objective = flags.objective.options()};
 }
 
@@ -76,7 +75,7 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
   options.dtype = parse_dtype(flags.dtype);
   options.save_dtype = flags.save_dtype.empty() ? options.dtype : parse_dtype(flags.save_dtype);
   options.objective = flags.objective.options();
-  options.optimizer.kind = parse_optimizer(flags.optimizer);
+  flags.optimizer.apply_to(&options);
   options.plan = flags.plan.options(trajectories);
   const ModelUse use = use_of(flags, device);
   options.costs = flags.plan.costs(use);
@@ -86,7 +85,6 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
   }
   options.predicted_costs =
       flags.plan.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
-  options.scheduler = parse_scheduler(flags.scheduler);
   options.shuffle = parse_shuffle(flags.shuffle);
   return options;
 }
@@ -297,42 +295,6 @@ void add_step_flags(CLI::App* command, TrainArguments* flags) {
       ->capture_default_str();
 }
 
-void add_optimizer_flags(CLI::App* command, TrainArguments* flags) {
-  const HelpGroup group(command, "Optimiser");
-  TrainOptions& train = flags->train;
-  command->add_option("--optimizer", flags->optimizer, "adamw or sgd (plain, no momentum)")
-      ->check(CLI::IsMember(optimizer_names()))
-      ->capture_default_str();
-  command->add_option("--learning-rate", train.learning_rate, "Peak learning rate")
-      ->check(real_from(0, kLargestLearningRate))
-      ->capture_default_str();
-  command
-      ->add_option("--scheduler", flags->scheduler, "constant, linear or cosine (the latter two fall to 0)")
-      ->check(CLI::IsMember(scheduler_names()))
-      ->capture_default_str();
-  command->add_option("--warmup-steps", train.warmup_steps, "Steps over which the learning rate rises")
-      ->check(whole_from(0))
-      ->capture_default_str();
-  command
-      ->add_option("--weight-decay", train.optimizer.weight_decay,
-                   "Weight decay of matrices (norms and biases have none)")
-      ->check(real_from(0))
-      ->capture_default_str();
-  command
-      ->add_option("--max-grad-norm", train.optimizer.max_grad_norm, "Clip the global gradient norm (0: off)")
-      ->check(real_from(0))
-      ->capture_default_str();
-  command->add_option("--beta1", train.optimizer.beta1, "adamw: decay of the mean of gradients")
-      ->check(real_below(0, 1))
-      ->capture_default_str();
-  command->add_option("--beta2", train.optimizer.beta2, "adamw: decay of the mean of their squares")
-      ->check(real_below(0, 1))
-      ->capture_default_str();
-  command->add_option("--eps", train.optimizer.eps, "adamw: added to the denominator, above 0")
-      ->check(real_from(std::numeric_limits<double>::denorm_min()))
-      ->capture_default_str();
-}
-
 void add_profile_flags(CLI::App* command, TrainArguments* flags) {
   const HelpGroup group(command, kOutputGroup);
   add_profile(command, &flags->profile, "one step");
@@ -350,7 +312,7 @@ void add_flags(CLI::App* command, TrainArguments* flags) {
   add_run_flags(command, flags);
   flags->objective.add(command);
   add_step_flags(command, flags);
-  add_optimizer_flags(command, flags);
+  flags->optimizer.add(command, /*schedules=*/true);
   flags->plan.add(command);
   flags->device.add(command, /*trains=*/true);
   add_dtype(command, &flags->dtype,

@@ -19,6 +19,8 @@ LossUnits loss_units(const Step& step, const Loss& loss) {
   LossUnits units;
   if (loss.objective().scope() == Scope::kGroup) {
     units.unit_of_trajectory = loss.groups_of(step.rows);
+  } else if (loss.objective().scope() == Scope::kStep) {
+    units.unit_of_trajectory.assign(step.rows.size(), 0);
   } else {
     for (int64_t k = 0; k < num_trajectories; ++k) units.unit_of_trajectory.push_back(k);
   }

@@ -34,8 +34,8 @@ void walk(const Step& step, const std::vector<bool>& with_loss, const Enter& ent
 /// Of each micro-batch: does another one that runs inherit from it?
 std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& with_loss);
 
-/// What a loss of a scope wider than a token is evaluated on at a time: the terms of a trajectory or of a
-/// group.
+/// What a loss of a scope wider than a token is evaluated on at a time: the terms of a trajectory, of a group
+/// or of the step.
 struct LossUnits {
   std::vector<int64_t> unit_of_trajectory;             // of the step
   std::vector<std::vector<int64_t>> trajectories;      // of each unit

@@ -17,9 +17,9 @@
 namespace espalier {
 
 /// What the loss of a term may depend on besides its own columns: its own log-probability, those of all terms
-/// of its trajectory, or those of all terms of its group (trajectories with equal group_id; a trajectory
-/// without one is a group of its own). A pair is a group of two, told apart by a column.
-enum class Scope { kToken, kTrajectory, kGroup };
+/// of its trajectory, of its group (trajectories with equal group_id; a trajectory without one is a group of
+/// its own), or of the whole step. A pair is a group of two, told apart by a column.
+enum class Scope { kToken, kTrajectory, kGroup, kStep };
 
 /// What the data say of a term, as a real number.
 enum class TermColumn {

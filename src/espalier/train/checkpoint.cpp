@@ -63,28 +63,38 @@ bool is_left_over(std::string_view name) {
 
 }  // namespace
 
+std::string checkpoint_name(int64_t step) {
+  return fmt::format("step_{}", step);
+}
+
 fs::path checkpoint_folder(const fs::path& run_folder, int64_t step) {
-  return run_folder / kFolder / fmt::format("step_{}", step);
+  return run_folder / kFolder / checkpoint_name(step);
 }
 
 fs::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder, const Optimizer& optimizer,
                          const RunState& state) {
-  const fs::path folder = checkpoint_folder(options.run_folder, state.step), parent = folder.parent_path();
-  const std::string name = folder.filename().string();
+  fs::path folder = checkpoint_folder(options.run_folder, state.step);
+  write_checkpoint(folder, options, decoder, optimizer, state);
+  return folder;
+}
+
+void write_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
+                      const Optimizer& optimizer, const RunState& state) {
+  const fs::path parent = folder.parent_path();
   fs::create_directories(parent);
-  PartialFolder partial(parent / fmt::format(".{}.{}{}", name, process_tag(), kPartialSuffix));
+  PartialFolder partial(parent /
+                        fmt::format(".{}.{}{}", folder.filename().string(), process_tag(), kPartialSuffix));
   options.source.save(decoder, partial.path(), options.save_dtype);
   optimizer.save(partial.path() / kOptimizerFile);
   const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
   if (options.save_dtype != dtype) save_exact_weights(partial.path() / kWeightsFile, decoder);
   write_text(partial.path() / kStateFile, to_text(state));
-  write_manifest(partial.path(), name);
+  write_manifest(partial.path(), checkpoint_name(state.step));
   sync_folder(partial.path());
   ESPALIER_CHECK(!fs::exists(folder), "{}: expected no such folder, it exists already", folder.string());
   fs::rename(partial.path(), folder);
   partial.keep();
   sync_folder(parent);
-  return folder;
 }
 
 int64_t step_of(const fs::path& folder) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "espalier/model/weights.h"
@@ -16,9 +17,12 @@ namespace espalier {
 
 inline constexpr const char* kStateFile = "trainer_state.json";
 
+/// What the manifest of a checkpoint after so many steps is called, and its folder in a run: "step_N".
+std::string checkpoint_name(int64_t step);
+
 struct CheckpointOptions {
-  std::filesystem::path run_folder;
-  SourceModel source;  // what the saved model takes over beside the weights
+  std::filesystem::path run_folder;  // of save_checkpoint
+  SourceModel source;                // what the saved model takes over beside the weights
   at::ScalarType save_dtype = at::kFloat;
 };
 
@@ -30,6 +34,10 @@ struct CheckpointOptions {
 /// nothing is left behind then.
 std::filesystem::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder,
                                       const Optimizer& optimizer, const RunState& state);
+
+/// The same as a folder of any name, whose parent is made if absent.
+void write_checkpoint(const std::filesystem::path& folder, const CheckpointOptions& options,
+                      const Decoder& decoder, const Optimizer& optimizer, const RunState& state);
 
 /// RUN/checkpoints/step_N.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& run_folder, int64_t step);

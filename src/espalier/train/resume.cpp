@@ -59,7 +59,9 @@ void check_settings(const RunState& saved, const RunState& now, const std::strin
 constexpr std::string_view kFreeInConfig[] = {"torch_dtype", "dtype", "transformers_version", "_name_or_path",
                                               "use_cache"};
 
-void check_model(const Json& saved, const Json& now) {
+}  // namespace
+
+std::optional<ConfigDifference> config_difference(const Json& saved, const Json& now) {
   std::vector<std::string> keys;
   for (const Json* config : {&saved, &now}) {
     for (const auto& [key, value] : config->items()) keys.push_back(key);
@@ -69,12 +71,21 @@ void check_model(const Json& saved, const Json& now) {
     const Json before = saved.contains(key) ? saved[key] : Json(),
                after = now.contains(key) ? now[key] : Json();
     // Compared without regard to the order of keys inside.
-    ESPALIER_CHECK(
-        nlohmann::json(before) == nlohmann::json(after),
-        "--resume: the run is of another model: {} is {} in its config.json, in that of --model {}; "
-        "resume with the same model, or start a new run in another --out",
-        key, before.dump(), after.dump());
+    if (nlohmann::json(before) != nlohmann::json(after))
+      return ConfigDifference{key, before.dump(), after.dump()};
   }
+  return std::nullopt;
+}
+
+namespace {
+
+void check_model(const Json& saved, const Json& now) {
+  const auto difference = config_difference(saved, now);
+  if (!difference) return;
+  throw InputError(
+      fmt::format("--resume: the run is of another model: {} is {} in its config.json, in that of --model "
+                  "{}; resume with the same model, or start a new run in another --out",
+                  difference->key, difference->before, difference->now));
 }
 
 // The columns that the run reads, as options of TrainOptions say.
@@ -110,9 +121,9 @@ void check_data(const RunState& saved, const RunState& now, const TrainOptions& 
   }
 }
 
-// What is wrong with a checkpoint by its manifest; "" when nothing is.
-std::string manifest_fault(const fs::path& folder, const Note& note) {
-  const std::string name = folder.filename().string();
+}  // namespace
+
+std::string manifest_fault(const fs::path& folder, const std::string& name, const Note& note) {
   const ManifestReport report = check_manifest(folder, name);
   if (!report.present) {
     note(fmt::format("{} has no {} (an older Espalier wrote it): taken without checking its files",
@@ -129,6 +140,8 @@ std::string manifest_fault(const fs::path& folder, const Note& note) {
   return "";
 }
 
+namespace {
+
 /// Loads checkpoint after checkpoint until one is whole.
 class Resuming {
  public:
@@ -137,7 +150,7 @@ class Resuming {
 
   /// What is wrong with the checkpoint; "" when it is loaded. Throws InputError where it is of another run.
   std::string load(const fs::path& folder) const {
-    std::string fault = manifest_fault(folder, note_);
+    std::string fault = manifest_fault(folder, folder.filename().string(), note_);
     if (!fault.empty()) return fault;
     RunState saved;
     Json config;

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
+
+#include <nlohmann/json.hpp>
 
 #include "espalier/model/decoder.h"
 #include "espalier/model/weights.h"
@@ -28,5 +32,18 @@ struct RunNow {
 /// flags, model or data are not those of the run.
 int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer,
                const std::function<void(const std::string&)>& note);
+
+/// A key of config.json that is not the same, with its values as JSON.
+struct ConfigDifference {
+  std::string key, before, now;
+};
+/// The first one that decides what the model computes; nothing where there is none.
+std::optional<ConfigDifference> config_difference(const nlohmann::ordered_json& saved,
+                                                  const nlohmann::ordered_json& now);
+
+/// What is wrong with a checkpoint by its manifest, whose title is `name`; "" when nothing is. `note` is told
+/// of what is odd.
+std::string manifest_fault(const std::filesystem::path& folder, const std::string& name,
+                           const std::function<void(const std::string&)>& note);
 
 }  // namespace espalier

@@ -73,7 +73,7 @@ std::string to_text(const RunState& state) {
   return json.dump(2) + "\n";
 }
 
-RunState read_run_state(const std::filesystem::path& checkpoint) {
+RunState read_state_of_any_folder(const std::filesystem::path& checkpoint) {
   const std::string file = (checkpoint / kStateFile).string();
   const Json json = Json::parse(read_text(file), nullptr, /*allow_exceptions=*/false);
   ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object", file);
@@ -84,13 +84,21 @@ RunState read_run_state(const std::filesystem::path& checkpoint) {
                    kFormat, format);
   }
   RunState state;
-  state.step = integer(json, "step", 1, file);
-  ESPALIER_CHECK(step_of(checkpoint) == state.step, "{}: expected the step of the folder {}, received {}",
-                 file, checkpoint.filename().string(), state.step);
+  state.step = integer(json, "step", 0, file);
   state.data_rows = integer(json, "data_rows", 0, file);
   state.data_tokens = integer(json, "data_tokens", 0, file);
   state.data_hashes = hashes(json, file);
   state.settings = settings(json, file);
+  return state;
+}
+
+RunState read_run_state(const std::filesystem::path& checkpoint) {
+  RunState state = read_state_of_any_folder(checkpoint);
+  const std::string file = (checkpoint / kStateFile).string();
+  ESPALIER_CHECK(state.step >= 1, "{}: step: expected a whole number of at least 1, received {}", file,
+                 state.step);
+  ESPALIER_CHECK(step_of(checkpoint) == state.step, "{}: expected the step of the folder {}, received {}",
+                 file, checkpoint.filename().string(), state.step);
   return state;
 }
 

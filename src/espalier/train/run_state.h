@@ -14,7 +14,7 @@
 namespace espalier {
 
 struct RunState {
-  int64_t step = 0;  // optimiser steps done, at least 1
+  int64_t step = 0;  // optimiser steps done; at least 1 in a run
   int64_t data_rows = 0;
   int64_t data_tokens = 0;
   std::map<std::string, std::string> data_hashes;  // content_hashes; empty where an older Espalier wrote it
@@ -30,5 +30,8 @@ std::string to_text(const RunState& state);
 /// trainer_state.json of a step folder. Throws InputError where it is missing, is of a format that is not
 /// known, holds a value of another type or range, or names another step than the folder.
 RunState read_run_state(const std::filesystem::path& checkpoint);
+
+/// The same of a checkpoint in a folder of any name, after no step or more.
+RunState read_state_of_any_folder(const std::filesystem::path& checkpoint);
 
 }  // namespace espalier

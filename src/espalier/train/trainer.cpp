@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/trainer.h"
 
-#include <sys/resource.h>
-
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -16,45 +12,13 @@
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/train/checkpoint.h"
-#include "espalier/train/diagnosis.h"
 #include "espalier/train/metrics.h"
 #include "espalier/train/resume.h"
+#include "espalier/train/step_metrics.h"
+#include "espalier/train/step_trainer.h"
 
 namespace espalier {
 namespace {
-
-int64_t peak_memory_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return int64_t{1024} * usage.ru_maxrss;
-}
-
-nlohmann::ordered_json step_metrics(const ModelCost& model, const ObjectiveOptions& objective,
-                                    const StepResult& result, double seconds) {
-  nlohmann::ordered_json metrics;
-  metrics["loss"] = result.loss;
-  metrics["flat_tokens"] = result.flat_tokens;
-  metrics["tree_tokens"] = result.tree_tokens;
-  metrics["encoded_tokens"] = result.work.tokens;
-  metrics["loss_terms"] = result.terms;
-  metrics["seconds"] = seconds;
-  metrics["tree_tokens_per_second"] = static_cast<double>(result.work.tokens) / seconds;
-  metrics["flat_tokens_per_second"] = static_cast<double>(result.flat_tokens) / seconds;
-  metrics["tflops_per_second"] = step_flops(model, result.work).total() / seconds / 1e12;
-  metrics["peak_memory_bytes"] = peak_memory_bytes();
-  metrics["peak_tensor_bytes"] = result.measured_peak_bytes();
-  metrics["micro_batches"] = result.measured.size();
-  metrics["micro_batch_seconds"] = result.measured_seconds();
-  if (result.recomputed.tokens > 0) metrics["recomputed_tokens"] = result.recomputed.tokens;
-  for (const StepMetric& metric : result.metrics) metrics[metric.name] = metric.value;
-  if (result.routers) {
-    if (objective.router_aux_loss_coef != 0) metrics["router_aux_loss"] = result.routers->aux_loss;
-    if (objective.router_z_loss_coef != 0) metrics["router_z_loss"] = result.routers->z_loss;
-    metrics["expert_load_max"] = result.routers->load_max;
-    metrics["expert_load_min"] = result.routers->load_min;
-  }
-  return metrics;
-}
 
 // Number of the step to profile; 0: none. The first step of a run is not like the others: it allocates its
 // memory.
@@ -65,12 +29,6 @@ int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) 
                  "profile-step: expected one of the steps {} to {}, which this run takes, received {}",
                  first + 1, last, options.profile_step);
   return options.profile_step;
-}
-
-// The message of an exception, on one line where it is one of ours.
-std::string text_of(const std::exception& error) {
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  return torch != nullptr ? torch->what_without_backtrace() : error.what();
 }
 
 /// When checkpoints are due, also those that could not be written at their time.
@@ -112,12 +70,12 @@ class TrainingRun {
         stop_(stop),
         last_(total_steps(trajectories, options)),
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
-        decoder_(load_decoder(options.model, options.dtype, options.device)),
-        optimizer_(decoder_, options.optimizer),
-        cost_(model_cost(decoder_.config())),
+        trainer_(load_decoder(options.model, options.dtype, options.device), options.optimizer),
+        cost_(model_cost(trainer_.decoder().config())),
         loss_(trajectories, options.objective),
         state_(run_state_of(trajectories, options)),
-        first_(resume({options, checkpoint_.source, state_}, &decoder_, &optimizer_, events.note)),
+        first_(resume({options, checkpoint_.source, state_}, &trainer_.decoder(), &trainer_.optimizer(),
+                      events.note)),
         steps_(trajectories, options),
         saves_(options.save_every, last_) {
     state_.step = saved_ = first_;
@@ -180,8 +138,8 @@ class TrainingRun {
     check_mapped_files();  // gradients of data that is no longer there do not count
     const double rate = options_.learning_rate *
                         schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
-    const double norm = optimizer_.gradient_norm();
-    check_finite(number, step, result.loss, norm);
+    const double norm = trainer_.optimizer().gradient_norm();
+    check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), result.loss, norm);
     update(number, rate, norm);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (number == profiled_) finish_profile(result);
@@ -195,46 +153,29 @@ class TrainingRun {
   }
 
   StepResult compute_gradients(int64_t number, const Step& step) {
-    decoder_.zero_gradients();
-    PendingStep pending = start_forward_backward(decoder_, step, loss_, [&](int64_t done, int64_t total) {
+    trainer_.zero_gradients();
+    const auto micro_batch = [&](int64_t done, int64_t total) {
       if (events_.micro_batch) events_.micro_batch(number, done, total);
+    };
+    return trainer_.add_gradients(step, loss_, micro_batch, [&] {
+      if (number < last_) steps_.make_ahead(number);
     });
-    if (number < last_) steps_.make_ahead(number);
-    StepResult result = finish(std::move(pending));
-    // An expert without tokens has a gradient of zero: the optimiser's moments decay as in fused tensors.
-    decoder_.complete_gradients();
-    return result;
-  }
-
-  void check_finite(int64_t number, const Step& step, double loss, double norm) const {
-    if (std::isfinite(loss) && std::isfinite(norm)) return;
-    std::string why;
-    try {
-      why = explain_nonfinite(decoder_, step, loss_);
-    } catch (const std::exception& error) {
-      why = fmt::format("the reason could not be found: {}", text_of(error));
-    }
-    throw NonFiniteError(fmt::format("step {}: loss {}, gradient norm {}: expected finite numbers{}{}",
-                                     number, loss, norm, why.empty() ? "" : "; ", why));
   }
 
   /// After this the step counts as done.
   void update(int64_t number, double rate, double norm) {
-    updating_ = true;
     try {
-      optimizer_.update(rate, norm);
+      trainer_.update(rate, norm);
     } catch (const NonFiniteError& error) {
-      updating_ = false;  // it is thrown before anything is changed
       throw NonFiniteError(fmt::format("step {}: {}", number, error.what()));
     }
-    updating_ = false;
     state_.step = number;
   }
 
   /// A profile that cannot be written is no reason to lose the run.
   void finish_profile(const StepResult& result) const {
     try {
-      note(options_.profiler->stop(decoder_, result).text());
+      note(options_.profiler->stop(trainer_.decoder(), result).text());
     } catch (const std::exception& error) {
       note(fmt::format("warning: no profile: {}", text_of(error)));
     }
@@ -251,7 +192,7 @@ class TrainingRun {
 
   /// Writes the checkpoint of the last step that is done.
   void save_now() {
-    const auto folder = save_checkpoint(checkpoint_, decoder_, optimizer_, state_);
+    const auto folder = save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
     saved_ = state_.step;
     if (events_.saved) events_.saved(folder);
   }
@@ -276,7 +217,7 @@ class TrainingRun {
   /// Saves what is whole and throws RunError.
   [[noreturn]] void end_with(const std::exception& error) {
     std::string outcome;
-    if (updating_) {
+    if (trainer_.is_half_updated()) {
       outcome = fmt::format("the update of step {} was not finished, so that its weights are not saved",
                             state_.step + 1);
     } else if (save_failed_) {
@@ -300,8 +241,7 @@ class TrainingRun {
   const std::atomic<bool>* stop_;
   int64_t last_;
   CheckpointOptions checkpoint_;
-  Decoder decoder_;
-  Optimizer optimizer_;
+  StepTrainer trainer_;
   ModelCost cost_;
   Loss loss_;
   RunState state_;  // its step: the last one that is done
@@ -310,7 +250,6 @@ class TrainingRun {
   SaveSchedule saves_;
   int64_t saved_ = 0;  // step of the newest checkpoint
   int64_t profiled_ = 0;
-  bool updating_ = false;     // weights are those of no step
   bool save_failed_ = false;  // the error is that of a checkpoint
 };
 

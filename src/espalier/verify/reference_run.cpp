@@ -120,11 +120,12 @@ at::Tensor row_logprobs(const Decoder& decoder, const at::Tensor& hidden, const 
       .to(at::kDouble);
 }
 
-// The rows whose losses depend on each other: all rows of a group, or single ones.
+// The rows whose losses depend on each other: all rows, those of a group, or single ones.
 std::vector<std::vector<int64_t>> rows_together(const Loss& loss) {
   std::vector<int64_t> all(loss.trajectories().num_rows());
   std::iota(all.begin(), all.end(), 0);
   std::vector<std::vector<int64_t>> together;
+  if (loss.objective().scope() == Scope::kStep) return {all};
   if (loss.objective().scope() != Scope::kGroup) {
     for (const int64_t row : all) together.push_back({row});
     return together;

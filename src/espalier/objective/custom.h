@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// An objective that the caller computes.
+#pragma once
+
+#include <span>
+#include <utility>
+
+#include "espalier/objective/custom_function.h"
+#include "espalier/objective/objective.h"
+
+namespace espalier {
+
+/// The loss is what the function returns; weights and normalisers take no part in it.
+class Custom : public Objective {
+ public:
+  Custom(const ObjectiveOptions& options, CustomFunction function)
+      : Objective(options), function_(std::move(function)) {}
+  std::string_view name() const override { return "custom"; }
+  Scope scope() const override { return Scope::kStep; }
+  /// Throws InputError where the function returns a gradient of another size.
+  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                       const TermUnits& units) const override;
+  at::Tensor reference(std::span<const ReferenceTrajectory> group) const override;
+  TermBytes term_bytes() const override;
+
+ private:
+  CustomFunction function_;
+};
+
+}  // namespace espalier
