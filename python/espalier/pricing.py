@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model takes for a plan, from its config.json alone."""
+"""What a model takes for a plan, from its config alone."""
 
 import os
+import tempfile
 from pathlib import Path
 
 from .errors import InputError
@@ -11,27 +12,39 @@ Costs = core.Costs
 
 
 def costs(model, *, device: str = "cpu", cost_model=None) -> Costs:
-    """What a model takes for tokens: FLOPs by its config.json, seconds by rates.
+    """What a model takes for tokens: FLOPs by its config, seconds by rates.
 
-    model       a folder of Hugging Face, of which config.json alone is read, or such a file
+    model       a folder of Hugging Face, of which config.json alone is read, or such a file; or a model of Transformers
+                or its config
     device      "cpu" or "cuda": whose built-in rates are used. They compare plans well, but are no prediction of times.
     cost_model  a file of rates that were measured on the machine that trains, instead of built-in ones: as
                 `espalier plan --save-cost-model FILE` writes it, or cost_model.json of a run
 
-    Returns Costs, for the argument `model` of plan and distribute, which take a folder or file as well. Raises
+    Returns Costs, for the argument `model` of plan and distribute, which take all that this takes as well. Raises
     InputError, naming file and key, for models that the engine does not have.
     """
-    for name, path in {"model": model, "cost_model": cost_model}.items():
-        if not isinstance(path, str | os.PathLike) and (name == "model" or path is not None):
-            raise InputError(f"{name}: expected a path, received {type(path).__name__}")
-    return core.costs(Path(model), str(device), None if cost_model is None else Path(cost_model))
+    if cost_model is not None and not _is_path(cost_model):
+        raise InputError(f"cost_model: expected a path, received {type(cost_model).__name__}")
+    rates = None if cost_model is None else Path(cost_model)
+    if _is_path(model):
+        return core.costs(Path(model), str(device), rates)
+    config = getattr(model, "config", model)
+    if not hasattr(config, "to_json_string"):
+        raise InputError("model: expected a folder of Hugging Face, a config.json, a model of Transformers, its config, or "
+                         f"Costs, as espalier.costs makes them, received {type(model).__name__}")  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(config.to_json_string(), encoding="utf-8")
+        try:
+            return core.costs(file, str(device), rates)
+        except InputError as error:
+            raise InputError(str(error).replace(str(file), "the model's config")) from None
 
 
 def costs_of(model):
     """Costs of what plan and distribute were given as `model`; None for None."""
-    if model is None or isinstance(model, Costs):
-        return model
-    if not isinstance(model, str | os.PathLike):
-        raise InputError("model: expected a folder of Hugging Face, a config.json, or Costs, as espalier.costs makes "
-                         f"them, received {type(model).__name__}")  # fmt: skip
-    return costs(model)
+    return model if model is None or isinstance(model, Costs) else costs(model)
+
+
+def _is_path(value):
+    return isinstance(value, str | os.PathLike)

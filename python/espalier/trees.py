@@ -72,8 +72,8 @@ def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model=Non
                "tree-packing" repeats prefixes, "sequence-packing" shares nothing; their micro-batches are independent.
                "auto" takes the one of the three that is predicted to be fastest, without a model for a decoder of common
                proportions.
-    model      whose FLOPs and seconds are predicted: a folder of Hugging Face or its config.json, or Costs, as
-               espalier.costs makes them
+    model      whose FLOPs and seconds are predicted: a folder of Hugging Face, its config.json, a model of Transformers,
+               or Costs, as espalier.costs makes them
     loss_mask  which tokens carry loss, for these predictions: as espalier.Step takes it. Default: all. The plan does not
                depend on it.
 

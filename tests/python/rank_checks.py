@@ -7,6 +7,7 @@ import importlib.util
 import io
 import random
 import re
+import warnings
 from unittest import mock
 
 import torch
@@ -492,6 +493,35 @@ def loops_that_end_early(rank):
         assert worst_error(train(ranks, model, rows_of_a_step())[:2], expected("qwen3")) <= EXACT
 
 
+def steps_without_ranks_that_end_early(rank):
+    """espalier.Step under FSDP2 alone, the same rows on all ranks: gradients that were kept whole are in no later step,
+    and neither are parameters from before the optimiser ran."""
+    rows = rows_of_a_step()
+    model = sharded("qwen3", reshard_after_forward=False)
+    step = espalier.Step(model, espalier.plan(espalier.build(rows), token_budget=4, strategy="partition"))
+
+    def loop(stops_after):
+        with InFloat64():
+            for number, batch in enumerate(step):
+                step.backward(-step.logprobs(batch).sum())
+                if number == stops_after:
+                    break
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop(8)
+    assert any("the loop over espalier.Step was left after" in str(each.message) for each in caught)
+    loop(None)
+    assert worst_error((1, gradients_of(model)), (1, expected("qwen3")[1])) <= EXACT
+    other = make_model("qwen3")
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *other.parameters()):
+            parameter.mul_(0.9)
+    clear(model)
+    loop(None)
+    assert worst_error((1, gradients_of(model)), (1, alone(other, rows)[1])) <= EXACT
+
+
 def sums(rank):
     model = sharded("llama")
     ranks = Ranks(model)
@@ -524,7 +554,7 @@ def the_example(rank):
 CHECKS = {
     2: [gathered, zero3, zero3_with_checkpoints, partition, a_context_that_is_lost, without_work, accumulation,
         used_by_one_rank, an_optimiser, low_precision, replicas, means_are_something_else, dummies_with_weight,
-        other_plans, other_models, what_zero3_refuses, another_order, one_fails, loops_that_end_early, sums,
-        the_example],
+        other_plans, other_models, what_zero3_refuses, another_order, one_fails, loops_that_end_early,
+        steps_without_ranks_that_end_early, sums, the_example],
     4: [gathered, zero3, partition, without_work, other_plans, another_mesh, one_fails, sums],
 }  # fmt: skip

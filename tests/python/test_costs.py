@@ -5,9 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from transformers import GPT2Config
 
 import espalier as package
 from espalier.distributed.share import share_of
+from hf_models import make_model
 from small_models import MODELS, WINDOWS_AND_ROPES, random_rows, write_rows
 
 KINDS = ["llama", "mistral", "olmo3", "qwen3_moe", "gpt_oss", "qwen3_5", "granitemoehybrid"]
@@ -106,13 +108,24 @@ def test_without_a_model_nothing_is_predicted():
     assert "flops" not in plan.to_dict() and plan.to_dict()["prediction_counts"] == "tokens"
 
 
+@pytest.mark.parametrize("kind", ["mistral", "gpt_oss", "qwen3_5", "mamba2"])
+def test_models_in_memory_cost_what_their_files_say(kind, tmp_path):
+    """Given as the model, its config, its backbone, and patched."""
+    forest = package.build([[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8]])
+    expected = package.plan(forest, token_budget=8, model=folder_of(kind, tmp_path)).to_dict()
+    model = make_model(kind)
+    for given in (model, model.config, package.hf.patch(model), model.base_model):
+        assert package.plan(forest, token_budget=8, model=given).to_dict() == expected
+
+
 def other_family(folder):
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
     return folder
 
 
 REFUSED = {
-    "model: expected a folder of Hugging Face, a config.json, or Costs.*received int": lambda _: dict(model=3),
+    "model: expected a folder of Hugging Face, a config.json, a model of .*received int": lambda _: dict(model=3),
+    "^the model's config: model_type: expected .*received \"gpt2\"": lambda _: dict(model=GPT2Config()),
     "nowhere: expected a Hugging Face model folder, received a name that": lambda folder: dict(model=folder / "nowhere"),
     "config.json: model_type: expected .*received \"gpt2\"": lambda folder: dict(model=other_family(folder)),
     "loss_mask: expected 2 rows, received 1": lambda folder: dict(model=folder, loss_mask=[[1, 1, 1]]),

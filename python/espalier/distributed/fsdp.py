@@ -99,21 +99,7 @@ class Sharded:
 
     def abandon(self):
         """After an error: drops the gradients of the step, and shards parameters again."""
-        for each in self._parameters():
-            if hasattr(each, "_unsharded_param"):
-                each.unsharded_accumulated_grad = None
-                each._unsharded_param.grad = None
-        idle = type(self._state._training_state).IDLE
-        for unit in self.units.values():
-            unit._training_state = idle
-            unit._all_gather_result = None
-            unit._post_forward_indices.clear()
-            unit.reshard()
-        for state in self._context.all_states:
-            state._training_state = idle
-        self._state._comm_ctx.post_forward_order.clear()
-        self._context.post_backward_final_callback_queued = False
-        self._context.iter_forward_root = None
+        _drop_pass(self._state, self.units.values())
         self._earlier.put_back()
         self._restore()
 
@@ -134,6 +120,35 @@ class Sharded:
             for name, value in settings.items():
                 setattr(unit, name, value)
         self._settings = self._earlier = None
+
+
+def drop_whole_gradients(model):
+    """Drops the gradients that FSDP2 keeps whole on this rank until they are reduced, in parts of `model` that are not in
+    a step of Ranks, and shards parameters again: after a loop that has ended without a reduction."""
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule) and module not in IN_A_STEP]
+    units = {id(unit): unit for unit in map(_unit_of, modules) if unit is not None}
+    if units:
+        _drop_pass(fully_shard.state(modules[0]), units.values())
+
+
+def _drop_pass(state, units):
+    """What forward and backward passes have left in the units of a model. state: of its root."""
+    for unit in units:
+        for each in unit.fsdp_params:
+            if each.sharded_param.requires_grad and hasattr(each, "_unsharded_param"):
+                each.unsharded_accumulated_grad = None
+                each._unsharded_param.grad = None
+    idle = type(state._training_state).IDLE
+    for unit in units:
+        unit._training_state = idle
+        unit._all_gather_result = None
+        unit._post_forward_indices.clear()
+        unit.reshard()
+    for each in state._state_ctx.all_states:
+        each._training_state = idle
+    state._comm_ctx.post_forward_order.clear()
+    state._state_ctx.post_backward_final_callback_queued = False
+    state._state_ctx.iter_forward_root = None
 
 
 class Watched:

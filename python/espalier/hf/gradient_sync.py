@@ -36,6 +36,14 @@ def _sharded_parts(model):
     return [module for module in model.modules() if isinstance(module, FSDPModule) and module not in IN_A_STEP]
 
 
+def drop_whole_gradients(model):
+    """Drops what parts of `model` that FSDP2 has sharded have not reduced yet."""
+    if _sharded_parts(model):
+        from ..distributed.fsdp import drop_whole_gradients
+
+        drop_whole_gradients(model)
+
+
 def is_one_of_several_ranks():
     """Whether this process is one of several that train together."""
     distributed = torch.distributed

@@ -11,6 +11,7 @@ from .. import ops
 from ..errors import InputError, Unsupported
 from .attention import as_autocast, resolved
 from .families import backbone_of, check_training, stock_class, unwrapped
+from .gradient_sync import drop_whole_gradients
 from .patching import patch, patch_of
 
 
@@ -55,7 +56,9 @@ class MicroBatchModel:
                               'strategy="tree-packing"')  # fmt: skip
 
     def mark_partial(self, progress):
-        """Call where `.grad` holds gradients of a part of a step; progress: of which, as text."""
+        """Call where `.grad` holds gradients of a part of a step; progress: of which, as text. Those that FSDP2 has not
+        reduced are dropped: no zero_grad() would reach them."""
+        drop_whole_gradients(self.model)
         self._patch.partial_gradients = progress
 
     def discard(self):
@@ -67,8 +70,7 @@ class MicroBatchModel:
         progress = self._patch.partial_gradients
         if progress is None or not torch.is_grad_enabled():
             return
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        if any(bool((gradient != 0).any()) for gradient in gradients):
+        if any(_has_values(parameter.grad) for parameter in self.model.parameters()):
             raise InputError("espalier.Step: expected gradients of whole steps or none, received those of a loop that "
                              f"was left after {progress} had run backward; call step.discard(), or zero them")  # fmt: skip
         self._patch.partial_gradients = None
@@ -128,6 +130,14 @@ class MicroBatchModel:
         if getattr(self.backbone.config, "output_router_logits", False):
             raise Unsupported("output_router_logits: expected False for espalier.Step, received True: load-balancing "
                               "losses depend on all micro-batches at once")  # fmt: skip
+
+
+def _has_values(gradient):
+    """Whether any element is not 0: of a sharded gradient on this rank, since others may not be asking."""
+    if gradient is None:
+        return False
+    local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return bool((local != 0).any())
 
 
 @contextlib.contextmanager
