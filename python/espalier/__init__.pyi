@@ -1,4 +1,5 @@
 from .trees import Distribution as Distribution
+from .engine import Engine as Engine
 from .trees import Forest as Forest
 from .errors import InputError as InputError
 from .trees import Layout as Layout
