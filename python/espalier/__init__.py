@@ -10,6 +10,7 @@
     print(espalier.inspect(rows))                     # what they share, and what sharing was lost
     model = espalier.hf.patch(model)                  # a model of Transformers that trains on trees
     step = espalier.Step(model, plan)                 # the same for batches larger than memory
+    engine = espalier.Engine("MODEL")                 # the trainer of the command line
 
 Importing the package loads nothing else, not even its compiled part: names are loaded when they are used.
 """
@@ -18,6 +19,7 @@ import importlib
 
 # Where names come from: module of this package -> names.
 _MODULES = {
+    "engine": ("Engine",),
     "errors": ("InputError",),
     "files": ("Trajectories", "read", "trajectories", "write"),
     "native": ("__version__",),

@@ -1,5 +1,6 @@
 from .pricing import Costs as Costs
 from .trees import Distribution as Distribution
+from .engine import Engine as Engine
 from .trees import Forest as Forest
 from .errors import InputError as InputError
 from .trees import Layout as Layout

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
+#include "espalier/objective/custom.h"
 #include "espalier/runtime/tensor_memory.h"
 #include "tests/engine/outcome.h"
 #include "tests/engine/tiny_models.h"
@@ -100,8 +101,41 @@ class LogisticOfPair : public MadeUpObjective {
   }
 };
 
+/// s^2 + the sum over terms of (log p)^3, s = the sum over all terms of the step of log p: computed as a
+/// caller does, who gives the gradient as well.
+class CubicOfStep : public Custom {
+ public:
+  CubicOfStep() : Custom({}, &loss_and_gradient) {}
+  std::vector<std::string> metrics() const override { return {"terms_seen"}; }
+  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                       const TermUnits& units) const override {
+    ObjectiveValue value = Custom::value(logprobs, terms, units);
+    value.metrics = {at::ones_like(logprobs).sum()};
+    return value;
+  }
+  at::Tensor reference(std::span<const ReferenceTrajectory> group) const override {
+    std::vector<at::Tensor> logprobs;
+    for (const ReferenceTrajectory& each : group) logprobs.push_back(each.logprobs);
+    const at::Tensor all = at::cat(logprobs);
+    return at::cat({all.sum().square().unsqueeze(0), all.pow(3)});
+  }
+
+ private:
+  static CustomValue loss_and_gradient(std::span<const double> logprobs) {
+    double sum = 0, cubes = 0;
+    for (const double each : logprobs) {
+      sum += each;
+      cubes += each * each * each;
+    }
+    CustomValue value{.loss = sum * sum + cubes};
+    for (const double each : logprobs) value.gradient.push_back(2 * sum + 3 * each * each);
+    return value;
+  }
+};
+
 std::shared_ptr<const Objective> made_up(Scope scope) {
   if (scope == Scope::kToken) return std::make_shared<SquaredTerms>();
+  if (scope == Scope::kStep) return std::make_shared<CubicOfStep>();
   if (scope == Scope::kTrajectory) return std::make_shared<LogisticOfTrajectory>();
   return std::make_shared<PolynomialOfGroup>();
 }
@@ -188,7 +222,7 @@ TEST(UnitLoss, EveryScopeEqualsPerTrajectoryTrainingUnderEveryPlan) {
     Rng rng(test_seed(trial), 0x5C0BE);
     const auto shape = static_cast<Shape>(rng.below(kNumShapes));
     const Trajectories trajectories = grouped_trajectories(rng, shape);
-    for (const Scope scope : {Scope::kToken, Scope::kTrajectory, Scope::kGroup}) {
+    for (const Scope scope : {Scope::kToken, Scope::kTrajectory, Scope::kGroup, Scope::kStep}) {
       SCOPED_TRACE(fmt::format("scope {}", static_cast<int>(scope)));
       expect_per_trajectory_training(decoder, trajectories, made_up(scope), rng, &passes);
     }
@@ -216,6 +250,11 @@ struct CutTree {
   }
 };
 
+TEST(UnitLoss, AGradientOfAnotherSizeIsRefused) {
+  const Custom objective({}, [](std::span<const double>) { return CustomValue{.gradient = {1, 2}}; });
+  EXPECT_THROW(objective.value(at::zeros({3}, at::kDouble), {}, {}), InputError);
+}
+
 TEST(UnitLoss, APassOfItsOwnRunsOnlyWhereTheOrderOfThePlanNeedsIt) {
   using enum CheckpointActivations;
   CutTree tree;
@@ -228,6 +267,7 @@ TEST(UnitLoss, APassOfItsOwnRunsOnlyWhereTheOrderOfThePlanNeedsIt) {
   EXPECT_FALSE(tree.needs_pass(Scope::kGroup, kNone, {"a", "b", "c"}));
   EXPECT_TRUE(tree.needs_pass(Scope::kGroup, kNone, {"a", "a", "b"}));
   EXPECT_TRUE(tree.needs_pass(Scope::kGroup, kNone, {"a", "b", "a"}));
+  EXPECT_TRUE(tree.needs_pass(Scope::kStep, kNone, {"a", "b", "c"}));
 }
 
 TEST(UnitLoss, TheLogprobPassCountsAsRecomputedWork) {

@@ -1,0 +1,70 @@
+"""The trainer of Espalier for Python, on LibTorch."""
+
+from collections.abc import Sequence
+import os
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+import espalier._core
+
+
+class Engine:
+    """
+    What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is done without the GIL.
+    """
+
+    def __init__(self, model: str | os.PathLike, options: Sequence[tuple[str, str]]) -> None:
+        """Loads the model."""
+
+    def forward_backward(self, rows: espalier._core.Trajectories, indices: Sequence[int] | None, objective: Sequence[tuple[str, str]], progress: object | None) -> list[tuple[str, int | float]]:
+        """The metrics, by name."""
+
+    def forward_backward_custom(self, rows: espalier._core.Trajectories, indices: Sequence[int] | None, options: Sequence[tuple[str, str]], function: object, progress: object | None) -> list[tuple[str, int | float]]:
+        """
+        The same with a loss of
+        function(offsets int64 [R + 1], positions int64 [M], logprobs float64 [M]) -> (loss, gradient float64 [M]).
+        """
+
+    def optim_step(self, learning_rate: float | None) -> list[tuple[str, int | float]]:
+        """The metrics, by name."""
+
+    def logprobs(self, rows: espalier._core.Trajectories, progress: object | None) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]:
+        """
+        float64 [N]: of every token given all before it in its row; 0 for first tokens.
+        """
+
+    def gradients(self) -> dict:
+        """Copies of the gradients, by the names of the parameters."""
+
+    def zero_gradients(self) -> None:
+        """Forgets all gradients."""
+
+    def save(self, folder: str | os.PathLike, dtype: str) -> None:
+        """Writes a checkpoint."""
+
+    def load(self, folder: str | os.PathLike) -> list[str]:
+        """Reads a checkpoint. Returns what is odd about it."""
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps done."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model."""
+
+    @property
+    def dtype(self) -> str:
+        """Of the model."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Of steps that are given none."""
+
+def engine_options() -> list:
+    """Options of an Engine: (name, default, meaning)."""
+
+def objective_options() -> list:
+    """Options of objectives: (name, default, meaning)."""

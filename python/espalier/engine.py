@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer of the command line, called from Python."""
+
+import os
+import warnings
+
+import numpy as np
+
+from .errors import InputError
+from .files import Trajectories, read, trajectories
+from .native_engine import native
+from .sequences import is_packed, token_sequences
+
+# Options that mean something beside a loss that the caller computes.
+_BESIDE_A_FUNCTION = ("shared_targets", "router_aux_loss_coef", "router_z_loss_coef")
+
+
+class Engine:
+    """A model in training: what `espalier train` does, one call at a time.
+
+        engine = espalier.Engine("MODEL", learning_rate=1e-5, memory_budget="16GiB")
+        for batch in batches:
+            metrics = engine.forward_backward(batch, "grpo", clip_high=0.28)
+            engine.optim_step()
+        engine.save("RUN/last")
+
+    path     a Hugging Face folder, or a checkpoint of `espalier train` or of `save`, of which the weights are taken
+    options  the flags of `espalier train` by their names, with underscores:
+               dtype                   "float32", "float64" or "bfloat16" (with float32 master weights and sums)
+               optimizer, learning_rate, weight_decay, max_grad_norm, beta1, beta2, eps
+               strategy, token_budget, memory_budget, checkpoint_activations, offload_context, cost_model
+               device, deterministic   "cpu", "cuda" or "cuda:N"
+               threads                 CPU threads of the whole process, those of PyTorch as well
+             `espalier.Engine.options()` gives them with their defaults and meanings.
+
+    Rows are dicts with the fields of docs/data-format.md (lists or NumPy arrays), lists or arrays of token ids, a
+    file, a list of files and patterns, or Trajectories. What `espalier.read` gives is used as it is, a packed file
+    mapped and without copies: read once, then choose rows by `indices`.
+
+    The same rows give the same bits as `espalier train`. The GIL is released while the engine works. One engine does
+    one thing at a time: a call during another raises. Ctrl-C stops it after the micro-batch that runs; as after any
+    other exception, a forward_backward that was begun leaves no gradients, also none of calls before it, and the
+    engine can be used further. Raises InputError for options, rows and folders that cannot be used, and where loss or
+    gradients are not finite.
+
+    >>> import espalier, tempfile, transformers
+    >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    ...                                   num_attention_heads=4, num_key_value_heads=2)
+    >>> folder = tempfile.mkdtemp()
+    >>> transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    >>> engine = espalier.Engine(folder, learning_rate=1e-2)
+    >>> engine
+    <espalier.Engine: float32 model of 97 tokens, 0 steps done>
+    >>> rows = [[11, 12, 13, 14], [11, 12, 13, 15, 16], {"input_ids": [11, 12, 17], "loss_mask": [0, 0, 1]}]
+    >>> losses = []
+    >>> for step in range(3):
+    ...     losses.append(engine.forward_backward(rows)["loss"])
+    ...     update = engine.optim_step()
+    >>> losses[0] > losses[1] > losses[2]
+    True
+    >>> list(update), engine.step
+    (['step', 'grad_norm', 'learning_rate'], 3)
+    """
+
+    def __init__(self, path, **options):
+        self._path = os.fspath(path)
+        self._engine = native.Engine(self._path, _named(options))
+
+    @staticmethod
+    def options() -> dict[str, tuple[str, str]]:
+        """The options of an Engine: name -> (default, meaning), as `espalier train --help` has them.
+
+        >>> import espalier
+        >>> espalier.Engine.options()["max_grad_norm"]
+        ('1', 'Clip the global gradient norm (0: off)')
+        """
+        return {name: (default, meaning) for name, default, meaning in native.engine_options()}
+
+    @staticmethod
+    def objective_options() -> dict[str, tuple[str, str]]:
+        """The options of objectives: name -> (default, meaning), likewise.
+
+        >>> import espalier
+        >>> espalier.Engine.objective_options()["normalize"][0]
+        'token'
+        """
+        return {name: (default, meaning) for name, default, meaning in native.objective_options()}
+
+    def forward_backward(self, rows, objective="sft", *, indices=None, progress=None, **options) -> dict:
+        """Adds the gradients of an objective of the rows to those that there are.
+
+        objective  a name, such as "sft" or "grpo", or a function that computes the loss (below)
+        indices    the rows to train on, by their numbers; default: all. Groups are those of all rows.
+        progress   called as progress(done, total) after each micro-batch
+        options    of the objective, by the names of the flags: shared_targets, normalize, clip_low, ...
+                   `espalier.Engine.objective_options()` gives them with their defaults and meanings.
+
+        Gradients of calls add up until `optim_step`, as those of several `loss.backward()` do. Each call's loss has its
+        own normaliser, so that of several calls is their sum: to spread one step over several calls, give all of them
+        normalize=N, N being the sum of the loss weights in all of their rows.
+
+        Returns the metrics of the call, a dict of numbers as in metrics.jsonl: loss, flat_tokens, tree_tokens,
+        encoded_tokens, loss_terms, seconds, what the objective counts, and grad_norm, the norm of all gradients so far,
+        before clipping.
+
+        A function is called once, as function(logprobs, positions), with two lists that have a tensor for each row, in
+        order: logprobs[r] float64 [n], of the n tokens of row r that carry loss, each given all tokens before it (never
+        of the first one), and positions[r] int64 [n], where they stand in the row. It returns the loss, a tensor with
+        one element, or (loss, metrics), metrics being a dict of numbers. Autograd finds its gradient in the
+        log-probabilities; those of parameters follow. Tensors are on the CPU. Weights and normalisers take no part,
+        and of the options shared_targets and those of routers alone are allowed.
+
+        >>> import torch
+        >>> rows = [[11, 12, 13, 14], {"input_ids": [11, 12, 17], "loss_mask": [0, 0, 1]}]
+        >>> metrics = engine.forward_backward(rows)
+        >>> metrics["flat_tokens"], metrics["tree_tokens"], metrics["loss_terms"]
+        (7, 5, 4)
+        >>> def loss(logprobs, positions):
+        ...     print([len(row) for row in logprobs], [row.tolist() for row in positions])
+        ...     return -torch.cat(logprobs).mean()
+        >>> own = engine.forward_backward(rows, loss)
+        [3, 1] [[1, 2, 3], [2]]
+        >>> abs(own["loss"] - metrics["loss"]) < 1e-12
+        True
+        """
+        found = _rows(rows, self._engine.vocab_size)
+        chosen = None if indices is None else [_whole(index) for index in indices]
+        if not callable(objective):
+            return dict(self._engine.forward_backward(found, chosen, _named({"objective": objective, **options}),
+                                                      progress))  # fmt: skip
+        for name in options:
+            if name not in _BESIDE_A_FUNCTION:
+                raise InputError(f"{name}: expected no such option beside a function, which computes the loss itself; "
+                                 f"received {options[name]!r}")  # fmt: skip
+        function = _Function(objective)
+        metrics = dict(self._engine.forward_backward_custom(found, chosen, _named(options), function, progress))
+        return {**metrics, **function.metrics}
+
+    def optim_step(self, learning_rate=None) -> dict:
+        """Clips the gradients to max_grad_norm, updates the weights, and clears the gradients.
+
+        learning_rate  of this step; default: the engine's. A schedule is the caller's.
+
+        Returns a dict: step, the number of steps done; grad_norm, of the gradients before clipping; learning_rate.
+        Raises InputError where there are no gradients, and where the update would not be finite; weights and gradients
+        are as before then.
+        """
+        return dict(self._engine.optim_step(learning_rate))
+
+    def logprobs(self, rows, *, progress=None) -> list[np.ndarray]:
+        """Log-probabilities of all tokens of the rows, each prefix computed once.
+
+        Returns a list with an array [n] for each row of n tokens, float32 (float64 for float64 models): entry t is that
+        of token t given all before it, and entry 0 is 0. That is what rows have as `logprobs` and `ref_logprobs`.
+
+        >>> [row.shape for row in engine.logprobs([[11, 12, 13, 14], [11, 12, 17]])]
+        [(4,), (3,)]
+        """
+        found = _rows(rows, self._engine.vocab_size)
+        values = self._engine.logprobs(found, progress)
+        if self._engine.dtype != "float64":
+            values = values.astype(np.float32)
+        return np.split(values, found.offsets[1:-1])
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Copies of the gradients so far, before clipping, by the names of the parameters: float32 (float64 for float64
+        models), of the parameters' shapes. Empty where there are none."""
+        return self._engine.gradients()
+
+    def zero_gradients(self) -> None:
+        """Forgets the gradients so far."""
+        self._engine.zero_gradients()
+
+    def save(self, folder, *, dtype=None) -> None:
+        """Writes a checkpoint as `espalier train` does, in a folder that does not exist yet: a model that Transformers
+        and `--model` open, with the optimiser's state and checksums. The folder appears when it is whole. Gradients
+        are not part of it.
+
+        dtype  of the saved weights; default: the engine's. `load` restores the exact weights in any case.
+        """
+        self._engine.save(os.fspath(folder), dtype or "")
+
+    def load(self, folder) -> None:
+        """Weights and optimiser as they were when a checkpoint was written, by `save` or by `espalier train`, bit for
+        bit. Gradients are cleared. Raises InputError, before anything is changed, for a damaged checkpoint, and for one
+        of another model, dtype or optimiser. Learning rate and other options stay the engine's."""
+        for note in self._engine.load(os.fspath(folder)):
+            warnings.warn(note, stacklevel=2)
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps done, those of a loaded checkpoint included."""
+        return self._engine.step
+
+    @property
+    def learning_rate(self) -> float:
+        """Of steps that are given none."""
+        return self._engine.learning_rate
+
+    def __repr__(self):
+        engine = self._engine
+        return f"<espalier.Engine: {engine.dtype} model of {engine.vocab_size} tokens, {engine.step} steps done>"
+
+
+class _Function:
+    """A loss of the caller as the engine calls it, in arrays; keeps its metrics."""
+
+    def __init__(self, function):
+        self._function = function
+        self.metrics = {}
+
+    def __call__(self, offsets, positions, logprobs):
+        import torch
+
+        sizes = np.diff(offsets).tolist()
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = torch.from_numpy(logprobs).requires_grad_()
+            loss = self._function(list(leaf.split(sizes)), list(torch.from_numpy(positions).split(sizes)))
+            if isinstance(loss, tuple) and len(loss) == 2:
+                loss, self.metrics = loss
+            _check_loss(loss)
+            (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+        if gradient is None:
+            raise InputError("objective: expected a loss that depends on the log-probabilities, received one that "
+                             "does not")  # fmt: skip
+        self.metrics = {name: float(value) for name, value in self.metrics.items()}
+        return loss.item(), np.ascontiguousarray(gradient.numpy())
+
+
+def _check_loss(loss):
+    import torch
+
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            what = "one that does not require a gradient"
+        raise InputError("objective: expected the function to return a tensor with one element that depends on the "
+                         f"log-probabilities, or a pair of it and a dict of metrics; received {what}")  # fmt: skip
+
+
+def _rows(rows, vocab_size):
+    if isinstance(rows, Trajectories):
+        return rows
+    if isinstance(rows, str | os.PathLike):
+        return read(rows, vocab_size=vocab_size)
+    if isinstance(rows, list | tuple) and rows and all(isinstance(row, str | os.PathLike) for row in rows):
+        return read(rows, vocab_size=vocab_size)
+    if is_packed(rows):
+        offsets, tokens = token_sequences(rows)
+        return trajectories(np.split(tokens, offsets[1:-1]))
+    return trajectories(rows)
+
+
+def _named(options):
+    """Options as pairs of a flag's name and its text; those that are None are left out."""
+    return [(name.replace("_", "-"), _text(name, value)) for name, value in options.items() if value is not None]
+
+
+def _text(name, value):
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value)).lower()
+    if isinstance(value, float | np.floating):
+        return repr(float(value))
+    if isinstance(value, int | str | os.PathLike | np.integer):
+        return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    raise InputError(f"{name}: expected a number, a text or a boolean, received {type(value).__name__}")
+
+
+def _whole(index):
+    if isinstance(index, bool) or not hasattr(index, "__index__"):
+        raise InputError(f"indices: expected numbers of rows, received {index!r}")
+    return index.__index__()

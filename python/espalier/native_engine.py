@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled trainer, or one error that says how to build it."""
+
+from . import native as _core  # noqa: F401  its class of rows is taken by the trainer
+
+try:
+    # They load PyTorch and the operators, against which the trainer is linked: it takes those that are there.
+    from . import ops as _ops  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("espalier.Engine: expected PyTorch, which is not installed for this Python", name="torch") from None
+
+try:
+    import espalier._engine as native
+except ModuleNotFoundError as error:
+    if error.name != "espalier._engine":
+        raise
+    raise ImportError("espalier.Engine: expected the compiled trainer (espalier._engine), which is not built for this "
+                      "Python: run `make build` in a clone of Espalier with the Python that has your PyTorch, and set "
+                      "PYTHONPATH to the clone's folder python", name=error.name) from None  # fmt: skip
+
+__all__ = ["native"]

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/python_engine/engine.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+#include "espalier/base/check.h"
+#include "espalier/base/json_file.h"
+#include "espalier/base/mapped_file_guard.h"
+#include "espalier/cli/out_of_memory.h"
+#include "espalier/engine/router_inputs.h"
+#include "espalier/measure/cost.h"
+#include "espalier/model/weights.h"
+#include "espalier/objective/custom.h"
+#include "espalier/python_engine/options.h"
+#include "espalier/train/checkpoint.h"
+#include "espalier/train/diagnosis.h"
+#include "espalier/train/resume.h"
+#include "espalier/train/step_metrics.h"
+#include "espalier/train/step_trainer.h"
+
+namespace espalier::python_engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// While it lives, tensors are computed as in the program, whatever the caller's thread is in: no_grad,
+/// inference mode or autocast of PyTorch.
+struct PlainMode {
+  c10::InferenceMode no_inference{false};
+  at::AutoGradMode with_grad{true};
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+/// Calls `body`. LibTorch's errors lose their backtraces, and say what to do where memory ran out.
+template <class Body>
+auto plainly(const Body& body) {
+  try {
+    const PlainMode mode;
+    return body();
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(cli::out_of_memory_message(error).value_or(error.what_without_backtrace()));
+  }
+}
+
+Metrics metrics_of(const nlohmann::ordered_json& json) {
+  Metrics metrics;
+  for (const auto& [name, value] : json.items()) {
+    if (value.is_number_integer()) {
+      metrics.emplace_back(name, value.get<int64_t>());
+    } else {
+      metrics.emplace_back(name, value.get<double>());
+    }
+  }
+  return metrics;
+}
+
+/// The function as an objective. The step is there once it is made, after the objective.
+std::shared_ptr<const Objective> objective_of(const ObjectiveOptions& options, const TermFunction& function,
+                                              const std::shared_ptr<TermsOfRows>& terms) {
+  if (!function) return make_objective(options);
+  return std::make_shared<Custom>(
+      options, [function, terms](std::span<const double> logprobs) { return function(*terms, logprobs); });
+}
+
+TermsOfRows terms_of_rows(const Step& step) {
+  TermsOfRows terms{.offsets = step.terms.offsets, .positions = {}};
+  for (const Term& term : step.terms.values) terms.positions.push_back(term.position);
+  return terms;
+}
+
+fs::path plain_path(const fs::path& folder) {
+  const fs::path path = fs::absolute(folder).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();  // of "folder/"
+}
+
+}  // namespace
+
+struct Engine::State {
+  State(const fs::path& model, const EngineFlags& given)
+      : flags(given),
+        device(given.device.open()),
+        dtype(parse_dtype(given.dtype)),
+        source(model),
+        trainer(load_decoder(model, dtype, device), given.optimizer.options()),
+        config(trainer.decoder().config()),
+        cost(model_cost(config)),
+        routers(router_shape(config)),
+        times(given.plan.costs({.config = config, .dtype = dtype, .device = device, .optimizer = {}}).time) {}
+
+  EngineFlags flags;
+  at::Device device;
+  at::ScalarType dtype;
+  SourceModel source;
+  StepTrainer trainer;
+  const DecoderConfig& config;
+  ModelCost cost;
+  RouterShape routers;
+  TimeModel times;        // that plans are compared by
+  int64_t step = 0;       // optimiser steps done
+  double grad_norm = 0;   // of the gradients that there are
+  int64_t num_added = 0;  // calls of forward_backward since the last step
+  bool is_half_loaded = false;
+  std::atomic<bool> is_busy{false};
+
+  void clear() {
+    trainer.zero_gradients();
+    num_added = 0;
+    grad_norm = 0;
+  }
+
+  PlanCosts costs(const Objective& objective) const {
+    return {times,
+            memory_model(config, dtype, parse_optimizer(flags.optimizer.optimizer), objective, device)};
+  }
+
+  TrainOptions train_options(double learning_rate) const {
+    TrainOptions options;
+    flags.optimizer.apply_to(&options);
+    options.learning_rate = learning_rate;
+    return options;
+  }
+
+  void check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const;
+  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const ObjectiveOptions& options,
+                           const TermFunction& function, const Progress& progress);
+  void check_checkpoint(const fs::path& folder, const RunState& saved, std::vector<std::string>* notes) const;
+};
+
+namespace {
+
+/// Marks the engine as busy.
+class Call {
+ public:
+  explicit Call(std::atomic<bool>* is_busy) : is_busy_(is_busy) {
+    ESPALIER_CHECK(!is_busy_->exchange(true),
+                   "Engine: expected one call at a time, received one during another");
+  }
+  ~Call() { is_busy_->store(false); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  std::atomic<bool>* is_busy_;
+};
+
+void check_whole(bool is_half_loaded, bool is_half_updated) {
+  ESPALIER_CHECK(!is_half_loaded,
+                 "Engine: expected whole weights, but the last load failed half-way: load again");
+  ESPALIER_CHECK(
+      !is_half_updated,
+      "Engine: expected whole weights, but the last optim_step failed half-way: load a checkpoint");
+}
+
+std::vector<int64_t> rows_of(const Trajectories& rows, const Indices& indices) {
+  if (indices) {
+    ESPALIER_CHECK(!indices->empty(), "indices: expected at least one row, received none");
+    for (const int64_t row : *indices) {
+      ESPALIER_CHECK(row >= 0 && row < rows.num_rows(), "indices: expected rows from 0 to {}, received {}",
+                     rows.num_rows() - 1, row);
+    }
+    return *indices;
+  }
+  std::vector<int64_t> all(rows.num_rows());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+}  // namespace
+
+void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const {
+  ESPALIER_CHECK(rows.num_rows() > 0, "rows: expected at least one, received none");
+  for (const int64_t row : indices) {
+    const auto ids = rows.row(row);
+    const auto largest = std::ranges::max_element(ids);
+    ESPALIER_CHECK(
+        largest == ids.end() || *largest < config.vocab_size,
+        "row {}: field `input_ids`: expected token ids below {}, the model's vocab_size, received {}",
+        rows.name(row), config.vocab_size, *largest);
+  }
+  check_recorded_routes("rows", rows, routers, config.num_hidden_layers);
+}
+
+Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices& indices,
+                                        const ObjectiveOptions& options, const TermFunction& function,
+                                        const Progress& progress) {
+  const auto begin = std::chrono::steady_clock::now();
+  ESPALIER_CHECK(routers.count() > 0 || !options.has_router_losses(),
+                 "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
+                 config.model_type);
+  const std::vector<int64_t> chosen = rows_of(rows, indices);
+  check_rows(rows, chosen);
+  const auto terms = std::make_shared<TermsOfRows>();
+  const Loss loss(rows, objective_of(options, function, terms));
+  const PlanCosts plan_costs = costs(loss.objective());
+  const Step step = make_step(rows, chosen, {flags.plan.options(rows), options, &plan_costs});
+  *terms = terms_of_rows(step);
+  try {
+    const StepResult result = trainer.add_gradients(step, loss, progress);
+    check_mapped_files();
+    grad_norm = trainer.optimizer().gradient_norm();
+    check_finite(trainer.decoder(), step, loss, "forward_backward", result.loss, grad_norm);
+    ++num_added;
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    nlohmann::ordered_json metrics = step_metrics(cost, options, result, seconds);
+    if (result.measured_peak_bytes() == 0) metrics.erase("peak_tensor_bytes");  // nothing counted
+    metrics["grad_norm"] = grad_norm;
+    return metrics_of(metrics);
+  } catch (...) {
+    clear();
+    throw;
+  }
+}
+
+void Engine::State::check_checkpoint(const fs::path& folder, const RunState& saved,
+                                     std::vector<std::string>* notes) const {
+  const std::string fault = manifest_fault(folder, checkpoint_name(saved.step),
+                                           [&](const std::string& note) { notes->push_back(note); });
+  ESPALIER_CHECK(fault.empty(), "{}: the checkpoint is damaged: {}", folder.string(), fault);
+  const auto difference =
+      config_difference(read_json_file<nlohmann::ordered_json>(folder / "config.json"), source.config());
+  if (difference) {
+    throw InputError(
+        fmt::format("{}: expected a checkpoint of the same model, received one of another: {} is {} in its "
+                    "config.json, {} here",
+                    folder.string(), difference->key, difference->before, difference->now));
+  }
+  if (!saved.settings) return;
+  for (const auto& [name, own] :
+       {std::pair("dtype", dtype_name(dtype)), std::pair("optimizer", flags.optimizer.optimizer)}) {
+    const auto was = saved.settings->fixed.value(name, nlohmann::ordered_json(own));
+    ESPALIER_CHECK(was == own, "{}: expected a checkpoint with {} {}, that of the engine, received {}",
+                   folder.string(), name, own, was.dump());
+  }
+}
+
+Engine::Engine(const fs::path& model, const NamedValues& options)
+    : state_(plainly([&] {
+        const EngineFlags flags = parse_engine_flags(options);
+        check_optimizer_options(flags.optimizer.options());
+        return std::make_unique<State>(model, flags);
+      })) {}
+
+Engine::~Engine() = default;
+
+Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices,
+                                 const NamedValues& objective, const Progress& progress) {
+  return forward_backward(rows, indices, objective, TermFunction(), progress);
+}
+
+Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedValues& options,
+                                 const TermFunction& function, const Progress& progress) {
+  const Call call(&state_->is_busy);
+  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  return plainly([&] {
+    return state_->forward_backward(rows, indices, parse_objective_flags(options), function, progress);
+  });
+}
+
+Metrics Engine::optim_step(std::optional<double> learning_rate) {
+  const Call call(&state_->is_busy);
+  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  ESPALIER_CHECK(state_->num_added > 0,
+                 "optim_step: expected gradients, but there was no forward_backward since the last one");
+  const double rate = learning_rate.value_or(state_->flags.optimizer.learning_rate);
+  check_train_options(state_->train_options(rate));
+  return plainly([&] {
+    const double norm = state_->grad_norm;
+    state_->trainer.update(rate, norm);
+    state_->clear();
+    ++state_->step;
+    return Metrics{{"step", state_->step}, {"grad_norm", norm}, {"learning_rate", rate}};
+  });
+}
+
+std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& progress) {
+  const Call call(&state_->is_busy);
+  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  return plainly([&] {
+    state_->check_rows(rows, rows_of(rows, std::nullopt));
+    const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
+    const Step step = make_step(
+        rows, {.plan = state_->flags.plan.options(rows), .costs = &costs, .terms = TermChoice::kAll});
+    std::vector<double> values(rows.num_tokens());
+    compute_logprobs(state_->trainer.decoder(), rows, step, &values, progress);
+    check_mapped_files();
+    for (int64_t row = 0; row < rows.num_rows(); ++row) {
+      for (int64_t t = 1; t < rows.row_size(row); ++t) {
+        const double value = values[rows.offsets[row] + t];
+        ESPALIER_CHECK(std::isfinite(value),
+                       "trajectory {}: the log-probability of token {} is {}: expected a finite number",
+                       rows.name(row), t, value);
+      }
+    }
+    return values;
+  });
+}
+
+std::vector<HostArray> Engine::gradients() {
+  const Call call(&state_->is_busy);
+  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  return plainly([&] {
+    std::vector<HostArray> arrays;
+    const Decoder& decoder = state_->trainer.decoder();
+    const std::vector<at::Tensor> gradients = decoder.gradients();
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      const auto held = std::make_shared<at::Tensor>(
+          gradients[i].detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true).contiguous());
+      arrays.push_back({.name = decoder.parameters()[i].name,
+                        .shape = held->sizes().vec(),
+                        .is_double = held->scalar_type() == at::kDouble,
+                        .owner = held,
+                        .values = held->mutable_data_ptr()});
+    }
+    return arrays;
+  });
+}
+
+void Engine::zero_gradients() {
+  const Call call(&state_->is_busy);
+  state_->clear();
+}
+
+void Engine::save(const fs::path& folder, const std::string& dtype) {
+  const Call call(&state_->is_busy);
+  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  plainly([&] {
+    const fs::path path = plain_path(folder);
+    ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
+    const at::ScalarType saved = dtype.empty() ? state_->dtype : parse_dtype(dtype);
+    RunState state{.step = state_->step, .data_hashes = {}, .settings = RunSettings{}};
+    state.settings->fixed = {{"dtype", dtype_name(state_->dtype)},
+                             {"save-dtype", dtype_name(saved)},
+                             {"optimizer", state_->flags.optimizer.optimizer}};
+    write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
+                     state_->trainer.decoder(), state_->trainer.optimizer(), state);
+  });
+}
+
+std::vector<std::string> Engine::load(const fs::path& folder) {
+  const Call call(&state_->is_busy);
+  return plainly([&] {
+    const fs::path path = plain_path(folder);
+    const RunState saved = read_state_of_any_folder(path);
+    std::vector<std::string> notes;
+    state_->check_checkpoint(path, saved, &notes);
+    state_->is_half_loaded = true;
+    state_->clear();
+    load_checkpoint(path, &state_->trainer.decoder(), &state_->trainer.optimizer());
+    std::string fault = nonfinite_parameters(state_->trainer.decoder());
+    if (fault.empty()) fault = state_->trainer.optimizer().nonfinite_state();
+    ESPALIER_CHECK(fault.empty(), "{}: {}", path.string(), fault);
+    state_->trainer.forget_half_update();
+    state_->is_half_loaded = false;
+    state_->step = saved.step;
+    return notes;
+  });
+}
+
+int64_t Engine::step() const {
+  return state_->step;
+}
+
+int64_t Engine::vocab_size() const {
+  return state_->config.vocab_size;
+}
+
+std::string Engine::dtype() const {
+  return state_->flags.dtype;
+}
+
+double Engine::learning_rate() const {
+  return state_->flags.optimizer.learning_rate;
+}
+
+}  // namespace espalier::python_engine

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trainer, called from outside: gradients of rows add up until an optimiser step uses them. What Python's
+// class Engine is made of, without Python and without LibTorch's headers.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "espalier/data/trajectories.h"
+#include "espalier/objective/custom_function.h"
+
+namespace espalier::python_engine {
+
+/// Names of flags without dashes in front, and what would follow them: {"learning-rate", "0.001"}.
+using NamedValues = std::vector<std::pair<std::string, std::string>>;
+using Metrics = std::vector<std::pair<std::string, std::variant<int64_t, double>>>;
+using Progress = std::function<void(int64_t done, int64_t total)>;  // after each micro-batch
+
+/// Rows of the data; nothing: all of them.
+using Indices = std::optional<std::vector<int64_t>>;
+
+/// The terms of a step: those of its k-th row are [offsets[k], offsets[k + 1]).
+struct TermsOfRows {
+  std::vector<int64_t> offsets;    // [R + 1]
+  std::vector<int64_t> positions;  // [M], of the token in its row
+};
+/// A CustomFunction that is told of which tokens the log-probabilities are.
+using TermFunction = std::function<CustomValue(const TermsOfRows& terms, std::span<const double> logprobs)>;
+
+/// A tensor on the host, float64 or else float32.
+struct HostArray {
+  std::string name;
+  std::vector<int64_t> shape;
+  bool is_double = false;
+  std::shared_ptr<void> owner;
+  void* values = nullptr;  // as long as the owner lives
+};
+
+/// A flag as the help of the command has it, by the name that Python gives it.
+struct FlagHelp {
+  std::string name, default_value, meaning;
+};
+std::vector<FlagHelp> engine_flags_help();
+std::vector<FlagHelp> objective_flags_help();
+
+/// One call at a time: a call during another, from a thread or a callback, is an InputError. Whatever ends a
+/// forward_backward once it has begun, an exception of a callback included, clears all gradients. Weights are
+/// changed by optim_step and load alone; where one of these fails half-way, only load is possible afterwards.
+class Engine {
+ public:
+  /// Opens the device and loads the model.
+  Engine(const std::filesystem::path& model, const NamedValues& options);
+  ~Engine();
+
+  /// Adds the gradients of an objective of the rows, with its options by the names of the flags. Metrics:
+  /// those of step_metrics, and grad_norm, of all gradients since the last optim_step. Throws NonFiniteError
+  /// where loss or gradients are not finite.
+  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedValues& objective,
+                           const Progress& progress);
+  /// The same with a loss that a function computes. Of the options, those of shared targets and routers
+  /// count.
+  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedValues& options,
+                           const TermFunction& function, const Progress& progress);
+
+  /// Clips, updates the weights, clears the gradients. Metrics: step, grad_norm, learning_rate.
+  Metrics optim_step(std::optional<double> learning_rate);
+
+  /// Of every token of every row given all before it, [N]; 0 for the first tokens of rows.
+  std::vector<double> logprobs(const Trajectories& rows, const Progress& progress);
+
+  /// Sums since the last optim_step, by parameter; none where there were none.
+  std::vector<HostArray> gradients();
+  void zero_gradients();
+
+  /// A checkpoint like those of a run (train/checkpoint.h) in a folder that does not exist yet. `dtype`: of
+  /// the saved weights, "" for the engine's own.
+  void save(const std::filesystem::path& folder, const std::string& dtype);
+
+  /// Weights and optimiser as they were; clears the gradients. Returns what is odd about the folder. Throws
+  /// InputError, before anything is changed, where the checkpoint is damaged, or of another model, dtype or
+  /// optimiser.
+  std::vector<std::string> load(const std::filesystem::path& folder);
+
+  int64_t step() const;  // optimiser steps done
+  int64_t vocab_size() const;
+  std::string dtype() const;
+  double learning_rate() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace espalier::python_engine

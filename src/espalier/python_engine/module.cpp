@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Python module espalier._engine: converts arguments and results, and calls the Engine without the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include "espalier/data/trajectories.h"
+#include "espalier/python/arrays.h"
+#include "espalier/python/bindings.h"
+#include "espalier/python_engine/engine.h"
+
+namespace espalier::python_engine {
+namespace {
+
+namespace nb = nanobind;
+using python::Given;
+using python::Interruptible;
+
+/// Looks at signals after each micro-batch, and tells a function of Python, unless it is None. The function
+/// has to outlive what is returned, which is called without the GIL.
+Progress watching(nb::handle function) {
+  return [function](int64_t done, int64_t total) {
+    const nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (!function.is_none()) function(done, total);
+  };
+}
+
+/// function(offsets [R + 1], positions [M], logprobs [M]) -> (loss, gradient [M]), arrays of NumPy.
+TermFunction calling(nb::handle function) {
+  return [function](const TermsOfRows& terms, std::span<const double> logprobs) {
+    const nb::gil_scoped_acquire acquire;
+    const nb::object result =
+        function(python::take(std::vector(terms.offsets)), python::take(std::vector(terms.positions)),
+                 python::take(std::vector(logprobs.begin(), logprobs.end())));
+    const auto gradient = nb::cast<Given<double>>(result[1]);
+    return CustomValue{.loss = nb::cast<double>(result[0]),
+                       .gradient = {gradient.data(), gradient.data() + gradient.size()}};
+  };
+}
+
+Metrics forward_backward(Engine& engine, const Trajectories& rows, const Indices& indices,
+                         const NamedValues& objective, nb::handle progress) {
+  const Interruptible work;
+  return engine.forward_backward(rows, indices, objective, watching(progress));
+}
+
+Metrics forward_backward_custom(Engine& engine, const Trajectories& rows, const Indices& indices,
+                                const NamedValues& options, nb::handle function, nb::handle progress) {
+  const Interruptible work;
+  return engine.forward_backward(rows, indices, options, calling(function), watching(progress));
+}
+
+Metrics optim_step(Engine& engine, std::optional<double> learning_rate) {
+  const Interruptible work;
+  return engine.optim_step(learning_rate);
+}
+
+python::Array<double> logprobs(Engine& engine, const Trajectories& rows, nb::handle progress) {
+  std::vector<double> values;
+  {
+    const Interruptible work;
+    values = engine.logprobs(rows, watching(progress));
+  }
+  return python::take(std::move(values));
+}
+
+nb::object array_of(const HostArray& array) {
+  const std::vector<size_t> shape(array.shape.begin(), array.shape.end());
+  auto owner = std::make_unique<std::shared_ptr<void>>(array.owner);
+  nb::capsule capsule(owner.get(),
+                      [](void* held) noexcept { delete static_cast<std::shared_ptr<void>*>(held); });
+  owner.release();
+  const nb::dlpack::dtype dtype = array.is_double ? nb::dtype<double>() : nb::dtype<float>();
+  return nb::cast(nb::ndarray<nb::numpy>(array.values, shape.size(), shape.data(), capsule, nullptr, dtype));
+}
+
+nb::dict gradients(Engine& engine) {
+  std::vector<HostArray> arrays;
+  {
+    const Interruptible work;
+    arrays = engine.gradients();
+  }
+  nb::dict dict;
+  for (const HostArray& array : arrays) dict[array.name.c_str()] = array_of(array);
+  return dict;
+}
+
+void save(Engine& engine, const std::filesystem::path& folder, const std::string& dtype) {
+  const Interruptible work;
+  engine.save(folder, dtype);
+}
+
+std::vector<std::string> load(Engine& engine, const std::filesystem::path& folder) {
+  const Interruptible work;
+  return engine.load(folder);
+}
+
+nb::list help_list(const std::vector<FlagHelp>& flags) {
+  nb::list list;
+  for (const FlagHelp& flag : flags) list.append(nb::make_tuple(flag.name, flag.default_value, flag.meaning));
+  return list;
+}
+
+void bind_engine(nb::module_& module) {
+  nb::class_<Engine>(
+      module, "Engine",
+      "What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is "
+      "done without the GIL.")
+      .def(nb::init<const std::filesystem::path&, const NamedValues&>(), nb::arg("model"), nb::arg("options"),
+           nb::call_guard<Interruptible>(), "Loads the model.")
+      .def("forward_backward", &forward_backward, nb::arg("rows"), nb::arg("indices").none(),
+           nb::arg("objective"), nb::arg("progress").none(), "The metrics, by name.")
+      .def("forward_backward_custom", &forward_backward_custom, nb::arg("rows"), nb::arg("indices").none(),
+           nb::arg("options"), nb::arg("function"), nb::arg("progress").none(),
+           "The same with a loss of\n"
+           "function(offsets int64 [R + 1], positions int64 [M], logprobs float64 [M]) -> (loss, gradient "
+           "float64 "
+           "[M]).")
+      .def("optim_step", &optim_step, nb::arg("learning_rate").none(), "The metrics, by name.")
+      .def("logprobs", &logprobs, nb::arg("rows"), nb::arg("progress").none(),
+           "float64 [N]: of every token given all before it in its row; 0 for first tokens.")
+      .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
+      .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")
+      .def("save", &save, nb::arg("folder"), nb::arg("dtype"), "Writes a checkpoint.")
+      .def("load", &load, nb::arg("folder"), "Reads a checkpoint. Returns what is odd about it.")
+      .def_prop_ro("step", &Engine::step, "Optimiser steps done.")
+      .def_prop_ro("vocab_size", &Engine::vocab_size, "Of the model.")
+      .def_prop_ro("dtype", &Engine::dtype, "Of the model.")
+      .def_prop_ro("learning_rate", &Engine::learning_rate, "Of steps that are given none.");
+}
+
+}  // namespace
+}  // namespace espalier::python_engine
+
+NB_MODULE(_engine, module) {
+  using namespace espalier::python_engine;
+  module.doc() = "The trainer of Espalier for Python, on LibTorch.";
+  module.attr("__version__") = ESPALIER_VERSION;
+  nanobind::module_::import_("espalier._core");  // which has the class of rows
+  espalier::python::translate_errors();
+  bind_engine(module);
+  module.def(
+      "engine_options", [] { return help_list(engine_flags_help()); },
+      "Options of an Engine: (name, default, meaning).");
+  module.def(
+      "objective_options", [] { return help_list(objective_flags_help()); },
+      "Options of objectives: (name, default, meaning).");
+}
