@@ -10,6 +10,7 @@ import torch
 from espalier import build
 from espalier.errors import Unsupported
 from espalier.hf import patch, routes, sharing, unpatch, verify
+from espalier.hf.decisions import RouterChoices
 from espalier.hf.families import backbone_of
 from espalier.hf.verification import InFloat64
 from hf_forced_routes import forced_alone, recorded_routes
@@ -154,5 +155,35 @@ def test_where_routes_cannot_be_replayed():
     model = patch(make_model("qwen3_moe", torch.float32))
     with torch.no_grad(), pytest.raises(Unsupported, match="routed_experts: expected none with a cache"):
         model(**batch, use_cache=True)
-    with pytest.raises(Unsupported, match="expected a batch without routed_experts"):
-        verify(model, batch)
+
+
+@pytest.mark.parametrize("kind, dtype", [("qwen3_moe", torch.float32), ("gpt_oss", torch.bfloat16),
+                                         ("granitemoehybrid", torch.float32)])  # fmt: skip
+def test_verify(kind, dtype, monkeypatch):
+    """Of routes that are recorded for some rows. With a negative control: routers that do not replay them."""
+    model, rows = make_model(kind, dtype), sum((branching_rows(seed) for seed in range(10, 13)), [])
+    recorded = recorded_routes(model, rows)
+    recorded[-1] = torch.full_like(recorded[-1], -1)
+    recorded[-2] = torch.full_like(recorded[-2], -1)
+    batch = batch_with(rows, recorded)
+    report = verify(model, batch).check()
+    num_routers = recorded[0].shape[1]
+    assert report.flips.num_choices == num_routers * (len(rows[-1]) + len(rows[-2]))
+
+    def no_replay(router, _args, output):
+        replay = router.__dict__.pop("_espalier_replay", None)
+        if replay is not None:
+            replay[0]().replayed.add(replay[1])
+
+    monkeypatch.setattr(routes, "_replace_choice", no_replay)
+    assert not verify(make_model(kind, dtype), batch).passed
+
+
+def test_check_on_the_first_batch_replays_its_routes(monkeypatch):
+    seen = []
+    model, rows = patch(make_model("qwen3_moe", torch.float32), check=True), branching_rows()
+    batch = batch_with(rows, recorded_routes(model, rows))
+    monkeypatch.setattr("espalier.hf.verification.RouterChoices", lambda *args: seen.append(args[2]) or RouterChoices(*args))
+    model(**batch).loss.backward()
+    (recorded,) = seen
+    assert (recorded >= 0).all()

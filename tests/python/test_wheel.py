@@ -88,13 +88,11 @@ def test_it_needs_no_library_that_a_machine_may_lack(installed):
     assert set(entries(here, "NEEDED")) - EVERYWHERE != set()
 
 
-def test_it_runs_where_there_is_numpy_only(installed, tmp_path):
-    python, package = installed
-    code = f"""
+# What the package does with NumPy alone.
+USE = """
 import sys
 import espalier
-assert espalier.__file__.startswith({str(package)!r}), espalier.__file__
-rows = [{{"input_ids": [1, 2, 3], "group_id": "a"}}, {{"input_ids": [1, 2, 4], "group_id": "a"}}]
+rows = [{"input_ids": [1, 2, 3], "group_id": "a"}, {"input_ids": [1, 2, 4], "group_id": "a"}]
 for name in ("rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.safetensors"):
     espalier.write(name, rows)
     forest = espalier.build(espalier.read(name))
@@ -105,10 +103,33 @@ try:
     espalier.read("none.jsonl")
 except espalier.InputError as error:
     print(espalier.__version__, error)
-print(sorted({{"torch", "transformers", "safetensors"}} & set(sys.modules)))
+print(sorted({"torch", "transformers", "safetensors"} & set(sys.modules)))
+print(espalier.__file__)
 """
-    said = run(python, "-I", "-c", code, cwd=tmp_path).splitlines()
-    assert "none.jsonl" in said[0] and said[1] == "[]"
+
+
+def test_it_runs_where_there_is_numpy_only(installed, tmp_path):
+    python, package = installed
+    said = run(python, "-I", "-c", USE, cwd=tmp_path).splitlines()
+    assert "none.jsonl" in said[0] and said[1] == "[]" and said[2].startswith(str(package))
+
+
+def has_numpy(python):
+    return subprocess.run([python, "-I", "-c", "import numpy"], capture_output=True).returncode == 0
+
+
+def test_a_wheel_for_the_stable_abi_runs_under_later_pythons(wheel, tmp_path):
+    """Of Python 3.12 or later, under those on PATH that have NumPy."""
+    if "-abi3-" not in wheel.name:
+        pytest.skip(f"{wheel.name} serves this Python alone")
+    names = [f"python3.{minor}" for minor in range(sys.version_info.minor + 1, 20)]
+    later = [path for path in map(shutil.which, names) if path and has_numpy(path)]
+    if not later:
+        pytest.skip(f"none of {names[0]} to {names[-1]} is on PATH with NumPy")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "package")
+    for python in later:
+        said = run(python, "-c", USE, cwd=tmp_path, PYTHONPATH=str(tmp_path / "package")).splitlines()
+        assert "none.jsonl" in said[0] and said[2].startswith(str(tmp_path / "package")), python
 
 
 def test_auditwheel_finds_nothing_from_outside(wheel):

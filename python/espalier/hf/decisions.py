@@ -7,6 +7,7 @@ no errors of rounding: a single one outweighs them all.
 """
 
 import contextlib
+import copy
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -17,13 +18,28 @@ from .routes import routers_of, weights_of
 class RouterChoices:
     """What the routers of a model choose for the T tokens of a forest.
 
-    table  [R, T, K] int64 on the CPU, ascending in K: the choices that are taken. -1 at tokens that have not run yet, for
-           which a router takes its own."""
+    table     [R, T, K] int64 on the CPU, ascending in K: the choices that are taken. -1 at tokens that have not run yet, for
+              which a router takes its own.
+    recorded  the same, as a batch says them (routes.of_forest); -1 at tokens that leave the choice to the router. None:
+              all do."""
 
-    def __init__(self, backbone, num_tokens):
+    def __init__(self, backbone, num_tokens, recorded=None):
         routers = list(routers_of(backbone).values())
         top_k = routers[0].top_k if routers else 0
-        self.table = torch.full((len(routers), num_tokens, top_k), -1, dtype=torch.int64)
+        nothing = torch.full((len(routers), num_tokens, top_k), -1, dtype=torch.int64)
+        self.table = nothing.clone() if recorded is None else recorded.clone()
+        self.is_recorded = (self.table >= 0).any(-1)
+
+    @property
+    def num_free(self):
+        """For how many tokens and routers no choice is recorded."""
+        return int((~self.is_recorded).sum())
+
+    def without_recorded(self):
+        """The same where recorded choices are left to whoever else replays them."""
+        twin = copy.copy(self)
+        twin.table = torch.where(self.is_recorded.unsqueeze(-1), -1, self.table)
+        return twin
 
     @contextlib.contextmanager
     def taken(self, backbone):
@@ -43,7 +59,7 @@ class Own:
     """The routers' own choices, [R, T, K] as the table, -1 at tokens that have not run."""
 
     def __init__(self, choices):
-        self._taken = choices.table
+        self._taken, self._is_recorded = choices.table, choices.is_recorded
         self.table = torch.full_like(choices.table, -1)
         self._tokens = None
         self._asked = set()
@@ -54,8 +70,8 @@ class Own:
         self._asked = set()
 
     def num_different(self):
-        """For how many tokens and routers another choice was taken."""
-        return int((self.table != self._taken).any(-1).sum())
+        """For how many tokens and routers another choice was taken, where none is recorded."""
+        return int(((self.table != self._taken).any(-1) & ~self._is_recorded).sum())
 
     def hook(self, number):
         def take(router, _args, output):

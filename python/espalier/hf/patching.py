@@ -238,9 +238,10 @@ def forward(backbone, *args, **kwargs):
                               "has it; give use_cache=False")  # fmt: skip
         with as_stock(backbone):
             return given.call_stock(backbone, arguments)
+    batch = dict(arguments)
     passed_on = _checked(backbone, arguments)
     if given.unchecked is not None and torch.is_grad_enabled():
-        _check_first_batch(given, arguments)
+        _check_first_batch(given, batch)
     return _run(backbone, given, arguments, passed_on)
 
 
@@ -286,12 +287,13 @@ def _described(value):
     return f"{type(value).__name__}{shape}"
 
 
-def _check_first_batch(given, arguments):
+def _check_first_batch(given, batch):
     from .verification import verify
 
     model, given.unchecked = given.unchecked(), None
     if model is not None:
-        verify(model, {name: arguments[name] for name in (*ROWS, *BOUNDARIES) if name in arguments}).check()
+        known = (*ROWS, *BOUNDARIES, routes.NAME)
+        verify(model, {name: batch[name] for name in known if name in batch}).check()
 
 
 def _run(backbone, given, arguments, passed_on):

@@ -111,8 +111,8 @@ class InFloat64(TorchFunctionMode):
 
 
 def verify(model, batch):
-    """Judges the patched model on a batch, a dict of input_ids [B, S] and optionally attention_mask, position_ids and
-    labels (as a head would take them, -100 for no loss; all tokens by default).
+    """Judges the patched model on a batch, a dict of input_ids [B, S] and optionally attention_mask, position_ids,
+    routed_experts and labels (as a head would take them, -100 for no loss; all tokens by default).
 
     The same losses, means of -log p over the labels, and gradients of all parameters that require them are computed
     three times: by a copy of the model in float64, unpatched, each row alone; by the model unpatched, each row alone;
@@ -123,16 +123,17 @@ def verify(model, batch):
     In low precision routers of a mixture of experts choose other experts than in float64, where scores are close. In the
     comparison all take the experts that float64 chooses, and how often a router would have chosen others (a flip) is
     counted: patched, at most twice as often as unpatched, where eight more each are left to luck. Gradients of experts
-    with a clamp (gpt-oss) are taken as if they passed it everywhere, in all three.
+    with a clamp (gpt-oss) are taken as if they passed it everywhere, in all three. Recorded routes (routed_experts) are
+    taken by all three as well, patched as they are replayed in training; nothing is counted for them.
 
     Raises Unsupported as `patch` does, and for models whose output has no logits."""
-    if routes.NAME in batch:
-        raise Unsupported(f"espalier.hf.verify: expected a batch without {routes.NAME}, received some: single rows run "
-                          "as Transformers has them, which replays no routes")  # fmt: skip
-    rows, layout = forest_of(batch)
-    edges = Edges(rows, batch, layout)
     backbone = backbone_of(model)
-    choices = RouterChoices(backbone, layout.num_tokens)
+    arguments = dict(batch)
+    if routes.NAME in batch:
+        arguments[routes.NAME] = routes.checked_routes(backbone, batch)
+    rows, layout = forest_of(arguments)
+    edges = Edges(rows, batch, layout)
+    choices = RouterChoices(backbone, layout.num_tokens, _recorded(backbone, arguments, rows, layout))
     was_patched = patch_of(backbone) is not None
     with torch.enable_grad():
         exact = _exact(model, edges, choices)
@@ -141,7 +142,7 @@ def verify(model, batch):
                 patch(model)
             with as_stock(backbone), gradients_through_clamps(model), choices.taken(backbone) as own:
                 unpatched = _of_rows(model, edges, own)
-            with gradients_through_clamps(model), choices.taken(backbone) as patched_own:
+            with gradients_through_clamps(model), choices.without_recorded().taken(backbone) as patched_own:
                 patched_own.begin(range(layout.num_tokens))
                 patched = _of_batch(model, edges, batch)
         finally:
@@ -152,8 +153,16 @@ def verify(model, batch):
     losses = {name: of.logprobs.double().mean().neg().item()
               for name, of in (("exact", exact), ("unpatched", unpatched), ("patched", patched))}  # fmt: skip
     gradients = _judged_gradients(patched, unpatched, exact, roundoff)
-    flips = Flips(patched_own.num_different(), own.num_different(), len(choices.table) * layout.num_tokens)
+    flips = Flips(patched_own.num_different(), own.num_different(), choices.num_free)
     return Report(len(rows.tokens), layout.num_tokens, losses, logprobs, gradients, flips if flips.num_choices else None)
+
+
+def _recorded(backbone, arguments, rows, layout):
+    """The recorded routes of the tokens of the forest, as RouterChoices takes them."""
+    if routes.NAME not in arguments:
+        return None
+    recorded = routes.check_experts(backbone, arguments[routes.NAME][torch.from_numpy(rows.places)])
+    return routes.of_forest(recorded, layout.paths()[1], layout.num_tokens)
 
 
 class Edges:
