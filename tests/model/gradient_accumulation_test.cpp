@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "espalier/model/prepared_weights.h"
 #include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/reference.h"
 #include "tests/model/parameter_sums.h"
@@ -234,6 +235,36 @@ TEST(ParameterOps, WeightsThatStayUpcastAreThoseOfTheMoment) {
   expect_same(after);
   EXPECT_THROW(accumulating::UpcastWeights(), c10::Error);
   expect_same(after);
+}
+
+TEST(ParameterOps, PreparedWeightsGiveTheSameAndFollowChanges) {
+  seed_torch(21);
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const at::Tensor weight = at::randn({30, 20}).to(dtype), stacked = at::randn({3, 20, 30}).to(dtype);
+    const at::Tensor bias = at::randn({3, 30}).to(dtype), x = at::randn({5, 20}).to(dtype);
+    const auto results = [&] {
+      return Tensors{
+          accumulating::linear(x, {weight, bias[0]}), accumulating::stacked_linear(x, {stacked, bias}, 0),
+          accumulating::stacked_linear(x, {stacked, bias}, 2), accumulating::head_logits(x, weight)};
+    };
+    const auto expect_equal = [](const Tensors& ours, const Tensors& expected) {
+      for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].equal(expected[i])) << i;
+    };
+    const Tensors before = results();
+    weight.mul_(2);
+    stacked.mul_(0.5);
+    const Tensors after = results();
+    weight.mul_(0.5);
+    stacked.mul_(2);
+    const accumulating::PreparedWeights prepared;
+    expect_equal(results(), before);
+    expect_equal(results(), before);
+    weight.mul_(2);
+    stacked.mul_(0.5);
+    expect_equal(results(), after);
+    EXPECT_THROW(accumulating::PreparedWeights(), c10::Error);
+    expect_equal(results(), after);
+  }
 }
 
 TEST(ParameterOps, AddToAGradientThatIsThereInALowerPrecision) {

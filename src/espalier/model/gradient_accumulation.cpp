@@ -9,6 +9,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "espalier/model/prepared_weights.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
 #include "espalier/ops/elementwise/elementwise.h"
@@ -58,6 +59,18 @@ at::Tensor operand_of(const at::Tensor& weight) {
   return kept.operand;
 }
 
+/// detail::affine of a weight [N, K], which PreparedWeights or UpcastWeights may keep.
+at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (const detail::PreparedWeight* ready = prepared(weight)) return ready->affine(x, bias);
+  return detail::affine(x, operand_of(weight), bias);
+}
+
+/// The same of a weight [K, N].
+at::Tensor affine_of_stacked(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (const detail::PreparedWeight* ready = prepared(weight.t())) return ready->affine(x, bias);
+  return detail::affine(x, operand_of(weight).t(), bias);
+}
+
 /// Adds a b to the .grad of a parameter.
 void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Tensor& b) {
   RECORD_USER_SCOPE("gradient of weight");
@@ -82,7 +95,7 @@ class Linears : public Function<Linears> {
     variable_list outputs;
     for (size_t i = 0; i < bias_of.size(); ++i) {
       const at::Tensor bias = bias_of[i] < 0 ? at::Tensor() : parameters[bias_of[i]];
-      outputs.push_back(detail::affine(operand, operand_of(parameters[i]), bias).to(x.scalar_type()));
+      outputs.push_back(affine(operand, parameters[i], bias).to(x.scalar_type()));
     }
     return outputs;
   }
@@ -124,8 +137,7 @@ class StackedLinear : public Function<StackedLinear> {
     ctx->save_for_backward({x, weight, bias});
     ctx->saved_data["index"] = index;
     const at::Tensor operand = x.to(detail::product_dtype(x));
-    return detail::affine(operand, operand_of(weight.select(0, index)).t(), bias.select(0, index))
-        .to(x.scalar_type());
+    return affine_of_stacked(operand, weight.select(0, index), bias.select(0, index)).to(x.scalar_type());
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

@@ -14,7 +14,7 @@
 #include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
 #include "espalier/engine/step.h"
-#include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/model/prepared_weights.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/stopwatch.h"
 #include "espalier/sample/decode_batch.h"
@@ -68,16 +68,12 @@ class Sampler {
  public:
   Sampler(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
           const std::function<void(const SampleProgress&)>& progress)
-      : decoder_(decoder),
-        prompts_(prompts),
-        options_(options),
-        progress_(progress),
-        head_(decoder.lm_head_weight().detach().to(detail::product_dtype(decoder.lm_head_weight()))) {
+      : decoder_(decoder), prompts_(prompts), options_(options), progress_(progress) {
     status_.completions = prompts.num_rows() * options.samples;
   }
 
   SampleResult run() {
-    const accumulating::UpcastWeights upcast;
+    const accumulating::PreparedWeights prepared;
     const std::vector<int64_t> all = [&] {
       std::vector<int64_t> rows(prompts_.num_rows());
       std::iota(rows.begin(), rows.end(), 0);
@@ -162,8 +158,7 @@ class Sampler {
   /// Logits [B, V] on the host, in the dtype of sums.
   at::Tensor logits_of(const at::Tensor& hidden) const {
     const at::NoGradGuard no_grad;
-    const at::Tensor rows = decoder_.final_norm(hidden);
-    return detail::unrounded_product(rows.to(head_.scalar_type()), head_.t()).cpu();
+    return accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head_weight()).cpu();
   }
 
   /// A token for each sequence from its row of logits. Rows are independent, so threads share them.
@@ -230,7 +225,6 @@ class Sampler {
   const Trajectories& prompts_;
   const SampleOptions& options_;
   const std::function<void(const SampleProgress&)>& progress_;
-  at::Tensor head_;  // [V, hidden_size], as it is multiplied
   SampleResult result_;
   SampleProgress status_;
   int64_t finished_tokens_ = 0;

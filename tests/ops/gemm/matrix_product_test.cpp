@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "espalier/ops/gemm/prepared_weight.h"
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/gemm/forced_products.h"
@@ -64,6 +65,11 @@ void expect_exact_products() {
         const double allowed = sums + (exact_sums ? 0 : 1.01 * rounding(exact, dtype));
         EXPECT_LE(error(unrounded_product, exact), allowed);
         EXPECT_LE(error(sum, exact + 1), allowed + sums);
+
+        const detail::PreparedWeight prepared(b.t());
+        EXPECT_TRUE(prepared.affine(a, {}).equal(plain));
+        EXPECT_TRUE(prepared.affine(a, bias).equal(affine));
+        EXPECT_TRUE(prepared.unrounded(a).equal(unrounded_product));
       }
     }
   }
@@ -87,6 +93,23 @@ TEST(MatrixProduct, IsTheExactOneRoundedOnce) {
   }
 }
 
+// Sums of more than 2,048 words are cut in another way than where they are added to (panel_product.cpp).
+TEST(MatrixProduct, OfAPreparedWeightWithLongSums) {
+  seed_torch(12);
+  const at::Tensor a = at::randn({5, 5001}), weight = at::randn({37, 5001});
+  for (const ProductChoice& choice : kProductChoices) {
+    const ForcedProducts forced(choice);
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor x = a.to(dtype), w = weight.to(dtype);
+      const at::Tensor of_rounded = x.to(at::kDouble).mm(w.to(at::kDouble).t());
+      const double once = detail::rounds_products(x) ? 1.01 * rounding(of_rounded, dtype) : 0;
+      const double sums = 3e-7 * a.norm().item<double>() * weight.norm().item<double>();
+      EXPECT_LE(error(detail::PreparedWeight(w).unrounded(x), of_rounded), sums + once)
+          << to_string(choice) << " " << dtype;
+    }
+  }
+}
+
 // Products of one kind have one result, whoever computes them and whatever is computed with them: else two
 // runs would differ, and a branch of a tree would depend on its neighbours.
 TEST(MatrixProduct, OfPanelsHasTheSameBitsForAnyThreadsAndRows) {
@@ -98,7 +121,9 @@ TEST(MatrixProduct, OfPanelsHasTheSameBitsForAnyThreadsAndRows) {
     const auto results = [&] {
       const at::Tensor sum = at::ones({300, 90});
       detail::add_product(sum, grad.t(), tall);
-      return Results{detail::affine(x, weight, {}), detail::unrounded_product(x, weight.t()), sum};
+      const detail::PreparedWeight prepared(weight);
+      return Results{detail::affine(x, weight, {}), detail::unrounded_product(x, weight.t()), sum,
+                     prepared.affine(x, {}), prepared.affine(x.slice(0, 7, 8), {})};
     };
     Results one;
     {

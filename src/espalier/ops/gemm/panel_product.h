@@ -13,4 +13,16 @@ namespace espalier::detail {
 void panel_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias, const at::Tensor& out,
                    bool add);
 
+/// The right factor b [K, N] of many products, packed once: as large as b, to within padding.
+struct PackedFactor {
+  at::Tensor words;               // the panels
+  at::ScalarType dtype{};         // of b: float32 or bfloat16
+  int64_t rows = 0, columns = 0;  // K, N
+};
+PackedFactor pack_factor(const at::Tensor& b);
+
+/// out = a b + bias as above, of a factor that is packed. All threads take part where b is large, even for
+/// one row, since reading b is then most of the work.
+void panel_product(const at::Tensor& a, const PackedFactor& b, const at::Tensor& bias, const at::Tensor& out);
+
 }  // namespace espalier::detail

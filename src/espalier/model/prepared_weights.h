@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights that are made ready once for many passes of few rows.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "espalier/ops/gemm/prepared_weight.h"
+
+namespace espalier::accumulating {
+
+/// While it lives, linears (model/gradient_accumulation.h) multiply by weights that are made ready once
+/// (ops/gemm/prepared_weight.h): a pass of a few rows would otherwise take most of its time for that. One
+/// that has changed is made ready anew. For passes without gradients. At most one lives at a time; it belongs
+/// to the thread of the passes.
+class PreparedWeights {
+ public:
+  PreparedWeights();
+  ~PreparedWeights();
+  PreparedWeights(const PreparedWeights&) = delete;
+  PreparedWeights& operator=(const PreparedWeights&) = delete;
+};
+
+/// What PreparedWeights keeps of a weight [N, K]; null where none lives.
+const detail::PreparedWeight* prepared(const at::Tensor& weight);
+
+/// The LM head's logits hidden weight^T [T, V], in the dtype of sums. Records no graph.
+at::Tensor head_logits(const at::Tensor& hidden, const at::Tensor& weight);
+
+}  // namespace espalier::accumulating
