@@ -4,6 +4,7 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/gpt_oss_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/granitemoehybrid_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/layer_spec_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/lora_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/mamba2_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/qwen3_5_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/stop_ids_test.cpp)

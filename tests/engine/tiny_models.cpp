@@ -237,9 +237,23 @@ Decoder tiny_decoder(const DecoderConfig& config, uint64_t seed, at::ScalarType 
   return Decoder(config, std::move(parameters), std::move(buffers));
 }
 
+Adapter random_adapter(const std::vector<LinearMap>& maps, const LoraOptions& options, uint64_t seed,
+                       at::ScalarType dtype) {
+  Rng rng(test_seed(seed), 0x10ba);
+  Adapter adapter = init_adapter(maps, options, test_seed(seed), dtype);
+  for (const Parameter& parameter : adapter.parameters) {
+    const double deviation = 1 / std::sqrt(static_cast<double>(parameter.value.size(1)));
+    at::Tensor values = at::empty(parameter.value.sizes(), at::kDouble);
+    double* value = values.mutable_data_ptr<double>();
+    for (int64_t i = 0; i < values.numel(); ++i) value[i] = deviation * rng.normal();
+    parameter.value.detach().copy_(values);
+  }
+  return adapter;
+}
+
 Decoder cast_decoder(const Decoder& decoder, at::ScalarType dtype) {
   std::vector<Parameter> parameters;
-  for (const Parameter& parameter : decoder.parameters()) {
+  for (const Parameter& parameter : decoder.weights()) {
     parameters.push_back(
         {parameter.name, parameter.value.detach().to(dtype, false, /*copy=*/true).requires_grad_()});
   }

@@ -69,11 +69,15 @@ DecoderConfig tiny_config(Family family, int64_t vocab_size);
 /// Weights drawn wide enough that attention is far from uniform; norms near 1, biases not 0.
 Decoder tiny_decoder(const DecoderConfig& config, uint64_t seed, at::ScalarType dtype = at::kDouble);
 
+/// An adapter of these maps whose B is not zero, so that it changes every logit.
+Adapter random_adapter(const std::vector<LinearMap>& maps, const LoraOptions& options, uint64_t seed,
+                       at::ScalarType dtype = at::kDouble);
+
 /// Writes tiny_decoder(tiny_config(...)) as a model folder, which must not exist, saved in `dtype`.
 void write_tiny_model(const std::filesystem::path& folder, Family family, int64_t vocab_size, uint64_t seed,
                       at::ScalarType dtype, bool wide = false);
 
-/// The same weights in float64 or another dtype.
+/// The same weights in float64 or another dtype, without an adapter.
 Decoder cast_decoder(const Decoder& decoder, at::ScalarType dtype);
 
 enum class Shape { kChain, kStar, kSingleTokens, kDeep, kWide, kMixed };

@@ -34,6 +34,16 @@ at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight) {
   return (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(x.scalar_type()) * weight;
 }
 
+constexpr double kScale = 0.25;
+
+accumulating::LowRank adapter(const Tensors& p, size_t i) {
+  return {p[i], p[i + 1], kScale};
+}
+
+at::Tensor plain_adapter(const at::Tensor& x, const Tensors& p, size_t i) {
+  return kScale * at::linear(at::linear(x, p[i]), p[i + 1]);
+}
+
 std::vector<Case> cases() {
   const at::Tensor ids = at::tensor({3, 0, 3, 6, 1}, at::kLong);
   const at::Tensor ends = at::full({5}, 5, at::kInt);
@@ -56,6 +66,23 @@ std::vector<Case> cases() {
              return out[0] * 2 + out[1];
            },
            [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]) * 2 + at::linear(x, p[2]); }},
+          {"linear with an adapter",
+           {{4, 3}, {2, 3}, {4, 2}},
+           {5, 3},
+           [](const auto& x, const auto& p) { return accumulating::linear(x, {p[0], {}, adapter(p, 1)}); },
+           [](const auto& x, const auto& p) { return at::linear(x, p[0]) + plain_adapter(x, p, 1); }},
+          {"three linears of one input, two with adapters",
+           {{4, 3}, {4}, {2, 3}, {4, 2}, {4, 3}, {4, 3}, {1, 3}, {4, 1}},
+           {5, 3},
+           [](const auto& x, const auto& p) {
+             const accumulating::Projection first{p[0], p[1], adapter(p, 2)}, third{p[5], {}, adapter(p, 6)};
+             const auto out = accumulating::linears(x, {first, {p[4]}, third});
+             return out[0] / 2 + out[1] + out[2] / 4;
+           },
+           [](const auto& x, const auto& p) {
+             return (at::linear(x, p[0], p[1]) + plain_adapter(x, p, 2)) / 2 + at::linear(x, p[4]) +
+                    (at::linear(x, p[5]) + plain_adapter(x, p, 6)) / 4;
+           }},
           {"unrounded linear",
            {{4, 3}},
            {5, 3},

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 list(APPEND torch_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/adapter_folder_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/adapter_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/decoder_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/gradient_accumulation_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/init_test.cpp

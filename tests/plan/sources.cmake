@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 list(APPEND core_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/adapter_cost_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/bin_packing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/choosing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/comparison_test.cpp

@@ -8,6 +8,7 @@
 #include "espalier/base/check.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/cost.h"
+#include "espalier/plan/adapter_cost.h"
 #include "espalier/tree/synth.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/ops/threads.h"
@@ -66,15 +67,23 @@ struct Shares {
 };
 
 Shares run(const Trajectories& trajectories, const DecoderConfig& config, const PlanOptions& options,
-           at::ScalarType dtype = at::kFloat, const ObjectiveOptions& objective = {}) {
+           at::ScalarType dtype = at::kFloat, const ObjectiveOptions& objective = {},
+           const std::optional<LoraOptions>& lora = {}) {
   // The work space of more threads is not predicted, and is much beside budgets as small as these.
   const Threads one(1);
   count_tensor_memory();
   const int64_t before = tensor_memory();
-  const Decoder decoder = tiny_decoder(config, 1, dtype);
+  Decoder decoder = tiny_decoder(config, 1, dtype);
   const int64_t weights = tensor_memory() - before;
   const MemoryModel memory = memory_model(config, dtype, std::nullopt, *make_objective(objective));
-  const PlanCosts costs{assumed_time_model(model_cost(config)), memory};
+  PlanCosts costs{assumed_time_model(model_cost(config)), memory};
+  if (lora) {
+    const ModelSpec spec = model_spec(config);
+    const at::ScalarType of_adapters = dtype == at::kDouble ? dtype : at::kFloat;
+    costs = with_adapters(std::move(costs), spec, *lora);
+    decoder = Decoder(config, decoder.weights(), decoder.buffers(),
+                      random_adapter(adapted_maps(spec, lora->targets), *lora, 2, of_adapters));
+  }
   const Step step = make_step(trajectories, all_rows(trajectories),
                               {.plan = options, .objective = objective, .costs = &costs});
   decoder.zero_gradients();
@@ -198,6 +207,28 @@ TEST(TensorMemory, LowerPrecisionAndPackingAreBoundedToo) {
       std::printf("%s %s: measured / predicted peak %.3f\n", c10::toString(dtype),
                   espalier::to_string(strategy), shares.share);
       EXPECT_LE(shares.share, 1.10) << dtype << espalier::to_string(strategy);
+    }
+  }
+}
+
+// Frozen weights have no gradients, and fewer activations are kept.
+TEST(TensorMemory, AdaptersAreBoundedToo) {
+  const Trajectories tree = as_trajectories(
+      synthesize({.depth = 4, .branching = 3, .node_length = 40, .vocab_size = 31, .seed = test_seed(7)}),
+      1000);
+  const std::vector<std::string> targets[] = {{"q_proj", "v_proj"}, {kAllLinear}};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const CheckpointActivations checkpoint :
+         {CheckpointActivations::kNone, CheckpointActivations::kLayer, CheckpointActivations::kPiece}) {
+      for (const auto& names : targets) {
+        const LoraOptions lora{.rank = 2, .alpha = 2, .targets = names};
+        const Shares shares = run(tree, measured_config(Family::kLlama),
+                                  {Strategy::kPartition, 600, checkpoint}, dtype, {}, lora);
+        std::printf("%s %s %s: measured / predicted peak %.3f\n", c10::toString(dtype),
+                    espalier::to_string(checkpoint), names.front().c_str(), shares.share);
+        EXPECT_LE(shares.share, 1.10) << dtype << espalier::to_string(checkpoint) << names.front();
+        EXPECT_GE(shares.share, 0.75) << dtype << espalier::to_string(checkpoint) << names.front();
+      }
     }
   }
 }

@@ -86,7 +86,8 @@ void ContextFrame::append_seeds(const std::vector<LayerContext>& live, std::vect
     for (size_t i = 0; i < live[layer].size(); ++i) {
       const bool in_leaf = i < leaves_[layer].size() && leaves_[layer][i].grad().defined();
       const at::Tensor gradient = in_leaf ? leaves_[layer][i].grad() : gradient_sums_[layer][i];
-      if (!gradient.defined()) continue;
+      // Below the first adapter of a frozen model nothing has a gradient.
+      if (!gradient.defined() || !live[layer][i].requires_grad()) continue;
       tensors->push_back(live[layer][i]);
       const at::Tensor& target = live[layer][i];
       gradients->push_back(from_host(gradient, target.device(), /*copy=*/false).to(target.scalar_type()));

@@ -51,7 +51,11 @@ class Recompute : public torch::autograd::Function<Recompute> {
 }  // namespace
 
 std::vector<at::Tensor> recompute(const at::Tensor& input, Recomputed function) {
-  return Recompute::apply(input, c10::make_intrusive<Held>(std::move(function)));
+  // Autograd runs backward only where an input asks for it. That of the first layer of a frozen model does
+  // not, although the layer's adapters do.
+  const bool frozen = at::GradMode::is_enabled() && !input.requires_grad();
+  return Recompute::apply(frozen ? input.detach().requires_grad_() : input,
+                          c10::make_intrusive<Held>(std::move(function)));
 }
 
 }  // namespace espalier

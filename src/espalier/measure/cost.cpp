@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "espalier/model/decoder.h"
 #include "espalier/ops/edge_logprobs/logit_blocks.h"
 #include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/plan/adapter_cost.h"
 
 namespace espalier {
 
@@ -62,6 +62,18 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
   // Where kernels do it, gradients take the place of their logits (edge_logprobs_cuda.cpp).
   model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;
   return model;
+}
+
+ModelCost cost_of(const Decoder& decoder) {
+  const ModelSpec spec = model_spec(decoder.config());
+  if (!decoder.has_adapter()) return model_cost(spec);
+  LoraOptions lora{.rank = decoder.adapter().parameters.front().value.size(0)};
+  for (const LinearMap& map : adaptable_maps(spec)) {
+    const bool adapted = std::ranges::any_of(
+        decoder.adapter().parameters, [&](const Parameter& each) { return each.name == map.name + kLoraA; });
+    if (adapted) lora.targets.push_back(map.name);
+  }
+  return with_adapters(model_cost(spec), spec, lora);
 }
 
 TimeModel assumed_times(const DecoderConfig& config, at::Device device) {

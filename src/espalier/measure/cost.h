@@ -12,6 +12,7 @@
 
 #include "espalier/config/config.h"
 #include "espalier/engine/step.h"
+#include "espalier/model/decoder.h"
 #include "espalier/objective/objective.h"
 #include "espalier/plan/loss_work.h"
 #include "espalier/plan/memory_model.h"
@@ -35,6 +36,9 @@ double speedup_bound(const ModelCost& model, const Step& step);
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
                          std::optional<OptimizerKind> optimizer, const Objective& objective,
                          at::Device device = at::kCPU);
+
+/// What a decoder costs, its adapter included.
+ModelCost cost_of(const Decoder& decoder);
 
 /// assumed_time_model of the config on a device.
 TimeModel assumed_times(const DecoderConfig& config, at::Device device);

@@ -213,9 +213,10 @@ std::map<Kind, double> flops_by_kind(const ModelCost& model, const StepResult& r
   forward += result.recomputed;
   const FlopCount forward_count = forward_flops(model, forward);
   const FlopCount backward_count = backward_flops(model, result.work);
+  const double of_input = model.frozen ? forward_flops(model, result.work).linear : backward_count.linear / 2;
   return {{{"linear", kForward}, forward_count.linear},
-          {{"linear", kGradientOfInput}, backward_count.linear / 2},
-          {{"linear", kGradientOfWeight}, backward_count.linear / 2},
+          {{"linear", kGradientOfInput}, of_input},
+          {{"linear", kGradientOfWeight}, backward_count.linear - of_input},
           {{"attention", kForward}, forward_count.attention},
           {{"attention", kBackward}, backward_count.attention},
           {{"head", kForward}, forward_flops(model, result.work).head},
@@ -287,7 +288,7 @@ ProfileSummary Profiler::stop(const Decoder& decoder, const StepResult& result) 
   summary.trace = trace_;
   summary.seconds = 1e-9 * static_cast<double>(step->durationNs());
   summary.gemm_flops_per_second = gemm_rate(detail::product_dtype(decoder.lm_head_weight()), device_);
-  std::map<Kind, double> flops = flops_by_kind(model_cost(decoder.config()), result);
+  std::map<Kind, double> flops = flops_by_kind(cost_of(decoder), result);
   const auto seconds_by_kind =
       device_.is_cuda() ? device_seconds(recorded->events(), *step) : host_seconds(recorded->events(), *step);
   for (const auto& [kind, seconds] : seconds_by_kind) {

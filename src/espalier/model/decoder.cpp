@@ -47,6 +47,19 @@ void check_parameters(const DecoderConfig& config, const std::vector<Parameter>&
                 first.device());
 }
 
+/// Adapters are trained in place of the weights.
+void freeze_for(const Adapter& adapter, const DecoderConfig& config, const std::vector<Parameter>& weights) {
+  check_adapter(model_spec(config), adapter);
+  const at::Tensor& first = weights.front().value;
+  const at::ScalarType dtype = detail::accumulator_dtype(first.scalar_type());
+  for (const Parameter& parameter : adapter.parameters) {
+    TORCH_CHECK(parameter.value.scalar_type() == dtype && parameter.value.device() == first.device(),
+                "Decoder: expected ", parameter.name, " in ", dtype, " on ", first.device(), ", received ",
+                parameter.value.scalar_type(), " on ", parameter.value.device());
+  }
+  for (const Parameter& weight : weights) at::Tensor(weight.value).set_requires_grad(false);
+}
+
 }  // namespace
 
 Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters& parameters,
@@ -91,12 +104,17 @@ Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters&
   return layer;
 }
 
-Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::vector<Parameter> buffers)
-    : config_(std::move(config)), parameters_(std::move(parameters)), buffers_(std::move(buffers)) {
-  check_parameters(config_, parameters_, buffers_);
-  const NamedParameters all(parameters_, "");
+Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::vector<Parameter> buffers,
+                 Adapter adapter)
+    : config_(std::move(config)),
+      weights_(std::move(parameters)),
+      buffers_(std::move(buffers)),
+      adapter_(std::move(adapter)) {
+  check_parameters(config_, weights_, buffers_);
+  if (has_adapter()) freeze_for(adapter_, config_, weights_);
+  const NamedParameters all(weights_, "");
   embed_tokens_ = all.at(config_.parameter_prefix + config_.embedding_name + ".weight");
-  std::span<const Parameter> rest(parameters_);
+  std::span<const Parameter> rest(weights_);
   rest = rest.subspan(1);
   const ModelSpec spec = model_spec(config_);
   RouterPlace place{.num_routers = static_cast<int64_t>(config_.moe_layers.size())};
@@ -104,7 +122,7 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
     const size_t count = layer_parameters(layer, spec.hidden_size).size();
     place.layer = static_cast<int64_t>(layers_.size());
     const std::string prefix = layer_prefix(spec, place.layer);
-    layers_.push_back(make_layer(layer, {rest.first(count), prefix}, {buffers_, prefix}, place));
+    layers_.push_back(make_layer(layer, {rest.first(count), prefix, adapter_}, {buffers_, prefix}, place));
     if (std::holds_alternative<MoeMlp>(layers_.back().mlp)) ++place.router;
     rest = rest.subspan(count);
   }

@@ -9,6 +9,7 @@
 
 #include "espalier/config/config.h"
 #include "espalier/config/layer_spec.h"
+#include "espalier/model/adapter.h"
 #include "espalier/model/layers/attention.h"
 #include "espalier/model/layers/dense_mlp.h"
 #include "espalier/model/layers/gated_delta.h"
@@ -23,8 +24,10 @@ class Decoder : public Model {
  public:
   /// `parameters` must be those of parameter_shapes(config), in that order, of one floating dtype, on one
   /// device; `buffers` those of buffer_shapes(config), in that order, in the dtype of sums (float32, float64
-  /// for float64), on that device.
-  Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::vector<Parameter> buffers = {});
+  /// for float64), on that device. With an adapter, whose parameters are in the dtype of sums on that device,
+  /// the former are frozen: they no longer require gradients.
+  Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::vector<Parameter> buffers = {},
+          Adapter adapter = {});
 
   /// Final hidden states (of final_norm) [T, hidden_size] of input_ids [T] int64 at position_ids [T]
   /// int64. Norms and rotary angles are computed in float32 as in Transformers; norms in float64 for float64.
@@ -42,8 +45,16 @@ class Decoder : public Model {
   LayerOutput layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
                     const SequenceOps& sequence, const at::Tensor& rows = {}) const override;
   at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const override;
-  const std::vector<Parameter>& parameters() const override { return parameters_; }
+  const std::vector<Parameter>& parameters() const override {
+    return has_adapter() ? adapter_.parameters : weights_;
+  }
+  /// Those of parameter_shapes(config); the same as parameters() without an adapter.
+  const std::vector<Parameter>& weights() const { return weights_; }
   const std::vector<Parameter>& buffers() const { return buffers_; }
+  bool has_adapter() const { return !adapter_.parameters.empty(); }
+  const Adapter& adapter() const { return adapter_; }
+  /// Of weights and activations.
+  at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
   at::Device device() const override { return embed_tokens_.device(); }
 
   /// What the LM head is given, of the last layer's hidden states [..., hidden_size]: the last norm, divided
@@ -74,8 +85,9 @@ class Decoder : public Model {
   static constexpr int64_t kTablesOfRope = 2;  // cos and sin
 
   DecoderConfig config_;
-  std::vector<Parameter> parameters_, buffers_;
-  // The same tensors as in parameters_, by their place in the network.
+  std::vector<Parameter> weights_, buffers_;
+  Adapter adapter_;
+  // The same tensors as in weights_, by their place in the network.
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<Layer> layers_;
   std::vector<RotaryFrequencies> ropes_;  // of all layers; or of full attention, then of sliding windows

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include <algorithm>
 #include <optional>
 #include <unordered_map>
 
@@ -82,50 +83,94 @@ void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Ten
   }
 }
 
-// Parameters: all weights, then the biases that there are; bias_of[i] is the place of projection i's, or -1.
+/// Where the tensors of projections are in the list that autograd sees: all weights first. Autograd knows
+/// nothing of structs.
+struct Places {
+  std::vector<int64_t> bias;     // of each projection, or -1
+  std::vector<int64_t> adapter;  // of a, which b follows; or -1
+  std::vector<double> scale;     // of adapters
+
+  void save(AutogradContext* ctx) const {
+    ctx->saved_data["bias"] = bias;
+    ctx->saved_data["adapter"] = adapter;
+    ctx->saved_data["scale"] = scale;
+  }
+  static Places saved(AutogradContext* ctx) {
+    return {ctx->saved_data["bias"].toIntVector(), ctx->saved_data["adapter"].toIntVector(),
+            ctx->saved_data["scale"].toDoubleVector()};
+  }
+};
+
 class Linears : public Function<Linears> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::TensorList& parameters,
-                               const std::vector<int64_t>& bias_of) {
-    variable_list saved{x};
+                               const Places& places) {
+    const size_t count = places.bias.size();
+    const at::Tensor operand = x.to(detail::product_dtype(x));
+    variable_list outputs, inner(count);
+    for (size_t i = 0; i < count; ++i) {
+      const at::Tensor bias = places.bias[i] < 0 ? at::Tensor() : parameters[places.bias[i]];
+      at::Tensor output;
+      if (places.adapter[i] < 0) {
+        output = affine(operand, parameters[i], bias);
+      } else {
+        output = detail::unrounded_product(operand, operand_of(parameters[i]).t());
+        if (bias.defined()) output.add_(bias);
+        const at::Tensor &a = parameters[places.adapter[i]], &b = parameters[places.adapter[i] + 1];
+        inner[i] = detail::affine(x.to(a.scalar_type()), a, {}).mul_(places.scale[i]);
+        detail::add_product(output, inner[i], b.t());
+      }
+      outputs.push_back(output.to(x.scalar_type()));
+    }
+    const auto is_trained = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
+    const bool needs_x = std::any_of(parameters.begin(), parameters.begin() + count, is_trained) ||
+                         std::ranges::any_of(inner, &at::Tensor::defined);
+    variable_list saved{needs_x ? x : at::Tensor()};
+    saved.insert(saved.end(), inner.begin(), inner.end());
     saved.insert(saved.end(), parameters.begin(), parameters.end());
     ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["bias_of"] = bias_of;
-    const at::Tensor operand = x.to(detail::product_dtype(x));
-    variable_list outputs;
-    for (size_t i = 0; i < bias_of.size(); ++i) {
-      const at::Tensor bias = bias_of[i] < 0 ? at::Tensor() : parameters[bias_of[i]];
-      outputs.push_back(affine(operand, parameters[i], bias).to(x.scalar_type()));
-    }
+    places.save(ctx);
     return outputs;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::NoGradGuard no_grad;
+    const Places places = Places::saved(ctx);
     const variable_list saved = ctx->get_saved_variables();
-    const std::vector<int64_t> bias_of = ctx->saved_data["bias_of"].toIntVector();
     const at::Tensor& x = saved[0];
-    const at::Tensor operand = x.to(detail::product_dtype(x));
+    const auto inner = saved.begin() + 1, parameters = inner + static_cast<int64_t>(grads.size());
+    const at::ScalarType dtype = grads.front().scalar_type(),
+                         product_dtype = detail::product_dtype(grads.front());
+    const at::Tensor operand = x.defined() ? x.to(product_dtype) : x;
     at::Tensor grad_x;
     for (size_t i = 0; i < grads.size(); ++i) {
-      const at::Tensor& weight = saved[1 + i];
-      const at::Tensor bias = bias_of[i] < 0 ? at::Tensor() : saved[1 + bias_of[i]];
-      const at::Tensor grad = grads[i].to(operand.scalar_type());
+      const at::Tensor& weight = parameters[static_cast<int64_t>(i)];
+      const at::Tensor bias = places.bias[i] < 0 ? at::Tensor() : parameters[places.bias[i]];
+      const at::Tensor grad = grads[i].to(product_dtype);
       if (weight.requires_grad()) add_product(weight, grad.t(), operand);
       if (bias.defined() && bias.requires_grad()) {
         add_gradient(bias, grad.sum({0}, /*keepdim=*/false, sum_dtype(bias)));
       }
-      if (!ctx->needs_input_grad(0)) continue;
-      if (grads.size() == 1) {
-        grad_x = detail::affine(grad, operand_of(weight).t(), {});  // nothing to add: rounded at once
-      } else if (grad_x.defined()) {
-        detail::add_product(grad_x, grad, operand_of(weight));
-      } else {
-        grad_x = detail::unrounded_product(grad, operand_of(weight));
+      const bool is_adapted = places.adapter[i] >= 0;
+      if (ctx->needs_input_grad(0)) {
+        if (grads.size() == 1 && !is_adapted) {
+          grad_x = detail::affine(grad, operand_of(weight).t(), {});  // nothing to add: rounded at once
+        } else if (grad_x.defined()) {
+          detail::add_product(grad_x, grad, operand_of(weight));
+        } else {
+          grad_x = detail::unrounded_product(grad, operand_of(weight));
+        }
       }
+      if (!is_adapted) continue;
+      const at::Tensor &a = parameters[places.adapter[i]], &b = parameters[places.adapter[i] + 1];
+      const at::Tensor wide = grads[i].to(b.scalar_type());
+      const at::Tensor grad_inner = detail::affine(wide, b.t(), {}).mul_(places.scale[i]);
+      if (b.requires_grad()) add_product(b, wide.t(), inner[static_cast<int64_t>(i)]);
+      if (a.requires_grad()) add_product(a, grad_inner.t(), x.to(a.scalar_type()));
+      if (grad_x.defined()) detail::add_product(grad_x, grad_inner, a);
     }
-    variable_list all(saved.size() + 1);
-    if (grad_x.defined()) all[0] = grad_x.to(x.scalar_type());
+    variable_list all(1 + (saved.end() - parameters) + 1);
+    if (grad_x.defined()) all[0] = grad_x.to(dtype);
     return all;
   }
 };
@@ -309,13 +354,17 @@ at::Tensor linear(const at::Tensor& x, const Projection& projection) {
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projection>& projections) {
   RECORD_USER_SCOPE("linear");
   std::vector<at::Tensor> parameters;
-  std::vector<int64_t> bias_of;
+  Places places;
   for (const Projection& projection : projections) parameters.push_back(projection.weight);
   for (const Projection& projection : projections) {
-    bias_of.push_back(projection.bias.defined() ? static_cast<int64_t>(parameters.size()) : -1);
+    places.bias.push_back(projection.bias.defined() ? static_cast<int64_t>(parameters.size()) : -1);
     if (projection.bias.defined()) parameters.push_back(projection.bias);
+    const auto& [lora_a, lora_b, scale] = projection.adapter;
+    places.adapter.push_back(lora_a.defined() ? static_cast<int64_t>(parameters.size()) : -1);
+    places.scale.push_back(scale);
+    if (lora_a.defined()) parameters.insert(parameters.end(), {lora_a, lora_b});
   }
-  return Linears::apply(x, at::TensorList(parameters), bias_of);
+  return Linears::apply(x, at::TensorList(parameters), places);
 }
 
 at::Tensor stacked_linear(const at::Tensor& x, const StackedProjections& projections, int64_t index) {

@@ -17,12 +17,21 @@ namespace espalier::accumulating {
 /// Adds to the .grad of a parameter as said above; `gradient` has its shape.
 void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient);
 
+/// What is added to a projection: scale (x a^T) b^T. In the dtype of sums, in which it is computed.
+struct LowRank {
+  at::Tensor a{};  // [rank, in]; undefined: nothing is added
+  at::Tensor b{};  // [out, rank]
+  double scale = 0;
+};
+
 struct Projection {
   at::Tensor weight;  // [out, in]
   at::Tensor bias{};  // [out], or undefined
+  LowRank adapter{};
 };
 
-/// x [T, in] -> x weight^T + bias [T, out].
+/// x [T, in] -> x weight^T + bias [T, out], and what the adapter adds; rounded once. x is kept for backward
+/// where the weight or an adapter has a gradient.
 at::Tensor linear(const at::Tensor& x, const Projection& projection);
 
 /// The same for several projections of one x, whose gradient is then summed in place, in the dtype of sums.

@@ -123,6 +123,17 @@ bool is_zero_centered(const DecoderConfig& config, const std::string& name) {
          !name.ends_with("linear_attn.norm.weight");
 }
 
+at::Tensor drawn(const std::vector<int64_t>& shape, at::ScalarType dtype, const Distribution& distribution,
+                 uint64_t seed, uint64_t stream) {
+  at::Tensor values = at::empty(shape, dtype == at::kDouble ? dtype : at::kFloat);
+  if (dtype == at::kDouble) {
+    fill(values.mutable_data_ptr<double>(), values.numel(), distribution, seed, stream);
+  } else {
+    fill(values.mutable_data_ptr<float>(), values.numel(), distribution, seed, stream);
+  }
+  return values.to(dtype);
+}
+
 at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& parameter, uint64_t seed,
                           at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
@@ -140,13 +151,7 @@ at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& par
   if (parameter.shape.size() == 1 && !is_drawn) return at::ones(parameter.shape, options);
   const uint64_t stream = hash_name(parameter.name);
   const Distribution distribution = distribution_of(config, parameter);
-  at::Tensor values = at::empty(parameter.shape, options.dtype(dtype == at::kDouble ? dtype : at::kFloat));
-  if (dtype == at::kDouble) {
-    fill(values.mutable_data_ptr<double>(), values.numel(), distribution, seed, stream);
-  } else {
-    fill(values.mutable_data_ptr<float>(), values.numel(), distribution, seed, stream);
-  }
-  return values.to(dtype);
+  return drawn(parameter.shape, dtype, distribution, seed, stream);
 }
 
 void make_empty_folder(const fs::path& folder) {
@@ -196,6 +201,21 @@ Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, 
   }
   std::vector<Parameter> buffers = zero_buffers(config, detail::accumulator_dtype(dtype), device);
   return Decoder(std::move(config), std::move(parameters), std::move(buffers));
+}
+
+Adapter init_adapter(const std::vector<LinearMap>& maps, const LoraOptions& options, uint64_t seed,
+                     at::ScalarType dtype, at::Device device) {
+  check_lora_options(options);
+  Adapter adapter{.scale = lora_scale(options), .parameters = {}};
+  for (const LinearMap& map : maps) {
+    const std::string name = map.name + kLoraA;
+    const Distribution distribution{.uniform = true, .scale = 1 / std::sqrt(static_cast<double>(map.in))};
+    const at::Tensor a = drawn({options.rank, map.in}, dtype, distribution, seed, hash_name(name));
+    const at::Tensor b = at::zeros({map.out, options.rank}, dtype);
+    adapter.parameters.push_back({name, a.to(device).set_requires_grad(true)});
+    adapter.parameters.push_back({map.name + kLoraB, b.to(device).set_requires_grad(true)});
+  }
+  return adapter;
 }
 
 }  // namespace espalier

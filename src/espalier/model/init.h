@@ -31,4 +31,9 @@ void init_model(const InitOptions& options);
 /// The same model in memory, as load_decoder reads one of float32.
 Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, at::Device device = at::kCPU);
 
+/// Adapters of `maps` as PEFT draws them: A uniform in [-1 / sqrt(in), 1 / sqrt(in)), B 0, so that they
+/// change nothing yet. Streams as of init_model.
+Adapter init_adapter(const std::vector<LinearMap>& maps, const LoraOptions& options, uint64_t seed,
+                     at::ScalarType dtype, at::Device device = at::kCPU);
+
 }  // namespace espalier

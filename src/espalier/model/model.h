@@ -65,6 +65,7 @@ class Model {
   /// states [R, hidden_size].
   virtual at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const = 0;
 
+  /// What is trained: all weights, or of a model with an adapter the adapter's.
   virtual const std::vector<Parameter>& parameters() const = 0;
 
   /// Of parameters and everything computed from them.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/words.h"
 
 namespace espalier {
 namespace {
@@ -18,7 +19,26 @@ namespace {
 constexpr std::array<std::pair<const char*, at::ScalarType>, 4> kFloatingDtypes = {
     {{"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf}, {"BF16", at::kBFloat16}}};
 
+constexpr auto kDtypes = std::to_array<Word<at::ScalarType>>(
+    {{"float64", at::kDouble}, {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}});
+
 }  // namespace
+
+std::vector<std::string> dtype_names() {
+  return all_words(kDtypes);
+}
+
+at::ScalarType parse_dtype(const std::string& name) {
+  return parse_word(kDtypes, "dtype", name);
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  for (const auto& each : kDtypes) {
+    if (each.value == dtype) return std::string(each.word);
+  }
+  throw InputError(
+      fmt::format("dtype: expected {}, received {}", fmt::join(dtype_names(), ", "), at::toString(dtype)));
+}
 
 std::optional<at::ScalarType> floating_dtype(const std::string& word) {
   for (const auto& [name, dtype] : kFloatingDtypes) {
@@ -56,6 +76,22 @@ TensorView view_tensor(const std::string& name, const at::Tensor& tensor) {
   view.shape = tensor.sizes().vec();
   view.bytes = {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
   return view;
+}
+
+at::Tensor converted_tensor(const TensorView& tensor, const std::string& where,
+                            const std::vector<int64_t>& shape, at::ScalarType dtype, at::Device device) {
+  ESPALIER_CHECK(tensor.shape == shape, "{}: tensor `{}`: expected shape [{}], received [{}]", where,
+                 tensor.name, fmt::join(shape, ", "), fmt::join(tensor.shape, ", "));
+  const std::optional<at::ScalarType> stored = floating_dtype(tensor.dtype);
+  ESPALIER_CHECK(stored.has_value(), "{}: tensor `{}`: expected dtype F64, F32, BF16 or F16, received {}",
+                 where, tensor.name, tensor.dtype);
+  // Copied before it is converted, since a mapped tensor may be unaligned.
+  at::Tensor value = at::empty(tensor.shape, at::TensorOptions().dtype(*stored));
+  if (!tensor.bytes.empty()) std::memcpy(value.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());
+  value = value.to(device).to(dtype);
+  const std::string fault = nonfinite_text(value);
+  ESPALIER_CHECK(fault.empty(), "{}: tensor `{}`: as {} it {}", where, tensor.name, dtype_name(dtype), fault);
+  return value;
 }
 
 void read_tensor(const SafetensorsFile& file, const std::string& name, const at::Tensor& tensor) {

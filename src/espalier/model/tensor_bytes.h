@@ -3,9 +3,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "espalier/base/check.h"
 #include "espalier/base/safetensors.h"
@@ -24,11 +26,21 @@ class NonFiniteError : public InputError {
 /// Whether all values are finite. Waits for the tensor's device.
 bool all_finite(const at::Tensor& tensor);
 
+/// "float64" | "float32" | "bfloat16"; throws InputError naming the accepted words.
+std::vector<std::string> dtype_names();
+at::ScalarType parse_dtype(const std::string& name);
+std::string dtype_name(at::ScalarType dtype);
+
 /// "holds 3 values of 976 that are not finite (the first: nan at 12)"; "" where all are finite.
 std::string nonfinite_text(const at::Tensor& tensor);
 
 /// `tensor` (contiguous, on the CPU, of a floating dtype) as a named entry. The entry points into the tensor.
 TensorView view_tensor(const std::string& name, const at::Tensor& tensor);
+
+/// The values of an entry in `dtype` on `device`. Throws InputError naming `where` and the tensor when the
+/// shape is not `shape`, the entry is of no floating dtype, or its values are not finite in `dtype`.
+at::Tensor converted_tensor(const TensorView& tensor, const std::string& where,
+                            const std::vector<int64_t>& shape, at::ScalarType dtype, at::Device device);
 
 /// Overwrites `tensor` (contiguous, of a floating dtype, on any device) with the entry `name` of `file`, bit
 /// for bit. Throws InputError when it is missing or of another dtype or shape.

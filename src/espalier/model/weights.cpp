@@ -9,15 +9,16 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/hash.h"
 #include "espalier/base/json_file.h"
 #include "espalier/base/manifest.h"
 #include "espalier/base/safetensors.h"
-#include "espalier/base/words.h"
 #include "espalier/model/extra_tensors.h"
 #include "espalier/model/fused_experts.h"
 #include "espalier/model/tensor_bytes.h"
@@ -180,19 +181,7 @@ std::set<std::string> stored_names(const WeightFiles& weights,
 at::Tensor read_parameter(const WeightFiles& weights, const ParameterShape& expected, at::ScalarType dtype,
                           at::Device device) {
   const auto [tensor, file] = find_parameter(weights, expected.name);
-  const std::string& where = file.native();
-  ESPALIER_CHECK(tensor.shape == expected.shape, "{}: tensor `{}`: expected shape [{}], received [{}]", where,
-                 tensor.name, fmt::join(expected.shape, ", "), fmt::join(tensor.shape, ", "));
-  const std::optional<at::ScalarType> stored = floating_dtype(tensor.dtype);
-  ESPALIER_CHECK(stored.has_value(), "{}: tensor `{}`: expected dtype F64, F32, BF16 or F16, received {}",
-                 where, tensor.name, tensor.dtype);
-  // Copied before it is converted, since a mapped tensor may be unaligned.
-  at::Tensor value = at::empty(tensor.shape, at::TensorOptions().dtype(*stored));
-  if (!tensor.bytes.empty()) std::memcpy(value.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());
-  value = value.to(device).to(dtype);
-  const std::string fault = nonfinite_text(value);
-  ESPALIER_CHECK(fault.empty(), "{}: tensor `{}`: as {} it {}", where, tensor.name, dtype_name(dtype), fault);
-  return value;
+  return converted_tensor(tensor, file.string(), expected.shape, dtype, device);
 }
 
 /// Whether two stored tensors of floating dtypes hold the same values.
@@ -327,26 +316,7 @@ std::vector<TensorView> tensors_to_write(const KeptFile& file,
   return tensors;
 }
 
-constexpr auto kDtypes = std::to_array<Word<at::ScalarType>>(
-    {{"float64", at::kDouble}, {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}});
-
 }  // namespace
-
-std::vector<std::string> dtype_names() {
-  return all_words(kDtypes);
-}
-
-at::ScalarType parse_dtype(const std::string& name) {
-  return parse_word(kDtypes, "dtype", name);
-}
-
-std::string dtype_name(at::ScalarType dtype) {
-  for (const auto& each : kDtypes) {
-    if (each.value == dtype) return std::string(each.word);
-  }
-  throw InputError(
-      fmt::format("dtype: expected {}, received {}", fmt::join(dtype_names(), ", "), at::toString(dtype)));
-}
 
 Decoder load_decoder(const fs::path& model_folder, at::ScalarType dtype, at::Device device) {
   DecoderConfig config = read_config_file(resolve_inside(model_folder, "config.json"));
@@ -374,6 +344,15 @@ std::vector<std::string> carried_tensors(const fs::path& model_folder) {
   const std::vector<ParameterShape> shapes = parameter_shapes(config);
   const WeightFiles weights = open_weights(model_folder);
   return check_extra_tensors(config, weights, shapes);
+}
+
+std::string weights_hash(const fs::path& model_folder) {
+  std::string list;
+  for (const SafetensorsFile& file : open_weights(model_folder).files)
+    list += fmt::format("{} {}\n", file.path().filename().string(), hash_file(file.path()));
+  Hasher hasher;
+  hasher.add(std::as_bytes(std::span(list)));
+  return hasher.digits();
 }
 
 struct SourceModel::Content {
@@ -420,7 +399,7 @@ void SourceModel::save(const Decoder& decoder, const fs::path& out, at::ScalarTy
                  content_->folder.string());
 
   std::map<std::string, at::Tensor> values;
-  for (const Parameter& parameter : decoder.parameters()) values.emplace(parameter.name, parameter.value);
+  for (const Parameter& parameter : decoder.weights()) values.emplace(parameter.name, parameter.value);
   if (decoder.config().tie_word_embeddings)
     values.emplace(kLmHead, values.at(embedding_of(decoder.config())));
   int64_t total_bytes = 0;

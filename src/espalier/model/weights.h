@@ -13,13 +13,9 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/model/decoder.h"
+#include "espalier/model/tensor_bytes.h"
 
 namespace espalier {
-
-/// "float64" | "float32" | "bfloat16"; throws InputError naming the accepted words.
-std::vector<std::string> dtype_names();
-at::ScalarType parse_dtype(const std::string& name);
-std::string dtype_name(at::ScalarType dtype);
 
 /// Reads config.json and model.safetensors, or the shards of model.safetensors.index.json (plain file names
 /// inside the folder only), converts to `dtype` on `device`. Missing parameters, wrong shapes, wrong dtypes
@@ -33,6 +29,9 @@ Decoder load_decoder(const std::filesystem::path& model_folder, at::ScalarType d
 /// The names of the tensors in a model's files that the decoder does not have and that save_decoder carries
 /// along, sorted. Throws what load_decoder throws about missing and extra tensors, without reading the rest.
 std::vector<std::string> carried_tensors(const std::filesystem::path& model_folder);
+
+/// The hash (base/hash.h) of the names and contents of a model's files of weights. Reads all of them.
+std::string weights_hash(const std::filesystem::path& model_folder);
 
 /// What a saved model takes over from the folder that it was loaded from: names, order and sharding of the
 /// tensors, those that the decoder does not know, config.json, tokenizer and generation files. All of it is

@@ -27,33 +27,44 @@ double linear_work(const ModelCost& model, const Work& work) {
              static_cast<double>(work.tokens - work.logit_rows);
 }
 
+// Likewise of adapters.
+double adapter_work(const ModelCost& model, const Work& work) {
+  return model.adapter_weights() * static_cast<double>(work.tokens) -
+         static_cast<double>(model.layers.back().adapter_weights_after_mixer) *
+             static_cast<double>(work.tokens - work.logit_rows);
+}
+
 struct FlopFactors {
   double linear;      // per weight and token
   double recurrence;  // per multiply-add
   double attention;   // per element of a head and visible pair
   double head;        // per weight and row
+  double gradient;    // of linear and of head, what the weights' own gradients take
 };
 
 FlopCount flops_of(const ModelCost& model, const Work& work, const FlopFactors& factors) {
   const double pair_elements = weighted_pairs(model, work.pairs, work.window_pairs,
                                               [](const LayerCost& layer) { return layer.pair_elements; });
+  const double spared = model.frozen ? factors.gradient : 0;
   FlopCount flops;
-  flops.linear =
-      factors.linear * linear_work(model, work) + factors.recurrence * recurrence_work(model, work);
+  flops.linear = (factors.linear - spared) * linear_work(model, work) +
+                 factors.linear * adapter_work(model, work) +
+                 factors.recurrence * recurrence_work(model, work);
   flops.attention = factors.attention * pair_elements;
-  flops.head = factors.head * static_cast<double>(model.hidden_size) * static_cast<double>(model.vocab_size) *
-               static_cast<double>(work.logit_rows);
+  flops.head = (factors.head - spared) * static_cast<double>(model.hidden_size) *
+               static_cast<double>(model.vocab_size) * static_cast<double>(work.logit_rows);
   return flops;
 }
 
-constexpr FlopFactors kForward{.linear = 2, .recurrence = 2, .attention = 4, .head = 2};
-constexpr FlopFactors kBackward{.linear = 4, .recurrence = 6, .attention = 10, .head = 6};
+constexpr FlopFactors kForward{.linear = 2, .recurrence = 2, .attention = 4, .head = 2, .gradient = 0};
+constexpr FlopFactors kBackward{.linear = 4, .recurrence = 6, .attention = 10, .head = 6, .gradient = 2};
 
 }  // namespace
 
 double layer_tokens(const ModelCost& model, const Work& work) {
-  return (linear_work(model, work) + recurrence_work(model, work)) / (model.weights() + model.recurrence()) *
-         model.num_layers();
+  const double share = model.frozen ? 1 - kBackward.gradient / (kForward.linear + kBackward.linear) : 1;
+  return (share * linear_work(model, work) + adapter_work(model, work) + recurrence_work(model, work)) /
+         (model.weights() + model.recurrence()) * model.num_layers();
 }
 
 FlopCount forward_flops(const ModelCost& model, const Work& work) {
@@ -69,7 +80,8 @@ FlopCount step_flops(const ModelCost& model, const Work& work) {
                   {.linear = kForward.linear + kBackward.linear,
                    .recurrence = kForward.recurrence + kBackward.recurrence,
                    .attention = kForward.attention + kBackward.attention,
-                   .head = kForward.head + kBackward.head});
+                   .head = kForward.head + kBackward.head,
+                   .gradient = kForward.gradient + kBackward.gradient});
 }
 
 }  // namespace espalier

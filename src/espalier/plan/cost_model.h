@@ -23,7 +23,8 @@ struct Work {
 /// after the mixer of the last layer works on logit rows only. Recurrences, which count among them: 2 per
 /// multiply-add forward, 6 backward (the chunks are computed again). Attention: 4 head_dim per pair and head
 /// forward, 10 head_dim backward (the scores are computed again; Dao, FlashAttention-2, 2023, section 4.1).
-/// LM head: 2 per weight and row forward, 6 backward (the logits are computed again).
+/// LM head: 2 per weight and row forward, 6 backward (the logits are computed again). Frozen weights have no
+/// gradient of their own: 2 less per weight backward. Adapters are linear layers beside them.
 struct FlopCount {
   double linear = 0;
   double attention = 0;
@@ -37,6 +38,8 @@ FlopCount step_flops(const ModelCost& model, const Work& work);  // both
 
 /// The work of all layers' linear maps and recurrences, in tokens through a layer of average size. This is
 /// layers x tokens, less what the last layer leaves out because it works on logit rows only after its mixer.
+/// With frozen weights and adapters: in tokens through such a layer of the same model trained whole, of which
+/// forward and backward do as much.
 double layer_tokens(const ModelCost& model, const Work& work);
 
 }  // namespace espalier

@@ -141,6 +141,10 @@ double ModelCost::stored_weights() const {
          static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.idle_weights; }));
 }
 
+double ModelCost::adapter_weights() const {
+  return static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.adapter_weights; }));
+}
+
 double ModelCost::recurrence() const {
   return static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.recurrence; }));
 }

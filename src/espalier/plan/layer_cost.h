@@ -26,6 +26,11 @@ struct LayerCost {
   int64_t biases = 0;               // of all linear maps, those not passed included, and sinks
   int64_t widest_weight_rows = 0;   // rows [out] of the largest linear map from or to the hidden state
 
+  // Of low-rank adapters (plan/adapter_cost.h), in the precision of sums; every token passes all of them.
+  int64_t adapter_weights = 0;
+  int64_t adapter_weights_after_mixer = 0;  // of these, those of maps after the mixer
+  int64_t widest_adapted = 0;               // [in] and [out] of such a map together, the most
+
   /// Multiply-adds per token of a recurrence in the forward pass, beside its linear maps.
   int64_t recurrence = 0;
 
@@ -55,11 +60,13 @@ struct ModelCost {
   int64_t vocab_size = 0;
   std::vector<LayerCost> layers;  // first to last, at least one
   int64_t rope_tables = 1;        // pairs of position tables that layers share
+  bool frozen = false;            // adapters are trained alone: weights have no gradients
 
   double num_layers() const { return static_cast<double>(layers.size()); }
   double attention_layers() const;    // with pair_elements
   double weights() const;             // of all layers' linear maps, as far as one token passes them
   double stored_weights() const;      // of all layers' linear maps
+  double adapter_weights() const;     // of all layers
   double recurrence() const;          // of all layers
   int64_t position_tables() const;    // of all ropes, each of the layer with the most: layers share them
   int64_t context_per_token() const;  // of all layers

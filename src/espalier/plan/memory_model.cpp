@@ -56,6 +56,12 @@ double logit_row_bytes(const MemoryModel& model) {
   return 2 * real(model.cost.hidden_size * model.element_bytes) + 2 * real(model.sum_bytes) + 4 * 8;
 }
 
+// Of the sums of gradients of what is trained.
+double gradient_sum_bytes(const MemoryModel& model) {
+  return (model.cost.frozen ? model.cost.adapter_weights() : real(model.num_parameters)) *
+         real(model.sum_bytes);
+}
+
 bool is_last(const MemoryModel& model, size_t layer) {
   return layer + 1 == model.cost.layers.size();
 }
@@ -95,16 +101,18 @@ double graph_bytes(const MemoryModel& model, const Load& load) {
 // packed while it is multiplied, or the product is rounded to a lower precision and then converted to the
 // precision of the sums.
 struct WeightGradientBytes {
-  double sum;                    // bytes per weight of sums that this pass allocates
+  double sum;                    // bytes per weight of sums that this pass allocates,
+  double adapter_sum;            // and per weight of adapters
   double embedding, parameters;  // such sums of the embedding, of all parameters
   double beside;                 // temporary bytes per element of a weight, while it is multiplied,
   double packed;                 // and per element of the product's packed operand
   double packed_rows;            // rows of the latter
 
   WeightGradientBytes(const MemoryModel& model, const Load& load, bool has_sums) {
-    sum = has_sums ? 0 : real(model.sum_bytes);
+    adapter_sum = has_sums ? 0 : real(model.sum_bytes);
+    sum = model.cost.frozen ? 0 : adapter_sum;
     embedding = real(model.cost.vocab_size * model.cost.hidden_size) * sum;
-    parameters = real(model.num_parameters) * sum;
+    parameters = has_sums ? 0 : gradient_sum_bytes(model);
     const bool rounds = model.packed_bytes == 0 && model.element_bytes < model.sum_bytes;
     const double rounded = rounds ? real(model.element_bytes + model.sum_bytes) : 0;
     beside = model.operand_bytes > model.element_bytes ? real(model.operand_bytes) : rounded;
@@ -132,9 +140,11 @@ double momentary_bytes(const MemoryModel& model, const Load& load, size_t layer)
       std::max((2 * inner + hidden) * element,
                upcast > 0 ? (2 * inner + hidden) * upcast + (inner + hidden) * element : 0);
   const double mixer = std::max(real(cost.mixer_gradients) * sum + hidden * element, 4 * hidden * element);
+  // Adapters are multiplied in the precision of sums.
+  const double adapted = element < sum ? real(cost.widest_adapted) * sum : 0;
   const bool again = model.checkpoint_activations == CheckpointActivations::kLayer;
   return std::max(real(tokens_after_mixer(model, load, layer)) * after_mixer, real(load.tokens) * mixer) +
-         (again ? layer_bytes(model, load, layer) : 0);
+         real(load.tokens) * adapted + (again ? layer_bytes(model, load, layer) : 0);
 }
 
 // The most bytes in the backward pass of any layer. Activations are freed from the last layer to the first,
@@ -145,7 +155,8 @@ double largest_layer_bytes(const MemoryModel& model, const Load& load, const Wei
   double most = 0;
   for (size_t i = model.cost.layers.size(); i-- > 0;) {
     const LayerCost& layer = model.cost.layers[i];
-    sums += real(layer.weights + layer.idle_weights + layer.biases) * gradients.sum;
+    sums += real(layer.weights + layer.idle_weights + layer.biases) * gradients.sum +
+            real(layer.adapter_weights) * gradients.adapter_sum;
     if (i == 0 && !is_last(model, i)) sums = gradients.parameters;  // norms too
     most = std::max(most, kept + sums + gradients.widest(model, layer) + momentary_bytes(model, load, i));
     kept -= kept_layer_bytes(model, load, i);
@@ -171,8 +182,10 @@ double head_bytes(const MemoryModel& model, const Load& load, const WeightGradie
 }  // namespace
 
 double resident_bytes(const MemoryModel& model) {
-  return real(model.num_parameters) *
-         real(model.element_bytes + model.sum_bytes + model.optimizer_bytes_per_parameter);
+  const double trained =
+      gradient_sum_bytes(model) / real(model.sum_bytes) * real(model.optimizer_bytes_per_parameter);
+  return real(model.num_parameters * model.element_bytes) +
+         model.cost.adapter_weights() * real(model.sum_bytes) + gradient_sum_bytes(model) + trained;
 }
 
 double held_bytes(const MemoryModel& model, const Load& load) {
@@ -224,7 +237,7 @@ std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> l
     const bool is_first = !has_sums && loads[m].tokens > 0 && !loads[m].has_readers();
     peaks[m] = resident + above + gradients_above + running_bytes(model, loads[m], !is_first);
     if (!is_first) continue;
-    peaks[m] -= real(model.num_parameters * model.sum_bytes);
+    peaks[m] -= gradient_sum_bytes(model);
     has_sums = true;
   }
   return peaks;

@@ -29,7 +29,7 @@ struct MemoryModel {
   int64_t operand_bytes = 4;  // of the same as operands of matrix products, where they may be upcast
   int64_t packed_bytes = 0;   // of the same in the packed operand of a product; 0: products do not pack
   int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
-  int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights
+  int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights of what is trained
   TermBytes term = {};
   int64_t logit_block_bytes = 16 << 20;  // most bytes of one block of logits or of their gradients
   int64_t logit_blocks = 2;              // such blocks in memory at the same time
@@ -37,7 +37,8 @@ struct MemoryModel {
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };
 
-/// Bytes held throughout: weights, gradient sums, optimiser state.
+/// Bytes held throughout: weights, gradient sums, optimiser state. Where adapters are trained alone
+/// (ModelCost::frozen) the latter two are theirs.
 double resident_bytes(const MemoryModel& model);
 
 /// Bytes that a micro-batch holds while its descendants run: its activations (or what checkpointing keeps of

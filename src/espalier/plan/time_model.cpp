@@ -5,6 +5,15 @@
 
 namespace espalier {
 
+namespace {
+
+/// Of what the LM head does where its weight is trained: 3 of 4 products.
+double head_share(const ModelCost& model) {
+  return model.frozen ? 0.75 : 1;
+}
+
+}  // namespace
+
 TimeFeatures time_features(const ModelCost& model, const Load& load) {
   const double pairs =
       weighted_pairs(model, load.pairs, load.window_pairs, [](const LayerCost&) { return int64_t{1}; });
@@ -13,7 +22,7 @@ TimeFeatures time_features(const ModelCost& model, const Load& load) {
           layer_tokens(model, {.tokens = load.tokens, .logit_rows = load.logit_rows}),
           pairs,
           model.attention_layers() * static_cast<double>(load.mask_blocks),
-          static_cast<double>(load.logit_rows)};
+          static_cast<double>(load.logit_rows) * head_share(model)};
 }
 
 namespace {
@@ -53,7 +62,13 @@ namespace {
 // of the LM head by FLOPs.
 constexpr double kLinearForward = 2.0 / 6, kAttentionForward = 4.0 / 14, kMaskBlockForward = 3.0 / 8,
                  kHeadForward = 2.0 / 8;
-constexpr TimeFeatures kLayersForward = {0, 0, kLinearForward, kAttentionForward, kMaskBlockForward, 0};
+
+TimeFeatures layers_forward(const ModelCost& model) {
+  const Work token{.tokens = 1, .logit_rows = 1};
+  const double linear =
+      model.frozen ? forward_flops(model, token).linear / step_flops(model, token).linear : kLinearForward;
+  return {0, 0, linear, kAttentionForward, kMaskBlockForward, 0};
+}
 
 }  // namespace
 
@@ -62,19 +77,19 @@ double predicted_seconds(const TimeModel& model, const Load& load,
   // Recomputation adds one more forward pass of the layers.
   const bool again = checkpoint_activations == CheckpointActivations::kLayer ||
                      (checkpoint_activations == CheckpointActivations::kPiece && load.has_readers());
-  const TimeFeatures features = time_features(model.cost, load);
+  const TimeFeatures features = time_features(model.cost, load), forward = layers_forward(model.cost);
   double seconds = 0;
   for (int i = 0; i < kNumTimeFeatures; ++i) {
-    seconds += model.seconds[i] * features[i] * (again ? 1 + kLayersForward[i] : 1);
+    seconds += model.seconds[i] * features[i] * (again ? 1 + forward[i] : 1);
   }
   return seconds;
 }
 
 double predicted_forward_seconds(const TimeModel& model, const Load& load) {
   // Of what a micro-batch and a layer take whatever their size, weights are read once of three times.
-  TimeFeatures share = kLayersForward;
+  TimeFeatures share = layers_forward(model.cost);
   share[0] = share[1] = 1.0 / 3;
-  share[kNumTimeFeatures - 1] = kHeadForward;
+  share[kNumTimeFeatures - 1] = kHeadForward / head_share(model.cost);
   const TimeFeatures features = time_features(model.cost, load);
   double seconds = 0;
   for (int i = 0; i < kNumTimeFeatures; ++i) seconds += model.seconds[i] * features[i] * share[i];

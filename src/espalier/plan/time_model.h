@@ -14,7 +14,8 @@ namespace espalier {
 inline constexpr int kNumTimeFeatures = 6;
 using TimeFeatures = std::array<double, kNumTimeFeatures>;
 
-/// 1; layers; layer_tokens; pairs of all attention layers; attention layers x mask blocks; logit rows.
+/// 1; layers; layer_tokens; pairs of all attention layers; attention layers x mask blocks; logit rows, of a
+/// model with frozen weights so many as take as long where they are trained.
 TimeFeatures time_features(const ModelCost& model, const Load& load);
 
 struct TimeModel {

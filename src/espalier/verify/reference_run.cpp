@@ -173,6 +173,8 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss
       result.value += losses.back().item<double>();
       result.size += addends.detach().abs().sum().item<double>();
     }
+    // Of adapters behind all routers the routers' losses know nothing.
+    std::erase_if(losses, [](const at::Tensor& each) { return !each.requires_grad(); });
     if (!losses.empty()) torch::autograd::backward(losses, {});
   }
   if (progress) progress(trajectories.num_rows(), trajectories.num_rows());

@@ -13,6 +13,7 @@
 #include "espalier/base/median.h"
 #include "espalier/base/rng.h"
 #include "espalier/measure/cost.h"
+#include "espalier/model/adapter_folder.h"
 #include "espalier/model/weights.h"
 #include "espalier/verify/reference_routers.h"
 
@@ -102,15 +103,19 @@ Outcome reference_run(const Decoder& decoder, const Loss& loss, const char* phas
 }
 
 Decoder to_float64(const Decoder& decoder) {
-  std::vector<Parameter> parameters;
-  for (const Parameter& parameter : decoder.parameters()) {
-    parameters.push_back({parameter.name, parameter.value.detach().to(at::kDouble).requires_grad_()});
-  }
+  const auto trained_in_float64 = [](const std::vector<Parameter>& parameters) {
+    std::vector<Parameter> result;
+    for (const Parameter& parameter : parameters)
+      result.push_back({parameter.name, parameter.value.detach().to(at::kDouble).requires_grad_()});
+    return result;
+  };
   std::vector<Parameter> buffers;
   for (const Parameter& buffer : decoder.buffers()) {
     buffers.push_back({buffer.name, buffer.value.to(at::kDouble)});
   }
-  return Decoder(decoder.config(), std::move(parameters), std::move(buffers));
+  const Adapter& adapter = decoder.adapter();
+  return Decoder(decoder.config(), trained_in_float64(decoder.weights()), std::move(buffers),
+                 {.scale = adapter.scale, .parameters = trained_in_float64(adapter.parameters)});
 }
 
 double unit_roundoff(at::ScalarType dtype) {
@@ -294,7 +299,7 @@ bool isolated(const Decoder& decoder, const PathBatches& path, const PathLogprob
 }
 
 VerifyReport verify(const Trajectories& given, const VerifyOptions& options, const VerifyProgress& progress) {
-  const Decoder decoder = load_decoder(options.model, options.dtype, options.device);
+  const Decoder decoder = load_adapted(options.model, options.adapter, options.dtype, options.device);
   // Rounding decides which expert is chosen where scores are nearly equal. In lower precision all sides take
   // the routes of float64, so that their errors are those of arithmetic.
   const Trajectories trajectories =

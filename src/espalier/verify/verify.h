@@ -20,6 +20,7 @@ namespace espalier {
 
 struct VerifyOptions {
   std::filesystem::path model;
+  std::filesystem::path adapter;  // whose gradients are then proven in place of the weights'; "": none
   at::ScalarType dtype = at::kDouble;
   at::Device device = at::kCPU;  // of both sides, and of the reference in float64; opened (runtime/device.h)
   ObjectiveOptions objective;

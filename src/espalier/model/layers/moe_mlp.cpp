@@ -37,7 +37,7 @@ MoeMlp::MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const Nam
       experts_(make_experts(spec, parameters)) {
   if (spec.correction_bias) correction_bias_ = buffers.at("mlp.gate.e_score_correction_bias");
   if (spec.shared_intermediate_size > 0) shared_experts_.emplace(parameters, spec.shared_name(), spec.fused);
-  if (spec.shared_expert_gate) shared_gate_ = parameters.at("mlp.shared_expert_gate.weight");
+  if (spec.shared_expert_gate) shared_gate_ = parameters.projection("mlp.shared_expert_gate");
 }
 
 std::optional<at::Tensor> MoeMlp::given_experts(const at::Tensor& routes) const {
@@ -70,8 +70,8 @@ at::Tensor MoeMlp::forward(const at::Tensor& input, const RouterContext& context
   const at::Tensor output = moe(input, routing, spec_.num_experts, experts_);
   if (!shared_experts_) return output;
   const at::Tensor shared = shared_experts_->forward(input);
-  if (!shared_gate_.defined()) return output + shared;
-  return output + espalier::sigmoid(accumulating::linear(input, {shared_gate_})) * shared;
+  if (!shared_gate_) return output + shared;
+  return output + espalier::sigmoid(accumulating::linear(input, *shared_gate_)) * shared;
 }
 
 }  // namespace espalier

@@ -39,7 +39,7 @@ class MoeMlp {
   std::optional<at::Tensor> correction_bias_;  // [num_experts]
   ExpertFunction experts_;
   std::optional<DenseMlp> shared_experts_;
-  at::Tensor shared_gate_;  // [1, hidden_size]; undefined where the shared MLP has none
+  std::optional<accumulating::Projection> shared_gate_;  // [1, hidden_size]
 };
 
 }  // namespace espalier

@@ -7,23 +7,31 @@
 
 namespace espalier {
 
-const at::Tensor* NamedParameters::find(const std::string& name) const {
+const at::Tensor* NamedParameters::find(std::span<const Parameter> parameters,
+                                        const std::string& name) const {
   const std::string whole = prefix_ + name;
-  for (const Parameter& parameter : parameters_) {
+  for (const Parameter& parameter : parameters) {
     if (parameter.name == whole) return &parameter.value;
   }
   return nullptr;
 }
 
 const at::Tensor& NamedParameters::at(const std::string& name) const {
-  const at::Tensor* found = find(name);
+  const at::Tensor* found = find(parameters_, name);
   ESPALIER_ASSERT(found != nullptr);
   return *found;
 }
 
 accumulating::Projection NamedParameters::projection(const std::string& name) const {
-  const at::Tensor* bias = find(name + ".bias");
-  return {at(name + ".weight"), bias == nullptr ? at::Tensor() : *bias};
+  accumulating::Projection projection{at(name + ".weight")};
+  if (const at::Tensor* bias = find(parameters_, name + ".bias")) projection.bias = *bias;
+  if (adapter_ == nullptr) return projection;
+  if (const at::Tensor* a = find(adapter_->parameters, name + kLoraA)) {
+    const at::Tensor* b = find(adapter_->parameters, name + kLoraB);
+    ESPALIER_ASSERT(b != nullptr);
+    projection.adapter = {*a, *b, adapter_->scale};
+  }
+  return projection;
 }
 
 }  // namespace espalier

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "espalier/model/adapter.h"
 #include "espalier/model/gradient_accumulation.h"
 #include "espalier/model/model.h"
 
@@ -19,17 +20,22 @@ class NamedParameters {
   NamedParameters(std::span<const Parameter> parameters, std::string prefix)
       : parameters_(parameters), prefix_(std::move(prefix)) {}
 
+  /// The same with adapters for its projections.
+  NamedParameters(std::span<const Parameter> parameters, std::string prefix, const Adapter& adapter)
+      : parameters_(parameters), prefix_(std::move(prefix)), adapter_(&adapter) {}
+
   /// Throws InternalError where there is none of that name.
   const at::Tensor& at(const std::string& name) const;
 
-  /// NAME.weight with NAME.bias, where there is one.
+  /// NAME.weight with NAME.bias and an adapter, where there are some.
   accumulating::Projection projection(const std::string& name) const;
 
  private:
-  const at::Tensor* find(const std::string& name) const;
+  const at::Tensor* find(std::span<const Parameter> parameters, const std::string& name) const;
 
   std::span<const Parameter> parameters_;
   std::string prefix_;
+  const Adapter* adapter_ = nullptr;
 };
 
 }  // namespace espalier

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/config/lora.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string_view>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+namespace {
+
+constexpr std::string_view kWeight = ".weight";
+
+bool is_adaptable(const LayerSpec& layer, const ParameterShape& parameter) {
+  const std::string& name = parameter.name;
+  if (parameter.shape.size() != 2 || !name.ends_with(kWeight)) return false;
+  // Transformers' Mamba2Mixer reads the weight past the module, so PEFT could not run what is trained here.
+  if (name == "mixer.out_proj.weight") return false;
+  const auto* moe = std::get_if<MoeSpec>(&layer.mlp);
+  return moe == nullptr ||
+         !(name.starts_with(moe->experts_name()) || name == moe->router_name() + std::string(kWeight));
+}
+
+std::string without_weight(const std::string& name) {
+  return name.ends_with(kWeight) ? name.substr(0, name.size() - kWeight.size()) : name;
+}
+
+bool stands_for(const std::string& target, const std::string& module) {
+  return module == target || module.ends_with("." + target);
+}
+
+std::string last_part(const std::string& name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
+/// The part of a module's name behind "layers.N.".
+std::string in_layer(const ModelSpec& spec, const std::string& name) {
+  const size_t number = spec.parameter_prefix.size() + std::string_view("layers.").size();
+  return name.substr(name.find('.', number) + 1);
+}
+
+/// Modules with parameters that have no adapter, in any layer or outside.
+std::vector<std::string> other_modules(const ModelSpec& spec, const std::vector<LinearMap>& maps) {
+  std::set<std::string> adapted;
+  for (const LinearMap& map : maps) adapted.insert(map.name);
+  std::vector<std::string> others;
+  for (const ParameterShape& parameter : parameter_shapes(spec)) {
+    std::string module = without_weight(parameter.name);
+    if (!adapted.contains(module)) others.push_back(std::move(module));
+  }
+  return others;
+}
+
+std::string known_names(const std::vector<LinearMap>& maps) {
+  std::set<std::string> names;
+  for (const LinearMap& map : maps) names.insert(last_part(map.name));
+  return fmt::format("{}, {}", fmt::join(names, ", "), kAllLinear);
+}
+
+}  // namespace
+
+double lora_scale(const LoraOptions& options) {
+  const auto rank = static_cast<double>(options.rank);
+  return options.alpha / (options.rslora ? std::sqrt(rank) : rank);
+}
+
+void check_lora_options(const LoraOptions& options) {
+  ESPALIER_CHECK(options.rank >= 1, "lora-rank: expected a whole number of at least 1, received {}",
+                 options.rank);
+  ESPALIER_CHECK(options.alpha > 0 && std::isfinite(options.alpha),
+                 "lora-alpha: expected a finite number above 0, received {}", options.alpha);
+  ESPALIER_CHECK(!options.targets.empty(), "lora-targets: expected names of linear maps, received none");
+}
+
+std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {
+  std::vector<LinearMap> maps;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const std::string prefix = layer_prefix(spec, static_cast<int64_t>(i));
+    for (const ParameterShape& parameter : layer_parameters(spec.layers[i], spec.hidden_size)) {
+      if (!is_adaptable(spec.layers[i], parameter)) continue;
+      maps.push_back({prefix + without_weight(parameter.name), parameter.shape[1], parameter.shape[0]});
+    }
+  }
+  return maps;
+}
+
+std::vector<LinearMap> adapted_maps(const ModelSpec& spec, const std::vector<std::string>& targets) {
+  const std::vector<LinearMap> all = adaptable_maps(spec);
+  if (targets == std::vector<std::string>{kAllLinear}) return all;
+  const std::vector<std::string> others = other_modules(spec, all);
+  for (const std::string& target : targets) {
+    ESPALIER_CHECK(target != kAllLinear, "lora-targets: expected {} alone, received it beside other names",
+                   kAllLinear);
+    const bool found =
+        std::ranges::any_of(all, [&](const LinearMap& map) { return stands_for(target, map.name); });
+    const auto other =
+        std::ranges::find_if(others, [&](const std::string& module) { return stands_for(target, module); });
+    ESPALIER_CHECK(other == others.end(),
+                   "lora-targets: `{}` stands for {}, which cannot have an adapter{}; those that can: {}",
+                   target, *other,
+                   found ? " (a longer name, such as self_attn.q_proj, stands for fewer)" : "",
+                   known_names(all));
+    ESPALIER_CHECK(found, "lora-targets: the model has no linear map `{}`; it has: {}", target,
+                   known_names(all));
+  }
+  std::vector<LinearMap> maps;
+  std::ranges::copy_if(all, std::back_inserter(maps), [&](const LinearMap& map) {
+    return std::ranges::any_of(targets,
+                               [&](const std::string& target) { return stands_for(target, map.name); });
+  });
+  return maps;
+}
+
+std::vector<std::string> target_names(const ModelSpec& spec, const std::vector<LinearMap>& maps) {
+  const std::vector<std::string> others = other_modules(spec, maps);
+  const auto names_others = [&](const std::string& target) {
+    return std::ranges::any_of(others, [&](const std::string& module) { return stands_for(target, module); });
+  };
+  std::vector<std::string> names;
+  for (const LinearMap& map : maps) {
+    std::string name = last_part(map.name);
+    if (names_others(name)) name = in_layer(spec, map.name);
+    if (names_others(name)) name = map.name;
+    if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+}  // namespace espalier

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/config/lora.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "espalier/base/check.h"
+#include "tests/base/message_of.h"
+#include "tests/config/tiny_config.h"
+
+namespace espalier::testing {
+namespace {
+
+using Names = std::vector<std::string>;
+
+ModelSpec spec_of(const std::string& model_type) {
+  return model_spec(parse(tiny_config(model_type)));
+}
+
+Names names_of(const std::vector<LinearMap>& maps) {
+  Names names;
+  for (const LinearMap& map : maps) names.push_back(map.name);
+  return names;
+}
+
+TEST(Lora, ScaleIsAlphaOverRankOrItsRoot) {
+  EXPECT_DOUBLE_EQ(lora_scale({.rank = 4, .alpha = 6}), 1.5);
+  EXPECT_DOUBLE_EQ(lora_scale({.rank = 4, .alpha = 6, .rslora = true}), 3);
+}
+
+TEST(Lora, TargetsAreMapsByTheEndOfTheirNames) {
+  const ModelSpec spec = spec_of("llama");
+  const std::string layer = "model.layers.1.";
+  EXPECT_EQ(names_of(adapted_maps(spec, {"v_proj", "q_proj"})),
+            (Names{"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj",
+                   layer + "self_attn.q_proj", layer + "self_attn.v_proj"}));
+  EXPECT_EQ(names_of(adapted_maps(spec, {"layers.1.mlp.down_proj"})), (Names{layer + "mlp.down_proj"}));
+  const std::vector<LinearMap> down = adapted_maps(spec, {"down_proj"});
+  EXPECT_EQ(down[0].in, 24);
+  EXPECT_EQ(down[0].out, 16);
+  EXPECT_EQ(adapted_maps(spec, {kAllLinear}).size(), 14u);
+  EXPECT_EQ(target_names(spec, adapted_maps(spec, {kAllLinear})),
+            (Names{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}));
+}
+
+// Routers and experts have none: in Transformers they are no linear modules.
+TEST(Lora, ExpertsAndRoutersHaveNone) {
+  const ModelSpec spec = spec_of("glm4_moe");
+  EXPECT_EQ(
+      target_names(spec, adaptable_maps(spec)),
+      (Names{"q_proj", "k_proj", "v_proj", "o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+             "mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"}));
+  for (const std::string& name : target_names(spec, adaptable_maps(spec)))
+    EXPECT_NO_THROW(adapted_maps(spec, {name})) << name;
+  const std::string message = message_of<InputError>([&] { adapted_maps(spec, {"gate_proj"}); });
+  EXPECT_NE(
+      message.find("`gate_proj` stands for model.layers.1.mlp.experts.0.gate_proj, which cannot have an "
+                   "adapter (a longer name"),
+      std::string::npos)
+      << message;
+  EXPECT_EQ(names_of(adapted_maps(spec, {"shared_experts.gate_proj"})),
+            Names{"model.layers.1.mlp.shared_experts.gate_proj"});
+}
+
+TEST(Lora, TheOutputOfMamba2HasNone) {
+  const DecoderConfig config{
+      .num_hidden_layers = 1, .ssm = {.name = "mixer"}, .ssm_layers = {0}, .only_mixers = true};
+  const ModelSpec spec = model_spec(config);
+  EXPECT_EQ(target_names(spec, adaptable_maps(spec)), Names{"in_proj"});
+}
+
+// Names of some maps must not find the others.
+TEST(Lora, TargetNamesOfSomeLayersNameThem) {
+  const ModelSpec spec = spec_of("llama");
+  const std::vector<LinearMap> maps = adapted_maps(spec, {"layers.1.self_attn.q_proj", "v_proj"});
+  EXPECT_EQ(target_names(spec, maps), (Names{"v_proj", "model.layers.1.self_attn.q_proj"}));
+  EXPECT_EQ(names_of(adapted_maps(spec, target_names(spec, maps))), names_of(maps));
+}
+
+TEST(Lora, RefusesWhatIsNotThere) {
+  const ModelSpec spec = spec_of("llama");
+  EXPECT_EQ(
+      message_of<InputError>([&] { adapted_maps(spec, {"q_proj", "query"}); }),
+      "lora-targets: the model has no linear map `query`; it has: down_proj, gate_proj, k_proj, o_proj, "
+      "q_proj, up_proj, v_proj, all-linear");
+  EXPECT_NE(message_of<InputError>([&] {
+              adapted_maps(spec, {"lm_head"});
+            }).find("`lm_head` stands for lm_head, which"),
+            std::string::npos);
+  EXPECT_NE(message_of<InputError>([&] {
+              adapted_maps(spec, {"q_proj", kAllLinear});
+            }).find("expected all-linear alone"),
+            std::string::npos);
+  EXPECT_THROW(adapted_maps(spec, {"proj"}), InputError);  // whole parts of a name
+  EXPECT_NE(message_of<InputError>([] {
+              check_lora_options({.rank = 0, .alpha = 1, .targets = {"q_proj"}});
+            }).find("at least 1, received 0"),
+            std::string::npos);
+  EXPECT_THROW(check_lora_options({.rank = 1, .alpha = 0, .targets = {"q_proj"}}), InputError);
+  EXPECT_THROW(check_lora_options({.rank = 1, .alpha = std::nan(""), .targets = {"q_proj"}}), InputError);
+  EXPECT_THROW(check_lora_options({.rank = 1, .alpha = 1, .targets = {}}), InputError);
+}
+
+}  // namespace
+}  // namespace espalier::testing

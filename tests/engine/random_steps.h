@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Objectives and plans at random, for tests of whole steps.
+#pragma once
+
+#include <string>
+
+#include "espalier/base/rng.h"
+#include "espalier/engine/step.h"
+#include "tests/engine/tiny_models.h"
+
+namespace espalier::testing {
+
+ObjectiveOptions random_objective(Rng& rng);
+
+/// Of any strategy and way of checkpointing, with no token budget, the smallest one, or one between.
+PlanOptions random_plan(Rng& rng, const Trajectories& trajectories);
+
+std::string describe(const ObjectiveOptions& objective, const PlanOptions& plan, Family family, Shape shape);
+
+}  // namespace espalier::testing
