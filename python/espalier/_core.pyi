@@ -255,6 +255,11 @@ class TrajectoriesBuilder:
 
 MAX_ROW_BYTES: int = 268435456
 
+def trajectories_of_columns(columns: dict) -> Trajectories:
+    """
+    Trajectories that view the arrays of a dict, which have the types of the columns: as a packed file has them.
+    """
+
 def read(paths: Sequence[str | os.PathLike], vocab_size: int, skip_bad_rows: bool, max_rows: int, max_line_bytes: int) -> tuple:
     """
     (trajectories, skipped rows, their first errors, per-token fields that were ignored).

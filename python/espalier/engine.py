@@ -33,9 +33,10 @@ class Engine:
                threads                 CPU threads of the whole process, those of PyTorch as well
              `espalier.Engine.options()` gives them with their defaults and meanings.
 
-    Rows are dicts with the fields of docs/data-format.md (lists or NumPy arrays), lists or arrays of token ids, a
-    file, a list of files and patterns, or Trajectories. What `espalier.read` gives is used as it is, a packed file
-    mapped and without copies: read once, then choose rows by `indices`.
+    Rows are dicts with the fields of docs/data-format.md (lists or NumPy arrays), lists or arrays of token ids, one
+    dict of columns as `espalier.trajectories` takes it, a file, a list of files and patterns, or Trajectories. Columns
+    and what `espalier.read` gives are used as they are, a packed file mapped and without copies: make or read
+    Trajectories once, then choose rows by `indices`.
 
     The same rows give the same bits as `espalier train`. The GIL is released while the engine works. One engine does
     one thing at a time: a call during another raises. Ctrl-C stops it after the micro-batch that runs; as after any
@@ -246,8 +247,7 @@ def _rows(rows, vocab_size):
     if isinstance(rows, list | tuple) and rows and all(isinstance(row, str | os.PathLike) for row in rows):
         return read(rows, vocab_size=vocab_size)
     if is_packed(rows):
-        offsets, tokens = token_sequences(rows)
-        return trajectories(np.split(tokens, offsets[1:-1]))
+        return trajectories(dict(zip(("offsets", "input_ids"), token_sequences(rows))))
     return trajectories(rows)
 
 

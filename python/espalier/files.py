@@ -65,9 +65,24 @@ def write(path, rows) -> None:
 
 
 def trajectories(rows) -> Trajectories:
-    """Rows as Trajectories: dicts with the fields of docs/data-format.md, or lists of token ids. Raises as `write`."""
+    """Rows as Trajectories: dicts with the fields of docs/data-format.md, or lists of token ids. Raises as `write`.
+
+    Or one dict of columns, those of a packed file as NumPy arrays (or what NumPy takes for some): offsets int64 [R + 1],
+    input_ids int32 [N], and of the others what all rows have: loss_mask uint8 or bool [N] or loss_weights; logprobs,
+    ref_logprobs and advantages [N], float32 or float64; reward [R]; chosen [R]; trajectory_id, group_id and pair_id, lists
+    of R texts; routed_experts int32 [N, W]. Arrays of these types are used as they are, without a copy (but for offsets),
+    and have to stay as they are; others are converted.
+
+    >>> import espalier, numpy
+    >>> tokens = numpy.array([5, 6, 7, 5, 6], numpy.int32)
+    >>> rows = espalier.trajectories({"offsets": numpy.array([0, 3, 5]), "input_ids": tokens, "reward": [0.5, 1]})
+    >>> rows, numpy.shares_memory(rows.input_ids, tokens)
+    (<espalier.Trajectories: 2 rows, 5 tokens>, True)
+    """
     if isinstance(rows, Trajectories):
         return rows
+    if isinstance(rows, dict):
+        return core.trajectories_of_columns(_columns(rows))
     builder = core.TrajectoriesBuilder()
     for number, row in enumerate(listed(rows)):
         fields = row if isinstance(row, dict) else {"input_ids": row}
@@ -79,6 +94,42 @@ def trajectories(rows) -> Trajectories:
         except InputError as error:
             raise InputError(f"row {number}: {error}") from None
     return builder.finish()
+
+
+def _columns(columns):
+    """The columns with exactly the types that they have in memory."""
+    types = {**_ARRAYS, "offsets": np.int64, "reward": np.float64, "chosen": np.uint8}
+    found = {}
+    for name, value in columns.items():
+        if name in _TEXTS:
+            found[name] = [str(each) for each in value]
+        elif name in types:
+            found[name] = _whole_column(name, value, types[name])
+        else:
+            raise InputError(f"{name}: expected one of {', '.join([*types, *_TEXTS])}, the columns of a packed file")
+    if missing := {"offsets", "input_ids"} - found.keys():
+        raise InputError(f"{min(missing)}: expected this column, received {', '.join(found) or 'none'}")
+    if {"loss_mask", "loss_weights"} <= found.keys():
+        raise InputError("loss_mask, loss_weights: expected one of them, received both")
+    if "routed_experts" in found:
+        table = np.asarray(columns["routed_experts"])
+        if table.ndim != 2:
+            raise InputError(f"routed_experts: expected shape [N, W], received {list(table.shape)}")
+        found["routes_per_token"] = table.shape[1]
+    return found
+
+
+def _whole_column(name, value, dtype):
+    if isinstance(value, np.ndarray) and value.dtype == np.bool_ and dtype == np.uint8:
+        value = value.view(np.uint8)
+    if isinstance(value, np.ndarray) and value.dtype == np.float32 and dtype == np.float64:
+        dtype = np.float32
+    if name == "offsets":
+        offsets = np.asarray(value)
+        if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
+            raise InputError(f"offsets: expected integers, received {offsets.dtype} of shape {list(offsets.shape)}")
+        return np.ascontiguousarray(offsets, np.int64)
+    return _array(name, value, dtype)
 
 
 def _column(name, value):
@@ -96,8 +147,8 @@ def _column(name, value):
     raise InputError(f"field `{name}`: expected {kinds[name]}, received {type(value).__name__}")
 
 
-def _array(name, value):
-    dtype = _ARRAYS[name]
+def _array(name, value, dtype=None):
+    dtype = _ARRAYS[name] if dtype is None else dtype
     if name.endswith("logprobs") and isinstance(value, list | tuple) and value and value[0] is None:
         value = [0.0, *value[1:]]  # nothing predicts the first token
     kinds = {"i": "iu", "u": "iub", "f": "iuf"}[np.dtype(dtype).kind]

@@ -196,8 +196,8 @@ def test_a_schedule_is_the_callers(folder):
     assert not all(map(np.array_equal, engine.logprobs(rows), before))
 
 
-def test_a_packed_file_is_not_copied(folder, tmp_path):
-    """One that is much larger than what a step may take: the engine works on the pages of the file."""
+def test_packed_rows_are_not_copied(folder, tmp_path):
+    """The engine works on the pages of the file, or on the arrays, and chooses rows by number."""
     rows = random_rows(29, "sft") * 3
     package.write(tmp_path / "rows.safetensors", rows)
     found = package.read(tmp_path / "rows.safetensors")
@@ -207,4 +207,6 @@ def test_a_packed_file_is_not_copied(folder, tmp_path):
     chosen = [0, 5, 7]
     some = engine.forward_backward(found, indices=np.array(chosen))["loss"]
     assert some == engine.forward_backward([rows[index] for index in chosen])["loss"]
-    assert np.shares_memory(tokens, found.input_ids)
+    columns = package.trajectories({"offsets": found.offsets, "input_ids": tokens, "loss_weights": found.loss_weights})
+    assert np.shares_memory(columns.input_ids, tokens)
+    assert engine.forward_backward(columns, indices=chosen)["loss"] == some

@@ -273,6 +273,26 @@ def test_checkpoints_that_cannot_be_loaded_change_nothing(espalier, folder, tmp_
         engine.load(tmp_path / "good")
 
 
+def test_after_a_load_that_failed_half_way_only_another_load_is_possible(folder, tmp_path):
+    rows = random_rows(51, "sft")
+    engine = engine_of(folder)
+    continued(engine, rows, 1)
+    engine.save(tmp_path / "good")
+    expected = engine.logprobs(rows)
+    shutil.copytree(tmp_path / "good", tmp_path / "old")  # as an older Espalier would have left it
+    (tmp_path / "old/manifest.json").unlink()
+    state = tmp_path / "old/optimizer.safetensors"
+    state.write_bytes(state.read_bytes()[:-100])
+    with pytest.raises(package.InputError, match="optimizer.safetensors"):
+        engine.load(tmp_path / "old")
+    for call in (lambda: engine.logprobs(rows), lambda: engine.forward_backward(rows), engine.optim_step,
+                 engine.gradients, lambda: engine.save(tmp_path / "half")):  # fmt: skip
+        with pytest.raises(package.InputError, match="the last load failed half-way: load again"):
+            call()
+    engine.load(tmp_path / "good")
+    assert all(map(np.array_equal, engine.logprobs(rows), expected)) and engine.step == 1
+
+
 def test_a_save_that_fails_leaves_nothing(folder, tmp_path):
     engine = engine_of(folder)
     (tmp_path / "file").write_text("")

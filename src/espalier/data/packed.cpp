@@ -547,4 +547,42 @@ void write_packed(const std::filesystem::path& path, const Trajectories& traject
   write_safetensors(path, tensors.sorted());
 }
 
+void check_columns(const Trajectories& columns) {
+  const Column<int64_t>& offsets = columns.offsets;
+  const int64_t rows = columns.num_rows(), tokens = columns.num_tokens();
+  ESPALIER_CHECK(!offsets.empty() && offsets[0] == 0 && offsets[rows] == tokens,
+                 "offsets: expected entries from 0 to {}, the length of input_ids, received {}", tokens,
+                 offsets.empty() ? "none" : fmt::format("{} to {}", offsets[0], offsets[rows]));
+  for (int64_t r = 0; r < rows; ++r) {
+    ESPALIER_CHECK(offsets[r] <= offsets[r + 1], "offsets: expected ascending values, received {} after {}",
+                   offsets[r + 1], offsets[r]);
+  }
+  const auto check_size = [](const char* name, int64_t size, int64_t expected) {
+    ESPALIER_CHECK(size == 0 || size == expected, "{}: expected {} entries, received {}", name, expected,
+                   size);
+  };
+  ESPALIER_CHECK(columns.loss_weights.size() == tokens, "loss_weights: expected {} entries, received {}",
+                 tokens, columns.loss_weights.size());
+  check_size("logprobs", columns.logprobs.values.size(), tokens);
+  check_size("ref_logprobs", columns.ref_logprobs.values.size(), tokens);
+  check_size("advantages", columns.advantages.values.size(), tokens);
+  check_size("reward", columns.reward.values.size(), rows);
+  check_size("chosen", columns.chosen.values.size(), rows);
+  check_size("trajectory_id", std::ssize(columns.trajectory_id), rows);
+  check_size("group_id", std::ssize(columns.group_id), rows);
+  check_size("pair_id", std::ssize(columns.pair_id), rows);
+  check_size("routed_experts", columns.routed_experts.size(), tokens * columns.routes_per_token);
+  SecondNames names;
+  names.mask_name = "loss_mask";
+  names.logprobs_name = "logprobs";
+  names.ref_logprobs_name = "ref_logprobs";
+  for (int64_t r = 0; r < rows; ++r) {
+    try {
+      check_packed_row(columns, names, r, 0);
+    } catch (const InputError& error) {
+      throw InputError(fmt::format("row {}: {}", columns.name(r), error.what()));
+    }
+  }
+}
+
 }  // namespace espalier

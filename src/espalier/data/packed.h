@@ -17,4 +17,8 @@ Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& o
 /// Writes the packed form, atomically. Real columns become F32 where that holds every value, else F64.
 void write_packed(const std::filesystem::path& path, const Trajectories& trajectories);
 
+/// Checks columns that did not come from a file by the rules for those of a packed one: lengths, offsets that
+/// ascend from 0 to the number of tokens, and values. Throws InputError "COLUMN: ..." or "row N: ...".
+void check_columns(const Trajectories& columns);
+
 }  // namespace espalier

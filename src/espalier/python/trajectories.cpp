@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/units.h"
 #include "espalier/data/builder.h"
+#include "espalier/data/packed.h"
 #include "espalier/data/reader.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/data/writer.h"
@@ -172,6 +174,60 @@ void append(TrajectoriesBuilder& rows, const nb::dict& row) {
                .routed_experts = values<int32_t>(row, "routed_experts")});
 }
 
+/// Keeps an object of Python alive for code that does not have the GIL.
+std::shared_ptr<const void> kept(nb::handle object) {
+  object.inc_ref();
+  return {static_cast<const void*>(object.ptr()), [](const void* held) {
+            const nb::gil_scoped_acquire acquire;
+            nb::handle(static_cast<PyObject*>(const_cast<void*>(held))).dec_ref();
+          }};
+}
+
+template <typename T>
+Column<T> column(const nb::dict& columns, const char* name) {
+  if (!columns.contains(name)) return {};
+  const nb::object array = columns[name];
+  return {span_of(nb::cast<Given<T>>(array, /*convert=*/false)), kept(array)};
+}
+
+/// float32, float64, or the bytes of a mask.
+RealColumn reals(const nb::dict& columns, const char* name) {
+  if (!columns.contains(name)) return {};
+  const nb::dlpack::dtype dtype = nb::cast<nb::ndarray<nb::ro>>(columns[name]).dtype();
+  if (dtype == nb::dtype<float>()) return column<float>(columns, name);
+  if (dtype == nb::dtype<uint8_t>()) return column<uint8_t>(columns, name);
+  return column<double>(columns, name);
+}
+
+std::vector<std::string> texts(const nb::dict& columns, const char* name) {
+  return columns.contains(name) ? nb::cast<std::vector<std::string>>(columns[name])
+                                : std::vector<std::string>();
+}
+
+Trajectories of_columns(const nb::dict& columns) {
+  Trajectories rows;
+  // A copy, so that the bounds of rows stay valid whatever becomes of the array.
+  rows.offsets = values<int64_t>(columns, "offsets");
+  rows.input_ids = column<int32_t>(columns, "input_ids");
+  rows.loss_weights = reals(columns, columns.contains("loss_mask") ? "loss_mask" : "loss_weights");
+  rows.logprobs.values = reals(columns, "logprobs");
+  rows.ref_logprobs.values = reals(columns, "ref_logprobs");
+  rows.advantages.values = reals(columns, "advantages");
+  rows.reward.values = reals(columns, "reward");
+  rows.chosen.values = column<uint8_t>(columns, "chosen");
+  rows.trajectory_id = texts(columns, "trajectory_id");
+  rows.group_id = texts(columns, "group_id");
+  rows.pair_id = texts(columns, "pair_id");
+  rows.routed_experts = column<int32_t>(columns, "routed_experts");
+  rows.routes_per_token = value<int64_t>(columns, "routes_per_token").value_or(0);
+  if (rows.loss_weights.empty()) {
+    rows.loss_weights = Column<uint8_t>(std::vector<uint8_t>(static_cast<size_t>(rows.num_tokens()), 1));
+  }
+  const nb::gil_scoped_release release;
+  check_columns(rows);
+  return rows;
+}
+
 void bind_class(nb::module_& module) {
   using Class = Trajectories;
   nb::class_<Class>(module, "Trajectories",
@@ -233,6 +289,9 @@ void bind_trajectories(nb::module_& module) {
   bind_class(module);
   bind_builder(module);
   module.attr("MAX_ROW_BYTES") = kDefaultLineBytes;
+  module.def("trajectories_of_columns", &of_columns, nb::arg("columns"),
+             "Trajectories that view the arrays of a dict, which have the types of the columns: as a packed "
+             "file has them.");
   module.def("read", &read, nb::arg("paths"), nb::arg("vocab_size"), nb::arg("skip_bad_rows"),
              nb::arg("max_rows"), nb::arg("max_line_bytes"),
              "(trajectories, skipped rows, their first errors, per-token fields that were ignored).");
