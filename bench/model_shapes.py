@@ -30,4 +30,13 @@ QWEN3_5 = {
     },
 }  # fmt: skip
 
-SHAPES = {"qwen3": QWEN3, "qwen3_5": QWEN3_5, "qwen3_moe": QWEN3_MOE}
+# SmolLM2-135M, whose weights need not be fetched where only time counts.
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 576,
+    "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "head_dim": 64, "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
+    "tie_word_embeddings": True, "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False,
+    "initializer_range": 0.041666666666666664,
+}  # fmt: skip
+
+SHAPES = {"smollm2_135m": SMOLLM2_135M, "qwen3": QWEN3, "qwen3_5": QWEN3_5, "qwen3_moe": QWEN3_MOE}
