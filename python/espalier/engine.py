@@ -83,8 +83,8 @@ class Engine:
         """The options of objectives: name -> (default, meaning), likewise.
 
         >>> import espalier
-        >>> espalier.Engine.objective_options()["normalize"][0]
-        'token'
+        >>> espalier.Engine.objective_options()["shared_targets"][0]
+        'sum'
         """
         return {name: (default, meaning) for name, default, meaning in native.objective_options()}
 
