@@ -3,6 +3,7 @@
 
 import os
 import warnings
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class Engine:
     (['step', 'grad_norm', 'learning_rate'], 3)
     """
 
-    def __init__(self, path, **options):
+    def __init__(self, path: str | os.PathLike, **options):
         self._path = os.fspath(path)
         self._engine = native.Engine(self._path, _named(options))
 
@@ -82,12 +83,13 @@ class Engine:
         """The options of objectives: name -> (default, meaning), likewise.
 
         >>> import espalier
-        >>> espalier.Engine.objective_options()["normalize"][0]
-        'token'
+        >>> espalier.Engine.objective_options()["shared_targets"][0]
+        'sum'
         """
         return {name: (default, meaning) for name, default, meaning in native.objective_options()}
 
-    def forward_backward(self, rows, objective="sft", *, indices=None, progress=None, **options) -> dict:
+    def forward_backward(self, rows, objective: str | Callable = "sft", *, indices: Iterable[int] | None = None,
+                         progress: Callable[[int, int], object] | None = None, **options) -> dict[str, float]:  # fmt: skip
         """Adds the gradients of an objective of the rows to those that there are.
 
         objective  a name, such as "sft" or "grpo", or a function that computes the loss (below)
@@ -137,7 +139,7 @@ class Engine:
         metrics = dict(self._engine.forward_backward_custom(found, chosen, _named(options), function, progress))
         return {**metrics, **function.metrics}
 
-    def optim_step(self, learning_rate=None) -> dict:
+    def optim_step(self, learning_rate: float | None = None) -> dict[str, float]:
         """Clips the gradients to max_grad_norm, updates the weights, and clears the gradients.
 
         learning_rate  of this step; default: the engine's. A schedule is the caller's.
@@ -148,7 +150,7 @@ class Engine:
         """
         return dict(self._engine.optim_step(learning_rate))
 
-    def logprobs(self, rows, *, progress=None) -> list[np.ndarray]:
+    def logprobs(self, rows, *, progress: Callable[[int, int], object] | None = None) -> list[np.ndarray]:
         """Log-probabilities of all tokens of the rows, each prefix computed once.
 
         Returns a list with an array [n] for each row of n tokens, float32 (float64 for float64 models): entry t is that
@@ -172,7 +174,7 @@ class Engine:
         """Forgets the gradients so far."""
         self._engine.zero_gradients()
 
-    def save(self, folder, *, dtype=None) -> None:
+    def save(self, folder: str | os.PathLike, *, dtype: str | None = None) -> None:
         """Writes a checkpoint as `espalier train` does, in a folder that does not exist yet: a model that Transformers
         and `--model` open, with the optimiser's state and checksums. The folder appears when it is whole. Gradients
         are not part of it.
@@ -181,7 +183,7 @@ class Engine:
         """
         self._engine.save(os.fspath(folder), dtype or "")
 
-    def load(self, folder) -> None:
+    def load(self, folder: str | os.PathLike) -> None:
         """Weights and optimiser as they were when a checkpoint was written, by `save` or by `espalier train`, bit for
         bit. Gradients are cleared. Raises InputError, before anything is changed, for a damaged checkpoint, and for one
         of another model, dtype or optimiser. Learning rate and other options stay the engine's."""
