@@ -6,8 +6,8 @@ prompt and dtype.
 One group: B completions of one prompt of P random tokens, N tokens each, sampled at temperature 1. Espalier encodes the prompt
 once; Transformers is given it B times, as `num_return_sequences` does. Seconds per token are those of decoding alone: of
 Espalier as it reports them, of Transformers a call for N tokens less a call for one. Both sides run in turns, round by round;
-figures are medians, and the speed-up is the median of each round's ratio. First both sides decode greedily in float32, and the command
-fails where fewer than --least-equal of the tokens up to the first difference agree.
+figures are medians, and the speed-up is the median of each round's ratio. First both sides decode greedily in float32, and the
+command fails where they part before --least-equal of the tokens.
 
 With `make build` done, and the Python that has torch (.venv/bin/python):
 
@@ -143,7 +143,8 @@ def report(arguments, rows, command):
     import transformers
 
     return f"""\
-{common.cpu_name()}, {arguments.threads} threads. Commit {common.commit()}, torch {torch.__version__}, Transformers {transformers.__version__}.
+{common.cpu_name()}, {arguments.threads} threads. Commit {common.commit()}, torch {torch.__version__},
+Transformers {transformers.__version__}.
 
     {command}
 

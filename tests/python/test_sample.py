@@ -112,8 +112,9 @@ def test_the_same_command_samples_the_same(sample, espalier, tmp_path):
     assert espalier("inspect", "--data", tmp_path / "out.safetensors").returncode == 0
 
 
-def test_temperature_and_truncation(sample):
-    """Log-probabilities are those of the whole distribution at the temperature, whatever is left out of it."""
+def test_temperature_and_truncation(sample, espalier, model, tmp_path):
+    """Log-probabilities are those of the whole distribution at the temperature, whatever is left out of it, and `logprobs` computes
+    the same."""
     greedy = sample("--temperature", 0, "--max-new-tokens", 8, "--dtype", "float64")
     for flags in (["--top-k", 1], ["--top-p", 1e-6], ["--top-k", 5, "--top-p", 1e-6]):
         narrow = sample(*flags, "--max-new-tokens", 8, "--dtype", "float64")
@@ -123,6 +124,11 @@ def test_temperature_and_truncation(sample):
     assert [row["input_ids"] for row in cold] == [row["input_ids"] for row in greedy]
     assert all(sum(a["logprobs"]) > sum(b["logprobs"]) for a, b in zip(map(numbers, cold), map(numbers, greedy)))
     assert "logprobs are those at temperature 0.5" in cold.done.stderr
+    for temperature, agrees in ((0.5, True), (0.51, False)):
+        espalier("logprobs", "--model", model, "--data", tmp_path / "out.jsonl", "--dtype", "float64", "--temperature", temperature,
+                 "-o", tmp_path / "again.jsonl")  # fmt: skip
+        again = [row["logprobs"][-8:] for row in reference.read_rows(tmp_path / "again.jsonl")]
+        assert ([row["logprobs"][-8:] for row in cold] == [pytest.approx(row, abs=1e-12) for row in again]) == agrees
     assert float(re.search(r"differ by (\S+) at most", cold.done.stdout)[1]) < 1e-12
 
 

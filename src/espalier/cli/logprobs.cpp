@@ -13,19 +13,24 @@
 #include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
+#include "espalier/cli/validators.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/cost.h"
 #include "espalier/model/weights.h"
 #include "espalier/plan/planner.h"
+#include "espalier/sample/mismatch.h"
 
 namespace espalier::cli {
 namespace {
+
+constexpr double kLeastTemperature = 1e-3;
 
 struct LogprobsArguments {
   DataFlags data;
   PlanFlags plan;
   DeviceFlags device;
   std::string model, out, dtype = "float32";
+  double temperature = 1;
 };
 
 void run_logprobs(const LogprobsArguments& flags) {
@@ -41,9 +46,10 @@ void run_logprobs(const LogprobsArguments& flags) {
       trajectories, {.plan = flags.plan.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});
   std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
   Progress progress("logprobs");
-  compute_logprobs(decoder, trajectories, step, &logprobs, [&](int64_t done, int64_t total) {
-    progress.update(static_cast<double>(done) / static_cast<double>(total));
-  });
+  compute_logprobs(AtTemperature(decoder, flags.temperature), trajectories, step, &logprobs,
+                   [&](int64_t done, int64_t total) {
+                     progress.update(static_cast<double>(done) / static_cast<double>(total));
+                   });
 
   AtomicFile file(flags.out);
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
@@ -86,6 +92,14 @@ void add_logprobs(CLI::App& app, int*) {
         ->required();
   }
   add_dtype(command, &flags->dtype, "Precision to compute in");
+  {
+    const HelpGroup group(command, kDataGroup);
+    command
+        ->add_option("--temperature", flags->temperature,
+                     "Divide logits by this: of rows that were sampled at another temperature than 1")
+        ->check(real_from(kLeastTemperature))
+        ->capture_default_str();
+  }
   flags->device.add(command, /*trains=*/false);
   flags->plan.add(command);
   add_threads(command);

@@ -36,17 +36,20 @@ std::vector<int32_t> ids_of(const nlohmann::json& json, const std::string& file)
 
 }  // namespace
 
+std::vector<int32_t> parse_stop_ids(const nlohmann::json& json, const std::string& file) {
+  const std::vector<int32_t> ids = ids_of(json, file);
+  const auto text = json.find("text_config");
+  return ids.empty() && text != json.end() && text->is_object() ? ids_of(*text, file) : ids;
+}
+
 std::vector<int32_t> read_stop_ids(const std::filesystem::path& model_folder) {
-  const std::filesystem::path generation = model_folder / "generation_config.json";
-  if (std::filesystem::exists(generation)) {
-    const std::vector<int32_t> ids = ids_of(read_json_file<nlohmann::json>(generation), generation.string());
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const std::filesystem::path path = model_folder / name;
+    if (!std::filesystem::exists(path)) continue;
+    const std::vector<int32_t> ids = parse_stop_ids(read_json_file<nlohmann::json>(path), path.string());
     if (!ids.empty()) return ids;
   }
-  const std::filesystem::path path = model_folder / "config.json";
-  const auto config = read_json_file<nlohmann::json>(path);
-  const std::vector<int32_t> ids = ids_of(config, path.string());
-  const auto text = config.find("text_config");
-  return ids.empty() && text != config.end() && text->is_object() ? ids_of(*text, path.string()) : ids;
+  return {};
 }
 
 }  // namespace espalier

@@ -4,7 +4,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 namespace espalier {
 
@@ -12,5 +15,8 @@ namespace espalier {
 /// of its config.json (of a composite model, also in text_config). Ascending, each once; none where nothing
 /// is said. Throws InputError naming the file where it is something else.
 std::vector<int32_t> read_stop_ids(const std::filesystem::path& model_folder);
+
+/// The same of one such file's content; `file` is its name, for messages.
+std::vector<int32_t> parse_stop_ids(const nlohmann::json& json, const std::string& file);
 
 }  // namespace espalier
