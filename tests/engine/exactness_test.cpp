@@ -8,6 +8,7 @@
 #include "espalier/base/check.h"
 #include "tests/engine/outcome.h"
 #include "tests/engine/tiny_models.h"
+#include "tests/objective/random_objective.h"
 #include "tests/test_seed.h"
 
 namespace espalier::testing {
@@ -21,18 +22,6 @@ constexpr int kVocabSizes[] = {5, 19, 47};
 
 int forests_per_block() {
   return std::getenv("ESPALIER_LONG_TESTS") != nullptr ? 2500 : 250;
-}
-
-ObjectiveOptions random_objective(Rng& rng) {
-  ObjectiveOptions objective;
-  objective.kind = rng.below(2) == 0 ? ObjectiveKind::kSft : ObjectiveKind::kGrpo;
-  objective.shared_targets = rng.below(3) == 0 ? SharedTargets::kOnce : SharedTargets::kSum;
-  objective.normalize = static_cast<Normalize>(rng.below(3));
-  objective.normalize_constant = 0.5 + 10 * rng.uniform();
-  objective.clip_low = 0.5 * rng.uniform();
-  objective.clip_high = 0.5 * rng.uniform();
-  objective.scale_rewards = rng.below(2) == 0;
-  return objective;
 }
 
 PlanOptions random_plan(Rng& rng, const Trajectories& trajectories) {
@@ -57,10 +46,8 @@ PlanOptions random_plan(Rng& rng, const Trajectories& trajectories) {
 }
 
 std::string describe(const ObjectiveOptions& objective, const PlanOptions& plan, Family family, Shape shape) {
-  return fmt::format("{} {} shared targets {} normalize {} {} budget {} checkpoints {} shape {}",
-                     to_string(family), objective.kind == ObjectiveKind::kSft ? "sft" : "grpo",
-                     objective.shared_targets == SharedTargets::kSum ? "sum" : "once",
-                     static_cast<int>(objective.normalize), espalier::to_string(plan.strategy),
+  return fmt::format("{} {} {} budget {} checkpoints {} shape {}", to_string(family),
+                     espalier::testing::describe(objective), espalier::to_string(plan.strategy),
                      plan.token_budget, espalier::to_string(plan.checkpoint_activations),
                      static_cast<int>(shape));
 }
@@ -82,11 +69,15 @@ TEST_P(Exactness, RandomForestsEqualPerTrajectoryTraining) {
     Rng rng(test_seed(seed), 0xE8AC7);
     const int model = i % static_cast<int>(decoders.size());
     const Decoder& decoder = decoders[model];
-    const ObjectiveOptions objective = random_objective(rng);
+    ObjectiveOptions objective = random_objective(rng);
     const auto shape = static_cast<Shape>(rng.below(kNumShapes));
-    const Trajectories trajectories = random_trajectories(
-        rng, shape,
-        {.vocab_size = decoder.config().vocab_size, .for_grpo = objective.kind == ObjectiveKind::kGrpo});
+    const bool reads_policies = is_policy_gradient(objective.kind) || objective.kind == ObjectiveKind::kOpd;
+    const Trajectories trajectories =
+        rows_for(objective,
+                 random_trajectories(rng, shape,
+                                     {.vocab_size = decoder.config().vocab_size, .for_grpo = reads_policies}),
+                 rng);
+    if (!trajectories.logprobs.any()) objective.importance_weights = ImportanceWeights::kNone;  // of nothing
     const PlanOptions plan = random_plan(rng, trajectories);
     SCOPED_TRACE(fmt::format("seed {}: {}", seed,
                              describe(objective, plan, kFamilies[model / std::size(kVocabSizes)], shape)));
