@@ -9,6 +9,7 @@
 #include "tests/engine/outcome.h"
 #include "tests/engine/random_steps.h"
 #include "tests/engine/tiny_models.h"
+#include "tests/objective/random_objective.h"
 #include "tests/test_seed.h"
 
 namespace espalier::testing {
@@ -38,11 +39,9 @@ TEST_P(Exactness, RandomForestsEqualPerTrajectoryTraining) {
     Rng rng(test_seed(seed), 0xE8AC7);
     const int model = i % static_cast<int>(decoders.size());
     const Decoder& decoder = decoders[model];
-    const ObjectiveOptions objective = random_objective(rng);
+    ObjectiveOptions objective = random_objective(rng);
     const auto shape = static_cast<Shape>(rng.below(kNumShapes));
-    const Trajectories trajectories = random_trajectories(
-        rng, shape,
-        {.vocab_size = decoder.config().vocab_size, .for_grpo = objective.kind == ObjectiveKind::kGrpo});
+    const Trajectories trajectories = random_rows_for(&objective, rng, shape, decoder.config().vocab_size);
     const PlanOptions plan = random_plan(rng, trajectories);
     SCOPED_TRACE(fmt::format("seed {}: {}", seed,
                              describe(objective, plan, kFamilies[model / std::size(kVocabSizes)], shape)));

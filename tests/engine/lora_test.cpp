@@ -13,6 +13,7 @@
 #include "tests/engine/outcome.h"
 #include "tests/engine/random_steps.h"
 #include "tests/engine/tiny_models.h"
+#include "tests/objective/random_objective.h"
 #include "tests/test_seed.h"
 
 namespace espalier::testing {
@@ -85,8 +86,7 @@ TEST(Lora, RandomForestsEqualPerTrajectoryTrainingOfTheMergedModel) {
     ObjectiveOptions objective = random_objective(rng);
     if (has_experts(family) && rng.below(2) == 0) objective.router_aux_loss_coef = 0.1;
     const auto shape = static_cast<Shape>(rng.below(kNumShapes));
-    const Trajectories trajectories = random_trajectories(
-        rng, shape, {.vocab_size = kWords, .for_grpo = objective.kind == ObjectiveKind::kGrpo});
+    const Trajectories trajectories = random_rows_for(&objective, rng, shape, kWords);
     const PlanOptions plan = random_plan(rng, trajectories);
     SCOPED_TRACE(fmt::format("seed {}: {} targets {}", test_seed(i), describe(objective, plan, family, shape),
                              lora.targets.front()));

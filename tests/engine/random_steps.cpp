@@ -5,18 +5,17 @@
 
 #include <fmt/format.h>
 
+#include "tests/objective/random_objective.h"
+
 namespace espalier::testing {
 
-ObjectiveOptions random_objective(Rng& rng) {
-  ObjectiveOptions objective;
-  objective.kind = rng.below(2) == 0 ? ObjectiveKind::kSft : ObjectiveKind::kGrpo;
-  objective.shared_targets = rng.below(3) == 0 ? SharedTargets::kOnce : SharedTargets::kSum;
-  objective.normalize = static_cast<Normalize>(rng.below(3));
-  objective.normalize_constant = 0.5 + 10 * rng.uniform();
-  objective.clip_low = 0.5 * rng.uniform();
-  objective.clip_high = 0.5 * rng.uniform();
-  objective.scale_rewards = rng.below(2) == 0;
-  return objective;
+Trajectories random_rows_for(ObjectiveOptions* objective, Rng& rng, Shape shape, int vocab_size) {
+  const bool reads_policies = is_policy_gradient(objective->kind) || objective->kind == ObjectiveKind::kOpd;
+  Trajectories rows =
+      rows_for(*objective,
+               random_trajectories(rng, shape, {.vocab_size = vocab_size, .for_grpo = reads_policies}), rng);
+  if (!rows.logprobs.any()) objective->importance_weights = ImportanceWeights::kNone;  // of nothing
+  return rows;
 }
 
 PlanOptions random_plan(Rng& rng, const Trajectories& trajectories) {
@@ -41,12 +40,9 @@ PlanOptions random_plan(Rng& rng, const Trajectories& trajectories) {
 }
 
 std::string describe(const ObjectiveOptions& objective, const PlanOptions& plan, Family family, Shape shape) {
-  return fmt::format("{} {} shared targets {} normalize {} {} budget {} checkpoints {} shape {}",
-                     to_string(family), objective.kind == ObjectiveKind::kSft ? "sft" : "grpo",
-                     objective.shared_targets == SharedTargets::kSum ? "sum" : "once",
-                     static_cast<int>(objective.normalize), espalier::to_string(plan.strategy),
-                     plan.token_budget, espalier::to_string(plan.checkpoint_activations),
-                     static_cast<int>(shape));
+  return fmt::format("{} {} {} budget {} checkpoints {} shape {}", to_string(family), describe(objective),
+                     espalier::to_string(plan.strategy), plan.token_budget,
+                     espalier::to_string(plan.checkpoint_activations), static_cast<int>(shape));
 }
 
 }  // namespace espalier::testing

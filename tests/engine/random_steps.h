@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objectives and plans at random, for tests of whole steps.
+// Rows and plans at random, for tests of whole steps.
 #pragma once
 
 #include <string>
@@ -10,7 +10,9 @@
 
 namespace espalier::testing {
 
-ObjectiveOptions random_objective(Rng& rng);
+/// Rows of a shape for a random objective. Where they have no log-probabilities of a behaviour policy, the
+/// objective loses its importance weights.
+Trajectories random_rows_for(ObjectiveOptions* objective, Rng& rng, Shape shape, int vocab_size);
 
 /// Of any strategy and way of checkpointing, with no token budget, the smallest one, or one between.
 PlanOptions random_plan(Rng& rng, const Trajectories& trajectories);

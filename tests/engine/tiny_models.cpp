@@ -359,6 +359,13 @@ void draw_policy(Rng& rng, TrajectoryRow* row) {
   }
 }
 
+// Of a reference model: any numbers do, and others are drawn as before.
+std::vector<double> reference_logprobs(size_t size) {
+  std::vector<double> logprobs{0};
+  for (size_t t = 1; t < size; ++t) logprobs.push_back(-0.7 - 0.9 * static_cast<double>(t * t % 5));
+  return logprobs;
+}
+
 }  // namespace
 
 Trajectories random_trajectories(Rng& rng, Shape shape, const RandomRows& options) {
@@ -374,10 +381,12 @@ Trajectories random_trajectories(Rng& rng, Shape shape, const RandomRows& option
     if (first) {
       row.loss_weights.assign(tokens.size(), 0.75);
       if (options.for_grpo) row.advantage = 1;
+      if (options.for_grpo) row.ref_logprobs = reference_logprobs(tokens.size());
       first = false;
     } else {
       draw_loss(rng, &row);
       if (options.for_grpo) draw_policy(rng, &row);
+      if (options.for_grpo) row.ref_logprobs = reference_logprobs(tokens.size());
     }
     builder.append(row, options.vocab_size);
   }

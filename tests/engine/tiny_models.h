@@ -87,7 +87,7 @@ struct RandomRows {
   int64_t vocab_size = 19;
   int64_t max_rows = 10;
   int64_t max_length = 40;
-  bool for_grpo = false;  // advantages or rewards in every row, log-probs in some
+  bool for_grpo = false;  // advantages or rewards and those of a reference in every row, log-probs in some
   int64_t draws = 1;      // of so many rows at most each
 };
 

@@ -8,6 +8,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/objective/custom.h"
+#include "espalier/objective/policy_gradient.h"
 #include "espalier/runtime/tensor_memory.h"
 #include "tests/engine/outcome.h"
 #include "tests/engine/tiny_models.h"
@@ -16,16 +17,11 @@
 namespace espalier::testing {
 namespace {
 
-/// Sums of a value per term over trajectories [N].
-at::Tensor sum_by_trajectory(const at::Tensor& of_terms, const TermUnits& units) {
-  return at::zeros({units.num_trajectories}, of_terms.options()).index_add(0, units.trajectory, of_terms);
-}
-
 class MadeUpObjective : public Objective {
  public:
   MadeUpObjective() : Objective({}) {}
   std::string_view name() const override { return "made-up"; }
-  std::vector<std::string> metrics() const override { return {"terms_seen"}; }
+  std::vector<Metric> metrics() const override { return {{"terms_seen"}}; }
   TermBytes term_bytes() const override { return {}; }
 };
 
@@ -106,7 +102,7 @@ class LogisticOfPair : public MadeUpObjective {
 class CubicOfStep : public Custom {
  public:
   CubicOfStep() : Custom({}, &loss_and_gradient) {}
-  std::vector<std::string> metrics() const override { return {"terms_seen"}; }
+  std::vector<Metric> metrics() const override { return {{"terms_seen"}}; }
   ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
                        const TermUnits& units) const override {
     ObjectiveValue value = Custom::value(logprobs, terms, units);

@@ -3,16 +3,14 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <limits>
 
 #include "espalier/base/check.h"
 #include "espalier/engine/step.h"
-#include "espalier/objective/advantages.h"
 #include "tests/base/message_of.h"
 #include "tests/engine/tiny_models.h"
+#include "tests/objective/evaluate.h"
 
 namespace espalier::testing {
 namespace {
@@ -91,6 +89,24 @@ TEST(StepTerms, Constant) {
                {{{2, 3}, {0.25, 0.5}}, {{1, 2, 3}, {0.125, 0.75, 1}}, {{2}, {1.75}}, {{}, {}}, {{1}, {0.5}}});
 }
 
+TEST(StepTerms, MeanOfSums) {
+  expect_terms({.normalize = Normalize::kSequenceSum},
+               {{{2, 3}, {0.25, 0.5}}, {{1, 2, 3}, {0.125, 0.75, 1}}, {{2}, {1.75}}, {{}, {}}, {{1}, {0.5}}});
+}
+
+TEST(StepTerms, Group) {
+  // Rows 0 and 2 are a group with weights 3 + 7; rows 1 and 4 are groups of their own: three with loss.
+  Trajectories trajectories = weighted();
+  trajectories.group_id = {"a", "", "a", "b", ""};
+  const Csr<Term> terms = step_terms(trajectories, all_rows(trajectories), forest_of(trajectories, {}),
+                                     {.normalize = Normalize::kGroup});
+  EXPECT_DOUBLE_EQ(terms.row(0)[0].coefficient, 1.0 / 10 / 3);
+  EXPECT_DOUBLE_EQ(terms.row(0)[1].coefficient, 2.0 / 10 / 3);
+  EXPECT_DOUBLE_EQ(terms.row(1)[1].coefficient, 3 / 7.5 / 3);
+  EXPECT_DOUBLE_EQ(terms.row(2)[0].coefficient, 7.0 / 10 / 3);
+  EXPECT_DOUBLE_EQ(terms.row(4)[0].coefficient, 1.0 / 3);
+}
+
 TEST(StepTerms, CountOnlyTheRowsOfTheStep) {
   const Trajectories trajectories = weighted();
   const std::vector<int64_t> rows{4, 0};
@@ -102,23 +118,28 @@ TEST(StepTerms, CountOnlyTheRowsOfTheStep) {
 
 // Sums of parts, as several processes would have them, divide as those of the whole.
 TEST(StepTerms, SumsOfPartsDivideAsTheWhole) {
-  const Trajectories trajectories = weighted();
-  for (const Normalize normalize : {Normalize::kToken, Normalize::kSequence, Normalize::kConstant}) {
+  Trajectories trajectories = weighted();
+  trajectories.group_id = {"a", "", "a", "b", "c"};  // `a` stands in both parts, `b` has no loss
+  const std::vector<std::vector<int64_t>> rows_of_parts{{0, 1}, {2, 3, 4}};
+  for (const Normalize normalize : {Normalize::kToken, Normalize::kSequence, Normalize::kSequenceSum,
+                                    Normalize::kGroup, Normalize::kConstant}) {
     const ObjectiveOptions options{.normalize = normalize, .normalize_constant = 4};
     const std::vector<int64_t> all = all_rows(trajectories);
     const Csr<Term> whole = step_terms(trajectories, all, forest_of(trajectories, all), options);
     std::vector<Csr<Term>> parts;
     LossSums sums;
-    for (const std::vector<int64_t>& rows : {std::vector<int64_t>{0, 1}, {2, 3, 4}}) {
+    for (const std::vector<int64_t>& rows : rows_of_parts) {
       parts.push_back(weighted_terms(trajectories, rows, forest_of(trajectories, rows), SharedTargets::kSum));
-      sums += loss_sums(parts.back());
+      sums += loss_sums(trajectories, rows, parts.back());
     }
     EXPECT_EQ(sums.weight, kSum);
     EXPECT_EQ(sums.rows_with_loss, 4);
+    EXPECT_EQ(sums.groups_with_loss(), 3);
     size_t next = 0;
-    for (Csr<Term>& part : parts) {
-      divide_terms(sums, options, &part);
-      for (const Term& term : part.values) EXPECT_EQ(term.coefficient, whole.values[next++].coefficient);
+    for (size_t part = 0; part < parts.size(); ++part) {
+      divide_terms(trajectories, rows_of_parts[part], sums, options, &parts[part]);
+      for (const Term& term : parts[part].values)
+        EXPECT_DOUBLE_EQ(term.coefficient, whole.values[next++].coefficient);
     }
     EXPECT_EQ(next, whole.values.size());
   }
@@ -138,91 +159,6 @@ TEST(StepTerms, AllTermsAreEveryTokenButTheFirst) {
   EXPECT_EQ(terms.values[3].coefficient, 1);
 }
 
-Trajectories rewarded() {
-  TrajectoriesBuilder builder;
-  const auto add = [&](double reward, const std::string& group, std::optional<double> advantage = {}) {
-    builder.append({.input_ids = {1, 2}, .advantage = advantage, .reward = reward, .group_id = group});
-  };
-  add(1, "a");
-  add(5, "b");
-  add(0, "a");
-  add(0, "a", 42);
-  return builder.finish();
-}
-
-TEST(AdvantagesTest, AreRewardsOverTheGroup) {
-  const Trajectories trajectories = rewarded();
-  const Advantages advantages(trajectories, /*scale_rewards=*/true);
-  // Rewards 1, 0, 0: mean 1/3, standard deviation sqrt((4/9 + 1/9 + 1/9) / 2) = sqrt(1/3).
-  const double deviation = std::sqrt(1.0 / 3);
-  EXPECT_NEAR(advantages.at(0, 1), (2.0 / 3) / (deviation + 1e-6), 1e-14);
-  EXPECT_NEAR(advantages.at(2, 1), (-1.0 / 3) / (deviation + 1e-6), 1e-14);
-  EXPECT_EQ(advantages.at(1, 1), 0);   // a group of one
-  EXPECT_EQ(advantages.at(3, 0), 42);  // its own; its reward still counts in the group's mean
-}
-
-TEST(AdvantagesTest, AreNotDividedWithoutScaling) {
-  const Trajectories trajectories = rewarded();
-  const Advantages advantages(trajectories, /*scale_rewards=*/false);
-  EXPECT_NEAR(advantages.at(0, 1), 2.0 / 3, 1e-15);
-  EXPECT_NEAR(advantages.at(2, 0), -1.0 / 3, 1e-15);
-  EXPECT_EQ(advantages.at(1, 0), 0);
-}
-
-TEST(AdvantagesTest, OfEqualRewardsAreZero) {
-  TrajectoriesBuilder builder;
-  for (int i = 0; i < 3; ++i) builder.append({.input_ids = {1, 2}, .reward = 0.1, .group_id = "g"});
-  const Trajectories trajectories = builder.finish();
-  const Advantages advantages(trajectories, true);
-  for (int64_t row = 0; row < 3; ++row) EXPECT_EQ(advantages.at(row, 1), 0);
-}
-
-TEST(AdvantagesTest, MissingOnesNameTheRow) {
-  TrajectoriesBuilder builder;
-  builder.append({.input_ids = {1, 2}, .advantage = 1});
-  builder.append({.input_ids = {1, 2}, .reward = 1.0, .trajectory_id = "lonely"});
-  const Trajectories trajectories = builder.finish();
-  const std::string message = message_of<InputError>([&] { Advantages(trajectories, true); });
-  EXPECT_NE(message.find("lonely"), std::string::npos) << message;
-  EXPECT_NE(message.find("group_id"), std::string::npos) << message;
-}
-
-struct Policy {
-  double logprob, advantage, old_logprob;
-  bool has_old;
-  double coefficient;
-};
-
-struct Result {
-  ObjectiveValue value;
-  std::vector<double> gradient;
-};
-
-Result evaluate(const ObjectiveOptions& options, const std::vector<Policy>& terms) {
-  std::vector<double> logprobs, advantage, old, coefficient;
-  for (size_t i = 0; i < terms.size(); ++i) {
-    logprobs.push_back(terms[i].logprob);
-    advantage.push_back(terms[i].advantage);
-    old.push_back(terms[i].has_old ? terms[i].old_logprob : std::numeric_limits<double>::quiet_NaN());
-    coefficient.push_back(terms[i].coefficient);
-  }
-  const at::Tensor leaf = at::tensor(logprobs, at::kDouble).requires_grad_();
-  TermTensors tensors{at::tensor(coefficient, at::kDouble), {}};
-  const auto objective = make_objective(options);
-  for (const TermColumn column : objective->columns()) {
-    tensors.columns.push_back(at::tensor(column == TermColumn::kAdvantage ? advantage : old, at::kDouble));
-  }
-  Result result;
-  result.value = objective->value(leaf, tensors, {});
-  // The form that verify trains with says the same.
-  const ReferenceTrajectory plain{leaf.detach(), tensors};
-  EXPECT_NEAR(objective->reference({&plain, 1}).sum().item<double>(), result.value.loss.item<double>(),
-              1e-14);
-  const at::Tensor gradient = torch::autograd::grad({result.value.loss}, {leaf})[0].contiguous();
-  result.gradient.assign(gradient.const_data_ptr<double>(), gradient.const_data_ptr<double>() + terms.size());
-  return result;
-}
-
 TEST(ObjectiveValueTest, SftIsWeightedCrossEntropy) {
   const Result result = evaluate({}, {{-1, 0, 0, false, 0.25}, {-3, 0, 0, false, 0.5}});
   EXPECT_DOUBLE_EQ(result.value.loss.item<double>(), 1.75);
@@ -230,17 +166,18 @@ TEST(ObjectiveValueTest, SftIsWeightedCrossEntropy) {
   EXPECT_TRUE(result.value.metrics.empty());
 }
 
-constexpr ObjectiveOptions kGrpo{.kind = ObjectiveKind::kGrpo, .clip_low = 0.2, .clip_high = 0.3};
+constexpr ObjectiveOptions kClipped{.kind = ObjectiveKind::kGrpo, .clip_low = 0.2, .clip_high = 0.3};
 
 TEST(ObjectiveValueTest, GrpoInsideTheClipIsTheRatio) {
   const double ratio = std::exp(0.1);
-  const Result result = evaluate(kGrpo, {{-1, 2, -1.1, true, 0.5}, {-1, -2, -1.1, true, 0.5}});
+  const Result result = evaluate(kClipped, {{-1, 2, -1.1, true, 0.5}, {-1, -2, -1.1, true, 0.5}});
   EXPECT_NEAR(result.value.loss.item<double>(), 0, 1e-15);
   EXPECT_NEAR(result.gradient[0], -0.5 * ratio * 2, 1e-14);
   EXPECT_NEAR(result.gradient[1], 0.5 * ratio * 2, 1e-14);
-  EXPECT_EQ(result.value.metrics[0].item<int64_t>(), 0);
-  EXPECT_NEAR(result.value.metrics[1].item<double>(), 2 * ratio, 1e-14);
-  EXPECT_NEAR(result.value.metrics[2].item<double>(), 2 * (ratio - 1 - 0.1), 1e-14);
+  EXPECT_EQ(result.metric("clip_fraction"), 0);
+  EXPECT_NEAR(result.metric("ratio_mean"), 2 * ratio, 1e-14);
+  EXPECT_NEAR(result.metric("ratio_min"), ratio, 1e-14);
+  EXPECT_NEAR(result.metric("mismatch_kl"), 2 * (ratio - 1 - 0.1), 1e-14);
 }
 
 TEST(ObjectiveValueTest, GrpoClipsOnlyWhatWouldGoFurther) {
@@ -259,21 +196,21 @@ TEST(ObjectiveValueTest, GrpoClipsOnlyWhatWouldGoFurther) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(fmt::format("log-prob {} advantage {}", c.logprob, c.advantage));
-    const Result result = evaluate(kGrpo, {{c.logprob, c.advantage, -2, true, 3}});
+    const Result result = evaluate(kClipped, {{c.logprob, c.advantage, -2, true, 3}});
     EXPECT_NEAR(result.value.loss.item<double>(), 3 * c.loss, 1e-13);
     EXPECT_NEAR(result.gradient[0], 3 * c.gradient, 1e-13);
-    EXPECT_EQ(result.value.metrics[0].item<int64_t>(), c.clipped);
+    EXPECT_EQ(result.metric("clip_fraction"), c.clipped);
   }
 }
 
 TEST(ObjectiveValueTest, GrpoWithoutBehaviourLogprobsHasRatioOne) {
   // Loss -A, gradient -A d log p, whatever stands in the place of the old log-prob.
-  const Result result = evaluate(kGrpo, {{-1, 2, 0, false, 0.5}, {-4, -3, 0, false, 0.25}});
+  const Result result = evaluate(kClipped, {{-1, 2, 0, false, 0.5}, {-4, -3, 0, false, 0.25}});
   EXPECT_DOUBLE_EQ(result.value.loss.item<double>(), -0.5 * 2 + 0.25 * 3);
   EXPECT_EQ(result.gradient, (std::vector<double>{-1, 0.75}));
-  EXPECT_EQ(result.value.metrics[0].item<int64_t>(), 0);
-  EXPECT_EQ(result.value.metrics[1].item<double>(), 2);
-  EXPECT_EQ(result.value.metrics[2].item<double>(), 0);
+  EXPECT_EQ(result.metric("clip_fraction"), 0);
+  EXPECT_EQ(result.metric("ratio_mean"), 2);
+  EXPECT_EQ(result.metric("mismatch_kl"), 0);
 }
 
 TEST(ObjectiveFlags, Parse) {
@@ -289,10 +226,14 @@ TEST(ObjectiveFlags, Parse) {
   EXPECT_EQ(options.normalize_constant, 2500);
   parse_normalize("token", &options);
   EXPECT_EQ(options.normalize, Normalize::kToken);
+  for (const char* text : {"token", "sequence", "sequence-sum", "group", "2.5"}) {
+    parse_normalize(text, &options);
+    EXPECT_EQ(normalize_text(options), text);
+  }
 }
 
 TEST(ObjectiveFlags, RefuseOtherWords) {
-  EXPECT_NE(message_of<InputError>([] { parse_objective("dpo"); }).find("received `dpo`"), std::string::npos);
+  EXPECT_NE(message_of<InputError>([] { parse_objective("sgd"); }).find("received `sgd`"), std::string::npos);
   EXPECT_NE(message_of<InputError>([] { parse_shared_targets(""); }).find("sum or once"), std::string::npos);
   for (const char* text : {"", "0", "-1", "nan", "inf", "tokens", "3x", "1e999"}) {
     ObjectiveOptions options;

@@ -226,6 +226,7 @@ def test_a_resumed_run_multiplies_as_it_began(espalier, model, data, tmp_path):
     ["--normalize", "100", "--shuffle", "rows", "--batch-size", 3, "--dtype", "bfloat16", "--save-dtype", "float32",
      "--scheduler", "cosine", "--warmup-steps", 1, "--weight-decay", "0.1", "--learning-rate", "1.5e-3", "--threads", 2],
     ["--objective", "sft", "--optimizer", "sgd", "--limit", 5, "--skip-bad-rows", "--no-calibration"],
+    ["--objective", "gspo", "--clip-high", 0.5, "--importance-weights", "truncate"],
 ])  # fmt: skip
 def test_the_config_of_a_run_reproduces_it(espalier, model, data, tmp_path, more):
     objective = [] if "--objective" in more else ["--objective", "grpo"]
@@ -234,7 +235,7 @@ def test_the_config_of_a_run_reproduces_it(espalier, model, data, tmp_path, more
     first, again = weights(tmp_path / "run", 2), weights(tmp_path / "again", 2)
     assert all(first[name].equal(again[name]) for name in first)
     config = (tmp_path / "run/config.toml").read_text()
-    assert "resume" not in config
+    assert "resume" not in config and "by objective" not in config
     assert (tmp_path / "again/config.toml").read_text() == config.replace(str(tmp_path / "run"), str(tmp_path / "again"))
 
 

@@ -311,6 +311,9 @@ def test_a_run_of_another_model_or_on_other_data_is_not_resumed(espalier, model,
     "--eps": ["nan", "inf", "0"],
     "--clip-low": ["nan", "2"],
     "--clip-high": ["nan", "inf"],
+    "--turn-discount": ["nan", "2"],
+    "--importance-cap": ["nan", "0.5"],
+    "--kl-coef": ["nan", "-1"],
 }.items())  # fmt: skip
 def test_options_out_of_range_are_wrong_usage(espalier, flags, tmp_path, flag, values):
     for value in values:

@@ -51,6 +51,26 @@ TEST(EpochBatches, GroupsAreNotSplitUnlessRowsAreShuffled) {
   EXPECT_EQ(uneven_steps_note(trajectories, options_of(Shuffle::kRows, 3)), "");
 }
 
+TEST(EpochBatches, PairsAreNotSplitWhereTheObjectiveComparesThem) {
+  Trajectories trajectories = grouped({"a", "a", "b", "b", "", ""});
+  trajectories.pair_id = {"x", "y", "y", "x", "z", "z"};
+  TrainOptions options = options_of(Shuffle::kRows, 1);
+  EXPECT_EQ(epoch_batches(trajectories, options, 0).size(), 6u);
+  options.objective = default_options(ObjectiveKind::kDpo);
+  const Batches batches = epoch_batches(trajectories, options, 0);
+  ASSERT_EQ(batches.size(), 3u);
+  for (const std::vector<int64_t>& rows : batches) {
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_EQ(trajectories.pair_id[rows[0]], trajectories.pair_id[rows[1]]);
+  }
+  EXPECT_EQ(uneven_steps_note(trajectories, options),
+            "groups and pairs stay whole, so steps have 2 to 2 trajectories where --batch-size is 1");
+  // Groups that pairs reach across become one unit.
+  options = options_of(Shuffle::kNone, 1);
+  options.objective = default_options(ObjectiveKind::kDpo);
+  EXPECT_EQ(epoch_batches(trajectories, options, 0), (Batches{{0, 1, 2, 3}, {4, 5}}));
+}
+
 TEST(EpochBatches, GroupsThatFitGiveFullSteps) {
   const Trajectories trajectories = grouped({"a", "a", "b", "b", "c", "c", "d", "d"});
   EXPECT_EQ(epoch_batches(trajectories, options_of(Shuffle::kNone, 4), 0),

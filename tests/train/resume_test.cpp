@@ -25,11 +25,13 @@ namespace fs = std::filesystem;
 class ResumeTest : public TrainerTest {
  protected:
   // A run of `steps` steps with a checkpoint after each.
-  TrainOptions finished_run(const std::string& name, int64_t steps) {
+  TrainOptions finished_run(const std::string& name, int64_t steps,
+                            ObjectiveKind objective = ObjectiveKind::kSft) {
     TrainOptions run = options(name, at::kFloat);
+    run.objective.kind = objective;
     run.steps = steps;
     run.save_every = 1;
-    EXPECT_TRUE(train(training_rows(), run, {}));
+    EXPECT_TRUE(train(training_rows(is_policy_gradient(objective)), run, {}));
     return run;
   }
 
@@ -267,23 +269,39 @@ TEST_F(ResumeTest, TheLearningRateMayChangeWithAWord) {
 }
 
 TEST_F(ResumeTest, EverySettingThatDecidesTheWeightsHasToStay) {
-  const TrainOptions run = finished_run("run", 1);
+  const TrainOptions run = finished_run("run", 1, ObjectiveKind::kGrpo);  // which reads most of them
   int64_t refused = 0;
   const auto refuses = [&](const char* name, const auto& change) {
     TrainOptions changed = run;
     change(changed);
     EXPECT_NE(run_settings(changed).fixed[name], run_settings(run).fixed[name]) << name;
-    const bool for_grpo = changed.objective.kind == ObjectiveKind::kGrpo;  // which wants advantages
-    const std::string message = refusal(changed, training_rows(for_grpo));
+    const std::string message = refusal(changed, training_rows(/*for_grpo=*/true));
     EXPECT_NE(message.find(fmt::format("--resume: {} was ", name)), std::string::npos) << message;
     ++refused;
   };
-  refuses("objective", [](TrainOptions& o) { o.objective.kind = ObjectiveKind::kGrpo; });
+  refuses("objective", [](TrainOptions& o) { o.objective.kind = ObjectiveKind::kSft; });
   refuses("shared-targets", [](TrainOptions& o) { o.objective.shared_targets = SharedTargets::kOnce; });
   refuses("normalize", [](TrainOptions& o) { o.objective.normalize = Normalize::kSequence; });
   refuses("clip-low", [](TrainOptions& o) { o.objective.clip_low = 0.3; });
   refuses("clip-high", [](TrainOptions& o) { o.objective.clip_high = 0.3; });
+  refuses("dual-clip", [](TrainOptions& o) { o.objective.dual_clip = 3; });
+  refuses("baseline", [](TrainOptions& o) { o.objective.baseline = Baseline::kLeaveOneOut; });
   refuses("scale-rewards", [](TrainOptions& o) { o.objective.scale_rewards = false; });
+  refuses("turn-discount", [](TrainOptions& o) { o.objective.turn_discount = 0.5; });
+  refuses("importance-weights",
+          [](TrainOptions& o) { o.objective.importance_weights = ImportanceWeights::kMask; });
+  refuses("importance-level",
+          [](TrainOptions& o) { o.objective.importance_level = ImportanceLevel::kSequence; });
+  refuses("importance-cap", [](TrainOptions& o) { o.objective.importance_cap = 5; });
+  refuses("importance-floor", [](TrainOptions& o) { o.objective.importance_floor = 0.25; });
+  refuses("kl-coef", [](TrainOptions& o) { o.objective.kl_coef = 0.125; });
+  refuses("kl-estimator", [](TrainOptions& o) { o.objective.kl_estimator = KlEstimator::kK1; });
+  refuses("kl-in", [](TrainOptions& o) { o.objective.kl_in = KlPlace::kReward; });
+  refuses("beta", [](TrainOptions& o) { o.objective.beta = 0.5; });
+  refuses("margin", [](TrainOptions& o) { o.objective.margin = 0.5; });
+  refuses("chosen-weight", [](TrainOptions& o) { o.objective.chosen_weight = 2; });
+  refuses("rejected-weight", [](TrainOptions& o) { o.objective.rejected_weight = 2; });
+  refuses("entropy-coef", [](TrainOptions& o) { o.objective.entropy_coef = 0.5; });
   refuses("router-aux-loss-coef", [](TrainOptions& o) { o.objective.router_aux_loss_coef = 0.01; });
   refuses("router-z-loss-coef", [](TrainOptions& o) { o.objective.router_z_loss_coef = 0.01; });
   refuses("strategy", [](TrainOptions& o) { o.plan.strategy = Strategy::kPartition; });

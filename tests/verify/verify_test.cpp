@@ -7,6 +7,7 @@
 #include "espalier/data/builder.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/engine/tiny_models.h"
+#include "tests/objective/random_objective.h"
 #include "tests/ops/gemm/forced_products.h"
 #include "tests/test_seed.h"
 
@@ -194,6 +195,33 @@ TEST_P(VerifyTest, ReportsTheKeysThatItPromises) {
     EXPECT_TRUE(low.contains(key)) << key;
   }
   EXPECT_EQ(low["dtype"], "float32");
+}
+
+// Trained tokens are shared by trajectories with different advantages, and by both sides of pairs.
+TEST(VerifyObjectives, PassInFloat64WithEveryNormaliserUnderEveryStrategy) {
+  const ScratchFolder folder;
+  write_tiny_model(folder / "model", Family::kQwen3, kVocabSize, 9, at::kDouble);
+  Rng rng(test_seed(41));
+  const Trajectories drawn = rows_to_verify(/*for_grpo=*/true);
+  for (const std::string& name : objective_names()) {
+    const ObjectiveKind kind = parse_objective(name);
+    for (int64_t trial = 0; trial < 5; ++trial) {
+      VerifyOptions run;
+      run.model = folder / "model";
+      run.objective = random_objective(rng, kind);
+      if (!is_preference(kind)) run.objective.normalize = static_cast<Normalize>(trial);
+      const Trajectories trajectories = rows_for(run.objective, drawn, rng);
+      const std::vector<PlanOptions> all = plans(trajectories);
+      for (size_t i = static_cast<size_t>(trial % 2); i < all.size(); i += 2) {
+        run.plan = all[i];
+        run.isolation_trials = 1;
+        const VerifyReport report = verify(trajectories, run);
+        EXPECT_TRUE(report.passed) << fmt::format("{}; {} budget {}: {}", describe(run.objective),
+                                                  to_string(run.plan.strategy), run.plan.token_budget,
+                                                  to_json(report).dump());
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, VerifyTest, ::testing::ValuesIn(kFamilies),

@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/progress.h"
+#include "espalier/objective/signal.h"
 
 namespace espalier::cli {
 namespace {
@@ -123,6 +125,10 @@ std::vector<std::string> warnings(const ReadReport& report, const Trajectories& 
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     too_long += use.max_position_embeddings > 0 && trajectories.row_size(row) > use.max_position_embeddings;
     longest = std::max(longest, trajectories.row_size(row));
+  }
+  if (use.objective && trajectories.num_rows() > 0) {
+    for (std::string& line : signal_warnings(Loss(trajectories, *use.objective)))
+      lines.push_back(std::move(line));
   }
   if (too_long > 0) {
     lines.push_back(fmt::format(

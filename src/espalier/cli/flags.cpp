@@ -22,24 +22,6 @@
 
 namespace espalier::cli {
 
-namespace {
-
-// What is wrong with the text of a flag, as CLI11 wants it: the message of the InputError that `parse`
-// throws.
-template <class Parse>
-std::function<std::string(const std::string&)> fault_of(Parse parse) {
-  return [parse](const std::string& text) {
-    try {
-      parse(text);
-    } catch (const InputError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
-}
-
-}  // namespace
-
 void DeviceFlags::add(CLI::App* command, bool trains) {
   const HelpGroup group(command, kMachineGroup);
   command
@@ -155,68 +137,6 @@ void PlanFlags::judge_calibration(const ModelUse& use, double predicted_seconds,
       fmt::format("micro-batches took {:.2f} s, but {:.2f} s were predicted: the machine is measured again "
                   "by the next run",
                   measured_seconds, predicted_seconds));
-}
-
-void ObjectiveFlags::add(CLI::App* command) {
-  const HelpGroup group(command, kObjectiveGroup);
-  command->add_option("--objective", objective, "sft: cross-entropy; grpo: clipped policy gradient")
-      ->check(CLI::IsMember(objective_names()))
-      ->capture_default_str();
-  command
-      ->add_option("--shared-targets", shared_targets,
-                   "For a target token that several trajectories share and train on: sum keeps every "
-                   "trajectory's term, once keeps only the first")
-      ->check(CLI::IsMember(shared_targets_names()))
-      ->capture_default_str();
-  command
-      ->add_option("--normalize", normalize,
-                   "Average the loss over tokens or over sequences, or divide it by a NUMBER; over the whole "
-                   "optimiser step")
-      ->check(fault_of([](const std::string& text) {
-                ObjectiveOptions unused;
-                parse_normalize(text, &unused);
-              }),
-              "token|sequence|NUMBER")
-      ->capture_default_str();
-  command->add_option("--clip-low", clip_low, "grpo: clip the ratio at 1 minus this")
-      ->check(real_from(0, 1))
-      ->capture_default_str();
-  command->add_option("--clip-high", clip_high, "grpo: clip the ratio at 1 plus this")
-      ->check(real_from(0))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--scale-rewards", scale_rewards,
-          "grpo: divide advantages from rewards by their group's standard deviation (group), or not (none)")
-      ->check(CLI::IsMember({"group", "none"}))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--router-aux-loss-coef", router_aux_loss_coef,
-          "Mixture of experts: add this times the load-balancing loss of the routers, such as 0.001. "
-          "It counts every token as often as trajectories pass it")
-      ->check(real_from(0))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--router-z-loss-coef", router_z_loss_coef,
-          "Mixture of experts: add this times the z-loss, which keeps the routers' logits small, such "
-          "as 0.001")
-      ->check(real_from(0))
-      ->capture_default_str();
-}
-
-ObjectiveOptions ObjectiveFlags::options() const {
-  ObjectiveOptions options;
-  options.kind = parse_objective(objective);
-  options.shared_targets = parse_shared_targets(shared_targets);
-  parse_normalize(normalize, &options);
-  options.clip_low = clip_low;
-  options.clip_high = clip_high;
-  options.scale_rewards = scale_rewards == "group";
-  options.router_aux_loss_coef = router_aux_loss_coef;
-  options.router_z_loss_coef = router_z_loss_coef;
-  return options;
 }
 
 void OptimizerFlags::add(CLI::App* command, bool schedules) {

@@ -12,6 +12,8 @@
 #include <optional>
 #include <string>
 
+#include <nlohmann/json.hpp>
+
 #include "espalier/cli/data_flags.h"
 #include "espalier/config/config.h"
 #include "espalier/objective/objective.h"
@@ -67,18 +69,29 @@ struct PlanFlags {
                          const std::function<void(const std::string&)>& note) const;
 };
 
+/// What is not given follows from the objective (default_options).
 struct ObjectiveFlags {
   std::string objective = "sft";
   std::string shared_targets = "sum";
-  std::string normalize = "token";
-  double clip_low = 0.2;
-  double clip_high = 0.2;
-  std::string scale_rewards = "group";
+  std::optional<std::string> normalize;
+  std::optional<double> clip_low, clip_high;
+  double dual_clip = 0;
+  std::optional<std::string> baseline, scale_rewards;
+  double turn_discount = 1;
+  std::string importance_weights = "none", importance_level = "token";
+  double importance_cap = 2, importance_floor = 0.5;
+  double kl_coef = 0;
+  std::string kl_estimator = "k3", kl_in = "loss";
+  std::optional<double> beta;
+  double margin = 1, chosen_weight = 1, rejected_weight = 1, entropy_coef = 0;
   double router_aux_loss_coef = 0;
   double router_z_loss_coef = 0;
 
   void add(CLI::App* command);
+  /// Throws InputError where they do not fit one another (check_objective_options).
   ObjectiveOptions options() const;
+  /// The values of those flags whose default follows from the objective, for config.toml.
+  nlohmann::ordered_json resolved() const;
 };
 
 struct OptimizerFlags {

@@ -94,6 +94,8 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
 std::string config_of_the_run(const TrainArguments& flags, const CLI::App& command) {
   nlohmann::ordered_json config = resolved_flags(command);
   config["data"] = flags.data.resolved();
+  const nlohmann::ordered_json objective = flags.objective.resolved();
+  for (const auto& [name, value] : objective.items()) config[name] = value;
   for (const char* each : {"resume", "dry-run"}) config.erase(each);
   return to_toml(config);
 }
@@ -147,6 +149,11 @@ std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json&
   if (metrics.contains("ratio_mean")) {
     line += fmt::format("  ratio {:.4f}", metrics["ratio_mean"].get<double>());
   }
+  if (metrics.contains("reward_accuracy")) {
+    line += fmt::format("  margin {:.4f}  accuracy {:.3f}", metrics["reward_margin"].get<double>(),
+                        metrics["reward_accuracy"].get<double>());
+  }
+  if (metrics.contains("entropy")) line += fmt::format("  entropy {:.4f}", metrics["entropy"].get<double>());
   if (metrics.contains("router_aux_loss")) {
     line += fmt::format("  balance {:.4f}", metrics["router_aux_loss"].get<double>());
   }

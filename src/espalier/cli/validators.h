@@ -5,7 +5,11 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <string>
+
+#include "espalier/base/check.h"
 
 namespace espalier::cli {
 
@@ -18,5 +22,19 @@ CLI::Validator whole_from(int64_t low);
 CLI::Validator real_from(double low, double high = std::numeric_limits<double>::max());
 /// The same with `high` itself left out.
 CLI::Validator real_below(double low, double high);
+
+/// What is wrong with the text of a flag, as CLI11 wants it: the message of the InputError that `parse`
+/// throws.
+template <class Parse>
+std::function<std::string(const std::string&)> fault_of(Parse parse) {
+  return [parse](const std::string& text) {
+    try {
+      parse(text);
+    } catch (const InputError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+}
 
 }  // namespace espalier::cli

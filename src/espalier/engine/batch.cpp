@@ -53,7 +53,7 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
       host.token.push_back(source + 1 < size ? path[source + 1] : -1);
       host.coefficient.push_back(term.coefficient);
       for (size_t i = 0; i < read.size(); ++i) {
-        host.columns[i].push_back(loss.column(read[i], row, term.position));
+        host.columns[i].push_back(term_column(step, loss, read[i], placement.trajectory, index));
       }
       batch->term_token.push_back(flat);
       batch->term_index.push_back(index);
@@ -131,6 +131,16 @@ std::shared_ptr<const NodeStructure> nodes_of(const Step& step, int64_t index, c
 }
 
 }  // namespace
+
+double term_column(const Step& step, const Loss& loss, TermColumn column, int64_t k, int64_t index) {
+  const int64_t position = step.terms.values[index].position;
+  const bool is_shared = column == TermColumn::kAdvantage && step.sharers.num_rows() > 0;
+  if (!is_shared) return loss.column(column, step.rows[k], position);
+  double sum = 0;
+  const auto sharers = step.sharers.row(index);
+  for (const int64_t sharer : sharers) sum += loss.column(column, step.rows[sharer], position);
+  return sum / static_cast<double>(sharers.size());
+}
 
 Batch make_batch(const Step& step, int64_t index, const Loss& loss) {
   RECORD_USER_SCOPE("batch");

@@ -42,6 +42,10 @@ struct Batch {
   int64_t num_terms() const { return term_edge.size(0); }
 };
 
+/// What the loss says of a term: Step::terms.values[index], of trajectory k of the step. Where it stands for
+/// the terms of several trajectories (Step::sharers), its advantage is their mean.
+double term_column(const Step& step, const Loss& loss, TermColumn column, int64_t k, int64_t index);
+
 /// The batch of micro-batch `index` of step.plan.
 Batch make_batch(const Step& step, int64_t index, const Loss& loss);
 

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -64,11 +65,34 @@ class Counting {
   const c10::intrusive_ptr<RouterStatistics>& statistics_;
 };
 
+/// What a metric is reduced from.
+double nothing_reduced(Reduction reduction) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (reduction == Reduction::kMin) return kInfinity;
+  return reduction == Reduction::kMax ? -kInfinity : 0;
+}
+
+void add_to_metric(Reduction reduction, const at::Tensor& value, const at::Tensor& so_far) {
+  switch (reduction) {
+    case Reduction::kMean:
+    case Reduction::kMeanOfUnits:
+      so_far.add_(value);
+      return;
+    case Reduction::kMin:
+      so_far.copy_(at::minimum(so_far, value));
+      return;
+    case Reduction::kMax:
+      so_far.copy_(at::maximum(so_far, value));
+      return;
+  }
+}
+
 /// A micro-batch between its forward and its backward pass.
 struct InFlightMicroBatch {
   Batch batch;
   // What its backward pass begins at, in the graph; undefined without terms and while activations are not
-  // kept: the loss, or the log-probabilities [E] whose gradients a loss of wider scope gives.
+  // kept: the loss of token scope and of entropies, and the log-probabilities [E] whose gradients a loss of
+  // wider scope gives.
   at::Tensor loss, logprobs;
   at::Tensor hidden;                    // ForwardResult::hidden, likewise
   std::vector<LayerContext> context;    // in the graph; likewise
@@ -134,12 +158,21 @@ class StepRun {
         upcast_(upcast_weights(runs_)),
         in_flight_(step.plan.micro_batches.size()),
         window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())) {
-    for (const std::string& name : loss.objective().metrics()) pending_.result.metrics.push_back({name, 0});
-    const auto num_sums = static_cast<int64_t>(1 + pending_.result.metrics.size());
-    pending_.sums = at::zeros({num_sums}, at::TensorOptions(device_).dtype(at::kDouble));
+    std::vector<double> nothing{0};  // of the loss, then of each metric
+    std::vector<Metric> metrics = loss.objective().metrics();
+    if (has_entropy_bonus()) metrics.push_back({"entropy"});
+    for (const Metric& metric : metrics) {
+      pending_.result.metrics.push_back({metric.name, 0});
+      pending_.reductions.push_back(metric.reduction);
+      nothing.push_back(nothing_reduced(metric.reduction));
+    }
+    pending_.sums = upload({at::tensor(nothing, at::kDouble)}, device_).front();
     pending_.result.flat_tokens = step.flat_tokens();
     pending_.result.tree_tokens = step.forest.tree_tokens();
-    if (loss.objective().scope() != Scope::kToken) unit_loss_.emplace(step, loss, device_);
+    if (loss.objective().scope() != Scope::kToken) {
+      unit_loss_.emplace(step, loss, device_);
+      pending_.num_units = unit_loss_->num_units();
+    }
   }
 
   bool needs_logprob_pass() const {
@@ -238,6 +271,7 @@ class StepRun {
                                       {.keep_context = with_readers_[m],
                                        .checkpoint_layers = checkpoint_layers,
                                        .head = head,
+                                       .entropy = has_entropy_bonus(),
                                        .router_statistics = router_statistics_});
     in_flight.context = std::move(forwarded.context);
     in_flight.hidden = std::move(forwarded.hidden);
@@ -249,20 +283,34 @@ class StepRun {
     RECORD_USER_SCOPE("objective");
     result.terms += in_flight.batch.num_terms();
     const at::Tensor of_terms = forwarded.logprobs.to(at::kDouble).index_select(0, in_flight.batch.term_edge);
+    if (has_entropy_bonus()) in_flight.loss = entropy_bonus(in_flight.batch, forwarded.entropy);
     if (unit_loss_) {
       in_flight.logprobs = forwarded.logprobs;
       if (!unit_loss_->needs_logprob_pass()) unit_loss_->add(in_flight.batch, of_terms);
       return;
     }
     const ObjectiveValue value = loss_.objective().value(of_terms, in_flight.batch.terms, {});
-    in_flight.loss = value.loss;
+    in_flight.loss = in_flight.loss.defined() ? in_flight.loss + value.loss : value.loss;
     add_to_sums(value);
+  }
+
+  bool has_entropy_bonus() const { return loss_.objective().options().entropy_coef != 0; }
+
+  /// What it adds to the loss. Adds it and the metric, which is the last one, to the sums.
+  at::Tensor entropy_bonus(const Batch& batch, const at::Tensor& of_edges) {
+    const at::Tensor entropy = of_edges.to(at::kDouble).index_select(0, batch.term_edge);
+    const double coefficient = loss_.objective().options().entropy_coef;
+    const at::Tensor bonus = -coefficient * (batch.terms.coefficient * entropy).sum();
+    pending_.sums.select(0, 0).add_(bonus.detach());
+    pending_.sums.select(0, -1).add_(entropy.detach().sum());
+    return bonus;
   }
 
   void add_to_sums(const ObjectiveValue& value) {
     pending_.sums.select(0, 0).add_(value.loss.detach());
     for (size_t i = 0; i < value.metrics.size(); ++i) {
-      pending_.sums.select(0, static_cast<int64_t>(1 + i)).add_(value.metrics[i]);
+      const at::Tensor so_far = pending_.sums.select(0, static_cast<int64_t>(1 + i));
+      add_to_metric(pending_.reductions[i], value.metrics[i], so_far);
     }
   }
 
@@ -360,7 +408,14 @@ StepResult finish(PendingStep pending) {
   const double* sum = sums.const_data_ptr<double>();
   result.loss = sum[0];
   const auto terms = static_cast<double>(std::max<int64_t>(1, result.terms));
-  for (size_t i = 0; i < result.metrics.size(); ++i) result.metrics[i].value = sum[1 + i] / terms;
+  const auto units = static_cast<double>(std::max<int64_t>(1, pending.num_units));
+  for (size_t i = 0; i < result.metrics.size(); ++i) {
+    const Reduction reduction = pending.reductions[i];
+    const double count = reduction == Reduction::kMean          ? terms
+                         : reduction == Reduction::kMeanOfUnits ? units
+                                                                : 1;
+    result.metrics[i].value = sum[1 + i] / count;
+  }
   for (size_t i = 0; i < result.measured.size(); ++i) {
     result.measured[i].seconds = pending.stopwatches[i].seconds();
   }

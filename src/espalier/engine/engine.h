@@ -26,7 +26,7 @@ struct MicroBatchMeasure {
   int64_t peak_bytes = 0;   // most bytes of tensors meanwhile, on the model's device; 0 where nothing counts
 };
 
-/// A metric of the objective: the mean over the terms.
+/// A metric of the objective, reduced over the terms of the step.
 struct StepMetric {
   std::string name;
   double value = 0;
@@ -55,8 +55,10 @@ using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
 /// A step whose micro-batches have all been handed to the device.
 struct PendingStep {
-  StepResult result;  // but for loss, values of metrics and seconds
-  at::Tensor sums;    // [1 + metrics] float64 on the device: of the loss, then of each metric
+  StepResult result;                  // but for loss, values of metrics and seconds
+  std::vector<Reduction> reductions;  // of the metrics
+  int64_t num_units = 0;  // trajectories, groups or pairs with terms, for scopes wider than a token
+  at::Tensor sums;        // [1 + metrics] float64 on the device: of the loss, then each metric, reduced
   std::vector<Stopwatch> stopwatches;     // of result.measured
   std::optional<Stopwatch> logprob_pass;  // of result.logprob_pass
   RouterShape routers;                    // of the model

@@ -54,7 +54,14 @@ ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextF
   }
   if (options.head) {
     RECORD_USER_SCOPE("head");
-    result.logprobs = model.logprobs(hidden, {batch.edge_row, batch.edge_target});
+    const Edges edges{batch.edge_row, batch.edge_target};
+    if (options.entropy) {
+      const EdgeDistribution distribution = model.distribution(hidden, edges);
+      result.logprobs = distribution.logprobs;
+      result.entropy = distribution.entropy;
+    } else {
+      result.logprobs = model.logprobs(hidden, edges);
+    }
   }
   return result;
 }

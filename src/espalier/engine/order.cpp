@@ -17,13 +17,7 @@ std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector
 LossUnits loss_units(const Step& step, const Loss& loss) {
   const auto num_trajectories = static_cast<int64_t>(step.rows.size());
   LossUnits units;
-  if (loss.objective().scope() == Scope::kGroup) {
-    units.unit_of_trajectory = loss.groups_of(step.rows);
-  } else if (loss.objective().scope() == Scope::kStep) {
-    units.unit_of_trajectory.assign(step.rows.size(), 0);
-  } else {
-    for (int64_t k = 0; k < num_trajectories; ++k) units.unit_of_trajectory.push_back(k);
-  }
+  units.unit_of_trajectory = loss.units_of(step.rows);
   int64_t num_units = 0;
   for (const int64_t unit : units.unit_of_trajectory) num_units = std::max(num_units, unit + 1);
   units.trajectories.resize(num_units);

@@ -23,16 +23,18 @@ Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows
 
 namespace {
 
-Csr<Term> chosen_terms(const Trajectories& trajectories, const Step& step, const StepOptions& options) {
+void set_terms(const Trajectories& trajectories, const StepOptions& options, Step* step) {
   switch (options.terms) {
     case TermChoice::kAll:
-      return all_terms(trajectories, step.rows);
+      step->terms = all_terms(trajectories, step->rows);
+      return;
     case TermChoice::kWithLossOrAll:
-      return step_terms_or_all(trajectories, step.rows, step.forest, options.objective);
+      step->terms = step_terms_or_all(trajectories, step->rows, step->forest, options.objective);
+      return;
     case TermChoice::kWithLoss:
-      break;
+      step->terms = step_terms(trajectories, step->rows, step->forest, options.objective, &step->sharers);
+      return;
   }
-  return step_terms(trajectories, step.rows, step.forest, options.objective);
 }
 
 std::vector<int64_t> all_rows(const Trajectories& trajectories) {
@@ -50,7 +52,7 @@ Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, cons
   step.forest = forest_of(trajectories, step.rows);
   set_plan(&step, options.costs == nullptr ? make_plan(step.forest, options.plan)
                                            : make_plan(step.forest, options.plan, *options.costs));
-  step.terms = chosen_terms(trajectories, step, options);
+  set_terms(trajectories, options, &step);
   return step;
 }
 
@@ -67,7 +69,7 @@ ComparedStep compare_step_plans(const Trajectories& trajectories, const StepOpti
                              ? compare_plans(step.forest, options.plan, progress)
                              : compare_plans(step.forest, options.plan, *options.costs, progress);
   set_plan(&step, *plans.candidates[plans.chosen].plan);
-  step.terms = chosen_terms(trajectories, step, options);
+  set_terms(trajectories, options, &step);
   return {std::move(step), std::move(plans)};
 }
 

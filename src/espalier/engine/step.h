@@ -23,6 +23,8 @@ struct Step {
   Csr<ContextBlock> context;  // row m: what micro-batch m reads of its ancestors
   Csr<int64_t> cuts;          // row m: the runs of micro-batch m that others continue, ascending
   Csr<Term> terms;
+  Csr<int64_t>
+      sharers;  // row i: the trajectories that term i of all stands for; empty with SharedTargets::kSum
 
   int64_t flat_tokens() const { return forest.flat_tokens(); }
 };

@@ -27,8 +27,9 @@ TermTensors all_terms_of(const Step& step, const Loss& loss, at::Device device) 
   for (const TermColumn column : loss.objective().columns()) {
     std::vector<double> values;
     for (size_t k = 0; k < step.rows.size(); ++k) {
-      for (const Term& term : step.terms.row(static_cast<int64_t>(k))) {
-        values.push_back(loss.column(column, step.rows[k], term.position));
+      const auto end = step.terms.offsets[k + 1];
+      for (int64_t index = step.terms.offsets[k]; index < end; ++index) {
+        values.push_back(term_column(step, loss, column, static_cast<int64_t>(k), index));
       }
     }
     host.push_back(reals(values));
@@ -70,6 +71,7 @@ void UnitLoss::evaluate(const std::vector<int64_t>& units) {
   for (size_t u = 0; u < units.size(); ++u) {
     evaluated_[units[u]] = true;
     for (const int64_t k : units_.trajectories[units[u]]) {
+      if (step_.terms.row_size(k) == 0) continue;
       const auto trajectory = static_cast<int64_t>(group_of_trajectory.size());
       group_of_trajectory.push_back(static_cast<int64_t>(u));
       for (int64_t i = step_.terms.offsets[k]; i < step_.terms.offsets[k + 1]; ++i) {

@@ -33,6 +33,9 @@ class UnitLoss {
   /// micro-batch `m`. Evaluates the units in it that have not been evaluated yet.
   at::Tensor gradients(int64_t m, const Batch& batch);
 
+  /// How many units have terms.
+  int64_t num_units() const { return units_.num_with_terms(); }
+
   /// What the units that were evaluated since the last call sum up to.
   std::vector<ObjectiveValue> take_values() { return std::exchange(values_, {}); }
 

@@ -61,6 +61,7 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
   model.logit_block_bytes = device.is_cuda() ? kDeviceLogitBlockBytes : kLogitBlockBytes;
   // Where kernels do it, gradients take the place of their logits (edge_logprobs_cuda.cpp).
   model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;
+  if (objective.options().entropy_coef != 0) model.logit_blocks = 4;  // edge_distribution.h
   return model;
 }
 

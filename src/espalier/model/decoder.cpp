@@ -223,6 +223,10 @@ at::Tensor Decoder::logprobs(const at::Tensor& hidden, const Edges& edges) const
   return accumulating::head_logprobs(final_norm(hidden), lm_head_, edges.row, edges.target);
 }
 
+EdgeDistribution Decoder::distribution(const at::Tensor& hidden, const Edges& edges) const {
+  return accumulating::head_distribution(final_norm(hidden), lm_head_, edges.row, edges.target);
+}
+
 at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
                             const SequenceOps& sequence) const {
   at::Tensor hidden = embed(input_ids);

@@ -45,6 +45,7 @@ class Decoder : public Model {
   LayerOutput layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
                     const SequenceOps& sequence, const at::Tensor& rows = {}) const override;
   at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const override;
+  EdgeDistribution distribution(const at::Tensor& hidden, const Edges& edges) const override;
   const std::vector<Parameter>& parameters() const override {
     return has_adapter() ? adapter_.parameters : weights_;
   }

@@ -7,11 +7,14 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 
 #include "espalier/model/prepared_weights.h"
 #include "espalier/ops/checks.h"
+#include "espalier/ops/dispatch.h"
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
 #include "espalier/ops/elementwise/elementwise.h"
 #include "espalier/ops/gemm/matrix_product.h"
@@ -327,6 +330,40 @@ class HeadLogprobs : public Function<HeadLogprobs> {
   }
 };
 
+class HeadDistribution : public Function<HeadDistribution> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
+                               const at::Tensor& edge_row, const at::Tensor& edge_target) {
+    const at::ScalarType dtype = sum_dtype(weight);
+    using Forward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+        const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+        const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double, double, double);
+    static const auto op = detail::find_op<Forward>("espalier::edge_distribution");
+    const auto [logprobs, entropy, lse, mean] =
+        op.call(hidden.to(dtype), weight.to(dtype), edge_row, edge_target, {}, {}, 1, 1, 0);
+    ctx->save_for_backward({hidden, weight, edge_row, edge_target, lse, mean});
+    return {logprobs, entropy};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &hidden = saved[0], &weight = saved[1];
+    const at::ScalarType dtype = sum_dtype(weight);
+    using Optional = std::optional<at::Tensor>;
+    using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
+        const Optional&, const Optional&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+        const at::Tensor&, const at::Tensor&, const at::Tensor&, const Optional&, const Optional&, double,
+        double, double, std::array<bool, 3>);
+    static const auto op = detail::find_op<Backward>("espalier::edge_distribution_backward");
+    const auto [grad_hidden, grad_weight, grad_bias] =
+        op.call(grads[0], grads[1], saved[4], saved[5], hidden.to(dtype), weight.to(dtype), saved[2],
+                saved[3], {}, {}, 1, 1, 0, {true, weight.requires_grad(), false});
+    if (weight.requires_grad()) add_gradient(weight, grad_weight);
+    return {grad_hidden.to(hidden.scalar_type()), {}, {}, {}};
+  }
+};
+
 }  // namespace
 
 void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
@@ -399,6 +436,12 @@ NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::
 at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target) {
   return HeadLogprobs::apply(hidden, weight, edge_row, edge_target);
+}
+
+EdgeDistribution head_distribution(const at::Tensor& hidden, const at::Tensor& weight,
+                                   const at::Tensor& edge_row, const at::Tensor& edge_target) {
+  const variable_list results = HeadDistribution::apply(hidden, weight, edge_row, edge_target);
+  return {results[0], results[1]};
 }
 
 }  // namespace espalier::accumulating

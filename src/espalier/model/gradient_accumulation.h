@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "espalier/ops/edge_logprobs/edge_distribution.h"
+
 namespace espalier::accumulating {
 
 // Backward adds the gradient of a parameter to its .grad, which is float32 for bfloat16 parameters and made
@@ -86,5 +88,9 @@ NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::
 /// edge_logprobs (ops/edge_logprobs/edge_logprobs.h) of the LM head.
 at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
+
+/// The same with entropies: edge_distribution (ops/edge_logprobs/edge_distribution.h), in the dtype of sums.
+EdgeDistribution head_distribution(const at::Tensor& hidden, const at::Tensor& weight,
+                                   const at::Tensor& edge_row, const at::Tensor& edge_target);
 
 }  // namespace espalier::accumulating

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "espalier/model/sequence_ops.h"
+#include "espalier/ops/edge_logprobs/edge_distribution.h"
 
 namespace espalier {
 
@@ -64,6 +65,10 @@ class Model {
   /// Log-probabilities [E] of edges, float32 (float64 for float64 models), from the last layer's hidden
   /// states [R, hidden_size].
   virtual at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const = 0;
+
+  /// The same with the entropies [E] of the distributions that the targets are drawn from, in nats; where
+  /// weights are narrower than float32 they are upcast for it.
+  virtual EdgeDistribution distribution(const at::Tensor& hidden, const Edges& edges) const = 0;
 
   /// What is trained: all weights, or of a model with an adapter the adapter's.
   virtual const std::vector<Parameter>& parameters() const = 0;

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clipped policy gradient of PPO and GRPO.
-//   loss = sum over the terms of coefficient * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A),
-//   r = exp(log p - old log p), the old one being stopgrad(log p) where the data have none
-//   (Schulman et al., PPO, 2017, equation 7).
+// The clipped policy gradient of PPO and its successors.
+//   J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)    (Schulman et al., PPO, 2017, equation 7),
+// and with dual_clip d, where A < 0, max(J, d A)            (Ye et al., "Mastering complex control", 2020,
+//                                                            equation 4).
+// `grpo` is the same with advantages from groups (DeepSeekMath, 2024, equation 3, whose normaliser is
+// `sequence`); `dr_grpo` does not divide by deviations and lengths (Liu et al., "Understanding R1-Zero-like
+// training", 2025, section 3.2); `dapo` clips further above than below and counts all tokens alike (Yu et
+// al., 2025, equation 8). default_options has what they differ in.
 #pragma once
 
-#include "espalier/objective/objective.h"
+#include "espalier/objective/policy_gradient.h"
 
 namespace espalier {
 
-/// Metrics: clip_fraction (terms whose clipped side is the smaller one), ratio_mean, mismatch_kl (r - 1 -
-/// log r, Schulman's k3).
-class Grpo : public Objective {
+class Grpo : public PolicyGradient {
  public:
-  using Objective::Objective;
-  std::string_view name() const override { return "grpo"; }
-  std::vector<TermColumn> columns() const override;
-  std::vector<std::string> metrics() const override;
-  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
-                       const TermUnits& units) const override;
-  at::Tensor reference(std::span<const ReferenceTrajectory> group) const override;
-  TermBytes term_bytes() const override;
+  using PolicyGradient::PolicyGradient;
+  std::string_view name() const override { return to_string(options().kind); }
+
+ protected:
+  Surrogate surrogate(const PolicyTerms& terms) const override;
+  at::Tensor plain_surrogate(const at::Tensor& logprobs, const at::Tensor& log_ratio,
+                             const TermTensors& terms) const override;
 };
 
 }  // namespace espalier

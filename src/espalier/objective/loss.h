@@ -15,7 +15,7 @@ namespace espalier {
 class Loss {
  public:
   /// The trajectories must outlive this object. Makes the advantages where the objective reads them; throws
-  /// InputError naming a trajectory without what it needs.
+  /// InputError naming a trajectory without what the objective needs.
   Loss(const Trajectories& trajectories, const ObjectiveOptions& options)
       : Loss(trajectories, make_objective(options)) {}
   Loss(const Trajectories& trajectories, std::shared_ptr<const Objective> objective);
@@ -26,10 +26,13 @@ class Loss {
   /// Of the token at `position` of a row of the data.
   double column(TermColumn column, int64_t row, int64_t position) const;
 
-  /// Group of each of the given rows, from 0 in the order of first appearance.
-  std::vector<int64_t> groups_of(const std::vector<int64_t>& rows) const;
+  /// The unit of the objective's scope (a trajectory for Scope::kToken) that each of the given rows belongs
+  /// to, from 0 in the order of first appearance.
+  std::vector<int64_t> units_of(const std::vector<int64_t>& rows) const;
 
  private:
+  void check_rows_have(const Optional<RealColumn>& column, const char* field) const;
+
   const Trajectories* trajectories_;
   std::shared_ptr<const Objective> objective_;
   Advantages advantages_;

@@ -18,13 +18,29 @@ namespace espalier {
 
 /// What the loss of a term may depend on besides its own columns: its own log-probability, those of all terms
 /// of its trajectory, of its group (trajectories with equal group_id; a trajectory without one is a group of
-/// its own), or of the whole step. A pair is a group of two, told apart by a column.
-enum class Scope { kToken, kTrajectory, kGroup, kStep };
+/// its own), of its pair (equal pair_id), or of the whole step.
+enum class Scope { kToken, kTrajectory, kGroup, kPair, kStep };
 
 /// What the data say of a term, as a real number.
 enum class TermColumn {
   kAdvantage,   // of the fields `advantages`, `advantage`, or `reward` with `group_id`
   kOldLogprob,  // of the behaviour policy, field `logprobs`; NaN where the trajectory has none
+  kRefLogprob,  // of the reference model, field `ref_logprobs`
+  kWeight,      // loss weight; a coefficient is this over the normaliser
+  kChosen,      // field `chosen`: 1 or 0; -1 where the trajectory has none
+};
+
+/// How what value() gives for a metric becomes that of a step.
+enum class Reduction {
+  kMean,         // sums over the terms; over the number of terms of the step
+  kMeanOfUnits,  // sums over trajectories, groups, pairs (Scope); over how many of them have terms
+  kMin,
+  kMax,
+};
+
+struct Metric {
+  std::string name;
+  Reduction reduction = Reduction::kMean;
 };
 
 /// The inputs of M terms besides their log-probabilities; float64.
@@ -33,11 +49,11 @@ struct TermTensors {
   std::vector<at::Tensor> columns;  // [M] each, in the order of Objective::columns()
 };
 
-/// To which of N trajectories and G groups the terms belong, for scopes wider than a token. All terms of
-/// these trajectories (groups) are there.
+/// To which of N trajectories and G units (groups, pairs, the step) the terms belong, for scopes wider than a
+/// token. All terms of these units are there; every trajectory has some.
 struct TermUnits {
   at::Tensor trajectory;  // [M] int64, ascending
-  at::Tensor group;       // [N] int64
+  at::Tensor group;       // [N] int64: the unit
   int64_t num_trajectories = 0;
   int64_t num_groups = 0;
 };
@@ -45,7 +61,7 @@ struct TermUnits {
 /// Scalars on the device of the terms: reading one waits for it.
 struct ObjectiveValue {
   at::Tensor loss;                  // float64: the sum over the terms
-  std::vector<at::Tensor> metrics;  // sums over the terms, in the order of Objective::metrics()
+  std::vector<at::Tensor> metrics;  // of these terms, in the order of Objective::metrics()
 };
 
 /// One trajectory as the reference run sees it: n terms, ascending by position.
@@ -65,16 +81,16 @@ class Objective {
   virtual Scope scope() const { return Scope::kToken; }
   /// The columns that value() reads.
   virtual std::vector<TermColumn> columns() const { return {}; }
-  /// Names of what value() sums beside the loss. Metrics of a step are these sums over its number of terms.
-  virtual std::vector<std::string> metrics() const { return {}; }
+  /// What value() gives beside the loss.
+  virtual std::vector<Metric> metrics() const { return {}; }
 
   /// Loss of M terms from their log-probabilities [M] (float64, differentiable). `units` is empty for
   /// Scope::kToken, where terms may be cut into micro-batches in any way. Nothing is read from the device.
   virtual ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
                                const TermUnits& units) const = 0;
 
-  /// The same loss written once more, in the plainest way, for all trajectories of one group (of one
-  /// trajectory for narrower scopes): a vector of addends whose sum is the loss. `verify` trains every
+  /// The same loss written once more, in the plainest way, for all trajectories of one unit (of one
+  /// trajectory for narrow scopes): a vector of addends whose sum is the loss. `verify` trains every
   /// trajectory by itself with it.
   virtual at::Tensor reference(std::span<const ReferenceTrajectory> group) const = 0;
 

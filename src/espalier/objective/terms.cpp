@@ -23,29 +23,38 @@ void for_each_target(const Forest& forest, int64_t k, Visit visit) {
 }  // namespace
 
 Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64_t> rows,
-                         const Forest& forest, SharedTargets shared_targets) {
+                         const Forest& forest, SharedTargets shared_targets, Csr<int64_t>* sharers) {
   Csr<Term> terms;
-  std::vector<bool> taken;
-  if (shared_targets == SharedTargets::kOnce) taken.resize(forest.tree_tokens());
+  const bool once = shared_targets == SharedTargets::kOnce;
+  std::vector<int64_t> term_of(once ? forest.tree_tokens() : 0, -1);
+  std::vector<std::vector<int64_t>> trajectories_of;  // by term
   for (size_t k = 0; k < rows.size(); ++k) {
     const int64_t begin = trajectories.offsets[rows[k]];
     for_each_target(forest, static_cast<int64_t>(k), [&](int64_t position, int64_t token) {
       const double weight = trajectories.loss_weights[begin + position];
       if (weight == 0) return;
-      if (shared_targets == SharedTargets::kOnce) {
-        if (taken[token]) return;
-        taken[token] = true;
+      if (once) {
+        const bool is_taken = term_of[token] >= 0;
+        if (!is_taken) term_of[token] = static_cast<int64_t>(trajectories_of.size());
+        if (!is_taken) trajectories_of.emplace_back();
+        trajectories_of[term_of[token]].push_back(static_cast<int64_t>(k));
+        if (is_taken) return;
       }
       terms.values.push_back({position, weight});
     });
     terms.end_row();
   }
+  if (sharers == nullptr) return terms;
+  *sharers = {};
+  for (const std::vector<int64_t>& of_term : trajectories_of) sharers->push_row(of_term);
   return terms;
 }
 
 LossSums& LossSums::operator+=(const LossSums& other) {
   weight += other.weight;
   rows_with_loss += other.rows_with_loss;
+  single_rows_with_loss += other.single_rows_with_loss;
+  for (const auto& [group, of_group] : other.group_weight) group_weight[group] += of_group;
   return *this;
 }
 
@@ -57,37 +66,64 @@ double row_weight(std::span<const Term> terms) {
   return sum;
 }
 
+bool has_group(const Trajectories& trajectories, int64_t row) {
+  return !trajectories.group_id.empty() && !trajectories.group_id[row].empty();
+}
+
 }  // namespace
 
-LossSums loss_sums(const Csr<Term>& weighted) {
+LossSums loss_sums(const Trajectories& trajectories, std::span<const int64_t> rows,
+                   const Csr<Term>& weighted) {
   LossSums sums;
   for (int64_t k = 0; k < weighted.num_rows(); ++k) {
     const double weight = row_weight(weighted.row(k));
-    sums += {weight, weight > 0 ? 1 : 0};
+    if (weight == 0) continue;
+    sums.weight += weight;
+    ++sums.rows_with_loss;
+    if (has_group(trajectories, rows[k])) {
+      sums.group_weight[trajectories.group_id[rows[k]]] += weight;
+    } else {
+      ++sums.single_rows_with_loss;
+    }
   }
   return sums;
 }
 
-void divide_terms(const LossSums& sums, const ObjectiveOptions& options, Csr<Term>* weighted) {
+void divide_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const LossSums& sums,
+                  const ObjectiveOptions& options, Csr<Term>* weighted) {
+  const auto normaliser = [&](int64_t row, double weight_of_row) {
+    switch (options.normalize) {
+      case Normalize::kToken:
+        return sums.weight;
+      case Normalize::kSequence:
+        return weight_of_row * static_cast<double>(sums.rows_with_loss);
+      case Normalize::kSequenceSum:
+        return static_cast<double>(sums.rows_with_loss);
+      case Normalize::kGroup:
+        return (has_group(trajectories, row) ? sums.group_weight.at(trajectories.group_id[row])
+                                             : weight_of_row) *
+               static_cast<double>(sums.groups_with_loss());
+      case Normalize::kConstant:
+        return options.normalize_constant;
+    }
+    throw InternalError("no such way to normalize");
+  };
   for (int64_t k = 0; k < weighted->num_rows(); ++k) {
-    const double of_row = row_weight(weighted->row(k));
-    const double normaliser = options.normalize == Normalize::kToken ? sums.weight
-                              : options.normalize == Normalize::kSequence
-                                  ? of_row * static_cast<double>(sums.rows_with_loss)
-                                  : options.normalize_constant;
-    for (Term& term : weighted->row(k)) term.coefficient /= normaliser;
+    if (weighted->row_size(k) == 0) continue;
+    const double divisor = normaliser(rows[k], row_weight(weighted->row(k)));
+    for (Term& term : weighted->row(k)) term.coefficient /= divisor;
   }
 }
 
 Csr<Term> step_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const Forest& forest,
-                     const ObjectiveOptions& options) {
-  Csr<Term> terms = weighted_terms(trajectories, rows, forest, options.shared_targets);
-  const LossSums sums = loss_sums(terms);
+                     const ObjectiveOptions& options, Csr<int64_t>* sharers) {
+  Csr<Term> terms = weighted_terms(trajectories, rows, forest, options.shared_targets, sharers);
+  const LossSums sums = loss_sums(trajectories, rows, terms);
   ESPALIER_CHECK(sums.rows_with_loss > 0,
                  "no token carries loss in a step of {} trajectories (first: {}): expected a loss_mask or "
                  "loss_weights above 0 somewhere after the first token",
                  rows.size(), rows.empty() ? "none" : trajectories.name(rows[0]));
-  divide_terms(sums, options, &terms);
+  divide_terms(trajectories, rows, sums, options, &terms);
   return terms;
 }
 

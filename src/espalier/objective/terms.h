@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 
 #include "espalier/base/csr.h"
 #include "espalier/data/trajectories.h"
@@ -19,33 +21,47 @@ struct Term {
 };
 
 /// The terms of one optimiser step: row k holds those of the k-th trajectory, ascending by position. The loss
-/// of the step is sum over k, t of coefficient * l(k, t), with l = -log p (sft) or the clipped surrogate
-/// (grpo); the coefficients contain weights and the normaliser, so micro-batches simply add up.
-///   token:    w / (sum of all w);  sequence: w / (sum of the row's w * number of rows with loss);
-///   constant: w / normalize_constant.
+/// of the step is sum over k, t of coefficient * l(k, t), with the l of the objective, such as -log p; the
+/// coefficients contain weights and the normaliser, so micro-batches simply add up.
+///   token:         w / (sum of all w)
+///   sequence:      w / (sum of the row's w * number of rows with loss)
+///   sequence-sum:  w / (number of rows with loss)
+///   group:         w / (sum of the group's w * number of groups with loss); a row without a group_id is one
+///   constant:      w / normalize_constant
 /// `rows` are the trajectories the forest was built from, in its order. Throws InputError when no term is
-/// left.
+/// left. `sharers`, where it is given: as of weighted_terms.
 Csr<Term> step_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const Forest& forest,
-                     const ObjectiveOptions& options);
+                     const ObjectiveOptions& options, Csr<int64_t>* sharers = nullptr);
 
 /// What a loss is divided by is made of: sums over all trajectories of a step, which may be spread over
 /// several processes. Sums of parts add up.
 struct LossSums {
-  double weight = 0;           // of all terms
-  int64_t rows_with_loss = 0;  // trajectories whose weights are not all 0
+  double weight = 0;                           // of all terms
+  int64_t rows_with_loss = 0;                  // trajectories whose weights are not all 0
+  std::map<std::string, double> group_weight;  // of named groups whose weights are not all 0
+  int64_t single_rows_with_loss = 0;           // trajectories without a group, likewise
+
+  int64_t groups_with_loss() const {
+    return static_cast<int64_t>(group_weight.size()) + single_rows_with_loss;
+  }
 
   LossSums& operator+=(const LossSums& other);
 };
 
-/// Terms whose coefficients are still their weights.
+/// Terms whose coefficients are still their weights. With SharedTargets::kOnce, of the trajectories that
+/// carry loss on the same edge only the first one has a term there, and row i of `sharers` becomes the
+/// trajectories (positions in `rows`, ascending) that term i stands for; otherwise it stays empty.
 Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64_t> rows,
-                         const Forest& forest, SharedTargets shared_targets);
+                         const Forest& forest, SharedTargets shared_targets, Csr<int64_t>* sharers = nullptr);
 
-LossSums loss_sums(const Csr<Term>& weighted);
+/// `rows`: as of weighted_terms.
+LossSums loss_sums(const Trajectories& trajectories, std::span<const int64_t> rows,
+                   const Csr<Term>& weighted);
 
 /// Divides weights by the normaliser that `sums`, those of the whole step, give: step_terms is
 /// weighted_terms, divided by their own sums.
-void divide_terms(const LossSums& sums, const ObjectiveOptions& options, Csr<Term>* weighted);
+void divide_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const LossSums& sums,
+                  const ObjectiveOptions& options, Csr<Term>* weighted);
 
 /// Those of a row's terms that stand at `position` or later.
 std::span<const Term> terms_from(std::span<const Term> terms, int64_t position);

@@ -16,10 +16,12 @@ constexpr int64_t kMicroBatchTokens = 4096;
 }  // namespace
 
 at::Tensor AtTemperature::logprobs(const at::Tensor& hidden, const Edges& edges) const {
-  if (temperature_ == 1) return decoder_.logprobs(hidden, edges);
+  return temperature_ == 1 ? decoder_.logprobs(hidden, edges) : distribution(hidden, edges).logprobs;
+}
+
+EdgeDistribution AtTemperature::distribution(const at::Tensor& hidden, const Edges& edges) const {
   return edge_distribution(decoder_.final_norm(hidden), decoder_.lm_head_weight(), edges.row, edges.target,
-                           {.temperature = temperature_})
-      .logprobs;
+                           {.temperature = temperature_});
 }
 
 Mismatch mismatch_of(const Decoder& decoder, const Trajectories& rows, double temperature,

@@ -29,6 +29,7 @@ class AtTemperature : public Model {
     return decoder_.layer(index, hidden, tables, sequence, rows);
   }
   at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const override;
+  EdgeDistribution distribution(const at::Tensor& hidden, const Edges& edges) const override;
   const std::vector<Parameter>& parameters() const override { return decoder_.parameters(); }
   at::Device device() const override { return decoder_.device(); }
 

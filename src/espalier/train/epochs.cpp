@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -22,18 +23,30 @@ constexpr auto kShuffles = std::to_array<Word<Shuffle>>(
 using Rows = std::vector<int64_t>;
 
 // Rows in units that no step may split, in the order of first appearance: whole groups, unless rows are
-// shuffled singly.
-std::vector<Rows> whole_units(const Trajectories& trajectories, Shuffle shuffle) {
-  std::vector<Rows> units;
-  std::unordered_map<std::string, size_t> unit_of_group;
-  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    const bool grouped =
-        shuffle != Shuffle::kRows && !trajectories.group_id.empty() && !trajectories.group_id[row].empty();
-    if (!grouped) {
-      units.push_back({row});
-      continue;
+// shuffled singly; and whole pairs, if the objective compares them.
+std::vector<Rows> whole_units(const Trajectories& trajectories, const TrainOptions& options) {
+  const bool keeps_groups = options.shuffle != Shuffle::kRows;
+  const bool keeps_pairs = make_objective(options.objective)->scope() == Scope::kPair;
+  std::vector<int64_t> joined(trajectories.num_rows());  // of each row, an earlier one of its unit, or itself
+  std::iota(joined.begin(), joined.end(), 0);
+  const auto first_of = [&](int64_t row) {
+    while (joined[row] != row) row = joined[row] = joined[joined[row]];
+    return row;
+  };
+  const auto join = [&](const std::vector<std::string>& names) {
+    std::unordered_map<std::string, int64_t> known;
+    for (int64_t row = 0; row < trajectories.num_rows() && !names.empty(); ++row) {
+      if (names[row].empty()) continue;
+      const int64_t other = first_of(known.try_emplace(names[row], row).first->second), own = first_of(row);
+      joined[std::max(own, other)] = std::min(own, other);
     }
-    const auto [entry, is_new] = unit_of_group.try_emplace(trajectories.group_id[row], units.size());
+  };
+  if (keeps_groups) join(trajectories.group_id);
+  if (keeps_pairs) join(trajectories.pair_id);
+  std::vector<Rows> units;
+  std::unordered_map<int64_t, size_t> unit_of_first;
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    const auto [entry, is_new] = unit_of_first.try_emplace(first_of(row), units.size());
     if (is_new) units.emplace_back();
     units[entry->second].push_back(row);
   }
@@ -90,7 +103,7 @@ const char* to_string(Shuffle shuffle) {
 
 std::vector<std::vector<int64_t>> epoch_batches(const Trajectories& trajectories, const TrainOptions& options,
                                                 int64_t epoch) {
-  std::vector<Rows> units = whole_units(trajectories, options.shuffle);
+  std::vector<Rows> units = whole_units(trajectories, options);
   if (options.shuffle != Shuffle::kNone) {
     Rng rng(options.seed, static_cast<uint64_t>(epoch));
     for (size_t i = units.size(); i > 1; --i)
@@ -102,8 +115,7 @@ std::vector<std::vector<int64_t>> epoch_batches(const Trajectories& trajectories
 }
 
 int64_t steps_per_epoch(const Trajectories& trajectories, const TrainOptions& options) {
-  return num_steps_of(options, trajectories.num_rows(),
-                      std::ssize(whole_units(trajectories, options.shuffle)));
+  return num_steps_of(options, trajectories.num_rows(), std::ssize(whole_units(trajectories, options)));
 }
 
 std::string uneven_steps_note(const Trajectories& trajectories, const TrainOptions& options) {
@@ -115,10 +127,10 @@ std::string uneven_steps_note(const Trajectories& trajectories, const TrainOptio
     if (i + 1 < batches.size() || batches.size() == 1) least = std::min(least, std::ssize(batches[i]));
   }
   if (most <= options.batch_size && (least == most || batches.size() == 1)) return "";
-  return fmt::format(
-      "groups stay whole, so steps have {} to {} trajectories where --batch-size is {}; --shuffle rows takes "
-      "trajectories singly",
-      least, most, options.batch_size);
+  const bool keeps_pairs = make_objective(options.objective)->scope() == Scope::kPair;
+  return fmt::format("{} stay whole, so steps have {} to {} trajectories where --batch-size is {}{}",
+                     keeps_pairs ? "groups and pairs" : "groups", least, most, options.batch_size,
+                     keeps_pairs ? "" : "; --shuffle rows takes trajectories singly");
 }
 
 int64_t total_steps(const Trajectories& trajectories, const TrainOptions& options) {

@@ -19,8 +19,9 @@ Shuffle parse_shuffle(const std::string& name);
 const char* to_string(Shuffle shuffle);
 
 /// Rows of every optimiser step of an epoch. Trajectories with equal group_id are in one step, unless rows
-/// are shuffled singly: steps then have about options.batch_size of them, as near as whole groups allow.
-/// Every epoch has the same number of steps.
+/// are shuffled singly, and so are those with equal pair_id where the objective compares pairs: steps then
+/// have about options.batch_size of them, as near as whole groups allow. Every epoch has the same number of
+/// steps.
 std::vector<std::vector<int64_t>> epoch_batches(const Trajectories& trajectories, const TrainOptions& options,
                                                 int64_t epoch);
 

@@ -11,6 +11,7 @@
 #include "espalier/engine/order.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
+#include "espalier/objective/signal.h"
 #include "espalier/train/checkpoint.h"
 #include "espalier/train/metrics.h"
 #include "espalier/train/resume.h"
@@ -146,6 +147,7 @@ class TrainingRun {
 
     nlohmann::ordered_json metrics = {{"step", number}};
     metrics.update(step_metrics(cost_, options_.objective, result, seconds));
+    for (const auto& [name, value] : signal_metrics(loss_, step.rows)) metrics[name] = value;
     if (options_.predicted_costs) add_prediction(number, step, result, &metrics);
     metrics["grad_norm"] = norm;
     metrics["learning_rate"] = rate;

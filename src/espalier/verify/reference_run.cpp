@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "espalier/model/gradient_accumulation.h"
@@ -49,27 +51,54 @@ std::vector<double> effective_weights(const Trajectories& trajectories, SharedTa
   return weights;
 }
 
-struct Normalisers {
-  std::vector<double> of_row;
-};
-
-Normalisers normalisers(const Trajectories& trajectories, const std::vector<double>& weights,
-                        const ObjectiveOptions& objective) {
-  std::vector<double> row_sums(trajectories.num_rows());
+// What the coefficients of every row are divided by, by the definition.
+std::vector<double> normalisers(const Trajectories& trajectories, const std::vector<double>& weights,
+                                const ObjectiveOptions& objective) {
+  const int64_t num_rows = trajectories.num_rows();
+  std::vector<double> row_sums(num_rows);
   double all = 0, rows_with_loss = 0;
-  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+  for (int64_t row = 0; row < num_rows; ++row) {
     for (int64_t i = trajectories.offsets[row]; i < trajectories.offsets[row + 1]; ++i)
       row_sums[row] += weights[i];
     all += row_sums[row];
     rows_with_loss += row_sums[row] > 0 ? 1 : 0;
   }
-  Normalisers result;
-  for (const double row_sum : row_sums) {
-    result.of_row.push_back(objective.normalize == Normalize::kToken      ? all
-                            : objective.normalize == Normalize::kSequence ? row_sum * rows_with_loss
-                                                                          : objective.normalize_constant);
+  const auto group_of = [&](int64_t row) {
+    const bool named = !trajectories.group_id.empty() && !trajectories.group_id[row].empty();
+    return named ? "named " + trajectories.group_id[row] : fmt::format("row {}", row);
+  };
+  std::set<std::string> groups_with_loss;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    if (row_sums[row] > 0) groups_with_loss.insert(group_of(row));
   }
-  return result;
+  const auto group_sum = [&](int64_t row) {
+    double sum = 0;
+    for (int64_t other = 0; other < num_rows; ++other) {
+      if (group_of(other) == group_of(row)) sum += row_sums[other];
+    }
+    return sum;
+  };
+  std::vector<double> of_row;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    switch (objective.normalize) {
+      case Normalize::kToken:
+        of_row.push_back(all);
+        break;
+      case Normalize::kSequence:
+        of_row.push_back(row_sums[row] * rows_with_loss);
+        break;
+      case Normalize::kSequenceSum:
+        of_row.push_back(rows_with_loss);
+        break;
+      case Normalize::kGroup:
+        of_row.push_back(group_sum(row) * static_cast<double>(groups_with_loss.size()));
+        break;
+      case Normalize::kConstant:
+        of_row.push_back(objective.normalize_constant);
+        break;
+    }
+  }
+  return of_row;
 }
 
 at::Tensor doubles(const std::vector<double>& values, at::Device device) {
@@ -78,6 +107,21 @@ at::Tensor doubles(const std::vector<double>& values, at::Device device) {
 
 at::Tensor integers(const std::vector<int64_t>& values, at::Device device) {
   return at::tensor(values, at::kLong).to(device);
+}
+
+// With shared targets `once`: over all trajectories that have the same tokens up to and including t, and
+// carry loss there.
+double mean_advantage(const Loss& loss, int64_t row, int64_t t) {
+  const Trajectories& trajectories = loss.trajectories();
+  const std::vector<uint64_t> keys = route_keys(trajectories);
+  double sum = 0, count = 0;
+  for (int64_t other = 0; other < trajectories.num_rows(); ++other) {
+    if (common_prefix(trajectories, keys, other, row) <= t) continue;
+    if (trajectories.loss_weights[trajectories.offsets[other] + t] == 0) continue;
+    sum += loss.column(TermColumn::kAdvantage, other, t);
+    ++count;
+  }
+  return sum / count;
 }
 
 // The terms of one trajectory, by the definition.
@@ -102,38 +146,41 @@ RowTerms terms_of_row(const Loss& loss, int64_t row, const std::vector<double>& 
   terms.tensors.coefficient = doubles(coefficients, device);
   for (const TermColumn column : loss.objective().columns()) {
     std::vector<double> values;
-    for (const int64_t t : terms.positions) values.push_back(loss.column(column, row, t));
+    for (const int64_t t : terms.positions) {
+      const bool is_mean = column == TermColumn::kAdvantage &&
+                           loss.objective().options().shared_targets == SharedTargets::kOnce;
+      values.push_back(is_mean ? mean_advantage(loss, row, t) : loss.column(column, row, t));
+    }
     terms.tensors.columns.push_back(doubles(values, device));
   }
   return terms;
 }
 
-// Log-probabilities of the terms of a row with these hidden states, in float64.
-at::Tensor row_logprobs(const Decoder& decoder, const at::Tensor& hidden, const RowTerms& terms) {
+// Log-probabilities of the terms of a row with these hidden states, and the entropies of their distributions,
+// in float64.
+struct RowDistribution {
+  at::Tensor logprobs, entropy;
+};
+
+RowDistribution row_distribution(const Decoder& decoder, const at::Tensor& hidden, const RowTerms& terms) {
   const at::Device device = decoder.device();
   const at::Tensor logits = accumulating::linear(hidden.index_select(0, integers(terms.before, device)),
                                                  {decoder.lm_head_weight()});
   const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return at::log_softmax(logits.to(wide), -1)
-      .gather(1, integers(terms.targets, device).unsqueeze(1))
-      .squeeze(1)
-      .to(at::kDouble);
+  const at::Tensor all = at::log_softmax(logits.to(wide), -1);
+  return {all.gather(1, integers(terms.targets, device).unsqueeze(1)).squeeze(1).to(at::kDouble),
+          -(all.exp() * all).sum(-1).to(at::kDouble)};
 }
 
-// The rows whose losses depend on each other: all rows, those of a group, or single ones.
+// The rows whose losses depend on each other: all rows of a group or pair, all of them, or single ones.
 std::vector<std::vector<int64_t>> rows_together(const Loss& loss) {
   std::vector<int64_t> all(loss.trajectories().num_rows());
   std::iota(all.begin(), all.end(), 0);
   std::vector<std::vector<int64_t>> together;
-  if (loss.objective().scope() == Scope::kStep) return {all};
-  if (loss.objective().scope() != Scope::kGroup) {
-    for (const int64_t row : all) together.push_back({row});
-    return together;
-  }
-  const std::vector<int64_t> groups = loss.groups_of(all);
+  const std::vector<int64_t> units = loss.units_of(all);
   for (const int64_t row : all) {
-    if (groups[row] >= static_cast<int64_t>(together.size())) together.emplace_back();
-    together[groups[row]].push_back(row);
+    if (units[row] >= static_cast<int64_t>(together.size())) together.emplace_back();
+    together[units[row]].push_back(row);
   }
   return together;
 }
@@ -146,7 +193,7 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss
   const Trajectories& trajectories = loss.trajectories();
   const ObjectiveOptions& options = loss.objective().options();
   const std::vector<double> weights = effective_weights(trajectories, options.shared_targets);
-  const Normalisers divide_by = normalisers(trajectories, weights, options);
+  const std::vector<double> divide_by = normalisers(trajectories, weights, options);
   const ReferenceRouters routers(decoder, trajectories, options);
   ReferenceLoss result;
   int64_t done = 0;
@@ -155,13 +202,20 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss
     std::vector<at::Tensor> losses;
     for (const int64_t row : rows) {
       if (progress) progress(done++, trajectories.num_rows());
-      RowTerms terms = terms_of_row(loss, row, weights, divide_by.of_row[row], decoder.device());
+      RowTerms terms = terms_of_row(loss, row, weights, divide_by[row], decoder.device());
       if (trajectories.row_size(row) == 0 || (terms.positions.empty() && !routers.any())) continue;
       RouterRecord record;
       const at::Tensor hidden = hidden_of_row(decoder, trajectories, row, routers.any() ? &record : nullptr);
       if (routers.any()) losses.push_back(routers.share(record));
       if (terms.positions.empty()) continue;
-      group.push_back({row_logprobs(decoder, hidden, terms), std::move(terms.tensors)});
+      const RowDistribution distribution = row_distribution(decoder, hidden, terms);
+      if (options.entropy_coef != 0) {
+        const at::Tensor bonus = -options.entropy_coef * terms.tensors.coefficient * distribution.entropy;
+        losses.push_back(bonus.sum());
+        result.value += losses.back().item<double>();
+        result.size += bonus.detach().abs().sum().item<double>();
+      }
+      group.push_back({distribution.logprobs, std::move(terms.tensors)});
       const at::Tensor values = group.back().logprobs.detach().cpu().contiguous();
       for (size_t i = 0; i < terms.positions.size(); ++i) {
         (*logprobs)[trajectories.offsets[row] + terms.positions[i]] = values.const_data_ptr<double>()[i];

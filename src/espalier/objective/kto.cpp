@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/objective/kto.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "espalier/objective/preference.h"
+
+namespace espalier {
+
+std::vector<TermColumn> Kto::columns() const {
+  return {TermColumn::kWeight, TermColumn::kChosen, TermColumn::kRefLogprob};
+}
+
+std::vector<Metric> Kto::metrics() const {
+  return {{"reference_point", Reduction::kMeanOfUnits},
+          {"chosen_reward", Reduction::kMeanOfUnits},
+          {"rejected_reward", Reduction::kMeanOfUnits}};
+}
+
+ObjectiveValue Kto::value(const at::Tensor& logprobs, const TermTensors& terms,
+                          const TermUnits& units) const {
+  const TrajectoryScores of = trajectory_scores(logprobs, terms, units, /*averages=*/false);
+  // 1 or 0, in float64: products of flags and numbers would be float32.
+  const at::Tensor is_chosen = of.chosen.gt(0.5).to(at::kDouble);
+  const at::Tensor is_free = of.chosen.lt(-0.5).to(at::kDouble);
+  const at::Tensor is_rejected = 1 - is_chosen - is_free;
+  const auto mean_of = [](const at::Tensor& values, const at::Tensor& flags) {
+    return (values * flags).sum() / flags.sum().clamp_min(1);
+  };
+  const at::Tensor score = of.score.detach();
+  const at::Tensor point = at::where(is_free.sum().gt(0), mean_of(score, is_free), score.mean()).clamp_min(0);
+  const at::Tensor distance = options().beta * (of.score - point);
+  // The gradient of a sigmoid itself is rounded to nothing where it is almost 1.
+  const auto sigmoid = [](const at::Tensor& x) { return at::log_sigmoid(x).exp(); };
+  const at::Tensor loss = is_chosen * options().chosen_weight * sigmoid(-distance) +
+                          is_rejected * options().rejected_weight * sigmoid(distance);
+  at::Tensor share = of.share;
+  if (options().normalize == Normalize::kSequenceSum) {
+    share = share * (static_cast<double>(units.num_trajectories) / (1 - is_free).sum().clamp_min(1));
+  }
+  return {.loss = (share * loss).sum(),
+          .metrics = {point, options().beta * mean_of(score, is_chosen),
+                      options().beta * mean_of(score, is_rejected)}};
+}
+
+at::Tensor Kto::reference(std::span<const ReferenceTrajectory> group) const {
+  std::vector<TrajectoryScores> scores;
+  double sum_of_all = 0, sum_of_free = 0, num_free = 0;
+  for (const ReferenceTrajectory& each : group) {
+    scores.push_back(plain_scores(each, /*averages=*/false));
+    const double score = scores.back().score.item<double>();
+    const bool is_free = scores.back().chosen.item<double>() == -1;
+    sum_of_all += score;
+    sum_of_free += is_free ? score : 0;
+    num_free += is_free ? 1 : 0;
+  }
+  const auto num_all = static_cast<double>(group.size());
+  const double point = std::max(0.0, num_free > 0 ? sum_of_free / num_free : sum_of_all / num_all);
+  const bool is_mean = options().normalize == Normalize::kSequenceSum;
+  std::vector<at::Tensor> addends;
+  for (const auto& [score, share, chosen] : scores) {
+    const double kind = chosen.item<double>();
+    if (kind == -1) {
+      addends.push_back(0 * score);
+      continue;
+    }
+    const at::Tensor x = kind == 1 ? options().beta * (score - point) : options().beta * (point - score);
+    const at::Tensor loss = at::exp(-at::logaddexp(at::zeros_like(x), x));  // 1 - sigmoid(x)
+    const double weight = kind == 1 ? options().chosen_weight : options().rejected_weight;
+    addends.push_back((is_mean ? 1 / (num_all - num_free) : share.item<double>()) * weight * loss);
+  }
+  return at::stack(addends);
+}
+
+TermBytes Kto::term_bytes() const {
+  return {.batch = kTermIndexBytes + 4 * kTermRealBytes,
+          .graph = 2 * kTermRealBytes + kTermIndexBytes,
+          .running = 3 * kTermRealBytes};
+}
+
+}  // namespace espalier

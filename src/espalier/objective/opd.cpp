@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/objective/opd.h"
+
+#include <ATen/ATen.h>
+
+namespace espalier {
+
+std::vector<TermColumn> Opd::columns() const {
+  return {TermColumn::kOldLogprob, TermColumn::kRefLogprob};
+}
+
+std::vector<Metric> Opd::metrics() const {
+  return {{"reverse_kl"},
+          {"ratio_mean"},
+          {"ratio_min", Reduction::kMin},
+          {"ratio_max", Reduction::kMax},
+          {"mismatch_kl"}};
+}
+
+ObjectiveValue Opd::value(const at::Tensor& logprobs, const TermTensors& terms, const TermUnits&) const {
+  const at::Tensor &old_logprob = terms.columns[0], &teacher = terms.columns[1];
+  const at::Tensor is_given = old_logprob.eq(old_logprob);  // NaN where the data have none
+  const at::Tensor log_ratio = logprobs - at::where(is_given, old_logprob, logprobs.detach());
+  const at::Tensor ratio = log_ratio.exp();
+  const at::Tensor divergence = logprobs.detach() - teacher;
+  ObjectiveValue value{.loss = (terms.coefficient * (ratio * divergence)).sum(), .metrics = {}};
+  const at::Tensor mismatch = log_ratio.detach();
+  value.metrics = {divergence.sum(), ratio.detach().sum(), ratio.detach().amin(), ratio.detach().amax(),
+                   (mismatch.expm1() - mismatch).sum()};
+  return value;
+}
+
+at::Tensor Opd::reference(std::span<const ReferenceTrajectory> group) const {
+  std::vector<at::Tensor> addends;
+  for (const auto& [logprobs, terms] : group) {
+    const at::Tensor old_logprobs = terms.columns[0];
+    const bool on_policy = old_logprobs.isnan().all().item<bool>();
+    const at::Tensor ratio = at::exp(logprobs - (on_policy ? logprobs.detach() : old_logprobs));
+    const at::Tensor advantage = (terms.columns[1] - logprobs).detach();
+    addends.push_back(-terms.coefficient * ratio * advantage);
+  }
+  return at::cat(addends);
+}
+
+TermBytes Opd::term_bytes() const {
+  // Graph: ratio and divergence. Running: log-probability, log-ratio and two results.
+  return {.batch = kTermIndexBytes + 3 * kTermRealBytes,
+          .graph = 2 * kTermRealBytes,
+          .running = 4 * kTermRealBytes + kTermFlagBytes};
+}
+
+}  // namespace espalier

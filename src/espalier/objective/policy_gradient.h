@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What objectives of advantages have in common: the ratio to the behaviour policy, importance weights, the
+// divergence from a reference model, metrics.
+//   loss = sum over the terms of coefficient * (-w J + kl_coef * kl)
+// with J of the objective, as a function of the ratio r = exp(log p - log mu) and the advantage A. log mu is
+// the data's log-probability under the behaviour policy, or stopgrad(log p) where the data have none.
+//
+// w = 1 without importance weights. With them, r = exp(log p - stopgrad(log p)), which is 1 and has the
+// gradient of log p, and the ratio to mu becomes a weight without gradient, of the term itself or (level
+// sequence) the product over the terms of its trajectory:
+//   truncate:  w = min(stopgrad(p / mu), importance_cap) (Espeholt et al., IMPALA, 2018, section 4.1; Yao et
+//              al., "Your efficient RL framework secretly brings you off-policy RL training", 2025)
+//   mask:      w = stopgrad(p / mu) inside [importance_floor, importance_cap], else 0 (IcePop: Ling team,
+//              "Every step evolves", 2025, section 3.2)
+// kl is kl_estimate of log p - log p_ref (GRPO: DeepSeekMath, 2024, equation 4, is k3), absent unless
+// has_kl_in(kLoss).
+#pragma once
+
+#include "espalier/objective/objective.h"
+
+namespace espalier {
+
+/// The terms of an objective's J; [M] each, float64. log_ratio = log r.
+struct PolicyTerms {
+  const at::Tensor& logprobs;
+  const at::Tensor& log_ratio;
+  const at::Tensor& advantage;
+  const at::Tensor& coefficient;
+  const TermUnits& units;  // empty unless the scope is wider than a token
+};
+
+/// Metrics: clip_fraction (terms whose ratio was clipped, of objectives that clip), ratio_mean, ratio_min,
+/// ratio_max (of the ratio that the objective clips), mismatch_kl (k3 of log mu - log p, the divergence of
+/// the behaviour policy from this one); importance_mean and importance_clipped (weights that were truncated
+/// or masked) with importance weights; ref_kl with a divergence in the loss.
+class PolicyGradient : public Objective {
+ public:
+  using Objective::Objective;
+  Scope scope() const override;
+  std::vector<TermColumn> columns() const final;
+  std::vector<Metric> metrics() const final;
+  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                       const TermUnits& units) const final;
+  at::Tensor reference(std::span<const ReferenceTrajectory> group) const final;
+  TermBytes term_bytes() const override;
+
+ protected:
+  struct Surrogate {
+    at::Tensor value;       // J, differentiable
+    at::Tensor ratio;       // that was clipped, without gradient
+    at::Tensor is_clipped;  // bool; undefined where the objective clips nothing
+  };
+  virtual Surrogate surrogate(const PolicyTerms& terms) const = 0;
+
+  /// J once more, in the plainest way, for the terms of one trajectory.
+  virtual at::Tensor plain_surrogate(const at::Tensor& logprobs, const at::Tensor& log_ratio,
+                                     const TermTensors& terms) const = 0;
+
+ private:
+  bool weighs() const { return options().importance_weights != ImportanceWeights::kNone; }
+
+  struct Weights {
+    at::Tensor values;      // without gradient
+    at::Tensor is_changed;  // bool: truncated or masked
+  };
+  Weights importance_weights(const at::Tensor& log_mismatch, const TermUnits& units) const;
+};
+
+/// Of trajectories [N]: sums of what terms [M] have.
+at::Tensor sum_by_trajectory(const at::Tensor& of_terms, const TermUnits& units);
+
+}  // namespace espalier

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What preferences of one trajectory over another have in common.
+//   loss = sum over the pairs of u * l(C, R)
+// C and R are the scores of the chosen and of the rejected trajectory: the sum (or mean) over its terms of
+// w log p, less the same of the reference model where the objective has one, with loss weights w. The share u
+// of a pair is the sum over both of coefficient / w, which is the same for all terms of a trajectory:
+// 1 / (number of pairs) with the normaliser sequence-sum, and 2 / N with a number N.
+#pragma once
+
+#include "espalier/objective/objective.h"
+
+namespace espalier {
+
+/// Metrics, means over the pairs: chosen_reward and rejected_reward (beta times the scores), reward_margin
+/// (their difference), reward_accuracy (how often the chosen one is larger).
+class Preference : public Objective {
+ public:
+  using Objective::Objective;
+  Scope scope() const final { return Scope::kPair; }
+  std::vector<TermColumn> columns() const final;
+  std::vector<Metric> metrics() const final;
+  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                       const TermUnits& units) const final;
+  at::Tensor reference(std::span<const ReferenceTrajectory> group) const final;
+  TermBytes term_bytes() const final;
+
+ protected:
+  virtual bool has_reference() const { return false; }
+  /// Whether scores are means over the terms, not sums.
+  virtual bool averages() const { return false; }
+  /// l of each pair [G].
+  virtual at::Tensor of_pairs(const at::Tensor& chosen, const at::Tensor& rejected) const = 0;
+  /// The same of one pair, as it is printed: scalars.
+  virtual at::Tensor of_pair(const at::Tensor& chosen, const at::Tensor& rejected) const = 0;
+};
+
+/// Of N trajectories: the sums (means) over their terms that scores are, the shares of the normaliser, and
+/// `chosen`; [N] each.
+struct TrajectoryScores {
+  at::Tensor score, share, chosen;
+};
+/// columns: kWeight, kChosen and, where there is a reference, kRefLogprob.
+TrajectoryScores trajectory_scores(const at::Tensor& logprobs, const TermTensors& terms,
+                                   const TermUnits& units, bool averages);
+
+/// The same of one trajectory, in the plainest way: scalars.
+TrajectoryScores plain_scores(const ReferenceTrajectory& trajectory, bool averages);
+
+}  // namespace espalier

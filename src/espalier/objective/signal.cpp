@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/objective/signal.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <unordered_map>
+
+namespace espalier {
+namespace {
+
+/// Adds numbers up to their moments (Welford).
+class MomentSums {
+ public:
+  void add(double value) {
+    moments_.least = moments_.count == 0 ? value : std::min(moments_.least, value);
+    moments_.most = moments_.count == 0 ? value : std::max(moments_.most, value);
+    const double distance = value - moments_.mean;
+    moments_.mean += distance / static_cast<double>(++moments_.count);
+    squares_ += distance * (value - moments_.mean);
+  }
+
+  Moments moments() const {
+    Moments result = moments_;
+    if (result.count > 0) result.deviation = std::sqrt(squares_ / static_cast<double>(result.count));
+    return result;
+  }
+
+ private:
+  Moments moments_;
+  double squares_ = 0;
+};
+
+struct GroupSignal {
+  int64_t rows = 0;
+  bool has_loss = false, has_signal = false;
+};
+
+}  // namespace
+
+Signal signal_of(const Loss& loss, std::span<const int64_t> rows) {
+  const Trajectories& trajectories = loss.trajectories();
+  MomentSums rewards, advantages;
+  std::unordered_map<std::string, GroupSignal> groups;
+  for (const int64_t row : rows) {
+    if (trajectories.reward.has(row)) {
+      rewards.add(reward_of(trajectories, row, loss.objective().options()));
+    }
+    GroupSignal of_row{.rows = 1};
+    for (int64_t position = 1; position < trajectories.row_size(row); ++position) {
+      if (trajectories.loss_weights[trajectories.offsets[row] + position] == 0) continue;
+      const double advantage = loss.column(TermColumn::kAdvantage, row, position);
+      advantages.add(advantage);
+      of_row.has_loss = true;
+      of_row.has_signal |= advantage != 0;
+    }
+    if (trajectories.group_id.empty() || trajectories.group_id[row].empty()) continue;
+    GroupSignal& group = groups[trajectories.group_id[row]];
+    group.rows += of_row.rows;
+    group.has_loss |= of_row.has_loss;
+    group.has_signal |= of_row.has_signal;
+  }
+  Signal signal{.reward = rewards.moments(), .advantage = advantages.moments()};
+  for (const auto& [name, group] : groups) {
+    if (!group.has_loss) continue;
+    ++signal.groups;
+    signal.groups_of_one += group.rows == 1;
+    signal.groups_without_signal += !group.has_signal;
+  }
+  return signal;
+}
+
+std::vector<std::pair<std::string, double>> signal_metrics(const Loss& loss, std::span<const int64_t> rows) {
+  std::vector<std::pair<std::string, double>> metrics;
+  if (!loss.objective().reads(TermColumn::kAdvantage)) return metrics;
+  const Signal signal = signal_of(loss, rows);
+  const auto add = [&](const char* name, const Moments& moments) {
+    if (moments.count == 0) return;
+    metrics.emplace_back(fmt::format("{}_mean", name), moments.mean);
+    metrics.emplace_back(fmt::format("{}_std", name), moments.deviation);
+    metrics.emplace_back(fmt::format("{}_min", name), moments.least);
+    metrics.emplace_back(fmt::format("{}_max", name), moments.most);
+  };
+  add("reward", signal.reward);
+  add("advantage", signal.advantage);
+  if (signal.groups > 0) {
+    metrics.emplace_back("groups", static_cast<double>(signal.groups));
+    metrics.emplace_back("groups_without_signal", static_cast<double>(signal.groups_without_signal));
+  }
+  return metrics;
+}
+
+std::vector<std::string> signal_warnings(const Loss& loss) {
+  std::vector<std::string> warnings;
+  if (!loss.objective().reads(TermColumn::kAdvantage)) return warnings;
+  std::vector<int64_t> rows(loss.trajectories().num_rows());
+  std::iota(rows.begin(), rows.end(), 0);
+  const Signal signal = signal_of(loss, rows);
+  if (signal.advantage.count > 0 && signal.advantage.least == 0 && signal.advantage.most == 0) {
+    warnings.push_back(fmt::format("all advantages are 0: objective {} trains nothing{}",
+                                   loss.objective().name(),
+                                   signal.groups > 0 ? " (rewards are alike in every group)" : ""));
+    return warnings;
+  }
+  const Baseline baseline = loss.objective().options().baseline;
+  const bool compares = baseline == Baseline::kMean || baseline == Baseline::kLeaveOneOut;
+  if (compares && signal.reward.count > 0 && signal.groups_of_one > 0) {
+    warnings.push_back(
+        fmt::format("{} of {} groups {} only one trajectory: an advantage from its reward is 0",
+                    signal.groups_of_one, signal.groups, signal.groups_of_one == 1 ? "has" : "have"));
+  }
+  if (signal.groups_without_signal > 0) {
+    warnings.push_back(fmt::format("{} of {} groups {} no signal: all their advantages are 0",
+                                   signal.groups_without_signal, signal.groups,
+                                   signal.groups_without_signal == 1 ? "has" : "have"));
+  }
+  return warnings;
+}
+
+}  // namespace espalier

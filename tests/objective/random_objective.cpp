@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/objective/random_objective.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "espalier/data/builder.h"
+
+namespace espalier::testing {
+
+ObjectiveOptions random_objective(Rng& rng) {
+  const std::vector<std::string> names = objective_names();
+  return random_objective(rng, parse_objective(names[rng.below(static_cast<int64_t>(names.size()))]));
+}
+
+ObjectiveOptions random_objective(Rng& rng, ObjectiveKind kind) {
+  ObjectiveOptions objective{.kind = kind};
+  objective.shared_targets = rng.below(3) == 0 ? SharedTargets::kOnce : SharedTargets::kSum;
+  objective.normalize = static_cast<Normalize>(rng.below(5));
+  objective.normalize_constant = 0.5 + 10 * rng.uniform();
+  objective.clip_low = 0.5 * rng.uniform();
+  objective.clip_high = 0.5 * rng.uniform();
+  objective.scale_rewards = rng.below(2) == 0;
+  if (rng.below(3) == 0) objective.entropy_coef = 0.1 * rng.uniform();
+  if (is_preference(kind)) {
+    objective.shared_targets = SharedTargets::kSum;
+    objective.normalize = rng.below(2) == 0 ? Normalize::kSequenceSum : Normalize::kConstant;
+    // Far from its reference point kto is flat: its gradient is then mostly the rounding of
+    // log-probabilities, and random references are far away.
+    objective.beta = (0.1 + rng.uniform()) * (kind == ObjectiveKind::kKto ? 0.05 : 1);
+    objective.margin = rng.uniform();
+    objective.chosen_weight = 0.5 + rng.uniform();
+    objective.rejected_weight = 0.5 + rng.uniform();
+  }
+  if (!is_policy_gradient(kind)) return objective;
+  objective.baseline = rng.below(2) == 0 ? Baseline::kMean : Baseline::kLeaveOneOut;
+  objective.turn_discount = rng.below(2) == 0 ? 1 : rng.uniform();
+  const bool clips = kind == ObjectiveKind::kPpo || kind == ObjectiveKind::kGrpo ||
+                     kind == ObjectiveKind::kDrGrpo || kind == ObjectiveKind::kDapo;
+  if (clips && rng.below(2) == 0) objective.dual_clip = 1 + objective.clip_high + 2 * rng.uniform();
+  if (rng.below(2) == 0) {
+    objective.importance_weights = static_cast<ImportanceWeights>(rng.below(3));
+    objective.importance_level = static_cast<ImportanceLevel>(rng.below(2));
+    objective.importance_cap = 1 + 2 * rng.uniform();
+    objective.importance_floor = rng.uniform();
+  }
+  if (rng.below(2) == 0) {
+    objective.kl_coef = 0.1 * rng.uniform();
+    objective.kl_estimator = static_cast<KlEstimator>(rng.below(3));
+  }
+  return objective;
+}
+
+Trajectories rows_for(const ObjectiveOptions& objective, const Trajectories& trajectories, Rng& rng) {
+  if (!is_preference(objective.kind)) return trajectories;
+  TrajectoriesBuilder builder;
+  const int64_t num_pairs = std::max<int64_t>(1, trajectories.num_rows() / 2);
+  std::vector<std::vector<int32_t>> chosen;
+  for (int64_t k = 0; k < 2 * num_pairs; ++k) {
+    const auto ids = trajectories.row(k % trajectories.num_rows());
+    TrajectoryRow row{.input_ids = {ids.begin(), ids.end()},
+                      .chosen = k < num_pairs,
+                      .pair_id = fmt::format("pair {}", k % num_pairs)};
+    if (row.input_ids.size() == 1) row.input_ids.push_back(1);
+    if (k >= num_pairs && row.input_ids == chosen[k % num_pairs]) row.input_ids.push_back(0);
+    chosen.push_back(row.input_ids);
+    for (size_t t = 0; t < row.input_ids.size(); ++t) {
+      row.loss_weights.push_back(0.25 + rng.uniform());
+      row.ref_logprobs.push_back(t == 0 ? 0 : -0.5 - 2 * rng.uniform());
+    }
+    // Trajectories that only estimate the reference point.
+    if (objective.kind == ObjectiveKind::kKto && k > 1 && rng.below(4) == 0) row.chosen.reset();
+    builder.append(row);
+  }
+  return builder.finish();
+}
+
+std::string describe(const ObjectiveOptions& objective) {
+  std::string text = fmt::format("{} shared targets {} normalize {}", to_string(objective.kind),
+                                 to_string(objective.shared_targets), normalize_text(objective));
+  if (objective.dual_clip != 0) text += fmt::format(" dual clip {}", objective.dual_clip);
+  if (objective.importance_weights != ImportanceWeights::kNone) {
+    text += fmt::format(" importance weights {} {}", to_string(objective.importance_weights),
+                        to_string(objective.importance_level));
+  }
+  if (objective.entropy_coef != 0) text += " entropy";
+  if (objective.kl_coef != 0) text += fmt::format(" {}", to_string(objective.kl_estimator));
+  return text;
+}
+
+}  // namespace espalier::testing
