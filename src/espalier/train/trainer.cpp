@@ -17,6 +17,7 @@
 #include "espalier/model/weights.h"
 #include "espalier/train/checkpoint.h"
 #include "espalier/train/diagnosis.h"
+#include "espalier/train/load_model.h"
 #include "espalier/train/metrics.h"
 #include "espalier/train/resume.h"
 
@@ -112,9 +113,9 @@ class TrainingRun {
         stop_(stop),
         last_(total_steps(trajectories, options)),
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
-        decoder_(load_decoder(options.model, options.dtype, options.device)),
+        decoder_(load_model(options)),
         optimizer_(decoder_, options.optimizer),
-        cost_(model_cost(decoder_.config())),
+        cost_(cost_of(decoder_)),
         loss_(trajectories, options.objective),
         state_(run_state_of(trajectories, options)),
         first_(resume({options, checkpoint_.source, state_}, &decoder_, &optimizer_, events.note)),
