@@ -118,6 +118,34 @@ TEST(Lora, RandomForestsEqualPerTrajectoryTrainingOfTheMergedModel) {
               worst_gradient, worst_logprob);
 }
 
+// Context that micro-batches leave below the first adapter has no gradient, and layers there are computed
+// again all the same.
+TEST(Lora, AdaptersOfTheLastMlpAloneInPieces) {
+  for (const Family family : {Family::kLlama, Family::kQwen3_5}) {
+    const Decoder base = tiny_decoder(tiny_config(family, kWords), 8);
+    const ModelSpec spec = model_spec(base.config());
+    const std::string last = fmt::format("layers.{}.mlp.down_proj", spec.layers.size() - 1);
+    const LoraOptions lora{.rank = 2, .alpha = 4, .targets = {last}};
+    const Adapter adapter = random_adapter(adapted_maps(spec, lora.targets), lora, 9);
+    const Decoder copy = cast_decoder(base, at::kDouble);
+    const Decoder adapted(copy.config(), copy.weights(), copy.buffers(), adapter);
+    Rng rng(test_seed(10));
+    const Trajectories trajectories = random_trajectories(rng, Shape::kDeep, {.vocab_size = kWords});
+    const Loss loss(trajectories, ObjectiveOptions{});
+    const Outcome reference = merged_outcome(base, adapter, adapter.scale, loss);
+    for (const CheckpointActivations checkpoint :
+         {CheckpointActivations::kNone, CheckpointActivations::kLayer, CheckpointActivations::kPiece}) {
+      SCOPED_TRACE(fmt::format("{} {}", to_string(family), espalier::to_string(checkpoint)));
+      const Step step =
+          make_step(trajectories, all_rows(trajectories), {.plan = {Strategy::kPartition, 6, checkpoint}});
+      EXPECT_GT(step.plan.micro_batches.size(), 2u);
+      const Outcome outcome = tree_outcome(adapted, step, loss);
+      EXPECT_LE(loss_error(outcome, reference), kTolerance);
+      EXPECT_LE(gradient_error(outcome, reference), kToleranceWithNorms);
+    }
+  }
+}
+
 // An adapter as it begins, with B = 0, changes nothing; and only B has a gradient.
 TEST(Lora, BeginsAsTheModelItself) {
   const Decoder base = tiny_decoder(tiny_config(Family::kQwen3, kWords), 3);

@@ -15,6 +15,7 @@ void add_init(CLI::App& app, int* exit_code);
 void add_inspect(CLI::App& app, int* exit_code);
 void add_logprobs(CLI::App& app, int* exit_code);
 void add_man(CLI::App& app, int* exit_code);
+void add_merge(CLI::App& app, int* exit_code);
 void add_plan(CLI::App& app, int* exit_code);
 void add_prepare(CLI::App& app, int* exit_code);
 void add_sample(CLI::App& app, int* exit_code);

@@ -17,6 +17,7 @@
 #include "espalier/measure/product_decision.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/plan/adapter_cost.h"
 #include "espalier/plan/cost_model_file.h"
 #include "espalier/runtime/device.h"
 
@@ -111,10 +112,18 @@ PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
   return options;
 }
 
+ModelCost ModelUse::cost() const {
+  const ModelSpec spec = model_spec(config);
+  return lora ? with_adapters(model_cost(spec), spec, *lora) : model_cost(spec);
+}
+
 PlanCosts PlanFlags::costs(const ModelUse& use) const {
-  return {cost_model.empty() ? assumed_times(use.config, use.device)
-                             : read_cost_model(cost_model, model_cost(use.config)),
-          memory_model(use.config, use.dtype, use.optimizer, *make_objective(use.objective), use.device)};
+  PlanCosts costs{
+      cost_model.empty() ? assumed_times(use.config, use.device)
+                         : read_cost_model(cost_model, model_cost(use.config)),
+      memory_model(use.config, use.dtype, use.optimizer, *make_objective(use.objective), use.device)};
+  if (!use.lora) return costs;
+  return with_adapters(std::move(costs), model_spec(use.config), *use.lora);
 }
 
 PlanCosts PlanFlags::measured_costs(const ModelUse& use,
@@ -122,6 +131,7 @@ PlanCosts PlanFlags::measured_costs(const ModelUse& use,
   PlanCosts costs = this->costs(use);
   if (!no_calibration) {
     costs.time = cached_calibration(use.config, use.dtype, use.device, cache_folder(), note);
+    costs.time.cost = use.cost();
   }
   return costs;
 }

@@ -16,6 +16,7 @@
 
 #include "espalier/cli/data_flags.h"
 #include "espalier/config/config.h"
+#include "espalier/config/lora.h"
 #include "espalier/objective/objective.h"
 #include "espalier/plan/planner.h"
 #include "espalier/train/optimizer.h"
@@ -42,6 +43,10 @@ struct ModelUse {
   at::Device device = at::kCPU;            // open
   std::optional<OptimizerKind> optimizer;  // whose state counts as memory
   ObjectiveOptions objective{};
+  std::optional<LoraOptions> lora{};  // of adapters that are trained in place of the weights
+
+  /// With the adapters.
+  ModelCost cost() const;
 };
 
 struct PlanFlags {

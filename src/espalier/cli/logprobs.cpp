@@ -11,12 +11,13 @@
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
 #include "espalier/cli/help_format.h"
+#include "espalier/cli/lora_flags.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/cli/validators.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/cost.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/adapter_folder.h"
 #include "espalier/plan/planner.h"
 #include "espalier/sample/mismatch.h"
 
@@ -29,7 +30,7 @@ struct LogprobsArguments {
   DataFlags data;
   PlanFlags plan;
   DeviceFlags device;
-  std::string model, out, dtype = "float32";
+  std::string model, adapter, out, dtype = "float32";
   double temperature = 1;
 };
 
@@ -38,7 +39,7 @@ void run_logprobs(const LogprobsArguments& flags) {
   const at::ScalarType dtype = parse_dtype(flags.dtype);
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
   note_carried_tensors(flags.model);
-  const Decoder decoder = load_decoder(flags.model, dtype, device);
+  const Decoder decoder = load_adapted(flags.model, flags.adapter, dtype, device);
   const PlanCosts costs{
       assumed_times(decoder.config(), device),
       memory_model(decoder.config(), dtype, std::nullopt, *make_objective(ObjectiveOptions{}), device)};
@@ -82,6 +83,7 @@ void add_logprobs(CLI::App& app, int*) {
       "Write the log-probability of every token given all before it, computed on the shared trees");
   auto flags = std::make_shared<LogprobsArguments>();
   add_model(command, &flags->model)->required();
+  add_adapter(command, &flags->adapter, "An adapter of the model, a folder of PEFT");
   flags->data.add(command);
   {
     const HelpGroup group(command, kOutputGroup);

@@ -7,6 +7,7 @@
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
 #include "espalier/cli/help_format.h"
+#include "espalier/cli/lora_flags.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/plan_summary.h"
 #include "espalier/cli/plan_table.h"
@@ -28,12 +29,15 @@ struct PlanArguments {
   DataFlags data;
   PlanFlags plan;
   DeviceFlags device;
+  LoraFlags lora;
   std::string model, dtype = "float32", optimizer = "adamw", save_cost_model;
   int64_t ranks = 0;
   bool micro_batches = false, json = false;
 };
 
 void run_plan(const PlanArguments& flags) {
+  ESPALIER_CHECK(!flags.model.empty() || (!flags.lora.options() && flags.lora.adapter.empty()),
+                 "--lora-rank, --adapter: adapters are those of a model; give --model");
   ESPALIER_CHECK(!flags.model.empty() || flags.save_cost_model.empty(),
                  "--save-cost-model: rates are those of a model on this machine; give --model");
   const at::Device device = flags.model.empty() ? at::Device(at::kCPU) : flags.device.open();
@@ -53,7 +57,8 @@ void run_plan(const PlanArguments& flags) {
     const ModelUse use{.config = read_config(flags.model),
                        .dtype = parse_dtype(flags.dtype),
                        .device = device,
-                       .optimizer = parse_optimizer(flags.optimizer)};
+                       .optimizer = parse_optimizer(flags.optimizer),
+                       .lora = flags.lora.trained(read_config(flags.model))};
     const PlanCosts costs =
         flags.plan.measured_costs(use, [&](const std::string& text) { progress->line(text); });
     const PlanCosts compared_by = flags.plan.costs(use);
@@ -65,7 +70,7 @@ void run_plan(const PlanArguments& flags) {
     summary.predictions = predict_candidates(costs, &compared);
     summary.calibrated = costs.time.calibrated;
     rates = costs.time;
-    flops.add(model_cost(use.config), compared.step);
+    flops.add(use.cost(), compared.step);
     summary.flops = flops;
   }
   progress.reset();
@@ -108,6 +113,7 @@ void add_plan(CLI::App& app, int*) {
   add_dtype(command, &flags->dtype, "Precision to predict for");
   flags->device.add(command, /*trains=*/false);
   flags->plan.add(command);
+  flags->lora.add(command);
   {
     const HelpGroup group(command, kPlanGroup);
     command

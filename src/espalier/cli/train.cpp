@@ -9,6 +9,7 @@
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
 #include "espalier/cli/help_format.h"
+#include "espalier/cli/lora_flags.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/plan_table.h"
 #include "espalier/cli/progress.h"
@@ -19,6 +20,7 @@
 #include "espalier/engine/order.h"
 #include "espalier/measure/kept_products.h"
 #include "espalier/model/weights.h"
+#include "espalier/ops/checks.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/cost_model_file.h"
 #include "espalier/train/trainer.h"
@@ -37,6 +39,7 @@ struct TrainArguments {
   PlanFlags plan;
   ObjectiveFlags objective;
   DeviceFlags device;
+  LoraFlags lora;
   TrainOptions train;
   OptimizerFlags optimizer;
   std::string model, out, dtype = "float32", save_dtype, shuffle = "none";
@@ -45,11 +48,13 @@ struct TrainArguments {
 };
 
 ModelUse use_of(const TrainArguments& flags, at::Device device) {
-  return {.config = read_config(flags.model),
+  const DecoderConfig config = read_config(flags.model);
+  return {.config = config,
           .dtype = parse_dtype(flags.dtype),
           .device = device,
           .optimizer = parse_optimizer(flags.optimizer.optimizer),
-          .objective = flags.objective.options()};
+          .objective = flags.objective.options(),
+          .lora = flags.lora.trained(config)};
 }
 
 // A run goes on with the matrix products that it began with, whatever this machine would take: others give
@@ -73,7 +78,11 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
   options.model = flags.model;
   options.out = flags.out;
   options.dtype = parse_dtype(flags.dtype);
-  options.save_dtype = flags.save_dtype.empty() ? options.dtype : parse_dtype(flags.save_dtype);
+  options.lora = flags.lora.options();
+  options.adapter = flags.lora.adapter;
+  const at::ScalarType trained =
+      options.trains_adapter() ? detail::accumulator_dtype(options.dtype) : options.dtype;
+  options.save_dtype = flags.save_dtype.empty() ? trained : parse_dtype(flags.save_dtype);
   options.objective = flags.objective.options();
   flags.optimizer.apply_to(&options);
   options.plan = flags.plan.options(trajectories);
@@ -81,7 +90,7 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
   options.costs = flags.plan.costs(use);
   const std::filesystem::path kept = options.out / kCostModelFile;
   if (options.resume && std::filesystem::exists(kept)) {
-    options.costs->time = read_cost_model(kept, model_cost(use.config));
+    options.costs->time = read_cost_model(kept, use.cost());
   }
   options.predicted_costs =
       flags.plan.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
@@ -102,7 +111,7 @@ std::string config_of_the_run(const TrainArguments& flags, const CLI::App& comma
 
 void print_dry_run(const TrainArguments& flags, const TrainOptions& options, const Trajectories& trajectories,
                    const CLI::App& command) {
-  const DecoderConfig config = read_config(flags.model);
+  const ModelCost& cost = options.predicted_costs->time.cost;
   print_output("# resolved config\n{}\n", printable_lines(config_of_the_run(flags, command)));
   const auto batches = epoch_batches(trajectories, options, 0);
   print_output("# plan: {} of {} at most; the first step:\n",
@@ -123,7 +132,7 @@ void print_dry_run(const TrainArguments& flags, const TrainOptions& options, con
     }
     seconds += prediction.total_seconds();
     largest = std::max(largest, prediction.largest_peak_bytes());
-    flops.add(model_cost(config), step);
+    flops.add(cost, step);
   }
   print_output("\n# predicted memory: {}, of which {} for weights, gradients and optimizer\n",
                human_bytes(largest), human_bytes(resident_bytes(options.predicted_costs->memory)));
@@ -269,7 +278,8 @@ void add_run_flags(CLI::App* command, TrainArguments* flags) {
       ->capture_default_str();
   command
       ->add_option("--save-dtype", flags->save_dtype,
-                   "Precision of saved weights, if it differs from --dtype")
+                   "Precision of saved weights, if it differs from --dtype; of saved adapters, if it differs "
+                   "from that of training, which is float32 beside a bfloat16 model")
       ->check(CLI::IsMember(dtype_names()));
   command->add_flag(
       "--dry-run", flags->dry_run,
@@ -298,7 +308,9 @@ void add_step_flags(CLI::App* command, TrainArguments* flags) {
                    "each kept whole; rows: trajectories in random order, which splits groups")
       ->check(CLI::IsMember(shuffle_names()))
       ->capture_default_str();
-  command->add_option("--seed", train.seed, "Seed of the shuffle, which depends only on seed and epoch")
+  command
+      ->add_option("--seed", train.seed,
+                   "Seed of the shuffle, which depends only on seed and epoch, and of new adapters")
       ->capture_default_str();
 }
 
@@ -320,6 +332,7 @@ void add_flags(CLI::App* command, TrainArguments* flags) {
   flags->objective.add(command);
   add_step_flags(command, flags);
   flags->optimizer.add(command, /*schedules=*/true);
+  flags->lora.add(command);
   flags->plan.add(command);
   flags->device.add(command, /*trains=*/true);
   add_dtype(command, &flags->dtype,
@@ -335,7 +348,9 @@ void add_train(CLI::App& app, int* exit_code) {
   CLI::App* command =
       app.add_subcommand("train", "Train a model on trajectories; shared prefixes are encoded once");
   command->footer(
-      "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder. On Ctrl-C (SIGINT), SIGTERM and "
+      "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder; with --lora-rank a folder of "
+      "PEFT, "
+      "which `espalier merge` adds to the weights. On Ctrl-C (SIGINT), SIGTERM and "
       "SIGHUP the run finishes its step, saves and exits with status 3; a second Ctrl-C ends it at once. "
       "--resume continues from the newest checkpoint that is whole. After an error in a later step, the run "
       "saves what is done and exits with status 1.\n\nExample:\n"

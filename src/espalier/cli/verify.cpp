@@ -7,6 +7,7 @@
 #include "espalier/cli/commands.h"
 #include "espalier/cli/flags.h"
 #include "espalier/cli/help_format.h"
+#include "espalier/cli/lora_flags.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/weights.h"
@@ -19,7 +20,7 @@ struct VerifyArguments {
   PlanFlags plan;
   ObjectiveFlags objective;
   DeviceFlags device;
-  std::string model, dtype = "float64";
+  std::string model, adapter, dtype = "float64";
   uint64_t seed = 0;
   bool json = false;
 };
@@ -53,6 +54,7 @@ void run_verify(const VerifyArguments& flags, int* exit_code) {
   VerifyOptions options;
   options.device = flags.device.open();
   options.model = flags.model;
+  options.adapter = flags.adapter;
   options.dtype = parse_dtype(flags.dtype);
   options.objective = flags.objective.options();
   options.seed = flags.seed;
@@ -89,6 +91,8 @@ void add_verify(CLI::App& app, int* exit_code) {
       "--limit, and a few trajectories prove as much as many.");
   auto flags = std::make_shared<VerifyArguments>();
   add_model(command, &flags->model)->required();
+  add_adapter(command, &flags->adapter,
+              "Prove the gradients of this adapter, a folder of PEFT, on the model");
   flags->data.add(command);
   add_dtype(command, &flags->dtype, "Precision to prove");
   flags->device.add(command, /*trains=*/true);

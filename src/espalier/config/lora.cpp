@@ -15,6 +15,21 @@ namespace {
 
 constexpr std::string_view kWeight = ".weight";
 
+std::string last_part(const std::string& name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
+/// Where experts are MLPs of their own, PEFT takes every map that is called like theirs for one of them,
+/// which Transformers has in one tensor for all.
+bool takes_for_experts(const ModelSpec& spec, const std::string& map) {
+  const bool has_experts = std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
+    const auto* moe = std::get_if<MoeSpec>(&layer.mlp);
+    return moe != nullptr && !moe->fused;
+  });
+  const std::string name = last_part(map);
+  return has_experts && (name == "gate_proj" || name == "up_proj" || name == "down_proj");
+}
+
 bool is_adaptable(const LayerSpec& layer, const ParameterShape& parameter) {
   const std::string& name = parameter.name;
   if (parameter.shape.size() != 2 || !name.ends_with(kWeight)) return false;
@@ -31,10 +46,6 @@ std::string without_weight(const std::string& name) {
 
 bool stands_for(const std::string& target, const std::string& module) {
   return module == target || module.ends_with("." + target);
-}
-
-std::string last_part(const std::string& name) {
-  return name.substr(name.rfind('.') + 1);
 }
 
 /// The part of a module's name behind "layers.N.".
@@ -81,8 +92,9 @@ std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const std::string prefix = layer_prefix(spec, static_cast<int64_t>(i));
     for (const ParameterShape& parameter : layer_parameters(spec.layers[i], spec.hidden_size)) {
-      if (!is_adaptable(spec.layers[i], parameter)) continue;
-      maps.push_back({prefix + without_weight(parameter.name), parameter.shape[1], parameter.shape[0]});
+      const std::string name = without_weight(parameter.name);
+      if (!is_adaptable(spec.layers[i], parameter) || takes_for_experts(spec, name)) continue;
+      maps.push_back({prefix + name, parameter.shape[1], parameter.shape[0]});
     }
   }
   return maps;

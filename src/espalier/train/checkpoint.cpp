@@ -12,6 +12,7 @@
 #include "espalier/base/file.h"
 #include "espalier/base/manifest.h"
 #include "espalier/base/temporaries.h"
+#include "espalier/model/adapter_folder.h"
 #include "espalier/model/tensor_bytes.h"
 
 namespace espalier {
@@ -24,7 +25,7 @@ constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kWeightsFile = "resume.safetensors";
 constexpr std::string_view kPartialPrefix = ".step_", kPartialSuffix = ".partial";
 
-// The weights in the dtype that they are trained in. bfloat16 models resume from their float32 masters.
+// What is trained in the dtype that it is trained in. bfloat16 models resume from their float32 masters.
 void save_exact_weights(const fs::path& file, const Decoder& decoder) {
   std::vector<at::Tensor> keep;
   std::vector<TensorView> views;
@@ -84,7 +85,11 @@ void write_checkpoint(const fs::path& folder, const CheckpointOptions& options, 
   fs::create_directories(parent);
   PartialFolder partial(parent /
                         fmt::format(".{}.{}{}", folder.filename().string(), process_tag(), kPartialSuffix));
-  options.source.save(decoder, partial.path(), options.save_dtype);
+  if (decoder.has_adapter()) {
+    save_adapter(decoder.adapter(), partial.path(), options.save_dtype);
+  } else {
+    options.source.save(decoder, partial.path(), options.save_dtype);
+  }
   optimizer.save(partial.path() / kOptimizerFile);
   const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
   if (options.save_dtype != dtype) save_exact_weights(partial.path() / kWeightsFile, decoder);
@@ -136,7 +141,6 @@ void sweep_unfinished_checkpoints(const fs::path& run_folder, bool all) {
 
 void load_checkpoint(const fs::path& checkpoint, Decoder* decoder, Optimizer* optimizer) {
   const at::NoGradGuard no_grad;
-  const at::ScalarType dtype = decoder->parameters().front().value.scalar_type();
   const bool exact_weights = fs::exists(checkpoint / kWeightsFile);
   if (exact_weights) {
     const SafetensorsFile file(checkpoint / kWeightsFile);
@@ -144,12 +148,18 @@ void load_checkpoint(const fs::path& checkpoint, Decoder* decoder, Optimizer* op
       read_tensor(file, parameter.name, parameter.value.detach());
     }
   } else {
-    const Decoder saved = load_decoder(checkpoint, dtype);
-    ESPALIER_CHECK(saved.parameters().size() == decoder->parameters().size(),
-                   "{}: expected a model of {} tensors, received {}", checkpoint.string(),
-                   decoder->parameters().size(), saved.parameters().size());
-    for (size_t i = 0; i < decoder->parameters().size(); ++i) {
-      decoder->parameters()[i].value.detach().copy_(saved.parameters()[i].value);
+    const std::vector<Parameter> saved =
+        decoder->has_adapter()
+            ? load_adapter(checkpoint, decoder->config(), decoder->dtype()).adapter.parameters
+            : load_decoder(checkpoint, decoder->dtype()).weights();
+    ESPALIER_CHECK(saved.size() == decoder->parameters().size(), "{}: expected {} tensors, received {}",
+                   checkpoint.string(), decoder->parameters().size(), saved.size());
+    for (size_t i = 0; i < saved.size(); ++i) {
+      const Parameter& parameter = decoder->parameters()[i];
+      ESPALIER_CHECK(saved[i].name == parameter.name && saved[i].value.sizes() == parameter.value.sizes(),
+                     "{}: expected tensor `{}`, received `{}` or one of another shape", checkpoint.string(),
+                     parameter.name, saved[i].name);
+      parameter.value.detach().copy_(saved[i].value);
     }
   }
   optimizer->load(checkpoint / kOptimizerFile);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of a run: RUN/checkpoints/step_N/, each a Hugging Face model folder with the optimiser's state.
+// Checkpoints of a run: RUN/checkpoints/step_N/, each a Hugging Face model folder, or of a run that trains an
+// adapter a folder of PEFT, with the optimiser's state.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -27,9 +28,10 @@ struct CheckpointOptions {
 };
 
 /// Writes step_N, N being state.step, beside its final name, makes it durable and renames it: a step folder
-/// is whole or absent. Beside the model of `source` with the decoder's weights in `save_dtype` it holds
-/// optimizer.safetensors, trainer_state.json and a manifest (base/manifest.h); where save_dtype is not the
-/// dtype of the decoder, resume.safetensors has the exact weights. Returns the folder. Throws NonFiniteError
+/// is whole or absent. Beside the model of `source` with the decoder's weights in `save_dtype`, or the
+/// decoder's adapter alone (model/adapter_folder.h), it holds optimizer.safetensors, trainer_state.json and a
+/// manifest (base/manifest.h); where save_dtype is not the dtype of what is trained, resume.safetensors has
+/// the exact values. Returns the folder. Throws NonFiniteError
 /// where weights or optimiser hold values that are not finite, InputError where the folder cannot be written;
 /// nothing is left behind then.
 std::filesystem::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder,
@@ -52,7 +54,8 @@ int64_t step_of(const std::filesystem::path& folder);
 /// without locks: then those of other hosts stay, because another process may still be writing them.
 void sweep_unfinished_checkpoints(const std::filesystem::path& run_folder, bool all);
 
-/// Weights and optimiser state as they were when the checkpoint was written, bit for bit.
+/// Weights, or the adapter of a decoder that has one, and optimiser state as they were when the checkpoint
+/// was written, bit for bit.
 void load_checkpoint(const std::filesystem::path& checkpoint, Decoder* decoder, Optimizer* optimizer);
 
 }  // namespace espalier

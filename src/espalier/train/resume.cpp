@@ -88,6 +88,21 @@ void check_model(const Json& saved, const Json& now) {
                   difference->key, difference->before, difference->now));
 }
 
+// Of a run that trains an adapter: what its checkpoints do not hold.
+void check_files(const RunState& saved, const RunState& now) {
+  for (const char* flag : {"model", "adapter"}) {
+    const auto before = saved.file_hashes.find(flag), after = now.file_hashes.find(flag);
+    const bool had = before != saved.file_hashes.end(), has = after != now.file_hashes.end();
+    ESPALIER_CHECK(had == has && (!had || before->second == after->second),
+                   "--resume: the run began with {} --{}; resume with the same files, or start a new run in "
+                   "another --out",
+                   !had  ? "no"
+                   : has ? "other files in"
+                         : "an",
+                   flag);
+  }
+}
+
 // The columns that the run reads, as options of TrainOptions say.
 std::vector<std::string> used_columns(const TrainOptions& options) {
   std::vector<std::string> columns = {"input_ids", "loss_weights", "routed_experts"};
@@ -156,12 +171,14 @@ class Resuming {
     Json config;
     try {
       saved = read_run_state(folder);
-      config = read_json_file<Json>(folder / "config.json");
+      config =
+          saved.model_config.is_null() ? read_json_file<Json>(folder / "config.json") : saved.model_config;
     } catch (const InputError& error) {
       return error.what();
     }
     check_model(config, now_.source.config());
     check_settings(saved, now_.state, folder.string(), note_);
+    check_files(saved, now_.state);
     check_data(saved, now_.state, now_.options, note_);
     try {
       load_checkpoint(folder, decoder_, optimizer_);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/run_settings.h"
 
+#include <fmt/ranges.h>
+
 #include "espalier/model/weights.h"
 #include "espalier/train/epochs.h"
 
@@ -10,6 +12,7 @@ RunSettings run_settings(const TrainOptions& options) {
   const ObjectiveOptions& objective = options.objective;
   const OptimizerOptions& optimizer = options.optimizer;
   const PlanOptions& plan = options.plan;
+  const LoraOptions lora = options.lora.value_or(LoraOptions{});
   return {.fixed = {{"objective", to_string(objective.kind)},
                     {"shared-targets", to_string(objective.shared_targets)},
                     {"normalize", normalize_text(objective)},
@@ -38,6 +41,10 @@ RunSettings run_settings(const TrainOptions& options) {
                     {"memory-budget", plan.memory_budget},
                     {"checkpoint-activations", to_string(plan.checkpoint_activations)},
                     {"offload-context", plan.offload_context},
+                    {"lora-rank", lora.rank},
+                    {"lora-alpha", lora.alpha},
+                    {"lora-rslora", lora.rslora},
+                    {"lora-targets", fmt::format("{}", fmt::join(lora.targets, ","))},
                     {"dtype", dtype_name(options.dtype)},
                     {"save-dtype", dtype_name(options.save_dtype)},
                     {"optimizer", to_string(optimizer.kind)},

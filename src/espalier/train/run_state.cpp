@@ -3,7 +3,11 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/hash.h"
+#include "espalier/base/json_file.h"
 #include "espalier/data/content_hash.h"
+#include "espalier/model/adapter_folder.h"
+#include "espalier/model/weights.h"
 #include "espalier/train/checkpoint.h"
 
 namespace espalier {
@@ -27,13 +31,13 @@ int64_t integer(const Json& json, const char* key, int64_t least, const std::str
   return value.get<int64_t>();
 }
 
-std::map<std::string, std::string> hashes(const Json& json, const std::string& file) {
+std::map<std::string, std::string> hashes(const Json& json, const char* key, const std::string& file) {
   std::map<std::string, std::string> result;
-  if (!json.contains("data_hashes")) return result;
-  ESPALIER_CHECK(json["data_hashes"].is_object(), "{}: data_hashes: expected an object, received {}", file,
-                 json["data_hashes"].dump());
-  for (const auto& [field, value] : json["data_hashes"].items()) {
-    ESPALIER_CHECK(value.is_string(), "{}: data_hashes.{}: expected text, received {}", file, field,
+  if (!json.contains(key)) return result;
+  ESPALIER_CHECK(json[key].is_object(), "{}: {}: expected an object, received {}", file, key,
+                 json[key].dump());
+  for (const auto& [field, value] : json[key].items()) {
+    ESPALIER_CHECK(value.is_string(), "{}: {}.{}: expected text, received {}", file, key, field,
                    value.dump());
     result[field] = value.get<std::string>();
   }
@@ -54,11 +58,19 @@ std::optional<RunSettings> settings(const Json& json, const std::string& file) {
 }  // namespace
 
 RunState run_state_of(const Trajectories& trajectories, const TrainOptions& options) {
-  return {.step = 0,
-          .data_rows = trajectories.num_rows(),
-          .data_tokens = trajectories.num_tokens(),
-          .data_hashes = content_hashes(trajectories),
-          .settings = run_settings(options)};
+  RunState state{.step = 0,
+                 .data_rows = trajectories.num_rows(),
+                 .data_tokens = trajectories.num_tokens(),
+                 .data_hashes = content_hashes(trajectories),
+                 .settings = run_settings(options)};
+  if (!options.trains_adapter()) return state;
+  state.model_config = read_json_file<Json>(options.model / "config.json");
+  state.file_hashes["model"] = weights_hash(options.model);
+  if (!options.adapter.empty()) {
+    state.file_hashes["adapter"] =
+        hash_file(options.adapter / kAdapterConfigFile) + hash_file(options.adapter / kAdapterWeightsFile);
+  }
+  return state;
 }
 
 std::string to_text(const RunState& state) {
@@ -69,6 +81,10 @@ std::string to_text(const RunState& state) {
                {"data_hashes", state.data_hashes}};
   if (state.settings) {
     json["settings"] = {{"fixed", state.settings->fixed}, {"adjustable", state.settings->adjustable}};
+  }
+  if (!state.model_config.is_null()) {
+    json["model_config"] = state.model_config;
+    json["file_hashes"] = state.file_hashes;
   }
   return json.dump(2) + "\n";
 }
@@ -87,8 +103,12 @@ RunState read_state_of_any_folder(const std::filesystem::path& checkpoint) {
   state.step = integer(json, "step", 0, file);
   state.data_rows = integer(json, "data_rows", 0, file);
   state.data_tokens = integer(json, "data_tokens", 0, file);
-  state.data_hashes = hashes(json, file);
+  state.data_hashes = hashes(json, "data_hashes", file);
   state.settings = settings(json, file);
+  state.file_hashes = hashes(json, "file_hashes", file);
+  state.model_config = json.value("model_config", Json());
+  ESPALIER_CHECK(state.model_config.is_null() || state.model_config.is_object(),
+                 "{}: model_config: expected an object, received {}", file, state.model_config.dump());
   return state;
 }
 

@@ -19,6 +19,10 @@ struct RunState {
   int64_t data_tokens = 0;
   std::map<std::string, std::string> data_hashes;  // content_hashes; empty where an older Espalier wrote it
   std::optional<RunSettings> settings;             // none where an older Espalier wrote it
+  /// Of a run that trains an adapter, whose checkpoints do not hold the model: config.json of the model, and
+  /// hashes of what the run began with, by the flag that names it: `model` (weights_hash), `adapter`.
+  nlohmann::ordered_json model_config = {};
+  std::map<std::string, std::string> file_hashes = {};
 };
 
 /// The state of a run on `trajectories` after no step.

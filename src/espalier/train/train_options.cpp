@@ -13,6 +13,10 @@ void check_train_options(const TrainOptions& options) {
   ESPALIER_CHECK(rate >= 0 && rate <= kLargestLearningRate,
                  "learning-rate: expected a number from 0 to {:g}, received {}", kLargestLearningRate, rate);
   check_optimizer_options(options.optimizer);
+  ESPALIER_CHECK(!options.lora || options.adapter.empty(),
+                 "adapter: expected no lora-rank beside it, which is that of the adapter, received {}",
+                 options.lora->rank);
+  if (options.lora) check_lora_options(*options.lora);
   // Each step takes that part off the weights; more than all of them would turn them round, larger and
   // larger.
   ESPALIER_CHECK(rate * options.optimizer.weight_decay <= 1,

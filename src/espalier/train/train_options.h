@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "espalier/config/lora.h"
 #include "espalier/measure/cost.h"
 #include "espalier/measure/profile.h"
 #include "espalier/objective/objective.h"
@@ -27,6 +28,11 @@ struct TrainOptions {
   at::ScalarType dtype = at::kFloat;
   at::ScalarType save_dtype = at::kFloat;
   at::Device device = at::kCPU;  // opened (runtime/device.h)
+  /// Adapters are trained in place of the weights: new ones, drawn by `seed`, or those of a folder. At most
+  /// one of the two is given.
+  std::optional<LoraOptions> lora = {};
+  std::filesystem::path adapter = {};
+  bool trains_adapter() const { return lora || !adapter.empty(); }
   ObjectiveOptions objective;
   OptimizerOptions optimizer;
   PlanOptions plan;

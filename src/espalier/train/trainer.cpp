@@ -13,6 +13,7 @@
 #include "espalier/model/weights.h"
 #include "espalier/objective/signal.h"
 #include "espalier/train/checkpoint.h"
+#include "espalier/train/load_model.h"
 #include "espalier/train/metrics.h"
 #include "espalier/train/resume.h"
 #include "espalier/train/step_metrics.h"
@@ -71,8 +72,8 @@ class TrainingRun {
         stop_(stop),
         last_(total_steps(trajectories, options)),
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
-        trainer_(load_decoder(options.model, options.dtype, options.device), options.optimizer),
-        cost_(model_cost(trainer_.decoder().config())),
+        trainer_(load_model(options), options.optimizer),
+        cost_(cost_of(trainer_.decoder())),
         loss_(trajectories, options.objective),
         state_(run_state_of(trajectories, options)),
         first_(resume({options, checkpoint_.source, state_}, &trainer_.decoder(), &trainer_.optimizer(),

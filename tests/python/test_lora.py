@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters against PEFT: training, folders in both directions, merging."""
+
+import json
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import transformers_reference as reference
+from conftest import seed_of
+from small_models import MODELS, WINDOWS_AND_ROPES, random_rows, write_rows
+from test_against_transformers import init_model
+
+RANK, ALPHA = 3, 5
+# Which maps have adapters, in families that have something of their own to adapt.
+TARGETS = {
+    "llama": ["q_proj", "v_proj"],
+    "qwen2": ["q_proj", "k_proj", "o_proj", "gate_proj", "down_proj"],  # beside biases
+    "qwen3": "all-linear",
+    "olmo3": ["down_proj", "layers.1.self_attn.v_proj"],
+    "qwen3_5": "all-linear",
+    "mamba2": ["in_proj"],  # of which PEFT adapts nothing else
+    "glm4_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "qwen3_next": ["in_proj_qkvz", "out_proj", "shared_expert_gate"],
+    "granitemoehybrid": ["in_proj", "v_proj", "shared_mlp.input_linear"],
+    "gpt_oss": ["q_proj", "o_proj"],
+}
+CONFIGS = MODELS | WINDOWS_AND_ROPES
+# Recurrent layers divide by the size of their output, which makes much of rounding where that is small.
+RECURRENT = ("qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid")
+TRAINED = ("--dtype", "float64", "--max-grad-norm", 0, "--token-budget", 24, "--strategy", "partition")
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(kind, tmp_path_factory, espalier):
+    return init_model(espalier, tmp_path_factory.mktemp(kind), CONFIGS[kind])
+
+
+def make_peft(folder, targets, **changes):
+    """A model of PEFT in float64 whose adapter has values everywhere."""
+    model = reference.load_model(folder, torch.float64)
+    torch.manual_seed(seed_of(6))
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, task_type="CAUSAL_LM",
+                             init_lora_weights=False, **changes)  # fmt: skip
+    model = peft.get_peft_model(model, config)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.dtype == torch.float64
+            parameter.data.mul_(0.3 / parameter.data.std())
+    return model
+
+
+def adapter_of(model):
+    return peft.get_peft_model_state_dict(model)
+
+
+def worst_error(ours, theirs):
+    """The largest of ||ours - theirs|| / ||theirs||."""
+    assert ours.keys() == theirs.keys()
+    errors = []
+    for name, value in theirs.items():
+        distance, size = (ours[name].double() - value.double()).norm(), value.double().norm()
+        errors.append((distance / size).item() if size > 0 else distance.item())
+    return max(errors)
+
+
+OPTIMISERS = {
+    "sgd": (lambda parameters: torch.optim.SGD(parameters, lr=0.05), ("--optimizer", "sgd", "--learning-rate", 0.05)),
+    "adamw": (lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
+              ("--optimizer", "adamw", "--learning-rate", 0.01, "--weight-decay", 0.1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("rslora", [False, True], ids=["", "rslora"])
+def test_steps_are_those_of_peft(espalier, folder, kind, tmp_path, optimiser, rslora):
+    model = make_peft(folder, TARGETS[kind], use_rslora=rslora)
+    model.save_pretrained(tmp_path / "adapter")
+    rows = random_rows(5, "sft")
+    make, flags = OPTIMISERS[optimiser]
+    espalier("train", "--model", folder, "--adapter", tmp_path / "adapter", "--out", tmp_path / "run",
+             "--data", write_rows(tmp_path / "rows.jsonl", rows), "--steps", 3, "--save-every", 1,
+             *TRAINED, *flags)  # fmt: skip
+    steps = make([parameter for parameter in model.parameters() if parameter.requires_grad])
+    before = {name: value.clone() for name, value in adapter_of(model).items()}
+    tolerance = 1e-11 if kind in RECURRENT else 1e-12
+    losses = [line["loss"] for line in reference.read_rows(tmp_path / "run/metrics.jsonl")]
+    for number in range(3):
+        with reference.norms_in_model_dtype(torch.float64):
+            loss = reference.sft_loss(model, rows)
+            steps.zero_grad()
+            loss.backward()
+        steps.step()
+        assert losses[number] == pytest.approx(loss.item(), rel=1e-12)
+        ours = load_file(tmp_path / f"run/checkpoints/step_{number + 1}/adapter_model.safetensors")
+        assert worst_error(ours, adapter_of(model)) <= tolerance
+    assert worst_error(before, adapter_of(model)) > 1e-4  # the control: an adapter that is not trained
+
+
+def logprobs_of_peft(model, rows):
+    with reference.norms_in_model_dtype(torch.float64), torch.no_grad():
+        return torch.cat([reference.token_logprobs(model, row["input_ids"])
+                          for row in rows if len(row["input_ids"]) > 1])  # fmt: skip
+
+
+def our_logprobs(espalier, folder, rows, tmp_path, *flags):
+    espalier("logprobs", "--model", folder, "--data", write_rows(tmp_path / "data.jsonl", rows),
+             "-o", tmp_path / "logprobs.jsonl", "--dtype", "float64", *flags)  # fmt: skip
+    lines = reference.read_rows(tmp_path / "logprobs.jsonl")
+    return torch.tensor([value for line in lines for value in line["logprobs"][1:]], dtype=torch.float64)
+
+
+def difference(a, b):
+    return (a - b).abs().max().item()
+
+
+def test_an_adapter_of_peft_is_read(espalier, folder, kind, tmp_path):
+    model = make_peft(folder, TARGETS[kind])
+    model.save_pretrained(tmp_path / "adapter")
+    rows = random_rows(7, "sft")
+    ours = our_logprobs(espalier, folder, rows, tmp_path, "--adapter", tmp_path / "adapter")
+    assert difference(ours, logprobs_of_peft(model, rows)) <= 1e-12
+    assert difference(ours, our_logprobs(espalier, folder, rows, tmp_path)) > 1e-3  # the control: without it
+
+
+def names(targets):
+    return targets if isinstance(targets, str) else ",".join(targets)
+
+
+def test_peft_opens_our_checkpoints(espalier, folder, kind, tmp_path):
+    rows = random_rows(8, "sft")
+    espalier("train", "--model", folder, "--data", write_rows(tmp_path / "rows.jsonl", rows), "--out",
+             tmp_path / "run", "--steps", 2, "--learning-rate", 0.05, "--lora-rank", RANK, "--lora-alpha", ALPHA,
+             "--lora-targets", names(TARGETS[kind]), "--lora-rslora", *TRAINED)  # fmt: skip
+    saved = tmp_path / "run/checkpoints/step_2"
+    config = json.loads((saved / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (RANK, ALPHA, True)
+    base = reference.load_model(config["base_model_name_or_path"], torch.float64)
+    model = peft.PeftModel.from_pretrained(base, saved)
+    theirs, ours = adapter_of(model), load_file(saved / "adapter_model.safetensors")
+    assert worst_error(ours, theirs) == 0  # all of it, and nothing else
+    if TARGETS[kind] != "all-linear":
+        same = peft.LoraConfig(r=RANK, target_modules=TARGETS[kind], task_type="CAUSAL_LM")
+        plain = peft.get_peft_model(reference.load_model(folder, torch.float64), same)
+        assert adapter_of(plain).keys() == ours.keys()
+    with_adapter = our_logprobs(espalier, folder, rows, tmp_path, "--adapter", saved)
+    assert difference(with_adapter, logprobs_of_peft(model, rows)) <= 1e-12
+
+
+def test_all_linear_is_what_peft_takes(espalier, tmp_path):
+    """Of dense models; of others, experts and routers have no adapters here."""
+    folder = init_model(espalier, tmp_path, MODELS["qwen3"])
+    espalier("train", "--model", folder, "--data", write_rows(tmp_path / "rows.jsonl", random_rows(8, "sft")),
+             "--out", tmp_path / "run", "--steps", 1, "--lora-rank", 2)  # fmt: skip
+    ours = load_file(tmp_path / "run/checkpoints/step_1/adapter_model.safetensors")
+    config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    theirs = adapter_of(peft.get_peft_model(reference.load_model(folder, torch.float32), config))
+    assert {name: value.shape for name, value in ours.items()} == {
+        name: value.shape for name, value in theirs.items()}  # fmt: skip
+    # Drawn alike: A uniform between equal bounds, B zero before the first step, which moves it by the rate at most.
+    for name, value in ours.items():
+        if "lora_A" in name:
+            assert value.abs().max() == pytest.approx(theirs[name].abs().max(), rel=0.25)
+        else:
+            assert value.abs().max() <= 1.1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_merging_is_that_of_peft(espalier, folder, kind, tmp_path, dtype):
+    make_peft(folder, TARGETS[kind]).save_pretrained(tmp_path / "adapter")
+    espalier("merge", "--model", folder, "--adapter", tmp_path / "adapter", "-o", tmp_path / "merged",
+             "--dtype", dtype)  # fmt: skip
+    base = reference.load_model(folder, getattr(torch, dtype))
+    merged = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
+    ours = reference.load_model(tmp_path / "merged", getattr(torch, dtype)).state_dict()
+    # The sum of three products may round either way, and so may what it is added to.
+    tolerance = 1e-15 if dtype == "float64" else 2**-9
+    assert worst_error(ours, merged.state_dict()) <= tolerance
+    changed = [name for name, value in ours.items() if not value.equal(
+        reference.load_model(folder, getattr(torch, dtype)).state_dict()[name])]  # fmt: skip
+    adapted = {name.replace(".lora_A.weight", "").removeprefix("base_model.model.")
+               for name in load_file(tmp_path / "adapter/adapter_model.safetensors") if "lora_A" in name}  # fmt: skip
+    assert {name.removesuffix(".weight") for name in changed} == adapted
+    if dtype == "float64":
+        rows = random_rows(9, "sft")
+        together = our_logprobs(espalier, tmp_path / "merged", rows, tmp_path)
+        beside = our_logprobs(espalier, folder, rows, tmp_path, "--adapter", tmp_path / "adapter")
+        assert difference(together, beside) <= 1e-11
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_verify_proves_the_gradients_of_adapters(espalier, folder, kind, tmp_path, dtype):
+    make_peft(folder, TARGETS[kind]).save_pretrained(tmp_path / "adapter")
+    data = write_rows(tmp_path / "rows.jsonl", random_rows(10, "sft"))
+    flags = ("--model", folder, "--data", data, "--adapter", tmp_path / "adapter", "--dtype", dtype,
+             "--strategy", "partition", "--token-budget", 20, "--json")  # fmt: skip
+    report = json.loads(espalier("verify", *flags, check=dtype == "float64").stdout)
+    assert ".lora_" in report["grad_rel_error_worst_parameter"]
+    if dtype == "float64":
+        assert report["grad_rel_error_max"] <= (1e-11 if kind in RECURRENT else 1e-12)
+    else:
+        assert report["error_ratio_median"] <= 2  # of few rows single parameters are a matter of luck
+
+
+def test_memory_and_work_are_those_of_adapters(espalier, tmp_path):
+    folder = init_model(espalier, tmp_path, MODELS["qwen3"])
+    data = write_rows(tmp_path / "rows.jsonl", random_rows(8, "sft"))
+    plan = lambda *flags: json.loads(espalier("plan", "--model", folder, "--data", data, "--no-calibration", "--json",
+                                              *flags).stdout)  # fmt: skip
+    whole, adapted = plan(), plan("--lora-rank", 2, "--lora-targets", "q_proj")
+    assert adapted["predicted_peak_bytes"] < 0.6 * whole["predicted_peak_bytes"]
+    assert adapted["predicted_seconds"] < whole["predicted_seconds"]
+
+
+REFUSED = {
+    "rank 0": (("--lora-rank", 0), "--lora-rank"),
+    "no such map": (("--lora-rank", 2, "--lora-targets", "q_proj,query"), "the model has no linear map `query`"),
+    "an empty name": (("--lora-rank", 2, "--lora-targets", "q_proj,,v_proj"), "expected names with commas"),
+    "the head": (("--lora-rank", 2, "--lora-targets", "lm_head"), "cannot have an adapter"),
+    "alpha without a rank": (("--lora-alpha", 4), "--lora-alpha: expected --lora-rank beside it"),
+    "alpha 0": (("--lora-rank", 2, "--lora-alpha", 0), "--lora-alpha"),
+    "no such folder": (("--adapter", "nowhere"), "expected the folder of an adapter, there is none"),
+    "two adapters": (("--adapter", "nowhere", "--lora-rank", 2), "expected no --lora-rank beside it"),
+}
+
+
+@pytest.mark.parametrize("flags, message", REFUSED.values(), ids=REFUSED)
+def test_bad_flags_are_refused(espalier, model, tmp_path, flags, message):
+    data = write_rows(tmp_path / "rows.jsonl", random_rows(8, "sft"))
+    done = espalier("train", "--model", model, "--data", data, "--out", tmp_path / "run", *flags, check=False)
+    assert done.returncode in (1, 2) and message in done.stderr, done.stderr
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_adapters_that_do_not_fit_are_refused(espalier, model, tmp_path):
+    other = init_model(espalier, tmp_path, MODELS["llama"] | {"hidden_size": 40, "head_dim": 8})
+    make_peft(other, ["q_proj"]).save_pretrained(tmp_path / "adapter")
+    make_peft(model, ["q_proj"], lora_dropout=0.1).save_pretrained(tmp_path / "dropout")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").write_text("mine")
+    data = write_rows(tmp_path / "rows.jsonl", random_rows(8, "sft"))
+
+    def refused(message, *arguments):
+        done = espalier(*arguments, check=False)
+        assert done.returncode == 1 and message in done.stderr, done.stderr
+        assert done.stderr.splitlines()[-1].startswith("espalier: error: ")
+
+    train = ("train", "--model", model, "--data", data, "--out", tmp_path / "run")
+    merge = ("merge", "--model", model, "--adapter")
+    misfit = "expected shape [3, 32], received [3, 40]"
+    refused(misfit, *train, "--adapter", tmp_path / "adapter")
+    refused(misfit, *merge, tmp_path / "adapter", "-o", tmp_path / "merged")
+    refused("lora_dropout: expected 0 for training, received 0.1", *train, "--adapter", tmp_path / "dropout")
+    refused("expected a new or empty folder", *merge, tmp_path / "dropout", "-o", tmp_path / "taken")
+    assert [file.name for file in (tmp_path / "taken").iterdir()] == ["file"]
+    assert not (tmp_path / "merged").exists() and not list(tmp_path.glob(".*partial"))
+    # Merging does not mind dropout.
+    espalier(*merge, tmp_path / "dropout", "-o", tmp_path / "merged")
