@@ -135,7 +135,7 @@ TEST(Partition, RecomputedActivationsAreTheSameBitForBit) {
 
 TEST(Partition, LowPrecisionContextGradientsAreSummedInFloat32) {
   // 1 and then 256 times 2^-9: a bfloat16 sum would stay at 1.
-  const at::Tensor live = at::ones({1, 1}, at::kBFloat16);
+  const at::Tensor live = at::ones({1, 1}, at::kBFloat16).requires_grad_();
   for (const bool offload : {false, true}) {
     ContextFrame frame({{live}}, offload);
     for (int reader = 0; reader <= 256; ++reader) {
