@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <optional>
 
 #include "espalier/base/check.h"
 #include "espalier/base/manifest.h"
@@ -26,9 +27,11 @@ class ResumeTest : public TrainerTest {
  protected:
   // A run of `steps` steps with a checkpoint after each.
   TrainOptions finished_run(const std::string& name, int64_t steps,
-                            ObjectiveKind objective = ObjectiveKind::kSft) {
+                            ObjectiveKind objective = ObjectiveKind::kSft,
+                            std::optional<LoraOptions> lora = {}) {
     TrainOptions run = options(name, at::kFloat);
     run.objective.kind = objective;
+    run.lora = std::move(lora);
     run.steps = steps;
     run.save_every = 1;
     EXPECT_TRUE(train(training_rows(is_policy_gradient(objective)), run, {}));
@@ -269,7 +272,8 @@ TEST_F(ResumeTest, TheLearningRateMayChangeWithAWord) {
 }
 
 TEST_F(ResumeTest, EverySettingThatDecidesTheWeightsHasToStay) {
-  const TrainOptions run = finished_run("run", 1, ObjectiveKind::kGrpo);  // which reads most of them
+  const TrainOptions run = finished_run("run", 1, ObjectiveKind::kGrpo,  // which reads most of them
+                                        LoraOptions{.rank = 3, .alpha = 6, .targets = {"q_proj"}});
   int64_t refused = 0;
   const auto refuses = [&](const char* name, const auto& change) {
     TrainOptions changed = run;
@@ -310,6 +314,10 @@ TEST_F(ResumeTest, EverySettingThatDecidesTheWeightsHasToStay) {
   refuses("checkpoint-activations",
           [](TrainOptions& o) { o.plan.checkpoint_activations = CheckpointActivations::kLayer; });
   refuses("offload-context", [](TrainOptions& o) { o.plan.offload_context = true; });
+  refuses("lora-rank", [](TrainOptions& o) { o.lora->rank = 2; });
+  refuses("lora-alpha", [](TrainOptions& o) { o.lora->alpha = 3; });
+  refuses("lora-rslora", [](TrainOptions& o) { o.lora->rslora = true; });
+  refuses("lora-targets", [](TrainOptions& o) { o.lora->targets = {"v_proj"}; });
   refuses("dtype", [](TrainOptions& o) { o.dtype = at::kBFloat16; });
   refuses("save-dtype", [](TrainOptions& o) { o.save_dtype = at::kBFloat16; });
   refuses("optimizer", [](TrainOptions& o) { o.optimizer.kind = OptimizerKind::kSgd; });
