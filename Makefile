@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test test-machines test-machines-short core-test asan tsan clang fuzz lint format demo demo-tiny examples clean
+.PHONY: help setup build command test test-machines test-machines-short core-test asan tsan fuzz lint format demo demo-tiny examples clean
 
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
@@ -33,24 +33,19 @@ core-test:  ## build and test the LibTorch-free half alone (under a minute)
 	@scripts/build.sh core
 	@ctest --preset core --parallel $(TEST_JOBS)
 
-asan:  ## the same under address and undefined-behaviour sanitizers
-	@scripts/setup.sh --core
+asan:  ## the same by clang, under address and undefined-behaviour sanitizers
+	@scripts/setup.sh --clang
 	@scripts/build.sh asan
 	@ctest --preset asan --parallel $(TEST_JOBS)
 
 tsan:  ## the CPU kernels whose threads synchronise by atomics, under the thread sanitizer
-	@scripts/setup.sh --core
+	@scripts/setup.sh --clang
 	@scripts/build.sh tsan thread_tests
 	@ctest --preset tsan
 
-clang:  ## build and test the LibTorch-free half by clang
-	@scripts/setup.sh --clang
-	@scripts/build.sh clang
-	@ctest --preset clang --parallel $(TEST_JOBS)
-
 fuzz:  ## every parser on mutated inputs, a minute in all
 	@scripts/setup.sh --clang
-	@scripts/build.sh fuzz fuzz_targets
+	@scripts/build.sh asan fuzz_targets
 	@scripts/fuzz.sh
 
 lint: setup  ## formatting, clang-tidy on the LibTorch-free half, layers

@@ -20,7 +20,7 @@ for target in "${targets[@]}"; do
   found=build/fuzz/corpus/$target log=build/fuzz/$target.log
   mkdir -p "$found"
   # Half a gigabyte for an input of a few kilobytes, or ten seconds, is a fault.
-  if build/fuzz/tests/fuzz/fuzz_"$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=512 \
+  if build/asan/tests/fuzz/fuzz_"$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=512 \
     -max_len=8192 -print_final_stats=1 -artifact_prefix="build/fuzz/failures/$target-" "$found" \
     "tests/fuzz/corpus/$target" >"$log" 2>&1; then
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
