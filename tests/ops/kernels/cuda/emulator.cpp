@@ -16,7 +16,16 @@
 #include "tests/ops/kernels/cuda/emulator_hooks.h"
 #include "tests/test_seed.h"
 
-#ifdef __SANITIZE_ADDRESS__
+// GCC defines a macro, clang has a feature.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define ESPALIER_ADDRESS_SANITIZER
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define ESPALIER_ADDRESS_SANITIZER
+#endif
+
+#ifdef ESPALIER_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -38,7 +47,7 @@ class PooledStacks {
     if (free.empty()) return context::fixedsize_stack(kStackBytes).allocate();
     const context::stack_context stack = free.back();
     free.pop_back();
-#ifdef __SANITIZE_ADDRESS__
+#ifdef ESPALIER_ADDRESS_SANITIZER
     __asan_unpoison_memory_region(static_cast<std::byte*>(stack.sp) - stack.size, stack.size);
 #endif
     return stack;
@@ -65,12 +74,12 @@ struct Stack {
   void* fake = nullptr;
 
   void leave([[maybe_unused]] const Stack& next, [[maybe_unused]] bool forever = false) {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef ESPALIER_ADDRESS_SANITIZER
     __sanitizer_start_switch_fiber(forever ? nullptr : &fake, next.bottom, next.size);
 #endif
   }
   void enter([[maybe_unused]] Stack* last) {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef ESPALIER_ADDRESS_SANITIZER
     __sanitizer_finish_switch_fiber(fake, &last->bottom, &last->size);
 #endif
   }

@@ -90,7 +90,7 @@ struct Room {
   }
 
   Scalar* take(int64_t count) {
-    Scalar* taken = base + used;
+    Scalar* taken = base == nullptr ? nullptr : base + used;  // a room without memory only counts
     used += count;
     return taken;
   }
