@@ -39,10 +39,10 @@ struct LinearMap {
   int64_t out = 0;
 };
 
-/// The maps of layers that may have an adapter, in the order of a checkpoint: all that PEFT can adapt as linear
-/// modules of Transformers. These are not routers, experts and convolutions; nor, in models with experts,
-/// others that are called gate_proj, up_proj or down_proj; nor the output projection of mamba2. Embedding and
-/// LM head have none.
+/// The maps of layers that may have an adapter, in the order of a checkpoint: all that PEFT can adapt as
+/// linear modules of Transformers. These are not routers, experts and convolutions; nor, in models with
+/// experts, others that are called gate_proj, up_proj or down_proj; nor the output projection of mamba2.
+/// Embedding and LM head have none.
 std::vector<LinearMap> adaptable_maps(const ModelSpec& spec);
 
 /// Of these, the maps of `targets`. Throws InputError naming a target that stands for no map, or also for one

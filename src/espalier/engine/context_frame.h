@@ -29,8 +29,8 @@ class ContextFrame {
   /// leaves. Without gradients (a forward pass alone) it only forgets.
   void collect();
 
-  /// Appends those of `live` (the same tensors in the graph) that require a gradient and have one which is not
-  /// zero, and their gradients.
+  /// Appends those of `live` (the same tensors in the graph) that require a gradient and have one which is
+  /// not zero, and their gradients.
   void append_seeds(const std::vector<LayerContext>& live, std::vector<at::Tensor>* tensors,
                     std::vector<at::Tensor>* gradients) const;
 

@@ -51,8 +51,8 @@ double length(const std::vector<at::Tensor>& tensors) {
 
 // ||g - reference|| / max(||reference||, 1e-6 ||all references||) of every parameter; 0 where both g and its
 // reference are no more than a few roundings of float64 beside all gradients together. A gradient that is
-// exactly 0 in mathematics, as that of a query that sees one key, is nothing but such roundings on both sides:
-// up to 1.4 of them were seen.
+// exactly 0 in mathematics, as that of a query that sees one key, is nothing but such roundings on both
+// sides: up to 1.4 of them were seen.
 std::vector<double> relative_errors(const std::vector<at::Tensor>& gradients,
                                     const std::vector<at::Tensor>& reference) {
   const double all = length(reference), floor = 1e-6 * all, rounding = 0x1p-48 * all;
