@@ -101,7 +101,7 @@ std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {
 }
 
 std::vector<LinearMap> adapted_maps(const ModelSpec& spec, const std::vector<std::string>& targets) {
-  const std::vector<LinearMap> all = adaptable_maps(spec);
+  std::vector<LinearMap> all = adaptable_maps(spec);
   if (targets == std::vector<std::string>{kAllLinear}) return all;
   const std::vector<std::string> others = other_modules(spec, all);
   for (const std::string& target : targets) {
