@@ -35,6 +35,9 @@ class Engine:
         float64 [N]: of every token given all before it in its row; 0 for first tokens.
         """
 
+    def sample(self, rows: espalier._core.Trajectories, options: Sequence[tuple[str, str]], progress: object | None) -> espalier._core.Trajectories:
+        """Completions of the rows' prompts as rows."""
+
     def gradients(self) -> dict:
         """Copies of the gradients, by the names of the parameters."""
 

@@ -96,11 +96,12 @@ def unbroken():
     sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize("call", ["forward_backward", "logprobs", "optim_step", "save"])
+@pytest.mark.parametrize("call", ["forward_backward", "logprobs", "sample", "optim_step", "save"])
 def test_other_threads_run_meanwhile(folder, tmp_path, unbroken, call):
     rows = package.trajectories(random_rows(43, "sft"))
     engine = engine_of(folder, strategy="sequence-packing", token_budget=18)
     calls = {"forward_backward": lambda _: engine.forward_backward(rows), "logprobs": lambda _: engine.logprobs(rows),
+             "sample": lambda _: engine.sample(rows, max_new_tokens=9),
              "optim_step": lambda _: engine.optim_step(), "save": lambda k: engine.save(tmp_path / f"saved{k}")}  # fmt: skip
     for k in range(200):  # a busy machine may not run the thread in time
         if call == "optim_step":
@@ -126,7 +127,8 @@ def test_a_thread_does_not_run_while_the_main_one_computes_in_python(unbroken):
     thread.join()
 
 
-def test_ctrl_c_stops_the_engine_while_it_works(folder, unbroken):
+@pytest.mark.parametrize("call", ["forward_backward", "sample"])
+def test_ctrl_c_stops_the_engine_while_it_works(folder, unbroken, call):
     """The signal comes while the main thread is inside of the engine, which has released the GIL, and no function of
     Python is called on the way."""
     rows = package.trajectories(random_rows(44, "sft") * 100)
@@ -136,7 +138,7 @@ def test_ctrl_c_stops_the_engine_while_it_works(folder, unbroken):
     thread.start()
     with pytest.raises(KeyboardInterrupt) as caught:
         thread.go()
-        engine.forward_backward(rows)
+        engine.forward_backward(rows) if call == "forward_backward" else engine.sample(rows, samples=100)
     assert caught.traceback[-1].path.name == "engine.py"
     thread.join()
     assert engine.gradients() == {}

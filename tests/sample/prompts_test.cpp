@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "espalier/base/check.h"
 #include "espalier/engine/step.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/test_seed.h"
@@ -25,6 +26,18 @@ TEST(Prompts, EndBeforeTheFirstTokenWithLoss) {
   for (int64_t r = 0; r < prompts.num_rows(); ++r)
     rows.emplace_back(prompts.row(r).begin(), prompts.row(r).end());
   EXPECT_EQ(rows, (std::vector<std::vector<int32_t>>{{1, 2}, {1, 2, 3}, {1, 2, 3}, {5}, {1}}));
+}
+
+TEST(Prompts, OfWholeRowsEndWithTheRows) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2, 3, 4}, .loss_mask = {0, 0, 1, 0}, .logprobs = {0, 0, -1, 0}});
+  builder.append({.input_ids = {1, 2, 3}});
+  builder.append({.input_ids = {1, 2, 3}, .loss_mask = {0, 0, 0}});
+  const Trajectories prompts = prompts_of(builder.finish(), /*whole_rows=*/true);
+  EXPECT_EQ(prompts.num_rows(), 3);
+  EXPECT_EQ(prompts.num_tokens(), 10);
+  builder.append({.input_ids = {1, 2}, .loss_mask = {0, 1}});
+  EXPECT_THROW(prompts_of(builder.finish(), /*whole_rows=*/true), InputError);
 }
 
 TEST(Prompts, GroupsAreInPreorderAndWithinTheBudget) {

@@ -238,6 +238,22 @@ TEST(Sampler, RowsAreThoseOfTheDataFormat) {
   EXPECT_EQ(second.group_id, "1");
 }
 
+TEST(Sampler, WholeRowsKeepTheirLossAndLogprobs) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2, 3}, .loss_mask = {0, 1, 0}, .logprobs = {0, -1.5, 0}});
+  builder.append({.input_ids = {4, 5}});
+  const Trajectories given = builder.finish();
+  const std::vector<Completion> completions = {{.row = 0, .tokens = {6}, .logprobs = {-0.5}},
+                                               {.row = 1, .tokens = {7, 8}, .logprobs = {-2, -3}}};
+  const Trajectories rows = rows_of(completions, given, prompts_of(given, /*whole_rows=*/true));
+  const TrajectoryRow first = copy_row(rows, 0), second = copy_row(rows, 1);
+  EXPECT_EQ(first.input_ids, (std::vector<int32_t>{1, 2, 3, 6}));
+  EXPECT_EQ(first.loss_mask, (std::vector<uint8_t>{0, 1, 0, 1}));
+  EXPECT_EQ(first.logprobs, (std::vector<double>{0, -1.5, 0, -0.5}));
+  EXPECT_EQ(second.loss_mask, (std::vector<uint8_t>{0, 0, 1, 1}));
+  EXPECT_EQ(second.logprobs, (std::vector<double>{0, 0, -2, -3}));
+}
+
 TEST(Sampler, TheMismatchIsThatOfTheTemperature) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, kVocabulary), 3);
   const Trajectories prompts = some_prompts();

@@ -12,6 +12,7 @@
 #include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
+#include "espalier/cli/sample_flags.h"
 #include "espalier/cli/validators.h"
 #include "espalier/config/stop_ids.h"
 #include "espalier/data/builder.h"
@@ -28,28 +29,21 @@ namespace {
 struct SampleArguments {
   DataFlags data;
   DeviceFlags device;
-  SampleOptions options;
-  bool ignore_stop_ids = false;
+  SampleFlags sampling;
   bool text = false, json = false;
   int64_t check = 16;
   std::string model, out, dtype = "float32";
 };
 
-std::vector<int32_t> stop_ids_of(const SampleArguments& flags, int64_t vocab_size) {
-  if (flags.ignore_stop_ids) return {};
-  if (!flags.options.stop_ids.empty()) return flags.options.stop_ids;
-  std::vector<int32_t> ids = read_stop_ids(flags.model);
-  std::erase_if(ids, [&](int32_t id) { return id >= vocab_size; });  // never chosen
-  if (ids.empty()) {
+SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, const Trajectories& prompts) {
+  const SampleFlags& sampling = flags.sampling;
+  const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();
+  const SampleOptions options = sampling.resolved(
+      asks_model ? read_stop_ids(flags.model) : std::vector<int32_t>(), decoder.vocab_size());
+  if (asks_model && options.stop_ids.empty()) {
     log_line("{}: names no token that ends a text: every completion has --max-new-tokens tokens",
              printable(flags.model));
   }
-  return ids;
-}
-
-SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, const Trajectories& prompts) {
-  SampleOptions options = flags.options;
-  options.stop_ids = stop_ids_of(flags, decoder.vocab_size());
   Progress progress("sampling");
   return sample(decoder, prompts, options, [&](const SampleProgress& status) {
     progress.update(status.fraction, fmt::format("{} of {}, {}", with_commas(status.finished),
@@ -58,19 +52,25 @@ SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, c
   });
 }
 
-/// The first rows of `rows`.
-Trajectories first_rows(const Trajectories& rows, int64_t count) {
+/// The first rows of `rows`, with loss on what was sampled alone.
+Trajectories first_rows(const Trajectories& rows, const std::vector<Completion>& completions, int64_t count) {
   TrajectoriesBuilder builder;
-  for (int64_t r = 0; r < std::min(count, rows.num_rows()); ++r) builder.append(copy_row(rows, r));
+  for (int64_t r = 0; r < std::min(count, rows.num_rows()); ++r) {
+    TrajectoryRow row = copy_row(rows, r);
+    row.loss_weights.clear();
+    row.loss_mask.assign(row.input_ids.size() - completions[r].tokens.size(), 0);
+    row.loss_mask.resize(row.input_ids.size(), 1);
+    builder.append(row);
+  }
   return builder.finish();
 }
 
 std::optional<Mismatch> check_rows(const SampleArguments& flags, const Decoder& decoder,
-                                   const Trajectories& rows) {
+                                   const Trajectories& rows, const std::vector<Completion>& completions) {
   if (flags.check == 0) return std::nullopt;
   Progress progress("checking");
-  return mismatch_of(decoder, first_rows(rows, flags.check), flags.options.choice.temperature,
-                     [&](int64_t done, int64_t total) {
+  return mismatch_of(decoder, first_rows(rows, completions, flags.check),
+                     flags.sampling.options.choice.temperature, [&](int64_t done, int64_t total) {
                        progress.update(static_cast<double>(done) / static_cast<double>(total));
                      });
 }
@@ -152,10 +152,10 @@ void run_sample(const SampleArguments& flags) {
     const AtomicFile probe(flags.out);
   }  // rather than after hours
   const Trajectories given = flags.data.read(data_use_of(flags.model));
-  const Trajectories prompts = prompts_of(given);
+  const Trajectories prompts = prompts_of(given, flags.sampling.whole_rows);
   note_carried_tensors(flags.model);
   const Decoder decoder = load_decoder(flags.model, dtype, device);
-  const double temperature = flags.options.choice.temperature;
+  const double temperature = flags.sampling.options.choice.temperature;
   if (temperature != 0 && temperature != 1) {
     log_line("logprobs are those at temperature {}: `espalier train` computes them at temperature 1",
              temperature);
@@ -163,7 +163,7 @@ void run_sample(const SampleArguments& flags) {
   const SampleResult result = run_sampler(flags, decoder, prompts);
   const Trajectories rows = rows_of(result.completions, given, prompts);
   write_trajectories(flags.out, rows);
-  const Outcome outcome{result, prompts.num_rows(), check_rows(flags, decoder, rows)};
+  const Outcome outcome{result, prompts.num_rows(), check_rows(flags, decoder, rows, result.completions)};
   if (flags.json) {
     print_output("{}\n", to_json(outcome).dump(2));
     return;
@@ -171,61 +171,6 @@ void run_sample(const SampleArguments& flags) {
   print_figures(outcome);
   print_output("{}: {}\n", printable(flags.out), count_of(rows.num_rows(), "row", "rows"));
   if (vocabulary) print_text(*vocabulary, result, rows);
-}
-
-void add_sampling(CLI::App* command, SampleArguments* flags) {
-  const HelpGroup group(command, "Sampling");
-  SampleOptions& options = flags->options;
-  command->add_option("--samples", options.samples, "Completions of each prompt: a group")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command->add_option("--max-new-tokens", options.max_new_tokens, "Most tokens of a completion")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command
-      ->add_option("--temperature", options.choice.temperature,
-                   "Divide logits by this. 0: always take the most likely token")
-      ->check(real_from(0))
-      ->capture_default_str();
-  command->add_option("--top-k", options.choice.top_k, "Choose among the K most likely tokens (0: all)")
-      ->check(whole_from(0))
-      ->capture_default_str();
-  command
-      ->add_option("--top-p", options.choice.top_p,
-                   "Choose among the fewest most likely tokens (of those that --top-k leaves) whose "
-                   "probabilities sum up to P")
-      ->check(real_from(0, 1))
-      ->capture_default_str();
-  command
-      ->add_option("--stop-id", options.stop_ids,
-                   "Token ids that end a completion, which keeps them. Without it: eos_token_id of "
-                   "generation_config.json, or else of config.json")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->check(whole_from(0));
-  command->add_flag("--ignore-stop-ids", flags->ignore_stop_ids,
-                    "Sample --max-new-tokens tokens whatever they are");
-  command
-      ->add_option("--seed", options.seed,
-                   "Of the random numbers. Each completion has its own, by the number of its prompt's row "
-                   "and its own number")
-      ->capture_default_str();
-}
-
-void add_sizes(CLI::App* command, SampleOptions* options) {
-  const HelpGroup group(command, kMachineGroup);
-  command
-      ->add_option("--batch-size", options->batch_size,
-                   "Most completions that are sampled together: more are faster per token and keep more "
-                   "keys and values")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--token-budget", options->token_budget,
-          "Most prompt tokens, shared ones counted once, whose keys and values are kept at a time. A "
-          "single prompt may have more")
-      ->check(whole_from(1))
-      ->capture_default_str();
 }
 
 }  // namespace
@@ -238,7 +183,9 @@ void add_sample(CLI::App& app, int*) {
   command->footer(
       "The prompt of a row is its tokens before the first one with loss; the whole row where none has loss, "
       "or "
-      "where the first one has, as in rows without a mask. `espalier prepare` makes such rows from chats.\n"
+      "where the first one has, as in rows without a mask. `espalier prepare` makes such rows from chats. "
+      "With "
+      "--whole-rows it is always the whole row.\n"
       "logprobs are those of the sampled tokens at --temperature, over the whole vocabulary, whatever "
       "--top-k "
       "and --top-p leave of it; at temperature 0 they are those at temperature 1. The same command samples "
@@ -247,7 +194,7 @@ void add_sample(CLI::App& app, int*) {
   auto flags = std::make_shared<SampleArguments>();
   add_model(command, &flags->model)->required();
   flags->data.add(command);
-  add_sampling(command, flags.get());
+  flags->sampling.add_sampling(command);
   {
     const HelpGroup group(command, kOutputGroup);
     command->add_option("-o,--out", flags->out, "Rows to write: .jsonl (also .gz, .zst) or .safetensors")
@@ -266,7 +213,7 @@ void add_sample(CLI::App& app, int*) {
   }
   add_dtype(command, &flags->dtype, "Precision to compute in");
   flags->device.add(command, /*trains=*/false);
-  add_sizes(command, &flags->options);
+  flags->sampling.add_sizes(command);
   add_threads(command);
   add_config(command);
   command->callback([flags] { run_sample(*flags); });

@@ -19,7 +19,7 @@ struct Prepared {
   int64_t version = 0;
   std::optional<detail::PreparedWeight> ready;
 };
-std::optional<std::unordered_map<const void*, Prepared>> prepared_weights;
+thread_local std::optional<std::unordered_map<const void*, Prepared>> prepared_weights;
 
 }  // namespace
 

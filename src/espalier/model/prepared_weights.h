@@ -10,8 +10,8 @@ namespace espalier::accumulating {
 
 /// While it lives, linears (model/gradient_accumulation.h) multiply by weights that are made ready once
 /// (ops/gemm/prepared_weight.h): a pass of a few rows would otherwise take most of its time for that. One
-/// that has changed is made ready anew. For passes without gradients. At most one lives at a time; it belongs
-/// to the thread of the passes.
+/// that has changed is made ready anew. For passes without gradients, in the thread that made it. At most one
+/// lives at a time in a thread.
 class PreparedWeights {
  public:
   PreparedWeights();

@@ -17,11 +17,14 @@
 #include "espalier/base/json_file.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/cli/out_of_memory.h"
+#include "espalier/config/stop_ids.h"
 #include "espalier/engine/router_inputs.h"
 #include "espalier/measure/cost.h"
 #include "espalier/model/weights.h"
 #include "espalier/objective/custom.h"
 #include "espalier/python_engine/options.h"
+#include "espalier/sample/prompts.h"
+#include "espalier/sample/sampler.h"
 #include "espalier/train/checkpoint.h"
 #include "espalier/train/diagnosis.h"
 #include "espalier/train/resume.h"
@@ -86,11 +89,26 @@ fs::path plain_path(const fs::path& folder) {
 }  // namespace
 
 struct Engine::State {
+  /// The tokens that end what a model says, or what is wrong with how its folder names them.
+  struct StopIds {
+    explicit StopIds(const fs::path& model) {
+      try {
+        ids = read_stop_ids(model);
+      } catch (const InputError& error) {
+        fault = error.what();
+      }
+    }
+
+    std::vector<int32_t> ids;
+    std::string fault;
+  };
+
   State(const fs::path& model, const EngineFlags& given)
       : flags(given),
         device(given.device.open()),
         dtype(parse_dtype(given.dtype)),
         source(model),
+        stop_ids(model),
         trainer(load_decoder(model, dtype, device), given.optimizer.options()),
         config(trainer.decoder().config()),
         cost(model_cost(config)),
@@ -101,6 +119,7 @@ struct Engine::State {
   at::Device device;
   at::ScalarType dtype;
   SourceModel source;
+  StopIds stop_ids;
   StepTrainer trainer;
   const DecoderConfig& config;
   ModelCost cost;
@@ -302,6 +321,24 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
       }
     }
     return values;
+  });
+}
+
+Trajectories Engine::sample(const Trajectories& rows, const NamedValues& options, const Progress& progress) {
+  const Call call(&state_->is_busy);
+  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  return plainly([&] {
+    const cli::SampleFlags flags = parse_sample_flags(options);
+    state_->check_rows(rows, rows_of(rows, std::nullopt));
+    const State::StopIds& stop_ids = state_->stop_ids;
+    const bool asks_model = !flags.ignore_stop_ids && flags.options.stop_ids.empty();
+    if (asks_model && !stop_ids.fault.empty()) throw InputError(stop_ids.fault);
+    const Trajectories prompts = prompts_of(rows, flags.whole_rows);
+    const SampleResult result = espalier::sample(
+        state_->trainer.decoder(), prompts, flags.resolved(stop_ids.ids, state_->config.vocab_size),
+        [&](const SampleProgress& done) { progress(done.finished, done.completions); });
+    check_mapped_files();
+    return espalier::rows_of(result.completions, rows, prompts);
   });
 }
 

@@ -76,6 +76,11 @@ class Engine {
   /// Of every token of every row given all before it, [N]; 0 for the first tokens of rows.
   std::vector<double> logprobs(const Trajectories& rows, const Progress& progress);
 
+  /// Completions of the rows' prompts by the weights as they are, as rows (sample/sampler.h: rows_of), with
+  /// options by the names of the flags of `espalier sample`. `progress` is told of finished completions, and
+  /// of all, after each token. Gradients stay.
+  Trajectories sample(const Trajectories& rows, const NamedValues& options, const Progress& progress);
+
   /// Sums since the last optim_step, by parameter; none where there were none.
   std::vector<HostArray> gradients();
   void zero_gradients();

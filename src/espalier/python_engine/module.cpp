@@ -70,6 +70,12 @@ python::Array<double> logprobs(Engine& engine, const Trajectories& rows, nb::han
   return python::take(std::move(values));
 }
 
+Trajectories sample(Engine& engine, const Trajectories& rows, const NamedValues& options,
+                    nb::handle progress) {
+  const Interruptible work;
+  return engine.sample(rows, options, watching(progress));
+}
+
 nb::object array_of(const HostArray& array) {
   const std::vector<size_t> shape(array.shape.begin(), array.shape.end());
   auto owner = std::make_unique<std::shared_ptr<void>>(array.owner);
@@ -125,6 +131,8 @@ void bind_engine(nb::module_& module) {
       .def("optim_step", &optim_step, nb::arg("learning_rate").none(), "The metrics, by name.")
       .def("logprobs", &logprobs, nb::arg("rows"), nb::arg("progress").none(),
            "float64 [N]: of every token given all before it in its row; 0 for first tokens.")
+      .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("progress").none(),
+           "Completions of the rows' prompts as rows.")
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
       .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")
       .def("save", &save, nb::arg("folder"), nb::arg("dtype"), "Writes a checkpoint.")

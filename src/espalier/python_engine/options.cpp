@@ -94,6 +94,17 @@ ObjectiveOptions parse_objective_flags(const NamedValues& values) {
   return options;
 }
 
+cli::SampleFlags parse_sample_flags(const NamedValues& values) {
+  cli::SampleFlags flags;
+  CLI::App app;
+  with_flags(&app, [&](CLI::App* to) {
+    flags.add_sampling(to);
+    flags.add_sizes(to);
+  });
+  parse(&app, values);
+  return flags;
+}
+
 std::vector<FlagHelp> engine_flags_help() {
   EngineFlags flags;
   CLI::App app;

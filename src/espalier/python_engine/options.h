@@ -5,6 +5,7 @@
 #include <string>
 
 #include "espalier/cli/flags.h"
+#include "espalier/cli/sample_flags.h"
 #include "espalier/objective/options.h"
 #include "espalier/python_engine/engine.h"
 
@@ -17,9 +18,10 @@ struct EngineFlags {
   cli::DeviceFlags device;
 };
 
-/// Both throw InputError naming an option that there is not, with all that there are, and for a value what
+/// All throw InputError naming an option that there is not, with all that there are, and for a value what
 /// was expected and received. `threads` is set at once.
 EngineFlags parse_engine_flags(const NamedValues& values);
 ObjectiveOptions parse_objective_flags(const NamedValues& values);
+cli::SampleFlags parse_sample_flags(const NamedValues& values);
 
 }  // namespace espalier::python_engine

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "espalier/base/check.h"
 #include "espalier/data/builder.h"
 
 namespace espalier {
@@ -16,11 +17,19 @@ int64_t prompt_size(const Trajectories& trajectories, int64_t row) {
   return size;
 }
 
-Trajectories prompts_of(const Trajectories& trajectories) {
+Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows) {
   TrajectoriesBuilder builder;
   TrajectoryRow prompt;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    const auto tokens = trajectories.row(row).first(prompt_size(trajectories, row));
+    int64_t size = prompt_size(trajectories, row);
+    if (whole_rows && size < trajectories.row_size(row)) {
+      ESPALIER_CHECK(trajectories.logprobs.has(row),
+                     "trajectory {}: field `logprobs`: expected those of its tokens with loss, which stay in "
+                     "the rows that go on from it, received none",
+                     trajectories.name(row));
+      size = trajectories.row_size(row);
+    }
+    const auto tokens = trajectories.row(row).first(size);
     prompt.input_ids.assign(tokens.begin(), tokens.end());
     builder.append(prompt);
   }

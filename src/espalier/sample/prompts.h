@@ -14,8 +14,9 @@ namespace espalier {
 /// or where the first one does, as in rows without a mask.
 int64_t prompt_size(const Trajectories& trajectories, int64_t row);
 
-/// The prompts alone, one row for each row of the data.
-Trajectories prompts_of(const Trajectories& trajectories);
+/// The prompts alone, one row for each row of the data. `whole_rows`: all tokens of the rows, for completions
+/// that go on from tokens with loss; throws InputError where a row has no log-probabilities of such.
+Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows = false);
 
 /// The trajectories of a forest in preorder, so that those that share a prefix are neighbours, in groups of
 /// at most `token_budget` tree tokens each; one that is longer is a group by itself. Trajectories that end at

@@ -239,19 +239,41 @@ SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const S
   return Sampler(decoder, prompts, options, progress).run();
 }
 
+namespace {
+
+/// The prompt as a row: its tokens with the loss and the log-probabilities that the row has there.
+TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
+  TrajectoryRow row;
+  if (prompt_size(rows, r) < size) {
+    TrajectoryRow whole = copy_row(rows, r);
+    row.input_ids = std::move(whole.input_ids);
+    row.loss_mask = std::move(whole.loss_mask);
+    row.loss_weights = std::move(whole.loss_weights);
+    row.logprobs = std::move(whole.logprobs);
+  } else {
+    const auto tokens = rows.row(r).first(size);
+    row.input_ids.assign(tokens.begin(), tokens.end());
+    row.loss_mask.assign(size, 0);
+    row.logprobs.assign(size, 0);
+  }
+  return row;
+}
+
+}  // namespace
+
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
                      const Trajectories& prompts) {
   TrajectoriesBuilder builder;
   for (const Completion& completion : completions) {
-    const auto prompt = prompts.row(completion.row);
     const std::string name = rows.name(completion.row);
     const bool grouped = !rows.group_id.empty() && !rows.group_id[completion.row].empty();
-    TrajectoryRow row;
-    row.input_ids.assign(prompt.begin(), prompt.end());
-    row.loss_mask.assign(prompt.size(), 0);
-    row.logprobs.assign(prompt.size(), 0);
+    TrajectoryRow row = prompt_row(rows, completion.row, prompts.row_size(completion.row));
     row.input_ids.insert(row.input_ids.end(), completion.tokens.begin(), completion.tokens.end());
-    row.loss_mask.resize(row.input_ids.size(), 1);
+    if (row.loss_weights.empty()) {
+      row.loss_mask.resize(row.input_ids.size(), 1);
+    } else {
+      row.loss_weights.resize(row.input_ids.size(), 1);
+    }
     row.logprobs.insert(row.logprobs.end(), completion.logprobs.begin(), completion.logprobs.end());
     row.trajectory_id = fmt::format("{}/sample-{}", name, completion.sample);
     row.group_id = grouped ? rows.group_id[completion.row] : name;

@@ -59,7 +59,8 @@ SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const S
 
 /// One row for each completion, with those of a prompt in one group: prompt and completion as input_ids, loss
 /// on the completion, its log-probabilities. Names follow those of the prompts' rows: NAME/sample-K, in the
-/// group of the row or, where it has none, NAME.
+/// group of the row or, where it has none, NAME. In prompts of whole rows (prompts_of), the loss and the
+/// log-probabilities of the row stay.
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
                      const Trajectories& prompts);
 
