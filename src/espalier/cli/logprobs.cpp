@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier logprobs: log-probabilities of every token, from the shared trees.
+// espalier logprobs: log-probabilities of every token, and what else its distribution says, from the shared
+// trees.
 #include <cmath>
-#include <limits>
+#include <string>
 
 #include <nlohmann/json.hpp>
 
@@ -19,7 +20,7 @@
 #include "espalier/measure/cost.h"
 #include "espalier/model/adapter_folder.h"
 #include "espalier/plan/planner.h"
-#include "espalier/sample/mismatch.h"
+#include "espalier/sample/distributions.h"
 
 namespace espalier::cli {
 namespace {
@@ -31,13 +32,87 @@ struct LogprobsArguments {
   PlanFlags plan;
   DeviceFlags device;
   std::string model, adapter, out, dtype = "float32";
-  double temperature = 1;
+  DistributionOptions distribution;
+};
+
+/// Appends rows to a file as JSON.
+class RowWriter {
+ public:
+  RowWriter(const Trajectories& trajectories, const TokenDistributions& computed, at::ScalarType dtype)
+      : trajectories_(trajectories), computed_(computed), is_double_(dtype == at::kDouble) {
+    if (!computed.top_row.empty()) top_logprobs_ = computed.top_logprobs.to(at::kDouble);
+  }
+
+  void write(int64_t row, AtomicFile* file) const {
+    const bool named = !trajectories_.trajectory_id.empty() && !trajectories_.trajectory_id[row].empty();
+    const nlohmann::json id = named ? nlohmann::json(trajectories_.trajectory_id[row]) : nlohmann::json(row);
+    std::string line = fmt::format("{{\"trajectory_id\":{}", id.dump());
+    append_numbers(row, "logprobs", "log-probability", computed_.logprobs, &line);
+    if (!computed_.entropies.empty()) {
+      append_numbers(row, "entropies", "entropy", computed_.entropies, &line);
+    }
+    if (!computed_.top_row.empty()) append_top(row, &line);
+    line += "}\n";
+    file->write(line);
+  }
+
+ private:
+  void append_number(double value, std::string* line) const {
+    // Float32 values are printed with the digits that they have.
+    *line += is_double_ ? fmt::format("{}", value) : fmt::format("{}", static_cast<float>(value));
+  }
+
+  void append_numbers(int64_t row, const char* field, const char* what, const std::vector<double>& values,
+                      std::string* line) const {
+    *line += fmt::format(",\"{}\":[null", field);
+    for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
+      const double value = values[trajectories_.offsets[row] + t];
+      ESPALIER_CHECK(std::isfinite(value),
+                     "trajectory {}: the {} of token {} is {}: expected a finite number",
+                     trajectories_.name(row), what, t, value);
+      *line += ',';
+      append_number(value, line);
+    }
+    *line += ']';
+  }
+
+  /// Of each token a list; that of the first one is empty.
+  template <class AppendOne>
+  void append_lists(int64_t row, const char* field, const AppendOne& append, std::string* line) const {
+    *line += fmt::format(",\"{}\":[[]", field);
+    const int64_t k = top_logprobs_.size(1);
+    for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
+      const int64_t first = computed_.top_row[trajectories_.offsets[row] + t] * k;
+      for (int64_t i = 0; i < k; ++i) {
+        *line += i == 0 ? ",[" : ",";
+        append(first + i);
+      }
+      *line += ']';
+    }
+    *line += ']';
+  }
+
+  void append_top(int64_t row, std::string* line) const {
+    const auto* ids = computed_.top_ids.const_data_ptr<int64_t>();
+    const auto* logprobs = top_logprobs_.const_data_ptr<double>();
+    append_lists(row, "topk_ids", [&](int64_t i) { *line += fmt::format("{}", ids[i]); }, line);
+    append_lists(row, "topk_logprobs", [&](int64_t i) { append_number(logprobs[i], line); }, line);
+  }
+
+  const Trajectories& trajectories_;
+  const TokenDistributions& computed_;
+  bool is_double_;
+  at::Tensor top_logprobs_;
 };
 
 void run_logprobs(const LogprobsArguments& flags) {
   const at::Device device = flags.device.open();
   const at::ScalarType dtype = parse_dtype(flags.dtype);
-  const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
+  const DataUse use = data_use_of(flags.model);
+  ESPALIER_CHECK(flags.distribution.top_k <= use.vocab_size,
+                 "--top-k {}: expected at most the model's vocab_size, {}", flags.distribution.top_k,
+                 use.vocab_size);
+  const Trajectories trajectories = flags.data.read(use);
   note_carried_tensors(flags.model);
   const Decoder decoder = load_adapted(flags.model, flags.adapter, dtype, device);
   const PlanCosts costs{
@@ -45,30 +120,15 @@ void run_logprobs(const LogprobsArguments& flags) {
       memory_model(decoder.config(), dtype, std::nullopt, *make_objective(ObjectiveOptions{}), device)};
   const Step step = make_step(
       trajectories, {.plan = flags.plan.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});
-  std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
   Progress progress("logprobs");
-  compute_logprobs(AtTemperature(decoder, flags.temperature), trajectories, step, &logprobs,
-                   [&](int64_t done, int64_t total) {
-                     progress.update(static_cast<double>(done) / static_cast<double>(total));
-                   });
+  const TokenDistributions computed = compute_distributions(
+      decoder, trajectories, step, flags.distribution, [&](int64_t done, int64_t total) {
+        progress.update(static_cast<double>(done) / static_cast<double>(total));
+      });
 
   AtomicFile file(flags.out);
-  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    const bool named = !trajectories.trajectory_id.empty() && !trajectories.trajectory_id[row].empty();
-    const nlohmann::json id = named ? nlohmann::json(trajectories.trajectory_id[row]) : nlohmann::json(row);
-    std::string line = fmt::format("{{\"trajectory_id\":{},\"logprobs\":[null", id.dump());
-    for (int64_t t = 1; t < trajectories.row_size(row); ++t) {
-      const double value = logprobs[trajectories.offsets[row] + t];
-      ESPALIER_CHECK(std::isfinite(value),
-                     "trajectory {}: the log-probability of token {} is {}: expected a finite number",
-                     trajectories.name(row), t, value);
-      // Float32 values are printed with the digits that they have.
-      line +=
-          dtype == at::kDouble ? fmt::format(",{}", value) : fmt::format(",{}", static_cast<float>(value));
-    }
-    line += "]}\n";
-    file.write(line);
-  }
+  const RowWriter writer(trajectories, computed, dtype);
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) writer.write(row, &file);
   file.commit();
   print_output(
       "{}: {}, {} from {} encoded\n", printable(flags.out), count_of(trajectories.num_rows(), "row", "rows"),
@@ -80,7 +140,19 @@ void run_logprobs(const LogprobsArguments& flags) {
 void add_logprobs(CLI::App& app, int*) {
   CLI::App* command = app.add_subcommand(
       "logprobs",
-      "Write the log-probability of every token given all before it, computed on the shared trees");
+      "Write the log-probability of every token given all before it, computed on the shared trees; with "
+      "--entropies and --top-k also what else each distribution says");
+  command->footer(
+      "Rows of the output are those of the data, in their order. Fields, with an entry for each token:\n"
+      "  logprobs       null for the first token, which nothing predicts\n"
+      "  entropies      with --entropies: of the distribution that the token is drawn from, in nats; null "
+      "for "
+      "the first\n"
+      "  topk_ids       with --top-k K: the K most likely token ids at that place, in descending order; [] "
+      "for "
+      "the first\n"
+      "  topk_logprobs  their log-probabilities\n\nExample:\n"
+      "  espalier logprobs --model DIR --data rows.jsonl --top-k 64 -o teacher.jsonl");
   auto flags = std::make_shared<LogprobsArguments>();
   add_model(command, &flags->model)->required();
   add_adapter(command, &flags->adapter, "An adapter of the model, a folder of PEFT");
@@ -88,16 +160,25 @@ void add_logprobs(CLI::App& app, int*) {
   {
     const HelpGroup group(command, kOutputGroup);
     command
-        ->add_option("-o,--out", flags->out,
-                     "JSONL to write: trajectory_id (or row number), logprobs (the first null)")
+        ->add_option(
+            "-o,--out", flags->out,
+            "JSONL to write: trajectory_id (or row number), logprobs (the first null), and what is asked for")
         ->type_name("FILE")
         ->required();
+    command->add_flag("--entropies", flags->distribution.entropies,
+                      "Write the entropy of each token's distribution, in nats, at the same temperature");
+    command
+        ->add_option("--top-k", flags->distribution.top_k,
+                     "Write so many of the most likely tokens of each distribution, and their "
+                     "log-probabilities (0: none)")
+        ->check(whole_from(0))
+        ->capture_default_str();
   }
   add_dtype(command, &flags->dtype, "Precision to compute in");
   {
     const HelpGroup group(command, kDataGroup);
     command
-        ->add_option("--temperature", flags->temperature,
+        ->add_option("--temperature", flags->distribution.temperature,
                      "Divide logits by this: of rows that were sampled at another temperature than 1")
         ->check(real_from(kLeastTemperature))
         ->capture_default_str();

@@ -12,8 +12,8 @@
 #include <optional>
 
 #include "espalier/base/check.h"
+#include "espalier/engine/logprob_pass.h"
 #include "espalier/engine/order.h"
-#include "espalier/engine/router_inputs.h"
 #include "espalier/engine/unit_loss.h"
 #include "espalier/model/gradient_accumulation.h"
 #include "espalier/plan/load.h"
@@ -23,20 +23,6 @@
 namespace espalier {
 
 namespace {
-
-/// Keeps weights upcast where several micro-batches run.
-std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& with_loss) {
-  if (std::ranges::count(with_loss, true) < 2) return nullptr;
-  return std::make_unique<accumulating::UpcastWeights>();
-}
-
-/// The batch of a micro-batch on the model's device, with what its routers are told.
-Batch batch_for(const Model& model, const Step& step, int64_t m, const Loss& loss) {
-  Batch batch = make_batch(step, m, loss);
-  const RouterShape routers = model.routers();
-  if (routers.count() > 0) set_router_inputs(step, m, loss.trajectories(), routers, &batch);
-  return to_device(std::move(batch), model.device());
-}
 
 /// Null for a model without routers.
 c10::intrusive_ptr<RouterStatistics> router_statistics(const Model& model, const Step& step,
@@ -113,37 +99,6 @@ struct InFlightMicroBatch {
   }
 };
 
-/// What a pass without gradients runs, and what of routers it sums; null: nothing.
-struct LogprobPass {
-  const Model& model;
-  const Step& step;
-  const Loss& loss;
-  std::vector<bool> runs;  // of the micro-batches; those above them run too
-  c10::intrusive_ptr<RouterStatistics> router_statistics{};
-};
-
-/// Forward passes without gradients. Calls visit(m, batch, logprobs [M] of the batch's terms, float64) for
-/// micro-batches with terms, and entered(m) for all.
-template <class Visit, class Entered>
-void for_each_logprobs(const LogprobPass& pass, const Visit& visit, const Entered& entered) {
-  const at::NoGradGuard no_grad;
-  const std::vector<bool> with_readers = micro_batches_with_readers(pass.step, pass.runs);
-  std::vector<std::unique_ptr<ContextFrame>> frames(pass.runs.size());
-  const auto enter = [&](int64_t m) {
-    const Batch batch = batch_for(pass.model, pass.step, m, pass.loss);
-    std::vector<ContextFrame*> ancestors;
-    for (const int64_t ancestor : batch.ancestors) ancestors.push_back(frames[ancestor].get());
-    const bool head = batch.num_terms() > 0;
-    const ForwardResult forwarded =
-        forward(pass.model, batch, ancestors,
-                {.keep_context = with_readers[m], .head = head, .router_statistics = pass.router_statistics});
-    if (with_readers[m]) frames[m] = std::make_unique<ContextFrame>(forwarded.context, false);
-    if (head) visit(m, batch, forwarded.logprobs.to(at::kDouble).index_select(0, batch.term_edge));
-    entered(m);
-  };
-  walk(pass.step, pass.runs, enter, [&](int64_t m) { frames[m].reset(); });
-}
-
 class StepRun {
  public:
   StepRun(const Model& model, const Step& step, const Loss& loss)
@@ -184,8 +139,10 @@ class StepRun {
   template <class Entered>
   void run_logprob_pass(const Entered& entered) {
     RECORD_USER_SCOPE("log-prob pass");
-    const auto visit = [&](int64_t m, const Batch& batch, const at::Tensor& logprobs) {
-      if (unit_loss_ && unit_loss_->needs_logprob_pass()) unit_loss_->add(batch, logprobs);
+    const auto visit = [&](int64_t m, const Batch& batch, const ForwardResult& forwarded) {
+      if (unit_loss_ && unit_loss_->needs_logprob_pass()) {
+        unit_loss_->add(batch, values_of_terms(batch, forwarded.logprobs));
+      }
       pending_.result.recomputed += work_of(m, batch, batch.num_logit_rows());
     };
     reset_peak_tensor_memory(device_);
@@ -282,7 +239,7 @@ class StepRun {
     if (!head) return;
     RECORD_USER_SCOPE("objective");
     result.terms += in_flight.batch.num_terms();
-    const at::Tensor of_terms = forwarded.logprobs.to(at::kDouble).index_select(0, in_flight.batch.term_edge);
+    const at::Tensor of_terms = values_of_terms(in_flight.batch, forwarded.logprobs);
     if (has_entropy_bonus()) in_flight.loss = entropy_bonus(in_flight.batch, forwarded.entropy);
     if (unit_loss_) {
       in_flight.logprobs = forwarded.logprobs;
@@ -298,7 +255,7 @@ class StepRun {
 
   /// What it adds to the loss. Adds it and the metric, which is the last one, to the sums.
   at::Tensor entropy_bonus(const Batch& batch, const at::Tensor& of_edges) {
-    const at::Tensor entropy = of_edges.to(at::kDouble).index_select(0, batch.term_edge);
+    const at::Tensor entropy = values_of_terms(batch, of_edges);
     const double coefficient = loss_.objective().options().entropy_coef;
     const at::Tensor bonus = -coefficient * (batch.terms.coefficient * entropy).sum();
     pending_.sums.select(0, 0).add_(bonus.detach());
@@ -430,38 +387,6 @@ StepResult finish(PendingStep pending) {
 StepResult forward_backward(const Model& model, const Step& step, const Loss& loss,
                             const MicroBatchProgress& progress) {
   return finish(start_forward_backward(model, step, loss, progress));
-}
-
-namespace {
-
-// Log-probabilities of a micro-batch's terms, on their way to the host.
-struct TermValues {
-  std::vector<int64_t> token;
-  at::Tensor values;
-};
-
-}  // namespace
-
-void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
-                      std::vector<double>* logprobs, const MicroBatchProgress& progress) {
-  const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
-  const std::vector<bool> with_loss = micro_batches_with_loss(step);
-  const auto upcast = upcast_weights(with_loss);
-  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
-  std::vector<TermValues> computed;
-  int64_t done = 0;
-  const auto visit = [&](int64_t, const Batch& batch, const at::Tensor& values) {
-    computed.push_back({batch.term_token, download(values)});
-  };
-  for_each_logprobs({model, step, loss, with_loss}, visit, [&](int64_t) {
-    if (progress) progress(++done, total);
-  });
-  synchronize(model.device());
-  for (const auto& [tokens, values] : computed) {
-    const double* value = values.const_data_ptr<double>();
-    for (size_t k = 0; k < tokens.size(); ++k) (*logprobs)[tokens[k]] = value[k];
-  }
-  if (progress && done < total) progress(total, total);
 }
 
 }  // namespace espalier

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/engine/logprob_pass.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "espalier/engine/engine.h"
+#include "espalier/engine/router_inputs.h"
+#include "espalier/runtime/device.h"
+
+namespace espalier {
+
+std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& with_loss) {
+  if (std::ranges::count(with_loss, true) < 2) return nullptr;
+  return std::make_unique<accumulating::UpcastWeights>();
+}
+
+Batch batch_for(const Model& model, const Step& step, int64_t m, const Loss& loss) {
+  Batch batch = make_batch(step, m, loss);
+  const RouterShape routers = model.routers();
+  if (routers.count() > 0) set_router_inputs(step, m, loss.trajectories(), routers, &batch);
+  return to_device(std::move(batch), model.device());
+}
+
+namespace {
+
+// Log-probabilities of a micro-batch's terms, on their way to the host.
+struct TermValues {
+  std::vector<int64_t> token;
+  at::Tensor values;
+};
+
+}  // namespace
+
+void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
+                      std::vector<double>* logprobs, const MicroBatchProgress& progress) {
+  const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
+  const std::vector<bool> with_loss = micro_batches_with_loss(step);
+  const auto upcast = upcast_weights(with_loss);
+  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
+  std::vector<TermValues> computed;
+  int64_t done = 0;
+  const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
+    computed.push_back({batch.term_token, download(values_of_terms(batch, forwarded.logprobs))});
+  };
+  for_each_logprobs({model, step, loss, with_loss}, visit, [&](int64_t) {
+    if (progress) progress(++done, total);
+  });
+  synchronize(model.device());
+  for (const auto& [tokens, values] : computed) {
+    const double* value = values.const_data_ptr<double>();
+    for (size_t k = 0; k < tokens.size(); ++k) (*logprobs)[tokens[k]] = value[k];
+  }
+  if (progress && done < total) progress(total, total);
+}
+
+}  // namespace espalier

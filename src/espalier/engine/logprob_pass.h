@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward passes of a step without gradients.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <memory>
+#include <vector>
+
+#include "espalier/engine/batch.h"
+#include "espalier/engine/forward.h"
+#include "espalier/engine/order.h"
+#include "espalier/model/gradient_accumulation.h"
+
+namespace espalier {
+
+/// Keeps weights upcast where several micro-batches run.
+std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& with_loss);
+
+/// The batch of a micro-batch on the model's device, with what its routers are told.
+Batch batch_for(const Model& model, const Step& step, int64_t m, const Loss& loss);
+
+/// What a pass without gradients runs, and what of routers it sums; null: nothing.
+struct LogprobPass {
+  const Model& model;
+  const Step& step;
+  const Loss& loss;
+  std::vector<bool> runs;  // of the micro-batches; those above them run too
+  c10::intrusive_ptr<RouterStatistics> router_statistics{};
+  bool entropy = false;  // as of ForwardOptions
+};
+
+/// Of the terms of a batch [M], float64, what a forward pass gives for its edges [E].
+inline at::Tensor values_of_terms(const Batch& batch, const at::Tensor& of_edges) {
+  return of_edges.to(at::kDouble).index_select(0, batch.term_edge);
+}
+
+/// Forward passes without gradients. Calls visit(m, batch, forwarded) for micro-batches with terms, and
+/// entered(m) for all.
+template <class Visit, class Entered>
+void for_each_logprobs(const LogprobPass& pass, const Visit& visit, const Entered& entered) {
+  const at::NoGradGuard no_grad;
+  const std::vector<bool> with_readers = micro_batches_with_readers(pass.step, pass.runs);
+  std::vector<std::unique_ptr<ContextFrame>> frames(pass.runs.size());
+  const auto enter = [&](int64_t m) {
+    const Batch batch = batch_for(pass.model, pass.step, m, pass.loss);
+    std::vector<ContextFrame*> ancestors;
+    for (const int64_t ancestor : batch.ancestors) ancestors.push_back(frames[ancestor].get());
+    const bool head = batch.num_terms() > 0;
+    const ForwardResult forwarded = forward(pass.model, batch, ancestors,
+                                            {.keep_context = with_readers[m],
+                                             .head = head,
+                                             .entropy = pass.entropy,
+                                             .router_statistics = pass.router_statistics});
+    if (with_readers[m]) frames[m] = std::make_unique<ContextFrame>(forwarded.context, false);
+    if (head) visit(m, batch, forwarded);
+    entered(m);
+  };
+  walk(pass.step, pass.runs, enter, [&](int64_t m) { frames[m].reset(); });
+}
+
+}  // namespace espalier

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The most likely tokens of the LM head's distributions.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace espalier {
+
+struct TopLogprobs {
+  at::Tensor ids;       // [R, K] int64
+  at::Tensor logprobs;  // [R, K] float32 (float64 for float64), natural log
+};
+
+/// The `k` largest entries of log softmax(hidden weight^T / temperature) over the whole vocabulary, in
+/// descending order; equal logits by ascending id, so that blocks, and with them what else is computed at
+/// once, decide nothing.
+///   hidden [R, C] final hidden states, weight [V, C] of the same dtype (float64, float32, bfloat16); k in
+///   [1, V]; temperature above 0.
+/// Logits are worked on in blocks, as by edge_logprobs (edge_logprobs.h), and not rounded below the dtype of
+/// sums. Records no graph. Throws where an argument is not as said.
+TopLogprobs top_logprobs(const at::Tensor& hidden, const at::Tensor& weight, int64_t k, double temperature);
+
+}  // namespace espalier
