@@ -197,6 +197,26 @@ class Trajectories:
         """float32 or float64 [R]"""
 
     @property
+    def turn_rewards(self) -> object:
+        """
+        float32 or float64: one for each turn, row r has those of [turn_reward_offsets[r], turn_reward_offsets[r + 1])
+        """
+
+    @property
+    def turn_reward_offsets(self) -> object:
+        """int64 [R + 1]"""
+
+    @property
+    def ref_topk_ids(self) -> object:
+        """
+        int32 [N, K]: the reference model's most likely tokens in place of each, -1 where it has none
+        """
+
+    @property
+    def ref_topk_logprobs(self) -> object:
+        """float32 or float64 [N, K], 0 where it has none"""
+
+    @property
     def chosen(self) -> object:
         """uint8 [R]"""
 

@@ -14,7 +14,9 @@ Trajectories = core.Trajectories
 
 # Fields of a row, and the types of their columns. Others that programs use stand for some of these.
 _ARRAYS = {"input_ids": np.int32, "loss_mask": np.uint8, "loss_weights": np.float64, "logprobs": np.float64,
-           "ref_logprobs": np.float64, "advantages": np.float64, "routed_experts": np.int32}  # fmt: skip
+           "ref_logprobs": np.float64, "advantages": np.float64, "turn_rewards": np.float64,
+           "routed_experts": np.int32}  # fmt: skip
+_TOPK = {"ref_topk_ids": (np.int32, -1), "ref_topk_logprobs": (np.float64, 0.0)}  # and where a token has none
 _NUMBERS = ("advantage", "reward")
 _TEXTS = ("trajectory_id", "group_id", "pair_id")
 
@@ -70,7 +72,8 @@ def trajectories(rows) -> Trajectories:
     Or one dict of columns, those of a packed file as NumPy arrays (or what NumPy takes for some): offsets int64 [R + 1],
     input_ids int32 [N], and of the others what all rows have: loss_mask uint8 or bool [N] or loss_weights; logprobs,
     ref_logprobs and advantages [N], float32 or float64; reward [R]; chosen [R]; trajectory_id, group_id and pair_id, lists
-    of R texts; routed_experts int32 [N, W]. Arrays of these types are used as they are, without a copy (but for offsets),
+    of R texts; turn_rewards with "turn_rewards.offsets" int64 [R + 1]; ref_topk_ids int32 and ref_topk_logprobs [N, K];
+    routed_experts int32 [N, W]. Arrays of these types are used as they are, without a copy (but for offsets),
     and have to stay as they are; others are converted.
 
     >>> import espalier, numpy
@@ -98,7 +101,8 @@ def trajectories(rows) -> Trajectories:
 
 def _columns(columns):
     """The columns with exactly the types that they have in memory."""
-    types = {**_ARRAYS, "offsets": np.int64, "reward": np.float64, "chosen": np.uint8}
+    types = {**_ARRAYS, "offsets": np.int64, "reward": np.float64, "chosen": np.uint8,
+             "turn_rewards.offsets": np.int64, **{name: dtype for name, (dtype, _) in _TOPK.items()}}  # fmt: skip
     found = {}
     for name, value in columns.items():
         if name in _TEXTS:
@@ -111,11 +115,13 @@ def _columns(columns):
         raise InputError(f"{min(missing)}: expected this column, received {', '.join(found) or 'none'}")
     if {"loss_mask", "loss_weights"} <= found.keys():
         raise InputError("loss_mask, loss_weights: expected one of them, received both")
-    if "routed_experts" in found:
-        table = np.asarray(columns["routed_experts"])
-        if table.ndim != 2:
-            raise InputError(f"routed_experts: expected shape [N, W], received {list(table.shape)}")
-        found["routes_per_token"] = table.shape[1]
+    for name, width in (("routed_experts", "routes_per_token"), ("ref_topk_ids", "ref_topk")):
+        if name in found:
+            table = np.asarray(columns[name])
+            if table.ndim != 2:
+                raise InputError(f"{name}: expected shape [N, {'W' if width == 'routes_per_token' else 'K'}], received "
+                                 f"{list(table.shape)}")  # fmt: skip
+            found[width] = table.shape[1]
     return found
 
 
@@ -124,10 +130,10 @@ def _whole_column(name, value, dtype):
         value = value.view(np.uint8)
     if isinstance(value, np.ndarray) and value.dtype == np.float32 and dtype == np.float64:
         dtype = np.float32
-    if name == "offsets":
+    if name in ("offsets", "turn_rewards.offsets"):
         offsets = np.asarray(value)
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
-            raise InputError(f"offsets: expected integers, received {offsets.dtype} of shape {list(offsets.shape)}")
+            raise InputError(f"{name}: expected integers, received {offsets.dtype} of shape {list(offsets.shape)}")
         return np.ascontiguousarray(offsets, np.int64)
     return _array(name, value, dtype)
 
@@ -135,6 +141,8 @@ def _whole_column(name, value, dtype):
 def _column(name, value):
     if name in _ARRAYS:
         return _array(name, value)
+    if name in _TOPK:
+        return _tokens(name, value)
     if name in _NUMBERS and isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
         return float(value)
     if name == "chosen" and isinstance(value, bool | np.bool_):
@@ -143,13 +151,30 @@ def _column(name, value):
         return str(value)
     kinds = {"chosen": "a boolean", **dict.fromkeys(_NUMBERS, "a number"), **dict.fromkeys(_TEXTS, "text or an id")}
     if name not in kinds:
-        raise InputError(f"field `{name}`: expected one of {', '.join([*_ARRAYS, *kinds])} (docs/data-format.md)")
+        raise InputError(f"field `{name}`: expected one of {', '.join([*_ARRAYS, *_TOPK, *kinds])} (docs/data-format.md)")
     raise InputError(f"field `{name}`: expected {kinds[name]}, received {type(value).__name__}")
+
+
+def _tokens(name, value):
+    """A list for each token, of which those without entries (None as well) get a placeholder for each."""
+    dtype, absent = _TOPK[name]
+    if isinstance(value, np.ndarray) and value.ndim == 2:
+        return _array(name, value, dtype)
+    try:
+        lists = [[] if entries is None else list(entries) for entries in value]
+    except TypeError:
+        raise InputError(f"field `{name}`: expected a list for each token, received others") from None
+    width = max(map(len, lists), default=0)
+    for token, entries in enumerate(lists):
+        if len(entries) not in (0, width):
+            raise InputError(f"field `{name}`: expected {width} entries for every token that has any, received "
+                             f"{len(entries)} for token {token}")  # fmt: skip
+    return _array(name, [each for entries in lists for each in entries or [absent] * width], dtype)
 
 
 def _array(name, value, dtype=None):
     dtype = _ARRAYS[name] if dtype is None else dtype
-    if name.endswith("logprobs") and isinstance(value, list | tuple) and value and value[0] is None:
+    if name in ("logprobs", "ref_logprobs") and isinstance(value, list | tuple) and value and value[0] is None:
         value = [0.0, *value[1:]]  # nothing predicts the first token
     kinds = {"i": "iu", "u": "iub", "f": "iuf"}[np.dtype(dtype).kind]
     try:
@@ -157,7 +182,7 @@ def _array(name, value, dtype=None):
     except (TypeError, ValueError, RuntimeError) as error:
         received = f"{type(value).__name__}: {error}"
         raise InputError(f"field `{name}`: expected a list of numbers, received {received}") from None
-    if name == "routed_experts" and array.ndim > 1:
+    if (name == "routed_experts" or name in _TOPK) and array.ndim > 1:
         array = array.reshape(-1)
     if array.ndim != 1 or array.dtype.kind not in kinds and array.size > 0:
         expected = {"i": "integers", "u": "0 and 1", "f": "numbers"}[np.dtype(dtype).kind]

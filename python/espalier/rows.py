@@ -4,7 +4,8 @@
 The packed form has one tensor per column (docs/data-format.md): offsets I64 [R + 1], input_ids I32 [N], loss_mask
 U8 [N] or loss_weights F64 [N], and where rows have them logprobs, ref_logprobs, advantages F64 [N], reward F64 [R],
 chosen U8 [R] (each with `NAME.present` U8 [R] when some lack it), trajectory_id, group_id and pair_id as UTF-8 bytes
-U8 with `NAME.offsets` I64 [R + 1], and routed_experts I32 [N, W].
+U8 with `NAME.offsets` I64 [R + 1], turn_rewards F64 with the same, ref_topk_ids I32 and ref_topk_logprobs F64 [N, K], and
+routed_experts I32 [N, W].
 """
 
 import contextlib
@@ -140,6 +141,8 @@ class _PackedWriter:
         self._reals = {name: _Reals() for name in ("logprobs", "ref_logprobs", "advantages", "reward")}
         self._chosen, self._chosen_present = bytearray(), bytearray()
         self._strings = {name: (bytearray(), array("q", [0])) for name in ("trajectory_id", "group_id", "pair_id")}
+        self._turn_rewards = (array("d"), array("q", [0]))
+        self._topk_ids, self._topk_logprobs, self._topk = array("i"), array("d"), 0
         self._routes = array("i")
         self._routed_rows = 0
 
@@ -160,6 +163,10 @@ class _PackedWriter:
             value = row.get(name)
             text.extend(b"" if value is None else str(value).encode("utf-8"))
             offsets.append(len(text))
+        rewards, offsets = self._turn_rewards
+        rewards.extend(row.get("turn_rewards") or [])
+        offsets.append(len(rewards))
+        self._add_topk(row, tokens)
         if row.get("routed_experts") is not None:
             self._routed_rows += 1
             for ids in row["routed_experts"]:
@@ -172,6 +179,21 @@ class _PackedWriter:
         mask = row.get("loss_mask")
         loss = weights if weights is not None else mask if mask is not None else [1] * tokens
         (self._loss_mask if self._loss_weights is None else self._loss_weights).extend(loss)
+
+    def _add_topk(self, row, tokens):
+        ids, logprobs = row.get("ref_topk_ids") or [[]] * tokens, row.get("ref_topk_logprobs") or [[]] * tokens
+        width = max(len(each or []) for each in ids)
+        if width and not self._topk:
+            self._topk = width
+            before = (len(self._input_ids) - tokens) * width
+            self._topk_ids.extend([-1] * before)
+            self._topk_logprobs.extend([0.0] * before)
+        if width not in (0, self._topk):
+            raise InputError(f"packed output: expected {self._topk} `ref_topk_ids` for each token, as in the rows before, "
+                             f"received {width}")
+        for some, values in zip(ids, logprobs):
+            self._topk_ids.extend(some or [-1] * self._topk)
+            self._topk_logprobs.extend(values or [0.0] * self._topk)
 
     def save(self, path):
         import numpy as np
@@ -193,6 +215,13 @@ class _PackedWriter:
             if text:
                 columns[name] = np.frombuffer(text, np.uint8)
                 columns[f"{name}.offsets"] = np.frombuffer(offsets, np.int64)
+        rewards, offsets = self._turn_rewards
+        if rewards:
+            columns["turn_rewards"] = np.frombuffer(rewards, np.float64)
+            columns["turn_rewards.offsets"] = np.frombuffer(offsets, np.int64)
+        if self._topk:
+            columns["ref_topk_ids"] = np.frombuffer(self._topk_ids, np.int32).reshape(-1, self._topk)
+            columns["ref_topk_logprobs"] = np.frombuffer(self._topk_logprobs, np.float64).reshape(-1, self._topk)
         if self._routed_rows:
             columns["routed_experts"] = self._routes_column(np)
         save_file(columns, path)

@@ -98,6 +98,21 @@ TEST(TrajectoriesBuilder, RefusedRowsLeaveNothing) {
   add("advantages", [](auto& r) { r.advantages = {0, 1, 2}, r.advantage = 1; });
   add("advantage", [&](auto& r) { r.advantage = infinity; });
   add("reward", [&](auto& r) { r.reward = nan; });
+  add("turn_rewards", [](auto& r) { r.turn_rewards = {1}, r.reward = 1; });
+  add("turn_rewards", [](auto& r) { r.turn_rewards = {1, 2}; });  // there is one turn
+  add("turn_rewards", [](auto& r) { r.turn_rewards = {1}, r.loss_mask = {1, 0, 0}; });
+  add("turn_rewards", [&](auto& r) { r.turn_rewards = {nan}; });
+  const auto add_topk = [&](const char* field, std::vector<int32_t> ids, std::vector<double> logprobs) {
+    add(field, [&](auto& r) { r.ref_topk_ids = ids, r.ref_topk_logprobs = logprobs; });
+  };
+  add_topk("ref_topk_logprobs", {-1, 1, 2}, {});
+  add_topk("ref_topk_ids", {-1, -1, 1, 2}, {0, 0, -1, -2});
+  add_topk("ref_topk_ids", {1, 1, 2}, {0, -1, -2});  // the first token has none
+  add_topk("ref_topk_ids", {-1, 50, 2}, {0, -1, -2});
+  add_topk("ref_topk_ids", {-1, -1, 1, -1, 3, 4}, {0, 0, -1, 0, -2, -3});
+  add_topk("ref_topk_ids", {-1, -1, 1, 1, 3, 4}, {0, 0, -1, -1, -2, -3});
+  add_topk("ref_topk_logprobs", {-1, 1, 2}, {0, -1, 0.5});
+  add_topk("ref_topk_logprobs", {-1, -1, 2}, {0, -1, -0.5});
   add("routed_experts", [](auto& r) { r.routed_experts = {1, 2}; });
   add("routed_experts", [](auto& r) { r.routed_experts = {1, -1, 2}; });
   add("routed_experts", [](auto& r) { r.routed_experts = {1, 2, 3, 4, 5, 6}; });  // other rows: 1 per token

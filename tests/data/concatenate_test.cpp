@@ -42,11 +42,13 @@ TEST(Concatenation, EqualsOneFileWithAllRows) {
     Rng rng(seed);
     std::vector<Trajectories> parts;
     for (int64_t i = rng.between(2, 4); i > 0; --i) parts.push_back(random_trajectories(rng));
-    int64_t width = 0;
+    int64_t width = 0, topk = 0;
     bool fits = true;
     for (const Trajectories& part : parts) {
       fits &= width == 0 || part.routes_per_token == 0 || width == part.routes_per_token;
       width = std::max(width, part.routes_per_token);
+      fits &= topk == 0 || part.ref_topk == 0 || topk == part.ref_topk;
+      topk = std::max(topk, part.ref_topk);
     }
     if (!fits) {
       EXPECT_THROW(joined(parts), InputError);

@@ -76,6 +76,7 @@ TEST(ContentHashes, EveryColumnCountsForItself) {
   change("chosen", [](Rows& r) { r[1].chosen = false; });
   change("group_id", [](Rows& r) { std::swap(r[0].group_id, r[1].group_id); });
   change("pair_id", [](Rows& r) { r[2].pair_id = "q"; });
+  change("turn_rewards", [](Rows& r) { r[0].turn_rewards = {1}; });
   change("routed_experts", [](Rows& r) {
     for (TrajectoryRow& row : r) row.routed_experts.assign(row.input_ids.size(), 1);
   });

@@ -60,6 +60,25 @@ TEST_F(JsonlReader, ReadsEveryField) {
   EXPECT_EQ(t.routed_experts[12], -1);
 }
 
+TEST_F(JsonlReader, ReadsRewardsOfTurnsAndTokensOfAReference) {
+  const Trajectories t =
+      read(R"({"input_ids":[1,2,3,4],"loss_mask":[1,1,0,1],"turn_rewards":[0.5,-2],)"
+           R"("ref_topk_ids":[[],[5,6],null,[7,5]],"ref_topk_logprobs":[null,[-1,-2],[],[-0.5,-3]]})"
+           "\n"
+           R"({"input_ids":[4],"reward":1,"ref_topk_ids":[[]],"ref_topk_logprobs":[[]]})"
+           "\n"
+           R"({"input_ids":[4,5],"turn_rewards":[3]})");
+  EXPECT_EQ(values_of(t.turn_rewards), (std::vector<double>{0.5, -2, 3}));
+  EXPECT_EQ(values_of(t.turn_reward_offsets), (std::vector<int64_t>{0, 2, 2, 3}));
+  EXPECT_TRUE(t.has_turn_rewards(0) && !t.has_turn_rewards(1) && t.has_turn_rewards(2));
+  EXPECT_EQ(turn_starts(t, 0), (std::vector<int64_t>{1, 3}));
+  EXPECT_EQ(t.ref_topk, 2);
+  EXPECT_EQ(values_of(t.ref_topk_ids),
+            (std::vector<int32_t>{-1, -1, 5, 6, -1, -1, 7, 5, -1, -1, -1, -1, -1, -1}));
+  EXPECT_EQ(values_of(t.ref_topk_logprobs),
+            (std::vector<double>{0, 0, -1, -2, 0, 0, -0.5, -3, 0, 0, 0, 0, 0, 0}));
+}
+
 TEST_F(JsonlReader, LogprobsMayBeNullOnTokensWithoutLoss) {
   const Trajectories t = read(
       R"({"input_ids":[1,2,3],"loss_mask":[0,0,1],"logprobs":[null,null,-1],"ref_logprobs":[null,null,-2]})"
@@ -171,6 +190,38 @@ std::vector<Fault> faults() {
        "field `advantages`: expected either advantages or advantage, received both"},
       {R"({"input_ids":[1],"reward":"high"})", "field `reward`: expected a number, received \"high\""},
       {R"({"input_ids":[1],"reward":true})", "field `reward`: expected a number, received true"},
+      {R"({"input_ids":[1,2,3],"loss_mask":[0,1,1],"turn_rewards":[1,2]})",
+       "field `turn_rewards`: expected 1 entries (one for each turn, a stretch of tokens with loss), "
+       "received "
+       "2"},
+      {R"({"input_ids":[1,2],"turn_rewards":[null]})",
+       "field `turn_rewards`: expected numbers, received null at index 0"},
+      {R"({"input_ids":[1,2],"turn_rewards":2})",
+       "field `turn_rewards`: expected a list of numbers, received 2"},
+      {R"({"input_ids":[1,2],"turn_rewards":[2],"reward":2})",
+       "field `turn_rewards`: expected either turn_rewards or reward, received both"},
+      // Tokens of a reference.
+      {R"({"input_ids":[1,2],"ref_topk_ids":[[],[3]]})",
+       "field `ref_topk_ids`: expected ref_topk_ids and ref_topk_logprobs together, received no "
+       "ref_topk_logprobs"},
+      {R"({"input_ids":[1,2],"ref_topk_ids":[[3]],"ref_topk_logprobs":[[-1]]})",
+       "field `ref_topk_ids`: expected 2 entries (one for each of input_ids), received 1"},
+      {R"({"input_ids":[1,2],"ref_topk_ids":[[],[3,100]],"ref_topk_logprobs":[[],[-1,-2]]})",
+       "field `ref_topk_ids`: expected 2 ids in [0, 100) (vocab_size is 100), received 100 for token 1"},
+      {R"({"input_ids":[1,2],"ref_topk_ids":[[],[3,-1]],"ref_topk_logprobs":[[],[-1,-2]]})",
+       "field `ref_topk_ids`: expected token ids, received -1 for token 1"},
+      {R"({"input_ids":[1,2],"ref_topk_ids":[[4],[3]],"ref_topk_logprobs":[[-1],[-1]]})",
+       "field `ref_topk_ids`: expected none for the first token, received 4"},
+      {R"({"input_ids":[1,2,3],"ref_topk_ids":[[],[3],[3,4]],"ref_topk_logprobs":[[],[-1],[-1,-2]]})",
+       "field `ref_topk_ids`: expected 1 for every token that has any, received 2 for token 2"},
+      {R"({"input_ids":[1,2,3],"ref_topk_ids":[[],[3],[4]],"ref_topk_logprobs":[[],[-1],[]]})",
+       "field `ref_topk_logprobs`: expected 1 for token 2, as many as ref_topk_ids, received 0"},
+      {R"({"input_ids":[1,2],"ref_topk_ids":[[],[3,3]],"ref_topk_logprobs":[[],[-1,-2]]})",
+       "field `ref_topk_ids`: expected different ids for each token, received 3 twice for token 1"},
+      {R"({"input_ids":[1,2],"ref_topk_ids":[[],[3]],"ref_topk_logprobs":[[],[0.5]]})",
+       "field `ref_topk_logprobs`: expected finite log-probabilities <= 0, received 0.5 at index 1"},
+      {R"({"input_ids":[1,2],"ref_topk_ids":[[],3],"ref_topk_logprobs":[[],[-1]]})",
+       "field `ref_topk_ids`: expected a list for every token, received 3"},
       // Names.
       {R"({"input_ids":[1],"group_id":1.5})",
        "field `group_id`: expected a string or an integer, received 1.5"},

@@ -42,6 +42,8 @@ PackedFile full_file() {
   file.set<uint8_t>("group_id", "U8", {'a', 'b', 'c'});
   file.set<int64_t>("group_id.offsets", "I64", {0, 3, 3});
   file.set<int32_t>("routed_experts", "I32", {1, 2, 3, 4, -1, -1, -1, -1, -1, -1}, {5, 2});
+  file.set<int32_t>("ref_topk_ids", "I32", {-1, -1, 7, 8, -1, -1, -1, -1, 9, 7}, {5, 2});
+  file.set<float>("ref_topk_logprobs", "F32", {0, 0, -1, -2, 0, 0, 0, 0, -0.5, -3}, {5, 2});
   file.set<float>("unknown", "F32", {1});
   return file;
 }
@@ -61,6 +63,23 @@ TEST(Packed, ReadsEveryColumn) {
   EXPECT_EQ(t.chosen.values[0], 1);
   EXPECT_EQ(t.group_id, (std::vector<std::string>{"abc", ""}));
   EXPECT_EQ(t.routes_per_token, 2);
+  EXPECT_EQ(t.ref_topk, 2);
+  EXPECT_EQ(t.ref_topk_ids[9], 7);
+  EXPECT_EQ(t.ref_topk_logprobs[8], -0.5);
+}
+
+TEST(Packed, ReadsRewardsOfTurns) {
+  const ScratchFolder folder;
+  PackedFile file = full_file();
+  file.erase("reward");
+  file.set<float>("turn_rewards", "F32", {0.5, 2});
+  file.set<int64_t>("turn_rewards.offsets", "I64", {0, 1, 2});
+  file.write(folder / "a.safetensors");
+  ReadReport report;
+  const Trajectories t = read_trajectories(folder / "a.safetensors", {}, &report);
+  EXPECT_TRUE(t.has_turn_rewards(0) && t.has_turn_rewards(1));
+  EXPECT_EQ(t.turn_rewards[1], 2);
+  EXPECT_EQ(report.fields.rows_with(Field::kTurnRewards), 2);
 }
 
 TEST(Packed, WithoutWeightsEveryWeightIsOne) {
@@ -161,6 +180,19 @@ std::vector<FileFault> structural_faults() {
        [](File& f) { f.set<int64_t>("group_id.offsets", "I64", {0, 3, 4}); }},
       {"field `routed_experts`: expected shape [5, routes per token]",
        [](File& f) { f.set<int32_t>("routed_experts", "I32", {1, 2, 3, 4, 5}); }},
+      {"field `turn_rewards.offsets`: expected a tensor",
+       [](File& f) { f.set<float>("turn_rewards", "F32", {1}); }},
+      {"field `turn_rewards.offsets`: expected 1 (the length of turn_rewards) at the end, received 2",
+       [](File& f) {
+         f.set<float>("turn_rewards", "F32", {1});
+         f.set<int64_t>("turn_rewards.offsets", "I64", {0, 1, 2});
+       }},
+      {"field `ref_topk_ids`: expected shape [5, ids per token]",
+       [](File& f) { f.set<int32_t>("ref_topk_ids", "I32", {1, 2, 3, 4, 5}); }},
+      {"field `ref_topk_ids`: expected a tensor", [](File& f) { f.erase("ref_topk_ids"); }},
+      {"field `ref_topk_logprobs`: expected a tensor", [](File& f) { f.erase("ref_topk_logprobs"); }},
+      {"field `ref_topk_logprobs`: expected shape [5, 2]",
+       [](File& f) { f.set<float>("ref_topk_logprobs", "F32", {0, -1, 0, 0, -1}, {5, 1}); }},
       {"field `routed_experts`: expected shape [5, routes per token]",
        [](File& f) { f.set<int32_t>("routed_experts", "I32", {}, {5, 0}); }},
   };
@@ -208,6 +240,27 @@ std::vector<FileFault> row_faults() {
       {"field `advantages`: expected finite",
        [=](File& f) { f.set<double>("advantages", "F64", {0, 0, infinity, 0, 0}); }},
       {"field `reward`: expected finite", [=](File& f) { f.set<float>("reward", "F32", {0, nan}); }},
+      {"field `turn_rewards`: expected either turn_rewards or reward, received both",
+       [](File& f) {
+         f.set<float>("turn_rewards", "F32", {1});
+         f.set<int64_t>("turn_rewards.offsets", "I64", {0, 0, 1});
+       }},
+      {"field `turn_rewards`: expected 1 entries (one for each turn, a stretch of tokens with loss), "
+       "received "
+       "2",
+       [](File& f) {
+         f.erase("reward");
+         f.set<float>("turn_rewards", "F32", {1, 2});
+         f.set<int64_t>("turn_rewards.offsets", "I64", {0, 0, 2});
+       }},
+      {"field `ref_topk_ids`: expected 2 ids in [0, 100) (vocab_size is 100), received 100 for token 2",
+       [](File& f) {
+         f.set<int32_t>("ref_topk_ids", "I32", {-1, -1, 7, 8, -1, -1, -1, -1, 9, 100}, {5, 2});
+       }},
+      {"field `ref_topk_logprobs`: expected 0 where the token has no ref_topk_ids, received -4 at index 2",
+       [](File& f) {
+         f.set<float>("ref_topk_logprobs", "F32", {0, 0, -1, -2, 0, 0, -4, 0, -0.5, -3}, {5, 2});
+       }},
       {"field `chosen`: expected 0 or 1", [](File& f) { f.set<uint8_t>("chosen", "U8", {0, 3}); }},
       {"field `group_id`: expected UTF-8 text",
        [](File& f) {

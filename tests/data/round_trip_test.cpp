@@ -47,6 +47,8 @@ TEST(RoundTrip, ComparisonSeesEveryColumn) {
   shape.logprobs = shape.ref_logprobs = shape.advantages = shape.reward = shape.chosen = shape.routes = 2;
   TrajectoryRow row = random_row(rng, shape);
   row.trajectory_id = row.group_id = row.pair_id = "x";
+  row.turn_rewards.clear();
+  row.reward = 1;
   row.advantage.reset();
   row.advantages.assign(row.input_ids.size(), 1.0);
   const auto build = [](const TrajectoryRow& source) {
@@ -77,6 +79,13 @@ TEST(RoundTrip, ComparisonSeesEveryColumn) {
   EXPECT_EQ(changed([](TrajectoryRow& r) { r.group_id = "y"; }), "group_id");
   EXPECT_EQ(changed([](TrajectoryRow& r) { r.pair_id = "y"; }), "pair_id");
   EXPECT_EQ(changed([](TrajectoryRow& r) { r.routed_experts[0] ^= 1; }), "routed_experts");
+  row = {.input_ids = {1, 2},
+         .turn_rewards = {1},
+         .ref_topk_ids = {-1, -1, 3, 4},
+         .ref_topk_logprobs = {0, 0, -1, -2}};
+  EXPECT_EQ(changed([](TrajectoryRow& r) { r.turn_rewards = {2}; }), "turn_rewards");
+  EXPECT_EQ(changed([](TrajectoryRow& r) { r.ref_topk_ids[2] = 5; }), "ref_topk_ids");
+  EXPECT_EQ(changed([](TrajectoryRow& r) { r.ref_topk_logprobs[3] = -3; }), "ref_topk_logprobs");
 }
 
 TEST(RoundTrip, CompressedFilesAreCompressed) {

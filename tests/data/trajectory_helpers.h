@@ -13,6 +13,7 @@
 
 #include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
+#include "espalier/data/row_checks.h"
 #include "espalier/data/trajectories.h"
 
 namespace espalier::testing {
@@ -39,12 +40,31 @@ inline std::string random_text(Rng& rng) {
 struct RandomShape {
   explicit RandomShape(Rng& rng) {
     for (int64_t* column :
-         {&weights, &mask, &logprobs, &ref_logprobs, &advantages, &reward, &chosen, &ids, &routes})
+         {&weights, &mask, &logprobs, &ref_logprobs, &advantages, &reward, &chosen, &ids, &routes, &topk})
       *column = rng.below(3);
     routes_per_token = rng.between(1, 4);
+    ref_topk = rng.between(1, 3);
   }
-  int64_t weights, mask, logprobs, ref_logprobs, advantages, reward, chosen, ids, routes, routes_per_token;
+  int64_t weights, mask, logprobs, ref_logprobs, advantages, reward, chosen, ids, routes, topk;
+  int64_t routes_per_token, ref_topk;
 };
+
+/// Tokens of a reference for all tokens of the row but the first and some others.
+inline void add_random_ref_topk(Rng& rng, int64_t ref_topk, TrajectoryRow* row) {
+  for (size_t token = 0; token < row->input_ids.size(); ++token) {
+    const bool none = token == 0 || rng.below(4) == 0;
+    const auto first = static_cast<int32_t>(rng.below(50));
+    for (int32_t k = 0; k < ref_topk; ++k) {
+      row->ref_topk_ids.push_back(none ? -1 : (first + 7 * k) % 50);
+      row->ref_topk_logprobs.push_back(none ? 0 : -std::abs(random_real(rng)));
+    }
+  }
+  const bool any =
+      std::any_of(row->ref_topk_ids.begin(), row->ref_topk_ids.end(), [](int32_t id) { return id >= 0; });
+  if (any) return;  // a row that has none in any token has none
+  row->ref_topk_ids.clear();
+  row->ref_topk_logprobs.clear();
+}
 
 inline TrajectoryRow random_row(Rng& rng, const RandomShape& shape) {
   const auto has = [&rng](int64_t column) { return column == 2 || (column == 1 && rng.below(2) == 0); };
@@ -73,7 +93,16 @@ inline TrajectoryRow random_row(Rng& rng, const RandomShape& shape) {
       row.advantages = reals([&](int64_t) { return random_real(rng); });
     }
   }
-  if (has(shape.reward)) row.reward = random_real(rng);
+  if (has(shape.reward) && rng.below(2) == 0) {
+    row.reward = random_real(rng);
+  } else if (has(shape.reward)) {
+    std::vector<double> weights = row.loss_weights;
+    if (weights.empty()) weights.assign(row.loss_mask.begin(), row.loss_mask.end());
+    if (weights.empty()) weights.assign(row.input_ids.size(), 1);
+    for (int64_t turns = count_turns(std::span<const double>(weights)); turns > 0; --turns)
+      row.turn_rewards.push_back(random_real(rng));
+  }
+  if (has(shape.topk)) add_random_ref_topk(rng, shape.ref_topk, &row);
   if (has(shape.chosen)) row.chosen = rng.below(2) == 0;
   if (has(shape.ids)) row.trajectory_id = random_text(rng);
   if (has(shape.ids)) row.group_id = random_text(rng);
@@ -136,6 +165,11 @@ inline std::string differences(const Trajectories& a, const Trajectories& b) {
   note(same_optional(a.ref_logprobs, b.ref_logprobs, rows), "ref_logprobs");
   note(same_optional(a.advantages, b.advantages, rows), "advantages");
   note(same_optional(a.reward, b.reward, rows), "reward");
+  note(values_of(a.turn_reward_offsets) == values_of(b.turn_reward_offsets) &&
+           values_of(a.turn_rewards) == values_of(b.turn_rewards),
+       "turn_rewards");
+  note(a.ref_topk == b.ref_topk && values_of(a.ref_topk_ids) == values_of(b.ref_topk_ids), "ref_topk_ids");
+  note(values_of(a.ref_topk_logprobs) == values_of(b.ref_topk_logprobs), "ref_topk_logprobs");
   note(same_optional(a.chosen, b.chosen, rows), "chosen");
   note(same_texts(a.trajectory_id, b.trajectory_id), "trajectory_id");
   note(same_texts(a.group_id, b.group_id), "group_id");

@@ -35,6 +35,11 @@ inline void check_trajectories(const Trajectories& t, const ReadOptions& options
     require(names->empty() || static_cast<int64_t>(names->size()) == rows);
   }
   require(t.routed_experts.size() == tokens * t.routes_per_token);
+  require(t.ref_topk_ids.size() == tokens * t.ref_topk);
+  require(t.ref_topk_logprobs.size() == tokens * t.ref_topk);
+  require(t.turn_reward_offsets.empty() ? t.turn_rewards.empty()
+                                        : t.turn_reward_offsets.size() == rows + 1 &&
+                                              t.turn_reward_offsets[rows] == t.turn_rewards.size());
   content_hashes(t);  // reads every value of every column
 }
 

@@ -31,7 +31,11 @@ def columns_of(count=40):
         "chosen": (draw.random(count) < 0.5).astype(np.uint8),
         "group_id": [f"g{row % 3}" for row in range(count)],
         "routed_experts": draw.integers(0, 4, (tokens, 2)).astype(np.int32),
+        "ref_topk_ids": draw.integers(0, 4, (tokens, 2)).astype(np.int32) + np.array([0, 4], np.int32),
+        "ref_topk_logprobs": -draw.random((tokens, 2)),
     }
+    for name, none in (("ref_topk_ids", -1), ("ref_topk_logprobs", 0)):
+        columns[name][offsets[:-1]] = none
     rows = []
     for row, (begin, end) in enumerate(zip(offsets[:-1], offsets[1:])):
         rows.append({name: values[begin:end] for name, values in columns.items() if name != "offsets" and len(values) == tokens})
@@ -50,7 +54,8 @@ def test_they_are_the_rows_without_a_copy(tmp_path, writeable):
     package.write(tmp_path / "rows.jsonl", rows)
     assert (tmp_path / "columns.jsonl").read_text() == (tmp_path / "rows.jsonl").read_text()
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 40
-    for name in ("input_ids", "logprobs", "ref_logprobs", "advantages", "reward", "chosen", "routed_experts"):
+    for name in ("input_ids", "logprobs", "ref_logprobs", "advantages", "reward", "chosen", "routed_experts", "ref_topk_ids",
+                 "ref_topk_logprobs"):  # fmt: skip
         assert np.shares_memory(getattr(found, name), columns[name]), name
     assert np.shares_memory(found.loss_weights, columns["loss_mask"]) and found.loss_weights.dtype == np.uint8
 

@@ -40,6 +40,24 @@ def test_what_is_written_is_read_back(tmp_path, name):
     assert all(np.array_equal(again[r][field], rows[r][field]) for r in range(3) for field in rows[r])
 
 
+@pytest.mark.parametrize("writes", [package.write, lambda path, rows: package.io.write_rows(rows, path)])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.safetensors"])
+def test_rewards_of_turns_and_tokens_of_a_teacher_are_read_back(tmp_path, name, writes):
+    writes(tmp_path / name, [
+        {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 0, 1], "turn_rewards": [1, -0.5]},
+        {"input_ids": [5, 6, 7], "ref_topk_ids": [[], [3, 4], None], "ref_topk_logprobs": [None, [-1, -2], []]},
+        {"input_ids": [5, 6], "turn_rewards": [2.0], "ref_topk_ids": [[], [1, 0]], "ref_topk_logprobs": [[], [-0.5, -4]]},
+    ])  # fmt: skip
+    rows = package.read(tmp_path / name)
+    assert rows.turn_rewards.tolist() == [1, -0.5, 2] and rows.turn_reward_offsets.tolist() == [0, 2, 2, 3]
+    assert rows.ref_topk_ids.tolist() == [[-1, -1]] * 5 + [[3, 4]] + [[-1, -1]] * 2 + [[1, 0]]
+    assert rows.ref_topk_logprobs.tolist() == [[0, 0]] * 5 + [[-1, -2]] + [[0, 0]] * 2 + [[-0.5, -4]]
+    assert "turn_rewards" not in rows[1] and "ref_topk_ids" not in rows[0]
+    package.write(tmp_path / "again.jsonl", list(rows))
+    again = package.read(tmp_path / "again.jsonl")
+    assert all(np.array_equal(again[r][field], rows[r][field]) for r in range(3) for field in rows[r])
+
+
 def test_packed_columns_are_views_of_the_file(tmp_path):
     package.write(tmp_path / "rows.safetensors", [{"input_ids": [1, 2, 3], "logprobs": [0, -0.5, -0.25]}] * 1000)
     rows = package.read(tmp_path / "rows.safetensors")
@@ -87,6 +105,11 @@ BAD = {
     "another field": ({"input_ids": [1], "tokens": [1]}, "row 1: field `tokens`: expected one of input_ids, loss_mask"),
     "no ids": ({"loss_mask": [1]}, "row 1: field `input_ids`: expected a list of token ids, received none in"),
     "a short mask": ({"input_ids": [1, 2], "loss_mask": [1]}, "row 1: field `loss_mask`: expected 2 entries"),
+    "too many rewards": ({"input_ids": [1, 2], "turn_rewards": [1, 2]}, "row 1: field `turn_rewards`: expected 1 entries"),
+    "uneven teachers": ({"input_ids": [1, 2, 3], "ref_topk_ids": [[], [1], [1, 2]], "ref_topk_logprobs": [[], [-1], [-1, -2]]},
+                        "row 1: field `ref_topk_ids`: expected 2 entries for every token that has any, received 1"),
+    "half a teacher": ({"input_ids": [1, 2], "ref_topk_ids": [[], [1]]},
+                       "row 1: field `ref_topk_logprobs`: expected 2 entries"),
     "a mask of twos": ({"input_ids": [1], "loss_mask": [2]}, "row 1: field `loss_mask`: expected integers from 0 to 1"),
     "real ids": ({"input_ids": [1.5]}, "row 1: field `input_ids`: expected a list of integers, received float64"),
     "large ids": ({"input_ids": [2**31]}, "row 1: field `input_ids`: expected integers from -2147483648 to 2147483647"),

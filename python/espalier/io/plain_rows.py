@@ -11,8 +11,8 @@ OTHER_NAMES = {
     "logprobs": ("logprobs", "old_log_probs", "rollout_log_probs"),
     "ref_logprobs": ("ref_logprobs", "ref_log_prob", "ref_log_probs"),
 }
-OWN_NAMES = ("loss_weights", "advantages", "advantage", "reward", "group_id", "trajectory_id", "pair_id", "chosen",
-             "routed_experts")
+OWN_NAMES = ("loss_weights", "advantages", "advantage", "reward", "turn_rewards", "group_id", "trajectory_id", "pair_id",
+             "chosen", "ref_topk_ids", "ref_topk_logprobs", "routed_experts")
 KNOWN_NAMES = frozenset(("input_ids", *OWN_NAMES, *(name for names in OTHER_NAMES.values() for name in names)))
 NO_LABEL = -100
 

@@ -13,8 +13,8 @@ from ..errors import BadRow
 
 LOGPROB_SLACK = 1e-3  # as the reader allows: rounding may put a log-probability this far above 0
 LARGEST_ID = 2**31 - 1
-ORDER = ("trajectory_id", "group_id", "pair_id", "chosen", "reward", "advantage", "input_ids", "loss_mask",
-         "loss_weights", "logprobs", "ref_logprobs", "advantages", "routed_experts")
+ORDER = ("trajectory_id", "group_id", "pair_id", "chosen", "reward", "turn_rewards", "advantage", "input_ids", "loss_mask",
+         "loss_weights", "logprobs", "ref_logprobs", "advantages", "ref_topk_ids", "ref_topk_logprobs", "routed_experts")
 
 
 def checked(row):
@@ -34,6 +34,10 @@ def checked(row):
     for name in ("advantage", "reward"):
         if name in row:
             row[name] = number(name, row[name])
+    if "turn_rewards" in row:
+        row["turn_rewards"] = _turn_rewards(row, carries_loss)
+    if "ref_topk_ids" in row or "ref_topk_logprobs" in row:
+        _ref_topk(row, len(ids))
     for name in ("trajectory_id", "group_id", "pair_id"):
         if name in row:
             row[name] = identity(name, row[name])
@@ -137,6 +141,32 @@ def _advantages(values, carries_loss):
         else:
             result.append(0.0)
     return result
+
+
+def _turn_rewards(row, carries_loss):
+    if "reward" in row:
+        raise BadRow("turn_rewards", "either turn_rewards or reward", "both")
+    before = [False, *carries_loss]
+    turns = sum(bool(loss) and not earlier for loss, earlier in list(zip(carries_loss, before))[1:])
+    rewards = same_length("turn_rewards", row["turn_rewards"], turns, "the turns, which are stretches of tokens with loss")
+    return [number("turn_rewards", reward) for reward in rewards]
+
+
+def _ref_topk(row, tokens):
+    """Puts both lists into their form: for each token K entries, or none."""
+    if not {"ref_topk_ids", "ref_topk_logprobs"} <= row.keys():
+        raise BadRow("ref_topk_ids", "ref_topk_ids and ref_topk_logprobs together", "one of them")
+    ids = [list(each or []) for each in same_length("ref_topk_ids", row["ref_topk_ids"], tokens)]
+    logprobs = [list(each or []) for each in same_length("ref_topk_logprobs", row["ref_topk_logprobs"], tokens)]
+    width = max(map(len, ids))
+    for token, (some, values) in enumerate(zip(ids, logprobs)):
+        if len(some) not in (0, width) or len(values) != len(some) or (token == 0 and some):
+            raise BadRow("ref_topk_ids", f"{width} ids and log-probabilities for each token, none for the first",
+                         f"{len(some)} and {len(values)} for token {token}")
+        token_ids(some, "ref_topk_ids")
+        if not all(_is_finite(value) and value <= LOGPROB_SLACK for value in values):
+            raise BadRow("ref_topk_logprobs", "finite log-probabilities <= 0", f"{_described(values)} for token {token}")
+    row["ref_topk_ids"], row["ref_topk_logprobs"] = ids, [[float(value) for value in each] for each in logprobs]
 
 
 def _routes(routes, tokens):

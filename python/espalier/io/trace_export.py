@@ -75,8 +75,9 @@ class Exporter:
             if lost:
                 self.left_out[f"{name} of tokens without loss"] += lost
             columns.append([value if carries else None for value, carries in zip(values, loss)])
-        if "routed_experts" in row:
-            self.left_out["routed_experts"] += 1
+        for name in ("turn_rewards", "ref_topk_ids", "ref_topk_logprobs", "routed_experts"):
+            if name in row:
+                self.left_out[name] += 1
         return list(zip(*columns))
 
 

@@ -38,6 +38,7 @@ ROW_TYPES = {
     "pair_id": lambda arrow: arrow.string(),
     "chosen": lambda arrow: arrow.bool_(),
     "reward": lambda arrow: arrow.float64(),
+    "turn_rewards": lambda arrow: arrow.list_(arrow.float64()),
     "advantage": lambda arrow: arrow.float64(),
     "input_ids": lambda arrow: arrow.list_(arrow.int32()),
     "loss_mask": lambda arrow: arrow.list_(arrow.int8()),
@@ -45,6 +46,8 @@ ROW_TYPES = {
     "logprobs": lambda arrow: arrow.list_(arrow.float64()),
     "ref_logprobs": lambda arrow: arrow.list_(arrow.float64()),
     "advantages": lambda arrow: arrow.list_(arrow.float64()),
+    "ref_topk_ids": lambda arrow: arrow.list_(arrow.list_(arrow.int32())),
+    "ref_topk_logprobs": lambda arrow: arrow.list_(arrow.list_(arrow.float64())),
     "routed_experts": lambda arrow: arrow.list_(arrow.list_(arrow.int32())),
 }
 

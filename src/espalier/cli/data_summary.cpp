@@ -26,6 +26,9 @@ bool is_for_objectives(Field field) {
     case Field::kAdvantages:
     case Field::kAdvantage:
     case Field::kReward:
+    case Field::kTurnRewards:
+    case Field::kRefTopkIds:
+    case Field::kRefTopkLogprobs:
     case Field::kPairId:
     case Field::kChosen:
       return true;

@@ -18,6 +18,11 @@ void check_optional_length(std::string_view field, const std::vector<T>& values,
   if (!values.empty()) check_length(field, size_of(values), tokens);
 }
 
+template <typename T>
+void check_turns(const TrajectoryRow& row, const std::vector<T>& weights) {
+  check_turn_rewards(std::span(row.turn_rewards), count_turns(std::span(weights)));
+}
+
 void check_scalar(std::string_view field, const std::optional<double>& value) {
   if (value && !std::isfinite(*value)) throw_field(field, "a finite number", fmt::format("{}", *value));
 }
@@ -45,6 +50,9 @@ void TrajectoryRow::clear() {
   advantages.clear();
   advantage.reset();
   reward.reset();
+  turn_rewards.clear();
+  ref_topk_ids.clear();
+  ref_topk_logprobs.clear();
   chosen.reset();
   trajectory_id.clear();
   group_id.clear();
@@ -71,6 +79,15 @@ void check_row(const TrajectoryRow& row, int64_t vocab_size) {
   check_finite("advantages", std::span(row.advantages));
   check_scalar("advantage", row.advantage);
   check_scalar("reward", row.reward);
+  if (!row.turn_rewards.empty()) {
+    if (row.reward) throw_field("turn_rewards", "either turn_rewards or reward", "both");
+    if (!row.loss_weights.empty()) {
+      check_turns(row, row.loss_weights);
+    } else {
+      check_turns(row, row.loss_mask.empty() ? std::vector<uint8_t>(row.input_ids.size(), 1) : row.loss_mask);
+    }
+  }
+  check_ref_topk(std::span(row.ref_topk_ids), std::span(row.ref_topk_logprobs), tokens, vocab_size);
   check_routes(row.routed_experts);
   if (size_of(row.routed_experts) % tokens != 0)
     throw_field("routed_experts", fmt::format("as many routes for each of {} tokens", tokens),
@@ -91,6 +108,14 @@ TrajectoryRow copy_row(const Trajectories& t, int64_t r) {
   if (t.advantages.has(r)) row.advantages = copy_reals(t.advantages.values, begin, end);
   if (t.reward.has(r)) row.reward = t.reward.values[r];
   if (t.chosen.has(r)) row.chosen = t.chosen.values[r] != 0;
+  if (t.has_turn_rewards(r))
+    row.turn_rewards = copy_reals(t.turn_rewards, t.turn_reward_offsets[r], t.turn_reward_offsets[r + 1]);
+  if (t.ref_topk > 0 &&
+      has_ref_topk(t.ref_topk_ids.span().subspan(begin * t.ref_topk, (end - begin) * t.ref_topk))) {
+    row.ref_topk_ids =
+        copy_span(t.ref_topk_ids.span().subspan(begin * t.ref_topk, (end - begin) * t.ref_topk));
+    row.ref_topk_logprobs = copy_reals(t.ref_topk_logprobs, begin * t.ref_topk, end * t.ref_topk);
+  }
   if (!t.trajectory_id.empty()) row.trajectory_id = t.trajectory_id[r];
   if (!t.group_id.empty()) row.group_id = t.group_id[r];
   if (!t.pair_id.empty()) row.pair_id = t.pair_id[r];
@@ -137,6 +162,10 @@ void TrajectoriesBuilder::append(const TrajectoryRow& row, int64_t vocab_size) {
     throw_field("routed_experts",
                 fmt::format("{} routes per token, as in the rows before", routes_per_token_),
                 std::to_string(width));
+  const int64_t topk = size_of(row.ref_topk_ids) / size_of(row.input_ids);
+  if (topk > 0 && ref_topk_ > 0 && topk != ref_topk_)
+    throw_field("ref_topk_ids", fmt::format("{} ids for each token, as in the rows before", ref_topk_),
+                std::to_string(topk));
 
   const size_t tokens_before = input_ids_.size();
   const size_t rows_before = static_cast<size_t>(num_rows());
@@ -167,6 +196,9 @@ void TrajectoriesBuilder::append(const TrajectoryRow& row, int64_t vocab_size) {
   append_text(pair_id_, row.pair_id);
   if (width > 0) routes_per_token_ = width;
   append_routes(row, tokens_before);
+  append_turn_rewards(row);
+  if (topk > 0) ref_topk_ = topk;
+  append_ref_topk(row, tokens_before);
   input_ids_.insert(input_ids_.end(), row.input_ids.begin(), row.input_ids.end());
   offsets_.push_back(size_of(input_ids_));
 }
@@ -219,6 +251,23 @@ void TrajectoriesBuilder::append_routes(const TrajectoryRow& row, size_t tokens_
   routed_experts_.resize((tokens_before + row.input_ids.size()) * width, -1);
 }
 
+void TrajectoriesBuilder::append_turn_rewards(const TrajectoryRow& row) {
+  turn_rewards_.insert(turn_rewards_.end(), row.turn_rewards.begin(), row.turn_rewards.end());
+  turn_reward_offsets_.push_back(size_of(turn_rewards_));
+}
+
+void TrajectoriesBuilder::append_ref_topk(const TrajectoryRow& row, size_t tokens_before) {
+  if (ref_topk_ == 0) return;
+  const size_t width = static_cast<size_t>(ref_topk_), end = (tokens_before + row.input_ids.size()) * width;
+  ref_topk_ids_.resize(tokens_before * width, -1);
+  ref_topk_ids_.insert(ref_topk_ids_.end(), row.ref_topk_ids.begin(), row.ref_topk_ids.end());
+  ref_topk_ids_.resize(end, -1);
+  ref_topk_logprobs_.resize(tokens_before * width);
+  ref_topk_logprobs_.insert(ref_topk_logprobs_.end(), row.ref_topk_logprobs.begin(),
+                            row.ref_topk_logprobs.end());
+  ref_topk_logprobs_.resize(end);
+}
+
 Trajectories TrajectoriesBuilder::finish() {
   Trajectories result;
   for (std::vector<std::string>* column : {&trajectory_id_, &group_id_, &pair_id_}) {
@@ -241,6 +290,13 @@ Trajectories TrajectoriesBuilder::finish() {
   result.pair_id = std::move(pair_id_);
   result.routed_experts = Column<int32_t>(std::move(routed_experts_));
   result.routes_per_token = routes_per_token_;
+  if (!turn_rewards_.empty()) {
+    result.turn_reward_offsets = Column<int64_t>(std::move(turn_reward_offsets_));
+    result.turn_rewards = Column<double>(std::move(turn_rewards_));
+  }
+  result.ref_topk_ids = Column<int32_t>(std::move(ref_topk_ids_));
+  result.ref_topk_logprobs = Column<double>(std::move(ref_topk_logprobs_));
+  result.ref_topk = ref_topk_;
   *this = TrajectoriesBuilder();
   return result;
 }

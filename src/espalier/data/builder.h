@@ -26,7 +26,14 @@ struct TrajectoryRow {
   std::vector<double> advantages;   // [n] finite
   std::optional<double> advantage;  // stands for n equal advantages
 
+  // At most one of the two.
   std::optional<double> reward;
+  std::vector<double> turn_rewards;  // [turns] finite; a turn is a stretch of tokens with loss
+
+  // Both or neither; ref_topk is their quotient by n. A token without any has -1 and 0 in all its places.
+  std::vector<int32_t> ref_topk_ids;      // [n * ref_topk] different ones for each token
+  std::vector<double> ref_topk_logprobs;  // [n * ref_topk]
+
   std::optional<bool> chosen;
   std::string trajectory_id;
   std::string group_id;
@@ -48,7 +55,8 @@ TrajectoryRow copy_row(const Trajectories& trajectories, int64_t r);
 /// Collects rows into columns. If a row is refused, the columns stay unchanged.
 class TrajectoriesBuilder {
  public:
-  /// Checks the row (check_row, and that routes_per_token is the same in every row) and appends it.
+  /// Checks the row (check_row, and that routes_per_token and ref_topk are the same in every row) and appends
+  /// it.
   void append(const TrajectoryRow& row, int64_t vocab_size = 0);
 
   int64_t num_rows() const { return static_cast<int64_t>(offsets_.size()) - 1; }
@@ -75,6 +83,8 @@ class TrajectoriesBuilder {
   void append_advantages(const TrajectoryRow& row, size_t tokens_before);
   void append_text(std::vector<std::string>& column, const std::string& text);
   void append_routes(const TrajectoryRow& row, size_t tokens_before);
+  void append_turn_rewards(const TrajectoryRow& row);
+  void append_ref_topk(const TrajectoryRow& row, size_t tokens_before);
 
   std::vector<int64_t> offsets_{0};
   std::vector<int32_t> input_ids_;
@@ -86,6 +96,11 @@ class TrajectoriesBuilder {
   std::vector<std::string> trajectory_id_, group_id_, pair_id_;
   std::vector<int32_t> routed_experts_;
   int64_t routes_per_token_ = 0;
+  std::vector<int64_t> turn_reward_offsets_{0};
+  std::vector<double> turn_rewards_;
+  std::vector<int32_t> ref_topk_ids_;
+  std::vector<double> ref_topk_logprobs_;
+  int64_t ref_topk_ = 0;
 };
 
 }  // namespace espalier

@@ -128,8 +128,10 @@ struct Concatenation::Columns {
   GrowingReals loss_weights;
   GrowingOptional<GrowingReals, RealColumn> logprobs, ref_logprobs, advantages, reward;
   GrowingOptional<GrowingBytes, Column<uint8_t>> chosen;
-  std::vector<int32_t> routed_experts;
-  Trajectories result;  // texts, routes_per_token and sources
+  std::vector<int32_t> routed_experts, ref_topk_ids;
+  GrowingReals ref_topk_logprobs, turn_rewards;
+  std::vector<int64_t> turn_reward_offsets;  // as long as offsets
+  Trajectories result;                       // texts, routes_per_token, ref_topk and sources
 };
 
 Concatenation::Concatenation() : columns_(std::make_unique<Columns>()) {}
@@ -162,12 +164,50 @@ void Concatenation::append(const Trajectories& part, const std::string& name) {
   append_texts(&result.group_id, part.group_id, rows);
   append_texts(&result.pair_id, part.pair_id, rows);
 
+  append_turn_rewards(part);
+  append_ref_topk(part, name, tokens.size_before);
+
   // Rows without routes hold -1 throughout.
   result.routes_per_token = std::max(width, part.routes_per_token);
   const auto routes_per_token = static_cast<size_t>(result.routes_per_token);
   all.routed_experts.resize(tokens.size_before * routes_per_token, -1);
   append_span(&all.routed_experts, part.routed_experts.span());
   all.routed_experts.resize((tokens.size_before + tokens.size) * routes_per_token, -1);
+}
+
+void Concatenation::append_turn_rewards(const Trajectories& part) {
+  Columns& all = *columns_;
+  const int64_t before = all.turn_reward_offsets.empty() ? 0 : all.turn_reward_offsets.back();
+  if (all.turn_reward_offsets.empty()) all.turn_reward_offsets.push_back(0);
+  if (before == 0) all.turn_rewards.start_like(part.turn_rewards);
+  all.turn_rewards.append(part.turn_rewards);
+  for (int64_t row = 1; row <= part.num_rows(); ++row) {
+    const bool any = !part.turn_reward_offsets.empty();
+    all.turn_reward_offsets.push_back(before + (any ? part.turn_reward_offsets[row] : 0));
+  }
+}
+
+void Concatenation::append_ref_topk(const Trajectories& part, const std::string& name, size_t tokens_before) {
+  Columns& all = *columns_;
+  int64_t& topk = all.result.ref_topk;
+  ESPALIER_CHECK(
+      topk == 0 || part.ref_topk == 0 || topk == part.ref_topk,
+      "{}: field `ref_topk_ids`: expected {} ids for each token, as in the files before, received {}", name,
+      topk, part.ref_topk);
+  if (topk == 0) {
+    topk = part.ref_topk;
+    all.ref_topk_logprobs.start_like(part.ref_topk_logprobs);
+    all.ref_topk_logprobs.append_zeros(tokens_before * static_cast<size_t>(topk));
+  }
+  const auto width = static_cast<size_t>(topk), tokens = static_cast<size_t>(part.num_tokens());
+  all.ref_topk_ids.resize(tokens_before * width, -1);
+  append_span(&all.ref_topk_ids, part.ref_topk_ids.span());
+  all.ref_topk_ids.resize((tokens_before + tokens) * width, -1);
+  if (part.ref_topk > 0) {
+    all.ref_topk_logprobs.append(part.ref_topk_logprobs);
+  } else {
+    all.ref_topk_logprobs.append_zeros(tokens * width);
+  }
 }
 
 Trajectories Concatenation::finish() {
@@ -182,6 +222,12 @@ Trajectories Concatenation::finish() {
   result.reward = all.reward.finish();
   result.chosen = all.chosen.finish();
   result.routed_experts = std::move(all.routed_experts);
+  if (!all.turn_reward_offsets.empty() && all.turn_reward_offsets.back() > 0) {
+    result.turn_reward_offsets = std::move(all.turn_reward_offsets);
+    result.turn_rewards = all.turn_rewards.finish();
+  }
+  result.ref_topk_ids = std::move(all.ref_topk_ids);
+  result.ref_topk_logprobs = all.ref_topk_logprobs.finish();
   return result;
 }
 

@@ -19,13 +19,16 @@ class Concatenation {
   Concatenation& operator=(const Concatenation&) = delete;
 
   /// `name` is the file of the rows. Throws InputError "NAME: field `F`: ..." if the rows do not match those
-  /// before (another number of routes per token).
+  /// before (another number of routes or of reference tokens per token).
   void append(const Trajectories& part, const std::string& name);
 
   /// Hands over the rows; nothing may be appended afterwards.
   Trajectories finish();
 
  private:
+  void append_turn_rewards(const Trajectories& part);
+  void append_ref_topk(const Trajectories& part, const std::string& name, size_t tokens_before);
+
   struct Columns;
   std::unique_ptr<Columns> columns_;
 };

@@ -75,6 +75,20 @@ std::map<std::string, std::string> content_hashes(const Trajectories& trajectori
   add_optional("chosen", trajectories.chosen, rows, &hashes);
   add_strings("group_id", trajectories.group_id, &hashes);
   add_strings("pair_id", trajectories.pair_id, &hashes);
+  if (!trajectories.turn_reward_offsets.empty()) {
+    Hasher rewards;
+    rewards.add_values(trajectories.turn_reward_offsets.span());
+    add_reals(trajectories.turn_rewards, &rewards);
+    hashes["turn_rewards"] = rewards.digits();
+  }
+  if (trajectories.ref_topk > 0) {
+    Hasher ids, logprobs;
+    ids.add_values(std::span(&trajectories.ref_topk, 1));
+    ids.add_values(trajectories.ref_topk_ids.span());
+    hashes["ref_topk_ids"] = ids.digits();
+    add_reals(trajectories.ref_topk_logprobs, &logprobs);
+    hashes["ref_topk_logprobs"] = logprobs.digits();
+  }
   if (trajectories.routes_per_token > 0) {
     Hasher routes;
     routes.add_values(std::span(&trajectories.routes_per_token, 1));

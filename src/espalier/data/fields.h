@@ -15,16 +15,19 @@ enum class Field {
   kLossWeights,
   kLogprobs,
   kRefLogprobs,
+  kRefTopkIds,
+  kRefTopkLogprobs,
   kAdvantages,
   kAdvantage,
   kReward,
+  kTurnRewards,
   kGroupId,
   kTrajectoryId,
   kPairId,
   kChosen,
   kRoutedExperts,
 };
-inline constexpr size_t kNumFields = 13;
+inline constexpr size_t kNumFields = 16;
 
 /// A name that a field may have. The field's own name, which docs/data-format.md uses, comes first.
 struct FieldName {
@@ -48,9 +51,12 @@ inline constexpr auto kFieldNames = std::to_array<FieldName>({
     {"ref_logprobs", Field::kRefLogprobs},
     {"ref_log_prob", Field::kRefLogprobs},
     {"ref_log_probs", Field::kRefLogprobs},
+    {"ref_topk_ids", Field::kRefTopkIds},
+    {"ref_topk_logprobs", Field::kRefTopkLogprobs},
     {"advantages", Field::kAdvantages},
     {"advantage", Field::kAdvantage},
     {"reward", Field::kReward},
+    {"turn_rewards", Field::kTurnRewards},
     {"group_id", Field::kGroupId},
     {"trajectory_id", Field::kTrajectoryId},
     {"pair_id", Field::kPairId},

@@ -6,6 +6,7 @@
 #include <array>
 #include <bitset>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "espalier/base/printable.h"
@@ -132,12 +133,16 @@ class RowParser {
   bool carries_loss(size_t token) const;
   void read_text(size_t name, std::string& text);
   double read_real(size_t name);
+  void read_turn_rewards(size_t name);
+  template <typename T>
+  void read_topk(size_t name, std::vector<T>& values, T absent);
   void read_routes(size_t name);
   void read_token_routes(dom::element element, size_t token);
   void read_layer_routes(dom::array layer);
   /// Throws unless a list holds as many entries as there are tokens.
   void check_size(size_t name, size_t size) const;
   void check_together();
+  void check_topk_together();
 
   /// The name by which the row gives a field, the first of them in the table; kNumFieldNames: by none.
   size_t first_name_of(Field field) const { return first_name_[static_cast<size_t>(field)]; }
@@ -168,8 +173,10 @@ class RowParser {
   std::vector<uint8_t> other_mask_;   // of a second name
   std::vector<double> other_values_;  // of a second name
   std::vector<int64_t> labels_;
-  RouteShape route_shape_;       // of the row
-  RouteShape kept_route_shape_;  // of the rows kept; experts 0: none yet
+  std::array<std::vector<size_t>, 2> topk_sizes_;  // of each token's ref_topk_ids and ref_topk_logprobs
+  size_t topk_ = 0, kept_topk_ = 0;                // of the row, of the rows kept; 0: none yet
+  RouteShape route_shape_;                         // of the row
+  RouteShape kept_route_shape_;                    // of the rows kept; experts 0: none yet
 };
 
 dom::object RowParser::parse_object(std::string_view line) {
@@ -194,6 +201,7 @@ const TrajectoryRow& RowParser::parse(std::string_view line) {
   unknown_.clear();
   first_name_.fill(kNumFieldNames);
   route_shape_ = {};
+  topk_ = 0;
   for (const auto [key, value] : parse_object(line)) {
     const std::optional<size_t> name = find_field_name(key);
     if (!name) {
@@ -224,6 +232,7 @@ void RowParser::throw_without_ids(std::string_view line) {
 
 void RowParser::keep() {
   if (!row_.routed_experts.empty()) kept_route_shape_ = route_shape_;
+  if (topk_ > 0) kept_topk_ = topk_;
   for (size_t name = 0; name < kNumFieldNames; ++name) tally_.rows[name] += given_[name];
   tally_.tokens += tokens();
   if (!row_.loss_weights.empty()) {
@@ -245,6 +254,9 @@ void RowParser::keep() {
 void RowParser::check_together() {
   if (given(Field::kAdvantages) && given(Field::kAdvantage))
     throw_field("advantages", "either advantages or advantage", "both");
+  if (given(Field::kReward) && given(Field::kTurnRewards))
+    throw_field("turn_rewards", "either turn_rewards or reward", "both");
+  check_topk_together();
   if (!given(Field::kLossMask) || !given(Field::kLossWeights)) return;
   const std::string_view mask_name = kFieldNames[first_name_of(Field::kLossMask)].name;
   if (mask_name == name_of(Field::kLossMask))
@@ -254,6 +266,23 @@ void RowParser::check_together() {
   for (const double weight : row_.loss_weights) other_mask_.push_back(weight > 0);
   check_same_mask(mask_name, row_.loss_mask, name_of(Field::kLossWeights), other_mask_);
   row_.loss_mask.clear();
+}
+
+void RowParser::check_topk_together() {
+  if (!given(Field::kRefTopkIds) && !given(Field::kRefTopkLogprobs)) return;
+  if (!given(Field::kRefTopkIds) || !given(Field::kRefTopkLogprobs))
+    throw_field("ref_topk_ids", "ref_topk_ids and ref_topk_logprobs together",
+                given(Field::kRefTopkIds) ? "no ref_topk_logprobs" : "ref_topk_logprobs alone");
+  const auto& [ids, logprobs] = topk_sizes_;
+  for (size_t token = 0; token < ids.size(); ++token) {
+    if (ids[token] != logprobs[token])
+      throw_field("ref_topk_logprobs",
+                  fmt::format("{} for token {}, as many as ref_topk_ids", ids[token], token),
+                  std::to_string(logprobs[token]));
+  }
+  if (kept_topk_ > 0 && topk_ > 0 && topk_ != kept_topk_)
+    throw_field("ref_topk_ids", fmt::format("{} ids for each token, as in the rows before", kept_topk_),
+                std::to_string(topk_));
 }
 
 void RowParser::read(size_t name) {
@@ -288,6 +317,12 @@ void RowParser::read(size_t name) {
     case Field::kReward:
       row_.reward = read_real(name);
       return;
+    case Field::kTurnRewards:
+      return read_turn_rewards(name);
+    case Field::kRefTopkIds:
+      return read_topk(name, row_.ref_topk_ids, int32_t{-1});
+    case Field::kRefTopkLogprobs:
+      return read_topk(name, row_.ref_topk_logprobs, 0.0);
     case Field::kGroupId:
       return read_text(name, row_.group_id);
     case Field::kTrajectoryId:
@@ -397,6 +432,51 @@ double RowParser::read_real(size_t name) {
   if (elements_[name].get(value) != simdjson::SUCCESS)
     throw_field(kFieldNames[name].name, "a number", described(elements_[name]));
   return value;
+}
+
+void RowParser::read_turn_rewards(size_t name) {
+  for (const dom::element item : list_of("turn_rewards", elements_[name], "a list of numbers")) {
+    double value = 0;
+    if (item.get(value) != simdjson::SUCCESS) [[unlikely]]
+      throw_field("turn_rewards", "numbers",
+                  fmt::format("{} at index {}", described(item), row_.turn_rewards.size()));
+    row_.turn_rewards.push_back(value);
+  }
+}
+
+/// A list for each token, with as many entries for all tokens that have any; null is an empty list.
+template <typename T>
+void RowParser::read_topk(size_t name, std::vector<T>& values, T absent) {
+  const std::string_view field = kFieldNames[name].name;
+  constexpr bool are_ids = std::is_same_v<T, int32_t>;
+  std::vector<size_t>& sizes = topk_sizes_[are_ids ? 0 : 1];
+  sizes.clear();
+  for (const dom::element item : list_of(field, elements_[name], "a list for every token")) {
+    const size_t begin = values.size();
+    if (!item.is_null()) {
+      for (const dom::element entry : list_of(field, item, "a list for every token")) {
+        std::conditional_t<are_ids, int64_t, double> value = 0;
+        bool is_good = entry.get(value) == simdjson::SUCCESS;
+        if constexpr (are_ids)
+          is_good = is_good && value >= 0 && value <= std::numeric_limits<int32_t>::max();
+        if (!is_good) [[unlikely]]
+          throw_field(field, are_ids ? "token ids" : "numbers",
+                      fmt::format("{} for token {}", described(entry), sizes.size()));
+        values.push_back(static_cast<T>(value));
+      }
+    }
+    const size_t size = values.size() - begin;
+    if (size > 0 && topk_ > 0 && size != topk_)
+      throw_field(field, fmt::format("{} for every token that has any", topk_),
+                  fmt::format("{} for token {}", size, sizes.size()));
+    if (topk_ == 0 && size > 0) {
+      topk_ = size;
+      values.insert(values.begin(), sizes.size() * size, absent);
+    }
+    if (size == 0) values.resize(begin + topk_, absent);
+    sizes.push_back(size);
+  }
+  check_size(name, sizes.size());
 }
 
 void RowParser::read_text(size_t name, std::string& text) {

@@ -111,6 +111,8 @@ class ColumnReader {
                                    std::vector<SecondNames::Reals>* others) const;
   std::vector<std::string> texts(const std::string& name) const;
   void read_routes(Trajectories& result) const;
+  void read_turn_rewards(Trajectories& result) const;
+  void read_ref_topk(Trajectories& result) const;
 
   SafetensorsFile file_;
   SecondNames second_;
@@ -259,6 +261,35 @@ void ColumnReader::read_routes(Trajectories& result) const {
   result.routes_per_token = tensor->shape[1];
 }
 
+void ColumnReader::read_turn_rewards(Trajectories& result) const {
+  const TensorView* tensor = file_.find("turn_rewards");
+  if (tensor == nullptr) return;
+  if (tensor->shape.size() != 1) fail(tensor->name, "one dimension", std::to_string(tensor->shape.size()));
+  result.turn_rewards = reals(*tensor);
+  const TensorView& ends = required("turn_rewards.offsets");
+  check_shape(ends, {rows_ + 1});
+  result.turn_reward_offsets = offsets(ends);
+  if (result.turn_reward_offsets[rows_] != result.turn_rewards.size())
+    fail(ends.name, fmt::format("{} (the length of turn_rewards) at the end", result.turn_rewards.size()),
+         std::to_string(result.turn_reward_offsets[rows_]));
+}
+
+void ColumnReader::read_ref_topk(Trajectories& result) const {
+  const TensorView* tensor = file_.find("ref_topk_ids");
+  if (tensor == nullptr) {
+    if (file_.find("ref_topk_logprobs") != nullptr) required("ref_topk_ids");
+    return;
+  }
+  if (tensor->shape.size() != 2 || tensor->shape[0] != tokens_ || tensor->shape[1] < 1)
+    fail(tensor->name, fmt::format("shape [{}, ids per token]", tokens_),
+         fmt::format("[{}]", fmt::join(tensor->shape, ", ")));
+  result.ref_topk_ids = column<int32_t>(*tensor);
+  result.ref_topk = tensor->shape[1];
+  const TensorView& logprobs = required("ref_topk_logprobs");
+  check_shape(logprobs, tensor->shape);
+  result.ref_topk_logprobs = reals(logprobs);
+}
+
 Trajectories ColumnReader::read() {
   Trajectories result;
   const TensorView& ids = required("input_ids");
@@ -275,6 +306,8 @@ Trajectories ColumnReader::read() {
   result.ref_logprobs = first_reals(Field::kRefLogprobs, &second_.ref_logprobs_name, &second_.ref_logprobs);
   result.advantages = optional_reals("advantages", tokens_);
   result.reward = optional_reals("reward", rows_);
+  read_turn_rewards(result);
+  read_ref_topk(result);
   if (const TensorView* chosen = file_.find("chosen")) {
     check_shape(*chosen, {rows_});
     result.chosen = {column<uint8_t>(*chosen), present("chosen")};
@@ -347,6 +380,23 @@ void check_row_routes(const Trajectories& t, RowRange range) {
   if (!absent) check_routes(routes);
 }
 
+void check_row_turn_rewards(const Trajectories& t, int64_t r) {
+  if (!t.has_turn_rewards(r)) return;
+  if (t.reward.has(r)) throw_field("turn_rewards", "either turn_rewards or reward", "both");
+  const int64_t turns = static_cast<int64_t>(turn_starts(t, r).size());
+  visit_reals(t.turn_rewards, t.turn_reward_offsets[r], t.turn_reward_offsets[r + 1],
+              [&](auto rewards) { check_turn_rewards(rewards, turns); });
+}
+
+void check_row_ref_topk(const Trajectories& t, RowRange range, int64_t vocab_size) {
+  const int64_t width = t.ref_topk, begin = range.begin * width, end = range.end * width;
+  if (width == 0) return;
+  visit_reals(t.ref_topk_logprobs, begin, end, [&](auto logprobs) {
+    check_ref_topk(t.ref_topk_ids.span().subspan(begin, end - begin), logprobs, range.end - range.begin,
+                   vocab_size);
+  });
+}
+
 /// Checks that columns under second names agree with the columns of row r.
 void check_second_names(const Trajectories& t, const SecondNames& second, RowRange range) {
   const auto part = [&](const auto& column) {
@@ -406,6 +456,8 @@ int64_t check_packed_row(const Trajectories& t, const SecondNames& second, int64
   check_text("group_id", t.group_id, r);
   check_text("pair_id", t.pair_id, r);
   check_row_routes(t, tokens);
+  check_row_turn_rewards(t, r);
+  check_row_ref_topk(t, tokens, vocab_size);
   check_second_names(t, second, tokens);
   return loss_tokens;
 }
@@ -423,7 +475,12 @@ class TensorList {
   }
 
   void add_reals(const std::string& name, const RealColumn& column) {
-    if (const auto* floats = std::get_if<Column<float>>(&column.values())) return add(name, floats->span());
+    add_reals(name, column, {column.size()});
+  }
+
+  void add_reals(const std::string& name, const RealColumn& column, const std::vector<int64_t>& shape) {
+    if (const auto* floats = std::get_if<Column<float>>(&column.values()))
+      return add(name, floats->span(), shape);
     const int64_t size = column.size();
     bool all_float = true;
     for (int64_t i = 0; i < size && all_float; ++i) {
@@ -432,9 +489,9 @@ class TensorList {
                   static_cast<double>(static_cast<float>(column[i])) == column[i];
     }
     if (all_float) {
-      add(name, made<float>(size, [&](int64_t i) { return static_cast<float>(column[i]); }));
+      add(name, made<float>(size, [&](int64_t i) { return static_cast<float>(column[i]); }), shape);
     } else {
-      add(name, made<double>(size, [&](int64_t i) { return column[i]; }));
+      add(name, made<double>(size, [&](int64_t i) { return column[i]; }), shape);
     }
   }
 
@@ -544,6 +601,14 @@ void write_packed(const std::filesystem::path& path, const Trajectories& traject
   tensors.add_texts("pair_id", t.pair_id);
   if (t.routes_per_token > 0)
     tensors.add("routed_experts", t.routed_experts.span(), {t.num_tokens(), t.routes_per_token});
+  if (!t.turn_reward_offsets.empty()) {
+    tensors.add_reals("turn_rewards", t.turn_rewards);
+    tensors.add("turn_rewards.offsets", t.turn_reward_offsets.span());
+  }
+  if (t.ref_topk > 0) {
+    tensors.add("ref_topk_ids", t.ref_topk_ids.span(), {t.num_tokens(), t.ref_topk});
+    tensors.add_reals("ref_topk_logprobs", t.ref_topk_logprobs, {t.num_tokens(), t.ref_topk});
+  }
   write_safetensors(path, tensors.sorted());
 }
 
@@ -568,6 +633,12 @@ void check_columns(const Trajectories& columns) {
   check_size("advantages", columns.advantages.values.size(), tokens);
   check_size("reward", columns.reward.values.size(), rows);
   check_size("chosen", columns.chosen.values.size(), rows);
+  check_size("turn_rewards.offsets", columns.turn_reward_offsets.size(),
+             columns.turn_rewards.empty() ? 0 : rows + 1);
+  check_size("turn_rewards", columns.turn_rewards.size(),
+             columns.turn_reward_offsets.empty() ? 0 : columns.turn_reward_offsets[rows]);
+  check_size("ref_topk_ids", columns.ref_topk_ids.size(), tokens * columns.ref_topk);
+  check_size("ref_topk_logprobs", columns.ref_topk_logprobs.size(), columns.ref_topk_ids.size());
   check_size("trajectory_id", std::ssize(columns.trajectory_id), rows);
   check_size("group_id", std::ssize(columns.group_id), rows);
   check_size("pair_id", std::ssize(columns.pair_id), rows);

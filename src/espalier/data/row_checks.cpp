@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/row_checks.h"
 
+#include <vector>
+
 #include "espalier/base/printable.h"
 
 namespace espalier {
@@ -56,6 +58,34 @@ void check_same_mask(std::string_view name, std::span<const uint8_t> mask, std::
     throw_field(name, fmt::format("loss on the same tokens as by `{}` (keep one of them)", other_name),
                 fmt::format("{} at index {}, where `{}` has {}", mask[i] != 0 ? "loss" : "no loss", i,
                             other_name, other[i] != 0 ? "it" : "none"));
+  }
+}
+
+void check_topk_ids(std::span<const int32_t> ids, size_t num_logprobs, int64_t tokens, int64_t vocab_size) {
+  if (ids.size() != num_logprobs)
+    throw_field("ref_topk_logprobs", fmt::format("{} entries (one for each of ref_topk_ids)", ids.size()),
+                std::to_string(num_logprobs));
+  if (ids.empty()) return;
+  const auto width = static_cast<int64_t>(ids.size()) / tokens;
+  if (width * tokens != static_cast<int64_t>(ids.size()))
+    throw_field("ref_topk_ids", fmt::format("as many ids for each of {} tokens", tokens),
+                fmt::format("{} ids", ids.size()));
+  std::vector<int32_t> sorted;
+  for (int64_t token = 0; token < tokens; ++token) {
+    const auto of_token = ids.subspan(token * width, width);
+    const auto none = std::ranges::count(of_token, -1);
+    if (none == width) continue;
+    if (token == 0) throw_field("ref_topk_ids", "none for the first token", fmt::format("{}", of_token[0]));
+    sorted.assign(of_token.begin(), of_token.end());
+    std::ranges::sort(sorted);
+    if (sorted.front() < 0 || (vocab_size > 0 && sorted.back() >= vocab_size))
+      throw_field("ref_topk_ids",
+                  vocab_size > 0 ? fmt::format("{0} ids in [0, {1}) (vocab_size is {1})", width, vocab_size)
+                                 : fmt::format("{} ids >= 0", width),
+                  fmt::format("{} for token {}", sorted.front() < 0 ? sorted.front() : sorted.back(), token));
+    if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
+      throw_field("ref_topk_ids", "different ids for each token",
+                  fmt::format("{} twice for token {}", *twice, token));
   }
 }
 

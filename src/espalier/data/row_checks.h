@@ -36,6 +36,11 @@ void check_length(std::string_view field, int64_t length, int64_t tokens);
 /// Expert ids, all >= 0.
 void check_routes(std::span<const int32_t> routes);
 
+/// Reference tokens of a row, K for each of its `tokens` tokens: both lists are as long, the first token has
+/// none, and every other has none (-1 in all its places) or K different ids below vocab_size (0: any).
+/// check_logprobs of the values is the caller's, check_topk_logprobs.
+void check_topk_ids(std::span<const int32_t> ids, size_t num_logprobs, int64_t tokens, int64_t vocab_size);
+
 /// The first index whose value is not good, or the number of values. Whole blocks are checked without a
 /// branch, so that compilers can vectorise the loop.
 template <typename T, typename Predicate>
@@ -84,6 +89,44 @@ void check_logprobs(std::string_view field, std::span<const T> logprobs) {
     throw_field(field, "null or 0 for the first token", fmt::format("{}", logprobs[0]));
   check_values(field, logprobs, "finite log-probabilities <= 0",
                [](T value) { return std::isfinite(value) && value <= kLogprobSlack; });
+}
+
+/// Checks the log-probabilities that stand beside check_topk_ids: finite, at most kLogprobSlack, and 0 where
+/// a token has none.
+template <typename T>
+void check_ref_topk(std::span<const int32_t> ids, std::span<const T> logprobs, int64_t tokens,
+                    int64_t vocab_size) {
+  check_topk_ids(ids, logprobs.size(), tokens, vocab_size);
+  check_values("ref_topk_logprobs", logprobs, "finite log-probabilities <= 0",
+               [](T value) { return std::isfinite(value) && value <= kLogprobSlack; });
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 && logprobs[i] != 0) [[unlikely]]
+      throw_field("ref_topk_logprobs", "0 where the token has no ref_topk_ids",
+                  fmt::format("{} at index {}", logprobs[i], i));
+  }
+}
+
+/// Whether any token has some.
+inline bool has_ref_topk(std::span<const int32_t> ids) {
+  return std::any_of(ids.begin(), ids.end(), [](int32_t id) { return id >= 0; });
+}
+
+/// How many turns a row with these loss weights has: stretches of tokens with loss, without the first token.
+template <typename T>
+int64_t count_turns(std::span<const T> weights) {
+  int64_t count = 0;
+  for (size_t i = 1; i < weights.size(); ++i) count += weights[i] > 0 && (i == 1 || !(weights[i - 1] > 0));
+  return count;
+}
+
+/// Checks rewards, which are not empty, of a row with so many turns.
+template <typename T>
+void check_turn_rewards(std::span<const T> rewards, int64_t turns) {
+  if (static_cast<int64_t>(rewards.size()) != turns)
+    throw_field("turn_rewards",
+                fmt::format("{} entries (one for each turn, a stretch of tokens with loss)", turns),
+                std::to_string(rewards.size()));
+  check_finite("turn_rewards", rewards);
 }
 
 /// Checks `labels` as a causal model takes them before it shifts them: each is -100 or the token itself.

@@ -26,6 +26,18 @@ std::string Trajectories::name(int64_t r) const {
   return fmt::format("{} row {}", source.name, r - source.first_row);
 }
 
+std::vector<int64_t> turn_starts(const Trajectories& trajectories, int64_t r) {
+  const int64_t begin = trajectories.offsets[r];
+  std::vector<int64_t> starts;
+  bool inside = false;
+  for (int64_t position = 1; position < trajectories.row_size(r); ++position) {
+    const bool carries_loss = trajectories.loss_weights[begin + position] > 0;
+    if (carries_loss && !inside) starts.push_back(position);
+    inside = carries_loss;
+  }
+  return starts;
+}
+
 std::vector<uint64_t> route_keys(const Trajectories& trajectories) {
   const int64_t width = trajectories.routes_per_token;
   if (width == 0) return {};

@@ -91,6 +91,18 @@ struct Trajectories {
   std::vector<std::string> group_id;       // [R] or empty
   std::vector<std::string> pair_id;        // [R] or empty
 
+  // One reward for each turn (turn_starts): row r has those from turn_reward_offsets[r] up to
+  // turn_reward_offsets[r + 1]. Both are empty where no row has any.
+  Column<int64_t> turn_reward_offsets;  // [R + 1]
+  RealColumn turn_rewards;              // finite
+
+  // The reference model's most likely tokens in place of each token, ref_topk of them, and their
+  // log-probabilities given all before it. Tokens that have none, as the first of every row, hold id -1 and
+  // 0.
+  Column<int32_t> ref_topk_ids;  // [N * ref_topk]
+  RealColumn ref_topk_logprobs;  // [N * ref_topk]
+  int64_t ref_topk = 0;
+
   // Recorded expert routes: routes_per_token ids for every token (layers x experts per token, flattened in
   // that order), or empty. Rows without routes hold -1.
   Column<int32_t> routed_experts;  // [N * routes_per_token]
@@ -106,9 +118,16 @@ struct Trajectories {
   int64_t num_tokens() const { return input_ids.size(); }
   int64_t row_size(int64_t r) const { return offsets[r + 1] - offsets[r]; }
   std::span<const int32_t> row(int64_t r) const { return input_ids.span().subspan(offsets[r], row_size(r)); }
+  bool has_turn_rewards(int64_t r) const {
+    return !turn_reward_offsets.empty() && turn_reward_offsets[r + 1] > turn_reward_offsets[r];
+  }
   /// The trajectory_id of row r. If it has none: its number from 0, within its file if there are several.
   std::string name(int64_t r) const;
 };
+
+/// First positions of the turns of row r: stretches of tokens with loss, without the first token of the row,
+/// which nothing predicts.
+std::vector<int64_t> turn_starts(const Trajectories& trajectories, int64_t r);
 
 /// One 64-bit key per token such that tokens with different recorded routes have different keys; empty when
 /// no routes are recorded. For TokenSequences::merge_keys.

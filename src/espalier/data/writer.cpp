@@ -9,6 +9,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/data/packed.h"
+#include "espalier/data/row_checks.h"
 #include "espalier/data/text_sink.h"
 
 namespace espalier {
@@ -35,6 +36,8 @@ class RowWriter {
       key("reward");
       add_real(t_.reward.values[r]);
     }
+    if (t_.has_turn_rewards(r))
+      add_reals("turn_rewards", t_.turn_rewards, t_.turn_reward_offsets[r], t_.turn_reward_offsets[r + 1]);
     add_integers("input_ids", t_.row(r));
     if (mask_ != nullptr) {
       add_integers("loss_mask", mask_->span().subspan(begin, end - begin));
@@ -44,6 +47,7 @@ class RowWriter {
     add_logprobs("logprobs", t_.logprobs, r);
     add_logprobs("ref_logprobs", t_.ref_logprobs, r);
     if (t_.advantages.has(r)) add_reals("advantages", t_.advantages.values, begin, end);
+    add_ref_topk(begin, end);
     add_routes(begin, end);
     out += "}\n";
   }
@@ -85,6 +89,10 @@ class RowWriter {
 
   void add_reals(std::string_view name, const RealColumn& column, int64_t begin, int64_t end) {
     key(name);
+    add_real_list(column, begin, end);
+  }
+
+  void add_real_list(const RealColumn& column, int64_t begin, int64_t end) {
     *out_ += '[';
     for (int64_t i = begin; i < end; ++i) {
       if (i > begin) *out_ += ',';
@@ -121,6 +129,27 @@ class RowWriter {
       }
     }
     *out_ += '"';
+  }
+
+  void add_ref_topk(int64_t begin, int64_t end) {
+    const int64_t width = t_.ref_topk;
+    const auto ids = t_.ref_topk_ids.span();
+    if (width == 0 || !has_ref_topk(ids.subspan(begin * width, (end - begin) * width))) return;
+    const auto add_tokens = [&](std::string_view name, const auto& add_token) {
+      key(name);
+      for (int64_t token = begin; token < end; ++token) {
+        *out_ += token > begin ? ',' : '[';
+        if (ids[token * width] < 0) {
+          *out_ += "[]";
+        } else {
+          add_token(token * width);
+        }
+      }
+      *out_ += ']';
+    };
+    add_tokens("ref_topk_ids", [&](int64_t first) { add_list(ids.subspan(first, width)); });
+    add_tokens("ref_topk_logprobs",
+               [&](int64_t first) { add_real_list(t_.ref_topk_logprobs, first, first + width); });
   }
 
   void add_routes(int64_t begin, int64_t end) {

@@ -53,12 +53,35 @@ auto texts_of(std::vector<std::string> Trajectories::* member) {
   return [member](Rows self) { return (of(self).*member).empty() ? nb::none() : nb::cast(of(self).*member); };
 }
 
+/// [N, width], or None where width is 0.
+template <typename T>
+nb::object table(Rows self, const Column<T>& column, int64_t width) {
+  if (width == 0) return nb::none();
+  const auto rows = static_cast<size_t>(of(self).num_tokens());
+  return nb::cast(nb::ndarray<nb::numpy, const T, nb::ndim<2>>(column.span().data(),
+                                                               {rows, static_cast<size_t>(width)}, self));
+}
+
 nb::object routes(Rows self) {
-  const Trajectories& rows = of(self);
-  if (rows.routes_per_token == 0) return nb::none();
-  const auto width = static_cast<size_t>(rows.routes_per_token);
-  return nb::cast(nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>>(
-      rows.routed_experts.span().data(), {static_cast<size_t>(rows.num_tokens()), width}, self));
+  return table(self, of(self).routed_experts, of(self).routes_per_token);
+}
+
+nb::object ref_topk_ids(Rows self) {
+  return table(self, of(self).ref_topk_ids, of(self).ref_topk);
+}
+
+nb::object ref_topk_logprobs(Rows self) {
+  const int64_t width = of(self).ref_topk;
+  return std::visit([&](const auto& column) { return table(self, column, width); },
+                    of(self).ref_topk_logprobs.values());
+}
+
+nb::object turn_rewards(Rows self) {
+  return of(self).turn_reward_offsets.empty() ? nb::none() : array(of(self).turn_rewards, self);
+}
+
+nb::object turn_reward_offsets(Rows self) {
+  return of(self).turn_reward_offsets.empty() ? nb::none() : array(of(self).turn_reward_offsets, self);
 }
 
 nb::dict present(Rows self) {
@@ -100,10 +123,13 @@ nb::dict row_dict(const Trajectories& rows, int64_t r) {
   add_array("logprobs", row.logprobs);
   add_array("ref_logprobs", row.ref_logprobs);
   add_array("advantages", row.advantages);
-  if (!row.routed_experts.empty()) {
-    const nb::object ids = nb::cast(take(std::move(row.routed_experts)));
-    dict["routed_experts"] = ids.attr("reshape")(-1, rows.routes_per_token);
-  }
+  add_array("turn_rewards", row.turn_rewards);
+  const auto add_table = [&](const char* name, auto& values, int64_t width) {
+    if (!values.empty()) dict[name] = nb::cast(take(std::move(values))).attr("reshape")(-1, width);
+  };
+  add_table("ref_topk_ids", row.ref_topk_ids, rows.ref_topk);
+  add_table("ref_topk_logprobs", row.ref_topk_logprobs, rows.ref_topk);
+  add_table("routed_experts", row.routed_experts, rows.routes_per_token);
   return dict;
 }
 
@@ -167,6 +193,9 @@ void append(TrajectoriesBuilder& rows, const nb::dict& row) {
                .advantages = values<double>(row, "advantages"),
                .advantage = value<double>(row, "advantage"),
                .reward = value<double>(row, "reward"),
+               .turn_rewards = values<double>(row, "turn_rewards"),
+               .ref_topk_ids = values<int32_t>(row, "ref_topk_ids"),
+               .ref_topk_logprobs = values<double>(row, "ref_topk_logprobs"),
                .chosen = value<bool>(row, "chosen"),
                .trajectory_id = text_of(row, "trajectory_id"),
                .group_id = text_of(row, "group_id"),
@@ -220,6 +249,11 @@ Trajectories of_columns(const nb::dict& columns) {
   rows.pair_id = texts(columns, "pair_id");
   rows.routed_experts = column<int32_t>(columns, "routed_experts");
   rows.routes_per_token = value<int64_t>(columns, "routes_per_token").value_or(0);
+  rows.turn_reward_offsets = values<int64_t>(columns, "turn_rewards.offsets");  // a copy, as of offsets
+  rows.turn_rewards = reals(columns, "turn_rewards");
+  rows.ref_topk_ids = column<int32_t>(columns, "ref_topk_ids");
+  rows.ref_topk_logprobs = reals(columns, "ref_topk_logprobs");
+  rows.ref_topk = value<int64_t>(columns, "ref_topk").value_or(0);
   if (rows.loss_weights.empty()) {
     rows.loss_weights = Column<uint8_t>(std::vector<uint8_t>(static_cast<size_t>(rows.num_tokens()), 1));
   }
@@ -249,6 +283,14 @@ void bind_class(nb::module_& module) {
                    "float32 or float64 [N]: reference model")
       .def_prop_ro("advantages", optional_of(&Class::advantages), "float32 or float64 [N]")
       .def_prop_ro("reward", optional_of(&Class::reward), "float32 or float64 [R]")
+      .def_prop_ro("turn_rewards", &turn_rewards,
+                   "float32 or float64: one for each turn, row r has those of [turn_reward_offsets[r], "
+                   "turn_reward_offsets[r + 1])")
+      .def_prop_ro("turn_reward_offsets", &turn_reward_offsets, "int64 [R + 1]")
+      .def_prop_ro("ref_topk_ids", &ref_topk_ids,
+                   "int32 [N, K]: the reference model's most likely tokens in place of each, -1 where it has "
+                   "none")
+      .def_prop_ro("ref_topk_logprobs", &ref_topk_logprobs, "float32 or float64 [N, K], 0 where it has none")
       .def_prop_ro("chosen", optional_of(&Class::chosen), "uint8 [R]")
       .def_prop_ro("present", &present,
                    "uint8 [R] by name, for the columns that only some rows have; they hold 0 for the others")
