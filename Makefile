@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test test-machines test-machines-short core-test asan tsan fuzz lint format demo demo-tiny examples clean
+.PHONY: help setup build command test test-machines test-machines-short core-test asan tsan fuzz lint format demo demo-tiny demo-rl examples clean
 
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
@@ -62,6 +62,11 @@ demo: command  ## prepare, inspect, verify, train and bench on real conversation
 
 demo-tiny: command  ## the same with a small random model (under two minutes)
 	@scripts/demo.sh --tiny
+
+demo-rl: setup  ## an agent that learns from its own rollouts, on trees and with packing (some minutes)
+	@scripts/build.sh release espalier_python espalier_python_engine_module
+	@PYTHONPATH=python $(PYTHON) examples/desk_rl/train.py --out runs/demo-rl/curve.jsonl
+	@$(PYTHON) examples/desk_rl/curve.py runs/demo-rl/curve.jsonl -o runs/demo-rl/curve.svg
 
 EXAMPLES = trl_sft trl_dpo trl_grpo peft_lora traces_to_checkpoint
 
