@@ -122,7 +122,7 @@ TEST(Metrics, EventFileIsWellFormed) {
 
 TEST(Metrics, ScalarsOfAStepGoToBothFiles) {
   const ScratchFolder folder;
-  MetricsWriter(folder.path(), 0).write(1, {{"step", 1}, {"loss", 0.5}, {"note", "text"}});
+  MetricsWriter(folder.path(), {.resumed_step = 0}).write(1, {{"step", 1}, {"loss", 0.5}, {"note", "text"}});
   EXPECT_EQ(read_text(folder / "metrics.jsonl"), "{\"step\":1,\"loss\":0.5,\"note\":\"text\"}\n");
   const std::vector<std::string> records = read_records(event_files(folder.path())[0]);
   ASSERT_EQ(records.size(), 2u);
@@ -134,7 +134,7 @@ TEST(Metrics, ScalarsOfAStepGoToBothFiles) {
 TEST(Metrics, AResumedRunDropsLaterAndUnfinishedLines) {
   const ScratchFolder folder;
   write_text(folder / "metrics.jsonl", "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4}\n{\"step\":");
-  MetricsWriter(folder.path(), 2).write(3, {{"step", 3}, {"loss", 7.0}});
+  MetricsWriter(folder.path(), {.resumed_step = 2}).write(3, {{"step", 3}, {"loss", 7.0}});
   EXPECT_EQ(read_text(folder / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"loss\":7.0}\n");
 }
 
@@ -142,7 +142,7 @@ TEST(Metrics, AnUnfinishedLastLineOfAKeptStepIsDropped) {
   const ScratchFolder folder;
   write_text(folder / "metrics.jsonl", "{\"step\":1}\n{\"step\":2,\"lo");
   {
-    MetricsWriter writer(folder.path(), 5);
+    MetricsWriter writer(folder.path(), {.resumed_step = 5});
   }
   EXPECT_EQ(read_text(folder / "metrics.jsonl"), "{\"step\":1}\n");
 }
@@ -151,15 +151,15 @@ TEST(Metrics, ANewRunStartsAnew) {
   const ScratchFolder folder;
   write_text(folder / "metrics.jsonl", "{\"step\":1}\n");
   {
-    MetricsWriter writer(folder.path(), 0);
+    MetricsWriter writer(folder.path(), {.resumed_step = 0});
   }
   EXPECT_EQ(read_text(folder / "metrics.jsonl"), "");
 }
 
 TEST(Metrics, EveryRunHasAnEventFileOfItsOwn) {
   const ScratchFolder folder;
-  MetricsWriter(folder.path(), 0).write(1, {{"loss", 1.0}});
-  MetricsWriter(folder.path(), 1).write(2, {{"loss", 2.0}});
+  MetricsWriter(folder.path(), {.resumed_step = 0}).write(1, {{"loss", 1.0}});
+  MetricsWriter(folder.path(), {.resumed_step = 1}).write(2, {{"loss", 2.0}});
   size_t records = 0;
   for (const fs::path& file : event_files(folder.path())) records += read_records(file).size();
   EXPECT_EQ(records, 4u);

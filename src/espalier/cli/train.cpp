@@ -44,7 +44,17 @@ struct TrainArguments {
   OptimizerFlags optimizer;
   std::string model, out, dtype = "float32", save_dtype, shuffle = "none";
   std::string profile;
+  std::vector<std::string> eval_data;  // names and patterns
+  EvaluationOptions evaluation;
   bool dry_run = false;
+
+  /// --data's flags, for the files of --eval-data.
+  DataFlags held_out_data() const {
+    DataFlags flags = data;
+    flags.data = eval_data;
+    flags.limit = 0;
+    return flags;
+  }
 };
 
 ModelUse use_of(const TrainArguments& flags, at::Device device) {
@@ -103,6 +113,7 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
 std::string config_of_the_run(const TrainArguments& flags, const CLI::App& command) {
   nlohmann::ordered_json config = resolved_flags(command);
   config["data"] = flags.data.resolved();
+  if (!flags.eval_data.empty()) config["eval-data"] = flags.held_out_data().resolved();
   const nlohmann::ordered_json objective = flags.objective.resolved();
   for (const auto& [name, value] : objective.items()) config[name] = value;
   for (const char* each : {"resume", "dry-run"}) config.erase(each);
@@ -142,6 +153,35 @@ void print_dry_run(const TrainArguments& flags, const TrainOptions& options, con
       "# predicted speed-up, at most: {:.3g} TFLOP an epoch; {:.3g} by append-only merging, {:.3g} by "
       "sequence packing\n{}",
       flops.plan / 1e12, flops.append_only / 1e12, flops.sequence_packing / 1e12, gains_lines(flops.gains()));
+}
+
+void print_evaluations(const HeldOut& held_out, const TrainOptions& options) {
+  const Evaluator evaluator(held_out, options);
+  const Step& step = evaluator.step();
+  print_output("# evaluation {}: {}, {} from {} encoded in {}\n",
+               held_out.options.every > 0
+                   ? fmt::format("every {} and at the end", count_of(held_out.options.every, "step", "steps"))
+                   : "at the end",
+               count_of(held_out.trajectories.num_rows(), "trajectory", "trajectories"),
+               count_of(step.flat_tokens(), "flat token", "flat tokens"), with_commas(step.plan.num_tokens()),
+               count_of(std::ssize(step.plan.micro_batches), "micro-batch", "micro-batches"));
+}
+
+std::string evaluation_line(int64_t step, int64_t total, const nlohmann::ordered_json& values,
+                            const EvaluationState& state) {
+  std::string line =
+      fmt::format("evaluation after step {}/{}  loss {:.6g}  nll {:.6g} per token", step, total,
+                  values["eval_loss"].get<double>(), values["eval_nll_per_token"].get<double>());
+  if (values.contains("eval_reward_accuracy")) {
+    line += fmt::format("  margin {:.4f}  accuracy {:.3f}", values["eval_reward_margin"].get<double>(),
+                        values["eval_reward_accuracy"].get<double>());
+  }
+  if (state.best_step == step) {
+    line += "  the best so far";
+  } else if (state.best_step > 0) {
+    line += fmt::format("  best {:.6g} after step {}", state.best_loss, state.best_step);
+  }
+  return line + fmt::format("  {:.2f} s", values["eval_seconds"].get<double>());
 }
 
 std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json& metrics) {
@@ -187,14 +227,37 @@ void warn_of_warmup(const TrainOptions& options, int64_t steps) {
            options.warmup_steps, count_of(steps, "step", "steps"), options.learning_rate);
 }
 
+void check_evaluation_flags(const TrainArguments& flags) {
+  const EvaluationOptions& evaluation = flags.evaluation;
+  const char* without_rows = !flags.eval_data.empty()    ? nullptr
+                             : evaluation.every > 0      ? "eval-every"
+                             : evaluation.keep_best      ? "keep-best"
+                             : evaluation.early_stop > 0 ? "early-stop"
+                                                         : nullptr;
+  ESPALIER_CHECK(without_rows == nullptr, "--{}: expected --eval-data FILE beside it", without_rows);
+  ESPALIER_CHECK(evaluation.early_stop == 0 || evaluation.every > 0,
+                 "--early-stop {}: expected --eval-every N beside it; without it the only evaluation is that "
+                 "of the end",
+                 evaluation.early_stop);
+}
+
+/// Rows that are evaluated; none without --eval-data.
+std::optional<HeldOut> read_held_out(const TrainArguments& flags) {
+  if (flags.eval_data.empty()) return std::nullopt;
+  return HeldOut{flags.held_out_data().read(data_use_of(flags.model, flags.objective.options())),
+                 flags.evaluation};
+}
+
 void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_code) {
   ESPALIER_CHECK(flags.train.profile_step == 0 || !flags.profile.empty(),
                  "--profile-step {}: expected --profile FILE beside it", flags.train.profile_step);
+  check_evaluation_flags(flags);
   const at::Device device = flags.device.open();
   restore_products(flags, device);
   std::optional<Profiler> profiler;
   if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile, device);
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model, flags.objective.options()));
+  const std::optional<HeldOut> held_out = read_held_out(flags);
   note_carried_tensors(flags.model);
   TrainOptions options = options_of(flags, trajectories, device);
   options.profiler = profiler ? &*profiler : nullptr;
@@ -203,6 +266,7 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
   if (const std::string text = uneven_steps_note(trajectories, options); !text.empty()) log_line("{}", text);
   if (flags.dry_run) {
     print_dry_run(flags, options, trajectories, command);
+    if (held_out) print_evaluations(*held_out, options);
     return;
   }
   const ModelUse use = use_of(flags, device);
@@ -237,6 +301,16 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
                                    events.note);
     }
   };
+  events.evaluating = [&](int64_t step, int64_t done, int64_t of) {
+    if (!stop.requested) stop.step = step;  // an evaluation is left where it is
+    progress.update(
+        static_cast<double>(step - first) / static_cast<double>(std::max<int64_t>(1, total - first)),
+        fmt::format("evaluation after step {}/{}, micro-batch {}/{}", step, total, done, of));
+  };
+  events.evaluated = [&](int64_t step, const nlohmann::ordered_json& values, const EvaluationState& state) {
+    progress.line(evaluation_line(step, total, values, state));
+    if (step < total && !stop.requested) stop.step = step + 1;
+  };
   events.predicted = [&](const Step& step, const StepPrediction& prediction, const StepResult& result) {
     const PlanTable table{
         .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
@@ -255,7 +329,7 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
     saved = true;
     progress.line("saved " + folder.string());
   };
-  if (!train(trajectories, options, events, &stop.requested)) {
+  if (!train(trajectories, options, events, &stop.requested, held_out ? &*held_out : nullptr)) {
     progress.line(fmt::format("stopped by a signal {}; continue with --resume",
                               saved ? "after saving" : "before a step was done"));
     *exit_code = kStoppedExitCode;
@@ -314,6 +388,32 @@ void add_step_flags(CLI::App* command, TrainArguments* flags) {
       ->capture_default_str();
 }
 
+void add_evaluation_flags(CLI::App* command, TrainArguments* flags) {
+  const HelpGroup group(command, "Evaluation");
+  EvaluationOptions& evaluation = flags->evaluation;
+  command
+      ->add_option(
+          "--eval-data", flags->eval_data,
+          "Rows that the run is not trained on, files as for --data: their loss by --objective, over "
+          "all of them as over one step, goes to metrics.jsonl as records of its own")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("FILE");
+  command
+      ->add_option("--eval-every", evaluation.every,
+                   "Steps between evaluations (0: none but the one after the last step)")
+      ->check(whole_from(0))
+      ->capture_default_str();
+  command->add_flag("--keep-best", evaluation.keep_best,
+                    "Keep the checkpoint with the lowest evaluation loss as OUT/checkpoints/best");
+  command
+      ->add_option(
+          "--early-stop", evaluation.early_stop,
+          "End the run, saved as at its end, after so many evaluations in a row without a lower loss "
+          "(0: never)")
+      ->check(whole_from(0))
+      ->capture_default_str();
+}
+
 void add_profile_flags(CLI::App* command, TrainArguments* flags) {
   const HelpGroup group(command, kOutputGroup);
   add_profile(command, &flags->profile, "one step");
@@ -331,6 +431,7 @@ void add_flags(CLI::App* command, TrainArguments* flags) {
   add_run_flags(command, flags);
   flags->objective.add(command);
   add_step_flags(command, flags);
+  add_evaluation_flags(command, flags);
   flags->optimizer.add(command, /*schedules=*/true);
   flags->lora.add(command);
   flags->plan.add(command);

@@ -13,6 +13,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/engine/logprob_pass.h"
+#include "espalier/engine/loss_sums.h"
 #include "espalier/engine/order.h"
 #include "espalier/engine/unit_loss.h"
 #include "espalier/model/gradient_accumulation.h"
@@ -50,28 +51,6 @@ class Counting {
  private:
   const c10::intrusive_ptr<RouterStatistics>& statistics_;
 };
-
-/// What a metric is reduced from.
-double nothing_reduced(Reduction reduction) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  if (reduction == Reduction::kMin) return kInfinity;
-  return reduction == Reduction::kMax ? -kInfinity : 0;
-}
-
-void add_to_metric(Reduction reduction, const at::Tensor& value, const at::Tensor& so_far) {
-  switch (reduction) {
-    case Reduction::kMean:
-    case Reduction::kMeanOfUnits:
-      so_far.add_(value);
-      return;
-    case Reduction::kMin:
-      so_far.copy_(at::minimum(so_far, value));
-      return;
-    case Reduction::kMax:
-      so_far.copy_(at::maximum(so_far, value));
-      return;
-  }
-}
 
 /// A micro-batch between its forward and its backward pass.
 struct InFlightMicroBatch {
@@ -113,17 +92,7 @@ class StepRun {
         upcast_(upcast_weights(runs_)),
         in_flight_(step.plan.micro_batches.size()),
         window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())) {
-    std::vector<double> nothing{0};  // of the loss, then of each metric
-    std::vector<Metric> metrics = loss.objective().metrics();
-    if (has_entropy_bonus()) metrics.push_back({"entropy"});
-    for (const Metric& metric : metrics) {
-      pending_.result.metrics.push_back({metric.name, 0});
-      pending_.reductions.push_back(metric.reduction);
-      nothing.push_back(nothing_reduced(metric.reduction));
-    }
-    pending_.sums = upload({at::tensor(nothing, at::kDouble)}, device_).front();
-    pending_.result.flat_tokens = step.flat_tokens();
-    pending_.result.tree_tokens = step.forest.tree_tokens();
+    begin_sums(model, step, loss, &pending_);
     if (loss.objective().scope() != Scope::kToken) {
       unit_loss_.emplace(step, loss, device_);
       pending_.num_units = unit_loss_->num_units();
@@ -240,7 +209,9 @@ class StepRun {
     RECORD_USER_SCOPE("objective");
     result.terms += in_flight.batch.num_terms();
     const at::Tensor of_terms = values_of_terms(in_flight.batch, forwarded.logprobs);
-    if (has_entropy_bonus()) in_flight.loss = entropy_bonus(in_flight.batch, forwarded.entropy);
+    if (has_entropy_bonus()) {
+      in_flight.loss = add_entropy_bonus(loss_, in_flight.batch, forwarded.entropy, &pending_);
+    }
     if (unit_loss_) {
       in_flight.logprobs = forwarded.logprobs;
       if (!unit_loss_->needs_logprob_pass()) unit_loss_->add(in_flight.batch, of_terms);
@@ -248,34 +219,16 @@ class StepRun {
     }
     const ObjectiveValue value = loss_.objective().value(of_terms, in_flight.batch.terms, {});
     in_flight.loss = in_flight.loss.defined() ? in_flight.loss + value.loss : value.loss;
-    add_to_sums(value);
+    add_to_sums(value, &pending_);
   }
 
-  bool has_entropy_bonus() const { return loss_.objective().options().entropy_coef != 0; }
-
-  /// What it adds to the loss. Adds it and the metric, which is the last one, to the sums.
-  at::Tensor entropy_bonus(const Batch& batch, const at::Tensor& of_edges) {
-    const at::Tensor entropy = values_of_terms(batch, of_edges);
-    const double coefficient = loss_.objective().options().entropy_coef;
-    const at::Tensor bonus = -coefficient * (batch.terms.coefficient * entropy).sum();
-    pending_.sums.select(0, 0).add_(bonus.detach());
-    pending_.sums.select(0, -1).add_(entropy.detach().sum());
-    return bonus;
-  }
-
-  void add_to_sums(const ObjectiveValue& value) {
-    pending_.sums.select(0, 0).add_(value.loss.detach());
-    for (size_t i = 0; i < value.metrics.size(); ++i) {
-      const at::Tensor so_far = pending_.sums.select(0, static_cast<int64_t>(1 + i));
-      add_to_metric(pending_.reductions[i], value.metrics[i], so_far);
-    }
-  }
+  bool has_entropy_bonus() const { return espalier::has_entropy_bonus(loss_); }
 
   /// Gradients [E] of the micro-batch's log-probabilities under a loss of wider scope.
   at::Tensor logprob_gradients(int64_t m) {
     const InFlightMicroBatch& in_flight = *in_flight_[m];
     const at::Tensor of_terms = unit_loss_->gradients(m, in_flight.batch);
-    for (const ObjectiveValue& value : unit_loss_->take_values()) add_to_sums(value);
+    for (const ObjectiveValue& value : unit_loss_->take_values()) add_to_sums(value, &pending_);
     return at::zeros(in_flight.logprobs.sizes(), of_terms.options())
         .index_add_(0, in_flight.batch.term_edge, of_terms)
         .to(in_flight.logprobs.scalar_type());

@@ -66,6 +66,15 @@ at::Tensor UnitLoss::gradients(int64_t m, const Batch& batch) {
   return gradients_.index_select(0, index.front());
 }
 
+void UnitLoss::evaluate_all() {
+  std::vector<int64_t> due;
+  for (size_t unit = 0; unit < evaluated_.size(); ++unit) {
+    if (!evaluated_[unit] && !units_.micro_batches_of[unit].empty())
+      due.push_back(static_cast<int64_t>(unit));
+  }
+  if (!due.empty()) evaluate(due);
+}
+
 void UnitLoss::evaluate(const std::vector<int64_t>& units) {
   std::vector<int64_t> index, trajectory_of_term, group_of_trajectory;
   for (size_t u = 0; u < units.size(); ++u) {

@@ -33,6 +33,9 @@ class UnitLoss {
   /// micro-batch `m`. Evaluates the units in it that have not been evaluated yet.
   at::Tensor gradients(int64_t m, const Batch& batch);
 
+  /// Evaluates the units that have not been evaluated yet, when all log-probabilities have been added.
+  void evaluate_all();
+
   /// How many units have terms.
   int64_t num_units() const { return units_.num_with_terms(); }
 

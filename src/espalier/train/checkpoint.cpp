@@ -23,7 +23,9 @@ namespace fs = std::filesystem;
 constexpr const char* kFolder = "checkpoints";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kWeightsFile = "resume.safetensors";
-constexpr std::string_view kPartialPrefix = ".step_", kPartialSuffix = ".partial";
+constexpr const char* kBestFolder = "best";
+// Unfinished ones are .NAME.TAG.partial. One that is being replaced is .NAME.before for a moment.
+constexpr std::string_view kPartialPrefix = ".", kPartialSuffix = ".partial", kBeforeSuffix = ".before";
 
 // What is trained in the dtype that it is trained in. bfloat16 models resume from their float32 masters.
 void save_exact_weights(const fs::path& file, const Decoder& decoder) {
@@ -54,7 +56,7 @@ class PartialFolder {
   fs::path path_;
 };
 
-// Did a process of this host that has ended leave this unfinished checkpoint, ".step_N.TAG.partial"?
+// Did a process of this host that has ended leave this unfinished checkpoint, ".NAME.TAG.partial"?
 bool is_left_over(std::string_view name) {
   name.remove_prefix(kPartialPrefix.size());
   name.remove_suffix(kPartialSuffix.size());
@@ -79,27 +81,72 @@ fs::path save_checkpoint(const CheckpointOptions& options, const Decoder& decode
   return folder;
 }
 
+namespace {
+
+fs::path partial_path(const fs::path& folder) {
+  return folder.parent_path() /
+         fmt::format(".{}.{}{}", folder.filename().string(), process_tag(), kPartialSuffix);
+}
+
+fs::path path_before(const fs::path& folder) {
+  return folder.parent_path() / fmt::format(".{}{}", folder.filename().string(), kBeforeSuffix);
+}
+
+void fill_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
+                     const Optimizer& optimizer, const RunState& state) {
+  if (decoder.has_adapter()) {
+    save_adapter(decoder.adapter(), folder, options.save_dtype);
+  } else {
+    options.source.save(decoder, folder, options.save_dtype);
+  }
+  optimizer.save(folder / kOptimizerFile);
+  const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
+  if (options.save_dtype != dtype) save_exact_weights(folder / kWeightsFile, decoder);
+  write_text(folder / kStateFile, to_text(state));
+  write_manifest(folder, checkpoint_name(state.step));
+  sync_folder(folder);
+}
+
+}  // namespace
+
 void write_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
                       const Optimizer& optimizer, const RunState& state) {
   const fs::path parent = folder.parent_path();
   fs::create_directories(parent);
-  PartialFolder partial(parent /
-                        fmt::format(".{}.{}{}", folder.filename().string(), process_tag(), kPartialSuffix));
-  if (decoder.has_adapter()) {
-    save_adapter(decoder.adapter(), partial.path(), options.save_dtype);
-  } else {
-    options.source.save(decoder, partial.path(), options.save_dtype);
-  }
-  optimizer.save(partial.path() / kOptimizerFile);
-  const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
-  if (options.save_dtype != dtype) save_exact_weights(partial.path() / kWeightsFile, decoder);
-  write_text(partial.path() / kStateFile, to_text(state));
-  write_manifest(partial.path(), checkpoint_name(state.step));
-  sync_folder(partial.path());
+  PartialFolder partial(partial_path(folder));
+  fill_checkpoint(partial.path(), options, decoder, optimizer, state);
   ESPALIER_CHECK(!fs::exists(folder), "{}: expected no such folder, it exists already", folder.string());
   fs::rename(partial.path(), folder);
   partial.keep();
   sync_folder(parent);
+}
+
+void replace_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
+                        const Optimizer& optimizer, const RunState& state) {
+  const fs::path parent = folder.parent_path(), before = path_before(folder);
+  fs::create_directories(parent);
+  PartialFolder partial(partial_path(folder));
+  fill_checkpoint(partial.path(), options, decoder, optimizer, state);
+  const bool replaces = fs::exists(folder);
+  if (replaces) {
+    fs::remove_all(before);
+    fs::rename(folder, before);
+  }
+  try {
+    fs::rename(partial.path(), folder);
+  } catch (...) {
+    std::error_code ignored;
+    if (replaces) fs::rename(before, folder, ignored);
+    throw;
+  }
+  partial.keep();
+  sync_folder(parent);
+  std::error_code ignored;
+  if (replaces) fs::remove_all(before, ignored);
+}
+
+fs::path best_checkpoint_folder(const fs::path& run_folder) {
+  return run_folder / kFolder / kBestFolder;
 }
 
 int64_t step_of(const fs::path& folder) {
@@ -126,6 +173,30 @@ std::vector<fs::path> checkpoints(const fs::path& run_folder) {
   return folders;
 }
 
+namespace {
+
+/// A process that was killed while it replaced a checkpoint has left the one before. Nothing is done where
+/// the new one was in its place already, but to remove it.
+void put_back_replaced(const fs::path& parent) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with('.') && name.ends_with(kBeforeSuffix)) found.push_back(entry->path());
+  }
+  for (const fs::path& before : found) {
+    const std::string name = before.filename().string();
+    const fs::path folder = parent / name.substr(1, name.size() - 1 - kBeforeSuffix.size());
+    if (fs::exists(folder)) {
+      fs::remove_all(before, error);
+    } else {
+      fs::rename(before, folder, error);
+    }
+  }
+}
+
+}  // namespace
+
 void sweep_unfinished_checkpoints(const fs::path& run_folder, bool all) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -137,6 +208,7 @@ void sweep_unfinished_checkpoints(const fs::path& run_folder, bool all) {
     if (partial && (all || is_left_over(name))) found.push_back(entry->path());
   }
   for (const fs::path& folder : found) fs::remove_all(folder, error);
+  if (all) put_back_replaced(run_folder / kFolder);
 }
 
 void load_checkpoint(const fs::path& checkpoint, Decoder* decoder, Optimizer* optimizer) {

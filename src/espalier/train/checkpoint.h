@@ -41,8 +41,17 @@ std::filesystem::path save_checkpoint(const CheckpointOptions& options, const De
 void write_checkpoint(const std::filesystem::path& folder, const CheckpointOptions& options,
                       const Decoder& decoder, const Optimizer& optimizer, const RunState& state);
 
+/// The same in the place of a folder that may be there already: what is at `folder` is always whole, the one
+/// before or this one, but for a moment in which a killed process leaves the one before beside it
+/// (sweep_unfinished_checkpoints).
+void replace_checkpoint(const std::filesystem::path& folder, const CheckpointOptions& options,
+                        const Decoder& decoder, const Optimizer& optimizer, const RunState& state);
+
 /// RUN/checkpoints/step_N.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& run_folder, int64_t step);
+
+/// RUN/checkpoints/best: the one with the lowest loss on held-out rows. It is none of checkpoints().
+std::filesystem::path best_checkpoint_folder(const std::filesystem::path& run_folder);
 
 /// The step folders of a run, highest N first. Unfinished temporaries are passed over.
 std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& run_folder);
@@ -50,8 +59,9 @@ std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& run_
 /// N of a folder step_N; -1 of any other name.
 int64_t step_of(const std::filesystem::path& folder);
 
-/// Removes unfinished checkpoints of a run. The caller holds the run's lock. `all` is false on file systems
-/// without locks: then those of other hosts stay, because another process may still be writing them.
+/// Removes unfinished checkpoints of a run, and puts one back that was to be replaced. The caller holds the
+/// run's lock. `all` is false on file systems without locks: then those of other hosts stay, because another
+/// process may still be writing them.
 void sweep_unfinished_checkpoints(const std::filesystem::path& run_folder, bool all);
 
 /// Weights, or the adapter of a decoder that has one, and optimiser state as they were when the checkpoint

@@ -127,22 +127,30 @@ void EventWriter::record(const std::string& event) {
 
 namespace {
 
-// Lines up to and including `last_step` of an earlier run's metrics. An unfinished last line is dropped.
-std::string kept_lines(const std::string& text, int64_t last_step) {
-  if (last_step == 0) return "";
+constexpr std::string_view kEvaluationPrefix = "eval_";
+
+// Of an earlier run's metrics, what the run that goes on does not write again. An unfinished last line is
+// dropped.
+std::string kept_lines(const std::string& text, const MetricsStart& start) {
+  if (start.resumed_step == 0) return "";
+  const auto keeps = [&](const nlohmann::json& line) {
+    const auto step = line.value("step", int64_t{0});
+    return step < start.resumed_step ||
+           (step == start.resumed_step && !(start.evaluates_it && line.contains("eval_loss")));
+  };
   std::string kept;
   for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = text.substr(begin, end - begin + 1);
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.value("step", int64_t{0}) <= last_step) kept += line;
+    if (json.is_object() && keeps(json)) kept += line;
   }
   return kept;
 }
 
 // Leaves of metrics.jsonl what is to be kept. Throws InputError where that cannot be done.
-void trim(const std::filesystem::path& path, int64_t resumed_step) {
+void trim(const std::filesystem::path& path, const MetricsStart& start) {
   const std::string text = std::filesystem::exists(path) ? read_text(path) : "";
-  const std::string kept = kept_lines(text, resumed_step);
+  const std::string kept = kept_lines(text, start);
   if (kept == text && !text.empty()) return;
   if (!text.empty() && text.starts_with(kept)) {  // the usual case, which needs no room on the disk
     std::error_code error;
@@ -155,11 +163,11 @@ void trim(const std::filesystem::path& path, int64_t resumed_step) {
 
 }  // namespace
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& run_folder, int64_t resumed_step,
+MetricsWriter::MetricsWriter(const std::filesystem::path& run_folder, const MetricsStart& start,
                              std::function<void(const std::string&)> note)
     : note_(std::move(note)), file_(run_folder / "metrics.jsonl"), events_(run_folder) {
   try {
-    trim(file_.path(), resumed_step);
+    trim(file_.path(), start);
   } catch (const std::exception& error) {
     this->note(fmt::format("warning: {}; it keeps lines of steps that are done again", error.what()));
   }
@@ -170,11 +178,26 @@ void MetricsWriter::note(const std::string& text) const {
 }
 
 void MetricsWriter::write(int64_t step, const nlohmann::ordered_json& values) {
-  file_.append(values.dump() + "\n");
   std::map<std::string, double> scalars;
   for (const auto& [key, value] : values.items()) {
     if (value.is_number() && key != "step") scalars["train/" + key] = value.get<double>();
   }
+  append(step, values, scalars);
+}
+
+void MetricsWriter::write_evaluation(int64_t step, const nlohmann::ordered_json& values) {
+  std::map<std::string, double> scalars;
+  for (const auto& [key, value] : values.items()) {
+    if (value.is_number() && key != "step") {
+      scalars["eval/" + key.substr(kEvaluationPrefix.size())] = value.get<double>();
+    }
+  }
+  append(step, values, scalars);
+}
+
+void MetricsWriter::append(int64_t step, const nlohmann::ordered_json& values,
+                           const std::map<std::string, double>& scalars) {
+  file_.append(values.dump() + "\n");
   events_.scalars(step, scalars);
   for (const LogFile* file : {static_cast<const LogFile*>(&file_), &events_.file()}) {
     if (warned_ || file->failure().empty()) continue;

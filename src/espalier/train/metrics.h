@@ -31,19 +31,32 @@ class EventWriter {
 /// CRC-32C (Castagnoli) of the bytes, as TFRecord uses it.
 uint32_t crc32c(const std::string& bytes);
 
+/// Where a run that goes on writes its numbers.
+struct MetricsStart {
+  int64_t resumed_step = 0;
+  bool evaluates_it = false;  // the evaluation after that step is still to come
+};
+
 /// metrics.jsonl and the event file of a run folder. Lines of steps after `resumed_step` (from an interrupted
-/// run) are dropped on opening; with resumed_step 0 the file starts anew. A file that
+/// run) are dropped on opening, and so are evaluations that are done again; with resumed_step 0 the file
+/// starts anew. A file that
 /// cannot be written is no error: `note` is told once, missing lines are tried again with every step, and
 /// finish() says what is still missing.
 class MetricsWriter {
  public:
-  MetricsWriter(const std::filesystem::path& run_folder, int64_t resumed_step,
+  MetricsWriter(const std::filesystem::path& run_folder, const MetricsStart& start,
                 std::function<void(const std::string&)> note = {});
   void write(int64_t step, const nlohmann::ordered_json& values);
+
+  /// The record of an evaluation after a step, {"step": ..., "eval_loss": ...}. The names of all values but
+  /// `step` begin with "eval_".
+  void write_evaluation(int64_t step, const nlohmann::ordered_json& values);
   void finish();
 
  private:
   void note(const std::string& text) const;
+  void append(int64_t step, const nlohmann::ordered_json& values,
+              const std::map<std::string, double>& scalars);
 
   std::function<void(const std::string&)> note_;
   LogFile file_;

@@ -55,6 +55,22 @@ std::optional<RunSettings> settings(const Json& json, const std::string& file) {
   return RunSettings{.fixed = object("fixed"), .adjustable = object("adjustable")};
 }
 
+std::optional<EvaluationState> evaluation(const Json& json, const std::string& file) {
+  if (!json.contains("evaluation")) return std::nullopt;
+  const Json& object = json["evaluation"];
+  ESPALIER_CHECK(object.is_object(), "{}: evaluation: expected an object, received {}", file, object.dump());
+  EvaluationState state;
+  state.step = integer(object, "step", 0, file);
+  state.best_step = integer(object, "best_step", 0, file);
+  state.since_best = integer(object, "since_best", 0, file);
+  const Json loss = object.value("best_loss", Json());
+  ESPALIER_CHECK(loss.is_number(), "{}: evaluation.best_loss: expected a number, received {}", file,
+                 loss.dump());
+  state.best_loss = loss.get<double>();
+  state.data_hashes = hashes(object, "data_hashes", file);
+  return state;
+}
+
 }  // namespace
 
 RunState run_state_of(const Trajectories& trajectories, const TrainOptions& options) {
@@ -86,6 +102,13 @@ std::string to_text(const RunState& state) {
     json["model_config"] = state.model_config;
     json["file_hashes"] = state.file_hashes;
   }
+  if (state.evaluation) {
+    json["evaluation"] = {{"step", state.evaluation->step},
+                          {"best_step", state.evaluation->best_step},
+                          {"best_loss", state.evaluation->best_loss},
+                          {"since_best", state.evaluation->since_best},
+                          {"data_hashes", state.evaluation->data_hashes}};
+  }
   return json.dump(2) + "\n";
 }
 
@@ -106,6 +129,7 @@ RunState read_state_of_any_folder(const std::filesystem::path& checkpoint) {
   state.data_hashes = hashes(json, "data_hashes", file);
   state.settings = settings(json, file);
   state.file_hashes = hashes(json, "file_hashes", file);
+  state.evaluation = evaluation(json, file);
   state.model_config = json.value("model_config", Json());
   ESPALIER_CHECK(state.model_config.is_null() || state.model_config.is_object(),
                  "{}: model_config: expected an object, received {}", file, state.model_config.dump());

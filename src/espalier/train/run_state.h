@@ -13,6 +13,18 @@
 
 namespace espalier {
 
+/// How the evaluations of a run on held-out rows have gone.
+struct EvaluationState {
+  int64_t step = 0;  // of the last one; 0: there was none
+  int64_t best_step =
+      0;                 // of the one with the lowest finite loss, the first of equal ones; 0: there was none
+  double best_loss = 0;  // its loss, where there was one
+  int64_t since_best = 0;                               // evaluations since then
+  std::map<std::string, std::string> data_hashes = {};  // content_hashes of the rows
+
+  bool operator==(const EvaluationState&) const = default;
+};
+
 struct RunState {
   int64_t step = 0;  // optimiser steps done; at least 1 in a run
   int64_t data_rows = 0;
@@ -23,6 +35,7 @@ struct RunState {
   /// hashes of what the run began with, by the flag that names it: `model` (weights_hash), `adapter`.
   nlohmann::ordered_json model_config = {};
   std::map<std::string, std::string> file_hashes = {};
+  std::optional<EvaluationState> evaluation = {};  // of a run that evaluates
 };
 
 /// The state of a run on `trajectories` after no step.

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "espalier/base/check.h"
 #include "espalier/base/folder_lock.h"
@@ -65,12 +68,13 @@ class TrainingRun {
  public:
   /// Loads the model and, where the run is resumed, its state.
   TrainingRun(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
-              const std::atomic<bool>* stop)
+              const std::atomic<bool>* stop, const HeldOut* held_out)
       : trajectories_(trajectories),
         options_(options),
         events_(events),
         stop_(stop),
         last_(total_steps(trajectories, options)),
+        evaluator_(held_out ? std::optional<Evaluator>(std::in_place, *held_out, options) : std::nullopt),
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
         trainer_(load_model(options), options.optimizer),
         cost_(cost_of(trainer_.decoder())),
@@ -81,18 +85,18 @@ class TrainingRun {
         steps_(trajectories, options),
         saves_(options.save_every, last_) {
     state_.step = saved_ = first_;
+    if (evaluator_) resume_evaluations();
   }
 
   /// Returns false if it was stopped before the last step.
   bool run() {
     if (first_ < last_) check_before_the_first_step();
     if (events_.started) events_.started(last_, first_);
-    if (first_ >= last_) {
-      note(fmt::format("nothing to do: step {} of {} is reached already", first_, last_));
-      return true;
-    }
-    profiled_ = profiled_step(options_, first_, last_);
-    MetricsWriter writer(options_.out, first_, events_.note);
+    const bool evaluates_first = is_evaluation_due();
+    if (!evaluates_first && has_nothing_to_do()) return true;
+    if (first_ < last_) profiled_ = profiled_step(options_, first_, last_);
+    MetricsWriter writer(options_.out, {.resumed_step = first_, .evaluates_it = evaluates_first},
+                         events_.note);
     bool finished = false;
     try {
       finished = take_steps(&writer);
@@ -119,17 +123,115 @@ class TrainingRun {
   }
 
   bool take_steps(MetricsWriter* writer) {
-    while (state_.step < last_) {
+    if (is_evaluation_due() && !make_up_for_evaluation(writer)) return false;
+    while (state_.step < last_ && !ends_early()) {
       if (state_.step == first_ && stopping()) return false;  // nothing is done yet
       const nlohmann::ordered_json metrics = take_step(state_.step + 1);
       writer->write(state_.step, metrics);
       if (events_.step) events_.step(state_.step, metrics);
-      const bool stop = stopping();
-      if (saves_.is_due(state_.step, stop)) save(stop);
-      if (stop && state_.step < last_) return false;
+      if (is_evaluation_due()) evaluate(writer);
+      const bool ends = stopping() || ends_early();
+      if (saves_.is_due(state_.step, ends)) save(ends);
+      if (stopping() && (state_.step < last_ || is_evaluation_due()) && !ends_early()) return false;
+    }
+    if (ends_early()) note(fmt::format("stopped early: {}", early_stop_text(*state_.evaluation)));
+    ESPALIER_CHECK(best_error_.empty(), "the best checkpoint, that of step {}, could not be saved: {}",
+                   best_failed_step_, best_error_);
+    return true;
+  }
+
+  // ---- Evaluations
+
+  /// Goes on with the state of the checkpoint, if that is of the same rows and what it says is still there.
+  void resume_evaluations() {
+    const EvaluationState fresh = evaluator_->initial_state();
+    state_.evaluation = fresh;
+    if (first_ == 0) return;
+    const std::optional<EvaluationState> saved =
+        read_run_state(checkpoint_folder(options_.out, first_)).evaluation;
+    if (!saved) return;
+    if (saved->data_hashes != fresh.data_hashes) {
+      note("the held-out rows are not those of before: evaluations count anew from here on");
+      return;
+    }
+    state_.evaluation = saved;
+    const bool keeps_best = evaluator_->options().keep_best && saved->best_step > 0;
+    if (!keeps_best || std::filesystem::exists(best_checkpoint_folder(options_.out))) return;
+    note(fmt::format("{} is not there: the best evaluation counts anew from here on",
+                     best_checkpoint_folder(options_.out).string()));
+    state_.evaluation->best_step = 0;
+    state_.evaluation->best_loss = 0;
+  }
+
+  /// Whether the evaluation after the last step that is done has not been made.
+  bool is_evaluation_due() const {
+    return evaluator_ && evaluator_->is_due(state_.step, last_) && state_.evaluation->step < state_.step;
+  }
+
+  bool ends_early() const { return evaluator_ && evaluator_->stops(*state_.evaluation); }
+
+  /// A resumed run that was stopped before the evaluation after its last step. Returns false if it is stopped
+  /// again.
+  bool make_up_for_evaluation(MetricsWriter* writer) {
+    evaluate(writer);
+    if (is_evaluation_due()) return false;
+    // No checkpoint of a later step will say what came of it.
+    if (state_.step == last_ || ends_early()) {
+      replace_checkpoint(checkpoint_folder(options_.out, state_.step), checkpoint_, trainer_.decoder(),
+                         trainer_.optimizer(), state_);
     }
     return true;
   }
+
+  /// Evaluates the weights as they are, unless the run is stopped meanwhile.
+  void evaluate(MetricsWriter* writer) {
+    struct Stopped {};
+    nlohmann::ordered_json values = {{"step", state_.step}};
+    try {
+      if (stopping()) return;
+      values.update(evaluator_->evaluate(trainer_.decoder(), [&](int64_t done, int64_t total) {
+        if (stopping() && done < total) throw Stopped();
+        if (events_.evaluating) events_.evaluating(state_.step, done, total);
+      }));
+    } catch (const Stopped&) {
+      return;
+    }
+    const EvaluationState before = *state_.evaluation;
+    const bool is_best = Evaluator::add(state_.step, values["eval_loss"], &*state_.evaluation);
+    writer->write_evaluation(state_.step, values);
+    if (events_.evaluated) events_.evaluated(state_.step, values, *state_.evaluation);
+    if (is_best && evaluator_->options().keep_best) save_best(before);
+  }
+
+  /// What cannot be written is tried again when there is a better one.
+  void save_best(const EvaluationState& before) {
+    try {
+      replace_checkpoint(best_checkpoint_folder(options_.out), checkpoint_, trainer_.decoder(),
+                         trainer_.optimizer(), state_);
+      best_error_.clear();
+    } catch (const std::exception& error) {
+      best_error_ = text_of(error);
+      best_failed_step_ = state_.step;
+      state_.evaluation->best_step = before.best_step;
+      state_.evaluation->best_loss = before.best_loss;
+      note(fmt::format(
+          "warning: the best checkpoint, that of step {}, could not be saved: {}; the run goes on",
+          state_.step, best_error_));
+    }
+  }
+
+  /// And says so.
+  bool has_nothing_to_do() const {
+    if (first_ >= last_) {
+      note(fmt::format("nothing to do: step {} of {} is reached already", first_, last_));
+    } else if (ends_early()) {
+      note(fmt::format("nothing to do: the run has stopped early after step {}: {}", first_,
+                       early_stop_text(*state_.evaluation)));
+    }
+    return first_ >= last_ || ends_early();
+  }
+
+  // ---- Steps
 
   /// Forward, backward and update of step `number` (from 1). Returns its metrics.
   nlohmann::ordered_json take_step(int64_t number) {
@@ -243,6 +345,8 @@ class TrainingRun {
   const TrainEvents& events_;
   const std::atomic<bool>* stop_;
   int64_t last_;
+  std::optional<Evaluator>
+      evaluator_;  // before the model is loaded: what is wrong with its rows is said soon
   CheckpointOptions checkpoint_;
   StepTrainer trainer_;
   ModelCost cost_;
@@ -254,18 +358,21 @@ class TrainingRun {
   int64_t saved_ = 0;  // step of the newest checkpoint
   int64_t profiled_ = 0;
   bool save_failed_ = false;  // the error is that of a checkpoint
+  std::string best_error_;    // why the best checkpoint could not be written; "" where it could
+  int64_t best_failed_step_ = 0;
 };
 
 }  // namespace
 
 bool train(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
-           const std::atomic<bool>* stop) {
+           const std::atomic<bool>* stop, const HeldOut* held_out) {
   check_train_options(options);
+  if (held_out != nullptr) check_evaluation_options(held_out->options);
   ESPALIER_CHECK(trajectories.num_rows() > 0, "expected trajectories to train on, received none");
   std::filesystem::create_directories(options.out);
   const FolderLock lock(options.out, events.note);
   sweep_unfinished_checkpoints(options.out, lock.held());
-  return TrainingRun(trajectories, options, events, stop).run();
+  return TrainingRun(trajectories, options, events, stop, held_out).run();
 }
 
 }  // namespace espalier

@@ -14,6 +14,7 @@
 #include "espalier/data/trajectories.h"
 #include "espalier/engine/engine.h"
 #include "espalier/train/epochs.h"
+#include "espalier/train/evaluation.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier {
@@ -28,6 +29,10 @@ struct TrainEvents {
   /// measured.
   std::function<void(const Step& step, const StepPrediction& prediction, const StepResult& result)> predicted;
   std::function<void(const std::filesystem::path& folder)> saved;
+  /// While the held-out rows are evaluated after a step, and then what came of it: `state` has it already.
+  std::function<void(int64_t step, int64_t done, int64_t total)> evaluating;
+  std::function<void(int64_t step, const nlohmann::ordered_json& values, const EvaluationState& state)>
+      evaluated;
   std::function<void(const std::string& text)> note;
 };
 
@@ -49,9 +54,13 @@ class RunError : public std::runtime_error {
 /// checkpoint that cannot be written is tried again after later steps; when the next one is due, or the run
 /// ends, it is an error. Metrics that cannot be written are not an error.
 ///
+/// With `held_out` the rows are evaluated as its options say, and their state is part of checkpoints.
+/// *stop ends an evaluation as well; the run that continues makes it first. A run that ends early ends as
+/// after its last step.
+///
 /// A resumed run continues bit for bit: same flags, same data, same number of threads; on a device other than
 /// the CPU, where that is deterministic. Another device may continue it.
 bool train(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
-           const std::atomic<bool>* stop = nullptr);
+           const std::atomic<bool>* stop = nullptr, const HeldOut* held_out = nullptr);
 
 }  // namespace espalier

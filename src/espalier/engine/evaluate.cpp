@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/engine/evaluate.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <utility>
+
+#include "espalier/engine/logprob_pass.h"
+#include "espalier/engine/loss_sums.h"
+#include "espalier/engine/unit_loss.h"
+#include "espalier/runtime/device.h"
+
+namespace espalier {
+namespace {
+
+/// Log-probabilities of a micro-batch's terms, on their way to the host.
+struct LogprobsOfTerms {
+  std::vector<int64_t> index;  // in Step::terms.values
+  at::Tensor values;
+};
+
+/// Added up in the order of the terms, which does not depend on how the trees are cut.
+double nll_per_token(const Step& step, const Loss& loss, const std::vector<LogprobsOfTerms>& computed) {
+  std::vector<double> logprobs(step.terms.values.size());
+  for (const auto& [index, values] : computed) {
+    const double* value = values.const_data_ptr<double>();
+    for (size_t i = 0; i < index.size(); ++i) logprobs[index[i]] = value[i];
+  }
+  double sum = 0, weights = 0;
+  for (size_t k = 0; k < step.rows.size(); ++k) {
+    const int64_t end = step.terms.offsets[k + 1];
+    for (int64_t i = step.terms.offsets[k]; i < end; ++i) {
+      const double weight = term_column(step, loss, TermColumn::kWeight, static_cast<int64_t>(k), i);
+      sum -= weight * logprobs[i];
+      weights += weight;
+    }
+  }
+  return sum / weights;
+}
+
+}  // namespace
+
+StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
+                    const MicroBatchProgress& progress) {
+  PendingStep pending;
+  begin_sums(model, step, loss, &pending);
+  std::optional<UnitLoss> unit_loss;
+  if (loss.objective().scope() != Scope::kToken) {
+    unit_loss.emplace(step, loss, model.device());
+    pending.num_units = unit_loss->num_units();
+  }
+  const std::vector<bool> runs = micro_batches_with_loss(step);
+  const auto upcast = upcast_weights(runs);
+  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
+  int64_t done = 0;
+  std::vector<LogprobsOfTerms> computed;
+  const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
+    const at::Tensor logprobs = values_of_terms(batch, forwarded.logprobs);
+    pending.result.terms += batch.num_terms();
+    if (has_entropy_bonus(loss)) add_entropy_bonus(loss, batch, forwarded.entropy, &pending);
+    if (unit_loss) {
+      unit_loss->add(batch, logprobs);
+    } else {
+      add_to_sums(loss.objective().value(logprobs, batch.terms, {}), &pending);
+    }
+    computed.push_back({batch.term_index, download(logprobs)});
+  };
+  for_each_logprobs(
+      {.model = model, .step = step, .loss = loss, .runs = runs, .entropy = has_entropy_bonus(loss)}, visit,
+      [&](int64_t m) {
+        pending.result.work.tokens += step.plan.micro_batches[m].num_tokens;
+        if (progress) progress(++done, total);
+      });
+  if (progress && done < total) progress(total, total);
+  if (unit_loss) {
+    unit_loss->evaluate_all();
+    for (const ObjectiveValue& value : unit_loss->take_values()) add_to_sums(value, &pending);
+  }
+  synchronize(model.device());
+  StepResult result = finish(std::move(pending));
+  result.metrics.push_back({"nll_per_token", nll_per_token(step, loss, computed)});
+  return result;
+}
+
+}  // namespace espalier
