@@ -7,8 +7,10 @@ over all trajectories, without optimiser. Unpatched, trajectories run in batches
 length and without logits that no loss needs (bench/transformers_step.py). Patched, all of them are one padded batch.
 Figures are medians, speed-ups medians of each round's ratio. Losses must agree, or the command fails.
 
-Data sets: random trees at cached-token ratios (1: unrelated chains), loss on the last part of every trajectory. The goal
-is a speed-up of 0.9 of the bound FLOPs(flat) / FLOPs(tree), and of 0.97 where nothing is shared.
+Data sets: random trees at cached-token ratios (1: unrelated chains), loss on the last part of every trajectory. A patched
+model shares its layers; head and loss are the caller's and run for every row. So the bound is FLOPs(flat) / FLOPs(tree with
+the head for every row). The goal is a speed-up of 0.9 of it, and of 0.97 where nothing is shared. Beside it stands the bound of
+an engine that shares the head too, as `espalier train` does.
 
 With `--layers compiled` the model's layers run through torch.compile (dynamic sizes) on both sides. With `--trl` a third side runs
 in the same rounds: the tree packing of TRL's AsyncGRPO on the same model (bench/trl_tree_packing.py).
@@ -19,7 +21,6 @@ in the same rounds: the tree packing of TRL's AsyncGRPO on the same model (bench
 import argparse
 import itertools
 import json
-import math
 import shlex
 import statistics
 import sys
@@ -88,16 +89,26 @@ def _length(trajectory):
     return max(t for t in range(1, len(trajectory.ids)) if trajectory.weights[t] > 0)
 
 
-def bound_of(folder, data_set):
-    plan = json.loads(espalier("plan", "--model", folder, "--data", data_set.path, "--no-calibration", "--json"))
-    return plan["predicted_speedup_over_sequence_packing"], plan["flat_tokens"], plan["tree_tokens"]
+class Bounds:
+    """What sharing can bring at most, in FLOPs: with the head for every row, and with a shared head."""
+
+    def __init__(self, folder, data_set, trajectories):
+        plan = json.loads(espalier("plan", "--model", folder, "--data", data_set.path, "--no-calibration", "--json"))
+        self.flat_tokens, self.tree_tokens = plan["flat_tokens"], plan["tree_tokens"]
+        config = json.loads((folder / "config.json").read_text())
+        predictions = [t.ids[: i + 1] for t in trajectories for i in range(1, len(t.ids)) if t.weights[i] > 0]
+        repeated = len(predictions) - len({tuple(each) for each in predictions})
+        head = 6 * config["hidden_size"] * config["vocab_size"] * repeated  # forward and backward
+        flat, tree = plan["flops"]["sequence_packing"], plan["flops"]["plan"]
+        self.head_for_every_row = flat / (tree + head)
+        self.head_shared = flat / tree
 
 
 def measure(name, folder, side, setting, data_set, args):
     dtype, layers = setting
     where = f"{name}, {dtype}, {layers}, {data_set.name}"
-    bound, flat_tokens, tree_tokens = bound_of(folder, data_set)
     trajectories = trajectories_of(data_set.path)
+    bounds = Bounds(folder, data_set, trajectories)
     note = lambda text: say(f"{where}: {text}")
     if layers == "compiled":  # each size compiles once
         side.choose_batch_size(trajectories, BATCH_SIZES, args.probe_tokens, 8192, lambda text: None)
@@ -120,23 +131,25 @@ def measure(name, folder, side, setting, data_set, args):
         say(f"{where}: round {index + 1}: " + ", ".join(f"{which} {each[-1]:.3f} s" for which, each in seconds.items()))
     ratios = [a / b for a, b in zip(seconds["unpatched"], seconds["patched"])]
     speedup = statistics.median(ratios)
-    goal = 0.97 if math.isclose(flat_tokens, tree_tokens) else 0.9
+    share = speedup / bounds.head_for_every_row
+    goal = 0.97 if bounds.flat_tokens == bounds.tree_tokens else 0.9
     row = {
         "model ": name,
         "dtype ": dtype,
         "layers ": layers,
         "data ": data_set.name,
-        "flat tokens": f"{flat_tokens:,}",
-        "tree tokens": f"{tree_tokens:,}",
+        "flat tokens": f"{bounds.flat_tokens:,}",
+        "tree tokens": f"{bounds.tree_tokens:,}",
         "batch size": str(size),
         "unpatched s": f"{statistics.median(seconds['unpatched']):.3f}",
         "patched s": f"{statistics.median(seconds['patched']):.3f}",
         "speed-up": f"{speedup:.2f}",
         "low .. high": f"{min(ratios):.2f} .. {max(ratios):.2f}",
-        "bound": f"{bound:.2f}",
-        "share of bound": f"{speedup / bound:.3f}",
+        "bound": f"{bounds.head_for_every_row:.2f}",
+        "share of bound": f"{share:.3f}",
         "goal": f"{goal:g}",
-        "met ": "yes" if speedup / bound >= goal else "no",
+        "met ": "yes" if share >= goal else "no",
+        "bound, head shared": f"{bounds.head_shared:.2f}",
     }
     if args.trl:
         over = statistics.median(a / b for a, b in zip(seconds["TRL"], seconds["patched"]))
