@@ -20,9 +20,11 @@
 #include "espalier/engine/order.h"
 #include "espalier/measure/kept_products.h"
 #include "espalier/model/weights.h"
+#include "espalier/objective/signal.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/cost_model_file.h"
+#include "espalier/train/reference.h"
 #include "espalier/train/trainer.h"
 
 namespace espalier::cli {
@@ -42,7 +44,7 @@ struct TrainArguments {
   LoraFlags lora;
   TrainOptions train;
   OptimizerFlags optimizer;
-  std::string model, out, dtype = "float32", save_dtype, shuffle = "none";
+  std::string model, reference_model, out, dtype = "float32", save_dtype, shuffle = "none";
   std::string profile;
   std::vector<std::string> eval_data;  // names and patterns
   EvaluationOptions evaluation;
@@ -241,11 +243,63 @@ void check_evaluation_flags(const TrainArguments& flags) {
                  evaluation.early_stop);
 }
 
+/// What rows are read for. The objective judges them when they have what a reference model gives them.
+DataUse use_of_rows(const TrainArguments& flags) {
+  DataUse use = data_use_of(flags.model, flags.objective.options());
+  if (!flags.reference_model.empty()) use.objective.reset();
+  return use;
+}
+
 /// Rows that are evaluated; none without --eval-data.
 std::optional<HeldOut> read_held_out(const TrainArguments& flags) {
   if (flags.eval_data.empty()) return std::nullopt;
-  return HeldOut{flags.held_out_data().read(data_use_of(flags.model, flags.objective.options())),
-                 flags.evaluation};
+  return HeldOut{flags.held_out_data().read(use_of_rows(flags)), flags.evaluation};
+}
+
+/// Throws InputError for what the objective lacks beside the reference's log-probabilities, which stand as
+/// zeros afterwards: so that nobody waits for them in vain.
+void check_with_reference(const Reference& reference, const TrainArguments& flags, const DataFlags& data,
+                          Trajectories* rows) {
+  const ObjectiveOptions objective = flags.objective.options();
+  check_reference(reference, read_config(flags.model), objective, *rows, data.title());
+  rows->ref_logprobs = {RealColumn(Column<float>(std::vector<float>(rows->num_tokens()))), {}};
+  const Loss loss(*rows, objective);
+}
+
+void compute_reference(const Reference& reference, const std::filesystem::path& file,
+                       const ObjectiveOptions& objective, Trajectories* rows) {
+  Progress progress("reference");
+  rows->ref_logprobs = {};
+  const bool was_kept =
+      add_reference_logprobs(reference,
+                             {.file = file,
+                              .progress =
+                                  [&](int64_t done, int64_t total) {
+                                    progress.update(static_cast<double>(done) / static_cast<double>(total),
+                                                    fmt::format("micro-batch {}/{}", done, total));
+                                  },
+                              .note = [&](const std::string& text) { progress.line(text); }},
+                             rows);
+  progress.line(fmt::format("reference: log-probabilities of {} {} {}",
+                            count_of(rows->num_rows(), "trajectory", "trajectories"),
+                            was_kept ? "from" : "computed, kept in", file.string()));
+  for (const std::string& text : signal_warnings(Loss(*rows, objective))) progress.line("warning: " + text);
+}
+
+/// Gives the rows, and those that are evaluated, the log-probabilities of --reference-model.
+void add_reference(const TrainArguments& flags, const TrainOptions& options, Trajectories* rows,
+                   std::optional<HeldOut>* held_out) {
+  const Reference reference{flags.reference_model, options.dtype, options.device, options.plan};
+  check_with_reference(reference, flags, flags.data, rows);
+  if (*held_out) check_with_reference(reference, flags, flags.held_out_data(), &(*held_out)->trajectories);
+  if (flags.dry_run) return;
+  std::filesystem::create_directories(options.out);
+  stop_on_signals(&stop);
+  compute_reference(reference, options.out / "ref_logprobs.safetensors", options.objective, rows);
+  if (*held_out) {
+    compute_reference(reference, options.out / "ref_logprobs_eval.safetensors", options.objective,
+                      &(*held_out)->trajectories);
+  }
 }
 
 void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_code) {
@@ -256,14 +310,15 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
   restore_products(flags, device);
   std::optional<Profiler> profiler;
   if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile, device);
-  const Trajectories trajectories = flags.data.read(data_use_of(flags.model, flags.objective.options()));
-  const std::optional<HeldOut> held_out = read_held_out(flags);
+  Trajectories trajectories = flags.data.read(use_of_rows(flags));
+  std::optional<HeldOut> held_out = read_held_out(flags);
   note_carried_tensors(flags.model);
   TrainOptions options = options_of(flags, trajectories, device);
   options.profiler = profiler ? &*profiler : nullptr;
   warn_of_warmup(options, total_steps(trajectories, options));
   note_router_losses(flags);
   if (const std::string text = uneven_steps_note(trajectories, options); !text.empty()) log_line("{}", text);
+  if (!flags.reference_model.empty()) add_reference(flags, options, &trajectories, &held_out);
   if (flags.dry_run) {
     print_dry_run(flags, options, trajectories, command);
     if (held_out) print_evaluations(*held_out, options);
@@ -388,6 +443,17 @@ void add_step_flags(CLI::App* command, TrainArguments* flags) {
       ->capture_default_str();
 }
 
+void add_reference_model(CLI::App* command, TrainArguments* flags) {
+  const HelpGroup group(command, kObjectiveGroup);
+  command
+      ->add_option(
+          "--reference-model", flags->reference_model,
+          "Model folder of a reference or teacher of the same vocabulary: compute ref_logprobs of all "
+          "rows with it before training begins, in --dtype on --device, for rows that have none. They "
+          "are kept in --out and used again by --resume")
+      ->type_name("DIR");
+}
+
 void add_evaluation_flags(CLI::App* command, TrainArguments* flags) {
   const HelpGroup group(command, "Evaluation");
   EvaluationOptions& evaluation = flags->evaluation;
@@ -430,6 +496,7 @@ void add_flags(CLI::App* command, TrainArguments* flags) {
   flags->data.add(command);
   add_run_flags(command, flags);
   flags->objective.add(command);
+  add_reference_model(command, flags);
   add_step_flags(command, flags);
   add_evaluation_flags(command, flags);
   flags->optimizer.add(command, /*schedules=*/true);
