@@ -36,8 +36,32 @@ def coefficients(rows, normalize):
     return [each / sums[row["group_id"]] / len(sums) if each.any() else each for row, each in zip(rows, weights)]
 
 
+def turns_of(row):
+    """Of each token but the first: the number of the turn that it is in, or that was the last one before it, from 0."""
+    mask = [weight > 0 for weight in weights_of(row).tolist()]
+    starts = [t for t in range(len(mask)) if mask[t] and (t == 0 or not mask[t - 1])]
+    return [sum(start <= t for start in starts) - 1 for t in range(len(mask))]
+
+
+def turn_advantages(rows, baseline, scale, discount):
+    returns = [[sum(discount ** (j - k) * r[j] for j in range(k, len(r))) for k in range(len(r))]
+               for r in (row["turn_rewards"] for row in rows)]  # fmt: skip
+    result = []
+    for row, own in zip(rows, returns):
+        of_turn = []
+        for k, value in enumerate(own):
+            same = [other[k] for each, other in zip(rows, returns) if each["group_id"] == row["group_id"] and k < len(other)]
+            center = {"mean": statistics.mean(same), "none": 0,
+                      "leave-one-out": (sum(same) - value) / (len(same) - 1) if len(same) > 1 else value}[baseline]
+            of_turn.append((value - center) / ((statistics.stdev(same) if len(same) > 1 else 0) + 1e-6 if scale else 1))
+        result.append(tensor([of_turn[turn] if turn >= 0 else 0 for turn in turns_of(row)]))
+    return result
+
+
 def advantages(rows, baseline="mean", scale=True, discount=1):
     """[n - 1] of every row, from rewards and groups."""
+    if "turn_rewards" in rows[0]:
+        return turn_advantages(rows, baseline, scale, discount)
     result = []
     for row in rows:
         group = [other["reward"] for other in rows if other["group_id"] == row["group_id"]]

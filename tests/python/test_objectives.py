@@ -50,6 +50,26 @@ def sampled_rows():
     return rows
 
 
+def rows_with_turn_rewards():
+    rows = sampled_rows()
+    rng = random.Random(seed_of(7))
+    for row in rows:
+        del row["reward"]
+        row["turn_rewards"] = [rng.uniform(-1, 2) for _ in range(formulas.turns_of(row)[-1] + 1)]
+    return rows
+
+
+def rows_of_a_teacher():
+    """Rows that share trained tokens, and have other teachers' tokens there."""
+    rows = sampled_rows()
+    rng = random.Random(seed_of(8))
+    for row in rows:
+        ids = row["input_ids"]
+        row["ref_topk_ids"] = [[], *(rng.sample(range(61), 3) for _ in ids[1:])]
+        row["ref_topk_logprobs"] = [[], *([rng.uniform(-4, -1.2) for _ in range(3)] for _ in ids[1:])]
+    return rows
+
+
 def paired_rows():
     """Pairs that share prompts, and trained tokens."""
     rng = random.Random(seed_of(6))
@@ -92,6 +112,9 @@ CASES = {
     "dr_grpo": ([], sampled_rows, policy("dr_grpo", normalize="sequence-sum", scale=False)),
     "dr_grpo-constant": (["--normalize", 64], sampled_rows, policy("dr_grpo", normalize=64, scale=False)),
     "dapo": ([], sampled_rows, policy("dapo", normalize="token", clip_high=0.28)),
+    "grpo-turn-rewards": (["--turn-discount", 0.5], rows_with_turn_rewards, policy("grpo", normalize="token", discount=0.5)),
+    "reinforce-turn-rewards": ([], rows_with_turn_rewards, policy("reinforce", normalize="sequence-sum",
+                                                                  baseline="leave-one-out", scale=False)),
     "gspo": (["--clip-low", 0.3, "--clip-high", 0.4], sampled_rows,
              policy("gspo", normalize="sequence", clip_low=0.3, clip_high=0.4)),
     "cispo": ([], sampled_rows, policy("cispo", normalize="token", clip_low=1, clip_high=4)),

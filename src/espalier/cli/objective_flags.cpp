@@ -47,8 +47,9 @@ void add_advantages(CLI::App* command, ObjectiveFlags* flags) {
   command
       ->add_option(
           "--turn-discount", flags->turn_discount,
-          "Advantages from rewards: multiply by this for each later turn of the trajectory. A turn is "
-          "a stretch of tokens with loss")
+          "Advantages from rewards: a reward counts this much less for each turn before the one that it "
+          "is given for, the last one or, in `turn_rewards`, its own. A turn is a stretch of tokens with "
+          "loss")
       ->check(real_from(0, 1))
       ->capture_default_str();
 }

@@ -27,37 +27,109 @@ struct RewardGroup {
   double deviation() const { return count > 1 ? std::sqrt(squares / static_cast<double>(count - 1)) : 0.0; }
 };
 
-/// The rewards of a file by group; a row without a group_id is a group of its own.
+/// What the divergence of a token from the reference takes from the reward (kl_in reward).
+double penalty(const Trajectories& trajectories, int64_t token, const ObjectiveOptions& options) {
+  if (!options.has_kl_in(KlPlace::kReward) || trajectories.loss_weights[token] == 0) return 0;
+  const double log_ratio = trajectories.logprobs.values[token] - trajectories.ref_logprobs.values[token];
+  return options.kl_coef * kl_estimate(log_ratio, options.kl_estimator);
+}
+
+void check_has_penalty(const Trajectories& trajectories, int64_t row, const ObjectiveOptions& options) {
+  if (!options.has_kl_in(KlPlace::kReward)) return;
+  ESPALIER_CHECK(trajectories.logprobs.has(row) && trajectories.ref_logprobs.has(row),
+                 "trajectory {} (row {}): kl-in reward expects `logprobs` and `ref_logprobs`; received {}",
+                 trajectories.name(row), row,
+                 trajectories.logprobs.has(row)       ? "no `ref_logprobs`"
+                 : trajectories.ref_logprobs.has(row) ? "no `logprobs`"
+                                                      : "neither of them");
+}
+
+/// What a row is compared by: its reward, or the returns of its turns.
+std::vector<double> returns_of(const Trajectories& trajectories, int64_t row,
+                               const ObjectiveOptions& options) {
+  if (!trajectories.has_turn_rewards(row)) return {reward_of(trajectories, row, options)};
+  check_has_penalty(trajectories, row, options);
+  const std::vector<int64_t> starts = turn_starts(trajectories, row);
+  std::vector<double> returns(starts.size());
+  const int64_t first = trajectories.turn_reward_offsets[row], offset = trajectories.offsets[row];
+  double later = 0;
+  int64_t end = trajectories.row_size(row);
+  for (size_t turn = starts.size(); turn-- > 0; end = starts[turn]) {
+    double reward = trajectories.turn_rewards[first + static_cast<int64_t>(turn)];
+    for (int64_t position = starts[turn]; position < end; ++position) {
+      reward -= penalty(trajectories, offset + position, options);
+    }
+    later = returns[turn] = reward + options.turn_discount * later;
+  }
+  return returns;
+}
+
+/// The rewards of a file by group; a row without a group_id is a group of its own. The returns of turns are
+/// compared with those of the same turn.
 class RewardGroups {
  public:
   RewardGroups(const Trajectories& trajectories, const ObjectiveOptions& options)
-      : of_row_(trajectories.num_rows(), -1), rewards_(trajectories.num_rows()) {
+      : of_row_(trajectories.num_rows(), -1) {
     std::map<std::string, int64_t> known;
     for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-      if (!trajectories.reward.has(row)) continue;
-      rewards_[row] = reward_of(trajectories, row, options);
-      const bool is_named = !trajectories.group_id.empty() && !trajectories.group_id[row].empty();
-      const auto next = static_cast<int64_t>(groups_.size());
-      of_row_[row] = is_named ? known.try_emplace(trajectories.group_id[row], next).first->second : next;
-      if (of_row_[row] == next) groups_.emplace_back();
-      groups_[of_row_[row]].add(rewards_[row]);
+      if (has_reward(trajectories, row)) {
+        const bool is_named = !trajectories.group_id.empty() && !trajectories.group_id[row].empty();
+        const auto next = static_cast<int64_t>(groups_.size());
+        of_row_[row] = is_named ? known.try_emplace(trajectories.group_id[row], next).first->second : next;
+        if (of_row_[row] == next) groups_.push_back({.has_turns = trajectories.has_turn_rewards(row)});
+        add(trajectories, row, returns_of(trajectories, row, options));
+      }
+      returns_.end_row();
     }
-    RewardGroup all;
-    for (RewardGroup& group : groups_) {
-      group.before = all.mean;
-      const auto together = static_cast<double>(all.count + group.count);
-      all.mean += (group.mean - all.mean) * static_cast<double>(group.count) / together;
-      all.count += group.count;
-    }
+    set_means_before();
   }
 
-  double advantage(int64_t row, const ObjectiveOptions& options) const {
-    const RewardGroup& group = groups_[of_row_[row]];
-    const double scale = options.scale_rewards ? group.deviation() + 1e-6 : 1.0;
-    return (rewards_[row] - baseline(group, rewards_[row], options.baseline)) / scale;
+  /// Of each turn of the row, or of the whole row where it has a single reward.
+  std::vector<double> advantages(int64_t row, const ObjectiveOptions& options) const {
+    std::vector<double> result;
+    const auto& of_turn = groups_[of_row_[row]].of_turn;
+    for (const double value : returns_.row(row)) {
+      const RewardGroup& group = of_turn[result.size()];
+      const double scale = options.scale_rewards ? group.deviation() + 1e-6 : 1.0;
+      result.push_back((value - baseline(group, value, options.baseline)) / scale);
+    }
+    return result;
   }
 
  private:
+  struct Turns {
+    bool has_turns;                      // otherwise there is one, the whole trajectory
+    std::vector<RewardGroup> of_turn{};  // as many as the group's trajectories have at most
+  };
+
+  void add(const Trajectories& trajectories, int64_t row, const std::vector<double>& returns) {
+    Turns& group = groups_[of_row_[row]];
+    ESPALIER_CHECK(
+        group.has_turns == trajectories.has_turn_rewards(row),
+        "trajectory {} (row {}): expected `{}`, as the trajectories of its group {} before it have; "
+        "received `{}`",
+        trajectories.name(row), row, group.has_turns ? "turn_rewards" : "reward", trajectories.group_id[row],
+        group.has_turns ? "reward" : "turn_rewards");
+    if (group.of_turn.size() < returns.size()) group.of_turn.resize(returns.size());
+    for (size_t turn = 0; turn < returns.size(); ++turn) group.of_turn[turn].add(returns[turn]);
+    returns_.values.insert(returns_.values.end(), returns.begin(), returns.end());
+  }
+
+  void set_means_before() {
+    std::vector<RewardGroup> all[2];  // of groups without and with turns
+    for (Turns& group : groups_) {
+      std::vector<RewardGroup>& alike = all[group.has_turns];
+      if (alike.size() < group.of_turn.size()) alike.resize(group.of_turn.size());
+      for (size_t turn = 0; turn < group.of_turn.size(); ++turn) {
+        RewardGroup &own = group.of_turn[turn], &so_far = alike[turn];
+        own.before = so_far.mean;
+        const auto together = static_cast<double>(so_far.count + own.count);
+        so_far.mean += (own.mean - so_far.mean) * static_cast<double>(own.count) / together;
+        so_far.count += own.count;
+      }
+    }
+  }
+
   static double baseline(const RewardGroup& group, double reward, Baseline baseline) {
     switch (baseline) {
       case Baseline::kMean:
@@ -75,44 +147,35 @@ class RewardGroups {
   }
 
   std::vector<int64_t> of_row_;  // -1 without a reward
-  std::vector<double> rewards_;
-  std::vector<RewardGroup> groups_;  // in the order of the file
+  Csr<double> returns_;          // by row
+  std::vector<Turns> groups_;    // in the order of the file
 };
 
 /// Whether the row's reward can be made an advantage.
-bool has_reward(const Trajectories& trajectories, int64_t row, Baseline baseline) {
-  if (!trajectories.reward.has(row)) return false;
+bool has_comparable_reward(const Trajectories& trajectories, int64_t row, Baseline baseline) {
+  if (!has_reward(trajectories, row)) return false;
   const bool compares = baseline == Baseline::kMean || baseline == Baseline::kLeaveOneOut;
   return !compares || (!trajectories.group_id.empty() && !trajectories.group_id[row].empty());
 }
 
-/// First positions of the row's turns.
-void append_turns(const Trajectories& trajectories, int64_t row, Csr<int64_t>* turns) {
-  const int64_t begin = trajectories.offsets[row];
-  bool inside = false;
-  for (int64_t position = 1; position < trajectories.row_size(row); ++position) {
-    const bool carries_loss = trajectories.loss_weights[begin + position] > 0;
-    if (carries_loss && !inside) turns->values.push_back(position);
-    inside = carries_loss;
-  }
-  turns->end_row();
-}
-
 }  // namespace
 
+bool has_reward(const Trajectories& trajectories, int64_t row) {
+  return trajectories.reward.has(row) || trajectories.has_turn_rewards(row);
+}
+
 double reward_of(const Trajectories& trajectories, int64_t row, const ObjectiveOptions& options) {
-  double reward = trajectories.reward.values[row];
-  if (!options.has_kl_in(KlPlace::kReward)) return reward;
-  ESPALIER_CHECK(trajectories.logprobs.has(row) && trajectories.ref_logprobs.has(row),
-                 "trajectory {} (row {}): kl-in reward expects `logprobs` and `ref_logprobs`; received {}",
-                 trajectories.name(row), row,
-                 trajectories.logprobs.has(row)       ? "no `ref_logprobs`"
-                 : trajectories.ref_logprobs.has(row) ? "no `logprobs`"
-                                                      : "neither of them");
+  check_has_penalty(trajectories, row, options);
+  double reward = 0;
+  if (trajectories.reward.has(row)) {
+    reward = trajectories.reward.values[row];
+  } else {
+    const int64_t end = trajectories.turn_reward_offsets[row + 1];
+    for (int64_t i = trajectories.turn_reward_offsets[row]; i < end; ++i)
+      reward += trajectories.turn_rewards[i];
+  }
   for (int64_t i = trajectories.offsets[row] + 1; i < trajectories.offsets[row + 1]; ++i) {
-    if (trajectories.loss_weights[i] == 0) continue;
-    const double log_ratio = trajectories.logprobs.values[i] - trajectories.ref_logprobs.values[i];
-    reward -= options.kl_coef * kl_estimate(log_ratio, options.kl_estimator);
+    reward -= penalty(trajectories, i, options);
   }
   return reward;
 }
@@ -129,18 +192,22 @@ Advantages::Advantages(const Trajectories& trajectories, const ObjectiveOptions&
       continue;
     }
     needed = true;
-    ESPALIER_CHECK(has_reward(trajectories, row, options.baseline),
-                   "trajectory {} (row {}): objective {} expects `advantages`, `advantage`, or `reward` with "
-                   "`group_id`; "
-                   "received none of them",
+    ESPALIER_CHECK(has_comparable_reward(trajectories, row, options.baseline),
+                   "trajectory {} (row {}): objective {} expects `advantages`, `advantage`, or `reward` or "
+                   "`turn_rewards` with `group_id`; received none of them",
                    trajectories.name(row), row, to_string(options.kind));
   }
   if (!needed) return;
   const RewardGroups groups(trajectories, options);
   from_reward_.resize(trajectories.num_rows());
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    if (!trajectories.advantages.has(row)) from_reward_[row] = groups.advantage(row, options);
-    if (turn_discount_ != 1) append_turns(trajectories, row, &turns_);
+    const bool is_made = !trajectories.advantages.has(row);
+    const std::vector<double> made = is_made ? groups.advantages(row, options) : std::vector<double>();
+    if (is_made && !trajectories.has_turn_rewards(row)) from_reward_[row] = made.front();
+    if (turn_discount_ == 1 && trajectories.turn_reward_offsets.empty()) continue;
+    turns_.push_row(turn_starts(trajectories, row));
+    if (trajectories.has_turn_rewards(row)) of_turn_.insert(of_turn_.end(), made.begin(), made.end());
+    of_turn_.resize(turns_.values.size());
   }
 }
 
@@ -148,10 +215,12 @@ double Advantages::at(int64_t row, int64_t position) const {
   if (trajectories_->advantages.has(row)) {
     return trajectories_->advantages.values[trajectories_->offsets[row] + position];
   }
-  if (turn_discount_ == 1) return from_reward_[row];
+  const bool has_turns = trajectories_->has_turn_rewards(row);
+  if (turn_discount_ == 1 && !has_turns) return from_reward_[row];
   const auto turns = turns_.row(row);
-  const auto later = turns.end() - std::ranges::upper_bound(turns, position);
-  return from_reward_[row] * std::pow(turn_discount_, static_cast<double>(later));
+  const auto next = std::ranges::upper_bound(turns, position) - turns.begin();
+  if (has_turns) return next == 0 ? 0 : of_turn_[turns_.offsets[row] + next - 1];  // before them is no loss
+  return from_reward_[row] * std::pow(turn_discount_, static_cast<double>(std::ssize(turns) - next));
 }
 
 }  // namespace espalier

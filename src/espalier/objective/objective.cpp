@@ -61,7 +61,7 @@ std::vector<std::string> data_fields(const Objective& objective) {
     fields.emplace_back("ref_logprobs");
   }
   if (objective.reads(TermColumn::kAdvantage)) {
-    fields.insert(fields.end(), {"advantages", "advantage", "reward"});
+    fields.insert(fields.end(), {"advantages", "advantage", "reward", "turn_rewards"});
   }
   if (objective.reads(TermColumn::kChosen)) fields.emplace_back("chosen");
   if (objective.scope() == Scope::kPair) fields.emplace_back("pair_id");

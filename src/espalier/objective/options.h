@@ -63,7 +63,7 @@ struct ObjectiveOptions {
   double dual_clip = 0;  // where the advantage is negative, the ratio counts as this at most; 0: as it is
   Baseline baseline = Baseline::kMean;
   bool scale_rewards = true;  // advantages from rewards: divide by the group's standard deviation
-  double turn_discount = 1;   // the same: multiply by this for each later turn of the trajectory
+  double turn_discount = 1;   // the same: a reward counts this to the power of the turns until it is given
   ImportanceWeights importance_weights = ImportanceWeights::kNone;
   ImportanceLevel importance_level = ImportanceLevel::kToken;
   double importance_cap = 2;      // truncate: weights are this at most; mask: terms above it get weight 0

@@ -45,7 +45,7 @@ Signal signal_of(const Loss& loss, std::span<const int64_t> rows) {
   MomentSums rewards, advantages;
   std::unordered_map<std::string, GroupSignal> groups;
   for (const int64_t row : rows) {
-    if (trajectories.reward.has(row)) {
+    if (has_reward(trajectories, row)) {
       rewards.add(reward_of(trajectories, row, loss.objective().options()));
     }
     GroupSignal of_row{.rows = 1};
