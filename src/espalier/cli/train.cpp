@@ -10,6 +10,7 @@
 #include "espalier/cli/flags.h"
 #include "espalier/cli/help_format.h"
 #include "espalier/cli/lora_flags.h"
+#include "espalier/cli/mix_flags.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/plan_table.h"
 #include "espalier/cli/progress.h"
@@ -32,10 +33,13 @@ namespace {
 // again.
 constexpr int kStoppedExitCode = 3;
 
+constexpr const char* kMixFile = "mix.toml";  // of a run, beside its config.toml
+
 StopRequest stop{.exit_code = kStoppedExitCode};
 
 struct TrainArguments {
   DataFlags data;
+  MixFlags mix;
   PlanFlags plan;
   ObjectiveFlags objective;
   DeviceFlags device;
@@ -47,14 +51,16 @@ struct TrainArguments {
   bool dry_run = false;
 };
 
-ModelUse use_of(const TrainArguments& flags, at::Device device) {
+ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
   const DecoderConfig config = read_config(flags.model);
   return {.config = config,
           .dtype = parse_dtype(flags.dtype),
           .device = device,
           .optimizer = parse_optimizer(flags.optimizer.optimizer),
           .objective = flags.objective.options(),
-          .lora = flags.lora.trained(config)};
+          .mix = data.sources,
+          .lora = flags.lora.trained(config),
+          .ref_topk = data.trajectories.ref_topk};
 }
 
 // A run goes on with the matrix products that it began with, whatever this machine would take: others give
@@ -72,7 +78,13 @@ void restore_products(const TrainArguments& flags, at::Device device) {
   set_product_choice(taken);
 }
 
-TrainOptions options_of(const TrainArguments& flags, const Trajectories& trajectories, at::Device device) {
+/// Rows of all sources come together in the steps of a mix, unless something else is asked for.
+std::string shuffle_of(const TrainArguments& flags, const CLI::App& command) {
+  const bool is_given = command.get_option("--shuffle")->count() > 0;
+  return flags.mix.file.empty() || is_given ? flags.shuffle : to_string(Shuffle::kGroups);
+}
+
+TrainOptions options_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
   TrainOptions options = flags.train;
   options.device = device;
   options.model = flags.model;
@@ -84,9 +96,10 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
       options.trains_adapter() ? detail::accumulator_dtype(options.dtype) : options.dtype;
   options.save_dtype = flags.save_dtype.empty() ? trained : parse_dtype(flags.save_dtype);
   options.objective = flags.objective.options();
+  options.mix = data.sources;
   flags.optimizer.apply_to(&options);
-  options.plan = flags.plan.options(trajectories);
-  const ModelUse use = use_of(flags, device);
+  options.plan = flags.plan.options(data.trajectories);
+  const ModelUse use = use_of(flags, data, device);
   options.costs = flags.plan.costs(use);
   const std::filesystem::path kept = options.out / kCostModelFile;
   if (options.resume && std::filesystem::exists(kept)) {
@@ -94,7 +107,6 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
   }
   options.predicted_costs =
       flags.plan.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
-  options.shuffle = parse_shuffle(flags.shuffle);
   return options;
 }
 
@@ -102,9 +114,15 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
 // the same run again.
 std::string config_of_the_run(const TrainArguments& flags, const CLI::App& command) {
   nlohmann::ordered_json config = resolved_flags(command);
-  config["data"] = flags.data.resolved();
-  const nlohmann::ordered_json objective = flags.objective.resolved();
-  for (const auto& [name, value] : objective.items()) config[name] = value;
+  if (flags.mix.file.empty()) {
+    config["data"] = flags.data.resolved();
+    const nlohmann::ordered_json objective = flags.objective.resolved();
+    for (const auto& [name, value] : objective.items()) config[name] = value;
+  } else {
+    config["shuffle"] = shuffle_of(flags, command);
+    config["mix"] = (std::filesystem::path(flags.out) / kMixFile).string();
+    for (const std::string& name : ObjectiveFlags::names()) config.erase(name);
+  }
   for (const char* each : {"resume", "dry-run"}) config.erase(each);
   return to_toml(config);
 }
@@ -119,10 +137,11 @@ void print_dry_run(const TrainArguments& flags, const TrainOptions& options, con
                count_of(static_cast<int64_t>(batches.front().size()), "trajectory", "trajectories"));
   double seconds = 0, largest = 0;
   StepFlops flops;
-  const Loss loss(trajectories, options.objective);
+  const Loss loss = make_loss(trajectories, options.objective, options.mix);
   for (const std::vector<int64_t>& rows : batches) {
-    const Step step = make_step(trajectories, rows,
-                                {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss});
+    const Step step =
+        make_step(trajectories, rows,
+                  {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss, options.mix});
     const StepPrediction prediction = predict_step(
         *options.predicted_costs, step, needs_logprob_pass(step, loss) || needs_routing_pass(step, loss));
     if (&rows == &batches.front()) {
@@ -190,22 +209,32 @@ void warn_of_warmup(const TrainOptions& options, int64_t steps) {
 void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_code) {
   ESPALIER_CHECK(flags.train.profile_step == 0 || !flags.profile.empty(),
                  "--profile-step {}: expected --profile FILE beside it", flags.train.profile_step);
+  flags.mix.check(command, flags.data);
   const at::Device device = flags.device.open();
   restore_products(flags, device);
   std::optional<Profiler> profiler;
   if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile, device);
-  const Trajectories trajectories = flags.data.read(data_use_of(flags.model, flags.objective.options()));
+  MixedData data;
+  if (flags.mix.file.empty()) {
+    data.trajectories = flags.data.read(data_use_of(flags.model, flags.objective.options()));
+  } else {
+    data = flags.mix.read(flags.model, flags.data);
+  }
+  const Trajectories& trajectories = data.trajectories;
+  const std::string mix = flags.mix.file.empty() ? "" : flags.mix.resolved();
   note_carried_tensors(flags.model);
-  TrainOptions options = options_of(flags, trajectories, device);
+  TrainOptions options = options_of(flags, data, device);
+  options.shuffle = parse_shuffle(shuffle_of(flags, command));
   options.profiler = profiler ? &*profiler : nullptr;
   warn_of_warmup(options, total_steps(trajectories, options));
   note_router_losses(flags);
   if (const std::string text = uneven_steps_note(trajectories, options); !text.empty()) log_line("{}", text);
   if (flags.dry_run) {
+    if (!mix.empty()) print_output("# resolved mix\n{}\n", printable_lines(mix));
     print_dry_run(flags, options, trajectories, command);
     return;
   }
-  const ModelUse use = use_of(flags, device);
+  const ModelUse use = use_of(flags, data, device);
   std::filesystem::create_directories(options.out);
   stop_on_signals(&stop);
 
@@ -216,6 +245,7 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
   events.started = [&](int64_t total_steps, int64_t resumed_step) {
     total = total_steps;
     first = resumed_step;
+    if (!mix.empty()) write_text(options.out / kMixFile, mix);
     write_text(options.out / "config.toml", config_of_the_run(flags, command));
     nlohmann::ordered_json cost_model = cost_model_json(options.costs->time);
     if (device.is_cpu()) add_products(product_choice(), &cost_model);
@@ -305,7 +335,8 @@ void add_step_flags(CLI::App* command, TrainArguments* flags) {
   command
       ->add_option("--shuffle", flags->shuffle,
                    "none: file order, each group where its first row stands; groups: groups in random order, "
-                   "each kept whole; rows: trajectories in random order, which splits groups")
+                   "each kept whole (the default with --mix); rows: trajectories in random order, which "
+                   "splits groups")
       ->check(CLI::IsMember(shuffle_names()))
       ->capture_default_str();
   command
@@ -327,7 +358,8 @@ void add_profile_flags(CLI::App* command, TrainArguments* flags) {
 
 void add_flags(CLI::App* command, TrainArguments* flags) {
   add_model(command, &flags->model)->required();
-  flags->data.add(command);
+  flags->data.add(command, /*required=*/false);
+  flags->mix.add(command);
   add_run_flags(command, flags);
   flags->objective.add(command);
   add_step_flags(command, flags);

@@ -43,7 +43,7 @@ c10::intrusive_ptr<RouterStatistics> router_statistics(const Model& model, const
                                                        const Loss& loss) {
   const RouterShape routers = model.routers();
   if (routers.count() == 0) return {};
-  const ObjectiveOptions& options = loss.objective().options();
+  const ObjectiveOptions& options = loss.router_options();
   return c10::make_intrusive<RouterStatistics>(
       routers, RouterLossOptions{options.router_aux_loss_coef, options.router_z_loss_coef},
       step.flat_tokens(), model.device());
@@ -76,6 +76,7 @@ void add_to_metric(Reduction reduction, const at::Tensor& value, const at::Tenso
   switch (reduction) {
     case Reduction::kMean:
     case Reduction::kMeanOfUnits:
+    case Reduction::kSum:
       so_far.add_(value);
       return;
     case Reduction::kMin:
@@ -158,21 +159,23 @@ class StepRun {
         upcast_(upcast_weights(runs_)),
         in_flight_(step.plan.micro_batches.size()),
         window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())) {
+    if (loss.is_wide()) unit_loss_.emplace(step, loss, device_);
     std::vector<double> nothing{0};  // of the loss, then of each metric
-    std::vector<Metric> metrics = loss.objective().metrics();
-    if (has_entropy_bonus()) metrics.push_back({"entropy"});
-    for (const Metric& metric : metrics) {
-      pending_.result.metrics.push_back({metric.name, 0});
-      pending_.reductions.push_back(metric.reduction);
-      nothing.push_back(nothing_reduced(metric.reduction));
+    for (int64_t part = 0; part < loss.num_parts(); ++part) {
+      first_metric_.push_back(std::ssize(nothing));
+      for (const Metric& metric : metrics_of(part)) {
+        const double scale = metric.reduction == Reduction::kSum ? 1 / loss.part_weight(part) : 1;
+        pending_.result.metrics.push_back(
+            {loss.is_mix() ? fmt::format("{}/{}", metric.name, loss.part_name(part)) : metric.name, 0});
+        pending_.reduced.push_back({metric.reduction, part, scale});
+        nothing.push_back(nothing_reduced(metric.reduction));
+      }
+      pending_.num_terms.push_back(0);
+      pending_.num_units.push_back(unit_loss_ ? unit_loss_->num_units(part) : 0);
     }
     pending_.sums = upload({at::tensor(nothing, at::kDouble)}, device_).front();
     pending_.result.flat_tokens = step.flat_tokens();
     pending_.result.tree_tokens = step.forest.tree_tokens();
-    if (loss.objective().scope() != Scope::kToken) {
-      unit_loss_.emplace(step, loss, device_);
-      pending_.num_units = unit_loss_->num_units();
-    }
   }
 
   bool needs_logprob_pass() const {
@@ -283,34 +286,96 @@ class StepRun {
     RECORD_USER_SCOPE("objective");
     result.terms += in_flight.batch.num_terms();
     const at::Tensor of_terms = forwarded.logprobs.to(at::kDouble).index_select(0, in_flight.batch.term_edge);
-    if (has_entropy_bonus()) in_flight.loss = entropy_bonus(in_flight.batch, forwarded.entropy);
-    if (unit_loss_) {
-      in_flight.logprobs = forwarded.logprobs;
-      if (!unit_loss_->needs_logprob_pass()) unit_loss_->add(in_flight.batch, of_terms);
-      return;
+    const TermTensors terms = terms_with_topk(in_flight.batch, forwarded.logprobs);
+    for (int64_t part = 0; part < loss_.num_parts(); ++part) {
+      at::Tensor addend = loss_of_part(part, in_flight.batch, {of_terms, forwarded.entropy, terms});
+      if (!addend.defined()) continue;
+      in_flight.loss = in_flight.loss.defined() ? in_flight.loss + addend : std::move(addend);
     }
-    const ObjectiveValue value = loss_.objective().value(of_terms, in_flight.batch.terms, {});
-    in_flight.loss = in_flight.loss.defined() ? in_flight.loss + value.loss : value.loss;
-    add_to_sums(value);
+    if (!unit_loss_) return;
+    in_flight.logprobs = forwarded.logprobs;
+    if (!unit_loss_->needs_logprob_pass()) unit_loss_->add(in_flight.batch, of_terms);
   }
 
-  bool has_entropy_bonus() const { return loss_.objective().options().entropy_coef != 0; }
+  static TermTensors terms_with_topk(const Batch& batch, const at::Tensor& logprobs) {
+    TermTensors terms = batch.terms;
+    if (!batch.topk_edge.defined()) return terms;
+    terms.topk_logprobs =
+        logprobs.to(at::kDouble).index_select(0, batch.topk_edge.flatten()).view_as(batch.topk_edge);
+    return terms;
+  }
 
-  /// What it adds to the loss. Adds it and the metric, which is the last one, to the sums.
-  at::Tensor entropy_bonus(const Batch& batch, const at::Tensor& of_edges) {
-    const at::Tensor entropy = of_edges.to(at::kDouble).index_select(0, batch.term_edge);
-    const double coefficient = loss_.objective().options().entropy_coef;
-    const at::Tensor bonus = -coefficient * (batch.terms.coefficient * entropy).sum();
-    pending_.sums.select(0, 0).add_(bonus.detach());
-    pending_.sums.select(0, -1).add_(entropy.detach().sum());
+  /// What a batch's head says of its terms.
+  struct HeadValues {
+    const at::Tensor& logprobs;         // [M] float64, in the graph
+    const at::Tensor& entropy_of_edge;  // [E], where some part has an entropy bonus
+    const TermTensors& terms;
+  };
+
+  /// The part's entropies, and its objective where its scope is a token; undefined where it has neither, or
+  /// no terms. Adds them and their metrics to the sums.
+  at::Tensor loss_of_part(int64_t part, const Batch& batch, const HeadValues& values) {
+    const at::Tensor index = loss_.is_mix() ? batch.part_terms[part] : at::Tensor();
+    const int64_t num_terms = index.defined() ? index.size(0) : batch.num_terms();
+    if (num_terms == 0) return {};
+    pending_.num_terms[part] += num_terms;
+    const auto of_part = [&](const at::Tensor& of_terms) {
+      return index.defined() ? of_terms.index_select(0, index) : of_terms;
+    };
+    at::Tensor loss;
+    if (entropy_coef(part) != 0) {
+      loss = entropy_bonus(part, of_part(batch.terms.coefficient), values.entropy_of_edge,
+                           of_part(batch.term_edge));
+    }
+    const Loss& own = loss_.part(part);
+    if (own.is_wide()) return loss;
+    const ObjectiveValue value =
+        own.objective().value(of_part(values.logprobs), loss_.terms_of_part(part, values.terms, index), {});
+    add_to_sums(part, value);
+    return loss.defined() ? loss + value.loss : value.loss;
+  }
+
+  double entropy_coef(int64_t part) const { return loss_.part(part).objective().options().entropy_coef; }
+
+  bool has_entropy_bonus() const {
+    for (int64_t part = 0; part < loss_.num_parts(); ++part) {
+      if (entropy_coef(part) != 0) return true;
+    }
+    return false;
+  }
+
+  /// Those of the objective; in a mix after the part's loss, and where it has an entropy bonus before that.
+  std::vector<Metric> metrics_of(int64_t part) const {
+    std::vector<Metric> metrics = loss_.part(part).objective().metrics();
+    if (loss_.is_mix()) metrics.insert(metrics.begin(), {"loss", Reduction::kSum});
+    if (entropy_coef(part) != 0) metrics.push_back({"entropy"});
+    return metrics;
+  }
+
+  /// What it adds to the loss, from coefficients and edges of the part's terms. Adds it and the metric, which
+  /// is the part's last one, to the sums.
+  at::Tensor entropy_bonus(int64_t part, const at::Tensor& coefficients, const at::Tensor& of_edges,
+                           const at::Tensor& term_edge) {
+    const at::Tensor entropy = of_edges.to(at::kDouble).index_select(0, term_edge);
+    const at::Tensor bonus = -entropy_coef(part) * (coefficients * entropy).sum();
+    add_to_loss(part, bonus);
+    const int64_t last = first_metric_[part] + std::ssize(metrics_of(part)) - 1;
+    pending_.sums.select(0, last).add_(entropy.detach().sum());
     return bonus;
   }
 
-  void add_to_sums(const ObjectiveValue& value) {
-    pending_.sums.select(0, 0).add_(value.loss.detach());
+  void add_to_loss(int64_t part, const at::Tensor& loss) {
+    pending_.sums.select(0, 0).add_(loss.detach());
+    if (loss_.is_mix()) pending_.sums.select(0, first_metric_[part]).add_(loss.detach());
+  }
+
+  void add_to_sums(int64_t part, const ObjectiveValue& value) {
+    add_to_loss(part, value.loss);
+    const int64_t first = first_metric_[part] + (loss_.is_mix() ? 1 : 0);
     for (size_t i = 0; i < value.metrics.size(); ++i) {
-      const at::Tensor so_far = pending_.sums.select(0, static_cast<int64_t>(1 + i));
-      add_to_metric(pending_.reductions[i], value.metrics[i], so_far);
+      const int64_t metric = first + static_cast<int64_t>(i);
+      add_to_metric(pending_.reduced[metric - 1].reduction, value.metrics[i],
+                    pending_.sums.select(0, metric));
     }
   }
 
@@ -318,7 +383,7 @@ class StepRun {
   at::Tensor logprob_gradients(int64_t m) {
     const InFlightMicroBatch& in_flight = *in_flight_[m];
     const at::Tensor of_terms = unit_loss_->gradients(m, in_flight.batch);
-    for (const ObjectiveValue& value : unit_loss_->take_values()) add_to_sums(value);
+    for (const UnitLoss::PartValue& each : unit_loss_->take_values()) add_to_sums(each.part, each.value);
     return at::zeros(in_flight.logprobs.sizes(), of_terms.options())
         .index_add_(0, in_flight.batch.term_edge, of_terms)
         .to(in_flight.logprobs.scalar_type());
@@ -363,7 +428,8 @@ class StepRun {
   std::unique_ptr<accumulating::UpcastWeights> upcast_;
   std::vector<std::unique_ptr<InFlightMicroBatch>> in_flight_;
   std::vector<std::vector<int64_t>> window_pairs_;  // by micro-batch and window of the model
-  std::optional<UnitLoss> unit_loss_;               // where the objective's scope is wider than a token
+  std::optional<UnitLoss> unit_loss_;               // where some objective's scope is wider than a token
+  std::vector<int64_t> first_metric_;               // of each part of the loss, in PendingStep::sums
   PendingStep pending_;
 };
 
@@ -407,15 +473,17 @@ StepResult finish(PendingStep pending) {
   const at::Tensor sums = pending.sums.cpu();
   const double* sum = sums.const_data_ptr<double>();
   result.loss = sum[0];
-  const auto terms = static_cast<double>(std::max<int64_t>(1, result.terms));
-  const auto units = static_cast<double>(std::max<int64_t>(1, pending.num_units));
+  std::vector<StepMetric> metrics;
   for (size_t i = 0; i < result.metrics.size(); ++i) {
-    const Reduction reduction = pending.reductions[i];
-    const double count = reduction == Reduction::kMean          ? terms
-                         : reduction == Reduction::kMeanOfUnits ? units
-                                                                : 1;
-    result.metrics[i].value = sum[1 + i] / count;
+    const auto& [reduction, part, scale] = pending.reduced[i];
+    const int64_t count = reduction == Reduction::kMean          ? pending.num_terms[part]
+                          : reduction == Reduction::kMeanOfUnits ? pending.num_units[part]
+                                                                 : 1;
+    if (pending.num_terms[part] == 0) continue;
+    const double value = scale * sum[1 + i] / static_cast<double>(std::max<int64_t>(1, count));
+    metrics.push_back({std::move(result.metrics[i].name), value});
   }
+  result.metrics = std::move(metrics);
   for (size_t i = 0; i < result.measured.size(); ++i) {
     result.measured[i].seconds = pending.stopwatches[i].seconds();
   }

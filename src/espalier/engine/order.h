@@ -36,7 +36,7 @@ void walk(const Step& step, const std::vector<bool>& with_loss, const Enter& ent
 std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& with_loss);
 
 /// What a loss of a scope wider than a token is evaluated on at a time: the terms of a trajectory, a group, a
-/// pair or the step.
+/// pair or the step; in a mix, of a source's. Losses of token scope have no units with terms.
 struct LossUnits {
   std::vector<int64_t> unit_of_trajectory;             // of the step
   std::vector<std::vector<int64_t>> trajectories;      // of each unit

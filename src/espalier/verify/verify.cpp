@@ -51,8 +51,8 @@ double length(const std::vector<at::Tensor>& tensors) {
 
 // ||g - reference|| / max(||reference||, 1e-6 ||all references||) of every parameter; 0 where both g and its
 // reference are no more than a few roundings of float64 beside all gradients together. A gradient that is
-// exactly 0 in mathematics, as that of a query that sees one key, is nothing but such roundings on both sides:
-// up to 1.4 of them were seen.
+// exactly 0 in mathematics, as that of a query that sees one key, is nothing but such roundings on both
+// sides: up to 1.4 of them were seen.
 std::vector<double> relative_errors(const std::vector<at::Tensor>& gradients,
                                     const std::vector<at::Tensor>& reference) {
   const double all = length(reference), floor = 1e-6 * all, rounding = 0x1p-48 * all;
@@ -304,12 +304,12 @@ VerifyReport verify(const Trajectories& given, const VerifyOptions& options, con
   // the routes of float64, so that their errors are those of arithmetic.
   const Trajectories trajectories =
       options.dtype == at::kDouble ? given : with_routes(given, to_float64(decoder));
-  const Loss loss(trajectories, options.objective);
-  const PlanCosts costs{
-      assumed_times(decoder.config(), options.device),
-      memory_model(decoder.config(), options.dtype, std::nullopt, loss.objective(), options.device)};
+  const Loss loss = make_loss(trajectories, options.objective, options.mix);
+  const PlanCosts costs{assumed_times(decoder.config(), options.device),
+                        memory_model(decoder.config(), options.dtype, std::nullopt, loss, options.device)};
   const Step step =
-      make_step(trajectories, {.plan = options.plan, .objective = options.objective, .costs = &costs});
+      make_step(trajectories,
+                {.plan = options.plan, .objective = options.objective, .costs = &costs, .mix = options.mix});
   VerifyReport report;
   report.dtype = dtype_name(options.dtype);
   report.device = options.device.str();
