@@ -41,7 +41,9 @@ Trajectories random_rows_for(ObjectiveOptions* objective, Rng& rng, Shape shape,
                random_trajectories(rng, shape, {.vocab_size = vocab_size, .for_grpo = reads_policies}), rng);
   if (objective->kind == ObjectiveKind::kOpd && rng.below(3) > 0) {
     objective->ref_topk = rng.below(2) == 0 ? RefTopk::kRest : RefTopk::kRenormalize;
-    add_ref_topk(rng, rng.between(1, std::min(vocab_size, 6)), vocab_size, &rows);
+    // One token alone, renormalised, has the probability 1 on both sides: a loss of nothing but roundings.
+    const int least = objective->ref_topk == RefTopk::kRenormalize ? 2 : 1;
+    add_ref_topk(rng, rng.between(least, std::min(vocab_size, 6)), vocab_size, &rows);
   }
   if (!rows.logprobs.any()) objective->importance_weights = ImportanceWeights::kNone;  // of nothing
   return rows;
