@@ -2,6 +2,9 @@
 #include "tests/engine/random_steps.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -9,11 +12,39 @@
 
 namespace espalier::testing {
 
+namespace {
+
+/// `topk` different tokens for each token but the first ones, with probabilities that sum to less than 1.
+void add_ref_topk(Rng& rng, int64_t topk, int vocab_size, Trajectories* rows) {
+  std::vector<int32_t> ids(rows->num_tokens() * topk, -1);
+  std::vector<double> logprobs(ids.size());
+  for (int64_t row = 0; row < rows->num_rows(); ++row) {
+    for (int64_t token = rows->offsets[row] + 1; token < rows->offsets[row + 1]; ++token) {
+      const int64_t first = rng.below(vocab_size);
+      for (int64_t k = 0; k < topk; ++k) {
+        ids[token * topk + k] = static_cast<int32_t>((first + k) % vocab_size);
+        logprobs[token * topk + k] = std::log((0.05 + 0.9 * rng.uniform()) / static_cast<double>(topk));
+      }
+    }
+  }
+  rows->ref_topk_ids = Column<int32_t>(std::move(ids));
+  rows->ref_topk_logprobs = Column<double>(std::move(logprobs));
+  rows->ref_topk = topk;
+}
+
+}  // namespace
+
 Trajectories random_rows_for(ObjectiveOptions* objective, Rng& rng, Shape shape, int vocab_size) {
   const bool reads_policies = is_policy_gradient(objective->kind) || objective->kind == ObjectiveKind::kOpd;
   Trajectories rows =
       rows_for(*objective,
                random_trajectories(rng, shape, {.vocab_size = vocab_size, .for_grpo = reads_policies}), rng);
+  if (objective->kind == ObjectiveKind::kOpd && rng.below(3) > 0) {
+    objective->ref_topk = rng.below(2) == 0 ? RefTopk::kRest : RefTopk::kRenormalize;
+    // One token alone, renormalised, has the probability 1 on both sides: a loss of nothing but roundings.
+    const int least = objective->ref_topk == RefTopk::kRenormalize ? 2 : 1;
+    add_ref_topk(rng, rng.between(least, std::min(vocab_size, 6)), vocab_size, &rows);
+  }
   if (!rows.logprobs.any()) objective->importance_weights = ImportanceWeights::kNone;  // of nothing
   return rows;
 }

@@ -5,6 +5,7 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/exactness_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/lora_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/meta_device_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/mix_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/negative_controls_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/outcome.cpp
   ${CMAKE_CURRENT_LIST_DIR}/partition_test.cpp

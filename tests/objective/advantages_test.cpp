@@ -6,9 +6,11 @@
 #include <cmath>
 
 #include "espalier/base/check.h"
+#include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
 #include "espalier/objective/signal.h"
 #include "tests/base/message_of.h"
+#include "tests/test_seed.h"
 
 namespace espalier::testing {
 namespace {
@@ -133,6 +135,129 @@ TEST(AdvantagesTest, FallWithTheTurnsThatFollow) {
   EXPECT_EQ(advantages.at(0, 4), 4);
   EXPECT_EQ(advantages.at(0, 6), 8);
   EXPECT_EQ(advantages.at(1, 1), 3);  // its own stay as they are
+}
+
+// Of one group: three trajectories with two, three and two turns of a token each.
+Trajectories with_turn_rewards() {
+  TrajectoriesBuilder builder;
+  const auto add = [&](const std::vector<double>& rewards) {
+    TrajectoryRow row{.input_ids = {1}, .loss_mask = {0}, .turn_rewards = rewards, .group_id = "g"};
+    for (size_t turn = 0; turn < rewards.size(); ++turn) {
+      row.input_ids.insert(row.input_ids.end(), {2, 3, 4});
+      row.loss_mask.insert(row.loss_mask.end(), {1, 1, 0});
+    }
+    builder.append(row);
+  };
+  add({1, 4});
+  add({0, 2, 8});
+  add({5, -2});
+  return builder.finish();
+}
+
+TEST(AdvantagesTest, OfTurnsCompareReturnsOfTheSameTurn) {
+  const Trajectories trajectories = with_turn_rewards();
+  // With a discount of 1/2: returns 3, 4; 3, 6, 8; 4, -2.
+  const std::vector<std::vector<double>> returns{{3, 4}, {3, 6, 8}, {4, -2}};
+  const auto others = [&](size_t row, size_t turn) {
+    std::vector<double> values;
+    for (size_t other = 0; other < returns.size(); ++other) {
+      if (other != row && turn < returns[other].size()) values.push_back(returns[other][turn]);
+    }
+    return values;
+  };
+  const auto expect = [&](const ObjectiveOptions& options, const auto& expected) {
+    const Advantages advantages(trajectories, options);
+    for (size_t row = 0; row < returns.size(); ++row) {
+      for (size_t turn = 0; turn < returns[row].size(); ++turn) {
+        const auto position = static_cast<int64_t>(1 + 3 * turn);
+        for (const int64_t token : {position, position + 1}) {
+          EXPECT_NEAR(advantages.at(static_cast<int64_t>(row), token), expected(row, turn), 1e-14)
+              << "row " << row << " turn " << turn;
+        }
+      }
+      EXPECT_EQ(advantages.at(static_cast<int64_t>(row), 0), 0);
+    }
+  };
+  const auto mean_of = [&](size_t row, size_t turn) {
+    std::vector<double> all = others(row, turn);
+    all.push_back(returns[row][turn]);
+    return mean(all);
+  };
+  expect({.baseline = Baseline::kNone, .scale_rewards = false, .turn_discount = 0.5},
+         [&](size_t row, size_t turn) { return returns[row][turn]; });
+  expect({.scale_rewards = false, .turn_discount = 0.5},
+         [&](size_t row, size_t turn) { return returns[row][turn] - mean_of(row, turn); });
+  expect({.baseline = Baseline::kLeaveOneOut, .scale_rewards = false, .turn_discount = 0.5},
+         [&](size_t row, size_t turn) {
+           const std::vector<double> rest = others(row, turn);
+           return rest.empty() ? 0 : returns[row][turn] - mean(rest);  // the only third turn
+         });
+  expect({.turn_discount = 0.5}, [&](size_t row, size_t turn) {
+    std::vector<double> all = others(row, turn);
+    all.push_back(returns[row][turn]);
+    double squares = 0;
+    for (const double value : all) squares += std::pow(value - mean(all), 2);
+    const double deviation = all.size() > 1 ? std::sqrt(squares / static_cast<double>(all.size() - 1)) : 0;
+    return (returns[row][turn] - mean(all)) / (deviation + 1e-6);
+  });
+}
+
+TEST(AdvantagesTest, RewardsOfLastTurnsAreThoseOfTrajectories) {
+  // A reward at the end, given for the last turn or for the whole: the same without a deviation.
+  TrajectoriesBuilder of_turns, of_wholes;
+  Rng rng(test_seed(9));
+  for (int i = 0; i < 6; ++i) {
+    TrajectoryRow row{
+        .input_ids = {1, 2, 3, 4, 5, 6}, .loss_mask = {0, 1, 0, 1, 1, 0}, .group_id = i % 2 == 0 ? "a" : "b"};
+    const double reward = rng.normal();
+    row.turn_rewards = {0, reward};
+    of_turns.append(row);
+    row.turn_rewards.clear();
+    row.reward = reward;
+    of_wholes.append(row);
+  }
+  const Trajectories turns = of_turns.finish(), wholes = of_wholes.finish();
+  for (const Baseline baseline :
+       {Baseline::kMean, Baseline::kLeaveOneOut, Baseline::kRunning, Baseline::kNone}) {
+    for (const double discount : {1.0, 0.5}) {
+      const ObjectiveOptions options{.baseline = baseline, .scale_rewards = false, .turn_discount = discount};
+      const Advantages a(turns, options), b(wholes, options);
+      for (int64_t row = 0; row < 6; ++row) {
+        for (const int64_t position : {1, 3, 4}) EXPECT_NEAR(a.at(row, position), b.at(row, position), 1e-14);
+      }
+    }
+  }
+}
+
+TEST(AdvantagesTest, AGroupHasRewardsOfOneKind) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2}, .turn_rewards = {1}, .group_id = "g"});
+  builder.append({.input_ids = {1, 3}, .reward = 1, .trajectory_id = "odd", .group_id = "g"});
+  const Trajectories trajectories = builder.finish();
+  const std::string message = message_of<InputError>([&] { Advantages(trajectories, {}); });
+  EXPECT_EQ(message,
+            "trajectory odd (row 1): expected `turn_rewards`, as the trajectories of its group g before it "
+            "have; received `reward`");
+}
+
+TEST(AdvantagesTest, RewardsOfTurnsLoseTheirOwnDivergence) {
+  TrajectoriesBuilder builder;
+  builder.append({.input_ids = {1, 2, 3, 4},
+                  .loss_mask = {0, 1, 0, 1},
+                  .logprobs = {0, -1, -9, -2},
+                  .ref_logprobs = {0, -1.5, -1, -4},
+                  .turn_rewards = {3, 5}});
+  const Trajectories trajectories = builder.finish();
+  const ObjectiveOptions options{.baseline = Baseline::kNone,
+                                 .scale_rewards = false,
+                                 .turn_discount = 0.5,
+                                 .kl_coef = 0.1,
+                                 .kl_estimator = KlEstimator::kK1,
+                                 .kl_in = KlPlace::kReward};
+  const Advantages advantages(trajectories, options);
+  EXPECT_NEAR(advantages.at(0, 3), 5 - 0.1 * 2, 1e-15);
+  EXPECT_NEAR(advantages.at(0, 1), 3 - 0.1 * 0.5 + 0.5 * (5 - 0.1 * 2), 1e-15);
+  EXPECT_NEAR(reward_of(trajectories, 0, options), 8 - 0.1 * 2.5, 1e-14);  // for metrics
 }
 
 TEST(AdvantagesTest, RewardsLoseTheDivergenceOfTheBehaviourPolicy) {

@@ -129,7 +129,7 @@ TEST(StepTerms, SumsOfPartsDivideAsTheWhole) {
     std::vector<Csr<Term>> parts;
     LossSums sums;
     for (const std::vector<int64_t>& rows : rows_of_parts) {
-      parts.push_back(weighted_terms(trajectories, rows, forest_of(trajectories, rows), SharedTargets::kSum));
+      parts.push_back(weighted_terms(trajectories, rows, forest_of(trajectories, rows), {}));
       sums += loss_sums(trajectories, rows, parts.back());
     }
     EXPECT_EQ(sums.weight, kSum);

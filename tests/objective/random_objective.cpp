@@ -84,6 +84,7 @@ std::string describe(const ObjectiveOptions& objective) {
     text += fmt::format(" importance weights {} {}", to_string(objective.importance_weights),
                         to_string(objective.importance_level));
   }
+  if (objective.ref_topk != RefTopk::kNone) text += fmt::format(" top-k {}", to_string(objective.ref_topk));
   if (objective.entropy_coef != 0) text += " entropy";
   if (objective.kl_coef != 0) text += fmt::format(" {}", to_string(objective.kl_estimator));
   return text;

@@ -125,6 +125,23 @@ def opd_loss(rows, logprobs, *, normalize="token"):
     return loss
 
 
+def opd_topk_loss(rows, distributions, *, form, normalize="token"):
+    """distributions: log-probabilities [n - 1, V] of every row."""
+    loss = 0
+    for row, log_p, c in zip(rows, distributions, coefficients(rows, normalize)):
+        for t in range(len(c)):
+            if c[t] == 0:
+                continue
+            p = torch.exp(log_p[t][torch.tensor(row["ref_topk_ids"][t + 1])])
+            q = torch.exp(tensor(row["ref_topk_logprobs"][t + 1]))
+            if form == "renormalize":
+                p, q = p / p.sum(), q / q.sum()
+            else:
+                p, q = torch.cat([p, 1 - p.sum()[None]]), torch.cat([q, 1 - q.sum()[None]])
+            loss = loss + c[t] * torch.sum(p * torch.log(p / q))
+    return loss
+
+
 def entropy_bonus(rows, entropies, coefficient, normalize):
     """What it adds to the loss; entropies [n - 1] of every row."""
     return -coefficient * sum((c * h).sum() for c, h in zip(coefficients(rows, normalize), entropies))

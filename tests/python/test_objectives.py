@@ -183,6 +183,37 @@ def test_the_comparison_notices_another_advantage(espalier, model_folder, tmp_pa
     assert abs(metrics[0]["loss"] - loss.item()) > 1e-4
 
 
+@pytest.mark.parametrize("entropy", [0, 0.05])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("form", ["rest", "renormalize"])
+def test_distillation_over_the_teachers_tokens(espalier, model_folder, tmp_path, form, strategy, entropy):
+    rows = rows_of_a_teacher()
+    metrics, after = train(espalier, model_folder, rows, tmp_path / "run", "opd",
+                           ["--ref-topk", form, "--strategy", strategy, "--entropy-coef", entropy],
+                           budget=7 if strategy == "partition" else 16)  # fmt: skip
+    model = reference.load_model(model_folder, torch.float64)
+    with reference.norms_in_model_dtype(torch.float64):
+        logits = [model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1] for row in rows]
+        loss = formulas.opd_topk_loss(rows, [torch.log_softmax(each, -1) for each in logits], form=form)
+        plain = loss.item()
+        if entropy:
+            loss = loss + formulas.entropy_bonus(rows, entropies_of(model, rows), entropy, "token")
+        gradients = reference.gradients(model, loss)
+    assert metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-11, abs=1e-13)
+    assert metrics[0]["reverse_kl"] == pytest.approx(plain, rel=1e-11)  # the weights are all 1
+    assert 0 < metrics[0]["topk_mass"] < 1
+    expect_step(load_file(model_folder / "model.safetensors"), after, gradients)
+
+
+@pytest.mark.parametrize("form", ["rest", "renormalize"])
+def test_verify_proves_distillation_over_the_teachers_tokens(espalier, model_folder, tmp_path, form):
+    data = write_rows(tmp_path / "rows.jsonl", rows_of_a_teacher())
+    result = espalier("verify", "--model", model_folder, "--data", data, "--objective", "opd", "--ref-topk", form,
+                      "--token-budget", 16, "--json")  # fmt: skip
+    report = json.loads(result.stdout)
+    assert report["passed"] and report["grad_rel_error_max"] <= 1e-12 and report["loss_rel_error"] <= 1e-12
+
+
 def entropies_of(model, rows):
     logits = [model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1] for row in rows]
     return [torch.distributions.Categorical(logits=each).entropy() for each in logits]
@@ -267,6 +298,8 @@ def without(rows, field):
     ("simpo", lambda: without(paired_rows(), "pair_id"), [], "a preference expects `pair_id` and `chosen`"),
     ("kto", lambda: without(labelled_rows(), "chosen"), [], "objective kto expects `chosen`; received none"),
     ("grpo", lambda: without(sampled_rows(), "reward"), [], "objective grpo expects `advantages`"),
+    ("opd", lambda: sampled_rows(), ["--ref-topk", "rest"], "opd with ref-topk rest expects `ref_topk_ids`"),
+    ("sft", lambda: sampled_rows(), ["--ref-topk", "rest"], "ref-topk: expected objective opd, received sft"),
     ("grpo", lambda: without(sampled_rows(), "ref_logprobs"), ["--kl-coef", 0.1], "expects `ref_logprobs`; received none"),
     ("gspo", lambda: without(sampled_rows(), "logprobs"), ["--importance-weights", "mask"], "expects `logprobs`"),
     ("dpo", paired_rows, ["--normalize", "token"], "normalize: objective dpo expects sequence-sum or a number"),

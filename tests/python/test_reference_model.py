@@ -150,6 +150,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed(espalier, comm
     refused("reference-model: expected an objective that reads ref_logprobs", "received sft", start=sft)
     grpo = [flag if flag != "dpo" else "grpo" for flag in command]
     refused("reference-model: expected an objective that reads ref_logprobs", "kl-coef above 0", start=grpo)
+    opd = [flag if flag != "dpo" else "opd" for flag in command]
+    refused("reference-model: expected an objective that reads ref_logprobs", "received opd with ref-topk rest",
+            start=opd, flags=["--ref-topk", "rest"])  # fmt: skip
     rows = with_reference(espalier, teacher, data, tmp_path / "rows.jsonl")
     has = [rows if flag == data else flag for flag in command]
     refused("rows.jsonl: trajectory 0 (row 0) has `ref_logprobs` already", start=has)

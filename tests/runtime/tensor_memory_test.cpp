@@ -75,7 +75,8 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const int64_t before = tensor_memory();
   Decoder decoder = tiny_decoder(config, 1, dtype);
   const int64_t weights = tensor_memory() - before;
-  const MemoryModel memory = memory_model(config, dtype, std::nullopt, *make_objective(objective));
+  MemoryModel memory = memory_model(config, dtype, std::nullopt, *make_objective(objective));
+  memory.term = term_bytes(*make_objective(objective), trajectories.ref_topk);
   PlanCosts costs{assumed_time_model(model_cost(config)), memory};
   if (lora) {
     const ModelSpec spec = model_spec(config);
@@ -193,6 +194,50 @@ TEST(TensorMemory, PeakOfLossTermsIsThatOfTheObjective) {
         EXPECT_EQ(shares.micro_batches, token_budget == 12 ? 1 : 3);
       }
     }
+  }
+}
+
+// The same with five tokens of a teacher for each term.
+TEST(TensorMemory, PeakOfATeachersTokensIsBoundedByTheObjective) {
+  TrajectoriesBuilder builder;
+  constexpr int32_t kTopk = 5;
+  for (int row = 0; row < 10'000; ++row) {
+    TrajectoryRow built{.input_ids = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, row % 2 == 0 ? 11 : 12}};
+    for (size_t token = 0; token < built.input_ids.size(); ++token) {
+      for (int32_t k = 0; k < kTopk; ++k) {
+        built.ref_topk_ids.push_back(token == 0 ? -1 : (row + 3 * k) % 31);
+        built.ref_topk_logprobs.push_back(token == 0 ? 0 : -2.5);
+      }
+    }
+    builder.append(built);
+  }
+  const Trajectories trajectories = builder.finish();
+  for (const RefTopk ref_topk : {RefTopk::kRest, RefTopk::kRenormalize}) {
+    for (const int64_t token_budget : {12, 4}) {
+      const ObjectiveOptions objective{.kind = ObjectiveKind::kOpd, .ref_topk = ref_topk};
+      const Shares shares = run(trajectories, tiny_config(Family::kLlama, 31),
+                                {Strategy::kPartition, token_budget}, at::kFloat, objective);
+      std::printf("opd %s, %lld tokens: measured / predicted peak %.3f\n",
+                  std::string(to_string(ref_topk)).c_str(), static_cast<long long>(token_budget),
+                  shares.share);
+      EXPECT_LE(shares.share, 1.02);
+      // Few edges are shared by very many terms here; the model counts each term's by itself.
+      EXPECT_GE(shares.share, 0.5);
+    }
+  }
+}
+
+// Entropies are computed with the head in float32, and its gradient beside the sum.
+TEST(TensorMemory, EntropiesUpcastTheHead) {
+  DecoderConfig config = tiny_config(Family::kLlama, 20'000);
+  config.hidden_size = 32;
+  const Trajectories tree = as_trajectories(
+      synthesize({.depth = 3, .branching = 2, .node_length = 3, .vocab_size = 31, .seed = test_seed(8)}), 4);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const Shares shares = run(tree, config, {Strategy::kPartition, 600}, dtype, {.entropy_coef = 0.1});
+    std::printf("entropies in %s: measured / predicted peak %.3f\n", c10::toString(dtype), shares.share);
+    EXPECT_LE(shares.share, 1.05) << dtype;
+    EXPECT_GE(shares.share, 0.7) << dtype;
   }
 }
 

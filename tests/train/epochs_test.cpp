@@ -71,6 +71,21 @@ TEST(EpochBatches, PairsAreNotSplitWhereTheObjectiveComparesThem) {
   EXPECT_EQ(epoch_batches(trajectories, options, 0), (Batches{{0, 1, 2, 3}, {4, 5}}));
 }
 
+TEST(EpochBatches, EqualNamesInTwoSourcesOfAMixAreTwo) {
+  Trajectories trajectories = grouped({"a", "b", "a", "a", "b", "a"});
+  trajectories.pair_id = {"x", "y", "z", "x", "y", "x"};
+  TrainOptions options = options_of(Shuffle::kNone, 1);
+  options.mix = {{.name = "first", .num_rows = 3}, {.name = "second", .num_rows = 3}};
+  EXPECT_EQ(epoch_batches(trajectories, options, 0), (Batches{{0, 2}, {1}, {3, 5}, {4}}));
+  options.shuffle = Shuffle::kRows;
+  EXPECT_EQ(epoch_batches(trajectories, options, 0).size(), 6u);
+  // Only a source that compares pairs keeps them.
+  options.mix[1].objective = default_options(ObjectiveKind::kDpo);
+  const Batches batches = epoch_batches(trajectories, options, 0);
+  EXPECT_EQ(batches.size(), 5u);
+  EXPECT_EQ(std::ranges::count(batches, std::vector<int64_t>{3, 5}), 1);
+}
+
 TEST(EpochBatches, GroupsThatFitGiveFullSteps) {
   const Trajectories trajectories = grouped({"a", "a", "b", "b", "c", "c", "d", "d"});
   EXPECT_EQ(epoch_batches(trajectories, options_of(Shuffle::kNone, 4), 0),

@@ -4,7 +4,9 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "espalier/base/check.h"
 #include "espalier/base/printable.h"
@@ -117,11 +119,27 @@ ModelCost ModelUse::cost() const {
   return lora ? with_adapters(model_cost(spec), spec, *lora) : model_cost(spec);
 }
 
+namespace {
+
+/// Of the objective, or of the objectives of a mix.
+MemoryModel memory_of(const ModelUse& use) {
+  std::vector<std::shared_ptr<const Objective>> objectives;
+  for (const MixSource& source : use.mix) objectives.push_back(make_objective(source.objective));
+  if (objectives.empty()) objectives.push_back(make_objective(use.objective));
+  std::vector<MemoryModel> models;
+  for (const auto& objective : objectives) {
+    models.push_back(memory_model(use.config, use.dtype, use.optimizer, *objective, use.device));
+    models.back().term = term_bytes(*objective, use.ref_topk);
+  }
+  return largest(models);
+}
+
+}  // namespace
+
 PlanCosts PlanFlags::costs(const ModelUse& use) const {
-  PlanCosts costs{
-      cost_model.empty() ? assumed_times(use.config, use.device)
-                         : read_cost_model(cost_model, model_cost(use.config)),
-      memory_model(use.config, use.dtype, use.optimizer, *make_objective(use.objective), use.device)};
+  PlanCosts costs{cost_model.empty() ? assumed_times(use.config, use.device)
+                                     : read_cost_model(cost_model, model_cost(use.config)),
+                  memory_of(use)};
   if (!use.lora) return costs;
   return with_adapters(std::move(costs), model_spec(use.config), *use.lora);
 }

@@ -43,7 +43,9 @@ struct ModelUse {
   at::Device device = at::kCPU;            // open
   std::optional<OptimizerKind> optimizer;  // whose state counts as memory
   ObjectiveOptions objective{};
+  std::vector<MixSource> mix{};       // in place of the objective, where there are any
   std::optional<LoraOptions> lora{};  // of adapters that are trained in place of the weights
+  int64_t ref_topk = 0;               // of the trajectories
 
   /// With the adapters.
   ModelCost cost() const;
@@ -87,6 +89,7 @@ struct ObjectiveFlags {
   double importance_cap = 2, importance_floor = 0.5;
   double kl_coef = 0;
   std::string kl_estimator = "k3", kl_in = "loss";
+  std::string ref_topk = "none";
   std::optional<double> beta;
   double margin = 1, chosen_weight = 1, rejected_weight = 1, entropy_coef = 0;
   double router_aux_loss_coef = 0;
@@ -95,6 +98,8 @@ struct ObjectiveFlags {
   void add(CLI::App* command);
   /// Throws InputError where they do not fit one another (check_objective_options).
   ObjectiveOptions options() const;
+  /// All of them, without dashes.
+  static std::vector<std::string> names();
   /// The values of those flags whose default follows from the objective, for config.toml.
   nlohmann::ordered_json resolved() const;
 };

@@ -96,6 +96,17 @@ void add_divergence(CLI::App* command, ObjectiveFlags* flags) {
       ->capture_default_str();
 }
 
+void add_distillation(CLI::App* command, ObjectiveFlags* flags) {
+  command
+      ->add_option(
+          "--ref-topk", flags->ref_topk,
+          "opd: compare the sampled token alone, by `ref_logprobs` (none), or the teacher's most likely "
+          "tokens, by `ref_topk_ids` and `ref_topk_logprobs`: with all other tokens as one (rest), or among "
+          "themselves (renormalize)")
+      ->check(CLI::IsMember(ref_topk_names()))
+      ->capture_default_str();
+}
+
 void add_preferences(CLI::App* command, ObjectiveFlags* flags) {
   command
       ->add_option(
@@ -168,6 +179,7 @@ void ObjectiveFlags::add(CLI::App* command) {
   add_advantages(command, this);
   add_importance_weights(command, this);
   add_divergence(command, this);
+  add_distillation(command, this);
   add_preferences(command, this);
   command
       ->add_option("--entropy-coef", entropy_coef,
@@ -196,6 +208,7 @@ ObjectiveOptions ObjectiveFlags::options() const {
   options.kl_coef = kl_coef;
   options.kl_estimator = parse_kl_estimator(kl_estimator);
   options.kl_in = parse_kl_place(kl_in);
+  options.ref_topk = parse_ref_topk(ref_topk);
   options.beta = beta.value_or(options.beta);
   options.margin = margin;
   options.chosen_weight = chosen_weight;
@@ -205,6 +218,18 @@ ObjectiveOptions ObjectiveFlags::options() const {
   options.router_z_loss_coef = router_z_loss_coef;
   check_objective_options(options);
   return options;
+}
+
+std::vector<std::string> ObjectiveFlags::names() {
+  CLI::App parser;
+  ObjectiveFlags flags;
+  flags.add(&parser);
+  std::vector<std::string> names;
+  for (const CLI::Option* option : parser.get_options()) {
+    const std::string& name = option->get_lnames().front();
+    if (name != "help") names.push_back(name);
+  }
+  return names;
 }
 
 nlohmann::ordered_json ObjectiveFlags::resolved() const {

@@ -61,20 +61,24 @@ bool gives(const std::string& argument, const CLI::Option& option) {
          std::any_of(option.get_snames().begin(), option.get_snames().end(), is_short);
 }
 
-// The flags that the file holds and `given`, the rest of the command line, does not.
-std::vector<std::string> read_flags(const CLI::App& command, const std::string& file,
-                                    const std::vector<std::string>& given) {
+toml::table read_toml(const std::string& flag, const std::string& file) {
   if (!std::ifstream(file)) {
     throw InputError(
-        fmt::format("--config: cannot open {}: {}", file, std::generic_category().message(errno)));
+        fmt::format("{}: cannot open {}: {}", flag, file, std::generic_category().message(errno)));
   }
   toml::parse_result result = toml::parse_file(file);
   if (!result) {
     const toml::parse_error& error = result.error();
     throw InputError(fmt::format("{}: {}", place(file, error.source()), error.description()));
   }
+  return std::move(result).table();
+}
+
+// The flags that the file holds and `given`, the rest of the command line, does not.
+std::vector<std::string> read_flags(const CLI::App& command, const std::string& file,
+                                    const std::vector<std::string>& given) {
   std::vector<std::string> flags;
-  for (const auto& [raw_key, node] : result.table()) {
+  for (const auto& [raw_key, node] : read_toml("--config", file)) {
     std::string key(raw_key.str());
     const std::string where = place(file, node.source());
     std::replace(key.begin(), key.end(), '_', '-');
@@ -93,6 +97,44 @@ std::vector<std::string> read_flags(const CLI::App& command, const std::string& 
 }
 
 }  // namespace
+
+namespace {
+
+nlohmann::ordered_json json_of(const toml::node& node, const std::string& where, const std::string& key) {
+  if (const auto value = node.value_exact<std::string>()) return *value;
+  if (const auto value = node.value_exact<int64_t>()) return *value;
+  if (const auto value = node.value_exact<double>()) return *value;
+  if (const auto value = node.value_exact<bool>()) return *value;
+  const toml::array* array = node.as_array();
+  ESPALIER_CHECK(array != nullptr, "{}: key `{}`: expected text, a number, true, false or a list", where,
+                 key);
+  auto list = nlohmann::ordered_json::array();
+  for (const toml::node& part : *array) list.push_back(json_of(part, where, key));
+  return list;
+}
+
+}  // namespace
+
+std::vector<FileTable> read_tables(const std::string& flag, const std::string& file,
+                                   const std::string& name) {
+  const toml::table root = read_toml(flag, file);
+  for (const auto& [key, node] : root) {
+    ESPALIER_CHECK(key.str() == name && node.is_array_of_tables(),
+                   "{}: unknown key `{}`: expected tables [[{}]]", place(file, node.source()), key.str(),
+                   name);
+  }
+  ESPALIER_CHECK(!root.empty(), "{}: expected tables [[{}]], received none", file, name);
+  std::vector<FileTable> tables;
+  for (const toml::node& node : *root.get_as<toml::array>(name)) {
+    FileTable& table = tables.emplace_back(FileTable{place(file, node.source()), {}});
+    table.values = nlohmann::ordered_json::object();
+    for (const auto& [key, value] : *node.as_table()) {
+      const std::string text(key.str());
+      table.values[text] = json_of(value, place(file, value.source()), text);
+    }
+  }
+  return tables;
+}
 
 std::vector<std::string> expand_config(const CLI::App& app, const std::vector<std::string>& args) {
   if (args.empty()) return args;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --config FILE: a TOML file with the flags of a command.
+// TOML files: --config FILE has the flags of a command; others have tables.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -17,6 +17,16 @@ namespace espalier::cli {
 /// flags that take several values. Unknown keys, tables, a second --config and syntax errors throw InputError
 /// with file:line.
 std::vector<std::string> expand_config(const CLI::App& app, const std::vector<std::string>& args);
+
+/// A table of a file.
+struct FileTable {
+  std::string where;              // "FILE:LINE"
+  nlohmann::ordered_json values;  // by key: text, numbers, booleans, lists of them
+};
+
+/// The tables [[name]] of a file, which the flag named. Throws InputError with file:line for syntax errors, a
+/// file that has other keys or no such table, and values of other kinds.
+std::vector<FileTable> read_tables(const std::string& flag, const std::string& file, const std::string& name);
 
 /// Makes the parser refuse a flag of `command` that is given twice, unless it takes several values: one of
 /// two values would be lost without a word.

@@ -10,6 +10,7 @@
 #include "espalier/cli/flags.h"
 #include "espalier/cli/help_format.h"
 #include "espalier/cli/lora_flags.h"
+#include "espalier/cli/mix_flags.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/plan_table.h"
 #include "espalier/cli/progress.h"
@@ -34,10 +35,13 @@ namespace {
 // again.
 constexpr int kStoppedExitCode = 3;
 
+constexpr const char* kMixFile = "mix.toml";  // of a run, beside its config.toml
+
 StopRequest stop{.exit_code = kStoppedExitCode};
 
 struct TrainArguments {
   DataFlags data;
+  MixFlags mix;
   PlanFlags plan;
   ObjectiveFlags objective;
   DeviceFlags device;
@@ -59,14 +63,16 @@ struct TrainArguments {
   }
 };
 
-ModelUse use_of(const TrainArguments& flags, at::Device device) {
+ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
   const DecoderConfig config = read_config(flags.model);
   return {.config = config,
           .dtype = parse_dtype(flags.dtype),
           .device = device,
           .optimizer = parse_optimizer(flags.optimizer.optimizer),
           .objective = flags.objective.options(),
-          .lora = flags.lora.trained(config)};
+          .mix = data.sources,
+          .lora = flags.lora.trained(config),
+          .ref_topk = data.trajectories.ref_topk};
 }
 
 // A run goes on with the matrix products that it began with, whatever this machine would take: others give
@@ -84,7 +90,13 @@ void restore_products(const TrainArguments& flags, at::Device device) {
   set_product_choice(taken);
 }
 
-TrainOptions options_of(const TrainArguments& flags, const Trajectories& trajectories, at::Device device) {
+/// Rows of all sources come together in the steps of a mix, unless something else is asked for.
+std::string shuffle_of(const TrainArguments& flags, const CLI::App& command) {
+  const bool is_given = command.get_option("--shuffle")->count() > 0;
+  return flags.mix.file.empty() || is_given ? flags.shuffle : to_string(Shuffle::kGroups);
+}
+
+TrainOptions options_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
   TrainOptions options = flags.train;
   options.device = device;
   options.model = flags.model;
@@ -96,9 +108,10 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
       options.trains_adapter() ? detail::accumulator_dtype(options.dtype) : options.dtype;
   options.save_dtype = flags.save_dtype.empty() ? trained : parse_dtype(flags.save_dtype);
   options.objective = flags.objective.options();
+  options.mix = data.sources;
   flags.optimizer.apply_to(&options);
-  options.plan = flags.plan.options(trajectories);
-  const ModelUse use = use_of(flags, device);
+  options.plan = flags.plan.options(data.trajectories);
+  const ModelUse use = use_of(flags, data, device);
   options.costs = flags.plan.costs(use);
   const std::filesystem::path kept = options.out / kCostModelFile;
   if (options.resume && std::filesystem::exists(kept)) {
@@ -106,7 +119,6 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
   }
   options.predicted_costs =
       flags.plan.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
-  options.shuffle = parse_shuffle(flags.shuffle);
   return options;
 }
 
@@ -114,10 +126,16 @@ TrainOptions options_of(const TrainArguments& flags, const Trajectories& traject
 // the same run again.
 std::string config_of_the_run(const TrainArguments& flags, const CLI::App& command) {
   nlohmann::ordered_json config = resolved_flags(command);
-  config["data"] = flags.data.resolved();
-  if (!flags.eval_data.empty()) config["eval-data"] = flags.held_out_data().resolved();
-  const nlohmann::ordered_json objective = flags.objective.resolved();
-  for (const auto& [name, value] : objective.items()) config[name] = value;
+  if (flags.mix.file.empty()) {
+    config["data"] = flags.data.resolved();
+    if (!flags.eval_data.empty()) config["eval-data"] = flags.held_out_data().resolved();
+    const nlohmann::ordered_json objective = flags.objective.resolved();
+    for (const auto& [name, value] : objective.items()) config[name] = value;
+  } else {
+    config["shuffle"] = shuffle_of(flags, command);
+    config["mix"] = (std::filesystem::path(flags.out) / kMixFile).string();
+    for (const std::string& name : ObjectiveFlags::names()) config.erase(name);
+  }
   for (const char* each : {"resume", "dry-run"}) config.erase(each);
   return to_toml(config);
 }
@@ -132,10 +150,11 @@ void print_dry_run(const TrainArguments& flags, const TrainOptions& options, con
                count_of(static_cast<int64_t>(batches.front().size()), "trajectory", "trajectories"));
   double seconds = 0, largest = 0;
   StepFlops flops;
-  const Loss loss(trajectories, options.objective);
+  const Loss loss = make_loss(trajectories, options.objective, options.mix);
   for (const std::vector<int64_t>& rows : batches) {
-    const Step step = make_step(trajectories, rows,
-                                {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss});
+    const Step step =
+        make_step(trajectories, rows,
+                  {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss, options.mix});
     const StepPrediction prediction = predict_step(
         *options.predicted_costs, step, needs_logprob_pass(step, loss) || needs_routing_pass(step, loss));
     if (&rows == &batches.front()) {
@@ -237,10 +256,19 @@ void check_evaluation_flags(const TrainArguments& flags) {
                              : evaluation.early_stop > 0 ? "early-stop"
                                                          : nullptr;
   ESPALIER_CHECK(without_rows == nullptr, "--{}: expected --eval-data FILE beside it", without_rows);
+  ESPALIER_CHECK(flags.eval_data.empty() || flags.mix.file.empty(),
+                 "--eval-data: expected no --mix beside it: held-out rows are evaluated by one --objective");
   ESPALIER_CHECK(evaluation.early_stop == 0 || evaluation.every > 0,
                  "--early-stop {}: expected --eval-every N beside it; without it the only evaluation is that "
                  "of the end",
                  evaluation.early_stop);
+}
+
+void check_reference_flag(const TrainArguments& flags) {
+  ESPALIER_CHECK(
+      flags.reference_model.empty() || flags.mix.file.empty(),
+      "--reference-model: expected no --mix beside it: give the rows of its sources `ref_logprobs` "
+      "(docs/objectives.md)");
 }
 
 /// What rows are read for. The objective judges them when they have what a reference model gives them.
@@ -305,26 +333,37 @@ void add_reference(const TrainArguments& flags, const TrainOptions& options, Tra
 void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_code) {
   ESPALIER_CHECK(flags.train.profile_step == 0 || !flags.profile.empty(),
                  "--profile-step {}: expected --profile FILE beside it", flags.train.profile_step);
+  flags.mix.check(command, flags.data);
   check_evaluation_flags(flags);
+  check_reference_flag(flags);
   const at::Device device = flags.device.open();
   restore_products(flags, device);
   std::optional<Profiler> profiler;
   if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile, device);
-  Trajectories trajectories = flags.data.read(use_of_rows(flags));
+  MixedData data;
+  if (flags.mix.file.empty()) {
+    data.trajectories = flags.data.read(use_of_rows(flags));
+  } else {
+    data = flags.mix.read(flags.model, flags.data);
+  }
+  Trajectories& trajectories = data.trajectories;
   std::optional<HeldOut> held_out = read_held_out(flags);
+  const std::string mix = flags.mix.file.empty() ? "" : flags.mix.resolved();
   note_carried_tensors(flags.model);
-  TrainOptions options = options_of(flags, trajectories, device);
+  TrainOptions options = options_of(flags, data, device);
+  options.shuffle = parse_shuffle(shuffle_of(flags, command));
   options.profiler = profiler ? &*profiler : nullptr;
   warn_of_warmup(options, total_steps(trajectories, options));
   note_router_losses(flags);
   if (const std::string text = uneven_steps_note(trajectories, options); !text.empty()) log_line("{}", text);
   if (!flags.reference_model.empty()) add_reference(flags, options, &trajectories, &held_out);
   if (flags.dry_run) {
+    if (!mix.empty()) print_output("# resolved mix\n{}\n", printable_lines(mix));
     print_dry_run(flags, options, trajectories, command);
     if (held_out) print_evaluations(*held_out, options);
     return;
   }
-  const ModelUse use = use_of(flags, device);
+  const ModelUse use = use_of(flags, data, device);
   std::filesystem::create_directories(options.out);
   stop_on_signals(&stop);
 
@@ -335,6 +374,7 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
   events.started = [&](int64_t total_steps, int64_t resumed_step) {
     total = total_steps;
     first = resumed_step;
+    if (!mix.empty()) write_text(options.out / kMixFile, mix);
     write_text(options.out / "config.toml", config_of_the_run(flags, command));
     nlohmann::ordered_json cost_model = cost_model_json(options.costs->time);
     if (device.is_cpu()) add_products(product_choice(), &cost_model);
@@ -434,7 +474,8 @@ void add_step_flags(CLI::App* command, TrainArguments* flags) {
   command
       ->add_option("--shuffle", flags->shuffle,
                    "none: file order, each group where its first row stands; groups: groups in random order, "
-                   "each kept whole; rows: trajectories in random order, which splits groups")
+                   "each kept whole (the default with --mix); rows: trajectories in random order, which "
+                   "splits groups")
       ->check(CLI::IsMember(shuffle_names()))
       ->capture_default_str();
   command
@@ -450,7 +491,7 @@ void add_reference_model(CLI::App* command, TrainArguments* flags) {
           "--reference-model", flags->reference_model,
           "Model folder of a reference or teacher of the same vocabulary: compute ref_logprobs of all "
           "rows with it before training begins, in --dtype on --device, for rows that have none. They "
-          "are kept in --out and used again by --resume")
+          "are kept in --out and used again by --resume. Not with --mix")
       ->type_name("DIR");
 }
 
@@ -461,7 +502,7 @@ void add_evaluation_flags(CLI::App* command, TrainArguments* flags) {
       ->add_option(
           "--eval-data", flags->eval_data,
           "Rows that the run is not trained on, files as for --data: their loss by --objective, over "
-          "all of them as over one step, goes to metrics.jsonl as records of its own")
+          "all of them as over one step, goes to metrics.jsonl as records of its own. Not with --mix")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->type_name("FILE");
   command
@@ -493,7 +534,8 @@ void add_profile_flags(CLI::App* command, TrainArguments* flags) {
 
 void add_flags(CLI::App* command, TrainArguments* flags) {
   add_model(command, &flags->model)->required();
-  flags->data.add(command);
+  flags->data.add(command, /*required=*/false);
+  flags->mix.add(command);
   add_run_flags(command, flags);
   flags->objective.add(command);
   add_reference_model(command, flags);

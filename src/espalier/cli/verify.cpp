@@ -8,6 +8,7 @@
 #include "espalier/cli/flags.h"
 #include "espalier/cli/help_format.h"
 #include "espalier/cli/lora_flags.h"
+#include "espalier/cli/mix_flags.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/model/weights.h"
@@ -17,6 +18,7 @@ namespace {
 
 struct VerifyArguments {
   DataFlags data;
+  MixFlags mix;
   PlanFlags plan;
   ObjectiveFlags objective;
   DeviceFlags device;
@@ -50,7 +52,8 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
   print_output("{}\n", report.passed ? "passed" : "FAILED");
 }
 
-void run_verify(const VerifyArguments& flags, int* exit_code) {
+void run_verify(const VerifyArguments& flags, const CLI::App& command, int* exit_code) {
+  flags.mix.check(command, flags.data);
   VerifyOptions options;
   options.device = flags.device.open();
   options.model = flags.model;
@@ -58,7 +61,14 @@ void run_verify(const VerifyArguments& flags, int* exit_code) {
   options.dtype = parse_dtype(flags.dtype);
   options.objective = flags.objective.options();
   options.seed = flags.seed;
-  const Trajectories trajectories = flags.data.read(data_use_of(flags.model, options.objective));
+  MixedData data;
+  if (flags.mix.file.empty()) {
+    data.trajectories = flags.data.read(data_use_of(flags.model, options.objective));
+  } else {
+    data = flags.mix.read(flags.model, flags.data);
+  }
+  const Trajectories& trajectories = data.trajectories;
+  options.mix = data.sources;
   note_carried_tensors(flags.model);
   options.plan = flags.plan.options(trajectories);
   VerifyReport report;
@@ -93,7 +103,8 @@ void add_verify(CLI::App& app, int* exit_code) {
   add_model(command, &flags->model)->required();
   add_adapter(command, &flags->adapter,
               "Prove the gradients of this adapter, a folder of PEFT, on the model");
-  flags->data.add(command);
+  flags->data.add(command, /*required=*/false);
+  flags->mix.add(command);
   add_dtype(command, &flags->dtype, "Precision to prove");
   flags->device.add(command, /*trains=*/true);
   flags->objective.add(command);
@@ -104,7 +115,7 @@ void add_verify(CLI::App& app, int* exit_code) {
   command->add_option("--seed", flags->seed, "Chooses the branches whose isolation is tested")
       ->capture_default_str();
   command->add_flag("--json", flags->json, "Print JSON");
-  command->callback([flags, exit_code] { run_verify(*flags, exit_code); });
+  command->callback([flags, command, exit_code] { run_verify(*flags, *command, exit_code); });
 }
 
 }  // namespace espalier::cli

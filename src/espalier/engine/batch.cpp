@@ -29,19 +29,39 @@ struct HostTerms {
   std::vector<int64_t> token;   // the token of the batch with that id, -1: in a child
   std::vector<double> coefficient;
   std::vector<std::vector<double>> columns;  // in the order of Objective::columns()
+  // K of each term, in the order of the terms: the edges to the reference's most likely tokens.
+  std::vector<int64_t> topk_row, topk_target;
+  std::vector<std::vector<int64_t>> of_part;  // terms of each part of a mix
+  std::vector<double> topk_ref_logprobs;
+
+  int64_t num_terms() const { return static_cast<int64_t>(coefficient.size()); }
 };
+
+// Appends what the data say of the token with this flat index. In a mix, terms of other objectives have their
+// own edge in all K places.
+void append_topk(const Trajectories& trajectories, int64_t flat, bool is_read, HostTerms* host) {
+  const int64_t width = trajectories.ref_topk;
+  for (int64_t i = flat * width; i < (flat + 1) * width; ++i) {
+    host->topk_row.push_back(host->row.back());
+    host->topk_target.push_back(is_read ? trajectories.ref_topk_ids[i] : trajectories.input_ids[flat]);
+    host->topk_ref_logprobs.push_back(is_read ? trajectories.ref_topk_logprobs[i] : 0);
+  }
+}
 
 // Of a trajectory's terms, those whose edge starts in the micro-batch.
 HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const Layout& layout,
                        const Loss& loss, Batch* batch) {
   const Trajectories& trajectories = loss.trajectories();
-  const std::vector<TermColumn> read = loss.objective().columns();
+  const std::vector<TermColumn> read = loss.columns();
+  const bool reads_topk = loss.reads_topk();
   HostTerms host;
+  if (loss.is_mix()) host.of_part.resize(loss.num_parts());
   host.columns.resize(read.size());
   for (const Placement& placement : micro_batch.trajectories) {
     const TermRange range = terms_of(step, micro_batch, placement);
     if (range.begin == range.end) continue;
     const int64_t row = step.rows[placement.trajectory];
+    const int64_t part = loss.part_of(row);
     const std::vector<int64_t> path = path_tokens(layout, placement.run);
     const int64_t first = layout.position_ids[path.front()], size = static_cast<int64_t>(path.size());
     for (int64_t index = range.begin; index < range.end; ++index) {
@@ -55,6 +75,8 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
       for (size_t i = 0; i < read.size(); ++i) {
         host.columns[i].push_back(term_column(step, loss, read[i], placement.trajectory, index));
       }
+      if (reads_topk) append_topk(trajectories, flat, loss.part(part).reads_topk(), &host);
+      if (loss.is_mix()) host.of_part[part].push_back(host.num_terms() - 1);
       batch->term_token.push_back(flat);
       batch->term_index.push_back(index);
     }
@@ -62,18 +84,30 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
   return host;
 }
 
-// Terms by row, and by target among those of a row. Rows are tokens of the batch, and most have few terms.
-std::vector<int64_t> terms_in_order(const HostTerms& terms, int64_t num_tokens) {
-  std::vector<int64_t> order(terms.row.size());
-  // A counting sort by row: end[row] is where the row's next term goes, and at last where its terms end.
+// What is asked of the LM head: log-probabilities of targets at rows.
+struct HeadQueries {
+  std::vector<int64_t> row, target, token;  // of HostTerms
+
+  // Those of the terms, then those beside them.
+  explicit HeadQueries(const HostTerms& terms) : row(terms.row), target(terms.target), token(terms.token) {
+    row.insert(row.end(), terms.topk_row.begin(), terms.topk_row.end());
+    target.insert(target.end(), terms.topk_target.begin(), terms.topk_target.end());
+    token.resize(row.size(), -1);
+  }
+};
+
+// Queries by row, and by target among those of a row. Rows are tokens of the batch, and most have few.
+std::vector<int64_t> queries_in_order(const HeadQueries& queries, int64_t num_tokens) {
+  std::vector<int64_t> order(queries.row.size());
+  // A counting sort by row: end[row] is where the row's next query goes, and at last where its queries end.
   std::vector<int64_t> end(num_tokens);
-  for (const int64_t row : terms.row) ++end[row];
+  for (const int64_t row : queries.row) ++end[row];
   std::exclusive_scan(end.begin(), end.end(), end.begin(), int64_t{0});
-  for (size_t m = 0; m < order.size(); ++m) order[end[terms.row[m]]++] = static_cast<int64_t>(m);
+  for (size_t q = 0; q < order.size(); ++q) order[end[queries.row[q]]++] = static_cast<int64_t>(q);
   int64_t begin = 0;
   for (const int64_t row_end : end) {
     std::sort(order.begin() + begin, order.begin() + row_end, [&](int64_t a, int64_t b) {
-      return std::pair(terms.target[a], a) < std::pair(terms.target[b], b);
+      return std::pair(queries.target[a], a) < std::pair(queries.target[b], b);
     });
     begin = row_end;
   }
@@ -82,23 +116,30 @@ std::vector<int64_t> terms_in_order(const HostTerms& terms, int64_t num_tokens) 
 
 // Edges are pairs of a row and a token id: equal pairs have equal log-probabilities.
 void set_edges(const HostTerms& terms, int64_t num_tokens, Batch* batch) {
-  const std::vector<int64_t> order = terms_in_order(terms, num_tokens);
-  const auto key = [&](int64_t m) { return std::pair(terms.row[m], terms.target[m]); };
-  std::vector<int64_t> logit_rows, edge_row, edge_target, term_edge(order.size());
+  const HeadQueries queries(terms);
+  const std::vector<int64_t> order = queries_in_order(queries, num_tokens);
+  const auto key = [&](int64_t q) { return std::pair(queries.row[q], queries.target[q]); };
+  std::vector<int64_t> logit_rows, edge_row, edge_target, query_edge(order.size());
   for (size_t k = 0; k < order.size(); ++k) {
-    const int64_t m = order[k];
-    if (k == 0 || key(order[k - 1]) != key(m)) {
-      if (logit_rows.empty() || logit_rows.back() != terms.row[m]) logit_rows.push_back(terms.row[m]);
+    const int64_t q = order[k];
+    if (k == 0 || key(order[k - 1]) != key(q)) {
+      if (logit_rows.empty() || logit_rows.back() != queries.row[q]) logit_rows.push_back(queries.row[q]);
       edge_row.push_back(static_cast<int64_t>(logit_rows.size()) - 1);
-      edge_target.push_back(terms.target[m]);
-      batch->edge_token.push_back(terms.token[m]);
+      edge_target.push_back(queries.target[q]);
+      batch->edge_token.push_back(queries.token[q]);
     }
-    term_edge[m] = static_cast<int64_t>(edge_row.size()) - 1;
+    query_edge[q] = static_cast<int64_t>(edge_row.size()) - 1;
   }
   batch->logit_rows = to_tensor(logit_rows, at::kLong);
   batch->edge_row = to_tensor(edge_row, at::kLong);
   batch->edge_target = to_tensor(edge_target, at::kLong);
-  batch->term_edge = to_tensor(term_edge, at::kLong);
+  const at::Tensor edges = to_tensor(query_edge, at::kLong);
+  batch->term_edge = edges.slice(0, 0, terms.num_terms());
+  if (!terms.topk_row.empty()) {
+    batch->topk_edge = edges.slice(0, terms.num_terms()).view({terms.num_terms(), -1});
+    batch->terms.topk_ref_logprobs =
+        to_tensor(terms.topk_ref_logprobs, at::kDouble).view({terms.num_terms(), -1});
+  }
 }
 
 void set_context(std::span<const ContextBlock> blocks, Batch* batch) {
@@ -154,6 +195,9 @@ Batch make_batch(const Step& step, int64_t index, const Loss& loss) {
   batch.nodes = nodes_of(step, index, layout);
   set_edges(terms, batch.num_tokens(), &batch);
   if (micro_batch.parent >= 0) set_context(step.context.row(index), &batch);
+  for (const std::vector<int64_t>& of_part : terms.of_part) {
+    batch.part_terms.push_back(to_tensor(of_part, at::kLong));
+  }
   batch.terms.coefficient = to_tensor(terms.coefficient, at::kDouble);
   for (const std::vector<double>& column : terms.columns) {
     batch.terms.columns.push_back(to_tensor(column, at::kDouble));
@@ -166,7 +210,9 @@ Batch to_device(Batch batch, at::Device device) {
                                       &batch.logit_rows, &batch.edge_row,         &batch.edge_target,
                                       &batch.term_edge,  &batch.terms.coefficient};
   for (at::Tensor& column : batch.terms.columns) members.push_back(&column);
-  for (at::Tensor* member : {&batch.routes, &batch.multiplicity}) {
+  for (at::Tensor& part : batch.part_terms) members.push_back(&part);
+  for (at::Tensor* member :
+       {&batch.routes, &batch.multiplicity, &batch.topk_edge, &batch.terms.topk_ref_logprobs}) {
     if (member->defined()) members.push_back(member);
   }
   std::vector<at::Tensor> host;

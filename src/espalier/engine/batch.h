@@ -22,14 +22,18 @@ struct Batch {
   at::Tensor input_ids;     // [T] int64
   at::Tensor position_ids;  // [T] int64
   at::Tensor subtree_end;   // [T] int32
-  at::Tensor logit_rows;    // [R] int64, ascending: tokens that predict at least one edge with loss
+  at::Tensor logit_rows;    // [R] int64, ascending: tokens that predict at least one edge
   at::Tensor edge_row;      // [E] int64, ascending, into logit_rows
   at::Tensor edge_target;   // [E] int64
   at::Tensor term_edge;     // [M] int64: the edge that a term reads
+  at::Tensor topk_edge;     // [M, K] int64: the edges to the reference's most likely tokens in place of the
+                            // term's; undefined unless the loss reads_topk(), or without terms
+  std::vector<at::Tensor> part_terms;  // of each part of a mix: its terms, [M'] int64 in [0, M); else empty
   TermTensors terms;
   std::vector<int64_t> term_index;  // [M] in Step::terms.values
   std::vector<int64_t> term_token;  // [M] flat index of the term's token in the data: offsets[row] + position
-  std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts, -1: it is in a child
+  std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts, -1: it is in a child,
+                                    // or nowhere (topk_edge)
   std::vector<int64_t> ancestors;   // the micro-batches above, root first: each has context for this one
   at::Tensor context_blocks;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`;
                                     // always on the host

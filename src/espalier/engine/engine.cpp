@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <optional>
 
@@ -30,7 +29,7 @@ c10::intrusive_ptr<RouterStatistics> router_statistics(const Model& model, const
                                                        const Loss& loss) {
   const RouterShape routers = model.routers();
   if (routers.count() == 0) return {};
-  const ObjectiveOptions& options = loss.objective().options();
+  const ObjectiveOptions& options = loss.router_options();
   return c10::make_intrusive<RouterStatistics>(
       routers, RouterLossOptions{options.router_aux_loss_coef, options.router_z_loss_coef},
       step.flat_tokens(), model.device());
@@ -92,11 +91,8 @@ class StepRun {
         upcast_(upcast_weights(runs_)),
         in_flight_(step.plan.micro_batches.size()),
         window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())) {
-    begin_sums(model, step, loss, &pending_);
-    if (loss.objective().scope() != Scope::kToken) {
-      unit_loss_.emplace(step, loss, device_);
-      pending_.num_units = unit_loss_->num_units();
-    }
+    if (loss.is_wide()) unit_loss_.emplace(step, loss, device_);
+    sums_.emplace(step, loss, device_, unit_loss_ ? &*unit_loss_ : nullptr, &pending_);
   }
 
   bool needs_logprob_pass() const {
@@ -197,7 +193,7 @@ class StepRun {
                                       {.keep_context = with_readers_[m],
                                        .checkpoint_layers = checkpoint_layers,
                                        .head = head,
-                                       .entropy = has_entropy_bonus(),
+                                       .entropy = sums_->has_entropy_bonus(),
                                        .router_statistics = router_statistics_});
     in_flight.context = std::move(forwarded.context);
     in_flight.hidden = std::move(forwarded.hidden);
@@ -209,26 +205,17 @@ class StepRun {
     RECORD_USER_SCOPE("objective");
     result.terms += in_flight.batch.num_terms();
     const at::Tensor of_terms = values_of_terms(in_flight.batch, forwarded.logprobs);
-    if (has_entropy_bonus()) {
-      in_flight.loss = add_entropy_bonus(loss_, in_flight.batch, forwarded.entropy, &pending_);
-    }
-    if (unit_loss_) {
-      in_flight.logprobs = forwarded.logprobs;
-      if (!unit_loss_->needs_logprob_pass()) unit_loss_->add(in_flight.batch, of_terms);
-      return;
-    }
-    const ObjectiveValue value = loss_.objective().value(of_terms, in_flight.batch.terms, {});
-    in_flight.loss = in_flight.loss.defined() ? in_flight.loss + value.loss : value.loss;
-    add_to_sums(value, &pending_);
+    in_flight.loss = sums_->add(in_flight.batch, of_terms, forwarded);
+    if (!unit_loss_) return;
+    in_flight.logprobs = forwarded.logprobs;
+    if (!unit_loss_->needs_logprob_pass()) unit_loss_->add(in_flight.batch, of_terms);
   }
-
-  bool has_entropy_bonus() const { return espalier::has_entropy_bonus(loss_); }
 
   /// Gradients [E] of the micro-batch's log-probabilities under a loss of wider scope.
   at::Tensor logprob_gradients(int64_t m) {
     const InFlightMicroBatch& in_flight = *in_flight_[m];
     const at::Tensor of_terms = unit_loss_->gradients(m, in_flight.batch);
-    for (const ObjectiveValue& value : unit_loss_->take_values()) add_to_sums(value, &pending_);
+    sums_->add(unit_loss_->take_values());
     return at::zeros(in_flight.logprobs.sizes(), of_terms.options())
         .index_add_(0, in_flight.batch.term_edge, of_terms)
         .to(in_flight.logprobs.scalar_type());
@@ -273,8 +260,9 @@ class StepRun {
   std::unique_ptr<accumulating::UpcastWeights> upcast_;
   std::vector<std::unique_ptr<InFlightMicroBatch>> in_flight_;
   std::vector<std::vector<int64_t>> window_pairs_;  // by micro-batch and window of the model
-  std::optional<UnitLoss> unit_loss_;               // where the objective's scope is wider than a token
+  std::optional<UnitLoss> unit_loss_;               // where some objective's scope is wider than a token
   PendingStep pending_;
+  std::optional<PendingSums> sums_;  // in pending_
 };
 
 }  // namespace
@@ -317,15 +305,17 @@ StepResult finish(PendingStep pending) {
   const at::Tensor sums = pending.sums.cpu();
   const double* sum = sums.const_data_ptr<double>();
   result.loss = sum[0];
-  const auto terms = static_cast<double>(std::max<int64_t>(1, result.terms));
-  const auto units = static_cast<double>(std::max<int64_t>(1, pending.num_units));
+  std::vector<StepMetric> metrics;
   for (size_t i = 0; i < result.metrics.size(); ++i) {
-    const Reduction reduction = pending.reductions[i];
-    const double count = reduction == Reduction::kMean          ? terms
-                         : reduction == Reduction::kMeanOfUnits ? units
-                                                                : 1;
-    result.metrics[i].value = sum[1 + i] / count;
+    const auto& [reduction, part, scale] = pending.reduced[i];
+    const int64_t count = reduction == Reduction::kMean          ? pending.num_terms[part]
+                          : reduction == Reduction::kMeanOfUnits ? pending.num_units[part]
+                                                                 : 1;
+    if (pending.num_terms[part] == 0) continue;
+    const double value = scale * sum[1 + i] / static_cast<double>(std::max<int64_t>(1, count));
+    metrics.push_back({std::move(result.metrics[i].name), value});
   }
+  result.metrics = std::move(metrics);
   for (size_t i = 0; i < result.measured.size(); ++i) {
     result.measured[i].seconds = pending.stopwatches[i].seconds();
   }

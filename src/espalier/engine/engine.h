@@ -55,10 +55,18 @@ using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
 /// A step whose micro-batches have all been handed to the device.
 struct PendingStep {
-  StepResult result;                  // but for loss, values of metrics and seconds
-  std::vector<Reduction> reductions;  // of the metrics
-  int64_t num_units = 0;  // trajectories, groups or pairs with terms, for scopes wider than a token
-  at::Tensor sums;        // [1 + metrics] float64 on the device: of the loss, then each metric, reduced
+  /// How the number of a metric becomes its value: a mean is over the terms, or units, of its part of the
+  /// loss.
+  struct Reduced {
+    Reduction reduction = Reduction::kMean;
+    int64_t part = 0;
+    double scale = 1;
+  };
+  StepResult result;               // but for loss, values of metrics and seconds
+  std::vector<Reduced> reduced;    // of the metrics
+  std::vector<int64_t> num_terms;  // of each part of the loss
+  std::vector<int64_t> num_units;  // trajectories, groups or pairs with terms, for scopes wider than a token
+  at::Tensor sums;  // [1 + metrics] float64 on the device: of the loss, then each metric, reduced
   std::vector<Stopwatch> stopwatches;     // of result.measured
   std::optional<Stopwatch> logprob_pass;  // of result.logprob_pass
   RouterShape routers;                    // of the model

@@ -21,7 +21,8 @@ struct LogprobsOfTerms {
 };
 
 /// Added up in the order of the terms, which does not depend on how the trees are cut.
-double nll_per_token(const Step& step, const Loss& loss, const std::vector<LogprobsOfTerms>& computed) {
+double nll_per_token(const Step& step, const Trajectories& trajectories,
+                     const std::vector<LogprobsOfTerms>& computed) {
   std::vector<double> logprobs(step.terms.values.size());
   for (const auto& [index, values] : computed) {
     const double* value = values.const_data_ptr<double>();
@@ -29,9 +30,9 @@ double nll_per_token(const Step& step, const Loss& loss, const std::vector<Logpr
   }
   double sum = 0, weights = 0;
   for (size_t k = 0; k < step.rows.size(); ++k) {
-    const int64_t end = step.terms.offsets[k + 1];
-    for (int64_t i = step.terms.offsets[k]; i < end; ++i) {
-      const double weight = term_column(step, loss, TermColumn::kWeight, static_cast<int64_t>(k), i);
+    const int64_t first = trajectories.offsets[step.rows[k]];
+    for (int64_t i = step.terms.offsets[k]; i < step.terms.offsets[k + 1]; ++i) {
+      const double weight = trajectories.loss_weights[first + step.terms.values[i].position];
       sum -= weight * logprobs[i];
       weights += weight;
     }
@@ -44,12 +45,9 @@ double nll_per_token(const Step& step, const Loss& loss, const std::vector<Logpr
 StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
                     const MicroBatchProgress& progress) {
   PendingStep pending;
-  begin_sums(model, step, loss, &pending);
   std::optional<UnitLoss> unit_loss;
-  if (loss.objective().scope() != Scope::kToken) {
-    unit_loss.emplace(step, loss, model.device());
-    pending.num_units = unit_loss->num_units();
-  }
+  if (loss.is_wide()) unit_loss.emplace(step, loss, model.device());
+  PendingSums sums(step, loss, model.device(), unit_loss ? &*unit_loss : nullptr, &pending);
   const std::vector<bool> runs = micro_batches_with_loss(step);
   const auto upcast = upcast_weights(runs);
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
@@ -58,16 +56,12 @@ StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
     const at::Tensor logprobs = values_of_terms(batch, forwarded.logprobs);
     pending.result.terms += batch.num_terms();
-    if (has_entropy_bonus(loss)) add_entropy_bonus(loss, batch, forwarded.entropy, &pending);
-    if (unit_loss) {
-      unit_loss->add(batch, logprobs);
-    } else {
-      add_to_sums(loss.objective().value(logprobs, batch.terms, {}), &pending);
-    }
+    sums.add(batch, logprobs, forwarded);
+    if (unit_loss) unit_loss->add(batch, logprobs);
     computed.push_back({batch.term_index, download(logprobs)});
   };
   for_each_logprobs(
-      {.model = model, .step = step, .loss = loss, .runs = runs, .entropy = has_entropy_bonus(loss)}, visit,
+      {.model = model, .step = step, .loss = loss, .runs = runs, .entropy = sums.has_entropy_bonus()}, visit,
       [&](int64_t m) {
         pending.result.work.tokens += step.plan.micro_batches[m].num_tokens;
         if (progress) progress(++done, total);
@@ -75,11 +69,11 @@ StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
   if (progress && done < total) progress(total, total);
   if (unit_loss) {
     unit_loss->evaluate_all();
-    for (const ObjectiveValue& value : unit_loss->take_values()) add_to_sums(value, &pending);
+    sums.add(unit_loss->take_values());
   }
   synchronize(model.device());
   StepResult result = finish(std::move(pending));
-  result.metrics.push_back({"nll_per_token", nll_per_token(step, loss, computed)});
+  result.metrics.push_back({"nll_per_token", nll_per_token(step, loss.trajectories(), computed)});
   return result;
 }
 

@@ -55,7 +55,13 @@ ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextF
   if (options.head) {
     RECORD_USER_SCOPE("head");
     const Edges edges{batch.edge_row, batch.edge_target};
-    if (options.entropy) {
+    if (options.entropy && batch.topk_edge.defined()) {
+      // The distribution of a row is computed for each of its edges: one of them is enough.
+      const at::Tensor rows = at::arange(batch.num_logit_rows(), batch.edge_row.options());
+      result.logprobs = model.logprobs(hidden, edges);
+      result.entropy =
+          model.distribution(hidden, {rows, at::zeros_like(rows)}).entropy.index_select(0, batch.edge_row);
+    } else if (options.entropy) {
       const EdgeDistribution distribution = model.distribution(hidden, edges);
       result.logprobs = distribution.logprobs;
       result.entropy = distribution.entropy;

@@ -3,8 +3,9 @@
 
 #include <ATen/ATen.h>
 
+#include <iterator>
 #include <limits>
-#include <vector>
+#include <utility>
 
 #include "espalier/engine/logprob_pass.h"
 #include "espalier/runtime/device.h"
@@ -23,6 +24,7 @@ void add_to_metric(Reduction reduction, const at::Tensor& value, const at::Tenso
   switch (reduction) {
     case Reduction::kMean:
     case Reduction::kMeanOfUnits:
+    case Reduction::kSum:
       so_far.add_(value);
       return;
     case Reduction::kMin:
@@ -34,42 +36,115 @@ void add_to_metric(Reduction reduction, const at::Tensor& value, const at::Tenso
   }
 }
 
+TermTensors terms_with_topk(const Batch& batch, const at::Tensor& logprobs) {
+  TermTensors terms = batch.terms;
+  if (!batch.topk_edge.defined()) return terms;
+  terms.topk_logprobs =
+      logprobs.to(at::kDouble).index_select(0, batch.topk_edge.flatten()).view_as(batch.topk_edge);
+  return terms;
+}
+
 }  // namespace
 
-void begin_sums(const Model& model, const Step& step, const Loss& loss, PendingStep* pending) {
+PendingSums::PendingSums(const Step& step, const Loss& loss, at::Device device, const UnitLoss* units,
+                         PendingStep* pending)
+    : loss_(loss), pending_(pending) {
   std::vector<double> nothing{0};  // of the loss, then of each metric
-  std::vector<Metric> metrics = loss.objective().metrics();
-  if (has_entropy_bonus(loss)) metrics.push_back({"entropy"});
-  for (const Metric& metric : metrics) {
-    pending->result.metrics.push_back({metric.name, 0});
-    pending->reductions.push_back(metric.reduction);
-    nothing.push_back(nothing_reduced(metric.reduction));
+  for (int64_t part = 0; part < loss.num_parts(); ++part) {
+    first_metric_.push_back(std::ssize(nothing));
+    for (const Metric& metric : metrics_of(part)) {
+      const double scale = metric.reduction == Reduction::kSum ? 1 / loss.part_weight(part) : 1;
+      pending->result.metrics.push_back(
+          {loss.is_mix() ? fmt::format("{}/{}", metric.name, loss.part_name(part)) : metric.name, 0});
+      pending->reduced.push_back({metric.reduction, part, scale});
+      nothing.push_back(nothing_reduced(metric.reduction));
+    }
+    pending->num_terms.push_back(0);
+    pending->num_units.push_back(units != nullptr ? units->num_units(part) : 0);
   }
-  pending->sums = upload({at::tensor(nothing, at::kDouble)}, model.device()).front();
+  pending->sums = upload({at::tensor(nothing, at::kDouble)}, device).front();
   pending->result.flat_tokens = step.flat_tokens();
   pending->result.tree_tokens = step.forest.tree_tokens();
 }
 
-void add_to_sums(const ObjectiveValue& value, PendingStep* pending) {
-  pending->sums.select(0, 0).add_(value.loss.detach());
-  for (size_t i = 0; i < value.metrics.size(); ++i) {
-    const at::Tensor so_far = pending->sums.select(0, static_cast<int64_t>(1 + i));
-    add_to_metric(pending->reductions[i], value.metrics[i], so_far);
+double PendingSums::entropy_coef(int64_t part) const {
+  return loss_.part(part).objective().options().entropy_coef;
+}
+
+bool PendingSums::has_entropy_bonus() const {
+  for (int64_t part = 0; part < loss_.num_parts(); ++part) {
+    if (entropy_coef(part) != 0) return true;
   }
+  return false;
 }
 
-bool has_entropy_bonus(const Loss& loss) {
-  return loss.objective().options().entropy_coef != 0;
+/// Those of the objective; in a mix after the part's loss, and where it has an entropy bonus before that.
+std::vector<Metric> PendingSums::metrics_of(int64_t part) const {
+  std::vector<Metric> metrics = loss_.part(part).objective().metrics();
+  if (loss_.is_mix()) metrics.insert(metrics.begin(), {"loss", Reduction::kSum});
+  if (entropy_coef(part) != 0) metrics.push_back({"entropy"});
+  return metrics;
 }
 
-at::Tensor add_entropy_bonus(const Loss& loss, const Batch& batch, const at::Tensor& of_edges,
-                             PendingStep* pending) {
-  const at::Tensor entropy = values_of_terms(batch, of_edges);
-  const double coefficient = loss.objective().options().entropy_coef;
-  const at::Tensor bonus = -coefficient * (batch.terms.coefficient * entropy).sum();
-  pending->sums.select(0, 0).add_(bonus.detach());
-  pending->sums.select(0, -1).add_(entropy.detach().sum());  // the last metric
+at::Tensor PendingSums::add(const Batch& batch, const at::Tensor& logprobs, const ForwardResult& forwarded) {
+  const HeadValues values{logprobs, forwarded.entropy, terms_with_topk(batch, forwarded.logprobs)};
+  at::Tensor loss;
+  for (int64_t part = 0; part < loss_.num_parts(); ++part) {
+    const at::Tensor addend = add_part(part, batch, values);
+    if (addend.defined()) loss = loss.defined() ? loss + addend : addend;
+  }
+  return loss;
+}
+
+void PendingSums::add(const std::vector<UnitLoss::PartValue>& values) {
+  for (const UnitLoss::PartValue& each : values) add_value(each.part, each.value);
+}
+
+/// Undefined where the part has neither entropies nor an objective of token scope, or no terms.
+at::Tensor PendingSums::add_part(int64_t part, const Batch& batch, const HeadValues& values) {
+  const at::Tensor index = loss_.is_mix() ? batch.part_terms[part] : at::Tensor();
+  const int64_t num_terms = index.defined() ? index.size(0) : batch.num_terms();
+  if (num_terms == 0) return {};
+  pending_->num_terms[part] += num_terms;
+  const auto of_part = [&](const at::Tensor& of_terms) {
+    return index.defined() ? of_terms.index_select(0, index) : of_terms;
+  };
+  at::Tensor loss;
+  if (entropy_coef(part) != 0) {
+    const at::Tensor entropy = of_part(values_of_terms(batch, values.entropy_of_edge));
+    loss = add_entropy_bonus(part, of_part(batch.terms.coefficient), entropy);
+  }
+  const Loss& own = loss_.part(part);
+  if (own.is_wide()) return loss;
+  const ObjectiveValue value =
+      own.objective().value(of_part(values.logprobs), loss_.terms_of_part(part, values.terms, index), {});
+  add_value(part, value);
+  return loss.defined() ? loss + value.loss : value.loss;
+}
+
+/// Of coefficients and entropies of the part's terms. The metric is the part's last one.
+at::Tensor PendingSums::add_entropy_bonus(int64_t part, const at::Tensor& coefficients,
+                                          const at::Tensor& entropy) {
+  const at::Tensor bonus = -entropy_coef(part) * (coefficients * entropy).sum();
+  add_to_loss(part, bonus);
+  const int64_t last = first_metric_[part] + std::ssize(metrics_of(part)) - 1;
+  pending_->sums.select(0, last).add_(entropy.detach().sum());
   return bonus;
+}
+
+void PendingSums::add_to_loss(int64_t part, const at::Tensor& loss) {
+  pending_->sums.select(0, 0).add_(loss.detach());
+  if (loss_.is_mix()) pending_->sums.select(0, first_metric_[part]).add_(loss.detach());
+}
+
+void PendingSums::add_value(int64_t part, const ObjectiveValue& value) {
+  add_to_loss(part, value.loss);
+  const int64_t first = first_metric_[part] + (loss_.is_mix() ? 1 : 0);
+  for (size_t i = 0; i < value.metrics.size(); ++i) {
+    const int64_t metric = first + static_cast<int64_t>(i);
+    add_to_metric(pending_->reduced[metric - 1].reduction, value.metrics[i],
+                  pending_->sums.select(0, metric));
+  }
 }
 
 }  // namespace espalier

@@ -4,20 +4,51 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "espalier/engine/engine.h"
+#include "espalier/engine/unit_loss.h"
 
 namespace espalier {
 
-/// Sets sums, metrics and numbers of tokens to those of a step of which nothing has run.
-void begin_sums(const Model& model, const Step& step, const Loss& loss, PendingStep* pending);
+/// The sums of a step (PendingStep::sums), by the parts of its loss (Loss::part): one unless it is a mix.
+class PendingSums {
+ public:
+  /// Sets sums, metrics and numbers of tokens to those of a step of which nothing has run. `units`: of a loss
+  /// that is_wide(), else null. Step, loss and `pending` must outlive this object.
+  PendingSums(const Step& step, const Loss& loss, at::Device device, const UnitLoss* units,
+              PendingStep* pending);
 
-void add_to_sums(const ObjectiveValue& value, PendingStep* pending);
+  /// Whether entropies have a part in the loss: forward passes have to give them.
+  bool has_entropy_bonus() const;
 
-/// Whether entropies have a part in the loss.
-bool has_entropy_bonus(const Loss& loss);
+  /// What a batch adds to the loss beside losses of wider scope, in the graph: its entropies, and the
+  /// objectives whose scope is a token; undefined where there are none. Adds it and its metrics to the sums.
+  /// `logprobs` [M]: values_of_terms of the forward pass.
+  at::Tensor add(const Batch& batch, const at::Tensor& logprobs, const ForwardResult& forwarded);
 
-/// What the entropies [E] of the edges of a batch add to the loss. Adds it and the metric to the sums.
-at::Tensor add_entropy_bonus(const Loss& loss, const Batch& batch, const at::Tensor& of_edges,
-                             PendingStep* pending);
+  /// Losses of wider scope, and their metrics.
+  void add(const std::vector<UnitLoss::PartValue>& values);
+
+ private:
+  /// What a batch's head says of its terms.
+  struct HeadValues {
+    const at::Tensor& logprobs;         // [M] float64, in the graph
+    const at::Tensor& entropy_of_edge;  // [E], where some part has an entropy bonus
+    TermTensors terms;
+  };
+
+  double entropy_coef(int64_t part) const;
+  std::vector<Metric> metrics_of(int64_t part) const;
+  at::Tensor add_part(int64_t part, const Batch& batch, const HeadValues& values);
+  at::Tensor add_entropy_bonus(int64_t part, const at::Tensor& coefficients, const at::Tensor& entropy);
+  void add_to_loss(int64_t part, const at::Tensor& loss);
+  void add_value(int64_t part, const ObjectiveValue& value);
+
+  const Loss& loss_;
+  std::vector<int64_t> first_metric_;  // of each part, in PendingStep::sums
+  PendingStep* pending_;
+};
 
 }  // namespace espalier

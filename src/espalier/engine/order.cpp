@@ -29,6 +29,8 @@ LossUnits loss_units(const Step& step, const Loss& loss) {
     for (const Placement& placement : micro_batches[m].trajectories) {
       const TermRange range = terms_of(step, micro_batches[m], placement);
       if (range.begin == range.end) continue;
+      // In a mix, losses of token scope are not evaluated by unit.
+      if (!loss.part(loss.part_of(step.rows[placement.trajectory])).is_wide()) continue;
       const int64_t unit = units.unit_of_trajectory[placement.trajectory];
       std::vector<int64_t>& members = units.micro_batches_of[unit];
       if (!members.empty() && members.back() == static_cast<int64_t>(m)) continue;
@@ -57,11 +59,11 @@ bool needs_logprob_pass(const Step& step, const LossUnits& units) {
 }
 
 bool needs_logprob_pass(const Step& step, const Loss& loss) {
-  return loss.objective().scope() != Scope::kToken && needs_logprob_pass(step, loss_units(step, loss));
+  return loss.is_wide() && needs_logprob_pass(step, loss_units(step, loss));
 }
 
 bool needs_routing_pass(const Step& step, const Loss& loss) {
-  if (loss.objective().options().router_aux_loss_coef == 0) return false;
+  if (loss.router_options().router_aux_loss_coef == 0) return false;
   const auto& micro_batches = step.plan.micro_batches;
   for (int64_t m = 1; m < static_cast<int64_t>(micro_batches.size()); ++m) {
     if (micro_batches[m].parent != m - 1) return true;

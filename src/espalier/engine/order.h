@@ -2,7 +2,6 @@
 // The order in which the micro-batches of a plan run.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -36,16 +35,12 @@ void walk(const Step& step, const std::vector<bool>& with_loss, const Enter& ent
 std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& with_loss);
 
 /// What a loss of a scope wider than a token is evaluated on at a time: the terms of a trajectory, a group, a
-/// pair or the step.
+/// pair or the step; in a mix, of a source's. Losses of token scope have no units with terms.
 struct LossUnits {
   std::vector<int64_t> unit_of_trajectory;             // of the step
   std::vector<std::vector<int64_t>> trajectories;      // of each unit
   std::vector<std::vector<int64_t>> of_micro_batch;    // units that have terms in it, each once
   std::vector<std::vector<int64_t>> micro_batches_of;  // of each unit, ascending
-
-  int64_t num_with_terms() const {
-    return std::ranges::count_if(micro_batches_of, [](const auto& each) { return !each.empty(); });
-  }
 };
 LossUnits loss_units(const Step& step, const Loss& loss);
 

@@ -32,6 +32,10 @@ void set_terms(const Trajectories& trajectories, const StepOptions& options, Ste
       step->terms = step_terms_or_all(trajectories, step->rows, step->forest, options.objective);
       return;
     case TermChoice::kWithLoss:
+      if (!options.mix.empty()) {
+        step->terms = mix_terms(trajectories, step->rows, step->forest, options.mix, &step->sharers);
+        return;
+      }
       step->terms = step_terms(trajectories, step->rows, step->forest, options.objective, &step->sharers);
       return;
   }

@@ -8,6 +8,7 @@
 
 #include "espalier/base/csr.h"
 #include "espalier/data/trajectories.h"
+#include "espalier/objective/mix.h"
 #include "espalier/objective/options.h"
 #include "espalier/objective/terms.h"
 #include "espalier/plan/context.h"
@@ -42,6 +43,8 @@ struct StepOptions {
   const PlanCosts* costs =
       nullptr;  // that plans are compared by (make_plan); null: those of a common decoder
   TermChoice terms = TermChoice::kWithLoss;
+  /// The sources of a mix, in place of `objective`; read with TermChoice::kWithLoss.
+  std::span<const MixSource> mix{};
 };
 
 /// Builds forest, plan and terms of the given rows of the data. Recorded expert routes that differ are not

@@ -24,7 +24,7 @@ TermTensors all_terms_of(const Step& step, const Loss& loss, at::Device device) 
   std::vector<double> coefficients;
   for (const Term& term : step.terms.values) coefficients.push_back(term.coefficient);
   std::vector<at::Tensor> host{reals(coefficients)};
-  for (const TermColumn column : loss.objective().columns()) {
+  for (const TermColumn column : loss.columns()) {
     std::vector<double> values;
     for (size_t k = 0; k < step.rows.size(); ++k) {
       const auto end = step.terms.offsets[k + 1];
@@ -57,25 +57,42 @@ void UnitLoss::add(const Batch& batch, const at::Tensor& logprobs) {
 }
 
 at::Tensor UnitLoss::gradients(int64_t m, const Batch& batch) {
-  std::vector<int64_t> due;
-  for (const int64_t unit : units_.of_micro_batch[m]) {
-    if (!evaluated_[unit]) due.push_back(unit);
-  }
-  if (!due.empty()) evaluate(due);
+  evaluate(units_.of_micro_batch[m]);
   const std::vector<at::Tensor> index = upload({integers(batch.term_index)}, device_);
   return gradients_.index_select(0, index.front());
 }
 
 void UnitLoss::evaluate_all() {
-  std::vector<int64_t> due;
+  std::vector<int64_t> with_terms;
   for (size_t unit = 0; unit < evaluated_.size(); ++unit) {
-    if (!evaluated_[unit] && !units_.micro_batches_of[unit].empty())
-      due.push_back(static_cast<int64_t>(unit));
+    if (!units_.micro_batches_of[unit].empty()) with_terms.push_back(static_cast<int64_t>(unit));
   }
-  if (!due.empty()) evaluate(due);
+  evaluate(with_terms);
+}
+
+int64_t UnitLoss::part_of_unit(int64_t unit) const {
+  return loss_.part_of(step_.rows[units_.trajectories[unit].front()]);
+}
+
+int64_t UnitLoss::num_units(int64_t part) const {
+  int64_t count = 0;
+  for (size_t unit = 0; unit < units_.trajectories.size(); ++unit) {
+    count += !units_.micro_batches_of[unit].empty() && part_of_unit(static_cast<int64_t>(unit)) == part;
+  }
+  return count;
 }
 
 void UnitLoss::evaluate(const std::vector<int64_t>& units) {
+  std::vector<std::vector<int64_t>> due(loss_.num_parts());
+  for (const int64_t unit : units) {
+    if (!evaluated_[unit]) due[part_of_unit(unit)].push_back(unit);
+  }
+  for (int64_t part = 0; part < loss_.num_parts(); ++part) {
+    if (!due[part].empty()) evaluate_part(part, due[part]);
+  }
+}
+
+void UnitLoss::evaluate_part(int64_t part, const std::vector<int64_t>& units) {
   std::vector<int64_t> index, trajectory_of_term, group_of_trajectory;
   for (size_t u = 0; u < units.size(); ++u) {
     evaluated_[units[u]] = true;
@@ -93,15 +110,14 @@ void UnitLoss::evaluate(const std::vector<int64_t>& units) {
       upload({integers(index), integers(trajectory_of_term), integers(group_of_trajectory)}, device_);
   const TermUnits of_terms{there[1], there[2], static_cast<int64_t>(group_of_trajectory.size()),
                            static_cast<int64_t>(units.size())};
-  TermTensors terms{terms_.coefficient.index_select(0, there[0]), {}};
-  for (const at::Tensor& column : terms_.columns) terms.columns.push_back(column.index_select(0, there[0]));
+  const TermTensors terms = loss_.terms_of_part(part, terms_, there[0]);
   const at::AutoGradMode with_graph(true);
   const at::Tensor logprobs = logprobs_.index_select(0, there[0]).detach().requires_grad_();
-  ObjectiveValue value = loss_.objective().value(logprobs, terms, of_terms);
+  ObjectiveValue value = loss_.part(part).objective().value(logprobs, terms, of_terms);
   const std::vector<at::Tensor> gradient = torch::autograd::grad({value.loss}, {logprobs});
   gradients_.index_copy_(0, there[0], gradient.front());
   value.loss = value.loss.detach();
-  values_.push_back(std::move(value));
+  values_.push_back({part, std::move(value)});
 }
 
 }  // namespace espalier

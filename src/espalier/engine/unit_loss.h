@@ -36,14 +36,22 @@ class UnitLoss {
   /// Evaluates the units that have not been evaluated yet, when all log-probabilities have been added.
   void evaluate_all();
 
-  /// How many units have terms.
-  int64_t num_units() const { return units_.num_with_terms(); }
+  /// How many units of a part of the loss have terms.
+  int64_t num_units(int64_t part) const;
 
-  /// What the units that were evaluated since the last call sum up to.
-  std::vector<ObjectiveValue> take_values() { return std::exchange(values_, {}); }
+  /// What the units of a part that were evaluated at a time sum up to.
+  struct PartValue {
+    int64_t part;
+    ObjectiveValue value;
+  };
+  /// Since the last call.
+  std::vector<PartValue> take_values() { return std::exchange(values_, {}); }
 
  private:
+  int64_t part_of_unit(int64_t unit) const;
+  /// Those that have not been evaluated yet.
   void evaluate(const std::vector<int64_t>& units);
+  void evaluate_part(int64_t part, const std::vector<int64_t>& units);
 
   const Step& step_;
   const Loss& loss_;
@@ -54,7 +62,7 @@ class UnitLoss {
   at::Tensor logprobs_;   // [all terms] float64
   at::Tensor gradients_;  // [all terms] float64
   std::vector<bool> evaluated_;
-  std::vector<ObjectiveValue> values_;
+  std::vector<PartValue> values_;
 };
 
 }  // namespace espalier

@@ -61,8 +61,38 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
   model.logit_block_bytes = device.is_cuda() ? kDeviceLogitBlockBytes : kLogitBlockBytes;
   // Where kernels do it, gradients take the place of their logits (edge_logprobs_cuda.cpp).
   model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;
-  if (objective.options().entropy_coef != 0) model.logit_blocks = 4;  // edge_distribution.h
+  if (objective.options().entropy_coef != 0) {
+    model.logit_blocks = 4;  // edge_distribution.h
+    model.head_gradient_bytes = model.sum_bytes;
+    model.head_upcast_bytes = model.sum_bytes > model.element_bytes ? model.sum_bytes : 0;
+  }
   return model;
+}
+
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
+                         std::optional<OptimizerKind> optimizer, const Loss& loss, at::Device device) {
+  std::vector<MemoryModel> models;
+  for (int64_t part = 0; part < loss.num_parts(); ++part) {
+    const Objective& objective = loss.part(part).objective();
+    models.push_back(memory_model(config, dtype, optimizer, objective, device));
+    models.back().term = term_bytes(objective, loss.trajectories().ref_topk);
+  }
+  return largest(models);
+}
+
+MemoryModel largest(std::span<const MemoryModel> models) {
+  MemoryModel most = models.front();
+  for (const MemoryModel& model : models) {
+    for (const auto field : {&TermBytes::batch, &TermBytes::graph, &TermBytes::running}) {
+      most.term.*field = std::max(most.term.*field, model.term.*field);
+    }
+    for (const auto field :
+         {&MemoryModel::logit_blocks, &MemoryModel::head_gradient_bytes, &MemoryModel::head_upcast_bytes}) {
+      most.*field = std::max(most.*field, model.*field);
+    }
+  }
+  if (models.size() > 1) most.term.batch += kTermIndexBytes;  // which terms are of which
+  return most;
 }
 
 ModelCost cost_of(const Decoder& decoder) {

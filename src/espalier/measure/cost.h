@@ -13,7 +13,7 @@
 #include "espalier/config/config.h"
 #include "espalier/engine/step.h"
 #include "espalier/model/decoder.h"
-#include "espalier/objective/objective.h"
+#include "espalier/objective/loss.h"
 #include "espalier/plan/loss_work.h"
 #include "espalier/plan/memory_model.h"
 #include "espalier/plan/planner.h"
@@ -36,6 +36,15 @@ double speedup_bound(const ModelCost& model, const Step& step);
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
                          std::optional<OptimizerKind> optimizer, const Objective& objective,
                          at::Device device = at::kCPU);
+
+/// The same of a loss, whose trajectories say how many tokens of a reference model each term has; of a mix,
+/// the most that any source needs.
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
+                         std::optional<OptimizerKind> optimizer, const Loss& loss,
+                         at::Device device = at::kCPU);
+
+/// The models of several objectives, which are alike else, as one that needs the most that any of them does.
+MemoryModel largest(std::span<const MemoryModel> models);
 
 /// What a decoder costs, its adapter included.
 ModelCost cost_of(const Decoder& decoder);

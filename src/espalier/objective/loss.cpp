@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/objective/loss.h"
 
+#include <ATen/ATen.h>
+
+#include <algorithm>
 #include <limits>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/data/slice.h"
 #include "espalier/objective/pairs.h"
 
 namespace espalier {
@@ -19,6 +24,7 @@ Loss::Loss(const Trajectories& trajectories, std::shared_ptr<const Objective> ob
   if (objective_->scope() == Scope::kPair) check_pairs(trajectories);
   if (objective_->options().kind == ObjectiveKind::kKto) check_some_chosen(trajectories);
   if (objective_->reads(TermColumn::kRefLogprob)) check_rows_have(trajectories.ref_logprobs, "ref_logprobs");
+  if (objective_->reads_topk()) check_ref_topk();
   const bool weighs = objective_->options().importance_weights != ImportanceWeights::kNone;
   if (weighs && objective_->reads(TermColumn::kOldLogprob)) {
     ESPALIER_CHECK(trajectories.logprobs.any(),
@@ -26,6 +32,94 @@ Loss::Loss(const Trajectories& trajectories, std::shared_ptr<const Objective> ob
                    "trajectories",
                    objective_->name(), to_string(objective_->options().importance_weights),
                    trajectories.num_rows());
+  }
+}
+
+Loss::Loss(const Trajectories& trajectories, std::span<const MixSource> sources)
+    : trajectories_(&trajectories) {
+  check_mix(sources);
+  int64_t row = 0;
+  for (const MixSource& source : sources) {
+    const auto rows =
+        std::make_shared<const Trajectories>(slice_rows(trajectories, row, row + source.num_rows));
+    try {
+      parts_.push_back(
+          {source.name, source.weight, row, rows, std::make_shared<const Loss>(*rows, source.objective)});
+    } catch (const InputError& error) {
+      throw InputError(fmt::format("source {}: {}", source.name, error.what()));
+    }
+    row += source.num_rows;
+  }
+  ESPALIER_ASSERT(row == trajectories.num_rows());
+}
+
+Loss make_loss(const Trajectories& trajectories, const ObjectiveOptions& objective,
+               std::span<const MixSource> mix) {
+  return mix.empty() ? Loss(trajectories, objective) : Loss(trajectories, mix);
+}
+
+const Objective& Loss::objective() const {
+  ESPALIER_ASSERT(objective_ != nullptr);
+  return *objective_;
+}
+
+int64_t Loss::part_of(int64_t row) const {
+  int64_t part = num_parts() - 1;
+  while (first_row(part) > row) --part;
+  return part;
+}
+
+bool Loss::is_wide() const {
+  if (!is_mix()) return objective().scope() != Scope::kToken;
+  return std::ranges::any_of(parts_, [](const Part& each) { return each.loss->is_wide(); });
+}
+
+const ObjectiveOptions& Loss::router_options() const {
+  static const ObjectiveOptions none;
+  return is_mix() ? none : objective().options();
+}
+
+std::vector<TermColumn> Loss::columns() const {
+  if (!is_mix()) return objective().columns();
+  std::vector<TermColumn> columns;
+  for (const Part& part : parts_) {
+    for (const TermColumn column : part.loss->columns()) {
+      if (std::ranges::find(columns, column) == columns.end()) columns.push_back(column);
+    }
+  }
+  return columns;
+}
+
+bool Loss::reads_topk() const {
+  if (!is_mix()) return objective().reads_topk();
+  return std::ranges::any_of(parts_, [](const Part& each) { return each.loss->reads_topk(); });
+}
+
+TermTensors Loss::terms_of_part(int64_t part, const TermTensors& terms, const at::Tensor& index) const {
+  if (!index.defined()) return terms;
+  const auto some = [&](const at::Tensor& of_terms) { return of_terms.index_select(0, index); };
+  TermTensors result{some(terms.coefficient), {}};
+  const std::vector<TermColumn> all = columns();
+  for (const TermColumn column : this->part(part).columns()) {
+    result.columns.push_back(some(terms.columns[std::ranges::find(all, column) - all.begin()]));
+  }
+  if (!this->part(part).reads_topk()) return result;
+  if (terms.topk_logprobs.defined()) result.topk_logprobs = some(terms.topk_logprobs);
+  result.topk_ref_logprobs = some(terms.topk_ref_logprobs);
+  return result;
+}
+
+void Loss::check_ref_topk() const {
+  const Trajectories& t = *trajectories_;
+  for (int64_t row = 0; row < t.num_rows(); ++row) {
+    for (int64_t i = t.offsets[row] + 1; i < t.offsets[row + 1]; ++i) {
+      if (t.loss_weights[i] == 0) continue;
+      ESPALIER_CHECK(t.ref_topk > 0 && t.ref_topk_ids[i * t.ref_topk] >= 0,
+                     "trajectory {} (row {}): objective {} with ref-topk {} expects `ref_topk_ids` and "
+                     "`ref_topk_logprobs` for every token with loss; received none for token {}",
+                     t.name(row), row, objective_->name(), to_string(objective_->options().ref_topk),
+                     i - t.offsets[row]);
+    }
   }
 }
 
@@ -37,6 +131,11 @@ void Loss::check_rows_have(const Optional<RealColumn>& column, const char* field
 }
 
 double Loss::column(TermColumn column, int64_t row, int64_t position) const {
+  if (is_mix()) {
+    const int64_t i = part_of(row);
+    return part(i).objective().reads(column) ? part(i).column(column, row - first_row(i), position)
+                                             : std::numeric_limits<double>::quiet_NaN();
+  }
   switch (column) {
     case TermColumn::kAdvantage:
       return advantages_.at(row, position);
@@ -54,7 +153,23 @@ double Loss::column(TermColumn column, int64_t row, int64_t position) const {
   throw InternalError("unknown column");
 }
 
+std::vector<int64_t> Loss::units_of_mix(const std::vector<int64_t>& rows) const {
+  std::vector<std::vector<int64_t>> rows_of_part(num_parts());
+  for (const int64_t row : rows) rows_of_part[part_of(row)].push_back(row - first_row(part_of(row)));
+  std::vector<std::vector<int64_t>> units_of_part;
+  for (int64_t i = 0; i < num_parts(); ++i) units_of_part.push_back(part(i).units_of(rows_of_part[i]));
+  std::map<std::pair<int64_t, int64_t>, int64_t> known;  // by part and its unit
+  std::vector<size_t> next(num_parts());
+  std::vector<int64_t> units;
+  for (const int64_t row : rows) {
+    const int64_t i = part_of(row), unit = units_of_part[i][next[i]++];
+    units.push_back(known.try_emplace({i, unit}, static_cast<int64_t>(known.size())).first->second);
+  }
+  return units;
+}
+
 std::vector<int64_t> Loss::units_of(const std::vector<int64_t>& rows) const {
+  if (is_mix()) return units_of_mix(rows);
   const Scope scope = objective_->scope();
   if (scope == Scope::kStep) return std::vector<int64_t>(rows.size());
   static const std::vector<std::string> none;

@@ -11,6 +11,7 @@
 #include "espalier/objective/ipo.h"
 #include "espalier/objective/kto.h"
 #include "espalier/objective/opd.h"
+#include "espalier/objective/opd_topk.h"
 #include "espalier/objective/orpo.h"
 #include "espalier/objective/reinforce.h"
 #include "espalier/objective/sft.h"
@@ -39,6 +40,7 @@ std::shared_ptr<const Objective> make_objective(const ObjectiveOptions& options)
     case ObjectiveKind::kReinforce:
       return std::make_shared<Reinforce>(options);
     case ObjectiveKind::kOpd:
+      if (options.ref_topk != RefTopk::kNone) return std::make_shared<OpdTopk>(options);
       return std::make_shared<Opd>(options);
     case ObjectiveKind::kDpo:
       return std::make_shared<Dpo>(options);
@@ -54,12 +56,24 @@ std::shared_ptr<const Objective> make_objective(const ObjectiveOptions& options)
   throw InternalError("unknown objective");
 }
 
+TermBytes term_bytes(const Objective& objective, int64_t ref_topk) {
+  TermBytes bytes = objective.term_bytes();
+  if (!objective.reads_topk()) return bytes;
+  // Of the batch: the edge's row and target, its place, and the reference's log-probability. Of the graph:
+  // the edge's log-probability, the term's, its exponential and differences. Running: their gradients.
+  bytes.batch += ref_topk * (3 * kTermIndexBytes + kTermRealBytes);
+  bytes.graph += ref_topk * 4 * kTermRealBytes;
+  bytes.running += ref_topk * 4 * kTermRealBytes;
+  return bytes;
+}
+
 std::vector<std::string> data_fields(const Objective& objective) {
   std::vector<std::string> fields;
   if (objective.reads(TermColumn::kOldLogprob)) fields.emplace_back("logprobs");
   if (objective.reads(TermColumn::kRefLogprob) || objective.options().has_kl_in(KlPlace::kReward)) {
     fields.emplace_back("ref_logprobs");
   }
+  if (objective.reads_topk()) fields.insert(fields.end(), {"ref_topk_ids", "ref_topk_logprobs"});
   if (objective.reads(TermColumn::kAdvantage)) {
     fields.insert(fields.end(), {"advantages", "advantage", "reward", "turn_rewards"});
   }

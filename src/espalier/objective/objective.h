@@ -36,6 +36,7 @@ enum class Reduction {
   kMeanOfUnits,  // sums over trajectories, groups, pairs (Scope); over how many of them have terms
   kMin,
   kMax,
+  kSum,
 };
 
 struct Metric {
@@ -47,6 +48,10 @@ struct Metric {
 struct TermTensors {
   at::Tensor coefficient;           // [M]: weight over normaliser (Term)
   std::vector<at::Tensor> columns;  // [M] each, in the order of Objective::columns()
+  // Of objectives that read_topk(), undefined for others: log-probabilities of the reference model's K most
+  // likely tokens in place of the term's, by the policy (differentiable) and by the reference model.
+  at::Tensor topk_logprobs = {};      // [M, K]
+  at::Tensor topk_ref_logprobs = {};  // [M, K]
 };
 
 /// To which of N trajectories and G units (groups, pairs, the step) the terms belong, for scopes wider than a
@@ -98,6 +103,7 @@ class Objective {
   virtual TermBytes term_bytes() const = 0;
 
   bool reads(TermColumn column) const;
+  bool reads_topk() const { return options_.ref_topk != RefTopk::kNone; }
 
  private:
   ObjectiveOptions options_;
@@ -108,6 +114,10 @@ std::shared_ptr<const Objective> make_objective(const ObjectiveOptions& options)
 
 /// The fields of the data (docs/data-format.md) that the columns of an objective are made of.
 std::vector<std::string> data_fields(const Objective& objective);
+
+/// Objective::term_bytes, and what the reference's most likely tokens take beside them, `ref_topk` for each
+/// term (Trajectories::ref_topk).
+TermBytes term_bytes(const Objective& objective, int64_t ref_topk);
 
 /// Sizes of what term_bytes() counts.
 inline constexpr int64_t kTermIndexBytes = 8, kTermRealBytes = 8, kTermFlagBytes = 1;

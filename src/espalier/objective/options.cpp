@@ -42,6 +42,8 @@ constexpr auto kKlEstimators = std::to_array<Word<KlEstimator>>(
     {{"k1", KlEstimator::kK1}, {"k2", KlEstimator::kK2}, {"k3", KlEstimator::kK3}});
 constexpr auto kKlPlaces =
     std::to_array<Word<KlPlace>>({{"loss", KlPlace::kLoss}, {"reward", KlPlace::kReward}});
+constexpr auto kRefTopk = std::to_array<Word<RefTopk>>(
+    {{"none", RefTopk::kNone}, {"rest", RefTopk::kRest}, {"renormalize", RefTopk::kRenormalize}});
 constexpr auto kNormalizers = std::to_array<Word<Normalize>>({{"token", Normalize::kToken},
                                                               {"sequence", Normalize::kSequence},
                                                               {"sequence-sum", Normalize::kSequenceSum},
@@ -206,6 +208,18 @@ std::string_view to_string(KlPlace place) {
   return word_of(kKlPlaces, place);
 }
 
+std::vector<std::string> ref_topk_names() {
+  return all_words(kRefTopk);
+}
+
+RefTopk parse_ref_topk(const std::string& name) {
+  return parse_word(kRefTopk, "ref-topk", name);
+}
+
+std::string_view to_string(RefTopk ref_topk) {
+  return word_of(kRefTopk, ref_topk);
+}
+
 void parse_normalize(const std::string& text, ObjectiveOptions* options) {
   if (has_word(kNormalizers, text)) {
     options->normalize = parse_word(kNormalizers, "normalize", text);
@@ -271,6 +285,8 @@ void check_objective_options(const ObjectiveOptions& options) {
                      options.kind == ObjectiveKind::kDrGrpo || options.kind == ObjectiveKind::kDapo;
   ESPALIER_CHECK(options.dual_clip == 0 || clips,
                  "dual-clip: expected one of the objectives ppo, grpo, dr_grpo and dapo, received {}", name);
+  ESPALIER_CHECK(options.ref_topk == RefTopk::kNone || options.kind == ObjectiveKind::kOpd,
+                 "ref-topk: expected objective opd, received {}", name);
   const bool is_policy = is_policy_gradient(options.kind);
   ESPALIER_CHECK(is_policy || options.kl_coef == 0,
                  "kl-coef: expected an objective with advantages, received {}", name);

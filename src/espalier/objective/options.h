@@ -51,6 +51,11 @@ enum class ImportanceLevel { kToken, kSequence };
 enum class KlEstimator { kK1, kK2, kK3 };
 enum class KlPlace { kLoss, kReward };
 
+/// What distillation compares with the reference model's most likely tokens (OpdTopk): nothing, the sampled
+/// token is compared alone; their probabilities, and the sum of all others' as one; or their probabilities
+/// divided by their sum.
+enum class RefTopk { kNone, kRest, kRenormalize };
+
 struct ObjectiveOptions {
   ObjectiveKind kind = ObjectiveKind::kSft;
   SharedTargets shared_targets = SharedTargets::kSum;  // once: of equal edges, the first trajectory's term
@@ -71,6 +76,7 @@ struct ObjectiveOptions {
   double kl_coef = 0;             // of the divergence from the reference model; 0: none
   KlEstimator kl_estimator = KlEstimator::kK3;
   KlPlace kl_in = KlPlace::kLoss;
+  RefTopk ref_topk = RefTopk::kNone;  // opd
   // Preferences: how far the policy is held to the reference (dpo, ipo, kto), the scale of rewards (simpo),
   // the weight of the odds ratio (orpo).
   double beta = 0.1;
@@ -120,6 +126,11 @@ std::string_view to_string(KlEstimator estimator);
 KlPlace parse_kl_place(const std::string& name);
 std::vector<std::string> kl_place_names();
 std::string_view to_string(KlPlace place);
+
+/// "none" | "rest" | "renormalize"
+RefTopk parse_ref_topk(const std::string& name);
+std::vector<std::string> ref_topk_names();
+std::string_view to_string(RefTopk ref_topk);
 
 /// "token" | "sequence" | "sequence-sum" | "group" | a positive number; throws InputError otherwise.
 void parse_normalize(const std::string& text, ObjectiveOptions* options);

@@ -74,6 +74,16 @@ Signal signal_of(const Loss& loss, std::span<const int64_t> rows) {
 
 std::vector<std::pair<std::string, double>> signal_metrics(const Loss& loss, std::span<const int64_t> rows) {
   std::vector<std::pair<std::string, double>> metrics;
+  for (int64_t i = 0; loss.is_mix() && i < loss.num_parts(); ++i) {
+    std::vector<int64_t> of_part;
+    for (const int64_t row : rows) {
+      if (loss.part_of(row) == i) of_part.push_back(row - loss.first_row(i));
+    }
+    for (const auto& [name, value] : signal_metrics(loss.part(i), of_part)) {
+      metrics.emplace_back(fmt::format("{}/{}", name, loss.part_name(i)), value);
+    }
+  }
+  if (loss.is_mix()) return metrics;
   if (!loss.objective().reads(TermColumn::kAdvantage)) return metrics;
   const Signal signal = signal_of(loss, rows);
   const auto add = [&](const char* name, const Moments& moments) {

@@ -23,12 +23,16 @@ void for_each_target(const Forest& forest, int64_t k, Visit visit) {
 }  // namespace
 
 Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64_t> rows,
-                         const Forest& forest, SharedTargets shared_targets, Csr<int64_t>* sharers) {
+                         const Forest& forest, const TakenTerms& taken, Csr<int64_t>* sharers) {
   Csr<Term> terms;
-  const bool once = shared_targets == SharedTargets::kOnce;
+  const bool once = taken.shared_targets == SharedTargets::kOnce;
   std::vector<int64_t> term_of(once ? forest.tree_tokens() : 0, -1);
   std::vector<std::vector<int64_t>> trajectories_of;  // by term
   for (size_t k = 0; k < rows.size(); ++k) {
+    if (taken.takes && !taken.takes(rows[k])) {
+      terms.end_row();
+      continue;
+    }
     const int64_t begin = trajectories.offsets[rows[k]];
     for_each_target(forest, static_cast<int64_t>(k), [&](int64_t position, int64_t token) {
       const double weight = trajectories.loss_weights[begin + position];
@@ -117,7 +121,7 @@ void divide_terms(const Trajectories& trajectories, std::span<const int64_t> row
 
 Csr<Term> step_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const Forest& forest,
                      const ObjectiveOptions& options, Csr<int64_t>* sharers) {
-  Csr<Term> terms = weighted_terms(trajectories, rows, forest, options.shared_targets, sharers);
+  Csr<Term> terms = weighted_terms(trajectories, rows, forest, {options.shared_targets}, sharers);
   const LossSums sums = loss_sums(trajectories, rows, terms);
   ESPALIER_CHECK(sums.rows_with_loss > 0,
                  "no token carries loss in a step of {} trajectories (first: {}): expected a loss_mask or "

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -48,11 +49,18 @@ struct LossSums {
   LossSums& operator+=(const LossSums& other);
 };
 
+/// Which trajectories weighted_terms takes terms of, by their row of the data (empty: all), and how many of
+/// those with loss on one edge.
+struct TakenTerms {
+  SharedTargets shared_targets = SharedTargets::kSum;
+  std::function<bool(int64_t row)> takes{};
+};
+
 /// Terms whose coefficients are still their weights. With SharedTargets::kOnce, of the trajectories that
 /// carry loss on the same edge only the first one has a term there, and row i of `sharers` becomes the
 /// trajectories (positions in `rows`, ascending) that term i stands for; otherwise it stays empty.
 Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64_t> rows,
-                         const Forest& forest, SharedTargets shared_targets, Csr<int64_t>* sharers = nullptr);
+                         const Forest& forest, const TakenTerms& taken, Csr<int64_t>* sharers = nullptr);
 
 /// `rows`: as of weighted_terms.
 LossSums loss_sums(const Trajectories& trajectories, std::span<const int64_t> rows,

@@ -175,7 +175,9 @@ double head_bytes(const MemoryModel& model, const Load& load, const WeightGradie
   const double logits = std::min(real(model.logit_block_bytes), rows * vocabulary * sum);
   const double product =
       std::min(vocabulary, logits / (rows * sum)) * hidden * (gradients.beside + gradients.packed);
-  return gradients.embedding + product + real(model.logit_blocks) * logits +
+  const double head_gradient = model.cost.frozen ? 0 : real(model.head_gradient_bytes);
+  const double composed = vocabulary * hidden * (head_gradient + real(model.head_upcast_bytes));
+  return gradients.embedding + product + composed + real(model.logit_blocks) * logits +
          rows * hidden * (sum + upcast + element);
 }
 

@@ -33,7 +33,10 @@ struct MemoryModel {
   TermBytes term = {};
   int64_t logit_block_bytes = 16 << 20;  // most bytes of one block of logits or of their gradients
   int64_t logit_blocks = 2;              // such blocks in memory at the same time
-  bool whole_last_layer = false;         // the last layer's MLP works on all tokens, not on logit rows only
+  // Of an element of the LM head: bytes of its gradient before it is added to the sum, and of the head
+  // upcast, where the head is not multiplied as it is (entropies).
+  int64_t head_gradient_bytes = 0, head_upcast_bytes = 0;
+  bool whole_last_layer = false;  // the last layer's MLP works on all tokens, not on logit rows only
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };
 

@@ -205,6 +205,13 @@ void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64
         largest == ids.end() || *largest < config.vocab_size,
         "row {}: field `input_ids`: expected token ids below {}, the model's vocab_size, received {}",
         rows.name(row), config.vocab_size, *largest);
+    const int64_t begin = rows.offsets[row] * rows.ref_topk, end = rows.offsets[row + 1] * rows.ref_topk;
+    const auto topk = rows.ref_topk_ids.span().subspan(begin, end - begin);
+    const auto largest_topk = std::ranges::max_element(topk);
+    ESPALIER_CHECK(
+        largest_topk == topk.end() || *largest_topk < config.vocab_size,
+        "row {}: field `ref_topk_ids`: expected token ids below {}, the model's vocab_size, received {}",
+        rows.name(row), config.vocab_size, *largest_topk);
   }
   check_recorded_routes("rows", rows, routers, config.num_hidden_layers);
 }
@@ -220,7 +227,8 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
   check_rows(rows, chosen);
   const auto terms = std::make_shared<TermsOfRows>();
   const Loss loss(rows, objective_of(options, function, terms));
-  const PlanCosts plan_costs = costs(loss.objective());
+  PlanCosts plan_costs = costs(loss.objective());
+  plan_costs.memory.term = term_bytes(loss.objective(), rows.ref_topk);
   const Step step = make_step(rows, chosen, {flags.plan.options(rows), options, &plan_costs});
   *terms = terms_of_rows(step);
   try {

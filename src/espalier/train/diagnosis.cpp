@@ -63,11 +63,12 @@ struct TermFindings {
 
 TermFindings look_at_terms(const Step& step, const Loss& loss, const std::vector<double>& logprobs) {
   const Trajectories& trajectories = loss.trajectories();
-  const bool has_ratio =
-      loss.objective().reads(TermColumn::kAdvantage) && loss.objective().reads(TermColumn::kOldLogprob);
   TermFindings findings;
   for (size_t k = 0; k < step.rows.size(); ++k) {
     const int64_t row = step.rows[k];
+    const Objective& objective = loss.part(loss.part_of(row)).objective();
+    const bool has_ratio =
+        objective.reads(TermColumn::kAdvantage) && objective.reads(TermColumn::kOldLogprob);
     for (const Term& term : step.terms.row(static_cast<int64_t>(k))) {
       const int64_t token = trajectories.offsets[row] + term.position;
       const Place place{row, term.position, logprobs[token]};

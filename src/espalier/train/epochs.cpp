@@ -22,27 +22,44 @@ constexpr auto kShuffles = std::to_array<Word<Shuffle>>(
 
 using Rows = std::vector<int64_t>;
 
+bool compares_pairs(const ObjectiveOptions& objective) {
+  return make_objective(objective)->scope() == Scope::kPair;
+}
+
+bool compares_pairs(const TrainOptions& options) {
+  if (options.mix.empty()) return compares_pairs(options.objective);
+  return std::ranges::any_of(options.mix,
+                             [](const MixSource& source) { return compares_pairs(source.objective); });
+}
+
 // Rows in units that no step may split, in the order of first appearance: whole groups, unless rows are
 // shuffled singly; and whole pairs, if the objective compares them.
 std::vector<Rows> whole_units(const Trajectories& trajectories, const TrainOptions& options) {
   const bool keeps_groups = options.shuffle != Shuffle::kRows;
-  const bool keeps_pairs = make_objective(options.objective)->scope() == Scope::kPair;
+  const std::vector<int64_t> source_of_row = options.mix.empty()
+                                                 ? std::vector<int64_t>(trajectories.num_rows())
+                                                 : sources_of_rows(options.mix, trajectories.num_rows());
   std::vector<int64_t> joined(trajectories.num_rows());  // of each row, an earlier one of its unit, or itself
   std::iota(joined.begin(), joined.end(), 0);
   const auto first_of = [&](int64_t row) {
     while (joined[row] != row) row = joined[row] = joined[joined[row]];
     return row;
   };
-  const auto join = [&](const std::vector<std::string>& names) {
-    std::unordered_map<std::string, int64_t> known;
+  // Equal names in several sources of a mix are different ones.
+  const auto join = [&](const std::vector<std::string>& names, const auto& takes) {
+    std::vector<std::unordered_map<std::string, int64_t>> known(std::max<size_t>(1, options.mix.size()));
     for (int64_t row = 0; row < trajectories.num_rows() && !names.empty(); ++row) {
-      if (names[row].empty()) continue;
-      const int64_t other = first_of(known.try_emplace(names[row], row).first->second), own = first_of(row);
+      if (names[row].empty() || !takes(source_of_row[row])) continue;
+      auto& of_source = known[source_of_row[row]];
+      const int64_t other = first_of(of_source.try_emplace(names[row], row).first->second),
+                    own = first_of(row);
       joined[std::max(own, other)] = std::min(own, other);
     }
   };
-  if (keeps_groups) join(trajectories.group_id);
-  if (keeps_pairs) join(trajectories.pair_id);
+  if (keeps_groups) join(trajectories.group_id, [](int64_t) { return true; });
+  join(trajectories.pair_id, [&](int64_t source) {
+    return compares_pairs(options.mix.empty() ? options.objective : options.mix[source].objective);
+  });
   std::vector<Rows> units;
   std::unordered_map<int64_t, size_t> unit_of_first;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
@@ -127,7 +144,7 @@ std::string uneven_steps_note(const Trajectories& trajectories, const TrainOptio
     if (i + 1 < batches.size() || batches.size() == 1) least = std::min(least, std::ssize(batches[i]));
   }
   if (most <= options.batch_size && (least == most || batches.size() == 1)) return "";
-  const bool keeps_pairs = make_objective(options.objective)->scope() == Scope::kPair;
+  const bool keeps_pairs = compares_pairs(options);
   return fmt::format("{} stay whole, so steps have {} to {} trajectories where --batch-size is {}{}",
                      keeps_pairs ? "groups and pairs" : "groups", least, most, options.batch_size,
                      keeps_pairs ? "" : "; --shuffle rows takes trajectories singly");
@@ -236,7 +253,7 @@ Step Steps::make(int64_t index) {
   const std::vector<std::vector<int64_t>>& batches = batches_of(index);
   return make_step(trajectories_, batches[index % static_cast<int64_t>(batches.size())],
                    {options_.plan, options_.objective, options_.costs ? &*options_.costs : nullptr,
-                    TermChoice::kWithLoss});
+                    TermChoice::kWithLoss, options_.mix});
 }
 
 }  // namespace espalier

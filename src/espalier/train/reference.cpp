@@ -112,10 +112,13 @@ void check_reference(const Reference& reference, const DecoderConfig& policy,
                      const ObjectiveOptions& objective, const Trajectories& trajectories,
                      const std::string& where) {
   const std::vector<std::string> fields = data_fields(*make_objective(objective));
-  ESPALIER_CHECK(std::ranges::find(fields, "ref_logprobs") != fields.end(),
-                 "reference-model: expected an objective that reads ref_logprobs (opd, dpo, ipo, kto, or a "
-                 "policy gradient with kl-coef above 0), received {}",
-                 to_string(objective.kind));
+  ESPALIER_CHECK(
+      std::ranges::find(fields, "ref_logprobs") != fields.end(),
+      "reference-model: expected an objective that reads ref_logprobs (opd without ref-topk, dpo, ipo, "
+      "kto, or a policy gradient with kl-coef above 0), received {}{}",
+      to_string(objective.kind),
+      objective.ref_topk == RefTopk::kNone ? ""
+                                           : fmt::format(" with ref-topk {}", to_string(objective.ref_topk)));
   const int64_t vocab_size = read_config(reference.model).vocab_size;
   ESPALIER_CHECK(vocab_size == policy.vocab_size,
                  "reference-model {}: expected the vocab_size of the model, {}, received {}",

@@ -106,8 +106,15 @@ void check_files(const RunState& saved, const RunState& now) {
 // The columns that the run reads, as options of TrainOptions say.
 std::vector<std::string> used_columns(const TrainOptions& options) {
   std::vector<std::string> columns = {"input_ids", "loss_weights", "routed_experts"};
-  for (const std::string& field : data_fields(*make_objective(options.objective))) {
-    if (field != "advantage") columns.push_back(field);  // a row's single advantage is in `advantages`
+  std::vector<ObjectiveOptions> objectives;
+  for (const MixSource& source : options.mix) objectives.push_back(source.objective);
+  if (objectives.empty()) objectives.push_back(options.objective);
+  for (const ObjectiveOptions& objective : objectives) {
+    for (const std::string& field : data_fields(*make_objective(objective))) {
+      const bool is_new = std::find(columns.begin(), columns.end(), field) == columns.end();
+      // A row's single advantage is in `advantages`.
+      if (is_new && field != "advantage") columns.push_back(field);
+    }
   }
   const bool has_groups = std::find(columns.begin(), columns.end(), "group_id") != columns.end();
   if (!has_groups && options.shuffle == Shuffle::kGroups) columns.emplace_back("group_id");

@@ -23,6 +23,7 @@ void check_train_options(const TrainOptions& options) {
                  "weight-decay: expected at most 1 / learning-rate, {:g}, received {}", 1 / rate,
                  options.optimizer.weight_decay);
   check_objective_options(options.objective);
+  if (!options.mix.empty()) check_mix(options.mix);
   const auto count = [](const char* name, int64_t value, int64_t least) {
     ESPALIER_CHECK(value >= least && value <= kMostSteps, "{}: expected a number from {} to {}, received {}",
                    name, least, kMostSteps, value);

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <vector>
 
 #include "espalier/config/lora.h"
 #include "espalier/measure/cost.h"
 #include "espalier/measure/profile.h"
+#include "espalier/objective/mix.h"
 #include "espalier/objective/objective.h"
 #include "espalier/train/optimizer.h"
 
@@ -34,6 +36,7 @@ struct TrainOptions {
   std::filesystem::path adapter = {};
   bool trains_adapter() const { return lora || !adapter.empty(); }
   ObjectiveOptions objective;
+  std::vector<MixSource> mix{};  // in place of the objective, where there are any
   OptimizerOptions optimizer;
   PlanOptions plan;
   // `costs` compares plans; without it, the costs of a common decoder do. `predicted_costs` predicts times

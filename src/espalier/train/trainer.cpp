@@ -78,7 +78,7 @@ class TrainingRun {
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
         trainer_(load_model(options), options.optimizer),
         cost_(cost_of(trainer_.decoder())),
-        loss_(trajectories, options.objective),
+        loss_(make_loss(trajectories, options.objective, options.mix)),
         state_(run_state_of(trajectories, options)),
         first_(resume({options, checkpoint_.source, state_}, &trainer_.decoder(), &trainer_.optimizer(),
                       events.note)),

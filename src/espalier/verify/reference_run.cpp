@@ -5,8 +5,10 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -127,8 +129,21 @@ double mean_advantage(const Loss& loss, int64_t row, int64_t t) {
 // The terms of one trajectory, by the definition.
 struct RowTerms {
   std::vector<int64_t> positions, before, targets;
+  std::vector<int64_t> topk_ids;  // of each term in turn, where the objective reads them
   TermTensors tensors;
 };
+
+void append_topk(const Trajectories& trajectories, int64_t begin, at::Device device, RowTerms* terms) {
+  const int64_t width = trajectories.ref_topk;
+  std::vector<double> logprobs;
+  for (const int64_t t : terms->positions) {
+    for (int64_t k = 0; k < width; ++k) {
+      terms->topk_ids.push_back(trajectories.ref_topk_ids[(begin + t) * width + k]);
+      logprobs.push_back(trajectories.ref_topk_logprobs[(begin + t) * width + k]);
+    }
+  }
+  terms->tensors.topk_ref_logprobs = doubles(logprobs, device).view({-1, width});
+}
 
 RowTerms terms_of_row(const Loss& loss, int64_t row, const std::vector<double>& weights, double normaliser,
                       at::Device device) {
@@ -143,6 +158,7 @@ RowTerms terms_of_row(const Loss& loss, int64_t row, const std::vector<double>& 
     terms.targets.push_back(trajectories.input_ids[begin + t]);
     coefficients.push_back(weights[begin + t] / normaliser);
   }
+  if (loss.objective().reads_topk()) append_topk(trajectories, begin, device, &terms);
   terms.tensors.coefficient = doubles(coefficients, device);
   for (const TermColumn column : loss.objective().columns()) {
     std::vector<double> values;
@@ -156,10 +172,10 @@ RowTerms terms_of_row(const Loss& loss, int64_t row, const std::vector<double>& 
   return terms;
 }
 
-// Log-probabilities of the terms of a row with these hidden states, and the entropies of their distributions,
-// in float64.
+// Log-probabilities of the terms of a row with these hidden states and of their topk_ids [n, K], and the
+// entropies of their distributions, in float64.
 struct RowDistribution {
-  at::Tensor logprobs, entropy;
+  at::Tensor logprobs, topk, entropy;
 };
 
 RowDistribution row_distribution(const Decoder& decoder, const at::Tensor& hidden, const RowTerms& terms) {
@@ -168,7 +184,11 @@ RowDistribution row_distribution(const Decoder& decoder, const at::Tensor& hidde
                                                  {decoder.lm_head_weight()});
   const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor all = at::log_softmax(logits.to(wide), -1);
-  return {all.gather(1, integers(terms.targets, device).unsqueeze(1)).squeeze(1).to(at::kDouble),
+  at::Tensor topk;
+  if (!terms.topk_ids.empty()) {
+    topk = all.gather(1, integers(terms.topk_ids, device).view({all.size(0), -1})).to(at::kDouble);
+  }
+  return {all.gather(1, integers(terms.targets, device).unsqueeze(1)).squeeze(1).to(at::kDouble), topk,
           -(all.exp() * all).sum(-1).to(at::kDouble)};
 }
 
@@ -185,23 +205,21 @@ std::vector<std::vector<int64_t>> rows_together(const Loss& loss) {
   return together;
 }
 
-}  // namespace
-
-ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss& loss,
-                                              std::vector<double>* logprobs,
-                                              const MicroBatchProgress& progress) {
+/// Of a loss that is no mix. Gradients are those of `scale` times the loss; log-probabilities go to
+/// `logprobs` [tokens]; done() is called before each row.
+ReferenceLoss run_all(const Decoder& decoder, const Loss& loss, double scale, std::span<double> logprobs,
+                      const std::function<void()>& done) {
   const Trajectories& trajectories = loss.trajectories();
   const ObjectiveOptions& options = loss.objective().options();
   const std::vector<double> weights = effective_weights(trajectories, options.shared_targets);
   const std::vector<double> divide_by = normalisers(trajectories, weights, options);
   const ReferenceRouters routers(decoder, trajectories, options);
   ReferenceLoss result;
-  int64_t done = 0;
   for (const std::vector<int64_t>& rows : rows_together(loss)) {
     std::vector<ReferenceTrajectory> group;
     std::vector<at::Tensor> losses;
     for (const int64_t row : rows) {
-      if (progress) progress(done++, trajectories.num_rows());
+      done();
       RowTerms terms = terms_of_row(loss, row, weights, divide_by[row], decoder.device());
       if (trajectories.row_size(row) == 0 || (terms.positions.empty() && !routers.any())) continue;
       RouterRecord record;
@@ -215,10 +233,11 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss
         result.value += losses.back().item<double>();
         result.size += bonus.detach().abs().sum().item<double>();
       }
+      terms.tensors.topk_logprobs = distribution.topk;
       group.push_back({distribution.logprobs, std::move(terms.tensors)});
       const at::Tensor values = group.back().logprobs.detach().cpu().contiguous();
       for (size_t i = 0; i < terms.positions.size(); ++i) {
-        (*logprobs)[trajectories.offsets[row] + terms.positions[i]] = values.const_data_ptr<double>()[i];
+        logprobs[trajectories.offsets[row] + terms.positions[i]] = values.const_data_ptr<double>()[i];
       }
     }
     if (!group.empty()) {
@@ -229,9 +248,34 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss
     }
     // Of adapters behind all routers the routers' losses know nothing.
     std::erase_if(losses, [](const at::Tensor& each) { return !each.requires_grad(); });
+    if (scale != 1) {
+      for (at::Tensor& each : losses) each = scale * each;
+    }
     if (!losses.empty()) torch::autograd::backward(losses, {});
   }
-  if (progress) progress(trajectories.num_rows(), trajectories.num_rows());
+  return result;
+}
+
+}  // namespace
+
+ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss& loss,
+                                              std::vector<double>* logprobs,
+                                              const MicroBatchProgress& progress) {
+  const int64_t num_rows = loss.trajectories().num_rows();
+  int64_t rows_done = 0;
+  const auto done = [&] {
+    if (progress) progress(rows_done++, num_rows);
+  };
+  ReferenceLoss result;
+  for (int64_t part = 0; part < loss.num_parts(); ++part) {
+    const int64_t first = loss.trajectories().offsets[loss.first_row(part)];
+    const auto of_part = std::span(*logprobs).subspan(first, loss.part(part).trajectories().num_tokens());
+    const double weight = loss.part_weight(part);
+    const ReferenceLoss own = run_all(decoder, loss.part(part), weight, of_part, done);
+    result.value += weight * own.value;
+    result.size += weight * own.size;
+  }
+  if (progress) progress(num_rows, num_rows);
   return result;
 }
 

@@ -304,12 +304,12 @@ VerifyReport verify(const Trajectories& given, const VerifyOptions& options, con
   // the routes of float64, so that their errors are those of arithmetic.
   const Trajectories trajectories =
       options.dtype == at::kDouble ? given : with_routes(given, to_float64(decoder));
-  const Loss loss(trajectories, options.objective);
-  const PlanCosts costs{
-      assumed_times(decoder.config(), options.device),
-      memory_model(decoder.config(), options.dtype, std::nullopt, loss.objective(), options.device)};
+  const Loss loss = make_loss(trajectories, options.objective, options.mix);
+  const PlanCosts costs{assumed_times(decoder.config(), options.device),
+                        memory_model(decoder.config(), options.dtype, std::nullopt, loss, options.device)};
   const Step step =
-      make_step(trajectories, {.plan = options.plan, .objective = options.objective, .costs = &costs});
+      make_step(trajectories,
+                {.plan = options.plan, .objective = options.objective, .costs = &costs, .mix = options.mix});
   VerifyReport report;
   report.dtype = dtype_name(options.dtype);
   report.device = options.device.str();

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -24,6 +25,7 @@ struct VerifyOptions {
   at::ScalarType dtype = at::kDouble;
   at::Device device = at::kCPU;  // of both sides, and of the reference in float64; opened (runtime/device.h)
   ObjectiveOptions objective;
+  std::vector<MixSource> mix{};  // in place of the objective, where there are any
   PlanOptions plan;
   double max_error = 1e-12;    // float64: worst relative error of a parameter's gradient, and of the loss
   double max_error_ratio = 2;  // lower precision: error of the tree run over error of the per-trajectory run
@@ -71,8 +73,9 @@ struct ReferenceLoss {
 };
 
 /// The reference: every trajectory a sequence of its own through ordinary causal attention, all its logits
-/// and log_softmax; shares nothing with the tree run but the decoder's layers. Returns the loss, adds
-/// gradients and writes the log-probabilities of loss terms (flat index).
+/// and log_softmax; shares nothing with the tree run but the decoder's layers. Of a mix, the sources one
+/// after another, each as if it were alone, times its weight. Returns the loss, adds gradients and writes the
+/// log-probabilities of loss terms (flat index).
 ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss& loss,
                                               std::vector<double>* logprobs,
                                               const MicroBatchProgress& progress = {});

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/objective/opd_topk.h"
+
+#include <ATen/ATen.h>
+
+namespace espalier {
+namespace {
+
+constexpr double kLeastRest = 1e-8;
+
+}  // namespace
+
+std::vector<Metric> OpdTopk::metrics() const {
+  return {{"reverse_kl"}, {"topk_mass"}};
+}
+
+ObjectiveValue OpdTopk::value(const at::Tensor&, const TermTensors& terms, const TermUnits&) const {
+  at::Tensor student = terms.topk_logprobs, teacher = terms.topk_ref_logprobs;
+  const at::Tensor mass = student.detach().exp().sum(-1);
+  if (options().ref_topk == RefTopk::kRenormalize) {
+    student = student.log_softmax(-1);
+    teacher = teacher.log_softmax(-1);
+  }
+  const at::Tensor probability = student.exp();
+  at::Tensor divergence = (probability * (student - teacher)).sum(-1);
+  if (options().ref_topk == RefTopk::kRest) {
+    const at::Tensor rest = (1 - probability.sum(-1)).clamp_min(kLeastRest);
+    const at::Tensor teacher_rest = (1 - teacher.exp().sum(-1)).clamp_min(kLeastRest);
+    divergence = divergence + rest * (rest.log() - teacher_rest.log());
+  }
+  return {.loss = (terms.coefficient * divergence).sum(), .metrics = {divergence.detach().sum(), mass.sum()}};
+}
+
+at::Tensor OpdTopk::reference(std::span<const ReferenceTrajectory> group) const {
+  std::vector<at::Tensor> addends;
+  for (const ReferenceTrajectory& each : group) {
+    at::Tensor p = at::exp(each.terms.topk_logprobs), q = at::exp(each.terms.topk_ref_logprobs);
+    if (options().ref_topk == RefTopk::kRenormalize) {
+      p = p / p.sum(1, /*keepdim=*/true);
+      q = q / q.sum(1, /*keepdim=*/true);
+    } else {
+      // One more token, which stands for all others.
+      const at::Tensor least = at::full({p.size(0), 1}, kLeastRest, p.options());
+      p = at::cat({p, at::maximum(1 - p.sum(1, true), least)}, 1);
+      q = at::cat({q, at::maximum(1 - q.sum(1, true), least)}, 1);
+    }
+    addends.push_back(each.terms.coefficient * (p * at::log(p / q)).sum(1));
+  }
+  return at::cat(addends);
+}
+
+TermBytes OpdTopk::term_bytes() const {
+  // Of the batch: place and coefficient. Graph: the divergence and the rest. What is K times as much:
+  // term_bytes of both.
+  return {.batch = kTermIndexBytes + kTermRealBytes,
+          .graph = 3 * kTermRealBytes,
+          .running = 4 * kTermRealBytes + kTermFlagBytes};
+}
+
+}  // namespace espalier
