@@ -37,7 +37,7 @@ def parse_arguments(given=None):
     add("--iterations", type=int, default=120, metavar="N", help="of sampling and one step of GRPO (default: %(default)s)")
     add("--strategy", nargs="+", default=["tree-packing", "sequence-packing"], metavar="NAME",
         help="what is trained on: trees, or nothing shared; any of `espalier train` (default: both)")  # fmt: skip
-    add("--out", type=Path, metavar="FILE", help="write the curve here, JSON Lines, besides printing it")
+    add("--out", type=Path, metavar="FILE", help="write the curve here, JSON Lines, as far as it is known at each measurement")
     add("--save", type=Path, metavar="DIR", help="save the model of the first strategy here, a Hugging Face folder")
     group = parser.add_argument_group("rollouts")
     group.add_argument("--questions", type=int, default=12, metavar="N", help="of an iteration (default: %(default)s)")
@@ -198,7 +198,6 @@ def write_curve(path, learners):
     part = path.with_name(path.name + ".part")
     part.write_text("".join(json.dumps(point) + "\n" for learner in learners for point in learner.curve))
     part.replace(path)
-    print(f"wrote {path}")
 
 
 def main(given=None):
@@ -215,9 +214,11 @@ def main(given=None):
             if iteration % arguments.eval_every == 0 or iteration == arguments.iterations:
                 for learner, reward in zip(learners, rewards, strict=True):
                     learner.measure(iteration, reward)
+                if arguments.out:  # what a run that is stopped has found
+                    write_curve(arguments.out, learners)
         summary(learners)
         if arguments.out:
-            write_curve(arguments.out, learners)
+            print(f"wrote {arguments.out}")
         if arguments.save:
             learners[0].engine.save(arguments.save)
             print(f"wrote {arguments.save}")
