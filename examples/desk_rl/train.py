@@ -53,11 +53,13 @@ def parse_arguments(given=None):
     group = parser.add_argument_group("model and measurement")
     group.add_argument("--hidden-size", type=int, default=64, metavar="N", help="(default: %(default)s)")
     group.add_argument("--layers", type=int, default=2, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--threads", type=int, default=1, metavar="N",
+                       help="CPU threads; more bring nothing to so small a model (default: %(default)s)")  # fmt: skip
     group.add_argument("--dtype", default="float32", choices=("float32", "float64"), help="(default: %(default)s)")
     group.add_argument("--eval-every", type=int, default=10, metavar="N", help="iterations (default: %(default)s)")
     group.add_argument("--eval-questions", type=int, default=200, metavar="N", help="(default: %(default)s)")
     arguments = parser.parse_args(given)
-    for name, least in {"seed": 0, "iterations": 1, "questions": 1, "sft_steps": 1, "sft_batch": 1, "layers": 1, "eval_every": 1,
+    for name, least in {"seed": 0, "iterations": 1, "questions": 1, "sft_steps": 1, "sft_batch": 1, "layers": 1, "threads": 1, "eval_every": 1,
                         "eval_questions": 1}.items():  # fmt: skip
         if getattr(arguments, name) < least:
             parser.error(f"--{name.replace('_', '-')}: expected {least} or more, received {getattr(arguments, name)}")
@@ -90,7 +92,8 @@ def talk_row(talk):
 
 def imitate(folder, arguments):
     """The start: SFT on the teacher's talks. Saves the model in FOLDER/start."""
-    engine = espalier.Engine(folder / "random", dtype=arguments.dtype, learning_rate=arguments.sft_learning_rate)
+    engine = espalier.Engine(folder / "random", dtype=arguments.dtype, threads=arguments.threads,
+                             learning_rate=arguments.sft_learning_rate)  # fmt: skip
     rng = random.Random(f"teacher {arguments.seed}")
     began = time.perf_counter()
     for step in range(arguments.sft_steps):
@@ -145,7 +148,8 @@ class Learner:
     def __init__(self, start, strategy, arguments):
         self.strategy = strategy
         self.arguments = arguments
-        self.engine = espalier.Engine(start, dtype=arguments.dtype, strategy=strategy, learning_rate=arguments.learning_rate)
+        self.engine = espalier.Engine(start, dtype=arguments.dtype, threads=arguments.threads, strategy=strategy,
+                                      learning_rate=arguments.learning_rate)  # fmt: skip
         self.seconds = {"sampling": 0.0, "training": 0.0}
         self.tokens = {"flat": 0, "encoded": 0}
         self.curve = []
