@@ -20,7 +20,7 @@ test: build  ## all tests: C++, layers, documents, Python
 	@python3 tests/check_layers.py --self-test
 	@python3 tests/check_docs.py --self-test
 	@OMP_NUM_THREADS=1 ctest --preset release --parallel $(TEST_JOBS)
-	@PYTHONPATH=python $(PYTHON) -m pytest -q --numprocesses $(TEST_JOBS) --dist loadfile tests/python
+	@PYTHONPATH=python $(PYTHON) -m pytest -q --durations 20 --numprocesses $(TEST_JOBS) --dist loadfile tests/python
 
 test-machines: build  ## the C++ tests as other machines would run them: CPU levels, threads, seeds, load (about an hour)
 	@scripts/test_machines.sh

@@ -18,6 +18,7 @@ The curves are the same but for rounding; the seconds of training are not.
 
 import argparse
 import json
+import math
 import random
 import tempfile
 import time
@@ -33,18 +34,18 @@ def parse_arguments(given=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--seed", type=int, default=0, metavar="N", help="of weights, questions and samples (default: %(default)s)")
-    add("--iterations", type=int, default=80, metavar="N", help="of sampling and one step of GRPO (default: %(default)s)")
+    add("--iterations", type=int, default=120, metavar="N", help="of sampling and one step of GRPO (default: %(default)s)")
     add("--strategy", nargs="+", default=["tree-packing", "sequence-packing"], metavar="NAME",
         help="what is trained on: trees, or nothing shared; any of `espalier train` (default: both)")  # fmt: skip
-    add("--out", type=Path, metavar="FILE", help="write the curve here, JSON Lines, besides printing it")
+    add("--out", type=Path, metavar="FILE", help="write the curve here, JSON Lines, as far as it is known at each measurement")
     add("--save", type=Path, metavar="DIR", help="save the model of the first strategy here, a Hugging Face folder")
     group = parser.add_argument_group("rollouts")
     group.add_argument("--questions", type=int, default=12, metavar="N", help="of an iteration (default: %(default)s)")
     group.add_argument("--branches", type=int, nargs="+", default=[4, 2, 2], metavar="N",
                        help="continuations at the first turns; one at later ones (default: 4 2 2)")  # fmt: skip
-    group.add_argument("--learning-rate", type=float, default=5e-4, metavar="X", help="of GRPO (default: %(default)s)")
+    group.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="of GRPO (default: %(default)s)")
     group = parser.add_argument_group("start: imitation of the teacher")
-    group.add_argument("--sft-steps", type=int, default=300, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--sft-steps", type=int, default=400, metavar="N", help="(default: %(default)s)")
     group.add_argument("--sft-batch", type=int, default=32, metavar="N", help="talks in a step (default: %(default)s)")
     group.add_argument("--sft-learning-rate", type=float, default=3e-3, metavar="X", help="(default: %(default)s)")
     group.add_argument("--mistakes", type=float, default=0.12, metavar="X",
@@ -52,11 +53,13 @@ def parse_arguments(given=None):
     group = parser.add_argument_group("model and measurement")
     group.add_argument("--hidden-size", type=int, default=64, metavar="N", help="(default: %(default)s)")
     group.add_argument("--layers", type=int, default=2, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--threads", type=int, default=1, metavar="N",
+                       help="CPU threads; more bring nothing to so small a model (default: %(default)s)")  # fmt: skip
     group.add_argument("--dtype", default="float32", choices=("float32", "float64"), help="(default: %(default)s)")
     group.add_argument("--eval-every", type=int, default=10, metavar="N", help="iterations (default: %(default)s)")
     group.add_argument("--eval-questions", type=int, default=200, metavar="N", help="(default: %(default)s)")
     arguments = parser.parse_args(given)
-    for name, least in {"seed": 0, "iterations": 1, "questions": 1, "sft_steps": 1, "sft_batch": 1, "layers": 1, "eval_every": 1,
+    for name, least in {"seed": 0, "iterations": 1, "questions": 1, "sft_steps": 1, "sft_batch": 1, "layers": 1, "threads": 1, "eval_every": 1,
                         "eval_questions": 1}.items():  # fmt: skip
         if getattr(arguments, name) < least:
             parser.error(f"--{name.replace('_', '-')}: expected {least} or more, received {getattr(arguments, name)}")
@@ -89,7 +92,8 @@ def talk_row(talk):
 
 def imitate(folder, arguments):
     """The start: SFT on the teacher's talks. Saves the model in FOLDER/start."""
-    engine = espalier.Engine(folder / "random", dtype=arguments.dtype, learning_rate=arguments.sft_learning_rate)
+    engine = espalier.Engine(folder / "random", dtype=arguments.dtype, threads=arguments.threads,
+                             learning_rate=arguments.sft_learning_rate)  # fmt: skip
     rng = random.Random(f"teacher {arguments.seed}")
     began = time.perf_counter()
     for step in range(arguments.sft_steps):
@@ -107,7 +111,9 @@ def imitate(folder, arguments):
 
 def roll_out(engine, questions, branches, seed):
     """Rollouts of the questions, which branch at the first turns: rows with rewards, in groups by question. Turn by turn, the
-    engine samples a call after every conversation, and the desk's result is appended without loss."""
+    engine samples a call after every conversation, and the desk's result is appended without loss. A rollout that ends before
+    the last branch counts as often as the branches that it would have had, or early mistakes would hardly count; trees encode
+    such copies once."""
     by_name = {question.name: question for question in questions}
     going = [{"input_ids": desk.ids_of(question.prompt()), "group_id": question.name} for question in questions]
     done = []
@@ -126,7 +132,7 @@ def roll_out(engine, questions, branches, seed):
                 row["logprobs"] = list(row["logprobs"]) + [0.0] * len(said)
                 going.append(row)
             else:
-                done.append(row | {"reward": reward or 0.0})
+                done += [row | {"reward": reward or 0.0}] * math.prod(branches[turn + 1 :])
         if not going:
             break
     return done
@@ -142,7 +148,8 @@ class Learner:
     def __init__(self, start, strategy, arguments):
         self.strategy = strategy
         self.arguments = arguments
-        self.engine = espalier.Engine(start, dtype=arguments.dtype, strategy=strategy, learning_rate=arguments.learning_rate)
+        self.engine = espalier.Engine(start, dtype=arguments.dtype, threads=arguments.threads, strategy=strategy,
+                                      learning_rate=arguments.learning_rate)  # fmt: skip
         self.seconds = {"sampling": 0.0, "training": 0.0}
         self.tokens = {"flat": 0, "encoded": 0}
         self.curve = []
@@ -195,7 +202,6 @@ def write_curve(path, learners):
     part = path.with_name(path.name + ".part")
     part.write_text("".join(json.dumps(point) + "\n" for learner in learners for point in learner.curve))
     part.replace(path)
-    print(f"wrote {path}")
 
 
 def main(given=None):
@@ -212,9 +218,11 @@ def main(given=None):
             if iteration % arguments.eval_every == 0 or iteration == arguments.iterations:
                 for learner, reward in zip(learners, rewards, strict=True):
                     learner.measure(iteration, reward)
+                if arguments.out:  # what a run that is stopped has found
+                    write_curve(arguments.out, learners)
         summary(learners)
         if arguments.out:
-            write_curve(arguments.out, learners)
+            print(f"wrote {arguments.out}")
         if arguments.save:
             learners[0].engine.save(arguments.save)
             print(f"wrote {arguments.save}")

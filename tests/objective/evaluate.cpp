@@ -124,4 +124,19 @@ Result evaluate(const ObjectiveOptions& options, const std::vector<Policy>& term
   return result;
 }
 
+void expect_finite_differences(const ObjectiveOptions& options, std::vector<Policy> terms) {
+  constexpr double kStep = 1e-6;
+  const std::vector<double> gradient = evaluate(options, terms).gradient;
+  for (size_t i = 0; i < terms.size(); ++i) {
+    const double logprob = terms[i].logprob;
+    terms[i].logprob = logprob + kStep;
+    const double above = evaluate(options, terms).loss();
+    terms[i].logprob = logprob - kStep;
+    const double below = evaluate(options, terms).loss();
+    terms[i].logprob = logprob;
+    EXPECT_NEAR((above - below) / (2 * kStep), gradient[i], 1e-7 * (1 + std::abs(gradient[i])))
+        << "term " << i;
+  }
+}
+
 }  // namespace espalier::testing

@@ -26,9 +26,11 @@ ObjectiveOptions random_objective(Rng& rng, ObjectiveKind kind) {
   if (is_preference(kind)) {
     objective.shared_targets = SharedTargets::kSum;
     objective.normalize = rng.below(2) == 0 ? Normalize::kSequenceSum : Normalize::kConstant;
-    // Far from its reference point kto is flat: its gradient is then mostly the rounding of
-    // log-probabilities, and random references are far away.
-    objective.beta = (0.1 + rng.uniform()) * (kind == ObjectiveKind::kKto ? 0.05 : 1);
+    // Where a loss is flat, its gradient is mostly the rounding of log-probabilities. kto is flat far from
+    // its reference point, and random references are far away; ipo is flat at its target, 1 / (2 beta), which
+    // random pairs would come close to.
+    const bool is_flat_at_times = kind == ObjectiveKind::kKto || kind == ObjectiveKind::kIpo;
+    objective.beta = (0.1 + rng.uniform()) * (is_flat_at_times ? 0.05 : 1);
     objective.margin = rng.uniform();
     objective.chosen_weight = 0.5 + rng.uniform();
     objective.rejected_weight = 0.5 + rng.uniform();

@@ -13,6 +13,10 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "python"))
 
+# The workers of pytest share the cores: with a thread for each core every one of them waits for the others. A run that is
+# compared bit for bit with another needs the same number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_sessionstart(session):
     """Under nohup, or in the background of a script, signals are ignored, and every process that a test starts would

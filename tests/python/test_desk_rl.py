@@ -88,7 +88,8 @@ def test_rollouts_branch_at_turns(programs):
     # Each turn goes on from what did not end: 3 questions, 3 * (2 - 1), 3 * (3 - 1), 6 * 1, 6 * (2 - 1) conversations.
     assert [(samples, prompts) for samples, prompts, _ in player.asked] == [(2, 3), (3, 3), (1, 6), (2, 6), (1, 6), (1, 6)]
     assert len({seed for *_, seed in player.asked}) == 6
-    assert sorted(row["reward"] for row in rows) == [0.0] * 12 + [1.0] * 6
+    # Those who ended early count as often as the branches that they would have had: 3 * 6, 3 * 2, 0, 6 * 1 rows.
+    assert sorted(row["reward"] for row in rows) == [0.0] * 30 + [1.0] * 6 and len(rows) == 3 * 2 * 3 * 1 * 2
     for row in rows:
         words, question = desk.words_of(row["input_ids"]), next(each for each in questions if each.name == row["group_id"])
         assert len(words) == len(row["loss_mask"]) == len(row["logprobs"])

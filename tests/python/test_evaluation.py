@@ -95,7 +95,7 @@ def test_killed_at_any_moment_evaluations_count_on(espalier, flags, tmp_path, lo
     command = [str(flag) for flag in command]
     espalier(*command, "--out", tmp_path / "whole")
     run, kills = tmp_path / "killed", 0
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for _ in range(40 if long_tests else 4):
         size = lambda: (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0
         before, resume = size(), ["--resume"] if run.exists() else []

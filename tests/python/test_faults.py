@@ -66,8 +66,7 @@ def start(tmp_path):
     def run(*arguments, preload="", **options):
         error = (tmp_path / f"stderr-{len(started)}").open("w+b")
         options.setdefault("stderr", error)
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1",
-                       "LD_PRELOAD": str(preload)}  # fmt: skip
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "LD_PRELOAD": str(preload)}
         process = subprocess.Popen([REPOSITORY / "bin/espalier", *last_of_each(arguments)], stdout=subprocess.DEVNULL,
                                    env=environment, **options)  # fmt: skip
         started.append((process, error))

@@ -448,19 +448,19 @@ void RowParser::read_turn_rewards(size_t name) {
 template <typename T>
 void RowParser::read_topk(size_t name, std::vector<T>& values, T absent) {
   const std::string_view field = kFieldNames[name].name;
-  constexpr bool are_ids = std::is_same_v<T, int32_t>;
-  std::vector<size_t>& sizes = topk_sizes_[are_ids ? 0 : 1];
+  constexpr bool kAreIds = std::is_same_v<T, int32_t>;
+  std::vector<size_t>& sizes = topk_sizes_[kAreIds ? 0 : 1];
   sizes.clear();
   for (const dom::element item : list_of(field, elements_[name], "a list for every token")) {
     const size_t begin = values.size();
     if (!item.is_null()) {
       for (const dom::element entry : list_of(field, item, "a list for every token")) {
-        std::conditional_t<are_ids, int64_t, double> value = 0;
+        std::conditional_t<kAreIds, int64_t, double> value = 0;
         bool is_good = entry.get(value) == simdjson::SUCCESS;
-        if constexpr (are_ids)
+        if constexpr (kAreIds)
           is_good = is_good && value >= 0 && value <= std::numeric_limits<int32_t>::max();
         if (!is_good) [[unlikely]]
-          throw_field(field, are_ids ? "token ids" : "numbers",
+          throw_field(field, kAreIds ? "token ids" : "numbers",
                       fmt::format("{} for token {}", described(entry), sizes.size()));
         values.push_back(static_cast<T>(value));
       }

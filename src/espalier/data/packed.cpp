@@ -11,6 +11,7 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/data/builder.h"
 #include "espalier/data/fields.h"
+#include "espalier/data/packed_dtypes.h"
 #include "espalier/data/row_checks.h"
 #include "espalier/data/row_report.h"
 
@@ -21,29 +22,6 @@ namespace {
 void release_pages(const MappedFile& file) {
   // This is only advice: if the kernel ignores it, the pages stay and nothing else changes.
   ::madvise(const_cast<std::byte*>(file.bytes().data()), file.bytes().size(), MADV_DONTNEED);
-}
-
-template <typename T>
-constexpr const char* dtype_of();
-template <>
-constexpr const char* dtype_of<uint8_t>() {
-  return "U8";
-}
-template <>
-constexpr const char* dtype_of<int32_t>() {
-  return "I32";
-}
-template <>
-constexpr const char* dtype_of<int64_t>() {
-  return "I64";
-}
-template <>
-constexpr const char* dtype_of<float>() {
-  return "F32";
-}
-template <>
-constexpr const char* dtype_of<double>() {
-  return "F64";
 }
 
 bool has_dtype(const TensorView& tensor, const std::string& dtype) {
@@ -462,83 +440,6 @@ int64_t check_packed_row(const Trajectories& t, const SecondNames& second, int64
   return loss_tokens;
 }
 
-/// Bytes that are made here, and the tensors that view them or the columns.
-class TensorList {
- public:
-  template <typename T>
-  void add(const std::string& name, std::span<const T> values, std::vector<int64_t> shape) {
-    tensors_.push_back({name, dtype_of<T>(), std::move(shape), std::as_bytes(values)});
-  }
-  template <typename T>
-  void add(const std::string& name, std::span<const T> values) {
-    add(name, values, {static_cast<int64_t>(values.size())});
-  }
-
-  void add_reals(const std::string& name, const RealColumn& column) {
-    add_reals(name, column, {column.size()});
-  }
-
-  void add_reals(const std::string& name, const RealColumn& column, const std::vector<int64_t>& shape) {
-    if (const auto* floats = std::get_if<Column<float>>(&column.values()))
-      return add(name, floats->span(), shape);
-    const int64_t size = column.size();
-    bool all_float = true;
-    for (int64_t i = 0; i < size && all_float; ++i) {
-      // The range is checked first, because converting a double that no float can hold is undefined.
-      all_float = std::abs(column[i]) <= std::numeric_limits<float>::max() &&
-                  static_cast<double>(static_cast<float>(column[i])) == column[i];
-    }
-    if (all_float) {
-      add(name, made<float>(size, [&](int64_t i) { return static_cast<float>(column[i]); }), shape);
-    } else {
-      add(name, made<double>(size, [&](int64_t i) { return column[i]; }), shape);
-    }
-  }
-
-  void add_optional_reals(const std::string& name, const Optional<RealColumn>& column) {
-    if (!column.any()) return;
-    add_reals(name, column.values);
-    add_present(name, column.present);
-  }
-
-  void add_present(const std::string& name, const Column<uint8_t>& present) {
-    if (!present.empty()) add(name + ".present", present.span());
-  }
-
-  void add_texts(const std::string& name, const std::vector<std::string>& texts) {
-    if (texts.empty()) return;
-    std::string joined;
-    std::vector<int64_t> ends;
-    for (const std::string& text : texts) {
-      joined += text;
-      ends.push_back(static_cast<int64_t>(joined.size()));
-    }
-    add(name, made<uint8_t>(static_cast<int64_t>(joined.size()), [&](int64_t i) { return joined[i]; }));
-    add(name + ".offsets", made<int64_t>(static_cast<int64_t>(ends.size()) + 1,
-                                         [&](int64_t i) { return i == 0 ? 0 : ends[i - 1]; }));
-  }
-
-  /// Wide elements first, so that every tensor is aligned in the file.
-  const std::vector<TensorView>& sorted() {
-    std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorView& a, const TensorView& b) {
-      return dtype_bytes(a.dtype) > dtype_bytes(b.dtype);
-    });
-    return tensors_;
-  }
-
- private:
-  template <typename T, typename Value>
-  std::span<const T> made(int64_t size, Value value) {
-    auto values = std::make_shared<std::vector<T>>(static_cast<size_t>(size));
-    for (int64_t i = 0; i < size; ++i) (*values)[i] = static_cast<T>(value(i));
-    owned_.push_back(values);
-    return *values;
-  }
-
-  std::vector<TensorView> tensors_;
-  std::vector<std::shared_ptr<const void>> owned_;
-};
-
 }  // namespace
 
 Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report) {
@@ -575,41 +476,6 @@ Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& o
   TrajectoriesBuilder builder;
   for (const int64_t r : good) builder.append(copy_row(mapped, r), options.vocab_size);
   return builder.finish();
-}
-
-void write_packed(const std::filesystem::path& path, const Trajectories& trajectories) {
-  const Trajectories& t = trajectories;
-  TensorList tensors;
-  const std::vector<int64_t> no_rows{0};
-  tensors.add("offsets", t.offsets.empty() ? std::span(no_rows) : t.offsets.span());
-  tensors.add("input_ids", t.input_ids.span());
-  if (const auto* mask = std::get_if<Column<uint8_t>>(&t.loss_weights.values())) {
-    tensors.add("loss_mask", mask->span());
-  } else {
-    tensors.add_reals("loss_weights", t.loss_weights);
-  }
-  tensors.add_optional_reals("logprobs", t.logprobs);
-  tensors.add_optional_reals("ref_logprobs", t.ref_logprobs);
-  tensors.add_optional_reals("advantages", t.advantages);
-  tensors.add_optional_reals("reward", t.reward);
-  if (t.chosen.any()) {
-    tensors.add("chosen", t.chosen.values.span());
-    tensors.add_present("chosen", t.chosen.present);
-  }
-  tensors.add_texts("trajectory_id", t.trajectory_id);
-  tensors.add_texts("group_id", t.group_id);
-  tensors.add_texts("pair_id", t.pair_id);
-  if (t.routes_per_token > 0)
-    tensors.add("routed_experts", t.routed_experts.span(), {t.num_tokens(), t.routes_per_token});
-  if (!t.turn_reward_offsets.empty()) {
-    tensors.add_reals("turn_rewards", t.turn_rewards);
-    tensors.add("turn_rewards.offsets", t.turn_reward_offsets.span());
-  }
-  if (t.ref_topk > 0) {
-    tensors.add("ref_topk_ids", t.ref_topk_ids.span(), {t.num_tokens(), t.ref_topk});
-    tensors.add_reals("ref_topk_logprobs", t.ref_topk_logprobs, {t.num_tokens(), t.ref_topk});
-  }
-  write_safetensors(path, tensors.sorted());
 }
 
 void check_columns(const Trajectories& columns) {

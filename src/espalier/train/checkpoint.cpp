@@ -11,6 +11,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
 #include "espalier/base/manifest.h"
+#include "espalier/base/partial_folder.h"
 #include "espalier/base/temporaries.h"
 #include "espalier/model/adapter_folder.h"
 #include "espalier/model/tensor_bytes.h"
@@ -37,24 +38,6 @@ void save_exact_weights(const fs::path& file, const Decoder& decoder) {
   }
   write_safetensors(file, views);
 }
-
-// A folder that disappears with everything in it unless it is kept.
-class PartialFolder {
- public:
-  explicit PartialFolder(const fs::path& path) : path_(path) { fs::remove_all(path); }
-  ~PartialFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-  PartialFolder(const PartialFolder&) = delete;
-  PartialFolder& operator=(const PartialFolder&) = delete;
-
-  const fs::path& path() const { return path_; }
-  void keep() { path_.clear(); }
-
- private:
-  fs::path path_;
-};
 
 // Did a process of this host that has ended leave this unfinished checkpoint, ".NAME.TAG.partial"?
 bool is_left_over(std::string_view name) {
@@ -83,11 +66,6 @@ fs::path save_checkpoint(const CheckpointOptions& options, const Decoder& decode
 
 namespace {
 
-fs::path partial_path(const fs::path& folder) {
-  return folder.parent_path() /
-         fmt::format(".{}.{}{}", folder.filename().string(), process_tag(), kPartialSuffix);
-}
-
 fs::path path_before(const fs::path& folder) {
   return folder.parent_path() / fmt::format(".{}{}", folder.filename().string(), kBeforeSuffix);
 }
@@ -104,44 +82,34 @@ void fill_checkpoint(const fs::path& folder, const CheckpointOptions& options, c
   if (options.save_dtype != dtype) save_exact_weights(folder / kWeightsFile, decoder);
   write_text(folder / kStateFile, to_text(state));
   write_manifest(folder, checkpoint_name(state.step));
-  sync_folder(folder);
 }
 
 }  // namespace
 
 void write_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
                       const Optimizer& optimizer, const RunState& state) {
-  const fs::path parent = folder.parent_path();
-  fs::create_directories(parent);
-  PartialFolder partial(partial_path(folder));
+  PartialFolder partial(folder);
   fill_checkpoint(partial.path(), options, decoder, optimizer, state);
-  ESPALIER_CHECK(!fs::exists(folder), "{}: expected no such folder, it exists already", folder.string());
-  fs::rename(partial.path(), folder);
-  partial.keep();
-  sync_folder(parent);
+  partial.commit();
 }
 
 void replace_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
                         const Optimizer& optimizer, const RunState& state) {
-  const fs::path parent = folder.parent_path(), before = path_before(folder);
-  fs::create_directories(parent);
-  PartialFolder partial(partial_path(folder));
+  PartialFolder partial(folder);
   fill_checkpoint(partial.path(), options, decoder, optimizer, state);
+  const fs::path before = path_before(folder);
   const bool replaces = fs::exists(folder);
   if (replaces) {
     fs::remove_all(before);
     fs::rename(folder, before);
   }
+  std::error_code ignored;
   try {
-    fs::rename(partial.path(), folder);
+    partial.commit();
   } catch (...) {
-    std::error_code ignored;
     if (replaces) fs::rename(before, folder, ignored);
     throw;
   }
-  partial.keep();
-  sync_folder(parent);
-  std::error_code ignored;
   if (replaces) fs::remove_all(before, ignored);
 }
 
