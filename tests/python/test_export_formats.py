@@ -117,6 +117,18 @@ def test_routes_come_through_packed_and_parquet(tmp_path, run):
     assert "expected `routed_experts` in every row, as many for each token, received 1 of 2 rows" in error
 
 
+def test_turn_rewards_and_a_teachers_tokens_come_through_packed_and_parquet(tmp_path, run):
+    rows = [{"turn_rewards": [0.5, -1.0], "input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 0, 1],
+             "ref_topk_ids": [[], [5, 6], [], [7, 8]], "ref_topk_logprobs": [[], [-0.5, -1.5], [], [-0.25, -2.5]]},
+            {"reward": 1.0, "input_ids": [1, 2], "loss_mask": [0, 1]},
+            {"turn_rewards": [2.0], "input_ids": [1, 9], "loss_mask": [0, 1]}]  # fmt: skip
+    write(tmp_path / "rows.jsonl", rows)
+    run("export", tmp_path / "rows.jsonl", "--to", "parquet", "-o", tmp_path / "x.parquet")
+    run("import", tmp_path / "x.parquet", "-o", tmp_path / "x.safetensors")
+    run("import", tmp_path / "x.safetensors", "-o", tmp_path / "again.jsonl")
+    assert read(tmp_path / "again.jsonl") == rows
+
+
 def test_a_trace_shares_what_rows_share(tmp_path, run):
     shared = {"group_id": "g", "reward": 1.0, "loss_mask": [0, 0, 1, 0, 1]}
     rows = [{"trajectory_id": "a",

@@ -16,6 +16,7 @@ CONVERTERS = (
     "reading it could run code, so it is never read; in the program that made it, or that can load it, pass the data "
     "to a converter of espalier.io (from_verl, from_skyrl, from_areal, from_slime, from_tinker, from_trl) and the rows "
     "to espalier.io.write_rows")
+TEXTS = ("trajectory_id", "group_id", "pair_id")
 PARQUET_ROWS = 64  # of a batch that is read at once
 NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -153,7 +154,7 @@ def _check_offsets(path, name, offsets):
 
 
 class _Column:
-    """One column of a packed file: per token, per row, or text."""
+    """One column of a packed file: per token, per row, per turn, or text."""
 
     def __init__(self, path, name, columns, rows, tokens):
         self._name = f"{path}: tensor `{name}`"
@@ -162,7 +163,9 @@ class _Column:
         self._ends = None if ends is None else ends.tolist()
         if self._ends is not None:
             _check_offsets(path, f"{name}.offsets", self._ends)
-        self._is_flag = name == "chosen"
+        self._is_flag, self._is_text = name == "chosen", name in TEXTS
+        ids = columns.get("ref_topk_ids") if name in ("ref_topk_ids", "ref_topk_logprobs") else None
+        self._has_entries = None if ids is None or ids.ndim != 2 else (ids >= 0).all(axis=1)  # of each token
         self._per_row = name in ("reward", "chosen", "advantage")
         length = self._ends[-1] if self._ends else rows if self._per_row else tokens
         sizes = [len(self._values), rows if self._present is None else len(self._present),
@@ -173,6 +176,8 @@ class _Column:
     def row(self, row, offsets):
         if self._present is not None and not self._present[row]:
             return None
+        if self._ends is not None and not self._is_text:
+            return self._values[self._ends[row]:self._ends[row + 1]].tolist() or None
         if self._ends is not None:
             text = bytes(self._values[self._ends[row]:self._ends[row + 1]])
             try:
@@ -183,4 +188,9 @@ class _Column:
         if self._per_row:
             value = self._values[row].item()
             return bool(value) if self._is_flag else value
-        return self._values[offsets[row]:offsets[row + 1]].tolist()
+        tokens = slice(offsets[row], offsets[row + 1])
+        values = self._values[tokens].tolist()
+        if self._has_entries is None:
+            return values
+        given = self._has_entries[tokens]
+        return [each if has else [] for each, has in zip(values, given)] if given.any() else None
