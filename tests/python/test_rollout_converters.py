@@ -79,6 +79,35 @@ def test_padding_on_the_left_must_go_by_the_mask_not_by_the_place():
         from_verl(shifted)
 
 
+def without_reward(rows):
+    return [{name: value for name, value in row.items() if name != "reward"} for row in rows]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_of_tokens_become_those_of_turns(kind):
+    """Also one on what a tool answered (5), which counts for the turn before it, and one on padding, which counts for
+    none."""
+    scores = [[0.5, 0.25, 2.0, 1.5], [0.25, 9.0, 0.0, 0.0]]
+    expected = [{**row, "turn_rewards": rewards} for row, rewards in zip(without_reward(VERL_ROWS), ([2.75, 1.5], [0.25]))]
+    assert from_verl(held(kind, {**VERL, "rm_scores": scores}), turn_rewards=True) == expected
+    assert [row["reward"] for row in from_verl(held(kind, {**VERL, "rm_scores": scores}))] == [4.25, 0.25]
+    # 1 2 | 3 (4 is what a tool answered) 5, and 1 2 | 6.
+    outputs = {**SKYRL, "rewards": [[0.5, 0.25, 2.0], [1.0]]}
+    assert [row["turn_rewards"] for row in from_skyrl(outputs, turn_rewards=True)] == [[0.75, 2.0], [1.0]]
+    assert [row["reward"] for row in from_skyrl(outputs)] == [2.75, 1.0]
+    # What is given once for the row stays so.
+    assert [row["reward"] for row in from_skyrl({**SKYRL, "rewards": [2.0, 0.5]}, turn_rewards=True)] == [2.0, 0.5]
+
+
+def test_rewards_of_turns_that_are_wrong():
+    with pytest.raises(InputError, match="field `rm_scores`: expected 4 entries, one for each token of responses, received 3"):
+        from_verl({**VERL, "rm_scores": [[0.0] * 3] * 2}, turn_rewards=True)
+    with pytest.raises(InputError, match="sample 0: field `rewards`: expected a finite number"):
+        from_skyrl({**SKYRL, "rewards": [[0.5, NAN, 2.0], [1.0]]}, turn_rewards=True)
+    with pytest.raises(InputError, match="field `is_last_step`: expected whole trajectories beside turn rewards"):
+        from_skyrl({**SKYRL, "is_last_step": [False, True]}, turn_rewards=True)
+
+
 def test_verl_without_what_may_be_missing():
     few = {name: VERL[name] for name in ("prompts", "responses", "attention_mask")}
     assert from_verl(few) == [{"input_ids": [1, 2, 3, 4, 5, 6], "loss_mask": [0, 0, 1, 1, 1, 1]},

@@ -101,6 +101,11 @@ def import_parser():
         "prime-rl trains, or in all (default: %(default)s)")
     parser.add_argument("--loss-weights", metavar="NAME",
                         help="which weights to take where traces or samples have several, such as rl or ce")
+    parser.add_argument(
+        "--turn-rewards",
+        action="store_true",
+        help="rewards that verl and SkyRL give for each token become turn_rewards, one for each turn; without it "
+        "their sum is the reward")
     parser.add_argument("--include-failed", action="store_true", help="traces that failed as well")
     parser.add_argument("--limit", type=positive, metavar="N", help="stop after N rows (of text: conversations)")
     add_bad_row_flags(parser)

@@ -21,12 +21,14 @@ class Format:
 
 @dataclass(frozen=True)
 class Options:
-    """How records are read. loss_weights: the stream of weights to take; None: the only one there is."""
+    """How records are read. loss_weights: the stream of weights to take; None: the only one there is. turn_rewards:
+    rewards of tokens become those of turns."""
 
     loss_weights: str | None = None
     shared_targets: str = "once"
     include_failed: bool = False
     per_turn: bool = False
+    turn_rewards: bool = False
 
 
 def _is_sharegpt(record):

@@ -65,7 +65,8 @@ TEXT_ATIF = Format("atif", FORMATS["atif"].fields, atif.is_trajectory, None)  # 
 
 
 def _write_rows(writer, kinds, arguments, report):
-    options = Options(arguments.loss_weights, arguments.shared_targets, arguments.include_failed, arguments.per_turn)
+    options = Options(arguments.loss_weights, arguments.shared_targets, arguments.include_failed, arguments.per_turn,
+                      arguments.turn_rewards)
     with Progress("import") as progress:
         for number, path in enumerate(arguments.files):
             kind = kinds[path]

@@ -3,7 +3,7 @@
 
 from ..errors import BadRow, InputError
 from .fields import Fields, Tally, WrongLength
-from .rules import same_length, zero_one
+from .rules import number, same_length, zero_one
 
 
 def joined(prompt, response, arrays=(), response_name="the response"):
@@ -53,6 +53,21 @@ def sum_of(name, values):
         return float(sum(values))
     except TypeError:
         raise BadRow(name, "numbers", "something else") from None
+
+
+def rewards_of_turns(name, values, loss_mask):
+    """Rewards that are given for each token of a row, as one number for each turn: a stretch of tokens with loss
+    (docs/data-format.md). What is given between turns counts for the one before, what is given earlier for the first."""
+    turns, earlier, in_turn = [], 0.0, False
+    for token, (value, loss) in enumerate(zip(same_length(name, values, len(loss_mask)), loss_mask)):
+        if loss and token > 0 and not in_turn:
+            turns.append(0.0)
+        in_turn = bool(loss) and token > 0
+        if turns:
+            turns[-1] += number(name, value)
+        else:
+            earlier += number(name, value)
+    return [turns[0] + earlier, *turns[1:]] if turns else []
 
 
 def routes_with_last(routes, tokens):

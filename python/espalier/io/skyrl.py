@@ -3,7 +3,8 @@
 
     prompt_token_ids, response_ids          lists of token ids for each trajectory (or step)
     loss_masks, rollout_logprobs            for each token of a response
-    rewards                                 a number for each response, or one for each of its tokens: their sum
+    rewards                                 a number for each response, or one for each of its tokens: their sum, or
+                                            their sums in each turn -> turn_rewards
     trajectory_ids                          {instance_id, repetition_id}: instance_id -> group_id, both -> trajectory_id
     rollout_expert_indices                  [tokens, layers, chosen] for each trajectory -> routed_experts
     is_last_step                            in step-wise training, where a trajectory has several responses: all its
@@ -13,24 +14,30 @@ A file may have one such object of lists, or one object for each trajectory. Sky
 (`input_ids`, `loss_mask`) are rows already.
 """
 
+from functools import partial
+
 from ..errors import BadRow
 from .fields import Fields, mapping_of
-from .parts import batch_size, converted, each_sample, joined, refuse_images, routes_with_last, sum_of
-from .rules import checked, identity, token_ids
+from .parts import (batch_size, converted, each_sample, joined, refuse_images, rewards_of_turns, routes_with_last,
+                    sum_of)
+from .rules import checked, identity, same_length, token_ids
 
 
-def from_skyrl(generator_output):
-    """Rows of a SkyRL `GeneratorOutput`: a dict of lists, or of tensors and arrays. Returns a list of row dicts in its
-    order. Raises InputError."""
-    return converted([generator_output], rows, "output")
+def from_skyrl(generator_output, turn_rewards=False):
+    """Rows of a SkyRL `GeneratorOutput`: a dict of lists, or of tensors and arrays. turn_rewards: rewards of tokens
+    become one for each turn, not one for the row. Returns a list of row dicts in its order. Raises InputError."""
+    return converted([generator_output], partial(rows, turn_rewards=turn_rewards), "output")
 
 
-def rows(record, options=None):
+def rows(record, options=None, turn_rewards=False):
     """Yields the rows of an output, or of one trajectory."""
-    made = each_sample(record, "response_ids", _sample)
+    by_turn = options.turn_rewards if options else turn_rewards
+    made = each_sample(record, "response_ids", partial(_sample, by_turn=by_turn))
     if "is_last_step" not in record or batch_size(record, "response_ids") is None:
         yield from made
         return
+    if by_turn:
+        raise BadRow("is_last_step", "whole trajectories beside turn rewards", "trajectories in steps")
     steps, several = [], 0
     for row, is_last in zip(made, record.list("is_last_step"), strict=True):
         steps.append(row)
@@ -51,7 +58,7 @@ def rows(record, options=None):
             "mean of its group"] += several
 
 
-def _sample(sample):
+def _sample(sample, by_turn):
     refuse_images(sample, "pixel_values", "image_grid_thw")
     prompt = token_ids(sample.list("prompt_token_ids"), "prompt_token_ids")
     response = token_ids(sample.list("response_ids"), "response_ids")
@@ -59,7 +66,11 @@ def _sample(sample):
         ("loss_masks", "loss_mask", sample.get("loss_masks")),
         ("rollout_logprobs", "logprobs", sample.get("rollout_logprobs"))))
     reward = sample.get("rewards")
-    row["reward"] = sum_of("rewards", reward) if isinstance(reward, list) else reward
+    if by_turn and isinstance(reward, list):
+        rewards = [0.0] * len(prompt) + same_length("rewards", reward, len(response), "response_ids")
+        row["turn_rewards"] = rewards_of_turns("rewards", rewards, row["loss_mask"])
+    else:
+        row["reward"] = sum_of("rewards", reward) if isinstance(reward, list) else reward
     if "trajectory_ids" in sample:
         row |= _names(sample.get("trajectory_ids"))
     row["routed_experts"] = routes_with_last(sample.get("rollout_expert_indices"), len(row["input_ids"]))

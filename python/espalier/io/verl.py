@@ -8,37 +8,42 @@ A `DataProto` holds tensors of [B, P + R]: prompts padded on the left to P, resp
     rollout_log_probs, else old_log_probs [B, R]        -> logprobs
     ref_log_prob [B, R]                                 -> ref_logprobs
     advantages [B, R]                                   -> advantages
-    rm_scores, else token_level_scores, else token_level_rewards [B, R]    their sum -> reward
+    rm_scores, else token_level_scores, else token_level_rewards [B, R]    their sum -> reward, or their sums in
+                                                        each turn -> turn_rewards
     uid [B]                                             -> group_id
     routed_experts [B, P + R, layers, chosen]           -> routed_experts
 """
 
+from functools import partial
+
 from ..errors import BadRow
-from .parts import attention, converted, each_sample, kept, refuse_images, routes_with_last, sum_of
+from .parts import attention, converted, each_sample, kept, refuse_images, rewards_of_turns, routes_with_last, sum_of
 from .rules import checked, same_length, zero_one
 
 LOGPROBS = ("rollout_log_probs", "old_log_probs")
 REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
 
 
-def from_verl(data):
+def from_verl(data, turn_rewards=False):
     """Rows of a verl `DataProto`, or of a dict with its tensors and non-tensor fields together.
 
-    data: as the module says; tensors, arrays or lists. Returns a list of row dicts in the order of the batch. Raises
+    data: as the module says; tensors, arrays or lists. turn_rewards: rewards of tokens become one for each turn, not
+    one for the row. Returns a list of row dicts in the order of the batch. Raises
     InputError. Old log-probabilities, which the trainer computes again, are taken only where the rollout recorded none.
     """
     if hasattr(data, "batch") and hasattr(data, "non_tensor_batch"):
         parts = [part for part in (data.batch, data.non_tensor_batch) if part is not None]  # a TensorDict has no truth
         data = {name: part[name] for part in parts for name in part.keys()}
-    return converted([data], rows, "batch")
+    return converted([data], partial(rows, turn_rewards=turn_rewards), "batch")
 
 
-def rows(record, options=None):
+def rows(record, options=None, turn_rewards=False):
     """Yields the rows of a batch, or of one sample."""
-    yield from each_sample(record, "responses", _sample)
+    by_turn = options.turn_rewards if options else turn_rewards
+    yield from each_sample(record, "responses", partial(_sample, by_turn=by_turn))
 
 
-def _sample(sample):
+def _sample(sample, by_turn):
     refuse_images(sample, "multi_modal_inputs", "multi_modal_data")
     responses = sample.list("responses")
     ids = sample.get("input_ids") or sample.list("prompts") + responses
@@ -62,19 +67,25 @@ def _sample(sample):
         name, values = sample.first_of(*names)
         if name:
             row[field] = kept([fill] * prompt + same_length(name, values, len(responses), "responses"), keep)
-    row |= _outcome(sample, mask, keep[prompt:])
+    row |= _outcome(sample, row["loss_mask"], keep[prompt:], by_turn)
     if "routed_experts" in sample:
         routes = kept(same_length("routed_experts", sample.get("routed_experts"), len(ids), "the padded sample"), keep)
         row["routed_experts"] = routes_with_last(routes, len(row["input_ids"]))
     yield checked(row)
 
 
-def _outcome(sample, mask, keep):
-    name, scores = sample.first_of(*REWARDS)
+def _outcome(sample, loss_mask, keep, by_turn):
     outcome = {"group_id": sample.get("uid")}
-    if name:
-        outcome["reward"] = sum_of(name, kept(scores, keep)) if isinstance(scores, list) else scores
-    return outcome
+    name, scores = sample.first_of(*REWARDS)
+    if not name:
+        return outcome
+    if not isinstance(scores, list):
+        return outcome | {"reward": scores}
+    scores = kept(same_length(name, scores, len(keep), "responses"), keep)
+    if not by_turn:
+        return outcome | {"reward": sum_of(name, scores)}
+    before = [0.0] * (len(loss_mask) - len(scores))
+    return outcome | {"turn_rewards": rewards_of_turns(name, before + scores, loss_mask)}
 
 
 def is_batch(record):
