@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier logprobs: log-probabilities of every token, and what else its distribution says, from the shared
 // trees.
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -16,6 +17,7 @@
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/cli/validators.h"
+#include "espalier/data/writer.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/cost.h"
 #include "espalier/model/adapter_folder.h"
@@ -33,7 +35,14 @@ struct LogprobsArguments {
   DeviceFlags device;
   std::string model, adapter, out, dtype = "float32";
   DistributionOptions distribution;
+  bool as_reference = false;
 };
+
+void check_finite(const Trajectories& trajectories, int64_t row, int64_t token, const char* what,
+                  double value) {
+  ESPALIER_CHECK(std::isfinite(value), "trajectory {}: the {} of token {} is {}: expected a finite number",
+                 trajectories.name(row), what, token, value);
+}
 
 /// Appends rows to a file as JSON.
 class RowWriter {
@@ -67,9 +76,7 @@ class RowWriter {
     *line += fmt::format(",\"{}\":[null", field);
     for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
       const double value = values[trajectories_.offsets[row] + t];
-      ESPALIER_CHECK(std::isfinite(value),
-                     "trajectory {}: the {} of token {} is {}: expected a finite number",
-                     trajectories_.name(row), what, t, value);
+      check_finite(trajectories_, row, t, what, value);
       *line += ',';
       append_number(value, line);
     }
@@ -105,6 +112,67 @@ class RowWriter {
   at::Tensor top_logprobs_;
 };
 
+/// Throws where a row has what --as-reference writes: which of the two is meant would be a guess.
+void check_as_reference(const LogprobsArguments& flags, const Trajectories& trajectories) {
+  ESPALIER_CHECK(!flags.distribution.entropies,
+                 "--as-reference: expected no --entropies beside it, rows of training data have none");
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    ESPALIER_CHECK(
+        !trajectories.ref_logprobs.has(row) && trajectories.ref_topk == 0,
+        "trajectory {} (row {}) has `{}` already: expected none beside --as-reference, which writes "
+        "them",
+        trajectories.name(row), row, trajectories.ref_topk == 0 ? "ref_logprobs" : "ref_topk_ids");
+  }
+}
+
+RealColumn column_of(const std::vector<double>& values, bool is_double) {
+  if (is_double) return Column<double>(values);
+  return Column<float>(std::vector<float>(values.begin(), values.end()));
+}
+
+void set_ref_logprobs(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
+  std::vector<double> logprobs = computed.logprobs;
+  for (int64_t row = 0; row < trajectories->num_rows(); ++row) {
+    const int64_t first = trajectories->offsets[row];
+    logprobs[first] = 0;  // nothing predicts it
+    for (int64_t t = 1; t < trajectories->row_size(row); ++t)
+      check_finite(*trajectories, row, t, "log-probability", logprobs[first + t]);
+  }
+  trajectories->ref_logprobs = {column_of(logprobs, is_double), {}};
+}
+
+void set_ref_topk(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
+  const int64_t k = computed.top_ids.size(1);
+  const at::Tensor values = computed.top_logprobs.to(at::kDouble);
+  std::vector<int32_t> ids(trajectories->num_tokens() * k, -1);
+  std::vector<double> logprobs(ids.size());
+  for (int64_t token = 0; token < trajectories->num_tokens(); ++token) {
+    const int64_t row = computed.top_row[token];
+    if (row < 0) continue;  // nothing predicts it
+    std::copy_n(computed.top_ids.const_data_ptr<int64_t>() + row * k, k, ids.begin() + token * k);
+    std::copy_n(values.const_data_ptr<double>() + row * k, k, logprobs.begin() + token * k);
+  }
+  trajectories->ref_topk = k;
+  trajectories->ref_topk_ids = Column<int32_t>(std::move(ids));
+  trajectories->ref_topk_logprobs = column_of(logprobs, is_double);
+}
+
+/// The rows of the data, with what was computed as what a reference model says of them.
+void write_as_reference(const std::string& path, const TokenDistributions& computed, bool is_double,
+                        Trajectories trajectories) {
+  set_ref_logprobs(computed, is_double, &trajectories);
+  if (!computed.top_row.empty()) set_ref_topk(computed, is_double, &trajectories);
+  write_trajectories(path, trajectories);
+}
+
+void write_listing(const std::string& path, const Trajectories& trajectories,
+                   const TokenDistributions& computed, at::ScalarType dtype) {
+  AtomicFile file(path);
+  const RowWriter writer(trajectories, computed, dtype);
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) writer.write(row, &file);
+  file.commit();
+}
+
 void run_logprobs(const LogprobsArguments& flags) {
   const at::Device device = flags.device.open();
   const at::ScalarType dtype = parse_dtype(flags.dtype);
@@ -113,6 +181,7 @@ void run_logprobs(const LogprobsArguments& flags) {
                  "--top-k {}: expected at most the model's vocab_size, {}", flags.distribution.top_k,
                  use.vocab_size);
   const Trajectories trajectories = flags.data.read(use);
+  if (flags.as_reference) check_as_reference(flags, trajectories);
   note_carried_tensors(flags.model);
   const Decoder decoder = load_adapted(flags.model, flags.adapter, dtype, device);
   const PlanCosts costs{
@@ -126,10 +195,11 @@ void run_logprobs(const LogprobsArguments& flags) {
         progress.update(static_cast<double>(done) / static_cast<double>(total));
       });
 
-  AtomicFile file(flags.out);
-  const RowWriter writer(trajectories, computed, dtype);
-  for (int64_t row = 0; row < trajectories.num_rows(); ++row) writer.write(row, &file);
-  file.commit();
+  if (flags.as_reference) {
+    write_as_reference(flags.out, computed, dtype == at::kDouble, trajectories);
+  } else {
+    write_listing(flags.out, trajectories, computed, dtype);
+  }
   print_output(
       "{}: {}, {} from {} encoded\n", printable(flags.out), count_of(trajectories.num_rows(), "row", "rows"),
       count_of(trajectories.num_tokens(), "flat token", "flat tokens"), with_commas(step.plan.num_tokens()));
@@ -151,8 +221,11 @@ void add_logprobs(CLI::App& app, int*) {
       "  topk_ids       with --top-k K: the K most likely token ids at that place, in descending order; [] "
       "for "
       "the first\n"
-      "  topk_logprobs  their log-probabilities\n\nExample:\n"
-      "  espalier logprobs --model DIR --data rows.jsonl --top-k 64 -o teacher.jsonl");
+      "  topk_logprobs  their log-probabilities\n"
+      "With --as-reference they are the rows of the data themselves, which train and verify read, with "
+      "ref_logprobs and with --top-k ref_topk_ids and ref_topk_logprobs.\n\nExample, distillation:\n"
+      "  espalier logprobs --model TEACHER --data rows.jsonl --as-reference --top-k 64 -o taught.jsonl\n"
+      "  espalier train --model DIR --data taught.jsonl --objective opd --ref-topk rest --out run");
   auto flags = std::make_shared<LogprobsArguments>();
   add_model(command, &flags->model)->required();
   add_adapter(command, &flags->adapter, "An adapter of the model, a folder of PEFT");
@@ -160,9 +233,10 @@ void add_logprobs(CLI::App& app, int*) {
   {
     const HelpGroup group(command, kOutputGroup);
     command
-        ->add_option(
-            "-o,--out", flags->out,
-            "JSONL to write: trajectory_id (or row number), logprobs (the first null), and what is asked for")
+        ->add_option("-o,--out", flags->out,
+                     "JSONL to write: trajectory_id (or row number), logprobs (the first null), and what is "
+                     "asked for; "
+                     "with --as-reference also .safetensors, packed")
         ->type_name("FILE")
         ->required();
     command->add_flag("--entropies", flags->distribution.entropies,
@@ -173,6 +247,9 @@ void add_logprobs(CLI::App& app, int*) {
                      "log-probabilities (0: none)")
         ->check(whole_from(0))
         ->capture_default_str();
+    command->add_flag("--as-reference", flags->as_reference,
+                      "Write the rows of the data with these log-probabilities as those of a reference or "
+                      "teacher: ref_logprobs, and with --top-k ref_topk_ids and ref_topk_logprobs");
   }
   add_dtype(command, &flags->dtype, "Precision to compute in");
   {
