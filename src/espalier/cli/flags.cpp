@@ -191,6 +191,11 @@ void OptimizerFlags::add(CLI::App* command, bool schedules) {
   command->add_option("--max-grad-norm", rest.max_grad_norm, "Clip the global gradient norm (0: off)")
       ->check(real_from(0))
       ->capture_default_str();
+  if (schedules) {
+    command->add_flag("--log-grad-norms", log_grad_norms,
+                      "Report the gradient norm of each kind of module as well, before clipping: "
+                      "grad_norm/self_attn, grad_norm/mlp and so on");
+  }
   command->add_option("--beta1", rest.beta1, "adamw: decay of the mean of gradients")
       ->check(real_below(0, 1))
       ->capture_default_str();
@@ -213,6 +218,7 @@ void OptimizerFlags::apply_to(TrainOptions* options) const {
   options->learning_rate = learning_rate;
   options->scheduler = parse_scheduler(scheduler);
   options->warmup_steps = warmup_steps;
+  options->log_grad_norms = log_grad_norms;
 }
 
 CLI::Option* add_model(CLI::App* command, std::string* model, const std::string& help) {

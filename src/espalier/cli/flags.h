@@ -92,6 +92,7 @@ struct ObjectiveFlags {
   std::string ref_topk = "none";
   std::optional<double> beta;
   double margin = 1, chosen_weight = 1, rejected_weight = 1, entropy_coef = 0;
+  bool log_entropy = false;
   double router_aux_loss_coef = 0;
   double router_z_loss_coef = 0;
 
@@ -109,9 +110,10 @@ struct OptimizerFlags {
   double learning_rate = TrainOptions{}.learning_rate;
   std::string scheduler = "constant";
   int64_t warmup_steps = 0;
+  bool log_grad_norms = false;
   OptimizerOptions rest{};  // without its kind
 
-  /// `schedules`: --scheduler and --warmup-steps as well.
+  /// `schedules`: --scheduler, --warmup-steps and --log-grad-norms as well.
   void add(CLI::App* command, bool schedules);
   OptimizerOptions options() const;
   void apply_to(TrainOptions* options) const;

@@ -187,6 +187,8 @@ void ObjectiveFlags::add(CLI::App* command) {
                    "0.001")
       ->check(real_from(0))
       ->capture_default_str();
+  command->add_flag("--log-entropy", log_entropy,
+                    "Report the metric entropy without --entropy-coef too: a second pass of the LM head");
   add_routers(command, this);
 }
 
@@ -214,6 +216,7 @@ ObjectiveOptions ObjectiveFlags::options() const {
   options.chosen_weight = chosen_weight;
   options.rejected_weight = rejected_weight;
   options.entropy_coef = entropy_coef;
+  options.log_entropy = log_entropy;
   options.router_aux_loss_coef = router_aux_loss_coef;
   options.router_z_loss_coef = router_z_loss_coef;
   check_objective_options(options);

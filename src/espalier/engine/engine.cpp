@@ -193,7 +193,7 @@ class StepRun {
                                       {.keep_context = with_readers_[m],
                                        .checkpoint_layers = checkpoint_layers,
                                        .head = head,
-                                       .entropy = sums_->has_entropy_bonus(),
+                                       .entropies = sums_->entropies(),
                                        .router_statistics = router_statistics_});
     in_flight.context = std::move(forwarded.context);
     in_flight.hidden = std::move(forwarded.hidden);

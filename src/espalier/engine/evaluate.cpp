@@ -60,12 +60,11 @@ StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
     if (unit_loss) unit_loss->add(batch, logprobs);
     computed.push_back({batch.term_index, download(logprobs)});
   };
-  for_each_logprobs(
-      {.model = model, .step = step, .loss = loss, .runs = runs, .entropy = sums.has_entropy_bonus()}, visit,
-      [&](int64_t m) {
-        pending.result.work.tokens += step.plan.micro_batches[m].num_tokens;
-        if (progress) progress(++done, total);
-      });
+  for_each_logprobs({.model = model, .step = step, .loss = loss, .runs = runs, .entropies = sums.entropies()},
+                    visit, [&](int64_t m) {
+                      pending.result.work.tokens += step.plan.micro_batches[m].num_tokens;
+                      if (progress) progress(++done, total);
+                    });
   if (progress && done < total) progress(total, total);
   if (unit_loss) {
     unit_loss->evaluate_all();

@@ -32,6 +32,29 @@ at::Tensor rows_of_last_layer(const Batch& batch, const ForwardOptions& options)
   return batch.num_logit_rows() == batch.num_tokens() ? at::Tensor() : batch.logit_rows;
 }
 
+// Entropies [E] of the distributions that targets are drawn from. The op computes a distribution for each of
+// its edges: one of a row's is enough.
+at::Tensor entropy_by_row(const Model& model, const at::Tensor& hidden, const Batch& batch) {
+  const at::Tensor rows = at::arange(batch.num_logit_rows(), batch.edge_row.options());
+  return model.distribution(hidden, {rows, at::zeros_like(rows)}).entropy.index_select(0, batch.edge_row);
+}
+
+void run_head(const Model& model, const at::Tensor& hidden, const Batch& batch, Entropies entropies,
+              ForwardResult* result) {
+  RECORD_USER_SCOPE("head");
+  const Edges edges{batch.edge_row, batch.edge_target};
+  if (entropies == Entropies::kDifferentiable && !batch.topk_edge.defined()) {
+    const EdgeDistribution distribution = model.distribution(hidden, edges);
+    result->logprobs = distribution.logprobs;
+    result->entropy = distribution.entropy;
+    return;
+  }
+  result->logprobs = model.logprobs(hidden, edges);
+  if (entropies == Entropies::kNone) return;
+  const at::AutoGradMode mode(at::GradMode::is_enabled() && entropies == Entropies::kDifferentiable);
+  result->entropy = entropy_by_row(model, hidden, batch);
+}
+
 }  // namespace
 
 ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextFrame* const> ancestors,
@@ -52,23 +75,7 @@ ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextF
     result.hidden = hidden;
     if (batch.num_logit_rows() < batch.num_tokens()) hidden = hidden.index_select(0, batch.logit_rows);
   }
-  if (options.head) {
-    RECORD_USER_SCOPE("head");
-    const Edges edges{batch.edge_row, batch.edge_target};
-    if (options.entropy && batch.topk_edge.defined()) {
-      // The distribution of a row is computed for each of its edges: one of them is enough.
-      const at::Tensor rows = at::arange(batch.num_logit_rows(), batch.edge_row.options());
-      result.logprobs = model.logprobs(hidden, edges);
-      result.entropy =
-          model.distribution(hidden, {rows, at::zeros_like(rows)}).entropy.index_select(0, batch.edge_row);
-    } else if (options.entropy) {
-      const EdgeDistribution distribution = model.distribution(hidden, edges);
-      result.logprobs = distribution.logprobs;
-      result.entropy = distribution.entropy;
-    } else {
-      result.logprobs = model.logprobs(hidden, edges);
-    }
-  }
+  if (options.head) run_head(model, hidden, batch, options.entropies, &result);
   return result;
 }
 

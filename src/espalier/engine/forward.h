@@ -13,18 +13,22 @@
 
 namespace espalier {
 
+/// Whether entropies are computed: for a metric alone, or in the graph, for a loss.
+enum class Entropies { kNone, kDetached, kDifferentiable };
+
 struct ForwardOptions {
   bool keep_context = false;                                 // return the context for descendants
   bool checkpoint_layers = false;                            // keep the inputs of layers only (recompute.h)
   bool head = true;                                          // compute log-probabilities
-  bool entropy = false;                                      // and entropies
+  Entropies entropies = Entropies::kNone;                    // and entropies; they change no log-probability
+                                                             // while detached
   c10::intrusive_ptr<RouterStatistics> router_statistics{};  // of the batch's tokens; null: none
   RouterRecord* router_record = nullptr;                     // appended to where it is set
 };
 
 struct ForwardResult {
   at::Tensor logprobs;                // [E] of the batch's edges, float32 (float64 for float64 models)
-  at::Tensor entropy;                 // the same, where it was asked for
+  at::Tensor entropy;                 // the same, where they were asked for
   at::Tensor hidden;                  // [T, hidden_size] of the last layer, where routers have losses
   std::vector<LayerContext> context;  // by layer, in the graph; empty unless kept
 };

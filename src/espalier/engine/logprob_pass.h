@@ -28,7 +28,7 @@ struct LogprobPass {
   const Loss& loss;
   std::vector<bool> runs;  // of the micro-batches; those above them run too
   c10::intrusive_ptr<RouterStatistics> router_statistics{};
-  bool entropy = false;  // as of ForwardOptions
+  Entropies entropies = Entropies::kNone;  // as of ForwardOptions
 };
 
 /// Of the terms of a batch [M], float64, what a forward pass gives for its edges [E].
@@ -51,7 +51,7 @@ void for_each_logprobs(const LogprobPass& pass, const Visit& visit, const Entere
     const ForwardResult forwarded = forward(pass.model, batch, ancestors,
                                             {.keep_context = with_readers[m],
                                              .head = head,
-                                             .entropy = pass.entropy,
+                                             .entropies = pass.entropies,
                                              .router_statistics = pass.router_statistics});
     if (with_readers[m]) frames[m] = std::make_unique<ContextFrame>(forwarded.context, false);
     if (head) visit(m, batch, forwarded);

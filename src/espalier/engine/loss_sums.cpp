@@ -67,22 +67,28 @@ PendingSums::PendingSums(const Step& step, const Loss& loss, at::Device device, 
   pending->result.tree_tokens = step.forest.tree_tokens();
 }
 
-double PendingSums::entropy_coef(int64_t part) const {
-  return loss_.part(part).objective().options().entropy_coef;
+const ObjectiveOptions& PendingSums::options_of(int64_t part) const {
+  return loss_.part(part).objective().options();
 }
 
-bool PendingSums::has_entropy_bonus() const {
+bool PendingSums::reports_entropy(int64_t part) const {
+  return options_of(part).entropy_coef != 0 || options_of(part).log_entropy;
+}
+
+Entropies PendingSums::entropies() const {
+  Entropies result = Entropies::kNone;
   for (int64_t part = 0; part < loss_.num_parts(); ++part) {
-    if (entropy_coef(part) != 0) return true;
+    if (options_of(part).entropy_coef != 0) return Entropies::kDifferentiable;
+    if (reports_entropy(part)) result = Entropies::kDetached;
   }
-  return false;
+  return result;
 }
 
-/// Those of the objective; in a mix after the part's loss, and where it has an entropy bonus before that.
+/// Those of the objective; in a mix after the part's loss, and where entropies are reported before that.
 std::vector<Metric> PendingSums::metrics_of(int64_t part) const {
   std::vector<Metric> metrics = loss_.part(part).objective().metrics();
   if (loss_.is_mix()) metrics.insert(metrics.begin(), {"loss", Reduction::kSum});
-  if (entropy_coef(part) != 0) metrics.push_back({"entropy"});
+  if (reports_entropy(part)) metrics.push_back({"entropy"});
   return metrics;
 }
 
@@ -100,7 +106,7 @@ void PendingSums::add(const std::vector<UnitLoss::PartValue>& values) {
   for (const UnitLoss::PartValue& each : values) add_value(each.part, each.value);
 }
 
-/// Undefined where the part has neither entropies nor an objective of token scope, or no terms.
+/// Undefined where the part has neither an entropy bonus nor an objective of token scope, or no terms.
 at::Tensor PendingSums::add_part(int64_t part, const Batch& batch, const HeadValues& values) {
   const at::Tensor index = loss_.is_mix() ? batch.part_terms[part] : at::Tensor();
   const int64_t num_terms = index.defined() ? index.size(0) : batch.num_terms();
@@ -110,9 +116,9 @@ at::Tensor PendingSums::add_part(int64_t part, const Batch& batch, const HeadVal
     return index.defined() ? of_terms.index_select(0, index) : of_terms;
   };
   at::Tensor loss;
-  if (entropy_coef(part) != 0) {
+  if (reports_entropy(part)) {
     const at::Tensor entropy = of_part(values_of_terms(batch, values.entropy_of_edge));
-    loss = add_entropy_bonus(part, of_part(batch.terms.coefficient), entropy);
+    loss = add_entropies(part, of_part(batch.terms.coefficient), entropy);
   }
   const Loss& own = loss_.part(part);
   if (own.is_wide()) return loss;
@@ -122,13 +128,16 @@ at::Tensor PendingSums::add_part(int64_t part, const Batch& batch, const HeadVal
   return loss.defined() ? loss + value.loss : value.loss;
 }
 
-/// Of coefficients and entropies of the part's terms. The metric is the part's last one.
-at::Tensor PendingSums::add_entropy_bonus(int64_t part, const at::Tensor& coefficients,
-                                          const at::Tensor& entropy) {
-  const at::Tensor bonus = -entropy_coef(part) * (coefficients * entropy).sum();
-  add_to_loss(part, bonus);
+/// Of coefficients and entropies of the part's terms. The metric is the part's last one. Returns the bonus;
+/// undefined where there is none.
+at::Tensor PendingSums::add_entropies(int64_t part, const at::Tensor& coefficients,
+                                      const at::Tensor& entropy) {
   const int64_t last = first_metric_[part] + std::ssize(metrics_of(part)) - 1;
   pending_->sums.select(0, last).add_(entropy.detach().sum());
+  const double coef = options_of(part).entropy_coef;
+  if (coef == 0) return {};
+  const at::Tensor bonus = -coef * (coefficients * entropy).sum();
+  add_to_loss(part, bonus);
   return bonus;
 }
 

@@ -20,8 +20,8 @@ class PendingSums {
   PendingSums(const Step& step, const Loss& loss, at::Device device, const UnitLoss* units,
               PendingStep* pending);
 
-  /// Whether entropies have a part in the loss: forward passes have to give them.
-  bool has_entropy_bonus() const;
+  /// What forward passes have to give: entropies that have a part in the loss, or in metrics alone.
+  Entropies entropies() const;
 
   /// What a batch adds to the loss beside losses of wider scope, in the graph: its entropies, and the
   /// objectives whose scope is a token; undefined where there are none. Adds it and its metrics to the sums.
@@ -35,14 +35,15 @@ class PendingSums {
   /// What a batch's head says of its terms.
   struct HeadValues {
     const at::Tensor& logprobs;         // [M] float64, in the graph
-    const at::Tensor& entropy_of_edge;  // [E], where some part has an entropy bonus
+    const at::Tensor& entropy_of_edge;  // [E], where entropies()
     TermTensors terms;
   };
 
-  double entropy_coef(int64_t part) const;
+  const ObjectiveOptions& options_of(int64_t part) const;
+  bool reports_entropy(int64_t part) const;
   std::vector<Metric> metrics_of(int64_t part) const;
   at::Tensor add_part(int64_t part, const Batch& batch, const HeadValues& values);
-  at::Tensor add_entropy_bonus(int64_t part, const at::Tensor& coefficients, const at::Tensor& entropy);
+  at::Tensor add_entropies(int64_t part, const at::Tensor& coefficients, const at::Tensor& entropy);
   void add_to_loss(int64_t part, const at::Tensor& loss);
   void add_value(int64_t part, const ObjectiveValue& value);
 

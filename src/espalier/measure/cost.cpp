@@ -61,9 +61,10 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
   model.logit_block_bytes = device.is_cuda() ? kDeviceLogitBlockBytes : kLogitBlockBytes;
   // Where kernels do it, gradients take the place of their logits (edge_logprobs_cuda.cpp).
   model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;
-  if (objective.options().entropy_coef != 0) {
+  const bool has_bonus = objective.options().entropy_coef != 0;
+  if (has_bonus) model.head_gradient_bytes = model.sum_bytes;
+  if (has_bonus || objective.options().log_entropy) {
     model.logit_blocks = 4;  // edge_distribution.h
-    model.head_gradient_bytes = model.sum_bytes;
     model.head_upcast_bytes = model.sum_bytes > model.element_bytes ? model.sum_bytes : 0;
   }
   return model;

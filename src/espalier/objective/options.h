@@ -84,6 +84,7 @@ struct ObjectiveOptions {
   double chosen_weight = 1;    // kto
   double rejected_weight = 1;  // kto
   double entropy_coef = 0;     // of the entropy of the tokens' distributions, which is added to J; 0: none
+  bool log_entropy = false;    // a metric of the entropy without that as well; it changes no gradient
   // Of a model with experts, coefficients of losses of its routers, which are added to the objective
   // (docs/math.md, "Mixture of experts").
   double router_aux_loss_coef = 0;

@@ -78,7 +78,11 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
   };
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
   int64_t done = 0;
-  for_each_logprobs({.model = model, .step = step, .loss = loss, .runs = runs, .entropy = options.entropies},
+  for_each_logprobs({.model = model,
+                     .step = step,
+                     .loss = loss,
+                     .runs = runs,
+                     .entropies = options.entropies ? Entropies::kDifferentiable : Entropies::kNone},
                     visit, [&](int64_t) {
                       if (progress) progress(++done, total);
                     });

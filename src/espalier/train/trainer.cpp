@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "espalier/base/check.h"
 #include "espalier/base/folder_lock.h"
@@ -16,6 +17,7 @@
 #include "espalier/model/weights.h"
 #include "espalier/objective/signal.h"
 #include "espalier/train/checkpoint.h"
+#include "espalier/train/grad_norms.h"
 #include "espalier/train/load_model.h"
 #include "espalier/train/metrics.h"
 #include "espalier/train/resume.h"
@@ -244,6 +246,8 @@ class TrainingRun {
                         schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
     const double norm = trainer_.optimizer().gradient_norm();
     check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), result.loss, norm);
+    std::vector<std::pair<std::string, double>> norms;  // before they are clipped
+    if (options_.log_grad_norms) norms = grad_norms_by_kind(trainer_.decoder());
     update(number, rate, norm);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (number == profiled_) finish_profile(result);
@@ -253,6 +257,7 @@ class TrainingRun {
     for (const auto& [name, value] : signal_metrics(loss_, step.rows)) metrics[name] = value;
     if (options_.predicted_costs) add_prediction(number, step, result, &metrics);
     metrics["grad_norm"] = norm;
+    for (const auto& [kind, value] : norms) metrics["grad_norm/" + kind] = value;
     metrics["learning_rate"] = rate;
     return metrics;
   }
