@@ -3,8 +3,9 @@
 //   loss = sum over the terms of coefficient * D
 // D is the reverse divergence of the student p from the teacher q at the term's place, restricted to the
 // teacher's K most likely tokens v in S (fields `ref_topk_ids`, `ref_topk_logprobs`):
-//   rest:         D = sum over S of p log(p / q) + (1 - P) log((1 - P) / (1 - Q)),  P, Q = sums of p, q over
-//   S renormalize:  D = sum over S of p' log(p' / q'),  p' = p / P,  q' = q / Q
+//   rest:         D = sum over S of p log(p / q) + (1 - P) log((1 - P) / (1 - Q))
+//   renormalize:  D = sum over S of p' log(p' / q'),  p' = p / P,  q' = q / Q
+// with P and Q the sums of p and q over S.
 // Over all of the vocabulary both are KL(p | q), the divergence of "Generalized knowledge distillation"
 // (Agarwal et al., "On-policy distillation of language models", 2023, section 3, algorithm 1 with reverse KL
 // on samples of the student, through which no gradient flows). With `rest` all other tokens count as one, so
