@@ -38,6 +38,7 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "python"), str(REPOSITORY / "bench")]
 
+from commit import commit  # noqa: E402
 from model_shapes import SHAPES  # noqa: E402
 
 ESPALIER = REPOSITORY / "bin/espalier"
@@ -316,13 +317,6 @@ def cpu_name():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "unknown CPU"
-
-
-def commit():
-    git = ["git", "-C", str(REPOSITORY)]
-    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout.strip()
-    return (head or "unknown") + (" with changes" if changed else "")
 
 
 def report(args, rows, command):

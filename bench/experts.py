@@ -19,7 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from compare_transformers import DataSet, Failure, chains, commit, cpu_name, espalier_step, markdown, model_folder, say
+from commit import commit
+from compare_transformers import DataSet, Failure, chains, cpu_name, espalier_step, markdown, model_folder, say
 from model_shapes import QWEN3, QWEN3_MOE
 
 GOAL, GOAL_TOKENS = 0.8, 64

@@ -38,7 +38,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_isolated
 import gpu_trees as trees
-from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, commit, finish, hardware, left_out_note,
+from commit import commit
+from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, finish, hardware, left_out_note,
                          list_of, markdown, run_main, say, spread, stop_on_sigterm)  # fmt: skip
 
 H200_CUDNN = {"forward": 688.0, "backward": 581.0}

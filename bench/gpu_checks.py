@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from gpu_measure import (REPOSITORY, Budget, Stopped, add_common, commit, finish, list_of, markdown, run_main, say,
+from commit import commit
+from gpu_measure import (REPOSITORY, Budget, Stopped, add_common, finish, list_of, markdown, run_main, say,
                          stop_on_sigterm)  # fmt: skip
 
 PARTS = ("tests", "verify", "determinism", "sanitizer")
@@ -282,11 +283,15 @@ class Checks:
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         # Only kernels of this project: the others are many, and not ours to mend.
         command = [self.args.sanitizer, "--tool", tool, "--kernel-name", "kns=espalier", "--report-api-errors", "no",
-                   "--error-exitcode", 9, "--print-limit", 20, group.program, f"--gtest_filter={group.filter}"]  # fmt: skip
+                   "--error-exitcode", SANITIZER_STATUS, "--print-limit", 20, group.program, f"--gtest_filter={group.filter}"]  # fmt: skip
         status, out = self.run(command, **environment)
-        tests, skipped, errors = sanitizer_counts(out)
+        tests, skipped, errors, warnings = sanitizer_counts(out)
         detail = f"{tests} tests, {skipped} skipped, {'no summary' if errors is None else f'{errors} errors'}"
-        passed = status == 0 and errors == 0 and tests > 0
+        if warnings:
+            detail += f", {warnings} warnings"
+        # The tool's status is that of its findings, warnings among them, in place of the program's.
+        ended = status == 0 or (status == SANITIZER_STATUS and warnings and "[  FAILED  ]" not in out)
+        passed = ended and errors == 0 and tests > 0
         if status is None:
             reported = out.count("\n========= ")
             detail += f", ran out of time; {'nothing' if reported <= 1 else f'{reported} lines'} reported until then"
@@ -295,6 +300,7 @@ class Checks:
         self.add("sanitizer", what, passed, detail, began)
 
 
+SANITIZER_STATUS = 9
 SHARED_RUNS = re.compile(r"RandomForests\.TreeAttentionOn(Cuda|Hopper)$")
 
 
@@ -363,8 +369,9 @@ def equal_tensors(first, second):
 
 
 def sanitizer_counts(out):
-    """(tests that passed, that were skipped, errors or None) of compute-sanitizer around a GoogleTest program, which may have
-    been stopped. What racecheck calls warnings counts as errors."""
+    """(tests that passed, that were skipped, errors or None, warnings) of compute-sanitizer around a GoogleTest program, which may
+    have been stopped. racecheck warns of what it cannot follow, such as the order that asynchronous products and their barriers
+    give: that alone is no error."""
 
     def number(pattern):
         match = re.search(pattern, out)
@@ -372,9 +379,12 @@ def sanitizer_counts(out):
 
     errors = number(r"ERROR SUMMARY: (\d+) error")
     if errors is None:
+        errors = number(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) error")
+    if errors is None:  # no division: all of them count
         errors = number(r"RACECHECK SUMMARY: (\d+) hazard")
+    warnings = number(r"RACECHECK SUMMARY: .*?(\d+) warning") or 0
     skipped = number(r"\[  SKIPPED \] (\d+) test") or 0
-    return out.count("[       OK ]"), skipped, errors
+    return out.count("[       OK ]"), skipped, errors, warnings
 
 
 def report(outcomes):

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, commit, finish, hardware, list_of, markdown,
+from commit import commit
+from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, finish, hardware, list_of, markdown,
                          run_main, say, spread, stop_on_sigterm)  # fmt: skip
 
 LARGEST_DIFFERENCE = 0.02  # of bfloat16 gradients

@@ -6,7 +6,6 @@ import functools
 import json
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -138,16 +137,6 @@ def markdown(headers, rows):
              "|" + "|".join("---" if header.endswith(" ") else "---:" for header in headers) + "|"]  # fmt: skip
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
-
-
-@functools.cache
-def commit():
-    """Where the sources came without their history: unknown."""
-    try:
-        done = subprocess.run(["git", "-C", REPOSITORY, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    except OSError:
-        return "unknown commit"
-    return done.stdout.strip() or "unknown commit"
 
 
 @functools.cache

@@ -22,7 +22,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, commit, finish, hardware, list_of, markdown,
+from commit import commit
+from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, finish, hardware, list_of, markdown,
                          run_main, say, spread, stop_on_sigterm)  # fmt: skip
 
 MARKS = {"FLA on H200": {"forward": 0.472, "backward": 1.444}, "FlashQLA on H200": {"forward": 0.280, "backward": 0.789}}

@@ -34,7 +34,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_trees as trees
-from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, add_common, commit, finish, list_of, markdown, run_main,
+from commit import commit
+from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, add_common, finish, list_of, markdown, run_main,
                          say, stop_on_sigterm)  # fmt: skip
 
 PEAK_TFLOPS = 989.0

@@ -4,7 +4,7 @@
 #
 #   bench/gpu_suite.sh [OPTIONS] [OUT]
 #
-# OUT: folder for what it finds (default: $OUT, else runs/gpu-suite): report.md has all tables, results.json all figures,
+# OUT: folder for what it finds (default: $OUT, else runs/gpu-suite in the repository): report.md has all tables, results.json all figures,
 # build.log, checks.log and suite.log what was printed. All are written as results come. A short table comes last on standard
 # output; exit status 1 when a stage failed.
 #
@@ -29,6 +29,8 @@
 #   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: see above)
 #   --attention KIND ESPALIER_ATTENTION in steps (default: hopper where stage hopper passed in this call, else as built)
 #   --jobs N         compilers at once (default: all cores)
+#   --architectures LIST  CMake's names of the GPUs to build for (default: that of this machine, 90a-real where it has none)
+#   --bundle-folder DIR   where the packages of --bundle are (default: .gpu-bundle)
 #   --bundle         on a machine with the packages of scripts/setup.sh: collect them in .gpu-bundle and stop
 #   --dry-run        print the commands
 #
@@ -36,8 +38,12 @@
 # the other packages, make .gpu-bundle elsewhere and take it along:
 #
 #   bench/gpu_suite.sh --bundle                           here, once
-#   bench/gpu_suite.sh out                                there, in the repository with .gpu-bundle beside it
+#   bench/gpu_suite.sh out                                there, with .gpu-bundle in the repository
+#
+# Git ignores .gpu-bundle. What copies the files that git knows, from a copy of Espalier within another repository too, leaves it
+# out: rename it, and say --bundle-folder. Reports name the commit; where the history is not there, ESPALIER_COMMIT gives it.
 set -euo pipefail
+called_from=$PWD
 cd "$(dirname "$0")/.."
 
 all_stages=build,tests,verify,sanitizer,hopper,attention,step,step4b,head,recurrent,hopper_sanitizer,step4b_rest,attention_flex
@@ -47,7 +53,9 @@ jobs=$(nproc)
 kinds=
 attention=
 dry_run=false
-out=${OUT:-runs/gpu-suite}
+architectures=
+bundle=.gpu-bundle
+out=${OUT:-$PWD/runs/gpu-suite}
 
 usage() { sed -n '3,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "$0"; }
 
@@ -61,7 +69,7 @@ while [[ $# -gt 0 ]]; do
     --help | -h) usage; exit ;;
     --bundle) exec python3 bench/gpu_bundle.py ;;
     --dry-run) dry_run=true ;;
-    --seconds | --stages | --jobs | --kinds | --attention)
+    --seconds | --stages | --jobs | --kinds | --attention | --architectures | --bundle-folder)
       [[ $# -ge 2 ]] || fail "$1 needs a value"
       case $1 in
         --seconds) seconds=$2 ;;
@@ -69,6 +77,11 @@ while [[ $# -gt 0 ]]; do
         --jobs) jobs=$2 ;;
         --kinds) kinds=$2 ;;
         --attention) attention=$2 ;;
+        --architectures) architectures=$2 ;;
+        --bundle-folder)
+          bundle=$(cd "$called_from" && realpath -m "$2")
+          [[ -d $bundle ]] || fail "--bundle-folder: no folder $2"
+          ;;
       esac
       shift
       ;;
@@ -77,6 +90,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift
 done
+[[ $out == /* ]] || out=$called_from/$out
 [[ $seconds =~ ^[1-9][0-9]*$ ]] || fail "--seconds: expected a number of seconds, received $seconds"
 [[ $jobs =~ ^[1-9][0-9]*$ ]] || fail "--jobs: expected a number, received $jobs"
 for stage in ${stages//,/ }; do
@@ -92,6 +106,17 @@ find_python() {
   fi
 }
 
+# CMake's name of the first GPU, by its compute capability. Kernels for Hopper need the instructions of 90a.
+architecture_here() {
+  local capability
+  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d ' ')
+  case $capability in
+    9.0 | "") echo 90a-real ;;
+    *) echo "${capability/./}-real" ;;
+  esac
+}
+
+architectures=${architectures:-$(architecture_here)}
 python=$(find_python)
 build=build/gpu
 work=$build/suite
@@ -103,7 +128,9 @@ fi
 # CMake and ninja may have come as packages of that Python.
 PATH=$PATH:/usr/local/cuda/bin:$(dirname "$python")
 export XDG_CACHE_HOME=$PWD/$work/cache PYTHONUNBUFFERED=1
-if ! $dry_run; then
+if $dry_run; then
+  echo "gpu_suite: would build for $architectures with the packages of $bundle, and write to $out" >&2
+else
   mkdir -p "$work" "$out"
   rm -f "$work"/*.md "$work"/*.json "$work"/*.log "$work"/*.last "$work"/stages.tsv
   : >"$out/suite.log"
@@ -162,11 +189,11 @@ results() { echo "--out $work/$1.md --json $work/$1.json"; }
 
 configure_and_build() {
   local prefixes=""
-  if [[ -d .gpu-bundle ]]; then
-    prefixes=$(printf '%s;' "$PWD"/.gpu-bundle/*)
+  if [[ -d $bundle ]]; then
+    prefixes=$(printf '%s;' "$(realpath "$bundle")"/*)
   fi
   # One file that does not compile must not hide what the rest shows.
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DESPALIER_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90a-real \
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DESPALIER_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
     -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" \
     -DCMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE=PRE_TEST &&
     cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops cuda_tests hopper_tests -- -k 0
@@ -184,7 +211,7 @@ stage() {
       if $dry_run; then
         declare -f configure_and_build
       else
-        export build python jobs
+        export build python jobs bundle architectures
         export -f configure_and_build
         run build 300 bash -c configure_and_build
         cp "$work/build.log" "$out/build.log" 2>/dev/null || true

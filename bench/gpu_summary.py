@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from gpu_measure import commit, markdown
+from commit import commit
+from gpu_measure import markdown
 
 MOST_LINES = 12  # of a stage in the short table
 

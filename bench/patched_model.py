@@ -29,10 +29,10 @@ import time
 from pathlib import Path
 
 import torch
+from commit import commit
 from compare_transformers import (
     Failure,
     check_agreement,
-    commit,
     cpu_name,
     espalier,
     markdown,

@@ -31,6 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "python"), str(REPOSITORY / "bench")]
 
 import compare_transformers as common  # noqa: E402
+from commit import commit  # noqa: E402
 
 
 def say(text):
@@ -143,7 +144,7 @@ def report(arguments, rows, command):
     import transformers
 
     return f"""\
-{common.cpu_name()}, {arguments.threads} threads. Commit {common.commit()}, torch {torch.__version__},
+{common.cpu_name()}, {arguments.threads} threads. Commit {commit()}, torch {torch.__version__},
 Transformers {transformers.__version__}.
 
     {command}

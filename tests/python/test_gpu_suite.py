@@ -337,24 +337,64 @@ shift 2
 "$@" 2>&1
 status=$?
 if [ $tool = memcheck ]; then echo "========= ERROR SUMMARY: $ERRORS errors"
-else echo "========= RACECHECK SUMMARY: $ERRORS hazards displayed ($ERRORS errors, 0 warnings)"; fi
+else echo "========= RACECHECK SUMMARY: $((ERRORS + WARNINGS)) hazards displayed ($ERRORS errors, $WARNINGS warnings)"; fi
 [ "$ERRORS" = 0 ] || exit 9
+[ "$tool" = memcheck ] || [ "$WARNINGS" = 0 ] || exit 9
 exit $status
 """
 
 
-@pytest.mark.parametrize("errors", [0, 3])
-def test_sanitizer_counts(tmp_path, monkeypatch, errors):
-    """A stand-in that prints what the tool prints."""
+@pytest.mark.parametrize("errors,warnings", [(0, 0), (3, 0), (0, 2), (3, 2)])
+def test_sanitizer_counts(tmp_path, monkeypatch, errors, warnings):
+    """A stand-in that prints what the tool prints. Warnings of racecheck are shown, and are no failure by themselves."""
     fake = tmp_path / "sanitizer"
     fake.write_text(FAKE_SANITIZER)
     fake.chmod(0o755)
     monkeypatch.setenv("ERRORS", str(errors))
+    monkeypatch.setenv("WARNINGS", str(warnings))
     done, record = checks(tmp_path, "--parts", "sanitizer", "--sanitizer", fake, "--sanitizer-filter", "RandomForests.What*")
     assert done.returncode == (1 if errors else 0)
-    assert [o["detail"] for o in record["outcomes"]] == [f"1 tests, 0 skipped, {errors} errors"] * 2
-    assert gpu_checks.sanitizer_counts("[       OK ] A.B (1 ms)\n") == (1, 0, None)
+    counted = f"1 tests, 0 skipped, {errors} errors"
+    details = {o["what"].partition(",")[0]: o["detail"] for o in record["outcomes"]}
+    assert details == {"memcheck": counted, "racecheck": counted + (f", {warnings} warnings" if warnings else "")}
+    assert gpu_checks.sanitizer_counts("[       OK ] A.B (1 ms)\n") == (1, 0, None, 0)
 
+
+def test_warnings_do_not_hide_a_test_that_failed(tmp_path, monkeypatch):
+    fake = tmp_path / "sanitizer"
+    fake.write_text(FAKE_SANITIZER.replace('"$@" 2>&1', 'echo "[       OK ] A.B"; echo "[  FAILED  ] A.C"'))
+    fake.chmod(0o755)
+    monkeypatch.setenv("ERRORS", "0")
+    monkeypatch.setenv("WARNINGS", "1")
+    done, _ = checks(tmp_path, "--parts", "sanitizer", "--tools", "racecheck", "--sanitizer", fake, "--sanitizer-filter",
+                     "RandomForests.What*")  # fmt: skip
+    assert done.returncode == 1
+
+
+def test_the_commit_of_a_measurement(tmp_path):
+    """Of the repository itself, of a copy within another one, and where it is given."""
+    def commit_of(folder, **given):
+        done = subprocess.run([sys.executable, "-c", "from commit import commit; print(commit())"], cwd=folder, text=True,
+                              capture_output=True, env={**os.environ, "PYTHONPATH": str(folder), "ESPALIER_COMMIT": "", **given})  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    for name in ("whole", "outer/copy"):
+        (tmp_path / name / "bench").mkdir(parents=True)
+        shutil.copy(REPOSITORY / "bench/commit.py", tmp_path / name / "bench")
+    for repository in ("whole", "outer"):
+        git = lambda *words: subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True,
+                                            cwd=tmp_path / repository, capture_output=True, text=True).stdout.strip()  # fmt: skip
+        git("init")
+        git("add", "-A")
+        git("commit", "-m", "first")
+        git("tag", "-a", "v1", "-m", "v1")
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=tmp_path / "whole", capture_output=True, text=True).stdout.strip()
+    assert commit_of(tmp_path / "whole/bench") == head
+    assert commit_of(tmp_path / "outer/copy/bench") == "unknown commit"
+    assert commit_of(tmp_path / "outer/copy/bench", ESPALIER_COMMIT="abc123") == "abc123"
+    (tmp_path / "whole/bench/commit.py").open("a").write("# changed\n")
+    assert commit_of(tmp_path / "whole/bench") == f"{head} with changes"
 
 LISTING = """Running main() from gtest_main.cc
 Kinds/TreeAttentionCuda.
@@ -506,8 +546,24 @@ def test_what_runs_too_long_ends_with_its_children(tmp_path):
 # ---- The suite ---------------------------------------------------------------------------------------------
 
 
-def suite(*arguments):
-    return subprocess.run([str(REPOSITORY / "bench/gpu_suite.sh"), *arguments], capture_output=True, text=True)
+def suite(*arguments, **options):
+    return subprocess.run([str(REPOSITORY / "bench/gpu_suite.sh"), *map(str, arguments)], capture_output=True, text=True, **options)
+
+
+def test_folders_and_architectures(tmp_path):
+    """Folders are those of the caller; the GPU is that of the machine, which a stand-in of nvidia-smi names."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho ${CAPABILITY}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    said = lambda *words, **given: suite("--dry-run", "--stages", "head", *words, cwd=tmp_path, env={
+        **os.environ, "OUT": "", "PATH": f"{tmp_path}:{os.environ['PATH']}", **given}).stderr
+    assert f"write to {tmp_path}/found\n" in said("found") and f"packages of {tmp_path}/packages," in said("--bundle-folder", "packages")
+    assert f"packages of .gpu-bundle, and write to {REPOSITORY}/runs/gpu-suite\n" in said()
+    for capability, name in (("9.0", "90a-real"), ("8.6", "86-real"), ("12.0", "120-real"), ("", "90a-real")):
+        assert f"build for {name} with" in said(CAPABILITY=capability)
+    assert "build for 80 with" in said("--architectures", "80", CAPABILITY="9.0")
+    wrong = suite("--dry-run", "--bundle-folder", tmp_path / "absent")
+    assert wrong.returncode == 2 and "--bundle-folder: no folder" in wrong.stderr
 
 
 def test_dry_run_prints_every_stage():
