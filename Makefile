@@ -63,14 +63,14 @@ demo: command  ## prepare, inspect, verify, train and bench on real conversation
 demo-tiny: command  ## the same with a small random model (under two minutes)
 	@scripts/demo.sh --tiny
 
-demo-rl: setup  ## an agent that learns from its own rollouts, on trees and with packing (some minutes)
+demo-rl: setup  ## an agent that learns from its own rollouts, on trees and with packing (a minute or two)
 	@scripts/build.sh release espalier_python espalier_python_engine_module
 	@PYTHONPATH=python $(PYTHON) examples/desk_rl/train.py --out runs/demo-rl/curve.jsonl
 	@$(PYTHON) examples/desk_rl/curve.py runs/demo-rl/curve.jsonl -o runs/demo-rl/curve.svg
 
 EXAMPLES = trl_sft trl_dpo trl_grpo peft_lora traces_to_checkpoint
 
-examples: command  ## every program of examples/, with its measured gain (some ten minutes; needs trl and peft)
+examples: command  ## every program of examples/, with its measured gain (some minutes; needs trl and peft)
 	@for example in $(EXAMPLES); do \
 	  PYTHONPATH=python $(PYTHON) examples/$$example.py || exit 1; \
 	done

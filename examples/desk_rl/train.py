@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent that learns: GRPO on its own branching rollouts, from a small model that a poor teacher taught.
 
-    python examples/desk_rl/train.py                                        a few minutes on two cores
+    python examples/desk_rl/train.py                                        a minute or two on two cores
     python examples/desk_rl/train.py --seed 2 --out runs/desk/seed-2.jsonl  another question set, model and luck
     python examples/desk_rl/curve.py runs/desk/*.jsonl -o curve.svg         the picture of several runs
 
