@@ -8,6 +8,7 @@
 #include "espalier/base/file.h"
 #include "espalier/cli/flags.h"
 #include "espalier/cli/toml_config.h"
+#include "espalier/runtime/cuda_software.h"
 #include "tests/base/scratch_folder.h"
 
 namespace espalier::testing {
@@ -36,6 +37,16 @@ TEST(DeviceFlags, AreTheCpuUnlessTheySayOtherwise) {
   EXPECT_EQ(cli::resolved_flags(*command.train).dump(), R"({"device":"cpu","deterministic":false})");
 }
 
+TEST(DeviceFlags, AutoIsTheFirstGpuThatCanBeUsedOrTheCpu) {
+  Command command;
+  command.parse({"train", "--device", "auto"});
+  EXPECT_EQ(cli::resolved_flags(*command.train)["device"], "auto");
+  if (cuda_driver().found) GTEST_SKIP() << "there may be a GPU";
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(command.flags.open(), at::Device(at::kCPU));
+  EXPECT_TRUE(::testing::internal::GetCapturedStderr().starts_with("espalier: --device auto: cpu ("));
+}
+
 TEST(DeviceFlags, AreKeysOfTheConfigFileToo) {
   const ScratchFolder folder;
   write_text(folder / "c.toml", "device = \"cuda:1\"\ndeterministic = true\n");
@@ -46,7 +57,7 @@ TEST(DeviceFlags, AreKeysOfTheConfigFileToo) {
 }
 
 TEST(DeviceFlags, OtherWordsAreWrongUsage) {
-  for (const char* word : {"tpu", "cuda:", "cuda:x", "gpu"}) {
+  for (const char* word : {"tpu", "cuda:", "cuda:x", "gpu", "Auto", ""}) {
     Command command;
     EXPECT_THROW(command.parse({"train", "--device", word}), CLI::ValidationError) << word;
   }

@@ -28,7 +28,7 @@ def weights(run, step):
 
 def test_every_command_explains_itself(espalier):
     overview = espalier("--help").stdout
-    for command in ["prepare", "import", "inspect", "plan", "export", "train", "logprobs", "merge", "sample", "verify", "bench", "synth", "init",
+    for command in ["prepare", "import", "inspect", "plan", "export", "train", "logprobs", "merge", "sample", "verify", "bench", "device", "synth", "init",
                     "completion", "man"]:  # fmt: skip
         assert re.search(rf"^  {command} +[A-Z]", overview, re.MULTILINE), command
         text = espalier(command, "--help").stdout
@@ -313,13 +313,30 @@ def test_devices_that_are_not_there(espalier, model, data, tmp_path):
     for command, more in commands.items():
         flags = [command, "--model", model, "--data", data, *more]
         wrong = espalier(*flags, "--device", "tpu", check=False)
-        assert wrong.returncode == 2 and "expected cpu, cuda or cuda:N, received `tpu`" in wrong.stderr
+        assert wrong.returncode == 2 and "expected auto, cpu, cuda or cuda:N, received `tpu`" in wrong.stderr
         # More than any machine has, so that this holds on one with GPUs too.
         absent = espalier(*flags, "--device", "cuda:100", check=False)
         assert absent.returncode == 1 and absent.stdout == "" and len(absent.stderr.splitlines()) == 1, absent.stderr
         reasons = ("no CUDA device is visible", "there is no", "expected an index from 0 to")
         assert any(reason in absent.stderr for reason in reasons), absent.stderr
     assert not (tmp_path / "run").exists() and not (tmp_path / "out.jsonl").exists()
+
+
+def test_device_says_what_there_is_and_what_auto_takes(espalier, model, data):
+    """One line says why no GPU can be used, and a run with --device auto says what it takes."""
+    report = json.loads(espalier("device", "--json").stdout)
+    assert list(report) == ["cpu", "cuda", "auto"]
+    assert report["cpu"]["name"] and report["cpu"]["threads"] >= 1 and "float32=" in report["cpu"]["matrix_products"]
+    text = espalier("device").stdout
+    assert report["cpu"]["name"] in text and report["cuda"]["libtorch"] in text
+    assert re.search(rf"^--device auto +{report['auto']}$", text, re.MULTILINE)
+    if report["cuda"]["fault"] is None:
+        assert report["auto"] == "cuda:0" and report["cuda"]["devices"]
+        return
+    assert report["auto"] == "cpu" and text.count(report["cuda"]["fault"]) == 1
+    run = espalier("verify", "--model", model, "--data", data, "--device", "auto", "--json")
+    assert json.loads(run.stdout)["passed"]
+    assert run.stderr.splitlines()[0] == f"espalier: --device auto: cpu ({report['cuda']['fault']})"
 
 
 def test_dry_run_writes_nothing(espalier, model, data, tmp_path):

@@ -408,7 +408,7 @@ def outputs(model, data, tmp_path):
     common = ["--model", model, "--data", data]
     config = model.parent / "config.json"
     yield from ([word] for word in ("--version", "--help"))
-    yield from ([command, "--help"] for command in ("inspect", "plan", "train", "logprobs", "sample", "verify", "bench", "synth"))
+    yield from ([command, "--help"] for command in ("inspect", "plan", "train", "logprobs", "sample", "verify", "bench", "device", "synth"))
     yield ["inspect", *common]
     yield ["inspect", *common, "--json"]
     yield ["plan", *common, "--no-calibration"]
@@ -419,6 +419,7 @@ def outputs(model, data, tmp_path):
     yield ["verify", *common, "--json"]
     yield ["verify", *common]
     yield ["bench", *common, "--repeats", 1, "--warmup", 0, "--tree-only"]
+    yield ["device"]
     yield ["synth", "-o", tmp_path / "synth.jsonl", "--trees", 1]
     yield ["init", "--config", config, "--out", tmp_path / "made"]
     yield ["prepare", "--help"]

@@ -9,6 +9,7 @@ namespace espalier::cli {
 
 void add_bench(CLI::App& app, int* exit_code);
 void add_completion(CLI::App& app, int* exit_code);
+void add_device(CLI::App& app, int* exit_code);
 void add_export(CLI::App& app, int* exit_code);
 void add_import(CLI::App& app, int* exit_code);
 void add_init(CLI::App& app, int* exit_code);

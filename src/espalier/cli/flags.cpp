@@ -21,17 +21,41 @@
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/plan/cost_model_file.h"
+#include "espalier/runtime/cuda_software.h"
 #include "espalier/runtime/device.h"
 
 namespace espalier::cli {
+
+namespace {
+
+constexpr const char* kAutomatic = "auto";
+
+void known_device(const std::string& name) {
+  if (name == kAutomatic) return;
+  try {
+    parse_device(name);
+  } catch (const InputError&) {
+    throw InputError(fmt::format("device: expected auto, cpu, cuda or cuda:N, received `{}`", name));
+  }
+}
+
+at::Device chosen_device(const std::string& name) {
+  if (name != kAutomatic) return parse_device(name);
+  const AutomaticDevice automatic = automatic_device(cuda_driver(), libtorch_cuda());
+  log_line("espalier: --device auto: {} ({})", automatic.device.str(), automatic.reason);
+  return automatic.device;
+}
+
+}  // namespace
 
 void DeviceFlags::add(CLI::App* command, bool trains) {
   const HelpGroup group(command, kMachineGroup);
   command
       ->add_option("--device", device,
-                   "Where the model runs: cpu, cuda (the first visible GPU) or cuda:N. CUDA needs a LibTorch "
-                   "and a build with CUDA")
-      ->check(fault_of(parse_device), "cpu|cuda|cuda:N")
+                   "Where the model runs: cpu, cuda (the first visible GPU), cuda:N, or auto (the first GPU "
+                   "that can be used, else the CPU; `espalier device` says why). CUDA needs a LibTorch and a "
+                   "build with CUDA")
+      ->check(fault_of(known_device), "cpu|cuda|cuda:N|auto")
       ->capture_default_str();
   if (!trains) return;
   command->add_flag("--deterministic", deterministic,
@@ -41,7 +65,7 @@ void DeviceFlags::add(CLI::App* command, bool trains) {
 }
 
 at::Device DeviceFlags::open() const {
-  const at::Device parsed = parse_device(device);
+  const at::Device parsed = chosen_device(device);
   open_device(parsed, deterministic);
   if (parsed.is_cpu()) {
     const auto note = [](const std::string& text) { fmt::print(stderr, "espalier: {}\n", text); };

@@ -64,7 +64,7 @@ int run(const std::vector<std::string>& args) {
   in_group(app, "From chats or rollouts to a plan",
            {add_prepare, add_import, add_inspect, add_plan, add_export}, &exit_code);
   in_group(app, "Training", {add_train, add_logprobs, add_merge, add_sample}, &exit_code);
-  in_group(app, "Proof and measurement", {add_verify, add_bench}, &exit_code);
+  in_group(app, "Proof and measurement", {add_verify, add_bench, add_device}, &exit_code);
   in_group(app, "Random data and models", {add_synth, add_init}, &exit_code);
   in_group(app, "Shell", {add_completion, add_man}, &exit_code);
   for (CLI::App* command : app.get_subcommands({})) {

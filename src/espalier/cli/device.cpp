@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier device: what this machine computes with, and what it runs there.
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+
+#include <memory>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/base/units.h"
+#include "espalier/cli/commands.h"
+#include "espalier/cli/device_kernels.h"
+#include "espalier/cli/flags.h"
+#include "espalier/cli/output.h"
+#include "espalier/measure/calibrate.h"
+#include "espalier/measure/product_decision.h"
+#include "espalier/runtime/cuda_software.h"
+#include "espalier/runtime/device.h"
+
+namespace espalier::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json cpu_json() {
+  const ProductFeatures features = product_features();
+  const ProductDecision products = decide_products(
+      features, cache_folder(), [](const std::string& text) { log_line("espalier: {}", text); });
+  return {{"name", device_name(at::kCPU)},
+          {"instruction_set", instruction_set_name(instruction_set())},
+          {"threads", at::get_num_threads()},
+          {"matrix_products", to_string(products.choice)},
+          {"chosen_by", products.reason}};
+}
+
+Json device_json(const CudaDevice& device, int index) {
+  return {{"device", fmt::format("cuda:{}", index)},
+          {"name", device.name},
+          {"compute_capability",
+           fmt::format("{}.{}", device.compute_capability / 10, device.compute_capability % 10)},
+          {"memory_bytes", device.memory_bytes},
+          {"kernels",
+           {{"ampere", to_string(ampere_code(device.compute_capability, kCudaArchitectures))},
+            {"hopper", to_string(hopper_code(device.compute_capability, kCudaArchitectures))}}}};
+}
+
+Json or_null(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
+}
+
+Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch) {
+  Json devices = Json::array();
+  for (size_t i = 0; i < driver.devices.size(); ++i) {
+    devices.push_back(device_json(driver.devices[i], static_cast<int>(i)));
+  }
+  return {{"libtorch", TORCH_VERSION},
+          {"libtorch_cuda", torch.found ? Json(torch.version.empty() ? "unknown" : torch.version) : Json()},
+          {"driver", driver.found ? Json(driver.version.empty() ? "unknown" : driver.version) : Json()},
+          {"driver_cuda", driver.found ? Json(cuda_version_text(driver.cuda)) : Json()},
+          {"nvcc", or_null(kNvcc)},
+          {"architectures", or_null(kCudaArchitectures)},
+          {"fault", or_null(cuda_fault(driver, torch))},
+          {"devices", std::move(devices)}};
+}
+
+template <typename... Args>
+void row(std::string_view name, fmt::format_string<Args...> format, Args&&... args) {
+  print_output("{:<18}  {}\n", name, fmt::format(format, std::forward<Args>(args)...));
+}
+
+std::string text_of(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : "none";
+}
+
+void print(const Json& report) {
+  const Json &cpu = report["cpu"], &cuda = report["cuda"];
+  row("CPU", "{}", text_of(cpu["name"]));
+  row("instruction set", "{}", text_of(cpu["instruction_set"]));
+  row("threads", "{}", cpu["threads"].get<int>());
+  row("matrix products", "{} ({})", text_of(cpu["matrix_products"]), text_of(cpu["chosen_by"]));
+  row("LibTorch", "{}, CUDA {}", text_of(cuda["libtorch"]), text_of(cuda["libtorch_cuda"]));
+  if (cuda["driver"].is_null()) {
+    row("NVIDIA driver", "none");
+  } else {
+    row("NVIDIA driver", "{}, CUDA up to {}", text_of(cuda["driver"]), text_of(cuda["driver_cuda"]));
+  }
+  if (cuda["nvcc"].is_null()) {
+    row("GPU kernels", "none in this build: nvcc was not there; operators of LibTorch stand in for them");
+  } else {
+    row("GPU kernels", "by nvcc {} for {}", text_of(cuda["nvcc"]), text_of(cuda["architectures"]));
+  }
+  for (const Json& device : cuda["devices"]) {
+    const std::string name = text_of(device["device"]);
+    row(name, "{}, compute capability {}, {}", text_of(device["name"]), text_of(device["compute_capability"]),
+        human_bytes(device["memory_bytes"].get<double>()));
+    for (const auto& [kernels, code] : device["kernels"].items()) {
+      row("  " + kernels, "{}", text_of(code));
+    }
+  }
+  if (!cuda["fault"].is_null()) row("CUDA", "cannot be used: {}", text_of(cuda["fault"]));
+  row("--device auto", "{}", text_of(report["auto"]));
+}
+
+void run_device(bool json) {
+  const CudaDriver driver = cuda_driver();
+  const LibTorchCuda torch = libtorch_cuda();
+  const Json report{{"cpu", cpu_json()},
+                    {"cuda", cuda_json(driver, torch)},
+                    {"auto", automatic_device(driver, torch).device.str()}};
+  if (json) {
+    print_output("{}\n", report.dump(2));
+  } else {
+    print(report);
+  }
+}
+
+}  // namespace
+
+void add_device(CLI::App& app, int*) {
+  CLI::App* command = app.add_subcommand(
+      "device", "Print what this machine computes with: CPU, GPUs, and the kernels that run there");
+  command->footer(
+      "Says how matrices are multiplied on the CPU and why, and where no GPU can be used, why not: a "
+      "LibTorch "
+      "without CUDA, no driver, a driver that is too old for LibTorch, or no visible device. Kernels for "
+      "Ampere run on every GPU from compute capability 8.0 on: as machine code on those that they were built "
+      "for, and on others from PTX, which the driver compiles when it is loaded first. Kernels for Hopper "
+      "run "
+      "on compute capability 9.0 alone.");
+  auto json = std::make_shared<bool>(false);
+  add_threads(command);
+  command->add_flag("--json", *json, "Print JSON");
+  command->callback([json] { run_device(*json); });
+}
+
+}  // namespace espalier::cli
