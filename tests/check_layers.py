@@ -32,6 +32,7 @@ MAY_INCLUDE = {
 }
 MAY_INCLUDE["sample"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine"}
+MAY_INCLUDE["qualify"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["verify"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["train"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["benchmark"] = MAY_INCLUDE["train"] | {"train"}

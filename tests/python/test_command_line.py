@@ -339,6 +339,20 @@ def test_device_says_what_there_is_and_what_auto_takes(espalier, model, data):
     assert run.stderr.splitlines()[0] == f"espalier: --device auto: cpu ({report['cuda']['fault']})"
 
 
+def test_kernels_can_be_checked_one_by_one(espalier, tmp_path):
+    """The process that checks kernels on a GPU, here with the CPU's own; a name that is none is an error."""
+    on_cpu = ["device", "--device", "cpu", "--check"]
+    assert re.fullmatch(r"cpu: passed [\d,]+ checks\n", espalier(*on_cpu, "cpu").stdout)
+    quiet = espalier(*on_cpu, "cpu", "--finding", tmp_path / "finding")
+    found = json.loads((tmp_path / "finding").read_text())
+    assert quiet.stdout == "" and found["checks"] > 100 and found["fault"] == ""
+    wrong = espalier(*on_cpu, "hopper", check=False)
+    assert wrong.returncode == 1 and wrong.stdout == ""
+    assert wrong.stderr == "espalier: error: expected a family of kernels of cpu: cpu; received hopper\n"
+    # Without a GPU there is nothing to check again, and that is no error.
+    assert json.loads(espalier("device", "--requalify", "--json").stdout)["cpu"]["name"]
+
+
 def test_dry_run_writes_nothing(espalier, model, data, tmp_path):
     shown = espalier("train", "--model", model, "--data", data, "--out", tmp_path / "run", "--dry-run").stdout
     assert "predicted memory" in shown and "predicted speed-up" in shown and 'strategy = "auto"' in shown

@@ -12,7 +12,10 @@
 #include "espalier/cli/commands.h"
 #include "espalier/cli/device_kernels.h"
 #include "espalier/cli/flags.h"
+#include "espalier/cli/help_format.h"
+#include "espalier/cli/kernel_check.h"
 #include "espalier/cli/output.h"
+#include "espalier/cli/validators.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/product_decision.h"
 #include "espalier/runtime/cuda_software.h"
@@ -34,6 +37,16 @@ Json cpu_json() {
           {"chosen_by", products.reason}};
 }
 
+Json verdict_json(const std::vector<Verdict>& verdicts) {
+  Json json = Json::object();
+  for (const Verdict& verdict : verdicts) {
+    json[verdict.family] = !verdict.served         ? "not for this device"
+                           : verdict.fault.empty() ? "passed"
+                                                   : "FAILED: " + verdict.fault;
+  }
+  return json;
+}
+
 Json device_json(const CudaDevice& device, int index) {
   return {{"device", fmt::format("cuda:{}", index)},
           {"name", device.name},
@@ -49,10 +62,13 @@ Json or_null(const std::string& text) {
   return text.empty() ? Json() : Json(text);
 }
 
-Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch) {
+Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) {
+  const std::string fault = cuda_fault(driver, torch);
   Json devices = Json::array();
   for (size_t i = 0; i < driver.devices.size(); ++i) {
     devices.push_back(device_json(driver.devices[i], static_cast<int>(i)));
+    if (!fault.empty()) continue;
+    devices.back()["attention"] = verdict_json(kernel_verdicts(driver, torch, static_cast<int>(i), again));
   }
   return {{"libtorch", TORCH_VERSION},
           {"libtorch_cuda", torch.found ? Json(torch.version.empty() ? "unknown" : torch.version) : Json()},
@@ -60,7 +76,7 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch) {
           {"driver_cuda", driver.found ? Json(cuda_version_text(driver.cuda)) : Json()},
           {"nvcc", or_null(kNvcc)},
           {"architectures", or_null(kCudaArchitectures)},
-          {"fault", or_null(cuda_fault(driver, torch))},
+          {"fault", or_null(fault)},
           {"devices", std::move(devices)}};
 }
 
@@ -97,18 +113,31 @@ void print(const Json& report) {
     for (const auto& [kernels, code] : device["kernels"].items()) {
       row("  " + kernels, "{}", text_of(code));
     }
+    const Json attention = device.value("attention", Json::object());
+    for (const auto& [family, verdict] : attention.items()) {
+      row("  attention " + family, "{}", text_of(verdict));
+    }
   }
   if (!cuda["fault"].is_null()) row("CUDA", "cannot be used: {}", text_of(cuda["fault"]));
   row("--device auto", "{}", text_of(report["auto"]));
 }
 
-void run_device(bool json) {
+struct DeviceArguments {
+  bool json = false, requalify = false;
+  std::string check, device = "cuda", finding;
+};
+
+void run_device(const DeviceArguments& flags, int* exit_code) {
+  if (!flags.check.empty()) {
+    *exit_code = run_check(flags.check, flags.device, flags.finding);
+    return;
+  }
   const CudaDriver driver = cuda_driver();
   const LibTorchCuda torch = libtorch_cuda();
   const Json report{{"cpu", cpu_json()},
-                    {"cuda", cuda_json(driver, torch)},
+                    {"cuda", cuda_json(driver, torch, flags.requalify)},
                     {"auto", automatic_device(driver, torch).device.str()}};
-  if (json) {
+  if (flags.json) {
     print_output("{}\n", report.dump(2));
   } else {
     print(report);
@@ -117,7 +146,7 @@ void run_device(bool json) {
 
 }  // namespace
 
-void add_device(CLI::App& app, int*) {
+void add_device(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand(
       "device", "Print what this machine computes with: CPU, GPUs, and the kernels that run there");
   command->footer(
@@ -127,11 +156,32 @@ void add_device(CLI::App& app, int*) {
       "Ampere run on every GPU from compute capability 8.0 on: as machine code on those that they were built "
       "for, and on others from PTX, which the driver compiles when it is loaded first. Kernels for Hopper "
       "run "
-      "on compute capability 9.0 alone.");
-  auto json = std::make_shared<bool>(false);
+      "on compute capability 9.0 alone.\n\n"
+      "When a GPU is first used, each implementation of attention is checked on it, in a process of its own "
+      "with a time limit: forward and backward on a dozen awkward forests, against the masked one in "
+      "float64. "
+      "hopper, ampere and varlen are used in this order where they passed, and masked otherwise. Verdicts "
+      "are "
+      "kept for the GPU, driver, LibTorch and build. ESPALIER_ATTENTION names an implementation whatever the "
+      "verdicts.");
+  auto flags = std::make_shared<DeviceArguments>();
+  {
+    const HelpGroup group(command, "Checks");
+    command->add_flag("--requalify", flags->requalify, "Check the kernels again, although verdicts are kept");
+    command
+        ->add_option("--check", flags->check,
+                     "Check one implementation of attention in this process and print what is wrong: hopper, "
+                     "ampere, varlen or masked; cpu with --device cpu")
+        ->type_name("NAME");
+    command->add_option("--device", flags->device, "Where --check runs: cpu, cuda or cuda:N")
+        ->check(fault_of(parse_device), "cpu|cuda|cuda:N")
+        ->capture_default_str();
+    command->add_option("--finding", flags->finding, "Where --check writes what it found")->group("");
+  }
   add_threads(command);
-  command->add_flag("--json", *json, "Print JSON");
-  command->callback([json] { run_device(*json); });
+  const HelpGroup group(command, kOutputGroup);
+  command->add_flag("--json", flags->json, "Print JSON");
+  command->callback([flags, exit_code] { run_device(*flags, exit_code); });
 }
 
 }  // namespace espalier::cli

@@ -11,6 +11,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/printable.h"
 #include "espalier/cli/help_format.h"
+#include "espalier/cli/kernel_check.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/cli/validators.h"
@@ -66,6 +67,7 @@ void DeviceFlags::add(CLI::App* command, bool trains) {
 
 at::Device DeviceFlags::open() const {
   const at::Device parsed = chosen_device(device);
+  if (parsed.is_cuda()) prove_kernels(parsed.index());
   open_device(parsed, deterministic);
   if (parsed.is_cpu()) {
     const auto note = [](const std::string& text) { fmt::print(stderr, "espalier: {}\n", text); };

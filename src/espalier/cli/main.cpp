@@ -16,6 +16,7 @@
 #include "espalier/base/printable.h"
 #include "espalier/cli/commands.h"
 #include "espalier/cli/help_format.h"
+#include "espalier/cli/kernel_check.h"
 #include "espalier/cli/out_of_memory.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/signals.h"
@@ -114,6 +115,7 @@ int main(int argc, char** argv) {
   guard_mapped_files();
   count_tensor_memory();
   reuse_freed_memory();
+  cli::check_kernels_by_this_program();
   try {
     return cli::run(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const cli::ClosedPipe&) {

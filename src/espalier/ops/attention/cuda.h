@@ -24,9 +24,9 @@ struct AttentionInputKind {
 };
 
 /// The implementation for such inputs: the one that the environment variable
-/// ESPALIER_ATTENTION (ampere, hopper, varlen or masked) asks for, otherwise the first of ampere, varlen and
-/// masked that supports them. Throws c10::Error where the variable names no implementation, or one that does
-/// not support them.
+/// ESPALIER_ATTENTION (ampere, hopper, varlen or masked) asks for, otherwise the first that supports them of
+/// those that have proven themselves (attention/proven.h; of ampere, varlen and masked where nothing has).
+/// Throws c10::Error where the variable names no implementation, or one that does not support them.
 AttentionKind attention_kind(const AttentionInputKind& inputs);
 
 }  // namespace espalier

@@ -9,6 +9,8 @@
 #include <exception>
 #include <limits>
 
+#include "espalier/ops/guarded_output.h"
+
 #ifdef ESPALIER_CUDA_KERNELS
 #include "espalier/ops/kernels/cuda/device.h"
 #endif
@@ -169,7 +171,7 @@ struct Call {
   Call& operator=(const Call&) = delete;
 
   const cuda::KeyGradients* gradients() const { return upload.at<cuda::KeyGradients>(gradient_offset_); }
-  at::Tensor scratch(int64_t bytes) const { return at::empty({bytes}, q.options().dtype(at::kByte)); }
+  at::Tensor scratch(int64_t bytes) const { return output_like({bytes}, q.options().dtype(at::kByte)); }
 
  private:
   int64_t gradient_offset_ = 0;
@@ -177,7 +179,7 @@ struct Call {
 
 /// A gradient of all keys of a tensor: kernels write those that are seen.
 at::Tensor key_gradient(const at::Tensor& keys, bool all_are_seen) {
-  return all_are_seen ? at::empty(keys.sizes(), keys.options()) : at::zeros(keys.sizes(), keys.options());
+  return output_like(keys.sizes(), keys.options(), /*zeroed=*/!all_are_seen);
 }
 
 }  // namespace
@@ -185,8 +187,8 @@ at::Tensor key_gradient(const at::Tensor& keys, bool all_are_seen) {
 detail::TreeAttentionResults tree_attention(const Kernels& kernels,
                                             const detail::TreeAttentionArguments& arguments) {
   const Call call(kernels.kernels, arguments, {});
-  const at::Tensor out = at::empty(call.q.sizes(), call.q.options());
-  const at::Tensor lse = at::empty({call.q.size(1), call.q.size(0)}, call.q.options().dtype(at::kFloat));
+  const at::Tensor out = output_like(call.q.sizes(), call.q.options());
+  const at::Tensor lse = output_like({call.q.size(1), call.q.size(0)}, call.q.options().dtype(at::kFloat));
   const at::Tensor scratch = call.scratch(kernels.forward_scratch_bytes(call.problem));
   kernels.attend(call.problem, {writable(out), lse.mutable_data_ptr<float>()}, scratch.mutable_data_ptr(),
                  current_stream(call.q.device()));
@@ -197,7 +199,7 @@ detail::TreeAttentionGradients tree_attention_backward(const Kernels& kernels,
                                                        const detail::TreeAttentionArguments& arguments,
                                                        const at::Tensor& grad_out, const at::Tensor& out,
                                                        const at::Tensor& lse) {
-  const at::Tensor grad_q = at::empty(arguments.q.sizes(), arguments.q.options());
+  const at::Tensor grad_q = output_like(arguments.q.sizes(), arguments.q.options());
   std::vector<at::Tensor> grad_k{key_gradient(arguments.k, true)}, grad_v{key_gradient(arguments.v, true)};
   for (const at::Tensor& segment : arguments.context.k) grad_k.push_back(key_gradient(segment, false));
   for (const at::Tensor& segment : arguments.context.v) grad_v.push_back(key_gradient(segment, false));

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/qualify/families.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+
+#include "espalier/base/check.h"
+#include "espalier/ops/attention/cuda.h"
+#include "espalier/ops/attention/fused.h"
+#include "espalier/ops/attention/masked.h"
+#include "espalier/ops/attention/tree_attention.h"
+#include "espalier/ops/attention/varlen.h"
+#include "espalier/qualify/attention_family.h"
+
+namespace espalier {
+namespace {
+
+using detail::TreeAttentionArguments;
+
+AttentionFamily fused_family(const std::string& name, cuda::AttentionKernels kernels) {
+  return {.name = name,
+          .dtypes = {at::kBFloat16, at::kHalf},
+          .head_dims = {64, 128, 256},
+          .serves = [kernels](at::ScalarType dtype,
+                              int64_t head_dim) { return fused::serves(kernels, dtype, head_dim); },
+          .forward =
+              [kernels](const TreeAttentionArguments& arguments) {
+                return fused::tree_attention(fused::cuda_kernels(kernels), arguments);
+              },
+          .backward =
+              [kernels](const TreeAttentionArguments& arguments, const at::Tensor& grad_out,
+                        const at::Tensor& out, const at::Tensor& lse) {
+                return fused::tree_attention_backward(fused::cuda_kernels(kernels), arguments, grad_out, out,
+                                                      lse);
+              }};
+}
+
+// ATen's kernels ask for compute capability 8.0; on older GPUs they throw, and the family is not used.
+AttentionFamily varlen_family() {
+  return {.name = "varlen",
+          .dtypes = {at::kBFloat16, at::kHalf},
+          .head_dims = {64, 96, 128, 256},
+          .serves = [](at::ScalarType, int64_t) { return true; },
+          .forward =
+              [](const TreeAttentionArguments& arguments) {
+                return varlen::tree_attention(varlen::flash_cuda(), arguments);
+              },
+          .backward =
+              [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor& out,
+                 const at::Tensor& lse) {
+                return varlen::tree_attention_backward(varlen::flash_cuda(), arguments, grad_out, out, lse);
+              }};
+}
+
+AttentionFamily masked_family() {
+  return {
+      .name = "masked",
+      .dtypes = {at::kDouble, at::kFloat, at::kBFloat16},
+      .head_dims = {40, 128},
+      .serves = [](at::ScalarType, int64_t) { return true; },
+      .forward =
+          [](const TreeAttentionArguments& arguments) { return masked_chunks::tree_attention(arguments); },
+      .backward =
+          [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor&,
+             const at::Tensor& lse) {
+            return masked_chunks::tree_attention_backward(arguments, grad_out, lse);
+          }};
+}
+
+// The operator, whose backward autograd calls: on the CPU there is one implementation.
+AttentionFamily cpu_family() {
+  const auto attend = [](const TreeAttentionArguments& given) {
+    return tree_attention(given.q, given.k, given.v, given.tokens, given.options, given.context);
+  };
+  return {.name = "cpu",
+          .dtypes = {at::kDouble, at::kFloat, at::kBFloat16},
+          .head_dims = {8, 64},
+          .serves = [](at::ScalarType, int64_t) { return true; },
+          .forward =
+              [attend](const TreeAttentionArguments& arguments) {
+                return detail::TreeAttentionResults(attend(arguments), at::Tensor());
+              },
+          .backward =
+              [attend](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor&,
+                       const at::Tensor&) {
+                TreeAttentionArguments leaves = arguments;
+                std::vector<at::Tensor> inputs;
+                const auto add = [&](at::Tensor& tensor) {
+                  tensor = tensor.detach().requires_grad_();
+                  inputs.push_back(tensor);
+                };
+                for (at::Tensor* tensor : {&leaves.q, &leaves.k, &leaves.v}) add(*tensor);
+                for (at::Tensor& segment : leaves.context.k) add(segment);
+                for (at::Tensor& segment : leaves.context.v) add(segment);
+                const std::vector<at::Tensor> gradients =
+                    torch::autograd::grad({attend(leaves)}, inputs, {grad_out});
+                const auto context_k = gradients.begin() + 3;
+                const auto context_v = context_k + static_cast<std::ptrdiff_t>(leaves.context.k.size());
+                return detail::TreeAttentionGradients(gradients[0], gradients[1], gradients[2],
+                                                      std::vector<at::Tensor>(context_k, context_v),
+                                                      std::vector<at::Tensor>(context_v, gradients.end()));
+              }};
+}
+
+std::vector<AttentionFamily> families_of(c10::DeviceType kind) {
+  if (kind != c10::kCUDA) return {cpu_family()};
+  return {fused_family("hopper", cuda::AttentionKernels::kHopper),
+          fused_family("ampere", cuda::AttentionKernels::kAmpere), varlen_family(), masked_family()};
+}
+
+}  // namespace
+
+std::vector<std::string> attention_families(c10::DeviceType kind) {
+  std::vector<std::string> names;
+  for (const AttentionFamily& family : families_of(kind)) names.push_back(family.name);
+  return names;
+}
+
+Finding check_family(const std::string& name, c10::Device device) {
+  const std::vector<AttentionFamily> families = families_of(device.type());
+  const auto family = std::ranges::find(families, name, &AttentionFamily::name);
+  ESPALIER_CHECK(family != families.end(), "expected a family of kernels of {}: {}; received {}",
+                 device.str(), fmt::join(attention_families(device.type()), ", "), name);
+  return check_attention(*family, device);
+}
+
+}  // namespace espalier
