@@ -169,7 +169,14 @@ detail::TreeAttentionGradients tree_attention_backward(const detail::TreeAttenti
   call.for_each_chunk([&](int64_t begin, int64_t end, int64_t keys) {
     const auto chunk = [&](const at::Tensor& rows) { return call.grouped(rows.slice(0, begin, end)); };
     const at::Tensor q = chunk(call.q), grad = chunk(wide_grad_out);
-    const at::Tensor p = call.scores(q, begin, end, keys).sub_(chunk(row_lse)).exp_();
+    const at::Tensor p = call.scores(q, begin, end, keys);
+    const at::Tensor high = p.amax({-1}, /*keepdim=*/true);
+    p.sub_(high).exp_();
+    const at::Tensor sum = p.sum({-1}, /*keepdim=*/true);
+    // Not exp(scores - lse): lse has been rounded, which is a factor of all P of a row, and the larger the
+    // scores the worse. It only says what share a sink leaves to the keys; without one, this is exp(0).
+    const at::Tensor share = sum.log().add_(high).sub_(chunk(row_lse)).exp_();
+    p.mul_(share.div_(sum));
     grad_v.slice(1, 0, keys).baddbmm_(p.transpose(1, 2), grad);
     // delta from P and dP rather than from out and dO: a query with few keys has a gradient near 0, and only
     // then do its terms cancel.
