@@ -118,8 +118,9 @@ def measure(name, folder, side, setting, data_set, args):
     if args.trl:
         packing = TreePackingSide(side, trajectories)
         steps["TRL"] = packing.step
-    for step in steps.values():
-        step()
+    for which, step in steps.items():
+        if which != "unpatched":  # which has run to find its batch size
+            step()
     seconds = {which: [] for which in steps}
     for index in range(args.rounds):
         losses = {}

@@ -49,6 +49,10 @@ int64_t OutputGuards::size() const {
   return static_cast<int64_t>(guarded->size());
 }
 
+bool outputs_have_guards() {
+  return guarded != nullptr;
+}
+
 at::Tensor output_like(at::IntArrayRef sizes, const at::TensorOptions& options, bool zeroed) {
   if (guarded == nullptr) return zeroed ? at::zeros(sizes, options) : at::empty(sizes, options);
   const auto dtype = c10::typeMetaToScalarType(options.dtype());

@@ -22,6 +22,9 @@ class OutputGuards {
   int64_t size() const;
 };
 
+/// Whether they live, in this thread.
+bool outputs_have_guards();
+
 /// A tensor for a kernel to write: contiguous, uninitialised, and with `zeroed` full of zeros. Begins at its
 /// storage unless OutputGuards live.
 at::Tensor output_like(at::IntArrayRef sizes, const at::TensorOptions& options, bool zeroed = false);

@@ -11,6 +11,7 @@
 #include <map>
 
 #include "espalier/ops/attention/cuda.h"
+#include "espalier/ops/guarded_output.h"
 #include "espalier/ops/reference.h"
 #include "tests/ops/attention/attention_problem.h"
 
@@ -48,20 +49,37 @@ void for_keys_of(const cuda::AttentionProblem& problem, int64_t j, int64_t h, co
   }
 }
 
-// What scratch a call had.
-constexpr int64_t kForwardScratch = 256, kBackwardScratch = 512;
+// What memory a call had.
+constexpr cuda::AttentionMemory kForwardMemory{128, 256}, kBackwardMemory{64, 512};
 bool deterministic = false;
+// Of calls, how many found schedules, which must hold what a call with the same forest has written.
+int filled_schedules = 0;
 
-int64_t forward_bytes(const cuda::AttentionProblem&) {
-  return kForwardScratch;
+cuda::AttentionMemory forward_memory(const cuda::AttentionProblem&) {
+  return kForwardMemory;
 }
-int64_t backward_bytes(const cuda::AttentionProblem&) {
-  return kBackwardScratch;
+cuda::AttentionMemory backward_memory(const cuda::AttentionProblem&) {
+  return kBackwardMemory;
+}
+
+void use_schedules(const cuda::AttentionProblem& problem, const cuda::AttentionMemory& memory) {
+  uint64_t digest = 1;
+  const auto add = [&](int64_t number) { digest = digest * 1000003 + static_cast<uint64_t>(number); };
+  for (int32_t i = 0; i < problem.num_tokens; ++i) add(problem.subtree_end[i]);
+  for (int32_t i = 0; i < problem.num_rectangles; ++i) add(problem.rectangles[i].key_end);
+  const std::vector<uint64_t> content(memory.schedules / sizeof(digest), digest);
+  if (problem.scheduled) {
+    ++filled_schedules;
+    EXPECT_EQ(std::memcmp(problem.schedules, content.data(), memory.schedules), 0);
+  } else {
+    std::memcpy(problem.schedules, content.data(), memory.schedules);
+  }
 }
 
 void attend(const cuda::AttentionProblem& problem, const cuda::AttentionOutputs& outputs, void* scratch,
             void*) {
-  std::memset(scratch, 0xff, kForwardScratch);
+  std::memset(scratch, 0xff, kForwardMemory.scratch);
+  use_schedules(problem, kForwardMemory);
   ASSERT_EQ(std::memcmp(problem.host_rectangles, problem.rectangles,
                         problem.num_rectangles * sizeof(ContextRectangle)),
             0);
@@ -84,7 +102,8 @@ void attend(const cuda::AttentionProblem& problem, const cuda::AttentionOutputs&
 
 void attend_backward(const cuda::AttentionProblem& problem, const cuda::AttentionGradients& gradients,
                      void* scratch, void*) {
-  std::memset(scratch, 0xff, kBackwardScratch);
+  std::memset(scratch, 0xff, kBackwardMemory.scratch);
+  use_schedules(problem, kBackwardMemory);
   deterministic = problem.deterministic;
   const int64_t dim = problem.head_dim;
   std::map<std::array<int64_t, 3>, std::vector<double>> grad_k, grad_v;  // by source, key and key head
@@ -130,8 +149,11 @@ void attend_backward(const cuda::AttentionProblem& problem, const cuda::Attentio
   store(grad_v, &cuda::KeyGradients::grad_v);
 }
 
-constexpr fused::Kernels kStandIn{cuda::AttentionKernels::kAmpere, &forward_bytes, &backward_bytes, &attend,
-                                  &attend_backward};
+bool capturing = false;
+
+constexpr fused::Kernels kStandIn{
+    cuda::AttentionKernels::kAmpere, &forward_memory, &backward_memory, &attend, &attend_backward,
+    [](void*) { return capturing; }};
 
 /// Inputs as rows of something larger and not aligned to 16 bytes, every other time.
 at::Tensor laid_out(const at::Tensor& tensor, int64_t number) {
@@ -235,6 +257,65 @@ TEST(TreeAttentionFused, IsDeterministicWhereThatIsAskedFor) {
     EXPECT_EQ(deterministic, asked);
   }
   at::globalContext().setDeterministicAlgorithms(before, /*warn_only=*/false);
+}
+
+/// Forward of a problem with the given tokens.
+void run_forward(const AttentionProblem& problem, const at::Tensor& subtree_end) {
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& input : problem.inputs) inputs.push_back(input.to(at::kBFloat16));
+  detail::TreeAttentionArguments arguments = testing::arguments_of(problem, inputs);
+  arguments.tokens.subtree_end = subtree_end;
+  const auto [out, lse] = fused::tree_attention(kStandIn, arguments);
+  fused::tree_attention_backward(kStandIn, arguments, out, out, lse);
+}
+
+TEST(TreeAttentionFused, SchedulesServeAllLayersOfAForest) {
+  AttentionProblem problem = small_attention_problem(4, {4, 2, 16});
+  for (uint64_t seed = 5; problem.blocks.empty() || problem.blocks[2] - problem.blocks[1] < 2; ++seed) {
+    problem = small_attention_problem(seed, {4, 2, 16});
+  }
+  AttentionProblem other = problem, shorter = problem;
+  for (at::Tensor& input : other.inputs) input = input.slice(2, 0, 8);
+  shorter.blocks[2] -= 1;  // one key less is seen
+  at::Tensor ends = at::tensor(problem.ends, at::kInt);
+  const auto found = [&](const AttentionProblem& given, const at::Tensor& subtree_end) {
+    filled_schedules = 0;
+    run_forward(given, subtree_end);
+    return filled_schedules;
+  };
+  EXPECT_EQ(found(problem, ends), 0);
+  EXPECT_EQ(found(problem, ends), 2) << "of forward and of backward";
+  EXPECT_EQ(found(other, ends), 0) << "of another head dimension";
+  EXPECT_EQ(found(problem, ends), 2);
+  EXPECT_EQ(found(problem, ends.clone()), 0) << "of another tensor";
+  ends.copy_(ends.clone());
+  EXPECT_EQ(found(problem, ends), 0) << "after it was written to";
+  EXPECT_EQ(found(problem, ends), 2);
+  EXPECT_EQ(found(shorter, ends), 0) << "of another context";
+  capturing = true;
+  EXPECT_EQ(found(problem, ends), 0) << "while a graph is captured";
+  capturing = false;
+  {
+    const OutputGuards guards;
+    EXPECT_EQ(found(problem, ends), 0) << "between guards";
+    EXPECT_EQ(guards.broken(), 0);
+  }
+  const bool before = at::globalContext().deterministicAlgorithms();
+  at::globalContext().setDeterministicAlgorithms(!before, /*warn_only=*/false);
+  EXPECT_EQ(found(problem, ends), 0) << "of another mode";
+  at::globalContext().setDeterministicAlgorithms(before, /*warn_only=*/false);
+  const c10::InferenceMode inference;
+  const at::Tensor inferred = at::tensor(problem.ends, at::kInt);
+  EXPECT_EQ(found(problem, inferred) + found(problem, inferred), 0) << "in inference mode";
+}
+
+TEST(TreeAttentionFused, SchedulesOfAForestThatIsGoneServeNoOther) {
+  const AttentionProblem problem = small_attention_problem(5, {4, 2, 16});
+  for (int i = 0; i < 50; ++i) {  // a new tensor may lie where an old one was
+    filled_schedules = 0;
+    run_forward(problem, at::tensor(problem.ends, at::kInt));
+    EXPECT_EQ(filled_schedules, 0);
+  }
 }
 
 TEST(TreeAttentionFused, ServesNothingWithoutADevice) {

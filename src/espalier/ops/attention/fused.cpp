@@ -9,6 +9,7 @@
 #include <exception>
 #include <limits>
 
+#include "espalier/ops/attention/schedule_cache.h"
 #include "espalier/ops/guarded_output.h"
 
 #ifdef ESPALIER_CUDA_KERNELS
@@ -33,8 +34,8 @@ bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_d
 }
 
 Kernels cuda_kernels(cuda::AttentionKernels kernels) {
-  return {kernels, &cuda::forward_scratch_bytes, &cuda::backward_scratch_bytes, &cuda::attend,
-          &cuda::attend_backward};
+  return {kernels,       &cuda::forward_memory,  &cuda::backward_memory,
+          &cuda::attend, &cuda::attend_backward, &cuda::is_capturing};
 }
 
 #else
@@ -126,7 +127,7 @@ void* current_stream(const at::Device& device) {
 
 /// What forward and backward are given, with the tensors and arrays that the kernels point into.
 struct Call {
-  at::Tensor q, subtree_end;
+  at::Tensor q, subtree_end, schedules;
   std::vector<at::Tensor> k, v;  // of the tokens, then of each segment
   std::vector<cuda::KeySource> sources;
   std::vector<ContextRectangle> context;
@@ -171,7 +172,29 @@ struct Call {
   Call& operator=(const Call&) = delete;
 
   const cuda::KeyGradients* gradients() const { return upload.at<cuda::KeyGradients>(gradient_offset_); }
-  at::Tensor scratch(int64_t bytes) const { return output_like({bytes}, q.options().dtype(at::kByte)); }
+  void* stream() const { return current_stream(q.device()); }
+
+  /// Scratch for the call; the problem has its schedules then. Those that a graph being captured fills are
+  /// filled whenever it runs, and where outputs have guards every call fills its own.
+  at::Tensor prepare(const Kernels& kernels, const at::Tensor& given_subtree_end, bool backward) {
+    const cuda::AttentionMemory bytes =
+        backward ? kernels.backward_memory(problem) : kernels.forward_memory(problem);
+    const ScheduleSource source{.subtree_end = given_subtree_end,
+                                .rectangles = context,
+                                .kernels = kernels.kernels,
+                                .backward = backward,
+                                .deterministic = problem.deterministic,
+                                .num_heads = problem.num_heads,
+                                .num_key_heads = problem.num_key_heads,
+                                .head_dim = problem.head_dim,
+                                .stream = stream()};
+    const bool reusable = !outputs_have_guards() && !kernels.is_capturing(stream());
+    const KeptSchedules kept = schedules_for(source, bytes.schedules, reusable);
+    schedules = kept.memory;
+    problem.schedules = schedules.mutable_data_ptr();
+    problem.scheduled = kept.filled;
+    return output_like({bytes.scratch}, q.options().dtype(at::kByte));
+  }
 
  private:
   int64_t gradient_offset_ = 0;
@@ -186,12 +209,12 @@ at::Tensor key_gradient(const at::Tensor& keys, bool all_are_seen) {
 
 detail::TreeAttentionResults tree_attention(const Kernels& kernels,
                                             const detail::TreeAttentionArguments& arguments) {
-  const Call call(kernels.kernels, arguments, {});
+  Call call(kernels.kernels, arguments, {});
   const at::Tensor out = output_like(call.q.sizes(), call.q.options());
   const at::Tensor lse = output_like({call.q.size(1), call.q.size(0)}, call.q.options().dtype(at::kFloat));
-  const at::Tensor scratch = call.scratch(kernels.forward_scratch_bytes(call.problem));
+  const at::Tensor scratch = call.prepare(kernels, arguments.tokens.subtree_end, /*backward=*/false);
   kernels.attend(call.problem, {writable(out), lse.mutable_data_ptr<float>()}, scratch.mutable_data_ptr(),
-                 current_stream(call.q.device()));
+                 call.stream());
   return {out, lse};
 }
 
@@ -205,13 +228,13 @@ detail::TreeAttentionGradients tree_attention_backward(const Kernels& kernels,
   for (const at::Tensor& segment : arguments.context.v) grad_v.push_back(key_gradient(segment, false));
   std::vector<cuda::KeyGradients> gradients;
   for (size_t s = 0; s < grad_k.size(); ++s) gradients.push_back({writable(grad_k[s]), writable(grad_v[s])});
-  const Call call(kernels.kernels, arguments, gradients);
+  Call call(kernels.kernels, arguments, gradients);
   const at::Tensor given = for_kernel(grad_out), result = for_kernel(out), statistics = lse.contiguous();
-  const at::Tensor scratch = call.scratch(kernels.backward_scratch_bytes(call.problem));
+  const at::Tensor scratch = call.prepare(kernels, arguments.tokens.subtree_end, /*backward=*/true);
   kernels.attend_backward(call.problem,
                           {readable(given), readable(result), statistics.const_data_ptr<float>(),
                            writable(grad_q), call.gradients()},
-                          scratch.mutable_data_ptr(), current_stream(call.q.device()));
+                          scratch.mutable_data_ptr(), call.stream());
   return {
       grad_q, grad_k[0], grad_v[0], {grad_k.begin() + 1, grad_k.end()}, {grad_v.begin() + 1, grad_v.end()}};
 }

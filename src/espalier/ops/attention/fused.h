@@ -16,11 +16,12 @@ bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_d
 /// The functions of kernels/cuda/tree_attention.h, or stand-ins for them, and the kernels asked for.
 struct Kernels {
   cuda::AttentionKernels kernels;
-  int64_t (*forward_scratch_bytes)(const cuda::AttentionProblem&);
-  int64_t (*backward_scratch_bytes)(const cuda::AttentionProblem&);
+  cuda::AttentionMemory (*forward_memory)(const cuda::AttentionProblem&);
+  cuda::AttentionMemory (*backward_memory)(const cuda::AttentionProblem&);
   void (*attend)(const cuda::AttentionProblem&, const cuda::AttentionOutputs&, void* scratch, void* stream);
   void (*attend_backward)(const cuda::AttentionProblem&, const cuda::AttentionGradients&, void* scratch,
                           void* stream);
+  bool (*is_capturing)(void* stream);  // into a graph
 };
 
 /// Of this build. Throws c10::Error where it has none.

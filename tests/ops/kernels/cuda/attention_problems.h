@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "espalier/ops/kernels/cuda/tile_schedule.h"
+#include "espalier/ops/kernels/cuda/key_parts.h"
 #include "espalier/ops/kernels/cuda/tree_attention.h"
 #include "tests/ops/attention/random_subtrees.h"
 #include "tests/ops/kernels/cuda/emulator.h"
@@ -47,6 +47,17 @@ inline cuda::ScheduleInputs schedule_inputs(std::span<const int32_t> subtree_end
   return inputs;
 }
 
+/// `place` puts arrays into memory that is rubbish.
+template <class Place>
+void place_in(std::unique_ptr<std::byte[]>& memory, const Place& place) {
+  cuda::Arena size(nullptr);
+  place(size);
+  memory = std::make_unique<std::byte[]>(size.bytes());
+  std::memset(memory.get(), 0xff, size.bytes());
+  cuda::Arena arena(memory.get());
+  place(arena);
+}
+
 /// A schedule built by the kernels in the emulator. What it is made of must outlive it.
 struct EmulatedSchedule {
   std::unique_ptr<std::byte[]> memory;
@@ -55,10 +66,7 @@ struct EmulatedSchedule {
   EmulatedSchedule(std::span<const int32_t> subtree_end, std::span<const ContextRectangle> rectangles,
                    BlockSizes sizes, uint64_t seed) {
     const cuda::ScheduleInputs inputs = schedule_inputs(subtree_end, rectangles, sizes);
-    const int64_t bytes = cuda::place_schedule(inputs, nullptr, &schedule);
-    memory = std::make_unique<std::byte[]>(bytes);
-    std::memset(memory.get(), 0xff, bytes);
-    cuda::place_schedule(inputs, memory.get(), &schedule);
+    place_in(memory, [&](cuda::Arena& arena) { cuda::place_schedule(inputs, arena, &schedule); });
     const auto run = [&](int32_t warps, void (*kernel)(const cuda::TileSchedule&)) {
       emulate({{cuda::schedule_grid(warps), 1, 1}, cuda::kScheduleThreads, 0, seed},
               [&] { kernel(schedule); });
@@ -67,6 +75,31 @@ struct EmulatedSchedule {
     run(inputs.num_forest_blocks() + inputs.num_rectangles, &cuda::list_key_blocks);
     run(blocks, &cuda::link_blocks);
     run(blocks, &cuda::order_blocks);
+  }
+};
+
+/// Parts of key blocks, ordered by the kernel in the emulator. What is not written is rubbish.
+struct EmulatedParts {
+  std::unique_ptr<std::byte[]> memory;
+  cuda::KeyParts parts;
+  int32_t key_blocks;
+
+  EmulatedParts(const cuda::TileSchedule& schedule, const cuda::PartInputs& inputs, int64_t key_floats,
+                uint64_t seed)
+      : key_blocks(schedule.inputs.num_key_blocks()) {
+    place_in(memory, [&](cuda::Arena& arena) {
+      cuda::place_parts(inputs, schedule.inputs, key_floats, arena, &parts);
+      arena.place(parts.sums, parts.num_sums());
+    });
+    emulate({{cuda::schedule_grid(cuda::part_warps(schedule)), 1, 1}, cuda::kScheduleThreads, 0, seed},
+            [&] { cuda::order_parts(schedule, parts); });
+  }
+  std::span<cuda::KeyPart> order(const cuda::TileSchedule& schedule) const {
+    return {parts.order, static_cast<size_t>(cuda::part_blocks(parts.inputs, schedule.inputs))};
+  }
+  std::span<cuda::KeyCut> cuts() const { return {parts.cuts, static_cast<size_t>(key_blocks)}; }
+  int64_t cut_blocks() const {
+    return std::ranges::count_if(cuts(), [](const cuda::KeyCut& cut) { return cut.parts > 1; });
   }
 };
 

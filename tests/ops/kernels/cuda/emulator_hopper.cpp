@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <set>
 #include <vector>
@@ -55,15 +56,16 @@ struct WarpProducts {
   size_t issued = 0;
 };
 
-struct Add {
-  float* to;
-  const float* from;
-  std::vector<float> values;  // when it was issued
+/// A write to global memory from shared memory.
+struct Write {
+  const std::byte* from;
+  std::vector<std::byte> bytes;  // when it was issued
+  std::function<void(const std::byte*)> finish;
 };
 
-struct ThreadAdds {
-  std::vector<Add> open;
-  std::deque<std::vector<Add>> groups;
+struct ThreadWrites {
+  std::vector<Write> open;
+  std::deque<std::vector<Write>> groups;
 };
 
 int own_warp() {
@@ -81,9 +83,9 @@ class HopperPart : public BlockPart {
 
   void end() override {
     if (copies_under_way_ > 0) fail_emulation("the block ended while copies were under way");
-    for (const auto& [thread, adds] : adds_) {
-      if (!adds.open.empty() || !adds.groups.empty())
-        fail_emulation("thread {} ended before its adds had read shared memory", thread);
+    for (const auto& [thread, writes] : writes_) {
+      if (!writes.open.empty() || !writes.groups.empty())
+        fail_emulation("thread {} ended before its adds and stores had read shared memory", thread);
     }
     for (const auto& [warp, products] : products_) {
       if (!products.open.empty() || !products.groups.empty())
@@ -194,26 +196,47 @@ class HopperPart : public BlockPart {
     });
   }
 
+  // Writes to global memory.
+
+  void write_later(const void* from, int64_t bytes, int alignment, const char* what,
+                   std::function<void(const std::byte*)> finish) {
+    const int64_t at = offset(from, bytes, alignment, what);
+    for (int64_t o = at; o < at + bytes; o += 16) check_visible(o, what);
+    const auto* begin = static_cast<const std::byte*>(from);
+    writes_[simt::thread()].open.push_back({begin, {begin, begin + bytes}, std::move(finish)});
+  }
   void add_floats(float* to, const float* from, int bytes) {
-    const int64_t at = offset(from, bytes, 16, "add_floats");
     if (bytes <= 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(to) % 16 != 0)
       fail_emulation("add_floats: {} bytes, or a target that is not aligned to 16", bytes);
-    for (int64_t o = at; o < at + bytes; o += 16) check_visible(o, "add_floats");
-    adds_[simt::thread()].open.push_back({to, from, {from, from + bytes / sizeof(float)}});
+    write_later(from, bytes, 16, "add_floats", [to, bytes](const std::byte* values) {
+      for (size_t i = 0; i < bytes / sizeof(float); ++i) {
+        float value;
+        std::memcpy(&value, values + i * sizeof(float), sizeof(float));
+        to[i] += value;
+      }
+    });
   }
-  void commit_adds() {
-    ThreadAdds& own = adds_[simt::thread()];
+  void store_box(const simt::TensorMap& map, const void* from, const std::array<int64_t, 3>& to) {
+    check_map(map);
+    const int rows = map.box_heads * map.box_tokens;
+    write_later(from, int64_t{rows} * simt::kSlabRowBytes, 1024, "store_box",
+                [map, to, rows](const std::byte* box) {
+                  for (int row = 0; row < rows; ++row) store_row(box, map, to, row);
+                });
+  }
+  void commit_writes() {
+    ThreadWrites& own = writes_[simt::thread()];
     own.groups.push_back(std::move(own.open));
     own.open.clear();
   }
-  void wait_adds_read(int groups_left) {
+  void wait_writes_read(int groups_left) {
     let_others_run();
-    ThreadAdds& own = adds_[simt::thread()];
+    ThreadWrites& own = writes_[simt::thread()];
     while (static_cast<int>(own.groups.size()) > groups_left) {
-      for (const Add& add : own.groups.front()) {
-        if (std::memcmp(add.from, add.values.data(), add.values.size() * sizeof(float)) != 0)
-          fail_emulation("add_floats: its source has changed before it was waited for");
-        for (size_t i = 0; i < add.values.size(); ++i) add.to[i] += add.values[i];
+      for (const Write& write : own.groups.front()) {
+        if (std::memcmp(write.from, write.bytes.data(), write.bytes.size()) != 0)
+          fail_emulation("an add or a store: its source has changed before it was waited for");
+        write.finish(write.bytes.data());
       }
       own.groups.pop_front();
     }
@@ -282,17 +305,31 @@ class HopperPart : public BlockPart {
     if (!good) fail_emulation("a map that the copy engine does not take");
   }
 
-  void copy_row(std::byte* to, const simt::TensorMap& map, const std::array<int64_t, 3>& from, int row) {
+  /// Where an element of a box is in its tensor; null where it is outside.
+  static const std::byte* element_of(const simt::TensorMap& map, const std::array<int64_t, 3>& box, int row,
+                                     int column) {
+    const int64_t at[3] = {box[0] + column, box[1] + row % map.box_heads, box[2] + row / map.box_heads};
+    for (int i = 0; i < 3; ++i) {
+      if (at[i] < 0 || at[i] >= map.size[i]) return nullptr;
+    }
+    return map.data + at[0] * 2 + at[1] * map.stride_bytes[1] + at[2] * map.stride_bytes[2];
+  }
+  static int place_in_slab(int row, int column) {
+    return simt::slab_offset(row, column / 8) + column % 8 * 2;
+  }
+  static void copy_row(std::byte* to, const simt::TensorMap& map, const std::array<int64_t, 3>& from,
+                       int row) {
     for (int c = 0; c < simt::kSlabColumns; ++c) {
-      const int64_t at[3] = {from[0] + c, from[1] + row % map.box_heads, from[2] + row / map.box_heads};
       uint16_t bits = 0;
-      bool inside = true;
-      for (int i = 0; i < 3; ++i) inside &= 0 <= at[i] && at[i] < map.size[i];
-      if (inside) {
-        std::memcpy(&bits, map.data + at[0] * 2 + at[1] * map.stride_bytes[1] + at[2] * map.stride_bytes[2],
-                    2);
-      }
-      std::memcpy(to + simt::slab_offset(row, c / 8) + c % 8 * 2, &bits, 2);
+      if (const std::byte* element = element_of(map, from, row, c)) std::memcpy(&bits, element, 2);
+      std::memcpy(to + place_in_slab(row, c), &bits, 2);
+    }
+  }
+  static void store_row(const std::byte* box, const simt::TensorMap& map, const std::array<int64_t, 3>& to,
+                        int row) {
+    for (int c = 0; c < simt::kSlabColumns; ++c) {
+      if (const std::byte* element = element_of(map, to, row, c))
+        std::memcpy(const_cast<std::byte*>(element), box + place_in_slab(row, c), 2);
     }
   }
 
@@ -393,7 +430,7 @@ class HopperPart : public BlockPart {
   std::map<uint64_t*, CountingBarrier> barriers_;
   std::set<int64_t> arriving_;
   int64_t copies_under_way_ = 0;
-  std::map<int, ThreadAdds> adds_;
+  std::map<int, ThreadWrites> writes_;
   std::map<int, WarpProducts> products_;
   std::map<int, std::vector<std::string>> asked_for_;  // by warpgroup
 };
@@ -438,11 +475,14 @@ void load_bytes(void* to, const void* from, int bytes, uint64_t* barrier) {
 void add_floats(float* to_global, const float* from_shared, int bytes) {
   part().add_floats(to_global, from_shared, bytes);
 }
-void commit_adds() {
-  part().commit_adds();
+void store_box(const TensorMap* map, const void* from, int column, int head, int token) {
+  part().store_box(*map, from, {column, head, token});
 }
-void wait_adds_read(int groups_left) {
-  part().wait_adds_read(groups_left);
+void commit_writes() {
+  part().commit_writes();
+}
+void wait_writes_read(int groups_left) {
+  part().wait_writes_read(groups_left);
 }
 void acquire_map(const TensorMap*) {}
 void fence_copies() {

@@ -89,12 +89,12 @@ class GpuProblem {
     std::vector<Bits> grad_keys;  // k and v of each source
   };
 
-  Results run(const AttentionImplementation& kernels) const {
+  Results run(const AttentionImplementation& kernels) {
     const Array<uint16_t> out(Bits(rows(tokens_, heads_), 0x7fff)),
         grad_q(Bits(rows(tokens_, heads_), 0x7fff));
     const Array<float> lse(std::vector<float>(size_t(tokens_) * heads_, NAN));
-    const Array<std::byte> scratch(std::vector<std::byte>(kernels.forward_scratch_bytes(problem_)));
-    kernels.attend(problem_, {data(out, heads_), lse.data()}, scratch.data(), nullptr);
+    const auto [scratch, schedules] = memory(kernels.forward_memory(problem_));
+    kernels.attend(problem_, {data(out, heads_), lse.data()}, scratch->data(), nullptr);
     cuda::check(cudaDeviceSynchronize(), "attend");
     std::vector<std::unique_ptr<Array<uint16_t>>> gradients;
     std::vector<cuda::KeyGradients> pointers;
@@ -104,11 +104,11 @@ class GpuProblem {
       pointers.push_back({data(*gradients.end()[-2], key_heads_), data(*gradients.end()[-1], key_heads_)});
     }
     const Array<cuda::KeyGradients> gpu_pointers(pointers);
-    const Array<std::byte> more(std::vector<std::byte>(kernels.backward_scratch_bytes(problem_)));
+    const auto [more, more_schedules] = memory(kernels.backward_memory(problem_));
     kernels.attend_backward(
         problem_,
         {data(grad_out_, heads_), data(out, heads_), lse.data(), data(grad_q, heads_), gpu_pointers.data()},
-        more.data(), nullptr);
+        more->data(), nullptr);
     cuda::check(cudaDeviceSynchronize(), "attend_backward");
     Results results{out.values(), grad_q.values(), lse.values(), {}};
     for (const auto& gradient : gradients) results.grad_keys.push_back(gradient->values());
@@ -116,6 +116,17 @@ class GpuProblem {
   }
 
  private:
+  using Bytes = std::unique_ptr<Array<std::byte>>;
+  /// Scratch, and schedules that the problem has from now on.
+  std::pair<Bytes, Bytes> memory(const cuda::AttentionMemory& needed) {
+    const auto bytes = [](int64_t size) {
+      return std::make_unique<Array<std::byte>>(std::vector<std::byte>(size));
+    };
+    Bytes schedules = bytes(needed.schedules);
+    problem_.schedules = schedules->data();
+    return {bytes(needed.scratch), std::move(schedules)};
+  }
+
   static std::vector<int32_t> forest(std::mt19937_64& random) {
     std::vector<int32_t> ends;
     while (ends.size() < 500) ends = random_subtree_end(random, ForestShape::kMixed, 12, 200);
@@ -146,7 +157,7 @@ void expect_agreement(bool deterministic) {
   for (const int dim : {64, 128, 256}) {
     for (const int group : {1, 2, 8, 6}) {
       SCOPED_TRACE("head_dim " + std::to_string(dim) + ", group " + std::to_string(group));
-      const GpuProblem problem(dim + group, dim, 2, group, deterministic);
+      GpuProblem problem(dim + group, dim, 2, group, deterministic);
       const AttentionImplementation& other = cuda::ampere_attention();
       const auto got = problem.run(cuda::hopper_attention());
       const auto expected = problem.run(other);

@@ -14,6 +14,17 @@ using hopper::BackwardParams;
 using hopper::ForwardParams;
 using hopper::HeadPacking;
 
+/// A GPU whose cache has room for everything, and on which no key block of these tests is cut.
+hopper::Target large_gpu() {
+  return {
+      {.compute_capability = 90, .multiprocessors = 8, .shared_bytes = 227 << 10, .cache_bytes = 50 << 20},
+      {8}};
+}
+/// One on which key blocks are cut, and the cache has room for some heads.
+hopper::Target small_gpu() {
+  return {{90, 12, 227 << 10, 200000}, {.multiprocessors = 12, .least_steps = 1}};
+}
+
 /// Runs in the emulator what the host's side launches; `change` may spoil what kernels are given.
 struct EmulatedLauncher {
   uint64_t seed;
@@ -22,10 +33,13 @@ struct EmulatedLauncher {
   std::function<void(BackwardParams&)> change_backward = [](BackwardParams&) {};
   bool deterministic = false;
   std::function<void(hopper::QueryGradientParams&)> change_queries = [](hopper::QueryGradientParams&) {};
+  hopper::Target gpu = large_gpu();
+  int64_t* cut_blocks = nullptr;  // counted
+  int calls = 1;
 
-  cuda::TileSchedule schedule(const cuda::ScheduleInputs& inputs, void* memory) const {
-    cuda::TileSchedule schedule;
-    cuda::place_schedule(inputs, static_cast<std::byte*>(memory), &schedule);
+  hopper::Target target() const { return gpu; }
+  void schedule(const cuda::TileSchedule& schedule) const {
+    const cuda::ScheduleInputs& inputs = schedule.inputs;
     const auto run = [&](int32_t warps, void (*kernel)(const cuda::TileSchedule&)) {
       emulate({{cuda::schedule_grid(warps), 1, 1}, cuda::kScheduleThreads, 0, seed},
               [&] { kernel(schedule); });
@@ -35,7 +49,13 @@ struct EmulatedLauncher {
     run(blocks, &cuda::link_blocks);
     run(blocks, &cuda::order_blocks);
     if (listed != nullptr) listed->count(schedule);
-    return schedule;
+  }
+  void order_parts(const cuda::TileSchedule& schedule, const cuda::KeyParts& parts) const {
+    emulate({{cuda::schedule_grid(cuda::part_warps(schedule)), 1, 1}, cuda::kScheduleThreads, 0, seed},
+            [&] { cuda::order_parts(schedule, parts); });
+    if (cut_blocks == nullptr) return;
+    *cut_blocks += std::count_if(parts.cuts, parts.cuts + schedule.inputs.num_key_blocks(),
+                                 [](const cuda::KeyCut& cut) { return cut.parts > 1; });
   }
   void place_keys(const hopper::PlaceParams& params) const {
     emulate({{params.schedule.inputs.num_key_blocks(), 1, 1}, 32, 0, seed},
@@ -47,30 +67,34 @@ struct EmulatedLauncher {
   template <class Element, int kDim>
   void forward(ForwardParams params) const {
     change_forward(params);
-    const hopper::Grid grid = hopper::forward_grid(params);
+    const hopper::Grid grid = params.order.grid();
     emulate({{grid.x, grid.y, 1}, hopper::kThreads, hopper::ForwardTiles<Element, kDim>::kSharedBytes, seed},
             [&] { hopper::forward_tile<Element, kDim>(params); });
   }
   template <class Element, int kDim>
   void backward(BackwardParams params) const {
     change_backward(params);
-    const hopper::Grid tiles = hopper::tile_grid(params), keys = hopper::key_grid(params);
+    const hopper::Grid tiles = hopper::tile_grid(params), parts = hopper::part_grid(params);
+    const hopper::Grid cuts = hopper::cut_grid(params);
     emulate({{tiles.x, tiles.y, 1}, hopper::kRowThreads, 0, seed},
             [&] { hopper::prepare_backward<Element, kDim>(params); });
-    const EmulatedLaunch by_keys{
-        {keys.x, keys.y, 1}, hopper::kThreads, hopper::BackwardTiles<Element, kDim>::kSharedBytes, seed};
-    if (params.grad_q == nullptr) {
-      emulate(by_keys, [&] { hopper::backward_keys<Element, kDim, false>(params); });
-      return;
-    }
-    emulate(by_keys, [&] { hopper::backward_keys<Element, kDim, true>(params); });
+    const bool adds_queries = params.grad_q != nullptr;
+    emulate(
+        {{parts.x, parts.y, 1}, hopper::kThreads, hopper::BackwardTiles<Element, kDim>::kSharedBytes, seed},
+        [&] {
+          adds_queries ? hopper::backward_keys<Element, kDim, true>(params)
+                       : hopper::backward_keys<Element, kDim, false>(params);
+        });
+    emulate({{cuts.x, cuts.y, 1}, hopper::kConsumers, 0, seed},
+            [&] { hopper::join_key_gradients<Element, kDim>(params); });
+    if (!adds_queries) return;
     emulate({{tiles.x, tiles.y, 1}, hopper::kConsumers, 0, seed},
             [&] { hopper::finish_grad_q<Element, kDim>(params); });
   }
   template <class Element, int kDim>
   void queries(hopper::QueryGradientParams params) const {
     change_queries(params);
-    const hopper::Grid grid = hopper::query_grid(params);
+    const hopper::Grid grid = params.order.grid();
     emulate({{grid.x, grid.y, 1},
              hopper::kThreads,
              hopper::QueryGradientTiles<Element, kDim>::kSharedBytes,
@@ -111,6 +135,19 @@ struct ScratchMemory {
   }
 };
 
+/// Calls `call` with scratch memory so many times, of which all but the first one find schedules.
+template <class Call>
+void repeat(cuda::AttentionProblem& problem, const cuda::AttentionMemory& needed, int calls,
+            const Call& call) {
+  const ScratchMemory schedules(needed.schedules);
+  problem.schedules = schedules.memory.get();
+  for (int i = 0; i < calls; ++i) {
+    const ScratchMemory scratch(needed.scratch);
+    problem.scheduled = i > 0;
+    call(scratch.memory.get());
+  }
+}
+
 /// Gradients of the kernels.
 template <class Element>
 AttentionValues run_backward(AttentionCase<Element>& c, AttentionValues& exact, EmulatedLauncher launcher) {
@@ -135,10 +172,10 @@ AttentionValues run_backward(AttentionCase<Element>& c, AttentionValues& exact, 
     grad_v.emplace_back(c.k[s].tokens, c.key_heads, c.dim, seed + s + 1);
   }
   for (size_t s = 0; s < c.k.size(); ++s) gradients.push_back({grad_k[s].data(), grad_v[s].data()});
-  const ScratchMemory scratch(hopper::backward_scratch_bytes(at.problem));
-  hopper::attend_backward(at.problem,
-                          {c.grad_out.data(), out.data(), lse.data(), grad_q.data(), gradients.data()},
-                          scratch.memory.get(), launcher);
+  const cuda::AttentionGradients pointers{c.grad_out.data(), out.data(), lse.data(), grad_q.data(),
+                                          gradients.data()};
+  repeat(at.problem, hopper::backward_memory(at.problem, launcher.target()), launcher.calls,
+         [&](void* scratch) { hopper::attend_backward(at.problem, pointers, scratch, launcher); });
   AttentionValues result;
   result.grad_q = values(grad_q);
   for (size_t s = 0; s < c.k.size(); ++s) {
@@ -151,11 +188,11 @@ AttentionValues run_backward(AttentionCase<Element>& c, AttentionValues& exact, 
 /// Output and lse of the kernel.
 template <class Element>
 AttentionValues run_forward(AttentionCase<Element>& c, EmulatedLauncher launcher) {
-  const HopperCase<Element> at(c);
+  HopperCase<Element> at(c);
   HeadTensor<Element> out(c.tokens, c.heads, c.dim, launcher.seed);
   std::vector<float> lse(c.heads * c.tokens, NAN);
-  const ScratchMemory scratch(hopper::forward_scratch_bytes(at.problem));
-  hopper::attend(at.problem, {out.data(), lse.data()}, scratch.memory.get(), launcher);
+  repeat(at.problem, hopper::forward_memory(at.problem, launcher.target()), launcher.calls,
+         [&](void* scratch) { hopper::attend(at.problem, {out.data(), lse.data()}, scratch, launcher); });
   AttentionValues result;
   result.out = values(out);
   result.lse = Values(c.tokens, c.heads, 1);
@@ -217,6 +254,7 @@ template <class Kernel>
 class HopperBackwardTest : public ::testing::Test {
  public:
   using Element = typename Kernel::Element;
+  static constexpr bool kCutsKeys = true;
 
   static double ratio(AttentionCase<Element>& c, Reference& by, const EmulatedLauncher& launcher) {
     auto got = run_backward(c, by.exact, launcher);
@@ -234,6 +272,7 @@ template <class Kernel>
 class HopperForwardTest : public ::testing::Test {
  public:
   using Element = typename Kernel::Element;
+  static constexpr bool kCutsKeys = false;
 
   static double ratio(AttentionCase<Element>& c, Reference& by, const EmulatedLauncher& launcher) {
     const auto got = run_forward(c, launcher);
@@ -253,6 +292,7 @@ template <class Test, class Kernel>
 void expect_dense_on_random_forests() {
   using Element = typename Kernel::Element;
   ListedTiles listed;
+  int64_t cut_blocks = 0;
   const int groups[] = {1, 2, 4, 6};
   for (uint64_t seed = 0; seed < 7; ++seed) {
     const int group = groups[seed % 4];
@@ -263,9 +303,12 @@ void expect_dense_on_random_forests() {
     AttentionCase<Element> c(options, seed);
     SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::to_string(c.tokens) + " tokens");
     Reference by(c);
-    EXPECT_LE(Test::ratio(c, by, {seed, &listed}), 2);
+    EmulatedLauncher launcher{.seed = seed, .listed = &listed, .cut_blocks = &cut_blocks};
+    if (seed % 3 != 0) launcher.gpu = small_gpu();
+    EXPECT_LE(Test::ratio(c, by, launcher), 2);
   }
   EXPECT_TRUE(listed.all_hit());
+  EXPECT_EQ(cut_blocks > 0, Test::kCutsKeys);
 }
 
 template <class Test, class Kernel>
@@ -335,12 +378,6 @@ TYPED_TEST(HopperForwardDetailTest, NegativeControlsAreNoticed) {
   EXPECT_GT(ratio([](ForwardParams& p) { p.problem.softmax_scale *= 1.05F; }), 2);
 }
 
-TYPED_TEST(HopperBackwardDetailTest, ManyInterleavings) {
-  auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
-  Reference by(c);
-  for (uint64_t seed = 100; seed < 103; ++seed) EXPECT_LE(TestFixture::ratio(c, by, {seed}), 2) << seed;
-}
-
 /// The bits of all gradients, as numbers.
 std::vector<double> all_numbers(const AttentionValues& values) {
   std::vector<double> all = values.grad_q.numbers;
@@ -352,22 +389,63 @@ std::vector<double> all_numbers(const AttentionValues& values) {
   return all;
 }
 
+TYPED_TEST(HopperBackwardDetailTest, ManyInterleavings) {
+  auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
+  Reference by(c);
+  for (uint64_t seed = 100; seed < 103; ++seed) {
+    EXPECT_LE(TestFixture::ratio(c, by, {.seed = seed, .gpu = small_gpu()}), 2) << seed;
+  }
+}
+
+TYPED_TEST(HopperBackwardDetailTest, LaterCallsFindTheirSchedules) {
+  auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
+  Reference by(c);
+  int64_t counted = 0;
+  const EmulatedLauncher launcher{
+      .seed = 3, .deterministic = true, .gpu = small_gpu(), .cut_blocks = &counted, .calls = 2};
+  auto got = run_backward(c, by.exact, launcher);
+  got.out = run_forward(c, launcher).out;
+  EXPECT_LE(gradient_ratio(c, got, by.dense, by.exact), 2);
+  EXPECT_LE(error_ratio(got.out, by.dense.out, by.exact.out, unit_roundoff<typename TypeParam::Element>()),
+            2);
+  const int64_t of_two_calls = std::exchange(counted, 0);
+  EmulatedLauncher once = launcher;
+  once.calls = 1;
+  run_backward(c, by.exact, once);
+  EXPECT_GT(counted, 0);
+  EXPECT_EQ(of_two_calls, counted) << "parts were ordered again";
+}
+
+TYPED_TEST(HopperBackwardDetailTest, KeyGradientsOfCutBlocksHaveTheSameBits) {
+  auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
+  Reference by(c);
+  const auto bits = [&](uint64_t seed) {
+    AttentionValues got = run_backward(c, by.exact, {.seed = seed, .gpu = small_gpu()});
+    got.grad_q.numbers.clear();
+    return all_numbers(got);
+  };
+  EXPECT_EQ(bits(1), bits(2));
+}
+
 TYPED_TEST(HopperBackwardDetailTest, DeterministicGivesTheSameBits) {
   using Element = typename TypeParam::Element;
   for (const int group : {1, 4, 6}) {
+    const hopper::Target gpu = group == 4 ? small_gpu() : large_gpu();
     CaseOptions options{
         .head_dim = TypeParam::kDim, .group = group, .num_rectangles = 2, .max_context_keys = 200};
     options.ends = random_ends(group, 12, 240 / group + 8);
     AttentionCase<Element> c(options, group);
     SCOPED_TRACE("group " + std::to_string(group) + ", " + std::to_string(c.tokens) + " tokens");
     Reference by(c);
-    auto got = run_backward(c, by.exact, {.seed = 1, .deterministic = true});
+    auto got = run_backward(c, by.exact, {.seed = 1, .deterministic = true, .gpu = gpu});
     EXPECT_LE(gradient_ratio(c, got, by.dense, by.exact), 2);
-    EXPECT_EQ(all_numbers(got), all_numbers(run_backward(c, by.exact, {.seed = 2, .deterministic = true})));
+    EXPECT_EQ(all_numbers(got),
+              all_numbers(run_backward(c, by.exact, {.seed = 2, .deterministic = true, .gpu = gpu})));
     const auto spoil = [](hopper::QueryGradientParams& p) {
       ++const_cast<hopper::KeyPlace*>(p.places)->token;
     };
-    auto wrong = run_backward(c, by.exact, {.seed = 1, .deterministic = true, .change_queries = spoil});
+    auto wrong =
+        run_backward(c, by.exact, {.seed = 1, .deterministic = true, .change_queries = spoil, .gpu = gpu});
     EXPECT_GT(gradient_ratio(c, wrong, by.dense, by.exact), 2);
   }
 }
@@ -392,7 +470,7 @@ TYPED_TEST(HopperBackwardDetailTest, NegativeControlsAreNoticed) {
   auto c = case_of_all_classes<typename TypeParam::Element>(TypeParam::kDim);
   Reference by(c);
   const auto ratio = [&](const std::function<void(BackwardParams&)>& change) {
-    return TestFixture::ratio(c, by, {.seed = 1, .change_backward = change});
+    return TestFixture::ratio(c, by, {.seed = 1, .change_backward = change, .gpu = small_gpu()});
   };
   std::vector<int32_t> ends = c.ends;
   ++ends[key_with_end(c.ends)];
@@ -402,6 +480,13 @@ TYPED_TEST(HopperBackwardDetailTest, NegativeControlsAreNoticed) {
   EXPECT_GT(ratio([](BackwardParams& p) { std::swap(p.keys.k, p.keys.v); }), 2);
   std::vector<float> lse(c.heads * c.tokens, 3.0F);
   EXPECT_GT(ratio([&](BackwardParams& p) { p.gradients.lse = lse.data(); }), 2);
+  // The steps of a cut block's first part twice, and another's not at all.
+  EXPECT_GT(ratio([](BackwardParams& p) {
+              cuda::KeyPart* part = p.parts.order;
+              while (part->part == 0) ++part;
+              part->part = 0;
+            }),
+            2);
 }
 
 }  // namespace

@@ -132,6 +132,36 @@ struct BoxKernel {
   }
 };
 
+/// A box of rows whose element (row, column) is 64 row + column as bits, written by threads and stored.
+struct StoreKernel {
+  struct Params {
+    simt::TensorMap map;
+    int column, head, token;
+    int rows;
+    bool fence, wait;
+  };
+  static constexpr int kThreads = 32;
+  static constexpr int shared_bytes(int rows) { return rows * simt::kSlabRowBytes; }
+
+  static ESPALIER_KERNEL void run(const Params& params) {
+    for (int i = simt::thread(); i < params.rows * 8; i += kThreads) {
+      const int row = i / 8, chunk = i % 8;
+      simt::Vector16 vector;
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t first = 64 * row + 8 * chunk + 2 * w;
+        vector.words[w] = first | (first + 1) << 16;
+      }
+      simt::put(simt::shared() + simt::slab_offset(row, chunk), vector);
+    }
+    if (params.fence) simt::fence_copies();
+    simt::sync_block();
+    if (simt::thread() != 0) return;
+    simt::store_box(&params.map, simt::shared(), params.column, params.head, params.token);
+    simt::commit_writes();
+    if (params.wait) simt::wait_writes_read<0>();
+  }
+};
+
 /// A tile that the threads themselves write by put_matrices, multiplied by itself: D [64, 64] = A A^T, where
 /// 8 x 8 elements of A at a time are 8 (row / 8) + column / 8.
 struct WrittenTileKernel {
@@ -206,8 +236,8 @@ struct AddKernel {
       simt::sync_block();
       if (simt::thread() == 0) {
         simt::add_floats(params.sums, floats, 1024);
-        simt::commit_adds();
-        if (params.wait || round == 1) simt::wait_adds_read<0>();
+        simt::commit_writes();
+        if (params.wait || round == 1) simt::wait_writes_read<0>();
       }
       simt::sync_block();
     }

@@ -136,6 +136,24 @@ TEST_F(HopperWordsCuda, BoxesAreZeroOutsideTheTensorAndGoTokenByToken) {
   }
 }
 
+TEST_F(HopperWordsCuda, StoresBoxesAsFarAsTheyAreInTheTensor) {
+  constexpr int kTokens = 6, kHeads = 4, kColumns = 96, kRows = 16;
+  for (const auto& [column, head, token] :
+       {std::array{0, 0, 0}, std::array{64, 2, 1}, std::array{0, 3, -3}, std::array{0, 0, 6}}) {
+    const Array<uint16_t> tensor(std::vector<uint16_t>(size_t{kTokens} * kHeads * kColumns, 0x7fff));
+    const simt::TensorMap map =
+        simt::make_map({tensor.data(), kHeads * kColumns, kColumns, kColumns, kHeads, kTokens, 2, 8});
+    run<StoreKernel>({map, column, head, token, kRows, true, true}, StoreKernel::shared_bytes(kRows));
+    const std::vector<uint16_t> got = tensor.values();
+    for (int i = 0; i < kTokens * kHeads * kColumns; ++i) {
+      const int t = i / (kHeads * kColumns) - token, h = i / kColumns % kHeads - head,
+                c = i % kColumns - column;
+      const bool inside = 0 <= t && t < 8 && 0 <= h && h < 2 && 0 <= c && c < 64;
+      ASSERT_EQ(got[i], inside ? 64 * (2 * t + h) + c : 0x7fff) << token << ", " << i;
+    }
+  }
+}
+
 TEST_F(HopperWordsCuda, ReadsWhatThreadsWrote) {
   const Array<float> gpu_d(std::vector<float>(64 * 64, NAN));
   run<WrittenTileKernel>({true, gpu_d.data()}, WrittenTileKernel::kSharedBytes);

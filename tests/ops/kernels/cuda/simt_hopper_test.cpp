@@ -316,6 +316,36 @@ TEST(SimtHopperTest, AddsToGlobalMemory) {
   EXPECT_THROW(run(true, false), std::logic_error);
 }
 
+TEST(SimtHopperTest, StoresBoxesAsFarAsTheyAreInTheTensor) {
+  constexpr int kTokens = 6, kHeads = 4, kColumns = 96, kRows = 16;
+  struct alignas(16) Tensor {
+    uint16_t bits[kTokens * kHeads * kColumns];
+  } tensor;
+  const simt::TensorMap map =
+      simt::make_map({tensor.bits, kHeads * kColumns, kColumns, kColumns, kHeads, kTokens, 2, 8});
+  const auto run = [&](const std::array<int, 3>& at, bool fence, bool wait) {
+    std::fill_n(tensor.bits, std::size(tensor.bits), 0x7fff);
+    emulate({.threads = StoreKernel::kThreads, .shared_bytes = StoreKernel::shared_bytes(kRows), .seed = 3},
+            [&] { StoreKernel::run({map, at[0], at[1], at[2], kRows, fence, wait}); });
+  };
+  for (const std::array<int, 3>& at :
+       {std::array{0, 0, 0}, std::array{64, 2, 1}, std::array{0, 3, -3}, std::array{0, 0, 6}}) {
+    run(at, true, true);
+    for (int t = 0; t < kTokens; ++t) {
+      for (int h = 0; h < kHeads; ++h) {
+        for (int c = 0; c < kColumns; ++c) {
+          const int token = t - at[2], head = h - at[1], column = c - at[0];
+          const bool inside = 0 <= token && token < 8 && 0 <= head && head < 2 && 0 <= column && column < 64;
+          ASSERT_EQ(tensor.bits[(t * kHeads + h) * kColumns + c],
+                    inside ? 64 * (2 * token + head) + column : 0x7fff);
+        }
+      }
+    }
+  }
+  EXPECT_THROW(run({0, 0, 0}, false, true), std::logic_error);
+  EXPECT_THROW(run({0, 0, 0}, true, false), std::logic_error);
+}
+
 TEST(SimtHopperTest, AddsVectorsToGlobalMemory) {
   struct alignas(16) Floats {
     float values[260];

@@ -3,6 +3,7 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/emulator.cpp
   ${CMAKE_CURRENT_LIST_DIR}/emulator_hopper.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hopper_attention_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/key_parts_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/logit_math_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/row_math_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/simt_hopper_test.cpp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/ops/kernels/cuda/tree_attention_backward.h"
+#include "espalier/ops/kernels/cuda/tree_attention_queries.h"
 
 #include <gtest/gtest.h>
 
@@ -17,9 +17,14 @@ using cuda::QueryGradientTiles;
 struct Run {
   bool deterministic = false;
   uint64_t seed = 0;
+  cuda::CutRule cuts = {.multiprocessors = 4};
   ListedTiles* tiles = nullptr;
   EmulatedCounts* counts = nullptr;
+  int64_t* cut_blocks = nullptr;  // counted
 };
+
+/// On such a GPU blocks of small forests are cut.
+constexpr cuda::CutRule kFineCuts{.multiprocessors = 3, .least_steps = 1};
 
 /// Inputs and outputs of backward in memory.
 template <class Element>
@@ -68,7 +73,13 @@ AttentionValues run_backward(AttentionCase<Element>& c, const AttentionValues& e
   const cuda::RowPacking packing = cuda::RowPacking::of(group);
   const EmulatedSchedule schedule(c.ends, c.rectangles, cuda::block_sizes<Tiles>(packing), run.seed);
   Tensors<Element> tensors(c, exact, run.seed);
+  const auto key_heads = static_cast<int32_t>(c.key_heads);
+  const EmulatedParts parts(schedule.schedule,
+                            cuda::PartInputs::of(key_heads, key_heads, packing.parts, run.cuts),
+                            Tiles::kKeys * kDim, run.seed);
+  if (run.cut_blocks != nullptr) *run.cut_blocks += parts.cut_blocks();
   BackwardParams params{schedule.schedule,
+                        parts.parts,
                         tensors.sources.data(),
                         tensors.grad_sources.data(),
                         c.q.data(),
@@ -88,8 +99,10 @@ AttentionValues run_backward(AttentionCase<Element>& c, const AttentionValues& e
     tensors.sums.assign(cuda::num_sums<Tiles>(schedule.schedule, packing, params.num_heads), 0.0F);
     params.sums = tensors.sums.data();
   }
-  launch(cuda::keys_grid(params), Tiles::kThreads, Tiles::kSharedBytes, run,
+  launch(cuda::parts_grid(params), Tiles::kThreads, Tiles::kSharedBytes, run,
          [&] { cuda::attend_keys<Tiles>(params); });
+  launch(cuda::join_grid(params), Tiles::kThreads, cuda::kJoinSharedBytes<Tiles>, run,
+         [&] { cuda::join_keys<Tiles>(params); });
   if (run.tiles != nullptr) run.tiles->count(schedule.schedule);
   if (run.deterministic) {
     const EmulatedSchedule by_query(c.ends, c.rectangles, cuda::block_sizes<QueryTiles>(packing), run.seed);
@@ -159,6 +172,7 @@ TYPED_TEST(TreeAttentionBackwardTest, MatchesDenseOnRandomForests) {
   using Element = typename TypeParam::Element;
   constexpr int kDim = TypeParam::kDim;
   ListedTiles tiles;
+  int64_t cut_blocks = 0;
   const int groups[] = {1, 2, 4, 7, 9};  // of the last three heads at a time
   const uint64_t seeds = std::is_same_v<Element, BFloat16> ? 14 : 7;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
@@ -170,12 +184,15 @@ TYPED_TEST(TreeAttentionBackwardTest, MatchesDenseOnRandomForests) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::to_string(c.tokens) + " tokens");
     EmulatedCounts counts;
     const AttentionValues exact = dense_attention<double, false>(c);
-    const AttentionValues got = run_backward<Element, kDim, TypeParam::kStages>(
-        c, exact, {.deterministic = seed / 3 % 2 == 1, .seed = seed, .tiles = &tiles, .counts = &counts});
+    Run run{.deterministic = seed / 3 % 2 == 1, .seed = seed, .tiles = &tiles, .counts = &counts};
+    run.cut_blocks = &cut_blocks;
+    if (seed % 2 == 1) run.cuts = kFineCuts;
+    const AttentionValues got = run_backward<Element, kDim, TypeParam::kStages>(c, exact, run);
     EXPECT_LE(backward_ratio(c, got, exact), 2);
     EXPECT_EQ(counts.matrix_accesses, counts.matrix_reads) << "bank conflicts";
   }
   EXPECT_TRUE(tiles.all_hit());
+  EXPECT_GT(cut_blocks, 0);
 }
 
 TYPED_TEST(TreeAttentionBackwardTest, MatchesDenseAroundBlockSizes) {
@@ -208,7 +225,8 @@ TEST(TreeAttentionBackwardOrder, DeterministicGradientsAreTheSameBits) {
                             6);
   const AttentionValues exact = dense_attention<double, false>(c);
   const auto run = [&](bool deterministic, uint64_t seed) {
-    return run_backward<BFloat16, 64, 2>(c, exact, {.deterministic = deterministic, .seed = seed});
+    return run_backward<BFloat16, 64, 2>(c, exact,
+                                         {.deterministic = deterministic, .seed = seed, .cuts = kFineCuts});
   };
   const AttentionValues first = run(true, 1);
   for (uint64_t seed = 2; seed < 5; ++seed) {

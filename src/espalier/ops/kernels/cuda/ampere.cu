@@ -8,24 +8,6 @@ namespace espalier::cuda {
 namespace ampere {
 namespace {
 
-/// Memory that is handed out from the front; without memory, its size.
-class Scratch {
- public:
-  explicit Scratch(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    std::byte* start = memory_ == nullptr ? nullptr : memory_ + bytes_;
-    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-    return reinterpret_cast<T*>(start);
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* memory_;
-  int64_t bytes_ = 0;
-};
-
 ScheduleInputs schedule_inputs(const AttentionProblem& problem, BlockSizes sizes) {
   ScheduleInputs inputs{
       problem.subtree_end, problem.num_tokens, problem.rectangles, problem.num_rectangles, 0, sizes};
@@ -33,11 +15,6 @@ ScheduleInputs schedule_inputs(const AttentionProblem& problem, BlockSizes sizes
     inputs.num_context_blocks += num_context_blocks(problem.host_rectangles[r], sizes.keys);
   }
   return inputs;
-}
-
-int64_t schedule_bytes(const ScheduleInputs& inputs) {
-  TileSchedule schedule;
-  return place_schedule(inputs, nullptr, &schedule);
 }
 
 template <class Work>
@@ -52,20 +29,22 @@ ScheduleInputs forward_inputs(const AttentionProblem& problem) {
                          }));
 }
 
-int64_t forward_scratch_bytes(const AttentionProblem& problem) {
-  return schedule_bytes(forward_inputs(problem));
+AttentionMemory forward_memory(const AttentionProblem& problem) {
+  TileSchedule schedule;
+  Arena arena(nullptr);
+  place_schedule(forward_inputs(problem), arena, &schedule);
+  return {arena.bytes(), 0};
 }
 
-void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch, void* stream) {
+void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void*, void* stream) {
   if (problem.num_tokens == 0) return;
-  const ForwardParams params{build_schedule(forward_inputs(problem), scratch, stream),
-                             problem.sources,
-                             problem.q,
-                             outputs.out,
-                             outputs.lse,
-                             RowPacking::of(problem.group()),
-                             problem.group(),
-                             problem.softmax_scale};
+  TileSchedule schedule;
+  Arena arena(problem.schedules);
+  place_schedule(forward_inputs(problem), arena, &schedule);
+  if (!problem.scheduled) build_schedule(schedule, stream);
+  const ForwardParams params{schedule,        problem.sources,      problem.q,
+                             outputs.out,     outputs.lse,          RowPacking::of(problem.group()),
+                             problem.group(), problem.softmax_scale};
   for_element(problem.element, [&]<class Element>(Element) {
     launch_forward<Element>(params, problem.head_dim, problem.num_key_heads, stream);
   });
@@ -73,47 +52,55 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
 
 /// attend_keys goes over all rows of its packed heads once per key block: of no more heads at a time than
 /// leave Q, dO and the sums of dQ in half of the second-level cache, because long sequences have few partial
-/// tiles and would read rows from memory for every key block instead.
-RowPacking backward_packing(const AttentionProblem& problem) {
+/// tiles and would read rows from memory for every key block instead. Likewise so many key heads alternate.
+int64_t heads_in_cache(const AttentionProblem& problem) {
   const int64_t element_bytes = 2,
                 row_bytes = problem.head_dim * (2 * element_bytes + int64_t{sizeof(float)});
   const int64_t head_bytes = std::max<int64_t>(1, problem.num_tokens * row_bytes);
-  return RowPacking::of(problem.group(), device_properties().cache_bytes / 2 / head_bytes);
+  return device_properties().cache_bytes / 2 / head_bytes;
+}
+RowPacking backward_packing(const AttentionProblem& problem) {
+  return RowPacking::of(problem.group(), heads_in_cache(problem));
+}
+PartInputs part_inputs(const AttentionProblem& problem, const RowPacking& packing) {
+  const auto at_once =
+      std::clamp<int64_t>(heads_in_cache(problem) / packing.packed, 1, problem.num_key_heads);
+  return PartInputs::of(problem.num_key_heads, static_cast<int32_t>(at_once), packing.parts,
+                        {device_properties().multiprocessors});
 }
 
-/// Where backward's arrays lie in its scratch.
-struct BackwardScratch {
-  ScheduleInputs keys;
-  ScheduleInputs queries;  // of the kernel for dQ alone
-  std::byte* key_schedule;
+/// Where backward's arrays lie in its memory.
+struct BackwardPlaces {
+  TileSchedule keys;
+  KeyParts parts;
+  TileSchedule queries;  // of the kernel for dQ alone, deterministic
   float* delta;
-  std::byte* query_schedule = nullptr;
   float* sums = nullptr;
-  int64_t bytes;
+  AttentionMemory bytes;
 
-  BackwardScratch(const AttentionProblem& problem, void* memory) {
+  BackwardPlaces(const AttentionProblem& problem, void* schedule_memory, void* scratch_memory) {
     const RowPacking packing = backward_packing(problem);
-    Scratch scratch(memory);
+    Arena schedules(schedule_memory), scratch(scratch_memory);
     for_head_dim(problem.head_dim, [&]<int kDim>() {
       using Tiles = BackwardTiles<BFloat16, kDim, 2>;
-      keys = schedule_inputs(problem, block_sizes<Tiles>(packing));
-      queries = schedule_inputs(problem, block_sizes<QueryGradientTiles<BFloat16, kDim>>(packing));
-      key_schedule = scratch.take<std::byte>(schedule_bytes(keys));
-      delta = scratch.take<float>(int64_t{problem.num_tokens} * problem.num_heads);
+      place_schedule(schedule_inputs(problem, block_sizes<Tiles>(packing)), schedules, &keys);
+      place_parts(part_inputs(problem, packing), keys.inputs, int64_t{Tiles::kKeys} * kDim, schedules,
+                  &parts);
+      scratch.place(parts.sums, parts.num_sums());
+      scratch.place(delta, int64_t{problem.num_tokens} * problem.num_heads);
       if (problem.deterministic) {
-        query_schedule = scratch.take<std::byte>(schedule_bytes(queries));
+        using QueryTiles = QueryGradientTiles<BFloat16, kDim>;
+        place_schedule(schedule_inputs(problem, block_sizes<QueryTiles>(packing)), schedules, &queries);
       } else {
-        TileSchedule schedule;
-        schedule.inputs = keys;
-        sums = scratch.take<float>(num_sums<Tiles>(schedule, packing, problem.num_heads));
+        scratch.place(sums, num_sums<Tiles>(keys, packing, problem.num_heads));
       }
     });
-    bytes = scratch.bytes();
+    bytes = {schedules.bytes(), scratch.bytes()};
   }
 };
 
-int64_t backward_scratch_bytes(const AttentionProblem& problem) {
-  return BackwardScratch(problem, nullptr).bytes;
+AttentionMemory backward_memory(const AttentionProblem& problem) {
+  return BackwardPlaces(problem, nullptr, nullptr).bytes;
 }
 
 /// Stages of attend_keys that fit; 0 where none do.
@@ -127,26 +114,21 @@ int backward_stages(int32_t head_dim, int64_t shared_bytes) {
 void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* memory,
                      void* stream) {
   if (problem.num_tokens == 0) return;
-  const BackwardScratch scratch(problem, memory);
-  BackwardParams params{build_schedule(scratch.keys, scratch.key_schedule, stream),
-                        problem.sources,
-                        gradients.grad_sources,
-                        problem.q,
-                        gradients.grad_out,
-                        gradients.out,
-                        gradients.grad_q,
-                        gradients.lse,
-                        scratch.delta,
-                        scratch.sums,
-                        backward_packing(problem),
-                        problem.group(),
-                        problem.num_heads,
-                        problem.softmax_scale};
+  const BackwardPlaces places(problem, problem.schedules, memory);
+  if (!problem.scheduled) {
+    build_schedule(places.keys, stream);
+    order_parts(places.keys, places.parts, stream);
+    if (problem.deterministic) build_schedule(places.queries, stream);
+  }
+  BackwardParams params{places.keys,     places.parts,       problem.sources,      gradients.grad_sources,
+                        problem.q,       gradients.grad_out, gradients.out,        gradients.grad_q,
+                        gradients.lse,   places.delta,       places.sums,          backward_packing(problem),
+                        problem.group(), problem.num_heads,  problem.softmax_scale};
   const int stages = backward_stages(problem.head_dim, device_properties().shared_bytes);
   for_element(problem.element, [&]<class Element>(Element) {
     launch_backward<Element>(params, problem.head_dim, stages, stream);
     if (!problem.deterministic) return;
-    params.schedule = build_schedule(scratch.queries, scratch.query_schedule, stream);
+    params.schedule = places.queries;
     launch_queries<Element>(params, problem.head_dim, stream);
   });
 }
@@ -164,12 +146,9 @@ AttentionSupport support(ElementKind, int32_t head_dim, int compute_capability, 
 }  // namespace ampere
 
 const AttentionImplementation& ampere_attention() {
-  static const AttentionImplementation implementation{&ampere::support,
-                                                      nullptr,
-                                                      &ampere::forward_scratch_bytes,
-                                                      &ampere::backward_scratch_bytes,
-                                                      &ampere::attend,
-                                                      &ampere::attend_backward};
+  static const AttentionImplementation implementation{&ampere::support,        nullptr,
+                                                      &ampere::forward_memory, &ampere::backward_memory,
+                                                      &ampere::attend,         &ampere::attend_backward};
   return implementation;
 }
 

@@ -3,8 +3,8 @@
 // parallel. `head_dim` is 64, 128 or 256.
 #pragma once
 
-#include "espalier/ops/kernels/cuda/tree_attention_backward.h"
 #include "espalier/ops/kernels/cuda/tree_attention_forward.h"
+#include "espalier/ops/kernels/cuda/tree_attention_queries.h"
 
 namespace espalier::cuda::ampere {
 

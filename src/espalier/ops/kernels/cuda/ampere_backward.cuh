@@ -18,6 +18,11 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
 }
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::kThreads)
+    join_kernel(const __grid_constant__ BackwardParams params) {
+  join_keys<Tiles>(params);
+}
+template <class Tiles>
+__global__ void __launch_bounds__(Tiles::kThreads)
     sums_kernel(const __grid_constant__ BackwardParams params) {
   sums_to_queries<Tiles>(params);
 }
@@ -35,7 +40,9 @@ void launch_keys(const BackwardParams& params, void* stream) {
     check(cudaMemsetAsync(params.sums, 0, bytes, static_cast<cudaStream_t>(stream)), "sums of dQ");
   }
   launch("attend_keys", keys_kernel<Tiles>,
-         {blocks(keys_grid(params)), Tiles::kThreads, Tiles::kSharedBytes, stream}, params);
+         {blocks(parts_grid(params)), Tiles::kThreads, Tiles::kSharedBytes, stream}, params);
+  launch("join_keys", join_kernel<Tiles>,
+         {blocks(join_grid(params)), Tiles::kThreads, kJoinSharedBytes<Tiles>, stream}, params);
   if (params.sums == nullptr) return;
   launch("sums_to_queries", sums_kernel<Tiles>,
          {blocks(sums_grid(params)), Tiles::kThreads, kSumsSharedBytes<Tiles>, stream}, params);

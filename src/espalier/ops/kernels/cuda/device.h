@@ -16,4 +16,7 @@ struct DeviceProperties {
 /// Of the calling thread's current device. Throws std::runtime_error where there is none.
 const DeviceProperties& device_properties();
 
+/// Whether work on `stream`, a cudaStream_t, is being captured into a graph instead of running.
+bool is_capturing(void* stream);
+
 }  // namespace espalier::cuda

@@ -34,11 +34,19 @@ __global__ void __launch_bounds__(simt::kWarpSize) place_keys_kernel(const Place
   place_keys(params.schedule, params.keys, params.places, params.ends);
 }
 
+Target own_target() {
+  const DeviceProperties& device = device_properties();
+  return {device, {device.multiprocessors}};
+}
+
 struct GpuLauncher {
   void* stream;
 
-  TileSchedule schedule(const ScheduleInputs& inputs, void* memory) const {
-    return build_schedule(inputs, memory, stream);
+  static Target target() { return own_target(); }
+
+  void schedule(const TileSchedule& schedule) const { build_schedule(schedule, stream); }
+  void order_parts(const TileSchedule& schedule, const KeyParts& parts) const {
+    cuda::order_parts(schedule, parts, stream);
   }
   void place_keys(const PlaceParams& params) const {
     const unsigned blocks = params.schedule.inputs.num_key_blocks();
@@ -62,11 +70,13 @@ struct GpuLauncher {
 };
 
 constexpr int64_t kMostShared = 227 << 10;  // of a block of threads
-static_assert(ForwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
+static_assert(ForwardTiles<BFloat16, 64>::kSharedBytes <= kMostShared &&
+              ForwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
               ForwardTiles<BFloat16, 256>::kSharedBytes <= kMostShared &&
               BackwardTiles<BFloat16, 64>::kSharedBytes <= kMostShared &&
               BackwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
               BackwardTiles<BFloat16, 256>::kSharedBytes <= kMostShared &&
+              QueryGradientTiles<BFloat16, 64>::kSharedBytes <= kMostShared &&
               QueryGradientTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
               QueryGradientTiles<BFloat16, 256>::kSharedBytes <= kMostShared);
 
@@ -78,6 +88,13 @@ AttentionSupport support(ElementKind, int32_t head_dim, int compute_capability, 
 
 bool takes(const AttentionProblem& problem, bool) {
   return problem.host_sources != nullptr && problem.num_tokens > 0 && problem.softmax_scale > 0;
+}
+
+AttentionMemory forward_memory_on_gpu(const AttentionProblem& problem) {
+  return forward_memory(problem, own_target());
+}
+AttentionMemory backward_memory_on_gpu(const AttentionProblem& problem) {
+  return backward_memory(problem, own_target());
 }
 
 void attend_on_gpu(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,
@@ -99,8 +116,8 @@ namespace espalier::cuda {
 const AttentionImplementation& hopper_attention() {
   static const AttentionImplementation implementation{&hopper::support,
                                                       &hopper::takes,
-                                                      &hopper::forward_scratch_bytes,
-                                                      &hopper::backward_scratch_bytes,
+                                                      &hopper::forward_memory_on_gpu,
+                                                      &hopper::backward_memory_on_gpu,
                                                       &hopper::attend_on_gpu,
                                                       &hopper::attend_backward_on_gpu};
   return implementation;

@@ -23,6 +23,8 @@ constexpr int kConsumers = 32 * kConsumerWarps;
 constexpr int kThreads = kConsumers + simt::kWarpgroupSize;  // and one that moves data
 constexpr int kConsumerRegisters = 240;
 constexpr int kMoverRegisters = 24;
+constexpr int kRowsOfWarpgroup = 64;
+constexpr int64_t kElementBytes = 2;
 constexpr float kLog2E = 1.4426950408889634F;
 constexpr float kLn2 = 0.6931471805599453F;
 
@@ -31,15 +33,36 @@ struct Grid {
   int x, y;
 };
 
+/// Which tile of queries of which head set a block of threads has. Tiles come in the order of their work, so
+/// that short ones fill the end, and of each tile several head sets: as many as the second-level cache has
+/// room for what they read.
+struct TileOrder {
+  int32_t tiles;
+  int32_t sets;
+  int32_t sets_at_once;
+
+  struct Place {
+    int32_t rank;  // of the tile
+    int32_t set;   // of all heads
+  };
+  ESPALIER_SHARED_CODE Place operator[](int32_t block) const {
+    const int32_t group = block / (tiles * sets_at_once), first = group * sets_at_once;
+    const int32_t width = lesser(sets_at_once, sets - first), left = block - tiles * first;
+    return {left / width, first + left % width};
+  }
+  Grid grid() const { return {tiles * sets, 1}; }
+};
+
 /// How the rows of query tiles are made up.
 struct HeadPacking {
   int32_t shift;  // packed = 2^shift
   int32_t sets;   // of heads, of one key head
 
-  static HeadPacking of(int32_t group) {
+  /// Of no more than `most` heads.
+  static HeadPacking of(int32_t group, int64_t most = 8) {
     constexpr int kMostShift = 3;
     int shift = 0;
-    while (shift < kMostShift && group % (2 << shift) == 0) ++shift;
+    while (shift < kMostShift && group % (2 << shift) == 0 && 2 << shift <= most) ++shift;
     return {shift, group >> shift};
   }
   ESPALIER_SHARED_CODE int32_t packed() const { return 1 << shift; }
@@ -223,15 +246,51 @@ ESPALIER_KERNEL void store_row(const TokenHeadsData& to, int64_t token, int64_t 
   }
 }
 
+/// The first row of sums that this thread has, of the two warpgroups' 128; the other one is 8 below.
+ESPALIER_KERNEL int accumulator_row() {
+  return simt::thread() / simt::kWarpSize * 16 + simt::lane() / 4;
+}
+
+/// The sums of a warpgroup's 64 rows, times the factors of a thread's two rows, to global memory by way of
+/// `tile`, kRows rows in shared memory of which rows [64 group, 64 group + 64) are this warpgroup's and done
+/// with. The map's boxes are 64 rows. `barrier` is free for the warpgroup.
+template <class Element, int kRows, int kParts, int kSums>
+ESPALIER_KERNEL void store_rows(const simt::TensorMap* map, int head, int token, std::byte* tile, int group,
+                                int barrier, const float (&sums)[kParts][kSums], const float (&factors)[2]) {
+  constexpr int kSlabBytes = kRows * simt::kSlabRowBytes;
+  const int written = simt::slab_offset(accumulator_row() / 16 * 16 + simt::lane() % 16, simt::lane() / 16);
+  ESPALIER_UNROLL
+  for (int part = 0; part < kParts; ++part) {
+    ESPALIER_UNROLL
+    for (int s = 0; s < kSums / 8; ++s) {
+      uint32_t r[4];
+      ESPALIER_UNROLL
+      for (int m = 0; m < 4; ++m) {
+        const float factor = factors[m % 2];
+        r[m] =
+            simt::pack<Element>(sums[part][8 * s + 2 * m] * factor, sums[part][8 * s + 2 * m + 1] * factor);
+      }
+      const int sixteen = part * (kSums / 8) + s;  // columns; four times that is a slab
+      // Chunk 2 (sixteen % 4) + lane / 16: within a slab the chunk's number is exclusive-ored.
+      simt::put_matrices(tile + sixteen / 4 * kSlabBytes + (written ^ sixteen % 4 << 5), r);
+    }
+  }
+  simt::fence_copies();
+  simt::sync_threads(barrier, simt::kWarpgroupSize);
+  if (simt::thread() % simt::kWarpgroupSize != 0) return;
+  ESPALIER_UNROLL
+  for (int slab = 0; slab < kParts * kSums * 2 / simt::kSlabColumns; ++slab) {
+    simt::store_box(map, tile + slab * kSlabBytes + kRowsOfWarpgroup * group * simt::kSlabRowBytes,
+                    slab * simt::kSlabColumns, head, token);
+  }
+  simt::commit_writes();
+  simt::wait_writes_read<0>();
+}
+
 /// By a warp that is done with a stage.
 ESPALIER_KERNEL void release_stage(uint64_t* empty) {
   simt::sync_warp();  // what its lanes read of the stage by themselves
   if (simt::lane() == 0) simt::arrive(empty);
-}
-
-/// The first row of sums that this thread has, of the two warpgroups' 128; the other one is 8 below.
-ESPALIER_KERNEL int accumulator_row() {
-  return simt::thread() / simt::kWarpSize * 16 + simt::lane() / 4;
 }
 
 /// Sums of a warpgroup's product, rounded, as operand A of the next one: 16 columns each.

@@ -5,10 +5,10 @@
 //
 // after Shah et al., FlashAttention-3 (2024), section 3 and its backward pass. A block of threads has one
 // block of keys of one key head for good and goes over the tiles of queries that see any of them, which are
-// contiguous. Two warpgroups keep dK and dV in registers, in float32, how is said in
-// hopper_attention_backward_small.h and hopper_attention_backward_large.h; a third one moves data. dQ forms
-// in global memory, in float32, by atomic adds from key block after key block: grad_q is not bitwise
-// identical in every run, the rest is.
+// contiguous, or over a part of them (key_parts.h). Two warpgroups keep dK and dV in registers, in float32,
+// how is said in hopper_attention_backward_small.h and hopper_attention_backward_large.h; a third one moves
+// data. dQ forms in global memory, in float32, by atomic adds from key block after key block: grad_q is not
+// bitwise identical in every run, the rest is.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/hopper_attention_backward_large.h"
@@ -16,18 +16,23 @@
 
 namespace espalier::cuda::hopper {
 
-inline Grid key_grid(const BackwardParams& params) {
-  return {params.schedule.inputs.num_key_blocks(), params.problem.num_key_heads};
+inline Grid part_grid(const BackwardParams& params) {
+  return {part_blocks(params.parts.inputs, params.schedule.inputs), 1};
+}
+inline Grid cut_grid(const BackwardParams& params) {
+  return {params.schedule.inputs.num_key_blocks(),
+          params.parts.cut_parts == 0 ? 0 : params.problem.num_key_heads};
 }
 inline Grid tile_grid(const BackwardParams& params) {
   return {params.schedule.inputs.num_query_blocks(), params.problem.num_key_heads * params.packing.sets};
 }
 
-/// Blocks of key_grid, of kThreads threads. Without kAddsQueries nothing becomes of dQ.
+/// Blocks of part_grid, of kThreads threads. Without kAddsQueries nothing becomes of dQ.
 template <class Element, int kHeadDim, bool kAddsQueries>
 ESPALIER_KERNEL void backward_keys(const BackwardParams& params) {
   using Tiles = BackwardTiles<Element, kHeadDim>;
   const int warp = simt::warp();
+  if (own_part(params).block < 0) return;
   if (simt::thread() == 0) BackwardBarriers<Tiles>(simt::shared()).init();
   simt::sync_block();
   // What a branch needs it works out by itself: what lived across would have to fit into the movers'
@@ -92,6 +97,22 @@ ESPALIER_KERNEL void prepare_backward(const BackwardParams& params) {
   if (params.grad_q == nullptr) return;
   auto* sums = reinterpret_cast<Floats4*>(params.grad_q + number * Tiles::kGradQFloats);
   for (int i = simt::thread(); i < Tiles::kGradQFloats / 4; i += kRowThreads) sums[i] = {{0, 0, 0, 0}};
+}
+
+/// Blocks of cut_grid, of kConsumers threads: dK and dV of key blocks that are cut.
+template <class Element, int kHeadDim>
+ESPALIER_KERNEL void join_key_gradients(const BackwardParams& params) {
+  using Tiles = BackwardTiles<Element, kHeadDim>;
+  const int32_t block = simt::block_x(), head = simt::block_y();
+  const KeyCut cut = params.parts.cuts[block];
+  if (cut.parts == 1) return;
+  // At the large head dimension each warpgroup has one of the two, as in backward_keys.
+  if (!Tiles::kLarge || simt::thread() >= Tiles::kKeySumThreads) {
+    KeyRows<Tiles>::join(params, block, head, cut, KeyGradient::kOfKeys);
+  }
+  if (!Tiles::kLarge || simt::thread() < Tiles::kKeySumThreads) {
+    KeyRows<Tiles>::join(params, block, head, cut, KeyGradient::kOfValues);
+  }
 }
 
 /// Blocks of tile_grid, of kConsumers threads: sums of dQ to where they belong.

@@ -92,11 +92,11 @@ class ValueGradientConsumer : LargeBackwardPart<Tiles> {
   ESPALIER_KERNEL void run() {
     simt::wait_phase(barriers_.keys, 0);
     ESPALIER_ONE_BY_ONE
-    for (BackwardSteps steps(params_, own_block(params_)); !steps.done(); steps.advance()) {
+    for (BackwardSteps steps(params_); !steps.done(); steps.advance()) {
       step(steps);
       place_.advance();
     }
-    keys_.store(params_, &KeyGradients::grad_v, sums_, 1.0F);
+    keys_.store(params_, KeyGradient::kOfValues, sums_);
   }
 
  private:
@@ -157,7 +157,7 @@ class KeyGradientConsumer : LargeBackwardPart<Tiles> {
   ESPALIER_KERNEL void run() {
     simt::wait_phase(barriers_.keys, 0);
     ESPALIER_ONE_BY_ONE
-    for (BackwardSteps steps(params_, own_block(params_)); !steps.done(); steps.advance()) {
+    for (BackwardSteps steps(params_); !steps.done(); steps.advance()) {
       step(steps);
       q_empty_ = barriers_.q_empty + place_.stage;
       place_.advance();
@@ -165,7 +165,7 @@ class KeyGradientConsumer : LargeBackwardPart<Tiles> {
     simt::wait_products<0>();
     hold_all(rounded_);
     hold_parts(sums_);
-    KeyRows<Tiles>::store(params_, &KeyGradients::grad_k, sums_, params_.problem.softmax_scale);
+    KeyRows<Tiles>::store(params_, KeyGradient::kOfKeys, sums_);
   }
 
  private:

@@ -36,21 +36,21 @@ ESPALIER_KERNEL void add_grad_q(const BackwardParams& params) {
   const auto* staged = reinterpret_cast<const float*>(simt::shared() + Tiles::kHandedOver);
   for (int group = 0; group < 2; ++group) simt::arrive_threads(kGradQEmpty + group, kMeeting);
   ESPALIER_ONE_BY_ONE
-  for (BackwardSteps step(params, own_block(params)); !step.done(); step.advance()) {
+  for (BackwardSteps step(params); !step.done(); step.advance()) {
     float* to = params.grad_q + step.number(params) * Tiles::kGradQFloats;
     for (int group = 0; group < 2; ++group) {
       simt::sync_threads(kGradQFull + group, kMeeting);
       if (simt::lane() == 0) {
         simt::add_floats(to + group * kFloats, staged + group * kFloats, kFloats * 4);
-        simt::commit_adds();
+        simt::commit_writes();
       }
       simt::sync_warp();
     }
     const bool last = step.left == 1;
-    if (simt::lane() == 0) simt::wait_adds_read<1>();
+    if (simt::lane() == 0) simt::wait_writes_read<1>();
     simt::sync_warp();
     if (!last) simt::arrive_threads(kGradQEmpty, kMeeting);
-    if (simt::lane() == 0) simt::wait_adds_read<0>();
+    if (simt::lane() == 0) simt::wait_writes_read<0>();
     simt::sync_warp();
     if (!last) simt::arrive_threads(kGradQEmpty + 1, kMeeting);
   }
@@ -75,14 +75,14 @@ class SmallBackwardConsumer {
     RingPlace<Tiles::kStages> place;
     simt::wait_phase(barriers.keys, 0);
     ESPALIER_ONE_BY_ONE
-    for (BackwardSteps steps(params_, own_block(params_)); !steps.done(); steps.advance()) {
+    for (BackwardSteps steps(params_); !steps.done(); steps.advance()) {
       step(barriers, place, steps.tile * params_.packing.tokens(kRows));
       place.advance();
     }
     hold_parts(grad_k_);
     hold_parts(grad_v_);
-    keys_.store(params_, &KeyGradients::grad_k, grad_k_, params_.problem.softmax_scale);
-    keys_.store(params_, &KeyGradients::grad_v, grad_v_, 1.0F);
+    keys_.store(params_, KeyGradient::kOfKeys, grad_k_);
+    keys_.store(params_, KeyGradient::kOfValues, grad_v_);
   }
 
  private:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "espalier/ops/kernels/cuda/hopper_attention.h"
+#include "espalier/ops/kernels/cuda/key_parts.h"
 
 namespace espalier::cuda::hopper {
 
@@ -16,6 +17,7 @@ struct BackwardParams {
   TileSchedule schedule;   // its query blocks are tiles
   const KeyPlace* places;  // by key block
   HeadPacking packing;
+  KeyParts parts;
   // Scratch, by [head set of all heads, tile]:
   float* statistics;  // lse log2(e) of the tile's rows, infinite where there is no token; delta of them
   float* grad_q;      // null in a deterministic call; sums without the factor c, in the order of accumulators
@@ -59,11 +61,15 @@ struct BackwardTiles {
   /// The rows and columns of dQ that a warpgroup has begin there.
   static ESPALIER_SHARED_CODE int grad_q_row(int group) { return kDim == 64 ? 64 * group : 0; }
   static ESPALIER_SHARED_CODE int grad_q_column(int group) { return kDim == 64 ? 0 : kDim / 2 * group; }
+
+  /// So many threads have a gradient of keys,
+  static constexpr int kKeySumThreads = kLarge ? simt::kWarpgroupSize : kConsumers;
+  /// and of a part's sums one of them, numbered within these, has those from 4 v on there.
+  static ESPALIER_SHARED_CODE int key_sums_place(int v, int thread) {
+    return (v * kKeySumThreads + thread) * 4;
+  }
 };
 
-struct alignas(16) Floats4 {
-  float values[4];
-};
 struct alignas(8) Floats2 {
   float values[2];
 };
@@ -96,12 +102,15 @@ struct BackwardBarriers {
   }
 };
 
-/// The key block of a block of threads.
+/// What a block of threads works on, and the key block of that.
+ESPALIER_KERNEL KeyPart own_part(const BackwardParams& params) {
+  return params.parts.order[simt::block_x()];
+}
 ESPALIER_KERNEL KeyBlock own_block(const BackwardParams& params) {
-  return params.schedule.key_blocks[params.schedule.key_order[simt::block_x()]].block;
+  return params.schedule.key_blocks[own_part(params).block].block;
 }
 
-/// The steps of a block of threads: every tile that sees the key block, head set by head set.
+/// The steps of a block of threads, of those of its key block: every tile that sees it, head set by head set.
 struct BackwardSteps {
   int32_t set;  // of all heads
   int32_t tile;
@@ -109,13 +118,17 @@ struct BackwardSteps {
   int32_t first_tile;
   int32_t end_tile;
 
-  ESPALIER_KERNEL BackwardSteps(const BackwardParams& params, const KeyBlock& block)
-      : set(simt::block_y() * params.packing.sets),
-        tile(block.query_begin / params.schedule.inputs.sizes.queries),
-        left(0),
-        first_tile(tile),
-        end_tile((block.query_end - 1) / params.schedule.inputs.sizes.queries + 1) {
-    left = params.packing.sets * (end_tile - first_tile);
+  ESPALIER_KERNEL explicit BackwardSteps(const BackwardParams& params) {
+    const KeyPart own = own_part(params);
+    const SeeingTiles tiles =
+        SeeingTiles::of(params.schedule.key_blocks[own.block].block, params.schedule.inputs.sizes.queries);
+    const StepRange range = own.range(params.packing.sets * tiles.count());
+    const int32_t sets_before = range.begin / tiles.count();
+    set = own.head * params.packing.sets + sets_before;
+    tile = tiles.first + range.begin - sets_before * tiles.count();
+    left = range.end - range.begin;
+    first_tile = tiles.first;
+    end_tile = tiles.end;
   }
 
   ESPALIER_KERNEL bool done() const { return left == 0; }
@@ -135,20 +148,19 @@ struct BackwardSteps {
 template <class Tiles>
 ESPALIER_KERNEL void load_backward(const BackwardParams& params) {
   constexpr int kRows = Tiles::kRows, kDim = Tiles::kHeadDim;
-  const KeyBlock block = own_block(params);
-  const int key_head = simt::block_y();
+  const KeyPart own = own_part(params);
   std::byte* shared = simt::shared();
   const BackwardBarriers<Tiles> barriers(shared);
-  const KeyPlace from = params.places[params.schedule.key_order[simt::block_x()]];
+  const KeyPlace from = params.places[own.block];
   params.keys.acquire(from.rectangle);
   simt::arrive_expecting(barriers.keys, 2 * Tiles::kKeyBytes);
-  load_tile<Tiles::kKeys, kDim>(shared + Tiles::kK, params.keys.keys(from.rectangle), barriers.keys, key_head,
+  load_tile<Tiles::kKeys, kDim>(shared + Tiles::kK, params.keys.keys(from.rectangle), barriers.keys, own.head,
                                 from.token);
   load_tile<Tiles::kKeys, kDim>(shared + Tiles::kV, params.keys.values(from.rectangle), barriers.keys,
-                                key_head, from.token);
+                                own.head, from.token);
   RingPlace<Tiles::kStages> place;
   ESPALIER_ONE_BY_ONE
-  for (BackwardSteps step(params, block); !step.done(); step.advance()) {
+  for (BackwardSteps step(params); !step.done(); step.advance()) {
     const int stage = place.stage, head = step.set << params.packing.shift;
     const int token = step.tile * params.packing.tokens(kRows);
     const float* statistics = params.statistics + step.number(params) * (2 * kRows);
@@ -217,19 +229,68 @@ class KeyRows {
     }
   }
 
-  /// The block is read again: meanwhile the registers are needed.
-  static ESPALIER_KERNEL void store(const BackwardParams& params, TokenHeadsData KeyGradients::* gradient,
-                                    const Sums<kDim>& sums, float factor) {
-    const KeyBlock block = own_block(params);
-    const TokenHeadsData& to = params.gradients.grad_sources[block.segment + 1].*gradient;
+  /// What this block of threads sums. What it works on is read again: meanwhile the registers are needed.
+  static ESPALIER_KERNEL void store(const BackwardParams& params, KeyGradient gradient,
+                                    const Sums<kDim>& sums) {
+    const KeyPart own = own_part(params);
+    if (own.parts == 1) {
+      store(params, own.block, own.head, gradient, sums);
+      return;
+    }
+    float* to = params.parts.sums_of(own.head, params.parts.cuts[own.block].first + own.part, gradient);
     ESPALIER_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int row = first_row() + 8 * i;
-      if (row < block.num_keys()) store_row<Element>(to, block.begin + row, simt::block_y(), i, sums, factor);
+    for (int part = 0; part < std::ssize(sums); ++part) {
+      ESPALIER_UNROLL
+      for (int v = 0; v < std::ssize(sums[part]) / 4; ++v) {
+        const float* from = sums[part] + 4 * v;
+        *vector_of(to, part, v) = {from[0], from[1], from[2], from[3]};
+      }
     }
   }
 
+  /// Adds what store() left of parts [first, first + parts) of a head, and stores that.
+  static ESPALIER_KERNEL void join(const BackwardParams& params, int32_t block, int32_t head,
+                                   const KeyCut& cut, KeyGradient gradient) {
+    Sums<kDim> sums;
+    clear(sums);
+    ESPALIER_ONE_BY_ONE
+    for (int32_t i = 0; i < cut.parts; ++i) {
+      const float* from = params.parts.sums_of(head, cut.first + i, gradient);
+      ESPALIER_UNROLL
+      for (int part = 0; part < std::ssize(sums); ++part) {
+        ESPALIER_UNROLL
+        for (int v = 0; v < std::ssize(sums[part]) / 4; ++v) {
+          const Floats4 four = *vector_of(from, part, v);
+          ESPALIER_UNROLL
+          for (int e = 0; e < 4; ++e) sums[part][4 * v + e] += four.values[e];
+        }
+      }
+    }
+    store(params, block, head, gradient, sums);
+  }
+
  private:
+  template <class Float>
+  static ESPALIER_KERNEL auto vector_of(Float* sums, int part, int v) {
+    using Vector = std::conditional_t<std::is_const_v<Float>, const Floats4, Floats4>;
+    const int own = part * (part_columns(kDim) / 8) + v;
+    return reinterpret_cast<Vector*>(sums +
+                                     Tiles::key_sums_place(own, simt::thread() % Tiles::kKeySumThreads));
+  }
+  static ESPALIER_KERNEL void store(const BackwardParams& params, int32_t index, int32_t head,
+                                    KeyGradient gradient, const Sums<kDim>& sums) {
+    const KeyBlock block = params.schedule.key_blocks[index].block;
+    const KeyGradients& gradients = params.gradients.grad_sources[block.segment + 1];
+    const bool of_keys = gradient == KeyGradient::kOfKeys;
+    const TokenHeadsData& to = of_keys ? gradients.grad_k : gradients.grad_v;
+    const float factor = of_keys ? params.problem.softmax_scale : 1.0F;
+    ESPALIER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = first_row() + 8 * i;
+      if (row < block.num_keys()) store_row<Element>(to, block.begin + row, head, i, sums, factor);
+    }
+  }
+
   template <bool kMasked>
   ESPALIER_KERNEL void exponentiate(float (&s)[kRows / 2], const float* lse, int32_t token) const {
     SeenRows seen[2];

@@ -12,7 +12,8 @@
 //                  head dimension 64        128       256
 //   keys of a tile              128        128        64
 //   registers a thread: O, S, P  32, 64, 32 | 64, 64, 32 | 128, 32, 16
-//   shared memory   Q; K and V two stages each: 80, 160, 192 KB
+//   stages of K and V             4          2         2
+//   shared memory, Q too        144        160       192 KB
 //
 // Every sum is formed in the order of the walk: bitwise identical in every run.
 #pragma once
@@ -22,7 +23,8 @@
 namespace espalier::cuda::hopper {
 
 struct ForwardParams {
-  simt::TensorMap q;  // boxes of a tile
+  simt::TensorMap q;    // boxes of a tile
+  simt::TensorMap out;  // of a warpgroup's rows
   KeyMaps keys;
   AttentionProblem problem;
   AttentionOutputs outputs;
@@ -30,6 +32,7 @@ struct ForwardParams {
   const KeyPlace* places;  // by key block
   const int32_t* ends;     // by key block and key: one past the last query that sees it
   HeadPacking packing;
+  TileOrder order;
 };
 
 template <class ElementType, int kDim>
@@ -38,7 +41,7 @@ struct ForwardTiles {
   static constexpr int kHeadDim = kDim;
   static constexpr int kRows = 128;
   static constexpr int kKeys = kDim == 256 ? 64 : 128;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kDim == 64 ? 4 : 2;
   static constexpr int kValueStages = kStages;
   static constexpr int kQueryBytes = kRows * kDim * 2;
   static constexpr int kKeyBytes = kKeys * kDim * 2;
@@ -67,8 +70,9 @@ struct alignas(8) TwoEnds {
   int32_t of_keys[2];
 };
 
-/// Numbers of barriers between the two warpgroups: whose turn it is to start products.
-constexpr int kTurn = 1;
+/// Numbers of barriers: between the two warpgroups, whose turn it is to start products; and of each by
+/// itself.
+enum ForwardBarrier { kTurn = 1, kRowsWritten = 3 };
 
 template <class Tiles>
 struct ForwardBarriers {
@@ -99,17 +103,28 @@ struct ForwardBarriers {
   }
 };
 
+/// Of a block of threads.
+struct OwnTile {
+  int32_t tile;
+  int32_t set;  // of all heads
+};
+template <class Params>
+ESPALIER_KERNEL OwnTile own_tile(const Params& params) {
+  const TileOrder::Place place = params.order[simt::block_x()];
+  return {params.schedule.query_order[place.rank], place.set};
+}
+
 /// Keys and values of all tiles that a tile of queries sees, with notes, by one thread.
 template <class Tiles, class Params>
-ESPALIER_KERNEL void load_key_tiles(const Params& params, const ForwardBarriers<Tiles>& barriers) {
+ESPALIER_KERNEL void load_key_tiles(const Params& params, const OwnTile& own,
+                                    const ForwardBarriers<Tiles>& barriers) {
   constexpr int kKeys = Tiles::kKeys, kDim = Tiles::kHeadDim;
   std::byte* shared = simt::shared();
-  const int32_t tile = params.schedule.query_order[simt::block_x()], set = simt::block_y();
-  const int32_t begin = params.schedule.query_begin(tile), end = params.schedule.query_end(tile);
-  const int32_t key_head = set / params.packing.sets;
+  const int32_t begin = params.schedule.query_begin(own.tile), end = params.schedule.query_end(own.tile);
+  const int32_t key_head = own.set / params.packing.sets;
   RingPlace<Tiles::kStages> place;
   RingPlace<Tiles::kValueStages> value_place;
-  TileWalk walk(params.schedule, tile);
+  TileWalk walk(params.schedule, own.tile);
   int32_t acquired = -1;  // the last rectangle: acquiring fetches its maps anew
   while (!walk.done()) {
     const int stage = place.stage;
@@ -143,11 +158,12 @@ ESPALIER_KERNEL void load_key_tiles(const Params& params, const ForwardBarriers<
 template <class Tiles>
 ESPALIER_KERNEL void load_forward(const ForwardParams& params) {
   const ForwardBarriers<Tiles> barriers(simt::shared());
+  const OwnTile own = own_tile(params);
   simt::arrive_expecting(barriers.q, Tiles::kQueryBytes);
-  load_tile<Tiles::kRows, Tiles::kHeadDim>(
-      simt::shared() + Tiles::kQ, &params.q, barriers.q, simt::block_y() << params.packing.shift,
-      params.schedule.query_begin(params.schedule.query_order[simt::block_x()]));
-  load_key_tiles(params, barriers);
+  load_tile<Tiles::kRows, Tiles::kHeadDim>(simt::shared() + Tiles::kQ, &params.q, barriers.q,
+                                           own.set << params.packing.shift,
+                                           params.schedule.query_begin(own.tile));
+  load_key_tiles(params, own, barriers);
 }
 
 /// Scores that are not seen to minus infinity. `query` are the two rows' queries.
@@ -189,7 +205,7 @@ class ForwardConsumer {
         group_(simt::warp() / 4),
         scale_(params.problem.softmax_scale * kLog2E) {
     const int row = accumulator_row();
-    const int32_t begin = params.schedule.query_begin(params.schedule.query_order[simt::block_x()]);
+    const int32_t begin = params.schedule.query_begin(own_tile(params).tile);
     ESPALIER_UNROLL
     for (int i = 0; i < 2; ++i) {
       query_[i] = begin + params.packing.tokens(row + 8 * i);
@@ -265,6 +281,7 @@ class ForwardConsumer {
     release_stage(barriers.k_empty + place.stage);
     float factor[2];
     exponentiate(s, factor);
+    simt::settle(sum_[0] + sum_[1]);
     simt::wait_products<0>();
     hold_all(p);
     hold_parts(out_);
@@ -329,7 +346,9 @@ class ForwardConsumer {
   }
 
   ESPALIER_KERNEL void store() const {
-    const TokenHeadsData& to = params_.outputs.out;
+    const OwnTile own = own_tile(params_);
+    const int first_head = own.set << params_.packing.shift;
+    float factors[2];
     ESPALIER_UNROLL
     for (int i = 0; i < 2; ++i) {
       float sum = sum_[i];
@@ -337,15 +356,18 @@ class ForwardConsumer {
       sum += simt::shuffle_xor(sum, 2);
       const int row = accumulator_row() + 8 * i;
       const int64_t token = query_[i];
-      const int64_t head =
-          (simt::block_y() << params_.packing.shift) + (row & (params_.packing.packed() - 1));
-      if (token >= params_.problem.num_tokens) continue;
-      if (simt::lane() % 4 == 0) {
+      const int64_t head = first_head + (row & (params_.packing.packed() - 1));
+      if (simt::lane() % 4 == 0 && token < params_.problem.num_tokens) {
         params_.outputs.lse[head * params_.problem.num_tokens + token] =
             kLn2 * (maximum_[i] * scale_ + simt::log2(sum));
       }
-      store_row<Element>(to, token, head, i, out_, 1 / sum);
+      factors[i] = 1 / sum;
     }
+    // Q's rows of this warpgroup are done with.
+    store_rows<Element, Tiles::kRows>(
+        &params_.out, first_head,
+        params_.schedule.query_begin(own.tile) + params_.packing.tokens(kRowsOfWarpgroup * group_),
+        shared_ + Tiles::kQ, group_, kRowsWritten + group_, out_, factors);
   }
 
   const ForwardParams& params_;
@@ -358,11 +380,7 @@ class ForwardConsumer {
   Sums<kDim> out_;
 };
 
-inline Grid forward_grid(const ForwardParams& params) {
-  return {params.schedule.inputs.num_query_blocks(), params.problem.num_key_heads * params.packing.sets};
-}
-
-/// Blocks of forward_grid, of kThreads threads. The scale is positive.
+/// Blocks of params.order.grid(), of kThreads threads. The scale is positive.
 template <class Element, int kHeadDim>
 ESPALIER_KERNEL void forward_tile(const ForwardParams& params) {
   using Tiles = ForwardTiles<Element, kHeadDim>;

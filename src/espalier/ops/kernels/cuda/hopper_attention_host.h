@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host's side of attention on Hopper: scratch memory, schedules, maps, and what is launched with them. By
 // `launcher` it reaches the GPU, or the emulator, which is why it is tested where there is no GPU:
-//   TileSchedule schedule(inputs, memory)
-//   void place_keys(params)                  a block of 32 threads for every key block of params.schedule
+//   Target target()
+//   void schedule(schedule)                  lists its tiles, and what follows is of it:
+//   void order_parts(schedule, parts)
+//   void place_keys(params)                  a block of 32 threads for every key block
 //   void write_maps(maps, to)                to the GPU's memory
 //   void forward<Element, kHeadDim>(params), void backward<Element, kHeadDim>(params)
 //   void queries<Element, kHeadDim>(params)  backward_queries
@@ -10,9 +12,16 @@
 // and backward_queries works it out.
 #pragma once
 
+#include "espalier/ops/kernels/cuda/device.h"
 #include "espalier/ops/kernels/cuda/hopper_attention_queries.h"
 
 namespace espalier::cuda::hopper {
+
+/// The GPU of a call.
+struct Target {
+  DeviceProperties device;
+  CutRule cuts;
+};
 
 /// Rows of a tile of queries, and keys of a tile.
 struct TileSize {
@@ -37,55 +46,115 @@ TileSize tile_size(int32_t head_dim) {
   return size;
 }
 
-inline ScheduleInputs schedule_inputs(const AttentionProblem& problem, const TileSize& size) {
-  const HeadPacking packing = HeadPacking::of(problem.group());
+/// What one kernel goes over, and how.
+struct Pass {
+  TileSize size;
+  HeadPacking packing;
+  int32_t key_heads_at_once;
+  bool backward;  // by key blocks
+};
+
+/// Of `count` things of `bytes` each how many at a time leave a third of the second-level cache to others: as
+/// few as make no more rounds.
+inline int32_t in_cache(int64_t bytes, int32_t count, const Target& target) {
+  const int64_t room =
+      std::clamp<int64_t>(target.device.cache_bytes * 2 / 3 / std::max<int64_t>(bytes, 1), 1, count);
+  const int64_t rounds = (count + room - 1) / room;
+  return static_cast<int32_t>((count + rounds - 1) / rounds);
+}
+
+/// Tiles of queries: the blocks of threads of a key head share its keys and values.
+template <template <class, int> class Tiles>
+Pass query_pass(const AttentionProblem& problem, const HeadPacking& packing, const Target& target) {
+  int64_t keys = problem.num_tokens;
+  for (int32_t i = 0; i < problem.num_rectangles; ++i) {
+    keys += problem.host_rectangles[i].key_end - problem.host_rectangles[i].key_begin;
+  }
+  return {tile_size<Tiles>(problem.head_dim), packing,
+          in_cache(keys * problem.head_dim * 2 * kElementBytes, problem.num_key_heads, target), false};
+}
+inline Pass forward_pass(const AttentionProblem& problem, const Target& target) {
+  return query_pass<ForwardTiles>(problem, HeadPacking::of(problem.group()), target);
+}
+
+/// Key blocks: the blocks of threads of a key head share Q, dO and the sums of dQ of the heads that they
+/// work on together, all rows of them. So no more heads are packed than the cache has room for.
+inline Pass key_pass(const AttentionProblem& problem, const Target& target) {
+  const int64_t sum_bytes = problem.deterministic ? 0 : int64_t{sizeof(float)};
+  const int64_t head_bytes = int64_t{problem.num_tokens} * problem.head_dim * (2 * kElementBytes + sum_bytes);
+  const HeadPacking packing = HeadPacking::of(problem.group(), in_cache(head_bytes, problem.group(), target));
+  return {tile_size<BackwardTiles>(problem.head_dim), packing,
+          in_cache(head_bytes * packing.packed(), problem.num_key_heads, target), true};
+}
+/// After key_pass, whose statistics it reads.
+inline Pass query_gradient_pass(const AttentionProblem& problem, const Target& target) {
+  return query_pass<QueryGradientTiles>(problem, key_pass(problem, target).packing, target);
+}
+
+inline ScheduleInputs schedule_inputs(const AttentionProblem& problem, const Pass& pass) {
   ScheduleInputs inputs{problem.subtree_end,
                         problem.num_tokens,
                         problem.rectangles,
                         problem.num_rectangles,
                         0,
-                        {packing.tokens(size.rows), size.keys}};
+                        {pass.packing.tokens(pass.size.rows), pass.size.keys}};
   for (int32_t i = 0; i < problem.num_rectangles; ++i) {
-    inputs.num_context_blocks += num_context_blocks(problem.host_rectangles[i], size.keys);
+    inputs.num_context_blocks += num_context_blocks(problem.host_rectangles[i], pass.size.keys);
   }
   return inputs;
 }
 
-/// What a call keeps in its scratch memory.
-struct Scratch {
-  std::byte* schedule;
-  simt::TensorMap* context_maps;
-  KeyPlace* places;
-  int32_t* ends;      // forward
-  float* statistics;  // backward, as is grad_q
-  float* grad_q;
-};
-
-/// Lays it out in `memory`, which may be null. Returns the bytes that it takes.
-inline int64_t place_scratch(const AttentionProblem& problem, const ScheduleInputs& inputs,
-                             const TileSize& size, bool backward, void* memory, Scratch* scratch) {
-  int64_t bytes = 0;
-  const auto place = [&]<class T>(T*& array, int64_t count) {
-    array = memory == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<std::byte*>(memory) + bytes);
-    bytes += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-  };
-  TileSchedule none;
-  place(scratch->schedule, place_schedule(inputs, nullptr, &none));
-  place(scratch->context_maps, 2 * int64_t{problem.num_rectangles});
-  place(scratch->places, inputs.num_key_blocks());
-  place(scratch->ends, backward ? 0 : int64_t{inputs.num_key_blocks()} * size.keys);
-  const int64_t rows = !backward ? 0
-                                 : int64_t{inputs.num_query_blocks()} * problem.num_key_heads *
-                                       HeadPacking::of(problem.group()).sets * size.rows;
-  place(scratch->statistics, 2 * rows);
-  place(scratch->grad_q, problem.deterministic ? 0 : rows * problem.head_dim);
-  if (problem.deterministic) scratch->grad_q = nullptr;
-  return bytes;
+inline PartInputs part_inputs(const AttentionProblem& problem, const Pass& pass, const Target& target) {
+  return PartInputs::of(problem.num_key_heads, pass.key_heads_at_once, pass.packing.sets, target.cuts);
 }
 
-inline int64_t scratch_bytes(const AttentionProblem& problem, const TileSize& size, bool backward) {
+/// What follows from the forest, the rectangles and sizes alone, in memory that later calls share.
+struct PassSchedule {
+  TileSchedule tiles{};
+  KeyPlace* places = nullptr;  // by key block
+  int32_t* ends = nullptr;     // of a pass by queries
+  KeyParts parts{};            // of one by keys; its sums are in scratch memory
+};
+
+/// What a call has for itself.
+struct Scratch {
+  simt::TensorMap* context_maps = nullptr;
+  float* key_sums = nullptr;  // backward, as is what follows
+  float* statistics = nullptr;
+  float* grad_q = nullptr;  // unless deterministic
+};
+
+inline void place_pass(const AttentionProblem& problem, const Pass& pass, const Target& target, Arena& arena,
+                       PassSchedule* schedule) {
+  const ScheduleInputs inputs = schedule_inputs(problem, pass);
+  place_schedule(inputs, arena, &schedule->tiles);
+  arena.place(schedule->places, inputs.num_key_blocks());
+  if (pass.backward) {
+    const int64_t key_floats = int64_t{pass.size.keys} * problem.head_dim;
+    place_parts(part_inputs(problem, pass, target), inputs, key_floats, arena, &schedule->parts);
+  } else {
+    arena.place(schedule->ends, int64_t{inputs.num_key_blocks()} * pass.size.keys);
+  }
+}
+
+inline void place_scratch(const AttentionProblem& problem, const Pass& pass, const PassSchedule& schedule,
+                          Arena& arena, Scratch* scratch) {
+  arena.place(scratch->context_maps, 2 * int64_t{problem.num_rectangles});
+  if (!pass.backward) return;
+  const int64_t rows = int64_t{schedule.tiles.inputs.num_query_blocks()} * problem.num_key_heads *
+                       pass.packing.sets * pass.size.rows;
+  arena.place(scratch->key_sums, schedule.parts.num_sums());
+  arena.place(scratch->statistics, 2 * rows);
+  if (!problem.deterministic) arena.place(scratch->grad_q, rows * problem.head_dim);
+}
+
+inline AttentionMemory memory_of(const AttentionProblem& problem, const Pass& pass, const Target& target) {
+  PassSchedule schedule;
   Scratch scratch;
-  return place_scratch(problem, schedule_inputs(problem, size), size, backward, nullptr, &scratch);
+  Arena schedules(nullptr), rest(nullptr);
+  place_pass(problem, pass, target, schedules, &schedule);
+  place_scratch(problem, pass, schedule, rest, &scratch);
+  return {schedules.bytes(), rest.bytes()};
 }
 
 struct PlaceParams {
@@ -95,28 +164,33 @@ struct PlaceParams {
   int32_t* ends;
 };
 
-/// The schedule, where its keys are, and maps of them.
+/// The schedule, filled, and maps of its keys.
 struct Preparation {
+  PassSchedule schedule;
   Scratch scratch;
-  TileSchedule schedule;
-  KeyMaps maps;
-  HeadPacking packing;
+  KeyMaps maps{};
 };
 
+/// With a problem whose `schedules` are those of this pass.
 template <class Launcher>
-Preparation prepare(const AttentionProblem& problem, const TileSize& size, bool backward, void* memory,
-                    Launcher& launcher) {
+Preparation prepare(const AttentionProblem& problem, const Pass& pass, void* memory, Launcher& launcher) {
   Preparation result;
-  const ScheduleInputs inputs = schedule_inputs(problem, size);
-  place_scratch(problem, inputs, size, backward, memory, &result.scratch);
-  result.packing = HeadPacking::of(problem.group());
-  result.schedule = launcher.schedule(inputs, result.scratch.schedule);
-  launcher.place_keys(PlaceParams{result.schedule, size.keys, result.scratch.places,
-                                  backward ? nullptr : result.scratch.ends});
+  PassSchedule& schedule = result.schedule;
+  Arena schedules(problem.schedules), rest(memory);
+  place_pass(problem, pass, launcher.target(), schedules, &schedule);
+  place_scratch(problem, pass, schedule, rest, &result.scratch);
+  if (!problem.scheduled) {
+    launcher.schedule(schedule.tiles);
+    launcher.place_keys(PlaceParams{schedule.tiles, pass.size.keys, schedule.places, schedule.ends});
+    if (pass.backward) launcher.order_parts(schedule.tiles, schedule.parts);
+  }
+  schedule.parts.sums = result.scratch.key_sums;
   const KeySource& own = problem.host_sources[0];
-  result.maps = {map_keys(problem, own.k, 0, problem.num_tokens, size.keys),
-                 map_keys(problem, own.v, 0, problem.num_tokens, size.keys), result.scratch.context_maps};
-  launcher.write_maps(map_context(problem, problem.host_sources, size.keys), result.scratch.context_maps);
+  result.maps = {map_keys(problem, own.k, 0, problem.num_tokens, pass.size.keys),
+                 map_keys(problem, own.v, 0, problem.num_tokens, pass.size.keys),
+                 result.scratch.context_maps};
+  launcher.write_maps(map_context(problem, problem.host_sources, pass.size.keys),
+                      result.scratch.context_maps);
   return result;
 }
 
@@ -129,34 +203,40 @@ void dispatch(const AttentionProblem& problem, const Call& call) {
   });
 }
 
-inline int64_t forward_scratch_bytes(const AttentionProblem& problem) {
-  return scratch_bytes(problem, tile_size<ForwardTiles>(problem.head_dim), /*backward=*/false);
+inline AttentionMemory forward_memory(const AttentionProblem& problem, const Target& target) {
+  return memory_of(problem, forward_pass(problem, target), target);
 }
 /// Of the kernels that go by key blocks; of dQ's own what follows.
-inline int64_t key_scratch_bytes(const AttentionProblem& problem) {
-  return scratch_bytes(problem, tile_size<BackwardTiles>(problem.head_dim), /*backward=*/true);
+inline AttentionMemory key_memory(const AttentionProblem& problem, const Target& target) {
+  return memory_of(problem, key_pass(problem, target), target);
 }
-inline int64_t backward_scratch_bytes(const AttentionProblem& problem) {
-  const int64_t queries =
-      problem.deterministic
-          ? scratch_bytes(problem, tile_size<QueryGradientTiles>(problem.head_dim), /*backward=*/false)
-          : 0;
-  return key_scratch_bytes(problem) + queries;
+inline AttentionMemory backward_memory(const AttentionProblem& problem, const Target& target) {
+  const AttentionMemory keys = key_memory(problem, target);
+  if (!problem.deterministic) return keys;
+  const AttentionMemory queries = memory_of(problem, query_gradient_pass(problem, target), target);
+  return {keys.schedules + queries.schedules, keys.scratch + queries.scratch};
+}
+
+inline TileOrder tile_order(const AttentionProblem& problem, const Pass& pass, const TileSchedule& schedule) {
+  const int32_t sets = pass.packing.sets;
+  return {schedule.inputs.num_query_blocks(), problem.num_key_heads * sets, pass.key_heads_at_once * sets};
 }
 
 template <class Launcher>
 void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,
             Launcher& launcher) {
-  const TileSize size = tile_size<ForwardTiles>(problem.head_dim);
-  const Preparation ready = prepare(problem, size, /*backward=*/false, scratch, launcher);
-  const ForwardParams params{map_queries(problem, problem.q, ready.packing, size.rows),
+  const Pass pass = forward_pass(problem, launcher.target());
+  const Preparation ready = prepare(problem, pass, scratch, launcher);
+  const ForwardParams params{map_queries(problem, problem.q, pass.packing, pass.size.rows),
+                             map_queries(problem, outputs.out, pass.packing, kRowsOfWarpgroup),
                              ready.maps,
                              problem,
                              outputs,
-                             ready.schedule,
-                             ready.scratch.places,
-                             ready.scratch.ends,
-                             ready.packing};
+                             ready.schedule.tiles,
+                             ready.schedule.places,
+                             ready.schedule.ends,
+                             pass.packing,
+                             tile_order(problem, pass, ready.schedule.tiles)};
   dispatch(problem,
            [&]<class Element, int kHeadDim>() { launcher.template forward<Element, kHeadDim>(params); });
 }
@@ -165,20 +245,23 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
 template <class Launcher>
 void attend_queries(const AttentionProblem& problem, const BackwardParams& keys, void* scratch,
                     Launcher& launcher) {
-  const TileSize size = tile_size<QueryGradientTiles>(problem.head_dim);
-  const Preparation ready = prepare(problem, size, /*backward=*/false, scratch, launcher);
-  const QueryGradientParams params{map_queries(problem, problem.q, ready.packing, size.rows),
-                                   map_queries(problem, keys.gradients.grad_out, ready.packing, size.rows),
-                                   ready.maps,
-                                   problem,
-                                   keys.gradients,
-                                   ready.schedule,
-                                   ready.scratch.places,
-                                   ready.scratch.ends,
-                                   ready.packing,
-                                   keys.statistics,
-                                   tile_size<BackwardTiles>(problem.head_dim).rows,
-                                   keys.schedule.inputs.num_query_blocks()};
+  const Pass pass = query_gradient_pass(problem, launcher.target());
+  const Preparation ready = prepare(problem, pass, scratch, launcher);
+  const QueryGradientParams params{
+      map_queries(problem, problem.q, pass.packing, pass.size.rows),
+      map_queries(problem, keys.gradients.grad_out, pass.packing, pass.size.rows),
+      map_queries(problem, keys.gradients.grad_q, pass.packing, kRowsOfWarpgroup),
+      ready.maps,
+      problem,
+      keys.gradients,
+      ready.schedule.tiles,
+      ready.schedule.places,
+      ready.schedule.ends,
+      pass.packing,
+      tile_order(problem, pass, ready.schedule.tiles),
+      keys.statistics,
+      tile_size<BackwardTiles>(problem.head_dim).rows,
+      keys.schedule.inputs.num_query_blocks()};
   dispatch(problem,
            [&]<class Element, int kHeadDim>() { launcher.template queries<Element, kHeadDim>(params); });
 }
@@ -186,22 +269,27 @@ void attend_queries(const AttentionProblem& problem, const BackwardParams& keys,
 template <class Launcher>
 void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
                      Launcher& launcher) {
-  const TileSize size = tile_size<BackwardTiles>(problem.head_dim);
-  const Preparation ready = prepare(problem, size, /*backward=*/true, scratch, launcher);
-  const BackwardParams params{map_queries(problem, problem.q, ready.packing, size.rows),
-                              map_queries(problem, gradients.grad_out, ready.packing, size.rows),
+  const Target target = launcher.target();
+  const Pass pass = key_pass(problem, target);
+  const Preparation ready = prepare(problem, pass, scratch, launcher);
+  const BackwardParams params{map_queries(problem, problem.q, pass.packing, pass.size.rows),
+                              map_queries(problem, gradients.grad_out, pass.packing, pass.size.rows),
                               ready.maps,
                               problem,
                               gradients,
-                              ready.schedule,
-                              ready.scratch.places,
-                              ready.packing,
+                              ready.schedule.tiles,
+                              ready.schedule.places,
+                              pass.packing,
+                              ready.schedule.parts,
                               ready.scratch.statistics,
                               ready.scratch.grad_q};
   dispatch(problem,
            [&]<class Element, int kHeadDim>() { launcher.template backward<Element, kHeadDim>(params); });
   if (!problem.deterministic) return;
-  attend_queries(problem, params, static_cast<std::byte*>(scratch) + key_scratch_bytes(problem), launcher);
+  const AttentionMemory used = key_memory(problem, target);
+  AttentionProblem rest = problem;
+  rest.schedules = static_cast<std::byte*>(problem.schedules) + used.schedules;
+  attend_queries(rest, params, static_cast<std::byte*>(scratch) + used.scratch, launcher);
 }
 
 }  // namespace espalier::cuda::hopper

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class Element, int kHeadDim>
 void launch_queries(const QueryGradientParams& params, void* stream) {
-  const Grid grid = query_grid(params);
+  const Grid grid = params.order.grid();
   launch("backward_queries", &backward_queries_kernel<Element, kHeadDim>,
          {dim3(grid.x, grid.y), kThreads, QueryGradientTiles<Element, kHeadDim>::kSharedBytes, stream},
          params);

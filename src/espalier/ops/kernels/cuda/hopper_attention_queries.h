@@ -11,7 +11,8 @@
 //                  head dimension 64        128       256
 //   keys of a tile              128        128        64
 //   registers a thread: dQ, S, dP  32, 64, 64 | 64, 64, 64 | 128, 32, 32
-//   shared memory   Q, dO; K two stages; V two, two, one: 96, 192, 224 KB
+//   stages of K, V             4, 4        2, 2     2, 1
+//   shared memory, Q and dO too  160        192      224 KB
 #pragma once
 
 #include "espalier/ops/kernels/cuda/hopper_attention_backward.h"
@@ -22,6 +23,7 @@ namespace espalier::cuda::hopper {
 struct QueryGradientParams {
   simt::TensorMap q;         // boxes of a tile
   simt::TensorMap grad_out;  // likewise
+  simt::TensorMap grad_q;    // of a warpgroup's rows
   KeyMaps keys;
   AttentionProblem problem;
   AttentionGradients gradients;
@@ -29,7 +31,8 @@ struct QueryGradientParams {
   const KeyPlace* places;  // by key block
   const int32_t* ends;     // by key block and key: one past the last query that sees it
   HeadPacking packing;
-  const float* statistics;  // of BackwardParams,
+  TileOrder order;
+  const float* statistics;  // of BackwardParams, with the same packing,
   int32_t statistics_rows;  // by tiles of so many rows,
   int32_t num_statistics;   // and so many of them for every head set
 };
@@ -40,8 +43,8 @@ struct QueryGradientTiles {
   static constexpr int kHeadDim = kDim;
   static constexpr int kRows = 128;
   static constexpr int kKeys = kDim > 128 ? 64 : 128;
-  static constexpr int kStages = 2;
-  static constexpr int kValueStages = kDim > 128 ? 1 : 2;
+  static constexpr int kStages = kDim == 64 ? 4 : 2;
+  static constexpr int kValueStages = kDim > 128 ? 1 : kStages;
   static constexpr int kQueryBytes = kRows * kDim * 2;
   static constexpr int kKeyBytes = kKeys * kDim * 2;
   static constexpr int kEndBytes = kKeys * 4;
@@ -61,13 +64,14 @@ struct QueryGradientTiles {
 template <class Tiles>
 ESPALIER_KERNEL void load_query_gradients(const QueryGradientParams& params) {
   const ForwardBarriers<Tiles> barriers(simt::shared());
-  const int head = simt::block_y() << params.packing.shift;
-  const int32_t token = params.schedule.query_begin(params.schedule.query_order[simt::block_x()]);
+  const OwnTile own = own_tile(params);
+  const int head = own.set << params.packing.shift;
+  const int32_t token = params.schedule.query_begin(own.tile);
   simt::arrive_expecting(barriers.q, 2 * Tiles::kQueryBytes);
   load_tile<Tiles::kRows, Tiles::kHeadDim>(simt::shared() + Tiles::kQ, &params.q, barriers.q, head, token);
   load_tile<Tiles::kRows, Tiles::kHeadDim>(simt::shared() + Tiles::kGradOut, &params.grad_out, barriers.q,
                                            head, token);
-  load_key_tiles(params, barriers);
+  load_key_tiles(params, own, barriers);
 }
 
 /// One of 256 threads: rows 16 warp + lane / 4 and 8 more of the tile.
@@ -83,7 +87,8 @@ class QueryGradientConsumer {
         shared_(simt::shared()),
         group_(simt::warp() / 4),
         scale_(params.problem.softmax_scale * kLog2E) {
-    const int32_t begin = params.schedule.query_begin(params.schedule.query_order[simt::block_x()]);
+    const OwnTile own = own_tile(params);
+    const int32_t begin = params.schedule.query_begin(own.tile);
     ESPALIER_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int row = accumulator_row() + 8 * i;
@@ -93,9 +98,8 @@ class QueryGradientConsumer {
       if (query_[i] >= params.problem.num_tokens) continue;
       const int rows = params.statistics_rows, of_tile = row % rows;
       const int64_t tile = begin / params.packing.tokens(rows) + row / rows;
-      const float* statistics = params.statistics +
-                                (simt::block_y() * int64_t{params.num_statistics} + tile) * (2 * rows) +
-                                of_tile;
+      const float* statistics =
+          params.statistics + (own.set * int64_t{params.num_statistics} + tile) * (2 * rows) + of_tile;
       lse_[i] = statistics[0];
       delta_[i] = statistics[rows];
     }
@@ -118,6 +122,14 @@ class QueryGradientConsumer {
   }
 
  private:
+  /// By their sum: that costs less than what waits would.
+  static ESPALIER_KERNEL void settle_all(const float (&p)[kKeys / 2]) {
+    float sums[4] = {0, 0, 0, 0};
+    ESPALIER_UNROLL
+    for (int i = 0; i < kKeys / 2; ++i) sums[i % 4] += p[i];
+    simt::settle(sums[0] + sums[1] + (sums[2] + sums[3]));
+  }
+
   /// Returns whether there is another tile.
   ESPALIER_KERNEL bool step(const ForwardBarriers<Tiles>& barriers, const RingPlace<Tiles::kStages>& place,
                             const RingPlace<Tiles::kValueStages>& value_place) {
@@ -144,6 +156,7 @@ class QueryGradientConsumer {
     }
     ESPALIER_UNROLL
     for (int i = 0; i < kKeys / 2; ++i) p[i] = simt::exp2(p[i]);
+    settle_all(p);
     simt::wait_products<0>();
     simt::hold(ds);
     release_stage(barriers.v_empty + value_stage);
@@ -162,16 +175,13 @@ class QueryGradientConsumer {
   }
 
   ESPALIER_KERNEL void store() const {
-    const TokenHeadsData& to = params_.gradients.grad_q;
+    const OwnTile own = own_tile(params_);
     const float scale = params_.problem.softmax_scale;
-    ESPALIER_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int64_t token = query_[i];
-      const int64_t head = (simt::block_y() << params_.packing.shift) +
-                           ((accumulator_row() + 8 * i) & (params_.packing.packed() - 1));
-      if (token >= params_.problem.num_tokens) continue;
-      store_row<Element>(to, token, head, i, grad_q_, scale);
-    }
+    // Q's rows of this warpgroup are done with.
+    store_rows<Element, Tiles::kRows>(
+        &params_.grad_q, own.set << params_.packing.shift,
+        params_.schedule.query_begin(own.tile) + params_.packing.tokens(kRowsOfWarpgroup * group_),
+        shared_ + Tiles::kQ, group_, kRowsWritten + group_, grad_q_, {scale, scale});
   }
 
   const QueryGradientParams& params_;
@@ -184,11 +194,7 @@ class QueryGradientConsumer {
   Sums<kDim> grad_q_;
 };
 
-inline Grid query_grid(const QueryGradientParams& params) {
-  return {params.schedule.inputs.num_query_blocks(), params.problem.num_key_heads * params.packing.sets};
-}
-
-/// Blocks of query_grid, of kThreads threads; after prepare_backward, whose statistics it reads.
+/// Blocks of params.order.grid(), of kThreads threads; after prepare_backward, whose statistics it reads.
 template <class Element, int kHeadDim>
 ESPALIER_KERNEL void backward_queries(const QueryGradientParams& params) {
   using Tiles = QueryGradientTiles<Element, kHeadDim>;

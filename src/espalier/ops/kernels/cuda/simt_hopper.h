@@ -21,8 +21,10 @@
 //                                     tensor. Counts the whole box's bytes at the barrier.
 //   load_bytes(to, from, bytes, barrier)  both aligned to 16 bytes [cp.async.bulk]
 //   add_floats(to_global, from_shared, bytes)  adds atomically, likewise aligned [cp.reduce.async.bulk]
-//   commit_adds(), wait_adds_read<N>()  ends a group of this thread's adds; until all but the last N groups
-//                                     have read their shared memory
+//   store_box(map, from, column, head, token)  the reverse of load_box; what leaves the tensor is not written
+//                                     [cp.async.bulk.tensor]
+//   commit_writes(), wait_writes_read<N>()  ends a group of this thread's adds and stores; until all but the
+//                                     last N groups have read their shared memory
 //   make_map(tensor)                  on the host, where boxes come from; throws std::runtime_error where the
 //                                     copy engine does not take it
 //   acquire_map(map)                  before the first use, in this thread, of a map in global memory that
@@ -38,6 +40,8 @@
 //                                     nor a register of A may be touched, nor the shared memory of a and b
 //                                     changed.
 //   hold(registers)                   keeps the compiler from moving uses of an array across this point
+//   settle(value)                     works out a value here, and not after the next wait, where ptxas moves
+//                                     arithmetic that nothing else keeps in place
 //   Of warp w of the four, lane l has in d[i] row 16 w + l / 4 + 8 (i / 2 % 2), column 8 (i / 4) +
 //   2 (l % 4) + i % 2 of D; and in a[4] what multiply_add of simt.h has of rows [16 w, 16 w + 16).
 // Rest

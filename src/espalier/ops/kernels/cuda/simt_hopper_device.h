@@ -63,11 +63,18 @@ __device__ __forceinline__ void add_floats(float* to_global, const float* from_s
                "r"(shared_address(from_shared)), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void commit_adds() {
+__device__ __forceinline__ void store_box(const TensorMap* map, const void* from, int column, int head,
+                                          int token) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+                   reinterpret_cast<uint64_t>(map)),
+               "r"(shared_address(from)), "r"(column), "r"(head), "r"(token)
+               : "memory");
+}
+__device__ __forceinline__ void commit_writes() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 template <int N>
-__device__ __forceinline__ void wait_adds_read() {
+__device__ __forceinline__ void wait_writes_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 __device__ __forceinline__ void acquire_map(const TensorMap* map) {
@@ -97,6 +104,16 @@ template <int N>
 __device__ __forceinline__ void hold(uint32_t (&registers)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+// A store that depends on the value and never happens, for no arithmetic gives a NaN of these bits: ptxas
+// keeps the order of volatile accesses and waits. Of a comparison by size it may know the outcome.
+__device__ __forceinline__ void settle(float value) {
+  asm volatile(
+      "{\n.reg .pred never;\nsetp.eq.u32 never, %0, 0xffffffff;\n@never st.volatile.shared.u32 [%1], "
+      "%0;\n}" ::"r"(__float_as_uint(value)),
+      "r"(0)
+      : "memory");
 }
 
 // clang-format off

@@ -34,8 +34,9 @@ void wait_phase(uint64_t* barrier, int parity);
 void load_box(void* to, const TensorMap* map, uint64_t* barrier, int column, int head, int token);
 void load_bytes(void* to, const void* from, int bytes, uint64_t* barrier);
 void add_floats(float* to_global, const float* from_shared, int bytes);
-void commit_adds();
-void wait_adds_read(int groups_left);
+void store_box(const TensorMap* map, const void* from, int column, int head, int token);
+void commit_writes();
+void wait_writes_read(int groups_left);
 void acquire_map(const TensorMap* map);
 void fence_copies();
 
@@ -95,12 +96,15 @@ inline void load_bytes(void* to, const void* from, int bytes, uint64_t* barrier)
 inline void add_floats(float* to_global, const float* from_shared, int bytes) {
   emulator::add_floats(to_global, from_shared, bytes);
 }
-inline void commit_adds() {
-  emulator::commit_adds();
+inline void store_box(const TensorMap* map, const void* from, int column, int head, int token) {
+  emulator::store_box(map, from, column, head, token);
+}
+inline void commit_writes() {
+  emulator::commit_writes();
 }
 template <int N>
-void wait_adds_read() {
-  emulator::wait_adds_read(N);
+void wait_writes_read() {
+  emulator::wait_writes_read(N);
 }
 inline void acquire_map(const TensorMap* map) {
   emulator::acquire_map(map);
@@ -121,6 +125,7 @@ void wait_products() {
 }
 template <class T, int N>
 void hold(T (&)[N]) {}
+inline void settle(float) {}
 
 template <class Element, int N, Order kOrderA, Order kOrderB>
 void multiply_async(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {

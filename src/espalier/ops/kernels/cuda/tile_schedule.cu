@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "espalier/ops/kernels/cuda/key_parts.h"
 #include "espalier/ops/kernels/cuda/launch.cuh"
-#include "espalier/ops/kernels/cuda/tile_schedule.h"
 
 namespace espalier::cuda {
 namespace {
@@ -15,11 +15,18 @@ __global__ void __launch_bounds__(kScheduleThreads) order_blocks_kernel(const Ti
   order_blocks(schedule);
 }
 
+struct PartParams {
+  TileSchedule schedule;
+  KeyParts parts;
+};
+__global__ void __launch_bounds__(kScheduleThreads) order_parts_kernel(const PartParams params) {
+  order_parts(params.schedule, params.parts);
+}
+
 }  // namespace
 
-TileSchedule build_schedule(const ScheduleInputs& inputs, void* memory, void* stream) {
-  TileSchedule schedule;
-  place_schedule(inputs, static_cast<std::byte*>(memory), &schedule);
+void build_schedule(const TileSchedule& schedule, void* stream) {
+  const ScheduleInputs& inputs = schedule.inputs;
   const auto grid = [&](int32_t warps) {
     return Launch{{static_cast<unsigned>(schedule_grid(warps)), 1, 1}, kScheduleThreads, 0, stream};
   };
@@ -28,7 +35,12 @@ TileSchedule build_schedule(const ScheduleInputs& inputs, void* memory, void* st
          schedule);
   launch("link_blocks", link_blocks_kernel, grid(blocks), schedule);
   launch("order_blocks", order_blocks_kernel, grid(blocks), schedule);
-  return schedule;
+}
+
+void order_parts(const TileSchedule& schedule, const KeyParts& parts, void* stream) {
+  const auto blocks = static_cast<unsigned>(schedule_grid(part_warps(schedule)));
+  launch("order_parts", order_parts_kernel, {{blocks, 1, 1}, kScheduleThreads, 0, stream},
+         PartParams{schedule, parts});
 }
 
 }  // namespace espalier::cuda

@@ -83,22 +83,31 @@ struct TileSchedule {
   }
 };
 
-/// Lays the arrays of a schedule into `memory` (aligned to 256 bytes; null to learn their size alone).
-/// Returns the bytes that they take.
-inline int64_t place_schedule(const ScheduleInputs& inputs, std::byte* memory, TileSchedule* schedule) {
-  int64_t bytes = 0;
-  const auto place = [&]<class T>(T*& array, int64_t count) {
-    array = memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + bytes);
-    bytes += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-  };
+/// Hands out memory from the front, aligned to 256 bytes as its begin is; of a null pointer, the size alone.
+class Arena {
+ public:
+  explicit Arena(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
+
+  template <class T>
+  void place(T*& array, int64_t count) {
+    array = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
+    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* memory_;
+  int64_t bytes_ = 0;
+};
+
+inline void place_schedule(const ScheduleInputs& inputs, Arena& arena, TileSchedule* schedule) {
   schedule->inputs = inputs;
-  place(schedule->key_blocks, inputs.num_key_blocks());
-  place(schedule->lists, inputs.num_query_blocks());
-  place(schedule->query_work, inputs.num_query_blocks());
-  place(schedule->key_work, inputs.num_key_blocks());
-  place(schedule->query_order, inputs.num_query_blocks());
-  place(schedule->key_order, inputs.num_key_blocks());
-  return bytes;
+  arena.place(schedule->key_blocks, inputs.num_key_blocks());
+  arena.place(schedule->lists, inputs.num_query_blocks());
+  arena.place(schedule->query_work, inputs.num_query_blocks());
+  arena.place(schedule->key_work, inputs.num_key_blocks());
+  arena.place(schedule->query_order, inputs.num_query_blocks());
+  arena.place(schedule->key_order, inputs.num_key_blocks());
 }
 
 /// The key blocks that a query block sees, one after another.
@@ -291,7 +300,7 @@ ESPALIER_KERNEL void order_blocks(const TileSchedule& schedule) {
   }
 }
 
-/// Lists the tiles of `inputs` in `memory` (place_schedule says how much) on `stream`, a cudaStream_t.
-TileSchedule build_schedule(const ScheduleInputs& inputs, void* memory, void* stream);
+/// Lists the tiles of a schedule that has been placed, on `stream`, a cudaStream_t.
+void build_schedule(const TileSchedule& schedule, void* stream);
 
 }  // namespace espalier::cuda

@@ -32,12 +32,12 @@ AttentionSupport attention_support(AttentionKernels kernels, ElementKind element
   return implementation(kernels).support(element, head_dim, compute_capability, shared_bytes);
 }
 
-int64_t forward_scratch_bytes(const AttentionProblem& problem) {
-  return implementation_for(problem, false).forward_scratch_bytes(problem);
+AttentionMemory forward_memory(const AttentionProblem& problem) {
+  return implementation_for(problem, false).forward_memory(problem);
 }
 
-int64_t backward_scratch_bytes(const AttentionProblem& problem) {
-  return implementation_for(problem, true).backward_scratch_bytes(problem);
+AttentionMemory backward_memory(const AttentionProblem& problem) {
+  return implementation_for(problem, true).backward_memory(problem);
 }
 
 void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch, void* stream) {

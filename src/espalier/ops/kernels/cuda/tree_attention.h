@@ -60,6 +60,10 @@ struct AttentionProblem {
   const ContextRectangle* rectangles;
   int32_t num_rectangles;
   bool deterministic;  // backward without atomics: bitwise identical in every run
+  // What follows from the forest, the rectangles, and the numbers and sizes above alone: memory for it,
+  // aligned to 256 bytes, and whether an earlier call of this pass (forward or backward) has filled it.
+  void* schedules;
+  bool scheduled;
 
   int32_t group() const { return num_heads / num_key_heads; }
 };
@@ -93,9 +97,14 @@ struct AttentionSupport {
 AttentionSupport attention_support(AttentionKernels kernels, ElementKind element, int32_t head_dim,
                                    int compute_capability, int64_t shared_bytes);
 
-/// Bytes of scratch that a call needs, to be aligned to 256; in any state before, free after.
-int64_t forward_scratch_bytes(const AttentionProblem& problem);
-int64_t backward_scratch_bytes(const AttentionProblem& problem);
+/// Bytes that a call needs of the problem's `schedules`, and of scratch, which is aligned to 256, in any
+/// state before and free after.
+struct AttentionMemory {
+  int64_t schedules;
+  int64_t scratch;
+};
+AttentionMemory forward_memory(const AttentionProblem& problem);
+AttentionMemory backward_memory(const AttentionProblem& problem);
 
 /// On `stream`, a cudaStream_t of the current device. Throw std::runtime_error where a launch fails.
 void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch, void* stream);
@@ -107,8 +116,8 @@ struct AttentionImplementation {
   AttentionSupport (*support)(ElementKind element, int32_t head_dim, int compute_capability,
                               int64_t shared_bytes);
   bool (*takes)(const AttentionProblem& problem, bool backward);  // of what it supports; null: everything
-  int64_t (*forward_scratch_bytes)(const AttentionProblem& problem);
-  int64_t (*backward_scratch_bytes)(const AttentionProblem& problem);
+  AttentionMemory (*forward_memory)(const AttentionProblem& problem);
+  AttentionMemory (*backward_memory)(const AttentionProblem& problem);
   void (*attend)(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,
                  void* stream);
   void (*attend_backward)(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention backward on mma.sync. With c = softmax_scale, lse over all keys and delta_j = sum_d dO_jd O_jd,
 //     P_ij = exp(c s_ij - lse_i),  dV = P^T dO,  dS = P (dO V^T - delta),  dK = c dS^T Q,  dQ = c dS K
-// (docs/math.md; FlashAttention-2, algorithm 2). Four kernels:
+// (docs/math.md; FlashAttention-2, algorithm 2). Kernels:
 //
 //   attention_delta     a warp for 512 / head_dim rows (token, head): delta.
 //   attend_keys         a block of threads has one key block and one key head. Its K and V stay in shared
 //                       memory, dK and dV in registers, while it goes over the rows (tokens of its contiguous
 //                       range of query blocks, all heads of the group: no expansion of K and V, no atomics
-//                       for their gradients). dQ is added to float32 sums by atomics, or not at all.
+//                       for their gradients), or over a part of them (key_parts.h). dQ is added to float32
+//                       sums by atomics, or not at all.
+//   join_keys           dK and dV of key blocks that are cut: the sums of their parts.
 //   sums_to_queries     these sums to dQ.
-//   attend_queries      deterministic mode: dQ alone, a block of threads per query block, over its walk
-//                       (tile_schedule.h) as in forward; S and dP are computed once more, 7 products for 5.
-//                       Its blocks have a schedule of their own.
+//   attend_queries      deterministic mode: dQ alone (tree_attention_queries.h).
 //
 // attend_keys has S^T rather than S, keys as rows: a warp has 32 of the keys and a part of the 64 query rows
 // of a tile, and of dK and dV the same keys and a part of the columns. P^T and dS^T go through shared memory.
@@ -30,11 +30,13 @@
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention_tiles.h"
+#include "espalier/ops/kernels/cuda/key_parts.h"
 
 namespace espalier::cuda {
 
 struct BackwardParams {
   TileSchedule schedule;
+  KeyParts parts;  // of attend_keys
   const KeySource* sources;
   const KeyGradients* grad_sources;
   TokenHeadsData q;
@@ -147,19 +149,22 @@ class KeyGradientBlock {
   };
 
  public:
-  ESPALIER_KERNEL explicit KeyGradientBlock(const BackwardParams& params)
+  ESPALIER_KERNEL KeyGradientBlock(const BackwardParams& params, int32_t block, int32_t head)
       : params_(params),
-        block_(params.schedule.key_blocks[params.schedule.key_order[simt::block_x()]].block),
+        block_(params.schedule.key_blocks[block].block),
+        head_(head),
         key_row_(simt::warp() / kParts * 32),
         part_(simt::warp() % kParts) {}
 
-  ESPALIER_KERNEL void run() {
-    const int32_t size = params_.schedule.inputs.sizes.queries;
-    const int32_t first = block_.query_begin / size, last = (block_.query_end - 1) / size;
+  /// The steps of a part: query blocks, head part by head part.
+  ESPALIER_KERNEL void run(const KeyPart& own) {
+    const SeeingTiles seeing = SeeingTiles::of(block_, params_.schedule.inputs.sizes.queries);
+    const StepRange range = own.range(seeing.count() * params_.packing.parts);
+    int32_t left = range.end - range.begin;
     begin_keys();
     grad_k_.clear();
     grad_v_.clear();
-    int32_t query_block = first, part = 0;
+    int32_t query_block = seeing.first + range.begin % seeing.count(), part = range.begin / seeing.count();
     int stage = 0;
     RowBlock rows = row_block(query_block, part);
     store_row_datum(stage, load_row_datum(rows));
@@ -169,11 +174,11 @@ class KeyGradientBlock {
       simt::sync_block();  // Q, dO and their rows' data are there; P, dS and the other stage are done with
       const int32_t this_block = query_block, this_part = part;
       const RowBlock these = rows;
-      if (++query_block > last) {
-        query_block = first;
+      if (++query_block == seeing.end) {
+        query_block = seeing.first;
         ++part;
       }
-      const bool more = part < params_.packing.parts;
+      const bool more = --left > 0;
       Pair<float> datum{};
       if (more) {
         rows = row_block(query_block, part);
@@ -191,7 +196,26 @@ class KeyGradientBlock {
       }
       stage ^= 1;
     }
-    finish();
+    if (own.parts == 1) {
+      simt::sync_block();  // K and V are done with
+      store();
+      return;
+    }
+    const int32_t number = params_.parts.cuts[own.block].first + own.part;
+    visit_sums(number, [](Floats4& sums, const float (&d)[4]) { sums = {{d[0], d[1], d[2], d[3]}}; });
+  }
+
+  /// dK and dV from the sums of a block's parts.
+  ESPALIER_KERNEL void join(const KeyCut& cut) {
+    grad_k_.clear();
+    grad_v_.clear();
+    for (int32_t part = 0; part < cut.parts; ++part) {
+      visit_sums(cut.first + part, [](const Floats4& sums, float (&d)[4]) {
+        ESPALIER_UNROLL
+        for (int i = 0; i < 4; ++i) d[i] += sums.values[i];
+      });
+    }
+    store();
   }
 
  private:
@@ -213,14 +237,13 @@ class KeyGradientBlock {
 
   ESPALIER_KERNEL RowBlock row_block(int32_t query_block, int32_t part) const {
     return {params_.packing, params_.schedule.query_begin(query_block),
-            params_.schedule.query_end(query_block),
-            simt::block_y() * params_.group + part * params_.packing.packed};
+            params_.schedule.query_end(query_block), head_ * params_.group + part * params_.packing.packed};
   }
 
   ESPALIER_KERNEL void begin_keys() {
     const KeySource& source = params_.sources[block_.segment + 1];
-    copy_keys<kKeys, kDim, kThreads>(keys(), source.k, simt::block_y(), block_);
-    copy_keys<kKeys, kDim, kThreads>(values(), source.v, simt::block_y(), block_);
+    copy_keys<kKeys, kDim, kThreads>(keys(), source.k, head_, block_);
+    copy_keys<kKeys, kDim, kThreads>(values(), source.v, head_, block_);
     simt::commit_copies();
     if (simt::thread() < kRows) tokens()[simt::thread()] = params_.packing.token(simt::thread());
     if (const int i = simt::thread(); i < kKeys) {
@@ -351,9 +374,9 @@ class KeyGradientBlock {
           simt::load_matrices_transposed(a, ds() + left.at(16 * step, 2 * m));
         },
         keys(), column_part * (kQueryColumns / kChunk));
-    const int64_t tile = (int64_t{simt::block_y()} * params_.packing.parts + part) *
-                             params_.schedule.inputs.num_query_blocks() +
-                         query_block;
+    const int64_t tile =
+        (int64_t{head_} * params_.packing.parts + part) * params_.schedule.inputs.num_query_blocks() +
+        query_block;
     float* to = params_.sums + tile * (kRows * kDim) + simt::warp() * 128;
     ESPALIER_UNROLL
     for (int m = 0; m < kQueryRows / 16; ++m) {
@@ -364,27 +387,45 @@ class KeyGradientBlock {
     }
   }
 
-  ESPALIER_KERNEL void finish() {
-    simt::sync_block();  // K and V are done with
+  /// visit(vector, four sums) for what this thread has of both gradients, and where that is for a part.
+  template <class Visit>
+  ESPALIER_KERNEL void visit_sums(int32_t number, const Visit& visit) {
+    constexpr int kColumnTiles = kPartColumns / 8;
+    const auto of = [&](KeyGradient gradient, Accumulators<2, kColumnTiles>& d) {
+      auto* sums =
+          reinterpret_cast<Floats4*>(params_.parts.sums_of(head_, number, gradient)) + simt::thread();
+      ESPALIER_UNROLL
+      for (int m = 0; m < 2; ++m) {
+        ESPALIER_UNROLL
+        for (int n = 0; n < kColumnTiles; ++n) visit(sums[(m * kColumnTiles + n) * kThreads], d.at[m][n]);
+      }
+    };
+    of(KeyGradient::kOfKeys, grad_k_);
+    of(KeyGradient::kOfValues, grad_v_);
+  }
+
+  /// Through shared memory, where K and V are done with.
+  ESPALIER_KERNEL void store() {
     const int chunk = part_ * (kPartColumns / kChunk);
     grad_k_.template store<kDim>(keys(), key_row_, chunk, params_.scale);
     grad_v_.template store<kDim>(values(), key_row_, chunk, 1.0F);
     simt::sync_block();
     const KeyGradients& gradients = params_.grad_sources[block_.segment + 1];
-    const auto store = [&](const Element* tile, const TokenHeadsData& tensor) {
+    const auto store_tile = [&](const Element* tile, const TokenHeadsData& tensor) {
       auto* data = static_cast<Element*>(tensor.data) + block_.begin * tensor.token_stride +
-                   simt::block_y() * tensor.head_stride;
+                   head_ * tensor.head_stride;
       store_rows<kKeys / Tiles::kWarps, kDim>(
           tile, simt::warp() * (kKeys / Tiles::kWarps),
           [&](int row) { return data + row * tensor.token_stride; },
           [&](int row) { return row < block_.num_keys(); });
     };
-    store(keys(), gradients.grad_k);
-    store(values(), gradients.grad_v);
+    store_tile(keys(), gradients.grad_k);
+    store_tile(values(), gradients.grad_v);
   }
 
   const BackwardParams& params_;
   const KeyBlock block_;
+  const int32_t head_;
   int key_row_;
   int part_;
   Accumulators<2, kPartColumns / 8> grad_k_;
@@ -393,11 +434,28 @@ class KeyGradientBlock {
 
 template <class Tiles>
 ESPALIER_KERNEL void attend_keys(const BackwardParams& params) {
-  KeyGradientBlock<Tiles>(params).run();
+  const KeyPart own = params.parts.order[simt::block_x()];
+  if (own.block >= 0) KeyGradientBlock<Tiles>(params, own.block, own.head).run(own);
 }
 
-inline AttentionGrid keys_grid(const BackwardParams& params) {
-  return {params.schedule.inputs.num_key_blocks(), params.num_heads / params.group, 1};
+inline AttentionGrid parts_grid(const BackwardParams& params) {
+  return {part_blocks(params.parts.inputs, params.schedule.inputs), 1, 1};
+}
+
+template <class Tiles>
+ESPALIER_KERNEL void join_keys(const BackwardParams& params) {
+  const KeyCut cut = params.parts.cuts[simt::block_x()];
+  if (cut.parts > 1) KeyGradientBlock<Tiles>(params, simt::block_x(), simt::block_y()).join(cut);
+}
+
+/// Bytes of shared memory of join_keys: two tiles.
+template <class Tiles>
+constexpr int64_t kJoinSharedBytes =
+    2 * Tiles::kKeys * Tiles::kDim * int64_t{sizeof(typename Tiles::Element)};
+
+inline AttentionGrid join_grid(const BackwardParams& params) {
+  const bool any = params.parts.cut_parts > 0;
+  return {params.schedule.inputs.num_key_blocks(), any ? params.parts.inputs.heads : 0, 1};
 }
 
 // The sums to dQ -----------------------------------------------------------------------------------------
@@ -436,149 +494,6 @@ ESPALIER_KERNEL void sums_to_queries(const BackwardParams& params) {
       tile, simt::warp() * (kRows / Tiles::kWarps),
       [&](int row) { return static_cast<Element*>(params.grad_q.data) + rows.offset(params.grad_q, row); },
       [&](int row) { return row < rows.num_rows(); });
-}
-
-// dQ, deterministic --------------------------------------------------------------------------------------
-
-template <class Element_, int kDim_>
-struct QueryGradientTiles {
-  using Element = Element_;
-  static constexpr int kDim = kDim_;
-  static constexpr int kRows = 64;
-  static constexpr int kKeys = kDim == 256 ? 32 : 64;
-  static constexpr int kWarps = kRows / 16;
-  static constexpr int kThreads = kWarps * simt::kWarpSize;
-  static constexpr int64_t kSharedBytes = (2 * kRows + 4 * kKeys) * kDim * int64_t{sizeof(Element)} +
-                                          (2 * kKeys + kRows) * int64_t{sizeof(int32_t)};
-};
-
-/// A warp has 16 rows; dS goes from the accumulators straight into the product with K. K and V have two
-/// stages each, and a tile has one barrier.
-template <class Tiles>
-class QueryGradientBlock {
-  using Element = typename Tiles::Element;
-  static constexpr int kDim = Tiles::kDim, kRows = Tiles::kRows, kKeys = Tiles::kKeys;
-  static constexpr int kThreads = Tiles::kThreads, kKeyTiles = kKeys / 8;
-
- public:
-  ESPALIER_KERNEL explicit QueryGradientBlock(const BackwardParams& params)
-      : params_(params),
-        query_block_(params.schedule.query_order[simt::block_x()]),
-        rows_{params.packing, params.schedule.query_begin(query_block_),
-              params.schedule.query_end(query_block_),
-              simt::block_z() * params.group + simt::block_y() * params.packing.packed},
-        warp_row_(simt::warp() * 16) {}
-
-  ESPALIER_KERNEL void run() {
-    TileWalk walk(params_.schedule, query_block_);
-    copy_rows_of(queries(), params_.q);
-    copy_rows_of(grad_out(), params_.grad_out);
-    copy_block(walk.block(), 0);
-    if (simt::thread() < kRows) tokens()[simt::thread()] = rows_.token(simt::thread());
-    if (simt::thread() < kKeys) ends(0)[simt::thread()] = end(walk.block());
-    load_row_data();
-    sums_.clear();
-    for (int stage = 0; !walk.done(); stage ^= 1) {
-      simt::wait_copies<0>();
-      simt::sync_block();  // the tile is there, and the other stage is done with
-      const KeyMask mask(walk.block(), rows_.query_begin, rows_.query_end, kKeys);
-      walk.advance();
-      int32_t next_end = 0;
-      if (!walk.done()) {
-        copy_block(walk.block(), stage ^ 1);
-        if (simt::thread() < kKeys) next_end = end(walk.block());
-      }
-      add_tile(mask, stage);
-      if (!walk.done() && simt::thread() < kKeys) ends(stage ^ 1)[simt::thread()] = next_end;
-    }
-    simt::sync_warp();  // its lanes are done with Q
-    sums_.template store<kDim>(queries(), warp_row_, 0, params_.scale);
-    simt::sync_warp();
-    store_rows<16, kDim>(
-        queries(), warp_row_,
-        [&](int r) { return static_cast<Element*>(params_.grad_q.data) + rows_.offset(params_.grad_q, r); },
-        [&](int r) { return r < rows_.num_rows(); });
-  }
-
- private:
-  ESPALIER_KERNEL Element* queries() const { return reinterpret_cast<Element*>(simt::shared()); }
-  ESPALIER_KERNEL Element* grad_out() const { return queries() + kRows * kDim; }
-  ESPALIER_KERNEL Element* keys(int stage) const {
-    return grad_out() + kRows * kDim + stage * 2 * kKeys * kDim;
-  }
-  ESPALIER_KERNEL Element* values(int stage) const { return keys(stage) + kKeys * kDim; }
-  ESPALIER_KERNEL int32_t* ends(int stage) const {
-    return reinterpret_cast<int32_t*>(keys(2)) + stage * kKeys;
-  }
-  ESPALIER_KERNEL int32_t* tokens() const { return ends(2); }
-
-  ESPALIER_KERNEL int32_t end(const KeyBlock& block) const {
-    return KeyMask::end(block, params_.schedule.inputs.subtree_end, simt::thread());
-  }
-
-  ESPALIER_KERNEL void copy_rows_of(Element* tile, const TokenHeadsData& tensor) {
-    const auto* data = static_cast<const Element*>(tensor.data);
-    copy_rows<kRows, kDim, kThreads>(
-        tile, [&](int row) { return data + rows_.offset(tensor, row); },
-        [&](int row) { return row < rows_.num_rows(); });
-  }
-  ESPALIER_KERNEL void copy_block(const KeyBlock& block, int stage) {
-    const KeySource& source = params_.sources[block.segment + 1];
-    copy_keys<kKeys, kDim, kThreads>(keys(stage), source.k, simt::block_z(), block);
-    copy_keys<kKeys, kDim, kThreads>(values(stage), source.v, simt::block_z(), block);
-    simt::commit_copies();
-  }
-
-  ESPALIER_KERNEL void load_row_data() {
-    ESPALIER_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_row_ + 8 * half + simt::lane() / 4;
-      lse_[half] = delta_[half] = 0;
-      if (row >= rows_.num_rows()) continue;
-      const int64_t index = rows_.head(row) * params_.schedule.inputs.num_tokens + rows_.token(row);
-      lse_[half] = params_.lse[index] * kLog2E;
-      delta_[half] = params_.delta[index];
-    }
-  }
-
-  /// dQ += dS K.
-  ESPALIER_KERNEL void add_tile(const KeyMask& mask, int stage) {
-    Accumulators<1, kKeyTiles> scores, grads;
-    scores.clear();
-    multiply_rows<kDim>(scores, queries(), warp_row_, keys(stage), 0);
-    if (mask.needed) hide_pairs(scores, mask, tokens(), warp_row_, ends(stage));
-    grads.clear();
-    multiply_rows<kDim>(grads, grad_out(), warp_row_, values(stage), 0);
-    const float scale = params_.scale * kLog2E;
-    ESPALIER_UNROLL
-    for (int n = 0; n < kKeyTiles; ++n) {
-      ESPALIER_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const float p = simt::exp2(scores.at[0][n][i] * scale - lse_[i / 2]);
-        grads.at[0][n][i] = p * (grads.at[0][n][i] - delta_[i / 2]);
-      }
-    }
-    multiply_columns<kKeys / 16, kDim>(
-        sums_, [&](uint32_t (&a)[4], int m, int step) { grads.template round<Element>(a, m, step); },
-        keys(stage), 0);
-  }
-
-  const BackwardParams& params_;
-  int32_t query_block_;
-  RowBlock rows_;
-  int warp_row_;
-  float lse_[2];
-  float delta_[2];
-  Accumulators<1, kDim / 8> sums_;
-};
-
-template <class Tiles>
-ESPALIER_KERNEL void attend_queries(const BackwardParams& params) {
-  QueryGradientBlock<Tiles>(params).run();
-}
-
-inline AttentionGrid queries_grid(const BackwardParams& params) {
-  return {params.schedule.inputs.num_query_blocks(), params.packing.parts, params.num_heads / params.group};
 }
 
 }  // namespace espalier::cuda
