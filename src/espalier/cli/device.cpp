@@ -17,6 +17,7 @@
 #include "espalier/cli/output.h"
 #include "espalier/cli/validators.h"
 #include "espalier/measure/calibrate.h"
+#include "espalier/measure/kept_rates.h"
 #include "espalier/measure/product_decision.h"
 #include "espalier/ops/attention/proven.h"
 #include "espalier/runtime/cuda_software.h"
@@ -27,13 +28,26 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// Of the calibrations that are kept of a device of this name.
+std::vector<KeptRates> rates_of(const std::string& name, bool is_cpu) {
+  std::vector<KeptRates> rates = kept_rates(cache_folder());
+  std::erase_if(rates, [&](const KeptRates& kept) { return kept.device != name || kept.is_cpu != is_cpu; });
+  return rates;
+}
+
+Json rates_json(const std::string& name, bool is_cpu) {
+  Json json = Json::array();
+  for (const KeptRates& kept : rates_of(name, is_cpu)) json.push_back(to_json(kept));
+  return json;
+}
+
 Json cpu_json() {
   const ProductFeatures features = product_features();
   const ProductDecision products = decide_products(
       features, cache_folder(), [](const std::string& text) { log_line("espalier: {}", text); });
   return {{"name", device_name(at::kCPU)},    {"instruction_set", instruction_set_name(instruction_set())},
           {"threads", at::get_num_threads()}, {"matrix_products", to_string(products.choice)},
-          {"chosen_by", products.reason}};
+          {"chosen_by", products.reason},     {"rates", rates_json(device_name(at::kCPU), /*is_cpu=*/true)}};
 }
 
 /// Of attention, or of all else.
@@ -56,7 +70,8 @@ Json device_json(const CudaDevice& device, int index) {
           {"memory_bytes", device.memory_bytes},
           {"kernels",
            {{"ampere", to_string(ampere_code(device.compute_capability, kCudaArchitectures))},
-            {"hopper", to_string(hopper_code(device.compute_capability, kCudaArchitectures))}}}};
+            {"hopper", to_string(hopper_code(device.compute_capability, kCudaArchitectures))}}},
+          {"rates", rates_json(device.name, /*is_cpu=*/false)}};
 }
 
 Json or_null(const std::string& text) {
@@ -92,12 +107,22 @@ std::string text_of(const Json& value) {
   return value.is_string() ? value.get<std::string>() : "none";
 }
 
+/// `device`: as --device names it.
+void print_rates(std::string_view title, const std::string& device_name, std::string_view device) {
+  const std::vector<KeptRates> rates = rates_of(device_name, device == "cpu");
+  if (rates.empty()) {
+    row(title, "none kept; `espalier plan --model DIR --data FILE --device {}` measures them", device);
+  }
+  for (const KeptRates& kept : rates) row(title, "{}", to_string(kept));
+}
+
 void print(const Json& report) {
   const Json &cpu = report["cpu"], &cuda = report["cuda"];
   row("CPU", "{}", text_of(cpu["name"]));
   row("instruction set", "{}", text_of(cpu["instruction_set"]));
   row("threads", "{}", cpu["threads"].get<int>());
   row("matrix products", "{} ({})", text_of(cpu["matrix_products"]), text_of(cpu["chosen_by"]));
+  print_rates("measured rates", text_of(cpu["name"]), "cpu");
   row("LibTorch", "{}, CUDA {}", text_of(cuda["libtorch"]), text_of(cuda["libtorch_cuda"]));
   if (cuda["driver"].is_null()) {
     row("NVIDIA driver", "none");
@@ -122,6 +147,7 @@ void print(const Json& report) {
         row(fmt::format("  {} {}", kind, family), "{}", text_of(verdict));
       }
     }
+    print_rates("  measured rates", text_of(device["name"]), name);
   }
   if (!cuda["fault"].is_null()) row("CUDA", "cannot be used: {}", text_of(cuda["fault"]));
   row("--device auto", "{}", text_of(report["auto"]));
@@ -172,7 +198,9 @@ void add_device(CLI::App& app, int* exit_code) {
       "have "
       "no second form, and a warning says so. Verdicts are kept for the GPU, driver, LibTorch and build. "
       "ESPALIER_ATTENTION names an implementation whatever the verdicts, ESPALIER_ELEMENTWISE and "
-      "ESPALIER_HEAD (kernels or composed) likewise.");
+      "ESPALIER_HEAD (kernels or composed) likewise.\n\n"
+      "Measured rates are FLOPs of forward and backward per second, by the sizes of the models that plan and "
+      "train were calibrated for on this machine.");
   auto flags = std::make_shared<DeviceArguments>();
   {
     const HelpGroup group(command, "Checks");
