@@ -57,7 +57,8 @@ Json verdict_json(const std::vector<Verdict>& verdicts, bool of_attention) {
     if (attention_kind_named(verdict.family).has_value() != of_attention) continue;
     json[verdict.family] = !verdict.served         ? "not for this device"
                            : verdict.fault.empty() ? "passed"
-                                                   : "FAILED: " + verdict.fault;
+                           : verdict.lasting       ? "FAILED: " + verdict.fault
+                                                   : "not checked: " + verdict.fault;
   }
   return json;
 }

@@ -81,20 +81,33 @@ bool is_named(const std::string& family) {
   return family == kHead && is_given(variable_of(OwnKernels::kHead));
 }
 
-std::string fault_text(const Verdict& verdict, bool is_used, const std::string& device_name, int index) {
+// `what`, why, and the command that shows it.
+std::string explained(const std::string& what, const Verdict& verdict, int index) {
+  return fmt::format("{}: {} (shown by `espalier device --check {} --device cuda:{}`)", what, verdict.fault,
+                     verdict.family, index);
+}
+
+std::string fault_text(const Verdict& verdict, const std::string& device_name, int index) {
   const std::string& family = verdict.family;
-  std::string text;
-  if (is_used && !verdict.lasting) {
-    text = fmt::format("`{}` could not be checked on {}", family, device_name);
-  } else if (attention_kind_named(family)) {
-    text = fmt::format("attention `{}` is not used on {}", family, device_name);
-  } else if (family == kElementwise || family == kHead) {
-    text = fmt::format("kernels of `{}` are not used on {}, operators of LibTorch are", family, device_name);
-  } else {
-    text = fmt::format("`{}` cannot be trusted on {}, and nothing stands in for it", family, device_name);
+  if (attention_kind_named(family)) {
+    return explained(fmt::format("attention `{}` is not used on {}", family, device_name), verdict, index);
   }
-  return fmt::format("{}: {} (shown by `espalier device --check {} --device cuda:{}`)", text, verdict.fault,
-                     family, index);
+  if (family == kElementwise || family == kHead) {
+    return explained(
+        fmt::format("kernels of `{}` are not used on {}, operators of LibTorch are", family, device_name),
+        verdict, index);
+  }
+  return explained(
+      fmt::format("`{}` cannot be trusted on {}, and nothing stands in for it", family, device_name), verdict,
+      index);
+}
+
+// Of families that could not be checked and are used all the same; the reason of the first.
+std::string unchecked_text(const std::vector<Verdict>& verdicts, const std::string& device_name, int index) {
+  std::vector<std::string> names;
+  for (const Verdict& verdict : verdicts) names.push_back(verdict.family);
+  return explained(fmt::format("`{}` could not be checked on {}", fmt::join(names, "`, `"), device_name),
+                   verdicts.front(), index);
 }
 
 Finding finding_of(const std::string& family, c10::Device device) {
@@ -148,6 +161,7 @@ ProvenKernels proven_kernels(const std::vector<Verdict>& verdicts, const std::st
                              int index) {
   ProvenKernels proven;
   std::vector<std::string> faults;
+  std::vector<Verdict> unchecked;
   bool any_attention = false;
   for (const Verdict& verdict : verdicts) {
     const auto kind = attention_kind_named(verdict.family);
@@ -158,8 +172,14 @@ ProvenKernels proven_kernels(const std::vector<Verdict>& verdicts, const std::st
     if (kind && is_used) proven.attention.push_back(*kind);
     if (verdict.family == kElementwise) proven.elementwise = is_used;
     if (verdict.family == kHead) proven.head = is_used;
-    if (!is_right) faults.push_back(fault_text(verdict, is_used, device_name, index));
+    if (is_right) continue;
+    if (is_used) {
+      unchecked.push_back(verdict);
+    } else {
+      faults.push_back(fault_text(verdict, device_name, index));
+    }
   }
+  if (!unchecked.empty()) faults.push_back(unchecked_text(unchecked, device_name, index));
   if (faults.empty()) return proven;
   if (any_attention && proven.attention.empty()) {
     faults.emplace_back("no attention is right, and `masked` is used all the same");
