@@ -12,11 +12,12 @@
 #                    is left are marked "left out", and can be run by another call with --stages
 #   --stages LIST    comma-separated, of:
 #                      build        CMake and ninja into build/gpu, for the GPU of this machine
+#                      qualify      bench/gpu_qualify.py: which kernels are right here. What fails is named and not measured
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
 #                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs
 #                      sanitizer    compute-sanitizer memcheck and racecheck on small tests; these three beside each other
 #                      hopper       the tests of Hopper's kernels, and with them verify and equal bits in bfloat16; they could hang
-#                      attention    bench/gpu_attention.py; with Hopper's kernels, unless they hung or crashed before
+#                      attention    bench/gpu_attention.py; with Hopper's kernels, unless they failed, hung or crashed before
 #                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
 #                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
 #                      head         bench/gpu_head.py
@@ -46,7 +47,7 @@ set -euo pipefail
 called_from=$PWD
 cd "$(dirname "$0")/.."
 
-all_stages=build,tests,verify,sanitizer,hopper,attention,step,step4b,head,recurrent,hopper_sanitizer,step4b_rest,attention_flex
+all_stages=build,qualify,tests,verify,sanitizer,hopper,attention,step,step4b,head,recurrent,hopper_sanitizer,step4b_rest,attention_flex
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -132,7 +133,7 @@ if $dry_run; then
   echo "gpu_suite: would build for $architectures with the packages of $bundle, and write to $out" >&2
 else
   mkdir -p "$work" "$out"
-  rm -f "$work"/*.md "$work"/*.json "$work"/*.log "$work"/*.last "$work"/stages.tsv
+  rm -f "$work"/*.md "$work"/*.json "$work"/*.log "$work"/*.last "$work"/*.failed "$work"/stages.tsv
   : >"$out/suite.log"
   : >"$out/checks.log"
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >>"$out/suite.log" 2>&1 || true
@@ -174,16 +175,35 @@ run() {
   esac
 }
 
+# Whether stage qualify found this family of kernels wrong.
+failed() { grep -qx "$1" "$work/qualify.failed" 2>/dev/null; }
+
 # Hopper's kernels, where they are known to be right.
 attention_of_steps() {
   if [[ -n $attention ]]; then
     echo "$attention"
+  elif failed hopper; then
+    return 0
   elif grep -q '^hopper'$'\t''passed' "$work/stages.tsv" 2>/dev/null; then
     echo hopper
   fi
 }
 
 hopper_hung_or_crashed() { grep -qE 'ran out of time in|ended with status' "$work/hopper.json" 2>/dev/null; }
+
+# What stage attention compares where something is known to be wrong; nothing: its default.
+right_kinds() {
+  local -a list=()
+  if failed hopper || hopper_hung_or_crashed; then
+    failed ampere || list+=(ampere)
+    failed varlen || list+=(varlen)
+  elif failed ampere; then
+    list=(hopper hopper+deterministic)
+  else
+    return 0
+  fi
+  (IFS=, && echo "${list[*]:-masked}")
+}
 
 results() { echo "--out $work/$1.md --json $work/$1.json"; }
 
@@ -217,6 +237,10 @@ stage() {
         cp "$work/build.log" "$out/build.log" 2>/dev/null || true
       fi
       ;;
+    qualify)
+      run qualify 200 env -u ESPALIER_ATTENTION -u ESPALIER_ELEMENTWISE -u ESPALIER_HEAD "$python" bench/gpu_qualify.py \
+        --espalier "$build/src/espalier/cli/espalier" --seconds @S --failed "$work/qualify.failed" "${output[@]}"
+      ;;
     tests) run tests 120 "${checks[@]}" --parts tests "${output[@]}" ;;
     verify) run verify 90 "${checks[@]}" --parts verify,determinism --parallel 4 "${output[@]}" ;;
     hopper)
@@ -224,8 +248,8 @@ stage() {
         --filter 'Hopper*:*Cuda.*/hopper:*OnHopper' --group-seconds 50 "${output[@]}"
       ;;
     attention)
-      if [[ -z $kinds ]] && hopper_hung_or_crashed; then
-        kinds=ampere,varlen
+      if [[ -z $kinds ]]; then
+        kinds=$(right_kinds)
       fi
       run attention 115 "$python" bench/gpu_attention.py --ops "$ops" ${kinds:+--kinds "$kinds"} --seconds @S "${output[@]}"
       ;;
@@ -235,16 +259,24 @@ stage() {
         "${output[@]}"
       ;;
     attention_flex)
-      local kind
+      local kind others
       kind=$(attention_of_steps)
-      run attention_flex 550 "$python" bench/gpu_attention.py --ops "$ops" --kinds "${kinds:-${kind:-ampere}}" --dense none \
+      others=$(right_kinds)
+      run attention_flex 550 "$python" bench/gpu_attention.py --ops "$ops" --kinds "${kinds:-${kind:-${others:-ampere}}}" --dense none \
         --flex-everywhere --case-seconds 0.7 --seconds @S "${output[@]}"
       ;;
     step4b_rest)
       run step4b_rest 400 "${steps[@]}" --models 4b --sets prompts,ratios --grid 16384/1024,8192/4096 --ratios 64,2,32,4,16,128 \
         --tree-tokens 4096 --checkpoint-activations layer --token-budget 49152 --repeats 1 "${output[@]}"
       ;;
-    head) run head 45 "$python" bench/gpu_head.py --ops "$ops" --case-seconds 1 --seconds @S "${output[@]}" ;;
+    head)
+      if failed head; then
+        echo "its kernels failed in stage qualify" >"$work/head.last"
+        note head "left out" 0
+        return
+      fi
+      run head 45 "$python" bench/gpu_head.py --ops "$ops" --case-seconds 1 --seconds @S "${output[@]}"
+      ;;
     recurrent) run recurrent 45 "$python" bench/gpu_recurrent.py --ops "$ops" --seconds @S "${output[@]}" ;;
     sanitizer) run sanitizer 100 "${checks[@]}" --parts sanitizer --parallel 4 "${output[@]}" ;;
     hopper_sanitizer)
@@ -282,9 +314,14 @@ wait_for() { [[ $# -eq 0 ]] || wait "$@" || true; }
 
 for name in ${all_stages//,/ }; do
   case $name in
-    tests)
+    qualify)
       prepare_models "$(limit 240)" &
       preparing=$!
+      if wanted qualify; then
+        stage qualify
+      fi
+      ;;
+    tests)
       begin_beside tests
       begin_beside verify
       first=("${beside[@]}")

@@ -59,7 +59,7 @@ def recurrent_lines(record):
     return lines + record["failures"]
 
 
-LINES = {"tests": checks_lines, "verify": checks_lines, "sanitizer": checks_lines, "attention": attention_lines,
+LINES = {"qualify": checks_lines, "tests": checks_lines, "verify": checks_lines, "sanitizer": checks_lines, "attention": attention_lines,
          "attention_flex": attention_lines,
          "hopper": checks_lines, "hopper_sanitizer": checks_lines,
          "step": step_lines, "step4b": step_lines, "step4b_rest": step_lines, "head": head_lines,

@@ -66,6 +66,21 @@ class Engine:
     def learning_rate(self) -> float:
         """Of steps that are given none."""
 
+def check_kernels_by(command: Sequence[str]) -> None:
+    """
+    Engines on a GPU check its kernels first, by processes of `command` FAMILY DEVICE FILE, which call check_kernels.
+    """
+
+def check_kernels(family: str, device: str, finding: str | os.PathLike) -> None:
+    """
+    Checks one family of kernels in this process and writes what it finds into the file.
+    """
+
+def prove_kernels(index: int) -> bool:
+    """
+    Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than the masked form there.
+    """
+
 def engine_options() -> list:
     """Options of an Engine: (name, default, meaning)."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .errors import InputError
 from .files import Trajectories, read, trajectories
-from .native_engine import native
+from .native_engine import CHECK_COMMAND, native
 from .sequences import is_packed, token_sequences
 
 # Options that mean something beside a loss that the caller computes.
@@ -30,7 +30,7 @@ class Engine:
                dtype                   "float32", "float64" or "bfloat16" (with float32 master weights and sums)
                optimizer, learning_rate, weight_decay, max_grad_norm, beta1, beta2, eps
                strategy, token_budget, memory_budget, checkpoint_activations, offload_context, cost_model
-               device, deterministic   "cpu", "cuda" or "cuda:N"
+               device, deterministic   "cpu", "cuda", "cuda:N" or "auto"
                threads                 CPU threads of the whole process, those of PyTorch as well
              `espalier.Engine.options()` gives them with their defaults and meanings.
 
@@ -38,6 +38,9 @@ class Engine:
     dict of columns as `espalier.trajectories` takes it, a file, a list of files and patterns, or Trajectories. Columns
     and what `espalier.read` gives are used as they are, a packed file mapped and without copies: make or read
     Trajectories once, then choose rows by `indices`.
+
+    On a GPU, kernels are checked when it is first met, as commands do, by processes of their own; what is wrong there
+    is not used, and a line on stderr says so.
 
     The same rows give the same bits as `espalier train`. The GIL is released while the engine works. One engine does
     one thing at a time: a call during another raises. Ctrl-C stops it after the micro-batch that runs; as after any
@@ -65,6 +68,9 @@ class Engine:
     """
 
     def __init__(self, path: str | os.PathLike, **options):
+        if CHECK_COMMAND is None and options.get("device", "cpu") != "cpu":
+            warnings.warn("kernels are not checked on this GPU, since sys.executable names no Python to do it with; Hopper's "
+                          "attention is used only where ESPALIER_ATTENTION names it", stacklevel=2)  # fmt: skip
         self._path = os.fspath(path)
         self._engine = native.Engine(self._path, _named(options))
         self._samplings = 0  # calls of sample

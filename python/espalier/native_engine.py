@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled trainer, or one error that says how to build it."""
 
+import json
+import os
+import sys
+
 from . import native as _core  # noqa: F401  its class of rows is taken by the trainer
 
 try:
@@ -20,4 +24,12 @@ except ModuleNotFoundError as error:
                       "Python: run `make build` in a clone of Espalier with the Python that has your PyTorch, and set "
                       "PYTHONPATH to the clone's folder python", name=error.name) from None  # fmt: skip
 
-__all__ = ["native"]
+# A process that checks one family of kernels: native.check_kernels(family, device, file) follows. None: there is no
+# interpreter to run it with, as where Python is embedded.
+CHECK_COMMAND = [sys.executable, "-c", "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+                 "from espalier.native_engine import native; native.check_kernels(*sys.argv[2:])",
+                 json.dumps([os.fspath(folder) for folder in sys.path])] if sys.executable else None  # fmt: skip
+if CHECK_COMMAND:
+    native.check_kernels_by(CHECK_COMMAND)
+
+__all__ = ["CHECK_COMMAND", "native"]

@@ -339,6 +339,17 @@ def test_device_says_what_there_is_and_what_auto_takes(espalier, model, data):
     assert run.stderr.splitlines()[0] == f"espalier: --device auto: cpu ({report['cuda']['fault']})"
 
 
+def test_device_prints_the_rates_that_are_kept(espalier, model, data, tmp_path):
+    """Those that `plan` measures; before that, how to measure them."""
+    cache = tmp_path / "cache"
+    assert "none kept; `espalier plan --model DIR --data FILE --device cpu` measures them\n" in espalier("device", cache=cache).stdout
+    espalier("plan", "--model", model, "--data", data, cache=cache)
+    (kept,) = json.loads(espalier("device", "--json", cache=cache).stdout)["cpu"]["rates"]
+    assert kept["dtype"] == "float32" and set(kept["flops_per_second"]) == {"layers", "attention", "head"}
+    line = rf"^measured rates +float32, hidden size {kept['hidden_size']}: .*FLOP/s \({kept['threads']} threads, {kept['measured']}\)$"
+    assert re.search(line, espalier("device", cache=cache).stdout, re.MULTILINE)
+
+
 def test_kernels_can_be_checked_one_by_one(espalier, tmp_path):
     """The process that checks kernels on a GPU, here with the CPU's own; a name that is none is an error."""
     on_cpu = ["device", "--device", "cpu", "--check"]
@@ -348,7 +359,9 @@ def test_kernels_can_be_checked_one_by_one(espalier, tmp_path):
     assert quiet.stdout == "" and found["checks"] > 100 and found["fault"] == ""
     wrong = espalier(*on_cpu, "hopper", check=False)
     assert wrong.returncode == 1 and wrong.stdout == ""
-    assert wrong.stderr == "espalier: error: expected a family of kernels of cpu: cpu; received hopper\n"
+    families = "cpu, elementwise, head, distribution, products"
+    assert wrong.stderr == f"espalier: error: expected a family of kernels of cpu: {families}; received hopper\n"
+    assert re.fullmatch(r"elementwise: passed [\d,]+ checks\n", espalier(*on_cpu, "elementwise").stdout)
     # Without a GPU there is nothing to check again, and that is no error.
     assert json.loads(espalier("device", "--requalify", "--json").stdout)["cpu"]["name"]
 

@@ -188,7 +188,7 @@ def script(name, *arguments, **environment):
 
 
 @pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_recurrent.py", "gpu_step.py", "gpu_checks.py",
-                                  "gpu_summary.py", "gpu_bundle.py"])  # fmt: skip
+                                  "gpu_qualify.py", "gpu_summary.py", "gpu_bundle.py"])  # fmt: skip
 def test_help_teaches(name):
     done = script(name, "--help")
     assert done.returncode == 0 and "python3 bench/" + name in done.stdout and "options:" in done.stdout
@@ -529,6 +529,55 @@ def test_attention_goes_on_without_what_was_lost(monkeypatch):
     assert "hopper, t, d 128: did not end in 30 s" in run.text()
 
 
+# ---- Verdicts ----------------------------------------------------------------------------------------------
+
+
+def qualified(tmp_path, cuda, status=0):
+    program = tmp_path / "espalier"
+    program.write_text(f"#!/bin/sh\n[ \"$*\" = 'device --requalify --json' ] || exit 9\ncat <<'E'\n{json.dumps({'cuda': cuda})}\nE\nexit {status}\n")
+    program.chmod(0o755)
+    return script("gpu_qualify.py", "--espalier", program, "--out", tmp_path / "q.md", "--json", tmp_path / "q.json",
+                  "--failed", tmp_path / "qualify.failed")  # fmt: skip
+
+
+def test_verdicts_are_kept_and_what_failed_is_named(tmp_path):
+    gpu = {"name": "A GPU", "attention": {"hopper": "FAILED: its check did not end within 120 s", "ampere": "passed",
+                                          "varlen": "not for this device"}, "operators": {"head": "FAILED: off | by 1"}}
+    done = qualified(tmp_path, {"fault": None, "devices": [gpu]})
+    assert done.returncode == 1 and "2 of 3 families of kernels failed" in done.stderr, done.stderr
+    assert (tmp_path / "qualify.failed").read_text() == "hopper\nhead\n"
+    assert "| attention hopper | FAILED: its check did not end" in (tmp_path / "q.md").read_text()
+    record = json.loads((tmp_path / "q.json").read_text())
+    assert record["report"]["cuda"]["devices"] == [gpu] and len(record["outcomes"]) == 3
+    assert gpu_summary.LINES["qualify"](record) == ["1 of 3 passed", "attention hopper: FAILED: its check did not end within 120 s",
+                                                    "operators head: FAILED: off | by 1"]  # fmt: skip
+    right = {**gpu, "attention": {"ampere": "passed"}, "operators": {}}
+    done = qualified(tmp_path, {"fault": None, "devices": [right]})
+    assert done.returncode == 0 and (tmp_path / "qualify.failed").read_text() == ""
+
+
+def test_no_gpu_and_no_report_are_failures(tmp_path):
+    done = qualified(tmp_path, {"fault": "no NVIDIA driver", "devices": []})
+    assert done.returncode == 1 and "expected a GPU, received none that can be used: no NVIDIA driver" in done.stderr
+    assert "ended with status 3" in qualified(tmp_path, {}, status=3).stderr
+    assert "No such file" in script("gpu_qualify.py", "--espalier", tmp_path / "absent").stderr
+
+
+@pytest.mark.parametrize("failed, kinds, attention", [
+    ("", "", "hopper"), ("hopper", "ampere,varlen", ""), ("ampere", "hopper,hopper+deterministic", "hopper"),
+    ("hopper ampere", "varlen", ""), ("hopper ampere varlen", "masked", ""), ("products", "", "hopper"),
+])  # fmt: skip
+def test_what_failed_is_not_measured(tmp_path, failed, kinds, attention):
+    """The suite's own functions, on what stage qualify leaves; stage hopper has passed."""
+    (tmp_path / "qualify.failed").write_text("".join(f"{name}\n" for name in failed.split()))
+    (tmp_path / "stages.tsv").write_text("hopper\tpassed\t7\n")
+    source = (REPOSITORY / "bench/gpu_suite.sh").read_text()
+    functions = source[source.index("failed() {") : source.index("results() {")]
+    run = f"set -euo pipefail; work=$1 attention=; {functions}\na=$(right_kinds); b=$(attention_of_steps); echo \"$a/$b\""
+    done = subprocess.run(["bash", "-c", run, "bash", str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, f"{kinds}/{attention}"), done.stderr
+
+
 def test_attention_apart_on_the_cpu(tmp_path):
     done = script("gpu_attention.py", "--quick", "--device", "cpu", "--dtype", "float32", "--case-seconds", 0.01, "--no-flex",
                   "--apart", "--cases", "star", "--json", tmp_path / "t.json", OMP_NUM_THREADS="1")  # fmt: skip
@@ -569,7 +618,7 @@ def test_folders_and_architectures(tmp_path):
 def test_dry_run_prints_every_stage():
     done = suite("--dry-run")
     assert done.returncode == 0, done.stderr
-    for stage in ("tests", "verify", "hopper", "attention", "step", "step4b", "head", "sanitizer", "hopper_sanitizer",
+    for stage in ("qualify", "tests", "verify", "hopper", "attention", "step", "step4b", "head", "sanitizer", "hopper_sanitizer",
                   "step4b_rest", "attention_flex"):  # fmt: skip
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from espalier.errors import Unsupported
-from espalier.hf import mixers, patch, sharing, unpatch
+from espalier.hf import attention, mixers, patch, sharing, unpatch
 from espalier.hf.families import backbone_of
 from espalier.hf.verification import InFloat64
 from hf_models import FORMS, KINDS, alone, branching_rows, make_model, packed, padded, sums_of, worst_error
@@ -54,6 +54,16 @@ def test_small_forests(rows):
         assert torch.isfinite(model(**batch, use_cache=False).logits).all()
     else:
         assert worst_error(patched_sums("qwen3_5", batch), alone(make_model("qwen3_5"), rows)) <= EXACT
+
+
+@pytest.mark.parametrize("proven, expected_backend", [(True, "espalier"), (False, "flex")])
+def test_backend_auto_goes_by_the_verdicts_on_a_gpu(monkeypatch, proven, expected_backend):
+    asked = []
+    monkeypatch.setattr(attention, "_is_proven", lambda index: asked.append(index) or proven)
+    gpu = torch.device("cuda", 3)
+    assert attention.resolved("auto", gpu) == expected_backend and asked == [3]
+    assert attention.resolved("espalier", gpu) == "espalier" and attention.resolved("auto", torch.device("cpu")) == "espalier"
+    assert asked == [3]
 
 
 def test_backend_sdpa():

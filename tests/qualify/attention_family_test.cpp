@@ -69,14 +69,17 @@ TEST(AttentionFamily, WhatIsRightPasses) {
 }
 
 TEST(AttentionFamily, TheCpusOwnPasses) {
-  EXPECT_EQ(attention_families(at::kCPU), std::vector<std::string>{"cpu"});
-  EXPECT_EQ(attention_families(at::kCUDA),
-            (std::vector<std::string>{"hopper", "ampere", "varlen", "masked"}));
+  EXPECT_EQ(kernel_families(at::kCPU),
+            (std::vector<std::string>{"cpu", "elementwise", "head", "distribution", "products"}));
+  EXPECT_EQ(kernel_families(at::kCUDA),
+            (std::vector<std::string>{"hopper", "ampere", "varlen", "masked", "elementwise", "head",
+                                      "distribution", "products"}));
   const Finding finding = check_family("cpu", at::kCPU);
   EXPECT_EQ(finding.fault, "");
   EXPECT_GT(finding.checks, 0);
   EXPECT_EQ(message_of<InputError>([] { check_family("hopper", at::kCPU); }),
-            "expected a family of kernels of cpu: cpu; received hopper");
+            "expected a family of kernels of cpu: cpu, elementwise, head, distribution, products; received "
+            "hopper");
 }
 
 // By mask blocks, as on a GPU, through flash attention of the CPU.
@@ -210,15 +213,17 @@ TEST(OutputGuards, SeeBothEndsAndLeaveOtherOutputsAlone) {
 TEST(PooledErrorsOfKernels, JudgeByTheRatioAboveTheFloor) {
   const at::Tensor exact = at::linspace(1, 2, 300, at::kDouble);
   const at::Tensor rounded = exact.to(at::kFloat);
-  const auto fault = [&](double ours, double plain, const at::Tensor& target) {
+  const auto fault = [&](double ours, double plain, const at::Tensor& target, double floor = 0) {
     espalier::PooledErrors errors(at::kFloat);
-    errors.add("a", (target + ours).to(at::kFloat), (target + plain).to(at::kFloat), target);
+    errors.add("a", (target + ours).to(at::kFloat), (target + plain).to(at::kFloat), target, floor);
     return errors.fault();
   };
   EXPECT_EQ(fault(1e-5, 1e-5, exact), "");
   EXPECT_EQ(fault(1.9e-5, 1e-5, exact), "");
   EXPECT_NE(fault(2.2e-5, 1e-5, exact), "");
   EXPECT_NE(fault(1e-5, 0, exact), "");
+  EXPECT_EQ(fault(1e-5, 0, exact, 5e-6), "");  // relative to values of about 1.5
+  EXPECT_NE(fault(1e-5, 0, exact, 2e-6), "");
   EXPECT_EQ(fault(0, 0, rounded.to(at::kDouble)), "");
   EXPECT_NE(fault(0, 0, exact.slice(0, 0, 10)), "");  // too few values
   EXPECT_NE(fault(std::nan(""), 0, exact), "");

@@ -42,7 +42,18 @@ def resolved(backend, device):
     if backend != "auto":
         return backend
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::tree_attention", device.type.upper())
-    return "espalier" if has_kernel else "flex"
+    return "espalier" if has_kernel and (device.type != "cuda" or _is_proven(device.index)) else "flex"
+
+
+@functools.cache
+def _is_proven(index):
+    """Whether our attention on this GPU is more than its masked form. With the compiled trainer, kernels prove
+    themselves there first, which takes a minute or so when a build first meets a GPU; without, nothing is known."""
+    try:
+        from ..native_engine import native
+    except ImportError:
+        return True
+    return native.prove_kernels(torch.cuda.current_device() if index is None else index)
 
 
 def as_autocast(*tensors):

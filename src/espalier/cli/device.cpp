@@ -17,7 +17,9 @@
 #include "espalier/cli/output.h"
 #include "espalier/cli/validators.h"
 #include "espalier/measure/calibrate.h"
+#include "espalier/measure/kept_rates.h"
 #include "espalier/measure/product_decision.h"
+#include "espalier/ops/attention/proven.h"
 #include "espalier/runtime/cuda_software.h"
 #include "espalier/runtime/device.h"
 
@@ -26,23 +28,37 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// Of the calibrations that are kept of a device of this name.
+std::vector<KeptRates> rates_of(const std::string& name, bool is_cpu) {
+  std::vector<KeptRates> rates = kept_rates(cache_folder());
+  std::erase_if(rates, [&](const KeptRates& kept) { return kept.device != name || kept.is_cpu != is_cpu; });
+  return rates;
+}
+
+Json rates_json(const std::string& name, bool is_cpu) {
+  Json json = Json::array();
+  for (const KeptRates& kept : rates_of(name, is_cpu)) json.push_back(to_json(kept));
+  return json;
+}
+
 Json cpu_json() {
   const ProductFeatures features = product_features();
   const ProductDecision products = decide_products(
       features, cache_folder(), [](const std::string& text) { log_line("espalier: {}", text); });
-  return {{"name", device_name(at::kCPU)},
-          {"instruction_set", instruction_set_name(instruction_set())},
-          {"threads", at::get_num_threads()},
-          {"matrix_products", to_string(products.choice)},
-          {"chosen_by", products.reason}};
+  return {{"name", device_name(at::kCPU)},    {"instruction_set", instruction_set_name(instruction_set())},
+          {"threads", at::get_num_threads()}, {"matrix_products", to_string(products.choice)},
+          {"chosen_by", products.reason},     {"rates", rates_json(device_name(at::kCPU), /*is_cpu=*/true)}};
 }
 
-Json verdict_json(const std::vector<Verdict>& verdicts) {
+/// Of attention, or of all else.
+Json verdict_json(const std::vector<Verdict>& verdicts, bool of_attention) {
   Json json = Json::object();
   for (const Verdict& verdict : verdicts) {
+    if (attention_kind_named(verdict.family).has_value() != of_attention) continue;
     json[verdict.family] = !verdict.served         ? "not for this device"
                            : verdict.fault.empty() ? "passed"
-                                                   : "FAILED: " + verdict.fault;
+                           : verdict.lasting       ? "FAILED: " + verdict.fault
+                                                   : "not checked: " + verdict.fault;
   }
   return json;
 }
@@ -55,7 +71,8 @@ Json device_json(const CudaDevice& device, int index) {
           {"memory_bytes", device.memory_bytes},
           {"kernels",
            {{"ampere", to_string(ampere_code(device.compute_capability, kCudaArchitectures))},
-            {"hopper", to_string(hopper_code(device.compute_capability, kCudaArchitectures))}}}};
+            {"hopper", to_string(hopper_code(device.compute_capability, kCudaArchitectures))}}},
+          {"rates", rates_json(device.name, /*is_cpu=*/false)}};
 }
 
 Json or_null(const std::string& text) {
@@ -68,7 +85,9 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
   for (size_t i = 0; i < driver.devices.size(); ++i) {
     devices.push_back(device_json(driver.devices[i], static_cast<int>(i)));
     if (!fault.empty()) continue;
-    devices.back()["attention"] = verdict_json(kernel_verdicts(driver, torch, static_cast<int>(i), again));
+    const std::vector<Verdict> verdicts = kernel_verdicts(driver, torch, static_cast<int>(i), again);
+    devices.back()["attention"] = verdict_json(verdicts, /*of_attention=*/true);
+    devices.back()["operators"] = verdict_json(verdicts, /*of_attention=*/false);
   }
   return {{"libtorch", TORCH_VERSION},
           {"libtorch_cuda", torch.found ? Json(torch.version.empty() ? "unknown" : torch.version) : Json()},
@@ -82,11 +101,20 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
 
 template <typename... Args>
 void row(std::string_view name, fmt::format_string<Args...> format, Args&&... args) {
-  print_output("{:<18}  {}\n", name, fmt::format(format, std::forward<Args>(args)...));
+  print_output("{:<24}  {}\n", name, fmt::format(format, std::forward<Args>(args)...));
 }
 
 std::string text_of(const Json& value) {
   return value.is_string() ? value.get<std::string>() : "none";
+}
+
+/// `device`: as --device names it.
+void print_rates(std::string_view title, const std::string& device_name, std::string_view device) {
+  const std::vector<KeptRates> rates = rates_of(device_name, device == "cpu");
+  if (rates.empty()) {
+    row(title, "none kept; `espalier plan --model DIR --data FILE --device {}` measures them", device);
+  }
+  for (const KeptRates& kept : rates) row(title, "{}", to_string(kept));
 }
 
 void print(const Json& report) {
@@ -95,6 +123,7 @@ void print(const Json& report) {
   row("instruction set", "{}", text_of(cpu["instruction_set"]));
   row("threads", "{}", cpu["threads"].get<int>());
   row("matrix products", "{} ({})", text_of(cpu["matrix_products"]), text_of(cpu["chosen_by"]));
+  print_rates("measured rates", text_of(cpu["name"]), "cpu");
   row("LibTorch", "{}, CUDA {}", text_of(cuda["libtorch"]), text_of(cuda["libtorch_cuda"]));
   if (cuda["driver"].is_null()) {
     row("NVIDIA driver", "none");
@@ -113,10 +142,13 @@ void print(const Json& report) {
     for (const auto& [kernels, code] : device["kernels"].items()) {
       row("  " + kernels, "{}", text_of(code));
     }
-    const Json attention = device.value("attention", Json::object());
-    for (const auto& [family, verdict] : attention.items()) {
-      row("  attention " + family, "{}", text_of(verdict));
+    for (const char* kind : {"attention", "operators"}) {
+      const Json verdicts = device.value(kind, Json::object());
+      for (const auto& [family, verdict] : verdicts.items()) {
+        row(fmt::format("  {} {}", kind, family), "{}", text_of(verdict));
+      }
     }
+    print_rates("  measured rates", text_of(device["name"]), name);
   }
   if (!cuda["fault"].is_null()) row("CUDA", "cannot be used: {}", text_of(cuda["fault"]));
   row("--device auto", "{}", text_of(report["auto"]));
@@ -157,21 +189,29 @@ void add_device(CLI::App& app, int* exit_code) {
       "for, and on others from PTX, which the driver compiles when it is loaded first. Kernels for Hopper "
       "run "
       "on compute capability 9.0 alone.\n\n"
-      "When a GPU is first used, each implementation of attention is checked on it, in a process of its own "
-      "with a time limit: forward and backward on a dozen awkward forests, against the masked one in "
-      "float64. "
-      "hopper, ampere and varlen are used in this order where they passed, and masked otherwise. Verdicts "
-      "are "
-      "kept for the GPU, driver, LibTorch and build. ESPALIER_ATTENTION names an implementation whatever the "
-      "verdicts.");
+      "When a GPU is first used, its kernels are checked against float64, each family in a process of its "
+      "own "
+      "with a time limit: attention on a dozen awkward forests, then the elementwise operators, the LM head "
+      "(head; distribution: with temperatures, softcap, scale and bias) and matrix products. Of attention, "
+      "hopper, ampere and varlen are used in this order where they passed, and masked otherwise. Operators "
+      "of "
+      "LibTorch take the place of kernels of elementwise and head that failed. Distribution and products "
+      "have "
+      "no second form, and a warning says so. Verdicts are kept for the GPU, driver, LibTorch and build. "
+      "ESPALIER_ATTENTION names an implementation whatever the verdicts, ESPALIER_ELEMENTWISE and "
+      "ESPALIER_HEAD (kernels or composed) likewise.\n\n"
+      "Measured rates are FLOPs of forward and backward per second, by the sizes of the models that plan and "
+      "train were calibrated for on this machine.");
   auto flags = std::make_shared<DeviceArguments>();
   {
     const HelpGroup group(command, "Checks");
     command->add_flag("--requalify", flags->requalify, "Check the kernels again, although verdicts are kept");
     command
-        ->add_option("--check", flags->check,
-                     "Check one implementation of attention in this process and print what is wrong: hopper, "
-                     "ampere, varlen or masked; cpu with --device cpu")
+        ->add_option(
+            "--check", flags->check,
+            "Check one family of kernels in this process and print what is wrong: of attention hopper, "
+            "ampere, varlen or masked (cpu with --device cpu), or elementwise, head, distribution or "
+            "products")
         ->type_name("NAME");
     command->add_option("--device", flags->device, "Where --check runs: cpu, cuda or cuda:N")
         ->check(fault_of(parse_device), "cpu|cuda|cuda:N")

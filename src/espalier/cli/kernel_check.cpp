@@ -6,14 +6,21 @@
 #include <torch/version.h>
 #include <unistd.h>
 
-#include <cstdlib>
+#include <fmt/ranges.h>
 
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <set>
+
+#include "espalier/base/check.h"
 #include "espalier/base/hash.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/ops/attention/proven.h"
+#include "espalier/ops/own_kernels.h"
 #include "espalier/qualify/families.h"
 #include "espalier/runtime/device.h"
 
@@ -23,24 +30,27 @@ namespace {
 // Of this very program, even where its file has been replaced meanwhile.
 constexpr const char* kProgram = "/proc/self/exe";
 
-bool& checks_kernels() {
-  static bool checks = false;
-  return checks;
+KernelCheckCommand& check_command() {
+  static KernelCheckCommand command;
+  return command;
 }
 
-// The program, and the library with the kernels.
-std::string build_id() {
+// The shared library that something is in, or the program.
+std::string file_of(void* address) {
   Dl_info info{};
-  const bool found =
-      dladdr(reinterpret_cast<void*>(&attention_kind), &info) != 0 && info.dli_fname != nullptr;
-  std::string id = hash_file(kProgram);
-  if (found && std::filesystem::path(info.dli_fname).extension() == ".so") id += hash_file(info.dli_fname);
-  return id;
+  const bool found = dladdr(address, &info) != 0 && info.dli_fname != nullptr;
+  return found && std::filesystem::path(info.dli_fname).extension() == ".so" ? info.dli_fname : kProgram;
+}
+
+// What has the checks, and the library with the kernels.
+std::string build_id() {
+  return hash_file(file_of(reinterpret_cast<void*>(&run_check))) +
+         hash_file(file_of(reinterpret_cast<void*>(&attention_kind)));
 }
 
 nlohmann::ordered_json verdict_key(const CudaDriver& driver, const LibTorchCuda& torch, int index) {
   const CudaDevice& device = driver.devices.at(index);
-  return {{"version", 1},
+  return {{"version", 2},
           {"device", device.name},
           {"compute_capability", device.compute_capability},
           {"driver", driver.version},
@@ -56,6 +66,50 @@ void end_when_forgotten() {
   ::alarm(kSeconds);
 }
 
+constexpr std::string_view kElementwise = "elementwise", kHead = "head";
+constexpr const char* kAttentionVariable = "ESPALIER_ATTENTION";
+
+bool is_given(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value != '\0';
+}
+
+// Whether the environment says what runs, whatever the verdict.
+bool is_named(const std::string& family) {
+  if (attention_kind_named(family)) return is_given(kAttentionVariable);
+  if (family == kElementwise) return is_given(variable_of(OwnKernels::kElementwise));
+  return family == kHead && is_given(variable_of(OwnKernels::kHead));
+}
+
+// `what`, why, and the command that shows it.
+std::string explained(const std::string& what, const Verdict& verdict, int index) {
+  return fmt::format("{}: {} (shown by `espalier device --check {} --device cuda:{}`)", what, verdict.fault,
+                     verdict.family, index);
+}
+
+std::string fault_text(const Verdict& verdict, const std::string& device_name, int index) {
+  const std::string& family = verdict.family;
+  if (attention_kind_named(family)) {
+    return explained(fmt::format("attention `{}` is not used on {}", family, device_name), verdict, index);
+  }
+  if (family == kElementwise || family == kHead) {
+    return explained(
+        fmt::format("kernels of `{}` are not used on {}, operators of LibTorch are", family, device_name),
+        verdict, index);
+  }
+  return explained(
+      fmt::format("`{}` cannot be trusted on {}, and nothing stands in for it", family, device_name), verdict,
+      index);
+}
+
+// Of families that could not be checked and are used all the same; the reason of the first.
+std::string unchecked_text(const std::vector<Verdict>& verdicts, const std::string& device_name, int index) {
+  std::vector<std::string> names;
+  for (const Verdict& verdict : verdicts) names.push_back(verdict.family);
+  return explained(fmt::format("`{}` could not be checked on {}", fmt::join(names, "`, `"), device_name),
+                   verdicts.front(), index);
+}
+
 Finding finding_of(const std::string& family, c10::Device device) {
   try {
     Finding finding = check_family(family, device);
@@ -63,15 +117,29 @@ Finding finding_of(const std::string& family, c10::Device device) {
     return finding;
   } catch (const c10::OutOfMemoryError&) {
     throw;  // says nothing about kernels
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const InputError&) {
+    throw;
   } catch (const c10::Error& error) {
     return {.checks = 0, .fault = error.what_without_backtrace()};
+  } catch (const std::exception& error) {  // as of a launch that failed
+    return {.checks = 0, .fault = error.what()};
   }
 }
 
 }  // namespace
 
+void check_kernels_by(KernelCheckCommand command) {
+  check_command() = std::move(command);
+}
+
 void check_kernels_by_this_program() {
-  checks_kernels() = true;
+  check_kernels_by(
+      [](const std::string& family, const std::string& device, const std::filesystem::path& finding) {
+        return std::vector<std::string>{kProgram,   "device", "--check",   family,
+                                        "--device", device,   "--finding", finding.string()};
+      });
 }
 
 std::vector<Verdict> kernel_verdicts(const CudaDriver& driver, const LibTorchCuda& torch, int index,
@@ -82,50 +150,70 @@ std::vector<Verdict> kernel_verdicts(const CudaDriver& driver, const LibTorchCud
   qualification.folder = cache_folder();
   qualification.again = again;
   qualification.command = [index](const std::string& family, const std::filesystem::path& finding) {
-    return std::vector<std::string>{kProgram,    "device",        "--check",
-                                    family,      "--device",      fmt::format("cuda:{}", index),
-                                    "--finding", finding.string()};
+    return check_command()(family, fmt::format("cuda:{}", index), finding);
   };
   qualification.note = [&](const std::string& text) { progress.line("espalier: " + text); };
   qualification.progress = [&](double done, const std::string& family) { progress.update(done, family); };
-  return qualify(attention_families(at::kCUDA), qualification);
+  return qualify(kernel_families(at::kCUDA), qualification);
 }
 
-ProvenAttention proven_attention(const std::vector<Verdict>& verdicts, const std::string& device_name,
-                                 int index) {
-  ProvenAttention proven;
+ProvenKernels proven_kernels(const std::vector<Verdict>& verdicts, const std::string& device_name,
+                             int index) {
+  ProvenKernels proven;
+  std::vector<std::string> faults;
+  std::vector<Verdict> unchecked;
+  bool any_attention = false;
   for (const Verdict& verdict : verdicts) {
     const auto kind = attention_kind_named(verdict.family);
-    if (!kind || !verdict.served) continue;
-    if (verdict.fault.empty()) {
-      proven.kinds.push_back(*kind);
-      continue;
+    any_attention = any_attention || kind;
+    if (!verdict.served) continue;
+    const bool is_right = verdict.fault.empty();
+    const bool is_used = is_right || (!verdict.lasting && kind != AttentionKind::kHopper);
+    if (kind && is_used) proven.attention.push_back(*kind);
+    if (verdict.family == kElementwise) proven.elementwise = is_used;
+    if (verdict.family == kHead) proven.head = is_used;
+    if (is_right) continue;
+    if (is_used) {
+      unchecked.push_back(verdict);
+    } else {
+      faults.push_back(fault_text(verdict, device_name, index));
     }
-    proven.warning += fmt::format(
-        "{}attention `{}` is not used on {}: {} (shown by `espalier device --check {} --device cuda:{}`)",
-        proven.warning.empty() ? "warning: " : "; ", verdict.family, device_name, verdict.fault,
-        verdict.family, index);
   }
-  if (!proven.warning.empty() && proven.kinds.empty()) {
-    proven.warning += "; none is right, and `masked` is used all the same";
+  if (!unchecked.empty()) faults.push_back(unchecked_text(unchecked, device_name, index));
+  if (faults.empty()) return proven;
+  if (any_attention && proven.attention.empty()) {
+    faults.emplace_back("no attention is right, and `masked` is used all the same");
   }
+  proven.warning = fmt::format("warning: {}", fmt::join(faults, "; "));
   return proven;
 }
 
 void prove_kernels(int index) {
-  const char* named = std::getenv("ESPALIER_ATTENTION");
-  if (!checks_kernels() || (named != nullptr && *named != '\0')) return;
+  static std::set<int> done;
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  if (!check_command() || done.contains(index)) return;
   const CudaDriver driver = cuda_driver();
   const LibTorchCuda torch = libtorch_cuda();
   if (!cuda_fault(driver, torch).empty() || index >= static_cast<int>(driver.devices.size())) return;
-  ProvenAttention proven = proven_attention(kernel_verdicts(driver, torch, index, /*again=*/false),
-                                            driver.devices[index].name, index);
+  std::vector<Verdict> verdicts = kernel_verdicts(driver, torch, index, /*again=*/false);
+  std::erase_if(verdicts, [](const Verdict& verdict) { return is_named(verdict.family); });
+  ProvenKernels proven = proven_kernels(verdicts, driver.devices[index].name, index);
   if (!proven.warning.empty()) log_line("espalier: {}", proven.warning);
-  set_proven_attention(std::move(proven.kinds));
+  if (!proven.elementwise) set_own_kernels(OwnKernels::kElementwise, false);
+  if (!proven.head) set_own_kernels(OwnKernels::kHead, false);
+  if (!is_given(kAttentionVariable)) set_proven_attention(std::move(proven.attention));
+  done.insert(index);
 }
 
 int run_check(const std::string& family, const std::string& device_name, const std::filesystem::path& file) {
-  if (!file.empty()) end_when_forgotten();
+  if (!file.empty()) {
+    end_when_forgotten();
+    // A verdict is on our kernels, whatever runs in the process that asked for it.
+    for (const OwnKernels kernels : {OwnKernels::kElementwise, OwnKernels::kHead}) {
+      ::unsetenv(variable_of(kernels));
+    }
+  }
   const at::Device device = parse_device(device_name);
   open_device(device);
   const Finding finding = finding_of(family, device);

@@ -18,6 +18,7 @@
 #include "espalier/data/builder.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/cost.h"
+#include "espalier/measure/kept_rates.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/checks.h"
 #include "espalier/runtime/device.h"
@@ -226,7 +227,9 @@ TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, 
   // The measurement serves this process even where it cannot be kept for the next one.
   try {
     std::filesystem::create_directories(folder);
-    write_text(path, nlohmann::ordered_json{{"key", key}, {"seconds", model.seconds}}.dump(2) + "\n");
+    nlohmann::ordered_json kept{{"key", key}, {"seconds", model.seconds}};
+    kept.update(rates_to_keep(model));
+    write_text(path, kept.dump(2) + "\n");
   } catch (const std::exception& error) {
     if (note) note(fmt::format("warning: the measurement is not kept for the next time: {}", error.what()));
   }

@@ -16,6 +16,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/json_file.h"
 #include "espalier/base/mapped_file_guard.h"
+#include "espalier/cli/kernel_check.h"
 #include "espalier/cli/out_of_memory.h"
 #include "espalier/config/stop_ids.h"
 #include "espalier/engine/router_inputs.h"
@@ -87,6 +88,27 @@ fs::path plain_path(const fs::path& folder) {
 }
 
 }  // namespace
+
+void check_kernels_by(const std::vector<std::string>& command) {
+  cli::check_kernels_by(
+      [command](const std::string& family, const std::string& device, const fs::path& finding) {
+        std::vector<std::string> words = command;
+        words.insert(words.end(), {family, device, finding.string()});
+        return words;
+      });
+}
+
+void check_kernels(const std::string& family, const std::string& device, const fs::path& finding) {
+  plainly([&] { return cli::run_check(family, device, finding); });
+}
+
+bool prove_kernels(int index) {
+  return plainly([&] {
+    constexpr int64_t kHeadDim = 128;
+    cli::prove_kernels(index);
+    return attention_kind({at::kBFloat16, kHeadDim}) != AttentionKind::kMasked;
+  });
+}
 
 struct Engine::State {
   /// The tokens that end what a model says, or what is wrong with how its folder names them.

@@ -51,6 +51,16 @@ struct FlagHelp {
 std::vector<FlagHelp> engine_flags_help();
 std::vector<FlagHelp> objective_flags_help();
 
+/// Engines on a GPU let its kernels prove themselves as commands do (cli/kernel_check.h), by processes of
+/// `command` and three arguments more, with which they call check_kernels: family, device, file.
+void check_kernels_by(const std::vector<std::string>& command);
+void check_kernels(const std::string& family, const std::string& device,
+                   const std::filesystem::path& finding);
+
+/// Does that for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than the
+/// masked form of it there.
+bool prove_kernels(int index);
+
 /// One call at a time: a call during another, from a thread or a callback, is an InputError. Whatever ends a
 /// forward_backward once it has begun, an exception of a callback included, clears all gradients. Weights are
 /// changed by optim_step and load alone; where one of these fails half-way, only load is possible afterwards.

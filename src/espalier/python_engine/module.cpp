@@ -154,6 +154,17 @@ NB_MODULE(_engine, module) {
   espalier::python::translate_errors();
   bind_engine(module);
   module.def(
+      "check_kernels_by", &check_kernels_by, nanobind::arg("command"),
+      "Engines on a GPU check its kernels first, by processes of `command` FAMILY DEVICE FILE, which call "
+      "check_kernels.");
+  module.def("check_kernels", &check_kernels, nanobind::arg("family"), nanobind::arg("device"),
+             nanobind::arg("finding"), nanobind::call_guard<Interruptible>(),
+             "Checks one family of kernels in this process and writes what it finds into the file.");
+  module.def(
+      "prove_kernels", &prove_kernels, nanobind::arg("index"), nanobind::call_guard<Interruptible>(),
+      "Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than "
+      "the masked form there.");
+  module.def(
       "engine_options", [] { return help_list(engine_flags_help()); },
       "Options of an Engine: (name, default, meaning).");
   module.def(

@@ -15,6 +15,7 @@
 #include "espalier/ops/reference.h"
 #include "espalier/qualify/awkward_forests.h"
 #include "espalier/qualify/pooled_errors.h"
+#include "espalier/qualify/same_bits.h"
 
 namespace espalier {
 namespace {
@@ -129,11 +130,6 @@ Results plain_results(const Problem& problem) {
       {gradients[0], gradients[1], gradients[2], {context_k, context_v}, {context_v, gradients.end()}});
 }
 
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
-         a.contiguous().view(at::kByte).equal(b.contiguous().view(at::kByte));
-}
-
 // One dtype and head dimension.
 class Check {
  public:
@@ -191,7 +187,8 @@ class Check {
                       const Results& exact) {
     if (ours.size() != exact.size()) return fmt::format("lacks gradients, on the forest `{}`", forest.name);
     for (size_t i = 0; i < exact.size(); ++i) {
-      errors_.try_emplace(i, dtype_).first->second.add(forest.name, ours[i], plain[i], exact[i]);
+      errors_.try_emplace(i, dtype_).first->second.add(fmt::format("the forest `{}`", forest.name), ours[i],
+                                                       plain[i], exact[i]);
       ++checks_;
     }
     return "";

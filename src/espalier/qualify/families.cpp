@@ -5,8 +5,6 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
-
 #include "espalier/base/check.h"
 #include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/attention/fused.h"
@@ -14,6 +12,7 @@
 #include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/attention/varlen.h"
 #include "espalier/qualify/attention_family.h"
+#include "espalier/qualify/operator_families.h"
 
 namespace espalier {
 namespace {
@@ -105,26 +104,34 @@ AttentionFamily cpu_family() {
               }};
 }
 
-std::vector<AttentionFamily> families_of(c10::DeviceType kind) {
+std::vector<AttentionFamily> attention_of(c10::DeviceType kind) {
   if (kind != c10::kCUDA) return {cpu_family()};
   return {fused_family("hopper", cuda::AttentionKernels::kHopper),
           fused_family("ampere", cuda::AttentionKernels::kAmpere), varlen_family(), masked_family()};
 }
 
+std::vector<OperatorFamily> operators_of(c10::DeviceType kind) {
+  return {elementwise_family(), head_family(), distribution_family(), product_family(kind)};
+}
+
 }  // namespace
 
-std::vector<std::string> attention_families(c10::DeviceType kind) {
+std::vector<std::string> kernel_families(c10::DeviceType kind) {
   std::vector<std::string> names;
-  for (const AttentionFamily& family : families_of(kind)) names.push_back(family.name);
+  for (const AttentionFamily& family : attention_of(kind)) names.push_back(family.name);
+  for (const OperatorFamily& family : operators_of(kind)) names.push_back(family.name);
   return names;
 }
 
 Finding check_family(const std::string& name, c10::Device device) {
-  const std::vector<AttentionFamily> families = families_of(device.type());
-  const auto family = std::ranges::find(families, name, &AttentionFamily::name);
-  ESPALIER_CHECK(family != families.end(), "expected a family of kernels of {}: {}; received {}",
-                 device.str(), fmt::join(attention_families(device.type()), ", "), name);
-  return check_attention(*family, device);
+  for (const AttentionFamily& family : attention_of(device.type())) {
+    if (family.name == name) return check_attention(family, device);
+  }
+  for (const OperatorFamily& family : operators_of(device.type())) {
+    if (family.name == name) return check_operators(family, device);
+  }
+  throw InputError(fmt::format("expected a family of kernels of {}: {}; received {}", device.str(),
+                               fmt::join(kernel_families(device.type()), ", "), name));
 }
 
 }  // namespace espalier

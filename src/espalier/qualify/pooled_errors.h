@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule of `verify` and of the tests, for kernels: in low precision the error against float64 may be at
-// most twice that of the plain form in the same dtype, over all values of one kind, where errors below half a
-// unit roundoff count as that.
+// The rule of base/error_ratio.h for kernels, over all values of one kind.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <string>
-#include <vector>
+
+#include "espalier/base/error_ratio.h"
 
 namespace espalier {
 
@@ -19,18 +18,20 @@ class PooledErrors {
  public:
   explicit PooledErrors(at::ScalarType dtype) : dtype_(dtype) {}
 
-  /// Of the problem called `name`: all of one shape. Float64 is compared with `exact` alone.
-  void add(const std::string& name, const at::Tensor& ours, const at::Tensor& plain, const at::Tensor& exact);
+  /// Of the problem called `name` ("the forest `chain`"): all of one shape. Float64 is compared with `exact`
+  /// alone. An error of less than `floor`, relative to the exact values, counts as that, too.
+  void add(const std::string& name, const at::Tensor& ours, const at::Tensor& plain, const at::Tensor& exact,
+           double floor = 0);
 
   /// What is wrong, with the problem where it is worst; empty: nothing. Float64 may err by 1e-12 of the exact
   /// result's size.
   std::string fault() const;
-  int64_t num_values() const { return num_values_; }
+  int64_t num_values() const { return errors_.num_values; }
 
  private:
   at::ScalarType dtype_;
-  double ours_ = 0, plain_ = 0, exact_ = 0;  // sums of squares: of errors, and of the exact values
-  int64_t num_values_ = 0;
+  SquaredErrors errors_{};
+  double floor_ = 0;  // sum of squares of errors that count as none
   double worst_ = -1;
   std::string worst_name_{};
 };

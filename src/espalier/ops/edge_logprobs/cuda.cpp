@@ -22,6 +22,8 @@
 #include "espalier/ops/cuda_launch.h"
 #include "espalier/ops/edge_logprobs/blocks.h"
 #include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/ops/guarded_output.h"
+#include "espalier/ops/own_kernels.h"
 #ifdef ESPALIER_CUDA_KERNELS
 #include "espalier/ops/kernels/cuda/logit_math.h"
 #endif
@@ -126,15 +128,15 @@ class ComposedBackward {
 #ifdef ESPALIER_CUDA_KERNELS
 
 bool takes_kernels(const at::Tensor& hidden) {
-  return hidden.is_cuda() && hidden.scalar_type() == at::kBFloat16;
+  return hidden.is_cuda() && hidden.scalar_type() == at::kBFloat16 && uses_own_kernels(OwnKernels::kHead);
 }
 
 /// Memory for one block of logits, whose rows begin at multiples of 256 bytes.
 class BlockMemory {
  public:
   BlockMemory(const at::Tensor& hidden, const LogitBlock& size)
-      : memory_(at::empty({size.num_rows, (size.num_columns + 63) / 64 * 64},
-                          hidden.options().dtype(at::kFloat))) {}
+      : memory_(output_like({size.num_rows, (size.num_columns + 63) / 64 * 64},
+                            hidden.options().dtype(at::kFloat))) {}
 
   cuda::LogitBlockRows fill(const LogitRange& block, const Edges& edges, const at::Tensor& hidden,
                             const at::Tensor& weight) {
@@ -163,11 +165,11 @@ class KernelForward {
   KernelForward(const at::Tensor& hidden, const Edges& edges, const LogitBlock& size)
       : edges_(edges),
         memory_(hidden, size),
-        maximum_(at::empty({hidden.size(0)}, hidden.options().dtype(at::kFloat))),
-        sum_(at::empty({hidden.size(0)}, hidden.options().dtype(at::kDouble))),
-        lse_(at::empty_like(sum_)),
-        logprobs_(
-            at::full({edges.row.size(0)}, std::numeric_limits<double>::quiet_NaN(), maximum_.options())) {}
+        maximum_(output_like({hidden.size(0)}, hidden.options().dtype(at::kFloat))),
+        sum_(output_like({hidden.size(0)}, hidden.options().dtype(at::kDouble))),
+        lse_(output_like({hidden.size(0)}, sum_.options())),
+        logprobs_(output_like({edges.row.size(0)}, maximum_.options())
+                      .fill_(std::numeric_limits<double>::quiet_NaN())) {}
 
   void add(const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight, bool is_last) {
     const LaunchPlace place(hidden);
@@ -194,7 +196,7 @@ class KernelBackward {
         memory_(given.hidden, size),
         edge_grad_(given.grad_logprobs.to(at::kFloat).contiguous()),
         lse_(given.lse.to(at::kDouble).contiguous()),
-        edge_value_(at::empty_like(edge_grad_)) {}
+        edge_value_(output_like(edge_grad_.sizes(), edge_grad_.options())) {}
 
   at::Tensor gradients(const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight) {
     const LaunchPlace place(hidden);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators of elementwise.h as compositions of ATen's, on any device: what runs on GPUs where there are
-// no kernels of ours. Same arguments, results and roundings; neither checks nor gradients.
+// no kernels of ours, or where they are not used (own_kernels.h). Same arguments, results and roundings;
+// neither checks nor gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>

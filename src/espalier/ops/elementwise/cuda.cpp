@@ -9,7 +9,9 @@
 #include "espalier/ops/cuda_launch.h"
 #include "espalier/ops/element_types.h"
 #include "espalier/ops/elementwise/composed.h"
+#include "espalier/ops/guarded_output.h"
 #include "espalier/ops/kernels/cuda/row_math.h"
+#include "espalier/ops/own_kernels.h"
 
 namespace espalier {
 namespace {
@@ -20,6 +22,10 @@ using detail::for_element_of;
 using detail::LaunchPlace;
 using detail::mutable_data_of;
 using OptionalTensor = std::optional<at::Tensor>;
+
+bool is_composed() {
+  return !uses_own_kernels(OwnKernels::kElementwise);
+}
 
 at::Tensor for_kernel(const at::Tensor& tensor) {
   const at::Tensor result = tensor.contiguous();
@@ -35,12 +41,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_cuda(const at::Tensor& x
                                                              const OptionalTensor& addend_in,
                                                              const at::Tensor& weight_in, double eps) {
   detail::check_rms_norm(x_in, addend_in, weight_in);
+  if (is_composed()) return composed::rms_norm(x_in.contiguous(), addend_in, weight_in, eps);
   const LaunchPlace place(x_in);
   const at::Tensor x = for_kernel(x_in), addend = for_kernel(addend_in), weight = for_kernel(weight_in);
-  const at::Tensor y = at::empty(x.sizes(), x.options());
-  const at::Tensor sum = addend.defined() ? at::empty(x.sizes(), x.options()) : at::Tensor();
-  const at::Tensor inverse_rms = at::empty(x.sizes().slice(0, x.dim() - 1),
-                                           x.options().dtype(detail::accumulator_dtype(x.scalar_type())));
+  const at::Tensor y = output_like(x.sizes(), x.options());
+  const at::Tensor sum = addend.defined() ? output_like(x.sizes(), x.options()) : at::Tensor();
+  const at::Tensor inverse_rms = output_like(x.sizes().slice(0, x.dim() - 1),
+                                             x.options().dtype(detail::accumulator_dtype(x.scalar_type())));
   for_element_of(x.scalar_type(), [&]<class Element>(ElementType<Element>) {
     cuda::rms_norm<Element>(
         {weight.size(0), eps, data_of<Element>(weight), data_of<Element>(x), data_of<Element>(addend),
@@ -58,6 +65,10 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad
                                                           std::array<bool, 2> output_mask) {
   detail::check_rms_norm(x_in, grad_y_in, weight_in);
   detail::check_rms_norm(x_in, grad_sum_in, weight_in);
+  if (is_composed()) {
+    return composed::rms_norm_backward(grad_y_in.contiguous(), grad_sum_in, x_in.contiguous(), weight_in,
+                                       inverse_rms_in, output_mask);
+  }
   const LaunchPlace place(x_in);
   const at::Tensor grad_y = for_kernel(grad_y_in), grad_sum = for_kernel(grad_sum_in);
   const at::Tensor x = for_kernel(x_in), weight = for_kernel(weight_in);
@@ -72,10 +83,11 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad
       return;
     }
     at::Tensor partials;
-    if (output_mask[0]) grad_x = at::empty(x.sizes(), x.options());
+    if (output_mask[0]) grad_x = output_like(x.sizes(), x.options());
     if (output_mask[1]) {
-      grad_weight = at::empty({width}, inverse_rms.options());
-      partials = at::empty({cuda::rms_norm_partials<Element>(width, num_rows), width}, inverse_rms.options());
+      grad_weight = output_like({width}, inverse_rms.options());
+      partials =
+          output_like({cuda::rms_norm_partials<Element>(width, num_rows), width}, inverse_rms.options());
     }
     if (!output_mask[0] && !output_mask[1]) return;
     cuda::rms_norm_backward<Element>(
@@ -90,10 +102,11 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad
 at::Tensor rotary_cuda(const at::Tensor& x_in, const at::Tensor& cos_in, const at::Tensor& sin_in,
                        bool back) {
   detail::check_rotary(x_in, cos_in, sin_in);
+  if (is_composed()) return composed::rotary(x_in.contiguous(), cos_in, sin_in, back);
   const LaunchPlace place(x_in);
   const at::Tensor x = x_in.stride(-1) == 1 ? x_in : x_in.contiguous();
   const at::Tensor cos = cos_in.contiguous(), sin = sin_in.contiguous();
-  const at::Tensor out = at::empty(x.sizes(), x.options());
+  const at::Tensor out = output_like(x.sizes(), x.options());
   for_element_of(x.scalar_type(), [&]<class Element>(ElementType<Element>) {
     using Scalar = AccumulatorOf<Element>;
     cuda::rotate<Element>({x.size(1), x.size(2) / 2, data_of<Element>(x), x.stride(0), x.stride(1),
@@ -105,9 +118,10 @@ at::Tensor rotary_cuda(const at::Tensor& x_in, const at::Tensor& cos_in, const a
 
 at::Tensor swiglu_cuda(const at::Tensor& gate_in, const at::Tensor& up_in) {
   detail::check_swiglu(gate_in, up_in);
+  if (is_composed()) return composed::swiglu(gate_in.contiguous(), up_in.contiguous());
   const LaunchPlace place(gate_in);
   const at::Tensor gate = for_kernel(gate_in), up = for_kernel(up_in);
-  const at::Tensor out = at::empty(gate.sizes(), gate.options());
+  const at::Tensor out = output_like(gate.sizes(), gate.options());
   for_element_of(gate.scalar_type(), [&]<class Element>(ElementType<Element>) {
     cuda::swiglu(data_of<Element>(gate), data_of<Element>(up), mutable_data_of<Element>(out), out.numel(),
                  place.stream());
@@ -119,10 +133,13 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor& grad_i
                                                         const at::Tensor& up_in) {
   detail::check_swiglu(gate_in, up_in);
   detail::check_swiglu(gate_in, grad_in);
+  if (is_composed()) {
+    return composed::swiglu_backward(grad_in.contiguous(), gate_in.contiguous(), up_in.contiguous());
+  }
   const LaunchPlace place(gate_in);
   const at::Tensor grad = for_kernel(grad_in), gate = for_kernel(gate_in), up = for_kernel(up_in);
-  const at::Tensor grad_gate = at::empty(gate.sizes(), gate.options());
-  const at::Tensor grad_up = at::empty(up.sizes(), up.options());
+  const at::Tensor grad_gate = output_like(gate.sizes(), gate.options());
+  const at::Tensor grad_up = output_like(up.sizes(), up.options());
   for_element_of(gate.scalar_type(), [&]<class Element>(ElementType<Element>) {
     cuda::swiglu_backward<Element>({data_of<Element>(grad), data_of<Element>(gate), data_of<Element>(up),
                                     mutable_data_of<Element>(grad_gate), mutable_data_of<Element>(grad_up)},

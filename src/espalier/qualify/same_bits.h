@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/ATen.h>
+
+namespace espalier {
+
+/// Equal bit for bit, NaN and signed zero included, and of one shape and dtype.
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
+         a.contiguous().view(at::kByte).equal(b.contiguous().view(at::kByte));
+}
+
+}  // namespace espalier
