@@ -116,6 +116,7 @@ std::vector<AwkwardForest> awkward_forests() {
       {.name = "one token", .subtree_end = chain(1)},
       {.name = "chain", .subtree_end = chain(300)},
       {.name = "star", .subtree_end = star(70, 40, 4)},
+      {.name = "long prompt", .subtree_end = star(1000, 30, 5)},  // its key blocks are cut into parts
       {.name = "single tokens", .subtree_end = grown([&](auto& ends) { single_tokens(ends, random, 8); })},
       {.name = "deep", .subtree_end = grown([](auto& ends) { deep(ends, 60); })},
       {.name = "wide", .subtree_end = grown([](auto& ends) { wide(ends, 3); })},
@@ -124,7 +125,7 @@ std::vector<AwkwardForest> awkward_forests() {
       {.name = "several trees", .subtree_end = several_trees()},
       {.name = "borders of tiles", .subtree_end = tile_borders()},
       {.name = "equal keys", .subtree_end = star(64, 16, 12), .period = 7},
-      {.name = "sharp softmax", .subtree_end = star(130, 10, 9), .sharpness = 2}};
+      {.name = "sharp softmax", .subtree_end = star(130, 10, 9), .sharpness = 8}};
   forests.push_back(with_context("context of a chain", chain(130)));
   forests.push_back(with_context("context of a tree", tile_borders()));
   return forests;
