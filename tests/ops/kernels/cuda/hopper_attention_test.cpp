@@ -59,7 +59,7 @@ struct EmulatedLauncher {
   }
   void place_keys(const hopper::PlaceParams& params) const {
     emulate({{params.schedule.inputs.num_key_blocks(), 1, 1}, 32, 0, seed},
-            [&] { hopper::place_keys(params.schedule, params.keys, params.places, params.ends); });
+            [&] { hopper::place_keys(params); });
   }
   static void write_maps(const std::vector<simt::TensorMap>& maps, simt::TensorMap* to) {
     std::copy(maps.begin(), maps.end(), to);
@@ -67,9 +67,11 @@ struct EmulatedLauncher {
   template <class Element, int kDim>
   void forward(ForwardParams params) const {
     change_forward(params);
-    const hopper::Grid grid = params.order.grid();
-    emulate({{grid.x, grid.y, 1}, hopper::kThreads, hopper::ForwardTiles<Element, kDim>::kSharedBytes, seed},
-            [&] { hopper::forward_tile<Element, kDim>(params); });
+    emulate(
+        {{params.workers, 1, 1}, hopper::kThreads, hopper::ForwardTiles<Element, kDim>::kSharedBytes, seed},
+        [&] { hopper::forward_tile<Element, kDim>(params); });
+    EXPECT_EQ(params.taken->taken, 0);
+    EXPECT_EQ(params.taken->finished, 0);
   }
   template <class Element, int kDim>
   void backward(BackwardParams params) const {
@@ -94,8 +96,7 @@ struct EmulatedLauncher {
   template <class Element, int kDim>
   void queries(hopper::QueryGradientParams params) const {
     change_queries(params);
-    const hopper::Grid grid = params.order.grid();
-    emulate({{grid.x, grid.y, 1},
+    emulate({{params.order.blocks(), 1, 1},
              hopper::kThreads,
              hopper::QueryGradientTiles<Element, kDim>::kSharedBytes,
              seed},

@@ -31,7 +31,7 @@ void write_maps(const std::vector<simt::TensorMap>& maps, simt::TensorMap* to, v
 }
 
 __global__ void __launch_bounds__(simt::kWarpSize) place_keys_kernel(const PlaceParams params) {
-  place_keys(params.schedule, params.keys, params.places, params.ends);
+  place_keys(params);
 }
 
 Target own_target() {

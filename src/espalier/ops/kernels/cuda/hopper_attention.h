@@ -50,7 +50,19 @@ struct TileOrder {
     const int32_t width = lesser(sets_at_once, sets - first), left = block - tiles * first;
     return {left / width, first + left % width};
   }
-  Grid grid() const { return {tiles * sets, 1}; }
+  ESPALIER_SHARED_CODE int32_t blocks() const { return tiles * sets; }
+};
+
+/// Work that blocks of threads take from global memory, piece by piece. Zero before a launch, and after it.
+struct WorkCounter {
+  int32_t taken;
+  int32_t finished;
+
+  ESPALIER_KERNEL int32_t next() { return simt::atomic_add(&taken, 1); }
+  /// By every block of threads, after it has taken a piece that is not there.
+  ESPALIER_KERNEL void finish(int32_t workers) {
+    if (simt::atomic_add(&finished, 1) == workers - 1) taken = finished = 0;
+  }
 };
 
 /// How the rows of query tiles are made up.

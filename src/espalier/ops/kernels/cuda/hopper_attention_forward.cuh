@@ -14,9 +14,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class Element, int kHeadDim>
 void launch_forward(const ForwardParams& params, void* stream) {
-  const Grid grid = params.order.grid();
   launch("forward_tile", &forward_tile_kernel<Element, kHeadDim>,
-         {dim3(grid.x, grid.y), kThreads, ForwardTiles<Element, kHeadDim>::kSharedBytes, stream}, params);
+         {dim3(params.workers), kThreads, ForwardTiles<Element, kHeadDim>::kSharedBytes, stream}, params);
 }
 
 }  // namespace espalier::cuda::hopper

@@ -2,12 +2,13 @@
 // Forward attention on Hopper (docs/math.md, "Attention by tiles"): O = softmax(c Q K^T) V over the keys that
 // a query sees, and lse.
 //
-// After Shah et al., FlashAttention-3 (2024), section 3. A block of threads has one tile of 128 rows of
-// queries and walks the tiles of keys that any of them sees. Two warpgroups of 64 rows each keep O, the
-// maxima and the sums in registers; P goes from the registers of one product into those of the next. One warp
-// of a third loads. In a step a warpgroup starts S of this tile and O += P V of the last one together, and
-// works on the softmax of S while the other product is under way; the two warpgroups take turns in starting
-// products, so that one's softmax is worked out under the other's products.
+// After Shah et al., FlashAttention-3 (2024), section 3. A block of threads takes one tile of 128 rows of
+// queries after another, by a counter in global memory, and walks the tiles of keys that any of them sees:
+// the next tile's first keys come while the last one's rows are stored. Two warpgroups of 64 rows each keep
+// O, the maxima and the sums in registers; P goes from the registers of one product into those of the next.
+// One warp of a third loads. In a step a warpgroup starts S of this tile and O += P V of the last one
+// together, and works on the softmax of S while the other product is under way; the two warpgroups take turns
+// in starting products, so that one's softmax is worked out under the other's products.
 //
 //                  head dimension 64        128       256
 //   keys of a tile              128        128        64
@@ -33,6 +34,8 @@ struct ForwardParams {
   const int32_t* ends;     // by key block and key: one past the last query that sees it
   HeadPacking packing;
   TileOrder order;
+  int32_t workers;     // blocks of threads
+  WorkCounter* taken;  // of the tiles
 };
 
 template <class ElementType, int kDim>
@@ -53,8 +56,9 @@ struct ForwardTiles {
   static constexpr int kV = kK + kStages * kKeyBytes;
   static constexpr int kEnds = kV + kStages * kKeyBytes;
   static constexpr int kNotes = kEnds + kStages * kEndBytes;
-  static constexpr int kBarriers = kNotes + kStages * 16;
-  static constexpr int kSharedBytes = kBarriers + 8 * (4 * kStages + 1);
+  static constexpr int kTile = kNotes + kStages * 16;  // which one it is
+  static constexpr int kBarriers = kTile + 16;
+  static constexpr int kSharedBytes = kBarriers + 8 * (4 * kStages + 2);
 };
 
 /// What the loading warp tells of a tile, in shared memory.
@@ -77,6 +81,7 @@ enum ForwardBarrier { kTurn = 1, kRowsWritten = 3 };
 template <class Tiles>
 struct ForwardBarriers {
   uint64_t* q;
+  uint64_t* q_empty;
   uint64_t* k_full;
   uint64_t* k_empty;
   uint64_t* v_full;
@@ -84,13 +89,15 @@ struct ForwardBarriers {
 
   ESPALIER_KERNEL explicit ForwardBarriers(std::byte* shared)
       : q(reinterpret_cast<uint64_t*>(shared + Tiles::kBarriers)),
-        k_full(q + 1),
+        q_empty(q + 1),
+        k_full(q + 2),
         k_empty(k_full + Tiles::kStages),
         v_full(k_empty + Tiles::kStages),
         v_empty(v_full + Tiles::kValueStages) {}
 
   ESPALIER_KERNEL void init() const {
     simt::init_barrier(q, 1);
+    simt::init_barrier(q_empty, 2);  // warpgroups
     for (int s = 0; s < Tiles::kStages; ++s) {
       simt::init_barrier(k_full + s, 1);
       simt::init_barrier(k_empty + s, kConsumerWarps);
@@ -103,31 +110,39 @@ struct ForwardBarriers {
   }
 };
 
-/// Of a block of threads.
+/// A tile of queries by its number in the order.
 struct OwnTile {
   int32_t tile;
   int32_t set;  // of all heads
 };
 template <class Params>
-ESPALIER_KERNEL OwnTile own_tile(const Params& params) {
-  const TileOrder::Place place = params.order[simt::block_x()];
+ESPALIER_KERNEL OwnTile tile_at(const Params& params, int32_t number) {
+  const TileOrder::Place place = params.order[number];
   return {params.schedule.query_order[place.rank], place.set};
 }
 
-/// Keys and values of all tiles that a tile of queries sees, with notes, by one thread.
-template <class Tiles, class Params>
+/// Where the rings of keys and of values stand.
+template <class Tiles>
+struct KeyRings {
+  RingPlace<Tiles::kStages> k;
+  RingPlace<Tiles::kValueStages> v;
+};
+
+/// Keys and values of all tiles that a tile of queries sees, with notes, by one thread. After the first ones
+/// calls load_queries().
+template <class Tiles, class Params, class LoadQueries>
 ESPALIER_KERNEL void load_key_tiles(const Params& params, const OwnTile& own,
-                                    const ForwardBarriers<Tiles>& barriers) {
+                                    const ForwardBarriers<Tiles>& barriers, KeyRings<Tiles>& rings,
+                                    const LoadQueries& load_queries) {
   constexpr int kKeys = Tiles::kKeys, kDim = Tiles::kHeadDim;
   std::byte* shared = simt::shared();
   const int32_t begin = params.schedule.query_begin(own.tile), end = params.schedule.query_end(own.tile);
   const int32_t key_head = own.set / params.packing.sets;
-  RingPlace<Tiles::kStages> place;
-  RingPlace<Tiles::kValueStages> value_place;
   TileWalk walk(params.schedule, own.tile);
   int32_t acquired = -1;  // the last rectangle: acquiring fetches its maps anew
+  bool first = true;
   while (!walk.done()) {
-    const int stage = place.stage;
+    const int stage = rings.k.stage;
     const int64_t index = walk.index();
     const KeyBlock block = walk.block();
     const KeyPlace from = params.places[index];
@@ -135,7 +150,7 @@ ESPALIER_KERNEL void load_key_tiles(const Params& params, const OwnTile& own,
     if (from.rectangle != acquired) params.keys.acquire(from.rectangle);
     acquired = from.rectangle;
     const bool full = block.num_keys() == kKeys && classify(block, begin, end) == TileClass::kFull;
-    simt::wait_phase(barriers.k_empty + stage, place.parity ^ 1);
+    simt::wait_phase(barriers.k_empty + stage, rings.k.parity ^ 1);
     reinterpret_cast<TileNote*>(shared + Tiles::kNotes)[stage] = {block.segment < 0 ? block.begin : kNoKey,
                                                                   block.query_begin, !full, walk.done()};
     simt::arrive_expecting(barriers.k_full + stage, Tiles::kKeyBytes + Tiles::kEndBytes);
@@ -143,27 +158,49 @@ ESPALIER_KERNEL void load_key_tiles(const Params& params, const OwnTile& own,
                            barriers.k_full + stage, key_head, from.token);
     simt::load_bytes(shared + Tiles::kEnds + stage * Tiles::kEndBytes, params.ends + index * kKeys,
                      Tiles::kEndBytes, barriers.k_full + stage);
-    const int value_stage = value_place.stage;
-    simt::wait_phase(barriers.v_empty + value_stage, value_place.parity ^ 1);
+    const int value_stage = rings.v.stage;
+    simt::wait_phase(barriers.v_empty + value_stage, rings.v.parity ^ 1);
     simt::arrive_expecting(barriers.v_full + value_stage, Tiles::kKeyBytes);
     load_tile<kKeys, kDim>(shared + Tiles::kV + value_stage * Tiles::kKeyBytes,
                            params.keys.values(from.rectangle), barriers.v_full + value_stage, key_head,
                            from.token);
-    place.advance();
-    value_place.advance();
+    rings.k.advance();
+    rings.v.advance();
+    if (first) load_queries();
+    first = false;
   }
 }
+
+constexpr int32_t kNoTile = -1;
+
+// The mover keeps tiles, walks and rings.
+constexpr int kForwardConsumerRegisters = 232;
+constexpr int kForwardMoverRegisters = 40;
 
 /// By one thread.
 template <class Tiles>
 ESPALIER_KERNEL void load_forward(const ForwardParams& params) {
   const ForwardBarriers<Tiles> barriers(simt::shared());
-  const OwnTile own = own_tile(params);
-  simt::arrive_expecting(barriers.q, Tiles::kQueryBytes);
-  load_tile<Tiles::kRows, Tiles::kHeadDim>(simt::shared() + Tiles::kQ, &params.q, barriers.q,
-                                           own.set << params.packing.shift,
-                                           params.schedule.query_begin(own.tile));
-  load_key_tiles(params, own, barriers);
+  auto* tile = reinterpret_cast<int32_t*>(simt::shared() + Tiles::kTile);
+  KeyRings<Tiles> rings;
+  RingPlace<1> q_place;
+  ESPALIER_ONE_BY_ONE
+  for (int32_t number = params.taken->next(); number < params.order.blocks(); number = params.taken->next()) {
+    const OwnTile own = tile_at(params, number);
+    load_key_tiles(params, own, barriers, rings, [&] {
+      simt::wait_phase(barriers.q_empty, q_place.parity ^ 1);
+      *tile = number;
+      simt::arrive_expecting(barriers.q, Tiles::kQueryBytes);
+      load_tile<Tiles::kRows, Tiles::kHeadDim>(simt::shared() + Tiles::kQ, &params.q, barriers.q,
+                                               own.set << params.packing.shift,
+                                               params.schedule.query_begin(own.tile));
+    });
+    q_place.advance();
+  }
+  simt::wait_phase(barriers.q_empty, q_place.parity ^ 1);
+  *tile = kNoTile;
+  simt::arrive(barriers.q);
+  params.taken->finish(params.workers);
 }
 
 /// Scores that are not seen to minus infinity. `query` are the two rows' queries.
@@ -203,23 +240,40 @@ class ForwardConsumer {
       : params_(params),
         shared_(simt::shared()),
         group_(simt::warp() / 4),
-        scale_(params.problem.softmax_scale * kLog2E) {
+        scale_(params.problem.softmax_scale * kLog2E) {}
+
+  ESPALIER_KERNEL void run() {
+    const ForwardBarriers<Tiles> barriers(shared_);
+    RingPlace<Tiles::kStages> place;
+    ESPALIER_ONE_BY_ONE
+    for (RingPlace<1> q_place;; q_place.advance()) {
+      simt::wait_phase(barriers.q, q_place.parity);
+      const int32_t number = *reinterpret_cast<const int32_t*>(shared_ + Tiles::kTile);
+      if (number == kNoTile) return;
+      begin(number);
+      attend(barriers, place);
+      store(number);
+      if (simt::thread() % simt::kWarpgroupSize == 0) simt::arrive(barriers.q_empty);
+    }
+  }
+
+ private:
+  ESPALIER_KERNEL void begin(int32_t number) {
     const int row = accumulator_row();
-    const int32_t begin = params.schedule.query_begin(own_tile(params).tile);
+    const int32_t token = params_.schedule.query_begin(tile_at(params_, number).tile);
     ESPALIER_UNROLL
     for (int i = 0; i < 2; ++i) {
-      query_[i] = begin + params.packing.tokens(row + 8 * i);
+      query_[i] = token + params_.packing.tokens(row + 8 * i);
       maximum_[i] = -INFINITY;
       sum_[i] = 0;
     }
     clear(out_);
   }
 
-  ESPALIER_KERNEL void run() {
-    const ForwardBarriers<Tiles> barriers(shared_);
-    simt::wait_phase(barriers.q, 0);
+  /// O of a tile, without its factors. `place` is that of its first keys, and then of the next tile's.
+  ESPALIER_KERNEL void attend(const ForwardBarriers<Tiles>& barriers, RingPlace<Tiles::kStages>& place) {
     if (group_ == 1) simt::arrive_threads(kTurn, kConsumers);  // the other one's turn
-    RingPlace<Tiles::kStages> place, last;
+    RingPlace<Tiles::kStages> last;
     uint32_t p[kKeys / 16][4];
     bool more = start(barriers, place, p);
     ESPALIER_ONE_BY_ONE
@@ -235,10 +289,10 @@ class ForwardConsumer {
     simt::wait_products<0>();
     hold_all(p);
     hold_parts(out_);
-    store();
+    release_stage(barriers.v_empty + place.stage);
+    place.advance();
   }
 
- private:
   /// The first tile's P. Returns whether there is another tile.
   ESPALIER_KERNEL bool start(const ForwardBarriers<Tiles>& barriers, const RingPlace<Tiles::kStages>& place,
                              uint32_t (&p)[kKeys / 16][4]) {
@@ -345,8 +399,8 @@ class ForwardConsumer {
     }
   }
 
-  ESPALIER_KERNEL void store() const {
-    const OwnTile own = own_tile(params_);
+  ESPALIER_KERNEL void store(int32_t number) const {
+    const OwnTile own = tile_at(params_, number);
     const int first_head = own.set << params_.packing.shift;
     float factors[2];
     ESPALIER_UNROLL
@@ -380,7 +434,7 @@ class ForwardConsumer {
   Sums<kDim> out_;
 };
 
-/// Blocks of params.order.grid(), of kThreads threads. The scale is positive.
+/// params.workers blocks of kThreads threads. The scale is positive.
 template <class Element, int kHeadDim>
 ESPALIER_KERNEL void forward_tile(const ForwardParams& params) {
   using Tiles = ForwardTiles<Element, kHeadDim>;
@@ -390,10 +444,10 @@ ESPALIER_KERNEL void forward_tile(const ForwardParams& params) {
   // What a branch needs it works out by itself: what lived across would have to fit into the mover's
   // registers.
   if (warp >= kConsumerWarps) {
-    simt::shrink_registers<kMoverRegisters>();
+    simt::shrink_registers<kForwardMoverRegisters>();
     if (warp == kConsumerWarps && simt::lane() == 0) load_forward<Tiles>(params);
   } else {
-    simt::grow_registers<kConsumerRegisters>();
+    simt::grow_registers<kForwardConsumerRegisters>();
     ForwardConsumer<Tiles>(params).run();
   }
 }

@@ -112,8 +112,9 @@ inline PartInputs part_inputs(const AttentionProblem& problem, const Pass& pass,
 struct PassSchedule {
   TileSchedule tiles{};
   KeyPlace* places = nullptr;  // by key block
-  int32_t* ends = nullptr;     // of a pass by queries
-  KeyParts parts{};            // of one by keys; its sums are in scratch memory
+  int32_t* ends = nullptr;     // of a pass by queries, as is
+  WorkCounter* taken = nullptr;
+  KeyParts parts{};  // of one by keys; its sums are in scratch memory
 };
 
 /// What a call has for itself.
@@ -134,6 +135,7 @@ inline void place_pass(const AttentionProblem& problem, const Pass& pass, const 
     place_parts(part_inputs(problem, pass, target), inputs, key_floats, arena, &schedule->parts);
   } else {
     arena.place(schedule->ends, int64_t{inputs.num_key_blocks()} * pass.size.keys);
+    arena.place(schedule->taken, 1);
   }
 }
 
@@ -162,7 +164,12 @@ struct PlaceParams {
   int keys;
   KeyPlace* places;
   int32_t* ends;
+  WorkCounter* taken;  // begins with nothing; or null
 };
+ESPALIER_KERNEL void place_keys(const PlaceParams& params) {
+  if (params.taken != nullptr && simt::block_x() == 0 && simt::lane() == 0) *params.taken = {0, 0};
+  place_keys(params.schedule, params.keys, params.places, params.ends);
+}
 
 /// The schedule, filled, and maps of its keys.
 struct Preparation {
@@ -181,7 +188,8 @@ Preparation prepare(const AttentionProblem& problem, const Pass& pass, void* mem
   place_scratch(problem, pass, schedule, rest, &result.scratch);
   if (!problem.scheduled) {
     launcher.schedule(schedule.tiles);
-    launcher.place_keys(PlaceParams{schedule.tiles, pass.size.keys, schedule.places, schedule.ends});
+    launcher.place_keys(
+        PlaceParams{schedule.tiles, pass.size.keys, schedule.places, schedule.ends, schedule.taken});
     if (pass.backward) launcher.order_parts(schedule.tiles, schedule.parts);
   }
   schedule.parts.sums = result.scratch.key_sums;
@@ -227,6 +235,7 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
             Launcher& launcher) {
   const Pass pass = forward_pass(problem, launcher.target());
   const Preparation ready = prepare(problem, pass, scratch, launcher);
+  const TileOrder order = tile_order(problem, pass, ready.schedule.tiles);
   const ForwardParams params{map_queries(problem, problem.q, pass.packing, pass.size.rows),
                              map_queries(problem, outputs.out, pass.packing, kRowsOfWarpgroup),
                              ready.maps,
@@ -236,7 +245,9 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
                              ready.schedule.places,
                              ready.schedule.ends,
                              pass.packing,
-                             tile_order(problem, pass, ready.schedule.tiles)};
+                             order,
+                             lesser(order.blocks(), launcher.target().device.multiprocessors),
+                             ready.schedule.taken};
   dispatch(problem,
            [&]<class Element, int kHeadDim>() { launcher.template forward<Element, kHeadDim>(params); });
 }

@@ -14,9 +14,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class Element, int kHeadDim>
 void launch_queries(const QueryGradientParams& params, void* stream) {
-  const Grid grid = params.order.grid();
   launch("backward_queries", &backward_queries_kernel<Element, kHeadDim>,
-         {dim3(grid.x, grid.y), kThreads, QueryGradientTiles<Element, kHeadDim>::kSharedBytes, stream},
+         {dim3(params.order.blocks()), kThreads, QueryGradientTiles<Element, kHeadDim>::kSharedBytes, stream},
          params);
 }
 

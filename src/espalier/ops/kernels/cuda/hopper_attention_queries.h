@@ -57,21 +57,22 @@ struct QueryGradientTiles {
   static constexpr int kEnds = kV + kValueStages * kKeyBytes;
   static constexpr int kNotes = kEnds + kStages * kEndBytes;
   static constexpr int kBarriers = kNotes + kStages * 16;
-  static constexpr int kSharedBytes = kBarriers + 8 * (2 * kStages + 2 * kValueStages + 1);
+  static constexpr int kSharedBytes = kBarriers + 8 * (2 * kStages + 2 * kValueStages + 2);
 };
 
 /// By one thread.
 template <class Tiles>
 ESPALIER_KERNEL void load_query_gradients(const QueryGradientParams& params) {
   const ForwardBarriers<Tiles> barriers(simt::shared());
-  const OwnTile own = own_tile(params);
+  const OwnTile own = tile_at(params, simt::block_x());
   const int head = own.set << params.packing.shift;
   const int32_t token = params.schedule.query_begin(own.tile);
   simt::arrive_expecting(barriers.q, 2 * Tiles::kQueryBytes);
   load_tile<Tiles::kRows, Tiles::kHeadDim>(simt::shared() + Tiles::kQ, &params.q, barriers.q, head, token);
   load_tile<Tiles::kRows, Tiles::kHeadDim>(simt::shared() + Tiles::kGradOut, &params.grad_out, barriers.q,
                                            head, token);
-  load_key_tiles(params, own, barriers);
+  KeyRings<Tiles> rings;
+  load_key_tiles(params, own, barriers, rings, [] {});
 }
 
 /// One of 256 threads: rows 16 warp + lane / 4 and 8 more of the tile.
@@ -87,7 +88,7 @@ class QueryGradientConsumer {
         shared_(simt::shared()),
         group_(simt::warp() / 4),
         scale_(params.problem.softmax_scale * kLog2E) {
-    const OwnTile own = own_tile(params);
+    const OwnTile own = tile_at(params, simt::block_x());
     const int32_t begin = params.schedule.query_begin(own.tile);
     ESPALIER_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -175,7 +176,7 @@ class QueryGradientConsumer {
   }
 
   ESPALIER_KERNEL void store() const {
-    const OwnTile own = own_tile(params_);
+    const OwnTile own = tile_at(params_, simt::block_x());
     const float scale = params_.problem.softmax_scale;
     // Q's rows of this warpgroup are done with.
     store_rows<Element, Tiles::kRows>(
@@ -194,7 +195,7 @@ class QueryGradientConsumer {
   Sums<kDim> grad_q_;
 };
 
-/// Blocks of params.order.grid(), of kThreads threads; after prepare_backward, whose statistics it reads.
+/// params.order.blocks() blocks of kThreads threads; after prepare_backward, whose statistics it reads.
 template <class Element, int kHeadDim>
 ESPALIER_KERNEL void backward_queries(const QueryGradientParams& params) {
   using Tiles = QueryGradientTiles<Element, kHeadDim>;
