@@ -1,76 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one rule by which tests judge results in low precision: the error of ours against float64 may be at
-// most twice that of the plain form, computed in the same dtype.
-//
-// A ratio of two rounding errors says something only where both have settled:
-//
-// - Over a few hundred values. The errors of a handful are a matter of luck, and of the CPU, whose order of
-//   adding decides them. Where one problem has fewer values, the errors of several problems of its kind are
-//   pooled, as if their results were one tensor. Values that share a sum share its rounding as well: the
-//   edges of one row of logits, for example, count as one value.
-// - Above a floor. As in `verify`, errors below the rounding of the dtype itself (unit roundoff / 2) count as
-//   that, on both sides: it is about what rounding the exact result leaves.
+// The rule of base/error_ratio.h for tests.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
+#include "espalier/base/error_ratio.h"
 
 namespace espalier::testing {
 
-inline constexpr double kMaxErrorRatio = 2;
-inline constexpr int64_t kMinPooledValues = 256;
-
-/// Half the distance from 1 to the next number.
-inline constexpr double kFloat32Roundoff = 0x1p-24, kFloat16Roundoff = 0x1p-11, kBFloat16Roundoff = 0x1p-8;
+using espalier::error_ratio;
+using espalier::ErrorFloor;
+using espalier::kBFloat16Roundoff;
+using espalier::kFloat16Roundoff;
+using espalier::kFloat32Roundoff;
+using espalier::kMaxErrorRatio;
+using espalier::kMinPooledValues;
+using espalier::SquaredErrors;
 
 /// How many problems to pool that have so many independent values each.
 constexpr int64_t draws_for(int64_t values) {
   return values < kMinPooledValues ? (kMinPooledValues + values - 1) / values : 1;
-}
-
-/// Sums of squares over the values of one result, or over those of several problems.
-struct SquaredErrors {
-  double ours = 0, plain = 0;  // of the differences from the exact values
-  double exact = 0;            // of the exact values themselves
-  int64_t num_values = 0;
-
-  void add(double our_value, double plain_value, double exact_value) {
-    ours += (our_value - exact_value) * (our_value - exact_value);
-    plain += (plain_value - exact_value) * (plain_value - exact_value);
-    exact += exact_value * exact_value;
-    ++num_values;
-  }
-
-  SquaredErrors& operator+=(const SquaredErrors& other) {
-    ours += other.ours;
-    plain += other.plain;
-    exact += other.exact;
-    num_values += other.num_values;
-    return *this;
-  }
-};
-
-/// What errors are not judged below.
-struct ErrorFloor {
-  double unit_roundoff;  // of the result's dtype; half of it, relative to the exact values, is the floor
-  /// Root mean square error of a value that counts as none: for results that cancel to nothing, beside which
-  /// every rounding of their terms is large.
-  double absolute = 0;
-};
-
-/// The error of ours over that of the plain form, both at least the floor. Infinite where either is not
-/// finite.
-inline double error_ratio(const SquaredErrors& errors, const ErrorFloor& floor) {
-  if (!std::isfinite(errors.ours + errors.plain)) return std::numeric_limits<double>::infinity();
-  const double least = std::max(floor.unit_roundoff / 2 * std::sqrt(errors.exact),
-                                floor.absolute * std::sqrt(static_cast<double>(errors.num_values)));
-  const double ours = std::max(std::sqrt(errors.ours), least);
-  const double plain = std::max(std::sqrt(errors.plain), least);
-  return ours == plain ? 1 : ours / plain;
 }
 
 /// The rule. Fails as well where there are too few values to judge.
