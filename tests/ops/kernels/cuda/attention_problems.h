@@ -35,6 +35,24 @@ inline std::vector<ContextRectangle> random_rectangles(std::mt19937_64& random, 
   return rectangles;
 }
 
+struct ScheduleProblem {
+  std::vector<int32_t> ends;
+  std::vector<ContextRectangle> context;
+  BlockSizes sizes;
+};
+
+/// A random forest with context, and blocks of a few tokens.
+inline ScheduleProblem random_schedule_problem(std::mt19937_64& random, ForestShape shape, int max_nodes) {
+  const auto between = [&](int low, int high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(random);
+  };
+  ScheduleProblem problem;
+  problem.ends = random_subtree_end(random, shape, max_nodes, between(1, 12));
+  problem.context = random_rectangles(random, problem.ends.size(), between(0, 6), 40);
+  problem.sizes = {between(1, 9), between(1, 9)};
+  return problem;
+}
+
 inline cuda::ScheduleInputs schedule_inputs(std::span<const int32_t> subtree_end,
                                             std::span<const ContextRectangle> rectangles, BlockSizes sizes) {
   cuda::ScheduleInputs inputs{subtree_end.data(),
@@ -74,7 +92,7 @@ struct EmulatedSchedule {
     const int32_t blocks = inputs.num_key_blocks() + inputs.num_query_blocks();
     run(inputs.num_forest_blocks() + inputs.num_rectangles, &cuda::list_key_blocks);
     run(blocks, &cuda::link_blocks);
-    run(blocks, &cuda::order_blocks);
+    run(inputs.num_query_blocks(), &cuda::order_blocks);
   }
 };
 

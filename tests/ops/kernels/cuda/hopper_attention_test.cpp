@@ -47,7 +47,7 @@ struct EmulatedLauncher {
     const int32_t blocks = inputs.num_key_blocks() + inputs.num_query_blocks();
     run(inputs.num_forest_blocks() + inputs.num_rectangles, &cuda::list_key_blocks);
     run(blocks, &cuda::link_blocks);
-    run(blocks, &cuda::order_blocks);
+    run(inputs.num_query_blocks(), &cuda::order_blocks);
     if (listed != nullptr) listed->count(schedule);
   }
   void order_parts(const cuda::TileSchedule& schedule, const cuda::KeyParts& parts) const {

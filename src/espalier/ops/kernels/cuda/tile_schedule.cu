@@ -34,7 +34,7 @@ void build_schedule(const TileSchedule& schedule, void* stream) {
   launch("list_key_blocks", list_key_blocks_kernel, grid(inputs.num_forest_blocks() + inputs.num_rectangles),
          schedule);
   launch("link_blocks", link_blocks_kernel, grid(blocks), schedule);
-  launch("order_blocks", order_blocks_kernel, grid(blocks), schedule);
+  launch("order_blocks", order_blocks_kernel, grid(inputs.num_query_blocks()), schedule);
 }
 
 void order_parts(const TileSchedule& schedule, const KeyParts& parts, void* stream) {

@@ -13,7 +13,7 @@
 // Conversely a key block is seen by all query blocks that [query_begin, query_end) touches: contiguous, none
 // of them empty.
 //
-// Blocks come in an order of their work, (query, key) pairs of listed tiles, largest first, as in
+// Query blocks come in an order of their work, (query, key) pairs of listed tiles, largest first, as in
 // kernels/cpu/schedule.h. Three kernels; a warp per block, which looks at blocks 32 at a time: time grows
 // with the square of the number of blocks, 8,192 x 8,192 of them are 2 M steps of a warp. Integer work only:
 // the same lists in every run.
@@ -72,9 +72,7 @@ struct TileSchedule {
   ListedBlock* key_blocks;  // the forest's own in order, then the context's
   QueryLists* lists;        // by query block
   int64_t* query_work;      // pairs in the tiles of each query block
-  int64_t* key_work;        // and of each key block
   int32_t* query_order;     // query blocks, most work first, then in order
-  int32_t* key_order;       // key blocks likewise
 
   ESPALIER_SHARED_CODE int32_t query_begin(int32_t block) const { return block * inputs.sizes.queries; }
   ESPALIER_SHARED_CODE int32_t query_end(int32_t block) const {
@@ -105,9 +103,7 @@ inline void place_schedule(const ScheduleInputs& inputs, Arena& arena, TileSched
   arena.place(schedule->key_blocks, inputs.num_key_blocks());
   arena.place(schedule->lists, inputs.num_query_blocks());
   arena.place(schedule->query_work, inputs.num_query_blocks());
-  arena.place(schedule->key_work, inputs.num_key_blocks());
   arena.place(schedule->query_order, inputs.num_query_blocks());
-  arena.place(schedule->key_order, inputs.num_key_blocks());
 }
 
 /// The key blocks that a query block sees, one after another.
@@ -228,13 +224,7 @@ ESPALIER_KERNEL int32_t find_last(int32_t from, int32_t to, const Test& test) {
   return -1;
 }
 
-/// Tokens of the query blocks that [begin, end) touches.
-ESPALIER_SHARED_CODE int32_t touched_queries(const ScheduleInputs& inputs, int32_t begin, int32_t end) {
-  const int32_t size = inputs.sizes.queries, first = begin / size, last = (end - 1) / size;
-  return lesser(size, inputs.num_tokens - last * size) + (last - first) * size;
-}
-
-/// A warp per key block, then one per query block: lists, and how much work there is.
+/// A warp per key block, then one per query block: lists, and how much work a query block is.
 ESPALIER_KERNEL void link_blocks(const TileSchedule& schedule) {
   const ScheduleInputs& inputs = schedule.inputs;
   const ListedBlock* blocks = schedule.key_blocks;
@@ -245,10 +235,7 @@ ESPALIER_KERNEL void link_blocks(const TileSchedule& schedule) {
     const int32_t from = index < forest_blocks ? 0 : forest_blocks;
     const int32_t previous =
         find_last(from, index, [&](int32_t i) { return blocks[i].block.query_end >= block.query_end; });
-    if (simt::lane() != 0) return;
-    schedule.key_blocks[index].previous = previous;
-    schedule.key_work[index] =
-        int64_t{block.num_keys()} * touched_queries(inputs, block.query_begin, block.query_end);
+    if (simt::lane() == 0) schedule.key_blocks[index].previous = previous;
   } else if (index - key_blocks < inputs.num_query_blocks()) {
     const int32_t query_block = index - key_blocks;
     const int32_t begin = schedule.query_begin(query_block), end = schedule.query_end(query_block);
@@ -277,27 +264,20 @@ ESPALIER_KERNEL void link_blocks(const TileSchedule& schedule) {
   }
 }
 
-/// A warp per block: its place is the number of blocks that come before it.
-ESPALIER_KERNEL void rank_block(const int64_t* work, int32_t count, int32_t index, int32_t* order) {
+/// A warp per query block: its place is the number of blocks that come before it. Key blocks are ordered by
+/// key_parts.h.
+ESPALIER_KERNEL void order_blocks(const TileSchedule& schedule) {
+  const int64_t* work = schedule.query_work;
+  const int32_t count = schedule.inputs.num_query_blocks();
+  const int32_t index = simt::block_x() * kScheduleWarps + simt::warp();
+  if (index >= count) return;
   const int64_t own = work[index];
   int32_t rank = 0;
   for (int32_t i = simt::lane(); i < count; i += simt::kWarpSize) {
     rank += work[i] > own || (work[i] == own && i < index) ? 1 : 0;
   }
   rank = sum_lanes(rank);
-  if (simt::lane() == 0) order[rank] = index;
-}
-
-/// A warp per query block, then one per key block.
-ESPALIER_KERNEL void order_blocks(const TileSchedule& schedule) {
-  const int32_t query_blocks = schedule.inputs.num_query_blocks();
-  const int32_t key_blocks = schedule.inputs.num_key_blocks();
-  const int32_t index = simt::block_x() * kScheduleWarps + simt::warp();
-  if (index < query_blocks) {
-    rank_block(schedule.query_work, query_blocks, index, schedule.query_order);
-  } else if (index - query_blocks < key_blocks) {
-    rank_block(schedule.key_work, key_blocks, index - query_blocks, schedule.key_order);
-  }
+  if (simt::lane() == 0) schedule.query_order[rank] = index;
 }
 
 /// Lists the tiles of a schedule that has been placed, on `stream`, a cudaStream_t.
