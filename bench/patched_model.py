@@ -5,7 +5,8 @@
 Both sides are one model in one process, patched and unpatched in turns, round by round; a step is forward and backward
 over all trajectories, without optimiser. Unpatched, trajectories run in batches of the fastest size found, sorted by
 length and without logits that no loss needs (bench/transformers_step.py). Patched, all of them are one padded batch.
-Figures are medians, speed-ups medians of each round's ratio. Losses must agree, or the command fails.
+Figures are medians, speed-ups medians of each round's ratio. Each side has run before: unpatched to find its batch size, the others
+one step. Losses must agree, or the command fails.
 
 Data sets: random trees at cached-token ratios (1: unrelated chains), loss on the last part of every trajectory. A patched
 model shares its layers; head and loss are the caller's and run for every row. So the bound is FLOPs(flat) / FLOPs(tree with
