@@ -57,10 +57,10 @@ format: setup  ## clang-format all sources in place
 command: setup
 	@scripts/build.sh release espalier
 
-demo: command  ## prepare, inspect, verify, train and bench on real conversations (about ten minutes)
+demo: command  ## prepare, inspect, verify, train and bench on real conversations (20 minutes on two cores, most of them compiling, the first time)
 	@scripts/demo.sh
 
-demo-tiny: command  ## the same with a small random model (under two minutes)
+demo-tiny: command  ## the same with a small random model (under two minutes once built)
 	@scripts/demo.sh --tiny
 
 demo-rl: setup  ## an agent that learns from its own rollouts, on trees and with packing (a minute or two)

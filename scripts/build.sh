@@ -37,7 +37,15 @@ if [[ ! -f $folder/build.ninja || ! -f $folder/.configured || $(<"$folder/.confi
   cmake --preset "$preset" "${settings[@]}"
   echo "$configured" >"$folder/.configured"
 fi
-cmake --build "$folder" --parallel "$(jobs)" ${1:+--target "$@"}
+
+# The number of steps comes first, because in a log the first line of ninja stands when a step is done, which takes up to
+# half a minute.
+compilers=$(jobs)
+steps=$(cmake --build "$folder" ${1:+--target "$@"} -- -n | sed -n 's,^\[[0-9]*/\([0-9]*\)\].*,\1,p' | tail -n 1)
+if [[ -n $steps ]]; then
+  echo "build: $steps steps, $compilers at a time"
+fi
+NINJA_STATUS=${NINJA_STATUS:-[%f/%t, %e s] } cmake --build "$folder" --parallel "$compilers" ${1:+--target "$@"}
 
 if [[ $preset == release ]]; then
   mkdir -p bin
