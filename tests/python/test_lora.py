@@ -2,6 +2,7 @@
 """Adapters against PEFT: training, folders in both directions, merging."""
 
 import json
+import re
 
 import peft
 import pytest
@@ -170,6 +171,31 @@ def test_all_linear_is_what_peft_takes(espalier, tmp_path):
             assert value.abs().max() == pytest.approx(theirs[name].abs().max(), rel=0.25)
         else:
             assert value.abs().max() <= 1.1e-5
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe", "qwen3_next"])
+def test_an_adapter_of_experts_is_refused_with_targets_that_fit(espalier, tmp_path, kind):
+    """In these families PEFT's all-linear adapts experts and routers, too."""
+    folder = init_model(espalier, tmp_path, MODELS[kind])
+    data = write_rows(tmp_path / "rows.jsonl", random_rows(8, "sft"))
+
+    def train(targets):
+        make_peft(folder, targets).save_pretrained(tmp_path / "adapter")
+        return espalier("train", "--model", folder, "--data", data, "--out", tmp_path / "run", "--steps", 1,
+                        "--adapter", tmp_path / "adapter", check=False)  # fmt: skip
+
+    refused = train("all-linear")
+    message = refused.stderr.splitlines()[-1]
+    assert refused.returncode == 1 and "target_parameters: expected none, received [" in message, refused.stderr
+    assert "tensors lora_A and lora_B of mlp.experts, mlp.experts.base_layer, mlp.gate)" in message
+    targets = json.loads(re.search(r"target_modules=(\[.*?\])", message)[1])
+    taken = train(targets)
+    assert taken.returncode == 0, taken.stderr
+    # They are also what a run adapts by itself.
+    espalier("train", "--model", folder, "--data", data, "--out", tmp_path / "ours", "--steps", 1, "--lora-rank", RANK)
+    shapes = [{name: value.shape for name, value in load_file(tmp_path / path / "adapter_model.safetensors").items()}
+              for path in ("run/checkpoints/step_1", "ours/checkpoints/step_1")]  # fmt: skip
+    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
