@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
-#include "espalier/measure/cost.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/tree/synth.h"
 #include "tests/engine/tiny_models.h"
@@ -75,9 +75,8 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const int64_t before = tensor_memory();
   Decoder decoder = tiny_decoder(config, 1, dtype);
   const int64_t weights = tensor_memory() - before;
-  MemoryModel memory = memory_model(config, dtype, std::nullopt, *make_objective(objective));
-  memory.term = term_bytes(*make_objective(objective), trajectories.ref_topk);
-  PlanCosts costs{assumed_time_model(model_cost(config)), memory};
+  PlanCosts costs{assumed_time_model(model_cost(config)),
+                  memory_model(config, dtype, *make_objective(objective), at::kCPU, trajectories.ref_topk)};
   if (lora) {
     const ModelSpec spec = model_spec(config);
     const at::ScalarType of_adapters = dtype == at::kDouble ? dtype : at::kFloat;
@@ -92,8 +91,8 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const StepResult result = forward_backward(decoder, step, Loss(trajectories, objective));
   const double predicted = predict_step(costs, step).largest_peak_bytes();
   // Weights are counted with what allocators round up: thousands of small tensors are no model.
-  const double rounding =
-      static_cast<double>(weights) - static_cast<double>(memory.num_parameters * memory.element_bytes);
+  const double rounding = static_cast<double>(weights) -
+                          static_cast<double>(costs.memory.num_parameters * costs.memory.element_bytes);
   EXPECT_GE(rounding, 0);
   return {static_cast<double>(result.measured_peak_bytes() - before) / predicted,
           static_cast<int64_t>(result.measured.size())};
