@@ -56,13 +56,11 @@ TEST(Cost, PlanWorkCountsRepeatedPrefixesAndSkipsPiecesWithoutLoss) {
 
 TEST(Cost, SpeedupBoundIsTheRatioOfFlops) {
   const Trajectories trajectories = from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3}, {1, 2, 3, 6}});
-  const ModelCost model = model_cost(DecoderConfig{.vocab_size = 1,
-                                                   .hidden_size = 1,
-                                                   .intermediate_size = 1,
-                                                   .num_hidden_layers = 1,
-                                                   .num_attention_heads = 1,
-                                                   .num_key_value_heads = 1,
-                                                   .head_dim = 1});
+  const ModelCost model = model_cost(
+      {.hidden_size = 1,
+       .vocab_size = 1,
+       .layers = {{AttentionSpec{.num_attention_heads = 1, .num_key_value_heads = 1, .head_dim = 1},
+                   DenseMlpSpec{.intermediate_size = 1}}}});
   // Per token 6 * 3 for q, k and v, per pair 14, per logit row 6 * (1 + 3) for what comes after attention
   // and 8.
   const double flat = 18.0 * 16 + 14 * 41 + 32 * 12, tree = 18.0 * 6 + 14 * 19 + 32 * 4;

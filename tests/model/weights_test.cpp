@@ -135,7 +135,7 @@ Tensors with_fused_experts(const Decoder& decoder) {
     const std::string stem = name.substr(0, experts) + ".mlp.experts.";
     if (!name.ends_with(".0.down_proj.weight")) continue;
     std::vector<at::Tensor> gate_up, down;
-    for (int i = 0; i < decoder.config().moe.num_experts; ++i) {
+    for (int i = 0; i < decoder.config().moe()->num_experts; ++i) {
       const auto part = [&](const char* kind) {
         for (const Parameter& parameter : decoder.parameters()) {
           if (parameter.name == fmt::format("{}{}.{}.weight", stem, i, kind)) return parameter.value.detach();

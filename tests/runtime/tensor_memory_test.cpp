@@ -40,9 +40,11 @@ TEST(TensorMemory, CountsWhatIsHeldAndItsPeak) {
 // Large enough that activations are most of the memory.
 DecoderConfig measured_config(Family family) {
   DecoderConfig config = tiny_config(family, 31);
-  config.num_hidden_layers = 4;
   config.hidden_size = 32;
-  config.intermediate_size = 88;
+  config.layers.resize(4, config.layers.front());
+  for (LayerSpec& layer : config.layers) {
+    if (auto* mlp = std::get_if<DenseMlpSpec>(&layer.mlp)) mlp->intermediate_size = 88;
+  }
   config.max_position_embeddings = 1 << 17;
   return config;
 }
@@ -78,7 +80,7 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   PlanCosts costs{assumed_time_model(model_cost(config)),
                   memory_model(config, dtype, *make_objective(objective), at::kCPU, trajectories.ref_topk)};
   if (lora) {
-    const ModelSpec spec = model_spec(config);
+    const ModelSpec& spec = config;
     const at::ScalarType of_adapters = dtype == at::kDouble ? dtype : at::kFloat;
     costs = with_adapters(std::move(costs), spec, *lora);
     decoder = Decoder(config, decoder.weights(), decoder.buffers(),

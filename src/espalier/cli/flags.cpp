@@ -141,8 +141,7 @@ PlanOptions PlanFlags::options(const Trajectories& trajectories) const {
 }
 
 ModelCost ModelUse::cost() const {
-  const ModelSpec spec = model_spec(config);
-  return lora ? with_adapters(model_cost(spec), spec, *lora) : model_cost(spec);
+  return lora ? with_adapters(model_cost(config), config, *lora) : model_cost(config);
 }
 
 namespace {
@@ -168,7 +167,7 @@ PlanCosts PlanFlags::costs(const ModelUse& use) const {
                                      : read_cost_model(cost_model, model_cost(use.config)),
                   memory_of(use)};
   if (!use.lora) return costs;
-  return with_adapters(std::move(costs), model_spec(use.config), *use.lora);
+  return with_adapters(std::move(costs), use.config, *use.lora);
 }
 
 PlanCosts PlanFlags::measured_costs(const ModelUse& use,

@@ -33,9 +33,8 @@ Work append_only_work(const Step& step, std::span<const int64_t> windows) {
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Objective& objective,
                          at::Device device, int64_t ref_topk) {
   MemoryModel model;
-  const ModelSpec spec = model_spec(config);
-  model.cost = model_cost(spec);
-  for (const ParameterShape& parameter : parameter_shapes(spec)) {
+  model.cost = model_cost(config);
+  for (const ParameterShape& parameter : parameter_shapes(config)) {
     model.num_parameters +=
         std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1}, std::multiplies<>());
   }
@@ -86,7 +85,7 @@ MemoryModel largest(std::span<const MemoryModel> models) {
 }
 
 ModelCost cost_of(const Decoder& decoder) {
-  const ModelSpec spec = model_spec(decoder.config());
+  const ModelSpec& spec = decoder.config();
   if (!decoder.has_adapter()) return model_cost(spec);
   LoraOptions lora{.rank = decoder.adapter().parameters.front().value.size(0)};
   for (const LinearMap& map : adaptable_maps(spec)) {

@@ -122,7 +122,7 @@ SavedAdapter load_adapter(const fs::path& folder, const DecoderConfig& config, a
   saved.adapter.scale = lora_scale(saved.options);
 
   const SafetensorsFile file(weights_file(folder));
-  const ModelSpec spec = model_spec(config);
+  const ModelSpec& spec = config;
   const int64_t rank = saved.options.rank;
   std::set<std::string> used;
   for (const LinearMap& map : adaptable_maps(spec)) {

@@ -237,7 +237,7 @@ void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64
         "row {}: field `ref_topk_ids`: expected token ids below {}, the model's vocab_size, received {}",
         rows.name(row), config.vocab_size, *largest_topk);
   }
-  check_recorded_routes("rows", rows, routers, config.num_hidden_layers);
+  check_recorded_routes("rows", rows, routers, config.num_hidden_layers());
 }
 
 Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices& indices,

@@ -87,7 +87,7 @@ at::Tensor compute(const Reference& reference, const Trajectories& trajectories,
                    const MicroBatchProgress& progress) {
   const Decoder decoder = load_decoder(reference.model, reference.dtype, reference.device);
   check_recorded_routes("reference-model", trajectories, router_shape(decoder.config()),
-                        decoder.config().num_hidden_layers);
+                        decoder.config().num_hidden_layers());
   const PlanCosts costs{
       assumed_times(decoder.config(), reference.device),
       memory_model(decoder.config(), reference.dtype, *make_objective(ObjectiveOptions{}), reference.device)};
