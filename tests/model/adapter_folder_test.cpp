@@ -23,7 +23,7 @@ namespace {
 class AdapterFolderTest : public ::testing::Test {
  protected:
   AdapterFolderTest() : config_(parse(tiny_config("qwen3"))) {
-    const ModelSpec spec = model_spec(config_);
+    const ModelSpec& spec = config_;
     const std::vector<LinearMap> maps = adapted_maps(spec, lora_.targets);
     adapter_ = init_adapter(maps, lora_, 3, at::kFloat);
     for (const Parameter& parameter : adapter_.parameters) parameter.value.detach().normal_();
@@ -160,7 +160,7 @@ TEST_F(AdapterFolderTest, RefusesFoldersOfAnythingElse) {
 }
 
 TEST_F(AdapterFolderTest, MergesInFloat32AndRoundsOnce) {
-  const LinearMap map = adapted_maps(model_spec(config_), lora_.targets).front();
+  const LinearMap map = adapted_maps(config_, lora_.targets).front();
   const at::Tensor weight = at::randn({map.out, map.in}).to(at::kBFloat16), other = at::randn({3});
   const std::vector<Parameter> merged =
       merged_weights({{"model.norm.weight", other}, {map.name + ".weight", weight}}, adapter_);

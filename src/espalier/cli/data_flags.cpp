@@ -24,7 +24,7 @@ DataUse data_use_of(const std::string& model, const std::optional<ObjectiveOptio
   const DecoderConfig config = read_config(model);
   use.vocab_size = config.vocab_size;
   use.max_position_embeddings = config.max_position_embeddings;
-  use.num_layers = config.num_hidden_layers;
+  use.num_layers = config.num_hidden_layers();
   use.routers = router_shape(config);
   ESPALIER_CHECK(use.routers.count() > 0 || !objective || !objective->has_router_losses(),
                  "router-aux-loss-coef, router-z-loss-coef: expected a model with experts, received {} ({})",

@@ -37,7 +37,7 @@ bool is_adaptable(const LayerSpec& layer, const ParameterShape& parameter) {
   if (name == "mixer.out_proj.weight") return false;
   const auto* moe = std::get_if<MoeSpec>(&layer.mlp);
   return moe == nullptr ||
-         !(name.starts_with(moe->experts_name()) || name == moe->router_name() + std::string(kWeight));
+         !(name.starts_with(moe->experts_name + ".") || name == moe->router_name + std::string(kWeight));
 }
 
 std::string without_weight(const std::string& name) {

@@ -144,7 +144,7 @@ SavedAdapter load_adapter(const fs::path& folder, const DecoderConfig& config, a
   const Json& json = saved.adapter.config;
   check_is_lora(json, config_file.string());
   const SafetensorsFile file(weights_file(folder));
-  const ModelSpec spec = model_spec(config);
+  const ModelSpec& spec = config;
   check_no_parameters(json, config_file.string(), file, spec);
   check_is_plain(json, config_file.string());
   saved.options = options_of(json, config_file.string());

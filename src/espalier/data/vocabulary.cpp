@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/text/vocabulary.h"
+#include "espalier/data/vocabulary.h"
 
 #include <unordered_map>
 
@@ -16,23 +16,6 @@ constexpr std::string_view kSentenceSpace = "\xE2\x96\x81";  // U+2581
 constexpr int64_t kLargestId = int64_t{1} << 24;
 
 enum class Spelling { kPlain, kByteLevel, kSentencePiece, kWordPiece };
-
-std::string utf8(int code_point) {
-  if (code_point < 0x80) return {static_cast<char>(code_point)};
-  return {static_cast<char>(0xC0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3F))};
-}
-
-/// From the visible character that byte-level tokenizers write for a byte (see byte_tokenizer.cpp) to the
-/// byte.
-std::unordered_map<std::string, char> bytes_of_characters() {
-  std::unordered_map<std::string, char> bytes;
-  int next = 256;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
-    bytes[utf8(printable ? byte : next++)] = static_cast<char>(byte);
-  }
-  return bytes;
-}
 
 /// Whether a part of the tokenizer, or a part of a sequence of parts, has this type.
 bool has_type(const Json& part, std::string_view type) {
@@ -61,7 +44,13 @@ Spelling spelling_of(const Json& tokenizer) {
 }
 
 std::string decode_byte_level(std::string_view piece) {
-  static const std::unordered_map<std::string, char> byte_of = bytes_of_characters();
+  static const std::unordered_map<std::string, char> byte_of = [] {
+    std::unordered_map<std::string, char> bytes;
+    for (const std::string& character : byte_characters()) {
+      bytes.emplace(character, static_cast<char>(bytes.size()));
+    }
+    return bytes;
+  }();
   std::string bytes;
   for (size_t i = 0; i < piece.size();) {
     const size_t size = std::max<size_t>(1, character_size(piece, i));

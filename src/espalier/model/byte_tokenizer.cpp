@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/text/byte_tokenizer.h"
+#include "espalier/model/byte_tokenizer.h"
 
 #include <array>
 #include <string>
@@ -9,6 +9,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/utf8.h"
 
 namespace espalier {
 namespace {
@@ -25,24 +26,6 @@ constexpr std::string_view kChatTemplate =
     "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
-
-/// A code point below 2048 in UTF-8.
-std::string utf8(int code_point) {
-  if (code_point < 0x80) return {static_cast<char>(code_point)};
-  return {static_cast<char>(0xC0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3F))};
-}
-
-/// The visible character that byte-level tokenizers (GPT-2 and after) write for each byte: the printable ones
-/// of Latin-1 stand for themselves, the others for the code points from 256 on, in order.
-std::array<std::string, kNumBytes> byte_characters() {
-  std::array<std::string, kNumBytes> characters;
-  int next = 256;
-  for (int byte = 0; byte < kNumBytes; ++byte) {
-    const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xFF && byte != 0xAD);
-    characters[byte] = utf8(printable ? byte : next++);
-  }
-  return characters;
-}
 
 Json added_token(const char* content) {
   return {{"content", content}, {"single_word", false}, {"lstrip", false},
