@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tree_attention on the CPU: tensors to and from the kernels of kernels/cpu/tree_attention.h.
+// tree_attention on the CPU: tensors to and from the kernels of kernels/cpu/attention/tree_attention.h.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
@@ -9,7 +9,7 @@
 #include "espalier/ops/element_types.h"
 #include "espalier/ops/gemm/blas.h"
 #include "espalier/ops/gemm/matrix_product.h"
-#include "espalier/ops/kernels/cpu/tree_attention.h"
+#include "espalier/ops/kernels/cpu/attention/tree_attention.h"
 
 namespace espalier {
 namespace {

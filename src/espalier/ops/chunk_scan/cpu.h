@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear recurrences on the CPU: tensors to and from the kernels of kernels/cpu/recurrence.h.
+// Linear recurrences on the CPU: tensors to and from the kernels of kernels/cpu/recurrence/recurrence.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "espalier/ops/chunk_scan/chunk_scan.h"
-#include "espalier/ops/kernels/cpu/recurrence.h"
+#include "espalier/ops/kernels/cpu/recurrence/recurrence.h"
 
 namespace espalier::detail {
 

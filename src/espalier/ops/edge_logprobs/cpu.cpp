@@ -10,8 +10,8 @@
 // recomputed logits; the tiles of a block are kept until their products are added to the gradients.
 //
 // Products are in product_dtype (matrix_product.h), everything else in float32 (float64); elementwise work
-// is in kernels/cpu/logit_math.h. How the work is cut does not depend on the threads, and no two tasks add to
-// the same number: results are bitwise identical for any number of threads.
+// is in kernels/cpu/head/logit_math.h. How the work is cut does not depend on the threads, and no two tasks
+// add to the same number: results are bitwise identical for any number of threads.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
@@ -26,7 +26,7 @@
 #include "espalier/ops/edge_logprobs/logit_blocks.h"
 #include "espalier/ops/gemm/blas.h"
 #include "espalier/ops/gemm/matrix_product.h"
-#include "espalier/ops/kernels/cpu/logit_math.h"
+#include "espalier/ops/kernels/cpu/head/logit_math.h"
 
 namespace espalier {
 

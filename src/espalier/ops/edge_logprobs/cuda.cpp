@@ -2,10 +2,11 @@
 // edge_logprobs on CUDA, by blocks of logits (rows x vocabulary entries), all on the current stream and
 // without waiting for it.
 //
-// Products are cuBLAS's. In bfloat16 the logits are its float32 results; kernels of ours (kernels/cuda/
-// logit_math.h) take maxima, sums of exponentials and the logits at targets from them in one pass, and in the
-// backward pass turn them into gradients in their own memory, rounded once to bfloat16 for the two products
-// that follow. float32, float64 and builds without our kernels do the same with ATen's operators.
+// Products are cuBLAS's. In bfloat16 the logits are its float32 results; kernels of ours
+// (kernels/cuda/head/logit_math.h) take maxima, sums of exponentials and the logits at targets from them in
+// one pass, and in the backward pass turn them into gradients in their own memory, rounded once to bfloat16
+// for the two products that follow. float32, float64 and builds without our kernels do the same with ATen's
+// operators.
 //
 // The gradients of hidden and weight are summed in float32 (float64) over blocks, in place (ops/
 // matrix_product.h). Peak extra memory: kDeviceLogitBlockBytes for one block (four times that without our
@@ -25,7 +26,7 @@
 #include "espalier/ops/guarded_output.h"
 #include "espalier/ops/own_kernels.h"
 #ifdef ESPALIER_CUDA_KERNELS
-#include "espalier/ops/kernels/cuda/logit_math.h"
+#include "espalier/ops/kernels/cuda/head/logit_math.h"
 #endif
 
 namespace espalier {

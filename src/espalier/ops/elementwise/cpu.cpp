@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise operators on the CPU: tensors to and from the kernels of kernels/cpu/row_math.h.
+// The elementwise operators on the CPU: tensors to and from the kernels of kernels/cpu/pointwise/row_math.h.
 //
 // What a thread works on never decides how a number is computed: rows are computed by themselves, elements
 // without rows in runs of a fixed length, and sums over rows in blocks of a fixed number of rows.
@@ -9,7 +9,7 @@
 
 #include "espalier/ops/checks.h"
 #include "espalier/ops/element_types.h"
-#include "espalier/ops/kernels/cpu/row_math.h"
+#include "espalier/ops/kernels/cpu/pointwise/row_math.h"
 
 namespace espalier {
 namespace {

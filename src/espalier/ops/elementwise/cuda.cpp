@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise operators on CUDA: tensors to and from the kernels of kernels/cuda/row_math.h, which want
-// contiguous tensors that begin at multiples of 16 bytes; others are copied. Heads of rotary may lie apart,
-// as slices of a projection do, and are copied only where the elements of a head do.
+// The elementwise operators on CUDA: tensors to and from the kernels of kernels/cuda/pointwise/row_math.h,
+// which want contiguous tensors that begin at multiples of 16 bytes; others are copied. Heads of rotary may
+// lie apart, as slices of a projection do, and are copied only where the elements of a head do.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -10,7 +10,7 @@
 #include "espalier/ops/element_types.h"
 #include "espalier/ops/elementwise/composed.h"
 #include "espalier/ops/guarded_output.h"
-#include "espalier/ops/kernels/cuda/row_math.h"
+#include "espalier/ops/kernels/cuda/pointwise/row_math.h"
 #include "espalier/ops/own_kernels.h"
 
 namespace espalier {
