@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "espalier/ops/kernels/cpu/instruction_set.h"
+#include "espalier/ops/kernels/cpu/isa_dispatch.h"
 #include "espalier/ops/kernels/element.h"
 
 namespace espalier {
@@ -85,8 +85,14 @@ struct BFloat16Math {
   void (*narrow)(const float* from, BFloat16* to, int64_t count);
 };
 
+ESPALIER_DECLARE_ISAS(template <class Scalar> const TileMath<Scalar>& tile_math())
 template <class Scalar>
-const TileMath<Scalar>& tile_math(InstructionSet isa);
-const BFloat16Math& bfloat16_math(InstructionSet isa);
+const TileMath<Scalar>& tile_math(InstructionSet isa) {
+  return ESPALIER_OF_ISA(isa, tile_math<Scalar>());
+}
+ESPALIER_DECLARE_ISAS(const BFloat16Math& bfloat16_math())
+inline const BFloat16Math& bfloat16_math(InstructionSet isa) {
+  return ESPALIER_OF_ISA(isa, bfloat16_math());
+}
 
 }  // namespace espalier

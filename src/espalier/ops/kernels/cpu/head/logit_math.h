@@ -3,7 +3,7 @@
 #pragma once
 
 #include "espalier/ops/kernels/cpu/attention/tile_math.h"
-#include "espalier/ops/kernels/cpu/instruction_set.h"
+#include "espalier/ops/kernels/cpu/isa_dispatch.h"
 
 namespace espalier {
 
@@ -34,7 +34,10 @@ struct LogitMath {
   void (*differentiate)(const Rows<Scalar>& logits, const RowGradients<Scalar>&);
 };
 
+ESPALIER_DECLARE_ISAS(template <class Scalar> const LogitMath<Scalar>& logit_math())
 template <class Scalar>
-const LogitMath<Scalar>& logit_math(InstructionSet isa);
+const LogitMath<Scalar>& logit_math(InstructionSet isa) {
+  return ESPALIER_OF_ISA(isa, logit_math<Scalar>());
+}
 
 }  // namespace espalier

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "espalier/ops/kernels/cpu/instruction_set.h"
+#include "espalier/ops/kernels/cpu/isa_dispatch.h"
 #include "espalier/ops/kernels/element.h"
 
 namespace espalier {
@@ -72,8 +72,11 @@ struct RowMath {
   void (*swiglu_backward)(const SwigluBackward<Element>&, int64_t begin, int64_t end);
 };
 
+ESPALIER_DECLARE_ISAS(template <class Element> const RowMath<Element>& row_math())
 template <class Element>
-const RowMath<Element>& row_math(InstructionSet isa);
+const RowMath<Element>& row_math(InstructionSet isa) {
+  return ESPALIER_OF_ISA(isa, row_math<Element>());
+}
 
 /// sum[i] += partials[b, i] over all b, in order; partials [num_partials, width], sum [width].
 template <class Scalar>

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "espalier/ops/kernels/cpu/instruction_set.h"
+#include "espalier/ops/kernels/cpu/isa_dispatch.h"
 #include "espalier/ops/kernels/element.h"
 
 namespace espalier {
@@ -77,7 +77,19 @@ struct PanelMath {
 };
 
 /// Word is float or BFloat16Pair. Instruction sets below kAvx512Bf16 multiply pairs in float32 instructions.
+#ifdef __x86_64__
+namespace cpu_avx512_bf16 {
 template <class Word>
-const PanelMath<Word>& panel_math(InstructionSet isa);
+const PanelMath<Word>& panel_math();
+}
+#endif
+ESPALIER_DECLARE_ISAS(template <class Word> const PanelMath<Word>& panel_math())
+template <class Word>
+const PanelMath<Word>& panel_math(InstructionSet isa) {
+#ifdef __x86_64__
+  if (isa >= InstructionSet::kAvx512Bf16) return cpu_avx512_bf16::panel_math<Word>();
+#endif
+  return ESPALIER_OF_ISA(isa, panel_math<Word>());
+}
 
 }  // namespace espalier

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "espalier/ops/kernels/cpu/instruction_set.h"
+#include "espalier/ops/kernels/cpu/isa_dispatch.h"
 
 namespace espalier {
 
@@ -74,7 +74,10 @@ struct RecurrenceMath {
 };
 
 /// Scalar is float or double.
+ESPALIER_DECLARE_ISAS(template <class Scalar> const RecurrenceMath<Scalar>& recurrence_math())
 template <class Scalar>
-const RecurrenceMath<Scalar>& recurrence_math(InstructionSet isa);
+const RecurrenceMath<Scalar>& recurrence_math(InstructionSet isa) {
+  return ESPALIER_OF_ISA(isa, recurrence_math<Scalar>());
+}
 
 }  // namespace espalier
