@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "espalier/ops/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/random_paths.h"
 #include "tests/ops/threads.h"

@@ -4,10 +4,9 @@
 
 #include <utility>
 
-#include "espalier/ops/gated_delta/composed.h"
+#include "espalier/ops/gated_delta/arguments.h"
 #include "espalier/ops/gated_delta/gated_delta.h"
-#include "espalier/ops/reference.h"
-#include "espalier/ops/ssm_scan/composed.h"
+#include "espalier/ops/ssm_scan/arguments.h"
 #include "espalier/ops/ssm_scan/ssm_scan.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/random_paths.h"
@@ -28,11 +27,6 @@ struct ScanPlan {
   int64_t chunk_size;
 };
 using ScanResult = std::pair<at::Tensor, at::Tensor>;  // out, states at the ends
-using OptionalTensor = std::optional<at::Tensor>;
-
-inline OptionalTensor if_defined(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
 
 /// out and states in one row of numbers.
 inline at::Tensor in_one_row(const at::Tensor& out, const at::Tensor& states) {
@@ -60,24 +54,26 @@ struct GatedDelta {
     if (rng.below(3) == 0) in[3].mul_(at::randint(0, 2, in[3].sizes()).mul_(40));
   }
 
+  static GatedDeltaRule arguments(const Tensors& in, const ScanPlan& plan) {
+    return {.q = in[0],
+            .k = in[1],
+            .v = in[2],
+            .g = in[3],
+            .beta = in[4],
+            .prev = plan.prev,
+            .states = plan.states,
+            .ends = plan.ends,
+            .chunk_size = plan.chunk_size};
+  }
+
   static ScanResult run(bool plain, const Tensors& in, const ScanPlan& plan) {
-    const GatedDeltaRule given{.q = in[0],
-                               .k = in[1],
-                               .v = in[2],
-                               .g = in[3],
-                               .beta = in[4],
-                               .prev = plan.prev,
-                               .states = plan.states,
-                               .ends = plan.ends,
-                               .chunk_size = plan.chunk_size};
+    const GatedDeltaRule given = arguments(in, plan);
     const GatedDeltaOutput output = plain ? reference::gated_delta_rule(given) : gated_delta_rule(given);
     return {output.out, output.states};
   }
 
   static Results run_composed(const Tensors& in, const ScanPlan& plan, const ScanResult& grads) {
-    const OptionalTensor states = if_defined(plan.states);
-    const detail::DeltaArguments given{in[0],     in[1],  in[2],     in[3],          in[4],
-                                       plan.prev, states, plan.ends, plan.chunk_size};
+    const GatedDeltaRule given = arguments(in, plan);
     const auto [out, end_states] = composed::gated_delta_rule(given);
     const auto [q, k, v, g, beta, contexts] =
         composed::gated_delta_rule_backward(grads.first, grads.second, given);
@@ -104,25 +100,27 @@ struct Ssm {
     if (rng.below(3) == 0) in[3].mul_(at::randint(0, 2, in[3].sizes()).mul_(80));
   }
 
+  static SsmScan arguments(const Tensors& in, const ScanPlan& plan) {
+    return {.x = in[0],
+            .dt = in[3],
+            .a = in[4],
+            .b = in[1],
+            .c = in[2],
+            .d = in[5],
+            .prev = plan.prev,
+            .states = plan.states,
+            .ends = plan.ends,
+            .chunk_size = plan.chunk_size};
+  }
+
   static ScanResult run(bool plain, const Tensors& in, const ScanPlan& plan) {
-    const SsmScan given{.x = in[0],
-                        .dt = in[3],
-                        .a = in[4],
-                        .b = in[1],
-                        .c = in[2],
-                        .d = in[5],
-                        .prev = plan.prev,
-                        .states = plan.states,
-                        .ends = plan.ends,
-                        .chunk_size = plan.chunk_size};
+    const SsmScan given = arguments(in, plan);
     const SsmScanOutput output = plain ? reference::ssm_scan(given) : ssm_scan(given);
     return {output.out, output.states};
   }
 
   static Results run_composed(const Tensors& in, const ScanPlan& plan, const ScanResult& grads) {
-    const OptionalTensor states = if_defined(plan.states), scale = in[5];
-    const detail::SsmArguments given{in[0], in[3],     in[4],  in[1],     in[2],
-                                     scale, plan.prev, states, plan.ends, plan.chunk_size};
+    const SsmScan given = arguments(in, plan);
     const auto [out, end_states] = composed::ssm_scan(given);
     const auto [x, dt, a, b, c, d, contexts] = composed::ssm_scan_backward(grads.first, grads.second, given);
     return {in_one_row(out, end_states), x, b, c, dt, a, d, contexts};

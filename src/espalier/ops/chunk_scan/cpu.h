@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <utility>
 
 #include "espalier/ops/chunk_scan/chunk_scan.h"
@@ -31,9 +30,9 @@ class CpuRecurrence {
   /// out [T, H, Dv] and the states at the ends [E, H, Dk, Dv].
   std::pair<at::Tensor, at::Tensor> forward() const;
 
-  /// Gradients of the inputs, undefined for those that are, from those of the results, if any.
-  RecurrenceInputs backward(const std::optional<at::Tensor>& grad_out,
-                            const std::optional<at::Tensor>& grad_ends) const;
+  /// Gradients of the inputs, undefined for those that are, from those of the results, of which one may be
+  /// undefined.
+  RecurrenceInputs backward(const at::Tensor& grad_out, const at::Tensor& grad_ends) const;
 
  private:
   RecurrenceInputs in_;
