@@ -16,7 +16,7 @@ inline constexpr int64_t kMostConvolutionTaps = 8;
 struct CausalConv1d {
   at::Tensor x;             // [T, C] float64, float32 or bfloat16
   at::Tensor weight;        // [C, W], W <= 8, of the dtype of x or of sums (float32; float64 for float64)
-  TensorOrNone bias;        // [C] as weight
+  TensorOrNone bias = {};   // [C] as weight
   at::Tensor prev;          // [T] int32 on the CPU: paths.h; its contexts are those of `tails`
   TensorOrNone tails = {};  // [N, W - 1, C] as x: what precedes a path that goes on, oldest first
   bool silu = false;        // x / (1 + exp(-x)) of each sum

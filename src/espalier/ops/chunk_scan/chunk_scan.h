@@ -108,6 +108,14 @@ class ChunkScan {
   at::Tensor place_, source_, end_, end_number_;  // ChunkTree's lists
 };
 
+/// Of a recurrence, what is inside the chunks of each bucket.
+template <class Inside, class Problem>
+std::vector<Inside> over_buckets(const Problem& problem) {
+  std::vector<Inside> inside;
+  for (const BucketRows& rows : problem.scan.buckets()) inside.emplace_back(problem, rows);
+  return inside;
+}
+
 /// [1 + N, heads, rows, columns]: zeros, then the states of contexts if there are any.
 at::Tensor first_states(const at::Tensor& contexts, at::IntArrayRef shape, const at::TensorOptions& options);
 

@@ -50,7 +50,7 @@ struct Problem {
   at::Tensor first;       // [1 + N, H, Dk, Dv]: the states at which level 0 begins
 
   explicit Problem(const GatedDeltaRule& arguments)
-      : given(checked(arguments)),
+      : given(arguments),
         scan("gated_delta_rule", given.q, detail::scan_paths(given)),
         heads(given.v.size(1)),
         key_dim(given.q.size(2)),
@@ -61,12 +61,6 @@ struct Problem {
         k(detail::unit_rows(given.k.to(given.g.scalar_type()))),
         v(given.v.to(given.g.scalar_type())),
         first(detail::first_states(given.states, {heads, key_dim, value_dim}, given.g.options())) {}
-
- private:
-  static const GatedDeltaRule& checked(const GatedDeltaRule& given) {
-    detail::check_gated_delta_rule(given);
-    return given;
-  }
 };
 
 /// What is inside the chunks of one bucket, B = chunks x heads, L = length: nothing here depends on states.
@@ -103,12 +97,6 @@ struct Inside {
 
   at::Tensor whole(int64_t level) const { return rows.at_level(decays.whole, level).view({-1, 1, 1}); }
 };
-
-std::vector<Inside> insides_of(const Problem& problem) {
-  std::vector<Inside> inside;
-  for (const detail::BucketRows& rows : problem.scan.buckets()) inside.emplace_back(problem, rows);
-  return inside;
-}
 
 /// What a run through the levels leaves behind, by bucket.
 struct Trace {
@@ -212,8 +200,9 @@ RowGradients row_gradients(const Inside& in, const BucketGradients& given) {
 }  // namespace
 
 detail::DeltaResults composed::gated_delta_rule(const GatedDeltaRule& given) {
+  detail::check_gated_delta_rule(given);
   const Problem problem(given);
-  const std::vector<Inside> inside = insides_of(problem);
+  const std::vector<Inside> inside = detail::over_buckets<Inside>(problem);
   const Trace trace = run_levels(problem, inside);
   TensorVector rows;
   for (size_t b = 0; b < inside.size(); ++b) {
@@ -226,8 +215,9 @@ detail::DeltaResults composed::gated_delta_rule(const GatedDeltaRule& given) {
 detail::DeltaGradients composed::gated_delta_rule_backward(const TensorOrNone& grad_out,
                                                            const TensorOrNone& grad_ends,
                                                            const GatedDeltaRule& given) {
+  detail::check_gated_delta_rule(given);
   const Problem problem(given);
-  const std::vector<Inside> inside = insides_of(problem);
+  const std::vector<Inside> inside = detail::over_buckets<Inside>(problem);
   TensorVector grad_outs;
   for (const Inside& in : inside) {
     grad_outs.push_back(

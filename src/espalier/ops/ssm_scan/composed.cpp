@@ -25,7 +25,7 @@ struct Problem {
   at::Tensor first;                                     // [1 + M, G, N, R P]: where level 0 begins
 
   explicit Problem(const SsmScan& arguments)
-      : given(checked(arguments)),
+      : given(arguments),
         scan("ssm_scan", given.x, detail::scan_paths(given)),
         tokens(given.x.size(0)),
         groups(given.b.size(1)),
@@ -55,12 +55,6 @@ struct Problem {
   /// Rows [T, H, P] as [T, G, R P].
   at::Tensor of_groups(const at::Tensor& rows) const {
     return rows.reshape({tokens, groups, repeat * head_dim});
-  }
-
- private:
-  static const SsmScan& checked(const SsmScan& given) {
-    detail::check_ssm_scan(given);
-    return given;
   }
 };
 
@@ -124,12 +118,6 @@ struct Inside {
     return x.view({x.size(0), x.size(1), problem.repeat, problem.head_dim});
   }
 };
-
-std::vector<Inside> insides_of(const Problem& problem) {
-  std::vector<Inside> inside;
-  for (const detail::BucketRows& rows : problem.scan.buckets()) inside.emplace_back(problem, rows);
-  return inside;
-}
 
 /// Room for a state of every chunk of a bucket, [B, N, R P].
 at::Tensor empty_states(const Inside& in) {
@@ -216,8 +204,9 @@ RowGradients row_gradients(const Inside& in, const BucketGradients& given) {
 }  // namespace
 
 detail::SsmResults composed::ssm_scan(const SsmScan& given) {
+  detail::check_ssm_scan(given);
   const Problem problem(given);
-  const std::vector<Inside> inside = insides_of(problem);
+  const std::vector<Inside> inside = detail::over_buckets<Inside>(problem);
   const States run = run_levels(problem, inside);
   TensorVector rows;
   for (size_t i = 0; i < inside.size(); ++i) {
@@ -232,8 +221,9 @@ detail::SsmResults composed::ssm_scan(const SsmScan& given) {
 
 detail::SsmGradients composed::ssm_scan_backward(const TensorOrNone& grad_out, const TensorOrNone& grad_ends,
                                                  const SsmScan& given) {
+  detail::check_ssm_scan(given);
   const Problem problem(given);
-  const std::vector<Inside> inside = insides_of(problem);
+  const std::vector<Inside> inside = detail::over_buckets<Inside>(problem);
   const at::Tensor grad = grad_out.defined() ? problem.in_sums(grad_out) : at::zeros_like(problem.x);
   TensorVector grad_outs, grad_reads;
   for (const Inside& in : inside) {
