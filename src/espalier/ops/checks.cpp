@@ -21,15 +21,6 @@ void check_alike(const char* op, const char* name, const at::Tensor& tensor, con
               ", received ", tensor.device());
 }
 
-void check_index(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
-                 const at::Tensor& first) {
-  check_rank(op, name, tensor, 1);
-  TORCH_CHECK(tensor.scalar_type() == dtype, op, ": ", name, " must be ", dtype, ", received ",
-              tensor.scalar_type());
-  TORCH_CHECK(tensor.device() == first.device(), op, ": ", name, " must be on ", first.device(),
-              ", received ", tensor.device());
-}
-
 void check_limit(const char* op, double limit) {
   TORCH_CHECK(limit > 0, op, ": the limit must be above 0, received ", limit);
 }

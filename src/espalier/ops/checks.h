@@ -27,8 +27,4 @@ void check_tensor(const char* op, const char* name, const at::Tensor& tensor, co
 void check_if_defined(const char* op, const char* name, const at::Tensor& tensor,
                       const ExpectedTensor& expected);
 
-/// A list of numbers on the device of `first`.
-void check_index(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
-                 const at::Tensor& first);
-
 }  // namespace espalier::detail

@@ -112,7 +112,7 @@ constexpr auto kKernel = &Kernel<kFunction, decltype(kFunction), decltype(signat
 template <size_t kSize>
 struct Name {
   char text[kSize];
-  consteval Name(const char (&given)[kSize]) { std::copy_n(given, kSize, text); }
+  constexpr Name(const char (&given)[kSize]) { std::copy_n(given, kSize, text); }
 };
 
 /// Calls the operator of that name in `espalier`. The types of the arguments are those of its schema.
@@ -260,8 +260,9 @@ class Differentiated : public torch::autograd::Function<Differentiated<Operator>
     set_wanted(context, recorded);
     std::vector<TensorVector> gradients;
     if (std::ranges::any_of(grads, [](const at::Tensor& grad) { return grad.defined(); })) {
-      gradients = std::apply([](const auto&... gradient) { return std::vector{in_list(gradient)...}; },
-                             Operator::backward(recorded, grads));
+      gradients =
+          std::apply([](const auto&... gradient) { return std::vector<TensorVector>{in_list(gradient)...}; },
+                     Operator::backward(recorded, grads));
     }
     TensorVector result;
     over_arguments(recorded.given, [&](const auto& argument, size_t gradient) {

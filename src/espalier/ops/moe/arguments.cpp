@@ -14,12 +14,8 @@ void check_route(const at::Tensor& logits, const std::optional<at::Tensor>& corr
   TORCH_CHECK(!(options.sigmoid && options.softmax_over_chosen), op,
               ": expected sigmoid or softmax_over_chosen, received both");
   const int64_t num_experts = logits.sym_size(1).guard_int(__FILE__, __LINE__), groups = options.num_groups;
-  if (correction_bias) {
-    check_alike(op, "correction_bias", *correction_bias, logits);
-    TORCH_CHECK(correction_bias->dim() == 1 && correction_bias->sym_size(0) == num_experts, op,
-                ": expected logits [T, E] and correction_bias [E], received ", logits.sym_sizes(), " and ",
-                correction_bias->sym_sizes());
-  }
+  check_if_defined(op, "correction_bias", correction_bias.value_or(at::Tensor()),
+                   {"[E]", {num_experts}, logits.options()});
   TORCH_CHECK(groups >= 1 && num_experts % groups == 0 && (groups == 1 || num_experts / groups >= 2), op,
               ": num_groups must divide the ", num_experts,
               " experts into groups of two or more (or be 1), received ", groups);
