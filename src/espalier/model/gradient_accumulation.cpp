@@ -50,7 +50,7 @@ struct Upcast {
   int64_t version;
   at::Tensor operand;
 };
-std::optional<std::unordered_map<const void*, Upcast>> upcast_weights;
+thread_local std::optional<std::unordered_map<const void*, Upcast>> upcast_weights;
 
 /// The weight, or what UpcastWeights keeps of it.
 at::Tensor operand_of(const at::Tensor& weight) {

@@ -55,8 +55,8 @@ at::Tensor unrounded_linear(const at::Tensor& x, const Projection& projection);
 
 /// While it lives, weights that linears have to upcast for their products (product_dtype in
 /// ops/gemm/matrix_product.h) are upcast once and stay so, for passes that follow each other with the same
-/// weights; one that has changed is upcast anew. At most one lives at a time; it belongs to the thread of
-/// the passes.
+/// weights; one that has changed is upcast anew. For passes on the CPU in the thread that made it, backward
+/// included. At most one lives at a time in a thread.
 class UpcastWeights {
  public:
   UpcastWeights();
