@@ -65,8 +65,8 @@ class UpcastWeights {
   UpcastWeights& operator=(const UpcastWeights&) = delete;
 };
 
-/// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C].
-at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);
+/// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C]. `frozen_row` gets no gradient; -1: all do.
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids, int64_t frozen_row = -1);
 
 /// A small parameter in the dtype of sums.
 at::Tensor unrounded(const at::Tensor& parameter);
