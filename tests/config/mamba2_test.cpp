@@ -59,6 +59,7 @@ TEST(Mamba2, LayersHaveNoMlpAndNoPositions) {
   EXPECT_EQ(testing::layers_with<SsmSpec>(config), (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(config.rms_norm_eps, 1e-4);
   EXPECT_TRUE(config.residual_in_fp32);
+  EXPECT_EQ(parse(tiny_mamba2({{"pad_token_id", 2}})).pad_token_id, -1);  // Transformers trains its row, too
   EXPECT_FALSE(config.layers[0].has_mlp());
   const auto& ssm = std::get<SsmSpec>(config.layers[0].mixer);
   EXPECT_EQ(ssm.inner_size(), 48);

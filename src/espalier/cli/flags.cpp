@@ -259,6 +259,15 @@ CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string&
       ->capture_default_str();
 }
 
+CLI::Option* add_freeze_pad_embedding(CLI::App* command, bool* freeze) {
+  const HelpGroup group(command, kMachineGroup);
+  return command->add_flag(
+      "--freeze-pad-embedding", *freeze,
+      "Give the input embedding of config.json's pad_token_id no gradient, as Transformers does; a tied LM "
+      "head still trains it. Without this flag it is trained like any other, because trajectories have no "
+      "padding and the token may be a real one, such as the end of a turn");
+}
+
 void add_config(CLI::App* command) {
   const HelpGroup group(command, kOtherGroup);
   command

@@ -547,6 +547,7 @@ void add_flags(CLI::App* command, TrainArguments* flags) {
   flags->device.add(command, /*trains=*/true);
   add_dtype(command, &flags->dtype,
             "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+  add_freeze_pad_embedding(command, &flags->train.freeze_pad_embedding);
   add_threads(command);
   add_profile_flags(command, flags);
   add_config(command);

@@ -6,7 +6,7 @@
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -89,4 +89,4 @@ OperatorFamily distribution_family() {
           .repeatable = false};
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

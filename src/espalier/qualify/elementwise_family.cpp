@@ -11,7 +11,7 @@
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -173,4 +173,4 @@ OperatorFamily elementwise_family() {
           }};
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify
