@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "espalier/base/check.h"
+#include "espalier/cli/validators.h"
 
 namespace espalier::python_engine {
 namespace {
@@ -31,6 +32,7 @@ void with_flags(CLI::App* app, const Add& add) {
   app->set_help_flag();
   app->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add(app);
+  cli::require_decimal_numbers(app);
 }
 
 void parse(CLI::App* app, const NamedValues& values) {
