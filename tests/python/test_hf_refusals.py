@@ -94,6 +94,17 @@ def test_dropout_of_lora():
         model.train()(**padded(branching_rows()))
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_adapters_that_look_for_their_invocation(is_training):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(alora_invocation_tokens=[5, 6], target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(patch(make_model("qwen3", torch.float32)), config).train(is_training)
+    with pytest.raises(Unsupported, match="aLoRA .*received one in layers.0.self_attn.q_proj"):
+        model(**padded(branching_rows()))
+    with model.disable_adapter():
+        model(**padded(branching_rows()))
+
+
 def small(model_type, **settings):
     sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
                  num_key_value_heads=1, head_dim=8, vocab_size=11)  # fmt: skip
