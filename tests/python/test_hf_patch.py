@@ -66,6 +66,12 @@ def test_backend_auto_goes_by_the_verdicts_on_a_gpu(monkeypatch, proven, expecte
     assert asked == [3]
 
 
+def test_without_the_trainer_nothing_on_a_gpu_is_proven(monkeypatch):
+    monkeypatch.setitem(sys.modules, "espalier.native_engine", None)
+    monkeypatch.setattr(attention, "_is_proven", functools.cache(attention._is_proven.__wrapped__))
+    assert attention.resolved("auto", torch.device("cuda", 0)) == "flex"
+
+
 def test_backend_sdpa():
     for kind in ("olmo3", "qwen3_next"):
         assert worst_error(patched_sums(kind, padded(branching_rows()), backend="sdpa"), expected(kind)) <= EXACT
@@ -187,15 +193,15 @@ def test_unpatch_restores_everything():
     module = sys.modules[type(model).__module__]
     gc.collect()  # models of other tests
     before = {name: getattr(module, name) for name in mixers.GATED_DELTA_NET}
-    config, loss = model.config, model(**batch).loss
+    config, logits = model.config, model(**batch).logits
     patch(patch(model))
     assert module.causal_conv1d_fn is not before["causal_conv1d_fn"]
-    assert not torch.equal(model(**batch).loss, loss)  # another order of adding
+    assert not torch.equal(model(**batch).logits, logits)  # zeros at padding, and another order of adding
     assert unpatch(unpatch(model)) is model
     assert {name: getattr(module, name) for name in mixers.GATED_DELTA_NET} == before
     assert "forward" not in backbone_of(model).__dict__ and "_espalier" not in backbone_of(model).__dict__
     assert all(part.config is config for part in model.modules() if hasattr(part, "config"))
-    assert torch.equal(model(**batch).loss, loss)
+    assert torch.equal(model(**batch).logits, logits)
 
 
 def test_models_that_share_a_config():
