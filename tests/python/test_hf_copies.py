@@ -119,6 +119,8 @@ def test_replicas_of_data_parallel(monkeypatch):
 
 
 def test_continuous_batching():
-    model = patch(make_model("qwen3", torch.float32)).eval()
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    model, cache = patch(make_model("qwen3", torch.float32)).eval(), object.__new__(PagedAttentionCache)
     with torch.no_grad(), pytest.raises(Unsupported, match=r"continuous batching \(generate_batch\): expected an unpatch"):
-        model(input_ids=torch.tensor([[5, 6]]), cache=object(), use_cache=False)
+        model(input_ids=torch.tensor([[5, 6]]), cache=cache, use_cache=False)

@@ -48,7 +48,8 @@ BATCHES = {
     "seq_idx: expected a tensor, received int": dict(seq_idx=3),
     "expected input_ids.*inputs_embeds": dict(input_ids=None, inputs_embeds=torch.zeros(9, 20, 32)),
     "received use_cache=True": dict(use_cache=True),
-    "received past_key_values": lambda: dict(past_key_values=DynamicCache()),
+    "received (past_key_values|cache);": lambda: dict(past_key_values=DynamicCache()),
+    "received cache;": lambda: dict(cache=DynamicCache()),  # as Transformers 5.24 calls it
     "output_attentions: expected False": dict(output_attentions=True),
 }  # fmt: skip
 

@@ -4,6 +4,7 @@
 import functools
 import sys
 
+import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -78,6 +79,19 @@ def mixer_of(backbone):
     """(module of Transformers, mixer) of the recurrent layers of `backbone`; None if it has none."""
     _, mixer = FAMILIES[backbone.config.model_type]
     return mixer and (sys.modules[stock_class(backbone).__module__], mixer)
+
+
+def check_mixers(backbone, run):
+    """Call after a forward pass. Raises Unsupported where recurrent mixers of `backbone` have called other functions than
+    those that follow the forest of the TreeRun."""
+    if (found := mixer_of(backbone)) is None:
+        return
+    layers = sum("conv1d" in module._modules for module in backbone.modules())
+    for name in found[1]:
+        if name in mixers.COUNTED and (calls := int(run.calls[name])) != layers:
+            raise Unsupported(f"recurrent layers: expected {layers} calls of {name} that follow the forest, received {calls} "
+                              f"with Transformers {transformers.__version__}, whose layers call something "
+                              "else")  # fmt: skip
 
 
 def check_model(model, backbone):

@@ -11,7 +11,7 @@ from torch import nn
 from .. import ops
 from ..errors import InputError, Unsupported
 from .attention import as_autocast, resolved
-from .families import backbone_of, check_training, stock_class, unwrapped
+from .families import backbone_of, check_mixers, check_training, stock_class, unwrapped
 from .gradient_sync import drop_whole_gradients
 from .patching import patch, patch_of
 
@@ -49,6 +49,10 @@ class MicroBatchModel:
         settings of training, and for a backend without context where that is needed; and InputError where gradients
         are those of a part of a step."""
         self._check()
+        if self._patch.unchecked is not None:
+            raise Unsupported("espalier.hf.patch(check=True): expected a first batch that has been verified, received a "
+                              "step before one; call model(**batch) once, or espalier.hf.verify and patch without "
+                              "check")  # fmt: skip
         self._refuse_partial_gradients()
         self._patch.install_mixers(self.backbone)
         if has_routes:
@@ -96,7 +100,9 @@ class MicroBatchModel:
             return result(self.backbone(**inputs).last_hidden_state.squeeze(0))
 
         with _forward_of(self.inner, forward):
-            return self.model(input_ids=inputs["input_ids"])
+            found = self.model(input_ids=inputs["input_ids"])
+        check_mixers(self.backbone, run)
+        return found
 
     def edge_logprobs(self, hidden, edge_row, edge_target, *, temperature, entropy):
         """ops.edge_logprobs of hidden [S, H] by the head of the model."""
