@@ -317,8 +317,9 @@ def test_compiled_layers(kind):
     assert worst_error(sums_of(model, [batch]), theirs) <= EXACT
 
 
-def test_a_compiled_model():
-    model, batch = patch(make_model("qwen3")), padded(branching_rows())
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5"])
+def test_a_compiled_model(kind):
+    model, batch = patch(make_model(kind)), padded(branching_rows())
     theirs = sums_of(model, [batch])
     compiled = torch.compile(model, backend="aot_eager")
     assert worst_error(sums_of(model, [batch], call=compiled), theirs) <= EXACT

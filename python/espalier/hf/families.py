@@ -4,6 +4,7 @@
 import functools
 import sys
 
+import torch
 import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -81,6 +82,7 @@ def mixer_of(backbone):
     return mixer and (sys.modules[stock_class(backbone).__module__], mixer)
 
 
+@torch.compiler.disable
 def check_mixers(backbone, run):
     """Call after a forward pass. Raises Unsupported where recurrent mixers of `backbone` have called other functions than
     those that follow the forest of the TreeRun."""
