@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
-#include "espalier/measure/cost.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/tree/synth.h"
 #include "tests/engine/tiny_models.h"
@@ -75,9 +75,8 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const int64_t before = tensor_memory();
   Decoder decoder = tiny_decoder(config, 1, dtype);
   const int64_t weights = tensor_memory() - before;
-  MemoryModel memory = memory_model(config, dtype, std::nullopt, *make_objective(objective));
-  memory.term = term_bytes(*make_objective(objective), trajectories.ref_topk);
-  PlanCosts costs{assumed_time_model(model_cost(config)), memory};
+  PlanCosts costs{assumed_time_model(model_cost(config)),
+                  memory_model(config, dtype, *make_objective(objective), at::kCPU, trajectories.ref_topk)};
   if (lora) {
     const ModelSpec spec = model_spec(config);
     const at::ScalarType of_adapters = dtype == at::kDouble ? dtype : at::kFloat;

@@ -15,8 +15,8 @@
 #include "espalier/cli/output.h"
 #include "espalier/cli/progress.h"
 #include "espalier/cli/validators.h"
+#include "espalier/engine/cost.h"
 #include "espalier/measure/calibrate.h"
-#include "espalier/measure/cost.h"
 #include "espalier/measure/product_decision.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/gemm/matrix_product.h"
@@ -154,10 +154,11 @@ MemoryModel memory_of(const ModelUse& use) {
   if (objectives.empty()) objectives.push_back(make_objective(use.objective));
   std::vector<MemoryModel> models;
   for (const auto& objective : objectives) {
-    models.push_back(memory_model(use.config, use.dtype, use.optimizer, *objective, use.device));
-    models.back().term = term_bytes(*objective, use.ref_topk);
+    models.push_back(memory_model(use.config, use.dtype, *objective, use.device, use.ref_topk));
   }
-  return largest(models);
+  MemoryModel memory = largest(models);
+  if (use.optimizer) memory.optimizer_bytes_per_parameter = optimizer_bytes(*use.optimizer, use.dtype);
+  return memory;
 }
 
 }  // namespace

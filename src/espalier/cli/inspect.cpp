@@ -12,10 +12,10 @@
 #include "espalier/cli/help_format.h"
 #include "espalier/cli/output.h"
 #include "espalier/cli/step_gains.h"
-#include "espalier/inspect/page.h"
+#include "espalier/engine/cost.h"
+#include "espalier/inspect/page/page.h"
 #include "espalier/inspect/report.h"
 #include "espalier/inspect/sharing.h"
-#include "espalier/measure/cost.h"
 #include "espalier/plan/planner.h"
 #include "espalier/tree/statistics.h"
 

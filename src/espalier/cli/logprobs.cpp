@@ -18,8 +18,8 @@
 #include "espalier/cli/progress.h"
 #include "espalier/cli/validators.h"
 #include "espalier/data/writer.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
-#include "espalier/measure/cost.h"
 #include "espalier/model/adapter_folder.h"
 #include "espalier/plan/planner.h"
 #include "espalier/sample/distributions.h"
@@ -184,9 +184,8 @@ void run_logprobs(const LogprobsArguments& flags) {
   if (flags.as_reference) check_as_reference(flags, trajectories);
   note_carried_tensors(flags.model);
   const Decoder decoder = load_adapted(flags.model, flags.adapter, dtype, device);
-  const PlanCosts costs{
-      assumed_times(decoder.config(), device),
-      memory_model(decoder.config(), dtype, std::nullopt, *make_objective(ObjectiveOptions{}), device)};
+  const PlanCosts costs{assumed_times(decoder.config(), device),
+                        memory_model(decoder.config(), dtype, *make_objective(ObjectiveOptions{}), device)};
   const Step step = make_step(
       trajectories, {.plan = flags.plan.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});
   Progress progress("logprobs");

@@ -16,12 +16,12 @@
 #include "espalier/cli/validators.h"
 #include "espalier/config/stop_ids.h"
 #include "espalier/data/builder.h"
+#include "espalier/data/vocabulary.h"
 #include "espalier/data/writer.h"
 #include "espalier/model/weights.h"
 #include "espalier/sample/mismatch.h"
 #include "espalier/sample/prompts.h"
 #include "espalier/sample/sampler.h"
-#include "espalier/text/vocabulary.h"
 
 namespace espalier::cli {
 namespace {

@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
+#include "espalier/data/vocabulary.h"
 #include "espalier/inspect/chat_roles.h"
-#include "espalier/text/vocabulary.h"
 
 namespace espalier {
 

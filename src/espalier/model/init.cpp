@@ -19,12 +19,12 @@
 #include "espalier/base/rng.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/config/config.h"
+#include "espalier/model/byte_tokenizer.h"
 #include "espalier/model/decoder.h"
 #include "espalier/model/fused_experts.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/checks.h"
-#include "espalier/text/byte_tokenizer.h"
 
 namespace espalier {
 namespace {

@@ -19,8 +19,8 @@
 #include "espalier/cli/kernel_check.h"
 #include "espalier/cli/out_of_memory.h"
 #include "espalier/config/stop_ids.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
-#include "espalier/measure/cost.h"
 #include "espalier/model/weights.h"
 #include "espalier/objective/custom.h"
 #include "espalier/python_engine/options.h"
@@ -159,9 +159,11 @@ struct Engine::State {
     grad_norm = 0;
   }
 
-  PlanCosts costs(const Objective& objective) const {
-    return {times,
-            memory_model(config, dtype, parse_optimizer(flags.optimizer.optimizer), objective, device)};
+  PlanCosts costs(const Objective& objective, int64_t ref_topk = 0) const {
+    PlanCosts costs{times, memory_model(config, dtype, objective, device, ref_topk)};
+    costs.memory.optimizer_bytes_per_parameter =
+        optimizer_bytes(parse_optimizer(flags.optimizer.optimizer), dtype);
+    return costs;
   }
 
   TrainOptions train_options(double learning_rate) const {
@@ -249,8 +251,7 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
   check_rows(rows, chosen);
   const auto terms = std::make_shared<TermsOfRows>();
   const Loss loss(rows, objective_of(options, function, terms));
-  PlanCosts plan_costs = costs(loss.objective());
-  plan_costs.memory.term = term_bytes(loss.objective(), rows.ref_topk);
+  const PlanCosts plan_costs = costs(loss.objective(), rows.ref_topk);
   const Step step = make_step(rows, chosen, {flags.plan.options(rows), options, &plan_costs});
   *terms = terms_of_rows(step);
   try {

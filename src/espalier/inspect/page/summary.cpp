@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/inspect/page_summary.h"
+#include "espalier/inspect/page/summary.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "espalier/base/units.h"
-#include "espalier/inspect/page_text.h"
+#include "espalier/inspect/page/text.h"
 
 namespace espalier {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/benchmark/benchmark.h"
+#include "espalier/measure/benchmark.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 #include "espalier/base/median.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/append_only.h"
+#include "espalier/model/global_norm.h"
 #include "espalier/runtime/device.h"
-#include "espalier/train/optimizer.h"
 #include "espalier/tree/statistics.h"
 
 namespace espalier {

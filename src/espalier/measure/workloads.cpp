@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/benchmark/workloads.h"
+#include "espalier/measure/workloads.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/measure/cost.h"
+#include "espalier/engine/cost.h"
 
 #include <gtest/gtest.h>
 
+#include "espalier/train/optimizer.h"
 #include "tests/engine/tiny_models.h"
 
 namespace espalier::testing {
@@ -65,9 +66,13 @@ TEST(Cost, SpeedupBoundIsTheRatioOfFlops) {
   // Per token 6 * 3 for q, k and v, per pair 14, per logit row 6 * (1 + 3) for what comes after attention
   // and 8.
   const double flat = 18.0 * 16 + 14 * 41 + 32 * 12, tree = 18.0 * 6 + 14 * 19 + 32 * 4;
-  EXPECT_DOUBLE_EQ(speedup_bound(model, step_of(trajectories)), flat / tree);
-  EXPECT_DOUBLE_EQ(speedup_bound(model, step_of(trajectories, {Strategy::kSequencePacking, 0})), 1);
-  EXPECT_DOUBLE_EQ(speedup_bound(model, step_of(from_rows({{1, 2}, {3, 4, 5}}))), 1);
+  const auto bound = [&](const Step& step) {
+    const LossFlops flops = loss_flops(model, step.forest, step.plan, loss_positions(step));
+    return flops.sequence_packing / flops.plan;
+  };
+  EXPECT_DOUBLE_EQ(bound(step_of(trajectories)), flat / tree);
+  EXPECT_DOUBLE_EQ(bound(step_of(trajectories, {Strategy::kSequencePacking, 0})), 1);
+  EXPECT_DOUBLE_EQ(bound(step_of(from_rows({{1, 2}, {3, 4, 5}}))), 1);
 }
 
 TEST(Cost, PlansArePricedWithTheTermsThatTheyMayHave) {
@@ -76,9 +81,8 @@ TEST(Cost, PlansArePricedWithTheTermsThatTheyMayHave) {
   rows.push_back({1, 2, 3, 7});
   const Trajectories trajectories = from_rows(rows);
   const DecoderConfig config = tiny_config(Family::kLlama, 19);
-  const PlanCosts costs{
-      assumed_time_model(model_cost(config)),
-      memory_model(config, at::kFloat, std::nullopt, *make_objective({.kind = ObjectiveKind::kGrpo}))};
+  const PlanCosts costs{assumed_time_model(model_cost(config)),
+                        memory_model(config, at::kFloat, *make_objective({.kind = ObjectiveKind::kGrpo}))};
   for (const Strategy strategy : {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
     for (const int64_t token_budget : {0, 6}) {
       const Step step = make_step(trajectories, all_rows(trajectories),
@@ -95,7 +99,7 @@ TEST(Cost, ALogprobPassIsPriced) {
   const Step step = step_of(from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 6}}), {Strategy::kPartition, 3});
   const DecoderConfig config = tiny_config(Family::kLlama, 19);
   PlanCosts costs{assumed_time_model(model_cost(config)),
-                  memory_model(config, at::kFloat, std::nullopt, *make_objective({}))};
+                  memory_model(config, at::kFloat, *make_objective({}))};
   const double shares[kNumTimeFeatures] = {1.0 / 3, 1.0 / 3, 2.0 / 6, 4.0 / 14, 3.0 / 8, 2.0 / 8};
   for (int i = 0; i < kNumTimeFeatures; ++i) {
     costs.time.seconds = {};
@@ -115,14 +119,16 @@ TEST(Cost, ResidentBytesByHand) {
   for (const Parameter& parameter : decoder.parameters()) {
     parameters += static_cast<double>(parameter.value.numel());
   }
-  const auto resident = [&](at::ScalarType dtype, std::optional<OptimizerKind> optimizer) {
-    return resident_bytes(memory_model(config, dtype, optimizer, *make_objective({}))) / parameters;
+  const auto resident = [&](at::ScalarType dtype, int64_t optimizer_bytes) {
+    MemoryModel memory = memory_model(config, dtype, *make_objective({}));
+    memory.optimizer_bytes_per_parameter = optimizer_bytes;
+    return resident_bytes(memory) / parameters;
   };
   // Weights, gradient sums in float32 at least, two moments, and a master where weights are bfloat16.
-  EXPECT_EQ(resident(at::kDouble, OptimizerKind::kAdamW), 8 + 8 + 16);
-  EXPECT_EQ(resident(at::kFloat, OptimizerKind::kSgd), 4 + 4);
-  EXPECT_EQ(resident(at::kFloat, std::nullopt), 4 + 4);
-  EXPECT_EQ(resident(at::kBFloat16, OptimizerKind::kAdamW), 2 + 4 + 12);
+  EXPECT_EQ(resident(at::kDouble, optimizer_bytes(OptimizerKind::kAdamW, at::kDouble)), 8 + 8 + 16);
+  EXPECT_EQ(resident(at::kFloat, optimizer_bytes(OptimizerKind::kSgd, at::kFloat)), 4 + 4);
+  EXPECT_EQ(resident(at::kFloat, 0), 4 + 4);
+  EXPECT_EQ(resident(at::kBFloat16, optimizer_bytes(OptimizerKind::kAdamW, at::kBFloat16)), 2 + 4 + 12);
 }
 
 TEST(Cost, LogitsTakeTheBlocksOfTheDevice) {
@@ -130,7 +136,7 @@ TEST(Cost, LogitsTakeTheBlocksOfTheDevice) {
   config.vocab_size = 1 << 18;
   constexpr int64_t kRows = 1 << 12;  // 4 GiB of float32 logits
   const auto head_bytes = [&](at::ScalarType dtype, at::Device device) {
-    const MemoryModel model = memory_model(config, dtype, std::nullopt, *make_objective({}), device);
+    const MemoryModel model = memory_model(config, dtype, *make_objective({}), device);
     const Load with_head{.tokens = kRows, .pairs = kRows, .logit_rows = kRows},
         without{.tokens = kRows, .pairs = kRows};
     return running_bytes(model, with_head, true) - running_bytes(model, without, true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page of `inspect --html` without its data: page.{html,css,js}, joined by CMake, the scripts from
-// page_*.js.
+// The page of `inspect --html` without its data: page.html, page.css and the scripts of this folder, joined
+// by CMake.
 #pragma once
 
 #include <string_view>

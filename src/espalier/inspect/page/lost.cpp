@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/inspect/page_lost.h"
+#include "espalier/inspect/page/lost.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "espalier/base/units.h"
-#include "espalier/inspect/page_text.h"
+#include "espalier/inspect/page/text.h"
 
 namespace espalier {
 namespace {

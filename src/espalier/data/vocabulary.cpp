@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/text/vocabulary.h"
+#include "espalier/data/vocabulary.h"
 
 #include <unordered_map>
 

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "espalier/inspect/page.h"
-#include "espalier/inspect/page_tree.h"
+#include "espalier/inspect/page/page.h"
+#include "espalier/inspect/page/tree.h"
 
 namespace espalier {
 

@@ -6,7 +6,6 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,18 +28,13 @@ Work plan_work(const Step& step, std::span<const int64_t> windows = {});
 Work flat_work(const Step& step, std::span<const int64_t> windows = {});
 Work append_only_work(const Step& step, std::span<const int64_t> windows = {});
 
-/// FLOPs(flat) / FLOPs(plan): no speed-up over sequence packing can be larger.
-double speedup_bound(const ModelCost& model, const Step& step);
+/// Bytes of a step with the config's decoder on a device, those of an optimiser left out. `ref_topk`:
+/// tokens of a reference model that each term has (Trajectories::ref_topk).
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Objective& objective,
+                         at::Device device = at::kCPU, int64_t ref_topk = 0);
 
-/// Bytes of a step with the config's decoder on a device; without `optimizer`, of forward and backward alone.
-MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
-                         std::optional<OptimizerKind> optimizer, const Objective& objective,
-                         at::Device device = at::kCPU);
-
-/// The same of a loss, whose trajectories say how many tokens of a reference model each term has; of a mix,
-/// the most that any source needs.
-MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
-                         std::optional<OptimizerKind> optimizer, const Loss& loss,
+/// The same of a loss and its trajectories; of a mix, the most that any source needs.
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Loss& loss,
                          at::Device device = at::kCPU);
 
 /// The models of several objectives, which are alike else, as one that needs the most that any of them does.

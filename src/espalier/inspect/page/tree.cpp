@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/inspect/page_tree.h"
+#include "espalier/inspect/page/tree.h"
 
 #include <algorithm>
 #include <numeric>
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "espalier/base/check.h"
-#include "espalier/inspect/page_text.h"
+#include "espalier/inspect/page/text.h"
 
 namespace espalier {
 namespace {

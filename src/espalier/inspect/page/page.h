@@ -5,8 +5,8 @@
 #include <string>
 
 #include "espalier/data/trajectories.h"
+#include "espalier/data/vocabulary.h"
 #include "espalier/inspect/report.h"
-#include "espalier/text/vocabulary.h"
 #include "espalier/tree/forest.h"
 
 namespace espalier {
@@ -42,7 +42,7 @@ struct PageContents {
 /// `span_columns` has the role (an index of `roles`) and the size in tokens of each span, in order; without a
 /// vocabulary there are none. `texts` has for each node a flat list of role, text, and whether the message
 /// ends (0 or 1); `names` a list of the trajectories that end there. Both are capped in all. Texts and names
-/// have passed visible() (page_text.h).
+/// have passed visible() (text.h).
 std::string inspect_page(const PageContents& contents);
 
 }  // namespace espalier

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "espalier/data/vocabulary.h"
 #include "espalier/inspect/chat_roles.h"
-#include "espalier/text/vocabulary.h"
 
 namespace espalier {
 

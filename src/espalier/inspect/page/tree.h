@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/inspect/page.h"
+#include "espalier/inspect/page/page.h"
 
 namespace espalier {
 

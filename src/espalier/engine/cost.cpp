@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/measure/cost.h"
+#include "espalier/engine/cost.h"
 
 #include <algorithm>
 #include <numeric>
@@ -30,14 +30,8 @@ Work append_only_work(const Step& step, std::span<const int64_t> windows) {
   return append_only_work(step.forest, loss_positions(step), windows);
 }
 
-double speedup_bound(const ModelCost& model, const Step& step) {
-  const LossFlops flops = loss_flops(model, step.forest, step.plan, loss_positions(step));
-  return flops.sequence_packing / flops.plan;
-}
-
-MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
-                         std::optional<OptimizerKind> optimizer, const Objective& objective,
-                         at::Device device) {
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Objective& objective,
+                         at::Device device, int64_t ref_topk) {
   MemoryModel model;
   const ModelSpec spec = model_spec(config);
   model.cost = model_cost(spec);
@@ -51,12 +45,10 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
   const bool packs = device.is_cpu() && detail::cpu_uses_panels(product_dtype);
   model.packed_bytes = packs ? model.operand_bytes : 0;
   model.sum_bytes = std::max<int64_t>(model.element_bytes, 4);
-  if (optimizer) {
-    const int64_t masters = dtype == at::kBFloat16 ? 4 : 0;
-    model.optimizer_bytes_per_parameter =
-        masters + (*optimizer == OptimizerKind::kAdamW ? 2 * model.sum_bytes : 0);
-  }
-  model.term = objective.term_bytes();
+  const TermBytes term = term_bytes(objective, ref_topk);
+  model.term_batch_bytes = term.batch;
+  model.term_graph_bytes = term.graph;
+  model.term_running_bytes = term.running;
   model.whole_last_layer = objective.options().has_router_losses();
   model.logit_block_bytes = device.is_cuda() ? kDeviceLogitBlockBytes : kLogitBlockBytes;
   // Where kernels do it, gradients take the place of their logits (edge_logprobs_cuda.cpp).
@@ -70,13 +62,12 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
   return model;
 }
 
-MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
-                         std::optional<OptimizerKind> optimizer, const Loss& loss, at::Device device) {
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Loss& loss,
+                         at::Device device) {
   std::vector<MemoryModel> models;
   for (int64_t part = 0; part < loss.num_parts(); ++part) {
     const Objective& objective = loss.part(part).objective();
-    models.push_back(memory_model(config, dtype, optimizer, objective, device));
-    models.back().term = term_bytes(objective, loss.trajectories().ref_topk);
+    models.push_back(memory_model(config, dtype, objective, device, loss.trajectories().ref_topk));
   }
   return largest(models);
 }
@@ -84,15 +75,13 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype,
 MemoryModel largest(std::span<const MemoryModel> models) {
   MemoryModel most = models.front();
   for (const MemoryModel& model : models) {
-    for (const auto field : {&TermBytes::batch, &TermBytes::graph, &TermBytes::running}) {
-      most.term.*field = std::max(most.term.*field, model.term.*field);
-    }
     for (const auto field :
-         {&MemoryModel::logit_blocks, &MemoryModel::head_gradient_bytes, &MemoryModel::head_upcast_bytes}) {
+         {&MemoryModel::term_batch_bytes, &MemoryModel::term_graph_bytes, &MemoryModel::term_running_bytes,
+          &MemoryModel::logit_blocks, &MemoryModel::head_gradient_bytes, &MemoryModel::head_upcast_bytes}) {
       most.*field = std::max(most.*field, model.*field);
     }
   }
-  if (models.size() > 1) most.term.batch += kTermIndexBytes;  // which terms are of which
+  if (models.size() > 1) most.term_batch_bytes += kTermIndexBytes;  // which terms are of which
   return most;
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/inspect/page.h"
+#include "espalier/inspect/page/page.h"
 
 #include <string_view>
 
 #include "espalier/base/check.h"
-#include "espalier/inspect/page_lost.h"
-#include "espalier/inspect/page_summary.h"
-#include "espalier/inspect/page_template.h"
-#include "espalier/inspect/page_text.h"
-#include "espalier/inspect/page_tree.h"
+#include "espalier/inspect/page/lost.h"
+#include "espalier/inspect/page/summary.h"
+#include "espalier/inspect/page/template.h"
+#include "espalier/inspect/page/text.h"
+#include "espalier/inspect/page/tree.h"
 
 namespace espalier {
 namespace {

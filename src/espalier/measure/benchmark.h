@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "espalier/data/trajectories.h"
-#include "espalier/measure/cost.h"
+#include "espalier/engine/cost.h"
 #include "espalier/measure/profile.h"
 #include "espalier/model/decoder.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The benchmark's figures agree with counts made by hand and with each other; its table and JSON have them
 // all.
-#include "espalier/benchmark/benchmark.h"
+#include "espalier/measure/benchmark.h"
 
 #include <gtest/gtest.h>
 

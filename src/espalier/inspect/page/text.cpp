@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/inspect/page_text.h"
+#include "espalier/inspect/page/text.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/text/byte_tokenizer.h"
+#include "espalier/model/byte_tokenizer.h"
 
 #include <array>
 #include <string>
