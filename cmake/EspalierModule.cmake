@@ -8,6 +8,9 @@
 # modules are parts of the program.
 function(espalier_module name)
   cmake_parse_arguments(arg "SHARED;TORCH;COLD;ALONE" "" "SOURCES;LINKS;PRECOMPILED" ${ARGN})
+  if(arg_COLD AND arg_TORCH AND NOT arg_PRECOMPILED)  # GCC 12 wants a precompiled header of the same -O
+    message(FATAL_ERROR "espalier_module(${name} COLD TORCH): expected a precompiled header of its own")
+  endif()
   set(target espalier_${name})
   if(arg_SHARED)
     add_library(${target} SHARED ${arg_SOURCES})
@@ -29,7 +32,7 @@ function(espalier_module name)
   if(arg_TORCH)
     espalier_join(${target} PARTS 4 SOURCES ${arg_SOURCES})
   elseif(NOT arg_ALONE)
-    espalier_join(${target} PARTS 8 SOURCES ${arg_SOURCES})
+    espalier_join(${target} PARTS 8 ALONE ^families SOURCES ${arg_SOURCES})
   endif()
   if(NOT arg_TORCH)
     espalier_install_library(${target} ${name})
