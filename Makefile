@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test test-machines test-machines-short core-test asan tsan fuzz lint format demo demo-tiny demo-rl examples clean
+.PHONY: help setup build command test test-machines test-machines-short core-test cuda asan tsan fuzz lint format demo demo-tiny demo-rl examples clean
 
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
@@ -33,6 +33,10 @@ core-test:  ## build and test the LibTorch-free half alone (under a minute)
 	@scripts/setup.sh --core
 	@scripts/build.sh core
 	@ctest --preset core --parallel $(TEST_JOBS)
+
+cuda: setup  ## compile the CUDA kernels (needs nvcc), check their machine code, and run their tests where there is a GPU
+	@ESPALIER_CUDA=ON scripts/build.sh release espalier_ops cuda_tests hopper_tests
+	@ctest --preset release --label-regex cuda
 
 asan:  ## the same by clang, under address and undefined-behaviour sanitizers
 	@scripts/setup.sh --clang

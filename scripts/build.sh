@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Configures a CMake preset where that is needed, and builds it: scripts/build.sh PRESET [TARGET...]
-# PRESET release also leaves bin/espalier. ESPALIER_JOBS sets the number of compilers that run at once.
+# PRESET release also leaves bin/espalier. ESPALIER_JOBS sets the number of compilers that run at once. ESPALIER_CUDA (ON, OFF)
+# says whether CUDA kernels are built; unset, they are where the machine has a GPU and nvcc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=${1:?usage: scripts/build.sh PRESET [TARGET...]}
@@ -20,6 +21,10 @@ jobs() {
 settings=()
 if [[ $preset == release || $preset == dev ]]; then
   settings+=("-DESPALIER_PYTHON=$(scripts/setup.sh --print-python)")
+  # The kernels take minutes to compile, and nothing here could run them without a GPU.
+  has_gpu=OFF
+  [[ -e /dev/nvidiactl || -e /dev/dxg ]] && has_gpu=AUTO
+  settings+=("-DESPALIER_CUDA=${ESPALIER_CUDA:-$has_gpu}")
 fi
 # Warnings stop the build where changes are judged, not where a user has a newer compiler.
 if [[ -n ${CI:-} ]]; then
