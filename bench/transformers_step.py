@@ -20,7 +20,7 @@ import time
 from typing import NamedTuple
 
 import torch
-from espalier.lines import open_lines
+from espalier.rows.lines import open_lines
 from transformers import AutoModelForCausalLM
 
 

@@ -21,10 +21,10 @@ import importlib
 _MODULES = {
     "engine": ("Engine",),
     "errors": ("InputError",),
-    "files": ("Trajectories", "read", "trajectories", "write"),
     "native": ("__version__",),
     "pricing": ("Costs", "costs"),
     "report": ("Report", "inspect"),
+    "rows.files": ("Trajectories", "read", "trajectories", "write"),
     "step": ("Step",),
     "trees": ("Distribution", "Forest", "Layout", "MicroBatch", "Plan", "RankShare", "build", "distribute", "plan"),
 }

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from .errors import InputError
-from .files import Trajectories, read, trajectories
+from .rows.files import Trajectories, read, trajectories
 from .native_engine import CHECK_COMMAND, native
-from .sequences import is_packed, token_sequences
+from .rows.sequences import is_packed, token_sequences
 
 # Options that mean something beside a loss that the caller computes.
 _BESIDE_A_FUNCTION = ("shared_targets", "router_aux_loss_coef", "router_z_loss_coef")

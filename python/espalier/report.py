@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from .errors import InputError
-from .files import read, trajectories
+from .rows.files import read, trajectories
 from .native import core
 from .trees import Forest
 

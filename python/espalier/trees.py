@@ -4,10 +4,10 @@
 import numpy as np
 
 from .errors import InputError
-from .loss_masks import flat_loss_mask
+from .rows.loss_masks import flat_loss_mask
 from .native import core
 from .pricing import costs_of
-from .sequences import is_packed, listed, merge_keys_of, route_keys_of, token_sequences, tree_keys_of
+from .rows.sequences import is_packed, listed, merge_keys_of, route_keys_of, token_sequences, tree_keys_of
 
 Distribution = core.Distribution
 Forest = core.Forest

@@ -105,7 +105,7 @@ def test_type_checkers_know_the_public_names():
             assert sorted(value.__all__) == value.__all__, name
 
 
-@pytest.mark.parametrize("module", ["trees", "files", "report"])
+@pytest.mark.parametrize("module", ["trees", "rows.files", "report"])
 def test_examples_of_docstrings(module):
     failed, tried = doctest.testmod(importlib.import_module(f"espalier.{module}"))
     assert failed == 0 and tried > 3

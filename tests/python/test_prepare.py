@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from espalier.prepare import main
+from espalier.commands.prepare import main
 
 PYTHON_FOLDER = Path(__file__).resolve().parents[2] / "python"
 

@@ -10,7 +10,7 @@ if __name__ == "__main__" and INTERRUPT_RAISES:
 
 import sys
 
-from ..command import run_command
+from ..commands.command import run_command
 from .arguments import parse_export, parse_import
 from .exporting import run_export
 from .importing import run_import

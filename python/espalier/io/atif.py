@@ -12,7 +12,7 @@ Without token ids the messages, tool calls and observations become a chat for `e
 
 import json
 
-from ..chats import shown
+from ..commands.chats import shown
 from ..errors import BadRow
 from .parts import joined
 from .rules import checked, token_ids

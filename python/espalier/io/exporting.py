@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`espalier export`: rows into what other trainers read."""
 
-from ..console import say
+from ..commands.console import say
 from ..errors import BadRow, InputError
-from ..progress import Progress
+from ..commands.progress import Progress
 from . import plain_rows
 from .fields import Fields
 from .plain_rows import NO_LABEL

@@ -5,10 +5,10 @@ import json
 from functools import partial
 from pathlib import Path
 
-from ..console import clipped, say
+from ..commands.console import clipped, say
 from ..errors import BadRow, InputError
-from ..progress import Progress
-from ..rows import row_writer
+from ..commands.progress import Progress
+from ..rows.writer import row_writer
 from . import atif, preference, trl
 from .fields import Fields
 from .formats import FORMATS, Format, Options, format_of
@@ -124,8 +124,8 @@ def _refuse_useless(arguments, report):
 
 def _prepare(arguments, kinds):
     """Hands text over to `espalier prepare`."""
-    from .. import prepare
-    from ..arguments import parse_arguments
+    from ..commands import prepare
+    from ..commands.arguments import parse_arguments
 
     if arguments.model is None:
         path, kind = next((path, kind) for path, kind in kinds.items() if kind)

@@ -8,7 +8,7 @@ loss, and an error where it does.
 
 import math
 
-from ..chats import is_text, shown
+from ..commands.chats import is_text, shown
 from ..errors import BadRow
 
 LOGPROB_SLACK = 1e-3  # as the reader allows: rounding may put a log-probability this far above 0

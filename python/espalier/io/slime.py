@@ -12,7 +12,7 @@
 
 from functools import partial
 
-from ..chats import shown
+from ..commands.chats import shown
 from ..errors import BadRow
 from .parts import converted, joined, refuse_images, routes_with_last
 from .rules import checked, token_ids

@@ -5,10 +5,10 @@ when it is read, as pickles do, is refused."""
 import json
 import math
 
-from ..chats import object_without_duplicates, parse_line
-from ..console import clipped
+from ..commands.chats import object_without_duplicates, parse_line
+from ..commands.console import clipped
 from ..errors import BadRow, InputError
-from ..lines import lines_of
+from ..rows.lines import lines_of
 from .plain_rows import KNOWN_NAMES
 
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin")

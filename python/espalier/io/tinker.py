@@ -14,7 +14,7 @@ Tinker adds up the loss of all targets, those of advantage 0 included, which add
 targets whose advantage is not 0 carry loss.
 """
 
-from ..chats import shown
+from ..commands.chats import shown
 from ..errors import BadRow
 from .fields import plain
 from .parts import converted

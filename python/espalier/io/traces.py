@@ -18,7 +18,7 @@ first of them only, unless shared_targets is "sum"; traces that failed, agents t
 compaction that were not accepted give no rows. What is left out is counted.
 """
 
-from ..chats import shown
+from ..commands.chats import shown
 from ..errors import BadRow
 from .rules import checked, number, same_length, token_ids, zero_one
 from .samples import CROSS_ENTROPY, refuse_unnamed

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..errors import BadRow, InputError
-from ..rows import atomic_path, row_writer, text_stream
+from ..rows.writer import atomic_path, row_writer, text_stream
 from .rules import checked
 
 BATCH = 1024  # rows of one row group of Parquet

@@ -39,7 +39,7 @@ FlagText flag_text(const CLI::Option& option);
 std::vector<CommandText> command_texts(const CLI::App& app);
 
 /// What --help of each command that Python runs says, as JSON by its name. The build makes its source
-/// (cmake/WritePythonFlags.cmake) from the declarations in python/espalier/arguments.py and io/arguments.py.
+/// (cmake/WritePythonFlags.cmake) from the declarations in commands/arguments.py and io/arguments.py of python/espalier.
 extern const char* const kPythonFlags;
 
 }  // namespace espalier::cli

@@ -5,7 +5,7 @@ import gzip
 import io
 import zlib
 
-from .errors import InputError
+from ..errors import InputError
 from .foreign_files import refuse_foreign_file
 
 # In a row: a few megabytes that inflate to billions of them would keep a command busy for hours.

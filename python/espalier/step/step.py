@@ -3,15 +3,15 @@
 
 import warnings
 
-from .errors import InputError
-from .hf.context import naming_layers
-from .hf.gradient_sync import is_one_of_several_ranks, one_reduction
-from .hf.micro_batch import MicroBatchModel
-from .hf.run import Expand
-from .step_pass import Pass
-from .step_plan import StepPlan
-from .step_routes import StepRoutes
-from .trees import Plan
+from ..errors import InputError
+from ..hf.context import naming_layers
+from ..hf.gradient_sync import is_one_of_several_ranks, one_reduction
+from ..hf.micro_batch import MicroBatchModel
+from ..hf.run import Expand
+from ..trees import Plan
+from .passes import Pass
+from .plan import StepPlan
+from .routes import StepRoutes
 
 
 class Step:

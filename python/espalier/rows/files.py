@@ -6,8 +6,8 @@ import warnings
 
 import numpy as np
 
-from .errors import InputError
-from .native import core
+from ..errors import InputError
+from ..native import core
 from .sequences import listed
 
 Trajectories = core.Trajectories

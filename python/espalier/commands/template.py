@@ -4,7 +4,7 @@
 import json
 
 from .console import clipped
-from .errors import RenderError
+from ..errors import RenderError
 
 ARGUMENT = "espalier_probe_key"
 VALUE = "espalier probe value"

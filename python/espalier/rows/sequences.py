@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from .errors import InputError
+from ..errors import InputError
 
 _INT32_MAX = np.iinfo(np.int32).max
 _ROWS = "a list of rows, each a list of token ids, an integer array or a dict with input_ids; or (offsets, tokens)"

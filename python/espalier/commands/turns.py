@@ -17,7 +17,7 @@ Hence the tokens of a turn are a prefix of those of the next in its run, by cons
 
 from dataclasses import dataclass, field
 
-from .errors import InputError, RenderError
+from ..errors import InputError, RenderError
 
 
 @dataclass

@@ -3,7 +3,7 @@
 
 import torch
 
-from .hf import routes
+from ..hf import routes
 
 
 class StepRoutes:

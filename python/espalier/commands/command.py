@@ -5,7 +5,7 @@ import os
 import traceback
 
 from .console import clipped, say, write
-from .errors import InputError
+from ..errors import InputError
 from .signals import Stopped, stops_raise
 
 

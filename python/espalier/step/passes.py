@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .errors import InputError
-from .hf.context import ContextRun, Frame
-from .hf.routes import check_replayed
-from .step_plan import Terms
+from ..errors import InputError
+from ..hf.context import ContextRun, Frame
+from ..hf.routes import check_replayed
+from .plan import Terms
 
 
 @dataclass(frozen=True, eq=False)

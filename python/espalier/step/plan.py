@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .loss_masks import flat_loss_mask
+from ..rows.loss_masks import flat_loss_mask
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 import sys
 
 from .console import clipped
-from .errors import InputError, is_failure
+from ..errors import InputError, is_failure
 
 
 def load_tokenizer(model):

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from .errors import InputError
+from ..errors import InputError
 from .sequences import listed
 
 

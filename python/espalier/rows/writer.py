@@ -20,7 +20,7 @@ import time
 from array import array
 from pathlib import Path
 
-from .errors import InputError
+from ..errors import InputError
 
 SCRATCH_SUFFIX = ".partial"
 # A scratch file is locked a moment after it was made; one that is younger may belong to a run that just begins.
