@@ -24,7 +24,7 @@ from conftest import REPOSITORY, seed_of
 from espalier.distributed import RankError, Ranks
 from espalier.hf import patch
 from espalier.hf.families import backbone_of
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from hf_models import alone, branching_rows, make_model, packed, worst_error
 
 EXACT = 1e-12

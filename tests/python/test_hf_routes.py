@@ -12,7 +12,7 @@ from espalier.errors import Unsupported
 from espalier.hf import patch, routes, sharing, unpatch, verify
 from espalier.hf.decisions import RouterChoices
 from espalier.hf.families import backbone_of
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from hf_forced_routes import forced_alone, recorded_routes
 from hf_models import FORMS, alone, branching_rows, make_model, padded, sums_of, worst_error
 

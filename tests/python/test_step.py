@@ -18,7 +18,7 @@ from conftest import seed_of
 from espalier.errors import InputError
 from espalier.hf import context, verification
 from espalier.hf.context import Frame
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from espalier.step.plan import StepPlan
 from hf_models import alone, branching_rows, make_model, padded, sums_of, worst_error
 

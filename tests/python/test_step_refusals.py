@@ -11,7 +11,7 @@ import torch
 import espalier
 from espalier.errors import InputError, Unsupported
 from espalier.hf import patch, unpatch
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from hf_models import alone, branching_rows, make_model, worst_error
 
 

@@ -13,7 +13,7 @@ from ..errors import InputError, Unsupported
 from .attention import as_autocast, resolved
 from .families import backbone_of, check_mixers, check_training, stock_class, unwrapped
 from .gradient_sync import drop_whole_gradients
-from .patching import patch, patch_of
+from .patching import apply_patch, patch_of
 
 
 class MicroBatchModel:
@@ -27,7 +27,7 @@ class MicroBatchModel:
         self.model, self.inner, self.backbone = model, unwrapped(model), backbone_of(model)
         self._check()
         if patch_of(self.backbone) is None:
-            patch(model)
+            apply_patch(model)
         self._patch = patch_of(self.backbone)
         self._head = self.inner.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(stock_class(self.backbone).forward).parameters

@@ -10,11 +10,11 @@ import torch
 
 from ..errors import Unsupported
 from ..trees import build
-from . import attention, mixers, routes
+from . import attention, mixers, proof, routes
 from .config_view import is_view, original_of, tree_view
 from .families import backbone_of, check_mixers, check_model, check_training, mixer_of
-from .rows import check_boundaries, read_rows
 from .resting import Rest
+from .rows import check_boundaries, read_rows
 from .run import Expand, TreeRun
 
 CACHES = ("past_key_values", "cache_params", "cache")  # "cache" since Transformers 5.24
@@ -24,45 +24,22 @@ BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # of packed rows, fo
 UNUSED = ("num_items_in_batch", "shift_labels", "max_length_q", "max_length_k")  # which no result depends on here
 
 
-def patch(model, *, backend="auto", check=False):
-    """Makes `model` run on the forest of the rows of each batch, with the same losses and gradients; returns it.
-
-    model    a model of Transformers with or without a head, or one wrapped by PEFT or torch.compile;
-             espalier.hf.families lists the families. It is changed in place. Its config is not, and models that share
-             the config stay as they are.
-    backend  what computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
-             with a mask [T, T]); "auto" is "espalier" on a CPU, and on a GPU where the compiled trainer is there and has
-             proven the kernels; else "flex".
-    check    verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for
-             models whose head gives logits.
-
-    With a version of Transformers that the package is not tested with, and without `check`, a small random model of the
-    class proves first that trees are exact.
-
-    Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed
-    into one with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before
-    as well: hidden states [B, S, H], zeros at padding; no cache is returned. With a cache (use_cache=True or
-    past_key_values, as in `generate`) the model runs as Transformers has it, which needs torch.no_grad().
-
-    Models with a mixture of experts also take routed_experts, integers [B, S, L, K] (L: the routers, or all layers):
-    their routers take these K experts of each token, with weights from their own scores, instead of choosing. -1
-    everywhere leaves the choice to the router. Tokens with different routes are not shared.
-
-    Raises Unsupported, naming what, for models here, and for batches before they run: dropout in training, reentrant
-    gradient checkpointing, softcap, masks [B, 1, S, S], inputs_embeds, and tensors of which it is not known whether
-    they may be shared. Patching a patched model changes its backend."""
+def apply_patch(model, backend="auto", check=None):
+    """What espalier.hf.patch does. check(model, batch) raises where the first batch that is trained on is not exact; None
+    asks for none."""
     if backend not in attention.BACKENDS:
         raise Unsupported(f"backend: expected {', '.join(attention.BACKENDS)}, received {backend!r}")
     backbone = backbone_of(model)
     check_model(model, backbone)
     if backbone.training:
         check_training(backbone)
-    if not check:
+    if check is None:
         check_version(backbone)
     given = patch_of(backbone) or _attached(backbone)
     given.backend = backend
     given.is_proven = True
-    given.unchecked = weakref.ref(model) if check else None
+    given.check = check
+    given.unchecked = None if check is None else weakref.ref(model)
     return model
 
 
@@ -76,8 +53,6 @@ def _attached(backbone):
 def check_version(backbone):
     """Raises Unsupported where Transformers is of a version that is not tested, and with which models of the class of
     `backbone` are not exact on trees."""
-    from . import proof
-
     proof.check_version(backbone, _attached_and_proven)
 
 
@@ -86,7 +61,7 @@ def _attached_and_proven(backbone):
 
 
 def unpatch(model):
-    """Makes `model` what it was before `patch`; returns it. Harmless where it is not patched.
+    """Makes `model` what it was before espalier.hf.patch; returns it. Harmless where it is not patched.
 
     Raises Unsupported while a backward that recomputes layers of the patched model is still to come, and where another
     library has wrapped the patched forward since."""
@@ -142,6 +117,7 @@ class Patch:
         self.backend = "auto"
         self.rest = Rest()
         self.is_proven = False  # in this process: by version, or by a first batch that is to be verified
+        self.check = None  # what judges the first batch
         self.unchecked = None  # a weak reference to the model whose first batch is to be verified
         self.runs = Runs()
         self.replay = None  # routes.Replay, since the first batch with routes
@@ -194,7 +170,6 @@ class Patch:
 
     def call_stock(self, backbone, arguments):
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
-
 
     def __getstate__(self):
         model = None if self.unchecked is None else self.unchecked()
@@ -252,7 +227,7 @@ class Runs:
 
 
 def forward(backbone, *args, **kwargs):
-    """The forward of a patched backbone (see `patch`)."""
+    """The forward of a patched backbone (see espalier.hf.patch)."""
     given = patch_of(backbone)
     arguments = _named(backbone, args, kwargs)
     if given.rest.is_on():
@@ -318,12 +293,10 @@ def _described(value):
 
 
 def _check_first_batch(given, batch):
-    from .verification import verify
-
     model, given.unchecked = given.unchecked(), None
     if model is not None:
         known = (*ROWS, *BOUNDARIES, routes.NAME)
-        verify(model, {name: batch[name] for name in known if name in batch}).check()
+        given.check(model, {name: batch[name] for name in known if name in batch})
 
 
 def _run(backbone, given, arguments, passed_on):

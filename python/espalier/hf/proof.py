@@ -8,7 +8,7 @@ from transformers import AutoConfig
 
 from ..errors import Unsupported
 from .families import stock_class
-from .verification import InFloat64
+from .float64 import InFloat64
 
 TESTED = ("5.23", "5.24")  # minor versions of Transformers
 MAX_ERROR = 1e-6  # relative; exact models are at 1e-12, and mistakes above 1e-3

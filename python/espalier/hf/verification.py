@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ..errors import Unsupported
 from . import routes
 from .decisions import RouterChoices, gradients_through_clamps
 from .families import backbone_of
-from .patching import forest_of, patch, patch_of, unpatch
+from .float64 import InFloat64
+from .patching import apply_patch, forest_of, patch_of, unpatch
 
 MAX_RATIO = 2.0
 MIN_VALUES = 256  # errors of fewer are a matter of luck, so they are judged together
@@ -100,16 +100,6 @@ class Report:
         return "\n".join([*lines, "passed" if self.passed else f"FAILED: {self.worst.name}"])
 
 
-class InFloat64(TorchFunctionMode):
-    """Inside, a model in float64 computes in float64 also what its code casts to float32."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.float:
-            function = torch.Tensor.double
-        wider = lambda value: torch.float64 if value is torch.float32 else value
-        return function(*map(wider, args), **{name: wider(value) for name, value in (kwargs or {}).items()})
-
-
 def verify(model, batch):
     """Judges the patched model on a batch, a dict of input_ids [B, S] and optionally attention_mask, position_ids,
     routed_experts and labels (as a head would take them, -100 for no loss; all tokens by default).
@@ -139,7 +129,7 @@ def verify(model, batch):
         exact = _exact(model, edges, choices)
         try:
             if not was_patched:
-                patch(model)
+                apply_patch(model)
             with patch_of(backbone).rest.everywhere(), gradients_through_clamps(model), choices.taken(backbone) as own:
                 unpatched = _of_rows(model, edges, own)
             with gradients_through_clamps(model), choices.without_recorded().taken(backbone) as patched_own:

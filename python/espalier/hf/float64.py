@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models of Transformers need to compute in float64 throughout."""
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class InFloat64(TorchFunctionMode):
+    """Inside, a model in float64 computes in float64 also what its code casts to float32."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        wider = lambda value: torch.float64 if value is torch.float32 else value
+        return function(*map(wider, args), **{name: wider(value) for name, value in (kwargs or {}).items()})
