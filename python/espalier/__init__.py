@@ -31,7 +31,7 @@ _MODULES = {
 _PACKAGES = ("distributed", "hf", "io", "ops", "trl")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted([*_PACKAGES, *(name for name in _HOMES if not name.startswith("_"))])
+__all__ = sorted([*_PACKAGES, *(name for name in _HOMES if not name.startswith("_"))])  # noqa: PLE0605  it is a list
 
 
 def __getattr__(name):

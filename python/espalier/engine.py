@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from .errors import InputError
-from .rows.files import Trajectories, read, trajectories
 from .native_engine import CHECK_COMMAND, native
+from .rows.files import Trajectories, read, trajectories
 from .rows.sequences import is_packed, token_sequences
 
 # Options that mean something beside a loss that the caller computes.

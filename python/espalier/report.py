@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from .errors import InputError
-from .rows.files import read, trajectories
 from .native import core
+from .rows.files import read, trajectories
 from .trees import Forest
 
 

@@ -4,9 +4,9 @@
 import numpy as np
 
 from .errors import InputError
-from .rows.loss_masks import flat_loss_mask
 from .native import core
 from .pricing import costs_of
+from .rows.loss_masks import flat_loss_mask
 from .rows.sequences import is_packed, listed, merge_keys_of, route_keys_of, token_sequences, tree_keys_of
 
 Distribution = core.Distribution

@@ -59,7 +59,7 @@ def test_forms_of_batches(form):
 
 
 def test_tokens_of_different_routes_are_not_shared(monkeypatch):
-    model, rows, recorded, expected = case("qwen3_moe")
+    model, rows, recorded, _ = case("qwen3_moe")
     plain = build(rows).tree_tokens
     replayed(model, batch_with(rows, recorded))
     assert sharing(model).tree_tokens == plain + len(rows[5]) - 4  # from its fifth token on, row 5 is by itself

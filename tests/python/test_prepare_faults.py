@@ -4,7 +4,6 @@
 import builtins
 import fcntl
 import gzip
-import io
 import json
 import os
 import re
@@ -19,9 +18,10 @@ from pathlib import Path
 
 import pytest
 import zstandard
+
 from conftest import NO_CALLS, OBJECT_ARGUMENTS, write_model
-from espalier.rows.lines import lines_of
 from espalier.commands.prepare import main
+from espalier.rows.lines import lines_of
 
 PYTHON_FOLDER = Path(__file__).resolve().parents[2] / "python"
 USER = {"role": "user", "content": "a"}

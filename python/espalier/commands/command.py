@@ -4,8 +4,8 @@
 import os
 import traceback
 
-from .console import clipped, say, write
 from ..errors import InputError
+from .console import clipped, say, write
 from .signals import Stopped, stops_raise
 
 

@@ -5,8 +5,8 @@ import json
 import os
 import sys
 
-from .console import clipped
 from ..errors import InputError, is_failure
+from .console import clipped
 
 
 def load_tokenizer(model):

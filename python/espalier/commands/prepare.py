@@ -5,15 +5,15 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import BadRow, InputError, RenderError, is_failure
+from ..rows.lines import lines_of
+from ..rows.writer import row_writer
 from .arguments import parse_arguments
 from .chats import conversation_of
 from .command import run_command
 from .console import clipped, count_of, say
-from ..errors import BadRow, InputError, RenderError, is_failure
-from ..rows.lines import lines_of
 from .model import load_tokenizer, vocab_size_of
 from .progress import Progress
-from ..rows.writer import row_writer
 from .signals import time_limit
 from .template import ChatTemplate
 from .turns import Encoder, conversation_row, render, turn_rows
@@ -76,8 +76,10 @@ def numbered_lines(path, most_bytes, tick):
 def conversations(arguments, report, tick):
     """Yields the conversations of all files. Bad lines raise or are counted. Calls tick(part of the input read)."""
     for number, path in enumerate(arguments.chats):
-        lines = arguments.lines(path, arguments.max_row_bytes,
-                                lambda fraction: tick((number + fraction) / len(arguments.chats)))
+        def tick_in_file(fraction, number=number):
+            tick((number + fraction) / len(arguments.chats))
+
+        lines = arguments.lines(path, arguments.max_row_bytes, tick_in_file)
         for where, line in lines:
             if arguments.limit and report.conversations >= arguments.limit:
                 return
@@ -198,8 +200,9 @@ def refuse_useless(arguments, report):
     chats = ", ".join(map(str, arguments.chats))
     if report.trajectories == 0:
         raise InputError(f"{chats}: expected at least one trajectory, received none")
-    raise InputError(f"{chats}: expected tokens with loss, received {count_of(report.trajectories, 'trajectory', 'trajectories')} without any: what "
-                     "the rendered assistant messages add to their prompts is empty in all of them")
+    received = count_of(report.trajectories, "trajectory", "trajectories")
+    raise InputError(f"{chats}: expected tokens with loss, received {received} without any: what the rendered assistant "
+                     "messages add to their prompts is empty in all of them")
 
 
 def file_name(where):

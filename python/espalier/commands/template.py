@@ -3,8 +3,8 @@
 
 import json
 
-from .console import clipped
 from ..errors import RenderError
+from .console import clipped
 
 ARGUMENT = "espalier_probe_key"
 VALUE = "espalier probe value"

@@ -13,9 +13,9 @@ SECONDS_TO_HEAR = 10.0  # for the others, before a rank that has failed goes on
 
 
 class Alarm:
-    """Of one step, from `start` to `stop`. A thread looks for failures of other ranks in a store. Where it finds one, `failure` is
-    what is wrong, as text; if the step has not been left soon, this rank hangs in a collective, which nothing in Python
-    can interrupt: its process prints the failure and ends with status 1."""
+    """Of one step, from `start` to `stop`. A thread looks for failures of other ranks in a store. Where it finds one,
+    `failure` is what is wrong, as text; if the step has not been left soon, this rank hangs in a collective, which nothing
+    in Python can interrupt: its process prints the failure and ends with status 1."""
 
     def __init__(self, store, rank, size):
         self._store, self._rank, self._size = store, rank, size

@@ -79,8 +79,8 @@ def checked_routes(backbone, arguments):
 
 
 def routes_of_rows(backbone, given, offsets):
-    """The same [N, R, K], in int32, of rows with N tokens. They are given as R rows of integers [n, L, K] or [n, L * K], or as all
-    of them in one array [N, L, K] or [N, L * K], as espalier.read has them. offsets: int64 [rows + 1].
+    """The same [N, R, K], in int32, of rows with N tokens. They are given as R rows of integers [n, L, K] or [n, L * K], or
+    as all of them in one array [N, L, K] or [N, L * K], as espalier.read has them. offsets: int64 [rows + 1].
 
     Raises Unsupported where they do not fit `backbone`, or name experts that it does not have."""
     routers, lengths = _needed_routers(backbone), np.diff(offsets)

@@ -192,9 +192,9 @@ def _exact(model, edges, choices):
             config._attn_implementation = "sdpa" if getattr(module, "_supports_sdpa", True) else "eager"
         if hasattr(config, "_experts_implementation"):
             config._experts_implementation = "eager"  # the others have no float64
-    with torch.autocast(edges.rows[0][0].device.type, enabled=False), InFloat64():
-        with gradients_through_clamps(twin), choices.taken(backbone_of(twin)) as own:
-            return _of_rows(twin, edges, own)
+    with (torch.autocast(edges.rows[0][0].device.type, enabled=False), InFloat64(), gradients_through_clamps(twin),
+          choices.taken(backbone_of(twin)) as own):
+        return _of_rows(twin, edges, own)
 
 
 def _of_rows(model, edges, own):

@@ -2,8 +2,8 @@
 """`espalier export`: rows into what other trainers read."""
 
 from ..commands.console import say
-from ..errors import BadRow, InputError
 from ..commands.progress import Progress
+from ..errors import BadRow, InputError
 from . import plain_rows
 from .fields import Fields
 from .plain_rows import NO_LABEL
@@ -39,7 +39,7 @@ def _rows(arguments, report):
     """Yields the checked rows of all files."""
     with Progress("export") as progress:
         for number, path in enumerate(arguments.files):
-            def tick(fraction):
+            def tick(fraction, number=number):
                 progress.update((number + fraction) / len(arguments.files),
                                 f"{report.rows:,} rows, {report.tokens:,} tokens")
 

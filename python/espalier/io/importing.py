@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from ..commands.console import clipped, say
-from ..errors import BadRow, InputError
 from ..commands.progress import Progress
+from ..errors import BadRow, InputError
 from ..rows.writer import row_writer
 from . import atif, preference, trl
 from .fields import Fields
@@ -71,7 +71,7 @@ def _write_rows(writer, kinds, arguments, report):
         for number, path in enumerate(arguments.files):
             kind = kinds[path]
 
-            def tick(fraction):
+            def tick(fraction, number=number):
                 part = (number + fraction) / len(arguments.files)
                 progress.update(part, f"{report.rows:,} rows, {report.tokens:,} tokens")
 

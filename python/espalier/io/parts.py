@@ -125,13 +125,13 @@ def converted(records, rows_of, what):
     """The rows of records that are held in memory. Raises InputError; it names the record where there are several."""
     records = list(records)
     rows, tally = [], Tally()
-    for number, record in enumerate(records):
+    for index, record in enumerate(records):
         try:
             rows += rows_of(Fields(record, tally))
         except BadRow as error:
-            raise InputError(f"{what} {number}: {error}" if len(records) > 1 else str(error)) from None
+            raise InputError(f"{what} {index}: {error}" if len(records) > 1 else str(error)) from None
         except (TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                f"{what} {number}: expected fields of the types that the documentation names, received others "
+                f"{what} {index}: expected fields of the types that the documentation names, received others "
                 f"({type(error).__name__}: {error})") from error
     return rows

@@ -18,8 +18,7 @@ from functools import partial
 
 from ..errors import BadRow
 from .fields import Fields, mapping_of
-from .parts import (batch_size, converted, each_sample, joined, refuse_images, rewards_of_turns, routes_with_last,
-                    sum_of)
+from .parts import batch_size, converted, each_sample, joined, refuse_images, rewards_of_turns, routes_with_last, sum_of
 from .rules import checked, identity, same_length, token_ids
 
 

@@ -2,6 +2,7 @@
 """Records of files: JSON lines (plain, gzip, zstd), one JSON document, Parquet, and packed rows. What could run code
 when it is read, as pickles do, is refused."""
 
+import itertools
 import json
 import math
 
@@ -149,7 +150,7 @@ def _packed(path, tick):
 
 
 def _check_offsets(path, name, offsets):
-    if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])):
+    if not offsets or offsets[0] != 0 or any(a > b for a, b in itertools.pairwise(offsets)):
         raise InputError(f"{path}: tensor `{name}`: expected numbers that rise from 0, received others")
 
 

@@ -184,7 +184,7 @@ def _array(name, value, dtype=None):
         raise InputError(f"field `{name}`: expected a list of numbers, received {received}") from None
     if (name == "routed_experts" or name in _TOPK) and array.ndim > 1:
         array = array.reshape(-1)
-    if array.ndim != 1 or array.dtype.kind not in kinds and array.size > 0:
+    if array.ndim != 1 or (array.dtype.kind not in kinds and array.size > 0):
         expected = {"i": "integers", "u": "0 and 1", "f": "numbers"}[np.dtype(dtype).kind]
         received = f"{array.dtype} of shape {array.shape}"
         raise InputError(f"field `{name}`: expected a list of {expected}, received {received}")

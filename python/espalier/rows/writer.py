@@ -30,11 +30,10 @@ YOUNGEST_STALE_SECONDS = 60
 def remove_stale_scratch(path):
     """Removes what runs that were killed have left beside `path`: scratch files that no process holds."""
     for scratch in path.parent.glob(f".{glob.escape(path.name)}.*{SCRATCH_SUFFIX}"):
-        with contextlib.suppress(OSError):
-            with open(scratch, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if time.time() - os.fstat(file.fileno()).st_mtime > YOUNGEST_STALE_SECONDS:
-                    os.unlink(scratch)
+        with contextlib.suppress(OSError), open(scratch, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - os.fstat(file.fileno()).st_mtime > YOUNGEST_STALE_SECONDS:
+                os.unlink(scratch)
 
 
 @contextlib.contextmanager

@@ -47,8 +47,8 @@ class Step:
     A loop under torch.no_grad() runs forward alone, and wants no backward. A step may be looped over again. Where a loop
     with gradients is left early, by break or an error, `.grad` holds those of the micro-batches that were done. A
     warning says so, and the next loop over the model with gradients raises InputError, unless they were zeroed since or
-    discarded by `discard`. Raises Unsupported for models as espalier.hf.patch does; for compiled ones; for a backend without context under
-    partition; and for losses of routers, which depend on all micro-batches at once."""
+    discarded by `discard`. Raises Unsupported for models as espalier.hf.patch does; for compiled ones; for a backend
+    without context under partition; and for losses of routers, which depend on all micro-batches at once."""
 
     def __init__(self, model, plan, *, loss_mask=None, recompute=False, routed_experts=None):
         if not isinstance(plan, Plan):
