@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs `espalier prepare`: python3 -m espalier.prepare ARGUMENTS."""
 
-import _signal  # built in, unlike `signal`, for which files are read
+import _signal  # type: ignore[import-not-found]  # built in, unlike `signal`, for which files are read
 
 # While modules are read, an interrupt ends the command without a traceback.
 INTERRUPT_RAISES = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler

@@ -62,14 +62,18 @@ for name in ("build", "nothing"):
 
 
 def imports_of(sources):
-    """Name of a module -> names of the modules in `sources` (name -> text) that it imports, inside of functions too."""
+    """Name of a module -> names of the modules in `sources` (name -> text) that it imports, inside of functions too. What
+    is imported for type checkers alone is never run."""
     found = {}
     for name, text in sources.items():
         home = name.removesuffix(".__init__")
         folder = name.rpartition(".")[0].split(".")
         found[home] = set()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and node.level:
+        tree = ast.parse(text)
+        unused = {id(node) for part in tree.body if isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING"
+                  for node in ast.walk(part)}  # fmt: skip
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level and id(node) not in unused:
                 package = ".".join([*folder[:len(folder) + 1 - node.level], *([node.module] if node.module else [])])
                 found[home] |= {f"{package}.{part.name}" if {f"{package}.{part.name}", f"{package}.{part.name}.__init__"}
                                 & set(sources) else package for part in node.names}  # fmt: skip

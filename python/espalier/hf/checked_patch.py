@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`espalier.hf.patch`: patching, and the proof on the first batch where it is asked for."""
 
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
 from .patching import apply_patch
 from .verification import verify
 
+Model = TypeVar("Model")
 
-def patch(model, *, backend="auto", check=False):
+
+def patch(model: Model, *, backend: str = "auto", check: bool = False) -> Model:
     """Makes `model` run on the forest of the rows of each batch, with the same losses and gradients; returns it.
 
     model    a model of Transformers with or without a head, or one wrapped by PEFT or torch.compile;
@@ -35,5 +40,5 @@ def patch(model, *, backend="auto", check=False):
     return apply_patch(model, backend, _check_batch if check else None)
 
 
-def _check_batch(model, batch):
+def _check_batch(model: Any, batch: Mapping[str, Any]) -> None:
     verify(model, batch).check()

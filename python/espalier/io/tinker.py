@@ -14,6 +14,9 @@ Tinker adds up the loss of all targets, those of advantage 0 included, which add
 targets whose advantage is not 0 carry loss.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 from ..commands.chats import shown
 from ..errors import BadRow
 from .fields import plain
@@ -21,7 +24,7 @@ from .parts import converted
 from .rules import checked, number, same_length, token_ids
 
 
-def from_tinker(datums):
+def from_tinker(datums: Iterable[Any]) -> list[dict[str, Any]]:
     """Rows of Tinker's datums: a list of `Datum` objects, or of dicts of the same form. Returns a list of row dicts,
     one for each datum. Raises InputError where a target with loss is not the token that follows, among others."""
     return converted(datums, rows, "datum")
