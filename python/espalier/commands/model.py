@@ -18,7 +18,7 @@ def load_tokenizer(model):
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     hidden = "torch" not in sys.modules
     if hidden:
-        sys.modules["torch"] = None  # find_spec then says that there is none
+        sys.modules["torch"] = None  # type: ignore[assignment]  # find_spec then says that there is none
     try:
         try:
             from transformers import AutoTokenizer

@@ -72,7 +72,7 @@ def _to_parquet(rows, writer):
 
 
 def _to_trl(rows, writer):
-    left_out = {}
+    left_out: dict[str, int] = {}
     for number, row in enumerate(rows, start=1):
         ids = row["input_ids"]
         mask = row.get("loss_mask", [0] + [1] * (len(ids) - 1))

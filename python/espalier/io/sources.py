@@ -67,7 +67,8 @@ def _json_lines(path, most_bytes, tick):
 def _document(path, most_bytes):
     """[(where, record or BadRow)] of a file that is one JSON object or a list of them; None for JSON lines."""
     lines = lines_of(path, most_bytes, lambda fraction: None)
-    kept, size = [], 0
+    kept: list[bytes] = []
+    size = 0
     for line in lines:
         size += most_bytes + 1 if line is None else len(line) + 1
         if size > most_bytes:

@@ -66,7 +66,7 @@ def open_lines(path):
     raw.seek(0)
     magic = raw.peek(4)[:4]
     refuse_foreign_file(path, raw.peek(16)[:16])
-    stream = raw
+    stream: io.BufferedReader | gzip.GzipFile = raw
     if magic[:2] == b"\x1f\x8b":
         stream = gzip.GzipFile(fileobj=raw)
     elif _is_zstd(magic):

@@ -19,6 +19,7 @@ import tempfile
 import time
 from array import array
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 
@@ -83,7 +84,7 @@ def row_writer(path):
 def text_stream(scratch, suffix):
     """Yields a stream of text that is compressed as the suffix says (.gz, .zst)."""
     with contextlib.ExitStack() as stack:
-        binary = stack.enter_context(open(scratch, "wb"))
+        binary: Any = stack.enter_context(open(scratch, "wb"))
         if suffix == ".gz":  # without name and time, so that equal rows make equal files
             binary = stack.enter_context(gzip.GzipFile(filename="", mode="wb", fileobj=binary, mtime=0))
         elif suffix == ".zst":
@@ -198,8 +199,8 @@ class _PackedWriter:
         import numpy as np
         from safetensors.numpy import save_file
 
-        columns = {"offsets": np.frombuffer(self._offsets, np.int64),
-                   "input_ids": np.frombuffer(self._input_ids, np.int32)}
+        columns: dict[str, Any] = {"offsets": np.frombuffer(self._offsets, np.int64),
+                                   "input_ids": np.frombuffer(self._input_ids, np.int32)}  # fmt: skip
         if self._loss_weights is None:
             columns["loss_mask"] = np.frombuffer(self._loss_mask, np.uint8)
         else:
