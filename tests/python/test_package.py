@@ -140,6 +140,54 @@ def test_type_checkers_know_the_public_names():
             assert sorted(value.__all__) == value.__all__, name
 
 
+# What a user may write, with the type that a checker finds for each value.
+TYPED = """
+import espalier
+import torch
+
+forest = espalier.build([[1, 2, 3], [1, 2, 4]], tree_keys=["a", "a"])
+plan = espalier.plan(forest, token_budget=8)
+rows = espalier.read("rows.jsonl")
+step = espalier.Step(torch.nn.Linear(2, 2), plan, recompute=True)
+engine = espalier.Engine("MODEL", learning_rate=1e-5, dtype="float64")
+found = [
+    forest, plan, rows,
+    espalier.inspect(rows).data,
+    espalier.hf.patch(step).num_terms,
+    espalier.hf.verify(step, {}).passed,
+    [step.logprobs(batch) for batch in step],
+    [step.logprobs(batch, entropy=True) for batch in step],
+    espalier.ops.moe_route(torch.zeros(2, 3), 2),
+    engine.forward_backward(rows, "grpo", clip_high=0.28),
+    engine.forward_backward([[1, 2]], lambda logprobs, positions: -torch.cat(logprobs).mean()),
+    espalier.distributed.Ranks(torch.nn.Linear(2, 2)).share([[1, 2]]),
+    espalier.io.from_trl({}),
+]
+"""
+TYPES = ["Forest", "Plan", "Trajectories", "dict[str, Any]", "int", "bool", "list[Tensor]", "list[tuple[Tensor, Tensor]]",
+         "tuple[Tensor, Tensor]", "dict[str, float]", "dict[str, float]", "Share", "list[dict[str, Any]]"]  # fmt: skip
+WRONG = ["espalier.plan(forest, token_budget='8')", "espalier.Step(1, 2)", "espalier.distribute(forest)",
+         "espalier.hf.patch(step, check='yes')", "espalier.build([1, 2])", "engine.logprobs(3)", "step.backward(1)",
+         "espalier.ops.causal_conv1d(1, 2, 3, 4)", "espalier.Engine(1)"]  # fmt: skip
+
+
+def test_programs_of_users_have_types(tmp_path):
+    pytest.importorskip("mypy")
+    values = re.findall(r"^    (.*),$", TYPED, re.MULTILINE)
+    values = [*values[0].split(", "), *values[1:]]
+    (tmp_path / "program.py").write_text(TYPED + "".join(f"reveal_type({value})\n" for value in values))
+    (tmp_path / "wrong.py").write_text("from program import *\n" + "".join(f"{line}\n" for line in WRONG))
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\ncache_dir = cache\n"
+                                       "[mypy-transformers.*]\nfollow_imports = skip\n")  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "mypy", "program.py", "wrong.py"], cwd=tmp_path, capture_output=True,
+                          text=True, env={**os.environ, "MYPYPATH": str(REPOSITORY / "python")})  # fmt: skip
+    found = [re.sub(r"\b[a-z_]\w*\.(?=[A-Za-z_])", "", each) for each in re.findall(r'Revealed type is "(.*)"', done.stdout)]
+    assert found == TYPES, done.stdout + done.stderr
+    faults = re.findall(r"^(\w+)\.py:(\d+): error", done.stdout, re.MULTILINE)
+    assert sorted({int(line) for _, line in faults}) == list(range(2, 2 + len(WRONG))), done.stdout
+    assert {file for file, _ in faults} == {"wrong"}
+
+
 @pytest.mark.parametrize("module", ["trees", "rows.files", "report"])
 def test_examples_of_docstrings(module):
     failed, tried = doctest.testmod(importlib.import_module(f"espalier.{module}"))
