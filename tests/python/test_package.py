@@ -176,16 +176,16 @@ def test_programs_of_users_have_types(tmp_path):
     values = re.findall(r"^    (.*),$", TYPED, re.MULTILINE)
     values = [*values[0].split(", "), *values[1:]]
     (tmp_path / "program.py").write_text(TYPED + "".join(f"reveal_type({value})\n" for value in values))
-    (tmp_path / "wrong.py").write_text("from program import *\n" + "".join(f"{line}\n" for line in WRONG))
+    (tmp_path / "wrong.py").write_text("import espalier\nfrom program import *\n" + "".join(f"{line}\n" for line in WRONG))
     (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\ncache_dir = cache\n"
                                        "[mypy-transformers.*]\nfollow_imports = skip\n")  # fmt: skip
     done = subprocess.run([sys.executable, "-m", "mypy", "program.py", "wrong.py"], cwd=tmp_path, capture_output=True,
                           text=True, env={**os.environ, "MYPYPATH": str(REPOSITORY / "python")})  # fmt: skip
     found = [re.sub(r"\b[a-z_]\w*\.(?=[A-Za-z_])", "", each) for each in re.findall(r'Revealed type is "(.*)"', done.stdout)]
     assert found == TYPES, done.stdout + done.stderr
-    faults = re.findall(r"^(\w+)\.py:(\d+): error", done.stdout, re.MULTILINE)
-    assert sorted({int(line) for _, line in faults}) == list(range(2, 2 + len(WRONG))), done.stdout
-    assert {file for file, _ in faults} == {"wrong"}
+    faults = re.findall(r"^(\w+)\.py:(\d+): error: .*  \[([\w-]+)\]$", done.stdout, re.MULTILINE)
+    assert sorted({(file, int(line)) for file, line, _ in faults}) == [("wrong", 3 + line) for line in range(len(WRONG))]
+    assert {kind for *_, kind in faults} == {"arg-type", "call-arg", "list-item"}
 
 
 @pytest.mark.parametrize("module", ["trees", "rows.files", "report"])
