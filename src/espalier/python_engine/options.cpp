@@ -63,8 +63,8 @@ std::vector<FlagHelp> help_of(const CLI::App& app) {
 void add_engine_flags(CLI::App* app, EngineFlags* flags) {
   cli::add_dtype(app, &flags->dtype,
                  "Precision of training (bfloat16: with float32 master weights and gradient sums)");
-  cli::add_freeze_pad_embedding(app, &flags->freeze_pad_embedding);
   flags->optimizer.add(app, /*schedules=*/false);
+  cli::add_freeze_pad_embedding(app, &flags->freeze_pad_embedding);
   flags->plan.add(app);
   app->remove_option(app->get_option("--no-calibration"));  // nothing is predicted
   flags->device.add(app, /*trains=*/true);
