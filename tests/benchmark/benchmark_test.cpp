@@ -12,7 +12,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
-#include "espalier/cli/commands.h"
+#include "espalier/cli/commands/commands.h"
 #include "espalier/data/builder.h"
 #include "espalier/measure/append_only.h"
 #include "espalier/runtime/tensor_memory.h"

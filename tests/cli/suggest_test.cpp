@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/cli/suggest.h"
+#include "espalier/cli/flags/suggest.h"
 
 #include <gtest/gtest.h>
 

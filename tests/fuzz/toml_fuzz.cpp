@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "espalier/base/check.h"
-#include "espalier/cli/toml_config.h"
+#include "espalier/cli/flags/toml_config.h"
 #include "tests/fuzz/input_file.h"
 
 namespace espalier::fuzz {

@@ -13,16 +13,16 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/mapped_file_guard.h"
+#include "espalier/base/output.h"
 #include "espalier/base/printable.h"
-#include "espalier/cli/commands.h"
-#include "espalier/cli/help_format.h"
-#include "espalier/cli/kernel_check.h"
-#include "espalier/cli/out_of_memory.h"
-#include "espalier/cli/output.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/suggest.h"
+#include "espalier/cli/flags/toml_config.h"
+#include "espalier/cli/print/help.h"
 #include "espalier/cli/signals.h"
-#include "espalier/cli/suggest.h"
-#include "espalier/cli/toml_config.h"
 #include "espalier/cli/version.h"
+#include "espalier/qualify/kernel_check.h"
+#include "espalier/runtime/out_of_memory.h"
 #include "espalier/runtime/tensor_memory.h"
 
 namespace espalier::cli {

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "espalier/cli/flags.h"
-#include "espalier/cli/sample_flags.h"
+#include "espalier/cli/flags/model_flags.h"
+#include "espalier/cli/flags/sample_flags.h"
 #include "espalier/objective/options.h"
 #include "espalier/python_engine/engine.h"
 

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/cli/flags/suggest.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <string_view>
+
+namespace espalier::cli {
+namespace {
+
+// Names of these flags in other trainers.
+const std::map<std::string, std::string>& other_names() {
+  static const std::map<std::string, std::string> names = {
+      {"lr", "learning-rate"},
+      {"max-steps", "steps"},
+      {"num-steps", "steps"},
+      {"num-epochs", "epochs"},
+      {"num-train-epochs", "epochs"},
+      {"bs", "batch-size"},
+      {"output", "out"},
+      {"output-dir", "out"},
+      {"wd", "weight-decay"},
+      {"grad-clip", "max-grad-norm"},
+      {"clip-grad", "max-grad-norm"},
+      {"dataset", "data"},
+      {"train-file", "data"},
+      {"model-name-or-path", "model"},
+      {"model-path", "model"},
+      {"loss", "objective"},
+      {"lr-scheduler", "scheduler"},
+      {"lr-scheduler-type", "scheduler"},
+      {"warmup", "warmup-steps"},
+      {"gradient-checkpointing", "checkpoint-activations"},
+      {"max-tokens", "token-budget"},
+      {"save-steps", "save-every"}};
+  return names;
+}
+
+// Insertions, deletions and substitutions that make one word the other (Levenshtein, 1966).
+size_t edits(std::string_view from, std::string_view to) {
+  std::vector<size_t> row(to.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 1; i <= from.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= to.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (from[i - 1] != to[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row.back();
+}
+
+std::vector<std::string> flags_of(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  }
+  return names;
+}
+
+std::string meant(const std::string& prefix, const std::string& word) {
+  return word.empty() ? std::string() : fmt::format("; did you mean {}{}?", prefix, word);
+}
+
+std::string unknown_flag(const CLI::App& command, const std::string& argument) {
+  const std::string name = argument.substr(2, argument.find('=') - 2);
+  if (command.get_option_no_throw("--" + name) != nullptr) return "";
+  return fmt::format("unknown flag {} of `espalier {}`{}", argument.substr(0, argument.find('=')),
+                     command.get_name(), suggested_flag(command, name));
+}
+
+}  // namespace
+
+std::string nearest_word(const std::string& given, std::span<const std::string> known) {
+  std::string nearest;
+  size_t least = given.size() / 2 + 1;
+  for (const std::string& word : known) {
+    const size_t distance = edits(given, word);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = word;
+  }
+  return nearest;
+}
+
+std::string suggested_flag(const CLI::App& command, const std::string& name) {
+  std::string dashed = name;
+  std::replace(dashed.begin(), dashed.end(), '_', '-');
+  const std::vector<std::string> known = flags_of(command);
+  const auto other = other_names().find(dashed);
+  const bool has_other =
+      other != other_names().end() && std::ranges::find(known, other->second) != known.end();
+  return meant("--", has_other ? other->second : nearest_word(dashed, known));
+}
+
+std::string unknown_word(const CLI::App& app, const std::vector<std::string>& args) {
+  if (args.empty() || args[0].starts_with('-')) return "";
+  std::vector<std::string> commands;
+  for (const CLI::App* command : app.get_subcommands({})) commands.push_back(command->get_name());
+  if (std::ranges::find(commands, args[0]) == commands.end()) {
+    return fmt::format("unknown command {}; expected one of {}{}", args[0], fmt::join(commands, ", "),
+                       meant("", nearest_word(args[0], commands)));
+  }
+  const CLI::App& command = *app.get_subcommand(args[0]);
+  if (command.get_prefix_command()) return "";
+  for (size_t i = 1; i < args.size() && args[i] != "--"; ++i) {
+    if (!args[i].starts_with("--")) continue;
+    if (std::string fault = unknown_flag(command, args[i]); !fault.empty()) return fault;
+  }
+  return "";
+}
+
+}  // namespace espalier::cli
