@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/cli/flags/toml_config.h"
+#include "espalier/cli/flags/arguments.h"
 
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/cli/flags/toml_config.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 
@@ -13,45 +14,32 @@ namespace {
 
 using Arguments = std::vector<std::string>;
 
-// A program of one command with flags of every kind, as the commands declare theirs.
+// A command with options of every kind, as the commands describe theirs.
 struct Program {
-  CLI::App app{"test", "test"};
-  CLI::App* command = nullptr;
   std::string model, normalize = "token";
   double rate = 1e-5;
   int64_t steps = 0;
   uint64_t seed = 0;
   bool resume = false;
-  std::vector<int64_t> ratios{1, 2};
+  std::vector<double> ratios{1, 2};
   std::vector<std::string> data;
+  cli::Command command{.name = "train", .summary = "Trains"};
 
   Program() {
-    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    app.require_subcommand(1);
-    command = app.add_subcommand("train", "Trains");
-    command->add_option("--model", model, "Model")->required();
-    command->add_option("--normalize", normalize, "Normaliser")->capture_default_str();
-    command->add_option("--learning-rate", rate, "Rate")->capture_default_str();
-    command->add_option("--steps", steps, "Steps")->capture_default_str();
-    command->add_option("--seed", seed, "Seed")->capture_default_str();
-    command->add_option("--ratios", ratios, "Ratios")
-        ->delimiter(',')
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-        ->default_str("1,2");
-    command->add_flag("--resume", resume, "Resume");
-    command->add_option("-d,--data", data, "Files")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    command->add_option("--config", "Config file");
-    CLI::App* init = app.add_subcommand("init", "Has a --config of its own");
-    init->add_option("--config")->required();
-    cli::refuse_repeated_flags(command);
+    OptionList& list = command.options;
+    list.add("model", &model, "Model", {.required = true});
+    list.add("normalize", &normalize, "Normaliser");
+    list.add("learning-rate", &rate, "Rate");
+    list.add("steps", &steps, "Steps");
+    list.add("seed", &seed, "Seed");
+    list.add("ratios", &ratios, "Ratios", {.has_commas = true});
+    list.add("resume", &resume, "Resume");
+    list.add("data", &data, "Files", {.letter = 'd'});
   }
 
-  // Expands and parses the arguments.
   nlohmann::ordered_json resolve(const Arguments& arguments) {
-    Arguments expanded = cli::expand_config(app, arguments);
-    std::reverse(expanded.begin(), expanded.end());
-    app.parse(expanded);
-    return cli::resolved_flags(*command);
+    EXPECT_TRUE(cli::set_options(&command, arguments));
+    return cli::resolved_flags(command.options);
   }
 };
 
@@ -66,7 +54,7 @@ class TomlConfig : public ::testing::Test {
   std::string error_of(const std::string& text) {
     const std::string path = file(text);
     Program program;
-    return message_of<InputError>([&] { cli::expand_config(program.app, {"train", "--config", path}); });
+    return message_of<InputError>([&] { cli::set_options(&program.command, {"--config", path}); });
   }
 
   std::string path() const { return (folder_ / "run.toml").string(); }
@@ -77,9 +65,9 @@ class TomlConfig : public ::testing::Test {
 TEST_F(TomlConfig, FileGivesFlagsAndTheCommandLineWins) {
   const std::string config =
       file("model = \"some folder/x\"\nlearning-rate = 0.5\nsteps = 7\nresume = true\n");
-  for (const Arguments& arguments : {Arguments{"train", "--config", config, "--steps", "9"},
-                                     Arguments{"train", "--steps", "9", "--config", config},
-                                     Arguments{"train", "--steps=9", "--config=" + config}}) {
+  for (const Arguments& arguments :
+       {Arguments{"--config", config, "--steps", "9"}, Arguments{"--steps", "9", "--config", config},
+        Arguments{"--steps=9", "--config=" + config}}) {
     Program program;
     program.resolve(arguments);
     EXPECT_EQ(program.model, "some folder/x");
@@ -91,34 +79,34 @@ TEST_F(TomlConfig, FileGivesFlagsAndTheCommandLineWins) {
 
 TEST_F(TomlConfig, UnderscoresStandForDashes) {
   Program program;
-  program.resolve({"train", "--config", file("model = 'm'\nlearning_rate = 2\n")});
+  program.resolve({"--config", file("model = 'm'\nlearning_rate = 2\n")});
   EXPECT_EQ(program.rate, 2);
 }
 
 TEST_F(TomlConfig, BooleansTurnFlagsOnAndOff) {
   Program off;
-  off.resolve({"train", "--config", file("model = 'm'\nresume = false\n")});
+  off.resolve({"--config", file("model = 'm'\nresume = false\n")});
   EXPECT_FALSE(off.resume);
   Program on;
-  on.resolve({"train", "--resume", "--config", file("model = 'm'\nresume = false\n")});
+  on.resolve({"--resume", "--config", file("model = 'm'\nresume = false\n")});
   EXPECT_TRUE(on.resume);
 }
 
 TEST_F(TomlConfig, ArraysBecomeLists) {
   Program program;
-  program.resolve({"train", "--config", file("model = 'm'\nratios = [4, 8, 16]\n")});
-  EXPECT_EQ(program.ratios, (std::vector<int64_t>{4, 8, 16}));
+  program.resolve({"--config", file("model = 'm'\nratios = [4, 8, 16]\n")});
+  EXPECT_EQ(program.ratios, (std::vector<double>{4, 8, 16}));
 }
 
 TEST_F(TomlConfig, ListsOfTheCommandLineReplaceThoseOfTheFile) {
   const std::string config = file("model = 'm'\ndata = ['a, b.jsonl', 'c.jsonl']\n");
   Program kept;
-  EXPECT_EQ(kept.resolve({"train", "--config", config})["data"],
+  EXPECT_EQ(kept.resolve({"--config", config})["data"],
             nlohmann::json(std::vector<std::string>{"a, b.jsonl", "c.jsonl"}));
   EXPECT_EQ(kept.data, (std::vector<std::string>{"a, b.jsonl", "c.jsonl"}));
-  for (const Arguments& arguments : {Arguments{"train", "--config", config, "--data", "x", "y"},
-                                     Arguments{"train", "-d", "x", "-dy", "--config", config},
-                                     Arguments{"train", "--data=x", "--config=" + config, "--data=y"}}) {
+  for (const Arguments& arguments :
+       {Arguments{"--config", config, "--data", "x", "y"}, Arguments{"-d", "x", "-dy", "--config", config},
+        Arguments{"--data=x", "--config=" + config, "--data=y"}}) {
     Program program;
     program.resolve(arguments);
     EXPECT_EQ(program.data, (std::vector<std::string>{"x", "y"}));
@@ -130,28 +118,27 @@ TEST_F(TomlConfig, ListsOfTheCommandLineReplaceThoseOfTheFile) {
 TEST_F(TomlConfig, RepeatedFlagsAreRefused) {
   const auto error_of_line = [](const Arguments& line) {
     Program program;
-    return message_of<CLI::ParseError>([&] { program.resolve(line); });
+    return message_of<cli::UsageError>([&] { program.resolve(line); });
   };
-  EXPECT_EQ(error_of_line({"train", "--model", "m", "--learning-rate", "1e-5", "--learning-rate=1e-4"}),
+  EXPECT_EQ(error_of_line({"--model", "m", "--learning-rate", "1e-5", "--learning-rate=1e-4"}),
             "--learning-rate was given twice: 1e-5 and 1e-4");
-  EXPECT_EQ(error_of_line({"train", "--model", "m", "--model", "m"}), "--model was given twice: m and m");
-  EXPECT_EQ(error_of_line({"train", "--model", "m", "--resume", "--resume"}), "--resume was given twice");
-  EXPECT_EQ(error_of_line({"train", "--config", file("model = 'm'\nlearning-rate = 1\nlearning_rate = 2\n")}),
+  EXPECT_EQ(error_of_line({"--model", "m", "--model", "m"}), "--model was given twice: m and m");
+  EXPECT_EQ(error_of_line({"--model", "m", "--resume", "--resume"}), "--resume was given twice");
+  EXPECT_EQ(error_of_line({"--config", file("model = 'm'\nlearning-rate = 1\nlearning_rate = 2\n")}),
             "--learning-rate was given twice: 1 and 2");
   Program program;
   const std::string config = file("model = 'm'\n");
-  EXPECT_EQ(
-      message_of<InputError>([&] { program.resolve({"train", "--config", config, "--config=b.toml"}); }),
-      "--config was given twice: " + config + " and b.toml");
+  EXPECT_EQ(message_of<cli::UsageError>([&] { program.resolve({"--config", config, "--config=b.toml"}); }),
+            "--config was given twice: " + config + " and b.toml");
   Program lists;
-  lists.resolve({"train", "--model", "m", "--ratios", "3", "--ratios", "4,5"});
-  EXPECT_EQ(lists.ratios, (std::vector<int64_t>{3, 4, 5}));
+  lists.resolve({"--model", "m", "--ratios", "3", "--ratios", "4,5"});
+  EXPECT_EQ(lists.ratios, (std::vector<double>{3, 4, 5}));
 }
 
 TEST_F(TomlConfig, NumbersKeepTheirValue) {
   Program program;
-  program.resolve({"train", "--config",
-                   file("model = 'm'\nlearning-rate = 1.2345678901234567e-7\nseed = 9007199254740993\n")});
+  program.resolve(
+      {"--config", file("model = 'm'\nlearning-rate = 1.2345678901234567e-7\nseed = 9007199254740993\n")});
   EXPECT_EQ(program.rate, 1.2345678901234567e-7);
   EXPECT_EQ(program.seed, 9007199254740993u);
 }
@@ -176,7 +163,7 @@ TEST_F(TomlConfig, SyntaxErrorsAreRefusedWithTheirLine) {
   }
 }
 
-// What toml++ has assertions and undefined behaviour for (cli/toml_header.h).
+// What toml++ has assertions and undefined behaviour for (cli/flags/toml_header.h).
 TEST_F(TomlConfig, SyntaxErrorsThatTheLibraryDoesNotExpectAreRefused) {
   for (const char* text : {"steps = 1\nmodel = 1979-05-27TW\n", "steps = 1\nmodel = 19\u00e9\n",
                            "steps = 1\nmodel = \u00e9\n", "steps = 1\n\u00e9 = 1\n"}) {
@@ -187,28 +174,45 @@ TEST_F(TomlConfig, SyntaxErrorsThatTheLibraryDoesNotExpectAreRefused) {
 TEST_F(TomlConfig, MissingFilesAndNamesAreRefused) {
   Program program;
   const std::string missing = (folder_ / "missing.toml").string();
-  EXPECT_NE(message_of<InputError>([&] {
-              cli::expand_config(program.app, {"train", "--config", missing});
-            }).find(missing),
-            std::string::npos);
-  EXPECT_NE(message_of<InputError>([&] {
-              cli::expand_config(program.app, {"train", "--config"});
-            }).find("--config"),
-            std::string::npos);
+  const auto set = [&](const Arguments& arguments) { cli::set_options(&program.command, arguments); };
+  EXPECT_NE(message_of<InputError>([&] { set({"--config", missing}); }).find(missing), std::string::npos);
+  EXPECT_EQ(message_of<cli::UsageError>([&] { set({"--config"}); }), "--config: 1 required FILE missing");
 }
 
 TEST_F(TomlConfig, CommandsWithAConfigOfTheirOwnAreLeftAlone) {
-  Program program;
-  const Arguments arguments{"init", "--config", "config.json"};
-  EXPECT_EQ(cli::expand_config(program.app, arguments), arguments);
-  EXPECT_EQ(cli::expand_config(program.app, {}), Arguments{});
-  EXPECT_EQ(cli::expand_config(program.app, {"--help"}), Arguments{"--help"});
+  std::string config;
+  cli::Command init{.name = "init", .summary = "", .has_config = false};
+  init.options.add("config", &config, "config.json");
+  EXPECT_TRUE(cli::set_options(&init, {"--config", "config.json"}));
+  EXPECT_EQ(config, "config.json");
+}
+
+TEST_F(TomlConfig, HelpSetsNothing) {
+  for (const Arguments& arguments : {Arguments{"--help"}, Arguments{"--model", "m", "-h"}}) {
+    Program program;
+    EXPECT_FALSE(cli::set_options(&program.command, arguments));
+    EXPECT_EQ(program.model, "");
+  }
+}
+
+TEST_F(TomlConfig, WrongUsageIsNamed) {
+  const auto fault_of = [](const Arguments& arguments) {
+    Program program;
+    return message_of<cli::UsageError>([&] { cli::set_options(&program.command, arguments); });
+  };
+  EXPECT_EQ(fault_of({}), "--model is required");
+  EXPECT_EQ(fault_of({"--model"}), "--model: 1 required TEXT missing");
+  EXPECT_EQ(fault_of({"--model", "m", "-q"}), "The following argument was not expected: -q");
+  EXPECT_EQ(fault_of({"--model", "m", "--steps", "010"}),
+            "--steps: expected a whole number in plain decimal digits, received 010");
+  EXPECT_EQ(fault_of({"--model", "m", "--config", file("steps = \"0100\"\n")}),
+            "--steps: expected a whole number in plain decimal digits, received 0100");
 }
 
 TEST_F(TomlConfig, ResolvedFlagsAreTyped) {
   Program program;
   const nlohmann::ordered_json flags =
-      program.resolve({"train", "--model", "m", "--learning-rate", "1e-3", "--resume"});
+      program.resolve({"--model", "m", "--learning-rate", "1e-3", "--resume"});
   EXPECT_EQ(flags["model"], "m");
   EXPECT_EQ(flags["normalize"], "token");
   EXPECT_TRUE(flags["learning-rate"].is_number_float());
@@ -223,8 +227,8 @@ TEST_F(TomlConfig, ResolvedFlagsAreTyped) {
 TEST_F(TomlConfig, ResolvedFlagsHaveTheValueThatWon) {
   Program program;
   const nlohmann::ordered_json flags =
-      program.resolve({"train", "--config", file("model = \"first\"\nsteps = 7\nratios = [1, 2]\n"),
-                       "--model", "second", "--steps", "9"});
+      program.resolve({"--config", file("model = \"first\"\nsteps = 7\nratios = [1, 2]\n"), "--model",
+                       "second", "--steps", "9"});
   EXPECT_EQ(flags["model"], "second");
   EXPECT_EQ(flags["steps"], 9);
   EXPECT_EQ(flags["ratios"], "1,2");
@@ -232,14 +236,14 @@ TEST_F(TomlConfig, ResolvedFlagsHaveTheValueThatWon) {
 
 TEST_F(TomlConfig, ResolvedFlagsReadBackAreTheSame) {
   const Arguments lines[] = {
-      {"train", "--model", "m"},
-      {"train", "--model", "a \"quoted\"\\ name", "--steps", "12", "--learning-rate", "3e-5", "--resume"},
-      {"train", "--model", "true", "--normalize", "100", "--seed", "9223372036854775807"},
-      {"train", "--model", "m7", "--normalize", "nan", "--ratios", "3,4,5"},
-      {"train", "--model", "m", "--learning-rate", "1e+20"},
-      {"train", "--model", "m", "--data", "one.jsonl"},
-      {"train", "--model", "m", "--data", "a,b.jsonl", "*.jsonl", "--data", "a,b.jsonl"},
-      {"train", "--model", "\xc3\xa9t\xc3\xa9"},
+      {"--model", "m"},
+      {"--model", "a \"quoted\"\\ name", "--steps", "12", "--learning-rate", "3e-5", "--resume"},
+      {"--model", "true", "--normalize", "100", "--seed", "9223372036854775807"},
+      {"--model", "m7", "--normalize", "nan", "--ratios", "3,4,5"},
+      {"--model", "m", "--learning-rate", "1e+20"},
+      {"--model", "m", "--data", "one.jsonl"},
+      {"--model", "m", "--data", "a,b.jsonl", "*.jsonl", "--data", "a,b.jsonl"},
+      {"--model", "\xc3\xa9t\xc3\xa9"},
   };
   for (const Arguments& line : lines) {
     Program first;
@@ -247,7 +251,7 @@ TEST_F(TomlConfig, ResolvedFlagsReadBackAreTheSame) {
     const std::string toml = cli::to_toml(flags);
     SCOPED_TRACE(toml);
     Program second;
-    const nlohmann::ordered_json again = second.resolve({"train", "--config", file(toml)});
+    const nlohmann::ordered_json again = second.resolve({"--config", file(toml)});
     EXPECT_EQ(flags, again);
     EXPECT_EQ(first.model, second.model);
     EXPECT_EQ(first.normalize, second.normalize);

@@ -14,9 +14,6 @@
 namespace espalier::testing {
 namespace {
 
-using cli::proven_kernels;
-using cli::ProvenKernels;
-
 Verdict passed(const std::string& family) {
   return {.family = family, .served = true};
 }

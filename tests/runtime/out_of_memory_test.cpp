@@ -16,27 +16,27 @@ std::optional<std::string> message_after(Action&& action) {
   try {
     action();
   } catch (const std::exception& error) {
-    return cli::out_of_memory_message(error);
+    return out_of_memory_message(error);
   }
   return "nothing was thrown";
 }
 
 TEST(OutOfMemory, NamesTheWorkAndWhatToDo) {
   EXPECT_EQ(message_after([] {
-              cli::Progress progress("reading rows.jsonl");
+              Progress progress("reading rows.jsonl");
               throw std::bad_alloc();
             }),
             "out of memory while reading rows.jsonl: use fewer trajectories (--limit), or packed "
             ".safetensors, which "
             "stay on disk");
   EXPECT_EQ(message_after([] {
-              cli::Progress progress("train");
+              Progress progress("train");
               throw std::bad_alloc();
             }),
             "out of memory in train: give a smaller --memory-budget, --token-budget or --batch-size, or "
             "--checkpoint-activations layer");
   {
-    cli::Progress over("reading rows.jsonl");
+    Progress over("reading rows.jsonl");
   }
   EXPECT_TRUE(message_after([] { throw std::bad_alloc(); })->starts_with("out of memory: give"))
       << "ended work is named";

@@ -9,7 +9,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
 
-namespace espalier::cli {
+namespace espalier {
 namespace {
 
 // What went wrong with standard output, by errno.
@@ -37,4 +37,4 @@ void write_log(std::string_view text) noexcept {
   }
 }
 
-}  // namespace espalier::cli
+}  // namespace espalier

@@ -12,7 +12,7 @@
 
 #include "espalier/base/printable.h"
 
-namespace espalier::cli {
+namespace espalier {
 
 /// The reader of standard output has gone (a pipe into `head`): the command ends without a word.
 class ClosedPipe : public std::runtime_error {
@@ -41,4 +41,4 @@ void log_line(fmt::format_string<Args...> format, Args&&... args) {
   write_log(printable_lines(fmt::format(format, std::forward<Args>(args)...)) + "\n");
 }
 
-}  // namespace espalier::cli
+}  // namespace espalier

@@ -24,7 +24,7 @@
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/progress.h"
 
-namespace espalier::cli {
+namespace espalier {
 namespace {
 
 // Of this very program, even where its file has been replaced meanwhile.
@@ -233,4 +233,4 @@ int run_check(const std::string& family, const std::string& device_name, const s
   return 0;
 }
 
-}  // namespace espalier::cli
+}  // namespace espalier

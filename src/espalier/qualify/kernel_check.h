@@ -11,7 +11,7 @@
 #include "espalier/qualify/qualify.h"
 #include "espalier/runtime/cuda_software.h"
 
-namespace espalier::cli {
+namespace espalier {
 
 /// The process that checks a family of kernels on a device ("cuda:0") and writes its finding into a file: a
 /// program, which calls run_check with these three, and its arguments.
@@ -51,4 +51,4 @@ ProvenKernels proven_kernels(const std::vector<Verdict>& verdicts, const std::st
 /// status.
 int run_check(const std::string& family, const std::string& device, const std::filesystem::path& finding);
 
-}  // namespace espalier::cli
+}  // namespace espalier

@@ -8,7 +8,7 @@
 #include <new>
 #include <string_view>
 
-namespace espalier::cli {
+namespace espalier {
 namespace {
 
 std::mutex mutex;
@@ -53,4 +53,4 @@ std::optional<std::string> out_of_memory_message(const std::exception& error) {
   return message();
 }
 
-}  // namespace espalier::cli
+}  // namespace espalier

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace espalier::cli {
+namespace espalier {
 
 /// Names what the program is doing, for the message: "reading rows.jsonl". Safe to call from any thread.
 void set_current_work(const std::string& work);
@@ -15,4 +15,4 @@ void set_current_work(const std::string& work);
 /// (std::bad_alloc, LibTorch's allocator) or of a GPU; nullopt for any other error.
 std::optional<std::string> out_of_memory_message(const std::exception& error);
 
-}  // namespace espalier::cli
+}  // namespace espalier

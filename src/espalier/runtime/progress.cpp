@@ -12,7 +12,7 @@
 #include "espalier/base/units.h"
 #include "espalier/runtime/out_of_memory.h"
 
-namespace espalier::cli {
+namespace espalier {
 
 Progress::Progress(const std::string& label)
     : label_(printable(label)), terminal_(isatty(STDERR_FILENO) != 0) {
@@ -63,4 +63,4 @@ void Progress::relabel(const std::string& label) {
   start_ = last_ = Clock::now();
 }
 
-}  // namespace espalier::cli
+}  // namespace espalier

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <string>
 
-namespace espalier::cli {
+namespace espalier {
 
 /// On a terminal redraws one line; otherwise prints a line when ten seconds have passed since the last one.
 /// Nothing is drawn for work that ends within half a second. The label is the current work that
@@ -34,4 +34,4 @@ class Progress {
   Clock::time_point last_ = start_;
 };
 
-}  // namespace espalier::cli
+}  // namespace espalier

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -23,20 +24,11 @@ struct OptimizerOptions {
   double max_grad_norm = 1;  // 0: off
 };
 
-/// "adamw" | "sgd"; parsing throws InputError naming them.
-std::vector<std::string> optimizer_names();
-OptimizerKind parse_optimizer(const std::string& name);
-const char* to_string(OptimizerKind kind);
-
 /// Throws InputError naming an option that is not finite or out of its range: betas in [0, 1), eps above 0,
 /// the others 0 or more.
 void check_optimizer_options(const OptimizerOptions& options);
 
 enum class SchedulerKind { kConstant, kLinear, kCosine };
-/// "constant" | "linear" | "cosine"; likewise.
-std::vector<std::string> scheduler_names();
-SchedulerKind parse_scheduler(const std::string& name);
-const char* to_string(SchedulerKind kind);
 
 /// Factor on the learning rate at step (from 0) of `steps`: rises linearly to 1 over the first warmup_steps
 /// ((step + 1) / (warmup_steps + 1)), then stays, falls linearly, or falls as half a cosine, to 0 at `steps`.

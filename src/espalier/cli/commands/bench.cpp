@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 
 #include <nlohmann/json.hpp>
 
@@ -15,12 +16,13 @@
 #include "espalier/benchmark/workloads.h"
 #include "espalier/cli/commands/bench_gemm.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/flags/arguments.h"
+#include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/print/bench_tables.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/model/init.h"
+#include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
+#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/progress.h"
 
@@ -37,15 +39,15 @@ constexpr const char* kSmallModel = R"({
 
 struct BenchArguments {
   BenchmarkOptions benchmark;
-  ObjectiveFlags objective;
-  DeviceFlags device;
+  DeviceOptions device;
   DataFlags data;
-  std::string model, dtype = "float32", out, profile;
+  std::string model, out, profile;
+  at::ScalarType dtype = at::kFloat;
   std::vector<double> ratios{1, 2, 4, 8, 16, 32, 64};
   WorkloadSizes sizes;
   int64_t token_budget = 0;
-  std::string strategy = "tree-packing";
-  std::string checkpoint_activations = "none";
+  Strategy strategy = Strategy::kTreePacking;
+  CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;
   bool tree_only = false;
   bool strategies = false;
   double budget_fraction = 0.25;
@@ -56,10 +58,9 @@ struct BenchArguments {
 };
 
 Decoder load_or_make(const BenchArguments& flags, at::Device device) {
-  const at::ScalarType dtype = parse_dtype(flags.dtype);
-  if (!flags.model.empty()) return load_decoder(flags.model, dtype, device);
+  if (!flags.model.empty()) return load_decoder(flags.model, flags.dtype, device);
   return init_decoder(parse_config(nlohmann::json::parse(kSmallModel), "the model of bench"), /*seed=*/0,
-                      dtype, device);
+                      flags.dtype, device);
 }
 
 struct DataSet {
@@ -94,15 +95,13 @@ std::vector<DataSet> data_sets(const BenchArguments& flags, int64_t vocab_size) 
 
 std::vector<BenchmarkSide> plain_sides(const BenchArguments& flags, const Forest& forest) {
   if (flags.strategies) return strategy_sides(forest, flags.budget_fraction);
-  const Strategy strategy = parse_strategy(flags.strategy);
-  if (flags.tree_only) return {tree_side(forest, strategy, flags.token_budget)};
-  return tree_and_packing_sides(forest, strategy, flags.token_budget);
+  if (flags.tree_only) return {tree_side(forest, flags.strategy, flags.token_budget)};
+  return tree_and_packing_sides(forest, flags.strategy, flags.token_budget);
 }
 
 std::vector<BenchmarkSide> sides_of(const BenchArguments& flags, const Forest& forest) {
   std::vector<BenchmarkSide> sides = plain_sides(flags, forest);
-  for (BenchmarkSide& side : sides)
-    side.plan.checkpoint_activations = parse_checkpoint_activations(flags.checkpoint_activations);
+  for (BenchmarkSide& side : sides) side.plan.checkpoint_activations = flags.checkpoint_activations;
   return sides;
 }
 
@@ -118,7 +117,7 @@ std::string hardware_of(const BenchArguments& flags, at::Device device) {
                                           : fmt::format("{} ({}){}, ", device_name(device), device.str(),
                                                         flags.device.deterministic ? ", deterministic" : "");
   return fmt::format("{}{}, {}, {}{}", gpu, device_name(at::kCPU),
-                     count_of(at::get_num_threads(), "thread", "threads"), flags.dtype,
+                     count_of(at::get_num_threads(), "thread", "threads"), dtype_name(flags.dtype),
                      flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
 }
 
@@ -128,7 +127,7 @@ void run_bench(BenchArguments flags) {
                  "--cpu-seconds: expected --device cpu, received {}", device.str());
   std::optional<Profiler> profiler;
   if (!flags.profile.empty()) profiler.emplace(flags.profile, device);
-  flags.benchmark.objective = flags.objective.options();
+  check_objective_options(flags.benchmark.objective);
   if (flags.gemm) {
     ESPALIER_CHECK(device.is_cpu(), "--gemm: expected --device cpu, received {}", device.str());
     const DecoderConfig config =
@@ -160,115 +159,94 @@ void run_bench(BenchArguments flags) {
   print_output("{}\n", json.dump(2));
 }
 
-void add_strategy_flags(CLI::App* command, BenchArguments* flags, CLI::Option* token_budget) {
-  const HelpGroup group(command, "Strategies");
-  auto* strategies =
-      command->add_flag("--strategies", flags->strategies,
-                        "Compare all strategies, at a budget that is a part of the tree's tokens");
-  strategies->excludes(token_budget);
-  command
-      ->add_option("--strategy", flags->strategy,
-                   "How trees over the token budget are cut: partition encodes each token once, tree-packing "
-                   "repeats prefixes")
-      ->check(CLI::IsMember({"partition", "tree-packing"}))
-      ->capture_default_str()
-      ->excludes(strategies);
-  command
-      ->add_flag("--tree-only", flags->tree_only,
-                 "Measure only the tree, for comparisons with something other than sequence packing")
-      ->excludes(strategies);
-  command
-      ->add_option("--budget-fraction", flags->budget_fraction,
-                   "--strategies: token budget, as a part of the tree tokens")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  command->add_option("--pors", flags->pors, "--strategies: potential overlap ratios of trees of one prompt")
-      ->delimiter(',')
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->default_str("0.2,0.35,0.5,0.65,0.8,0.92");
-  command->add_option("--flat-tokens", flags->sizes.flat_tokens, "--strategies: flat tokens of these trees")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command->add_option("--leaves", flags->sizes.leaves, "--strategies: trajectories of these trees")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command
-      ->add_option("--agent-tokens", flags->sizes.agent_tokens,
-                   "--strategies: tree tokens of the trees that branch at every turn")
-      ->check(whole_from(1))
-      ->capture_default_str();
+constexpr auto kStrategies = std::to_array<Word<Strategy>>(
+    {{"partition", Strategy::kPartition}, {"tree-packing", Strategy::kTreePacking}});
+constexpr auto kCheckpoints = std::to_array<Word<CheckpointActivations>>(
+    {{"none", CheckpointActivations::kNone}, {"layer", CheckpointActivations::kLayer}});
+
+void add_strategy_flags(OptionList* list, BenchArguments* flags) {
+  list->group("Strategies");
+  list->add("strategies", &flags->strategies,
+            "Compare all strategies, at a budget that is a part of the tree's tokens",
+            {.excludes = "token-budget"});
+  list->add("strategy", &flags->strategy, kStrategies,
+            "How trees over the token budget are cut: partition encodes each token once, tree-packing "
+            "repeats prefixes",
+            {.excludes = "strategies"});
+  list->add("tree-only", &flags->tree_only,
+            "Measure only the tree, for comparisons with something other than sequence packing",
+            {.excludes = "strategies"});
+  list->add("budget-fraction", &flags->budget_fraction,
+            "--strategies: token budget, as a part of the tree tokens", {.least = 0, .most = 1});
+  list->add("pors", &flags->pors, "--strategies: potential overlap ratios of trees of one prompt",
+            {.has_commas = true});
+  list->add("flat-tokens", &flags->sizes.flat_tokens, "--strategies: flat tokens of these trees",
+            {.least = 1});
+  list->add("leaves", &flags->sizes.leaves, "--strategies: trajectories of these trees", {.least = 1});
+  list->add("agent-tokens", &flags->sizes.agent_tokens,
+            "--strategies: tree tokens of the trees that branch at every turn", {.least = 1});
 }
 
-void add_output_flags(CLI::App* command, BenchArguments* flags) {
-  const HelpGroup group(command, kOutputGroup);
-  command->add_option("-o,--out", flags->out, "Also write the table to this file")->type_name("FILE");
-  command->add_flag("--json", flags->json, "Print JSON");
-  add_profile(command, &flags->profile,
-              "one more step of the first side on the first data, after what is measured");
+void add_measurement_flags(OptionList* list, BenchArguments* flags) {
+  list->group("Measurement");
+  list->add("gemm", &flags->gemm,
+            "Measure instead how fast this machine multiplies the model's matrices, for "
+            "--tree-tokens tokens, in --repeats rounds, and mark the products that it takes (*)");
+  list->add(
+      "checkpoint-activations", &flags->checkpoint_activations, kCheckpoints,
+      "Compute activations inside every layer again in the backward pass, on all sides: layer, or none");
+  list->add("repeats", &flags->benchmark.repeats, "Measured rounds; each runs every side once", {.least = 1});
+  list->add("warmup", &flags->benchmark.warmup, "Steps of the tree before the measured rounds", {.least = 0});
+  list->add("cpu-seconds", &flags->benchmark.cpu_seconds,
+            "Measure CPU seconds instead of wall seconds, for a busy machine with --threads 1");
 }
 
 }  // namespace
 
-void add_bench(CLI::App& app, int*) {
-  CLI::App* command = app.add_subcommand(
-      "bench", "Measure strategies against sequence packing, interleaved, with the FLOP bound");
-  command->footer(
-      "All sides run the same engine on the same trajectories, forward and backward, in turns. Figures are "
-      "medians. Bounds are FLOPs(flat) / FLOPs(plan) over sequence packing, and the same over append-only "
-      "merging, which drops trajectories that others extend and packs the rest. Append-only merging is a "
-      "side of its own if there is anything to merge. Without --data, random trees are measured. Without "
-      "--model, a small random llama is used.\nBy default, trees are compared with sequence packing (and "
-      "append-only merging) at each of --ratios. With --tree-only, only trees are measured. With "
-      "--strategies, the whole tree in one micro-batch, partition and tree packing are compared with "
-      "sequence packing, at a token budget that is a part of the tree.");
-  auto flags = std::make_shared<BenchArguments>();
-  const HelpGroup group(command, "Measurement");
-  add_model(command, &flags->model, "Hugging Face model folder (default: a small random model)");
-  flags->data.add(command, /*required=*/false);
-  command->add_option("--ratios", flags->ratios, "Cached-token ratios of the random trees")
-      ->delimiter(',')
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->default_str("1,2,4,8,16,32,64");
-  command->add_option("--tree-tokens", flags->sizes.tree_tokens, "Tree tokens of the random trees")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command
-      ->add_option("--loss-rate", flags->loss_rate,
-                   "The part of every random trajectory, at its end, that carries loss")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  auto* token_budget =
-      command
-          ->add_option("--token-budget", flags->token_budget,
-                       "Most tokens in one micro-batch, on both sides (0: as many as the trees have)")
-          ->check(whole_from(0))
-          ->capture_default_str();
-  add_strategy_flags(command, flags.get(), token_budget);
-  command->add_flag("--gemm", flags->gemm,
-                    "Measure instead how fast this machine multiplies the model's matrices, for "
-                    "--tree-tokens tokens, in --repeats rounds, and mark the products that it takes (*)");
-  command
-      ->add_option(
-          "--checkpoint-activations", flags->checkpoint_activations,
-          "Compute activations inside every layer again in the backward pass, on all sides: layer, or none")
-      ->check(CLI::IsMember({"none", "layer"}))
-      ->capture_default_str();
-  command->add_option("--repeats", flags->benchmark.repeats, "Measured rounds; each runs every side once")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command->add_option("--warmup", flags->benchmark.warmup, "Steps of the tree before the measured rounds")
-      ->check(whole_from(0))
-      ->capture_default_str();
-  command->add_flag("--cpu-seconds", flags->benchmark.cpu_seconds,
-                    "Measure CPU seconds instead of wall seconds, for a busy machine with --threads 1");
-  add_dtype(command, &flags->dtype, "Precision to measure in");
-  flags->device.add(command, /*trains=*/true);
-  flags->objective.add(command);
-  command->add_option("--seed", flags->sizes.seed, "Seed of the random trees")->capture_default_str();
-  add_output_flags(command, flags.get());
-  add_threads(command);
-  add_config(command);
-  command->callback([flags] { run_bench(*flags); });
+Command bench_command() {
+  const auto flags = std::make_shared<BenchArguments>();
+  Command command{
+      .name = "bench",
+      .summary = "Measure strategies against sequence packing, interleaved, with the FLOP bound",
+      .closing =
+          "All sides run the same engine on the same trajectories, forward and backward, in turns. Figures "
+          "are "
+          "medians. Bounds are FLOPs(flat) / FLOPs(plan) over sequence packing, and the same over "
+          "append-only "
+          "merging, which drops trajectories that others extend and packs the rest. Append-only merging is a "
+          "side of its own if there is anything to merge. Without --data, random trees are measured. Without "
+          "--model, a small random llama is used.\nBy default, trees are compared with sequence packing (and "
+          "append-only merging) at each of --ratios. With --tree-only, only trees are measured. With "
+          "--strategies, the whole tree in one micro-batch, partition and tree packing are compared with "
+          "sequence packing, at a token budget that is a part of the tree.",
+      .run = [flags](const OptionList&) {
+        run_bench(*flags);
+        return 0;
+      }};
+  OptionList& list = command.options;
+  add_model(&list, &flags->model, "Hugging Face model folder (default: a small random model)");
+  flags->data.add(&list, /*required=*/false);
+  list.group("Measurement");
+  list.add("ratios", &flags->ratios, "Cached-token ratios of the random trees", {.has_commas = true});
+  list.add("tree-tokens", &flags->sizes.tree_tokens, "Tree tokens of the random trees", {.least = 1});
+  list.add("loss-rate", &flags->loss_rate,
+           "The part of every random trajectory, at its end, that carries loss", {.least = 0, .most = 1});
+  list.add("token-budget", &flags->token_budget,
+           "Most tokens in one micro-batch, on both sides (0: as many as the trees have)", {.least = 0});
+  add_strategy_flags(&list, flags.get());
+  add_measurement_flags(&list, flags.get());
+  add_dtype(&list, "dtype", &flags->dtype, "Precision to measure in");
+  flags->device.add(&list, /*trains=*/true);
+  add_objective_options(&flags->benchmark.objective, &list);
+  list.group("Measurement");
+  list.add("seed", &flags->sizes.seed, "Seed of the random trees");
+  list.group(kOutputGroup);
+  list.add("out", &flags->out, "Also write the table to this file", {.letter = 'o', .path = PathKind::kFile});
+  list.add("json", &flags->json, "Print JSON");
+  add_profile(&list, &flags->profile,
+              "one more step of the first side on the first data, after what is measured");
+  add_threads(&list);
+  return command;
 }
 
 }  // namespace espalier::cli

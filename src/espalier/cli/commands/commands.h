@@ -1,27 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// The subcommands of `espalier`. Each add_* declares flags and help on `app` and sets a callback that does
-// the work; a callback reports failure by throwing (exit code 1) or through *exit_code.
+// The subcommands of `espalier`.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <deque>
+#include <functional>
+#include <string>
+
+#include "espalier/cli/commands/command.h"
 
 namespace espalier::cli {
 
-void add_bench(CLI::App& app, int* exit_code);
-void add_completion(CLI::App& app, int* exit_code);
-void add_device(CLI::App& app, int* exit_code);
-void add_export(CLI::App& app, int* exit_code);
-void add_import(CLI::App& app, int* exit_code);
-void add_init(CLI::App& app, int* exit_code);
-void add_inspect(CLI::App& app, int* exit_code);
-void add_logprobs(CLI::App& app, int* exit_code);
-void add_man(CLI::App& app, int* exit_code);
-void add_merge(CLI::App& app, int* exit_code);
-void add_plan(CLI::App& app, int* exit_code);
-void add_prepare(CLI::App& app, int* exit_code);
-void add_sample(CLI::App& app, int* exit_code);
-void add_synth(CLI::App& app, int* exit_code);
-void add_train(CLI::App& app, int* exit_code);
-void add_verify(CLI::App& app, int* exit_code);
+/// In the order of the help. `version`: what the program says of itself.
+void add_all_commands(std::deque<Command>* all, const std::function<std::string()>& version);
+
+Command bench_command();
+Command completion_command(const std::deque<Command>* all);
+Command device_command();
+Command export_command();
+Command import_command();
+Command init_command();
+Command inspect_command();
+Command logprobs_command();
+Command man_command(const std::deque<Command>* all, const std::function<std::string()>& version);
+Command merge_command();
+Command plan_command();
+Command prepare_command();
+Command sample_command();
+Command synth_command();
+Command train_command();
+Command verify_command();
 
 }  // namespace espalier::cli

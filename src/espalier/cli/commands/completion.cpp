@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 
 #include "espalier/base/output.h"
 #include "espalier/cli/commands/commands.h"
@@ -13,6 +14,10 @@ namespace espalier::cli {
 namespace {
 
 using Commands = std::vector<CommandText>;
+
+enum class Shell { kBash, kZsh, kFish };
+constexpr auto kShells =
+    std::to_array<Word<Shell>>({{"bash", Shell::kBash}, {"zsh", Shell::kZsh}, {"fish", Shell::kFish}});
 
 std::string replaced(std::string text, std::string_view from, std::string_view to) {
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
@@ -29,22 +34,22 @@ std::string first_sentence(const std::string& help) {
 // Short names are left out where a long one says the same.
 std::vector<std::string> offered_names(const CommandText& command) {
   std::vector<std::string> names;
-  for (const FlagText& flag : command.flags) {
+  for (const OptionText& flag : command.flags) {
     if (!flag.names.empty()) names.push_back(flag.names.back());
   }
   return names;
 }
 
 // The argument without a flag; null where the command takes none.
-const FlagText* argument_of(const CommandText& command) {
-  const auto found = std::ranges::find_if(command.flags, [](const FlagText& f) { return f.names.empty(); });
+const OptionText* argument_of(const CommandText& command) {
+  const auto found = std::ranges::find_if(command.flags, [](const OptionText& f) { return f.names.empty(); });
   return found == command.flags.end() ? nullptr : &*found;
 }
 
 // ---- bash
 
 // Assigns what may stand at the cursor.
-std::string bash_values(const FlagText& flag) {
+std::string bash_values(const OptionText& flag) {
   if (flag.path == PathKind::kFile) return "paths=-f";
   if (flag.path == PathKind::kFolder) return "paths=-d";
   return fmt::format("words='{}'", fmt::join(flag.words, " "));
@@ -54,7 +59,7 @@ std::string bash_values(const FlagText& flag) {
 std::string bash_flag_cases(const Commands& commands) {
   std::map<std::string, std::vector<std::string>> patterns;
   for (const CommandText& command : commands) {
-    for (const FlagText& flag : command.flags) {
+    for (const OptionText& flag : command.flags) {
       if (flag.value.empty()) continue;
       for (const std::string& name : flag.names) {
         patterns[bash_values(flag)].push_back(fmt::format("'{} {}'", command.name, name));
@@ -77,7 +82,7 @@ std::string bash_command_cases(const Commands& commands) {
                                   fmt::join(offered_names(commands.front()), " "));
   for (auto command = commands.begin() + 1; command != commands.end(); ++command) {
     std::string values = fmt::format("words='{}'", fmt::join(offered_names(*command), " "));
-    if (const FlagText* argument = argument_of(*command)) {
+    if (const OptionText* argument = argument_of(*command)) {
       values = fmt::format("if [[ $current == -* ]]; then {}; else {}; fi", values, bash_values(*argument));
     }
     cases += fmt::format("  '{} '*) {} ;;\n", command->name, values);
@@ -89,7 +94,7 @@ std::string bash_command_cases(const Commands& commands) {
 std::string bash_flags_with_several_values(const Commands& commands) {
   std::vector<std::string> patterns;
   for (const CommandText& command : commands) {
-    for (const FlagText& flag : command.flags) {
+    for (const OptionText& flag : command.flags) {
       if (!flag.several) continue;
       for (const std::string& name : flag.names)
         patterns.push_back(fmt::format("'{} {}'", command.name, name));
@@ -143,13 +148,13 @@ std::string zsh_text(std::string text) {
   return text;
 }
 
-std::string zsh_action(const FlagText& flag) {
+std::string zsh_action(const OptionText& flag) {
   if (flag.path == PathKind::kFile) return "_files";
   if (flag.path == PathKind::kFolder) return "_files -/";
   return flag.words.empty() ? " " : fmt::format("({})", fmt::join(flag.words, " "));
 }
 
-std::string zsh_argument(const FlagText& flag) {
+std::string zsh_argument(const OptionText& flag) {
   const std::string value = zsh_text(flag.value) + ":" + zsh_action(flag);
   const std::string help = "[" + zsh_text(first_sentence(flag.help)) + "]";
   if (flag.names.empty()) return zsh_quoted((flag.several ? "*:" : "1:") + value);
@@ -166,7 +171,7 @@ std::string zsh_argument(const FlagText& flag) {
 
 std::string zsh_arguments(const CommandText& command, const std::string& margin) {
   std::string text;
-  for (const FlagText& flag : command.flags) text += " \\\n" + margin + zsh_argument(flag);
+  for (const OptionText& flag : command.flags) text += " \\\n" + margin + zsh_argument(flag);
   return text;
 }
 
@@ -207,14 +212,14 @@ std::string fish_quoted(const std::string& text) {
   return "'" + replaced(replaced(text, "\\", "\\\\"), "'", "\\'") + "'";
 }
 
-std::string fish_values(const FlagText& flag) {
+std::string fish_values(const OptionText& flag) {
   if (flag.value.empty()) return "";
   if (flag.path == PathKind::kFile) return " -r -F";
   if (flag.path == PathKind::kFolder) return " -x -a '(__fish_complete_directories)'";
   return flag.words.empty() ? " -x" : fmt::format(" -x -a '{}'", fmt::join(flag.words, " "));
 }
 
-std::string fish_flag(const std::string& condition, const FlagText& flag) {
+std::string fish_flag(const std::string& condition, const OptionText& flag) {
   std::string line = "complete -c espalier -n " + fish_quoted(condition);
   if (flag.names.empty()) {
     return line +
@@ -243,29 +248,32 @@ std::string fish_script(const Commands& commands) {
   for (const CommandText& command : commands) {
     const bool program = &command == &commands.front();
     const std::string condition = "__espalier_command" + (program ? "" : " " + command.name);
-    for (const FlagText& flag : command.flags) script += fish_flag(condition, flag);
+    for (const OptionText& flag : command.flags) script += fish_flag(condition, flag);
   }
   return script;
 }
 
 }  // namespace
 
-void add_completion(CLI::App& app, int*) {
-  CLI::App* command =
-      app.add_subcommand("completion", "Write a script that completes commands, flags and files in a shell");
-  command->footer(
-      "bash and zsh take it at once by `source <(espalier completion SHELL)`, fish by\n"
-      "`espalier completion fish | source`. `cmake --install` puts all three where shells look for them.");
-  auto shell = std::make_shared<std::string>();
-  command->add_option("SHELL", *shell, "The shell that the script is for")
-      ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  command->callback([&app, shell] {
-    const Commands commands = command_texts(app);
-    print_output("{}", *shell == "bash"  ? bash_script(commands)
-                       : *shell == "zsh" ? zsh_script(commands)
-                                         : fish_script(commands));
-  });
+Command completion_command(const std::deque<Command>* all) {
+  const auto shell = std::make_shared<Shell>();
+  Command command{
+      .name = "completion",
+      .summary = "Write a script that completes commands, flags and files in a shell",
+      .closing =
+          "bash and zsh take it at once by `source <(espalier completion SHELL)`, fish by\n"
+          "`espalier completion fish | source`. `cmake --install` puts all three where shells look for them.",
+      .has_config = false};
+  command.options.add("SHELL", shell.get(), kShells, "The shell that the script is for",
+                      {.required = true, .stands_alone = true, .shows_default = false});
+  command.run = [all, shell](const OptionList&) {
+    const Commands commands = command_texts(*all);
+    print_output("{}", *shell == Shell::kBash  ? bash_script(commands)
+                       : *shell == Shell::kZsh ? zsh_script(commands)
+                                               : fish_script(commands));
+    return 0;
+  };
+  return command;
 }
 
 }  // namespace espalier::cli

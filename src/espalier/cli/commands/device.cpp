@@ -12,13 +12,11 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/commands/device_kernels.h"
-#include "espalier/cli/flags/arguments.h"
-#include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/kept_rates.h"
 #include "espalier/measure/product_decision.h"
 #include "espalier/ops/attention/proven.h"
+#include "espalier/qualify/device_options.h"
 #include "espalier/qualify/kernel_check.h"
 #include "espalier/runtime/cuda_software.h"
 #include "espalier/runtime/device.h"
@@ -159,11 +157,8 @@ struct DeviceArguments {
   std::string check, device = "cuda", finding;
 };
 
-void run_device(const DeviceArguments& flags, int* exit_code) {
-  if (!flags.check.empty()) {
-    *exit_code = run_check(flags.check, flags.device, flags.finding);
-    return;
-  }
+int run_device(const DeviceArguments& flags) {
+  if (!flags.check.empty()) return run_check(flags.check, flags.device, flags.finding);
   const CudaDriver driver = cuda_driver();
   const LibTorchCuda torch = libtorch_cuda();
   const Json report{{"cpu", cpu_json()},
@@ -174,54 +169,61 @@ void run_device(const DeviceArguments& flags, int* exit_code) {
   } else {
     print(report);
   }
+  return 0;
 }
 
 }  // namespace
 
-void add_device(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand(
-      "device", "Print what this machine computes with: CPU, GPUs, and the kernels that run there");
-  command->footer(
-      "Says how matrices are multiplied on the CPU and why, and where no GPU can be used, why not: a "
-      "LibTorch "
-      "without CUDA, no driver, a driver that is too old for LibTorch, or no visible device. Kernels for "
-      "Ampere run on every GPU from compute capability 8.0 on: as machine code on those that they were built "
-      "for, and on others from PTX, which the driver compiles when it is loaded first. Kernels for Hopper "
-      "run "
-      "on compute capability 9.0 alone.\n\n"
-      "When a GPU is first used, its kernels are checked against float64, each family in a process of its "
-      "own "
-      "with a time limit: attention on a dozen awkward forests, then the elementwise operators, the LM head "
-      "(head; distribution: with temperatures, softcap, scale and bias) and matrix products. Of attention, "
-      "hopper, ampere and varlen are used in this order where they passed, and masked otherwise. Operators "
-      "of "
-      "LibTorch take the place of kernels of elementwise and head that failed. Distribution and products "
-      "have "
-      "no second form, and a warning says so. Verdicts are kept for the GPU, driver, LibTorch and build. "
-      "ESPALIER_ATTENTION names an implementation whatever the verdicts, ESPALIER_ELEMENTWISE and "
-      "ESPALIER_HEAD (kernels or composed) likewise.\n\n"
-      "Measured rates are FLOPs of forward and backward per second, by the sizes of the models that plan and "
-      "train were calibrated for on this machine.");
-  auto flags = std::make_shared<DeviceArguments>();
-  {
-    const HelpGroup group(command, "Checks");
-    command->add_flag("--requalify", flags->requalify, "Check the kernels again, although verdicts are kept");
-    command
-        ->add_option(
-            "--check", flags->check,
-            "Check one family of kernels in this process and print what is wrong: of attention hopper, "
-            "ampere, varlen or masked (cpu with --device cpu), or elementwise, head, distribution or "
-            "products")
-        ->type_name("NAME");
-    command->add_option("--device", flags->device, "Where --check runs: cpu, cuda or cuda:N")
-        ->check(fault_of(parse_device), "cpu|cuda|cuda:N")
-        ->capture_default_str();
-    command->add_option("--finding", flags->finding, "Where --check writes what it found")->group("");
-  }
-  add_threads(command);
-  const HelpGroup group(command, kOutputGroup);
-  command->add_flag("--json", flags->json, "Print JSON");
-  command->callback([flags, exit_code] { run_device(*flags, exit_code); });
+Command device_command() {
+  const auto flags = std::make_shared<DeviceArguments>();
+  Command command{
+      .name = "device",
+      .summary = "Print what this machine computes with: CPU, GPUs, and the kernels that run there",
+      .closing =
+          "Says how matrices are multiplied on the CPU and why, and where no GPU can be used, why not: a "
+          "LibTorch "
+          "without CUDA, no driver, a driver that is too old for LibTorch, or no visible device. Kernels for "
+          "Ampere run on every GPU from compute capability 8.0 on: as machine code on those that they were "
+          "built "
+          "for, and on others from PTX, which the driver compiles when it is loaded first. Kernels for "
+          "Hopper "
+          "run "
+          "on compute capability 9.0 alone.\n\n"
+          "When a GPU is first used, its kernels are checked against float64, each family in a process of "
+          "its "
+          "own "
+          "with a time limit: attention on a dozen awkward forests, then the elementwise operators, the LM "
+          "head "
+          "(head; distribution: with temperatures, softcap, scale and bias) and matrix products. Of "
+          "attention, "
+          "hopper, ampere and varlen are used in this order where they passed, and masked otherwise. "
+          "Operators "
+          "of "
+          "LibTorch take the place of kernels of elementwise and head that failed. Distribution and products "
+          "have "
+          "no second form, and a warning says so. Verdicts are kept for the GPU, driver, LibTorch and build. "
+          "ESPALIER_ATTENTION names an implementation whatever the verdicts, ESPALIER_ELEMENTWISE and "
+          "ESPALIER_HEAD (kernels or composed) likewise.\n\n"
+          "Measured rates are FLOPs of forward and backward per second, by the sizes of the models that plan "
+          "and "
+          "train were calibrated for on this machine.",
+      .run = [flags](const OptionList&) { return run_device(*flags); },
+      .has_config = false};
+  OptionList& list = command.options;
+  list.group("Checks");
+  list.add("requalify", &flags->requalify, "Check the kernels again, although verdicts are kept");
+  list.add("check", &flags->check,
+           "Check one family of kernels in this process and print what is wrong: of attention hopper, "
+           "ampere, varlen or masked (cpu with --device cpu), or elementwise, head, distribution or "
+           "products",
+           {.shown = "NAME"});
+  list.add("device", &flags->device, "Where --check runs: cpu, cuda or cuda:N",
+           {.shown = "cpu|cuda|cuda:N", .check = parse_device});
+  list.add("finding", &flags->finding, "Where --check writes what it found", {.hidden = true});
+  add_threads(&list);
+  list.group(kOutputGroup);
+  list.add("json", &flags->json, "Print JSON");
+  return command;
 }
 
 }  // namespace espalier::cli

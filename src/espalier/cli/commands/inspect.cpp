@@ -3,14 +3,15 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 
 #include "espalier/base/file.h"
 #include "espalier/base/output.h"
 #include "espalier/base/printable.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/cli/print/step_gains.h"
 #include "espalier/inspect/page.h"
 #include "espalier/inspect/report.h"
@@ -70,22 +71,24 @@ void run_inspect(const InspectArguments& flags) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app, int*) {
-  CLI::App* command = app.add_subcommand(
-      "inspect", "Show which prefixes the trajectories share, what that gains, and what is lost");
-  auto flags = std::make_shared<InspectArguments>();
-  flags->data.add(command);
-  add_model(command, &flags->model,
+Command inspect_command() {
+  const auto flags = std::make_shared<InspectArguments>();
+  Command command{.name = "inspect",
+                  .summary = "Show which prefixes the trajectories share, what that gains, and what is lost",
+                  .run = [flags](const OptionList&) {
+                    run_inspect(*flags);
+                    return 0;
+                  }};
+  OptionList& list = command.options;
+  flags->data.add(&list);
+  add_model(&list, &flags->model,
             "Hugging Face model folder, to check the ids, predict in FLOPs instead of tokens, and show text "
             "(with its tokenizer.json)");
-  add_config(command);
-  const HelpGroup group(command, kOutputGroup);
-  command
-      ->add_option("--html", flags->html,
-                   "Also write a page with the trees to this file. It needs no network")
-      ->type_name("FILE");
-  command->add_flag("--json", flags->json, "Print JSON");
-  command->callback([flags] { run_inspect(*flags); });
+  list.group(kOutputGroup);
+  list.add("html", &flags->html, "Also write a page with the trees to this file. It needs no network",
+           {.path = PathKind::kFile});
+  list.add("json", &flags->json, "Print JSON");
+  return command;
 }
 
 }  // namespace espalier::cli

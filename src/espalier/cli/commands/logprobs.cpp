@@ -3,6 +3,7 @@
 // trees.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -12,15 +13,17 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/flags/arguments.h"
+#include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/data/writer.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/cost.h"
+#include "espalier/measure/planning.h"
 #include "espalier/model/adapter_folder.h"
+#include "espalier/model/tensor_bytes.h"
 #include "espalier/plan/planner.h"
+#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/sample/distributions.h"
 
@@ -31,9 +34,10 @@ constexpr double kLeastTemperature = 1e-3;
 
 struct LogprobsArguments {
   DataFlags data;
-  PlanFlags plan;
-  DeviceFlags device;
-  std::string model, adapter, out, dtype = "float32";
+  Planning planning;
+  DeviceOptions device;
+  std::string model, adapter, out;
+  at::ScalarType dtype = at::kFloat;
   DistributionOptions distribution;
   bool as_reference = false;
 };
@@ -175,7 +179,7 @@ void write_listing(const std::string& path, const Trajectories& trajectories,
 
 void run_logprobs(const LogprobsArguments& flags) {
   const at::Device device = flags.device.open();
-  const at::ScalarType dtype = parse_dtype(flags.dtype);
+  const at::ScalarType dtype = flags.dtype;
   const DataUse use = data_use_of(flags.model);
   ESPALIER_CHECK(flags.distribution.top_k <= use.vocab_size,
                  "--top-k {}: expected at most the model's vocab_size, {}", flags.distribution.top_k,
@@ -187,8 +191,9 @@ void run_logprobs(const LogprobsArguments& flags) {
   const PlanCosts costs{
       assumed_times(decoder.config(), device),
       memory_model(decoder.config(), dtype, std::nullopt, *make_objective(ObjectiveOptions{}), device)};
-  const Step step = make_step(
-      trajectories, {.plan = flags.plan.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});
+  const Step step =
+      make_step(trajectories,
+                {.plan = flags.planning.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});
   Progress progress("logprobs");
   const TokenDistributions computed = compute_distributions(
       decoder, trajectories, step, flags.distribution, [&](int64_t done, int64_t total) {
@@ -207,64 +212,59 @@ void run_logprobs(const LogprobsArguments& flags) {
 
 }  // namespace
 
-void add_logprobs(CLI::App& app, int*) {
-  CLI::App* command = app.add_subcommand(
-      "logprobs",
-      "Write the log-probability of every token given all before it, computed on the shared trees; with "
-      "--entropies and --top-k also what else each distribution says");
-  command->footer(
-      "Rows of the output are those of the data, in their order. Fields, with an entry for each token:\n"
-      "  logprobs       null for the first token, which nothing predicts\n"
-      "  entropies      with --entropies: of the distribution that the token is drawn from, in nats; null "
-      "for "
-      "the first\n"
-      "  topk_ids       with --top-k K: the K most likely token ids at that place, in descending order; [] "
-      "for "
-      "the first\n"
-      "  topk_logprobs  their log-probabilities\n"
-      "With --as-reference they are the rows of the data themselves, which train and verify read, with "
-      "ref_logprobs and with --top-k ref_topk_ids and ref_topk_logprobs.\n\nExample, distillation:\n"
-      "  espalier logprobs --model TEACHER --data rows.jsonl --as-reference --top-k 64 -o taught.jsonl\n"
-      "  espalier train --model DIR --data taught.jsonl --objective opd --ref-topk rest --out run");
-  auto flags = std::make_shared<LogprobsArguments>();
-  add_model(command, &flags->model)->required();
-  add_adapter(command, &flags->adapter, "An adapter of the model, a folder of PEFT");
-  flags->data.add(command);
-  {
-    const HelpGroup group(command, kOutputGroup);
-    command
-        ->add_option("-o,--out", flags->out,
-                     "JSONL to write: trajectory_id (or row number), logprobs (the first null), and what is "
-                     "asked for; "
-                     "with --as-reference also .safetensors, packed")
-        ->type_name("FILE")
-        ->required();
-    command->add_flag("--entropies", flags->distribution.entropies,
-                      "Write the entropy of each token's distribution, in nats, at the same temperature");
-    command
-        ->add_option("--top-k", flags->distribution.top_k,
-                     "Write so many of the most likely tokens of each distribution, and their "
-                     "log-probabilities (0: none)")
-        ->check(whole_from(0))
-        ->capture_default_str();
-    command->add_flag("--as-reference", flags->as_reference,
-                      "Write the rows of the data with these log-probabilities as those of a reference or "
-                      "teacher: ref_logprobs, and with --top-k ref_topk_ids and ref_topk_logprobs");
-  }
-  add_dtype(command, &flags->dtype, "Precision to compute in");
-  {
-    const HelpGroup group(command, kDataGroup);
-    command
-        ->add_option("--temperature", flags->distribution.temperature,
-                     "Divide logits by this: of rows that were sampled at another temperature than 1")
-        ->check(real_from(kLeastTemperature))
-        ->capture_default_str();
-  }
-  flags->device.add(command, /*trains=*/false);
-  flags->plan.add(command);
-  add_threads(command);
-  add_config(command);
-  command->callback([flags] { run_logprobs(*flags); });
+Command logprobs_command() {
+  const auto flags = std::make_shared<LogprobsArguments>();
+  Command command{
+      .name = "logprobs",
+      .summary =
+          "Write the log-probability of every token given all before it, computed on the shared trees; with "
+          "--entropies and --top-k also what else each distribution says",
+      .closing =
+          "Rows of the output are those of the data, in their order. Fields, with an entry for each token:\n"
+          "  logprobs       null for the first token, which nothing predicts\n"
+          "  entropies      with --entropies: of the distribution that the token is drawn from, in nats; "
+          "null "
+          "for "
+          "the first\n"
+          "  topk_ids       with --top-k K: the K most likely token ids at that place, in descending order; "
+          "[] "
+          "for "
+          "the first\n"
+          "  topk_logprobs  their log-probabilities\n"
+          "With --as-reference they are the rows of the data themselves, which train and verify read, with "
+          "ref_logprobs and with --top-k ref_topk_ids and ref_topk_logprobs.\n\nExample, distillation:\n"
+          "  espalier logprobs --model TEACHER --data rows.jsonl --as-reference --top-k 64 -o taught.jsonl\n"
+          "  espalier train --model DIR --data taught.jsonl --objective opd --ref-topk rest --out run",
+      .run = [flags](const OptionList&) {
+        run_logprobs(*flags);
+        return 0;
+      }};
+  OptionList& list = command.options;
+  add_model(&list, &flags->model);
+  add_adapter(&list, &flags->adapter, "An adapter of the model, a folder of PEFT");
+  flags->data.add(&list);
+  list.group(kOutputGroup);
+  list.add("out", &flags->out,
+           "JSONL to write: trajectory_id (or row number), logprobs (the first null), and what is asked for; "
+           "with --as-reference also .safetensors, packed",
+           {.letter = 'o', .path = PathKind::kFile, .required = true});
+  list.add("entropies", &flags->distribution.entropies,
+           "Write the entropy of each token's distribution, in nats, at the same temperature");
+  list.add("top-k", &flags->distribution.top_k,
+           "Write so many of the most likely tokens of each distribution, and their "
+           "log-probabilities (0: none)",
+           {.least = 0});
+  list.add("as-reference", &flags->as_reference,
+           "Write the rows of the data with these log-probabilities as those of a reference or "
+           "teacher: ref_logprobs, and with --top-k ref_topk_ids and ref_topk_logprobs");
+  add_dtype(&list, "dtype", &flags->dtype, "Precision to compute in");
+  list.add("temperature", &flags->distribution.temperature,
+           "Divide logits by this: of rows that were sampled at another temperature than 1",
+           {.least = kLeastTemperature, .group = kDataGroup});
+  flags->device.add(&list, /*trains=*/false);
+  flags->planning.add(&list);
+  add_threads(&list);
+  return command;
 }
 
 }  // namespace espalier::cli

@@ -73,7 +73,7 @@ std::string prose(const std::string& text) {
   return verbatim ? page + ".fi\n" : page;
 }
 
-std::string names_and_value(const FlagText& flag) {
+std::string names_and_value(const OptionText& flag) {
   std::vector<std::string> names;
   for (const std::string& name : flag.names) names.push_back(bold(name));
   std::string text = fmt::format("{}", fmt::join(names, ", "));
@@ -81,7 +81,7 @@ std::string names_and_value(const FlagText& flag) {
   return flag.several ? text + " ..." : text;
 }
 
-std::string entry(const FlagText& flag) {
+std::string entry(const OptionText& flag) {
   std::string notes = flag.required ? " (required)" : "";
   if (!flag.default_value.empty()) notes += fmt::format(" (default: {})", flag.default_value);
   return fmt::format(".TP\n{}\n{}\n", names_and_value(flag), escaped(flag.help + notes));
@@ -89,7 +89,7 @@ std::string entry(const FlagText& flag) {
 
 std::string usage(const CommandText& command) {
   std::string needed, arguments;
-  for (const FlagText& flag : command.flags) {
+  for (const OptionText& flag : command.flags) {
     if (flag.names.empty()) {
       arguments += " " + names_and_value(flag);
     } else if (flag.required) {
@@ -104,7 +104,7 @@ std::string section(const CommandText& command) {
                                  prose(command.summary + "."));
   if (!command.description.empty()) page += ".PP\n" + prose(command.description);
   std::string group;
-  for (const FlagText& flag : command.flags) {
+  for (const OptionText& flag : command.flags) {
     if (flag.group != group) page += ".PP\n" + bold(flag.group + ":") + "\n";
     group = flag.group;
     page += entry(flag);
@@ -122,7 +122,7 @@ std::string manual_page(const std::vector<CommandText>& commands, const std::str
   page += fmt::format(".SH SYNOPSIS\n{} {} [{}]\n", bold("espalier"), italic("command"), italic("flags"));
   page += ".SH DESCRIPTION\n" + prose(program.summary) + ".PP\n" + prose(program.closing);
   page += ".SH FLAGS\n";
-  for (const FlagText& flag : program.flags) page += entry(flag);
+  for (const OptionText& flag : program.flags) page += entry(flag);
   page += ".SH COMMANDS\n";
   for (size_t i = 1; i < commands.size(); ++i) page += section(commands[i]);
   return page;
@@ -130,10 +130,16 @@ std::string manual_page(const std::vector<CommandText>& commands, const std::str
 
 }  // namespace
 
-void add_man(CLI::App& app, int*) {
-  CLI::App* command = app.add_subcommand("man", "Write the manual page to standard output");
-  command->footer("Example: espalier man | man -l -");
-  command->callback([&app] { print_output("{}", manual_page(command_texts(app), app.version())); });
+Command man_command(const std::deque<Command>* all, const std::function<std::string()>& version) {
+  return {.name = "man",
+          .summary = "Write the manual page to standard output",
+          .closing = "Example: espalier man | man -l -",
+          .run =
+              [all, version](const OptionList&) {
+                print_output("{}", manual_page(command_texts(*all), version()));
+                return 0;
+              },
+          .has_config = false};
 }
 
 }  // namespace espalier::cli

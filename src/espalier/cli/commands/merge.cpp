@@ -7,17 +7,21 @@
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/model/adapter_folder.h"
+#include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
+#include "espalier/qualify/device_options.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 
 namespace espalier::cli {
 namespace {
 
 struct MergeArguments {
-  std::string model, adapter, out, dtype;
+  std::string model, adapter, out;
+  std::optional<at::ScalarType> dtype;
 };
 
 /// That of the model's files, where it can be written.
@@ -38,8 +42,7 @@ void check_out(const std::filesystem::path& out) {
 
 void run_merge(const MergeArguments& flags) {
   check_out(flags.out);
-  const at::ScalarType dtype =
-      flags.dtype.empty() ? dtype_of(read_config(flags.model)) : parse_dtype(flags.dtype);
+  const at::ScalarType dtype = flags.dtype ? *flags.dtype : dtype_of(read_config(flags.model));
   note_carried_tensors(flags.model);
   const SourceModel source(flags.model);
   const Decoder decoder = load_decoder(flags.model, dtype);
@@ -55,31 +58,32 @@ void run_merge(const MergeArguments& flags) {
 
 }  // namespace
 
-void add_merge(CLI::App& app, int*) {
-  CLI::App* command = app.add_subcommand(
-      "merge", "Add an adapter to the weights of its model and write them as a model of their own");
-  command->footer(
-      "The new folder has the names, files and tokenizer of --model, and whatever runs that runs it. Sums "
-      "are "
-      "computed in float32 at least and rounded once.\n\nExample:\n"
-      "  espalier merge --model DIR --adapter RUN/checkpoints/step_100 -o merged");
-  auto flags = std::make_shared<MergeArguments>();
-  add_model(command, &flags->model)->required();
-  add_adapter(command, &flags->adapter, "An adapter of the model, a folder of PEFT")->required();
-  {
-    const HelpGroup group(command, kOutputGroup);
-    command->add_option("-o,--out", flags->out, "Folder to create, which must be empty or new")
-        ->type_name("DIR")
-        ->required();
-    command
-        ->add_option("--dtype", flags->dtype,
-                     "Precision of the merged weights (default: that of config.json, float32 where it names "
-                     "none of these)")
-        ->check(CLI::IsMember(dtype_names()));
-  }
-  add_threads(command);
-  add_config(command);
-  command->callback([flags] { run_merge(*flags); });
+Command merge_command() {
+  const auto flags = std::make_shared<MergeArguments>();
+  Command command{
+      .name = "merge",
+      .summary = "Add an adapter to the weights of its model and write them as a model of their own",
+      .closing =
+          "The new folder has the names, files and tokenizer of --model, and whatever runs that runs it. "
+          "Sums "
+          "are "
+          "computed in float32 at least and rounded once.\n\nExample:\n"
+          "  espalier merge --model DIR --adapter RUN/checkpoints/step_100 -o merged",
+      .run = [flags](const OptionList&) {
+        run_merge(*flags);
+        return 0;
+      }};
+  OptionList& list = command.options;
+  add_model(&list, &flags->model);
+  add_adapter(&list, &flags->adapter, "An adapter of the model, a folder of PEFT", {.required = true});
+  list.add("out", &flags->out, "Folder to create, which must be empty or new",
+           {.letter = 'o', .path = PathKind::kFolder, .group = kOutputGroup, .required = true});
+  add_dtype(&list, "dtype", &flags->dtype,
+            "Precision of the merged weights (default: that of config.json, float32 where it names "
+            "none of these)",
+            kOutputGroup);
+  add_threads(&list);
+  return command;
 }
 
 }  // namespace espalier::cli

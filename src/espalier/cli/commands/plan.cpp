@@ -1,25 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier plan: what would run together.
+#include <memory>
 #include <optional>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
 #include "espalier/base/output.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/flags/arguments.h"
+#include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/cli/print/plan_table.h"
 #include "espalier/cli/print/rank_table.h"
 #include "espalier/cli/print/step_gains.h"
 #include "espalier/engine/batch.h"
+#include "espalier/measure/planning.h"
+#include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/plan/common_costs.h"
 #include "espalier/plan/cost_model_file.h"
 #include "espalier/plan/planner.h"
+#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/progress.h"
+#include "espalier/train/train_options.h"
 
 namespace espalier::cli {
 
@@ -27,10 +31,12 @@ namespace {
 
 struct PlanArguments {
   DataFlags data;
-  PlanFlags plan;
-  DeviceFlags device;
+  Planning planning;
+  DeviceOptions device;
   LoraFlags lora;
-  std::string model, dtype = "float32", optimizer = "adamw", save_cost_model;
+  std::string model, save_cost_model;
+  at::ScalarType dtype = at::kFloat;
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
   int64_t ranks = 0;
   bool micro_batches = false, json = false;
 };
@@ -43,7 +49,7 @@ void run_plan(const PlanArguments& flags) {
   const at::Device device = flags.model.empty() ? at::Device(at::kCPU) : flags.device.open();
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
   TimeModel rates = common_costs().time;
-  PlanSummary summary{.asked = flags.plan.options(trajectories)};
+  PlanSummary summary{.asked = flags.planning.options(trajectories)};
   std::optional<Progress> progress("plan");
   const PlanProgress comparing = [&](const PlanOptions& way, double fraction) {
     progress->update(fraction, way_text(way));
@@ -55,13 +61,13 @@ void run_plan(const PlanArguments& flags) {
     compared = compare_step_plans(trajectories, options, comparing);
   } else {
     const ModelUse use{.config = read_config(flags.model),
-                       .dtype = parse_dtype(flags.dtype),
+                       .dtype = flags.dtype,
                        .device = device,
-                       .optimizer = parse_optimizer(flags.optimizer),
+                       .optimizer = flags.optimizer,
                        .lora = flags.lora.trained(read_config(flags.model))};
     const PlanCosts costs =
-        flags.plan.measured_costs(use, [&](const std::string& text) { progress->line(text); });
-    const PlanCosts compared_by = flags.plan.costs(use);
+        flags.planning.measured_costs(use, [&](const std::string& text) { progress->line(text); });
+    const PlanCosts compared_by = flags.planning.costs(use);
     options.costs = &compared_by;
     compared = compare_step_plans(trajectories, options, comparing);
     if (!flags.save_cost_model.empty()) {
@@ -97,53 +103,47 @@ void run_plan(const PlanArguments& flags) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, int*) {
-  CLI::App* command =
-      app.add_subcommand("plan",
-                         "Print the plan of a step, the time and memory it takes, and what the "
-                         "other strategies would take");
-  command->footer(
-      "With --model, time and memory are predicted from rates that are measured once per machine and model, "
-      "and --memory-budget can replace --token-budget. Plans are compared by built-in rates, or by "
-      "--cost-model FILE. `train` with equal flags takes the plan that is chosen here.\n\nExample:\n"
-      "  espalier plan --model DIR --data rows.jsonl --memory-budget 16GiB");
-  auto flags = std::make_shared<PlanArguments>();
-  flags->data.add(command);
-  add_model(command, &flags->model, "Hugging Face model folder, to predict time and memory");
-  add_dtype(command, &flags->dtype, "Precision to predict for");
-  flags->device.add(command, /*trains=*/false);
-  flags->plan.add(command);
-  flags->lora.add(command);
-  {
-    const HelpGroup group(command, kPlanGroup);
-    command
-        ->add_option("--optimizer", flags->optimizer,
-                     "Optimiser whose state is counted as memory: adamw or sgd")
-        ->check(CLI::IsMember(optimizer_names()))
-        ->capture_default_str();
-    command
-        ->add_option("--save-cost-model", flags->save_cost_model,
-                     "Write the rates behind the predicted times to this file. With --cost-model, plans are "
-                     "then compared by these measured rates")
-        ->type_name("FILE");
-  }
-  {
-    const HelpGroup group(command, kPlanGroup);
-    command
-        ->add_option(
-            "--ranks", flags->ranks,
-            "Also distribute the trajectories over so many processes by predicted time: whole trees, "
-            "and branches of those that are too heavy for one")
-        ->check(whole_from(1));
-  }
-  add_threads(command);
-  add_config(command);
-  const HelpGroup group(command, kOutputGroup);
-  command->add_flag("--micro-batches", flags->micro_batches, "Print a table of the micro-batches as well");
-  command->add_flag("--json", flags->json,
-                    "Print JSON: the plan, under `comparison` every strategy, and per micro-batch its "
-                    "trajectories and runs [begin, end, parent run] of forest tokens");
-  command->callback([flags] { run_plan(*flags); });
+Command plan_command() {
+  const auto flags = std::make_shared<PlanArguments>();
+  Command command{
+      .name = "plan",
+      .summary =
+          "Print the plan of a step, the time and memory it takes, and what the other strategies "
+          "would take",
+      .closing =
+          "With --model, time and memory are predicted from rates that are measured once per machine and "
+          "model, "
+          "and --memory-budget can replace --token-budget. Plans are compared by built-in rates, or by "
+          "--cost-model FILE. `train` with equal flags takes the plan that is chosen here.\n\nExample:\n"
+          "  espalier plan --model DIR --data rows.jsonl --memory-budget 16GiB",
+      .run = [flags](const OptionList&) {
+        run_plan(*flags);
+        return 0;
+      }};
+  OptionList& list = command.options;
+  flags->data.add(&list);
+  add_model(&list, &flags->model, "Hugging Face model folder, to predict time and memory");
+  add_dtype(&list, "dtype", &flags->dtype, "Precision to predict for");
+  flags->device.add(&list, /*trains=*/false);
+  flags->planning.add(&list);
+  flags->lora.add(&list);
+  list.group("Plan");
+  add_optimizer(&flags->optimizer, &list, "Optimiser whose state is counted as memory: adamw or sgd");
+  list.add("save-cost-model", &flags->save_cost_model,
+           "Write the rates behind the predicted times to this file. With --cost-model, plans are "
+           "then compared by these measured rates",
+           {.path = PathKind::kFile});
+  list.add("ranks", &flags->ranks,
+           "Also distribute the trajectories over so many processes by predicted time: whole trees, "
+           "and branches of those that are too heavy for one",
+           {.least = 1, .shows_default = false});
+  add_threads(&list);
+  list.group(kOutputGroup);
+  list.add("micro-batches", &flags->micro_batches, "Print a table of the micro-batches as well");
+  list.add("json", &flags->json,
+           "Print JSON: the plan, under `comparison` every strategy, and per micro-batch its "
+           "trajectories and runs [begin, end, parent run] of forest tokens");
+  return command;
 }
 
 }  // namespace espalier::cli

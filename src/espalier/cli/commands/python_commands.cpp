@@ -61,18 +61,16 @@ struct PythonCommand {
                   command.name, command.package, python, std::strerror(errno)));
 }
 
-void add_python_command(CLI::App& app, const PythonCommand& python) {
-  CLI::App* command = app.add_subcommand(python.name, python.summary);
-  command->set_help_flag();  // the Python side answers --help
-  command->prefix_command();
-  command->callback([command, python] { exec_python(python, command->remaining()); });
+Command command_of(const PythonCommand& python) {
+  return {.name = python.name,
+          .summary = python.summary,
+          .pass_on = [python](const std::vector<std::string>& arguments) { exec_python(python, arguments); }};
 }
 
 }  // namespace
 
-void add_prepare(CLI::App& app, int*) {
-  add_python_command(
-      app,
+Command prepare_command() {
+  return command_of(
       {.name = "prepare",
        .summary =
            "Turn chats (OpenAI-style messages) into trajectories with a model's own tokenizer and template",
@@ -80,9 +78,8 @@ void add_prepare(CLI::App& app, int*) {
        .package = "transformers"});
 }
 
-void add_import(CLI::App& app, int*) {
-  add_python_command(
-      app,
+Command import_command() {
+  return command_of(
       {.name = "import",
        .summary =
            "Turn rollouts of other trainers (verifiers, prime-rl, verl, TRL, SkyRL, ...) into trajectories",
@@ -90,11 +87,11 @@ void add_import(CLI::App& app, int*) {
        .package = "numpy"});
 }
 
-void add_export(CLI::App& app, int*) {
-  add_python_command(app, {.name = "export",
-                           .summary = "Turn trajectories into what other trainers read",
-                           .words = {"-m", "espalier.io", "export"},
-                           .package = "numpy"});
+Command export_command() {
+  return command_of({.name = "export",
+                     .summary = "Turn trajectories into what other trainers read",
+                     .words = {"-m", "espalier.io", "export"},
+                     .package = "numpy"});
 }
 
 }  // namespace espalier::cli

@@ -2,6 +2,7 @@
 // espalier sample: completions of prompts, as rows with behaviour log-probabilities.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
 
 #include "espalier/base/check.h"
@@ -9,18 +10,18 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/flags/arguments.h"
+#include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/flags/sample_flags.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/config/stop_ids.h"
 #include "espalier/data/builder.h"
 #include "espalier/data/writer.h"
+#include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
+#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/sample/mismatch.h"
 #include "espalier/sample/prompts.h"
-#include "espalier/sample/sampler.h"
+#include "espalier/sample/sampling_options.h"
 #include "espalier/text/vocabulary.h"
 
 namespace espalier::cli {
@@ -28,15 +29,16 @@ namespace {
 
 struct SampleArguments {
   DataFlags data;
-  DeviceFlags device;
-  SampleFlags sampling;
+  DeviceOptions device;
+  SamplingOptions sampling;
   bool text = false, json = false;
   int64_t check = 16;
-  std::string model, out, dtype = "float32";
+  std::string model, out;
+  at::ScalarType dtype = at::kFloat;
 };
 
 SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, const Trajectories& prompts) {
-  const SampleFlags& sampling = flags.sampling;
+  const SamplingOptions& sampling = flags.sampling;
   const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();
   const SampleOptions options = sampling.resolved(
       asks_model ? read_stop_ids(flags.model) : std::vector<int32_t>(), decoder.vocab_size());
@@ -144,7 +146,6 @@ void print_text(const Vocabulary& vocabulary, const SampleResult& result, const 
 
 void run_sample(const SampleArguments& flags) {
   const at::Device device = flags.device.open();
-  const at::ScalarType dtype = parse_dtype(flags.dtype);
   const std::filesystem::path tokenizer = std::filesystem::path(flags.model) / "tokenizer.json";
   std::optional<Vocabulary> vocabulary;
   if (flags.text) vocabulary = Vocabulary::read(tokenizer);
@@ -154,7 +155,7 @@ void run_sample(const SampleArguments& flags) {
   const Trajectories given = flags.data.read(data_use_of(flags.model));
   const Trajectories prompts = prompts_of(given, flags.sampling.whole_rows);
   note_carried_tensors(flags.model);
-  const Decoder decoder = load_decoder(flags.model, dtype, device);
+  const Decoder decoder = load_decoder(flags.model, flags.dtype, device);
   const double temperature = flags.sampling.options.choice.temperature;
   if (temperature != 0 && temperature != 1) {
     log_line("logprobs are those at temperature {}: `espalier train` computes them at temperature 1",
@@ -175,48 +176,49 @@ void run_sample(const SampleArguments& flags) {
 
 }  // namespace
 
-void add_sample(CLI::App& app, int*) {
-  CLI::App* command = app.add_subcommand(
-      "sample",
-      "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
-      "log-probabilities");
-  command->footer(
-      "The prompt of a row is its tokens before the first one with loss; the whole row where none has loss, "
-      "or "
-      "where the first one has, as in rows without a mask. `espalier prepare` makes such rows from chats. "
-      "With "
-      "--whole-rows it is always the whole row.\n"
-      "logprobs are those of the sampled tokens at --temperature, over the whole vocabulary, whatever "
-      "--top-k "
-      "and --top-p leave of it; at temperature 0 they are those at temperature 1. The same command samples "
-      "the "
-      "same rows.");
-  auto flags = std::make_shared<SampleArguments>();
-  add_model(command, &flags->model)->required();
-  flags->data.add(command);
-  flags->sampling.add_sampling(command);
-  {
-    const HelpGroup group(command, kOutputGroup);
-    command->add_option("-o,--out", flags->out, "Rows to write: .jsonl (also .gz, .zst) or .safetensors")
-        ->type_name("FILE")
-        ->required();
-    CLI::Option* text = command->add_flag(
-        "--text", flags->text, "Print the completions as text, by the tokenizer.json of the model");
-    command->add_flag("--json", flags->json, "Print JSON")->excludes(text);
-    command
-        ->add_option(
-            "--check", flags->check,
-            "Compute the log-probabilities of the first N rows again by the forward pass of training "
-            "and print how far they differ (0: none)")
-        ->check(whole_from(0))
-        ->capture_default_str();
-  }
-  add_dtype(command, &flags->dtype, "Precision to compute in");
-  flags->device.add(command, /*trains=*/false);
-  flags->sampling.add_sizes(command);
-  add_threads(command);
-  add_config(command);
-  command->callback([flags] { run_sample(*flags); });
+Command sample_command() {
+  const auto flags = std::make_shared<SampleArguments>();
+  Command command{
+      .name = "sample",
+      .summary =
+          "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
+          "log-probabilities",
+      .closing =
+          "The prompt of a row is its tokens before the first one with loss; the whole row where none has "
+          "loss, "
+          "or "
+          "where the first one has, as in rows without a mask. `espalier prepare` makes such rows from "
+          "chats. "
+          "With "
+          "--whole-rows it is always the whole row.\n"
+          "logprobs are those of the sampled tokens at --temperature, over the whole vocabulary, whatever "
+          "--top-k "
+          "and --top-p leave of it; at temperature 0 they are those at temperature 1. The same command "
+          "samples "
+          "the "
+          "same rows.",
+      .run = [flags](const OptionList&) {
+        run_sample(*flags);
+        return 0;
+      }};
+  OptionList& list = command.options;
+  add_model(&list, &flags->model);
+  flags->data.add(&list);
+  flags->sampling.add_sampling(&list);
+  list.group(kOutputGroup);
+  list.add("out", &flags->out, "Rows to write: .jsonl (also .gz, .zst) or .safetensors",
+           {.letter = 'o', .path = PathKind::kFile, .required = true});
+  list.add("text", &flags->text, "Print the completions as text, by the tokenizer.json of the model");
+  list.add("json", &flags->json, "Print JSON", {.excludes = "text"});
+  list.add("check", &flags->check,
+           "Compute the log-probabilities of the first N rows again by the forward pass of training "
+           "and print how far they differ (0: none)",
+           {.least = 0});
+  add_dtype(&list, "dtype", &flags->dtype, "Precision to compute in");
+  flags->device.add(&list, /*trains=*/false);
+  flags->sampling.add_sizes(&list);
+  add_threads(&list);
+  return command;
 }
 
 }  // namespace espalier::cli

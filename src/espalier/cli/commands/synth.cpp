@@ -4,14 +4,13 @@
 #include "espalier/base/units.h"
 
 #include <cmath>
+#include <memory>
 
 #include "espalier/base/check.h"
 #include "espalier/base/output.h"
+#include "espalier/base/printable.h"
 #include "espalier/base/rng.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/flags/arguments.h"
-#include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/data/writer.h"
 #include "espalier/engine/batch.h"
 #include "espalier/runtime/progress.h"
@@ -55,7 +54,7 @@ Trajectories to_trajectories(const Csr<int32_t>& sequences, const SynthArguments
   return trajectories;
 }
 
-void run_synth(const SynthArguments& flags) {
+int run_synth(const SynthArguments& flags) {
   const Trajectories trajectories = to_trajectories(synthesize(flags.synth), flags);
   const ForestStatistics statistics = forest_statistics(forest_of(trajectories, {}));
   write_trajectories(flags.out, trajectories);
@@ -64,60 +63,41 @@ void run_synth(const SynthArguments& flags) {
                count_of(statistics.flat_tokens, "flat token", "flat tokens"),
                count_of(statistics.tree_tokens, "tree token", "tree tokens"), statistics.cached_token_ratio,
                statistics.por);
+  return 0;
 }
 
 }  // namespace
 
-void add_synth(CLI::App& app, int*) {
-  CLI::App* command =
-      app.add_subcommand("synth", "Write random trajectories that share prefixes as the flags say");
-  auto flags = std::make_shared<SynthArguments>();
+Command synth_command() {
+  const auto flags = std::make_shared<SynthArguments>();
+  Command command{.name = "synth",
+                  .summary = "Write random trajectories that share prefixes as the flags say"};
   SynthOptions& synth = flags->synth;
-  const HelpGroup group(command, "Random trees");
-  command->add_option("-o,--out", flags->out, "File to write: .jsonl (also .gz, .zst) or .safetensors")
-      ->type_name("FILE")
-      ->required();
-  command->add_option("--trees", synth.num_trees, "Number of trees")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command->add_option("--depth", synth.depth, "Nodes from root to leaf")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command->add_option("--branching", synth.branching, "Children of every inner node")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command
-      ->add_option("--node-length", synth.node_length, "Mean tokens of a node; lengths vary by half of that")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command->add_flag("--fixed-node-length", synth.fixed_node_length, "All nodes have exactly the node length");
-  command->add_option("--vocab-size", synth.vocab_size, "Token ids are below this")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command
-      ->add_option("--end-inside", synth.end_inside,
-                   "Probability that a trajectory also ends at an inner node")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  command->add_option("--duplicate", synth.duplicate, "Probability that a trajectory is repeated")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  auto* por =
-      command
-          ->add_option("--target-por", synth.target_por, "Potential overlap ratio (1 - tree/flat) to reach")
-          ->check(CLI::Range(0.0, 0.9999));
-  command
-      ->add_option("--target-cached-token-ratio", synth.target_cached_token_ratio,
-                   "Flat over tree tokens to reach (>= 1)")
-      ->check(CLI::Range(1.0, 1e6))
-      ->excludes(por);
-  command->add_option("--loss-rate", flags->loss_rate, "Part of the tokens that carry loss")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  command->add_flag("--rl", flags->rl, "Add reward, group_id (one group per tree) and logprobs, for grpo");
-  command->add_option("--seed", synth.seed, "Equal seeds give equal files")->capture_default_str();
-  add_config(command);
-  command->callback([flags] { run_synth(*flags); });
+  OptionList& list = command.options;
+  list.group("Random trees");
+  list.add("out", &flags->out, "File to write: .jsonl (also .gz, .zst) or .safetensors",
+           {.letter = 'o', .path = PathKind::kFile, .required = true});
+  list.add("trees", &synth.num_trees, "Number of trees", {.least = 1});
+  list.add("depth", &synth.depth, "Nodes from root to leaf", {.least = 1});
+  list.add("branching", &synth.branching, "Children of every inner node", {.least = 1});
+  list.add("node-length", &synth.node_length, "Mean tokens of a node; lengths vary by half of that",
+           {.least = 1});
+  list.add("fixed-node-length", &synth.fixed_node_length, "All nodes have exactly the node length");
+  list.add("vocab-size", &synth.vocab_size, "Token ids are below this", {.least = 1});
+  list.add("end-inside", &synth.end_inside, "Probability that a trajectory also ends at an inner node",
+           {.least = 0, .most = 1});
+  list.add("duplicate", &synth.duplicate, "Probability that a trajectory is repeated",
+           {.least = 0, .most = 1});
+  list.add("target-por", &synth.target_por, "Potential overlap ratio (1 - tree/flat) to reach",
+           {.least = 0, .most = 0.9999, .shows_default = false});
+  list.add("target-cached-token-ratio", &synth.target_cached_token_ratio,
+           "Flat over tree tokens to reach (>= 1)",
+           {.least = 1, .most = 1e6, .shows_default = false, .excludes = "target-por"});
+  list.add("loss-rate", &flags->loss_rate, "Part of the tokens that carry loss", {.least = 0, .most = 1});
+  list.add("rl", &flags->rl, "Add reward, group_id (one group per tree) and logprobs, for grpo");
+  list.add("seed", &synth.seed, "Equal seeds give equal files");
+  command.run = [flags](const OptionList&) { return run_synth(*flags); };
+  return command;
 }
 
 }  // namespace espalier::cli

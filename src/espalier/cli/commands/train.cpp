@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier train: the main job.
-#include <cmath>
+#include <functional>
+#include <memory>
+#include <optional>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
@@ -8,23 +10,27 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/flags/arguments.h"
+#include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/flags/toml_config.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/cli/print/plan_table.h"
+#include "espalier/cli/print/run_lines.h"
 #include "espalier/cli/print/step_gains.h"
 #include "espalier/cli/signals.h"
 #include "espalier/engine/order.h"
 #include "espalier/measure/kept_products.h"
+#include "espalier/measure/planning.h"
+#include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/objective/signal.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/cost_model_file.h"
+#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/progress.h"
+#include "espalier/train/epochs.h"
 #include "espalier/train/reference.h"
 #include "espalier/train/trainer.h"
 
@@ -42,14 +48,12 @@ StopRequest stop{.exit_code = kStoppedExitCode};
 struct TrainArguments {
   DataFlags data;
   MixFlags mix;
-  PlanFlags plan;
-  ObjectiveFlags objective;
-  DeviceFlags device;
+  Planning planning;
+  DeviceOptions device;
   LoraFlags lora;
-  TrainOptions train;
-  OptimizerFlags optimizer;
-  std::string model, reference_model, out, dtype = "float32", save_dtype, shuffle = "none";
-  std::string profile;
+  TrainOptions train;  // what flags say of it
+  std::optional<at::ScalarType> save_dtype;
+  std::string model, reference_model, profile;
   std::vector<std::string> eval_data;  // names and patterns
   EvaluationOptions evaluation;
   bool dry_run = false;
@@ -66,10 +70,10 @@ struct TrainArguments {
 ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
   const DecoderConfig config = read_config(flags.model);
   return {.config = config,
-          .dtype = parse_dtype(flags.dtype),
+          .dtype = flags.train.dtype,
           .device = device,
-          .optimizer = parse_optimizer(flags.optimizer.optimizer),
-          .objective = flags.objective.options(),
+          .optimizer = flags.train.optimizer.kind,
+          .objective = flags.train.objective,
           .mix = data.sources,
           .lora = flags.lora.trained(config),
           .ref_topk = data.trajectories.ref_topk};
@@ -78,7 +82,7 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
 // A run goes on with the matrix products that it began with, whatever this machine would take: others give
 // other bits.
 void restore_products(const TrainArguments& flags, at::Device device) {
-  const std::filesystem::path kept = std::filesystem::path(flags.out) / kCostModelFile;
+  const std::filesystem::path kept = flags.train.out / kCostModelFile;
   if (!flags.train.resume || !device.is_cpu() || !std::filesystem::exists(kept)) return;
   const auto products = read_products(kept);
   if (!products) return;
@@ -90,60 +94,46 @@ void restore_products(const TrainArguments& flags, at::Device device) {
   set_product_choice(taken);
 }
 
-/// Rows of all sources come together in the steps of a mix, unless something else is asked for.
-std::string shuffle_of(const TrainArguments& flags, const CLI::App& command) {
-  const bool is_given = command.get_option("--shuffle")->count() > 0;
-  return flags.mix.file.empty() || is_given ? flags.shuffle : to_string(Shuffle::kGroups);
-}
-
-TrainOptions options_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
+TrainOptions options_of(const TrainArguments& flags, const MixedData& data, const ModelUse& use) {
   TrainOptions options = flags.train;
-  options.device = device;
+  options.device = use.device;
   options.model = flags.model;
-  options.out = flags.out;
-  options.dtype = parse_dtype(flags.dtype);
   options.lora = flags.lora.options();
   options.adapter = flags.lora.adapter;
   const at::ScalarType trained =
       options.trains_adapter() ? detail::accumulator_dtype(options.dtype) : options.dtype;
-  options.save_dtype = flags.save_dtype.empty() ? trained : parse_dtype(flags.save_dtype);
-  options.objective = flags.objective.options();
+  options.save_dtype = flags.save_dtype.value_or(trained);
   options.mix = data.sources;
-  flags.optimizer.apply_to(&options);
-  options.plan = flags.plan.options(data.trajectories);
-  const ModelUse use = use_of(flags, data, device);
-  options.costs = flags.plan.costs(use);
+  options.plan = flags.planning.options(data.trajectories);
+  options.costs = flags.planning.costs(use);
   const std::filesystem::path kept = options.out / kCostModelFile;
   if (options.resume && std::filesystem::exists(kept)) {
     options.costs->time = read_cost_model(kept, use.cost());
   }
   options.predicted_costs =
-      flags.plan.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
+      flags.planning.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
   return options;
 }
 
 // The flags that make the run what it is, without those of one invocation: given back by --config they start
 // the same run again.
-std::string config_of_the_run(const TrainArguments& flags, const CLI::App& command) {
-  nlohmann::ordered_json config = resolved_flags(command);
+std::string config_of_the_run(const TrainArguments& flags, const OptionList& list) {
+  nlohmann::ordered_json config = resolved_flags(list);
   if (flags.mix.file.empty()) {
     config["data"] = flags.data.resolved();
     if (!flags.eval_data.empty()) config["eval-data"] = flags.held_out_data().resolved();
-    const nlohmann::ordered_json objective = flags.objective.resolved();
-    for (const auto& [name, value] : objective.items()) config[name] = value;
   } else {
-    config["shuffle"] = shuffle_of(flags, command);
-    config["mix"] = (std::filesystem::path(flags.out) / kMixFile).string();
-    for (const std::string& name : ObjectiveFlags::names()) config.erase(name);
+    config["shuffle"] = list.at("shuffle").value();
+    config["mix"] = (flags.train.out / kMixFile).string();
+    for (const std::string& name : objective_option_names()) config.erase(name);
   }
   for (const char* each : {"resume", "dry-run"}) config.erase(each);
   return to_toml(config);
 }
 
-void print_dry_run(const TrainArguments& flags, const TrainOptions& options, const Trajectories& trajectories,
-                   const CLI::App& command) {
+void print_dry_run(const std::string& config, const TrainOptions& options, const Trajectories& trajectories) {
   const ModelCost& cost = options.predicted_costs->time.cost;
-  print_output("# resolved config\n{}\n", printable_lines(config_of_the_run(flags, command)));
+  print_output("# resolved config\n{}\n", printable_lines(config));
   const auto batches = epoch_batches(trajectories, options, 0);
   print_output("# plan: {} of {} at most; the first step:\n",
                count_of(total_steps(trajectories, options), "step", "steps"),
@@ -188,53 +178,11 @@ void print_evaluations(const HeldOut& held_out, const TrainOptions& options) {
                count_of(std::ssize(step.plan.micro_batches), "micro-batch", "micro-batches"));
 }
 
-std::string evaluation_line(int64_t step, int64_t total, const nlohmann::ordered_json& values,
-                            const EvaluationState& state) {
-  std::string line =
-      fmt::format("evaluation after step {}/{}  loss {:.6g}  nll {:.6g} per token", step, total,
-                  values["eval_loss"].get<double>(), values["eval_nll_per_token"].get<double>());
-  if (values.contains("eval_reward_accuracy")) {
-    line += fmt::format("  margin {:.4f}  accuracy {:.3f}", values["eval_reward_margin"].get<double>(),
-                        values["eval_reward_accuracy"].get<double>());
-  }
-  if (state.best_step == step) {
-    line += "  the best so far";
-  } else if (state.best_step > 0) {
-    line += fmt::format("  best {:.6g} after step {}", state.best_loss, state.best_step);
-  }
-  return line + fmt::format("  {:.2f} s", values["eval_seconds"].get<double>());
-}
-
-std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json& metrics) {
-  std::string line = fmt::format(
-      "step {}/{}  loss {:.6g}  grad norm {:.4g}  lr {:.3g}  {} tree tokens/s  {} flat tokens/s  {:.2f} s",
-      step, total, metrics["loss"].get<double>(), metrics["grad_norm"].get<double>(),
-      metrics["learning_rate"].get<double>(),
-      with_commas(std::llround(metrics["tree_tokens_per_second"].get<double>())),
-      with_commas(std::llround(metrics["flat_tokens_per_second"].get<double>())),
-      metrics["seconds"].get<double>());
-  if (metrics.contains("clip_fraction")) {
-    line += fmt::format("  clipped {:.3f}", metrics["clip_fraction"].get<double>());
-  }
-  if (metrics.contains("ratio_mean")) {
-    line += fmt::format("  ratio {:.4f}", metrics["ratio_mean"].get<double>());
-  }
-  if (metrics.contains("reward_accuracy")) {
-    line += fmt::format("  margin {:.4f}  accuracy {:.3f}", metrics["reward_margin"].get<double>(),
-                        metrics["reward_accuracy"].get<double>());
-  }
-  if (metrics.contains("entropy")) line += fmt::format("  entropy {:.4f}", metrics["entropy"].get<double>());
-  if (metrics.contains("router_aux_loss")) {
-    line += fmt::format("  balance {:.4f}", metrics["router_aux_loss"].get<double>());
-  }
-  return line;
-}
-
 /// Transformers adds the load-balancing loss where config.json says so; here a flag does.
 void note_router_losses(const TrainArguments& flags) {
   const auto config = read_json_file<nlohmann::json>(std::filesystem::path(flags.model) / "config.json");
   if (config.value("output_router_logits", nlohmann::json()) != true ||
-      flags.objective.router_aux_loss_coef != 0)
+      flags.train.objective.router_aux_loss_coef != 0)
     return;
   log_line(
       "note: config.json sets output_router_logits, by which Transformers adds the load-balancing loss; here "
@@ -273,7 +221,7 @@ void check_reference_flag(const TrainArguments& flags) {
 
 /// What rows are read for. The objective judges them when they have what a reference model gives them.
 DataUse use_of_rows(const TrainArguments& flags) {
-  DataUse use = data_use_of(flags.model, flags.objective.options());
+  DataUse use = data_use_of(flags.model, flags.train.objective);
   if (!flags.reference_model.empty()) use.objective.reset();
   return use;
 }
@@ -288,7 +236,7 @@ std::optional<HeldOut> read_held_out(const TrainArguments& flags) {
 /// zeros afterwards: so that nobody waits for them in vain.
 void check_with_reference(const Reference& reference, const TrainArguments& flags, const DataFlags& data,
                           Trajectories* rows) {
-  const ObjectiveOptions objective = flags.objective.options();
+  const ObjectiveOptions objective = flags.train.objective;
   check_reference(reference, read_config(flags.model), objective, *rows, data.title());
   rows->ref_logprobs = {RealColumn(Column<float>(std::vector<float>(rows->num_tokens()))), {}};
   const Loss loss(*rows, objective);
@@ -314,261 +262,270 @@ void compute_reference(const Reference& reference, const std::filesystem::path& 
   for (const std::string& text : signal_warnings(Loss(*rows, objective))) progress.line("warning: " + text);
 }
 
-/// Gives the rows, and those that are evaluated, the log-probabilities of --reference-model.
-void add_reference(const TrainArguments& flags, const TrainOptions& options, Trajectories* rows,
-                   std::optional<HeldOut>* held_out) {
-  const Reference reference{flags.reference_model, options.dtype, options.device, options.plan};
-  check_with_reference(reference, flags, flags.data, rows);
-  if (*held_out) check_with_reference(reference, flags, flags.held_out_data(), &(*held_out)->trajectories);
-  if (flags.dry_run) return;
-  std::filesystem::create_directories(options.out);
-  stop_on_signals(&stop);
-  compute_reference(reference, options.out / "ref_logprobs.safetensors", options.objective, rows);
-  if (*held_out) {
-    compute_reference(reference, options.out / "ref_logprobs_eval.safetensors", options.objective,
-                      &(*held_out)->trajectories);
+/// One invocation of the command, from its flags to the end of training.
+class TrainRun {
+ public:
+  TrainRun(const TrainArguments& flags, const OptionList& list) : flags_(flags), list_(list) {}
+
+  /// Returns the exit status.
+  int run();
+
+ private:
+  void check_flags() const;
+  void open_device();
+  void read_rows();
+  void choose_options();
+  void add_reference();
+  void print_plan() const;
+  bool train();
+
+  TrainEvents events();
+  void on_start(int64_t total, int64_t resumed_step);
+  void on_micro_batch(int64_t step, int64_t done, int64_t of);
+  void on_step(int64_t step, const nlohmann::ordered_json& metrics);
+  void on_evaluating(int64_t step, int64_t done, int64_t of);
+  void on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result);
+  void note(const std::string& text) { progress_->line(text); }
+  /// `step` is done, or its evaluation: a signal now lets the next one end.
+  void finish(int64_t step) {
+    if (step < total_ && !stop.requested) stop.step = step + 1;
   }
+
+  const TrainArguments& flags_;
+  const OptionList& list_;
+  at::Device device_ = at::kCPU;
+  std::optional<Profiler> profiler_;
+  MixedData data_;
+  std::optional<HeldOut> held_out_;
+  std::string mix_;  // as the run keeps it
+  TrainOptions options_;
+  std::optional<ModelUse> use_;
+  std::optional<Progress> progress_;
+  int64_t total_ = 0, first_ = 0;  // steps of the run, and those that were done before
+  bool saved_ = false;
+};
+
+int TrainRun::run() {
+  check_flags();
+  open_device();
+  read_rows();
+  choose_options();
+  if (!flags_.reference_model.empty()) add_reference();
+  if (flags_.dry_run) {
+    print_plan();
+    return 0;
+  }
+  std::filesystem::create_directories(options_.out);
+  stop_on_signals(&stop);
+  progress_.emplace("train");
+  if (train()) return 0;
+  note(fmt::format("stopped by a signal {}; continue with --resume",
+                   saved_ ? "after saving" : "before a step was done"));
+  return kStoppedExitCode;
 }
 
-void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_code) {
-  ESPALIER_CHECK(flags.train.profile_step == 0 || !flags.profile.empty(),
-                 "--profile-step {}: expected --profile FILE beside it", flags.train.profile_step);
-  flags.mix.check(command, flags.data);
-  check_evaluation_flags(flags);
-  check_reference_flag(flags);
-  const at::Device device = flags.device.open();
-  restore_products(flags, device);
-  std::optional<Profiler> profiler;
-  if (!flags.profile.empty() && !flags.dry_run) profiler.emplace(flags.profile, device);
-  MixedData data;
-  if (flags.mix.file.empty()) {
-    data.trajectories = flags.data.read(use_of_rows(flags));
+void TrainRun::check_flags() const {
+  ESPALIER_CHECK(flags_.train.profile_step == 0 || !flags_.profile.empty(),
+                 "--profile-step {}: expected --profile FILE beside it", flags_.train.profile_step);
+  flags_.mix.check(list_, flags_.data);
+  check_evaluation_flags(flags_);
+  check_reference_flag(flags_);
+  check_objective_options(flags_.train.objective);
+}
+
+void TrainRun::open_device() {
+  device_ = flags_.device.open();
+  restore_products(flags_, device_);
+  if (!flags_.profile.empty() && !flags_.dry_run) profiler_.emplace(flags_.profile, device_);
+}
+
+void TrainRun::read_rows() {
+  if (flags_.mix.file.empty()) {
+    data_.trajectories = flags_.data.read(use_of_rows(flags_));
   } else {
-    data = flags.mix.read(flags.model, flags.data);
+    data_ = flags_.mix.read(flags_.model, flags_.data);
+    mix_ = flags_.mix.resolved();
   }
-  Trajectories& trajectories = data.trajectories;
-  std::optional<HeldOut> held_out = read_held_out(flags);
-  const std::string mix = flags.mix.file.empty() ? "" : flags.mix.resolved();
-  note_carried_tensors(flags.model);
-  TrainOptions options = options_of(flags, data, device);
-  options.shuffle = parse_shuffle(shuffle_of(flags, command));
-  options.profiler = profiler ? &*profiler : nullptr;
-  warn_of_warmup(options, total_steps(trajectories, options));
-  note_router_losses(flags);
-  if (const std::string text = uneven_steps_note(trajectories, options); !text.empty()) log_line("{}", text);
-  if (!flags.reference_model.empty()) add_reference(flags, options, &trajectories, &held_out);
-  if (flags.dry_run) {
-    if (!mix.empty()) print_output("# resolved mix\n{}\n", printable_lines(mix));
-    print_dry_run(flags, options, trajectories, command);
-    if (held_out) print_evaluations(*held_out, options);
-    return;
-  }
-  const ModelUse use = use_of(flags, data, device);
-  std::filesystem::create_directories(options.out);
+  held_out_ = read_held_out(flags_);
+}
+
+void TrainRun::choose_options() {
+  note_carried_tensors(flags_.model);
+  use_ = use_of(flags_, data_, device_);
+  options_ = options_of(flags_, data_, *use_);
+  options_.profiler = profiler_ ? &*profiler_ : nullptr;
+  warn_of_warmup(options_, total_steps(data_.trajectories, options_));
+  note_router_losses(flags_);
+  const std::string uneven = uneven_steps_note(data_.trajectories, options_);
+  if (!uneven.empty()) log_line("{}", uneven);
+}
+
+/// Gives the rows, and those that are evaluated, the log-probabilities of --reference-model.
+void TrainRun::add_reference() {
+  const Reference reference{flags_.reference_model, options_.dtype, options_.device, options_.plan};
+  Trajectories* held_out = held_out_ ? &held_out_->trajectories : nullptr;
+  check_with_reference(reference, flags_, flags_.data, &data_.trajectories);
+  if (held_out != nullptr) check_with_reference(reference, flags_, flags_.held_out_data(), held_out);
+  if (flags_.dry_run) return;
+  std::filesystem::create_directories(options_.out);
   stop_on_signals(&stop);
+  compute_reference(reference, options_.out / "ref_logprobs.safetensors", options_.objective,
+                    &data_.trajectories);
+  if (held_out == nullptr) return;
+  compute_reference(reference, options_.out / "ref_logprobs_eval.safetensors", options_.objective, held_out);
+}
 
-  Progress progress("train");
-  int64_t total = 0, first = 0;
+void TrainRun::print_plan() const {
+  if (!mix_.empty()) print_output("# resolved mix\n{}\n", printable_lines(mix_));
+  print_dry_run(config_of_the_run(flags_, list_), options_, data_.trajectories);
+  if (held_out_) print_evaluations(*held_out_, options_);
+}
+
+/// Returns whether it came to its end.
+bool TrainRun::train() {
+  return espalier::train(data_.trajectories, options_, events(), &stop.requested,
+                         held_out_ ? &*held_out_ : nullptr);
+}
+
+TrainEvents TrainRun::events() {
   TrainEvents events;
-  events.note = [&](const std::string& text) { progress.line(text); };
-  events.started = [&](int64_t total_steps, int64_t resumed_step) {
-    total = total_steps;
-    first = resumed_step;
-    if (!mix.empty()) write_text(options.out / kMixFile, mix);
-    write_text(options.out / "config.toml", config_of_the_run(flags, command));
-    nlohmann::ordered_json cost_model = cost_model_json(options.costs->time);
-    if (device.is_cpu()) add_products(product_choice(), &cost_model);
-    write_text(options.out / kCostModelFile, cost_model.dump(2) + "\n");
-    if (first > 0) progress.line(fmt::format("resuming after step {}", first));
-    if (first < total) stop.step = first + 1;
+  events.note = [this](const std::string& text) { note(text); };
+  events.started = std::bind_front(&TrainRun::on_start, this);
+  events.micro_batch = std::bind_front(&TrainRun::on_micro_batch, this);
+  events.step = std::bind_front(&TrainRun::on_step, this);
+  events.evaluating = std::bind_front(&TrainRun::on_evaluating, this);
+  events.evaluated = [this](int64_t step, const auto& values, const EvaluationState& state) {
+    note(evaluation_line(step, total_, values, state));
+    finish(step);
   };
-  events.micro_batch = [&](int64_t step, int64_t done, int64_t of) {
-    const double steps_done =
-        static_cast<double>(step - 1 - first) + static_cast<double>(done) / static_cast<double>(of);
-    progress.update(steps_done / static_cast<double>(total - first),
-                    fmt::format("step {}/{}, micro-batch {}/{}", step, total, done, of));
+  events.predicted = std::bind_front(&TrainRun::on_prediction, this);
+  events.saved = [this](const std::filesystem::path& folder) {
+    saved_ = true;
+    note("saved " + folder.string());
   };
-  events.step = [&](int64_t step, const nlohmann::ordered_json& metrics) {
-    progress.line(step_line(step, total, metrics));
-    if (step < total && !stop.requested) stop.step = step + 1;
-    if (step == first + 2) {  // the first one is slower
-      flags.plan.judge_calibration(use, metrics["predicted_seconds"], metrics["micro_batch_seconds"],
-                                   events.note);
-    }
-  };
-  events.evaluating = [&](int64_t step, int64_t done, int64_t of) {
-    if (!stop.requested) stop.step = step;  // an evaluation is left where it is
-    progress.update(
-        static_cast<double>(step - first) / static_cast<double>(std::max<int64_t>(1, total - first)),
-        fmt::format("evaluation after step {}/{}, micro-batch {}/{}", step, total, done, of));
-  };
-  events.evaluated = [&](int64_t step, const nlohmann::ordered_json& values, const EvaluationState& state) {
-    progress.line(evaluation_line(step, total, values, state));
-    if (step < total && !stop.requested) stop.step = step + 1;
-  };
-  events.predicted = [&](const Step& step, const StepPrediction& prediction, const StepResult& result) {
-    const PlanTable table{
-        .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
-    try {
-      write_text(options.out / "plan.txt", table.text());
-    } catch (const InputError& error) {  // a table to look at is no reason to end the run
-      progress.line(fmt::format("warning: {}", error.what()));
-    }
-    progress.line(fmt::format(
-        "micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}; see {}",
-        prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()), result.measured_seconds(),
-        human_bytes(static_cast<double>(result.measured_peak_bytes())), (options.out / "plan.txt").string()));
-  };
-  bool saved = false;
-  events.saved = [&](const std::filesystem::path& folder) {
-    saved = true;
-    progress.line("saved " + folder.string());
-  };
-  if (!train(trajectories, options, events, &stop.requested, held_out ? &*held_out : nullptr)) {
-    progress.line(fmt::format("stopped by a signal {}; continue with --resume",
-                              saved ? "after saving" : "before a step was done"));
-    *exit_code = kStoppedExitCode;
+  return events;
+}
+
+void TrainRun::on_start(int64_t total, int64_t resumed_step) {
+  total_ = total;
+  first_ = resumed_step;
+  if (!mix_.empty()) write_text(options_.out / kMixFile, mix_);
+  write_text(options_.out / "config.toml", config_of_the_run(flags_, list_));
+  nlohmann::ordered_json cost_model = cost_model_json(options_.costs->time);
+  if (device_.is_cpu()) add_products(product_choice(), &cost_model);
+  write_text(options_.out / kCostModelFile, cost_model.dump(2) + "\n");
+  if (first_ > 0) note(fmt::format("resuming after step {}", first_));
+  finish(first_);
+}
+
+void TrainRun::on_micro_batch(int64_t step, int64_t done, int64_t of) {
+  const double steps_done =
+      static_cast<double>(step - 1 - first_) + static_cast<double>(done) / static_cast<double>(of);
+  progress_->update(steps_done / static_cast<double>(total_ - first_),
+                    fmt::format("step {}/{}, micro-batch {}/{}", step, total_, done, of));
+}
+
+void TrainRun::on_step(int64_t step, const nlohmann::ordered_json& metrics) {
+  note(step_line(step, total_, metrics));
+  finish(step);
+  if (step != first_ + 2) return;  // the first one is slower
+  flags_.planning.judge_calibration(*use_, metrics["predicted_seconds"], metrics["micro_batch_seconds"],
+                                    [this](const std::string& text) { note(text); });
+}
+
+void TrainRun::on_evaluating(int64_t step, int64_t done, int64_t of) {
+  if (!stop.requested) stop.step = step;  // an evaluation is left where it is
+  progress_->update(
+      static_cast<double>(step - first_) / static_cast<double>(std::max<int64_t>(1, total_ - first_)),
+      fmt::format("evaluation after step {}/{}, micro-batch {}/{}", step, total_, done, of));
+}
+
+void TrainRun::on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result) {
+  const PlanTable table{
+      .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
+  const std::filesystem::path file = options_.out / "plan.txt";
+  try {
+    write_text(file, table.text());
+  } catch (const InputError& error) {  // a table to look at is no reason to end the run
+    note(fmt::format("warning: {}", error.what()));
   }
+  note(fmt::format("micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}; see {}",
+                   prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()),
+                   result.measured_seconds(), human_bytes(static_cast<double>(result.measured_peak_bytes())),
+                   file.string()));
 }
 
-void add_run_flags(CLI::App* command, TrainArguments* flags) {
-  const HelpGroup group(command, "Run");
-  command
-      ->add_option("--out", flags->out,
-                   "Folder of the run: config.toml, plan.txt (the first step's micro-batches, predicted and "
-                   "measured), metrics.jsonl, TensorBoard events, checkpoints/")
-      ->type_name("DIR")
-      ->required();
-  command->add_flag("--resume", flags->train.resume,
-                    "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
-                    "interruption, unless --device or --learning-rate changes, which is allowed");
-  command->add_option("--save-every", flags->train.save_every, "Steps between checkpoints (0: only the last)")
-      ->check(whole_from(0))
-      ->capture_default_str();
-  command
-      ->add_option("--save-dtype", flags->save_dtype,
-                   "Precision of saved weights, if it differs from --dtype; of saved adapters, if it differs "
-                   "from that of training, which is float32 beside a bfloat16 model")
-      ->check(CLI::IsMember(dtype_names()));
-  command->add_flag(
-      "--dry-run", flags->dry_run,
-      "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
+void add_run_flags(OptionList* list, TrainArguments* flags) {
+  add_run_options(&flags->train, list);
+  add_dtype(list, "save-dtype", &flags->save_dtype,
+            "Precision of saved weights, if it differs from --dtype; of saved adapters, if it differs "
+            "from that of training, which is float32 beside a bfloat16 model",
+            {.group = "Run"});
+  list->add("dry-run", &flags->dry_run,
+            "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
 }
 
-void add_step_flags(CLI::App* command, TrainArguments* flags) {
-  const HelpGroup group(command, "Steps");
-  TrainOptions& train = flags->train;
-  command->add_option("--steps", train.steps, "Optimiser steps (0: as many as --epochs need)")
-      ->check(whole_from(0))
-      ->capture_default_str();
-  command->add_option("--epochs", train.epochs, "Passes over the data, if --steps is 0")
-      ->check(whole_from(1))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--batch-size", train.batch_size,
-          "Trajectories per optimiser step (0: all); about as many where rows have a group_id, because "
-          "groups stay whole")
-      ->check(whole_from(0))
-      ->capture_default_str();
-  command
-      ->add_option("--shuffle", flags->shuffle,
-                   "none: file order, each group where its first row stands; groups: groups in random order, "
-                   "each kept whole (the default with --mix); rows: trajectories in random order, which "
-                   "splits groups")
-      ->check(CLI::IsMember(shuffle_names()))
-      ->capture_default_str();
-  command
-      ->add_option("--seed", train.seed,
-                   "Seed of the shuffle, which depends only on seed and epoch, and of new adapters")
-      ->capture_default_str();
+void add_reference_model(OptionList* list, TrainArguments* flags) {
+  list->add("reference-model", &flags->reference_model,
+            "Model folder of a reference or teacher of the same vocabulary: compute ref_logprobs of all "
+            "rows with it before training begins, in --dtype on --device, for rows that have none. They "
+            "are kept in --out and used again by --resume. Not with --mix",
+            {.path = PathKind::kFolder});
 }
 
-void add_reference_model(CLI::App* command, TrainArguments* flags) {
-  const HelpGroup group(command, kObjectiveGroup);
-  command
-      ->add_option(
-          "--reference-model", flags->reference_model,
-          "Model folder of a reference or teacher of the same vocabulary: compute ref_logprobs of all "
-          "rows with it before training begins, in --dtype on --device, for rows that have none. They "
-          "are kept in --out and used again by --resume. Not with --mix")
-      ->type_name("DIR");
+void add_evaluation_flags(OptionList* list, TrainArguments* flags) {
+  list->add("eval-data", &flags->eval_data,
+            "Rows that the run is not trained on, files as for --data: their loss by --objective, over "
+            "all of them as over one step, goes to metrics.jsonl as records of its own. Not with --mix",
+            {.path = PathKind::kFile, .group = "Evaluation"});
+  add_evaluation_options(&flags->evaluation, list);
 }
 
-void add_evaluation_flags(CLI::App* command, TrainArguments* flags) {
-  const HelpGroup group(command, "Evaluation");
-  EvaluationOptions& evaluation = flags->evaluation;
-  command
-      ->add_option(
-          "--eval-data", flags->eval_data,
-          "Rows that the run is not trained on, files as for --data: their loss by --objective, over "
-          "all of them as over one step, goes to metrics.jsonl as records of its own. Not with --mix")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->type_name("FILE");
-  command
-      ->add_option("--eval-every", evaluation.every,
-                   "Steps between evaluations (0: none but the one after the last step)")
-      ->check(whole_from(0))
-      ->capture_default_str();
-  command->add_flag("--keep-best", evaluation.keep_best,
-                    "Keep the checkpoint with the lowest evaluation loss as OUT/checkpoints/best");
-  command
-      ->add_option(
-          "--early-stop", evaluation.early_stop,
-          "End the run, saved as at its end, after so many evaluations in a row without a lower loss "
-          "(0: never)")
-      ->check(whole_from(0))
-      ->capture_default_str();
-}
-
-void add_profile_flags(CLI::App* command, TrainArguments* flags) {
-  const HelpGroup group(command, kOutputGroup);
-  add_profile(command, &flags->profile, "one step");
-  command
-      ->add_option("--profile-step", flags->train.profile_step,
-                   "Number of the step to profile (0: the second, or the only one, because the first also "
-                   "allocates memory)")
-      ->check(whole_from(0))
-      ->capture_default_str();
-}
-
-void add_flags(CLI::App* command, TrainArguments* flags) {
-  add_model(command, &flags->model)->required();
-  flags->data.add(command, /*required=*/false);
-  flags->mix.add(command);
-  add_run_flags(command, flags);
-  flags->objective.add(command);
-  add_reference_model(command, flags);
-  add_step_flags(command, flags);
-  add_evaluation_flags(command, flags);
-  flags->optimizer.add(command, /*schedules=*/true);
-  flags->lora.add(command);
-  flags->plan.add(command);
-  flags->device.add(command, /*trains=*/true);
-  add_dtype(command, &flags->dtype,
+void add_flags(OptionList* list, TrainArguments* flags) {
+  add_model(list, &flags->model);
+  flags->data.add(list, /*required=*/false);
+  flags->mix.add(list);
+  add_run_flags(list, flags);
+  add_objective_options(&flags->train.objective, list);
+  add_reference_model(list, flags);
+  add_step_options(&flags->train, list);
+  add_evaluation_flags(list, flags);
+  add_optimizer_options(&flags->train, list, /*schedules=*/true);
+  flags->lora.add(list);
+  flags->planning.add(list);
+  flags->device.add(list, /*trains=*/true);
+  add_dtype(list, "dtype", &flags->train.dtype,
             "Precision of training (bfloat16: with float32 master weights and gradient sums)");
-  add_threads(command);
-  add_profile_flags(command, flags);
-  add_config(command);
+  add_threads(list);
+  add_profile(list, &flags->profile, "one step");
+  add_profile_step(&flags->train, list);
 }
 
 }  // namespace
 
-void add_train(CLI::App& app, int* exit_code) {
-  CLI::App* command =
-      app.add_subcommand("train", "Train a model on trajectories; shared prefixes are encoded once");
-  command->footer(
-      "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder; with --lora-rank a folder of "
-      "PEFT, "
-      "which `espalier merge` adds to the weights. On Ctrl-C (SIGINT), SIGTERM and "
-      "SIGHUP the run finishes its step, saves and exits with status 3; a second Ctrl-C ends it at once. "
-      "--resume continues from the newest checkpoint that is whole. After an error in a later step, the run "
-      "saves what is done and exits with status 1.\n\nExample:\n"
-      "  espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 --batch-size 64 "
-      "--memory-budget 16GiB");
-  auto flags = std::make_shared<TrainArguments>();
-  add_flags(command, flags.get());
-  command->callback([flags, command, exit_code] { run_train(*flags, *command, exit_code); });
+Command train_command() {
+  const auto flags = std::make_shared<TrainArguments>();
+  Command command{
+      .name = "train",
+      .summary = "Train a model on trajectories; shared prefixes are encoded once",
+      .closing =
+          "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder; with --lora-rank a folder "
+          "of "
+          "PEFT, which `espalier merge` adds to the weights. On Ctrl-C (SIGINT), SIGTERM and "
+          "SIGHUP the run finishes its step, saves and exits with status 3; a second Ctrl-C ends it at once. "
+          "--resume continues from the newest checkpoint that is whole. After an error in a later step, the "
+          "run "
+          "saves what is done and exits with status 1.\n\nExample:\n"
+          "  espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 --batch-size 64 "
+          "--memory-budget 16GiB",
+      .run = [flags](const OptionList& list) {
+        // Rows of all sources come together in the steps of a mix, unless something else is asked for.
+        if (!flags->mix.file.empty() && !list.at("shuffle").is_given())
+          flags->train.shuffle = Shuffle::kGroups;
+        return TrainRun(*flags, list).run();
+      }};
+  add_flags(&command.options, flags.get());
+  return command;
 }
 
 }  // namespace espalier::cli

@@ -3,14 +3,18 @@
 #include "espalier/verify/verify.h"
 #include "espalier/base/units.h"
 
+#include <memory>
+
 #include "espalier/base/check.h"
 #include "espalier/base/output.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/help.h"
+#include "espalier/measure/planning.h"
+#include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
+#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/progress.h"
 
 namespace espalier::cli {
@@ -19,11 +23,10 @@ namespace {
 struct VerifyArguments {
   DataFlags data;
   MixFlags mix;
-  PlanFlags plan;
-  ObjectiveFlags objective;
-  DeviceFlags device;
-  std::string model, adapter, dtype = "float64";
-  uint64_t seed = 0;
+  Planning planning;
+  DeviceOptions device;
+  VerifyOptions options;
+  std::string model, adapter;
   bool json = false;
 };
 
@@ -52,15 +55,13 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
   print_output("{}\n", report.passed ? "passed" : "FAILED");
 }
 
-void run_verify(const VerifyArguments& flags, const CLI::App& command, int* exit_code) {
-  flags.mix.check(command, flags.data);
-  VerifyOptions options;
+int run_verify(const VerifyArguments& flags, const OptionList& list) {
+  flags.mix.check(list, flags.data);
+  VerifyOptions options = flags.options;
+  check_objective_options(options.objective);
   options.device = flags.device.open();
   options.model = flags.model;
   options.adapter = flags.adapter;
-  options.dtype = parse_dtype(flags.dtype);
-  options.objective = flags.objective.options();
-  options.seed = flags.seed;
   MixedData data;
   if (flags.mix.file.empty()) {
     data.trajectories = flags.data.read(data_use_of(flags.model, options.objective));
@@ -70,7 +71,7 @@ void run_verify(const VerifyArguments& flags, const CLI::App& command, int* exit
   const Trajectories& trajectories = data.trajectories;
   options.mix = data.sources;
   note_carried_tensors(flags.model);
-  options.plan = flags.plan.options(trajectories);
+  options.plan = flags.planning.options(trajectories);
   VerifyReport report;
   {
     Progress progress("verify");
@@ -84,38 +85,42 @@ void run_verify(const VerifyArguments& flags, const CLI::App& command, int* exit
   } else {
     print(report, options);
   }
-  *exit_code = report.passed ? 0 : 1;
+  return report.passed ? 0 : 1;
 }
 
 }  // namespace
 
-void add_verify(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand(
-      "verify", "Prove on your model and data that loss and every gradient equal per-trajectory training");
-  command->footer(
-      "Runs all trajectories as one optimiser step twice: on trees by the plan, and one by one with ordinary "
-      "causal attention. In float64 the relative error of every parameter's gradient may be at most 1e-12. "
-      "In lower precision both sides are compared with float64, and the error of the tree side may be at "
-      "most twice that of the other. When the tokens of other branches change, the log-probabilities of a "
-      "branch must stay bitwise identical. The exit status is 1 if anything fails. Memory grows with "
-      "--limit, and a few trajectories prove as much as many.");
-  auto flags = std::make_shared<VerifyArguments>();
-  add_model(command, &flags->model)->required();
-  add_adapter(command, &flags->adapter,
-              "Prove the gradients of this adapter, a folder of PEFT, on the model");
-  flags->data.add(command, /*required=*/false);
-  flags->mix.add(command);
-  add_dtype(command, &flags->dtype, "Precision to prove");
-  flags->device.add(command, /*trains=*/true);
-  flags->objective.add(command);
-  flags->plan.add(command);
-  add_threads(command);
-  add_config(command);
-  const HelpGroup group(command, "Proof");
-  command->add_option("--seed", flags->seed, "Chooses the branches whose isolation is tested")
-      ->capture_default_str();
-  command->add_flag("--json", flags->json, "Print JSON");
-  command->callback([flags, command, exit_code] { run_verify(*flags, *command, exit_code); });
+Command verify_command() {
+  const auto flags = std::make_shared<VerifyArguments>();
+  Command command{
+      .name = "verify",
+      .summary = "Prove on your model and data that loss and every gradient equal per-trajectory training",
+      .closing =
+          "Runs all trajectories as one optimiser step twice: on trees by the plan, and one by one with "
+          "ordinary "
+          "causal attention. In float64 the relative error of every parameter's gradient may be at most "
+          "1e-12. "
+          "In lower precision both sides are compared with float64, and the error of the tree side may be at "
+          "most twice that of the other. When the tokens of other branches change, the log-probabilities of "
+          "a "
+          "branch must stay bitwise identical. The exit status is 1 if anything fails. Memory grows with "
+          "--limit, and a few trajectories prove as much as many.",
+      .run = [flags](const OptionList& list) { return run_verify(*flags, list); }};
+  VerifyOptions& options = flags->options;
+  OptionList& list = command.options;
+  add_model(&list, &flags->model);
+  add_adapter(&list, &flags->adapter, "Prove the gradients of this adapter, a folder of PEFT, on the model");
+  flags->data.add(&list, /*required=*/false);
+  flags->mix.add(&list);
+  add_dtype(&list, "dtype", &options.dtype, "Precision to prove");
+  flags->device.add(&list, /*trains=*/true);
+  add_objective_options(&options.objective, &list);
+  flags->planning.add(&list);
+  add_threads(&list);
+  list.group("Proof");
+  list.add("seed", &options.seed, "Chooses the branches whose isolation is tested");
+  list.add("json", &flags->json, "Print JSON");
+  return command;
 }
 
 }  // namespace espalier::cli

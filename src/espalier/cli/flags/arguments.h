@@ -1,40 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the values of flags, with messages that say what was expected and received.
+// Arguments of a command, which set its options. Its source alone knows CLI11.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
-#include <cstdint>
-#include <functional>
-#include <limits>
 #include <string>
+#include <vector>
 
-#include "espalier/base/check.h"
+#include "espalier/cli/commands/command.h"
 
 namespace espalier::cli {
 
-/// Turns a size such as 8GiB into bytes. Numbers without a unit below `fewest_bare` are refused: there the
-/// unit was forgotten.
-CLI::Validator byte_size(int64_t fewest_bare = 0);
-/// Checks that a flag is a whole number from `low` on.
-CLI::Validator whole_from(int64_t low);
-/// Checks that a flag is a number from `low` on, up to `high`, and neither NaN nor infinite.
-CLI::Validator real_from(double low, double high = std::numeric_limits<double>::max());
-/// The same with `high` itself left out.
-CLI::Validator real_below(double low, double high);
-
-/// What is wrong with the text of a flag, as CLI11 wants it: the message of the InputError that `parse`
-/// throws.
-template <class Parse>
-std::function<std::string(const std::string&)> fault_of(Parse parse) {
-  return [parse](const std::string& text) {
-    try {
-      parse(text);
-    } catch (const InputError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
-}
+/// Sets the options of a command by its arguments, and by the TOML file of --config: a flag on the command
+/// line wins over the file, and a list over the whole list there. Returns false, and sets nothing, where they
+/// ask for help. Throws UsageError naming the flag, also where one that takes a single value is given twice:
+/// one of two would be lost without a word.
+bool set_options(Command* command, const std::vector<std::string>& arguments);
 
 }  // namespace espalier::cli

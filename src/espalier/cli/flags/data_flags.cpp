@@ -8,9 +8,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
-#include "espalier/cli/flags/arguments.h"
 #include "espalier/cli/print/data_summary.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/config/router_shape.h"
 #include "espalier/engine/router_inputs.h"
 #include "espalier/runtime/progress.h"
@@ -32,28 +30,18 @@ DataUse data_use_of(const std::string& model, const std::optional<ObjectiveOptio
   return use;
 }
 
-void DataFlags::add(CLI::App* command, bool required) {
-  const HelpGroup group(command, kDataGroup);
-  command
-      ->add_option(
-          "--data", data,
-          "Trajectories: JSONL (plain, .gz or .zst) or packed .safetensors, see docs/data-format.md. Several "
-          "files, or patterns such as 'rows-*.jsonl', are read one after another")
-      ->required(required)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->type_name("FILE");
-  command->add_flag("--skip-bad-rows", skip_bad_rows,
-                    "Count and report bad rows instead of stopping at the first");
-  command->add_option("--limit", limit, "Use only the first N trajectories (0: all)")
-      ->check(whole_from(0))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--max-row-bytes", max_row_bytes,
-          "JSONL: most bytes of one row, such as 1GiB. Longer rows are refused before they fill the memory")
-      ->transform(byte_size())
-      ->check(CLI::Range(uint64_t{1}, kMostLineBytes))
-      ->default_str(std::to_string(kDefaultLineBytes));
+void DataFlags::add(OptionList* list, bool required) {
+  list->group(kDataGroup);
+  list->add(
+      "data", &data,
+      "Trajectories: JSONL (plain, .gz or .zst) or packed .safetensors, see docs/data-format.md. Several "
+      "files, or patterns such as 'rows-*.jsonl', are read one after another",
+      {.path = PathKind::kFile, .required = required});
+  list->add("skip-bad-rows", &skip_bad_rows, "Count and report bad rows instead of stopping at the first");
+  list->add("limit", &limit, "Use only the first N trajectories (0: all)", {.least = 0});
+  list->add("max-row-bytes", &max_row_bytes,
+            "JSONL: most bytes of one row, such as 1GiB. Longer rows are refused before they fill the memory",
+            {.least = 1, .most = kMostLineBytes, .bytes = true});
 }
 
 std::vector<std::filesystem::path> DataFlags::files() const {
@@ -87,7 +75,7 @@ Trajectories DataFlags::read(const DataUse& use) const {
   options.vocab_size = use.vocab_size;
   options.skip_bad_rows = skip_bad_rows;
   options.max_rows = limit;
-  options.max_line_bytes = static_cast<int64_t>(max_row_bytes);
+  options.max_line_bytes = max_row_bytes;
   options.progress = [&progress](double fraction) { progress.update(fraction); };
   Trajectories trajectories = read_trajectories(paths, options, &report);
   check_recorded_routes(printable(name), trajectories, use.routers, use.num_layers);

@@ -2,8 +2,6 @@
 // --data and what goes with it: which trajectories a command reads, and what it says about them first.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -12,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/base/options.h"
 #include "espalier/config/router_shape.h"
 #include "espalier/data/reader.h"
 #include "espalier/objective/objective.h"
@@ -36,9 +35,9 @@ struct DataFlags {
   std::vector<std::string> data;  // names and patterns
   bool skip_bad_rows = false;
   int64_t limit = 0;
-  uint64_t max_row_bytes = kDefaultLineBytes;
+  int64_t max_row_bytes = kDefaultLineBytes;
 
-  void add(CLI::App* command, bool required = true);
+  void add(OptionList* list, bool required = true);
 
   /// Reads the files, one after the other, with a progress bar. Then says on standard error what was read
   /// (data_summary), and which rows were skipped.

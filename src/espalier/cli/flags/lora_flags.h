@@ -2,31 +2,24 @@
 // Flags of low-rank adapters (LoRA), the same in every command that has them.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
-#include <cstdint>
 #include <optional>
 #include <string>
 
-#include "espalier/cli/print/help.h"
+#include "espalier/base/options.h"
 #include "espalier/config/config.h"
 #include "espalier/config/lora.h"
 
 namespace espalier::cli {
 
 /// --adapter.
-CLI::Option* add_adapter(CLI::App* command, std::string* adapter, const std::string& help,
-                         const std::string& group = kDataGroup);
+void add_adapter(OptionList* list, std::string* adapter, const std::string& help, OptionTraits traits = {});
 
 struct LoraFlags {
-  int64_t rank = 0;  // 0: no new adapter
-  double alpha = 0;  // 0: the rank
-  bool rslora = false;
-  std::string targets = kAllLinear;  // names with commas between them
-  std::string adapter;               // a folder; "": none
+  LoraOptions lora{.targets = {kAllLinear}};  // rank 0: no new adapter; alpha 0: the rank
+  std::string adapter;                        // a folder; "": none
 
   /// --lora-rank and what goes with it, and --adapter.
-  void add(CLI::App* command);
+  void add(OptionList* list);
 
   /// Of a new adapter; nothing without one. Throws InputError where a flag is given without the one that it
   /// needs, or beside one that it contradicts, or has no such value.

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "espalier/base/check.h"
+#include "espalier/cli/commands/command.h"
 #include "espalier/cli/flags/toml_config.h"
-#include "espalier/cli/print/help.h"
 #include "espalier/data/concatenate.h"
 
 namespace espalier::cli {
@@ -15,8 +15,8 @@ namespace {
 struct SourceTable {
   MixSource source;
   std::vector<std::string> data;
-  ObjectiveFlags objective;
   nlohmann::ordered_json options = nlohmann::ordered_json::object();  // of the objective, as they are given
+  nlohmann::ordered_json derived = nlohmann::ordered_json::object();  // of those whose default is
 };
 
 std::vector<std::string> texts_of(const nlohmann::ordered_json& value) {
@@ -33,24 +33,22 @@ std::string option_text(const nlohmann::ordered_json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-/// Parses the options as the command line would.
-void parse_objective_flags(SourceTable* table) {
-  CLI::App parser;
-  table->objective.add(&parser);
-  std::vector<std::string> arguments;
+/// Sets the options as the command line would.
+void set_objective(SourceTable* table) {
+  OptionList list;
+  add_objective_options(&table->source.objective, &list);
+  NamedTexts texts;
   for (const auto& [key, value] : table->options.items()) {
-    ESPALIER_CHECK(parser.get_option_no_throw("--" + key) != nullptr,
+    ESPALIER_CHECK(list.find(key) != nullptr,
                    "unknown key `{}`: expected name, data, weight or a flag of objectives (see --help)", key);
     ESPALIER_CHECK(!value.is_structured(), "key `{}`: expected one value, received a list", key);
-    arguments.push_back(fmt::format("--{}={}", key, option_text(value)));
+    texts.emplace_back(key, option_text(value));
   }
-  std::ranges::reverse(arguments);  // as CLI11 takes them
-  try {
-    parser.parse(arguments);
-  } catch (const CLI::ParseError& error) {
-    throw InputError(error.what());
+  list.set(texts);
+  check_objective_options(table->source.objective);
+  for (const Option& option : list.all()) {
+    if (!option.traits().derived.empty()) table->derived[option.name()] = option.kept();
   }
-  table->source.objective = table->objective.options();
 }
 
 SourceTable parse_table(const FileTable& given) {
@@ -80,7 +78,7 @@ SourceTable parse_table(const FileTable& given) {
         table.options[key] = value;
       }
     }
-    parse_objective_flags(&table);
+    set_objective(&table);
   } catch (const InputError& error) {
     throw InputError(fmt::format("{}: source {}: {}", given.where, table.source.name, error.what()));
   }
@@ -110,24 +108,21 @@ DataFlags data_flags_of(const SourceTable& table, const DataFlags& shared) {
 
 }  // namespace
 
-void MixFlags::add(CLI::App* command) {
-  const HelpGroup group(command, kDataGroup);
-  command
-      ->add_option(
-          "--mix", file,
-          "TOML file with a table [[mix]] for each of several sources of data, in place of --data and "
-          "the flags of the objective: data (a file, a pattern or a list of them), objective, weight "
-          "(of its loss, 1), name (that of metrics, the objective's), and flags of its objective as "
-          "keys. Steps take rows of all sources and share their prefixes (docs/objectives.md)")
-      ->type_name("FILE");
+void MixFlags::add(OptionList* list) {
+  list->add("mix", &file,
+            "TOML file with a table [[mix]] for each of several sources of data, in place of --data and "
+            "the flags of the objective: data (a file, a pattern or a list of them), objective, weight "
+            "(of its loss, 1), name (that of metrics, the objective's), and flags of its objective as "
+            "keys. Steps take rows of all sources and share their prefixes (docs/objectives.md)",
+            {.path = PathKind::kFile, .group = kDataGroup});
 }
 
-void MixFlags::check(const CLI::App& command, const DataFlags& data) const {
-  if (file.empty() && data.data.empty()) throw CLI::RequiredError("--data");
+void MixFlags::check(const OptionList& list, const DataFlags& data) const {
+  if (file.empty() && data.data.empty()) throw UsageError("--data is required");
   if (file.empty()) return;
   ESPALIER_CHECK(data.data.empty(), "--mix: expected no --data beside it, which its tables have");
-  for (const std::string& name : ObjectiveFlags::names()) {
-    ESPALIER_CHECK(command.get_option("--" + name)->count() == 0,
+  for (const std::string& name : objective_option_names()) {
+    ESPALIER_CHECK(!list.at(name).is_given(),
                    "--mix: expected no --{} beside it: give it in the tables of {}", name, file);
   }
 }
@@ -158,9 +153,9 @@ std::string MixFlags::resolved() const {
         {"name", table.source.name},
         {"data", data_flags_of(table, {}).resolved()},
         {"weight", table.source.weight},
-        {"objective", table.objective.objective},
+        {"objective", to_string(table.source.objective.kind)},
     };
-    values.update(table.objective.resolved());
+    values.update(table.derived);
     values.update(table.options);
     text += fmt::format("{}[[mix]]\n{}", text.empty() ? "" : "\n", to_toml(values));
   }

@@ -2,12 +2,10 @@
 // --mix FILE: several sources of data in one step, each with an objective of its own.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include <string>
 #include <vector>
 
-#include "espalier/cli/flags/model_flags.h"
+#include "espalier/cli/flags/data_flags.h"
 #include "espalier/objective/mix.h"
 
 namespace espalier::cli {
@@ -22,11 +20,11 @@ struct MixedData {
 struct MixFlags {
   std::string file;  // empty: no mix
 
-  void add(CLI::App* command);
+  void add(OptionList* list);
 
-  /// Throws CLI::RequiredError without --data and --mix; InputError where both are given, or flags of an
+  /// Throws UsageError without --data and --mix; InputError where both are given, or flags of an
   /// objective beside --mix, which belong into its tables.
-  void check(const CLI::App& command, const DataFlags& data) const;
+  void check(const OptionList& list, const DataFlags& data) const;
 
   /// Reads the files of every source, as of DataFlags::read. Throws InputError "FILE:LINE: source NAME: ..."
   /// for what is wrong in a table. `data` has the flags of reading, such as --skip-bad-rows and --limit,

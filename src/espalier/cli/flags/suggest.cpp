@@ -55,23 +55,16 @@ size_t edits(std::string_view from, std::string_view to) {
   return row.back();
 }
 
-std::vector<std::string> flags_of(const CLI::App& command) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back(name);
-  }
-  return names;
-}
-
 std::string meant(const std::string& prefix, const std::string& word) {
   return word.empty() ? std::string() : fmt::format("; did you mean {}{}?", prefix, word);
 }
 
-std::string unknown_flag(const CLI::App& command, const std::string& argument) {
+std::string unknown_flag(const Command& command, const std::string& argument) {
   const std::string name = argument.substr(2, argument.find('=') - 2);
-  if (command.get_option_no_throw("--" + name) != nullptr) return "";
+  const std::vector<std::string> known = command.flag_names();
+  if (std::ranges::find(known, name) != known.end()) return "";
   return fmt::format("unknown flag {} of `espalier {}`{}", argument.substr(0, argument.find('=')),
-                     command.get_name(), suggested_flag(command, name));
+                     command.name, suggested_flag(command, name));
 }
 
 }  // namespace
@@ -88,29 +81,29 @@ std::string nearest_word(const std::string& given, std::span<const std::string> 
   return nearest;
 }
 
-std::string suggested_flag(const CLI::App& command, const std::string& name) {
+std::string suggested_flag(const Command& command, const std::string& name) {
   std::string dashed = name;
   std::replace(dashed.begin(), dashed.end(), '_', '-');
-  const std::vector<std::string> known = flags_of(command);
+  const std::vector<std::string> known = command.flag_names();
   const auto other = other_names().find(dashed);
   const bool has_other =
       other != other_names().end() && std::ranges::find(known, other->second) != known.end();
   return meant("--", has_other ? other->second : nearest_word(dashed, known));
 }
 
-std::string unknown_word(const CLI::App& app, const std::vector<std::string>& args) {
+std::string unknown_word(const std::deque<Command>& commands, const std::vector<std::string>& args) {
   if (args.empty() || args[0].starts_with('-')) return "";
-  std::vector<std::string> commands;
-  for (const CLI::App* command : app.get_subcommands({})) commands.push_back(command->get_name());
-  if (std::ranges::find(commands, args[0]) == commands.end()) {
-    return fmt::format("unknown command {}; expected one of {}{}", args[0], fmt::join(commands, ", "),
-                       meant("", nearest_word(args[0], commands)));
+  const auto command = std::ranges::find(commands, args[0], &Command::name);
+  if (command == commands.end()) {
+    std::vector<std::string> names;
+    for (const Command& each : commands) names.push_back(each.name);
+    return fmt::format("unknown command {}; expected one of {}{}", args[0], fmt::join(names, ", "),
+                       meant("", nearest_word(args[0], names)));
   }
-  const CLI::App& command = *app.get_subcommand(args[0]);
-  if (command.get_prefix_command()) return "";
+  if (command->pass_on) return "";
   for (size_t i = 1; i < args.size() && args[i] != "--"; ++i) {
     if (!args[i].starts_with("--")) continue;
-    if (std::string fault = unknown_flag(command, args[i]); !fault.empty()) return fault;
+    if (std::string fault = unknown_flag(*command, args[i]); !fault.empty()) return fault;
   }
   return "";
 }

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <sstream>
-
-#include "espalier/cli/print/command_text.h"
+#include <utility>
+#include <vector>
 
 namespace espalier::cli {
 namespace {
@@ -54,49 +54,11 @@ std::string row(const std::string& left, const std::string& right, size_t width)
   return line + wrapped(right, width, width) + "\n";
 }
 
-std::string value_text(const FlagText& flag) {
+std::string value_text(const OptionText& flag) {
   return flag.value + (flag.several ? "..." : "");
 }
 
-}  // namespace
-
-HelpFormat::HelpFormat() {
-  label("Positionals", "Arguments");
-}
-
-HelpGroup::HelpGroup(CLI::App* command, const std::string& name)
-    : command_(command), before_(command->option_defaults()->get_group()) {
-  command_->option_defaults()->group(name);
-}
-
-HelpGroup::~HelpGroup() {
-  command_->option_defaults()->group(before_);
-}
-
-std::string HelpFormat::make_description(const CLI::App* app) const {
-  return wrapped_lines(app->get_description()) + "\n";
-}
-
-std::string HelpFormat::make_usage(const CLI::App* app, std::string name) const {
-  std::string usage = "Usage: " + name;
-  if (!app->get_subcommands({}).empty()) return usage + " COMMAND [FLAGS]\n\n";
-  for (const CLI::Option* option : app->get_options()) {
-    if (!option->get_required()) continue;
-    const FlagText flag = flag_text(*option);
-    usage += (flag.names.empty() ? " " : " " + flag.names.back() + " ") + value_text(flag);
-  }
-  return usage + " [FLAGS]\n\n";
-}
-
-std::string HelpFormat::make_group(std::string group, bool is_positional,
-                                   std::vector<const CLI::Option*> options) const {
-  std::string text = fmt::format("{}:\n", group);
-  for (const CLI::Option* option : options) text += make_option(option, is_positional);
-  return text;
-}
-
-std::string HelpFormat::make_option(const CLI::Option* option, bool) const {
-  const FlagText flag = flag_text(*option);
+std::string flag_row(const OptionText& flag) {
   std::string left = fmt::format("{}", fmt::join(flag.names, ", "));
   if (!flag.value.empty()) left += (left.empty() ? "" : " ") + value_text(flag);
   std::string right = flag.help;
@@ -109,12 +71,41 @@ std::string HelpFormat::make_option(const CLI::Option* option, bool) const {
   return row(left, right, kLeftColumn);
 }
 
-std::string HelpFormat::make_subcommand(const CLI::App* command) const {
-  return row(command->get_name(), command->get_description(), kLeftOfCommand);
+/// A heading for each group, in the order in which they come first, and what stands below it.
+template <class Each, class MakeRow>
+std::string grouped(std::span<const Each> all, const MakeRow& make_row) {
+  std::vector<std::pair<std::string, std::string>> groups;
+  for (const Each& each : all) {
+    auto group = std::ranges::find(groups, each.group, &std::pair<std::string, std::string>::first);
+    if (group == groups.end()) group = groups.insert(group, {each.group, ""});
+    group->second += make_row(each);
+  }
+  std::string text;
+  for (const auto& [name, rows] : groups) text += fmt::format("{}:\n{}\n", name, rows);
+  return text;
 }
 
-std::string HelpFormat::make_footer(const CLI::App* app) const {
-  return app->get_footer().empty() ? "" : wrapped_lines(app->get_footer());
+}  // namespace
+
+std::string help_of_command(const CommandText& command) {
+  std::string usage = "Usage: espalier " + command.name;
+  for (const OptionText& flag : command.flags) {
+    if (flag.required) usage += (flag.names.empty() ? " " : " " + flag.names.back() + " ") + value_text(flag);
+  }
+  std::string flags = grouped(std::span<const OptionText>(command.flags), flag_row);
+  if (command.closing.empty()) flags.pop_back();
+  return fmt::format("{}\n{} [FLAGS]\n\n{}{}", wrapped_lines(command.summary), usage, flags,
+                     wrapped_lines(command.closing));
+}
+
+std::string help_of_program(std::span<const CommandText> texts) {
+  const CommandText& program = texts.front();
+  const auto command_row = [](const CommandText& command) {
+    return row(command.name, command.summary, kLeftOfCommand);
+  };
+  return fmt::format("{}\nUsage: espalier COMMAND [FLAGS]\n\n{}{}{}", wrapped_lines(program.summary),
+                     grouped(std::span<const OptionText>(program.flags), flag_row),
+                     grouped(texts.subspan(1), command_row), wrapped_lines(program.closing));
 }
 
 }  // namespace espalier::cli
