@@ -115,6 +115,9 @@ TEST(Mamba2, RefusalsNameTheKey) {
   expect_refused("time_step_limit", {0.5, 0.1});
   expect_refused("time_step_limit", {kInfinity, 0.1});
   expect_refused("time_step_limit", {0.0, "Infinity"});
+  expect_refused("time_step_limit", {1e308, kInfinity});
+  expect_refused("time_step_limit", {kInfinity, kInfinity});
+  expect_refused("time_step_limit", {0.0, 1e308});
   expect_refused("use_conv_bias", 1);
   expect_refused("num_attention_heads", 4);
   expect_refused("rope_theta", 1e4);
