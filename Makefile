@@ -18,6 +18,7 @@ build: setup  ## the command bin/espalier and the tests
 
 test: build  ## all tests: C++, layers, documents, Python
 	@python3 tests/check_layers.py --self-test
+	@python3 tests/check_types.py --self-test
 	@python3 tests/check_docs.py --self-test
 	@OMP_NUM_THREADS=1 ctest --preset release --parallel $(TEST_JOBS)
 	@PYTHONPATH=python $(PYTHON) -m pytest -q --durations 20 --numprocesses $(TEST_JOBS) --dist loadfile tests/python

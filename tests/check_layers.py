@@ -19,20 +19,20 @@ from pathlib import Path
 MAY_INCLUDE = {
     "base": set(),
     "tree": {"base"},
-        "data": {"base"},
+    "data": {"base"},
     "text": {"base"},
     "config": {"base"},
     "plan": {"base", "tree", "config"},
     "inspect": {"base", "tree", "data", "text"},
     "runtime": {"base"},
     "ops": {"base"},
+    "qualify": {"base", "ops"},
     "model": {"base", "text", "config", "ops"},
     "objective": {"base", "tree", "plan", "data"},
     "engine": {"base", "tree", "plan", "data", "config", "runtime", "ops", "model", "objective"},
 }
 MAY_INCLUDE["sample"] = MAY_INCLUDE["engine"] | {"engine"}
-MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine"}
-MAY_INCLUDE["qualify"] = MAY_INCLUDE["measure"] | {"measure"}
+MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine", "qualify"}
 MAY_INCLUDE["verify"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["train"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["benchmark"] = MAY_INCLUDE["train"] | {"train"}
@@ -98,6 +98,7 @@ PLANTED = {
     "data/b.h": "#include <c10/util/Half.h>",
     "ops/kernels/a.cuh": "#include <torch/library.h>",
     "ops/kernels/b.cu": '#include "espalier/ops/attention/tree_attention.h"',
+    "qualify/a.h": '#include "espalier/measure/cost.h"',
     "train/b.cpp": '#include "batch.h"',
     "cli/a.cpp": '#include "espalier/nowhere/a.h"',
     "python/a.cpp": '#include "espalier/engine/step.h"',

@@ -60,6 +60,7 @@ TEST(Mamba2, LayersHaveNoMlpAndNoPositions) {
   EXPECT_EQ(config.rms_norm_eps, 1e-4);
   EXPECT_TRUE(config.residual_in_fp32);
   EXPECT_FALSE(config.rotary);
+  EXPECT_EQ(parse(tiny_mamba2({{"pad_token_id", 2}})).pad_token_id, -1);  // Transformers trains its row, too
   const ModelSpec spec = model_spec(config);
   EXPECT_FALSE(spec.layers[0].has_mlp());
   const auto& ssm = std::get<SsmSpec>(spec.layers[0].mixer);

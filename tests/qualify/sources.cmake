@@ -3,6 +3,4 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/attention_family_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/child_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/operator_family_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/qualify_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/device_options_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/kernel_check_test.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/qualify_test.cpp)

@@ -19,7 +19,7 @@
 #include "espalier/cli/print/help.h"
 #include "espalier/cli/signals.h"
 #include "espalier/cli/version.h"
-#include "espalier/qualify/kernel_check.h"
+#include "espalier/measure/kernel_check.h"
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/runtime/tensor_memory.h"
 

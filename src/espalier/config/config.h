@@ -95,6 +95,11 @@ struct DecoderConfig {
   std::string parameter_prefix = "model.";  // of all parameters but the LM head
   std::string embedding_name = "embed_tokens";
   std::string final_norm_name = "norm";
+  /// The token whose row of the embedding Transformers gives no gradient (padding_idx of torch.nn.Embedding,
+  /// but where the embedding is also the LM head, from that side); -1: none.
+  int64_t pad_token_id = -1;
+  /// The same here. Not of config.json: a run chooses (Decoder::freeze_pad_embedding).
+  bool freeze_pad_embedding = false;
   std::string dtype;  // dtype that the file declares, "" if none
 };
 

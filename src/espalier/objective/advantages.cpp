@@ -31,7 +31,7 @@ struct RewardGroup {
 double penalty(const Trajectories& trajectories, int64_t token, const ObjectiveOptions& options) {
   if (!options.has_kl_in(KlPlace::kReward) || trajectories.loss_weights[token] == 0) return 0;
   const double log_ratio = trajectories.logprobs.values[token] - trajectories.ref_logprobs.values[token];
-  return options.kl_coef * kl_estimate(log_ratio, options.kl_estimator);
+  return kl_estimate(log_ratio, options.kl_estimator, options.kl_coef);
 }
 
 void check_has_penalty(const Trajectories& trajectories, int64_t row, const ObjectiveOptions& options) {

@@ -19,10 +19,10 @@
 #include "espalier/config/stop_ids.h"
 #include "espalier/engine/router_inputs.h"
 #include "espalier/measure/cost.h"
+#include "espalier/measure/kernel_check.h"
 #include "espalier/model/weights.h"
 #include "espalier/objective/custom.h"
 #include "espalier/python_engine/options.h"
-#include "espalier/qualify/kernel_check.h"
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/sample/prompts.h"
 #include "espalier/sample/sampler.h"
@@ -131,12 +131,18 @@ struct Engine::State {
         dtype(given.train.dtype),
         source(model),
         stop_ids(model),
-        trainer(load_decoder(model, dtype, device), given.train.optimizer),
+        trainer(loaded(model), given.train.optimizer),
         config(trainer.decoder().config()),
         cost(model_cost(config)),
         routers(router_shape(config)),
         times(given.planning.costs({.config = config, .dtype = dtype, .device = device, .optimizer = {}})
                   .time) {}
+
+  Decoder loaded(const fs::path& model) const {
+    Decoder decoder = load_decoder(model, dtype, device);
+    if (options.train.freeze_pad_embedding) decoder.freeze_pad_embedding();
+    return decoder;
+  }
 
   EngineOptions options;
   at::Device device;

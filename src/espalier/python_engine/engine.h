@@ -47,7 +47,7 @@ struct HostArray {
 std::string engine_options_json();
 std::string objective_options_json();
 
-/// Engines on a GPU let its kernels prove themselves as commands do (qualify/kernel_check.h), by processes of
+/// Engines on a GPU let its kernels prove themselves as commands do (measure/kernel_check.h), by processes of
 /// `command` and three arguments more, with which they call check_kernels: family, device, file.
 void check_kernels_by(const std::vector<std::string>& command);
 void check_kernels(const std::string& family, const std::string& device,

@@ -32,6 +32,7 @@ void parse(const NamedTexts& texts, OptionList* list) {
 void EngineOptions::add(OptionList* list) {
   add_dtype(list, "dtype", &train.dtype,
             "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+  add_freeze_pad_embedding(list, &train.freeze_pad_embedding);
   add_optimizer_options(&train, list, /*schedules=*/false);
   planning.add(list, /*predicts=*/false);
   device.add(list, /*trains=*/true);

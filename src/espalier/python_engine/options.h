@@ -4,9 +4,9 @@
 
 #include <string>
 
+#include "espalier/measure/device_options.h"
 #include "espalier/measure/planning.h"
 #include "espalier/python_engine/engine.h"
-#include "espalier/qualify/device_options.h"
 #include "espalier/sample/sampling_options.h"
 #include "espalier/train/train_options.h"
 

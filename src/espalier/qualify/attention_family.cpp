@@ -17,7 +17,7 @@
 #include "espalier/qualify/pooled_errors.h"
 #include "espalier/qualify/same_bits.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using detail::TreeAttentionArguments;
@@ -220,4 +220,4 @@ Finding check_attention(const AttentionFamily& family, at::Device device) {
   return finding;
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -7,7 +7,7 @@
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -90,4 +90,4 @@ OperatorFamily distribution_family() {
           .repeatable = false};
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

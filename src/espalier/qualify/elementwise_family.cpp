@@ -12,7 +12,7 @@
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -174,4 +174,4 @@ OperatorFamily elementwise_family() {
           }};
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

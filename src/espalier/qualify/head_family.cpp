@@ -12,7 +12,7 @@
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -123,4 +123,4 @@ OperatorFamily head_family() {
       .name = "head", .dtypes = {at::kDouble, at::kFloat, at::kBFloat16}, .for_each_problem = visit_heads};
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

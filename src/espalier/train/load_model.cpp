@@ -31,6 +31,7 @@ Adapter make_new(const TrainOptions& options, const DecoderConfig& config) {
 
 Decoder load_model(const TrainOptions& options) {
   Decoder decoder = load_decoder(options.model, options.dtype, options.device);
+  if (options.freeze_pad_embedding) decoder.freeze_pad_embedding();
   if (!options.trains_adapter()) return decoder;
   Adapter adapter =
       options.lora ? make_new(options, decoder.config()) : load_saved(options, decoder.config());

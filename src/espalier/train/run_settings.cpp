@@ -30,6 +30,7 @@ RunSettings run_settings(const TrainOptions& options) {
   OptionList list;
   add_plan_options(&copy.plan, &list);
   add_lora_options(&lora, &list);
+  add_freeze_pad_embedding(&list, &copy.freeze_pad_embedding);
   add_dtype(&list, "dtype", &copy.dtype, "");
   add_dtype(&list, "save-dtype", &copy.save_dtype, "");
   add_optimizer_options(&copy, &list, /*schedules=*/true);

@@ -19,10 +19,10 @@
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/print/bench_tables.h"
+#include "espalier/measure/device_options.h"
 #include "espalier/model/init.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
-#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/progress.h"
 

@@ -19,11 +19,11 @@
 #include "espalier/data/writer.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/cost.h"
+#include "espalier/measure/device_options.h"
 #include "espalier/measure/planning.h"
 #include "espalier/model/adapter_folder.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/plan/planner.h"
-#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/sample/distributions.h"
 

@@ -7,10 +7,10 @@
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
+#include "espalier/measure/device_options.h"
 #include "espalier/model/adapter_folder.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
-#include "espalier/qualify/device_options.h"
 
 #include <algorithm>
 #include <memory>

@@ -20,6 +20,7 @@
 #include "espalier/cli/print/step_gains.h"
 #include "espalier/cli/signals.h"
 #include "espalier/engine/order.h"
+#include "espalier/measure/device_options.h"
 #include "espalier/measure/kept_products.h"
 #include "espalier/measure/planning.h"
 #include "espalier/model/tensor_bytes.h"
@@ -28,7 +29,6 @@
 #include "espalier/ops/checks.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/cost_model_file.h"
-#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/train/epochs.h"
 #include "espalier/train/reference.h"
@@ -496,6 +496,7 @@ void add_flags(OptionList* list, TrainArguments* flags) {
   flags->device.add(list, /*trains=*/true);
   add_dtype(list, "dtype", &flags->train.dtype,
             "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+  add_freeze_pad_embedding(list, &flags->train.freeze_pad_embedding);
   add_threads(list);
   add_profile(list, &flags->profile, "one step");
   add_profile_step(&flags->train, list);

@@ -11,10 +11,10 @@
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
+#include "espalier/measure/device_options.h"
 #include "espalier/measure/planning.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
-#include "espalier/qualify/device_options.h"
 #include "espalier/runtime/progress.h"
 
 namespace espalier::cli {
@@ -49,6 +49,12 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
     row("error ratio, tree over per-trajectory",
         fmt::format("worst {:.3f} in {}, median {:.3f} (at most {:g})", report.error_ratio_max,
                     report.error_ratio_worst_parameter, report.error_ratio_median, options.max_error_ratio));
+  }
+  if (report.pad_token_id >= 0) {
+    row("input embedding of the pad token",
+        fmt::format("{}: {}", report.pad_token_id,
+                    report.freeze_pad_embedding ? "not trained, as in Transformers"
+                                                : "trained; Transformers does not (--freeze-pad-embedding)"));
   }
   row("isolation", fmt::format("{} in {}", report.isolation_bitwise ? "bitwise" : "BROKEN",
                                count_of(report.isolation_trials, "trial", "trials")));
@@ -113,6 +119,7 @@ Command verify_command() {
   flags->data.add(&list, /*required=*/false);
   flags->mix.add(&list);
   add_dtype(&list, "dtype", &options.dtype, "Precision to prove");
+  add_freeze_pad_embedding(&list, &options.freeze_pad_embedding);
   flags->device.add(&list, /*trains=*/true);
   add_objective_options(&options.objective, &list);
   flags->planning.add(&list);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/qualify/device_options.h"
+#include "espalier/measure/device_options.h"
 
 #include <ATen/Parallel.h>
 
@@ -9,9 +9,9 @@
 
 #include "espalier/base/output.h"
 #include "espalier/measure/calibrate.h"
+#include "espalier/measure/kernel_check.h"
 #include "espalier/measure/product_decision.h"
 #include "espalier/ops/gemm/matrix_product.h"
-#include "espalier/qualify/kernel_check.h"
 #include "espalier/runtime/cuda_software.h"
 #include "espalier/runtime/device.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What follows from verdicts on kernels: what is used, and what is said.
-#include "espalier/qualify/kernel_check.h"
+#include "espalier/measure/kernel_check.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,11 +14,11 @@
 namespace espalier::testing {
 namespace {
 
-Verdict passed(const std::string& family) {
+qualify::Verdict passed(const std::string& family) {
   return {.family = family, .served = true};
 }
 
-Verdict failed(const std::string& family, const std::string& fault) {
+qualify::Verdict failed(const std::string& family, const std::string& fault) {
   return {.family = family, .served = true, .fault = fault};
 }
 
@@ -67,7 +67,7 @@ TEST(KernelCheck, WhatHasASecondFormFallsBackToItAndTheRestIsNotTrusted) {
 }
 
 TEST(KernelCheck, WhatCouldNotBeCheckedStaysAsItIsWithoutACheck) {
-  std::vector<Verdict> verdicts;
+  std::vector<qualify::Verdict> verdicts;
   for (const char* family : {"hopper", "ampere", "masked", "elementwise", "products"}) {
     verdicts.push_back(failed(family, "its check exited with status 1"));
     verdicts.back().lasting = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/qualify/device_options.h"
+#include "espalier/measure/device_options.h"
 
 #include <gtest/gtest.h>
 
