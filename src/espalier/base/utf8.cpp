@@ -21,4 +21,13 @@ size_t character_size(std::string_view bytes, size_t begin) {
   return size;
 }
 
+bool is_utf8(std::string_view bytes) {
+  for (size_t begin = 0; begin < bytes.size();) {
+    const size_t size = character_size(bytes, begin);
+    if (size == 0) return false;
+    begin += size;
+  }
+  return true;
+}
+
 }  // namespace espalier

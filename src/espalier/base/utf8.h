@@ -11,4 +11,6 @@ namespace espalier {
 /// there: truncated, overlong, a surrogate, or beyond U+10FFFF.
 size_t character_size(std::string_view bytes, size_t begin);
 
+bool is_utf8(std::string_view bytes);
+
 }  // namespace espalier

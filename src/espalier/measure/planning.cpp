@@ -21,8 +21,8 @@ void Planning::add(OptionList* list, bool predicts) {
   list->add(
       "cost-model", &cost_model,
       "Compare plans by the rates in this file instead of built-in ones. `plan --save-cost-model` writes "
-      "such a file, and a run keeps one as cost_model.json. Plans never depend on what is measured "
-      "during the run, so runs with equal flags and data are bitwise identical",
+      "such a file, and a run keeps one as cost_model.json, by which --resume goes on. Plans never depend "
+      "on what is measured in the run, so runs with equal flags and data are bitwise identical",
       {.path = PathKind::kFile});
 }
 

@@ -32,14 +32,18 @@ void add_run_options(TrainOptions* options, OptionList* list) {
             {.path = PathKind::kFolder, .required = true});
   list->add("resume", &options->resume,
             "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
-            "interruption, unless --device or --learning-rate changes, which is allowed");
+            "interruption, unless --device, --learning-rate or, with --scheduler linear or cosine, the "
+            "number of steps changes, which is allowed");
   list->add("save-every", &options->save_every, "Steps between checkpoints (0: only the last)",
             {.least = 0, .most = kMostSteps});
 }
 
 void add_step_options(TrainOptions* options, OptionList* list) {
   list->group("Steps");
-  list->add("steps", &options->steps, "Optimiser steps (0: as many as --epochs need)",
+  list->add("steps", &options->steps,
+            "Optimiser steps (0: as many as --epochs need). With --scheduler linear or cosine the "
+            "learning rate falls to 0 at the last one, so another number on --resume changes the rate "
+            "of all steps from there on",
             {.least = 0, .most = kMostSteps, .may_change = true});
   list->add("epochs", &options->epochs, "Passes over the data, if --steps is 0",
             {.least = 1, .most = kMostSteps, .may_change = true});

@@ -6,6 +6,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/folder_lock.h"
 #include "espalier/base/json_file.h"
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
@@ -32,6 +33,7 @@
 #include "espalier/runtime/progress.h"
 #include "espalier/train/epochs.h"
 #include "espalier/train/reference.h"
+#include "espalier/train/resume.h"
 #include "espalier/train/trainer.h"
 
 namespace espalier::cli {
@@ -79,12 +81,34 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
           .ref_topk = data.trajectories.ref_topk};
 }
 
+/// The file that a run which goes on keeps of how it began; nothing where there is none.
+std::optional<std::filesystem::path> kept_cost_model(const TrainArguments& flags) {
+  const std::filesystem::path file = flags.train.out / kCostModelFile;
+  return flags.train.resume && std::filesystem::exists(file) ? std::optional(file) : std::nullopt;
+}
+
+/// What `read` gives. Throws InputError with the cure where the file is damaged.
+template <class Read>
+auto read_kept(const std::filesystem::path& file, const Read& read) {
+  try {
+    ESPALIER_CHECK(nlohmann::json::accept(read_text(file)), "{}: expected JSON, received a damaged file",
+                   file.string());
+    return read(file);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format(
+        "--resume: {}; the run keeps there what its plans and matrix products were chosen by: put the file "
+        "back, or remove it to go on as the flags and this machine choose, which may change the "
+        "last bits of the weights",
+        error.what()));
+  }
+}
+
 // A run goes on with the matrix products that it began with, whatever this machine would take: others give
 // other bits.
 void restore_products(const TrainArguments& flags, at::Device device) {
-  const std::filesystem::path kept = flags.train.out / kCostModelFile;
-  if (!flags.train.resume || !device.is_cpu() || !std::filesystem::exists(kept)) return;
-  const auto products = read_products(kept);
+  const auto kept = kept_cost_model(flags);
+  if (!kept || !device.is_cpu()) return;
+  const auto products = read_kept(*kept, read_products);
   if (!products) return;
   const ProductChoice own = product_choice(), taken = with_environment(*products);
   if (taken != own) {
@@ -106,9 +130,15 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
   options.mix = data.sources;
   options.plan = flags.planning.options(data.trajectories);
   options.costs = flags.planning.costs(use);
-  const std::filesystem::path kept = options.out / kCostModelFile;
-  if (options.resume && std::filesystem::exists(kept)) {
-    options.costs->time = read_cost_model(kept, use.cost());
+  if (const auto kept = kept_cost_model(flags)) {
+    TimeModel time = read_kept(*kept, [&](const auto& file) { return read_cost_model(file, use.cost()); });
+    const std::string& given = flags.planning.cost_model;
+    if (!given.empty() && time.seconds != options.costs->time.seconds) {
+      log_line(
+          "note: --cost-model {} is not used: the run goes on by the rates that it began with, those of {}",
+          given, kept->string());
+    }
+    options.costs->time = std::move(time);
   }
   options.predicted_costs =
       flags.planning.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
@@ -129,6 +159,17 @@ std::string config_of_the_run(const TrainArguments& flags, const OptionList& lis
   }
   for (const char* each : {"resume", "dry-run"}) config.erase(each);
   return to_toml(config);
+}
+
+/// What the run keeps in its folder.
+std::vector<RunFile> files_of_the_run(const TrainOptions& options, const std::string& config,
+                                      const std::string& mix) {
+  std::vector<RunFile> files{{"config.toml", config}};
+  if (!mix.empty()) files.push_back({kMixFile, mix});
+  nlohmann::ordered_json cost_model = cost_model_json(options.costs->time);
+  if (options.device.is_cpu()) add_products(product_choice(), &cost_model);
+  files.push_back({kCostModelFile, cost_model.dump(2) + "\n"});
+  return files;
 }
 
 void print_dry_run(const std::string& config, const TrainOptions& options, const Trajectories& trajectories) {
@@ -242,13 +283,14 @@ void check_with_reference(const Reference& reference, const TrainArguments& flag
   const Loss loss(*rows, objective);
 }
 
-void compute_reference(const Reference& reference, const std::filesystem::path& file,
+void compute_reference(const Reference& reference, const KeptReference& kept,
                        const ObjectiveOptions& objective, Trajectories* rows) {
   Progress progress("reference");
   rows->ref_logprobs = {};
   const bool was_kept =
       add_reference_logprobs(reference,
-                             {.file = file,
+                             {.file = kept.file,
+                              .trained_hash = kept.trained_hash,
                               .progress =
                                   [&](int64_t done, int64_t total) {
                                     progress.update(static_cast<double>(done) / static_cast<double>(total),
@@ -258,7 +300,7 @@ void compute_reference(const Reference& reference, const std::filesystem::path& 
                              rows);
   progress.line(fmt::format("reference: log-probabilities of {} {} {}",
                             count_of(rows->num_rows(), "trajectory", "trajectories"),
-                            was_kept ? "from" : "computed, kept in", file.string()));
+                            was_kept ? "from" : "computed, kept in", kept.file.string()));
   for (const std::string& text : signal_warnings(Loss(*rows, objective))) progress.line("warning: " + text);
 }
 
@@ -285,6 +327,8 @@ class TrainRun {
   void on_step(int64_t step, const nlohmann::ordered_json& metrics);
   void on_evaluating(int64_t step, int64_t done, int64_t of);
   void on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result);
+  void write_plan();
+  std::filesystem::path plan_file() const { return options_.out / "plan.txt"; }
   void note(const std::string& text) { progress_->line(text); }
   /// `step` is done, or its evaluation: a signal now lets the next one end.
   void finish(int64_t step) {
@@ -297,7 +341,9 @@ class TrainRun {
   std::optional<Profiler> profiler_;
   MixedData data_;
   std::optional<HeldOut> held_out_;
-  std::string mix_;  // as the run keeps it
+  std::string mix_;             // as the run keeps it
+  std::vector<RunFile> files_;  // the config first
+  std::string plan_;            // of the first step, once it is done
   TrainOptions options_;
   std::optional<ModelUse> use_;
   std::optional<Progress> progress_;
@@ -355,6 +401,7 @@ void TrainRun::choose_options() {
   options_ = options_of(flags_, data_, *use_);
   options_.profiler = profiler_ ? &*profiler_ : nullptr;
   warn_of_warmup(options_, total_steps(data_.trajectories, options_));
+  files_ = files_of_the_run(options_, config_of_the_run(flags_, list_), mix_);
   note_router_losses(flags_);
   const std::string uneven = uneven_steps_note(data_.trajectories, options_);
   if (!uneven.empty()) log_line("{}", uneven);
@@ -368,16 +415,21 @@ void TrainRun::add_reference() {
   if (held_out != nullptr) check_with_reference(reference, flags_, flags_.held_out_data(), held_out);
   if (flags_.dry_run) return;
   std::filesystem::create_directories(options_.out);
+  const FolderLock lock(options_.out, {});  // what another run keeps there stays as it is
+  check_not_begun(options_);
   stop_on_signals(&stop);
-  compute_reference(reference, options_.out / "ref_logprobs.safetensors", options_.objective,
-                    &data_.trajectories);
+  compute_reference(reference,
+                    {.file = options_.out / "ref_logprobs.safetensors",
+                     .trained_hash = trained_column_hash(options_.out, "ref_logprobs")},
+                    options_.objective, &data_.trajectories);
   if (held_out == nullptr) return;
-  compute_reference(reference, options_.out / "ref_logprobs_eval.safetensors", options_.objective, held_out);
+  compute_reference(reference, {.file = options_.out / "ref_logprobs_eval.safetensors"}, options_.objective,
+                    held_out);
 }
 
 void TrainRun::print_plan() const {
   if (!mix_.empty()) print_output("# resolved mix\n{}\n", printable_lines(mix_));
-  print_dry_run(config_of_the_run(flags_, list_), options_, data_.trajectories);
+  print_dry_run(files_.front().text, options_, data_.trajectories);
   if (held_out_) print_evaluations(*held_out_, options_);
 }
 
@@ -389,6 +441,7 @@ bool TrainRun::train() {
 
 TrainEvents TrainRun::events() {
   TrainEvents events;
+  events.files = files_;
   events.note = [this](const std::string& text) { note(text); };
   events.started = std::bind_front(&TrainRun::on_start, this);
   events.micro_batch = std::bind_front(&TrainRun::on_micro_batch, this);
@@ -409,11 +462,6 @@ TrainEvents TrainRun::events() {
 void TrainRun::on_start(int64_t total, int64_t resumed_step) {
   total_ = total;
   first_ = resumed_step;
-  if (!mix_.empty()) write_text(options_.out / kMixFile, mix_);
-  write_text(options_.out / "config.toml", config_of_the_run(flags_, list_));
-  nlohmann::ordered_json cost_model = cost_model_json(options_.costs->time);
-  if (device_.is_cpu()) add_products(product_choice(), &cost_model);
-  write_text(options_.out / kCostModelFile, cost_model.dump(2) + "\n");
   if (first_ > 0) note(fmt::format("resuming after step {}", first_));
   finish(first_);
 }
@@ -426,6 +474,7 @@ void TrainRun::on_micro_batch(int64_t step, int64_t done, int64_t of) {
 }
 
 void TrainRun::on_step(int64_t step, const nlohmann::ordered_json& metrics) {
+  if (!plan_.empty() && !std::filesystem::exists(plan_file())) write_plan();
   note(step_line(step, total_, metrics));
   finish(step);
   if (step != first_ + 2) return;  // the first one is slower
@@ -440,19 +489,24 @@ void TrainRun::on_evaluating(int64_t step, int64_t done, int64_t of) {
       fmt::format("evaluation after step {}/{}, micro-batch {}/{}", step, total_, done, of));
 }
 
+void TrainRun::write_plan() {
+  try {
+    write_text(plan_file(), plan_);
+  } catch (const InputError& error) {  // a table to look at is no reason to end the run
+    plan_.clear();
+    note(fmt::format("warning: {}", error.what()));
+  }
+}
+
 void TrainRun::on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result) {
   const PlanTable table{
       .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
-  const std::filesystem::path file = options_.out / "plan.txt";
-  try {
-    write_text(file, table.text());
-  } catch (const InputError& error) {  // a table to look at is no reason to end the run
-    note(fmt::format("warning: {}", error.what()));
-  }
+  plan_ = table.text();
+  write_plan();
   note(fmt::format("micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}; see {}",
                    prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()),
                    result.measured_seconds(), human_bytes(static_cast<double>(result.measured_peak_bytes())),
-                   file.string()));
+                   plan_file().string()));
 }
 
 void add_run_flags(OptionList* list, TrainArguments* flags) {

@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "espalier/base/check.h"
+#include "espalier/base/utf8.h"
 #include "espalier/cli/flags/suggest.h"
 #include "espalier/cli/flags/toml_header.h"
 
@@ -111,7 +112,14 @@ nlohmann::ordered_json resolved_flags(const OptionList& options) {
 
 std::string to_toml(const nlohmann::ordered_json& flags) {
   std::string text;
-  for (const auto& [key, value] : flags.items()) text += fmt::format("{} = {}\n", key, value.dump());
+  for (const auto& [key, value] : flags.items()) {
+    for (const auto& each : value.is_array() ? value : nlohmann::ordered_json::array({value})) {
+      const auto* content = each.get_ptr<const std::string*>();
+      ESPALIER_CHECK(content == nullptr || is_utf8(*content),
+                     "--{}: expected text in UTF-8, which a TOML file can keep, received {}", key, *content);
+    }
+    text += fmt::format("{} = {}\n", key, value.dump());
+  }
   return text;
 }
 

@@ -29,7 +29,8 @@ std::vector<FileTable> read_tables(const std::string& flag, const std::string& f
 /// All flags with the values in force (Option::kept).
 nlohmann::ordered_json resolved_flags(const OptionList& options);
 
-/// The same as TOML, fit for --config.
+/// The same as TOML, fit for --config. Throws InputError for text that is not UTF-8, as names of files may
+/// be.
 std::string to_toml(const nlohmann::ordered_json& flags);
 
 }  // namespace espalier::cli
