@@ -151,7 +151,7 @@ std::string bytes_of(const std::string& text, int64_t fewest_bare) {
 }
 
 // Capital letters stand for something else, as N in cuda:N.
-bool is_word(const std::string& text) {
+bool stands_for_itself(const std::string& text) {
   return !text.empty() &&
          std::ranges::none_of(text, [](unsigned char c) { return std::isupper(c) || std::isspace(c); });
 }
@@ -177,7 +177,7 @@ Option::Option(const std::string& name, OptionKind kind, OptionTarget target, co
                                                   : kShown.at(static_cast<size_t>(kind));
   if (traits_.has_commas) text_.value += ",...";
   if (traits_.shown.find('|') != std::string::npos) text_.words = parts(traits_.shown, '|');
-  std::erase_if(text_.words, [](const std::string& word) { return !is_word(word); });
+  std::erase_if(text_.words, [](const std::string& word) { return !stands_for_itself(word); });
   if (traits_.bytes && default_ != "0") text_.default_value = human_bytes(std::stod(default_));
   if (!traits_.derived.empty()) text_.default_value = traits_.derived;
 }

@@ -37,7 +37,7 @@ bool is_adaptable(const LayerSpec& layer, const ParameterShape& parameter) {
   if (name == "mixer.out_proj.weight") return false;
   const auto* moe = std::get_if<MoeSpec>(&layer.mlp);
   return moe == nullptr ||
-         !(name.starts_with(moe->experts_name()) || name == moe->router_name() + std::string(kWeight));
+         !(name.starts_with(moe->experts_name + ".") || name == moe->router_name + std::string(kWeight));
 }
 
 std::string without_weight(const std::string& name) {
@@ -105,8 +105,8 @@ void add_lora_options(LoraOptions* options, OptionList* list) {
              OptionKind::kText,
              {set, targets},
              "Which linear maps have adapters: names with commas between them, such as q_proj,v_proj, or "
-             "all-linear. A name stands for all maps whose names end with it. Routers have none, nor MLPs "
-             "beside experts",
+             "all-linear. A name stands for all maps whose names end with it. Routers and experts have "
+             "none",
              {.shown = "NAMES"}});
   list->add("lora-rslora", &options->rslora, "Divide by the square root of the rank instead (rsLoRA)");
 }

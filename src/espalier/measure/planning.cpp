@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "espalier/engine/cost.h"
 #include "espalier/measure/calibrate.h"
-#include "espalier/measure/cost.h"
 #include "espalier/objective/objective.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/plan/cost_model_file.h"
@@ -38,8 +38,7 @@ PlanOptions Planning::options(const Trajectories& trajectories) const {
 }
 
 ModelCost ModelUse::cost() const {
-  const ModelSpec spec = model_spec(config);
-  return lora ? with_adapters(model_cost(spec), spec, *lora) : model_cost(spec);
+  return lora ? with_adapters(model_cost(config), config, *lora) : model_cost(config);
 }
 
 namespace {
@@ -51,10 +50,11 @@ MemoryModel memory_of(const ModelUse& use) {
   if (objectives.empty()) objectives.push_back(make_objective(use.objective));
   std::vector<MemoryModel> models;
   for (const auto& objective : objectives) {
-    models.push_back(memory_model(use.config, use.dtype, use.optimizer, *objective, use.device));
-    models.back().term = term_bytes(*objective, use.ref_topk);
+    models.push_back(memory_model(use.config, use.dtype, *objective, use.device, use.ref_topk));
   }
-  return largest(models);
+  MemoryModel memory = largest(models);
+  memory.optimizer_bytes_per_parameter = use.optimizer_bytes;
+  return memory;
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ PlanCosts Planning::costs(const ModelUse& use) const {
                                      : read_cost_model(cost_model, model_cost(use.config)),
                   memory_of(use)};
   if (!use.lora) return costs;
-  return with_adapters(std::move(costs), model_spec(use.config), *use.lora);
+  return with_adapters(std::move(costs), use.config, *use.lora);
 }
 
 PlanCosts Planning::measured_costs(const ModelUse& use,

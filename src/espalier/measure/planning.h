@@ -25,8 +25,8 @@ namespace espalier {
 struct ModelUse {
   DecoderConfig config;
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;            // open
-  std::optional<OptimizerKind> optimizer;  // whose state counts as memory
+  at::Device device = at::kCPU;  // open
+  int64_t optimizer_bytes = 0;   // that an optimiser keeps for each element of a parameter
   ObjectiveOptions objective{};
   std::vector<MixSource> mix{};       // in place of the objective, where there are any
   std::optional<LoraOptions> lora{};  // of adapters that are trained in place of the weights

@@ -19,12 +19,12 @@
 #include "espalier/base/rng.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/config/config.h"
+#include "espalier/model/byte_tokenizer.h"
 #include "espalier/model/decoder.h"
 #include "espalier/model/fused_experts.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/checks.h"
-#include "espalier/text/byte_tokenizer.h"
 
 namespace espalier {
 namespace {
@@ -112,14 +112,14 @@ Distribution distribution_of(const DecoderConfig& config, const ParameterShape& 
   }
   double scale = 1 / std::sqrt(static_cast<double>(parameter.shape.back()));
   if (is_output && config.ssm_init->rescale_prenorm_residual) {
-    scale /= std::sqrt(static_cast<double>(config.num_hidden_layers));
+    scale /= std::sqrt(static_cast<double>(config.num_hidden_layers()));
   }
   return {.uniform = true, .scale = scale};
 }
 
 /// Whether a weight of one dimension is added to 1.
 bool is_zero_centered(const DecoderConfig& config, const std::string& name) {
-  return config.zero_centered_norm && name.ends_with("norm.weight") &&
+  return config.zero_centered_norm() && name.ends_with("norm.weight") &&
          !name.ends_with("linear_attn.norm.weight");
 }
 
@@ -138,7 +138,7 @@ at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& par
                           at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
   if (parameter.name.ends_with(".A_log")) {
-    const bool of_states = !config.ssm_layers.empty();
+    const bool of_states = config.ssm() != nullptr;
     return (of_states ? init_state_decays(parameter) : init_decay_rates(parameter, seed)).to(dtype);
   }
   if (config.ssm_init && parameter.name.ends_with(".dt_bias")) {

@@ -17,8 +17,8 @@
 #include "espalier/base/json_file.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/config/stop_ids.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
-#include "espalier/measure/cost.h"
 #include "espalier/measure/kernel_check.h"
 #include "espalier/model/weights.h"
 #include "espalier/objective/custom.h"
@@ -135,8 +135,7 @@ struct Engine::State {
         config(trainer.decoder().config()),
         cost(model_cost(config)),
         routers(router_shape(config)),
-        times(given.planning.costs({.config = config, .dtype = dtype, .device = device, .optimizer = {}})
-                  .time) {}
+        times(given.planning.costs({.config = config, .dtype = dtype, .device = device}).time) {}
 
   Decoder loaded(const fs::path& model) const {
     Decoder decoder = load_decoder(model, dtype, device);
@@ -166,8 +165,10 @@ struct Engine::State {
     grad_norm = 0;
   }
 
-  PlanCosts costs(const Objective& objective) const {
-    return {times, memory_model(config, dtype, options.train.optimizer.kind, objective, device)};
+  PlanCosts costs(const Objective& objective, int64_t ref_topk = 0) const {
+    PlanCosts costs{times, memory_model(config, dtype, objective, device, ref_topk)};
+    costs.memory.optimizer_bytes_per_parameter = optimizer_bytes(options.train.optimizer.kind, dtype);
+    return costs;
   }
 
   void check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const;
@@ -235,7 +236,7 @@ void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64
         "row {}: field `ref_topk_ids`: expected token ids below {}, the model's vocab_size, received {}",
         rows.name(row), config.vocab_size, *largest_topk);
   }
-  check_recorded_routes("rows", rows, routers, config.num_hidden_layers);
+  check_recorded_routes("rows", rows, routers, config.num_hidden_layers());
 }
 
 Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices& indices,
@@ -249,8 +250,7 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
   check_rows(rows, chosen);
   const auto terms = std::make_shared<TermsOfRows>();
   const Loss loss(rows, objective_of(objective, function, terms));
-  PlanCosts plan_costs = costs(loss.objective());
-  plan_costs.memory.term = term_bytes(loss.objective(), rows.ref_topk);
+  const PlanCosts plan_costs = costs(loss.objective(), rows.ref_topk);
   const Step step = make_step(rows, chosen, {options.planning.options(rows), objective, &plan_costs});
   *terms = terms_of_rows(step);
   try {

@@ -20,7 +20,7 @@ Adapter load_saved(const TrainOptions& options, const DecoderConfig& config) {
 }
 
 Adapter make_new(const TrainOptions& options, const DecoderConfig& config) {
-  const ModelSpec spec = model_spec(config);
+  const ModelSpec& spec = config;
   const std::vector<LinearMap> maps = adapted_maps(spec, options.lora->targets);
   Adapter adapter = init_adapter(maps, *options.lora, options.seed, detail::accumulator_dtype(options.dtype),
                                  options.device);

@@ -6,15 +6,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <numbers>
 
+#include "espalier/model/global_norm.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier {
+
+int64_t optimizer_bytes(OptimizerKind kind, at::ScalarType dtype) {
+  const int64_t state = dtype == at::kDouble ? 8 : 4, masters = dtype == at::kBFloat16 ? state : 0;
+  return masters + (kind == OptimizerKind::kAdamW ? 2 * state : 0);
+}
 
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps) {
   if (step < warmup_steps) return static_cast<double>(step + 1) / static_cast<double>(warmup_steps + 1);
@@ -43,28 +48,6 @@ Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options)
 
 namespace {
 
-std::vector<at::Tensor> defined_ones(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> result;
-  std::ranges::copy_if(tensors, std::back_inserter(result), &at::Tensor::defined);
-  return result;
-}
-
-}  // namespace
-
-double global_norm(const std::vector<at::Tensor>& gradients) {
-  const std::vector<at::Tensor> defined = defined_ones(gradients);
-  if (defined.empty()) return 0;
-  const at::Tensor norms = at::stack(at::_foreach_norm(defined, 2, at::kDouble)).cpu();
-  double squares = 0;
-  for (int64_t i = 0; i < norms.numel(); ++i) {
-    const double norm = norms.const_data_ptr<double>()[i];
-    squares += norm * norm;
-  }
-  return std::sqrt(squares);
-}
-
-namespace {
-
 // Splits indices of parameters with a gradient by whether they are decayed.
 void adamw_group(const OptimizerOptions& options, double learning_rate, double weight_decay,
                  const std::vector<size_t>& members, const std::vector<at::Tensor>& gradients,
@@ -88,12 +71,6 @@ double Optimizer::gradient_norm() const {
   RECORD_USER_SCOPE("optimizer");
   const at::NoGradGuard no_grad;
   return global_norm(decoder_->gradients());
-}
-
-double Optimizer::step(double learning_rate) {
-  const double norm = gradient_norm();
-  update(learning_rate, norm);
-  return norm;
 }
 
 void Optimizer::check_update(double learning_rate, double norm) const {
@@ -129,7 +106,9 @@ void Optimizer::update(double learning_rate, double norm) {
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> sums = decoder_->gradients();
   if (options_.max_grad_norm > 0 && norm > options_.max_grad_norm) {
-    at::_foreach_mul_(defined_ones(sums), options_.max_grad_norm / (norm + 1e-6));
+    std::vector<at::Tensor> defined = sums;
+    std::erase_if(defined, [](const at::Tensor& sum) { return !sum.defined(); });
+    at::_foreach_mul_(defined, options_.max_grad_norm / (norm + 1e-6));
   }
   std::vector<size_t> decayed, plain;
   for (size_t i = 0; i < sums.size(); ++i) {

@@ -15,8 +15,8 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/config/router_shape.h"
 #include "espalier/data/content_hash.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
-#include "espalier/measure/cost.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/objective/objective.h"
@@ -93,10 +93,10 @@ at::Tensor compute(const Reference& reference, const Trajectories& trajectories,
                    const MicroBatchProgress& progress) {
   const Decoder decoder = load_decoder(reference.model, reference.dtype, reference.device);
   check_recorded_routes("reference-model", trajectories, router_shape(decoder.config()),
-                        decoder.config().num_hidden_layers);
-  const PlanCosts costs{assumed_times(decoder.config(), reference.device),
-                        memory_model(decoder.config(), reference.dtype, std::nullopt,
-                                     *make_objective(ObjectiveOptions{}), reference.device)};
+                        decoder.config().num_hidden_layers());
+  const PlanCosts costs{
+      assumed_times(decoder.config(), reference.device),
+      memory_model(decoder.config(), reference.dtype, *make_objective(ObjectiveOptions{}), reference.device)};
   const Step step = make_step(trajectories, {.plan = reference.plan, .costs = &costs});
   std::vector<double> values(trajectories.num_tokens());
   compute_logprobs(decoder, trajectories, step, &values, progress);

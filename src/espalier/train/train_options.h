@@ -13,7 +13,7 @@
 
 #include "espalier/base/options.h"
 #include "espalier/config/lora.h"
-#include "espalier/measure/cost.h"
+#include "espalier/engine/cost.h"
 #include "espalier/measure/profile.h"
 #include "espalier/objective/mix.h"
 #include "espalier/objective/objective.h"

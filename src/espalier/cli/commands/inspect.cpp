@@ -13,10 +13,10 @@
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/print/step_gains.h"
-#include "espalier/inspect/page.h"
+#include "espalier/engine/cost.h"
+#include "espalier/inspect/page/page.h"
 #include "espalier/inspect/report.h"
 #include "espalier/inspect/sharing.h"
-#include "espalier/measure/cost.h"
 #include "espalier/plan/planner.h"
 #include "espalier/tree/statistics.h"
 

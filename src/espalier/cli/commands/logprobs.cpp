@@ -17,8 +17,8 @@
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/data/writer.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
-#include "espalier/measure/cost.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/planning.h"
 #include "espalier/model/adapter_folder.h"
@@ -188,9 +188,8 @@ void run_logprobs(const LogprobsArguments& flags) {
   if (flags.as_reference) check_as_reference(flags, trajectories);
   note_carried_tensors(flags.model);
   const Decoder decoder = load_adapted(flags.model, flags.adapter, dtype, device);
-  const PlanCosts costs{
-      assumed_times(decoder.config(), device),
-      memory_model(decoder.config(), dtype, std::nullopt, *make_objective(ObjectiveOptions{}), device)};
+  const PlanCosts costs{assumed_times(decoder.config(), device),
+                        memory_model(decoder.config(), dtype, *make_objective(ObjectiveOptions{}), device)};
   const Step step =
       make_step(trajectories,
                 {.plan = flags.planning.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});

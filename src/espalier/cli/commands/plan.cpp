@@ -63,7 +63,7 @@ void run_plan(const PlanArguments& flags) {
     const ModelUse use{.config = read_config(flags.model),
                        .dtype = flags.dtype,
                        .device = device,
-                       .optimizer = flags.optimizer,
+                       .optimizer_bytes = optimizer_bytes(flags.optimizer, flags.dtype),
                        .lora = flags.lora.trained(read_config(flags.model))};
     const PlanCosts costs =
         flags.planning.measured_costs(use, [&](const std::string& text) { progress->line(text); });

@@ -14,6 +14,7 @@
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/config/stop_ids.h"
 #include "espalier/data/builder.h"
+#include "espalier/data/vocabulary.h"
 #include "espalier/data/writer.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/model/tensor_bytes.h"
@@ -22,7 +23,6 @@
 #include "espalier/sample/mismatch.h"
 #include "espalier/sample/prompts.h"
 #include "espalier/sample/sampling_options.h"
-#include "espalier/text/vocabulary.h"
 
 namespace espalier::cli {
 namespace {

@@ -74,7 +74,7 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
   return {.config = config,
           .dtype = flags.train.dtype,
           .device = device,
-          .optimizer = flags.train.optimizer.kind,
+          .optimizer_bytes = optimizer_bytes(flags.train.optimizer.kind, flags.train.dtype),
           .objective = flags.train.objective,
           .mix = data.sources,
           .lora = flags.lora.trained(config),

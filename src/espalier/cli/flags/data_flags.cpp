@@ -9,6 +9,7 @@
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/print/data_summary.h"
+#include "espalier/config/config.h"
 #include "espalier/config/router_shape.h"
 #include "espalier/engine/router_inputs.h"
 #include "espalier/runtime/progress.h"
@@ -22,7 +23,7 @@ DataUse data_use_of(const std::string& model, const std::optional<ObjectiveOptio
   const DecoderConfig config = read_config(model);
   use.vocab_size = config.vocab_size;
   use.max_position_embeddings = config.max_position_embeddings;
-  use.num_layers = config.num_hidden_layers;
+  use.num_layers = config.num_hidden_layers();
   use.routers = router_shape(config);
   ESPALIER_CHECK(use.routers.count() > 0 || !objective || !objective->has_router_losses(),
                  "router-aux-loss-coef, router-z-loss-coef: expected a model with experts, received {} ({})",

@@ -39,7 +39,7 @@ std::optional<LoraOptions> LoraFlags::options() const {
 std::optional<LoraOptions> LoraFlags::trained(const DecoderConfig& config) const {
   std::optional<LoraOptions> given = options();
   if (!adapter.empty()) return load_adapter(adapter, config, at::kFloat).options;
-  if (given) adapted_maps(model_spec(config), given->targets);  // throws where there are none
+  if (given) adapted_maps(config, given->targets);  // throws where there are none
   return given;
 }
 

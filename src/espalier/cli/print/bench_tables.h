@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/benchmark/benchmark.h"
+#include "espalier/measure/benchmark.h"
 
 namespace espalier::cli {
 

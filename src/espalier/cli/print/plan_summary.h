@@ -8,9 +8,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/engine/cost.h"
 #include "espalier/engine/step.h"
 #include "espalier/inspect/gains.h"
-#include "espalier/measure/cost.h"
 #include "espalier/plan/loss_work.h"
 
 namespace espalier::cli {

@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
-#include "espalier/measure/cost.h"
 #include "espalier/plan/plan.h"
 #include "espalier/tree/forest.h"
 
