@@ -12,6 +12,7 @@
 #include "espalier/cli/help_format.h"
 #include "espalier/cli/progress.h"
 #include "espalier/cli/validators.h"
+#include "espalier/config/config.h"
 #include "espalier/config/router_shape.h"
 #include "espalier/engine/router_inputs.h"
 
