@@ -25,6 +25,7 @@ echo "lint: clang-format on ${#sources[@]} files"
 
 echo "lint: layers"
 python3 tests/check_layers.py --self-test
+python3 tests/check_types.py --self-test
 echo "lint: documents"
 python3 tests/check_docs.py --self-test
 

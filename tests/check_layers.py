@@ -25,13 +25,13 @@ MAY_INCLUDE = {
     "inspect": {"base", "tree", "data"},
     "runtime": {"base"},
     "ops": {"base"},
+    "qualify": {"base", "ops"},
     "model": {"base", "config", "ops"},
     "objective": {"base", "tree", "data"},
     "engine": {"base", "tree", "plan", "data", "config", "runtime", "ops", "model", "objective"},
 }
 MAY_INCLUDE["sample"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine"}
-MAY_INCLUDE["qualify"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["verify"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["train"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
@@ -98,6 +98,7 @@ PLANTED = {
     "data/b.h": "#include <c10/util/Half.h>",
     "ops/kernels/a.cuh": "#include <torch/library.h>",
     "ops/kernels/b.cu": '#include "espalier/ops/attention/tree_attention.h"',
+    "qualify/a.h": '#include "espalier/measure/cost.h"',
     "train/b.cpp": '#include "batch.h"',
     "cli/a.cpp": '#include "espalier/nowhere/a.h"',
     "python/a.cpp": '#include "espalier/engine/step.h"',

@@ -30,6 +30,7 @@ class Engine:
                dtype                   "float32", "float64" or "bfloat16" (with float32 master weights and sums)
                optimizer, learning_rate, weight_decay, max_grad_norm, beta1, beta2, eps
                strategy, token_budget, memory_budget, checkpoint_activations, offload_context, cost_model
+               freeze_pad_embedding    whether the input embedding of pad_token_id has no gradient, as in Transformers
                device, deterministic   "cpu", "cuda", "cuda:N" or "auto"
                threads                 CPU threads of the whole process, those of PyTorch as well
              `espalier.Engine.options()` gives them with their defaults and meanings.

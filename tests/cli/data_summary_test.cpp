@@ -81,6 +81,19 @@ TEST_F(DataSummary, WarnsOfUnknownListsThatCoverEveryToken) {
           "(docs/data-format.md has those that are known)"}));
 }
 
+TEST_F(DataSummary, WarnsOfIdsThatAreNumbersInSomeRows) {
+  const std::string number =
+      R"({"input_ids":[1,2],"loss_mask":[0,1],"group_id":1,"pair_id":7,"trajectory_id":1})";
+  const std::string text =
+      R"({"input_ids":[1,2],"loss_mask":[0,1],"group_id":"1","pair_id":7,"trajectory_id":"2"})";
+  EXPECT_EQ(
+      lines(number + "\n" + text + "\n" + text + "\n{\"input_ids\":[1,2],\"loss_mask\":[0,1]}\n").back(),
+      "warning: group_id is a number in 1 of 3 trajectories and text in the others: 1 and \"1\" are the "
+      "same");
+  EXPECT_EQ(lines(number + "\n" + number + "\n").size(), 1u);
+  EXPECT_EQ(lines(text + "\n" + text + "\n").size(), 1u);
+}
+
 TEST_F(DataSummary, WarnsOfTrajectoriesBeyondTheModelsPositions) {
   DataUse use;
   use.max_position_embeddings = 2;

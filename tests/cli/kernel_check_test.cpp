@@ -17,11 +17,11 @@ namespace {
 using cli::proven_kernels;
 using cli::ProvenKernels;
 
-Verdict passed(const std::string& family) {
+qualify::Verdict passed(const std::string& family) {
   return {.family = family, .served = true};
 }
 
-Verdict failed(const std::string& family, const std::string& fault) {
+qualify::Verdict failed(const std::string& family, const std::string& fault) {
   return {.family = family, .served = true, .fault = fault};
 }
 
@@ -70,7 +70,7 @@ TEST(KernelCheck, WhatHasASecondFormFallsBackToItAndTheRestIsNotTrusted) {
 }
 
 TEST(KernelCheck, WhatCouldNotBeCheckedStaysAsItIsWithoutACheck) {
-  std::vector<Verdict> verdicts;
+  std::vector<qualify::Verdict> verdicts;
   for (const char* family : {"hopper", "ampere", "masked", "elementwise", "products"}) {
     verdicts.push_back(failed(family, "its check exited with status 1"));
     verdicts.back().lasting = false;

@@ -7,4 +7,5 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/suggest_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/toml_config_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/device_kernels_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/validators_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kernel_check_test.cpp)

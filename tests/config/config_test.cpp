@@ -67,6 +67,25 @@ TEST(Config, ReadsTransformers4) {
   EXPECT_TRUE(config.tie_word_embeddings);
 }
 
+// Of Transformers 5.23: nn.Embedding(vocab_size, hidden_size, config.pad_token_id).
+TEST(Config, ReadsTheRowThatTransformersDoesNotTrain) {
+  const auto row = [](const std::string& type, const Json& keys) {
+    Json config = tiny_config(type, keys);
+    if (type == "olmo3") config.erase("rope_parameters");
+    return parse(config).pad_token_id;
+  };
+  for (const char* type : {"llama", "mistral", "olmo3", "qwen2", "qwen3"}) {
+    EXPECT_EQ(row(type, {{"pad_token_id", 2}}), 2) << type;
+    EXPECT_EQ(row(type, {{"pad_token_id", nullptr}}), -1) << type;
+    EXPECT_EQ(row(type, Json::object()), std::string(type) == "olmo3" ? 1 : -1) << type;
+  }
+  const int64_t vocab_size = parse(tiny_config("llama", Json::object())).vocab_size;
+  EXPECT_EQ(row("llama", {{"pad_token_id", -1}}), vocab_size - 1);
+  for (const Json& refused : {Json(vocab_size), Json(-vocab_size - 1), Json("2"), Json(1.5)}) {
+    EXPECT_EQ(row("llama", {{"pad_token_id", refused}}), -1) << refused;
+  }
+}
+
 TEST(Config, FillsTheDefaultsOfTransformers) {
   Json json = {{"vocab_size", 8},        {"hidden_size", 256},        {"intermediate_size", 8},
                {"num_hidden_layers", 1}, {"num_attention_heads", 64}, {"model_type", "llama"}};

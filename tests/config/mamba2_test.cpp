@@ -59,6 +59,7 @@ TEST(Mamba2, LayersHaveNoMlpAndNoPositions) {
   EXPECT_EQ(testing::layers_with<SsmSpec>(config), (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(config.rms_norm_eps, 1e-4);
   EXPECT_TRUE(config.residual_in_fp32);
+  EXPECT_EQ(parse(tiny_mamba2({{"pad_token_id", 2}})).pad_token_id, -1);  // Transformers trains its row, too
   EXPECT_FALSE(config.layers[0].has_mlp());
   const auto& ssm = std::get<SsmSpec>(config.layers[0].mixer);
   EXPECT_EQ(ssm.inner_size(), 48);
@@ -113,6 +114,9 @@ TEST(Mamba2, RefusalsNameTheKey) {
   expect_refused("time_step_limit", {0.5, 0.1});
   expect_refused("time_step_limit", {kInfinity, 0.1});
   expect_refused("time_step_limit", {0.0, "Infinity"});
+  expect_refused("time_step_limit", {1e308, kInfinity});
+  expect_refused("time_step_limit", {kInfinity, kInfinity});
+  expect_refused("time_step_limit", {0.0, 1e308});
   expect_refused("use_conv_bias", 1);
   expect_refused("num_attention_heads", 4);
   expect_refused("rope_theta", 1e4);

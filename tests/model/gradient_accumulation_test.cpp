@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/gradient_accumulation.h"
+#include "espalier/ops/edge_logprobs/edge_logprobs.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <atomic>
+#include <barrier>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "espalier/model/prepared_weights.h"
 #include "espalier/ops/attention/tree_attention.h"
-#include "espalier/ops/reference.h"
 #include "tests/model/parameter_sums.h"
 #include "tests/ops/comparison.h"
+#include "tests/ops/gemm/forced_products.h"
 #include "tests/torch_seed.h"
 
 namespace espalier::testing {
@@ -109,6 +113,11 @@ std::vector<Case> cases() {
            {},
            [ids](const auto&, const auto& p) { return accumulating::embedding(p[0], ids); },
            [ids](const auto&, const auto& p) { return p[0].index_select(0, ids); }},
+          {"embedding with a frozen row",
+           {{7, 3}},
+           {},
+           [ids](const auto&, const auto& p) { return accumulating::embedding(p[0], ids, 3); },
+           [ids](const auto&, const auto& p) { return at::embedding(p[0], ids, /*padding_idx=*/3); }},
           {"norm",
            {{3}},
            {5, 2, 3},
@@ -262,6 +271,39 @@ TEST(ParameterOps, WeightsThatStayUpcastAreThoseOfTheMoment) {
   expect_same(after);
   EXPECT_THROW(accumulating::UpcastWeights(), c10::Error);
   expect_same(after);
+}
+
+// Two models in two threads at once, each with the bits that it has alone.
+TEST(ParameterOps, WeightsStayUpcastForOneThreadEach) {
+  const ForcedProducts upcast_products({.bfloat16 = Bfloat16Products::kUpcast});
+  seed_torch(24);
+  const at::Tensor input = at::randn({7, 6}).to(at::kBFloat16);
+  const std::vector<at::Tensor> weights{at::randn({9, 6}).to(at::kBFloat16),
+                                        at::randn({9, 6}).to(at::kBFloat16)};
+  const auto pass = [&](const at::Tensor& weight) {
+    const at::Tensor x = leaf(input, at::kBFloat16);
+    const at::Tensor out = accumulating::linear(x, {weight});
+    torch::autograd::backward({out.sum()}, {});
+    return Tensors{out.detach(), x.grad()};
+  };
+  std::vector<Tensors> alone;
+  for (const at::Tensor& weight : weights) alone.push_back(pass(weight));
+  std::barrier together(2);
+  std::atomic<int> same = 0;
+  constexpr int kPasses = 20;
+  const auto run = [&](int which) {
+    const accumulating::UpcastWeights upcast;
+    together.arrive_and_wait();
+    for (int i = 0; i < kPasses; ++i) {
+      const Tensors received = pass(weights[which]);
+      same += received[0].equal(alone[which][0]) && received[1].equal(alone[which][1]);
+    }
+    together.arrive_and_wait();
+  };
+  std::thread other([&] { run(1); });
+  run(0);
+  other.join();
+  EXPECT_EQ(same, 2 * kPasses);
 }
 
 TEST(ParameterOps, PreparedWeightsGiveTheSameAndFollowChanges) {

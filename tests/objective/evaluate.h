@@ -32,6 +32,9 @@ struct Result {
 /// Value and gradient; expects that the plain form, which verify trains with, gives the same ones.
 Result evaluate(const ObjectiveOptions& options, const std::vector<Policy>& terms);
 
+/// The same without that expectation.
+Result evaluate_alone(const ObjectiveOptions& options, const std::vector<Policy>& terms);
+
 /// Expects that the gradient is what differences of values say.
 void expect_finite_differences(const ObjectiveOptions& options, std::vector<Policy> terms);
 

@@ -5,5 +5,6 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/objective_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/opd_topk_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/policy_gradient_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/large_ratios_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/preference_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/random_objective.cpp)

@@ -173,6 +173,37 @@ def test_one_call_at_a_time(folder):
     assert engine.optim_step()["step"] == 1
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_two_engines_in_two_threads_have_the_bits_of_each_alone(folder, dtype):
+    rows = [random_rows(46, "sft"), random_rows(47, "sft")]
+    engine = lambda: engine_of(folder, dtype=dtype, token_budget=9)
+    alone = [losses(engine(), of_engine) for of_engine in rows]
+    together = threading.Barrier(2)
+    found = [None, None]
+
+    def train(which):
+        try:
+            train_beside_the_other(which)
+        except BaseException:
+            together.abort()
+            raise
+
+    def train_beside_the_other(which):
+        own = engine()
+        together.wait(timeout=60)
+        # Each micro-batch of one waits for one of the other, so that both steps are under way at once.
+        own.forward_backward(rows[which], progress=lambda done, total: done < 3 and together.wait(timeout=60))
+        own.zero_gradients()
+        found[which] = losses(own, rows[which])
+
+    threads = [threading.Thread(target=train, args=(which,)) for which in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == alone
+
+
 def continued(engine, rows, count):
     for k in range(count):
         engine.forward_backward(rows, indices=[k % 3, 3 + k % 4])

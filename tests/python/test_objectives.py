@@ -172,6 +172,50 @@ def test_one_step_is_the_gradient_of_the_formula(espalier, model_folder, tmp_pat
     expect_step(load_file(model_folder / "model.safetensors"), after, gradients)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", ["grpo", "dual-clip", "gspo"])
+def test_clipped_terms_have_no_gradient_however_large_their_ratio(espalier, model_folder, tmp_path, case, dtype):
+    """Ratios of e^700 and more, which no float64 holds, train as those of e^20 do: not at all."""
+    flags = {"grpo": ["--objective", "grpo"], "dual-clip": ["--objective", "grpo", "--dual-clip", 3],
+             "gspo": ["--objective", "gspo"]}[case]  # fmt: skip
+    results = []
+    for behaviour in (-40, -720, -1e4, -1e300):
+        rows = sampled_rows()
+        for index, row in enumerate(rows):
+            if index % 4 == 2:
+                continue  # has none
+            advantage = {"grpo": 1.5, "gspo": 1.5, "dual-clip": -1.5}[case]
+            row |= {"logprobs": [None] + [behaviour] * (len(row["input_ids"]) - 1), "advantage": advantage}
+        for row in rows:
+            row.setdefault("advantage", 0.5)
+            del row["reward"]
+        out = tmp_path / f"run{behaviour}"
+        data = write_rows(out.with_suffix(".jsonl"), rows)
+        common = ["--model", model_folder, "--data", data, *flags, "--token-budget", 16, "--dtype", dtype]
+        espalier("train", *common, "--out", out, "--optimizer", "sgd", "--learning-rate", 0.1, "--steps", 2)
+        results.append(([(line["loss"], line["grad_norm"], line["clip_fraction"])
+                         for line in reference.read_rows(out / "metrics.jsonl")],
+                        load_file(out / "checkpoints/step_2/model.safetensors")))  # fmt: skip
+        report = json.loads(espalier("verify", *common, "--json").stdout)
+        assert report["passed"]
+    (metrics, weights), *others = results
+    assert all(grad_norm > 0 and clip_fraction > 0.5 for _, grad_norm, clip_fraction in metrics)
+    for other_metrics, other_weights in others:
+        assert other_metrics == metrics
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+def test_an_error_names_the_ratio_that_nothing_clips(espalier, model_folder, tmp_path):
+    logprobs = [None, -1, -800, -800]
+    rows = [{"input_ids": [1, 2, 3, 4], "trajectory_id": "clipped", "logprobs": logprobs, "advantage": 1},
+            {"input_ids": [1, 2, 5, 6], "trajectory_id": "unbounded", "logprobs": logprobs, "advantage": -1}]
+    done = espalier("train", "--model", model_folder, "--data", write_rows(tmp_path / "rows.jsonl", rows), "--objective",
+                    "grpo", "--out", tmp_path / "run", "--steps", 1, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert "expected finite numbers; token 2 of trajectory `unbounded` (row 1) has log-probability" in done.stderr
+    assert "but `logprobs` of the data say -800: a policy ratio of inf" in done.stderr
+
+
 def test_the_comparison_notices_another_advantage(espalier, model_folder, tmp_path):
     """Negative control: the same formula with another baseline."""
     rows = sampled_rows()
@@ -297,7 +341,8 @@ def without(rows, field):
     ("dpo", lambda: without(paired_rows(), "ref_logprobs"), [], "objective dpo expects `ref_logprobs`; received none"),
     ("simpo", lambda: without(paired_rows(), "pair_id"), [], "a preference expects `pair_id` and `chosen`"),
     ("kto", lambda: without(labelled_rows(), "chosen"), [], "objective kto expects `chosen`; received none"),
-    ("grpo", lambda: without(sampled_rows(), "reward"), [], "objective grpo expects `advantages`"),
+    ("grpo", lambda: without(sampled_rows(), "reward"), [], "received none of them"),
+    ("grpo", lambda: without(sampled_rows(), "group_id"), [], "received `reward` without `group_id`"),
     ("opd", lambda: sampled_rows(), ["--ref-topk", "rest"], "opd with ref-topk rest expects `ref_topk_ids`"),
     ("sft", lambda: sampled_rows(), ["--ref-topk", "rest"], "ref-topk: expected objective opd, received sft"),
     ("grpo", lambda: without(sampled_rows(), "ref_logprobs"), ["--kl-coef", 0.1], "expects `ref_logprobs`; received none"),

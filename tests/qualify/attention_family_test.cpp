@@ -33,7 +33,7 @@ TreeAttentionGradients differentiate(const TreeAttentionArguments& arguments, co
   return masked_chunks::tree_attention_backward(arguments, grad_out, lse);
 }
 
-AttentionFamily right_family(std::vector<at::ScalarType> dtypes = {at::kBFloat16}) {
+qualify::AttentionFamily right_family(std::vector<at::ScalarType> dtypes = {at::kBFloat16}) {
   return {.name = "fake",
           .dtypes = std::move(dtypes),
           .head_dims = {8},
@@ -42,15 +42,15 @@ AttentionFamily right_family(std::vector<at::ScalarType> dtypes = {at::kBFloat16
           .backward = differentiate};
 }
 
-std::string fault_of(const AttentionFamily& family) {
-  return check_attention(family, at::kCPU).fault;
+std::string fault_of(const qualify::AttentionFamily& family) {
+  return qualify::check_attention(family, at::kCPU).fault;
 }
 
 TEST(AwkwardForests, AreForestsInPreorderWithContextThatFits) {
-  const std::vector<AwkwardForest> forests = awkward_forests();
+  const std::vector<qualify::AwkwardForest> forests = qualify::awkward_forests();
   EXPECT_GE(forests.size(), 12U);
   int64_t tokens = 0;
-  for (const AwkwardForest& forest : forests) {
+  for (const qualify::AwkwardForest& forest : forests) {
     SCOPED_TRACE(forest.name);
     EXPECT_NO_THROW(mask_blocks_by_level(forest.subtree_end));
     EXPECT_NO_THROW(
@@ -63,28 +63,29 @@ TEST(AwkwardForests, AreForestsInPreorderWithContextThatFits) {
 }
 
 TEST(AttentionFamily, WhatIsRightPasses) {
-  const Finding finding = check_attention(right_family({at::kDouble, at::kFloat, at::kBFloat16}), at::kCPU);
+  const qualify::Finding finding =
+      qualify::check_attention(right_family({at::kDouble, at::kFloat, at::kBFloat16}), at::kCPU);
   EXPECT_EQ(finding.fault, "");
   EXPECT_GE(finding.checks, 3 * 2 * 4 * 12);
 }
 
 TEST(AttentionFamily, TheCpusOwnPasses) {
-  EXPECT_EQ(kernel_families(at::kCPU),
+  EXPECT_EQ(qualify::kernel_families(at::kCPU),
             (std::vector<std::string>{"cpu", "elementwise", "head", "distribution", "products"}));
-  EXPECT_EQ(kernel_families(at::kCUDA),
+  EXPECT_EQ(qualify::kernel_families(at::kCUDA),
             (std::vector<std::string>{"hopper", "ampere", "varlen", "masked", "elementwise", "head",
                                       "distribution", "products"}));
-  const Finding finding = check_family("cpu", at::kCPU);
+  const qualify::Finding finding = qualify::check_family("cpu", at::kCPU);
   EXPECT_EQ(finding.fault, "");
   EXPECT_GT(finding.checks, 0);
-  EXPECT_EQ(message_of<InputError>([] { check_family("hopper", at::kCPU); }),
+  EXPECT_EQ(message_of<InputError>([] { qualify::check_family("hopper", at::kCPU); }),
             "expected a family of kernels of cpu: cpu, elementwise, head, distribution, products; received "
             "hopper");
 }
 
 // By mask blocks, as on a GPU, through flash attention of the CPU.
 TEST(AttentionFamily, BlocksOfTheMaskPass) {
-  AttentionFamily family = right_family();  // float16 needs a GPU
+  qualify::AttentionFamily family = right_family();  // float16 needs a GPU
   family.forward = [](const TreeAttentionArguments& arguments) {
     return varlen::tree_attention(varlen::flash_cpu(), arguments);
   };
@@ -96,16 +97,16 @@ TEST(AttentionFamily, BlocksOfTheMaskPass) {
 }
 
 TEST(AttentionFamily, WhatTheDeviceDoesNotServeIsNotChecked) {
-  AttentionFamily family = right_family();
+  qualify::AttentionFamily family = right_family();
   family.serves = [](at::ScalarType, int64_t) { return false; };
-  const Finding finding = check_attention(family, at::kCPU);
+  const qualify::Finding finding = qualify::check_attention(family, at::kCPU);
   EXPECT_EQ(finding.checks, 0);
   EXPECT_EQ(finding.fault, "");
 }
 
 // Each wrong in one way that a kernel can be wrong in.
 TEST(AttentionFamily, AWrongOutputIsFound) {
-  AttentionFamily family = right_family();
+  qualify::AttentionFamily family = right_family();
   family.forward = [](const TreeAttentionArguments& arguments) {
     auto [out, lse] = attend(arguments);
     out.select(0, out.size(0) - 1).mul_(1.5);  // one row of each forest
@@ -117,7 +118,7 @@ TEST(AttentionFamily, AWrongOutputIsFound) {
 }
 
 TEST(AttentionFamily, ASmallErrorOfOneGradientIsFound) {
-  AttentionFamily family = right_family({at::kFloat});
+  qualify::AttentionFamily family = right_family({at::kFloat});
   family.backward = [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out,
                        const at::Tensor& out, const at::Tensor& lse) {
     TreeAttentionGradients gradients = differentiate(arguments, grad_out, out, lse);
@@ -129,7 +130,7 @@ TEST(AttentionFamily, ASmallErrorOfOneGradientIsFound) {
 }
 
 TEST(AttentionFamily, ForgottenContextIsFound) {
-  AttentionFamily family = right_family();
+  qualify::AttentionFamily family = right_family();
   family.forward = [](TreeAttentionArguments arguments) {
     arguments.context.blocks = arguments.context.blocks.slice(0, 0, 0);
     return attend(arguments);
@@ -139,7 +140,7 @@ TEST(AttentionFamily, ForgottenContextIsFound) {
 }
 
 TEST(AttentionFamily, ValuesThatAreNotFiniteAreFound) {
-  AttentionFamily family = right_family();
+  qualify::AttentionFamily family = right_family();
   family.backward = [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out,
                        const at::Tensor& out, const at::Tensor& lse) {
     TreeAttentionGradients gradients = differentiate(arguments, grad_out, out, lse);
@@ -153,7 +154,7 @@ TEST(AttentionFamily, ValuesThatAreNotFiniteAreFound) {
 }
 
 TEST(AttentionFamily, OtherBitsInAnotherRunAreFoundWhereEqualOnesArePromised) {
-  AttentionFamily family = right_family({at::kFloat});
+  qualify::AttentionFamily family = right_family({at::kFloat});
   int64_t runs = 0;
   const auto jitter = [&runs](const at::Tensor& tensor) {
     tensor.view(-1)[0] += 1e-7 * static_cast<double>(runs++ % 2);
@@ -179,7 +180,7 @@ TEST(AttentionFamily, OtherBitsInAnotherRunAreFoundWhereEqualOnesArePromised) {
 }
 
 TEST(AttentionFamily, AWriteBeyondAnOutputIsFound) {
-  AttentionFamily family = right_family();
+  qualify::AttentionFamily family = right_family();
   int64_t beyond = 0;
   family.forward = [&](const TreeAttentionArguments& arguments) {
     const auto [out, lse] = attend(arguments);
@@ -214,7 +215,7 @@ TEST(PooledErrorsOfKernels, JudgeByTheRatioAboveTheFloor) {
   const at::Tensor exact = at::linspace(1, 2, 300, at::kDouble);
   const at::Tensor rounded = exact.to(at::kFloat);
   const auto fault = [&](double ours, double plain, const at::Tensor& target, double floor = 0) {
-    espalier::PooledErrors errors(at::kFloat);
+    qualify::PooledErrors errors(at::kFloat);
     errors.add("a", (target + ours).to(at::kFloat), (target + plain).to(at::kFloat), target, floor);
     return errors.fault();
   };

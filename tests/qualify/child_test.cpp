@@ -13,35 +13,35 @@ namespace espalier::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using How = ChildEnd::How;
+using How = qualify::ChildEnd::How;
 
-ChildEnd shell(const std::string& script, std::chrono::milliseconds limit = 60s) {
-  return run_child({"/bin/sh", "-c", script}, limit);
+qualify::ChildEnd shell(const std::string& script, std::chrono::milliseconds limit = 60s) {
+  return qualify::run_child({"/bin/sh", "-c", script}, limit);
 }
 
 TEST(Child, ItsEndIsTold) {
   EXPECT_TRUE(shell("exit 0").good());
-  const ChildEnd status = shell("echo dropped; echo first >&2; echo the last >&2; exit 3");
+  const qualify::ChildEnd status = shell("echo dropped; echo first >&2; echo the last >&2; exit 3");
   EXPECT_EQ(status.how, How::kExited);
   EXPECT_EQ(describe(status, 60s), "exited with status 3: the last");
-  const ChildEnd killed = shell("kill -SEGV $$");
+  const qualify::ChildEnd killed = shell("kill -SEGV $$");
   EXPECT_EQ(killed.how, How::kKilled);
   EXPECT_EQ(killed.code, SIGSEGV);
   EXPECT_EQ(describe(killed, 60s), "was killed by signal 11 (Segmentation fault)");
-  const ChildEnd absent = run_child({"/nowhere/program"}, 60s);
+  const qualify::ChildEnd absent = qualify::run_child({"/nowhere/program"}, 60s);
   EXPECT_EQ(absent.how, How::kNotStarted);
   EXPECT_EQ(describe(absent, 60s), "cannot be started: No such file or directory");
 }
 
 TEST(Child, AHangEndsAtTheLimit) {
-  const ChildEnd end = shell("echo waiting >&2; trap '' TERM; while :; do sleep 0.1; done", 500ms);
+  const qualify::ChildEnd end = shell("echo waiting >&2; trap '' TERM; while :; do sleep 0.1; done", 500ms);
   EXPECT_EQ(end.how, How::kTimedOut);
   EXPECT_EQ(describe(end, 500ms), "did not end within 0.5 s: waiting");
 }
 
 // A child that says more than a pipe holds neither hangs nor is kept whole.
 TEST(Child, MayWriteMuch) {
-  const ChildEnd end = shell(
+  const qualify::ChildEnd end = shell(
       "i=0; while [ $i -lt 3000 ]; do echo 'a line of some length that is repeated' >&2; "
       "i=$((i+1)); done; echo end >&2; exit 1");
   EXPECT_EQ(end.last_line, "end");

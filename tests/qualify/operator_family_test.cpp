@@ -16,16 +16,16 @@ namespace espalier::testing {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-using Visit = std::function<void(const OperatorProblem&)>;
+using Visit = std::function<void(const qualify::OperatorProblem&)>;
 using Change = std::function<Tensors(const Tensors& inputs, Tensors results)>;
 
 /// The family with other results for the problems of one operation, in one dtype.
-OperatorFamily changed(OperatorFamily family, at::ScalarType dtype, const std::string& operation,
-                       const Change& change) {
+qualify::OperatorFamily changed(qualify::OperatorFamily family, at::ScalarType dtype,
+                                const std::string& operation, const Change& change) {
   const auto all = family.for_each_problem;
   family.dtypes = {dtype};
   family.for_each_problem = [all, operation, change](at::ScalarType of, const Visit& visit) {
-    all(of, [&](OperatorProblem problem) {
+    all(of, [&](qualify::OperatorProblem problem) {
       if (problem.operation != operation) return;
       problem.ours = [ours = problem.ours, change](const Tensors& in) { return change(in, ours(in)); };
       visit(problem);
@@ -34,8 +34,8 @@ OperatorFamily changed(OperatorFamily family, at::ScalarType dtype, const std::s
   return family;
 }
 
-std::string fault_of(const OperatorFamily& family) {
-  return check_operators(family, at::kCPU).fault;
+std::string fault_of(const qualify::OperatorFamily& family) {
+  return qualify::check_operators(family, at::kCPU).fault;
 }
 
 void expect_start(const std::string& text, const std::string& start) {
@@ -45,7 +45,7 @@ void expect_start(const std::string& text, const std::string& start) {
 class OperatorFamilies : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OperatorFamilies, OfTheCpuPass) {
-  const Finding finding = check_family(GetParam(), at::kCPU);
+  const qualify::Finding finding = qualify::check_family(GetParam(), at::kCPU);
   EXPECT_EQ(finding.fault, "");
   EXPECT_GE(finding.checks, 3 * 9);
 }
@@ -56,8 +56,8 @@ INSTANTIATE_TEST_SUITE_P(Names, OperatorFamilies,
 // Each wrong in one way that a kernel can be wrong in.
 TEST(OperatorFamily, AWrongRowIsFound) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    const std::string fault =
-        fault_of(changed(elementwise_family(), dtype, "rms_norm", [](const Tensors& in, Tensors results) {
+    const std::string fault = fault_of(
+        changed(qualify::elementwise_family(), dtype, "rms_norm", [](const Tensors& in, Tensors results) {
           if (in[0].size(0) == 1023 && in[0].size(1) == 64) results[1].select(0, 1022).zero_();
           return results;
         }));
@@ -67,7 +67,7 @@ TEST(OperatorFamily, AWrongRowIsFound) {
 }
 
 TEST(OperatorFamily, AForgottenTargetOfTheHeadIsFound) {
-  const std::string fault = fault_of(changed(head_family(), at::kBFloat16, "edge_logprobs by blocks",
+  const std::string fault = fault_of(changed(qualify::head_family(), at::kBFloat16, "edge_logprobs by blocks",
                                              [](const Tensors& in, Tensors results) {
                                                // As if the targets of the last row had been in no block.
                                                results[0].masked_fill_(in[3].eq(in[0].size(0) - 1), 0);
@@ -77,45 +77,48 @@ TEST(OperatorFamily, AForgottenTargetOfTheHeadIsFound) {
 }
 
 TEST(OperatorFamily, AnOptionOfTheDistributionThatIsIgnoredIsFound) {
-  const std::string fault = fault_of(changed(distribution_family(), at::kFloat, "edge_distribution with bias",
-                                             [](const Tensors&, Tensors results) {
-                                               results[4].zero_();
-                                               return results;
-                                             }));
+  const std::string fault =
+      fault_of(changed(qualify::distribution_family(), at::kFloat, "edge_distribution with bias",
+                       [](const Tensors&, Tensors results) {
+                         results[4].zero_();
+                         return results;
+                       }));
   expect_start(fault, "Float, edge_distribution with bias: gradient of bias: expected");
 }
 
 TEST(OperatorFamily, SumsInLowPrecisionAreFound) {
   // As of a library that cuts a sum into four parts and joins them in bfloat16.
-  const std::string fault = fault_of(changed(
-      product_family(at::kCUDA), at::kBFloat16, "long products", [](const Tensors& in, Tensors results) {
-        const at::Tensor a = in[0].t().to(at::kFloat), b = in[1].to(at::kFloat);
-        at::Tensor sum = at::zeros({a.size(0), b.size(1)}, at::kBFloat16);
-        const int64_t part = a.size(1) / 4;
-        for (int64_t k = 0; k < a.size(1); k += part) {
-          sum = sum + a.slice(1, k, k + part).mm(b.slice(0, k, k + part)).to(at::kBFloat16);
-        }
-        results[0] = sum.to(at::kFloat);
-        return results;
-      }));
+  const std::string fault =
+      fault_of(changed(qualify::product_family(at::kCUDA), at::kBFloat16, "long products",
+                       [](const Tensors& in, Tensors results) {
+                         const at::Tensor a = in[0].t().to(at::kFloat), b = in[1].to(at::kFloat);
+                         at::Tensor sum = at::zeros({a.size(0), b.size(1)}, at::kBFloat16);
+                         const int64_t part = a.size(1) / 4;
+                         for (int64_t k = 0; k < a.size(1); k += part) {
+                           sum = sum + a.slice(1, k, k + part).mm(b.slice(0, k, k + part)).to(at::kBFloat16);
+                         }
+                         results[0] = sum.to(at::kFloat);
+                         return results;
+                       }));
   expect_start(fault, "BFloat16, long products: product: expected an error of at most 2 times");
 }
 
 TEST(OperatorFamily, ProductsOfTheCpuPassWhereNothingIsRounded) {
-  const std::string fault = fault_of(changed(
-      product_family(at::kCUDA), at::kBFloat16, "long products", [](const Tensors& in, Tensors results) {
-        results[0] = in[0].t().to(at::kFloat).mm(in[1].to(at::kFloat));
-        results[1] = (results[0] + in[2].to(at::kFloat)).to(at::kBFloat16);
-        results[2] = in[3] + results[0];
-        return results;
-      }));
+  const std::string fault = fault_of(changed(qualify::product_family(at::kCUDA), at::kBFloat16,
+                                             "long products", [](const Tensors& in, Tensors results) {
+                                               results[0] = in[0].t().to(at::kFloat).mm(in[1].to(at::kFloat));
+                                               results[1] =
+                                                   (results[0] + in[2].to(at::kFloat)).to(at::kBFloat16);
+                                               results[2] = in[3] + results[0];
+                                               return results;
+                                             }));
   EXPECT_EQ(fault, "");
 }
 
 TEST(OperatorFamily, Tf32WhereFloat32IsPromisedIsFound) {
   for (const char* operation : {"short products", "long products"}) {
-    const std::string fault = fault_of(
-        changed(product_family(at::kCUDA), at::kFloat, operation, [](const Tensors& in, Tensors results) {
+    const std::string fault = fault_of(changed(
+        qualify::product_family(at::kCUDA), at::kFloat, operation, [](const Tensors& in, Tensors results) {
           const auto tf32 = [](const at::Tensor& x) {  // ten bits of the fraction
             return x.contiguous().view(at::kInt).bitwise_and(~0x1fff).view(at::kFloat);
           };
@@ -127,19 +130,20 @@ TEST(OperatorFamily, Tf32WhereFloat32IsPromisedIsFound) {
 }
 
 TEST(OperatorFamily, ValuesThatAreNotFiniteAreFound) {
-  const std::string fault = fault_of(
-      changed(elementwise_family(), at::kFloat, "swiglu of wide rows", [](const Tensors&, Tensors results) {
-        if (results[0].size(1) == 16'391) results[2].view(-1)[7] = std::nan("");
-        return results;
-      }));
+  const std::string fault = fault_of(changed(qualify::elementwise_family(), at::kFloat, "swiglu of wide rows",
+                                             [](const Tensors&, Tensors results) {
+                                               if (results[0].size(1) == 16'391)
+                                                 results[2].view(-1)[7] = std::nan("");
+                                               return results;
+                                             }));
   EXPECT_EQ(fault,
             "Float, swiglu of wide rows: gradient of up: values that are not finite or of another shape or "
             "dtype, on 5 rows of 16391");
 }
 
 TEST(OperatorFamily, ResultsOfAnotherDtypeAreFound) {
-  const std::string fault =
-      fault_of(changed(elementwise_family(), at::kBFloat16, "rotary", [](const Tensors&, Tensors results) {
+  const std::string fault = fault_of(
+      changed(qualify::elementwise_family(), at::kBFloat16, "rotary", [](const Tensors&, Tensors results) {
         results[0] = results[0].to(at::kFloat);
         return results;
       }));
@@ -148,8 +152,8 @@ TEST(OperatorFamily, ResultsOfAnotherDtypeAreFound) {
 
 TEST(OperatorFamily, OtherBitsInAnotherRunAreFoundWhereEqualOnesArePromised) {
   int64_t runs = 0;
-  OperatorFamily family =
-      changed(elementwise_family(), at::kFloat, "swiglu", [&runs](const Tensors&, Tensors results) {
+  qualify::OperatorFamily family =
+      changed(qualify::elementwise_family(), at::kFloat, "swiglu", [&runs](const Tensors&, Tensors results) {
         if (results[1].numel() > 0) results[1].view(-1)[0].mul_(1 + 1e-6 * static_cast<double>(runs++ % 2));
         return results;
       });
@@ -160,26 +164,27 @@ TEST(OperatorFamily, OtherBitsInAnotherRunAreFoundWhereEqualOnesArePromised) {
 
 TEST(OperatorFamily, AWriteBeyondAnOutputIsFound) {
   int64_t beyond = 0;
-  const OperatorFamily family = changed(
-      elementwise_family(), at::kFloat, "swiglu of wide rows", [&beyond](const Tensors&, Tensors results) {
-        const at::Tensor written = output_like(results[0].sizes(), results[0].options());
-        written.copy_(results[0]);
-        // The second run has no guards.
-        if (results[0].size(0) == 33 && written.storage_offset() > 0) {
-          float* end = written.mutable_data_ptr<float>() + written.numel();
-          end[beyond - 1] = end[-1];  // without `beyond` the last value itself
-        }
-        results[0] = written;
-        return results;
-      });
+  const qualify::OperatorFamily family =
+      changed(qualify::elementwise_family(), at::kFloat, "swiglu of wide rows",
+              [&beyond](const Tensors&, Tensors results) {
+                const at::Tensor written = output_like(results[0].sizes(), results[0].options());
+                written.copy_(results[0]);
+                // The second run has no guards.
+                if (results[0].size(0) == 33 && written.storage_offset() > 0) {
+                  float* end = written.mutable_data_ptr<float>() + written.numel();
+                  end[beyond - 1] = end[-1];  // without `beyond` the last value itself
+                }
+                results[0] = written;
+                return results;
+              });
   EXPECT_EQ(fault_of(family), "");
   beyond = 1;
   EXPECT_EQ(fault_of(family), "Float, swiglu of wide rows, 33 rows of 1023: writes beyond its outputs");
 }
 
 TEST(OperatorFamily, ALackingResultIsFound) {
-  const std::string fault =
-      fault_of(changed(head_family(), at::kFloat, "edge_logprobs", [](const Tensors&, Tensors results) {
+  const std::string fault = fault_of(
+      changed(qualify::head_family(), at::kFloat, "edge_logprobs", [](const Tensors&, Tensors results) {
         results.pop_back();
         return results;
       }));
@@ -188,10 +193,10 @@ TEST(OperatorFamily, ALackingResultIsFound) {
 }
 
 TEST(OperatorFamily, FloorsOfSums) {
-  EXPECT_EQ(error_of_sum(1), 0x1p-25);
-  EXPECT_EQ(error_of_sum(16'384), 0x1p-18);
-  EXPECT_EQ(error_of_tensor_core_sum(1), 0x1p-25);
-  EXPECT_EQ(error_of_tensor_core_sum(16'384), 0x1p-14);
+  EXPECT_EQ(qualify::error_of_sum(1), 0x1p-25);
+  EXPECT_EQ(qualify::error_of_sum(16'384), 0x1p-18);
+  EXPECT_EQ(qualify::error_of_tensor_core_sum(1), 0x1p-25);
+  EXPECT_EQ(qualify::error_of_tensor_core_sum(16'384), 0x1p-14);
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ void behave(const std::string& family, const std::string& file) {
   if (family == "giving up") ::_exit(75);
   if (family == "silent") return;
   if (family == "garbling") return write_text(file, "{\"checks\": ");
-  if (family == "absent") return write_finding({.checks = 0}, file);
-  write_finding({.checks = 3, .fault = family == "wrong" ? "out: \"off\" \xff" : ""}, file);
+  if (family == "absent") return qualify::write_finding({.checks = 0}, file);
+  qualify::write_finding({.checks = 3, .fault = family == "wrong" ? "out: \"off\" \xff" : ""}, file);
 }
 
 // Runs in the child alone.
@@ -39,8 +39,8 @@ struct Runs {
   std::vector<std::string> checked, notes;
   nlohmann::ordered_json key{{"device", "GPU of a test"}, {"build", 1}};
 
-  std::vector<Verdict> operator()(const std::vector<std::string>& families, bool again = false) {
-    Qualification qualification;
+  std::vector<qualify::Verdict> operator()(const std::vector<std::string>& families, bool again = false) {
+    qualify::Qualification qualification;
     qualification.key = key;
     qualification.folder = folder / "cache";
     qualification.again = again;
@@ -55,13 +55,14 @@ struct Runs {
                                       "--gtest_filter=QualifyChild.DISABLED_Behaves"};
     };
     qualification.note = [&](const std::string& text) { notes.push_back(text); };
-    return qualify(families, qualification);
+    return qualify::verdicts_on(families, qualification);
   }
 };
 
 TEST(Qualify, FamiliesThatAreWrongOrCrashAreNamed) {
   Runs run;
-  const std::vector<Verdict> verdicts = run({"right", "wrong", "crashing", "silent", "garbling", "absent"});
+  const std::vector<qualify::Verdict> verdicts =
+      run({"right", "wrong", "crashing", "silent", "garbling", "absent"});
   ASSERT_EQ(verdicts.size(), 6U);
   EXPECT_TRUE(verdicts[0].served && verdicts[0].fault.empty()) << verdicts[0].fault;
   EXPECT_TRUE(verdicts[1].fault.starts_with("out: \"off\"")) << verdicts[1].fault;
@@ -84,7 +85,7 @@ TEST(Qualify, VerdictsAreKeptUntilTheKeyChangesOrTheFileIsDamaged) {
   const std::vector<std::string> families{"wrong", "right"};
   const auto expect_checks = [&](size_t count, bool again = false) {
     run.checked.clear();
-    const std::vector<Verdict> verdicts = run(families, again);
+    const std::vector<qualify::Verdict> verdicts = run(families, again);
     EXPECT_EQ(run.checked.size(), count);
     EXPECT_FALSE(verdicts[0].fault.empty());
     EXPECT_TRUE(verdicts[1].fault.empty());
@@ -96,7 +97,7 @@ TEST(Qualify, VerdictsAreKeptUntilTheKeyChangesOrTheFileIsDamaged) {
   expect_checks(2);
   run.key["build"] = 1;
   expect_checks(0);
-  const auto file = verdict_file(run.key, run.folder / "cache");
+  const auto file = qualify::verdict_file(run.key, run.folder / "cache");
   const std::string whole = read_text(file);
   for (const std::string& damaged :
        {std::string(), std::string("[]"), whole.substr(0, whole.size() / 2), std::string(R"({"key": 1})"),
@@ -113,7 +114,7 @@ TEST(Qualify, AVerdictOnWhatCouldNotBeCheckedIsNotKept) {
   const std::vector<std::string> families{"right", "giving up"};
   for (int time = 0; time < 2; ++time) {
     run.checked.clear();
-    const std::vector<Verdict> verdicts = run(families);
+    const std::vector<qualify::Verdict> verdicts = run(families);
     EXPECT_EQ(run.checked, families);
     EXPECT_TRUE(verdicts[0].fault.empty() && verdicts[0].lasting);
     EXPECT_EQ(verdicts[1].fault, "its check exited with status 75");

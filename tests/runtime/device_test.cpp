@@ -5,6 +5,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "espalier/base/check.h"
 #include "tests/base/message_of.h"
 
@@ -23,6 +25,18 @@ TEST(Device, OtherWordsAreRefused) {
                            "cuda:300", "cuda:99999999999", "meta", "cuda0"}) {
     const std::string message = message_of<InputError>([&] { parse_device(word); });
     EXPECT_EQ(message, fmt::format("device: expected cpu, cuda or cuda:N, received `{}`", word));
+  }
+}
+
+TEST(Device, CpuNamesMayBeEmptyOrMissing) {
+  const auto name_in = [](const std::string& text) {
+    std::istringstream cpuinfo(text);
+    return cpu_name(cpuinfo);
+  };
+  EXPECT_EQ(name_in("processor\t: 0\nmodel name\t: AMD EPYC 9B14\nflags\t\t: fpu\n"), "AMD EPYC 9B14");
+  for (const char* text : {"", "processor\t: 0\n", "model name\t:\n", "model name\t: \n", "model name",
+                           "model name\t:\nmodel name\t:\n"}) {
+    EXPECT_EQ(name_in(text), "unknown CPU") << text;
   }
 }
 

@@ -40,4 +40,13 @@ std::array<std::string, 256> byte_characters() {
   return characters;
 }
 
+bool is_utf8(std::string_view bytes) {
+  for (size_t begin = 0; begin < bytes.size();) {
+    const size_t size = character_size(bytes, begin);
+    if (size == 0) return false;
+    begin += size;
+  }
+  return true;
+}
+
 }  // namespace espalier

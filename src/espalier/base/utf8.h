@@ -17,4 +17,6 @@ size_t character_size(std::string_view bytes, size_t begin);
 /// of Latin-1 stand for themselves, the others for the code points from 256 on, in order.
 std::array<std::string, 256> byte_characters();
 
+bool is_utf8(std::string_view bytes);
+
 }  // namespace espalier

@@ -124,6 +124,13 @@ std::vector<std::string> warnings(const ReadReport& report, const Trajectories& 
                                   trajectories_text(report.rows_read),
                                   rows == 1 ? "has no logprobs: its" : "have no logprobs: their"));
   }
+  for (size_t i = 0; i < kNumFieldNames; ++i) {
+    const auto& [name, field] = kFieldNames[i];
+    const bool compares_rows = field == Field::kGroupId || field == Field::kPairId;
+    if (!compares_rows || fields.number_rows[i] == 0 || fields.number_rows[i] == fields.rows[i]) continue;
+    lines.push_back(fmt::format("{} is a number in {} of {} and text in the others: 1 and \"1\" are the same",
+                                name, with_commas(fields.number_rows[i]), trajectories_text(fields.rows[i])));
+  }
   int64_t too_long = 0, longest = 0;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     too_long += use.max_position_embeddings > 0 && trajectories.row_size(row) > use.max_position_embeddings;

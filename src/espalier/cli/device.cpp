@@ -51,9 +51,9 @@ Json cpu_json() {
 }
 
 /// Of attention, or of all else.
-Json verdict_json(const std::vector<Verdict>& verdicts, bool of_attention) {
+Json verdict_json(const std::vector<qualify::Verdict>& verdicts, bool of_attention) {
   Json json = Json::object();
-  for (const Verdict& verdict : verdicts) {
+  for (const qualify::Verdict& verdict : verdicts) {
     if (attention_kind_named(verdict.family).has_value() != of_attention) continue;
     json[verdict.family] = !verdict.served         ? "not for this device"
                            : verdict.fault.empty() ? "passed"
@@ -85,7 +85,7 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
   for (size_t i = 0; i < driver.devices.size(); ++i) {
     devices.push_back(device_json(driver.devices[i], static_cast<int>(i)));
     if (!fault.empty()) continue;
-    const std::vector<Verdict> verdicts = kernel_verdicts(driver, torch, static_cast<int>(i), again);
+    const std::vector<qualify::Verdict> verdicts = kernel_verdicts(driver, torch, static_cast<int>(i), again);
     devices.back()["attention"] = verdict_json(verdicts, /*of_attention=*/true);
     devices.back()["operators"] = verdict_json(verdicts, /*of_attention=*/false);
   }

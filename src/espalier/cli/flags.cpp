@@ -119,8 +119,9 @@ void PlanFlags::add(CLI::App* command) {
       ->add_option(
           "--cost-model", cost_model,
           "Compare plans by the rates in this file instead of built-in ones. `plan --save-cost-model` writes "
-          "such a file, and a run keeps one as cost_model.json. Plans never depend on what is measured "
-          "during the run, so runs with equal flags and data are bitwise identical")
+          "such a file, and a run keeps one as cost_model.json, by which --resume goes on. Plans never "
+          "depend "
+          "on what is measured in the run, so runs with equal flags and data are bitwise identical")
       ->type_name("FILE");
 }
 
@@ -257,6 +258,15 @@ CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string&
   return command->add_option("--dtype", *dtype, help)
       ->check(CLI::IsMember(dtype_names()))
       ->capture_default_str();
+}
+
+CLI::Option* add_freeze_pad_embedding(CLI::App* command, bool* freeze) {
+  const HelpGroup group(command, kMachineGroup);
+  return command->add_flag(
+      "--freeze-pad-embedding", *freeze,
+      "Give the input embedding of config.json's pad_token_id no gradient, as Transformers does; a tied LM "
+      "head still trains it. Without this flag it is trained like any other, because trajectories have no "
+      "padding and the token may be a real one, such as the end of a turn");
 }
 
 void add_config(CLI::App* command) {

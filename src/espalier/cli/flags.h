@@ -123,6 +123,7 @@ struct OptimizerFlags {
 CLI::Option* add_model(CLI::App* command, std::string* model,
                        const std::string& help = "Hugging Face model folder");
 CLI::Option* add_dtype(CLI::App* command, std::string* dtype, const std::string& help);
+CLI::Option* add_freeze_pad_embedding(CLI::App* command, bool* freeze);
 void add_config(CLI::App* command);
 void add_threads(CLI::App* command);
 

@@ -82,12 +82,12 @@ bool is_named(const std::string& family) {
 }
 
 // `what`, why, and the command that shows it.
-std::string explained(const std::string& what, const Verdict& verdict, int index) {
+std::string explained(const std::string& what, const qualify::Verdict& verdict, int index) {
   return fmt::format("{}: {} (shown by `espalier device --check {} --device cuda:{}`)", what, verdict.fault,
                      verdict.family, index);
 }
 
-std::string fault_text(const Verdict& verdict, const std::string& device_name, int index) {
+std::string fault_text(const qualify::Verdict& verdict, const std::string& device_name, int index) {
   const std::string& family = verdict.family;
   if (attention_kind_named(family)) {
     return explained(fmt::format("attention `{}` is not used on {}", family, device_name), verdict, index);
@@ -103,16 +103,17 @@ std::string fault_text(const Verdict& verdict, const std::string& device_name, i
 }
 
 // Of families that could not be checked and are used all the same; the reason of the first.
-std::string unchecked_text(const std::vector<Verdict>& verdicts, const std::string& device_name, int index) {
+std::string unchecked_text(const std::vector<qualify::Verdict>& verdicts, const std::string& device_name,
+                           int index) {
   std::vector<std::string> names;
-  for (const Verdict& verdict : verdicts) names.push_back(verdict.family);
+  for (const qualify::Verdict& verdict : verdicts) names.push_back(verdict.family);
   return explained(fmt::format("`{}` could not be checked on {}", fmt::join(names, "`, `"), device_name),
                    verdicts.front(), index);
 }
 
-Finding finding_of(const std::string& family, c10::Device device) {
+qualify::Finding finding_of(const std::string& family, c10::Device device) {
   try {
-    Finding finding = check_family(family, device);
+    qualify::Finding finding = qualify::check_family(family, device);
     synchronize(device);
     return finding;
   } catch (const c10::OutOfMemoryError&) {
@@ -142,10 +143,10 @@ void check_kernels_by_this_program() {
       });
 }
 
-std::vector<Verdict> kernel_verdicts(const CudaDriver& driver, const LibTorchCuda& torch, int index,
-                                     bool again) {
+std::vector<qualify::Verdict> kernel_verdicts(const CudaDriver& driver, const LibTorchCuda& torch, int index,
+                                              bool again) {
   Progress progress("checking kernels");
-  Qualification qualification;
+  qualify::Qualification qualification;
   qualification.key = verdict_key(driver, torch, index);
   qualification.folder = cache_folder();
   qualification.again = again;
@@ -154,16 +155,16 @@ std::vector<Verdict> kernel_verdicts(const CudaDriver& driver, const LibTorchCud
   };
   qualification.note = [&](const std::string& text) { progress.line("espalier: " + text); };
   qualification.progress = [&](double done, const std::string& family) { progress.update(done, family); };
-  return qualify(kernel_families(at::kCUDA), qualification);
+  return qualify::verdicts_on(qualify::kernel_families(at::kCUDA), qualification);
 }
 
-ProvenKernels proven_kernels(const std::vector<Verdict>& verdicts, const std::string& device_name,
+ProvenKernels proven_kernels(const std::vector<qualify::Verdict>& verdicts, const std::string& device_name,
                              int index) {
   ProvenKernels proven;
   std::vector<std::string> faults;
-  std::vector<Verdict> unchecked;
+  std::vector<qualify::Verdict> unchecked;
   bool any_attention = false;
-  for (const Verdict& verdict : verdicts) {
+  for (const qualify::Verdict& verdict : verdicts) {
     const auto kind = attention_kind_named(verdict.family);
     any_attention = any_attention || kind;
     if (!verdict.served) continue;
@@ -196,8 +197,8 @@ void prove_kernels(int index) {
   const CudaDriver driver = cuda_driver();
   const LibTorchCuda torch = libtorch_cuda();
   if (!cuda_fault(driver, torch).empty() || index >= static_cast<int>(driver.devices.size())) return;
-  std::vector<Verdict> verdicts = kernel_verdicts(driver, torch, index, /*again=*/false);
-  std::erase_if(verdicts, [](const Verdict& verdict) { return is_named(verdict.family); });
+  std::vector<qualify::Verdict> verdicts = kernel_verdicts(driver, torch, index, /*again=*/false);
+  std::erase_if(verdicts, [](const qualify::Verdict& verdict) { return is_named(verdict.family); });
   ProvenKernels proven = proven_kernels(verdicts, driver.devices[index].name, index);
   if (!proven.warning.empty()) log_line("espalier: {}", proven.warning);
   if (!proven.elementwise) set_own_kernels(OwnKernels::kElementwise, false);
@@ -216,9 +217,9 @@ int run_check(const std::string& family, const std::string& device_name, const s
   }
   const at::Device device = parse_device(device_name);
   open_device(device);
-  const Finding finding = finding_of(family, device);
+  const qualify::Finding finding = finding_of(family, device);
   if (!file.empty()) {
-    write_finding(finding, file);
+    qualify::write_finding(finding, file);
     return 0;
   }
   if (!finding.fault.empty()) {

@@ -33,8 +33,8 @@ void prove_kernels(int index);
 
 /// The verdicts on all families of kernels on this device (qualify/families.h), kept or new (`again`: new),
 /// by processes as check_kernels_by says.
-std::vector<Verdict> kernel_verdicts(const CudaDriver& driver, const LibTorchCuda& torch, int index,
-                                     bool again);
+std::vector<qualify::Verdict> kernel_verdicts(const CudaDriver& driver, const LibTorchCuda& torch, int index,
+                                              bool again);
 
 /// What follows from verdicts. A check that could not be made (Verdict::lasting) leaves a family as it is
 /// without one.
@@ -44,7 +44,8 @@ struct ProvenKernels {
   /// What is not used or cannot be trusted, why, and the command that shows it; empty: nothing.
   std::string warning{};
 };
-ProvenKernels proven_kernels(const std::vector<Verdict>& verdicts, const std::string& device_name, int index);
+ProvenKernels proven_kernels(const std::vector<qualify::Verdict>& verdicts, const std::string& device_name,
+                             int index);
 
 /// The check of one family on one device, in this process: `espalier device --check`. With a file the finding
 /// goes there, and a fault of the kernels is no error; without one the finding is printed. Returns the exit

@@ -52,8 +52,7 @@ void LoraFlags::add(CLI::App* command) {
       ->add_option(
           "--lora-targets", targets,
           "Which linear maps have adapters: names with commas between them, such as q_proj,v_proj, or "
-          "all-linear. A name stands for all maps whose names end with it. Routers have none, nor MLPs "
-          "beside experts")
+          "all-linear. A name stands for all maps whose names end with it. Routers and experts have none")
       ->type_name("NAMES")
       ->capture_default_str();
   command->add_flag("--lora-rslora", rslora, "Divide by the square root of the rank instead (rsLoRA)");

@@ -22,6 +22,7 @@
 #include "espalier/cli/signals.h"
 #include "espalier/cli/suggest.h"
 #include "espalier/cli/toml_config.h"
+#include "espalier/cli/validators.h"
 #include "espalier/cli/version.h"
 #include "espalier/runtime/tensor_memory.h"
 
@@ -70,6 +71,7 @@ int run(const std::vector<std::string>& args) {
   in_group(app, "Shell", {add_completion, add_man}, &exit_code);
   for (CLI::App* command : app.get_subcommands({})) {
     refuse_repeated_flags(command);
+    require_decimal_numbers(command);
     if (command->get_help_ptr() == nullptr) continue;
     command->set_help_flag();  // to add it again behind the others, where help lists it
     command->set_help_flag("-h,--help", kHelp)->group(kOtherGroup);

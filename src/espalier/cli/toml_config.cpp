@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "espalier/base/check.h"
+#include "espalier/base/utf8.h"
 #include "espalier/cli/suggest.h"
 #include "espalier/cli/toml_header.h"
 
@@ -229,7 +230,14 @@ nlohmann::ordered_json resolved_flags(const CLI::App& command) {
 
 std::string to_toml(const nlohmann::ordered_json& flags) {
   std::string text;
-  for (const auto& [key, value] : flags.items()) text += fmt::format("{} = {}\n", key, value.dump());
+  for (const auto& [key, value] : flags.items()) {
+    for (const auto& each : value.is_array() ? value : nlohmann::ordered_json::array({value})) {
+      const auto* content = each.get_ptr<const std::string*>();
+      ESPALIER_CHECK(content == nullptr || is_utf8(*content),
+                     "--{}: expected text in UTF-8, which a TOML file can keep, received {}", key, *content);
+    }
+    text += fmt::format("{} = {}\n", key, value.dump());
+  }
   return text;
 }
 

@@ -36,7 +36,8 @@ void refuse_repeated_flags(CLI::App* command);
 /// where a flag without a delimiter was given several values. --help and --config are left out.
 nlohmann::ordered_json resolved_flags(const CLI::App& command);
 
-/// The same as TOML, fit for --config.
+/// The same as TOML, fit for --config. Throws InputError for text that is not UTF-8, as names of files may
+/// be.
 std::string to_toml(const nlohmann::ordered_json& flags);
 
 }  // namespace espalier::cli

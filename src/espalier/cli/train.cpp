@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier train: the main job.
-#include <cmath>
+#include <algorithm>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
+#include "espalier/base/folder_lock.h"
 #include "espalier/base/json_file.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands.h"
@@ -14,6 +15,7 @@
 #include "espalier/cli/output.h"
 #include "espalier/cli/plan_table.h"
 #include "espalier/cli/progress.h"
+#include "espalier/cli/run_lines.h"
 #include "espalier/cli/signals.h"
 #include "espalier/cli/step_gains.h"
 #include "espalier/cli/toml_config.h"
@@ -26,6 +28,7 @@
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/cost_model_file.h"
 #include "espalier/train/reference.h"
+#include "espalier/train/resume.h"
 #include "espalier/train/trainer.h"
 
 namespace espalier::cli {
@@ -75,12 +78,34 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
           .ref_topk = data.trajectories.ref_topk};
 }
 
+/// The file that a run which goes on keeps of how it began; nothing where there is none.
+std::optional<std::filesystem::path> kept_cost_model(const TrainArguments& flags) {
+  const std::filesystem::path file = std::filesystem::path(flags.out) / kCostModelFile;
+  return flags.train.resume && std::filesystem::exists(file) ? std::optional(file) : std::nullopt;
+}
+
+/// What `read` gives. Throws InputError with the cure where the file is damaged.
+template <class Read>
+auto read_kept(const std::filesystem::path& file, const Read& read) {
+  try {
+    ESPALIER_CHECK(nlohmann::json::accept(read_text(file)), "{}: expected JSON, received a damaged file",
+                   file.string());
+    return read(file);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format(
+        "--resume: {}; the run keeps there what its plans and matrix products were chosen by: put the file "
+        "back, or remove it to go on as the flags and this machine choose, which may change the "
+        "last bits of the weights",
+        error.what()));
+  }
+}
+
 // A run goes on with the matrix products that it began with, whatever this machine would take: others give
 // other bits.
 void restore_products(const TrainArguments& flags, at::Device device) {
-  const std::filesystem::path kept = std::filesystem::path(flags.out) / kCostModelFile;
-  if (!flags.train.resume || !device.is_cpu() || !std::filesystem::exists(kept)) return;
-  const auto products = read_products(kept);
+  const auto kept = kept_cost_model(flags);
+  if (!kept || !device.is_cpu()) return;
+  const auto products = read_kept(*kept, read_products);
   if (!products) return;
   const ProductChoice own = product_choice(), taken = with_environment(*products);
   if (taken != own) {
@@ -113,9 +138,14 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, at::
   options.plan = flags.plan.options(data.trajectories);
   const ModelUse use = use_of(flags, data, device);
   options.costs = flags.plan.costs(use);
-  const std::filesystem::path kept = options.out / kCostModelFile;
-  if (options.resume && std::filesystem::exists(kept)) {
-    options.costs->time = read_cost_model(kept, use.cost());
+  if (const auto kept = kept_cost_model(flags)) {
+    TimeModel time = read_kept(*kept, [&](const auto& file) { return read_cost_model(file, use.cost()); });
+    if (!flags.plan.cost_model.empty() && time.seconds != options.costs->time.seconds) {
+      log_line(
+          "note: --cost-model {} is not used: the run goes on by the rates that it began with, those of {}",
+          flags.plan.cost_model, kept->string());
+    }
+    options.costs->time = std::move(time);
   }
   options.predicted_costs =
       flags.plan.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
@@ -138,6 +168,17 @@ std::string config_of_the_run(const TrainArguments& flags, const CLI::App& comma
   }
   for (const char* each : {"resume", "dry-run"}) config.erase(each);
   return to_toml(config);
+}
+
+/// What the run keeps in its folder.
+std::vector<RunFile> files_of_the_run(const TrainArguments& flags, const TrainOptions& options,
+                                      const std::string& mix, const CLI::App& command) {
+  std::vector<RunFile> files{{"config.toml", config_of_the_run(flags, command)}};
+  if (!mix.empty()) files.push_back({kMixFile, mix});
+  nlohmann::ordered_json cost_model = cost_model_json(options.costs->time);
+  if (options.device.is_cpu()) add_products(product_choice(), &cost_model);
+  files.push_back({kCostModelFile, cost_model.dump(2) + "\n"});
+  return files;
 }
 
 void print_dry_run(const TrainArguments& flags, const TrainOptions& options, const Trajectories& trajectories,
@@ -186,48 +227,6 @@ void print_evaluations(const HeldOut& held_out, const TrainOptions& options) {
                count_of(held_out.trajectories.num_rows(), "trajectory", "trajectories"),
                count_of(step.flat_tokens(), "flat token", "flat tokens"), with_commas(step.plan.num_tokens()),
                count_of(std::ssize(step.plan.micro_batches), "micro-batch", "micro-batches"));
-}
-
-std::string evaluation_line(int64_t step, int64_t total, const nlohmann::ordered_json& values,
-                            const EvaluationState& state) {
-  std::string line =
-      fmt::format("evaluation after step {}/{}  loss {:.6g}  nll {:.6g} per token", step, total,
-                  values["eval_loss"].get<double>(), values["eval_nll_per_token"].get<double>());
-  if (values.contains("eval_reward_accuracy")) {
-    line += fmt::format("  margin {:.4f}  accuracy {:.3f}", values["eval_reward_margin"].get<double>(),
-                        values["eval_reward_accuracy"].get<double>());
-  }
-  if (state.best_step == step) {
-    line += "  the best so far";
-  } else if (state.best_step > 0) {
-    line += fmt::format("  best {:.6g} after step {}", state.best_loss, state.best_step);
-  }
-  return line + fmt::format("  {:.2f} s", values["eval_seconds"].get<double>());
-}
-
-std::string step_line(int64_t step, int64_t total, const nlohmann::ordered_json& metrics) {
-  std::string line = fmt::format(
-      "step {}/{}  loss {:.6g}  grad norm {:.4g}  lr {:.3g}  {} tree tokens/s  {} flat tokens/s  {:.2f} s",
-      step, total, metrics["loss"].get<double>(), metrics["grad_norm"].get<double>(),
-      metrics["learning_rate"].get<double>(),
-      with_commas(std::llround(metrics["tree_tokens_per_second"].get<double>())),
-      with_commas(std::llround(metrics["flat_tokens_per_second"].get<double>())),
-      metrics["seconds"].get<double>());
-  if (metrics.contains("clip_fraction")) {
-    line += fmt::format("  clipped {:.3f}", metrics["clip_fraction"].get<double>());
-  }
-  if (metrics.contains("ratio_mean")) {
-    line += fmt::format("  ratio {:.4f}", metrics["ratio_mean"].get<double>());
-  }
-  if (metrics.contains("reward_accuracy")) {
-    line += fmt::format("  margin {:.4f}  accuracy {:.3f}", metrics["reward_margin"].get<double>(),
-                        metrics["reward_accuracy"].get<double>());
-  }
-  if (metrics.contains("entropy")) line += fmt::format("  entropy {:.4f}", metrics["entropy"].get<double>());
-  if (metrics.contains("router_aux_loss")) {
-    line += fmt::format("  balance {:.4f}", metrics["router_aux_loss"].get<double>());
-  }
-  return line;
 }
 
 /// Transformers adds the load-balancing loss where config.json says so; here a flag does.
@@ -294,13 +293,14 @@ void check_with_reference(const Reference& reference, const TrainArguments& flag
   const Loss loss(*rows, objective);
 }
 
-void compute_reference(const Reference& reference, const std::filesystem::path& file,
+void compute_reference(const Reference& reference, const KeptReference& kept,
                        const ObjectiveOptions& objective, Trajectories* rows) {
   Progress progress("reference");
   rows->ref_logprobs = {};
   const bool was_kept =
       add_reference_logprobs(reference,
-                             {.file = file,
+                             {.file = kept.file,
+                              .trained_hash = kept.trained_hash,
                               .progress =
                                   [&](int64_t done, int64_t total) {
                                     progress.update(static_cast<double>(done) / static_cast<double>(total),
@@ -310,7 +310,7 @@ void compute_reference(const Reference& reference, const std::filesystem::path& 
                              rows);
   progress.line(fmt::format("reference: log-probabilities of {} {} {}",
                             count_of(rows->num_rows(), "trajectory", "trajectories"),
-                            was_kept ? "from" : "computed, kept in", file.string()));
+                            was_kept ? "from" : "computed, kept in", kept.file.string()));
   for (const std::string& text : signal_warnings(Loss(*rows, objective))) progress.line("warning: " + text);
 }
 
@@ -322,10 +322,15 @@ void add_reference(const TrainArguments& flags, const TrainOptions& options, Tra
   if (*held_out) check_with_reference(reference, flags, flags.held_out_data(), &(*held_out)->trajectories);
   if (flags.dry_run) return;
   std::filesystem::create_directories(options.out);
+  const FolderLock lock(options.out, {});  // what another run keeps there stays as it is
+  check_not_begun(options);
   stop_on_signals(&stop);
-  compute_reference(reference, options.out / "ref_logprobs.safetensors", options.objective, rows);
+  compute_reference(reference,
+                    {.file = options.out / "ref_logprobs.safetensors",
+                     .trained_hash = trained_column_hash(options.out, "ref_logprobs")},
+                    options.objective, rows);
   if (*held_out) {
-    compute_reference(reference, options.out / "ref_logprobs_eval.safetensors", options.objective,
+    compute_reference(reference, {.file = options.out / "ref_logprobs_eval.safetensors"}, options.objective,
                       &(*held_out)->trajectories);
   }
 }
@@ -354,6 +359,8 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
   options.shuffle = parse_shuffle(shuffle_of(flags, command));
   options.profiler = profiler ? &*profiler : nullptr;
   warn_of_warmup(options, total_steps(trajectories, options));
+  TrainEvents events;
+  events.files = files_of_the_run(flags, options, mix, command);
   note_router_losses(flags);
   if (const std::string text = uneven_steps_note(trajectories, options); !text.empty()) log_line("{}", text);
   if (!flags.reference_model.empty()) add_reference(flags, options, &trajectories, &held_out);
@@ -369,16 +376,10 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
 
   Progress progress("train");
   int64_t total = 0, first = 0;
-  TrainEvents events;
   events.note = [&](const std::string& text) { progress.line(text); };
   events.started = [&](int64_t total_steps, int64_t resumed_step) {
     total = total_steps;
     first = resumed_step;
-    if (!mix.empty()) write_text(options.out / kMixFile, mix);
-    write_text(options.out / "config.toml", config_of_the_run(flags, command));
-    nlohmann::ordered_json cost_model = cost_model_json(options.costs->time);
-    if (device.is_cpu()) add_products(product_choice(), &cost_model);
-    write_text(options.out / kCostModelFile, cost_model.dump(2) + "\n");
     if (first > 0) progress.line(fmt::format("resuming after step {}", first));
     if (first < total) stop.step = first + 1;
   };
@@ -388,7 +389,18 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
     progress.update(steps_done / static_cast<double>(total - first),
                     fmt::format("step {}/{}, micro-batch {}/{}", step, total, done, of));
   };
+  std::string plan;  // of the first step, once it is done
+  const std::filesystem::path plan_file = options.out / "plan.txt";
+  const auto write_plan = [&] {
+    try {
+      write_text(plan_file, plan);
+    } catch (const InputError& error) {  // a table to look at is no reason to end the run
+      plan.clear();
+      progress.line(fmt::format("warning: {}", error.what()));
+    }
+  };
   events.step = [&](int64_t step, const nlohmann::ordered_json& metrics) {
+    if (!plan.empty() && !std::filesystem::exists(plan_file)) write_plan();
     progress.line(step_line(step, total, metrics));
     if (step < total && !stop.requested) stop.step = step + 1;
     if (step == first + 2) {  // the first one is slower
@@ -409,15 +421,12 @@ void run_train(const TrainArguments& flags, const CLI::App& command, int* exit_c
   events.predicted = [&](const Step& step, const StepPrediction& prediction, const StepResult& result) {
     const PlanTable table{
         .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
-    try {
-      write_text(options.out / "plan.txt", table.text());
-    } catch (const InputError& error) {  // a table to look at is no reason to end the run
-      progress.line(fmt::format("warning: {}", error.what()));
-    }
+    plan = table.text();
+    write_plan();
     progress.line(fmt::format(
         "micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}; see {}",
         prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()), result.measured_seconds(),
-        human_bytes(static_cast<double>(result.measured_peak_bytes())), (options.out / "plan.txt").string()));
+        human_bytes(static_cast<double>(result.measured_peak_bytes())), plan_file.string()));
   };
   bool saved = false;
   events.saved = [&](const std::filesystem::path& folder) {
@@ -439,9 +448,11 @@ void add_run_flags(CLI::App* command, TrainArguments* flags) {
                    "measured), metrics.jsonl, TensorBoard events, checkpoints/")
       ->type_name("DIR")
       ->required();
-  command->add_flag("--resume", flags->train.resume,
-                    "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
-                    "interruption, unless --device or --learning-rate changes, which is allowed");
+  command->add_flag(
+      "--resume", flags->train.resume,
+      "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
+      "interruption, unless --device, --learning-rate or, with --scheduler linear or cosine, the "
+      "number of steps changes, which is allowed");
   command->add_option("--save-every", flags->train.save_every, "Steps between checkpoints (0: only the last)")
       ->check(whole_from(0))
       ->capture_default_str();
@@ -458,7 +469,11 @@ void add_run_flags(CLI::App* command, TrainArguments* flags) {
 void add_step_flags(CLI::App* command, TrainArguments* flags) {
   const HelpGroup group(command, "Steps");
   TrainOptions& train = flags->train;
-  command->add_option("--steps", train.steps, "Optimiser steps (0: as many as --epochs need)")
+  command
+      ->add_option("--steps", train.steps,
+                   "Optimiser steps (0: as many as --epochs need). With --scheduler linear or cosine the "
+                   "learning rate falls to 0 at the last one, so another number on --resume changes the rate "
+                   "of all steps from there on")
       ->check(whole_from(0))
       ->capture_default_str();
   command->add_option("--epochs", train.epochs, "Passes over the data, if --steps is 0")
@@ -547,6 +562,7 @@ void add_flags(CLI::App* command, TrainArguments* flags) {
   flags->device.add(command, /*trains=*/true);
   add_dtype(command, &flags->dtype,
             "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+  add_freeze_pad_embedding(command, &flags->train.freeze_pad_embedding);
   add_threads(command);
   add_profile_flags(command, flags);
   add_config(command);

@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <cctype>
+#include <charconv>
 #include <optional>
+#include <string_view>
+#include <system_error>
 
 #include "espalier/base/units.h"
 
@@ -35,6 +38,35 @@ CLI::Validator whole_from(int64_t low) {
         return fmt::format("expected a whole number of at least {}, received {}", low, text);
       },
       fmt::format("INT >= {}", low));
+}
+
+namespace {
+
+template <class T>
+std::string decimal_fault(const std::string& text) {
+  const std::string_view digits = std::string_view(text).substr(text.starts_with('-') ? 1 : 0);
+  T value = 0;
+  const auto [last, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && last == text.data() + text.size() && (digits.size() == 1 || digits[0] != '0'))
+    return "";
+  if (error == std::errc::result_out_of_range) {
+    return fmt::format("expected a whole number of at most {}, received {}", std::numeric_limits<T>::max(),
+                       text);
+  }
+  return fmt::format("expected a whole number in plain decimal digits, received {}", text);
+}
+
+}  // namespace
+
+void require_decimal_numbers(CLI::App* command) {
+  for (CLI::Option* option : command->get_options()) {
+    const std::string type = option->get_type_name();
+    if (type.find("SIZE") != std::string::npos) continue;  // 8GiB
+    std::function<std::string(const std::string&)> fault;
+    if (type.starts_with("INT")) fault = decimal_fault<int64_t>;
+    if (type.starts_with("UINT")) fault = decimal_fault<uint64_t>;
+    if (fault) option->check(fault);
+  }
 }
 
 namespace {

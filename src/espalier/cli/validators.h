@@ -18,6 +18,10 @@ namespace espalier::cli {
 CLI::Validator byte_size(int64_t fewest_bare = 0);
 /// Checks that a flag is a whole number from `low` on.
 CLI::Validator whole_from(int64_t low);
+/// Makes the parser refuse whole numbers that are not written in plain decimal digits, or do not fit, for all
+/// flags of a command that are whole numbers: CLI11 takes 010 for 8 and 0x10 for 16, and the largest number
+/// for any beyond it.
+void require_decimal_numbers(CLI::App* command);
 /// Checks that a flag is a number from `low` on, up to `high`, and neither NaN nor infinite.
 CLI::Validator real_from(double low, double high = std::numeric_limits<double>::max());
 /// The same with `high` itself left out.

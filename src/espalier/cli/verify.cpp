@@ -23,6 +23,7 @@ struct VerifyArguments {
   ObjectiveFlags objective;
   DeviceFlags device;
   std::string model, adapter, dtype = "float64";
+  bool freeze_pad_embedding = false;
   uint64_t seed = 0;
   bool json = false;
 };
@@ -47,6 +48,12 @@ void print(const VerifyReport& report, const VerifyOptions& options) {
         fmt::format("worst {:.3f} in {}, median {:.3f} (at most {:g})", report.error_ratio_max,
                     report.error_ratio_worst_parameter, report.error_ratio_median, options.max_error_ratio));
   }
+  if (report.pad_token_id >= 0) {
+    row("input embedding of the pad token",
+        fmt::format("{}: {}", report.pad_token_id,
+                    report.freeze_pad_embedding ? "not trained, as in Transformers"
+                                                : "trained; Transformers does not (--freeze-pad-embedding)"));
+  }
   row("isolation", fmt::format("{} in {}", report.isolation_bitwise ? "bitwise" : "BROKEN",
                                count_of(report.isolation_trials, "trial", "trials")));
   print_output("{}\n", report.passed ? "passed" : "FAILED");
@@ -59,6 +66,7 @@ void run_verify(const VerifyArguments& flags, const CLI::App& command, int* exit
   options.model = flags.model;
   options.adapter = flags.adapter;
   options.dtype = parse_dtype(flags.dtype);
+  options.freeze_pad_embedding = flags.freeze_pad_embedding;
   options.objective = flags.objective.options();
   options.seed = flags.seed;
   MixedData data;
@@ -106,6 +114,7 @@ void add_verify(CLI::App& app, int* exit_code) {
   flags->data.add(command, /*required=*/false);
   flags->mix.add(command);
   add_dtype(command, &flags->dtype, "Precision to prove");
+  add_freeze_pad_embedding(command, &flags->freeze_pad_embedding);
   flags->device.add(command, /*trains=*/true);
   flags->objective.add(command);
   flags->plan.add(command);

@@ -198,6 +198,16 @@ CommonParts read_common(const ConfigReader& config, const ModelFamily& family, D
   return common;
 }
 
+/// As torch.nn.Embedding takes it: negative ones count from the end. Those that it refuses are of no token.
+int64_t read_pad_token(const ConfigReader& config, const ModelFamily& family, int64_t vocab_size) {
+  if (!family.padding_row) return -1;
+  const Json* value = config.find("pad_token_id");
+  if (value == nullptr) return config.has("pad_token_id") ? -1 : family.pad_token_id;
+  if (!value->is_number_integer() || *value < -vocab_size || *value >= vocab_size) return -1;
+  const auto id = value->get<int64_t>();
+  return id < 0 ? id + vocab_size : id;
+}
+
 DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& family) {
   DecoderConfig result;
   result.model_type = family.model_type;
@@ -211,6 +221,7 @@ DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& famil
       range_is_given ? config.positive_number("initializer_range") : family.initializer_range;
   const CommonParts common = family.attention ? read_common(config, family, &result) : CommonParts();
   result.tie_word_embeddings = config.boolean("tie_word_embeddings", false);
+  result.pad_token_id = read_pad_token(config, family, result.vocab_size);
   family.read(config, common, &result);
   if (result.sliding_rope) result.rope_tables = 2;
   result.dtype = config.text(config.find("dtype") != nullptr ? "dtype" : "torch_dtype");

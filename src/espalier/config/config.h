@@ -60,7 +60,12 @@ struct DecoderConfig : ModelSpec {
   double embedding_multiplier = 1;  // of what the embedding gives,
   double residual_multiplier = 1;   // of what mixers and MLPs add to hidden states
   double logits_scaling = 1;        // by which logits are divided
-  std::string dtype;                // that the file declares, "" if none
+  /// The token whose row of the embedding Transformers gives no gradient (padding_idx of torch.nn.Embedding,
+  /// but where the embedding is also the LM head, from that side); -1: none.
+  int64_t pad_token_id = -1;
+  /// The same here. Not of config.json: a run chooses (Decoder::freeze_pad_embedding).
+  bool freeze_pad_embedding = false;
+  std::string dtype;  // dtype that the file declares, "" if none
 };
 
 /// Reads config.json as Transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype)

@@ -27,6 +27,9 @@ enum class Cause {
 };
 inline constexpr int kNumCauses = 10;
 
+/// Tokens around a place that may belong to the word which differs there.
+inline constexpr int64_t kWordTokens = 24;
+
 bool is_lost(Cause cause);
 /// One word for files, and a phrase for people.
 const char* to_string(Cause cause);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "espalier/config/layer_spec.h"
-#include "espalier/ops/kernels/cpu/product_choice.h"
+#include "espalier/ops/kernels/cpu/products/product_choice.h"
 
 namespace espalier {
 

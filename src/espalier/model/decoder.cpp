@@ -159,7 +159,8 @@ at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
   TORCH_CHECK(input_ids.dim() == 1 && input_ids.scalar_type() == at::kLong && input_ids.numel() > 0,
               "Decoder: expected input_ids [T] int64, T > 0, received ", input_ids.sizes(), " ",
               input_ids.scalar_type());
-  const at::Tensor hidden = accumulating::embedding(embed_tokens_, input_ids);
+  const int64_t frozen_row = config_.freeze_pad_embedding ? config_.pad_token_id : -1;
+  const at::Tensor hidden = accumulating::embedding(embed_tokens_, input_ids, frozen_row);
   return config_.embedding_multiplier == 1 ? hidden : hidden * config_.embedding_multiplier;
 }
 

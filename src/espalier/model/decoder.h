@@ -31,8 +31,7 @@ class Decoder : public Model {
 
   /// Final hidden states (of final_norm) [T, hidden_size] of input_ids [T] int64 at position_ids [T]
   /// int64. Norms and rotary angles are computed in float32 as in Transformers; norms in float64 for float64.
-  /// The gradient of the embedding is complete; Transformers leaves out the row of pad_token_id where the
-  /// config has one (padding_idx of torch.nn.Embedding), even if that token is also the end of every turn.
+  /// The gradient of the embedding is complete unless freeze_pad_embedding was called.
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
                      const SequenceOps& sequence) const;
 
@@ -54,6 +53,9 @@ class Decoder : public Model {
   const std::vector<Parameter>& buffers() const { return buffers_; }
   bool has_adapter() const { return !adapter_.parameters.empty(); }
   const Adapter& adapter() const { return adapter_; }
+  /// From now on `embed` gives the row of pad_token_id no gradient, as Transformers does. It still gets that
+  /// of a tied LM head. Nothing changes where the config has no pad_token_id.
+  void freeze_pad_embedding() { config_.freeze_pad_embedding = true; }
   /// Of weights and activations.
   at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
   at::Device device() const override { return embed_tokens_.device(); }

@@ -50,7 +50,7 @@ struct Upcast {
   int64_t version;
   at::Tensor operand;
 };
-std::optional<std::unordered_map<const void*, Upcast>> upcast_weights;
+thread_local std::optional<std::unordered_map<const void*, Upcast>> upcast_weights;
 
 /// The weight, or what UpcastWeights keeps of it.
 at::Tensor operand_of(const at::Tensor& weight) {
@@ -234,17 +234,22 @@ class UnroundedLinear : public Function<UnroundedLinear> {
 
 class Embedding : public Function<Embedding> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& input_ids) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& input_ids,
+                            int64_t frozen_row) {
     ctx->save_for_backward({weight, input_ids});
+    ctx->saved_data["frozen_row"] = frozen_row;
     return at::embedding(weight, input_ids);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
+    const int64_t frozen_row = ctx->saved_data["frozen_row"].toInt();
     at::Tensor& sum = sum_or_zeros(saved[0]);
-    sum.index_add_(0, saved[1], grads[0].to(sum.scalar_type()));
-    return {{}, {}};
+    at::Tensor grad = grads[0].to(sum.scalar_type());
+    if (frozen_row >= 0) grad = grad.masked_fill(saved[1].eq(frozen_row).unsqueeze(1), 0);
+    sum.index_add_(0, saved[1], grad);
+    return {{}, {}, {}};
   }
 };
 
@@ -415,8 +420,8 @@ at::Tensor unrounded_linear(const at::Tensor& x, const Projection& projection) {
   return UnroundedLinear::apply(x, projection.weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 
-at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids) {
-  return Embedding::apply(weight, input_ids);
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids, int64_t frozen_row) {
+  return Embedding::apply(weight, input_ids, frozen_row);
 }
 
 at::Tensor unrounded(const at::Tensor& parameter) {

@@ -55,8 +55,8 @@ at::Tensor unrounded_linear(const at::Tensor& x, const Projection& projection);
 
 /// While it lives, weights that linears have to upcast for their products (product_dtype in
 /// ops/gemm/matrix_product.h) are upcast once and stay so, for passes that follow each other with the same
-/// weights; one that has changed is upcast anew. At most one lives at a time; it belongs to the thread of
-/// the passes.
+/// weights; one that has changed is upcast anew. For passes on the CPU in the thread that made it, backward
+/// included. At most one lives at a time in a thread.
 class UpcastWeights {
  public:
   UpcastWeights();
@@ -65,8 +65,8 @@ class UpcastWeights {
   UpcastWeights& operator=(const UpcastWeights&) = delete;
 };
 
-/// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C].
-at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids);
+/// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C]. `frozen_row` gets no gradient; -1: all do.
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids, int64_t frozen_row = -1);
 
 /// A small parameter in the dtype of sums.
 at::Tensor unrounded(const at::Tensor& parameter);

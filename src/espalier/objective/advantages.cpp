@@ -31,7 +31,7 @@ struct RewardGroup {
 double penalty(const Trajectories& trajectories, int64_t token, const ObjectiveOptions& options) {
   if (!options.has_kl_in(KlPlace::kReward) || trajectories.loss_weights[token] == 0) return 0;
   const double log_ratio = trajectories.logprobs.values[token] - trajectories.ref_logprobs.values[token];
-  return options.kl_coef * kl_estimate(log_ratio, options.kl_estimator);
+  return kl_estimate(log_ratio, options.kl_estimator, options.kl_coef);
 }
 
 void check_has_penalty(const Trajectories& trajectories, int64_t row, const ObjectiveOptions& options) {
@@ -158,6 +158,14 @@ bool has_comparable_reward(const Trajectories& trajectories, int64_t row, Baseli
   return !compares || (!trajectories.group_id.empty() && !trajectories.group_id[row].empty());
 }
 
+/// What a row has that has no comparable reward.
+std::string received_of(const Trajectories& trajectories, int64_t row) {
+  if (!has_reward(trajectories, row)) return "none of them";
+  return fmt::format(
+      "`{}` without `group_id`, which says with which rows it is compared (baseline none needs none)",
+      trajectories.has_turn_rewards(row) ? "turn_rewards" : "reward");
+}
+
 }  // namespace
 
 bool has_reward(const Trajectories& trajectories, int64_t row) {
@@ -194,8 +202,8 @@ Advantages::Advantages(const Trajectories& trajectories, const ObjectiveOptions&
     needed = true;
     ESPALIER_CHECK(has_comparable_reward(trajectories, row, options.baseline),
                    "trajectory {} (row {}): objective {} expects `advantages`, `advantage`, or `reward` or "
-                   "`turn_rewards` with `group_id`; received none of them",
-                   trajectories.name(row), row, to_string(options.kind));
+                   "`turn_rewards` with `group_id`; received {}",
+                   trajectories.name(row), row, to_string(options.kind), received_of(trajectories, row));
   }
   if (!needed) return;
   const RewardGroups groups(trajectories, options);

@@ -8,7 +8,9 @@ namespace espalier {
 PolicyGradient::Surrogate Cispo::surrogate(const PolicyTerms& terms) const {
   const at::Tensor ratio = terms.log_ratio.detach().exp();
   const at::Tensor weight = ratio.clamp(1 - options().clip_low, 1 + options().clip_high);
-  return {.value = weight * terms.advantage * terms.logprobs, .ratio = ratio, .is_clipped = weight.ne(ratio)};
+  return {.value = terms.coefficient * weight * terms.advantage * terms.logprobs,
+          .ratio = ratio,
+          .is_clipped = weight.ne(ratio)};
 }
 
 at::Tensor Cispo::plain_surrogate(const at::Tensor& logprobs, const at::Tensor& log_ratio,

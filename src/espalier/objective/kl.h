@@ -11,9 +11,10 @@
 
 namespace espalier {
 
-double kl_estimate(double log_ratio, KlEstimator estimator);
+/// `scale` times the estimate, which itself may lie beyond float64.
+double kl_estimate(double log_ratio, KlEstimator estimator, double scale);
 
-/// The same of every element, differentiable.
-at::Tensor kl_estimate(const at::Tensor& log_ratio, KlEstimator estimator);
+/// The same of every element, differentiable in log_ratio.
+at::Tensor kl_estimate(const at::Tensor& log_ratio, KlEstimator estimator, const at::Tensor& scale);
 
 }  // namespace espalier

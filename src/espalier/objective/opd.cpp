@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include "espalier/objective/scaled_exp.h"
+
 namespace espalier {
 
 std::vector<TermColumn> Opd::columns() const {
@@ -21,11 +23,12 @@ ObjectiveValue Opd::value(const at::Tensor& logprobs, const TermTensors& terms, 
   const at::Tensor &old_logprob = terms.columns[0], &teacher = terms.columns[1];
   const at::Tensor is_given = old_logprob.eq(old_logprob);  // NaN where the data have none
   const at::Tensor log_ratio = logprobs - at::where(is_given, old_logprob, logprobs.detach());
-  const at::Tensor ratio = log_ratio.exp();
+  const at::Tensor ratio = log_ratio.detach().exp();
   const at::Tensor divergence = logprobs.detach() - teacher;
-  ObjectiveValue value{.loss = (terms.coefficient * (ratio * divergence)).sum(), .metrics = {}};
+  const at::Tensor of_terms = scaled_exp(terms.coefficient * divergence, log_ratio);
+  ObjectiveValue value{.loss = with_slope(of_terms, of_terms, log_ratio).sum(), .metrics = {}};
   const at::Tensor mismatch = log_ratio.detach();
-  value.metrics = {divergence.sum(), ratio.detach().sum(), ratio.detach().amin(), ratio.detach().amax(),
+  value.metrics = {divergence.sum(), ratio.sum(), ratio.amin(), ratio.amax(),
                    (mismatch.expm1() - mismatch).sum()};
   return value;
 }
@@ -43,10 +46,10 @@ at::Tensor Opd::reference(std::span<const ReferenceTrajectory> group) const {
 }
 
 TermBytes Opd::term_bytes() const {
-  // Graph: ratio and divergence. Running: log-probability, log-ratio and two results.
+  // Graph: the slope. Running: log-probability, log-ratio, ratio, divergence, its scale and an exponential.
   return {.batch = kTermIndexBytes + 3 * kTermRealBytes,
-          .graph = 2 * kTermRealBytes,
-          .running = 4 * kTermRealBytes + kTermFlagBytes};
+          .graph = kTermRealBytes,
+          .running = 6 * kTermRealBytes + kTermFlagBytes};
 }
 
 }  // namespace espalier

@@ -34,17 +34,17 @@ ObjectiveValue OpdTopk::value(const at::Tensor&, const TermTensors& terms, const
 at::Tensor OpdTopk::reference(std::span<const ReferenceTrajectory> group) const {
   std::vector<at::Tensor> addends;
   for (const ReferenceTrajectory& each : group) {
-    at::Tensor p = at::exp(each.terms.topk_logprobs), q = at::exp(each.terms.topk_ref_logprobs);
+    at::Tensor log_p = each.terms.topk_logprobs, log_q = each.terms.topk_ref_logprobs;
     if (options().ref_topk == RefTopk::kRenormalize) {
-      p = p / p.sum(1, /*keepdim=*/true);
-      q = q / q.sum(1, /*keepdim=*/true);
+      log_p = log_p - log_p.logsumexp(1, /*keepdim=*/true);
+      log_q = log_q - log_q.logsumexp(1, /*keepdim=*/true);
     } else {
       // One more token, which stands for all others.
-      const at::Tensor least = at::full({p.size(0), 1}, kLeastRest, p.options());
-      p = at::cat({p, at::maximum(1 - p.sum(1, true), least)}, 1);
-      q = at::cat({q, at::maximum(1 - q.sum(1, true), least)}, 1);
+      const at::Tensor least = at::full({log_p.size(0), 1}, kLeastRest, log_p.options());
+      log_p = at::cat({log_p, at::log(at::maximum(1 - log_p.exp().sum(1, true), least))}, 1);
+      log_q = at::cat({log_q, at::log(at::maximum(1 - log_q.exp().sum(1, true), least))}, 1);
     }
-    addends.push_back(each.terms.coefficient * (p * at::log(p / q)).sum(1));
+    addends.push_back(each.terms.coefficient * (log_p.exp() * (log_p - log_q)).sum(1));
   }
   return at::cat(addends);
 }

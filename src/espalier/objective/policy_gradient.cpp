@@ -4,10 +4,18 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "espalier/objective/kl.h"
+#include "espalier/objective/scaled_exp.h"
 
 namespace espalier {
+namespace {
+
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
+
+}  // namespace
 
 at::Tensor sum_by_trajectory(const at::Tensor& of_terms, const TermUnits& units) {
   return at::zeros({units.num_trajectories}, of_terms.options()).index_add(0, units.trajectory, of_terms);
@@ -54,6 +62,30 @@ PolicyGradient::Weights PolicyGradient::importance_weights(const at::Tensor& log
   return {weight.masked_fill(is_out, 0), is_out};
 }
 
+PolicyGradient::Surrogate PolicyGradient::clipped_surrogate(const PolicyTerms& terms,
+                                                            const at::Tensor& log_ratio) const {
+  const double most = options().dual_clip > 0 ? options().dual_clip : kUnbounded;
+  const at::Tensor ratio = log_ratio.detach().exp();
+  const at::Tensor bounded = at::where(terms.advantage.lt(0), ratio.clamp(1 - options().clip_low, most),
+                                       ratio.clamp_max(1 + options().clip_high));
+  const at::Tensor is_bounded = bounded.ne(ratio);
+  const at::Tensor scale = terms.coefficient * terms.advantage, slope = scaled_exp(scale, log_ratio);
+  const at::Tensor value = at::where(is_bounded, bounded.mul_(scale), slope);
+  return {.value = with_slope(value, slope.masked_fill_(is_bounded, 0), log_ratio),
+          .ratio = ratio,
+          .is_clipped = is_bounded.logical_and(terms.advantage.ne(0))};
+}
+
+at::Tensor PolicyGradient::plain_clipped_surrogate(const at::Tensor& advantage,
+                                                   const at::Tensor& log_ratio) const {
+  at::Tensor least = at::full_like(advantage, -kUnbounded);
+  at::Tensor most = at::full_like(advantage, std::log(1 + options().clip_high));
+  const at::Tensor is_negative = advantage < 0;
+  least = least.masked_fill(is_negative, std::log(1 - options().clip_low));
+  most = most.masked_fill(is_negative, options().dual_clip > 0 ? std::log(options().dual_clip) : kUnbounded);
+  return advantage * at::exp(at::minimum(at::maximum(log_ratio, least), most));
+}
+
 ObjectiveValue PolicyGradient::value(const at::Tensor& logprobs, const TermTensors& terms,
                                      const TermUnits& units) const {
   const at::Tensor &advantage = terms.columns[0], &old_logprob = terms.columns[1];
@@ -63,7 +95,7 @@ ObjectiveValue PolicyGradient::value(const at::Tensor& logprobs, const TermTenso
   const Weights weights = weighs() ? importance_weights(log_mismatch, units) : Weights{};
   Surrogate surrogate = this->surrogate({logprobs, log_ratio, advantage, terms.coefficient, units});
   if (weighs()) surrogate.value = surrogate.value * weights.values;
-  ObjectiveValue value{.loss = -(terms.coefficient * surrogate.value).sum(), .metrics = {}};
+  ObjectiveValue value{.loss = -surrogate.value.sum(), .metrics = {}};
   surrogate.value.reset();
   if (surrogate.is_clipped.defined()) value.metrics.push_back(surrogate.is_clipped.sum());
   value.metrics.push_back(surrogate.ratio.sum());
@@ -76,9 +108,12 @@ ObjectiveValue PolicyGradient::value(const at::Tensor& logprobs, const TermTenso
     value.metrics.push_back(weights.is_changed.sum());
   }
   if (options().has_kl_in(KlPlace::kLoss)) {
-    const at::Tensor kl = kl_estimate(logprobs - terms.columns[2], options().kl_estimator);
-    value.metrics.push_back(kl.detach().sum());
-    value.loss = value.loss + options().kl_coef * (terms.coefficient * kl).sum();
+    const at::Tensor log_ratio_to_reference = logprobs - terms.columns[2];
+    const KlEstimator estimator = options().kl_estimator;
+    value.metrics.push_back(
+        kl_estimate(log_ratio_to_reference.detach(), estimator, at::ones_like(terms.coefficient)).sum());
+    value.loss = value.loss +
+                 kl_estimate(log_ratio_to_reference, estimator, options().kl_coef * terms.coefficient).sum();
   }
   return value;
 }
@@ -87,10 +122,10 @@ namespace {
 
 // kl_estimate once more, as it is printed.
 at::Tensor plain_divergence(const at::Tensor& logprobs, const at::Tensor& reference, KlEstimator estimator) {
-  const at::Tensor ratio = at::exp(reference - logprobs);
-  if (estimator == KlEstimator::kK1) return -at::log(ratio);
-  if (estimator == KlEstimator::kK2) return 0.5 * at::log(ratio).pow(2);
-  return ratio - 1 - at::log(ratio);
+  const at::Tensor log_ratio = reference - logprobs;
+  if (estimator == KlEstimator::kK1) return -log_ratio;
+  if (estimator == KlEstimator::kK2) return 0.5 * log_ratio.pow(2);
+  return at::exp(log_ratio) - 1 - log_ratio;
 }
 
 }  // namespace
@@ -109,7 +144,9 @@ at::Tensor PolicyGradient::reference(std::span<const ReferenceTrajectory> group)
       if (options().importance_weights == ImportanceWeights::kTruncate) {
         weights = at::minimum(weights, at::full_like(weights, options().importance_cap));
       } else {
-        weights = weights * (weights >= options().importance_floor) * (weights <= options().importance_cap);
+        const at::Tensor is_inside =
+            (weights >= options().importance_floor).logical_and(weights <= options().importance_cap);
+        weights = at::where(is_inside, weights, at::zeros_like(weights));
       }
     }
     const at::Tensor log_ratio = weighs() ? logprobs - logprobs.detach() : logprobs - behaviour;
@@ -124,11 +161,11 @@ at::Tensor PolicyGradient::reference(std::span<const ReferenceTrajectory> group)
 }
 
 TermBytes PolicyGradient::term_bytes() const {
-  // Graph: ratio, and both sides of a minimum. Running: log-probability, log-ratio and two results; or the
-  // gradients of the minimum and of both its sides, one of them on the way, and where they are equal.
+  // Graph: the slope. Running: log-probability, log-ratio, ratio, its bounded value, the scale and an
+  // exponential; what is given and what is bounded.
   TermBytes bytes{.batch = kTermIndexBytes + 3 * kTermRealBytes,
-                  .graph = 3 * kTermRealBytes,
-                  .running = 4 * kTermRealBytes + 2 * kTermFlagBytes};
+                  .graph = kTermRealBytes,
+                  .running = 6 * kTermRealBytes + 2 * kTermFlagBytes};
   if (weighs()) bytes.graph += kTermRealBytes;  // the weight; the log-ratio is one more while it runs
   if (weighs()) bytes.running += 2 * kTermRealBytes;
   if (options().has_kl_in(KlPlace::kLoss)) {

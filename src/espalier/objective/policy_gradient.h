@@ -46,11 +46,18 @@ class PolicyGradient : public Objective {
 
  protected:
   struct Surrogate {
-    at::Tensor value;       // J, differentiable
+    at::Tensor value;       // coefficient * J, differentiable
     at::Tensor ratio;       // that was clipped, without gradient
     at::Tensor is_clipped;  // bool; undefined where the objective clips nothing
   };
   virtual Surrogate surrogate(const PolicyTerms& terms) const = 0;
+
+  /// That of J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and at least dual_clip A where A < 0 and
+  /// dual_clip is not 0. A clipped term has no gradient, however large its ratio.
+  Surrogate clipped_surrogate(const PolicyTerms& terms, const at::Tensor& log_ratio) const;
+
+  /// Its J once more, in the plainest way: bounds of log r.
+  at::Tensor plain_clipped_surrogate(const at::Tensor& advantage, const at::Tensor& log_ratio) const;
 
   /// J once more, in the plainest way, for the terms of one trajectory.
   virtual at::Tensor plain_surrogate(const at::Tensor& logprobs, const at::Tensor& log_ratio,

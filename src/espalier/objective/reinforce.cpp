@@ -6,8 +6,9 @@
 namespace espalier {
 
 PolicyGradient::Surrogate Reinforce::surrogate(const PolicyTerms& terms) const {
-  return {
-      .value = terms.advantage * terms.logprobs, .ratio = terms.log_ratio.detach().exp(), .is_clipped = {}};
+  return {.value = terms.coefficient * terms.advantage * terms.logprobs,
+          .ratio = terms.log_ratio.detach().exp(),
+          .is_clipped = {}};
 }
 
 at::Tensor Reinforce::plain_surrogate(const at::Tensor& logprobs, const at::Tensor&,

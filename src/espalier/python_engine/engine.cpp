@@ -131,11 +131,17 @@ struct Engine::State {
         dtype(parse_dtype(given.dtype)),
         source(model),
         stop_ids(model),
-        trainer(load_decoder(model, dtype, device), given.optimizer.options()),
+        trainer(loaded(model), given.optimizer.options()),
         config(trainer.decoder().config()),
         cost(model_cost(config)),
         routers(router_shape(config)),
         times(given.plan.costs({.config = config, .dtype = dtype, .device = device, .optimizer = {}}).time) {}
+
+  Decoder loaded(const fs::path& model) const {
+    Decoder decoder = load_decoder(model, dtype, device);
+    if (flags.freeze_pad_embedding) decoder.freeze_pad_embedding();
+    return decoder;
+  }
 
   EngineFlags flags;
   at::Device device;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "espalier/base/check.h"
+#include "espalier/cli/validators.h"
 
 namespace espalier::python_engine {
 namespace {
@@ -31,6 +32,7 @@ void with_flags(CLI::App* app, const Add& add) {
   app->set_help_flag();
   app->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add(app);
+  cli::require_decimal_numbers(app);
 }
 
 void parse(CLI::App* app, const NamedValues& values) {
@@ -63,6 +65,7 @@ std::vector<FlagHelp> help_of(const CLI::App& app) {
 void add_engine_flags(CLI::App* app, EngineFlags* flags) {
   cli::add_dtype(app, &flags->dtype,
                  "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+  cli::add_freeze_pad_embedding(app, &flags->freeze_pad_embedding);
   flags->optimizer.add(app, /*schedules=*/false);
   flags->plan.add(app);
   app->remove_option(app->get_option("--no-calibration"));  // nothing is predicted

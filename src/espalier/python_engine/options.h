@@ -13,6 +13,7 @@ namespace espalier::python_engine {
 
 struct EngineFlags {
   std::string dtype = "float32";
+  bool freeze_pad_embedding = false;
   cli::OptimizerFlags optimizer;
   cli::PlanFlags plan;
   cli::DeviceFlags device;

@@ -11,7 +11,7 @@
 #include "espalier/ops/attention/arguments.h"
 #include "espalier/qualify/qualify.h"
 
-namespace espalier {
+namespace espalier::qualify {
 
 /// An implementation of tree_attention and its backward, and what it promises: results of forward of equal
 /// bits in every run, and all of them while at::globalContext().deterministicAlgorithms().
@@ -35,4 +35,4 @@ struct AttentionFamily {
 /// first dtype and head dimension with a fault. Leaves deterministic algorithms as they were.
 Finding check_attention(const AttentionFamily& family, at::Device device);
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -3,7 +3,7 @@
 
 #include <random>
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 // Appends a node of so many tokens and what `children` appends as its subtree.
@@ -131,4 +131,4 @@ std::vector<AwkwardForest> awkward_forests() {
   return forests;
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace espalier {
+namespace espalier::qualify {
 
 struct AwkwardForest {
   std::string name{};
@@ -27,4 +27,4 @@ struct AwkwardForest {
 /// from ancestors: of all tokens, of some, nested, and with keys that nobody sees.
 std::vector<AwkwardForest> awkward_forests();
 
-}  // namespace espalier
+}  // namespace espalier::qualify

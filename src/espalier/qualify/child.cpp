@@ -17,7 +17,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/interrupt.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -174,4 +174,4 @@ std::string describe(const ChildEnd& end, std::chrono::milliseconds limit) {
   return "";
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace espalier {
+namespace espalier::qualify {
 
 struct ChildEnd {
   enum class How { kExited, kKilled, kTimedOut, kNotStarted };
@@ -27,4 +27,4 @@ ChildEnd run_child(const std::vector<std::string>& command, std::chrono::millise
 /// 60 s" and the like.
 std::string describe(const ChildEnd& end, std::chrono::milliseconds limit);
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include "espalier/ops/edge_logprobs/edge_distribution.h"
-#include "espalier/ops/reference.h"
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -90,4 +89,4 @@ OperatorFamily distribution_family() {
           .repeatable = false};
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

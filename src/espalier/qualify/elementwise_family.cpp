@@ -8,11 +8,10 @@
 
 #include "espalier/ops/dispatch.h"
 #include "espalier/ops/elementwise/elementwise.h"
-#include "espalier/ops/reference.h"
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -174,4 +173,4 @@ OperatorFamily elementwise_family() {
           }};
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

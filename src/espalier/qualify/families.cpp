@@ -14,7 +14,7 @@
 #include "espalier/qualify/attention_family.h"
 #include "espalier/qualify/operator_families.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using detail::TreeAttentionArguments;
@@ -134,4 +134,4 @@ Finding check_family(const std::string& name, c10::Device device) {
                                fmt::join(kernel_families(device.type()), ", "), name));
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -9,7 +9,7 @@
 
 #include "espalier/qualify/qualify.h"
 
-namespace espalier {
+namespace espalier::qualify {
 
 /// The implementations of attention for a kind of device, the first to be taken first: on CUDA hopper,
 /// ampere, varlen and masked (ops/attention/cuda.h), on the CPU cpu. Then what every kind of device has:
@@ -20,4 +20,4 @@ std::vector<std::string> kernel_families(c10::DeviceType kind);
 /// kind of device has none of this name.
 Finding check_family(const std::string& name, c10::Device device);
 
-}  // namespace espalier
+}  // namespace espalier::qualify

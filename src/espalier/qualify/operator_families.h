@@ -4,7 +4,7 @@
 
 #include "espalier/qualify/operator_family.h"
 
-namespace espalier {
+namespace espalier::qualify {
 
 /// rms_norm with and without an addend, rotary and swiglu, forward and backward: rows at the borders of
 /// vectors and of what teams of threads hold, no rows, inputs that are not aligned and rows that lie apart.
@@ -21,4 +21,4 @@ OperatorFamily distribution_family();
 /// products by TF32, and sums of bfloat16 products in less than float32, err by more than their floors allow.
 OperatorFamily product_family(c10::DeviceType kind);
 
-}  // namespace espalier
+}  // namespace espalier::qualify

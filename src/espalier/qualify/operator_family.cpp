@@ -14,7 +14,7 @@
 #include "espalier/qualify/pooled_errors.h"
 #include "espalier/qualify/same_bits.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -140,4 +140,4 @@ Finding check_operators(const OperatorFamily& family, at::Device device) {
   return finding;
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

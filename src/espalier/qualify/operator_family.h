@@ -11,7 +11,7 @@
 
 #include "espalier/qualify/qualify.h"
 
-namespace espalier {
+namespace espalier::qualify {
 
 struct OperatorInput {
   /// What it is converted to: the dtype that is checked, that of its sums (float64 for float64, otherwise
@@ -74,4 +74,4 @@ constexpr double kErrorOfFunctions = 0x1p-24;
 /// of NVIDIA tensor cores", 2021).
 double error_of_tensor_core_sum(int64_t terms);
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 constexpr double kMaxFloat64Error = 1e-12;
@@ -75,4 +75,4 @@ std::string PooledErrors::fault() const {
       kMaxErrorRatio, ratio, ours, plain, worst_name_);
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -8,7 +8,7 @@
 
 #include "espalier/base/error_ratio.h"
 
-namespace espalier {
+namespace espalier::qualify {
 
 /// Half the distance from 1 to the next number of float32, bfloat16 or float16.
 double unit_roundoff_of(at::ScalarType dtype);
@@ -36,4 +36,4 @@ class PooledErrors {
   std::string worst_name_{};
 };
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -10,7 +10,7 @@
 #include "espalier/ops/checks.h"
 #include "espalier/qualify/operator_family.h"
 
-namespace espalier {
+namespace espalier::qualify {
 
 /// Random numbers by a seed, of which a dtype holds all digits.
 class ProblemNumbers {
@@ -61,4 +61,4 @@ std::vector<at::Tensor> with_autograd(const Function& function, std::vector<at::
   return results;
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

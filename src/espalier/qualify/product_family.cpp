@@ -6,7 +6,7 @@
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -75,4 +75,4 @@ OperatorFamily product_family(c10::DeviceType kind) {
           .repeatable = false};
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -14,7 +14,7 @@
 #include "espalier/base/json_file.h"
 #include "espalier/qualify/child.h"
 
-namespace espalier {
+namespace espalier::qualify {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -111,7 +111,8 @@ fs::path verdict_file(const Json& key, const fs::path& folder) {
   return folder / fmt::format("kernels-{}.json", hasher.digits().substr(0, 16));
 }
 
-std::vector<Verdict> qualify(const std::vector<std::string>& families, const Qualification& qualification) {
+std::vector<Verdict> verdicts_on(const std::vector<std::string>& families,
+                                 const Qualification& qualification) {
   const fs::path path = verdict_file(qualification.key, qualification.folder);
   if (!qualification.again) {
     if (auto kept = read_verdicts(path, qualification.key, families)) return *std::move(kept);
@@ -133,4 +134,4 @@ std::vector<Verdict> qualify(const std::vector<std::string>& families, const Qua
   return verdicts;
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -11,7 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace espalier {
+namespace espalier::qualify {
 
 /// What a family of kernels was found to be.
 struct Verdict {
@@ -50,9 +50,10 @@ struct Qualification {
 /// The verdicts on `families`, in their order: those kept under the key, or new ones. A file that is damaged
 /// or lacks a family is as none. A family whose process does not end well has that as its fault. Verdicts are
 /// kept where all are lasting.
-std::vector<Verdict> qualify(const std::vector<std::string>& families, const Qualification& qualification);
+std::vector<Verdict> verdicts_on(const std::vector<std::string>& families,
+                                 const Qualification& qualification);
 
 /// Where verdicts under this key are kept.
 std::filesystem::path verdict_file(const nlohmann::ordered_json& key, const std::filesystem::path& folder);
 
-}  // namespace espalier
+}  // namespace espalier::qualify

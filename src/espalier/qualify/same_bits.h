@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-namespace espalier {
+namespace espalier::qualify {
 
 /// Equal bit for bit, NaN and signed zero included, and of one shape and dtype.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
@@ -11,4 +11,4 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          a.contiguous().view(at::kByte).equal(b.contiguous().view(at::kByte));
 }
 
-}  // namespace espalier
+}  // namespace espalier::qualify

@@ -65,14 +65,6 @@ void keep_full_precision() {
   context.setAllowBF16ReductionCuBLAS(false);
 }
 
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown CPU";
-}
-
 // By the driver's own interface, which needs neither CUDA's headers nor its libraries.
 std::string cuda_name(int index) {
   using Init = int (*)(unsigned flags);
@@ -128,8 +120,19 @@ void synchronize(at::Device device) {
   if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
+std::string cpu_name(std::istream& cpuinfo) {
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (!line.starts_with("model name")) continue;
+    const size_t begin = line.find_first_not_of(": \t", std::string_view("model name").size());
+    if (begin != std::string::npos) return line.substr(begin);
+  }
+  return "unknown CPU";
+}
+
 std::string device_name(at::Device device) {
-  return device.is_cuda() ? cuda_name(device.index()) : cpu_name();
+  if (device.is_cuda()) return cuda_name(device.index());
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  return cpu_name(cpuinfo);
 }
 
 std::vector<at::Tensor> upload(const std::vector<at::Tensor>& host, at::Device device) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ void synchronize(at::Device device);
 
 /// What the device calls itself: the CPU's name as the system gives it, or such as "NVIDIA H200".
 std::string device_name(at::Device device);
+
+/// The CPU's name in what Linux's /proc/cpuinfo says; "unknown CPU" where it has none, or an empty one.
+std::string cpu_name(std::istream& cpuinfo);
 
 /// Contiguous tensors on the host, as they are on `device`: in one copy, through pinned memory, in the order
 /// of the current stream, without waiting. Undefined ones stay undefined. For the CPU the tensors themselves.

@@ -75,9 +75,10 @@ TermFindings look_at_terms(const Step& step, const Loss& loss, const std::vector
       if (!std::isfinite(place.logprob)) {
         if (findings.nonfinite++ == 0) findings.first_nonfinite = place;
       } else if (has_ratio && trajectories.logprobs.has(row)) {
-        const double share =
-            std::abs(term.coefficient * loss.column(TermColumn::kAdvantage, row, term.position)) *
-            std::exp(place.logprob - trajectories.logprobs.values[token]);
+        const double advantage = loss.column(TermColumn::kAdvantage, row, term.position);
+        if (clips_ratio(objective.options().kind) && advantage >= 0) continue;  // however large the ratio
+        const double share = std::abs(term.coefficient * advantage) *
+                             std::exp(place.logprob - trajectories.logprobs.values[token]);
         if (!(share <= findings.largest_share)) {
           findings.largest_share = share;
           findings.largest = place;

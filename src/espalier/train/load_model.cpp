@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "espalier/base/check.h"
+#include "espalier/base/utf8.h"
 #include "espalier/model/adapter_folder.h"
 #include "espalier/model/init.h"
 #include "espalier/model/weights.h"
@@ -23,6 +25,8 @@ Adapter make_new(const TrainOptions& options, const DecoderConfig& config) {
   Adapter adapter = init_adapter(maps, *options.lora, options.seed, detail::accumulator_dtype(options.dtype),
                                  options.device);
   const std::string base = std::filesystem::absolute(options.model).lexically_normal().string();
+  ESPALIER_CHECK(is_utf8(base),
+                 "model: expected a path in UTF-8, which adapter_config.json can keep, received {}", base);
   adapter.config = adapter_config(*options.lora, target_names(spec, maps), base);
   return adapter;
 }
@@ -31,6 +35,7 @@ Adapter make_new(const TrainOptions& options, const DecoderConfig& config) {
 
 Decoder load_model(const TrainOptions& options) {
   Decoder decoder = load_decoder(options.model, options.dtype, options.device);
+  if (options.freeze_pad_embedding) decoder.freeze_pad_embedding();
   if (!options.trains_adapter()) return decoder;
   Adapter adapter =
       options.lora ? make_new(options, decoder.config()) : load_saved(options, decoder.config());

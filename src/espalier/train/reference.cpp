@@ -82,6 +82,12 @@ std::optional<RealColumn> read_kept(const std::filesystem::path& path, const Des
   }
 }
 
+template <class T>
+RealColumn column_of(const at::Tensor& values) {
+  const T* begin = values.const_data_ptr<T>();
+  return RealColumn(Column<T>(std::vector<T>(begin, begin + values.numel())));
+}
+
 /// [N] float32 (float64), on the host.
 at::Tensor compute(const Reference& reference, const Trajectories& trajectories,
                    const MicroBatchProgress& progress) {
@@ -144,6 +150,12 @@ bool add_reference_logprobs(const Reference& reference, const KeptReference& kep
     if (kept.note) kept.note(fmt::format("{} is not taken: {}", kept.file.string(), fault));
   }
   const at::Tensor values = compute(reference, *trajectories, kept.progress);
+  trajectories->ref_logprobs = {
+      values.scalar_type() == at::kDouble ? column_of<double>(values) : column_of<float>(values), {}};
+  ESPALIER_CHECK(kept.trained_hash.empty() || content_hashes(*trajectories)[kTensor] == kept.trained_hash,
+                 "--resume: the data's {} are not those that the run was trained on; resume with the same "
+                 "--reference-model and data, or start a new run in another --out",
+                 kTensor);
   const TensorView view = view_tensor(kTensor, values);
   Description written = description;
   written[kHashOfValues] = hash_of(view.bytes);

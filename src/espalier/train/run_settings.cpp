@@ -67,6 +67,7 @@ RunSettings run_settings(const TrainOptions& options) {
                                          {"lora-alpha", lora.alpha},
                                          {"lora-rslora", lora.rslora},
                                          {"lora-targets", fmt::format("{}", fmt::join(lora.targets, ","))},
+                                         {"freeze-pad-embedding", options.freeze_pad_embedding},
                                          {"dtype", dtype_name(options.dtype)},
                                          {"save-dtype", dtype_name(options.save_dtype)},
                                          {"optimizer", to_string(optimizer.kind)},

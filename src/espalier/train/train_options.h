@@ -42,7 +42,8 @@ struct TrainOptions {
   // `costs` compares plans; without it, the costs of a common decoder do. `predicted_costs` predicts times
   // and memory, where it is given.
   std::optional<PlanCosts> costs, predicted_costs;
-  bool log_grad_norms = false;  // metrics of the gradient norms of each kind of module (grad_norms.h)
+  bool freeze_pad_embedding = false;  // Decoder::freeze_pad_embedding
+  bool log_grad_norms = false;        // metrics of the gradient norms of each kind of module (grad_norms.h)
   double learning_rate = 1e-5;
   SchedulerKind scheduler = SchedulerKind::kConstant;
   int64_t warmup_steps = 0;

@@ -299,7 +299,8 @@ bool isolated(const Decoder& decoder, const PathBatches& path, const PathLogprob
 }
 
 VerifyReport verify(const Trajectories& given, const VerifyOptions& options, const VerifyProgress& progress) {
-  const Decoder decoder = load_adapted(options.model, options.adapter, options.dtype, options.device);
+  Decoder decoder = load_adapted(options.model, options.adapter, options.dtype, options.device);
+  if (options.freeze_pad_embedding) decoder.freeze_pad_embedding();
   // Rounding decides which expert is chosen where scores are nearly equal. In lower precision all sides take
   // the routes of float64, so that their errors are those of arithmetic.
   const Trajectories trajectories =
@@ -313,6 +314,8 @@ VerifyReport verify(const Trajectories& given, const VerifyOptions& options, con
   VerifyReport report;
   report.dtype = dtype_name(options.dtype);
   report.device = options.device.str();
+  if (!decoder.has_adapter()) report.pad_token_id = decoder.config().pad_token_id;
+  report.freeze_pad_embedding = options.freeze_pad_embedding;
   report.flat_tokens = step.flat_tokens();
   report.tree_tokens = step.forest.tree_tokens();
   report.encoded_tokens = step.plan.num_tokens();
@@ -365,6 +368,9 @@ nlohmann::ordered_json to_json(const VerifyReport& report) {
   json["tree_tokens"] = report.tree_tokens;
   json["encoded_tokens"] = report.encoded_tokens;
   json["loss"] = report.reference_loss;
+  json["pad_token_id"] =
+      report.pad_token_id < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(report.pad_token_id);
+  json["freeze_pad_embedding"] = report.freeze_pad_embedding;
   json["passed"] = report.passed;
   return json;
 }

@@ -24,6 +24,7 @@ struct VerifyOptions {
   std::filesystem::path adapter;  // whose gradients are then proven in place of the weights'; "": none
   at::ScalarType dtype = at::kDouble;
   at::Device device = at::kCPU;  // of both sides, and of the reference in float64; opened (runtime/device.h)
+  bool freeze_pad_embedding = false;  // Decoder::freeze_pad_embedding, of both sides
   ObjectiveOptions objective;
   std::vector<MixSource> mix{};  // in place of the objective, where there are any
   PlanOptions plan;
@@ -52,6 +53,8 @@ struct VerifyReport {
   int64_t tree_tokens = 0;
   int64_t encoded_tokens = 0;
   double reference_loss = 0;
+  int64_t pad_token_id = -1;  // DecoderConfig; -1 beside an adapter, too, where no embedding is trained
+  bool freeze_pad_embedding = false;
   bool passed = false;
 };
 

@@ -37,6 +37,9 @@ struct ModelFamily {
 
   bool attention = true;  // false: no layer has any, nor an MLP, and the config no keys of either
 
+  int64_t pad_token_id = -1;  // Transformers' default; -1: none
+  bool padding_row = true;    // its embedding has a padding_idx (DecoderConfig::pad_token_id)
+
   bool only_experts = false;  // no layer has a dense MLP, of which intermediate_size is the width
 
   std::span<const std::string_view> keys = {};  // the family's own, beside those that several families have

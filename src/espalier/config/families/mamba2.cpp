@@ -57,6 +57,7 @@ constexpr ModelFamily kMamba2Family{
     .head_dim = 0,
     .initializer_range = 0.1,
     .attention = false,
+    .padding_row = false,
     .keys = kKeys,
     .read = read_keys,
 };

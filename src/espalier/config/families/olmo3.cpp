@@ -30,6 +30,7 @@ constexpr ModelFamily kOlmo3Family{
     .num_key_value_heads = 0,
     .head_dim = 0,
     .rms_norm_eps = 1e-5,
+    .pad_token_id = 1,
     .read = read_keys,
     .read_rope = read_rope_by_layer_type,
 };

@@ -13,8 +13,6 @@
 namespace espalier {
 namespace {
 
-constexpr int64_t kNameBytes = 120;
-
 template <typename... Args>
 void add(std::string* out, fmt::format_string<Args...> format, Args&&... args) {
   fmt::format_to(std::back_inserter(*out), format, std::forward<Args>(args)...);

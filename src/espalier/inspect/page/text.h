@@ -23,6 +23,9 @@ std::string html(std::string_view text);
 /// At most `most` bytes of whole characters, with an ellipsis if it was cut. `text` is valid UTF-8.
 std::string cut(std::string text, int64_t most);
 
+/// The bytes of a trajectory's name that the page shows.
+inline constexpr int64_t kNameBytes = 120;
+
 /// What tokens say, and where; without a vocabulary their ids, as words of nobody.
 std::vector<Message> messages_of(const Vocabulary* vocabulary, std::span<const int32_t> tokens,
                                  ChatState* state);

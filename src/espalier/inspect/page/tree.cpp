@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 
 // The first words of every node come first; then nodes are given whole while there is room.
 constexpr int64_t kFirstTokens = 24, kAllFirstBytes = 4 << 20, kAllTextBytes = 24 << 20;
-constexpr int64_t kNameBytes = 120, kAllNameBytes = 4 << 20;
+constexpr int64_t kAllNameBytes = 4 << 20;
 
 std::string base64(std::string_view bytes) {
   static constexpr std::string_view kDigits =

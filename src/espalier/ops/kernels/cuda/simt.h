@@ -73,6 +73,11 @@ struct alignas(16) Vector16 {
   uint32_t words[4];
 };
 
+/// What unpack gives.
+struct FloatPair {
+  float low, high;
+};
+
 }  // namespace espalier::simt
 
 #ifdef __CUDACC__

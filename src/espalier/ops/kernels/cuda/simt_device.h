@@ -153,9 +153,6 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return pair;
 }
 
-struct FloatPair {
-  float low, high;
-};
 template <class Element>
 __device__ __forceinline__ FloatPair unpack(uint32_t pair) {
   if constexpr (std::is_same_v<Element, BFloat16>) {

@@ -181,9 +181,6 @@ template <class Element>
 uint32_t pack(float low, float high) {
   return emulator::round_to_bits(low, Element{}) | uint32_t{emulator::round_to_bits(high, Element{})} << 16;
 }
-struct FloatPair {
-  float low, high;
-};
 template <class Element>
 FloatPair unpack(uint32_t pair) {
   return {emulator::to_float(Element{static_cast<uint16_t>(pair)}),
