@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test test-machines test-machines-short core-test asan tsan fuzz lint format demo demo-tiny demo-rl examples clean
+.PHONY: help setup build command test test-machines test-machines-short core-test cuda asan tsan fuzz lint format demo demo-tiny demo-rl examples clean
 
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
@@ -34,6 +34,10 @@ core-test:  ## build and test the LibTorch-free half alone (under a minute)
 	@scripts/build.sh core
 	@ctest --preset core --parallel $(TEST_JOBS)
 
+cuda: setup  ## compile the CUDA kernels (needs nvcc), check their machine code, and run their tests where there is a GPU
+	@ESPALIER_CUDA=ON scripts/build.sh release espalier_ops cuda_tests hopper_tests
+	@ctest --preset release --label-regex cuda
+
 asan:  ## the same by clang, under address and undefined-behaviour sanitizers
 	@scripts/setup.sh --clang
 	@scripts/build.sh asan
@@ -58,10 +62,10 @@ format: setup  ## clang-format all sources in place
 command: setup
 	@scripts/build.sh release espalier
 
-demo: command  ## prepare, inspect, verify, train and bench on real conversations (about ten minutes)
+demo: command  ## prepare, inspect, verify, train and bench on real conversations (20 minutes on two cores, most of them compiling, the first time)
 	@scripts/demo.sh
 
-demo-tiny: command  ## the same with a small random model (under two minutes)
+demo-tiny: command  ## the same with a small random model (under two minutes once built)
 	@scripts/demo.sh --tiny
 
 demo-rl: setup  ## an agent that learns from its own rollouts, on trees and with packing (a minute or two)

@@ -19,7 +19,7 @@
 
 #include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/attention/varlen.h"
-#include "espalier/ops/reference.h"
+#include "espalier/ops/operator.h"
 #include "espalier/runtime/tensor_memory.h"
 
 namespace espalier {
@@ -138,16 +138,9 @@ Side fused(const Case& c, bool backward) {
               tree_attention(c.q, c.k, c.v, {c.subtree_end}, {c.scale});
             }};
   }
-  using Backward = detail::TreeAttentionGradients(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const at::Tensor&, const at::Tensor&, double, at::TensorList, at::TensorList, const at::Tensor&,
-      int64_t, const detail::OptionalTensor&, const detail::OptionalTensor&);
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("espalier::tree_attention_backward", "")
-                             .typed<Backward>();
   return {"tiles", c.flops(10), [&c] {
-            op.call(c.grad_out, c.q, c.k, c.v, c.subtree_end, c.out, c.lse, c.scale, {}, {}, c.none, 0, {},
-                    {});
+            detail::call<"tree_attention_backward", detail::TreeAttentionGradients>(
+                detail::TreeAttentionBackward{c.grad_out, c.out, c.lse, c.arguments});
           }};
 }
 

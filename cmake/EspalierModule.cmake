@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH] [PRECOMPILED <header> ...])
+# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH] [COLD] [ALONE] [PRECOMPILED <header> ...])
 # One library per module of docs/architecture.md. A module sees only the libraries that it links, so a
 # forbidden dependency fails at link time (and tests/check_layers.py says so before).
-# TORCH links LibTorch and reuses one precompiled header, or has one of its own with the headers of PRECOMPILED. What needs no LibTorch is installed, and so is ops; the
-# other modules are parts of the program.
+# TORCH links LibTorch and reuses one precompiled header, or has one of its own with the headers of PRECOMPILED. COLD is for
+# what takes no time when it runs: it is compiled faster, with -O1. Sources of a module that is not ALONE are compiled together
+# (espalier_join). What needs no LibTorch is installed, and so is ops; the other
+# modules are parts of the program.
 function(espalier_module name)
-  cmake_parse_arguments(arg "SHARED;TORCH" "" "SOURCES;LINKS;PRECOMPILED" ${ARGN})
+  cmake_parse_arguments(arg "SHARED;TORCH;COLD;ALONE" "" "SOURCES;LINKS;PRECOMPILED" ${ARGN})
+  if(arg_COLD AND arg_TORCH AND NOT arg_PRECOMPILED)  # GCC 12 wants a precompiled header of the same -O
+    message(FATAL_ERROR "espalier_module(${name} COLD TORCH): expected a precompiled header of its own")
+  endif()
   set(target espalier_${name})
   if(arg_SHARED)
     add_library(${target} SHARED ${arg_SOURCES})
@@ -21,8 +26,13 @@ function(espalier_module name)
     espalier_use_torch_pch(${target} HEADERS ${arg_PRECOMPILED})
   endif()
   espalier_flags(${target})
+  if(arg_COLD)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   if(arg_TORCH)
     espalier_join(${target} PARTS 4 SOURCES ${arg_SOURCES})
+  elseif(NOT arg_ALONE)
+    espalier_join(${target} PARTS 8 ALONE ^families SOURCES ${arg_SOURCES})
   endif()
   if(NOT arg_TORCH)
     espalier_install_library(${target} ${name})

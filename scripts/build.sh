@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Configures a CMake preset where that is needed, and builds it: scripts/build.sh PRESET [TARGET...]
-# PRESET release also leaves bin/espalier. ESPALIER_JOBS sets the number of compilers that run at once.
+# PRESET release also leaves bin/espalier. ESPALIER_JOBS sets the number of compilers that run at once. ESPALIER_CUDA (ON, OFF)
+# says whether CUDA kernels are built; unset, they are where the machine has a GPU and nvcc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=${1:?usage: scripts/build.sh PRESET [TARGET...]}
@@ -20,6 +21,10 @@ jobs() {
 settings=()
 if [[ $preset == release || $preset == dev ]]; then
   settings+=("-DESPALIER_PYTHON=$(scripts/setup.sh --print-python)")
+  # The kernels take minutes to compile, and nothing here could run them without a GPU.
+  has_gpu=OFF
+  [[ -e /dev/nvidiactl || -e /dev/dxg ]] && has_gpu=AUTO
+  settings+=("-DESPALIER_CUDA=${ESPALIER_CUDA:-$has_gpu}")
 fi
 # Warnings stop the build where changes are judged, not where a user has a newer compiler.
 if [[ -n ${CI:-} ]]; then
@@ -37,7 +42,15 @@ if [[ ! -f $folder/build.ninja || ! -f $folder/.configured || $(<"$folder/.confi
   cmake --preset "$preset" "${settings[@]}"
   echo "$configured" >"$folder/.configured"
 fi
-cmake --build "$folder" --parallel "$(jobs)" ${1:+--target "$@"}
+
+# The number of steps comes first, because in a log the first line of ninja stands when a step is done, which takes up to
+# half a minute.
+compilers=$(jobs)
+steps=$(cmake --build "$folder" ${1:+--target "$@"} -- -n | sed -n 's,^\[[0-9]*/\([0-9]*\)\].*,\1,p' | tail -n 1)
+if [[ -n $steps ]]; then
+  echo "build: $steps steps, $compilers at a time"
+fi
+NINJA_STATUS=${NINJA_STATUS:-[%f/%t, %e s] } cmake --build "$folder" --parallel "$compilers" ${1:+--target "$@"}
 
 if [[ $preset == release ]]; then
   mkdir -p bin

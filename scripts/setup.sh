@@ -91,7 +91,7 @@ make_venv() {
     say "making .venv"
     python3 -m venv .venv
   fi
-  say "installing requirements.txt into .venv (5 GB the first time)"
+  say "installing requirements.txt into .venv (5 GB the first time; unpacking them takes minutes without a word)"
   .venv/bin/python -m pip install --disable-pip-version-check --requirement requirements.txt >&2
   echo "$wanted" >"$stamp"
 }

@@ -8,7 +8,8 @@
 Rules: the target of a relative link exists, and so does the heading that its anchor names. A path in back-ticks, such as
 `engine/batch.h`, is a file below the root of the repository, src/espalier or src/espalier/ops; a path that ends in a slash is a
 folder there. `FILE: name` demands that the file has the name. A component in capitals stands for the reader's own name and
-is not checked. The table of docs/architecture.md says the same as MAY_INCLUDE of check_layers.py.
+is not checked. A table ends at an empty line: Markdown takes any other line for a row. The table of docs/architecture.md says the
+same as MAY_INCLUDE of check_layers.py.
 """
 
 import argparse
@@ -27,6 +28,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"([\w.~-]+(?:/[\w.~-]+)*(?:/[\w-][\w.-]*\.\w+|/))(?:: ([\w:]+))?")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+TABLE_END = re.compile(r"^\|.*\|\n(?=[^|\n])", re.MULTILINE)
 ROW = re.compile(r"^\| `(\w+)/` \|[^|]*\| ([^|]*) \|$", re.MULTILINE)
 
 
@@ -42,6 +44,7 @@ def faults(root):
         prose = FENCED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)  # keeps the line numbers
         found = [(match.start(), link_fault(root, path, match[1])) for match in LINK.finditer(prose)]
         found += [(match.start(), code_fault(root, match[1])) for match in CODE.finditer(prose)]
+        found += [(match.end(), "a table that no empty line ends") for match in TABLE_END.finditer(prose)]
         for place, fault in sorted((place, fault) for place, fault in found if fault):
             yield f"{path}:{text.count(chr(10), 0, place) + 1}: {fault}"
     if (root / MAP).exists():
@@ -110,12 +113,14 @@ PLANTED = {
     "docs/e.md": "`engine/batch.h: gone`",
     "docs/f.md": "`engine/gone/`",
     "docs/g.md": "```\ncode\n```\n`tests/gone_test.cpp`",
+    "docs/h.md": "| a | b |\n|---|---|\n| c | d |\nwords",
     "README.md": "[gone](docs/gone.md)",
     "docs/architecture.md": "| `base/` | checks | `tree` |",
 }
 SOUND = {
     "docs/sound.md": "# A heading, `with` code\n[above](#a-heading-with-code) [web](https://example.org) `engine/batch.h: make_step` "
-                     "`src/espalier/engine/` `RUN/gone.json` `ops/NAME/cpu.cpp` `build/release/gone.so` `a / b`\n```\n`a/gone.h`\n```",
+                     "`src/espalier/engine/` `RUN/gone.json` `ops/NAME/cpu.cpp` `build/release/gone.so` `a / b`\n```\n`a/gone.h`\n```\n"
+                     "| a | b |\n|---|---|\n| c | d |\n\nwords",
     "docs/deep/sound.md": "[up](../sound.md#a-heading-with-code) `kernels/a.h`",
 }
 SOURCES = {"src/espalier/engine/batch.h": "void make_step();\n", "src/espalier/ops/kernels/a.h": ""}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer of the command line, called from Python."""
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -84,7 +85,7 @@ class Engine:
         >>> espalier.Engine.options()["max_grad_norm"]
         ('1', 'Clip the global gradient norm (0: off)')
         """
-        return {name: (default, meaning) for name, default, meaning in native.engine_options()}
+        return _told(native.engine_options())
 
     @staticmethod
     def objective_options() -> dict[str, tuple[str, str]]:
@@ -94,7 +95,7 @@ class Engine:
         >>> espalier.Engine.objective_options()["shared_targets"][0]
         'sum'
         """
-        return {name: (default, meaning) for name, default, meaning in native.objective_options()}
+        return _told(native.objective_options())
 
     def forward_backward(self, rows, objective: str | Callable = "sft", *, indices: Iterable[int] | None = None,
                          progress: Callable[[int, int], object] | None = None, **options) -> dict[str, float]:  # fmt: skip
@@ -309,6 +310,11 @@ def _rows(rows, vocab_size):
     if is_packed(rows):
         return trajectories(dict(zip(("offsets", "input_ids"), token_sequences(rows))))
     return trajectories(rows)
+
+
+def _told(description):
+    """Defaults and meanings by name, of a description of options as JSON."""
+    return {each["name"].replace("-", "_"): (each["default"], each["help"]) for each in json.loads(description)}
 
 
 def _named(options):

@@ -8,6 +8,8 @@ import zlib
 from .errors import InputError
 from .foreign_files import refuse_foreign_file
 
+# In a row: a few megabytes that inflate to billions of them would keep a command busy for hours.
+MOST_BLANK_LINES = 1_000_000
 PIECE_BYTES = 1 << 20  # of a line, between two reports of progress
 # Of compressed input at a time: zstd can make 32,768 times as much of it.
 ZSTD_INPUT_BYTES = 1 << 11
@@ -79,9 +81,10 @@ def lines_of(path, most_bytes, tick):
     """Yields the lines of a file as bytes, and None for a line of more than `most_bytes`.
 
     Calls tick(part of the file read so far) from time to time, inside long lines too. Raises InputError for a
-    compressed file that is damaged or ends too early.
+    compressed file that is damaged or ends too early, and for more than MOST_BLANK_LINES blank lines in a row.
     """
     stream, raw, fraction = open_lines(path)
+    number = blank = 0
     with raw, stream:
         while True:
             pieces, size = [], 0
@@ -98,6 +101,11 @@ def lines_of(path, most_bytes, tick):
             if size == 0:
                 return
             line = b"".join(pieces).rstrip(b"\r\n")
+            number += 1
+            blank = 0 if line.strip() or size > most_bytes + 2 else blank + 1
+            if blank > MOST_BLANK_LINES:
+                raise InputError(f"{path}:{number}: expected at most {MOST_BLANK_LINES:,} blank lines in a row, received "
+                                 "more")
             yield line if size <= most_bytes + 2 and len(line) <= most_bytes else None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens carry loss, as people have it, as one array."""
+"""Which tokens carry loss and how much they weigh, as people have it, as one array."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from .sequences import listed
 
 
 def flat_loss_mask(loss_mask, offsets):
-    """Numbers [N], 0 for tokens without loss, of one array [N] of all rows, or of a row for each.
+    """Weights [N] >= 0, 0 for tokens without loss, of one array [N] of all rows, or of a row for each.
 
-    offsets  int64 [R + 1] of the rows. Raises InputError where the mask does not fit them."""
+    offsets  int64 [R + 1] of the rows. Raises InputError where the mask does not fit them, and for negative numbers."""
     if getattr(loss_mask, "ndim", 0) == 1:
         values = np.asarray(loss_mask)
     else:
@@ -26,4 +26,10 @@ def flat_loss_mask(loss_mask, offsets):
         raise InputError(f"loss_mask: expected {offsets[-1]} entries (one for each token), received {len(values)}")
     if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
         raise InputError(f"loss_mask: expected finite numbers, received {values.dtype}")
+    if len(values) and values.min() < 0:
+        place = int(np.flatnonzero(values < 0)[0])
+        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        hint = "; of labels give labels != -100" if values[place] == -100 else ""
+        raise InputError(f"loss_mask: expected weights >= 0, received {values[place]:g} for token {place - offsets[row]} "
+                         f"of row {row}{hint}")  # fmt: skip
     return values

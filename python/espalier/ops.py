@@ -4,7 +4,8 @@ breaks.
 
 Importing this module loads their shared library: that which the environment variable ESPALIER_OPS names, else
 libespalier_ops.so beside the package, in the prefix that Espalier was installed to, in the build tree, or in the
-distribution espalier-ops. It has to be built against the PyTorch that runs; ImportError says where it is not.
+distribution espalier-ops. It has to be built against the PyTorch that runs, with the schemas that this module calls;
+ImportError says where it is not.
 
 Tokens are those of a forest in preorder; docs/math.md explains `subtree_end` and `prev`. T tokens, H heads, K key
 heads, D the size of a head. Elements are float64, float32 or bfloat16; "of sums" means float32, for float64 elements
@@ -16,6 +17,7 @@ derivative.
 import importlib.util
 import os
 import re
+import struct
 from pathlib import Path
 
 import torch
@@ -24,7 +26,8 @@ __all__ = ["causal_conv1d", "causal_conv1d_tails", "edge_logprobs", "gated_delta
            "tree_attention"]  # fmt: skip
 
 _NAME = "libespalier_ops.so"
-_BUILT_AGAINST = re.compile(rb"ESPALIER_OPS_TORCH=(\d+\.\d+)[^;]*;")
+_SCHEMAS = 1  # the version of the operators' schemas, as src/espalier/ops/register.cpp has it
+_BUILT_FOR = re.compile(rb"ESPALIER_OPS_TORCH=(\d+\.\d+)[^;]*;ESPALIER_OPS_SCHEMAS=(\d+);")
 
 
 def _library():
@@ -45,16 +48,46 @@ def _library():
 
 
 def _check_built_against(path, version):
-    """Refuses a library that was built against another PyTorch, before it is loaded: it might crash instead of
-    failing."""
-    found = _BUILT_AGAINST.search(path.read_bytes())
+    """Refuses a library that was built against another PyTorch or with other schemas, before it is loaded: it might
+    crash instead of failing, or take arguments for others."""
+    found = _BUILT_FOR.search(_section(path, b".espalier"))
     if found is None:
-        raise ImportError(f"espalier.ops: expected the library of Espalier's operators, received {path}, which is none")
+        raise ImportError(f"espalier.ops: expected the library of Espalier's operators, received {path}, which is none, or "
+                          "one of an older Espalier; build Espalier again, or install the espalier-ops of this "
+                          "version")  # fmt: skip
+    if (schemas := int(found[2])) != _SCHEMAS:
+        raise ImportError(f"espalier.ops: expected a library with the operators' schemas in version {_SCHEMAS}, received "
+                          f"{path}, with version {schemas}; build Espalier again, or install the espalier-ops of the "
+                          "version of espalier-train")  # fmt: skip
     built, ours = found[1].decode(), ".".join(version.split(".")[:2])
     if built != ours:
         raise ImportError(f"espalier.ops: expected a library that was built against PyTorch {ours}, received {path}, "
                           f"built against {built}; build Espalier again with the Python that has this PyTorch, or "
                           f"install PyTorch {built}")  # fmt: skip
+
+
+def _section(path, name):
+    """The bytes of a section of an ELF file; none where it has no such section. Reads a few kilobytes."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if len(head) < 64 or head[:6] != b"\x7fELF\2\1":  # 64 bits, little-endian
+            return b""
+        (table,), (size, count, names) = struct.unpack_from("<Q", head, 40), struct.unpack_from("<3H", head, 58)
+        file.seek(table)
+        rows = file.read(size * count)
+        if size < 40 or len(rows) < size * count or names >= count:
+            return b""
+        sections = [struct.unpack_from("<I20xQQ", rows, size * number) for number in range(count)]
+
+        def content(number):
+            file.seek(sections[number][1])
+            return file.read(sections[number][2])
+
+        texts = content(names)
+        for number, (begin, _, _) in enumerate(sections):
+            if texts[begin:].startswith(name + b"\0"):
+                return content(number)
+    return b""
 
 
 def _load():

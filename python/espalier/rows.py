@@ -224,7 +224,12 @@ class _PackedWriter:
             columns["ref_topk_logprobs"] = np.frombuffer(self._topk_logprobs, np.float64).reshape(-1, self._topk)
         if self._routed_rows:
             columns["routed_experts"] = self._routes_column(np)
-        save_file(columns, path)
+        try:
+            save_file(columns, path)
+        except Exception as error:
+            if type(error).__name__ != "SafetensorError":
+                raise
+            raise OSError(str(error)) from None  # as a rule the disk is full
 
     def _routes_column(self, np):
         rows, tokens = len(self._offsets) - 1, len(self._input_ids)

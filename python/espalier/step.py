@@ -28,9 +28,11 @@ class Step:
 
     model      as espalier.hf.patch takes it, with a head; it is patched where it is not yet
     plan       an espalier.Plan
-    loss_mask  which tokens carry loss: R rows of a number for each token, or one array [N] of all rows, such as
+    loss_mask  which tokens carry loss: R rows of a number >= 0 for each token, or one array [N] of all rows, such as
                `espalier.read(...).loss_weights`; 0 for none. Default: all tokens. A row's first token never does.
-               Micro-batches without such tokens, or descendants with them, do not run.
+               Micro-batches without such tokens, or descendants with them, do not run. Numbers other than 1 are weights:
+               a loss multiplies its terms by `batch.weights`, and divides by `total_weight` for a mean. A loss for which
+               nobody asked for them is refused.
     recompute  False: the activations of a micro-batch are kept until those that go on from it are done. True: it runs
                forward twice, at first without a graph, and is given to the loop after them; each micro-batch has the
                memory for itself.
@@ -67,6 +69,11 @@ class Step:
     def num_terms(self):
         """Terms of all micro-batches: what to divide a sum over tokens by for their mean."""
         return sum(self._plan.num_terms)
+
+    @property
+    def total_weight(self):
+        """The sum of the weights of all terms; num_terms without weights other than 1."""
+        return self._plan.total_weight
 
     def __len__(self):
         """The micro-batches that the loop gives."""

@@ -17,11 +17,19 @@ class StepBatch:
 
     index      its place in the plan
     rows       [M] int64, on the device of the model: the row of each term, ascending
-    positions  [M] int64: of the predicted token in its row, from 1"""
+    positions  [M] int64: of the predicted token in its row, from 1
+    weights    [M] float32 (float64 for float64 models): of the terms by loss_mask, 1 without one"""
 
     index: int
     rows: torch.Tensor
     positions: torch.Tensor
+    _weights: torch.Tensor
+
+    @property
+    def weights(self):
+        """[M]: by loss_mask."""
+        object.__setattr__(self, "_gave_weights", True)
+        return self._weights
 
     @property
     def num_terms(self):
@@ -104,6 +112,10 @@ class Pass:
                              "losses up")  # fmt: skip
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise InputError(f"loss: expected one number with a graph, received {_described(loss)}")
+        if self._plan.is_weighted and not hasattr(opened.batch, "_gave_weights"):
+            raise InputError(f"micro-batch {opened.index}: expected a loss of batch.weights, since loss_mask has numbers "
+                             "other than 0 and 1, received one without; multiply the terms by them, or give a mask of "
+                             "0 and 1")  # fmt: skip
         opened.loss = loss
         if self._recompute or not self._plan.children(opened.index):
             self._backward(opened)
@@ -137,7 +149,7 @@ class Pass:
                 opened.outputs = (self._forward(opened, lambda hidden: hidden),)
             return
         opened.terms = self._terms(opened.index)
-        opened.batch = StepBatch(opened.index, opened.terms.rows, opened.terms.positions)
+        opened.batch = StepBatch(opened.index, opened.terms.rows, opened.terms.positions, opened.terms.weights)
         self._current = opened
         yield opened.batch
         self._current = None
@@ -152,7 +164,9 @@ class Pass:
     def _terms(self, index):
         """Terms of a micro-batch, as tensors on the device of the model."""
         terms = self._plan.terms(index, self._plan.layout(index))
-        return Terms(**{name: torch.from_numpy(values).to(self._model.device) for name, values in vars(terms).items()})
+        tensors = {name: torch.from_numpy(values) for name, values in vars(terms).items()}
+        tensors["weights"] = tensors["weights"].to(self._model.dtype_of_sums)
+        return Terms(**{name: tensor.to(self._model.device) for name, tensor in tensors.items()})
 
     def _forward(self, opened, result):
         """Runs a micro-batch, and makes its frame where others go on from it."""

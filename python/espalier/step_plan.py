@@ -11,10 +11,11 @@ from .loss_masks import flat_loss_mask
 @dataclass(frozen=True)
 class Terms:
     """The M terms of one micro-batch, by trajectory and then by position, and the E different edges that they read.
-    int64."""
+    int64, but for weights."""
 
     rows: np.ndarray  # [M] the trajectory
     positions: np.ndarray  # [M] of the predicted token in it
+    weights: np.ndarray  # [M] float64: by loss_mask
     edges: np.ndarray  # [M] the edge that a term reads
     sources: np.ndarray  # [S] ascending: the tokens of the layout that predict
     edge_row: np.ndarray  # [E] ascending: which of the sources predicts
@@ -34,14 +35,17 @@ class StepPlan:
     """The micro-batches of a plan that have terms, or descendants with terms; others need not run.
 
     plan       an espalier.Plan of R rows
-    loss_mask  which tokens are terms: R rows of one number for each token, or all of them in one array [N], 0 for no
-               loss. None: all tokens. A row's first token, which nothing predicts, never is.
+    loss_mask  which tokens are terms, and their weights: R rows of one number >= 0 for each token, or all of them in one
+               array [N], 0 for no loss. None: all tokens, with weight 1. A row's first token, which nothing predicts,
+               never is a term.
 
-    running    the micro-batches that run, in the order of the plan
-    last       the one of them that runs backward last
-    parent     [B] of each micro-batch, -1 for none
-    num_terms  [B] of each micro-batch
-    offsets    [R + 1] int64 of the rows
+    running       the micro-batches that run, in the order of the plan
+    last          the one of them that runs backward last
+    parent        [B] of each micro-batch, -1 for none
+    num_terms     [B] of each micro-batch
+    total_weight  of all terms
+    is_weighted   whether weights other than 0 and 1 are among them
+    offsets       [R + 1] int64 of the rows
 
     Raises InputError for masks that do not fit."""
 
@@ -50,7 +54,10 @@ class StepPlan:
         self.parent = [batch.parent for batch in self._batches]
         parts = [_Parts(batch.layout()) for batch in self._batches]
         self.offsets = _row_offsets(parts)
-        self._is_term = _is_term(loss_mask, self.offsets)
+        self._weights = _weights(loss_mask, self.offsets)
+        self._is_term = self._weights != 0
+        self.total_weight = float(self._weights.sum())
+        self.is_weighted = bool((self._weights[self._is_term] != 1).any())
         self._set_beginnings(parts)
         self.num_terms = self._counted(parts)
         self._set_running()
@@ -105,8 +112,8 @@ class StepPlan:
         edges = tokens[chosen] << 32 | targets[chosen]
         different, which = np.unique(edges, return_inverse=True)
         sources, edge_row = np.unique(different >> 32, return_inverse=True)
-        return Terms(rows[chosen], positions[chosen], which.reshape(-1), sources, edge_row.reshape(-1),
-                     different & 0xFFFFFFFF)  # fmt: skip
+        return Terms(rows[chosen], positions[chosen], self._weights[places[chosen]], which.reshape(-1), sources,
+                     edge_row.reshape(-1), different & 0xFFFFFFFF)  # fmt: skip
 
     def _set_beginnings(self, parts):
         """Where in the rows parts begin, ascending, and with which token."""
@@ -173,11 +180,8 @@ def _row_offsets(parts):
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
-def _is_term(loss_mask, offsets):
-    """bool [N] of all tokens of the rows."""
-    if loss_mask is None:
-        chosen = np.ones(offsets[-1], bool)
-    else:
-        chosen = flat_loss_mask(loss_mask, offsets) != 0
-    chosen[offsets[:-1]] = False
-    return chosen
+def _weights(loss_mask, offsets):
+    """float64 [N] of all tokens of the rows."""
+    weights = np.ones(offsets[-1]) if loss_mask is None else flat_loss_mask(loss_mask, offsets).astype(np.float64)
+    weights[offsets[:-1]] = 0
+    return weights

@@ -40,6 +40,17 @@ TEST(FolderLock, HasOneHolderAtATime) {
   EXPECT_TRUE(FolderLock(folder.path(), no_warning).held());
 }
 
+TEST(FolderLock, KnowsWhenItsFolderIsAnotherOne) {
+  const ScratchFolder folder;
+  const FolderLock lock(folder.path(), no_warning);
+  EXPECT_TRUE(lock.is_in_place());
+  std::filesystem::remove(folder / ".lock");
+  EXPECT_FALSE(lock.is_in_place());
+  const FolderLock other(folder.path(), no_warning);
+  EXPECT_FALSE(lock.is_in_place());
+  EXPECT_TRUE(other.is_in_place());
+}
+
 TEST(FolderLock, IsGivenBackByAKilledProcess) {
   const ScratchFolder folder;
   int ready[2];

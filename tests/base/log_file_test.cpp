@@ -72,6 +72,25 @@ TEST(LogFile, MayBeOpenedLater) {
   EXPECT_EQ(read_text(folder / "missing/log"), "one\ntwo\n");
 }
 
+TEST(LogFile, BeginsAgainWhereItWasRemovedOrReplaced) {
+  const ScratchFolder folder;
+  LogFile log(folder / "log");
+  EXPECT_FALSE(log.close_if_removed());  // not open yet
+  log.append("one\n");
+  EXPECT_FALSE(log.close_if_removed());
+  std::filesystem::remove(folder / "log");
+  EXPECT_TRUE(log.close_if_removed());
+  EXPECT_FALSE(log.close_if_removed());
+  log.append("two\n");
+  EXPECT_EQ(read_text(folder / "log"), "two\n");
+  std::filesystem::rename(folder / "log", folder / "log.1");
+  write_text(folder / "log", "another\n");
+  EXPECT_TRUE(log.close_if_removed());
+  log.append("three\n");
+  EXPECT_EQ(read_text(folder / "log.1"), "two\n");
+  EXPECT_EQ(read_text(folder / "log"), "another\nthree\n");
+}
+
 TEST(LogFile, DropsWholeRecordsWhereTooMuchWaits) {
   const ScratchFolder folder;
   LogFile log(folder / "missing/log");

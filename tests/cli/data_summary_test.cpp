@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/cli/data_summary.h"
+#include "espalier/cli/print/data_summary.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -79,6 +79,19 @@ TEST_F(DataSummary, WarnsOfUnknownListsThatCoverEveryToken) {
           "rows.jsonl: 1 trajectory, 2 tokens, 1 with loss (loss_mask); ignored: mask, tags, attention_mask",
           "warning: fields that are not known have an entry for each token, and are ignored: mask "
           "(docs/data-format.md has those that are known)"}));
+}
+
+TEST_F(DataSummary, WarnsOfIdsThatAreNumbersInSomeRows) {
+  const std::string number =
+      R"({"input_ids":[1,2],"loss_mask":[0,1],"group_id":1,"pair_id":7,"trajectory_id":1})";
+  const std::string text =
+      R"({"input_ids":[1,2],"loss_mask":[0,1],"group_id":"1","pair_id":7,"trajectory_id":"2"})";
+  EXPECT_EQ(
+      lines(number + "\n" + text + "\n" + text + "\n{\"input_ids\":[1,2],\"loss_mask\":[0,1]}\n").back(),
+      "warning: group_id is a number in 1 of 3 trajectories and text in the others: 1 and \"1\" are the "
+      "same");
+  EXPECT_EQ(lines(number + "\n" + number + "\n").size(), 1u);
+  EXPECT_EQ(lines(text + "\n" + text + "\n").size(), 1u);
 }
 
 TEST_F(DataSummary, WarnsOfTrajectoriesBeyondTheModelsPositions) {

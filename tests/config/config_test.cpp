@@ -18,10 +18,12 @@
 namespace espalier {
 namespace {
 
+using testing::layers_with;
 using testing::message_of;
 using testing::parse;
 using testing::ScratchFolder;
 using testing::tiny_config;
+using testing::windows_of;
 using Json = nlohmann::ordered_json;
 
 std::string refusal(const Json& json) {
@@ -36,15 +38,15 @@ TEST(Config, ReadsTransformers5) {
   const DecoderConfig config = parse(tiny_config("llama"));
   EXPECT_EQ(config.model_type, "llama");
   EXPECT_EQ(config.vocab_size, 37);
-  EXPECT_EQ(config.num_key_value_heads, 2);
-  EXPECT_EQ(config.head_dim, 6);
+  EXPECT_EQ(config.attention()->num_key_value_heads, 2);
+  EXPECT_EQ(config.attention()->head_dim, 6);
   EXPECT_EQ(config.rope.rope_theta, 500);
   EXPECT_EQ(config.rms_norm_eps, 1e-5);
   EXPECT_EQ(config.initializer_range, 0.02);
   EXPECT_EQ(config.dtype, "float32");
   EXPECT_TRUE(std::holds_alternative<std::monostate>(config.rope.scaling));
-  EXPECT_FALSE(config.tie_word_embeddings || config.attention_bias || config.mlp_bias ||
-               config.query_key_norm);
+  EXPECT_FALSE(config.tie_word_embeddings || config.attention()->bias || config.dense_mlp()->bias ||
+               config.attention()->query_key_norm);
 }
 
 // The keys of SmolLM2-135M-Instruct.
@@ -58,7 +60,7 @@ TEST(Config, ReadsTransformers4) {
       "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers.js_config": {"kv_cache_dtype":
       {"fp16": "float16"}}, "transformers_version": "4.42.3", "use_cache": true, "vocab_size": 49152})");
   const DecoderConfig config = parse(json);
-  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(config.attention()->head_dim, 64);
   EXPECT_EQ(config.rope.rope_theta, 100000);
   EXPECT_EQ(config.initializer_range, 0.0416);
   EXPECT_EQ(config.dtype, "bfloat16");
@@ -87,19 +89,19 @@ TEST(Config, ReadsTheRowThatTransformersDoesNotTrain) {
 TEST(Config, FillsTheDefaultsOfTransformers) {
   Json json = {{"vocab_size", 8},        {"hidden_size", 256},        {"intermediate_size", 8},
                {"num_hidden_layers", 1}, {"num_attention_heads", 64}, {"model_type", "llama"}};
-  EXPECT_EQ(parse(json).num_key_value_heads, 64);
-  EXPECT_EQ(parse(json).head_dim, 4);
+  EXPECT_EQ(parse(json).attention()->num_key_value_heads, 64);
+  EXPECT_EQ(parse(json).attention()->head_dim, 4);
   EXPECT_EQ(parse(json).max_position_embeddings, 2048);
   EXPECT_EQ(parse(json).rms_norm_eps, 1e-6);
   EXPECT_EQ(parse(json).rope.rope_theta, 10000);
   json["model_type"] = "qwen2";
-  EXPECT_EQ(parse(json).num_key_value_heads, 32);
-  EXPECT_EQ(parse(json).head_dim, 4);
+  EXPECT_EQ(parse(json).attention()->num_key_value_heads, 32);
+  EXPECT_EQ(parse(json).attention()->head_dim, 4);
   EXPECT_EQ(parse(json).max_position_embeddings, 32768);
   json["num_key_value_heads"] = nullptr;
-  EXPECT_EQ(parse(json).num_key_value_heads, 64);
+  EXPECT_EQ(parse(json).attention()->num_key_value_heads, 64);
   json["model_type"] = "qwen3";
-  EXPECT_EQ(parse(json).head_dim, 128);
+  EXPECT_EQ(parse(json).attention()->head_dim, 128);
   json["initializer_range"] = 0;
   EXPECT_EQ(parse(json).initializer_range, 0.02);
 }
@@ -107,16 +109,16 @@ TEST(Config, FillsTheDefaultsOfTransformers) {
 TEST(Config, KnowsTheBiasesOfEachFamily) {
   const auto biases = [](const std::string& type, bool given) {
     const DecoderConfig config = parse(tiny_config(type, {{"attention_bias", given}}));
-    return std::pair(config.attention_bias, config.attention_output_bias);
+    return std::pair(config.attention()->bias, config.attention()->output_bias);
   };
   EXPECT_EQ(biases("llama", false), std::pair(false, false));
   EXPECT_EQ(biases("llama", true), std::pair(true, true));
   EXPECT_EQ(biases("qwen3", true), std::pair(true, true));
   EXPECT_EQ(biases("qwen2", true), std::pair(true, false));
-  const DecoderConfig qwen2 = parse(tiny_config("qwen2"));
-  EXPECT_TRUE(qwen2.attention_bias && !qwen2.attention_output_bias && !qwen2.query_key_norm);
-  EXPECT_TRUE(parse(tiny_config("qwen3")).query_key_norm);
-  EXPECT_TRUE(parse(tiny_config("llama", {{"mlp_bias", true}})).mlp_bias);
+  const AttentionSpec qwen2 = *parse(tiny_config("qwen2")).attention();
+  EXPECT_TRUE(qwen2.bias && !qwen2.output_bias && !qwen2.query_key_norm);
+  EXPECT_TRUE(parse(tiny_config("qwen3")).attention()->query_key_norm);
+  EXPECT_TRUE(parse(tiny_config("llama", {{"mlp_bias", true}})).dense_mlp()->bias);
 }
 
 TEST(Config, ReadsLlama3RopeOfBothVersions) {
@@ -173,7 +175,7 @@ TEST(Config, AcceptsWhatChangesNothing) {
       ASSERT_NO_THROW(config = parse(tiny_config(type, changes)));
       EXPECT_EQ(config.rope.rope_theta, plain.rope.rope_theta);
       EXPECT_TRUE(std::holds_alternative<std::monostate>(config.rope.scaling));
-      EXPECT_TRUE(config.sliding_layers.empty());
+      EXPECT_TRUE(config.sliding_windows().empty());
     }
   }
 }
@@ -248,15 +250,15 @@ TEST(Config, RefusesByNameWhatItDoesNotHave) {
 TEST(Config, ReadsQwen3Moe) {
   const DecoderConfig config = parse(tiny_config("qwen3_moe"));
   EXPECT_EQ(
-      config.moe,
+      *config.moe(),
       (MoeSpec{
           .num_experts = 5, .num_experts_per_tok = 2, .moe_intermediate_size = 7, .norm_topk_prob = true}));
-  EXPECT_EQ(config.moe_layers, std::vector<int64_t>{1});
-  EXPECT_TRUE(config.query_key_norm);
+  EXPECT_EQ(layers_with<MoeSpec>(config), std::vector<int64_t>{1});
+  EXPECT_TRUE(config.attention()->query_key_norm);
   const auto layers = [](const Json& changes) {
     Json json = tiny_config("qwen3_moe", {{"num_hidden_layers", 5}, {"decoder_sparse_step", nullptr}});
     json.update(changes);
-    return parse(json).moe_layers;
+    return layers_with<MoeSpec>(parse(json));
   };
   using Layers = std::vector<int64_t>;
   EXPECT_EQ(layers(Json::object()), (Layers{0, 1, 2, 3, 4}));
@@ -264,33 +266,33 @@ TEST(Config, ReadsQwen3Moe) {
   EXPECT_EQ(layers({{"decoder_sparse_step", 2}, {"mlp_only_layers", {1}}}), (Layers{3}));
   // Transformers 5 writes num_local_experts.
   const Json renamed = tiny_config("qwen3_moe", {{"num_experts", nullptr}, {"num_local_experts", 6}});
-  EXPECT_EQ(parse(renamed).moe.num_experts, 6);
-  EXPECT_FALSE(parse(tiny_config("qwen3_moe", {{"norm_topk_prob", nullptr}})).moe.norm_topk_prob);
+  EXPECT_EQ(parse(renamed).moe()->num_experts, 6);
+  EXPECT_FALSE(parse(tiny_config("qwen3_moe", {{"norm_topk_prob", nullptr}})).moe()->norm_topk_prob);
 }
 
 TEST(Config, ReadsGlm4Moe) {
   const DecoderConfig config = parse(tiny_config("glm4_moe"));
-  EXPECT_EQ(config.moe, (MoeSpec{.num_experts = 6,
-                                 .num_experts_per_tok = 2,
-                                 .moe_intermediate_size = 7,
-                                 .scores = RouterScores::kSigmoid,
-                                 .norm_topk_prob = true,
-                                 .routed_scaling_factor = 1.25,
-                                 .correction_bias = true,
-                                 .n_group = 3,
-                                 .topk_group = 2,
-                                 .shared_intermediate_size = 14}));
-  EXPECT_EQ(config.moe_layers, std::vector<int64_t>{1});
-  EXPECT_EQ(config.rotary_dim, 4);
+  EXPECT_EQ(*config.moe(), (MoeSpec{.num_experts = 6,
+                                    .num_experts_per_tok = 2,
+                                    .moe_intermediate_size = 7,
+                                    .scores = RouterScores::kSigmoid,
+                                    .norm_topk_prob = true,
+                                    .routed_scaling_factor = 1.25,
+                                    .correction_bias = true,
+                                    .n_group = 3,
+                                    .topk_group = 2,
+                                    .shared_intermediate_size = 14}));
+  EXPECT_EQ(layers_with<MoeSpec>(config), std::vector<int64_t>{1});
+  EXPECT_EQ(config.attention()->rotary_dim, 4);
   EXPECT_EQ(config.num_prediction_layers, 1);
-  EXPECT_TRUE(config.query_key_norm);
+  EXPECT_TRUE(config.attention()->query_key_norm);
   EXPECT_EQ(parse(tiny_config("glm4_moe", {{"rms_norm_eps", nullptr}})).rms_norm_eps, 1e-5);
-  const DecoderConfig biased =
-      parse(tiny_config("glm4_moe", {{"attention_bias", true}, {"use_qk_norm", nullptr}}));
-  EXPECT_TRUE(biased.attention_bias && !biased.attention_output_bias && !biased.query_key_norm);
+  const AttentionSpec biased =
+      *parse(tiny_config("glm4_moe", {{"attention_bias", true}, {"use_qk_norm", nullptr}})).attention();
+  EXPECT_TRUE(biased.bias && !biased.output_bias && !biased.query_key_norm);
   for (const Json& factor : {Json{{"partial_rotary_factor", 0.25}},
                              Json{{"rope_parameters", {{"partial_rotary_factor", 0.25}}}}}) {
-    EXPECT_EQ(parse(tiny_config("glm4_moe", factor)).rotary_dim, 2);
+    EXPECT_EQ(parse(tiny_config("glm4_moe", factor)).attention()->rotary_dim, 2);
   }
 }
 
@@ -336,7 +338,9 @@ TEST(Config, RefusesExpertsThatItDoesNotHave) {
 std::vector<bool> sliding_layers(const std::string& type, const Json& changes) {
   Json all = {{"num_hidden_layers", 4}};
   all.update(changes);
-  return parse(tiny_config(type, all)).sliding_layers;
+  std::vector<bool> sliding;
+  for (const int64_t window : windows_of(parse(tiny_config(type, all)))) sliding.push_back(window > 0);
+  return sliding;
 }
 
 TEST(Config, KnowsWhichLayersHaveAWindow) {
@@ -346,23 +350,24 @@ TEST(Config, KnowsWhichLayersHaveAWindow) {
     const Json on = {{"use_sliding_window", true}, {"sliding_window", 7}, {"max_window_layers", 3}};
     EXPECT_EQ(sliding_layers(type, on), (Layers{false, false, false, true}));
     EXPECT_EQ(
-        parse(tiny_config(type, {{"use_sliding_window", true}, {"max_window_layers", 0}})).sliding_window,
-        4096);
+        parse(tiny_config(type, {{"use_sliding_window", true}, {"max_window_layers", 0}})).sliding_windows(),
+        std::vector<int64_t>{4096});
     const auto with = [&](const Json& changes) {
       Json all = on;
       all.update(changes);
       return sliding_layers(type, all);
     };
     EXPECT_EQ(with({{"max_window_layers", 0}}), Layers(4, true));
-    EXPECT_EQ(with({{"max_window_layers", 4}}), Layers());
+    EXPECT_EQ(with({{"max_window_layers", 4}}), Layers(4));
     EXPECT_EQ(with({{"layer_types", types}}), (Layers{false, true, true, false}));
-    EXPECT_EQ(with({{"sliding_window", nullptr}}), Layers());
-    EXPECT_EQ(with({{"use_sliding_window", false}}), Layers());
+    EXPECT_EQ(with({{"sliding_window", nullptr}}), Layers(4));
+    EXPECT_EQ(with({{"use_sliding_window", false}}), Layers(4));
   }
   EXPECT_EQ(sliding_layers("mistral", {{"sliding_window", 7}}), Layers(4, true));
   EXPECT_EQ(sliding_layers("mistral", Json::object()), Layers(4, true));
-  EXPECT_EQ(sliding_layers("mistral", {{"sliding_window", nullptr}}), Layers());
-  EXPECT_EQ(parse(tiny_config("mistral", {{"sliding_window", 7}})).sliding_window, 7);
+  EXPECT_EQ(sliding_layers("mistral", {{"sliding_window", nullptr}}), Layers(4));
+  EXPECT_EQ(parse(tiny_config("mistral", {{"sliding_window", 7}})).sliding_windows(),
+            std::vector<int64_t>{7});
   const Json no_rope = {{"rope_parameters", nullptr}};
   const auto olmo3 = [&](Json changes) {
     changes.update(no_rope);
@@ -439,7 +444,8 @@ TEST(Config, Olmo3HasARopeForEachTypeOfLayer) {
   const DecoderConfig plain = parse(tiny_config("olmo3", {{"rope_parameters", nullptr}}));
   EXPECT_EQ(plain.rope.rope_theta, 500000);
   EXPECT_EQ(plain.sliding_rope.value().rope_theta, 500000);
-  EXPECT_TRUE(plain.norm_outputs && plain.query_key_norm && plain.query_key_norm_over_heads);
+  EXPECT_TRUE(plain.layers[0].norm_outputs && plain.attention()->query_key_norm &&
+              plain.attention()->query_key_norm_over_heads);
   const Json yarn = {{"rope_type", "yarn"}, {"factor", 8.0}, {"original_max_position_embeddings", 64}};
   const Json version5 = {{"full_attention", yarn}, {"sliding_attention", {{"rope_theta", 7.0}}}};
   const DecoderConfig both = parse(tiny_config("olmo3", {{"rope_parameters", version5}}));

@@ -23,20 +23,21 @@ DecoderConfig parse_tiny(const Json& changes = Json::object()) {
 
 TEST(GptOss, ReadsItsKeys) {
   const DecoderConfig config = parse_tiny({{"num_hidden_layers", 3}});
-  EXPECT_EQ(config.moe, (MoeSpec{.num_experts = 5,
-                                 .num_experts_per_tok = 2,
-                                 .moe_intermediate_size = 24,
-                                 .scores = RouterScores::kSoftmaxOverChosen,
-                                 .clamped_swiglu = ClampedSwiglu{1.702, 0.5}}));
-  EXPECT_EQ(config.moe_layers, (std::vector<int64_t>{0, 1, 2}));
-  EXPECT_EQ(config.sliding_layers, (std::vector<bool>{true, false, true}));
-  EXPECT_EQ(config.sliding_window, 3);
-  EXPECT_TRUE(config.attention_bias && config.attention_output_bias && config.attention_sinks);
+  EXPECT_EQ(*config.moe(), (MoeSpec{.num_experts = 5,
+                                    .num_experts_per_tok = 2,
+                                    .moe_intermediate_size = 24,
+                                    .scores = RouterScores::kSoftmaxOverChosen,
+                                    .clamped_swiglu = ClampedSwiglu{1.702, 0.5},
+                                    .router_name = "mlp.router"}));
+  EXPECT_EQ(testing::layers_with<MoeSpec>(config), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(testing::windows_of(config), (std::vector<int64_t>{3, 0, 3}));
+  const AttentionSpec attention = *config.attention();
+  EXPECT_TRUE(attention.bias && attention.output_bias && attention.sinks);
   const DecoderConfig other =
       parse_tiny({{"attention_bias", false}, {"layer_types", {"full_attention", "full_attention"}}});
-  EXPECT_FALSE(other.attention_bias || other.attention_output_bias);
-  EXPECT_TRUE(other.attention_sinks);
-  EXPECT_EQ(other.sliding_window, 0);
+  EXPECT_FALSE(other.attention()->bias || other.attention()->output_bias);
+  EXPECT_TRUE(other.attention()->sinks);
+  EXPECT_EQ(testing::windows_of(other), (std::vector<int64_t>{0, 0}));
 }
 
 TEST(GptOss, FillsTheDefaultsOfTransformers) {
@@ -47,11 +48,11 @@ TEST(GptOss, FillsTheDefaultsOfTransformers) {
   Json json = tiny_config("gpt_oss", absent);
   json.erase("sliding_window");
   const DecoderConfig config = parse_config(json, "config.json");
-  EXPECT_EQ(config.head_dim, 64);
-  EXPECT_EQ(config.sliding_window, 128);
+  EXPECT_EQ(config.attention()->head_dim, 64);
+  EXPECT_EQ(config.attention()->sliding_window, 128);
   EXPECT_EQ(config.rms_norm_eps, 1e-5);
   EXPECT_EQ(config.max_position_embeddings, 131072);
-  EXPECT_EQ(config.moe.clamped_swiglu, ClampedSwiglu());
+  EXPECT_EQ(config.moe()->clamped_swiglu, ClampedSwiglu());
   EXPECT_EQ(config.rope.rope_theta, 150000);
   const auto& yarn = std::get<YarnRope>(config.rope.scaling);
   EXPECT_EQ(yarn.factor, 32);
@@ -108,7 +109,7 @@ TEST(GptOss, RefusalsNameTheKey) {
 }
 
 TEST(GptOss, ParametersHaveTheNamesOfTheCheckpoint) {
-  const ModelSpec spec = model_spec(parse_tiny());
+  const ModelSpec spec = parse_tiny();
   const std::vector<ParameterShape> parameters = layer_parameters(spec.layers[1], spec.hidden_size);
   std::vector<std::string> names;
   for (const ParameterShape& parameter : parameters) names.push_back(parameter.name);

@@ -59,12 +59,12 @@ Json tiny_granite(const Json& changes = Json::object()) {
 
 TEST(GraniteMoeHybrid, LayersOfTwoKindsWithoutPositions) {
   const DecoderConfig config = parse(tiny_granite());
-  EXPECT_EQ(config.ssm_layers, (std::vector<int64_t>{0, 2}));
+  EXPECT_EQ(testing::layers_with<SsmSpec>(config), (std::vector<int64_t>{0, 2}));
   EXPECT_EQ(router_shape(config).layers, (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(config.embedding_multiplier, 12);
   EXPECT_EQ(config.residual_multiplier, 0.22);
   EXPECT_EQ(config.logits_scaling, 6);
-  const ModelSpec spec = model_spec(config);
+  const ModelSpec& spec = config;
   const auto& attention = std::get<AttentionSpec>(spec.layers[1].mixer);
   EXPECT_FALSE(attention.rotary);
   EXPECT_EQ(attention.attention_multiplier, 0.0078125);
@@ -77,17 +77,18 @@ TEST(GraniteMoeHybrid, NamesOfLayerTypesAreOldOrNew) {
   for (const char* key : {"layer_types", "layers_block_type"}) {
     Json config = tiny_granite({{"layer_types", nullptr}});
     config[key] = {"full_attention", "linear_attention", "attention"};
-    EXPECT_EQ(parse(config).ssm_layers, std::vector<int64_t>{1}) << key;
+    EXPECT_EQ(testing::layers_with<SsmSpec>(parse(config)), std::vector<int64_t>{1}) << key;
   }
-  EXPECT_EQ(parse(tiny_granite({{"layer_types", nullptr}})).ssm_layers, (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(testing::layers_with<SsmSpec>(parse(tiny_granite({{"layer_types", nullptr}}))),
+            (std::vector<int64_t>{0, 1, 2}));
 }
 
 TEST(GraniteMoeHybrid, RopeIsThereWhereItIsNamed) {
   const DecoderConfig config =
       parse(tiny_granite({{"position_embedding_type", "rope"}, {"rope_theta", 500}}));
-  EXPECT_TRUE(config.rotary);
+  EXPECT_TRUE(config.attention()->rotary);
   EXPECT_EQ(config.rope.rope_theta, 500);
-  EXPECT_FALSE(parse(tiny_granite({{"position_embedding_type", nullptr}})).rotary);
+  EXPECT_FALSE(parse(tiny_granite({{"position_embedding_type", nullptr}})).attention()->rotary);
 }
 
 TEST(GraniteMoeHybrid, ParametersOfLayers) {

@@ -15,7 +15,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 ModelSpec spec_of(const std::string& model_type) {
-  return model_spec(parse(tiny_config(model_type)));
+  return parse(tiny_config(model_type));
 }
 
 Names names_of(const std::vector<LinearMap>& maps) {
@@ -57,9 +57,7 @@ TEST(Lora, MlpsAndRoutersOfModelsWithExpertsHaveNone) {
 }
 
 TEST(Lora, TheOutputOfMamba2HasNone) {
-  const DecoderConfig config{
-      .num_hidden_layers = 1, .ssm = {.name = "mixer"}, .ssm_layers = {0}, .only_mixers = true};
-  const ModelSpec spec = model_spec(config);
+  const ModelSpec spec{.layers = {{SsmSpec{.name = "mixer"}, NoMlp{}}}};
   EXPECT_EQ(target_names(spec, adaptable_maps(spec)), Names{"in_proj"});
 }
 

@@ -56,14 +56,12 @@ Json tiny_mamba2(const Json& changes = Json::object()) {
 
 TEST(Mamba2, LayersHaveNoMlpAndNoPositions) {
   const DecoderConfig config = parse(tiny_mamba2());
-  EXPECT_EQ(config.ssm_layers, (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(testing::layers_with<SsmSpec>(config), (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(config.rms_norm_eps, 1e-4);
   EXPECT_TRUE(config.residual_in_fp32);
-  EXPECT_FALSE(config.rotary);
   EXPECT_EQ(parse(tiny_mamba2({{"pad_token_id", 2}})).pad_token_id, -1);  // Transformers trains its row, too
-  const ModelSpec spec = model_spec(config);
-  EXPECT_FALSE(spec.layers[0].has_mlp());
-  const auto& ssm = std::get<SsmSpec>(spec.layers[0].mixer);
+  EXPECT_FALSE(config.layers[0].has_mlp());
+  const auto& ssm = std::get<SsmSpec>(config.layers[0].mixer);
   EXPECT_EQ(ssm.inner_size(), 48);
   EXPECT_EQ(ssm.conv_size(), 48 + 2 * 2 * 5);
   EXPECT_EQ(ssm.projection_size(), 48 + 68 + 6);
@@ -89,7 +87,7 @@ TEST(Mamba2, ParametersHaveTheNamesOfTheCheckpoint) {
 TEST(Mamba2, DefaultsAreThoseOfTransformers) {
   const DecoderConfig config =
       parse({{"model_type", "mamba2"}, {"vocab_size", 9}, {"hidden_size", 4096}, {"num_hidden_layers", 1}});
-  EXPECT_EQ(config.ssm,
+  EXPECT_EQ(*config.ssm(),
             (SsmSpec{.num_heads = 128, .head_dim = 64, .state_size = 128, .n_groups = 8, .conv_kernel = 4}));
   EXPECT_EQ(config.rms_norm_eps, 1e-5);
   EXPECT_EQ(config.initializer_range, 0.1);
@@ -97,8 +95,8 @@ TEST(Mamba2, DefaultsAreThoseOfTransformers) {
 
 TEST(Mamba2, LimitsOfSteps) {
   const DecoderConfig config = parse(tiny_mamba2({{"time_step_limit", {0.01, 0.5}}}));
-  EXPECT_EQ(config.ssm.least_time_step, 0.01);
-  EXPECT_EQ(config.ssm.most_time_step, 0.5);
+  EXPECT_EQ(config.ssm()->least_time_step, 0.01);
+  EXPECT_EQ(config.ssm()->most_time_step, 0.5);
 }
 
 TEST(Mamba2, RefusalsNameTheKey) {
@@ -116,6 +114,9 @@ TEST(Mamba2, RefusalsNameTheKey) {
   expect_refused("time_step_limit", {0.5, 0.1});
   expect_refused("time_step_limit", {kInfinity, 0.1});
   expect_refused("time_step_limit", {0.0, "Infinity"});
+  expect_refused("time_step_limit", {1e308, kInfinity});
+  expect_refused("time_step_limit", {kInfinity, kInfinity});
+  expect_refused("time_step_limit", {0.0, 1e308});
   expect_refused("use_conv_bias", 1);
   expect_refused("num_attention_heads", 4);
   expect_refused("rope_theta", 1e4);

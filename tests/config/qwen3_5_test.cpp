@@ -40,10 +40,10 @@ Json composite(const Json& changes = Json::object()) {
 
 TEST(Qwen3_5, LayersOfTwoKinds) {
   const DecoderConfig config = parse(text_config());
-  EXPECT_EQ(config.gated_delta_layers, (std::vector<int64_t>{0, 1, 2, 4}));
-  EXPECT_EQ(config.rotary_dim, 4);  // a quarter, unless said otherwise
+  EXPECT_EQ(testing::layers_with<GatedDeltaSpec>(config), (std::vector<int64_t>{0, 1, 2, 4}));
+  EXPECT_EQ(config.attention()->rotary_dim, 4);  // a quarter, unless said otherwise
   EXPECT_EQ(config.parameter_prefix, "model.");
-  const ModelSpec spec = model_spec(config);
+  const ModelSpec& spec = config;
   const auto& delta = std::get<GatedDeltaSpec>(spec.layers[4].mixer);
   EXPECT_EQ(delta.conv_size(), 2 * 8 + 48);
   EXPECT_EQ(delta.state_size(), 6 * 4 * 8);
@@ -51,23 +51,24 @@ TEST(Qwen3_5, LayersOfTwoKinds) {
   EXPECT_TRUE(attention.output_gate && attention.query_key_norm && spec.layers[3].zero_centered_norm);
   EXPECT_NE(to_json(spec.layers[3]), to_json(spec.layers[4]));
 
-  EXPECT_EQ(parse(text_config({{"full_attention_interval", 2}})).gated_delta_layers,
+  EXPECT_EQ(testing::layers_with<GatedDeltaSpec>(parse(text_config({{"full_attention_interval", 2}}))),
             (std::vector<int64_t>{0, 2, 4}));
   const Json types = {"full_attention", "linear_attention", "full_attention", "full_attention",
                       "linear_attention"};
-  EXPECT_EQ(parse(text_config({{"layer_types", types}})).gated_delta_layers, (std::vector<int64_t>{1, 4}));
+  EXPECT_EQ(testing::layers_with<GatedDeltaSpec>(parse(text_config({{"layer_types", types}}))),
+            (std::vector<int64_t>{1, 4}));
 }
 
 TEST(Qwen3_5, RotaryDimIsReadWhereverItStands) {
-  EXPECT_EQ(parse(text_config({{"partial_rotary_factor", 0.5}})).rotary_dim, 8);
+  EXPECT_EQ(parse(text_config({{"partial_rotary_factor", 0.5}})).attention()->rotary_dim, 8);
   const Json rope = {{"rope_theta", 500.0}, {"partial_rotary_factor", 0.5}, {"mrope_section", {2, 1, 1}}};
-  EXPECT_EQ(parse(text_config({{"rope_parameters", rope}})).rotary_dim, 8);
+  EXPECT_EQ(parse(text_config({{"rope_parameters", rope}})).attention()->rotary_dim, 8);
 }
 
 TEST(Qwen3_5, TheTextDecoderOfACompositeModel) {
   const DecoderConfig config = parse(composite());
   EXPECT_EQ(config.model_type, "qwen3_5_text");
-  EXPECT_EQ(config.num_hidden_layers, 5);
+  EXPECT_EQ(config.num_hidden_layers(), 5);
   const std::vector<ParameterShape> shapes = parameter_shapes(config);
   EXPECT_EQ(shapes.front().name, "model.language_model.embed_tokens.weight");
   EXPECT_EQ(shapes[1].name, "model.language_model.layers.0.linear_attn.dt_bias");
@@ -116,9 +117,9 @@ std::vector<int64_t> shape_of(const DecoderConfig& config, const std::string& na
 
 TEST(Qwen3_5, MoeHasAGatedSharedExpertInEveryLayer) {
   const DecoderConfig config = parse(with_experts("qwen3_5_moe_text"));
-  EXPECT_EQ(config.moe_layers, (std::vector<int64_t>{0, 1, 2, 3, 4}));
-  EXPECT_TRUE(config.moe.norm_topk_prob && config.moe.shared_expert_gate);
-  EXPECT_FALSE(config.gated_delta.fused_projections);
+  EXPECT_EQ(testing::layers_with<MoeSpec>(config), (std::vector<int64_t>{0, 1, 2, 3, 4}));
+  EXPECT_TRUE(config.moe()->norm_topk_prob && config.moe()->shared_expert_gate);
+  EXPECT_FALSE(std::get<GatedDeltaSpec>(config.layers[0].mixer).fused_projections);
   EXPECT_EQ(shape_of(config, "model.layers.1.mlp.shared_expert_gate.weight"),
             (std::vector<int64_t>{1, config.hidden_size}));
   EXPECT_EQ(shape_of(config, "model.layers.1.mlp.shared_expert.up_proj.weight"),
@@ -130,15 +131,15 @@ TEST(Qwen3_5, MoeHasAGatedSharedExpertInEveryLayer) {
 TEST(Qwen3Next, ProjectionsAreTwoMatrices) {
   const DecoderConfig config =
       parse(with_experts("qwen3_next", {{"decoder_sparse_step", 2}, {"mlp_only_layers", {1}}}));
-  EXPECT_EQ(config.moe_layers, std::vector<int64_t>{3});
+  EXPECT_EQ(testing::layers_with<MoeSpec>(config), std::vector<int64_t>{3});
   const int64_t keys = 2 * 4, values = 6 * 8;
   EXPECT_EQ(shape_of(config, "model.layers.0.linear_attn.in_proj_qkvz.weight"),
             (std::vector<int64_t>{2 * keys + 2 * values, config.hidden_size}));
   EXPECT_EQ(shape_of(config, "model.layers.0.linear_attn.in_proj_ba.weight"),
             (std::vector<int64_t>{12, config.hidden_size}));
   EXPECT_TRUE(shape_of(config, "model.layers.0.linear_attn.in_proj_qkv.weight").empty());
-  const ModelSpec spec = model_spec(config);
-  EXPECT_NE(to_json(spec.layers[0]), to_json(model_spec(parse(text_config())).layers[0]));
+  const ModelSpec& spec = config;
+  EXPECT_NE(to_json(spec.layers[0]), to_json(parse(text_config()).layers[0]));
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -59,6 +61,26 @@ inline nlohmann::ordered_json tiny_config(
   if (model_type.ends_with("_moe") || model_type == "gpt_oss") config.update(tiny_moe_keys(model_type));
   config.update(changes);
   return config;
+}
+
+/// The layers that have such a mixer or MLP, ascending.
+template <typename Part>
+std::vector<int64_t> layers_with(const ModelSpec& spec) {
+  const auto is_it = [](const auto& part) { return std::is_same_v<std::decay_t<decltype(part)>, Part>; };
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < spec.num_hidden_layers(); ++i) {
+    if (std::visit(is_it, spec.layers[i].mixer) || std::visit(is_it, spec.layers[i].mlp)) layers.push_back(i);
+  }
+  return layers;
+}
+
+/// The windows of layers that all have attention; 0: none.
+inline std::vector<int64_t> windows_of(const ModelSpec& spec) {
+  std::vector<int64_t> windows;
+  for (const LayerSpec& layer : spec.layers) {
+    windows.push_back(std::get<AttentionSpec>(layer.mixer).sliding_window);
+  }
+  return windows;
 }
 
 /// The model of this config.json, in a folder FOLDER.

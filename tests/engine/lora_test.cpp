@@ -78,7 +78,7 @@ TEST(Lora, RandomForestsEqualPerTrajectoryTrainingOfTheMergedModel) {
     const Family family = kFamilies[i % static_cast<int>(std::size(kFamilies))];
     Rng rng(test_seed(i), 0x10ba);
     const Decoder base = tiny_decoder(tiny_config(family, kWords), i);
-    const ModelSpec spec = model_spec(base.config());
+    const ModelSpec& spec = base.config();
     const LoraOptions lora{.rank = rng.between(1, 5),
                            .alpha = 1 + 3 * rng.uniform(),
                            .rslora = rng.below(2) == 0,
@@ -123,7 +123,7 @@ TEST(Lora, RandomForestsEqualPerTrajectoryTrainingOfTheMergedModel) {
 TEST(Lora, AdaptersOfTheLastMlpAloneInPieces) {
   for (const Family family : {Family::kLlama, Family::kQwen3_5}) {
     const Decoder base = tiny_decoder(tiny_config(family, kWords), 8);
-    const ModelSpec spec = model_spec(base.config());
+    const ModelSpec& spec = base.config();
     const std::string last = fmt::format("layers.{}.mlp.down_proj", spec.layers.size() - 1);
     const LoraOptions lora{.rank = 2, .alpha = 4, .targets = {last}};
     const Adapter adapter = random_adapter(adapted_maps(spec, lora.targets), lora, 9);
@@ -149,7 +149,7 @@ TEST(Lora, AdaptersOfTheLastMlpAloneInPieces) {
 // An adapter as it begins, with B = 0, changes nothing; and only B has a gradient.
 TEST(Lora, BeginsAsTheModelItself) {
   const Decoder base = tiny_decoder(tiny_config(Family::kQwen3, kWords), 3);
-  const ModelSpec spec = model_spec(base.config());
+  const ModelSpec& spec = base.config();
   const LoraOptions lora{.rank = 3, .alpha = 6, .targets = {kAllLinear}};
   const Decoder copy = cast_decoder(base, at::kDouble);
   const Decoder adapted(copy.config(), copy.weights(), copy.buffers(),

@@ -9,7 +9,8 @@
 #include <numeric>
 
 #include "espalier/base/check.h"
-#include "espalier/ops/reference.h"
+#include "espalier/ops/attention/tree_attention.h"
+#include "espalier/ops/edge_logprobs/edge_logprobs.h"
 #include "tests/engine/outcome.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/model/tiny_models.h"

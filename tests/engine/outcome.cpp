@@ -76,7 +76,7 @@ Outcome batch_outcome(const Decoder& decoder, const std::vector<Batch>& batches,
   for (const Batch& batch : batches) {
     if (batch.num_terms() == 0) continue;
     const at::Tensor logprobs =
-        forward_edges(decoder, batch).to(at::kDouble).index_select(0, batch.term_edge);
+        forward(decoder, batch, {}, {}).logprobs.to(at::kDouble).index_select(0, batch.term_edge);
     const ObjectiveValue value = make_objective(objective)->value(logprobs, batch.terms, {});
     outcome.loss += value.loss.item<double>();
     torch::autograd::backward({value.loss}, {});

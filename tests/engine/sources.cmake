@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/batch_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cost_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/evaluate_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/exactness_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/lora_test.cpp

@@ -270,7 +270,7 @@ void write_tiny_model(const std::filesystem::path& folder, Family family, int64_
   const std::filesystem::path plain = folder.string() + ".plain", config = folder.string() + ".json";
   write_text(config, tiny_config_json(family, vocab_size, wide).dump());
   init_model({.config = config, .out = plain, .seed = test_seed(seed), .dtype = dtype});
-  save_decoder(tiny_decoder(read_config(plain), seed, dtype), plain, folder, dtype);
+  SourceModel(plain).save(tiny_decoder(read_config(plain), seed, dtype), folder, dtype);
 }
 
 namespace {

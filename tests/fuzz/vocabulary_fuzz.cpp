@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as a tokenizer.json: refused with InputError, or every id has a text of valid UTF-8.
 #include "espalier/base/check.h"
-#include "espalier/text/vocabulary.h"
+#include "espalier/data/vocabulary.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

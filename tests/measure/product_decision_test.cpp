@@ -133,15 +133,13 @@ TEST(GemmRates, AreMediansOfTheRounds) {
 }
 
 TEST(GemmRates, ShapesAreThoseOfTheModel) {
-  DecoderConfig config;
-  config.hidden_size = 576;
-  config.intermediate_size = 1536;
-  config.num_attention_heads = 9;
-  config.num_key_value_heads = 3;
-  config.head_dim = 64;
-  config.vocab_size = 49'152;
+  const ModelSpec spec{
+      .hidden_size = 576,
+      .vocab_size = 49'152,
+      .layers = {{AttentionSpec{.num_attention_heads = 9, .num_key_value_heads = 3, .head_dim = 64},
+                  DenseMlpSpec{.intermediate_size = 1536}}}};
   std::vector<std::string> lines;
-  for (const LinearShape& shape : linear_shapes(config, 100)) {
+  for (const LinearShape& shape : linear_shapes(spec, 100)) {
     lines.push_back(fmt::format("{} {} {} {}", shape.name, shape.rows, shape.in, shape.out));
   }
   EXPECT_EQ(lines,

@@ -23,7 +23,7 @@ namespace {
 class AdapterFolderTest : public ::testing::Test {
  protected:
   AdapterFolderTest() : config_(parse(tiny_config("qwen3"))) {
-    const ModelSpec spec = model_spec(config_);
+    const ModelSpec& spec = config_;
     const std::vector<LinearMap> maps = adapted_maps(spec, lora_.targets);
     adapter_ = init_adapter(maps, lora_, 3, at::kFloat);
     for (const Parameter& parameter : adapter_.parameters) parameter.value.detach().normal_();
@@ -91,6 +91,7 @@ TEST_F(AdapterFolderTest, RefusesWhatIsNoPlainAdapter) {
   expect("bias", "lora_only", "bias: expected none");
   expect("modules_to_save", {"lm_head"}, "modules_to_save: expected none");
   expect("rank_pattern", {{"q_proj", 4}}, "rank_pattern: expected none");
+  expect("target_parameters", {"down_proj"}, "target_parameters: expected none, received [\"down_proj\"]");
   expect("alpha_pattern", {{"q_proj", 4}}, "alpha_pattern: expected none");
   expect("init_lora_weights", "pissa", "init_lora_weights: expected true, false");
   expect("r", 0, "r: expected a whole number of at least 1, received 0");
@@ -126,8 +127,9 @@ TEST_F(AdapterFolderTest, RefusesAdaptersOfOtherModels) {
         t->push_back(t->at(0));
         t->back().name = "base_model.model.model.layers.7.self_attn.v_proj.lora_A.weight";
       },
-      "`base_model.model.model.layers.7.self_attn.v_proj.lora_A.weight`: the model has no linear map of this "
-      "name that can have an adapter; it has 2 layers");
+      "`base_model.model.model.layers.7.self_attn.v_proj.lora_A.weight`: the model has 2 layers, and no "
+      "linear map of this "
+      "name that can have an adapter; LoraConfig(target_modules=[\"q_proj\",");
   expect(
       [&](Tensors* t) {
         const std::string name = t->at(0).name;
@@ -158,7 +160,7 @@ TEST_F(AdapterFolderTest, RefusesFoldersOfAnythingElse) {
 }
 
 TEST_F(AdapterFolderTest, MergesInFloat32AndRoundsOnce) {
-  const LinearMap map = adapted_maps(model_spec(config_), lora_.targets).front();
+  const LinearMap map = adapted_maps(config_, lora_.targets).front();
   const at::Tensor weight = at::randn({map.out, map.in}).to(at::kBFloat16), other = at::randn({3});
   const std::vector<Parameter> merged =
       merged_weights({{"model.norm.weight", other}, {map.name + ".weight", weight}}, adapter_);

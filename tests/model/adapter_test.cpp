@@ -17,13 +17,13 @@ namespace {
 const LoraOptions kOptions{.rank = 2, .alpha = 3, .targets = {"q_proj", "down_proj"}};
 
 Adapter adapter_of(const Decoder& decoder, at::ScalarType dtype) {
-  const ModelSpec spec = model_spec(decoder.config());
+  const ModelSpec& spec = decoder.config();
   return init_adapter(adapted_maps(spec, kOptions.targets), kOptions, 5, dtype);
 }
 
 TEST(Adapter, IsDrawnByNameAndSeed) {
   const Decoder decoder = tiny_decoder(tiny_config("llama"), at::kFloat, 3);
-  const ModelSpec spec = model_spec(decoder.config());
+  const ModelSpec& spec = decoder.config();
   const Adapter adapter = adapter_of(decoder, at::kFloat);
   const auto alone = [&](const char* target, uint64_t seed) {
     return init_adapter(adapted_maps(spec, {target}), kOptions, seed, at::kFloat).parameters;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/decoder.h"
+#include "espalier/ops/attention/tree_attention.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -9,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "espalier/ops/reference.h"
 #include "tests/model/tiny_models.h"
 
 namespace espalier {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/gradient_accumulation.h"
+#include "espalier/ops/edge_logprobs/edge_logprobs.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -14,7 +15,6 @@
 
 #include "espalier/model/prepared_weights.h"
 #include "espalier/ops/attention/tree_attention.h"
-#include "espalier/ops/reference.h"
 #include "tests/model/parameter_sums.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/gemm/forced_products.h"

@@ -12,7 +12,7 @@
 
 #include "espalier/config/config.h"
 #include "espalier/model/decoder.h"
-#include "espalier/ops/reference.h"
+#include "espalier/ops/attention/tree_attention.h"
 #include "tests/config/tiny_config.h"
 #include "tests/torch_seed.h"
 

@@ -113,7 +113,7 @@ TEST_F(Weights, SavingWhatWasLoadedChangesNoByte) {
       make_source(tiny_config(type), at::kFloat, sharded);
       const Decoder decoder = load_decoder(source_, at::kFloat);
       const fs::path out = folder_ / (type + (sharded ? "2" : "1"));
-      save_decoder(decoder, source_, out, at::kFloat);
+      SourceModel(source_).save(decoder, out, at::kFloat);
       const std::vector<std::string> files =
           sharded ? std::vector<std::string>{kFirst, kSecond} : std::vector<std::string>{"model.safetensors"};
       for (const std::string& file : files) EXPECT_EQ(read_text(source_ / file), read_text(out / file));
@@ -135,7 +135,7 @@ Tensors with_fused_experts(const Decoder& decoder) {
     const std::string stem = name.substr(0, experts) + ".mlp.experts.";
     if (!name.ends_with(".0.down_proj.weight")) continue;
     std::vector<at::Tensor> gate_up, down;
-    for (int i = 0; i < decoder.config().moe.num_experts; ++i) {
+    for (int i = 0; i < decoder.config().moe()->num_experts; ++i) {
       const auto part = [&](const char* kind) {
         for (const Parameter& parameter : decoder.parameters()) {
           if (parameter.name == fmt::format("{}{}.{}.weight", stem, i, kind)) return parameter.value.detach();
@@ -164,7 +164,7 @@ TEST_F(Weights, ExpertsMayBeOneTensorOfALayer) {
           << decoder.parameters()[i].name;
     }
     EXPECT_TRUE(carried_tensors(source_).empty());
-    save_decoder(decoder, source_, folder_ / type, at::kFloat);
+    SourceModel(source_).save(decoder, folder_ / type, at::kFloat);
     EXPECT_EQ(read_text(folder_ / type / "model.safetensors"), read_text(file));
     // Experts in both forms, or too many of them, are not passed over.
     Tensors both = fused;
@@ -205,7 +205,7 @@ TEST_F(Weights, SavesInAnotherDtype) {
   make_source(tiny_config("llama"), at::kFloat, true);
   const Decoder decoder = load_decoder(source_, at::kDouble);
   const fs::path out = folder_ / "out";
-  save_decoder(decoder, source_, out, at::kBFloat16);
+  SourceModel(source_).save(decoder, out, at::kBFloat16);
 
   int64_t total_bytes = 0;
   for (const char* name : {kFirst, kSecond}) {
@@ -241,7 +241,7 @@ TEST_F(Weights, SavesChangedParameters) {
     at::NoGradGuard no_grad;
     for (const Parameter& parameter : decoder.parameters()) at::Tensor(parameter.value).mul_(2);
   }
-  save_decoder(decoder, source_, folder_ / "out", at::kFloat);
+  SourceModel(source_).save(decoder, folder_ / "out", at::kFloat);
   const Decoder before = load_decoder(source_, at::kFloat), after = load_decoder(folder_ / "out", at::kFloat);
   for (size_t i = 0; i < before.parameters().size(); ++i) {
     EXPECT_TRUE(at::equal(after.parameters()[i].value, before.parameters()[i].value * 2));
@@ -262,7 +262,7 @@ TEST_F(Weights, ReadsEveryFloatingDtype) {
 TEST_F(Weights, CopiesWhatBelongsToTheModel) {
   make_source(tiny_config("llama"), at::kFloat, false);
   fs::create_directories(source_ / "subfolder");
-  save_decoder(load_decoder(source_, at::kFloat), source_, folder_ / "out", at::kFloat);
+  SourceModel(source_).save(load_decoder(source_, at::kFloat), folder_ / "out", at::kFloat);
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder_ / "out")) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
@@ -288,7 +288,7 @@ TEST_F(Weights, TiedModelsMayHoldTheirHead) {
     const at::NoGradGuard no_grad;
     at::Tensor(decoder.parameters().front().value).mul_(2);
   }
-  save_decoder(decoder, source_, folder_ / "out", at::kFloat);
+  SourceModel(source_).save(decoder, folder_ / "out", at::kFloat);
   const SafetensorsFile out(folder_ / "out/model.safetensors");
   EXPECT_EQ(out.tensors().back().name, "lm_head.weight");
   EXPECT_EQ(bytes_of(out.at("lm_head.weight")), bytes_of(out.at("model.embed_tokens.weight")));
@@ -329,7 +329,7 @@ TEST_F(Weights, TensorsOfOthersAreCarriedByName) {
                                           "vision_tower.layers.9.mlp.bias"};
   for (const std::string& name : extra) tensors.insert(tensors.begin() + 1, {name, at::randn({3})});
   write_file(source_ / "model.safetensors", tensors);
-  save_decoder(load_decoder(source_, at::kFloat), source_, folder_ / "out", at::kFloat);
+  SourceModel(source_).save(load_decoder(source_, at::kFloat), folder_ / "out", at::kFloat);
   EXPECT_EQ(carried_tensors(source_), extra);
   EXPECT_EQ(read_text(folder_ / "out/model.safetensors"), read_text(source_ / "model.safetensors"));
 }
@@ -485,7 +485,7 @@ TEST_F(Weights, ReadsASnapshotOfTheHuggingFaceCache) {
     fs::create_symlink(fs::path("../../blobs") / name, snapshot / name);
   }
   const Decoder decoder = load_decoder(snapshot, at::kFloat);
-  save_decoder(decoder, snapshot, folder_ / "out", at::kFloat);
+  SourceModel(snapshot).save(decoder, folder_ / "out", at::kFloat);
   EXPECT_FALSE(fs::is_symlink(folder_ / "out/tokenizer.json"));
   EXPECT_EQ(read_text(folder_ / "out/tokenizer.json"), "text of tokenizer.json");
   EXPECT_EQ(read_text(folder_ / "out/model.safetensors"), read_text(source_ / "model.safetensors"));
@@ -497,7 +497,7 @@ TEST_F(Weights, NeverWritesOverItsSource) {
   const std::string before = read_text(source_ / "model.safetensors");
   fs::create_directory_symlink(source_, folder_ / "alias");
   for (const fs::path& out : {source_, folder_ / "alias", source_ / "../source"}) {
-    EXPECT_THROW(save_decoder(decoder, source_, out, at::kFloat), InputError);
+    EXPECT_THROW(SourceModel(source_).save(decoder, out, at::kFloat), InputError);
   }
   EXPECT_EQ(read_text(source_ / "model.safetensors"), before);
 }
@@ -534,12 +534,12 @@ TEST_F(Weights, NumbersThatAreNotFiniteAreNeverSaved) {
   for (const double value : {kNan, kInfinity, -kInfinity, 1e300}) {  // the last one is infinite in float32
     norm[1] = value;
     const std::string message =
-        message_of<NonFiniteError>([&] { save_decoder(decoder, source_, folder_ / "out", at::kFloat); });
+        message_of<NonFiniteError>([&] { SourceModel(source_).save(decoder, folder_ / "out", at::kFloat); });
     EXPECT_NE(message.find(fmt::format("`{}` holds 1 value of", name)), std::string::npos) << message;
     EXPECT_FALSE(fs::exists(folder_ / "out/model.safetensors"));
   }
   norm[1] = before;
-  EXPECT_NO_THROW(save_decoder(decoder, source_, folder_ / "out", at::kFloat));
+  EXPECT_NO_THROW(SourceModel(source_).save(decoder, folder_ / "out", at::kFloat));
 }
 
 TEST(AllFinite, SeesEveryPlaceOfEveryDtype) {

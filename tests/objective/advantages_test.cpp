@@ -61,7 +61,19 @@ TEST(AdvantagesTest, MissingOnesNameTheRow) {
   const Trajectories trajectories = builder.finish();
   const std::string message = message_of<InputError>([&] { Advantages(trajectories, {}); });
   EXPECT_NE(message.find("lonely"), std::string::npos) << message;
-  EXPECT_NE(message.find("group_id"), std::string::npos) << message;
+  EXPECT_NE(message.find("received `reward` without `group_id`"), std::string::npos) << message;
+}
+
+TEST(AdvantagesTest, AMissingRewardOrGroupIsNamed) {
+  const auto message = [](const TrajectoryRow& row) {
+    TrajectoriesBuilder builder;
+    builder.append(row);
+    const Trajectories trajectories = builder.finish();
+    return message_of<InputError>([&] { Advantages(trajectories, {}); });
+  };
+  EXPECT_NE(message({.input_ids = {1, 2}, .group_id = "a"}).find("received none of them"), std::string::npos);
+  EXPECT_NE(message({.input_ids = {1, 2}, .turn_rewards = {2.0}}).find("`turn_rewards` without `group_id`"),
+            std::string::npos);
 }
 
 double mean(const std::vector<double>& values) {

@@ -13,7 +13,7 @@ constexpr int64_t kHidden = 16, kInner = 24, kQuery = 24, kKey = 12, kVocabulary
 constexpr int64_t kAttention = kHidden * (2 * kQuery + 2 * kKey), kMlp = 3 * kHidden * kInner;
 
 ModelSpec adapted_spec() {
-  return model_spec(parse(tiny_config("llama")));
+  return parse(tiny_config("llama"));
 }
 
 ModelCost adapted(const std::vector<std::string>& targets) {

@@ -56,7 +56,9 @@ TEST_F(CostModelFile, WhatIsNoCostModelIsRefusedByName) {
   bad.erase("seconds_per");
   EXPECT_NE(error_of(bad).find("seconds_per: expected an object, received null"), std::string::npos);
   for (const auto& [rate, unused] : good["seconds_per"].items()) {
-    for (const nlohmann::json& value : {nlohmann::json(), nlohmann::json("1"), nlohmann::json(-1e-9)}) {
+    for (const nlohmann::json& value :
+         {nlohmann::json(), nlohmann::json("1"), nlohmann::json(-1e-9), nlohmann::json(2e9),
+          nlohmann::json(1e308), nlohmann::json(std::numeric_limits<double>::infinity())}) {
       bad = good;
       bad["seconds_per"][rate] = value;
       EXPECT_NE(error_of(bad).find("seconds_per." + rate + ": expected"), std::string::npos) << bad;

@@ -6,13 +6,12 @@
 namespace espalier {
 namespace {
 
-const ModelCost kModel = model_cost(DecoderConfig{.vocab_size = 11,
-                                                  .hidden_size = 10,
-                                                  .intermediate_size = 7,
-                                                  .num_hidden_layers = 3,
-                                                  .num_attention_heads = 4,
-                                                  .num_key_value_heads = 2,
-                                                  .head_dim = 5});
+const ModelCost kModel =
+    model_cost({.hidden_size = 10,
+                .vocab_size = 11,
+                .layers = std::vector<LayerSpec>(
+                    3, {AttentionSpec{.num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 5},
+                        DenseMlpSpec{.intermediate_size = 7}})});
 
 TEST(CostModel, LinearParameters) {
   // q 10 x 20, k and v 10 x 10 each, o 20 x 10, gate and up 10 x 7 each, down 7 x 10

@@ -2,20 +2,20 @@
 // Costs of a small decoder, for tests of plans that go by time and memory.
 #pragma once
 
-#include "espalier/config/config.h"
+#include <vector>
+
 #include "espalier/plan/layer_cost.h"
 #include "espalier/plan/planner.h"
 #include "espalier/plan/time_model.h"
 
 namespace espalier::testing {
 
-inline const ModelCost kSmallDecoder = model_cost(DecoderConfig{.vocab_size = 1000,
-                                                                .hidden_size = 256,
-                                                                .intermediate_size = 704,
-                                                                .num_hidden_layers = 4,
-                                                                .num_attention_heads = 4,
-                                                                .num_key_value_heads = 2,
-                                                                .head_dim = 64});
+inline const ModelCost kSmallDecoder =
+    model_cost({.hidden_size = 256,
+                .vocab_size = 1000,
+                .layers = std::vector<LayerSpec>(
+                    4, {AttentionSpec{.num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 64},
+                        DenseMlpSpec{.intermediate_size = 704}})});
 
 inline PlanCosts small_decoder_costs() {
   PlanCosts costs;

@@ -14,8 +14,8 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/loss_work_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/multi_path_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/partition_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/plan_message_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/planner_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/range_minimum_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/ranks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/single_path_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_heuristic_test.cpp

@@ -3,6 +3,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -181,6 +182,19 @@ def espalier(tmp_path_factory):
         return done
 
     return run
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """The start of a command line whose command sees the folder tmp_path/"disk" as a disk of 64 KiB; what is left on it is
+    listed on standard output."""
+    (tmp_path / "disk").mkdir()
+    unshared = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = shlex.join(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path / "disk")])
+    if subprocess.run([*unshared, mount], capture_output=True).returncode != 0:
+        pytest.skip("no right to mount in a namespace of one's own")
+    left = f"find {shlex.quote(str(tmp_path / 'disk'))} -mindepth 1"
+    return [*unshared, f'{mount} && {{ "$@"; code=$?; {left}; exit $code; }}', "sh"]
 
 
 @pytest.fixture(scope="module")

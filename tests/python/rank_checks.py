@@ -3,10 +3,12 @@
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import io
 import random
 import re
+import time
 import warnings
 from unittest import mock
 
@@ -468,6 +470,58 @@ def one_fails(rank):
         assert worst_error(train(ranks, model, rows_of_a_step())[:2], expected("qwen3")) <= EXACT
 
 
+def one_fails_in_a_step_that_is_not_watched(rank):
+    """A rank that is not in a collective hears of it before the next one."""
+    from espalier.distributed import alarm
+
+    model = sharded("qwen3", reshard_after_forward=True)
+    ranks = Ranks(model, mode="zero3")
+    with ranks.step(None, []):
+        pass
+
+    def failing():
+        with ranks.step(None, [0]) as step:
+            for _ in step:
+                if rank.rank == 1:
+                    raise KeyError("not there")
+                while step._alarm.failure is None:
+                    time.sleep(0.01)
+                loss_of(model, packed(rows_of_a_step()))
+
+    with mock.patch.object(alarm, "SECONDS_TO_LEAVE", 600):
+        if rank.rank == 1:
+            try:
+                failing()
+                raise AssertionError("expected a KeyError")
+            except KeyError:
+                pass
+        else:
+            assert isinstance(refused(failing, "rank 1: KeyError: 'not there'"), RankError)
+    assert set(gradients_of(model).values()) == {None}
+    assert worst_error(train(ranks, model, rows_of_a_step())[:2], expected("qwen3")) <= EXACT
+
+
+def groups_are_given_back(rank):
+    groups = dist.distributed_c10d._world.pg_map
+    model = sharded("llama")
+    gc.collect()  # those of other checks
+    before = len(groups)
+    ranks = Ranks(model)
+    assert len(groups) == before + 1 and ranks.sum(1) == rank.size
+    ranks.close()
+    ranks.close()
+    assert len(groups) == before
+    refused(lambda: ranks.sum(1), "Ranks: expected a call before close()")
+    ranks = Ranks(model)
+    assert len(groups) == before + 1
+    del ranks
+    gc.collect()
+    assert len(groups) == before
+    refused(lambda: Ranks(model, mode="zero2"), "mode: expected")
+    gc.collect()
+    assert len(groups) == before
+
+
 def loops_that_end_early(rank):
     for mode in "gathered", "zero3":
         model = sharded("qwen3")
@@ -555,6 +609,7 @@ CHECKS = {
     2: [gathered, zero3, zero3_with_checkpoints, partition, a_context_that_is_lost, without_work, accumulation,
         used_by_one_rank, an_optimiser, low_precision, replicas, means_are_something_else, dummies_with_weight,
         other_plans, other_models, what_zero3_refuses, another_order, one_fails, loops_that_end_early,
+        one_fails_in_a_step_that_is_not_watched, groups_are_given_back,
         steps_without_ranks_that_end_early, sums, the_example],
     4: [gathered, zero3, partition, without_work, other_plans, another_mesh, one_fails, sums],
 }  # fmt: skip

@@ -4,6 +4,7 @@
 The kill tests are short here; `--long` (or ESPALIER_LONG_TESTS=1) makes hundreds of kills of them.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -372,6 +373,16 @@ def test_a_run_may_go_on_with_another_learning_rate(espalier, flags, whole_run, 
     assert last["step"] == 5 and last["learning_rate"] == 1e-4
 
 
+def test_another_number_of_steps_changes_a_schedule_and_says_so(espalier, flags, tmp_path):
+    command = ["train", *flags, "--scheduler", "cosine", "--out", tmp_path / "run"]
+    espalier(*command, "--steps", 2)
+    said = espalier(*command, "--steps", 4, "--resume").stderr
+    assert "steps was 2, and is 4 from here on: the learning rate goes on as in a run of so many steps" in said
+    assert "steps was" not in espalier(*command, "--steps", 4, "--resume").stderr
+    help_text = " ".join(espalier("train", "--help").stdout.split())
+    assert "so another number on --resume changes the rate of all steps from there on" in help_text
+
+
 # ---- Errors in mid-run ---------------------------------------------------------------------------------------------
 
 
@@ -387,6 +398,62 @@ def test_a_vanished_model_folder_is_no_loss(espalier, start, model, flags, tmp_p
     assert (checkpoint(tmp_path / "run", 30) / "tokenizer.json").read_text() == '{"made": "up"}'
 
 
+@pytest.fixture
+def in_mid_run(start):
+    """Starts a run of 200 steps, holds it in one of the first 150, calls a function, and lets it go on: returns the exit status
+    and what it said. What it says goes to a small pipe, so that it cannot come to its end before."""
+    def run(action, *command):
+        reading, writing = os.pipe()
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        process = start(*command, "--steps", 200, stderr=writing)
+        os.close(writing)
+        with open(reading) as said:
+            before = [next(said)]
+            while "step 2/200" not in before[-1]:
+                before.append(next(said))
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            action()
+            process.send_signal(signal.SIGCONT)
+            text = "".join(before) + said.read()
+        return process.wait(), text
+    return run
+
+
+def test_a_folder_that_is_removed_is_made_again(espalier, in_mid_run, flags, tmp_path):
+    """rm -rf RUN in mid-run: a warning, and in the end a run that --resume takes and --config starts again."""
+    run, before = tmp_path / "run", {}
+    command = ["train", *flags, "--save-every", 0]
+
+    def remove():
+        for name in ("config.toml", "cost_model.json", "plan.txt"):
+            before[name] = (run / name).read_bytes()
+        shutil.rmtree(run)
+
+    status, said = in_mid_run(remove, *command, "--out", run)
+    assert status == 0, said
+    assert f"warning: {run} was removed while the run goes on" in said
+    assert "metrics.jsonl was removed while the run goes on: it begins again with step" in said
+    assert {name: (run / name).read_bytes() for name in before} == before
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(steps[0], 201)) and steps[0] > 1
+    espalier(*command, "--out", tmp_path / "whole", "--steps", 201)
+    espalier(*command, "--out", run, "--steps", 201, "--resume")
+    same_checkpoint(checkpoint(tmp_path / "whole", 201), checkpoint(run, 201))
+
+
+def test_a_folder_that_cannot_be_made_again_is_a_failure(in_mid_run, flags, tmp_path):
+    run = tmp_path / "run"
+
+    def replace():
+        shutil.rmtree(run)
+        run.write_text("a file in its place")
+
+    status, said = in_mid_run(replace, "train", *flags, "--save-every", 0, "--out", run)
+    assert status == 1 and "step 200 is not saved; no checkpoint was written" in said, said
+    assert f"warning: {run} was removed while the run goes on" in said
+
+
 def test_what_dry_run_finds_train_finds_before_it_begins(espalier, model, flags, tmp_path):
     rows = rows_of(6)
     for row in rows[2:4]:
@@ -398,6 +465,72 @@ def test_what_dry_run_finds_train_finds_before_it_begins(espalier, model, flags,
     assert dry.returncode == failed.returncode == 1 and "no token carries loss" in dry.stderr
     assert "step 2: no token carries loss in its 2 trajectories, rows 2 (`t2`), 3 (`t3`)" in failed.stderr
     assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+# ---- The cost model of a run ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"matrix_products": 3}', "null"])
+def test_a_damaged_cost_model_is_named_with_the_cure(espalier, flags, whole_run, tmp_path, content):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    (run / "cost_model.json").write_text(content)
+    command = ["train", *flags, "--out", run, "--steps", 5, "--resume"]
+    failed = espalier(*command, check=False)
+    last = failed.stderr.strip().splitlines()[-1]
+    assert failed.returncode == 1 and last.startswith(f"espalier: error: --resume: {run}/cost_model.json"), failed.stderr
+    assert "put the file back, or remove it to go on" in last and saved_steps(run) == [1, 2, 3, 4]
+    (run / "cost_model.json").unlink()
+    espalier(*command)
+    assert json.loads((run / "cost_model.json").read_text()) == json.loads((whole_run / "cost_model.json").read_text())
+
+
+def test_another_cost_model_is_not_used_and_said_so(espalier, flags, whole_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    kept = json.loads((run / "cost_model.json").read_text())
+    (tmp_path / "same.json").write_text(json.dumps(kept))
+    kept["seconds_per"]["layer"] *= 2
+    (tmp_path / "other.json").write_text(json.dumps(kept))
+    command = ["train", *flags, "--out", run, "--resume"]
+    said = espalier(*command, "--steps", 5, "--cost-model", tmp_path / "same.json").stderr
+    assert "--cost-model" not in said
+    said = espalier(*command, "--steps", 6, "--cost-model", tmp_path / "other.json").stderr
+    assert (f"note: --cost-model {tmp_path}/other.json is not used: the run goes on by the rates that it began with, "
+            f"those of {run}/cost_model.json") in said  # fmt: skip
+    assert (run / "cost_model.json").read_bytes() == (whole_run / "cost_model.json").read_bytes()
+
+
+# ---- Names of files, and disks -------------------------------------------------------------------------------------
+
+
+def test_names_that_are_no_text_are_refused_before_a_folder_is_made(espalier, model, flags, data, tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+
+    def refused(flag, *arguments):
+        failed = espalier("train", "--steps", 1, *arguments, check=False)
+        last = failed.stderr.strip().splitlines()[-1]
+        assert failed.returncode == 1 and "json.exception" not in failed.stderr, failed.stderr
+        assert last.startswith(f"espalier: error: {flag}: expected text in UTF-8"), failed.stderr
+
+    refused("--out", *flags, "--out", odd)
+    assert not os.path.exists(odd)
+    shutil.copy(data, odd + ".jsonl")
+    for name in (odd + ".jsonl", os.fsdecode(os.fsencode(tmp_path) + b"/*.jsonl")):
+        refused("--data", "--model", model, "--data", name, *flags[4:], "--out", tmp_path / "run")
+    refused("--eval-data", *flags, "--eval-data", odd + ".jsonl", "--out", tmp_path / "run")
+    shutil.copytree(model, odd)
+    refused("--model", "--model", odd, *flags[2:], "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("out", ["disk", "disk/outer/model"])
+def test_init_on_a_full_disk_leaves_nothing(model, small_disk, tmp_path, out):
+    """A folder that was there stays, empty."""
+    command = [REPOSITORY / "bin/espalier", "init", "--config", model.parent / "config.json", "--out", tmp_path / out]
+    failed = subprocess.run([*small_disk, *map(str, command)], capture_output=True, text=True)
+    assert failed.returncode == 1 and "No space left on device" in failed.stderr, failed.stderr
+    assert failed.stdout == ""
 
 
 # ---- Standard output and temporary files ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from espalier.errors import Unsupported
-from espalier.hf import attention, mixers, patch, sharing, unpatch
+from espalier.hf import attention, mixers, patch, patching, sharing, unpatch
 from espalier.hf.families import backbone_of
 from espalier.hf.verification import InFloat64
 from hf_models import FORMS, KINDS, alone, branching_rows, make_model, packed, padded, sums_of, worst_error
@@ -64,6 +64,12 @@ def test_backend_auto_goes_by_the_verdicts_on_a_gpu(monkeypatch, proven, expecte
     assert attention.resolved("auto", gpu) == expected_backend and asked == [3]
     assert attention.resolved("espalier", gpu) == "espalier" and attention.resolved("auto", torch.device("cpu")) == "espalier"
     assert asked == [3]
+
+
+def test_without_the_trainer_nothing_on_a_gpu_is_proven(monkeypatch):
+    monkeypatch.setitem(sys.modules, "espalier.native_engine", None)
+    monkeypatch.setattr(attention, "_is_proven", functools.cache(attention._is_proven.__wrapped__))
+    assert attention.resolved("auto", torch.device("cuda", 0)) == "flex"
 
 
 def test_backend_sdpa():
@@ -144,13 +150,13 @@ def test_gradient_checkpointing(kind):
 def test_recurrent_layers_that_do_not_branch(kind, monkeypatch):
     """Negative control: attention follows the forest, but recurrences run through it from token to token."""
     gc.collect()  # models of other tests
+    monkeypatch.setattr(patching, "check_mixers", lambda *_: None)
     monkeypatch.setattr(mixers, "install", lambda *_: None)
     assert worst_error(patched_sums(kind, padded(branching_rows())), expected(kind)) > 1e-4
 
 
 def test_attention_that_sees_other_rows(monkeypatch):
     """Negative control."""
-    from espalier.hf import patching
 
     class Blind(patching.TreeRun):
         def __init__(self, *arguments):
@@ -187,15 +193,15 @@ def test_unpatch_restores_everything():
     module = sys.modules[type(model).__module__]
     gc.collect()  # models of other tests
     before = {name: getattr(module, name) for name in mixers.GATED_DELTA_NET}
-    config, loss = model.config, model(**batch).loss
+    config, logits = model.config, model(**batch).logits
     patch(patch(model))
     assert module.causal_conv1d_fn is not before["causal_conv1d_fn"]
-    assert not torch.equal(model(**batch).loss, loss)  # another order of adding
+    assert not torch.equal(model(**batch).logits, logits)  # zeros at padding, and another order of adding
     assert unpatch(unpatch(model)) is model
     assert {name: getattr(module, name) for name in mixers.GATED_DELTA_NET} == before
     assert "forward" not in backbone_of(model).__dict__ and "_espalier" not in backbone_of(model).__dict__
     assert all(part.config is config for part in model.modules() if hasattr(part, "config"))
-    assert torch.equal(model(**batch).loss, loss)
+    assert torch.equal(model(**batch).logits, logits)
 
 
 def test_models_that_share_a_config():
@@ -311,8 +317,9 @@ def test_compiled_layers(kind):
     assert worst_error(sums_of(model, [batch]), theirs) <= EXACT
 
 
-def test_a_compiled_model():
-    model, batch = patch(make_model("qwen3")), padded(branching_rows())
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5"])
+def test_a_compiled_model(kind):
+    model, batch = patch(make_model(kind)), padded(branching_rows())
     theirs = sums_of(model, [batch])
     compiled = torch.compile(model, backend="aot_eager")
     assert worst_error(sums_of(model, [batch], call=compiled), theirs) <= EXACT

@@ -48,7 +48,8 @@ BATCHES = {
     "seq_idx: expected a tensor, received int": dict(seq_idx=3),
     "expected input_ids.*inputs_embeds": dict(input_ids=None, inputs_embeds=torch.zeros(9, 20, 32)),
     "received use_cache=True": dict(use_cache=True),
-    "received past_key_values": lambda: dict(past_key_values=DynamicCache()),
+    "received (past_key_values|cache);": lambda: dict(past_key_values=DynamicCache()),
+    "received cache;": lambda: dict(cache=DynamicCache()),  # as Transformers 5.24 calls it
     "output_attentions: expected False": dict(output_attentions=True),
 }  # fmt: skip
 
@@ -92,6 +93,17 @@ def test_dropout_of_lora():
     model = peft.get_peft_model(patch(make_model("qwen3")), config)
     with pytest.raises(Unsupported, match="dropout: expected none in training, received 0.05 in layers.0.self_attn.q_"):
         model.train()(**padded(branching_rows()))
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_adapters_that_look_for_their_invocation(is_training):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(alora_invocation_tokens=[5, 6], target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(patch(make_model("qwen3", torch.float32)), config).train(is_training)
+    with pytest.raises(Unsupported, match="aLoRA .*received one in layers.0.self_attn.q_proj"):
+        model(**padded(branching_rows()))
+    with model.disable_adapter():
+        model(**padded(branching_rows()))
 
 
 def small(model_type, **settings):

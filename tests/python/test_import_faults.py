@@ -283,6 +283,34 @@ def test_a_full_disk_is_told_and_leaves_the_old_output(tmp_path, capsys, monkeyp
     assert output.read_bytes() == b"old" and not list(tmp_path.glob(".rows*"))
 
 
+def test_a_full_disk_is_told_whatever_is_written(small_disk, tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"".join(json.dumps({"input_ids": [(7 * row * token) % 9973 for token in range(1000)]}).encode() + b"\n"
+                              for row in range(100)))  # fmt: skip
+    for name in ("rows.safetensors", "rows.jsonl", "rows.jsonl.gz"):
+        command = [sys.executable, "-m", "espalier.io", "import", path, "-o", tmp_path / "disk" / name]
+        failed = subprocess.run([*small_disk, *map(str, command)], capture_output=True, text=True,
+                                env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)})  # fmt: skip
+        last = failed.stderr.splitlines()[-1]
+        assert failed.returncode == 1 and last.startswith("espalier import: cannot write the output: "), failed.stderr
+        assert "No space left on device" in last and failed.stdout == "", failed
+
+
+def test_blank_lines_without_end_are_refused(fails):
+    """A few megabytes of gzip can hold billions of them."""
+    for blank in (b"\n", b" \r\n"):
+        fails(gzip.compress(LINE + blank * 1_000_001), "data.gz:1000002: expected at most 1,000,000 blank lines in a row",
+              name="data.gz")  # fmt: skip
+    fails(gzip.compress(b"\n" * 1_000_001), "data.gz:1000001: ", name="data.gz")
+
+
+def test_blank_lines_between_rows_are_passed_over(tmp_path):
+    path, output = tmp_path / "data.jsonl", tmp_path / "rows.jsonl"
+    path.write_bytes(LINE + b"\n" * 1_000_000 + LINE + b"\n" * 10)
+    assert main(["import", str(path), "-o", str(output)]) == 0
+    assert len(output.read_bytes().splitlines()) == 2
+
+
 @pytest.mark.parametrize("words, expected", [
     (["import"], "the following arguments are required"),
     (["import", "gone.jsonl", "-o", "rows.jsonl"], "expected a file, received gone.jsonl"),

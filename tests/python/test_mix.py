@@ -92,10 +92,23 @@ def test_the_run_can_be_started_again_and_resumed(espalier, model_folder, tmp_pa
     assert result.returncode == 1 and "mix" in result.stderr
 
 
+def test_a_run_keeps_its_mix_or_that_it_has_none(espalier, model_folder, tmp_path):  # noqa: F811
+    mix = write_mix(tmp_path / "data", ["grpo"])
+    common = ["train", "--model", model_folder, "--dtype", "float64"]
+    plain, mixed = [*common, "--data", tmp_path / "data/grpo.jsonl", "--shuffle", "groups"], [*common, "--mix", mix]
+    for name, command in ("plain", plain), ("mixed", mixed):
+        espalier(*command, "--out", tmp_path / name, "--steps", 1)
+    for name, command, was, variables in (("mixed", plain, "1 source", {}),
+                                          ("plain", mixed, "none", {"MALLOC_PERTURB_": "254"})):  # fmt: skip
+        failed = espalier(*command, "--out", tmp_path / name, "--steps", 2, "--resume", check=False, variables=variables)
+        assert failed.returncode == 1 and f"--resume: mix was {was} in the run that wrote" in failed.stderr, failed.stderr
+        assert [folder.name for folder in (tmp_path / name / "checkpoints").iterdir()] == ["step_1"]
+
+
 BAD = {
     "no weight": ({"weight": 0}, "source grpo: weight: expected a finite number above 0, received 0"),
     "a text as weight": ({"weight": "2"}, "source grpo: key `weight`: expected a number above 0, received \"2\""),
-    "an unknown objective": ({"objective": "grp"}, "source grpo: --objective: grp not in {sft"),
+    "an unknown objective": ({"objective": "grp"}, "source grpo: --objective: expected sft, ppo"),
     "no objective": ({"objective": None}, "source grpo: expected the key `objective`, received a table without it"),
     "an unknown key": ({"clip": 1}, "source grpo: unknown key `clip`: expected name, data, weight or a flag of objectives"),
     "no data": ({"data": "none.jsonl"}, "source grpo: cannot open none.jsonl"),

@@ -6,8 +6,13 @@ That results and gradients are right is the subject of tests/ops, in C++; here a
 """
 
 import contextlib
+import hashlib
 import io
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +21,7 @@ import torch._dynamo.testing
 from conftest import REPOSITORY, seed_of
 from espalier import ops
 
+SCHEMAS_TEXT = b"ESPALIER_OPS_SCHEMAS=%d;" % ops._SCHEMAS
 T, H, K, D = 7, 4, 2, 3
 PREV = [-1, 0, 1, 2, 1, 4, 5]  # one branching: 0 1 | 2 3 | 4 5 6
 SUBTREE_END = [7, 7, 4, 4, 7, 7, 7]
@@ -418,6 +424,47 @@ def test_a_library_for_another_pytorch_is_refused_before_it_is_loaded(monkeypatc
     with pytest.raises(ImportError, match="built against PyTorch 1.13, received"):
         ops._check_built_against(ops._library(), "1.13.0+cpu")
     stranger = tmp_path / "stranger.so"
-    stranger.write_bytes(b"\x7fELF and nothing of ours")
+    header = ops._library().read_bytes()[:64]
+    for content in (b"", b"\x7fELF and nothing of ours", header, header + bytes(1000), ops._library().read_bytes()[:-1]):
+        stranger.write_bytes(content)
+        with pytest.raises(ImportError, match="which is none, or one of an older Espalier"):
+            ops._check_built_against(stranger, torch.__version__)
     with pytest.raises(ImportError, match="which is none"):
-        ops._check_built_against(stranger, torch.__version__)
+        ops._check_built_against(Path(torch._C.__file__), torch.__version__)  # a library without such a section
+
+
+def test_a_library_with_other_schemas_is_refused_before_it_is_loaded(monkeypatch, tmp_path):
+    monkeypatch.delenv("ESPALIER_OPS", raising=False)
+    other = tmp_path / "other.so"
+    data = ops._library().read_bytes()
+    assert data.count(SCHEMAS_TEXT) == 1
+    other.write_bytes(data.replace(SCHEMAS_TEXT, b"ESPALIER_OPS_SCHEMAS=0;"))
+    with pytest.raises(ImportError, match="schemas in version 1, received .*other.so, with version 0; build Espalier again"):
+        ops._check_built_against(other, torch.__version__)
+    code = "import espalier.ops"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "ESPALIER_OPS": str(other), "PYTHONPATH": str(REPOSITORY / "python")})  # fmt: skip
+    assert done.returncode == 1 and "with version 0" in done.stderr
+
+
+def test_few_bytes_of_the_library_are_read(monkeypatch):
+    sizes = []
+
+    class Counted(io.FileIO):
+        def read(self, size=-1):
+            sizes.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr(ops, "open", lambda path, mode: Counted(path, mode), raising=False)
+    ops._check_built_against(ops._library(), torch.__version__)
+    assert sizes and min(sizes) >= 0 and sum(sizes) < 100_000 < ops._library().stat().st_size
+
+
+def test_the_version_of_the_schemas():
+    """It is the same on both sides. Where the schemas differ from those of this digest, both have to grow by one, and the
+    digest is another one."""
+    source = (REPOSITORY / "src/espalier/ops/register.cpp").read_text(encoding="utf-8")
+    assert SCHEMAS_TEXT.decode() in source and ops._SCHEMAS == 1
+    texts = lambda code: "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', code))
+    schemas = sorted(map(texts, re.findall(r"m\.def\((.*?)\);", source, re.DOTALL)))
+    assert len(schemas) == 23 and hashlib.sha256("\n".join(schemas).encode()).hexdigest()[:16] == "58e9398df75d8245"

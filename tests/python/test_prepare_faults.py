@@ -440,6 +440,16 @@ def test_a_full_device_behind_stderr_does_not_stop_the_work(models, tmp_path):
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 1
 
 
+def test_blank_lines_without_end_are_refused(models, tmp_path, capsys):
+    """A few megabytes of gzip can hold billions of them."""
+    chats = tmp_path / "chats.jsonl.gz"
+    chats.write_bytes(gzip.compress(json.dumps(CHAT).encode() + b"\n" * 1_000_002))
+    assert main(["--model", str(models["native"]), str(chats), "-o", str(tmp_path / "rows.jsonl")]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"espalier prepare: {chats}:1000002: expected at most 1,000,000 blank lines in a row, received more"
+    assert not list(tmp_path.glob("*rows*"))
+
+
 def test_output_that_cannot_be_written_is_an_error(models, tmp_path):
     done = run(models, tmp_path, [CHAT] * 50, stderr=subprocess.PIPE,
                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))

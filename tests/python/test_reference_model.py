@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """train --reference-model: the run is that of rows which have the reference's log-probabilities already."""
 
+import fcntl
 import json
 import random
 import shutil
@@ -131,6 +132,28 @@ def test_what_is_kept_is_not_trusted(espalier, command, model, teacher, tmp_path
     failed = espalier(*command[:-1], other, "--steps", 2, "--out", run, "--resume", check=False)
     assert failed.returncode == 1 and "is not taken: it is of other weights" in failed.stderr
     assert "the data's ref_logprobs are not those that the run was trained on" in failed.stderr
+    assert file.read_bytes() == kept
+    file.unlink()
+    failed = espalier(*command[:-1], other, "--steps", 2, "--out", run, "--resume", check=False)
+    assert failed.returncode == 1 and "the data's ref_logprobs are not those" in failed.stderr and not file.exists()
+    file.write_bytes(kept)
+    failed = espalier(*command[:-1], other, "--steps", 2, "--out", run, check=False)
+    assert failed.returncode == 1 and "holds a run already" in failed.stderr and "reference:" not in failed.stderr
+    assert file.read_bytes() == kept
+    espalier(*command, "--steps", 2, "--out", run, "--resume")
+
+
+def test_what_another_run_keeps_is_not_touched(espalier, command, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "ref_logprobs.safetensors").write_text("kept")
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("process 1 on elsewhere\n")
+        lock.flush()
+        failed = espalier(*command, "--steps", 1, "--out", run, check=False)
+    assert failed.returncode == 1 and "process 1 on elsewhere is writing to this folder" in failed.stderr
+    assert (run / "ref_logprobs.safetensors").read_text() == "kept"
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_computed(espalier, command, model, data, teacher, tmp_path):

@@ -136,6 +136,28 @@ def test_terms_of_a_loss_mask(is_flat, recompute):
     assert worst_error(sums, (sum(losses), theirs)) <= EXACT
 
 
+def test_weights_of_terms():
+    """loss_weights of rows: those of the loss of each row alone."""
+    rows, rng = branching_rows(), random.Random(seed_of(8))
+    weights = [[rng.choice([0.0, 0.25, 1.0, 2.5]) for _ in row] for row in rows]
+    plan, model = plan_of(rows), make_model("qwen3_5")
+    step = espalier.Step(model, plan, loss_mask=weights)
+    assert step.total_weight == sum(sum(row[1:]) for row in weights)
+    sums = step_sums(model, plan, lambda batch, logprobs: -(batch.weights * logprobs).sum(), loss_mask=weights)
+
+    stock, total = make_model("qwen3_5"), 0
+    with InFloat64():
+        for row, weight in zip(rows, weights):
+            if len(row) > 1:
+                logits = stock(input_ids=torch.tensor([row])).logits[0, :-1]
+                lost = torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="none")
+                total = total + (torch.tensor(weight[1:], dtype=torch.float64) * lost).sum()
+    names, parameters = zip(*stock.named_parameters())
+    theirs = total.item(), dict(zip(names, torch.autograd.grad(total, parameters)))
+    assert worst_error(sums, theirs) <= EXACT
+    assert worst_error(step_sums(model, plan, loss_mask=[[int(w > 0) for w in row] for row in weights]), theirs) > 1e-2
+
+
 def test_entropy_temperature_and_scale_of_logits():
     """Against logits of the rows, with a loss of all of them."""
     rows, model = branching_rows(), make_model("granitemoehybrid")

@@ -283,7 +283,53 @@ def with_a_compiled_layer():
     return model
 
 
+def with_adapters(task_type="CAUSAL_LM", **settings):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type=task_type, target_modules=["q_proj"], **settings)
+    return peft.get_peft_model(make_model("qwen3", torch.float32), config)
+
+
+def with_prompt_tuning():
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    return peft.get_peft_model(make_model("qwen3", torch.float32), config)
+
+
+def of_deepspeed():
+    class DeepSpeedEngine(torch.nn.Module):
+        """As DeepSpeed's, which hands on what it does not have itself."""
+
+        __module__ = "deepspeed.runtime.engine"
+
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def __getattr__(self, name):
+            return super().__getattr__(name) if name == "module" else getattr(self.module, name)
+
+    return DeepSpeedEngine(make_model("qwen3", torch.float32))
+
+
+def sharded_by_deepspeed():
+    model = make_model("qwen3", torch.float32)
+    next(model.parameters()).ds_id = 0
+    return model
+
+
+def of_a_trainer_of_trl():
+    model = make_model("qwen3", torch.float32)
+    pytest.importorskip("trl.trainer.utils").add_fused_lm_head(model)
+    return model
+
+
 MODELS = {
+    "aLoRA .alora_invocation_tokens.: expected adapters that act on all": lambda: with_adapters(
+        alora_invocation_tokens=[5, 6]),
+    "in the layers of the model, such as LoRA, received PROMPT_TUNING": with_prompt_tuning,
+    "received one of DeepSpeed, whose own backward": of_deepspeed,
+    "one of DeepSpeed, whose own backward partitions": sharded_by_deepspeed,
+    "received the fused head that a trainer of TRL has set; train by espalier.trl.patch": of_a_trainer_of_trl,
     "received Qwen3Model alone": lambda: make_model("qwen3", torch.float32).model,
     "output_router_logits: expected False": with_routers,
     "dropout: expected none in training": with_dropout,
@@ -316,6 +362,9 @@ ARGUMENTS = {
     "loss_mask: expected 2 rows, received 1": dict(loss_mask=[[0, 1, 1]]),
     "loss_mask: expected 2 entries in row 1 .*received shape": dict(loss_mask=[[0, 1, 1], [0, 1, 1]]),
     "loss_mask: expected 5 entries .*received 4": dict(loss_mask=torch.ones(4).numpy()),
+    "loss_mask: expected weights >= 0, received -0.5 for token 1 of row 1$": dict(loss_mask=[[0, 1, 1], [0, -0.5]]),
+    "received -100 for token 1 of row 0; of labels give labels != -100": dict(
+        loss_mask=torch.tensor([7, -100, 8, 7, 8])),
     "loss_mask: expected finite numbers": dict(loss_mask=[[0, 1, float("nan")], [0, 1]]),
     "loss_mask: expected at least one token with a loss": dict(loss_mask=[[1, 0, 0], [1, 0]]),
 }
@@ -326,6 +375,35 @@ def test_arguments(message):
     arguments = dict(plan=plan_of(ROWS)) | ARGUMENTS[message]
     with pytest.raises(InputError, match=message):
         espalier.Step(None, **arguments)
+
+
+def unweighted(step):
+    for batch in step:
+        step.backward(step.logprobs(batch).sum())
+
+
+@pytest.mark.filterwarnings("ignore:the loop over espalier.Step was left")
+def test_weights_that_nobody_asks_for():
+    for weights in ([[0, 0.5, 0.5], [0, 1]], [[5, 6, 7], [8, 9]]):  # the second: labels without -100
+        step = espalier.Step(small_model(), plan_of(ROWS), loss_mask=weights)
+        with pytest.raises(InputError, match="expected a loss of batch.weights, since loss_mask has numbers other than"):
+            unweighted(step)
+        small_model().zero_grad()
+    unweighted(espalier.Step(small_model(), plan_of(ROWS), loss_mask=[[5, True, 0], [0, 1.0]]))
+    small_model().zero_grad()
+
+
+def test_what_wrappers_hand_on():
+    """Hooks that change the arguments of a model, which micro-batches do not have."""
+    changes = {"attention_mask: expected a model whose wrappers": lambda ids: dict(attention_mask=torch.ones_like(ids)),
+               "input_ids: expected a model whose wrappers hand on the tokens": lambda ids: dict(input_ids=ids + 1)}
+    for message, change in changes.items():
+        model = make_model("qwen3", torch.float32)
+        model.register_forward_pre_hook(lambda _, args, kwargs, change=change: (args, kwargs | change(kwargs["input_ids"])),
+                                        with_kwargs=True)  # fmt: skip
+        with pytest.raises(Unsupported, match=message):
+            unweighted(step_of(model))
+    unweighted(step_of(with_adapters()))
 
 
 def test_a_head_of_another_kind():

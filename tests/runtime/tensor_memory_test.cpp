@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
-#include "espalier/measure/cost.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/tree/synth.h"
 #include "tests/engine/tiny_models.h"
@@ -40,9 +40,11 @@ TEST(TensorMemory, CountsWhatIsHeldAndItsPeak) {
 // Large enough that activations are most of the memory.
 DecoderConfig measured_config(Family family) {
   DecoderConfig config = tiny_config(family, 31);
-  config.num_hidden_layers = 4;
   config.hidden_size = 32;
-  config.intermediate_size = 88;
+  config.layers.resize(4, config.layers.front());
+  for (LayerSpec& layer : config.layers) {
+    if (auto* mlp = std::get_if<DenseMlpSpec>(&layer.mlp)) mlp->intermediate_size = 88;
+  }
   config.max_position_embeddings = 1 << 17;
   return config;
 }
@@ -75,11 +77,10 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const int64_t before = tensor_memory();
   Decoder decoder = tiny_decoder(config, 1, dtype);
   const int64_t weights = tensor_memory() - before;
-  MemoryModel memory = memory_model(config, dtype, std::nullopt, *make_objective(objective));
-  memory.term = term_bytes(*make_objective(objective), trajectories.ref_topk);
-  PlanCosts costs{assumed_time_model(model_cost(config)), memory};
+  PlanCosts costs{assumed_time_model(model_cost(config)),
+                  memory_model(config, dtype, *make_objective(objective), at::kCPU, trajectories.ref_topk)};
   if (lora) {
-    const ModelSpec spec = model_spec(config);
+    const ModelSpec& spec = config;
     const at::ScalarType of_adapters = dtype == at::kDouble ? dtype : at::kFloat;
     costs = with_adapters(std::move(costs), spec, *lora);
     decoder = Decoder(config, decoder.weights(), decoder.buffers(),
@@ -92,8 +93,8 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const StepResult result = forward_backward(decoder, step, Loss(trajectories, objective));
   const double predicted = predict_step(costs, step).largest_peak_bytes();
   // Weights are counted with what allocators round up: thousands of small tensors are no model.
-  const double rounding =
-      static_cast<double>(weights) - static_cast<double>(memory.num_parameters * memory.element_bytes);
+  const double rounding = static_cast<double>(weights) -
+                          static_cast<double>(costs.memory.num_parameters * costs.memory.element_bytes);
   EXPECT_GE(rounding, 0);
   return {static_cast<double>(result.measured_peak_bytes() - before) / predicted,
           static_cast<int64_t>(result.measured.size())};

@@ -156,6 +156,24 @@ TEST(Metrics, ANewRunStartsAnew) {
   EXPECT_EQ(read_text(folder / "metrics.jsonl"), "");
 }
 
+TEST(Metrics, FilesThatAreRemovedBeginAgainWithAWord) {
+  const ScratchFolder folder;
+  std::string notes;
+  MetricsWriter writer(folder.path(), {.resumed_step = 0}, [&](const std::string& text) { notes += text; });
+  writer.write(1, {{"step", 1}, {"loss", 1.0}});
+  EXPECT_EQ(notes, "");
+  fs::remove(folder / "metrics.jsonl");
+  for (const fs::path& file : event_files(folder.path())) fs::remove(file);
+  writer.write(2, {{"step", 2}, {"loss", 2.0}});
+  EXPECT_EQ(read_text(folder / "metrics.jsonl"), "{\"step\":2,\"loss\":2.0}\n");
+  const std::vector<std::string> records = read_records(event_files(folder.path()).at(0));
+  ASSERT_EQ(records.size(), 2u);  // the first one says what the file is
+  EXPECT_EQ(read_message(records[0])[2].bytes, "brain.Event:2");
+  EXPECT_NE(notes.find("metrics.jsonl was removed while the run goes on: it begins again with step 2"),
+            std::string::npos)
+      << notes;
+}
+
 TEST(Metrics, EveryRunHasAnEventFileOfItsOwn) {
   const ScratchFolder folder;
   MetricsWriter(folder.path(), {.resumed_step = 0}).write(1, {{"loss", 1.0}});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/train/optimizer.h"
+#include "espalier/train/train_options.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
 #include "espalier/base/safetensors.h"
+#include "espalier/model/global_norm.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/train/diagnosis.h"
 #include "tests/base/message_of.h"
@@ -86,6 +87,13 @@ std::vector<double> doubles(const at::Tensor& tensor) {
   return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
 }
 
+// As training does it (train/step_trainer.cpp). Returns the norm before clipping.
+double update(Optimizer* optimizer, double learning_rate) {
+  const double norm = optimizer->gradient_norm();
+  optimizer->update(learning_rate, norm);
+  return norm;
+}
+
 double adamw_error(at::ScalarType dtype) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen2, 11), 3, dtype);
   const OptimizerOptions options{
@@ -101,7 +109,7 @@ double adamw_error(at::ScalarType dtype) {
     const double rate = 0.05 / (1 + step);
     const std::vector<at::Tensor> values = random_gradients(decoder, rng);
     set_gradients(decoder, values);
-    optimizer.step(rate);
+    update(&optimizer, rate);
     for (size_t i = 0; i < plain.size(); ++i) {
       plain[i].step(doubles(values[i].to(dtype)), rate, values[i].dim() >= 2 ? options.weight_decay : 0,
                     options);
@@ -141,7 +149,7 @@ TEST(OptimizerTest, SgdSubtractsTheGradientAndDecaysMatricesOnly) {
     EXPECT_GT(vectors, 8);
     EXPECT_EQ(tables_of_biases, family == Family::kGptOss ? 4 : 0);
     set_gradients(decoder, values);
-    optimizer.step(0.5);
+    update(&optimizer, 0.5);
     EXPECT_LT(largest_difference(weights_of(decoder), expected), 1e-15);
   }
 }
@@ -157,7 +165,7 @@ TEST(OptimizerTest, ClipsTheGlobalNorm) {
     const std::vector<at::Tensor> before = weights_of(decoder);
     Optimizer optimizer(decoder, {.kind = OptimizerKind::kSgd, .max_grad_norm = limit});
     set_gradients(decoder, values);
-    EXPECT_NEAR(optimizer.step(1), norm, 1e-12 * norm);
+    EXPECT_NEAR(update(&optimizer, 1), norm, 1e-12 * norm);
     const double scale = std::min(1.0, limit / (norm + 1e-6));
     std::vector<at::Tensor> expected;
     for (size_t i = 0; i < values.size(); ++i) expected.push_back(before[i] - scale * values[i]);
@@ -199,21 +207,21 @@ TEST(OptimizerTest, ANormThatIsNotFiniteChangesNothing) {
     Rng rng(test_seed(14));
     std::vector<at::Tensor> values = random_gradients(decoder, rng);
     set_gradients(decoder, values);
-    optimizer.step(0.1);
+    update(&optimizer, 0.1);
     set_gradients(twin, values);
-    twin_optimizer.step(0.1);
+    update(&twin_optimizer, 0.1);
 
     std::vector<at::Tensor> spoilt = values;
     spoilt[2] = values[2].clone();
     spoilt[2].view(-1)[1] = bad;
     set_gradients(decoder, spoilt);
-    EXPECT_THROW(optimizer.step(0.1), InputError);
+    EXPECT_THROW(update(&optimizer, 0.1), InputError);
     EXPECT_TRUE(same_weights(weights_of(decoder), weights_of(twin)));
     // Moments and step count are as before, too: the next step equals the twin's.
     set_gradients(decoder, values);
     set_gradients(twin, values);
-    optimizer.step(0.1);
-    twin_optimizer.step(0.1);
+    update(&optimizer, 0.1);
+    update(&twin_optimizer, 0.1);
     EXPECT_TRUE(same_weights(weights_of(decoder), weights_of(twin)));
   }
 }
@@ -236,7 +244,7 @@ TEST(OptimizerTest, UpdatesThatWouldOverflowAreRefusedBeforeAnythingChanges) {
     for (at::Tensor& value : values) value = (value * c.gradient).to(at::kFloat);
     set_gradients(decoder, values);
     EXPECT_TRUE(std::isfinite(optimizer.gradient_norm()));
-    const std::string message = message_of<NonFiniteError>([&] { optimizer.step(c.rate); });
+    const std::string message = message_of<NonFiniteError>([&] { update(&optimizer, c.rate); });
     EXPECT_EQ(message.find("would overflow float32") != std::string::npos, c.overflows) << message;
     EXPECT_EQ(same_weights(weights_of(decoder), weights_of(before)), c.overflows);
     EXPECT_EQ(optimizer.nonfinite_state(), "");
@@ -261,7 +269,7 @@ TEST(OptimizerTest, AStateThatIsNotFiniteIsNotSaved) {
   Optimizer optimizer(decoder, {});
   Rng rng(16);
   set_gradients(decoder, random_gradients(decoder, rng));
-  optimizer.step(0.1);
+  update(&optimizer, 0.1);
   optimizer.save(folder / "good");
   std::string text = read_text(folder / "good");
   {
@@ -291,7 +299,7 @@ TEST(OptimizerTest, MasterWeightsGatherWhatBfloat16CannotHold) {
   // Below 1 bfloat16 has steps of 2^-8: one update of 2^-12 is lost in it, 16 of them are one step.
   for (int step = 1; step <= 16; ++step) {
     set_gradients(decoder, values);
-    optimizer.step(1);
+    update(&optimizer, 1);
     if (step <= 7) {
       EXPECT_TRUE(at::equal(weight, at::ones_like(weight))) << step;
     }
@@ -307,7 +315,7 @@ TEST(OptimizerTest, ParametersWithoutGradientStayAsTheyAre) {
   std::vector<at::Tensor> values = random_gradients(decoder, rng);
   values.resize(1);
   set_gradients(decoder, values);
-  optimizer.step(0.1);
+  update(&optimizer, 0.1);
   const std::vector<at::Tensor> after = weights_of(decoder);
   EXPECT_FALSE(at::equal(after[0], before[0]));
   for (size_t i = 1; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i]));
@@ -321,7 +329,7 @@ void expect_round_trip(at::ScalarType dtype, OptimizerKind kind) {
   Rng rng(test_seed(16));
   for (int step = 0; step < 3; ++step) {
     set_gradients(decoder, random_gradients(decoder, rng));
-    optimizer.step(0.01);
+    update(&optimizer, 0.01);
   }
   optimizer.save(folder / "state.safetensors");
 
@@ -332,8 +340,8 @@ void expect_round_trip(at::ScalarType dtype, OptimizerKind kind) {
   const std::vector<at::Tensor> values = random_gradients(decoder, rng);
   set_gradients(decoder, values);
   set_gradients(other, values);
-  optimizer.step(0.01);
-  resumed.step(0.01);
+  update(&optimizer, 0.01);
+  update(&resumed, 0.01);
   EXPECT_TRUE(same_weights(weights_of(decoder), weights_of(other)));
 }
 
@@ -390,14 +398,17 @@ TEST(Schedule, FactorsByHand) {
   }
 }
 
-TEST(Schedule, WordsParse) {
-  EXPECT_EQ(parse_scheduler("constant"), SchedulerKind::kConstant);
-  EXPECT_EQ(parse_scheduler("linear"), SchedulerKind::kLinear);
-  EXPECT_EQ(parse_scheduler("cosine"), SchedulerKind::kCosine);
-  EXPECT_EQ(parse_optimizer("adamw"), OptimizerKind::kAdamW);
-  EXPECT_EQ(parse_optimizer("sgd"), OptimizerKind::kSgd);
-  EXPECT_THROW(parse_scheduler("step"), InputError);
-  EXPECT_THROW(parse_optimizer("Adam"), InputError);
+TEST(Schedule, WordsAreOptions) {
+  TrainOptions options;
+  OptionList list;
+  add_optimizer_options(&options, &list, /*schedules=*/true);
+  list.set({{"scheduler", "cosine"}, {"optimizer", "sgd"}});
+  EXPECT_EQ(options.scheduler, SchedulerKind::kCosine);
+  EXPECT_EQ(options.optimizer.kind, OptimizerKind::kSgd);
+  EXPECT_EQ(message_of<InputError>([&] { list.set({{"scheduler", "step"}}); }),
+            "--scheduler: expected constant, linear or cosine, received `step`");
+  EXPECT_EQ(message_of<InputError>([&] { list.set({{"optimizer", "Adam"}}); }),
+            "--optimizer: expected adamw or sgd, received `Adam`");
 }
 
 }  // namespace

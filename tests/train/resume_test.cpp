@@ -15,6 +15,7 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/data/builder.h"
 #include "espalier/model/init.h"
+#include "espalier/train/epochs.h"
 #include "tests/base/message_of.h"
 #include "tests/train/trainer_fixture.h"
 
@@ -269,6 +270,73 @@ TEST_F(ResumeTest, TheLearningRateMayChangeWithAWord) {
   run.learning_rate = 0.001;
   const std::string notes = resume_to(run, 2);
   EXPECT_NE(notes.find("learning-rate was 0.01, and is 0.001 from here on"), std::string::npos) << notes;
+}
+
+TEST_F(ResumeTest, AChangedNumberOfStepsChangesAScheduleWithAWord) {
+  const char* words =
+      "steps was 1, and is 2 from here on: the learning rate goes on as in a run of so many steps";
+  for (const SchedulerKind scheduler : {SchedulerKind::kLinear, SchedulerKind::kCosine}) {
+    TrainOptions run = options(to_string(scheduler), at::kFloat);
+    run.scheduler = scheduler;
+    run.steps = 1;
+    ASSERT_TRUE(train(training_rows(), run, {}));
+    std::string notes = resume_to(run, 2);
+    EXPECT_NE(notes.find(words), std::string::npos) << notes;
+    notes = resume_to(run, 2);
+    EXPECT_EQ(notes.find("steps was"), std::string::npos) << notes;
+    // By epochs as well, of which each has as many steps as there are batches.
+    TrainOptions epochs = options(std::string(to_string(scheduler)) + "-epochs", at::kFloat);
+    epochs.scheduler = scheduler;
+    epochs.epochs = 1;
+    ASSERT_TRUE(train(training_rows(), epochs, {}));
+    epochs.epochs = 2;
+    notes = resume_to(epochs, 0);
+    const int64_t per_epoch = steps_per_epoch(training_rows(), epochs);
+    EXPECT_NE(notes.find(fmt::format("steps was {}, and is {} from", per_epoch, 2 * per_epoch)),
+              std::string::npos)
+        << notes;
+  }
+  const std::string notes = resume_to(finished_run("constant", 1), 2);
+  EXPECT_EQ(notes.find("steps was"), std::string::npos) << notes;
+}
+
+// Of a run on the same rows as one source of them, or as two.
+std::vector<MixSource> mix_of(const std::vector<int64_t>& rows, double weight) {
+  std::vector<MixSource> mix;
+  for (const int64_t num_rows : rows) {
+    mix.push_back({.name = fmt::format("source{}", mix.size()), .weight = weight, .num_rows = num_rows});
+  }
+  return mix;
+}
+
+TEST_F(ResumeTest, AMixCannotBeDroppedOrAdded) {
+  const int64_t rows = training_rows().num_rows();
+  const TrainOptions plain = finished_run("plain", 1);
+  TrainOptions mixed = options("mixed", at::kFloat);
+  mixed.mix = mix_of({rows - 4, 4}, 2);
+  mixed.steps = 1;
+  ASSERT_TRUE(train(training_rows(), mixed, {}));
+
+  TrainOptions run = mixed;
+  run.mix.clear();
+  std::string message = refusal(run);
+  EXPECT_NE(message.find("--resume: mix was 2 sources in the run"), std::string::npos) << message;
+  EXPECT_NE(message.find("received none"), std::string::npos) << message;
+  run.objective.shared_targets = SharedTargets::kOnce;  // other settings differ as well
+  message = refusal(run);
+  EXPECT_NE(message.find("--resume: mix was 2 sources in the run"), std::string::npos) << message;
+  run = mixed;
+  run.mix = mix_of({rows - 4, 4}, 3);
+  message = refusal(run);
+  EXPECT_NE(message.find("--resume: mix was ["), std::string::npos) << message;
+  EXPECT_NE(message.find("\"weight\":3.0"), std::string::npos) << message;
+
+  run = plain;
+  run.mix = mix_of({rows}, 1);
+  message = refusal(run);
+  EXPECT_NE(message.find("--resume: mix was none in the run"), std::string::npos) << message;
+  EXPECT_NE(message.find("received 1 source;"), std::string::npos) << message;
+  resume_to(mixed, 2);
 }
 
 TEST_F(ResumeTest, EverySettingThatDecidesTheWeightsHasToStay) {

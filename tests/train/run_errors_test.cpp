@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <regex>
 
 #include "espalier/base/check.h"
@@ -351,6 +352,105 @@ TEST_F(RunErrors, ARunHasItsFolderForItself) {
   TrainEvents events;
   events.started = [&](int64_t, int64_t) { EXPECT_THROW(FolderLock(run.out, {}), InputError); };
   EXPECT_TRUE(train(training_rows(), run, events));
+}
+
+TEST_F(RunErrors, AFolderThatIsRemovedIsMadeAgain) {
+  TrainOptions run = options("run");
+  run.steps = 4;
+  run.save_every = 1;
+  std::string notes;
+  TrainEvents events;
+  events.files = {{"config.toml", "steps = 4\n"}};
+  events.note = [&](const std::string& text) { notes += text + "\n"; };
+  events.step = [&](int64_t step, const nlohmann::ordered_json&) {
+    if (step == 2) fs::remove_all(run.out);
+    // The lock is that of the folder which is there.
+    if (step == 4) {
+      EXPECT_THROW(FolderLock(run.out, {}), InputError);
+    }
+  };
+  EXPECT_TRUE(train(training_rows(), run, events));
+  EXPECT_NE(notes.find(fmt::format(
+                "warning: {} was removed while the run goes on, or files in it: .lock, config.toml",
+                run.out.string())),
+            std::string::npos)
+      << notes;
+  EXPECT_NE(notes.find("metrics.jsonl was removed while the run goes on: it begins again with step 3"),
+            std::string::npos)
+      << notes;
+  EXPECT_EQ(read_text(run.out / "config.toml"), "steps = 4\n");
+  const std::string metrics = read_text(run.out / "metrics.jsonl");
+  EXPECT_TRUE(metrics.starts_with("{\"step\":3,")) << metrics;
+  EXPECT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 2);
+  EXPECT_EQ(newest(run.out), "step_4");
+  run.resume = true;
+  run.steps = 5;
+  EXPECT_TRUE(train(training_rows(), run, {}));
+}
+
+TEST_F(RunErrors, WhatIsRemovedAfterTheLastCheckpointIsWrittenAgain) {
+  for (const bool contents_alone : {false, true}) {
+    TrainOptions run = options(contents_alone ? "contents" : "folder");
+    run.steps = 2;
+    TrainEvents events;
+    events.files = {{"config.toml", "steps = 2\n"}};
+    int64_t saves = 0;
+    events.saved = [&](const fs::path&) {
+      if (++saves > 1) return;
+      if (!contents_alone) fs::remove_all(run.out);
+      for (const char* name : {"checkpoints", "config.toml", "metrics.jsonl"}) fs::remove_all(run.out / name);
+    };
+    EXPECT_TRUE(train(training_rows(), run, events));
+    EXPECT_EQ(saves, 2);
+    EXPECT_EQ(newest(run.out), "step_2");
+    EXPECT_EQ(read_text(run.out / "config.toml"), "steps = 2\n");
+  }
+}
+
+TEST_F(RunErrors, AFolderThatCannotBeMadeAgainIsAnError) {
+  TrainOptions run = options("run");
+  run.steps = 4;
+  std::string notes;
+  TrainEvents events;
+  events.note = [&](const std::string& text) { notes += text + "\n"; };
+  events.step = [&](int64_t step, const nlohmann::ordered_json&) {
+    if (step != 2) return;
+    fs::remove_all(run.out);
+    write_text(run.out, "a file in its place");
+  };
+  const std::string message = message_of<RunError>([&] { train(training_rows(), run, events); });
+  EXPECT_NE(message.find("step 4 is not saved"), std::string::npos) << message;
+  EXPECT_NE(message.find("no checkpoint was written"), std::string::npos) << message;
+  EXPECT_NE(notes.find("the run goes on and tries again after every step"), std::string::npos) << notes;
+}
+
+TEST_F(RunErrors, NothingIsWrittenToAFolderThatAnotherRunHasMadeMeanwhile) {
+  TrainOptions run = options("run");
+  run.steps = 4;
+  std::optional<FolderLock> other;
+  TrainEvents events;
+  events.step = [&](int64_t step, const nlohmann::ordered_json&) {
+    ASSERT_EQ(step, 1);
+    fs::remove_all(run.out);
+    fs::create_directory(run.out);
+    other.emplace(run.out, nullptr);
+  };
+  const std::string message = message_of<RunError>([&] { train(training_rows(), run, events); });
+  EXPECT_NE(message.find("is writing to this folder"), std::string::npos) << message;
+  EXPECT_NE(message.find("step 2 is not saved"), std::string::npos) << message;
+  EXPECT_EQ(std::distance(fs::directory_iterator(run.out), {}), 1);  // the lock
+}
+
+TEST_F(RunErrors, ABestCheckpointThatIsRemovedIsAnErrorUnlessABetterOneFollows) {
+  TrainOptions run = options("run");
+  run.steps = 2;
+  const HeldOut held_out{training_rows(), {.every = 1, .keep_best = true}};
+  TrainEvents events;
+  events.saved = [&](const fs::path&) { fs::remove_all(run.out); };
+  const std::string message =
+      message_of<RunError>([&] { train(training_rows(), run, events, nullptr, &held_out); });
+  EXPECT_NE(message.find("could not be saved: it was removed while the run went on"), std::string::npos)
+      << message;
 }
 
 TEST_F(RunErrors, AStopBeforeTheFirstStepLeavesNoCheckpoint) {

@@ -95,6 +95,20 @@ std::string order_difference(const Forest& forest) {
   return "";
 }
 
+/// Path vectors of "Prompt Trees" (Training-time Prefix Caching, 2025): bit k of row n says whether node k is
+/// on the root path of node n. Row-major, ceil(num_nodes / 64) words a row.
+std::vector<uint64_t> path_vectors(const Forest& forest) {
+  const int64_t num_nodes = forest.num_nodes();
+  const int64_t chunks = (num_nodes + 63) / 64;
+  std::vector<uint64_t> bits(num_nodes * chunks, 0);
+  for (int64_t n = 0; n < num_nodes; ++n) {
+    uint64_t* row = bits.data() + n * chunks;
+    if (forest.parent[n] >= 0) std::copy_n(bits.data() + forest.parent[n] * chunks, chunks, row);
+    row[n / 64] |= uint64_t{1} << (n % 64);
+  }
+  return bits;
+}
+
 std::string path_vector_difference(const Forest& forest, const Layout& layout) {
   const std::vector<uint64_t> bits = path_vectors(forest);
   const int64_t chunks = (forest.num_nodes() + 63) / 64;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of a plain sequence, as verify has it, and of the same tokens as a tree of one path.
 #include "espalier/verify/causal_sequence.h"
+#include "espalier/ops/attention/tree_attention.h"
 
 #include <gtest/gtest.h>
 
-#include "espalier/ops/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/torch_seed.h"
 

@@ -2,6 +2,7 @@
 """Where ranks tell each other what they are about to do, and find out that they are not of one mind."""
 
 import contextlib
+import itertools
 import json
 import time
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import InputError
+from .alarm import Alarm
 
 FIRST_BYTES = 1024  # of a message; what is longer takes a second exchange
 
@@ -23,14 +25,31 @@ class Meeting:
     waited  seconds that this rank has spent waiting for others
     """
 
+    _numbers = itertools.count()  # the same on all ranks, which make them together
+
     def __init__(self):
         self._group = dist.new_group(backend="gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.waited = 0.0
+        self._number = next(Meeting._numbers)
+
+    def close(self):
+        """Gives the group back. Harmless where that has happened, or where the process group is gone."""
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            with contextlib.suppress(ValueError):  # it went with the process group, of which there is another one
+                dist.destroy_process_group(group)
+
+    def alarm(self, step):
+        """The Alarm of a step, the same one on all ranks."""
+        store = dist.distributed_c10d._get_default_store()  # which has no public name
+        return Alarm(dist.PrefixStore(f"espalier {self._number} {step}", store), self.rank, self.size)
 
     def meet(self, place, failure=None, **message):
         """The messages of all ranks, dicts of what JSON can hold, by rank. Raises RankError on all ranks where they are
         not at the same place, and where one tells of a failure: what is wrong with it, as text."""
+        if self._group is None:
+            raise InputError("Ranks: expected a call before close(), received one after it")
         began = time.perf_counter()
         messages = [json.loads(text) for text in self._exchange(json.dumps([place, failure, message]))]
         self.waited += time.perf_counter() - began

@@ -3,6 +3,7 @@
 
 import math
 import sys
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,7 @@ class Ranks:
             raise Unsupported("Ranks: expected a process group, found none; start the program by torchrun and call "
                               "torch.distributed.init_process_group first")  # fmt: skip
         self._meeting = Meeting()
+        weakref.finalize(self, self._meeting.close).atexit = False
         self.rank, self.size = self._meeting.rank, self._meeting.size
         self.mode, self.dummy, self.watch = mode, dummy or _one_token, watch
         self._steps = 0
@@ -72,6 +74,11 @@ class Ranks:
                                   "check needs a copy of the whole model; run espalier.hf.verify on one")  # fmt: skip
         is_replicated = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         return Replicated(model) if is_replicated else Sharded(model, self.size)
+
+    def close(self):
+        """Gives back the process group over which the ranks compare notes; it goes with the object, or with
+        torch.distributed.destroy_process_group(), as well. Nothing else of `Ranks` can be called afterwards."""
+        self._meeting.close()
 
     def share(self, rows, *, tree_keys=None, model=None):
         """What this rank trains on of the rows of a step, by espalier.distribute.
@@ -106,9 +113,9 @@ class Ranks:
 
         Entering raises RankError on every rank where ranks differ in step, share or settings, before parameters are
         gathered. Leaving it reduces gradients into `grad`, adding to what was there. Where a rank leaves with an error,
-        no rank has gradients of the step: that rank raises its error and the others RankError (in mode "zero3" while
-        the step is watched; otherwise they wait until the job is ended, as torchrun does). Then `step.report` is a
-        Report."""
+        no rank has gradients of the step: that rank raises its error and the others RankError. In mode "zero3" a step
+        that is not watched cannot be left where a rank waits in a collective: its process prints the error of the other
+        rank, and ends with status 1 within seconds. Then `step.report` is a Report."""
         return RankStep(self, share, micro_batches)
 
 

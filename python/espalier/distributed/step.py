@@ -20,7 +20,7 @@ class RankStep:
         self._ranks, self._share, self._micro_batches = ranks, share, micro_batches
         self._meeting = ranks._meeting
         self._is_gathered = ranks.mode == "gathered"
-        self._trace = None
+        self._trace = self._alarm = None
         self._left = 0  # micro-batches, with dummies, that are still to be taken
         self._counts = None
         self._began = self._waited = 0.0
@@ -47,9 +47,12 @@ class RankStep:
             self._left = len(batches) if self._is_gathered else max(self._counts)
         if not self._is_gathered:
             is_watched = ranks.watch == "always" or ranks._steps == 0
-            self._trace = Trace(self._meeting if is_watched else None)
+            self._alarm = None if is_watched else self._meeting.alarm(ranks._steps)
+            self._trace = Trace(self._meeting if is_watched else None, self._alarm)
         ranks._is_open = True
         ranks.held.begin(self._is_gathered, self._trace)
+        if self._alarm is not None:
+            self._alarm.start()
         self._began, self._waited = time.perf_counter(), self._meeting.waited
         return self
 
@@ -103,6 +106,9 @@ class RankStep:
         except BaseException:
             ranks.held.abandon()
             raise
+        finally:
+            if self._alarm is not None:
+                self._alarm.stop()
         if error is not None:
             ranks.held.abandon()
             if kind is None:
@@ -118,9 +124,12 @@ class RankStep:
     def _agreed(self, error):
         """What all ranks say at the end of the step; None where this one has failed."""
         if error is not None:
-            is_awaited = self._is_gathered or self._trace.is_watched  # else the others wait in collectives
-            if is_awaited and isinstance(error, Exception) and not isinstance(error, RankError):
+            if isinstance(error, RankError) or not isinstance(error, Exception):
+                return None
+            if self._alarm is None:
                 self._meeting.tell(error)
+            else:  # the others wait in collectives
+                self._alarm.ring(error)
             return None
         _finish_device()
         seconds = time.perf_counter() - self._began - (self._meeting.waited - self._waited)
@@ -142,10 +151,11 @@ class RankStep:
 
 
 class Trace:
-    """The collectives of a step, in their order. With a Meeting, each is compared over the ranks before it runs."""
+    """The collectives of a step, in their order. With a Meeting, each is compared over the ranks before it runs; with an
+    Alarm, none runs once another rank has failed."""
 
-    def __init__(self, meeting):
-        self._meeting = meeting
+    def __init__(self, meeting, alarm=None):
+        self._meeting, self._alarm = meeting, alarm
         self._digest = hashlib.blake2b(digest_size=8)
         self._count = 0
 
@@ -156,6 +166,8 @@ class Trace:
     def add(self, collective):
         if self.is_watched:
             self._meeting.meet(collective)
+        elif self._alarm is not None and self._alarm.failure is not None:
+            raise RankError(self._alarm.failure)
         self._digest.update(collective.encode() + b";")
         self._count += 1
 

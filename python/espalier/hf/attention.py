@@ -47,12 +47,12 @@ def resolved(backend, device):
 
 @functools.cache
 def _is_proven(index):
-    """Whether our attention on this GPU is more than its masked form. With the compiled trainer, kernels prove
-    themselves there first, which takes a minute or so when a build first meets a GPU; without, nothing is known."""
+    """Whether our attention on this GPU is proven. With the compiled trainer, kernels prove themselves there first, which
+    takes a minute or so when a build first meets a GPU; without it, nothing is proven."""
     try:
         from ..native_engine import native
     except ImportError:
-        return True
+        return False
     return native.prove_kernels(torch.cuda.current_device() if index is None else index)
 
 

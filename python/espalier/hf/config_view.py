@@ -5,12 +5,12 @@ import copy
 import functools
 
 
-def tree_view(config, name):
+def tree_view(config, name, rest):
     """A config of the same class with the same values, now and later, but for `_attn_implementation`, which is
-    `name`."""
+    `name` wherever `rest`, a Rest, is not on."""
     view = object.__new__(_view_class(type(config)))
     object.__setattr__(view, "__dict__", config.__dict__)
-    view.espalier_original, view.espalier_name = config, name
+    view.espalier_original, view.espalier_name, view.espalier_rest = config, name, rest
     return view
 
 
@@ -28,20 +28,21 @@ def _view_class(config_class):
     """A subclass whose objects share the values of an object of `config_class`."""
 
     def attention(view):
-        return view.espalier_name or view.espalier_original._attn_implementation
+        return view.espalier_original._attn_implementation if view.espalier_rest.is_on() else view.espalier_name
 
     def set_attention(view, value):
         view.espalier_original._attn_implementation = value
 
     # Copies and pickles hold a view of their own copy of the config.
     def copied(view, memo):
-        return tree_view(copy.deepcopy(view.espalier_original, memo), view.espalier_name)
+        return tree_view(copy.deepcopy(view.espalier_original, memo), view.espalier_name,
+                         copy.deepcopy(view.espalier_rest, memo))  # fmt: skip
 
     def reduced(view, _protocol):
-        return tree_view, (view.espalier_original, view.espalier_name)
+        return tree_view, (view.espalier_original, view.espalier_name, view.espalier_rest)
 
     # Slots, since the values live in the original's dictionary.
-    members = {"__slots__": ("espalier_original", "espalier_name"), "espalier_is_view": True,
+    members = {"__slots__": ("espalier_original", "espalier_name", "espalier_rest"), "espalier_is_view": True,
                "__module__": config_class.__module__, "__qualname__": config_class.__qualname__,
                "__deepcopy__": copied, "__reduce_ex__": reduced,
                "__eq__": config_class.__eq__, "__hash__": config_class.__hash__,

@@ -4,6 +4,8 @@
 import functools
 import sys
 
+import torch
+import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -48,6 +50,9 @@ def backbone_of(model):
 
     Raises Unsupported where it is of no family above."""
     inner = unwrapped(model)
+    if isinstance(inner, nn.DataParallel):
+        raise Unsupported("nn.DataParallel: expected one process for each GPU, as torchrun starts them, received a model "
+                          "that is copied to several; give model.module")  # fmt: skip
     backbone = getattr(inner, "base_model", inner)
     model_type = getattr(getattr(backbone, "config", None), "model_type", None)
     if model_type not in FAMILIES:
@@ -77,6 +82,20 @@ def mixer_of(backbone):
     return mixer and (sys.modules[stock_class(backbone).__module__], mixer)
 
 
+@torch.compiler.disable
+def check_mixers(backbone, run):
+    """Call after a forward pass. Raises Unsupported where recurrent mixers of `backbone` have called other functions than
+    those that follow the forest of the TreeRun."""
+    if (found := mixer_of(backbone)) is None:
+        return
+    layers = sum("conv1d" in module._modules for module in backbone.modules())
+    for name in found[1]:
+        if name in mixers.COUNTED and (calls := int(run.calls[name])) != layers:
+            raise Unsupported(f"recurrent layers: expected {layers} calls of {name} that follow the forest, received {calls} "
+                              f"with Transformers {transformers.__version__}, whose layers call something "
+                              "else")  # fmt: skip
+
+
 def check_model(model, backbone):
     """Raises Unsupported for what patching cannot serve, whatever the batch. `backbone` is that of `model`."""
     config = backbone.config
@@ -100,9 +119,13 @@ def check_model(model, backbone):
 
 
 def check_training(backbone):
-    """Raises Unsupported for settings of training under which a token's result is not a function of its path alone, or
-    would not be found again in backward."""
+    """Raises Unsupported for adapters and settings of training under which a token's result is not a function of its path
+    alone, or would not be found again in backward."""
     for name, module in backbone.named_modules():
+        if _has_alora(module):
+            raise Unsupported("aLoRA (alora_invocation_tokens): expected adapters that act on all tokens, received one in "
+                              f"{name} that looks for its invocation in each row; leave alora_invocation_tokens "
+                              "out")  # fmt: skip
         if not module.training:
             continue
         dropout, noise = _dropout_of(module), getattr(module, "neftune_noise_alpha", None)
@@ -115,6 +138,13 @@ def check_training(backbone):
         if _checkpoints_reentrantly(module):
             raise Unsupported("gradient checkpointing: expected the form without reentry, received the reentrant one; "
                               "enable it with {'use_reentrant': False}")  # fmt: skip
+
+
+def _has_alora(module):
+    variants = getattr(module, "lora_variant", None)  # of PEFT, by adapter
+    if not isinstance(variants, dict) or getattr(module, "disable_adapters", False):
+        return False
+    return any(type(variants.get(name)).__name__.startswith("ALora") for name in module.active_adapters)
 
 
 def _dropout_of(module):

@@ -3,6 +3,7 @@
 
 import contextlib
 import inspect
+import threading
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from .. import ops
 from ..errors import InputError, Unsupported
 from .attention import as_autocast, resolved
-from .families import backbone_of, check_training, stock_class, unwrapped
+from .families import backbone_of, check_mixers, check_training, stock_class, unwrapped
 from .gradient_sync import drop_whole_gradients
 from .patching import patch, patch_of
 
@@ -36,6 +37,10 @@ class MicroBatchModel:
         return next(self.backbone.parameters()).device
 
     @property
+    def dtype_of_sums(self):
+        return torch.promote_types(next(self.backbone.parameters()).dtype, torch.float32)
+
+    @property
     def backend(self):
         return resolved(self._patch.backend, self.device)
 
@@ -44,6 +49,10 @@ class MicroBatchModel:
         settings of training, and for a backend without context where that is needed; and InputError where gradients
         are those of a part of a step."""
         self._check()
+        if self._patch.unchecked is not None:
+            raise Unsupported("espalier.hf.patch(check=True): expected a first batch that has been verified, received a "
+                              "step before one; call model(**batch) once, or espalier.hf.verify and patch without "
+                              "check")  # fmt: skip
         self._refuse_partial_gradients()
         self._patch.install_mixers(self.backbone)
         if has_routes:
@@ -86,11 +95,14 @@ class MicroBatchModel:
             inputs["position_ids"] = run.position.long().unsqueeze(0)
         self._patch.runs.add(run)
 
-        def forward(*_args, **_kwargs):
+        def forward(*args, **kwargs):
+            _check_handed_on(inputs["input_ids"], *args, **kwargs)
             return result(self.backbone(**inputs).last_hidden_state.squeeze(0))
 
         with _forward_of(self.inner, forward):
-            return self.model(input_ids=inputs["input_ids"])
+            found = self.model(input_ids=inputs["input_ids"])
+        check_mixers(self.backbone, run)
+        return found
 
     def edge_logprobs(self, hidden, edge_row, edge_target, *, temperature, entropy):
         """ops.edge_logprobs of hidden [S, H] by the head of the model."""
@@ -122,14 +134,47 @@ class MicroBatchModel:
         for name, module in (("model", model), *model.named_modules()):
             if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
                 raise Unsupported(f"espalier.Step: expected a model that is not compiled, received a compiled {name}")
+        if any(cls.__module__.startswith("deepspeed.") for cls in type(model).__mro__) or any(
+                hasattr(parameter, name) for parameter in model.parameters() for name in OF_DEEPSPEED):  # fmt: skip
+            raise Unsupported("espalier.Step: expected a model whose gradients are those of PyTorch, received one of "
+                              "DeepSpeed, whose own backward partitions and scales them; take FSDP2 (fully_shard), or "
+                              "espalier.hf.patch with DeepSpeed's own loop")  # fmt: skip
+        adapter = getattr(model, "active_peft_config", None)
+        if getattr(adapter, "is_prompt_learning", False):
+            raise Unsupported(f"espalier.Step: expected adapters in the layers of the model, such as LoRA, received "
+                              f"{getattr(adapter.peft_type, 'value', adapter.peft_type)}, which puts tokens of its own "
+                              "before each row")  # fmt: skip
         if "forward" in self.inner.__dict__:
             raise Unsupported(f"espalier.Step: expected the forward of {type(self.inner).__name__} itself, received "
-                              "one that another library has wrapped around it; with Accelerate, give "
-                              "accelerator.unwrap_model(model, keep_fp32_wrapper=False), and run the loop under "
-                              "accelerator.autocast()")  # fmt: skip
+                              f"{_advice_on(self.inner.forward)}")  # fmt: skip
         if getattr(self.backbone.config, "output_router_logits", False):
             raise Unsupported("output_router_logits: expected False for espalier.Step, received True: load-balancing "
                               "losses depend on all micro-batches at once")  # fmt: skip
+
+
+# What DeepSpeed keeps at parameters: ZeRO-3, and the copies in float32 of other stages.
+OF_DEEPSPEED = ("ds_id", "_hp_mapping")
+
+
+def _advice_on(forward):
+    """What has been set as the forward of a model, and what to do about it."""
+    if getattr(forward, "__globals__", {}).get("__name__", "").startswith("trl."):
+        return ("the fused head that a trainer of TRL has set; train by espalier.trl.patch(trainer) and "
+                "trainer.train(), or give a model that no trainer has been made of")  # fmt: skip
+    return ("one that another library has wrapped around it; with Accelerate, give "
+            "accelerator.unwrap_model(model, keep_fp32_wrapper=False), and run the loop under "
+            "accelerator.autocast()")  # fmt: skip
+
+
+def _check_handed_on(expected, input_ids=None, **others):
+    """Raises Unsupported where wrappers hand on more to a model than the tokens [1, T] of a micro-batch."""
+    for name, value in others.items():
+        if value is not None and name not in ("return_dict", "output_hidden_states", "output_attentions"):
+            raise Unsupported(f"{name}: expected a model whose wrappers hand on input_ids alone, received "
+                              f"{type(value).__name__}, which micro-batches of espalier.Step do not have")  # fmt: skip
+    if input_ids is not expected and (input_ids is None or not torch.equal(input_ids.to(expected.device), expected)):
+        raise Unsupported("input_ids: expected a model whose wrappers hand on the tokens of a micro-batch, received "
+                          f"{'none' if input_ids is None else 'others'}")  # fmt: skip
 
 
 def _has_values(gradient):
@@ -142,8 +187,16 @@ def _has_values(gradient):
 
 @contextlib.contextmanager
 def _forward_of(module, function):
-    """Inside, `function` is the forward of `module`, which has none of its own, inside of its hooks."""
-    module.forward = function
+    """Inside, `function` is the forward of `module`, which has none of its own, inside of its hooks; in this thread: others
+    may generate meanwhile."""
+    thread = threading.get_ident()
+
+    def forward(*args, **kwargs):
+        if threading.get_ident() != thread:
+            return type(module).forward(module, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    module.forward = forward
     try:
         yield
     finally:

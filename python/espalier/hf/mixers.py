@@ -75,6 +75,8 @@ GATED_DELTA_NET = {"causal_conv1d_fn": _convolve, "torch_chunk_gated_delta_rule"
 MAMBA2 = {"causal_conv1d_fn": _convolve, "mamba2_chunk_scan": _ssm_scan,
           "mamba2_split_conv1d_scan_combined": _no_shortcut}  # fmt: skip
 
+COUNTED = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "mamba2_chunk_scan")  # each mixer calls those of its kind once
+
 _users = {}  # module -> the patched backbones whose layers call its functions
 
 
@@ -91,7 +93,7 @@ def install(module, mixer, backbone):
     for name, on_tree in mixer.items():
         stock = getattr(module, name)
         if not hasattr(stock, "espalier_stock"):
-            setattr(module, name, _choosing(stock, on_tree))
+            setattr(module, name, _choosing(name, stock, on_tree))
 
 
 def uninstall(module, mixer, backbone):
@@ -107,11 +109,13 @@ def _restore_unused(module, mixer):
             setattr(module, name, getattr(function, "espalier_stock", function))
 
 
-def _choosing(stock, on_tree):
+def _choosing(name, stock, on_tree):
     @functools.wraps(stock)
     def mixed(*args, espalier_tree=None, **kwargs):
         if espalier_tree is None:
             return stock(*args, **kwargs)
+        if name in COUNTED:
+            espalier_tree.calls[name].add_(1)
         return on_tree(espalier_tree, *args, **kwargs)
 
     mixed.espalier_stock = stock

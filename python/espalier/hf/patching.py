@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Making a model of Transformers run on the trees of its batches, and taking that back."""
 
-import contextlib
 import gc
 import inspect
 import weakref
@@ -13,11 +12,12 @@ from ..errors import Unsupported
 from ..trees import build
 from . import attention, mixers, routes
 from .config_view import is_view, original_of, tree_view
-from .families import backbone_of, check_model, check_training, mixer_of
+from .families import backbone_of, check_mixers, check_model, check_training, mixer_of
 from .rows import check_boundaries, read_rows
+from .resting import Rest
 from .run import Expand, TreeRun
 
-CACHES = ("past_key_values", "cache_params")
+CACHES = ("past_key_values", "cache_params", "cache")  # "cache" since Transformers 5.24
 ROWS = ("input_ids", "attention_mask", "position_ids")
 OUTPUTS = ("output_hidden_states", "output_router_logits")  # handed on to the model
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # of packed rows, for kernels; position_ids say the same
@@ -31,9 +31,13 @@ def patch(model, *, backend="auto", check=False):
              espalier.hf.families lists the families. It is changed in place. Its config is not, and models that share
              the config stay as they are.
     backend  what computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
-             with a mask [T, T]); "auto" is "espalier" where that has a kernel for the device, else "flex".
+             with a mask [T, T]); "auto" is "espalier" on a CPU, and on a GPU where the compiled trainer is there and has
+             proven the kernels; else "flex".
     check    verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for
              models whose head gives logits.
+
+    With a version of Transformers that the package is not tested with, and without `check`, a small random model of the
+    class proves first that trees are exact.
 
     Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed
     into one with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before
@@ -53,14 +57,32 @@ def patch(model, *, backend="auto", check=False):
     check_model(model, backbone)
     if backbone.training:
         check_training(backbone)
-    given = patch_of(backbone)
-    if given is None:
-        given = Patch(backbone.__dict__.get("forward"))
-        given.attach(backbone)
-        backbone._espalier = given
+    if not check:
+        check_version(backbone)
+    given = patch_of(backbone) or _attached(backbone)
     given.backend = backend
+    given.is_proven = True
     given.unchecked = weakref.ref(model) if check else None
     return model
+
+
+def _attached(backbone):
+    given = Patch(backbone.__dict__.get("forward"))
+    given.attach(backbone)
+    backbone._espalier = given
+    return given
+
+
+def check_version(backbone):
+    """Raises Unsupported where Transformers is of a version that is not tested, and with which models of the class of
+    `backbone` are not exact on trees."""
+    from . import proof
+
+    proof.check_version(backbone, _attached_and_proven)
+
+
+def _attached_and_proven(backbone):
+    _attached(backbone).is_proven = True
 
 
 def unpatch(model):
@@ -118,7 +140,8 @@ class Patch:
     def __init__(self, stock_forward):
         self.stock_forward = stock_forward  # set on the object itself by another library; usually None
         self.backend = "auto"
-        self.is_resting = False  # in as_stock
+        self.rest = Rest()
+        self.is_proven = False  # in this process: by version, or by a first batch that is to be verified
         self.unchecked = None  # a weak reference to the model whose first batch is to be verified
         self.runs = Runs()
         self.replay = None  # routes.Replay, since the first batch with routes
@@ -131,8 +154,9 @@ class Patch:
         for module in backbone.modules():
             config = module.__dict__.get("config")
             if hasattr(config, "_attn_implementation"):
-                module.config = views.setdefault(id(config), tree_view(config, attention.NAME))
+                module.config = views.setdefault(id(config), tree_view(config, attention.NAME, self.rest))
         backbone.forward = Forward(backbone)
+        backbone._replicate_for_data_parallel = refuse_replicas
 
     def detach(self, backbone):
         if not isinstance(backbone.__dict__.get("forward"), Forward):
@@ -144,6 +168,7 @@ class Patch:
         if self.replay is not None:
             self.replay.remove()
             self.replay = None
+        del backbone._replicate_for_data_parallel
         if self.stock_forward is None:
             del backbone.forward
         else:
@@ -171,9 +196,25 @@ class Patch:
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
 
 
+    def __getstate__(self):
+        model = None if self.unchecked is None else self.unchecked()
+        return self.__dict__ | {"unchecked": model, "is_proven": False}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if self.unchecked is not None:
+            self.unchecked, self.is_proven = weakref.ref(self.unchecked), True
+
+
+def refuse_replicas():
+    """What DataParallel calls to copy a patched backbone, whose copies would run on the first GPU."""
+    raise Unsupported("nn.DataParallel: expected a patched model on one GPU for each process, received a model to be "
+                      "copied to several; start one process for each GPU, by torchrun, or make one GPU visible")  # fmt: skip
+
+
 class Forward:
-    """What a patched backbone has as its forward. Does not keep the backbone alive; copies of the backbone have their
-    own."""
+    """What a patched backbone has as its forward. Does not keep the backbone alive; copies of the backbone and what is
+    unpickled have their own."""
 
     def __init__(self, backbone):
         self._backbone = weakref.ref(backbone)
@@ -184,6 +225,9 @@ class Forward:
 
     def __deepcopy__(self, memo):
         return Forward(memo[id(self._backbone())])
+
+    def __reduce__(self):
+        return Forward, (self._backbone(),)
 
 
 class Runs:
@@ -207,36 +251,22 @@ class Runs:
         return Runs, ()
 
 
-@contextlib.contextmanager
-def as_stock(backbone):
-    """Inside, a patched backbone runs as it would unpatched."""
-    configs = [module.__dict__.get("config") for module in backbone.modules()]
-    views = {id(config): config for config in configs if is_view(config)}.values()
-    given = patch_of(backbone)
-    given.is_resting = True
-    for view in views:
-        view.espalier_name = None
-    try:
-        yield
-    finally:
-        given.is_resting = False
-        for view in views:
-            view.espalier_name = attention.NAME
-
-
 def forward(backbone, *args, **kwargs):
     """The forward of a patched backbone (see `patch`)."""
     given = patch_of(backbone)
     arguments = _named(backbone, args, kwargs)
-    if given.is_resting:
+    if given.rest.is_on():
         return given.call_stock(backbone, arguments)
+    if type(arguments.get("cache")).__module__.startswith("transformers.generation.continuous_batching"):
+        raise Unsupported("continuous batching (generate_batch): expected an unpatched model, received a patched one; "
+                          "call espalier.hf.unpatch(model) before, or take model.generate")  # fmt: skip
     if "espalier_tree" in arguments:  # a micro-batch of a Step
         return given.call_stock(backbone, arguments)
     if _wants_cache(arguments):
         if routes.NAME in arguments:
             raise Unsupported(f"{routes.NAME}: expected none with a cache, with which the model runs as Transformers "
                               "has it; give use_cache=False")  # fmt: skip
-        with as_stock(backbone):
+        with given.rest.here():
             return given.call_stock(backbone, arguments)
     batch = dict(arguments)
     passed_on = _checked(backbone, arguments)
@@ -301,6 +331,7 @@ def _run(backbone, given, arguments, passed_on):
     inputs |= {**passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run}
     output = given.call_stock(backbone, inputs)
     routes.check_replayed(run)
+    check_mixers(backbone, run)
     _expand_output(output, index, arguments["input_ids"].shape)
     return output if arguments.get("return_dict", getattr(backbone.config, "return_dict", True)) else output.to_tuple()
 
@@ -309,6 +340,9 @@ def _run(backbone, given, arguments, passed_on):
 def _planned(backbone, given, arguments):
     """(TreeRun, inputs of the model, index): index [B * S] says where the batch's tokens are in the forest, of which
     padding is one past the end."""
+    if not given.is_proven:  # made in another process, or a copy
+        check_version(backbone)
+        given.is_proven = True
     given.install_mixers(backbone)  # a copy of a patched model was not there when that was patched
     input_ids = arguments["input_ids"]
     rows, layout = forest_of(arguments)

@@ -6,6 +6,7 @@ before and is handed the TreeRun, tells the router what to replay. That happens 
 again. A hook on the router then replaces its choice, with weights from its own scores.
 """
 
+import threading
 import weakref
 
 import numpy as np
@@ -171,17 +172,28 @@ class Replay:
             handle.remove()
         for mixer in self._mixers:
             _, router = mixer.__dict__.pop("_espalier_router")
-            router.__dict__.pop("_espalier_replay", None)
+            router.__dict__.pop("_espalier_replays", None)
 
 
 def _tell_router(mixer, _args, kwargs):
     number, router = mixer._espalier_router
     run = kwargs.get("espalier_tree")
-    router.__dict__["_espalier_replay"] = None if run is None or run.routes is None else (weakref.ref(run), number)
+    replays = router.__dict__.setdefault("_espalier_replays", {})
+    replays[_thread()] = None if run is None or run.routes is None else (weakref.ref(run), number)
+
+
+def _thread():
+    """So that a forward in another thread replays nothing of this one."""
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
+
+
+def _told(router):
+    """(weak reference to a TreeRun, number of the router), or None."""
+    return router.__dict__.get("_espalier_replays", {}).pop(_thread(), None)
 
 
 def _replace_choice(router, _args, output):
-    replay = router.__dict__.pop("_espalier_replay", None)
+    replay = _told(router)
     if replay is None:
         return None
     reference, number = replay

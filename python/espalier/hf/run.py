@@ -3,6 +3,8 @@
 
 import torch
 
+from .mixers import COUNTED
+
 
 class TreeRun:
     """What attention functions and recurrent mixers are handed as the keyword argument `espalier_tree`. Layers hand it
@@ -13,6 +15,8 @@ class TreeRun:
     routes                 [R, T, K] int64 on the device of the model: what its R routers replay; None: they choose
     replayed               the numbers of the routers that did so
     masks                  what backends make of it, kept for the other layers
+    calls                  by function of mixers.COUNTED, int64 on the CPU: how many recurrent mixers have handed it on.
+                           Tensors, which compiled layers count in as well
     """
 
     def __init__(self, layout, device, backend):
@@ -24,6 +28,7 @@ class TreeRun:
         self.routes = None
         self.replayed = set()
         self.masks = {}
+        self.calls = {name: torch.zeros((), dtype=torch.int64) for name in COUNTED}
 
     # A whole forest has no context; context.py has runs that do.
     ends = None  # tokens after which others continue

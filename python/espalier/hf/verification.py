@@ -13,7 +13,7 @@ from ..errors import Unsupported
 from . import routes
 from .decisions import RouterChoices, gradients_through_clamps
 from .families import backbone_of
-from .patching import as_stock, forest_of, patch, patch_of, unpatch
+from .patching import forest_of, patch, patch_of, unpatch
 
 MAX_RATIO = 2.0
 MIN_VALUES = 256  # errors of fewer are a matter of luck, so they are judged together
@@ -140,7 +140,7 @@ def verify(model, batch):
         try:
             if not was_patched:
                 patch(model)
-            with as_stock(backbone), gradients_through_clamps(model), choices.taken(backbone) as own:
+            with patch_of(backbone).rest.everywhere(), gradients_through_clamps(model), choices.taken(backbone) as own:
                 unpatched = _of_rows(model, edges, own)
             with gradients_through_clamps(model), choices.without_recorded().taken(backbone) as patched_own:
                 patched_own.begin(range(layout.num_tokens))

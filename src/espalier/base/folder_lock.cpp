@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "espalier/base/check.h"
+#include "espalier/base/open_file.h"
 
 namespace espalier {
 namespace {
@@ -57,10 +58,10 @@ int take_lock(int descriptor, std::string& holder) {
 }  // namespace
 
 FolderLock::FolderLock(const std::filesystem::path& folder,
-                       const std::function<void(const std::string&)>& warn) {
-  const std::filesystem::path path = folder / ".lock";
-  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  ESPALIER_CHECK(descriptor_ >= 0, "cannot write {}: {}", path.string(),
+                       const std::function<void(const std::string&)>& warn)
+    : path_(folder / ".lock") {
+  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  ESPALIER_CHECK(descriptor_ >= 0, "cannot write {}: {}", path_.string(),
                  std::generic_category().message(errno));
   std::string holder;
   const int error = take_lock(descriptor_, holder);
@@ -83,6 +84,10 @@ FolderLock::FolderLock(const std::filesystem::path& folder,
   if (::ftruncate(descriptor_, 0) == 0) {
     [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_, text.data(), text.size(), 0);
   }
+}
+
+bool FolderLock::is_in_place() const {
+  return still_names(path_, descriptor_);
 }
 
 FolderLock::~FolderLock() {

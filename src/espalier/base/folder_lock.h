@@ -22,8 +22,12 @@ class FolderLock {
   FolderLock& operator=(const FolderLock&) = delete;
 
   bool held() const { return held_; }
+  /// Whether FOLDER/.lock is still the file of this lock. Where it is not, another process may have the lock
+  /// of a folder of the same name.
+  bool is_in_place() const;
 
  private:
+  std::filesystem::path path_;
   int descriptor_ = -1;
   bool held_ = false;
 };

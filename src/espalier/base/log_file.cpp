@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "espalier/base/file.h"
+#include "espalier/base/open_file.h"
 
 namespace espalier {
 namespace {
@@ -34,6 +35,13 @@ void LogFile::append(std::string record) {
     front_written_ = 0;
   }
   failure_.clear();
+}
+
+bool LogFile::close_if_removed() {
+  if (descriptor_ < 0 || still_names(path_, descriptor_)) return false;
+  ::close(std::exchange(descriptor_, -1));
+  front_written_ = 0;
+  return true;
 }
 
 bool LogFile::write_front() {

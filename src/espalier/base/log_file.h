@@ -21,6 +21,9 @@ class LogFile {
 
   /// Throws only if memory runs out. Opens or creates the file if it is not open yet.
   void append(std::string record);
+  /// Where somebody has removed the file, or put another one in its place: closes it and returns true. The
+  /// next record goes to the file that then has the path.
+  bool close_if_removed();
 
   const std::filesystem::path& path() const { return path_; }
   /// Why the last attempt to write failed, or "" if everything is written.

@@ -39,14 +39,14 @@ std::string host_and_namespace() {
   return fmt::format("{}-{}", host_name(), known ? static_cast<uint64_t>(status.st_ino) : 0);
 }
 
-struct Slot {
+struct TemporarySlot {
   std::atomic<bool> taken{false};  // by a RegisteredTemporary
   std::atomic<bool> ready{false};  // `path` is complete
   std::array<char, PATH_MAX> path{};
 };
 static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler reads it
 
-std::array<Slot, 64> slots;
+std::array<TemporarySlot, 64> temporary_slots;
 
 }  // namespace
 
@@ -69,10 +69,10 @@ RegisteredTemporary::RegisteredTemporary(const fs::path& path) {
   std::error_code error;
   const std::string text = fs::absolute(path, error).string();
   if (error || text.size() >= PATH_MAX) return;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i].taken.exchange(true)) continue;
-    std::memcpy(slots[i].path.data(), text.c_str(), text.size() + 1);
-    slots[i].ready = true;
+  for (size_t i = 0; i < temporary_slots.size(); ++i) {
+    if (temporary_slots[i].taken.exchange(true)) continue;
+    std::memcpy(temporary_slots[i].path.data(), text.c_str(), text.size() + 1);
+    temporary_slots[i].ready = true;
     slot_ = static_cast<int>(i);
     return;
   }
@@ -80,13 +80,13 @@ RegisteredTemporary::RegisteredTemporary(const fs::path& path) {
 
 void RegisteredTemporary::forget() {
   if (slot_ < 0) return;
-  slots[slot_].ready = false;
-  slots[slot_].taken = false;
+  temporary_slots[slot_].ready = false;
+  temporary_slots[slot_].taken = false;
   slot_ = -1;
 }
 
 void remove_registered_temporaries() noexcept {
-  for (const Slot& slot : slots) {
+  for (const TemporarySlot& slot : temporary_slots) {
     if (slot.ready) ::unlink(slot.path.data());
   }
 }

@@ -127,7 +127,8 @@ std::string describe(const std::vector<Json>& values) {
   return text;
 }
 
-void read_head_sizes(const ConfigReader& config, const ModelFamily& family, DecoderConfig* result) {
+void read_head_sizes(const ConfigReader& config, const ModelFamily& family, int64_t hidden_size,
+                     AttentionSpec* result) {
   const bool has_default = family.num_key_value_heads > 0 && !config.has("num_key_value_heads");
   result->num_key_value_heads =
       config.positive_integer("num_key_value_heads", kMostHeads,
@@ -142,11 +143,11 @@ void read_head_sizes(const ConfigReader& config, const ModelFamily& family, Deco
   } else if (family.head_dim > 0) {
     result->head_dim = family.head_dim;
   } else {
-    if (result->hidden_size % result->num_attention_heads != 0) {
+    if (hidden_size % result->num_attention_heads != 0) {
       config.refuse("hidden_size",
                     fmt::format("a multiple of num_attention_heads, {}", result->num_attention_heads));
     }
-    result->head_dim = result->hidden_size / result->num_attention_heads;
+    result->head_dim = hidden_size / result->num_attention_heads;
   }
   if (family.partial_rotary_factor == 0 && result->head_dim % 2 != 0) {
     config.refuse("head_dim", fmt::format("an even size for rotary embedding (here {})", result->head_dim));
@@ -183,16 +184,18 @@ void refuse_unknown_keys(const ConfigReader& config, const ModelFamily& family) 
 }
 
 /// Sizes and rotary positions of attention, and what is read with them.
-void read_attention(const ConfigReader& config, const ModelFamily& family, DecoderConfig* result) {
+CommonParts read_common(const ConfigReader& config, const ModelFamily& family, DecoderConfig* result) {
+  CommonParts common;
   if (!family.only_experts)
-    result->intermediate_size = config.positive_integer("intermediate_size", kMostIntermediate);
-  result->num_attention_heads = config.positive_integer("num_attention_heads", kMostHeads);
-  read_head_sizes(config, family, result);
+    common.mlp.intermediate_size = config.positive_integer("intermediate_size", kMostIntermediate);
+  common.attention.num_attention_heads = config.positive_integer("num_attention_heads", kMostHeads);
+  read_head_sizes(config, family, result->hidden_size, &common.attention);
   result->max_position_embeddings =
       config.positive_integer("max_position_embeddings", kMostPositions, family.max_position_embeddings);
   result->rms_norm_eps = config.positive_number("rms_norm_eps", family.rms_norm_eps);
   family.read_rope(config, result);
-  read_rotary_dim(config, family.partial_rotary_factor, result);
+  read_rotary_dim(config, family.partial_rotary_factor, &common.attention);
+  return common;
 }
 
 /// As torch.nn.Embedding takes it: negative ones count from the end. Those that it refuses are of no token.
@@ -210,16 +213,17 @@ DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& famil
   result.model_type = family.model_type;
   result.vocab_size = config.positive_integer("vocab_size", kMostVocabulary);
   result.hidden_size = config.positive_integer("hidden_size", kMostHidden);
-  result.num_hidden_layers = config.positive_integer("num_hidden_layers", kMostLayers);
+  result.layers.resize(config.positive_integer("num_hidden_layers", kMostLayers));
   // Transformers, too, takes 0 as not given.
   const Json* range = config.find("initializer_range");
   const bool range_is_given = range != nullptr && *range != 0;
   result.initializer_range =
       range_is_given ? config.positive_number("initializer_range") : family.initializer_range;
-  if (family.attention) read_attention(config, family, &result);
+  const CommonParts common = family.attention ? read_common(config, family, &result) : CommonParts();
   result.tie_word_embeddings = config.boolean("tie_word_embeddings", false);
   result.pad_token_id = read_pad_token(config, family, result.vocab_size);
-  family.read(config, &result);
+  family.read(config, common, &result);
+  if (result.sliding_rope) result.rope_tables = 2;
   result.dtype = config.text(config.find("dtype") != nullptr ? "dtype" : "torch_dtype");
   refuse_unsupported_values(config);
   refuse_unknown_keys(config, family);

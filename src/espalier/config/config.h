@@ -11,9 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/config/gated_delta_spec.h"
-#include "espalier/config/moe_spec.h"
-#include "espalier/config/ssm_spec.h"
+#include "espalier/config/layer_spec.h"
 
 namespace espalier {
 
@@ -49,52 +47,19 @@ struct Rope {
 };
 
 /// What the decoder needs of config.json; names as there.
-struct DecoderConfig {
+struct DecoderConfig : ModelSpec {
   std::string model_type;  // of a family (config/families/family.h)
-  int64_t vocab_size = 0;
-  int64_t hidden_size = 0;
-  int64_t intermediate_size = 0;
-  int64_t num_hidden_layers = 0;
-  int64_t num_attention_heads = 0;
-  int64_t num_key_value_heads = 0;
-  int64_t head_dim = 0;
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   double initializer_range = 0.02;
   Rope rope;
-  std::optional<Rope> sliding_rope;  // olmo3: of the layers with a sliding window
-  int64_t sliding_window = 0;        // of the layers that have one
-  std::vector<bool> sliding_layers;  // by layer, whether it has one; empty: none has
-  bool tie_word_embeddings = false;
-  bool attention_bias = false;  // bias of q, k, v (and of o where attention_output_bias)
-  bool attention_output_bias = false;
-  bool mlp_bias = false;
-  bool query_key_norm = false;             // qwen3, olmo3: RMSNorm of q and k, per head
-  bool query_key_norm_over_heads = false;  // olmo3: over all heads at once
-  bool norm_outputs = false;           // olmo3: norms of what attention and MLP give, not of what they take
-  bool attention_sinks = false;        // gpt_oss: a learned logit per head in the softmax's denominator
-  int64_t rotary_dim = 0;              // leading elements of a head that are rotated; 0: all
-  bool attention_output_gate = false;  // qwen3_5: q_proj also gives a gate for the output of each head
-  bool zero_centered_norm = false;     // qwen3_5: norms of hidden states, q and k multiply by 1 + weight
-  GatedDeltaSpec gated_delta;          // the mixer of gated_delta_layers; the others have attention
-  std::vector<int64_t> gated_delta_layers;  // ascending
-  MoeSpec moe;                              // the MLP of moe_layers; the other layers have a dense one
-  std::vector<int64_t> moe_layers;          // ascending
+  std::optional<Rope> sliding_rope;   // of the layers with a sliding window, where they have their own
   int64_t num_prediction_layers = 0;  // behind the decoder's in the files (GLM: num_nextn_predict_layers)
-  bool rotary = true;                 // attention has rotary positions, those of `rope`
-  SsmSpec ssm;                        // the mixer of ssm_layers
-  std::optional<SsmInit> ssm_init;    // mamba2
-  std::vector<int64_t> ssm_layers;    // ascending
-  bool only_mixers = false;           // mamba2: layers have no MLP
-  bool fused_mlp = false;             // granitemoehybrid: gate and up of dense MLPs are one matrix
-  bool residual_in_fp32 = false;      // mamba2: hidden states between layers are float32 at least
-  double embedding_multiplier = 1;    // granitemoehybrid: of what the embedding gives,
-  double attention_multiplier = 0;    // of attention's scores (0: 1 / sqrt(head_dim)),
-  double residual_multiplier = 1;     // of what mixers and MLPs add to hidden states
-  double logits_scaling = 1;          // by which logits are divided
-  std::string parameter_prefix = "model.";  // of all parameters but the LM head
-  std::string embedding_name = "embed_tokens";
-  std::string final_norm_name = "norm";
+  std::optional<SsmInit> ssm_init;
+  bool residual_in_fp32 = false;    // hidden states between layers are float32 at least
+  double embedding_multiplier = 1;  // of what the embedding gives,
+  double residual_multiplier = 1;   // of what mixers and MLPs add to hidden states
+  double logits_scaling = 1;        // by which logits are divided
   /// The token whose row of the embedding Transformers gives no gradient (padding_idx of torch.nn.Embedding,
   /// but where the embedding is also the LM head, from that side); -1: none.
   int64_t pad_token_id = -1;

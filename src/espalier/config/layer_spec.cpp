@@ -2,6 +2,7 @@
 #include "espalier/config/layer_spec.h"
 
 #include <cmath>
+#include <set>
 #include <utility>
 
 namespace espalier {
@@ -59,48 +60,39 @@ void append_parameters(const SsmSpec& ssm, int64_t hidden, Shapes* shapes) {
   append_projection(module + "out_proj", hidden, ssm.inner_size(), ssm.use_bias, shapes);
 }
 
-void append_fused_mlp(const std::string& name, int64_t width, int64_t hidden, Shapes* shapes) {
-  append_projection(name + ".input_linear", 2 * width, hidden, /*bias=*/false, shapes);
-  append_projection(name + ".output_linear", hidden, width, /*bias=*/false, shapes);
-}
-
 void append_parameters(const DenseMlpSpec& mlp, int64_t hidden, Shapes* shapes) {
   if (mlp.fused) {
-    append_fused_mlp("shared_mlp", mlp.intermediate_size, hidden, shapes);
+    append_projection(mlp.name + ".input_linear", 2 * mlp.intermediate_size, hidden, mlp.bias, shapes);
+    append_projection(mlp.name + ".output_linear", hidden, mlp.intermediate_size, mlp.bias, shapes);
     return;
   }
-  append_projection("mlp.gate_proj", mlp.intermediate_size, hidden, mlp.bias, shapes);
-  append_projection("mlp.up_proj", mlp.intermediate_size, hidden, mlp.bias, shapes);
-  append_projection("mlp.down_proj", hidden, mlp.intermediate_size, mlp.bias, shapes);
+  append_projection(mlp.name + ".gate_proj", mlp.intermediate_size, hidden, mlp.bias, shapes);
+  append_projection(mlp.name + ".up_proj", mlp.intermediate_size, hidden, mlp.bias, shapes);
+  append_projection(mlp.name + ".down_proj", hidden, mlp.intermediate_size, mlp.bias, shapes);
 }
 
 void append_stacked_experts(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
   const int64_t experts = moe.num_experts, width = moe.moe_intermediate_size;
-  shapes->push_back({"mlp.experts.gate_up_proj", {experts, hidden, 2 * width}});
-  shapes->push_back({"mlp.experts.gate_up_proj_bias", {experts, 2 * width}});
-  shapes->push_back({"mlp.experts.down_proj", {experts, width, hidden}});
-  shapes->push_back({"mlp.experts.down_proj_bias", {experts, hidden}});
+  shapes->push_back({moe.experts_name + ".gate_up_proj", {experts, hidden, 2 * width}});
+  shapes->push_back({moe.experts_name + ".gate_up_proj_bias", {experts, 2 * width}});
+  shapes->push_back({moe.experts_name + ".down_proj", {experts, width, hidden}});
+  shapes->push_back({moe.experts_name + ".down_proj_bias", {experts, hidden}});
 }
 
 void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
-  append_projection(moe.router_name(), moe.num_experts, hidden, moe.clamped_swiglu.has_value(), shapes);
+  append_projection(moe.router_name, moe.num_experts, hidden, moe.clamped_swiglu.has_value(), shapes);
   const auto append_mlp = [&](const std::string& name, int64_t width) {
-    if (moe.fused) {
-      append_fused_mlp(name, width, hidden, shapes);
-      return;
-    }
-    append_projection(name + ".gate_proj", width, hidden, /*bias=*/false, shapes);
-    append_projection(name + ".up_proj", width, hidden, /*bias=*/false, shapes);
-    append_projection(name + ".down_proj", hidden, width, /*bias=*/false, shapes);
+    append_parameters(DenseMlpSpec{.intermediate_size = width, .fused = moe.fused, .name = name}, hidden,
+                      shapes);
   };
   if (moe.clamped_swiglu) {
     append_stacked_experts(moe, hidden, shapes);
   } else {
     for (int64_t i = 0; i < moe.num_experts; ++i) {
-      append_mlp(moe.experts_name() + std::to_string(i), moe.moe_intermediate_size);
+      append_mlp(moe.experts_name + "." + std::to_string(i), moe.moe_intermediate_size);
     }
   }
-  if (moe.shared_intermediate_size > 0) append_mlp(moe.shared_name(), moe.shared_intermediate_size);
+  if (moe.shared_intermediate_size > 0) append_mlp(moe.shared_name, moe.shared_intermediate_size);
   if (moe.shared_expert_gate) append_projection("mlp.shared_expert_gate", 1, hidden, /*bias=*/false, shapes);
 }
 
@@ -190,42 +182,41 @@ nlohmann::ordered_json to_json(const NoMlp&) {
 
 }  // namespace
 
-ModelSpec model_spec(const DecoderConfig& config) {
-  const LayerSpec layer{
-      AttentionSpec{.num_attention_heads = config.num_attention_heads,
-                    .num_key_value_heads = config.num_key_value_heads,
-                    .head_dim = config.head_dim,
-                    .bias = config.attention_bias,
-                    .output_bias = config.attention_output_bias,
-                    .query_key_norm = config.query_key_norm,
-                    .query_key_norm_over_heads = config.query_key_norm_over_heads,
-                    .sinks = config.attention_sinks,
-                    .rotary = config.rotary,
-                    .rotary_dim = config.rotary_dim,
-                    .attention_multiplier = config.attention_multiplier,
-                    .output_gate = config.attention_output_gate},
-      DenseMlpSpec{
-          .intermediate_size = config.intermediate_size, .bias = config.mlp_bias, .fused = config.fused_mlp},
-      config.norm_outputs, config.zero_centered_norm};
-  std::vector<LayerSpec> layers(config.num_hidden_layers, layer);
-  for (const int64_t i : config.moe_layers) layers.at(i).mlp = config.moe;
-  for (const int64_t i : config.gated_delta_layers) layers.at(i).mixer = config.gated_delta;
-  for (const int64_t i : config.ssm_layers) layers.at(i).mixer = config.ssm;
-  for (LayerSpec& each : layers) {
-    if (config.only_mixers) each.mlp = NoMlp{};
+namespace {
+
+template <typename Part, typename Alternatives>
+const Part* first_of(const std::vector<LayerSpec>& layers, Alternatives LayerSpec::* part) {
+  for (const LayerSpec& layer : layers) {
+    if (const auto* found = std::get_if<Part>(&(layer.*part))) return found;
   }
-  for (size_t i = 0; i < config.sliding_layers.size(); ++i) {
-    if (config.sliding_layers[i])
-      std::get<AttentionSpec>(layers.at(i).mixer).sliding_window = config.sliding_window;
+  return nullptr;
+}
+
+}  // namespace
+
+const AttentionSpec* ModelSpec::attention() const {
+  return first_of<AttentionSpec>(layers, &LayerSpec::mixer);
+}
+
+const SsmSpec* ModelSpec::ssm() const {
+  return first_of<SsmSpec>(layers, &LayerSpec::mixer);
+}
+
+const DenseMlpSpec* ModelSpec::dense_mlp() const {
+  return first_of<DenseMlpSpec>(layers, &LayerSpec::mlp);
+}
+
+const MoeSpec* ModelSpec::moe() const {
+  return first_of<MoeSpec>(layers, &LayerSpec::mlp);
+}
+
+std::vector<int64_t> ModelSpec::sliding_windows() const {
+  std::set<int64_t> windows;
+  for (const LayerSpec& layer : layers) {
+    const auto* attention = std::get_if<AttentionSpec>(&layer.mixer);
+    if (attention != nullptr && attention->sliding_window > 0) windows.insert(attention->sliding_window);
   }
-  return {.hidden_size = config.hidden_size,
-          .vocab_size = config.vocab_size,
-          .tie_word_embeddings = config.tie_word_embeddings,
-          .layers = std::move(layers),
-          .rope_tables = config.sliding_rope ? 2 : 1,
-          .parameter_prefix = config.parameter_prefix,
-          .embedding_name = config.embedding_name,
-          .final_norm_name = config.final_norm_name};
+  return {windows.begin(), windows.end()};
 }
 
 nlohmann::ordered_json to_json(const LayerSpec& layer) {
@@ -242,7 +233,7 @@ std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hid
   const auto append = [&](const auto& part) { append_parameters(part, hidden_size, &shapes); };
   std::visit(append, layer.mixer);
   std::visit(append, layer.mlp);
-  if (!layer.norm_outputs) shapes.push_back({layer.input_norm_name(), {hidden_size}});
+  if (!layer.norm_outputs) shapes.push_back({layer.input_norm_name + ".weight", {hidden_size}});
   if (layer.has_mlp()) shapes.push_back({"post_attention_layernorm.weight", {hidden_size}});
   if (layer.norm_outputs) shapes.push_back({"post_feedforward_layernorm.weight", {hidden_size}});
   return shapes;
@@ -268,16 +259,13 @@ std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec) {
   return shapes;
 }
 
-std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config) {
-  return parameter_shapes(model_spec(config));
-}
-
-std::vector<ParameterShape> buffer_shapes(const DecoderConfig& config) {
+std::vector<ParameterShape> buffer_shapes(const ModelSpec& spec) {
   Shapes shapes;
-  const ModelSpec spec = model_spec(config);
-  for (const int64_t i : config.moe_layers) {
-    if (!config.moe.correction_bias) break;
-    shapes.push_back({layer_prefix(spec, i) + "mlp.gate.e_score_correction_bias", {config.moe.num_experts}});
+  for (int64_t i = 0; i < spec.num_hidden_layers(); ++i) {
+    const auto* moe = std::get_if<MoeSpec>(&spec.layers[i].mlp);
+    if (moe == nullptr || !moe->correction_bias) continue;
+    shapes.push_back(
+        {layer_prefix(spec, i) + moe->router_name + ".e_score_correction_bias", {moe->num_experts}});
   }
   return shapes;
 }

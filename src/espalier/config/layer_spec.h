@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers as data: what a decoder is made of, read off its config.json.
+// Layers as data: what a decoder is made of. The families (config/families/) read it off a config.json.
 // Everything that depends on the kind of a layer follows from its LayerSpec: names and shapes of parameters
 // here, costs in plan/layer_cost.h, construction in model/. A new kind of layer is a new alternative of one
 // of these variants.
@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/config/config.h"
+#include "espalier/config/gated_delta_spec.h"
 #include "espalier/config/moe_spec.h"
 #include "espalier/config/ssm_spec.h"
 
@@ -41,7 +41,8 @@ struct AttentionSpec {
 struct DenseMlpSpec {
   int64_t intermediate_size = 0;
   bool bias = false;
-  bool fused = false;  // gate and up are one matrix: shared_mlp.input_linear, beside output_linear
+  bool fused = false;        // gate and up are one matrix, input_linear, beside output_linear
+  std::string name = "mlp";  // of the module in a checkpoint
 
   bool operator==(const DenseMlpSpec&) const = default;
 };
@@ -62,9 +63,9 @@ struct LayerSpec {
   bool norm_outputs = false;        // x + norm(mixer(x)), then x + norm(mlp(x)) instead
   bool zero_centered_norm = false;  // norms of hidden states, q and k multiply by 1 + weight
 
+  std::string input_norm_name = "input_layernorm";  // of the norm before the mixer in a checkpoint
+
   bool has_mlp() const { return !std::holds_alternative<NoMlp>(mlp); }
-  /// Of the norm before the mixer.
-  const char* input_norm_name() const { return has_mlp() ? "input_layernorm.weight" : "norm.weight"; }
 
   bool operator==(const LayerSpec&) const = default;
 };
@@ -80,12 +81,22 @@ struct ModelSpec {
   std::string embedding_name = "embed_tokens";
   std::string final_norm_name = "norm";
 
+  int64_t num_hidden_layers() const { return static_cast<int64_t>(layers.size()); }
+  /// Of the first layer that has such a mixer or MLP; null where none has.
+  const AttentionSpec* attention() const;
+  const SsmSpec* ssm() const;
+  const DenseMlpSpec* dense_mlp() const;
+  const MoeSpec* moe() const;
+  /// Of all norms of hidden states, the last one included.
+  bool zero_centered_norm() const { return !layers.empty() && layers.back().zero_centered_norm; }
+  /// The sizes of the layers' windows, ascending, each once.
+  std::vector<int64_t> sliding_windows() const;
+
   bool operator==(const ModelSpec&) const = default;
 };
-ModelSpec model_spec(const DecoderConfig& config);
 
-/// A layer under Hugging Face's names, for files that say what they are valid for. Equal exactly for equal
-/// layers.
+/// A layer under Hugging Face's names, for files that say what they are valid for. Equal exactly for layers
+/// that are equal but for names of modules.
 nlohmann::ordered_json to_json(const LayerSpec& layer);
 
 struct ParameterShape {
@@ -101,10 +112,9 @@ std::string layer_prefix(const ModelSpec& spec, int64_t index);
 
 /// Names and shapes of all parameters, in the order of a checkpoint. Tied models have no lm_head.weight.
 std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec);
-std::vector<ParameterShape> parameter_shapes(const DecoderConfig& config);
 
 /// Names and shapes of what the layers read of a checkpoint and training leaves as it is, in the order of the
 /// layers: correction biases of routers. In the dtype of sums, whatever the model's.
-std::vector<ParameterShape> buffer_shapes(const DecoderConfig& config);
+std::vector<ParameterShape> buffer_shapes(const ModelSpec& spec);
 
 }  // namespace espalier

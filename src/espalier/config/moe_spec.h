@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace espalier {
 
@@ -33,8 +34,8 @@ struct MoeSpec {
       false;            // mlp.gate.e_score_correction_bias is added to scores where experts are chosen
   int64_t n_group = 1;  // of experts; the best topk_group of them are chosen from
   int64_t topk_group = 1;
-  int64_t shared_intermediate_size = 0;  // of mlp.shared_experts, which every token passes; 0: none
-  // What the shared MLP gives, then named mlp.shared_expert, is scaled by sigmoid(mlp.shared_expert_gate(x)).
+  int64_t shared_intermediate_size = 0;  // of the shared MLP, which every token passes; 0: none
+  // What the shared MLP gives is scaled by sigmoid(mlp.shared_expert_gate(x)).
   bool shared_expert_gate = false;
 
   // gpt_oss: the activation of the experts. The experts of a layer are then one tensor each of gate_up_proj
@@ -42,19 +43,12 @@ struct MoeSpec {
   // the router has a bias.
   std::optional<ClampedSwiglu> clamped_swiglu = {};
 
-  // Gate and up of an expert, and of shared_mlp, are one matrix, input_linear, beside output_linear; files
-  // have one tensor of all experts for each of the two (granitemoehybrid).
+  // Gate and up of an expert, and of the shared MLP, are one matrix, input_linear, beside output_linear;
+  // files have one tensor of all experts for each of the two (granitemoehybrid).
   bool fused = false;
 
-  const char* router_name() const {
-    if (fused) return "block_sparse_moe.router.layer";
-    return clamped_swiglu ? "mlp.router" : "mlp.gate";
-  }
-  const char* experts_name() const { return fused ? "block_sparse_moe.experts." : "mlp.experts."; }
-  const char* shared_name() const {
-    if (fused) return "shared_mlp";
-    return shared_expert_gate ? "mlp.shared_expert" : "mlp.shared_experts";
-  }
+  // Modules in a checkpoint.
+  std::string router_name = "mlp.gate", experts_name = "mlp.experts", shared_name = "mlp.shared_experts";
 
   bool operator==(const MoeSpec&) const = default;
 };

@@ -147,7 +147,7 @@ void read_rope_by_layer_type(const ConfigReader& config, DecoderConfig* result) 
   }
 }
 
-void read_rotary_dim(const ConfigReader& config, double partial_rotary_factor, DecoderConfig* result) {
+void read_rotary_dim(const ConfigReader& config, double partial_rotary_factor, AttentionSpec* attention) {
   const std::string key = "partial_rotary_factor", name = rope_object_name(config);
   std::optional<ConfigReader> rope;
   if (!name.empty()) rope.emplace(*config.find(name), config.file(), name + ".");
@@ -162,9 +162,9 @@ void read_rotary_dim(const ConfigReader& config, double partial_rotary_factor, D
     return;
   }
   // Rounded as Transformers does.
-  result->rotary_dim = static_cast<int64_t>(static_cast<double>(result->head_dim) * factor);
-  if (factor > 1 || result->rotary_dim < 2 || result->rotary_dim % 2 != 0) {
-    reader.refuse(key, fmt::format("an even part of head_dim, {}", result->head_dim));
+  attention->rotary_dim = static_cast<int64_t>(static_cast<double>(attention->head_dim) * factor);
+  if (factor > 1 || attention->rotary_dim < 2 || attention->rotary_dim % 2 != 0) {
+    reader.refuse(key, fmt::format("an even part of head_dim, {}", attention->head_dim));
   }
 }
 

@@ -21,8 +21,8 @@ void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_paramet
 /// alone. Reads rope and sliding_rope. rope_theta is 500000 where it is not given.
 void read_rope_by_layer_type(const ConfigReader& config, DecoderConfig* result);
 
-/// Reads rotary_dim of `result`, whose head_dim is set: partial_rotary_factor of the file or of its rope.
+/// Reads rotary_dim of `attention`, whose head_dim is set: partial_rotary_factor of the file or of its rope.
 /// `partial_rotary_factor` is the family's default, 0 where it rotates whole heads.
-void read_rotary_dim(const ConfigReader& config, double partial_rotary_factor, DecoderConfig* result);
+void read_rotary_dim(const ConfigReader& config, double partial_rotary_factor, AttentionSpec* attention);
 
 }  // namespace espalier

@@ -3,9 +3,16 @@
 
 namespace espalier {
 
-RouterShape router_shape(const DecoderConfig& config) {
-  if (config.moe_layers.empty()) return {};
-  return {config.moe_layers, config.moe.num_experts, config.moe.num_experts_per_tok};
+RouterShape router_shape(const ModelSpec& spec) {
+  RouterShape shape;
+  for (int64_t i = 0; i < spec.num_hidden_layers(); ++i) {
+    const auto* moe = std::get_if<MoeSpec>(&spec.layers[i].mlp);
+    if (moe == nullptr) continue;
+    shape.layers.push_back(i);
+    shape.experts = moe->num_experts;
+    shape.top_k = moe->num_experts_per_tok;
+  }
+  return shape;
 }
 
 }  // namespace espalier

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "espalier/config/config.h"
+#include "espalier/config/layer_spec.h"
 
 namespace espalier {
 
@@ -18,6 +18,6 @@ struct RouterShape {
   int64_t count() const { return static_cast<int64_t>(layers.size()); }
 };
 
-RouterShape router_shape(const DecoderConfig& config);
+RouterShape router_shape(const ModelSpec& spec);
 
 }  // namespace espalier

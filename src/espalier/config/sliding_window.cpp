@@ -29,20 +29,22 @@ std::optional<std::vector<bool>> read_layer_types(const ConfigReader& config, in
   return sliding;
 }
 
-void set_sliding_layers(const ConfigReader& config, std::vector<bool> sliding, DecoderConfig* result,
+void set_sliding_layers(const ConfigReader& config, const std::vector<bool>& sliding, DecoderConfig* result,
                         int64_t default_window) {
   if (std::ranges::find(sliding, true) == sliding.end()) return;
   if (config.has("sliding_window") && config.find("sliding_window") == nullptr) {
     config.refuse("sliding_window", "the window of the layers that layer_types calls \"sliding_attention\"");
   }
-  result->sliding_window = config.positive_integer("sliding_window", kMostPositions, default_window);
-  result->sliding_layers = std::move(sliding);
+  const int64_t window = config.positive_integer("sliding_window", kMostPositions, default_window);
+  for (size_t i = 0; i < sliding.size(); ++i) {
+    if (sliding[i]) std::get<AttentionSpec>(result->layers.at(i).mixer).sliding_window = window;
+  }
 }
 
 void read_switched_window(const ConfigReader& config, DecoderConfig* result) {
   const bool uses_window = config.boolean("use_sliding_window", false);
   const bool has_window = !config.has("sliding_window") || config.find("sliding_window") != nullptr;
-  std::optional<std::vector<bool>> sliding = read_layer_types(config, result->num_hidden_layers);
+  std::optional<std::vector<bool>> sliding = read_layer_types(config, result->num_hidden_layers());
   if (!uses_window || !has_window) {
     if (sliding && std::ranges::find(*sliding, true) != sliding->end()) {
       config.refuse("layer_types", "\"full_attention\" alone without use_sliding_window and sliding_window");
@@ -51,21 +53,21 @@ void read_switched_window(const ConfigReader& config, DecoderConfig* result) {
   }
   if (!sliding) {
     const int64_t first = config.integer_from_0("max_window_layers", kMostLayers, kDefaultMaxWindowLayers);
-    sliding.emplace(result->num_hidden_layers);
-    for (int64_t i = first; i < result->num_hidden_layers; ++i) (*sliding)[i] = true;
+    sliding.emplace(result->num_hidden_layers());
+    for (int64_t i = first; i < result->num_hidden_layers(); ++i) (*sliding)[i] = true;
   }
-  set_sliding_layers(config, *std::move(sliding), result);
+  set_sliding_layers(config, *sliding, result);
 }
 
-void refuse_sliding_windows(const ConfigReader& config, const DecoderConfig& result) {
+void refuse_sliding_windows(const ConfigReader& config, int64_t num_hidden_layers) {
   if (config.boolean("use_sliding_window", false)) config.refuse("use_sliding_window", "false");
   // Models with a switch for the window do not use it where the switch is off.
   if (config.find("sliding_window") != nullptr && config.find("use_sliding_window") == nullptr) {
     config.refuse("sliding_window", "null");
   }
-  const std::optional<std::vector<bool>> sliding = read_layer_types(config, result.num_hidden_layers);
+  const std::optional<std::vector<bool>> sliding = read_layer_types(config, num_hidden_layers);
   if (sliding && std::ranges::find(*sliding, true) != sliding->end()) {
-    config.refuse("layer_types", fmt::format("{} times \"full_attention\"", result.num_hidden_layers));
+    config.refuse("layer_types", fmt::format("{} times \"full_attention\"", num_hidden_layers));
   }
 }
 

@@ -15,9 +15,9 @@ namespace espalier {
 /// per layer.
 std::optional<std::vector<bool>> read_layer_types(const ConfigReader& config, int64_t num_hidden_layers);
 
-/// Sets sliding_window and sliding_layers of `result`, where any of `sliding` is true; throws InputError
-/// where sliding_window is null then. `default_window`: Transformers' default for the window.
-void set_sliding_layers(const ConfigReader& config, std::vector<bool> sliding, DecoderConfig* result,
+/// Gives the layers of `result` for which `sliding` is true the window of sliding_window; throws InputError
+/// where that is null then. `default_window`: Transformers' default for the window.
+void set_sliding_layers(const ConfigReader& config, const std::vector<bool>& sliding, DecoderConfig* result,
                         int64_t default_window = 4096);
 
 /// qwen2, qwen3: with use_sliding_window, the layers from max_window_layers on have the window, or those that
@@ -25,6 +25,6 @@ void set_sliding_layers(const ConfigReader& config, std::vector<bool> sliding, D
 void read_switched_window(const ConfigReader& config, DecoderConfig* result);
 
 /// For families without windows.
-void refuse_sliding_windows(const ConfigReader& config, const DecoderConfig& result);
+void refuse_sliding_windows(const ConfigReader& config, int64_t num_hidden_layers);
 
 }  // namespace espalier

@@ -32,7 +32,10 @@ void FieldTally::add(const FieldTally& other) {
   tokens += other.tokens;
   loss_tokens += other.loss_tokens;
   rows_without_mask += other.rows_without_mask;
-  for (size_t i = 0; i < kNumFieldNames; ++i) rows[i] += other.rows[i];
+  for (size_t i = 0; i < kNumFieldNames; ++i) {
+    rows[i] += other.rows[i];
+    number_rows[i] += other.number_rows[i];
+  }
   for (const IgnoredField& each : other.ignored) ignore(each.name, each.rows, each.per_token_rows);
   more_ignored |= other.more_ignored;
 }

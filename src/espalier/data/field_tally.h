@@ -30,8 +30,9 @@ struct FieldTally {
   int64_t loss_tokens = 0;                     // with a weight above 0, the first token of a row not counted
   int64_t rows_without_mask = 0;               // every token carries loss
   std::array<int64_t, kNumFieldNames> rows{};  // that have a field by the name of this place in kFieldNames
-  std::vector<IgnoredField> ignored;           // in order of first appearance
-  bool more_ignored = false;                   // than kMostIgnored
+  std::array<int64_t, kNumFieldNames> number_rows{};  // of these, rows in which an id is a number, not text
+  std::vector<IgnoredField> ignored;                  // in order of first appearance
+  bool more_ignored = false;                          // than kMostIgnored
 
   /// Rows that have the field under any of its names. A row with two of its names counts twice.
   int64_t rows_with(Field field) const;

@@ -168,6 +168,7 @@ class RowParser {
   std::array<dom::element, kNumFieldNames> elements_;
   std::bitset<kNumFieldNames> seen_;
   std::bitset<kNumFieldNames> given_;            // seen, and not null
+  std::bitset<kNumFieldNames> number_ids_;       // given as a number
   std::array<size_t, kNumFields> first_name_{};  // of those given
   std::vector<std::pair<std::string_view, dom::element>> unknown_;
   std::vector<uint8_t> other_mask_;   // of a second name
@@ -198,6 +199,7 @@ const TrajectoryRow& RowParser::parse(std::string_view line) {
   row_.clear();
   seen_.reset();
   given_.reset();
+  number_ids_.reset();
   unknown_.clear();
   first_name_.fill(kNumFieldNames);
   route_shape_ = {};
@@ -233,7 +235,10 @@ void RowParser::throw_without_ids(std::string_view line) {
 void RowParser::keep() {
   if (!row_.routed_experts.empty()) kept_route_shape_ = route_shape_;
   if (topk_ > 0) kept_topk_ = topk_;
-  for (size_t name = 0; name < kNumFieldNames; ++name) tally_.rows[name] += given_[name];
+  for (size_t name = 0; name < kNumFieldNames; ++name) {
+    tally_.rows[name] += given_[name];
+    tally_.number_rows[name] += number_ids_[name];
+  }
   tally_.tokens += tokens();
   if (!row_.loss_weights.empty()) {
     tally_.loss_tokens += count_loss_tokens(std::span<const double>(row_.loss_weights));
@@ -493,6 +498,7 @@ void RowParser::read_text(size_t name, std::string& text) {
   } else {
     throw_field(kFieldNames[name].name, "a string or an integer", described(element));
   }
+  number_ids_[name] = !element.is_string();
 }
 
 void RowParser::read_routes(size_t name) {

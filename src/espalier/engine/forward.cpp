@@ -79,8 +79,4 @@ ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextF
   return result;
 }
 
-at::Tensor forward_edges(const Model& model, const Batch& batch) {
-  return forward(model, batch, {}, {}).logprobs;
-}
-
 }  // namespace espalier

@@ -37,7 +37,4 @@ struct ForwardResult {
 ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextFrame* const> ancestors,
                       const ForwardOptions& options);
 
-/// Log-probabilities of a batch without context.
-at::Tensor forward_edges(const Model& model, const Batch& batch);
-
 }  // namespace espalier

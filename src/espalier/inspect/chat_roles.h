@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "espalier/text/vocabulary.h"
+#include "espalier/data/vocabulary.h"
 
 namespace espalier {
 

@@ -24,8 +24,6 @@ constexpr int64_t kLongestThought = 1 << 14;
 constexpr int64_t kLongestSystemPrompt = 1 << 13;
 // The most numbers and ids in one message that are skipped.
 constexpr int kMostDetails = 32;
-// Tokens around a differing text that may belong to the same word.
-constexpr int64_t kWordTokens = 24;
 
 struct Alignment {
   int64_t left = 0, right = 0;

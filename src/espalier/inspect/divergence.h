@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
+#include "espalier/data/vocabulary.h"
 #include "espalier/inspect/chat_roles.h"
-#include "espalier/text/vocabulary.h"
 
 namespace espalier {
 
@@ -26,6 +26,9 @@ enum class Cause {
   kOtherText,     // another short stretch of text differs; the message after it is equal
 };
 inline constexpr int kNumCauses = 10;
+
+/// Tokens around a place that may belong to the word which differs there.
+inline constexpr int64_t kWordTokens = 24;
 
 bool is_lost(Cause cause);
 /// One word for files, and a phrase for people.

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/data/trajectories.h"
+#include "espalier/data/vocabulary.h"
 #include "espalier/inspect/gains.h"
 #include "espalier/inspect/sharing.h"
-#include "espalier/text/vocabulary.h"
 #include "espalier/tree/statistics.h"
 
 namespace espalier {

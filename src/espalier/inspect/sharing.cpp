@@ -24,8 +24,6 @@ constexpr int64_t kFixedWork = 32 << 20;
 // detail's length. Otherwise it is another task. (Different tasks also share instructions after the question,
 // but fewer tokens of them.)
 constexpr int64_t kOtherGroupGoesOn = 32, kOtherGroupTimes = 4;
-// Tokens before a place that may belong to the word which differs there.
-constexpr int64_t kWordTokens = 24;
 constexpr size_t kLongestValue = 80;
 
 /// What the trajectories through each node have in common.

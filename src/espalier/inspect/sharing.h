@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "espalier/data/trajectories.h"
+#include "espalier/data/vocabulary.h"
 #include "espalier/inspect/divergence.h"
 #include "espalier/inspect/examples.h"
-#include "espalier/text/vocabulary.h"
 #include "espalier/tree/forest.h"
 
 namespace espalier {

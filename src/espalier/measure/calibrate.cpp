@@ -16,8 +16,8 @@
 #include "espalier/base/file.h"
 #include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
-#include "espalier/measure/cost.h"
 #include "espalier/measure/kept_rates.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/checks.h"
@@ -66,31 +66,20 @@ Trajectories make_trajectories(const Probe& probe, int64_t vocab_size) {
   return builder.finish();
 }
 
-// The places of `chosen` among the last `count` of `num_layers` layers, which repeat where they are too few.
-std::vector<int64_t> places_among_last(const std::vector<int64_t>& chosen, int64_t num_layers,
-                                       int64_t count) {
-  std::vector<int64_t> places;
-  for (int64_t place = 0; place < count; ++place) {
-    const int64_t layer = num_layers - 1 - (count - 1 - place) % num_layers;
-    if (std::ranges::binary_search(chosen, layer)) places.push_back(place);
-  }
-  return places;
-}
-
 Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::ScalarType dtype,
                        at::Device device) {
-  // The last layers, among which models that mix kinds have one of attention.
-  for (std::vector<int64_t>* recurrent : {&config.gated_delta_layers, &config.ssm_layers})
-    *recurrent = places_among_last(*recurrent, config.num_hidden_layers, num_hidden_layers);
-  config.num_hidden_layers = num_hidden_layers;
-  // A model with experts is measured by layers that have them.
-  if (!config.moe_layers.empty()) {
-    config.moe_layers.resize(num_hidden_layers);
-    std::iota(config.moe_layers.begin(), config.moe_layers.end(), 0);
+  // The last layers, among which models that mix kinds have one of attention; they repeat where they are too
+  // few.
+  std::vector<LayerSpec> layers;
+  for (int64_t place = 0; place < num_hidden_layers; ++place) {
+    const int64_t all = config.num_hidden_layers();
+    LayerSpec& layer = layers.emplace_back(config.layers[all - 1 - (num_hidden_layers - 1 - place) % all]);
+    // A model with experts is measured by layers that have them.
+    if (const MoeSpec* moe = config.moe()) layer.mlp = *moe;
+    // A pair takes as long in a window as without one, and without one there are more to measure.
+    if (auto* attention = std::get_if<AttentionSpec>(&layer.mixer)) attention->sliding_window = 0;
   }
-  // A pair takes as long in a window as without one, and without one there are more to measure.
-  config.sliding_window = 0;
-  config.sliding_layers.clear();
+  config.layers = std::move(layers);
   const auto generator = at::detail::createCPUGenerator(1);
   std::vector<Parameter> parameters;
   for (const ParameterShape& parameter : parameter_shapes(config)) {
@@ -163,7 +152,6 @@ nlohmann::ordered_json kinds_of(const std::vector<LayerSpec>& layers) {
 
 // What a calibration is valid for.
 nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
-  const ModelSpec spec = model_spec(config);
   nlohmann::ordered_json key = {{"version", 5}};  // of what is measured: rises when the engine becomes faster
   key[device.is_cpu() ? "cpu" : "device"] = device_name(device);
   if (device.is_cpu()) {
@@ -172,10 +160,10 @@ nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype,
     key["deterministic"] = at::globalContext().deterministicAlgorithms();
   }
   key.update({{"dtype", dtype_name(dtype)},
-              {"hidden_size", spec.hidden_size},
-              {"vocab_size", spec.vocab_size},
-              {"tie_word_embeddings", spec.tie_word_embeddings},
-              {"layers", kinds_of(spec.layers)}});
+              {"hidden_size", config.hidden_size},
+              {"vocab_size", config.vocab_size},
+              {"tie_word_embeddings", config.tie_word_embeddings},
+              {"layers", kinds_of(config.layers)}});
   return key;
 }
 

@@ -59,24 +59,28 @@ class BorrowedChoice {
 
 }  // namespace
 
-std::vector<LinearShape> linear_shapes(const DecoderConfig& config, int64_t rows) {
+std::vector<LinearShape> linear_shapes(const ModelSpec& spec, int64_t rows) {
   constexpr int64_t kMostColumns = 16'384;
-  const int64_t query = config.num_attention_heads * config.head_dim;
-  const int64_t key = config.num_key_value_heads * config.head_dim;
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
+  const int64_t hidden = spec.hidden_size;
   std::vector<LinearShape> shapes;
-  if (!config.ssm_layers.empty()) {
-    shapes.push_back({"state space's inputs", rows, hidden, config.ssm.projection_size()});
-    shapes.push_back({"state space's output", rows, config.ssm.inner_size(), hidden});
+  if (const SsmSpec* ssm = spec.ssm()) {
+    shapes.push_back({"state space's inputs", rows, hidden, ssm->projection_size()});
+    shapes.push_back({"state space's output", rows, ssm->inner_size(), hidden});
   }
-  if (query > 0) shapes.push_back({"queries", rows, hidden, query});
-  if (key != query) shapes.push_back({"keys, values", rows, hidden, key});
-  if (query != hidden && query > 0) shapes.push_back({"attention's output", rows, query, hidden});
-  if (inner > 0) {
+  if (const AttentionSpec* attention = spec.attention()) {
+    const int64_t query = attention->num_attention_heads * attention->head_dim;
+    const int64_t key = attention->num_key_value_heads * attention->head_dim;
+    shapes.push_back({"queries", rows, hidden, query});
+    if (key != query) shapes.push_back({"keys, values", rows, hidden, key});
+    if (query != hidden) shapes.push_back({"attention's output", rows, query, hidden});
+  }
+  if (spec.dense_mlp() != nullptr || spec.moe() != nullptr) {
+    const int64_t inner =
+        spec.dense_mlp() != nullptr ? spec.dense_mlp()->intermediate_size : spec.moe()->moe_intermediate_size;
     shapes.push_back({"gate, up", rows, hidden, inner});
     shapes.push_back({"down", rows, inner, hidden});
   }
-  shapes.push_back({"head", rows, hidden, std::min(config.vocab_size, kMostColumns)});
+  shapes.push_back({"head", rows, hidden, std::min(spec.vocab_size, kMostColumns)});
   return shapes;
 }
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "espalier/config/config.h"
-#include "espalier/ops/kernels/cpu/product_choice.h"
+#include "espalier/config/layer_spec.h"
+#include "espalier/ops/kernels/cpu/products/product_choice.h"
 
 namespace espalier {
 
@@ -21,9 +21,9 @@ struct LinearShape {
   int64_t out;
 };
 
-/// The different linear maps of a layer, and the LM head (at most 16,384 of its columns, as a sample), on the
-/// given number of tokens.
-std::vector<LinearShape> linear_shapes(const DecoderConfig& config, int64_t rows);
+/// The different linear maps of a model's layers, and the LM head (at most 16,384 of its columns, as a
+/// sample), on the given number of tokens.
+std::vector<LinearShape> linear_shapes(const ModelSpec& spec, int64_t rows);
 
 enum class LinearPart { kForward, kGradientOfInput, kGradientOfWeight };
 inline constexpr LinearPart kLinearParts[] = {LinearPart::kForward, LinearPart::kGradientOfInput,

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/ops/kernels/cpu/product_choice.h"
+#include "espalier/ops/kernels/cpu/products/product_choice.h"
 
 namespace espalier {
 

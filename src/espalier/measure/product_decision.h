@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "espalier/ops/kernels/cpu/product_choice.h"
+#include "espalier/ops/kernels/cpu/products/product_choice.h"
 
 namespace espalier {
 

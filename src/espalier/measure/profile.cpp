@@ -19,7 +19,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/median.h"
-#include "espalier/measure/cost.h"
+#include "espalier/engine/cost.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/runtime/device.h"
 

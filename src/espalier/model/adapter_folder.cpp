@@ -34,9 +34,8 @@ bool is_off(const Json& value) {
 // Keys that, where they are on, make an adapter something else than scale (x A^T) B^T on some linear maps.
 constexpr auto kRefused = std::to_array<std::string_view>(
     {"bias", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern", "trainable_token_indices",
-     "use_dora", "use_qalora", "use_bdlora", "layer_replication", "lora_bias", "target_parameters",
-     "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config", "velora_config",
-     "megatron_config"});
+     "use_dora", "use_qalora", "use_bdlora", "layer_replication", "lora_bias", "alora_invocation_tokens",
+     "arrow_config", "kasa_config", "monteclora_config", "velora_config", "megatron_config"});
 
 // Initialisations that leave the weights of the model as they are; others (pissa, olora, loftq, ...) subtract
 // something from them.
@@ -49,10 +48,39 @@ double number(const Json& config, const char* key, double missing, const std::st
   return config[key].get<double>();
 }
 
-void check_kind(const Json& config, const std::string& file) {
+void check_is_lora(const Json& config, const std::string& file) {
   ESPALIER_CHECK(config.is_object(), "{}: expected a JSON object", file);
   const Json type = config.value("peft_type", Json());
   ESPALIER_CHECK(type == "LORA", "{}: peft_type: expected \"LORA\", received {}", file, type.dump());
+}
+
+/// How PEFT makes an adapter that fits the model.
+std::string how_to_fit(const ModelSpec& spec) {
+  return fmt::format("LoraConfig(target_modules={}) makes one that fits",
+                     Json(target_names(spec, adaptable_maps(spec))).dump());
+}
+
+/// PEFT adapts experts and routers as parameters of modules; in some families all-linear does, too.
+void check_no_parameters(const Json& config, const std::string& file, const SafetensorsFile& tensors,
+                         const ModelSpec& spec) {
+  const Json value = config.value("target_parameters", Json());
+  if (is_off(value)) return;
+  std::set<std::string> known, others;
+  for (const LinearMap& map : adaptable_maps(spec)) known.insert(kPrefix + map.name);
+  for (const TensorView& tensor : tensors.tensors()) {
+    const std::string module = tensor.name.substr(0, tensor.name.rfind(".lora_"));
+    const size_t layers = module.find("layers.");
+    if (known.contains(module) || layers == std::string::npos) continue;
+    others.insert(module.substr(module.find('.', layers + std::string_view("layers.").size()) + 1));
+  }
+  const std::string found =
+      others.empty() ? "" : fmt::format(" (here tensors lora_A and lora_B of {})", fmt::join(others, ", "));
+  throw InputError(fmt::format(
+      "{}: target_parameters: expected none, received {}: experts and routers cannot have adapters{}; {}",
+      file, value.dump(), found, how_to_fit(spec)));
+}
+
+void check_is_plain(const Json& config, const std::string& file) {
   for (const std::string_view key : kRefused) {
     const Json value = config.value(std::string(key), Json());
     ESPALIER_CHECK(is_off(value), "{}: {}: expected none, received {}", file, key, value.dump());
@@ -95,13 +123,10 @@ fs::path weights_file(const fs::path& folder) {
 void check_all_used(const SafetensorsFile& file, const std::set<std::string>& used, const ModelSpec& spec) {
   for (const TensorView& tensor : file.tensors()) {
     if (used.contains(tensor.name)) continue;
-    std::set<std::string> names;
-    for (const LinearMap& map : adaptable_maps(spec)) names.insert(map.name.substr(map.name.rfind('.') + 1));
     throw InputError(
-        fmt::format("{}: tensor `{}`: the model has no linear map of this name that can have an adapter; it "
-                    "has {} layers "
-                    "with {}",
-                    file.path().string(), tensor.name, spec.layers.size(), fmt::join(names, ", ")));
+        fmt::format("{}: tensor `{}`: the model has {} layers, and no linear map of this name that can have "
+                    "an adapter; {}",
+                    file.path().string(), tensor.name, spec.layers.size(), how_to_fit(spec)));
   }
 }
 
@@ -117,12 +142,14 @@ SavedAdapter load_adapter(const fs::path& folder, const DecoderConfig& config, a
   SavedAdapter saved;
   saved.adapter.config = read_json_file<Json>(config_file);
   const Json& json = saved.adapter.config;
-  check_kind(json, config_file.string());
+  check_is_lora(json, config_file.string());
+  const SafetensorsFile file(weights_file(folder));
+  const ModelSpec& spec = config;
+  check_no_parameters(json, config_file.string(), file, spec);
+  check_is_plain(json, config_file.string());
   saved.options = options_of(json, config_file.string());
   saved.adapter.scale = lora_scale(saved.options);
 
-  const SafetensorsFile file(weights_file(folder));
-  const ModelSpec spec = model_spec(config);
   const int64_t rank = saved.options.rank;
   std::set<std::string> used;
   for (const LinearMap& map : adaptable_maps(spec)) {

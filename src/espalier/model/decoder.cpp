@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "espalier/base/options.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier {
@@ -49,7 +50,7 @@ void check_parameters(const DecoderConfig& config, const std::vector<Parameter>&
 
 /// Adapters are trained in place of the weights.
 void freeze_for(const Adapter& adapter, const DecoderConfig& config, const std::vector<Parameter>& weights) {
-  check_adapter(model_spec(config), adapter);
+  check_adapter(config, adapter);
   const at::Tensor& first = weights.front().value;
   const at::ScalarType dtype = detail::accumulator_dtype(first.scalar_type());
   for (const Parameter& parameter : adapter.parameters) {
@@ -87,9 +88,7 @@ Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters&
   struct MakeMlp {
     const NamedParameters &parameters, &buffers;
     const RouterPlace& place;
-    Mlp operator()(const DenseMlpSpec& mlp) const {
-      return DenseMlp(parameters, mlp.fused ? "shared_mlp" : "mlp", mlp.fused);
-    }
+    Mlp operator()(const DenseMlpSpec& mlp) const { return DenseMlp(parameters, mlp.name, mlp.fused); }
     Mlp operator()(const NoMlp& none) const { return none; }
     Mlp operator()(const MoeSpec& moe) const { return MoeMlp(moe, parameters, buffers, place); }
   };
@@ -99,7 +98,7 @@ Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters&
   if (spec.norm_outputs) {
     layer.post_feedforward_layernorm = parameters.at("post_feedforward_layernorm.weight");
   } else {
-    layer.input_layernorm = parameters.at(spec.input_norm_name());
+    layer.input_layernorm = parameters.at(spec.input_norm_name + ".weight");
   }
   return layer;
 }
@@ -116,26 +115,23 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
   embed_tokens_ = all.at(config_.parameter_prefix + config_.embedding_name + ".weight");
   std::span<const Parameter> rest(weights_);
   rest = rest.subspan(1);
-  const ModelSpec spec = model_spec(config_);
-  RouterPlace place{.num_routers = static_cast<int64_t>(config_.moe_layers.size())};
-  for (const LayerSpec& layer : spec.layers) {
-    const size_t count = layer_parameters(layer, spec.hidden_size).size();
+  RouterPlace place{.num_routers = routers().count()};
+  for (const LayerSpec& layer : config_.layers) {
+    const size_t count = layer_parameters(layer, config_.hidden_size).size();
     place.layer = static_cast<int64_t>(layers_.size());
-    const std::string prefix = layer_prefix(spec, place.layer);
+    const std::string prefix = layer_prefix(config_, place.layer);
     layers_.push_back(make_layer(layer, {rest.first(count), prefix, adapter_}, {buffers_, prefix}, place));
     if (std::holds_alternative<MoeMlp>(layers_.back().mlp)) ++place.router;
     rest = rest.subspan(count);
   }
   norm_ = all.at(config_.parameter_prefix + config_.final_norm_name + ".weight");
   lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight");
-  const int64_t rotary_dim = config_.rotary_dim > 0 ? config_.rotary_dim : config_.head_dim;
-  if (config_.rotary) ropes_.emplace_back(config_.rope, rotary_dim);
-  if (config_.sliding_rope) ropes_.emplace_back(*config_.sliding_rope, rotary_dim);
+  if (const AttentionSpec* attention = config_.attention(); attention != nullptr && attention->rotary) {
+    const int64_t rotary_dim = attention->rotary_dim > 0 ? attention->rotary_dim : attention->head_dim;
+    ropes_.emplace_back(config_.rope, rotary_dim);
+    if (config_.sliding_rope) ropes_.emplace_back(*config_.sliding_rope, rotary_dim);
+  }
   for (RotaryFrequencies& rope : ropes_) rope.inverse = rope.inverse.to(embed_tokens_.device());
-}
-
-std::vector<int64_t> Decoder::sliding_windows() const {
-  return config_.sliding_window > 0 ? std::vector{config_.sliding_window} : std::vector<int64_t>{};
 }
 
 std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
@@ -174,7 +170,7 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
   RECORD_USER_SCOPE("layer " + std::to_string(index));
   const Layer& layer = layers_.at(index);
   const auto norm = [&](const at::Tensor& x, const at::Tensor& weight) {
-    return accumulating::rms_norm(x, weight, config_.rms_norm_eps, config_.zero_centered_norm);
+    return accumulating::rms_norm(x, weight, config_.rms_norm_eps, config_.zero_centered_norm());
   };
   const at::Tensor rounded = hidden.to(embed_tokens_.scalar_type());  // where residual_in_fp32
   const at::Tensor input = layer.norms_outputs() ? hidden : norm(rounded, layer.input_layernorm);
@@ -205,7 +201,7 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
   }
   const auto [middle, normalised] =
       accumulating::add_rms_norm(residual, scaled(mixed), layer.post_attention_layernorm,
-                                 config_.rms_norm_eps, config_.zero_centered_norm);
+                                 config_.rms_norm_eps, config_.zero_centered_norm());
   return {middle + scaled(run_mlp(normalised)), std::move(context)};
 }
 
@@ -215,7 +211,7 @@ at::Tensor Decoder::scaled(const at::Tensor& branch) const {
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {
   const at::Tensor normalised =
-      accumulating::rms_norm(hidden, norm_, config_.rms_norm_eps, config_.zero_centered_norm)
+      accumulating::rms_norm(hidden, norm_, config_.rms_norm_eps, config_.zero_centered_norm())
           .to(norm_.scalar_type());
   return config_.logits_scaling == 1 ? normalised : normalised / config_.logits_scaling;
 }
@@ -237,6 +233,15 @@ at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& posit
   const PositionTables tables = position_tables(position_ids);
   for (int64_t i = 0; i < num_layers(); ++i) hidden = layer(i, hidden, tables, sequence).hidden;
   return final_norm(hidden);
+}
+
+void add_freeze_pad_embedding(OptionList* list, bool* freeze) {
+  list->add(
+      "freeze-pad-embedding", freeze,
+      "Give the input embedding of config.json's pad_token_id no gradient, as Transformers does; a tied LM "
+      "head still trains it. Without this flag it is trained like any other, because trajectories have no "
+      "padding and the token may be a real one, such as the end of a turn",
+      {.group = kMachineGroup});
 }
 
 }  // namespace espalier

@@ -20,6 +20,8 @@
 
 namespace espalier {
 
+class OptionList;
+
 class Decoder : public Model {
  public:
   /// `parameters` must be those of parameter_shapes(config), in that order, of one floating dtype, on one
@@ -35,9 +37,9 @@ class Decoder : public Model {
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
                      const SequenceOps& sequence) const;
 
-  int64_t num_layers() const override { return config_.num_hidden_layers; }
+  int64_t num_layers() const override { return config_.num_hidden_layers(); }
   int64_t vocab_size() const override { return config_.vocab_size; }
-  std::vector<int64_t> sliding_windows() const override;
+  std::vector<int64_t> sliding_windows() const override { return config_.sliding_windows(); }
   RouterShape routers() const override { return router_shape(config_); }
   at::Tensor embed(const at::Tensor& input_ids) const override;
   PositionTables position_tables(const at::Tensor& position_ids) const override;
@@ -98,5 +100,8 @@ class Decoder : public Model {
 
 /// Zeros for a decoder's buffers, with which routers choose by their scores alone.
 std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType dtype, at::Device device);
+
+/// Whether Decoder::freeze_pad_embedding is called.
+void add_freeze_pad_embedding(OptionList* list, bool* freeze);
 
 }  // namespace espalier

@@ -37,7 +37,8 @@ std::string no_such_parameter(const DecoderConfig& config) {
 std::string reason_in_layer(const DecoderConfig& config, std::string_view part) {
   if (part.ends_with(".bias")) {
     if (part.starts_with("mlp.")) return "config.json says that mlp_bias is false";
-    if (part == "self_attn.o_proj.bias" && config.attention_bias)
+    const AttentionSpec* attention = config.attention();
+    if (part == "self_attn.o_proj.bias" && attention != nullptr && attention->bias)
       return fmt::format("a {} model has no bias there", config.model_type);
     if (part.starts_with("self_attn.")) return "config.json says that attention_bias is false";
   }
@@ -58,10 +59,10 @@ std::optional<std::string> reason_to_refuse(const DecoderConfig& config, const s
     const char* const end = tensor.data() + tensor.size();
     const auto [last, error] = std::from_chars(tensor.data() + layers.size(), end, layer);
     if (error != std::errc() || last == end || *last != '.') return no_such_parameter(config);
-    const int64_t behind = layer - config.num_hidden_layers;
+    const int64_t behind = layer - config.num_hidden_layers();
     if (behind >= 0 && behind < config.num_prediction_layers) return std::nullopt;
     if (layer < 0 || behind >= 0)
-      return fmt::format("config.json says that num_hidden_layers is {}", config.num_hidden_layers);
+      return fmt::format("config.json says that num_hidden_layers is {}", config.num_hidden_layers());
     return reason_in_layer(config, std::string_view(last + 1, end));
   }
   for (const std::string& own :

@@ -19,12 +19,12 @@
 #include "espalier/base/rng.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/config/config.h"
+#include "espalier/model/byte_tokenizer.h"
 #include "espalier/model/decoder.h"
 #include "espalier/model/fused_experts.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/ops/checks.h"
-#include "espalier/text/byte_tokenizer.h"
 
 namespace espalier {
 namespace {
@@ -112,14 +112,14 @@ Distribution distribution_of(const DecoderConfig& config, const ParameterShape& 
   }
   double scale = 1 / std::sqrt(static_cast<double>(parameter.shape.back()));
   if (is_output && config.ssm_init->rescale_prenorm_residual) {
-    scale /= std::sqrt(static_cast<double>(config.num_hidden_layers));
+    scale /= std::sqrt(static_cast<double>(config.num_hidden_layers()));
   }
   return {.uniform = true, .scale = scale};
 }
 
 /// Whether a weight of one dimension is added to 1.
 bool is_zero_centered(const DecoderConfig& config, const std::string& name) {
-  return config.zero_centered_norm && name.ends_with("norm.weight") &&
+  return config.zero_centered_norm() && name.ends_with("norm.weight") &&
          !name.ends_with("linear_attn.norm.weight");
 }
 
@@ -138,7 +138,7 @@ at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& par
                           at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
   if (parameter.name.ends_with(".A_log")) {
-    const bool of_states = !config.ssm_layers.empty();
+    const bool of_states = config.ssm() != nullptr;
     return (of_states ? init_state_decays(parameter) : init_decay_rates(parameter, seed)).to(dtype);
   }
   if (config.ssm_init && parameter.name.ends_with(".dt_bias")) {
@@ -154,21 +154,46 @@ at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& par
   return drawn(parameter.shape, dtype, distribution, seed, stream);
 }
 
-void make_empty_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  ESPALIER_CHECK(!error, "cannot make {}: {}", folder.string(), error.message());
-  const bool is_empty = fs::is_empty(folder, error);
-  ESPALIER_CHECK(!error && is_empty, "{}: expected a new or empty folder, received one with files in it",
-                 folder.string());
-}
+/// A new or empty folder to write into. What was made is removed again unless it is kept.
+class EmptyFolder {
+ public:
+  explicit EmptyFolder(const fs::path& folder) : folder_(folder) {
+    std::error_code error;
+    for (fs::path each = fs::absolute(folder); !fs::exists(each, error) && !error;
+         each = each.parent_path()) {
+      made_ = each;
+    }
+    fs::create_directories(folder, error);
+    ESPALIER_CHECK(!error, "cannot make {}: {}", folder.string(), error.message());
+    const bool is_empty = fs::is_empty(folder, error);
+    ESPALIER_CHECK(!error && is_empty, "{}: expected a new or empty folder, received one with files in it",
+                   folder.string());
+    owned_ = true;
+  }
+  ~EmptyFolder() {
+    if (!owned_) return;
+    std::error_code ignored;
+    std::vector<fs::path> inside;
+    for (const auto& entry : fs::directory_iterator(folder_, ignored)) inside.push_back(entry.path());
+    for (const fs::path& path : made_.empty() ? inside : std::vector{made_}) fs::remove_all(path, ignored);
+  }
+  EmptyFolder(const EmptyFolder&) = delete;
+  EmptyFolder& operator=(const EmptyFolder&) = delete;
+
+  void keep() { owned_ = false; }
+
+ private:
+  fs::path folder_;
+  fs::path made_;  // the outermost folder that was not there; empty where all were
+  bool owned_ = false;
+};
 
 }  // namespace
 
 void init_model(const InitOptions& options) {
   const DecoderConfig config = read_config_file(options.config);
   const std::string config_text = config_with_dtype(options.config, dtype_name(options.dtype));
-  make_empty_folder(options.out);
+  EmptyFolder folder(options.out);
   if (options.byte_tokenizer) write_byte_tokenizer(options.out, config.vocab_size);
 
   std::map<std::string, at::Tensor> values;
@@ -191,6 +216,7 @@ void init_model(const InitOptions& options) {
   for (const Parameter& buffer : buffers) tensors.push_back(view_tensor(buffer.name, buffer.value));
   write_safetensors(options.out / "model.safetensors", tensors, {{"format", "pt"}});
   write_text(options.out / "config.json", config_text);
+  folder.keep();
 }
 
 Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, at::Device device) {

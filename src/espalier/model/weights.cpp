@@ -321,7 +321,7 @@ std::vector<TensorView> tensors_to_write(const KeptFile& file,
 Decoder load_decoder(const fs::path& model_folder, at::ScalarType dtype, at::Device device) {
   DecoderConfig config = read_config_file(resolve_inside(model_folder, "config.json"));
   const WeightFiles weights = open_weights(model_folder);
-  // What save_decoder would refuse to copy is refused now, before hours of training.
+  // What SourceModel would refuse to copy is refused now, before hours of training.
   companion_files(model_folder);
   const std::vector<ParameterShape> shapes = parameter_shapes(config);
   std::vector<Parameter> parameters;
@@ -423,10 +423,6 @@ void SourceModel::save(const Decoder& decoder, const fs::path& out, at::ScalarTy
     file.write(kept.bytes);
     file.commit();
   }
-}
-
-void save_decoder(const Decoder& decoder, const fs::path& source, const fs::path& out, at::ScalarType dtype) {
-  SourceModel(source).save(decoder, out, dtype);
 }
 
 }  // namespace espalier

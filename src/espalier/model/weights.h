@@ -26,7 +26,7 @@ namespace espalier {
 Decoder load_decoder(const std::filesystem::path& model_folder, at::ScalarType dtype,
                      at::Device device = at::kCPU);
 
-/// The names of the tensors in a model's files that the decoder does not have and that save_decoder carries
+/// The names of the tensors in a model's files that the decoder does not have and that SourceModel carries
 /// along, sorted. Throws what load_decoder throws about missing and extra tensors, without reading the rest.
 std::vector<std::string> carried_tensors(const std::filesystem::path& model_folder);
 
@@ -56,9 +56,5 @@ class SourceModel {
   struct Content;
   std::shared_ptr<const Content> content_;
 };
-
-/// SourceModel(source).save(decoder, out, dtype).
-void save_decoder(const Decoder& decoder, const std::filesystem::path& source,
-                  const std::filesystem::path& out, at::ScalarType dtype);
 
 }  // namespace espalier

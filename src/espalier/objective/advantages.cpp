@@ -158,6 +158,14 @@ bool has_comparable_reward(const Trajectories& trajectories, int64_t row, Baseli
   return !compares || (!trajectories.group_id.empty() && !trajectories.group_id[row].empty());
 }
 
+/// What a row has that has no comparable reward.
+std::string received_of(const Trajectories& trajectories, int64_t row) {
+  if (!has_reward(trajectories, row)) return "none of them";
+  return fmt::format(
+      "`{}` without `group_id`, which says with which rows it is compared (baseline none needs none)",
+      trajectories.has_turn_rewards(row) ? "turn_rewards" : "reward");
+}
+
 }  // namespace
 
 bool has_reward(const Trajectories& trajectories, int64_t row) {
@@ -194,8 +202,8 @@ Advantages::Advantages(const Trajectories& trajectories, const ObjectiveOptions&
     needed = true;
     ESPALIER_CHECK(has_comparable_reward(trajectories, row, options.baseline),
                    "trajectory {} (row {}): objective {} expects `advantages`, `advantage`, or `reward` or "
-                   "`turn_rewards` with `group_id`; received none of them",
-                   trajectories.name(row), row, to_string(options.kind));
+                   "`turn_rewards` with `group_id`; received {}",
+                   trajectories.name(row), row, to_string(options.kind), received_of(trajectories, row));
   }
   if (!needed) return;
   const RewardGroups groups(trajectories, options);

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "espalier/objective/options.h"
-#include "espalier/plan/memory_model.h"
 
 namespace espalier {
 
@@ -67,6 +66,13 @@ struct TermUnits {
 struct ObjectiveValue {
   at::Tensor loss;                  // float64: the sum over the terms
   std::vector<at::Tensor> metrics;  // of these terms, in the order of Objective::metrics()
+};
+
+/// Bytes per loss term.
+struct TermBytes {
+  int64_t batch = 0;    // in the batch: coefficient, indices and the like
+  int64_t graph = 0;    // kept from the objective's forward pass for its backward pass
+  int64_t running = 0;  // in addition, while the objective is computed
 };
 
 /// One trajectory as the reference run sees it: n terms, ascending by position.

@@ -3,9 +3,12 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
-/// The LibTorch that this was compiled with, for whoever is about to load the file (python/espalier/ops.py).
-extern "C" [[gnu::used, gnu::visibility("default")]] const char espalier_ops_torch[] =
-    "ESPALIER_OPS_TORCH=" TORCH_VERSION ";";
+/// What whoever is about to load the file compares (python/espalier/ops.py): the LibTorch that this was
+/// compiled with, and the version of the schemas below. It grows by one with every change of theirs, here and
+/// there. A section of its own is found without reading the file.
+extern "C"
+    [[gnu::used, gnu::visibility("default"), gnu::section(".espalier")]] const char espalier_ops_built_for[] =
+        "ESPALIER_OPS_TORCH=" TORCH_VERSION ";ESPALIER_OPS_SCHEMAS=1;";
 
 TORCH_LIBRARY(espalier, m) {
   // Where operators that read some arguments on the host have their fake kernels.

@@ -64,7 +64,7 @@ void spare(const DenseMlpSpec& mlp, int64_t hidden, const Adapted& adapted, Inpu
 void spare(const MoeSpec& moe, int64_t hidden, const Adapted& adapted, Inputs* spared) {
   if (!moe.clamped_swiglu)
     spared->after_mixer += moe.num_experts_per_tok * (hidden + moe.moe_intermediate_size);
-  const std::string shared = moe.shared_name();
+  const std::string shared = moe.shared_name;
   if (!adapted.any({shared + ".down_proj", shared + ".output_linear"}))
     spared->after_mixer += moe.shared_intermediate_size;
 }

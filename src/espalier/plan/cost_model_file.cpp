@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/plan/cost_model_file.h"
 
-#include <cmath>
-
 #include "espalier/base/check.h"
 #include "espalier/base/json_file.h"
 
@@ -10,6 +8,7 @@ namespace espalier {
 namespace {
 
 constexpr int64_t kFormatVersion = 1;
+constexpr double kMostSeconds = 1e9;  // so that those of a step stay finite
 constexpr const char* kBuiltIn = "built-in";
 constexpr const char* kMeasured = "measured";
 
@@ -43,9 +42,9 @@ TimeModel parse_cost_model(const nlohmann::json& json, const ModelCost& cost,
   TimeModel model{.cost = cost, .seconds = {}, .calibrated = origin == kMeasured};
   for (int i = 0; i < kNumTimeFeatures; ++i) {
     const nlohmann::json rate = seconds.value(kRates[i], nlohmann::json());
-    const bool valid = rate.is_number() && std::isfinite(rate.get<double>()) && rate.get<double>() >= 0;
-    ESPALIER_CHECK(valid, "{}: seconds_per.{}: expected a number of seconds, at least 0, received {}",
-                   file.string(), kRates[i], rate.dump());
+    const bool valid = rate.is_number() && rate.get<double>() >= 0 && rate.get<double>() <= kMostSeconds;
+    ESPALIER_CHECK(valid, "{}: seconds_per.{}: expected a number of seconds from 0 to {:g}, received {}",
+                   file.string(), kRates[i], kMostSeconds, rate.dump());
     model.seconds[i] = rate.get<double>();
   }
   return model;

@@ -20,7 +20,7 @@ nlohmann::ordered_json cost_model_json(const TimeModel& model);
 
 /// The rates of a JSON object that cost_model_json made, for a model of this cost; other keys are left alone.
 /// Throws InputError, naming `file` and what was expected, for anything else: an unknown format version,
-/// missing, negative or not finite rates.
+/// missing rates, negative ones, and those beyond 1e9 seconds.
 TimeModel parse_cost_model(const nlohmann::json& json, const ModelCost& cost,
                            const std::filesystem::path& file);
 

@@ -196,8 +196,4 @@ ModelCost model_cost(const ModelSpec& spec) {
   return cost;
 }
 
-ModelCost model_cost(const DecoderConfig& config) {
-  return model_cost(model_spec(config));
-}
-
 }  // namespace espalier

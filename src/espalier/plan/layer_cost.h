@@ -83,6 +83,5 @@ double weighted_pairs(const ModelCost& model, int64_t pairs, std::span<const int
                       int64_t (*weight)(const LayerCost&));
 
 ModelCost model_cost(const ModelSpec& spec);
-ModelCost model_cost(const DecoderConfig& config);
 
 }  // namespace espalier

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "espalier/plan/multi_path.h"
+#include "espalier/plan/range_minimum.h"
 
 namespace espalier {
 namespace {
@@ -16,28 +17,6 @@ constexpr int64_t kWorkPerNeighbourhood = 5'000;
 // How many of the parts with the most room form neighbourhoods of two, and how many of three.
 constexpr size_t kRoomiest = 12;
 constexpr size_t kRoomiestTriples = 7;
-
-/// Range minima of an array: linear memory, logarithmic time.
-class RangeMin {
- public:
-  explicit RangeMin(const std::vector<int64_t>& values) : size_(values.size()), tree_(2 * values.size()) {
-    std::copy(values.begin(), values.end(), tree_.begin() + static_cast<int64_t>(size_));
-    for (size_t k = size_; k-- > 1;) tree_[k] = std::min(tree_[2 * k], tree_[2 * k + 1]);
-  }
-  /// Over [first, last), which is not empty.
-  int64_t operator()(size_t first, size_t last) const {
-    int64_t least = tree_[first + size_];
-    for (first += size_, last += size_; first < last; first /= 2, last /= 2) {
-      if (first & 1) least = std::min(least, tree_[first++]);
-      if (last & 1) least = std::min(least, tree_[--last]);
-    }
-    return least;
-  }
-
- private:
-  size_t size_;
-  std::vector<int64_t> tree_;
-};
 
 /// A node of the tree that some leaves span. The leaves [first, last) of them lie below it.
 struct SpanNode {
@@ -342,7 +321,7 @@ class LocalSearch {
   }
 
   const LeafPaths& leaves_;
-  RangeMin shared_;
+  RangeMinimum<int64_t> shared_;
   int64_t budget_;
   std::vector<std::vector<int64_t>> members_;  // leaves of each part
   std::vector<int64_t> tokens_;                // U of each part

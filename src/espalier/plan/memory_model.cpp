@@ -92,7 +92,7 @@ double graph_bytes(const MemoryModel& model, const Load& load) {
   double layers = 0;
   for (size_t i = 0; i < model.cost.layers.size(); ++i) layers += kept_layer_bytes(model, load, i);
   return real(load.tokens) * outer_bytes(model) + layers + real(load.logit_rows) * logit_row_bytes(model) +
-         real(load.terms * (model.term.batch + model.term.graph));
+         real(load.terms * (model.term_batch_bytes + model.term_graph_bytes));
 }
 
 // Memory for the gradients of weights. Gradients are added to their sums in place, so they take no memory of
@@ -194,7 +194,7 @@ double held_bytes(const MemoryModel& model, const Load& load) {
   double kept = graph_bytes(model, load);
   if (model.checkpoint_activations == CheckpointActivations::kPiece) {
     kept = real(load.tokens) * kIndexBytesPerToken + context_bytes(model, load) +
-           real(load.terms * model.term.batch);
+           real(load.terms * model.term_batch_bytes);
   }
   return kept + context_gradient_bytes(model, load);
 }
@@ -206,7 +206,7 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
   const double context =
       context_gradient_bytes(model, load) + (keeps_context ? context_bytes(model, load) : 0);
   const double graph = graph_bytes(model, load);
-  const double terms = graph + real(load.terms * model.term.running);
+  const double terms = graph + real(load.terms * model.term_running_bytes);
   const double rounded =
       model.element_bytes < model.sum_bytes ? real(model.element_bytes + model.sum_bytes) : 0;
   const double input = real(model.cost.hidden_size) * (real(model.element_bytes) + rounded);

@@ -11,15 +11,6 @@
 
 namespace espalier {
 
-/// Bytes per loss term.
-struct TermBytes {
-  int64_t batch = 0;    // in the batch: coefficient, indices and the like
-  int64_t graph = 0;    // kept from the objective's forward pass for its backward pass
-  int64_t running = 0;  // in addition, while the objective is computed
-};
-
-enum class OptimizerKind { kAdamW, kSgd };
-
 /// Plans do not depend on the number of threads, so the work space of every CPU thread but one is left out: a
 /// tile of an operator each, some hundred kilobytes.
 struct MemoryModel {
@@ -30,7 +21,9 @@ struct MemoryModel {
   int64_t packed_bytes = 0;   // of the same in the packed operand of a product; 0: products do not pack
   int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
   int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights of what is trained
-  TermBytes term = {};
+  // Of a loss term: in the batch; kept from the objective's forward pass for its backward pass; in addition,
+  // while the objective is computed.
+  int64_t term_batch_bytes = 0, term_graph_bytes = 0, term_running_bytes = 0;
   int64_t logit_block_bytes = 16 << 20;  // most bytes of one block of logits or of their gradients
   int64_t logit_blocks = 2;              // such blocks in memory at the same time
   // Of an element of the LM head: bytes of its gradient before it is added to the sum, and of the head

@@ -9,6 +9,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/interrupt.h"
 #include "espalier/plan/largest_differencing.h"
+#include "espalier/plan/range_minimum.h"
 
 namespace espalier {
 namespace {
@@ -41,7 +42,9 @@ class LeafPrices {
       path.push_back(path_seconds(model, path_tokens.back()));
       sum.push_back(sum.back() + path.back() - shared.back());
     }
-    build_minima();
+    std::vector<std::pair<int64_t, double>> with_seconds;
+    for (size_t i = 0; i < shared.size(); ++i) with_seconds.emplace_back(shared_tokens[i], shared[i]);
+    least_shared_ = RangeMinimum(with_seconds);
   }
 
   int64_t num_leaves() const { return static_cast<int64_t>(node.size()); }
@@ -50,16 +53,10 @@ class LeafPrices {
   // Seconds of the leaves [begin, end), in a forest of their own.
   double of(int64_t begin, int64_t end) const { return sum[end] - sum[begin] + shared[begin]; }
 
-  // The leaf in [begin, end] that shares least with the one before it: that is what a leaf at `end` shares
-  // with one at begin - 1.
-  int64_t least_shared(int64_t begin, int64_t end) const {
-    const int64_t n = num_leaves();
-    int64_t best = end;
-    for (int64_t i = begin + n, j = end + 1 + n; i < j; i /= 2, j /= 2) {
-      if (i % 2 == 1) best = lesser(best, minima_[i++]);
-      if (j % 2 == 1) best = lesser(best, minima_[--j]);
-    }
-    return best;
+  // The least tokens that a leaf in [begin, end] shares with the one before it, and their seconds: that is
+  // what a leaf at `end` shares with one at begin - 1.
+  std::pair<int64_t, double> least_shared(int64_t begin, int64_t end) const {
+    return least_shared_(begin, end + 1);
   }
 
   std::vector<int64_t> node, path_tokens, shared_tokens;  // by leaf; shared: with the leaf before
@@ -67,17 +64,7 @@ class LeafPrices {
   std::vector<double> sum{0};                             // [num_leaves + 1] of path - shared
 
  private:
-  int64_t lesser(int64_t a, int64_t b) const { return shared_tokens[b] < shared_tokens[a] ? b : a; }
-
-  // A segment tree: the leaves are at [n, 2 n), the parent of i at i / 2.
-  void build_minima() {
-    const int64_t n = num_leaves();
-    minima_.resize(2 * n);
-    std::iota(minima_.begin() + n, minima_.end(), 0);
-    for (int64_t i = n - 1; i > 0; --i) minima_[i] = lesser(minima_[2 * i], minima_[2 * i + 1]);
-  }
-
-  std::vector<int64_t> minima_;
+  RangeMinimum<std::pair<int64_t, double>> least_shared_;
 };
 
 // Adjacent leaves of one tree that stay together.
@@ -157,7 +144,7 @@ class Assignment {
 
   // Seconds of what the part and an earlier one have in common.
   double common(int64_t earlier, int64_t part) const {
-    return leaves_->shared[leaves_->least_shared(parts_[earlier].end, parts_[part].begin)];
+    return leaves_->least_shared(parts_[earlier].end, parts_[part].begin).second;
   }
 
   // What the part adds to those of a rank, on which it is not.
@@ -323,9 +310,9 @@ RankPlan rank_plan(const Forest& forest, const LeafPrices& leaves, const std::ve
     share.seconds += leaves.path[leaf];
     share.tree_tokens += leaves.path_tokens[leaf];
     if (last[rank] >= 0) {
-      const int64_t least = leaves.least_shared(last[rank] + 1, leaf);
-      share.seconds -= leaves.shared[least];
-      share.tree_tokens -= leaves.shared_tokens[least];
+      const auto [tokens, seconds] = leaves.least_shared(last[rank] + 1, leaf);
+      share.seconds -= seconds;
+      share.tree_tokens -= tokens;
     }
     last[rank] = leaf;
   }

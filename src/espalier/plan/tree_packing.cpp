@@ -11,7 +11,7 @@ namespace espalier {
 namespace {
 
 /// Some leaves of one tree that stay together, with their root paths.
-struct Part {
+struct TreePart {
   int64_t num_tokens;
   std::vector<int64_t> leaves;  // forest nodes, ascending
 };
@@ -36,9 +36,9 @@ double granted_work(const Forest& forest, int64_t budget) {
   return wanted <= kMaxSearchWork ? 1 : static_cast<double>(kMaxSearchWork) / static_cast<double>(wanted);
 }
 
-std::vector<Part> forest_parts(const Forest& forest, int64_t budget) {
+std::vector<TreePart> forest_parts(const Forest& forest, int64_t budget) {
   const double granted = granted_work(forest, budget);
-  std::vector<Part> result;
+  std::vector<TreePart> result;
   for (int64_t root = 0; root < forest.num_nodes(); root = forest.subtree_last[root]) {
     const TokenTree tree = token_tree(forest, root);
     const LeafPaths leaves = leaf_paths(tree);
@@ -110,10 +110,10 @@ class BatchBuilder {
 }  // namespace
 
 std::vector<MicroBatch> pack_trees(const Forest& forest, int64_t budget) {
-  const std::vector<Part> parts = forest_parts(forest, budget);
+  const std::vector<TreePart> parts = forest_parts(forest, budget);
   std::vector<int64_t> sizes;
   sizes.reserve(parts.size());
-  for (const Part& part : parts) sizes.push_back(part.num_tokens);
+  for (const TreePart& part : parts) sizes.push_back(part.num_tokens);
   BatchBuilder builder(forest);
   std::vector<MicroBatch> batches;
   for (const auto& bin : best_fit_decreasing(sizes, budget)) {

@@ -9,11 +9,11 @@
 #include <string>
 
 #include "espalier/base/mapped_file_guard.h"
-#include "espalier/inspect/page.h"
+#include "espalier/data/vocabulary.h"
+#include "espalier/inspect/page/page.h"
 #include "espalier/inspect/report.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
-#include "espalier/text/vocabulary.h"
 #include "espalier/tree/forest.h"
 
 namespace espalier::python {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/qualify/attention_family.h"
+#include "espalier/ops/attention/tree_attention.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -12,7 +13,6 @@
 #include "espalier/base/interrupt.h"
 #include "espalier/ops/attention/masked.h"
 #include "espalier/ops/guarded_output.h"
-#include "espalier/ops/reference.h"
 #include "espalier/qualify/awkward_forests.h"
 #include "espalier/qualify/pooled_errors.h"
 #include "espalier/qualify/same_bits.h"

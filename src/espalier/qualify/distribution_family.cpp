@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "espalier/ops/edge_logprobs/edge_distribution.h"
-#include "espalier/ops/reference.h"
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 

@@ -8,7 +8,6 @@
 
 #include "espalier/ops/dispatch.h"
 #include "espalier/ops/elementwise/elementwise.h"
-#include "espalier/ops/reference.h"
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 

@@ -8,7 +8,6 @@
 
 #include "espalier/ops/edge_logprobs/blocks.h"
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
-#include "espalier/ops/reference.h"
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
@@ -44,7 +43,7 @@ Tensors by_blocks(const Tensors& in, const LogitBlock& block) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto [logprobs, lse] = detail::edge_logprobs_by_blocks(in[0], in[1], in[3], in[4], block);
   const at::Tensor grad_hidden = zero_sums(in[0]), grad_weight = zero_sums(in[1]);
-  detail::add_edge_logprobs_gradients({in[2], in[0], in[1], in[3], in[4], lse}, grad_hidden, grad_weight,
+  detail::add_edge_logprobs_gradients({in[2], {in[0], in[1], in[3], in[4]}, lse}, grad_hidden, grad_weight,
                                       block);
   return {logprobs, grad_hidden.to(in[0].scalar_type()), grad_weight.to(in[1].scalar_type())};
 }

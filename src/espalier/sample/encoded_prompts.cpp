@@ -110,7 +110,7 @@ struct Pass {
 
 std::vector<bool> recurrent_layers(const DecoderConfig& config) {
   std::vector<bool> recurrent;
-  for (const LayerSpec& layer : model_spec(config).layers) {
+  for (const LayerSpec& layer : config.layers) {
     recurrent.push_back(!std::holds_alternative<AttentionSpec>(layer.mixer));
   }
   return recurrent;

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "espalier/train/optimizer.h"
+#include "espalier/model/global_norm.h"
 
 namespace espalier {
 namespace {

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "espalier/base/check.h"
+#include "espalier/base/utf8.h"
 #include "espalier/model/adapter_folder.h"
 #include "espalier/model/init.h"
 #include "espalier/model/weights.h"
@@ -18,11 +20,13 @@ Adapter load_saved(const TrainOptions& options, const DecoderConfig& config) {
 }
 
 Adapter make_new(const TrainOptions& options, const DecoderConfig& config) {
-  const ModelSpec spec = model_spec(config);
+  const ModelSpec& spec = config;
   const std::vector<LinearMap> maps = adapted_maps(spec, options.lora->targets);
   Adapter adapter = init_adapter(maps, *options.lora, options.seed, detail::accumulator_dtype(options.dtype),
                                  options.device);
   const std::string base = std::filesystem::absolute(options.model).lexically_normal().string();
+  ESPALIER_CHECK(is_utf8(base),
+                 "model: expected a path in UTF-8, which adapter_config.json can keep, received {}", base);
   adapter.config = adapter_config(*options.lora, target_names(spec, maps), base);
   return adapter;
 }

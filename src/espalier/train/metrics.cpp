@@ -95,12 +95,17 @@ std::filesystem::path event_path(const std::filesystem::path& folder) {
 }  // namespace
 
 EventWriter::EventWriter(const std::filesystem::path& folder) : file_(event_path(folder)) {
+  begin();
+}
+
+void EventWriter::begin() {
   std::string event = event_header(0);
   append_bytes(event, 3, "brain.Event:2");
   record(event);
 }
 
 void EventWriter::scalars(int64_t step, const std::map<std::string, double>& values) {
+  if (file_.close_if_removed()) begin();
   std::string summary;
   for (const auto& [tag, value] : values) {
     // Summary.Value { string tag = 1; float simple_value = 2; }, repeated field 1 of Summary.
@@ -197,6 +202,10 @@ void MetricsWriter::write_evaluation(int64_t step, const nlohmann::ordered_json&
 
 void MetricsWriter::append(int64_t step, const nlohmann::ordered_json& values,
                            const std::map<std::string, double>& scalars) {
+  if (file_.close_if_removed()) {
+    note(fmt::format("warning: {} was removed while the run goes on: it begins again with step {}",
+                     file_.path().string(), step));
+  }
   file_.append(values.dump() + "\n");
   events_.scalars(step, scalars);
   for (const LogFile* file : {static_cast<const LogFile*>(&file_), &events_.file()}) {

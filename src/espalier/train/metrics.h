@@ -24,6 +24,7 @@ class EventWriter {
   const LogFile& file() const { return file_; }
 
  private:
+  void begin();
   void record(const std::string& event);
   LogFile file_;
 };
@@ -41,7 +42,8 @@ struct MetricsStart {
 /// run) are dropped on opening, and so are evaluations that are done again; with resumed_step 0 the file
 /// starts anew. A file that
 /// cannot be written is no error: `note` is told once, missing lines are tried again with every step, and
-/// finish() says what is still missing.
+/// finish() says what is still missing. A file that somebody removes begins again with the next step, and
+/// `note` is told.
 class MetricsWriter {
  public:
   MetricsWriter(const std::filesystem::path& run_folder, const MetricsStart& start,

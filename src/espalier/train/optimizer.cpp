@@ -6,67 +6,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <numbers>
 
-#include "espalier/base/words.h"
+#include "espalier/model/global_norm.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
+#include "espalier/train/train_options.h"
 
 namespace espalier {
 
-namespace {
-
-constexpr auto kOptimizers =
-    std::to_array<Word<OptimizerKind>>({{"adamw", OptimizerKind::kAdamW}, {"sgd", OptimizerKind::kSgd}});
-
-constexpr auto kSchedulers = std::to_array<Word<SchedulerKind>>({{"constant", SchedulerKind::kConstant},
-                                                                 {"linear", SchedulerKind::kLinear},
-                                                                 {"cosine", SchedulerKind::kCosine}});
-
-}  // namespace
-
-std::vector<std::string> optimizer_names() {
-  return all_words(kOptimizers);
-}
-
-OptimizerKind parse_optimizer(const std::string& name) {
-  return parse_word(kOptimizers, "optimizer", name);
-}
-
-const char* to_string(OptimizerKind kind) {
-  return word_of(kOptimizers, kind);
-}
-
-std::vector<std::string> scheduler_names() {
-  return all_words(kSchedulers);
-}
-
-void check_optimizer_options(const OptimizerOptions& options) {
-  // Written so that NaN, which is in no range, fails every check.
-  const auto beta = [](const char* name, double value) {
-    ESPALIER_CHECK(value >= 0 && value < 1, "{}: expected a number from 0 to below 1, received {}", name,
-                   value);
-  };
-  const auto not_negative = [](const char* name, double value) {
-    ESPALIER_CHECK(value >= 0 && std::isfinite(value),
-                   "{}: expected a finite number of at least 0, received {}", name, value);
-  };
-  beta("beta1", options.beta1);
-  beta("beta2", options.beta2);
-  ESPALIER_CHECK(options.eps > 0 && std::isfinite(options.eps),
-                 "eps: expected a finite number above 0, received {}", options.eps);
-  not_negative("weight-decay", options.weight_decay);
-  not_negative("max-grad-norm", options.max_grad_norm);
-}
-
-SchedulerKind parse_scheduler(const std::string& name) {
-  return parse_word(kSchedulers, "scheduler", name);
-}
-
-const char* to_string(SchedulerKind kind) {
-  return word_of(kSchedulers, kind);
+int64_t optimizer_bytes(OptimizerKind kind, at::ScalarType dtype) {
+  const int64_t state = dtype == at::kDouble ? 8 : 4, masters = dtype == at::kBFloat16 ? state : 0;
+  return masters + (kind == OptimizerKind::kAdamW ? 2 * state : 0);
 }
 
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps) {
@@ -96,28 +48,6 @@ Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options)
 
 namespace {
 
-std::vector<at::Tensor> defined_ones(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> result;
-  std::ranges::copy_if(tensors, std::back_inserter(result), &at::Tensor::defined);
-  return result;
-}
-
-}  // namespace
-
-double global_norm(const std::vector<at::Tensor>& gradients) {
-  const std::vector<at::Tensor> defined = defined_ones(gradients);
-  if (defined.empty()) return 0;
-  const at::Tensor norms = at::stack(at::_foreach_norm(defined, 2, at::kDouble)).cpu();
-  double squares = 0;
-  for (int64_t i = 0; i < norms.numel(); ++i) {
-    const double norm = norms.const_data_ptr<double>()[i];
-    squares += norm * norm;
-  }
-  return std::sqrt(squares);
-}
-
-namespace {
-
 // Splits indices of parameters with a gradient by whether they are decayed.
 void adamw_group(const OptimizerOptions& options, double learning_rate, double weight_decay,
                  const std::vector<size_t>& members, const std::vector<at::Tensor>& gradients,
@@ -141,12 +71,6 @@ double Optimizer::gradient_norm() const {
   RECORD_USER_SCOPE("optimizer");
   const at::NoGradGuard no_grad;
   return global_norm(decoder_->gradients());
-}
-
-double Optimizer::step(double learning_rate) {
-  const double norm = gradient_norm();
-  update(learning_rate, norm);
-  return norm;
 }
 
 void Optimizer::check_update(double learning_rate, double norm) const {
@@ -182,7 +106,9 @@ void Optimizer::update(double learning_rate, double norm) {
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> sums = decoder_->gradients();
   if (options_.max_grad_norm > 0 && norm > options_.max_grad_norm) {
-    at::_foreach_mul_(defined_ones(sums), options_.max_grad_norm / (norm + 1e-6));
+    std::vector<at::Tensor> defined = sums;
+    std::erase_if(defined, [](const at::Tensor& sum) { return !sum.defined(); });
+    at::_foreach_mul_(defined, options_.max_grad_norm / (norm + 1e-6));
   }
   std::vector<size_t> decayed, plain;
   for (size_t i = 0; i < sums.size(); ++i) {

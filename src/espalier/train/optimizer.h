@@ -4,15 +4,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "espalier/base/safetensors.h"
 #include "espalier/engine/engine.h"
 #include "espalier/model/decoder.h"
-#include "espalier/plan/memory_model.h"
 
 namespace espalier {
+
+enum class OptimizerKind { kAdamW, kSgd };
 
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
@@ -23,28 +25,18 @@ struct OptimizerOptions {
   double max_grad_norm = 1;  // 0: off
 };
 
-/// "adamw" | "sgd"; parsing throws InputError naming them.
-std::vector<std::string> optimizer_names();
-OptimizerKind parse_optimizer(const std::string& name);
-const char* to_string(OptimizerKind kind);
+/// What is kept for each element of a parameter of this dtype: moments and master weights.
+int64_t optimizer_bytes(OptimizerKind kind, at::ScalarType dtype);
 
 /// Throws InputError naming an option that is not finite or out of its range: betas in [0, 1), eps above 0,
 /// the others 0 or more.
 void check_optimizer_options(const OptimizerOptions& options);
 
 enum class SchedulerKind { kConstant, kLinear, kCosine };
-/// "constant" | "linear" | "cosine"; likewise.
-std::vector<std::string> scheduler_names();
-SchedulerKind parse_scheduler(const std::string& name);
-const char* to_string(SchedulerKind kind);
 
 /// Factor on the learning rate at step (from 0) of `steps`: rises linearly to 1 over the first warmup_steps
 /// ((step + 1) / (warmup_steps + 1)), then stays, falls linearly, or falls as half a cosine, to 0 at `steps`.
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps);
-
-/// Euclidean norm of all gradients together, summed in float64; undefined ones count as zero. They are of one
-/// device, which is waited for once.
-double global_norm(const std::vector<at::Tensor>& gradients);
 
 /// AdamW (Loshchilov and Hutter, 2019; LibTorch's fused operator) or plain SGD (p -= lr (g + weight_decay
 /// p)). bfloat16 models are updated through float32 master weights. All of it lives on the decoder's device;
@@ -60,9 +52,6 @@ class Optimizer {
   /// the weights. Throws NonFiniteError, before anything is changed, where the norm is not finite or so large
   /// that the update or AdamW's second moments would overflow.
   void update(double learning_rate, double norm);
-
-  /// Both. Returns the norm before clipping.
-  double step(double learning_rate);
 
   /// "" if everything that save() writes is finite; otherwise the name of a tensor that is not, and its
   /// values.

@@ -15,8 +15,8 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/config/router_shape.h"
 #include "espalier/data/content_hash.h"
+#include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
-#include "espalier/measure/cost.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
 #include "espalier/objective/objective.h"
@@ -82,15 +82,21 @@ std::optional<RealColumn> read_kept(const std::filesystem::path& path, const Des
   }
 }
 
+template <class T>
+RealColumn column_of(const at::Tensor& values) {
+  const T* begin = values.const_data_ptr<T>();
+  return RealColumn(Column<T>(std::vector<T>(begin, begin + values.numel())));
+}
+
 /// [N] float32 (float64), on the host.
 at::Tensor compute(const Reference& reference, const Trajectories& trajectories,
                    const MicroBatchProgress& progress) {
   const Decoder decoder = load_decoder(reference.model, reference.dtype, reference.device);
   check_recorded_routes("reference-model", trajectories, router_shape(decoder.config()),
-                        decoder.config().num_hidden_layers);
-  const PlanCosts costs{assumed_times(decoder.config(), reference.device),
-                        memory_model(decoder.config(), reference.dtype, std::nullopt,
-                                     *make_objective(ObjectiveOptions{}), reference.device)};
+                        decoder.config().num_hidden_layers());
+  const PlanCosts costs{
+      assumed_times(decoder.config(), reference.device),
+      memory_model(decoder.config(), reference.dtype, *make_objective(ObjectiveOptions{}), reference.device)};
   const Step step = make_step(trajectories, {.plan = reference.plan, .costs = &costs});
   std::vector<double> values(trajectories.num_tokens());
   compute_logprobs(decoder, trajectories, step, &values, progress);
@@ -144,6 +150,12 @@ bool add_reference_logprobs(const Reference& reference, const KeptReference& kep
     if (kept.note) kept.note(fmt::format("{} is not taken: {}", kept.file.string(), fault));
   }
   const at::Tensor values = compute(reference, *trajectories, kept.progress);
+  trajectories->ref_logprobs = {
+      values.scalar_type() == at::kDouble ? column_of<double>(values) : column_of<float>(values), {}};
+  ESPALIER_CHECK(kept.trained_hash.empty() || content_hashes(*trajectories)[kTensor] == kept.trained_hash,
+                 "--resume: the data's {} are not those that the run was trained on; resume with the same "
+                 "--reference-model and data, or start a new run in another --out",
+                 kTensor);
   const TensorView view = view_tensor(kTensor, values);
   Description written = description;
   written[kHashOfValues] = hash_of(view.bytes);

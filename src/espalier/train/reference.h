@@ -35,6 +35,8 @@ void check_reference(const Reference& reference, const DecoderConfig& policy,
 /// What is known of a computation that is kept in a file.
 struct KeptReference {
   std::filesystem::path file;  // a safetensors file: F32 [N] (F64 for float64), with hashes
+  std::string
+      trained_hash{};  // of the column (data/content_hash.h) that the run's checkpoints were trained on
   MicroBatchProgress progress{};
   std::function<void(const std::string&)> note{};  // of a file that is not taken, and why
 };
@@ -43,6 +45,7 @@ struct KeptReference {
 /// trees of all rows. They are kept in `kept.file`, and taken from there when its hashes say that they are of
 /// the same weights, config.json, tokens, loss weights, routes and dtype, and are whole; a file that is not
 /// is replaced. The reference is freed before this returns. Returns whether they were taken from the file.
+/// Throws InputError, and leaves the file as it is, where a trained_hash is given and they are others.
 bool add_reference_logprobs(const Reference& reference, const KeptReference& kept,
                             Trajectories* trajectories);
 

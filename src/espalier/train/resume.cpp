@@ -9,6 +9,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/json_file.h"
 #include "espalier/base/manifest.h"
+#include "espalier/base/units.h"
 #include "espalier/train/checkpoint.h"
 #include "espalier/train/diagnosis.h"
 
@@ -24,14 +25,31 @@ bool is_one_of(const std::string& name, const Names& names) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// Calls differs(name, before, now) for each setting whose value is another one than before; `defaults` are
-// those of settings that did not exist then.
+// Calls differs(name, before, now) for each setting whose value is another one than before, null where it has
+// none; `defaults` are those of settings that did not exist then. A mix comes first, because it stands in
+// place of settings of the objective.
 template <class Differs>
 void compare(const Json& before, const Json& now, const Json& defaults, const Differs& differs) {
-  for (const auto& [name, value] : now.items()) {
-    const Json old = before.contains(name) ? before[name] : defaults[name];
-    if (old != value) differs(name, old.dump(), value.dump());
+  std::vector<std::string> names = {"mix"};
+  for (const Json* settings : {&before, &now}) {
+    for (const auto& [name, value] : settings->items()) {
+      if (!is_one_of(name, names)) names.push_back(name);
+    }
   }
+  for (const std::string& name : names) {
+    const Json old = before.value(name, defaults.value(name, Json())), value = now.value(name, Json());
+    if (old != value) differs(name, old, value);
+  }
+}
+
+constexpr const char* kNewSchedule =
+    ": the learning rate goes on as in a run of so many steps, and falls to 0 at the last of them";
+
+std::string shown(const Json& value, const Json& other) {
+  if (value.is_null()) return "none";
+  // Beside none, the many settings of a mix would say nothing.
+  if (value.is_array() && other.is_null()) return count_of(std::ssize(value), "source", "sources");
+  return value.dump();
 }
 
 void check_settings(const RunState& saved, const RunState& now, const std::string& where, const Note& note) {
@@ -42,16 +60,18 @@ void check_settings(const RunState& saved, const RunState& now, const std::strin
     return;
   }
   const RunSettings defaults = run_settings(TrainOptions{});
-  const auto refuse = [&](const auto& name, const auto& was, const auto& is) {
+  const auto refuse = [&](const std::string& name, const Json& was, const Json& is) {
     throw InputError(fmt::format(
         "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, or start a "
         "new run in another --out",
-        name, was, where, is));
+        name, shown(was, is), where, shown(is, was)));
   };
   compare(saved.settings->fixed, now.settings->fixed, defaults.fixed, refuse);
   compare(saved.settings->adjustable, now.settings->adjustable, defaults.adjustable,
-          [&](const auto& name, const auto& was, const auto& is) {
-            note(fmt::format("{} was {}, and is {} from here on", name, was, is));
+          [&](const std::string& name, const Json& was, const Json& is) {
+            if (was.is_null() || is.is_null()) return;  // an older Espalier did not write it
+            note(fmt::format("{} was {}, and is {} from here on{}", name, was.dump(), is.dump(),
+                             name == kScheduledSteps ? kNewSchedule : ""));
           });
 }
 
@@ -215,17 +235,34 @@ fs::path set_aside(const fs::path& folder) {
 
 }  // namespace
 
+void check_not_begun(const TrainOptions& options) {
+  if (options.resume) return;
+  const std::vector<fs::path> folders = checkpoints(options.out);
+  ESPALIER_CHECK(
+      folders.empty(),
+      "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --out",
+      options.out.string(), folders.front().filename().string());
+}
+
+std::string trained_column_hash(const fs::path& run_folder, const std::string& column) {
+  for (const fs::path& folder : checkpoints(run_folder)) {
+    try {
+      const RunState state = read_run_state(folder);
+      const auto found = state.data_hashes.find(column);
+      return found == state.data_hashes.end() ? "" : found->second;
+    } catch (const InputError&) {
+      continue;  // damaged: resume() says so
+    }
+  }
+  return "";
+}
+
 int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& maybe_note) {
   const TrainOptions& options = now.options;
   const Note note = maybe_note ? maybe_note : [](const std::string&) {};
+  check_not_begun(options);
+  if (!options.resume) return 0;
   const std::vector<fs::path> folders = checkpoints(options.out);
-  if (!options.resume) {
-    ESPALIER_CHECK(
-        folders.empty(),
-        "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --out",
-        options.out.string(), folders.front().filename().string());
-    return 0;
-  }
   if (folders.empty()) {
     note(fmt::format("no checkpoint in {}: starting from the model", options.out.string()));
     return 0;

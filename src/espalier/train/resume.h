@@ -25,6 +25,13 @@ struct RunNow {
   const RunState& state;
 };
 
+/// Throws InputError where options.out holds a run and it is not to be resumed.
+void check_not_begun(const TrainOptions& options);
+
+/// Hash (data/content_hash.h) of a column of the rows that the checkpoints of a run were trained on; "" where
+/// there are none, or an older Espalier wrote them.
+std::string trained_column_hash(const std::filesystem::path& run_folder, const std::string& column);
+
 /// Puts decoder and optimiser into the state of a checkpoint of options.out and returns its step; 0 for a new
 /// run. The newest checkpoint is taken that its manifest finds whole and that holds finite numbers only;
 /// newer ones are renamed to step_N.damaged, and `note` is told what is wrong with them. Throws InputError

@@ -9,6 +9,7 @@
 #include "espalier/model/adapter_folder.h"
 #include "espalier/model/weights.h"
 #include "espalier/train/checkpoint.h"
+#include "espalier/train/epochs.h"
 
 namespace espalier {
 namespace {
@@ -79,6 +80,9 @@ RunState run_state_of(const Trajectories& trajectories, const TrainOptions& opti
                  .data_tokens = trajectories.num_tokens(),
                  .data_hashes = content_hashes(trajectories),
                  .settings = run_settings(options)};
+  if (options.scheduler != SchedulerKind::kConstant) {
+    state.settings->adjustable[kScheduledSteps] = total_steps(trajectories, options);
+  }
   if (!options.trains_adapter()) return state;
   state.model_config = read_json_file<Json>(options.model / "config.json");
   state.file_hashes["model"] = weights_hash(options.model);

@@ -25,6 +25,9 @@ struct EvaluationState {
   bool operator==(const EvaluationState&) const = default;
 };
 
+/// Among the adjustable settings of a run whose learning rate falls to 0 at its last step: their number.
+inline constexpr const char* kScheduledSteps = "steps";
+
 struct RunState {
   int64_t step = 0;  // optimiser steps done; at least 1 in a run
   int64_t data_rows = 0;

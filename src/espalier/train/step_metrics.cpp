@@ -3,7 +3,7 @@
 
 #include <sys/resource.h>
 
-#include "espalier/measure/cost.h"
+#include "espalier/engine/cost.h"
 
 namespace espalier {
 namespace {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "espalier/base/check.h"
-#include "espalier/base/folder_lock.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/engine/order.h"
 #include "espalier/model/tensor_bytes.h"
@@ -21,6 +20,7 @@
 #include "espalier/train/load_model.h"
 #include "espalier/train/metrics.h"
 #include "espalier/train/resume.h"
+#include "espalier/train/run_folder.h"
 #include "espalier/train/step_metrics.h"
 #include "espalier/train/step_trainer.h"
 
@@ -75,6 +75,7 @@ class TrainingRun {
         options_(options),
         events_(events),
         stop_(stop),
+        folder_(options.out, events.files, events.note),
         last_(total_steps(trajectories, options)),
         evaluator_(held_out ? std::optional<Evaluator>(std::in_place, *held_out, options) : std::nullopt),
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
@@ -93,6 +94,7 @@ class TrainingRun {
   /// Returns false if it was stopped before the last step.
   bool run() {
     if (first_ < last_) check_before_the_first_step();
+    folder_.write_files();
     if (events_.started) events_.started(last_, first_);
     const bool evaluates_first = is_evaluation_due();
     if (!evaluates_first && has_nothing_to_do()) return true;
@@ -102,6 +104,7 @@ class TrainingRun {
     bool finished = false;
     try {
       finished = take_steps(&writer);
+      end(finished);
     } catch (const std::exception& error) {
       writer.finish();
       if (state_.step == first_) throw;  // nothing was done that could be lost
@@ -129,6 +132,7 @@ class TrainingRun {
     while (state_.step < last_ && !ends_early()) {
       if (state_.step == first_ && stopping()) return false;  // nothing is done yet
       const nlohmann::ordered_json metrics = take_step(state_.step + 1);
+      restore_folder();
       writer->write(state_.step, metrics);
       if (events_.step) events_.step(state_.step, metrics);
       if (is_evaluation_due()) evaluate(writer);
@@ -137,9 +141,38 @@ class TrainingRun {
       if (stopping() && (state_.step < last_ || is_evaluation_due()) && !ends_early()) return false;
     }
     if (ends_early()) note(fmt::format("stopped early: {}", early_stop_text(*state_.evaluation)));
-    ESPALIER_CHECK(best_error_.empty(), "the best checkpoint, that of step {}, could not be saved: {}",
-                   best_failed_step_, best_error_);
     return true;
+  }
+
+  // ---- The folder
+
+  /// Where somebody has removed it: makes it again, and forgets what was lost with it.
+  void restore_folder() {
+    try {
+      if (!folder_.restore()) return;
+    } catch (const std::exception&) {
+      save_failed_ = true;  // nothing may be written there
+      throw;
+    }
+    if (!std::filesystem::exists(checkpoint_folder(options_.out, saved_))) saved_ = 0;
+    const bool lost_best = evaluator_ && evaluator_->options().keep_best &&
+                           state_.evaluation->best_step > 0 &&
+                           !std::filesystem::exists(best_checkpoint_folder(options_.out));
+    if (!lost_best) return;
+    best_error_ = "it was removed while the run went on";
+    best_failed_step_ = state_.evaluation->best_step;
+    state_.evaluation->best_step = 0;
+    state_.evaluation->best_loss = 0;
+  }
+
+  /// Throws InputError for what the folder lacks of a run that has come to its end, or was stopped.
+  void end(bool finished) {
+    restore_folder();
+    if (saved_ < state_.step) save_now();
+    ESPALIER_CHECK(folder_.failure().empty(), "{}", folder_.failure());
+    ESPALIER_CHECK(!finished || best_error_.empty(),
+                   "the best checkpoint, that of step {}, could not be saved: {}", best_failed_step_,
+                   best_error_);
   }
 
   // ---- Evaluations
@@ -349,6 +382,7 @@ class TrainingRun {
   const TrainOptions& options_;
   const TrainEvents& events_;
   const std::atomic<bool>* stop_;
+  RunFolder folder_;
   int64_t last_;
   std::optional<Evaluator>
       evaluator_;  // before the model is loaded: what is wrong with its rows is said soon
@@ -374,9 +408,6 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
   check_train_options(options);
   if (held_out != nullptr) check_evaluation_options(held_out->options);
   ESPALIER_CHECK(trajectories.num_rows() > 0, "expected trajectories to train on, received none");
-  std::filesystem::create_directories(options.out);
-  const FolderLock lock(options.out, events.note);
-  sweep_unfinished_checkpoints(options.out, lock.held());
   return TrainingRun(trajectories, options, events, stop, held_out).run();
 }
 

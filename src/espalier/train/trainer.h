@@ -8,6 +8,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -15,12 +16,15 @@
 #include "espalier/engine/engine.h"
 #include "espalier/train/epochs.h"
 #include "espalier/train/evaluation.h"
+#include "espalier/train/run_folder.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier {
 
-/// What a caller sees of a run while it goes on.
+/// What a caller sees of a run while it goes on, and adds to its folder.
 struct TrainEvents {
+  /// Written before the first step, and again where they are removed later.
+  std::vector<RunFile> files{};
   /// Before the first step: total steps and the step resumed from.
   std::function<void(int64_t total_steps, int64_t resumed_step)> started;
   std::function<void(int64_t step, int64_t done, int64_t total)> micro_batch;
@@ -52,7 +56,9 @@ class RunError : public std::runtime_error {
 /// saves the steps that are done, unless their weights are half updated, and becomes a RunError. Loss or
 /// gradient norm that is not finite is such an error, and is found before the weights are updated. A
 /// checkpoint that cannot be written is tried again after later steps; when the next one is due, or the run
-/// ends, it is an error. Metrics that cannot be written are not an error.
+/// ends, it is an error. Metrics that cannot be written are not an error. A folder that is removed while the
+/// run goes on is made again with events.files and the checkpoints that are still to come (run_folder.h);
+/// where that cannot be done it is an error at the end, and at once where another run has the folder.
 ///
 /// With `held_out` the rows are evaluated as its options say, and their state is part of checkpoints.
 /// *stop ends an evaluation as well; the run that continues makes it first. A run that ends early ends as

@@ -291,16 +291,4 @@ std::vector<int64_t> root_path(const Forest& forest, int64_t n) {
   return path;
 }
 
-std::vector<uint64_t> path_vectors(const Forest& forest) {
-  const int64_t num_nodes = forest.num_nodes();
-  const int64_t chunks = (num_nodes + 63) / 64;
-  std::vector<uint64_t> bits(num_nodes * chunks, 0);
-  for (int64_t n = 0; n < num_nodes; ++n) {
-    uint64_t* row = bits.data() + n * chunks;
-    if (forest.parent[n] >= 0) std::copy_n(bits.data() + forest.parent[n] * chunks, chunks, row);
-    row[n / 64] |= uint64_t{1} << (n % 64);
-  }
-  return bits;
-}
-
 }  // namespace espalier

@@ -56,9 +56,4 @@ Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> ro
 /// Nodes from the root to node n, both included.
 std::vector<int64_t> root_path(const Forest& forest, int64_t n);
 
-/// Path vectors of "Prompt Trees" (Training-time Prefix Caching, 2025): bit k of row n says whether node k is
-/// on the root path of node n (n included), in 64-bit chunks, least significant bit first.
-/// Returns [num_nodes * chunks] with chunks = ceil(num_nodes / 64).
-std::vector<uint64_t> path_vectors(const Forest& forest);
-
 }  // namespace espalier

@@ -46,7 +46,7 @@ Trajectories with_routes(const Trajectories& trajectories, const Decoder& decode
 ReferenceRouters::ReferenceRouters(const Decoder& decoder, const Trajectories& trajectories,
                                    const ObjectiveOptions& options)
     : options_(options),
-      sigmoid_(decoder.config().moe.scores == RouterScores::kSigmoid),
+      sigmoid_(decoder.config().moe() != nullptr && decoder.config().moe()->scores == RouterScores::kSigmoid),
       num_experts_(decoder.routers().experts),
       rows_(static_cast<double>(decoder.routers().count() * trajectories.num_tokens())) {
   if (options.router_aux_loss_coef == 0) return;

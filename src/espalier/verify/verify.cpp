@@ -12,7 +12,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/median.h"
 #include "espalier/base/rng.h"
-#include "espalier/measure/cost.h"
+#include "espalier/engine/cost.h"
 #include "espalier/model/adapter_folder.h"
 #include "espalier/model/weights.h"
 #include "espalier/verify/reference_routers.h"
@@ -307,7 +307,7 @@ VerifyReport verify(const Trajectories& given, const VerifyOptions& options, con
       options.dtype == at::kDouble ? given : with_routes(given, to_float64(decoder));
   const Loss loss = make_loss(trajectories, options.objective, options.mix);
   const PlanCosts costs{assumed_times(decoder.config(), options.device),
-                        memory_model(decoder.config(), options.dtype, std::nullopt, loss, options.device)};
+                        memory_model(decoder.config(), options.dtype, loss, options.device)};
   const Step step =
       make_step(trajectories,
                 {.plan = options.plan, .objective = options.objective, .costs = &costs, .mix = options.mix});

@@ -6,7 +6,6 @@
 
 #include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/attention/tree_attention.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/attention/attention_problem.h"
 
 namespace espalier {

@@ -4,13 +4,13 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <random>
 #include <vector>
 
 #include "espalier/ops/attention/arguments.h"
+#include "espalier/ops/operator.h"
 #include "tests/ops/attention/random_subtrees.h"
 #include "tests/ops/comparison.h"
 #include "tests/test_seed.h"
@@ -211,19 +211,7 @@ Results attention_results(const Forward& forward, const Backward& backward, cons
 /// The operator, with all that it returns.
 inline espalier::detail::TreeAttentionResults call_operator(
     const espalier::detail::TreeAttentionArguments& arguments) {
-  using Forward = espalier::detail::TreeAttentionResults(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double, at::TensorList,
-      at::TensorList, const at::Tensor&, int64_t, const espalier::detail::OptionalTensor&,
-      const espalier::detail::OptionalTensor&, const espalier::detail::OptionalTensor&);
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("espalier::tree_attention", "").typed<Forward>();
-  const auto& [q, k, v, tokens, options, context] = arguments;
-  const auto optional = [](const at::Tensor& tensor) {
-    return tensor.defined() ? espalier::detail::OptionalTensor(tensor) : std::nullopt;
-  };
-  return op.call(q, k, v, tokens.subtree_end, options.softmax_scale, context.k, context.v, context.blocks,
-                 options.sliding_window, optional(tokens.position), optional(context.positions),
-                 optional(options.sinks));
+  return espalier::detail::call<"tree_attention", espalier::detail::TreeAttentionResults>(arguments);
 }
 
 inline at::Tensor lse_in_float64(const AttentionProblem& problem) {

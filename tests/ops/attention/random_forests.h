@@ -10,7 +10,6 @@
 #include <cmath>
 
 #include "espalier/ops/attention/tree_attention.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/attention/random_subtrees.h"
 #include "tests/ops/comparison.h"
 #include "tests/test_seed.h"

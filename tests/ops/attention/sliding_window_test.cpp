@@ -9,8 +9,8 @@
 
 #include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/attention/masked.h"
+#include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/attention/varlen.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/attention/forced_attention.h"
 

@@ -8,7 +8,6 @@
 
 #include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/attention/tree_attention.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/attention/forced_attention.h"
 #include "tests/ops/cuda_device.h"

@@ -2,6 +2,7 @@
 // Tensors to and from the fused kernels, with a stand-in on the CPU that sees what kernels see: pointers,
 // strides and arrays. It computes in float64, pair by pair.
 #include "espalier/ops/attention/fused.h"
+#include "espalier/ops/attention/tree_attention.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +13,6 @@
 
 #include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/guarded_output.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/attention/attention_problem.h"
 
 namespace espalier {

@@ -10,8 +10,7 @@
 
 #include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/attention/varlen.h"
-#include "espalier/ops/kernels/cpu/tree_attention.h"
-#include "espalier/ops/reference.h"
+#include "espalier/ops/kernels/cpu/attention/tree_attention.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/gemm/forced_products.h"
 #include "tests/ops/kernels/cpu/forced_instruction_set.h"

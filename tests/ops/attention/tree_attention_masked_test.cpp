@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tree attention by chunks of queries with a mask, and which implementation serves which inputs on CUDA.
 #include "espalier/ops/attention/masked.h"
+#include "espalier/ops/attention/tree_attention.h"
 
 #include <gtest/gtest.h>
 
 #include "espalier/ops/attention/cuda.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/attention/forced_attention.h"
 

@@ -6,7 +6,6 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "espalier/ops/reference.h"
 #include "tests/ops/attention/random_subtrees.h"
 #include "tests/ops/comparison.h"
 #include "tests/test_seed.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tree attention by mask blocks: what surrounds the attention to sequences, in float64 on the CPU, through
 // ATen's flash attention for the CPU and through the calls that are made on CUDA (fake_flash.h).
+#include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/attention/varlen.h"
 
 #include <gtest/gtest.h>
 
 #include "espalier/ops/attention/mask_blocks.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/attention/fake_flash.h"
 

@@ -8,7 +8,6 @@
 
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
 #include "espalier/ops/edge_logprobs/logit_blocks.h"
-#include "espalier/ops/reference.h"
 #include "espalier/runtime/tensor_memory.h"
 #include "tests/ops/edge_logprobs/edge_problems.h"
 #include "tests/ops/gemm/forced_products.h"

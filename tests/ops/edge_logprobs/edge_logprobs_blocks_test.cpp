@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/edge_logprobs/edge_problems.h"
 #include "tests/test_seed.h"
 
@@ -26,7 +25,7 @@ Results run_by_blocks(const EdgeProblem& given, at::ScalarType dtype, const Logi
   const at::Tensor grad_hidden = at::zeros(hidden.sizes(), sums);
   const at::Tensor grad_weight = at::zeros(weight.sizes(), head_grad_is_wide ? sums : dtype);
   detail::add_edge_logprobs_gradients(
-      {given.grad_out.to(sums), hidden, weight, given.edge_row, given.edge_target, lse}, grad_hidden,
+      {given.grad_out.to(sums), {hidden, weight, given.edge_row, given.edge_target}, lse}, grad_hidden,
       grad_weight, size);
   return {logprobs, grad_hidden.to(dtype), grad_weight.to(dtype)};
 }
@@ -82,7 +81,8 @@ TEST(EdgeLogprobsBlocks, AddToTheGradientThatIsThere) {
       detail::edge_logprobs_by_blocks(given.hidden, given.weight, given.edge_row, given.edge_target, {4, 7});
   const at::Tensor sum = at::ones_like(given.weight);
   detail::add_edge_logprobs_gradients(
-      {given.grad_out, given.hidden, given.weight, given.edge_row, given.edge_target, lse}, {}, sum, {4, 7});
+      {given.grad_out, {given.hidden, given.weight, given.edge_row, given.edge_target}, lse}, {}, sum,
+      {4, 7});
   EXPECT_LE(relative_error(sum - 1, run_plain(given)[2]), 1e-12);
 }
 
@@ -94,8 +94,8 @@ TEST(EdgeLogprobsBlocks, TakeNoEdgesAndNoRows) {
     EXPECT_EQ(logprobs.numel(), 0);
     EXPECT_EQ(lse.numel(), num_rows);
     const at::Tensor grad_hidden = at::ones_like(hidden), grad_weight = at::ones_like(weight);
-    detail::add_edge_logprobs_gradients({logprobs, hidden, weight, none, none, lse}, grad_hidden, grad_weight,
-                                        {2, 4});
+    detail::add_edge_logprobs_gradients({logprobs, {hidden, weight, none, none}, lse}, grad_hidden,
+                                        grad_weight, {2, 4});
     EXPECT_TRUE(grad_hidden.equal(at::ones_like(hidden)));
     EXPECT_TRUE(grad_weight.equal(at::ones_like(weight)));
   }

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "espalier/ops/edge_logprobs/blocks.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/cuda_device.h"
 #include "tests/ops/edge_logprobs/edge_problems.h"
 
@@ -89,7 +88,7 @@ TEST(EdgeLogprobsCuda, EqualTheReferenceAcrossBlocks) {
           detail::edge_logprobs_by_blocks(there.hidden, there.weight, there.row, there.target, size);
       const at::Tensor grad_hidden = there.start_of(there.hidden), grad_weight = there.start_of(there.weight);
       detail::add_edge_logprobs_gradients(
-          {there.grad_out, there.hidden, there.weight, there.row, there.target, lse}, grad_hidden,
+          {there.grad_out, {there.hidden, there.weight, there.row, there.target}, lse}, grad_hidden,
           grad_weight, size);
       Judge judge(dtype);
       judge.add(given,

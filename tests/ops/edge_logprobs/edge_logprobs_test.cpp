@@ -14,7 +14,6 @@
 #include "espalier/base/check.h"
 #include "espalier/ops/edge_logprobs/logit_blocks.h"
 #include "espalier/ops/kernels/cpu/instruction_set.h"
-#include "espalier/ops/reference.h"
 #include "espalier/runtime/tensor_memory.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/gemm/forced_products.h"

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "espalier/ops/elementwise/elementwise.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/test_seed.h"
 

@@ -11,7 +11,6 @@
 #include <map>
 
 #include "espalier/ops/kernels/cpu/instruction_set.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/elementwise/elementwise_problems.h"
 #include "tests/ops/kernels/cpu/instruction_sets.h"

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "espalier/ops/elementwise/elementwise.h"
-#include "espalier/ops/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/threads.h"
 #include "tests/torch_seed.h"

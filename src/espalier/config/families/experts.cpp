@@ -45,16 +45,15 @@ void read_shared_expert(const ConfigReader& config, MoeSpec* moe) {
   moe->shared_intermediate_size =
       config.positive_integer("shared_expert_intermediate_size", kMostIntermediate);
   moe->shared_expert_gate = true;
+  moe->shared_name = "mlp.shared_expert";
 }
 
-std::vector<int64_t> read_sparse_layers(const ConfigReader& config, int64_t num_hidden_layers) {
+void set_sparse_layers(const ConfigReader& config, const MoeSpec& moe, DecoderConfig* result) {
   const int64_t step = config.positive_integer("decoder_sparse_step", kMostLayers, 1);
-  const std::set<int64_t> dense = mlp_only_layers(config, num_hidden_layers);
-  std::vector<int64_t> layers;
-  for (int64_t i = 0; i < num_hidden_layers; ++i) {
-    if (!dense.contains(i) && (i + 1) % step == 0) layers.push_back(i);
+  const std::set<int64_t> dense = mlp_only_layers(config, result->num_hidden_layers());
+  for (int64_t i = 0; i < result->num_hidden_layers(); ++i) {
+    if (!dense.contains(i) && (i + 1) % step == 0) result->layers[i].mlp = moe;
   }
-  return layers;
 }
 
 }  // namespace espalier

@@ -16,6 +16,11 @@ std::span<const ModelFamily* const> families() {
   return kFamilies;
 }
 
+void read_biases(const ConfigReader& config, AttentionSpec* attention) {
+  attention->bias = attention->output_bias = config.boolean("attention_bias", false);
+  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+}
+
 const ModelFamily* find_family(const std::string& model_type) {
   const auto is_it = [&](const ModelFamily* family) {
     return family->model_type == model_type || (!model_type.empty() && family->composite_type == model_type);

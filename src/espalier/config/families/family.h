@@ -14,6 +14,12 @@
 
 namespace espalier {
 
+/// What the keys that several families have say of each layer.
+struct CommonParts {
+  AttentionSpec attention;  // its sizes; without `attention` (ModelFamily) empty, as is the MLP
+  DenseMlpSpec mlp;         // its width
+};
+
 struct ModelFamily {
   const char* model_type;
 
@@ -38,9 +44,9 @@ struct ModelFamily {
 
   std::span<const std::string_view> keys = {};  // the family's own, beside those that several families have
 
-  /// Reads the family's own keys (biases, norms, sliding windows) into `result`, whose sizes are set, and
-  /// refuses those values that it does not have.
-  void (*read)(const ConfigReader& config, DecoderConfig* result);
+  /// Reads the family's own keys (biases, norms, sliding windows) and makes the layers of `result`, whose
+  /// sizes and number of layers are set; refuses those values that the family does not have.
+  void (*read)(const ConfigReader& config, const CommonParts& common, DecoderConfig* result);
 
   /// Reads rope and sliding_rope of `result`, whose max_position_embeddings is set.
   void (*read_rope)(const ConfigReader& config, DecoderConfig* result) = &espalier::read_rope;
@@ -51,6 +57,9 @@ extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Famil
     kGraniteMoeHybridFamily, kMamba2Family;  // a file each
 
 std::span<const ModelFamily* const> families();
+
+/// attention_bias, of all four maps of attention, and mlp_bias, which has to be false.
+void read_biases(const ConfigReader& config, AttentionSpec* attention);
 
 /// By the model_type of a decoder or of a composite model. Null where there is no such family.
 const ModelFamily* find_family(const std::string& model_type);

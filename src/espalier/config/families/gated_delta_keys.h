@@ -2,13 +2,12 @@
 // What the families of Qwen with Gated DeltaNet layers have in common.
 #pragma once
 
-#include "espalier/config/config.h"
-#include "espalier/config/config_reader.h"
+#include "espalier/config/families/family.h"
 
 namespace espalier {
 
-/// Gated attention with norms of queries and keys, zero-centred norms, and the sizes and places of the
-/// Gated DeltaNet layers.
-void read_gated_delta_keys(const ConfigReader& config, DecoderConfig* result);
+/// Layers of Gated DeltaNet, and the others, of gated attention with norms of queries and keys; zero-centred
+/// norms in all.
+void read_gated_delta_layers(const ConfigReader& config, const CommonParts& common, DecoderConfig* result);
 
 }  // namespace espalier

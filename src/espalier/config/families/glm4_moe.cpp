@@ -26,13 +26,14 @@ void read_groups(const ConfigReader& config, MoeSpec* moe) {
   }
 }
 
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  result->attention_bias = config.boolean("attention_bias", false);
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  AttentionSpec attention = common.attention;
+  attention.bias = config.boolean("attention_bias", false);
   if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
-  refuse_sliding_windows(config, *result);
-  result->query_key_norm = config.boolean("use_qk_norm", false);
-  MoeSpec& moe = result->moe;
-  moe = read_experts(config, "n_routed_experts", /*norm_topk_prob=*/true);
+  refuse_sliding_windows(config, result->num_hidden_layers());
+  attention.query_key_norm = config.boolean("use_qk_norm", false);
+  result->layers.assign(result->layers.size(), {attention, common.mlp});
+  MoeSpec moe = read_experts(config, "n_routed_experts", /*norm_topk_prob=*/true);
   moe.scores = RouterScores::kSigmoid;
   moe.correction_bias = true;
   moe.routed_scaling_factor = config.positive_number("routed_scaling_factor", 1.0);
@@ -40,8 +41,8 @@ void read_keys(const ConfigReader& config, DecoderConfig* result) {
       moe.moe_intermediate_size * config.positive_integer("n_shared_experts", kMostExperts, 1);
   read_groups(config, &moe);
   for (int64_t i = config.integer_from_0("first_k_dense_replace", kMostLayers, 1);
-       i < result->num_hidden_layers; ++i) {
-    result->moe_layers.push_back(i);
+       i < result->num_hidden_layers(); ++i) {
+    result->layers[i].mlp = moe;
   }
   const std::string old_key = "num_nextn_predict_layers", key = "num_mtp_layers";
   result->num_prediction_layers =

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <numeric>
 
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
@@ -24,11 +23,12 @@ MoeSpec read_moe(const ConfigReader& config) {
   moe.scores = RouterScores::kSoftmaxOverChosen;
   moe.clamped_swiglu = {.swiglu_alpha = config.positive_number("swiglu_alpha", 1.702),
                         .swiglu_limit = config.positive_number("swiglu_limit", 7.0)};
+  moe.router_name = "mlp.router";
   return moe;
 }
 
 // Every second layer has the window, beginning with the first, where layer_types does not say otherwise.
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   if (config.find("quantization_config") != nullptr) {
     config.refuse("quantization_config",
                   "weights that are not quantised (of an MXFP4 model, save a copy in bfloat16 with "
@@ -38,15 +38,13 @@ void read_keys(const ConfigReader& config, DecoderConfig* result) {
   for (const char* key : {"mlp_bias", "use_sliding_window"}) {
     if (config.find(key) != nullptr) config.refuse(key, "no such key in gpt_oss");
   }
-  result->attention_bias = config.boolean("attention_bias", true);
-  result->attention_output_bias = result->attention_bias;
-  result->attention_sinks = true;
-  result->moe = read_moe(config);
-  result->moe_layers.resize(result->num_hidden_layers);
-  std::iota(result->moe_layers.begin(), result->moe_layers.end(), 0);
-  std::vector<bool> sliding(result->num_hidden_layers);
-  for (int64_t i = 0; i < result->num_hidden_layers; i += 2) sliding[i] = true;
-  set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers).value_or(sliding), result,
+  AttentionSpec attention = common.attention;
+  attention.bias = attention.output_bias = config.boolean("attention_bias", true);
+  attention.sinks = true;
+  result->layers.assign(result->layers.size(), {attention, read_moe(config)});
+  std::vector<bool> sliding(result->num_hidden_layers());
+  for (int64_t i = 0; i < result->num_hidden_layers(); i += 2) sliding[i] = true;
+  set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers()).value_or(sliding), result,
                      /*default_window=*/128);
 }
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <numeric>
 
 #include "espalier/config/families/family.h"
 #include "espalier/config/families/ssm_keys.h"
@@ -10,6 +9,8 @@
 namespace espalier {
 
 namespace {
+
+constexpr const char* kPositions = "position_embedding_type";
 
 constexpr SsmKeys kSizes{.num_heads = {"mamba_n_heads", 128},
                          .head_dim = {"mamba_d_head", 0},
@@ -20,9 +21,10 @@ constexpr SsmKeys kSizes{.num_heads = {"mamba_n_heads", 128},
                          .use_bias = "mamba_proj_bias",
                          .use_conv_bias = "mamba_conv_bias"};
 
-/// The layers of state spaces: by layer_types, or layers_block_type, its older name; all where neither is
-/// given.
-std::vector<int64_t> read_ssm_layers(const ConfigReader& config, int64_t num_hidden_layers) {
+/// Gives the mixer to the layers of state spaces: by layer_types, or layers_block_type, its older name; all
+/// where neither is given.
+void set_ssm_layers(const ConfigReader& config, const SsmSpec& mixer, DecoderConfig* result) {
+  const int64_t num_hidden_layers = result->num_hidden_layers();
   const std::string old_key = "layers_block_type", new_key = "layer_types";
   const bool has_new = config.find(new_key) != nullptr;
   if (has_new && config.find(old_key) != nullptr && *config.find(old_key) != *config.find(new_key)) {
@@ -30,7 +32,6 @@ std::vector<int64_t> read_ssm_layers(const ConfigReader& config, int64_t num_hid
   }
   const std::string& key = has_new ? new_key : old_key;
   const nlohmann::json* types = config.find(key);
-  std::vector<int64_t> layers;
   for (int64_t layer = 0; layer < num_hidden_layers; ++layer) {
     const nlohmann::json type =
         types == nullptr                                                                ? "mamba"
@@ -40,59 +41,53 @@ std::vector<int64_t> read_ssm_layers(const ConfigReader& config, int64_t num_hid
     if (!is_ssm && type != "attention" && type != "full_attention") {
       config.refuse(key, fmt::format("\"mamba\" or \"attention\" for each of {} layers", num_hidden_layers));
     }
-    if (is_ssm) layers.push_back(layer);
+    if (is_ssm) result->layers[layer].mixer = mixer;
   }
-  return layers;
 }
 
-void read_mlp(const ConfigReader& config, DecoderConfig* result) {
+MlpSpec read_mlp(const ConfigReader& config, int64_t intermediate_size) {
   const int64_t shared = config.positive_integer("shared_intermediate_size", kMostIntermediate, 1024);
   const int64_t num_experts = config.integer_from_0("num_local_experts", kMostExperts, 8);
-  if (num_experts == 0) {
-    result->intermediate_size = shared;
-    result->fused_mlp = true;
-    return;
-  }
+  const std::string shared_name = "shared_mlp";
+  if (num_experts == 0) return DenseMlpSpec{.intermediate_size = shared, .fused = true, .name = shared_name};
   // A softmax over the logits of the chosen experts is that over all, divided by the sum of the chosen ones.
-  result->moe = {.num_experts = num_experts,
+  return MoeSpec{.num_experts = num_experts,
                  .num_experts_per_tok = config.positive_integer("num_experts_per_tok", num_experts, 2),
-                 .moe_intermediate_size = result->intermediate_size,
+                 .moe_intermediate_size = intermediate_size,
                  .norm_topk_prob = true,
                  .shared_intermediate_size = shared,
-                 .fused = true};
-  result->moe_layers.resize(result->num_hidden_layers);
-  std::iota(result->moe_layers.begin(), result->moe_layers.end(), 0);
+                 .fused = true,
+                 .router_name = "block_sparse_moe.router.layer",
+                 .experts_name = "block_sparse_moe.experts",
+                 .shared_name = shared_name};
 }
 
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  result->attention_bias = config.boolean("attention_bias", false);
-  result->attention_output_bias = result->attention_bias;
-  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  AttentionSpec attention = common.attention;
+  read_biases(config, &attention);
   if (config.boolean("use_sliding_window", false)) config.refuse("use_sliding_window", "false");
   if (config.find("sliding_window") != nullptr) config.refuse("sliding_window", "null");
   const std::string normalization = config.text("normalization_function");
   if (!normalization.empty() && normalization != "rmsnorm") {
     config.refuse("normalization_function", "\"rmsnorm\"");
   }
-  result->ssm = read_ssm_keys(config, kSizes, result->hidden_size);
-  result->ssm.name = "mamba";
-  result->ssm_layers = read_ssm_layers(config, result->num_hidden_layers);
+  attention.rotary = config.text(kPositions) == "rope";
+  attention.attention_multiplier = config.positive_number("attention_multiplier", 1);
+  result->layers.assign(result->layers.size(), {attention, read_mlp(config, common.mlp.intermediate_size)});
+  SsmSpec ssm = read_ssm_keys(config, kSizes, result->hidden_size);
+  ssm.name = "mamba";
+  set_ssm_layers(config, ssm, result);
   result->embedding_multiplier = config.positive_number("embedding_multiplier", 1);
-  result->attention_multiplier = config.positive_number("attention_multiplier", 1);
   result->residual_multiplier = config.positive_number("residual_multiplier", 1);
   result->logits_scaling = config.positive_number("logits_scaling", 1);
-  read_mlp(config, result);
 }
 
 void read_granite_rope(const ConfigReader& config, DecoderConfig* result) {
-  const char* key = "position_embedding_type";
-  const std::string type = config.text(key);
+  const std::string type = config.text(kPositions);
   if (type == "rope") {
     read_rope(config, result);
-  } else if (type.empty() || type == "nope" || type == "none") {
-    result->rotary = false;
-  } else {
-    config.refuse(key, "\"rope\", \"nope\" or null");
+  } else if (!type.empty() && type != "nope" && type != "none") {
+    config.refuse(kPositions, "\"rope\", \"nope\" or null");
   }
 }
 

@@ -6,11 +6,12 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  result->attention_bias = config.boolean("attention_bias", false);
-  result->attention_output_bias = result->attention_bias;
-  result->mlp_bias = config.boolean("mlp_bias", false);
-  refuse_sliding_windows(config, *result);
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  auto [attention, mlp] = common;
+  attention.bias = attention.output_bias = config.boolean("attention_bias", false);
+  mlp.bias = config.boolean("mlp_bias", false);
+  refuse_sliding_windows(config, result->num_hidden_layers());
+  result->layers.assign(result->layers.size(), {attention, mlp});
 }
 
 }  // namespace

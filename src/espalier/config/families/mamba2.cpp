@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <numeric>
 
 #include "espalier/config/families/family.h"
 #include "espalier/config/families/ssm_keys.h"
@@ -20,15 +19,12 @@ constexpr SsmKeys kSizes{.num_heads = {"num_heads", 128},
                          .use_bias = "use_bias",
                          .use_conv_bias = "use_conv_bias"};
 
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  result->ssm = read_ssm_keys(config, kSizes, result->hidden_size);
-  result->ssm_layers.resize(result->num_hidden_layers);
-  std::iota(result->ssm_layers.begin(), result->ssm_layers.end(), 0);
-  result->only_mixers = true;
-  result->rotary = false;
+void read_keys(const ConfigReader& config, const CommonParts&, DecoderConfig* result) {
+  const SsmSpec ssm = read_ssm_keys(config, kSizes, result->hidden_size);
+  result->layers.assign(result->layers.size(), {.mixer = ssm, .mlp = NoMlp(), .input_norm_name = "norm"});
   result->rms_norm_eps = config.positive_number("layer_norm_epsilon", 1e-5);
   result->residual_in_fp32 = config.boolean("residual_in_fp32", true);
-  const int64_t inner = result->ssm.inner_size();
+  const int64_t inner = ssm.inner_size();
   if (config.positive_integer("intermediate_size", kMostIntermediate, inner) != inner) {
     config.refuse("intermediate_size", fmt::format("{}, expand times hidden_size", inner));
   }

@@ -8,19 +8,18 @@ namespace {
 
 // Norms stand after attention and MLP, and those of q and k are over all heads at once. Three layers of four
 // have the window, where layer_types does not say otherwise.
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  result->attention_bias = config.boolean("attention_bias", false);
-  result->attention_output_bias = result->attention_bias;
-  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  LayerSpec layer{common.attention, common.mlp, /*norm_outputs=*/true};
+  auto& attention = std::get<AttentionSpec>(layer.mixer);
+  read_biases(config, &attention);
   if (config.find("use_sliding_window") != nullptr) {
     config.refuse("use_sliding_window", "no such key: layer_types decides in olmo3");
   }
-  result->query_key_norm = true;
-  result->query_key_norm_over_heads = true;
-  result->norm_outputs = true;
-  std::vector<bool> sliding(result->num_hidden_layers);
-  for (int64_t i = 0; i < result->num_hidden_layers; ++i) sliding[i] = (i + 1) % 4 != 0;
-  set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers).value_or(sliding), result);
+  attention.query_key_norm = attention.query_key_norm_over_heads = true;
+  result->layers.assign(result->layers.size(), layer);
+  std::vector<bool> sliding(result->num_hidden_layers());
+  for (int64_t i = 0; i < result->num_hidden_layers(); ++i) sliding[i] = (i + 1) % 4 != 0;
+  set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers()).value_or(sliding), result);
 }
 
 }  // namespace

@@ -6,11 +6,13 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   // Transformers hard-codes the biases: on q, k and v, not on o.
   if (!config.boolean("attention_bias", true)) config.refuse("attention_bias", "true for qwen2");
-  result->attention_bias = true;
+  AttentionSpec attention = common.attention;
+  attention.bias = true;
   if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+  result->layers.assign(result->layers.size(), {attention, common.mlp});
   read_switched_window(config, result);
 }
 

@@ -6,11 +6,11 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  result->attention_bias = config.boolean("attention_bias", false);
-  result->attention_output_bias = result->attention_bias;
-  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
-  result->query_key_norm = true;
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  AttentionSpec attention = common.attention;
+  read_biases(config, &attention);
+  attention.query_key_norm = true;
+  result->layers.assign(result->layers.size(), {attention, common.mlp});
   read_switched_window(config, result);
 }
 

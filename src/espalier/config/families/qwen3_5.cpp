@@ -25,7 +25,7 @@ constexpr ModelFamily kQwen35Family{
     .partial_rotary_factor = 0.25,
     .composite_type = "qwen3_5",
     .keys = kKeys,
-    .read = read_gated_delta_keys,
+    .read = read_gated_delta_layers,
 };
 
 }  // namespace espalier

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
-#include <numeric>
 
 #include "espalier/config/families/experts.h"
 #include "espalier/config/families/family.h"
@@ -10,13 +9,12 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  read_gated_delta_keys(config, result);
-  result->moe = read_experts(config, "num_experts", /*norm_topk_prob=*/true);
-  if (!result->moe.norm_topk_prob) config.refuse("norm_topk_prob", "true");
-  read_shared_expert(config, &result->moe);
-  result->moe_layers.resize(result->num_hidden_layers);
-  std::iota(result->moe_layers.begin(), result->moe_layers.end(), 0);
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  read_gated_delta_layers(config, common, result);
+  MoeSpec moe = read_experts(config, "num_experts", /*norm_topk_prob=*/true);
+  if (!moe.norm_topk_prob) config.refuse("norm_topk_prob", "true");
+  read_shared_expert(config, &moe);
+  for (LayerSpec& layer : result->layers) layer.mlp = moe;
 }
 
 // Of heads that predict more tokens at once and the dtype of states: as in qwen3_5.

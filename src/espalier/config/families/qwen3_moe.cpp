@@ -9,14 +9,13 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  result->attention_bias = config.boolean("attention_bias", false);
-  result->attention_output_bias = result->attention_bias;
-  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
-  refuse_sliding_windows(config, *result);
-  result->query_key_norm = true;
-  result->moe = read_experts(config, "num_experts", /*norm_topk_prob=*/false);
-  result->moe_layers = read_sparse_layers(config, result->num_hidden_layers);
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  AttentionSpec attention = common.attention;
+  read_biases(config, &attention);
+  refuse_sliding_windows(config, result->num_hidden_layers());
+  attention.query_key_norm = true;
+  result->layers.assign(result->layers.size(), {attention, common.mlp});
+  set_sparse_layers(config, read_experts(config, "num_experts", /*norm_topk_prob=*/false), result);
 }
 
 constexpr auto kKeys = std::to_array<std::string_view>(

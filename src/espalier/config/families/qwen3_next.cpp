@@ -9,12 +9,14 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, DecoderConfig* result) {
-  read_gated_delta_keys(config, result);
-  result->gated_delta.fused_projections = true;
-  result->moe = read_experts(config, "num_experts", /*norm_topk_prob=*/true);
-  read_shared_expert(config, &result->moe);
-  result->moe_layers = read_sparse_layers(config, result->num_hidden_layers);
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  read_gated_delta_layers(config, common, result);
+  for (LayerSpec& layer : result->layers) {
+    if (auto* delta = std::get_if<GatedDeltaSpec>(&layer.mixer)) delta->fused_projections = true;
+  }
+  MoeSpec moe = read_experts(config, "num_experts", /*norm_topk_prob=*/true);
+  read_shared_expert(config, &moe);
+  set_sparse_layers(config, moe, result);
 }
 
 constexpr auto kKeys = std::to_array<std::string_view>(

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -23,8 +24,12 @@ void read_time_step_limit(const ConfigReader& config, SsmSpec* ssm) {
   const bool are_two = limits->is_array() && limits->size() == 2;
   const std::optional<double> least = are_two ? limit_of((*limits)[0]) : std::nullopt;
   const std::optional<double> most = are_two ? limit_of((*limits)[1]) : std::nullopt;
-  if (!least || !most || !(0 <= *least && *least <= *most)) {
-    config.refuse(key, "two numbers from 0 on, the second not below the first");
+  constexpr double kLargest = std::numeric_limits<float>::max();  // steps may be computed in float32
+  const bool fit = least && most && 0 <= *least && *least <= *most && *least <= kLargest &&
+                   (*most <= kLargest || std::isinf(*most));
+  if (!fit) {
+    config.refuse(key,
+                  "two numbers from 0 on that float32 holds, the second infinite or not below the first");
   }
   ssm->least_time_step = *least;
   ssm->most_time_step = *most;

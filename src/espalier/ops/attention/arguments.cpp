@@ -6,62 +6,68 @@
 #include <limits>
 #include <numeric>
 
-#include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier::detail {
 namespace {
 
-void check_window_and_sinks(const TreeAttentionArguments& arguments) {
-  const at::Tensor& q = arguments.q;
-  const int64_t window = arguments.options.sliding_window;
-  TORCH_CHECK(0 <= window && window <= std::numeric_limits<int32_t>::max(),
-              "tree_attention: expected a sliding_window of 1 or more, or 0 for none, received ", window);
-  if (window > 0) {
-    const at::Tensor& position = arguments.tokens.position;
-    TORCH_CHECK(position.defined() && position.scalar_type() == at::kInt && position.device() == q.device() &&
-                    position.dim() == 1 && position.sym_size(0) == q.sym_size(0),
-                "tree_attention: expected position [", q.sym_size(0), "] int32 on ", q.device(),
-                " with a sliding_window, received ", position.toString(), " ",
-                position.defined() ? position.sym_sizes() : at::SymIntArrayRef());
-    const at::Tensor& blocks = arguments.context.blocks;
-    const at::Tensor& first = arguments.context.positions;
-    const bool fits = first.defined() && first.scalar_type() == at::kLong && first.device().is_cpu() &&
-                      first.dim() == 1 && first.sym_size(0) == blocks.sym_size(0);
-    TORCH_CHECK(fits || blocks.sym_size(0) == 0, "tree_attention: expected context_positions [",
-                blocks.sym_size(0), "] int64 on the CPU with a sliding_window, received ", first.toString(),
-                " ", first.defined() ? first.sym_sizes() : at::SymIntArrayRef());
+constexpr const char* kOp = "tree_attention";
+
+void check_tokens(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const at::Tensor& subtree_end) {
+  const bool half = q.scalar_type() == at::kHalf;
+  TORCH_CHECK(!half || !q.device().is_cpu(), kOp,
+              ": float16 needs a GPU; on the CPU q must be float64, float32 or bfloat16");
+  if (!half) check_float(kOp, "q", q);
+  check_rank(kOp, "q", q, 3);
+  check_rank(kOp, "k", k, 3);
+  const c10::SymInt tokens = q.sym_size(0), heads = q.sym_size(1), key_heads = k.sym_size(1);
+  TORCH_CHECK(q.sym_size(2) > 0, kOp, ": q must be [T, H, D], D > 0, received ", q.sym_sizes());
+  check_tensor(kOp, "k", k, {"[T, K, D]", {tokens, key_heads, q.sym_size(2)}, q.options()});
+  check_tensor(kOp, "v", v, {"[T, K, D]", k.sym_sizes(), q.options()});
+  TORCH_CHECK(key_heads > 0 && heads > 0 && heads % key_heads == 0, kOp,
+              ": the query heads must be a multiple of the key heads, received ", heads, " and ", key_heads);
+  check_tensor(kOp, "subtree_end", subtree_end, {"[T]", {tokens}, q.options().dtype(at::kInt)});
+}
+
+void check_context(const at::Tensor& k, const AttentionContext& context) {
+  TORCH_CHECK(context.k.size() == context.v.size(), kOp,
+              ": context_k and context_v must have one tensor per segment, received ", context.k.size(),
+              " and ", context.v.size());
+  for (size_t s = 0; s < context.k.size(); ++s) {
+    const at::Tensor& keys = context.k[s];
+    check_rank(kOp, "context_k", keys, 3);
+    check_tensor(kOp, "context_k", keys,
+                 {"[S, K, D]", {keys.sym_size(0), k.sym_size(1), k.sym_size(2)}, k.options()});
+    check_tensor(kOp, "context_v", context.v[s], {"[S, K, D]", keys.sym_sizes(), k.options()});
   }
-  const at::Tensor& sinks = arguments.options.sinks;
-  const at::ScalarType dtype = q.scalar_type(), sum_dtype = accumulator_dtype(dtype);
-  TORCH_CHECK(!sinks.defined() ||
-                  (sinks.dim() == 1 && sinks.sym_size(0) == q.sym_size(1) && sinks.device() == q.device() &&
-                   (sinks.scalar_type() == dtype || sinks.scalar_type() == sum_dtype)),
-              "tree_attention: expected sinks [", q.sym_size(1), "] ", dtype, " or ", sum_dtype, " on ",
-              q.device(), ", received ", sinks.toString(), " ",
-              sinks.defined() ? sinks.sym_sizes() : at::SymIntArrayRef());
+  check_rank(kOp, "context_blocks", context.blocks, 2);
+  check_tensor(kOp, "context_blocks", context.blocks, {"[P, 5]", {context.blocks.sym_size(0), 5}, at::kLong});
+}
+
+void check_window_and_sinks(const TreeAttentionArguments& given) {
+  const at::Tensor &q = given.q, &sinks = given.options.sinks;
+  const c10::SymInt tokens = q.sym_size(0), blocks = given.context.blocks.sym_size(0);
+  const int64_t window = given.options.sliding_window;
+  TORCH_CHECK(0 <= window && window <= std::numeric_limits<int32_t>::max(), kOp,
+              ": expected a sliding_window of 1 or more, or 0 for none, received ", window);
+  if (window > 0) {
+    check_tensor(kOp, "position", given.tokens.position, {"[T]", {tokens}, q.options().dtype(at::kInt)});
+    if (blocks != 0)
+      check_tensor(kOp, "context_positions", given.context.positions, {"[P]", {blocks}, at::kLong});
+  }
+  if (!sinks.defined()) return;
+  const at::ScalarType sums = accumulator_dtype(q.scalar_type());
+  const auto dtype = sinks.scalar_type() == sums ? sums : q.scalar_type();
+  check_tensor(kOp, "sinks", sinks, {"[H]", {q.sym_size(1)}, q.options().dtype(dtype)});
 }
 
 }  // namespace
 
-TreeAttentionArguments checked_arguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                         const at::Tensor& subtree_end, double softmax_scale,
-                                         at::TensorList context_k, at::TensorList context_v,
-                                         const at::Tensor& context_blocks, int64_t sliding_window,
-                                         const OptionalTensor& position,
-                                         const OptionalTensor& context_positions,
-                                         const OptionalTensor& sinks) {
-  check_tree_attention(q, k, v, subtree_end);
-  check_attention_context(k, context_k, context_v, context_blocks);
-  TreeAttentionArguments arguments{
-      q,
-      k,
-      v,
-      {subtree_end, position.value_or(at::Tensor())},
-      {softmax_scale, sliding_window, sinks.value_or(at::Tensor())},
-      {context_k.vec(), context_v.vec(), context_blocks, context_positions.value_or(at::Tensor())}};
-  check_window_and_sinks(arguments);
-  return arguments;
+void check_tree_attention(const TreeAttentionArguments& given) {
+  check_tokens(given.q, given.k, given.v, given.tokens.subtree_end);
+  check_context(given.k, given.context);
+  check_window_and_sinks(given);
 }
 
 std::vector<int32_t> context_key_positions(const AttentionContext& context) {
@@ -83,16 +89,18 @@ std::vector<int32_t> context_key_positions(const AttentionContext& context) {
   return positions;
 }
 
-std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_blocks, at::TensorList context_k,
-                                                 int64_t num_tokens) {
+std::vector<std::vector<MaskBlock>> context_levels(const AttentionContext& context, int64_t num_tokens) {
   std::vector<int64_t> segment_sizes;
-  for (const at::Tensor& segment : context_k) segment_sizes.push_back(segment.size(0));
-  const at::Tensor numbers = context_blocks.contiguous();
+  for (const at::Tensor& segment : context.k) segment_sizes.push_back(segment.size(0));
+  const at::Tensor numbers = context.blocks.contiguous();
+  return context_blocks_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
+                                 segment_sizes, num_tokens);
+}
+
+std::vector<ContextRectangle> context_rectangles(const AttentionContext& context, int64_t num_tokens) {
   std::vector<ContextRectangle> result;
   const auto narrow = [](int64_t number) { return static_cast<int32_t>(number); };
-  for (const auto& level :
-       context_blocks_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
-                               segment_sizes, num_tokens)) {
+  for (const auto& level : context_levels(context, num_tokens)) {
     for (const MaskBlock& block : level) {
       result.push_back({narrow(block.segment), narrow(block.column_begin), narrow(block.column_end),
                         narrow(block.row_begin), narrow(block.row_end)});

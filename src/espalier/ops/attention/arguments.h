@@ -4,10 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <tuple>
 #include <vector>
 
+#include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/kernels/key_block.h"
 
@@ -19,9 +19,27 @@ struct TreeAttentionArguments {
   ForestTokens tokens;
   AttentionOptions options;
   AttentionContext context;
+
+  static auto all(auto& given) {
+    return std::tie(given.q, given.k, given.v, given.tokens.subtree_end, given.options.softmax_scale,
+                    given.context.k, given.context.v, given.context.blocks, given.options.sliding_window,
+                    given.tokens.position, given.context.positions, given.options.sinks);
+  }
 };
 
-using OptionalTensor = std::optional<at::Tensor>;
+/// Those of espalier::tree_attention_backward. Sinks are in lse, which is all that gradients need of them.
+struct TreeAttentionBackward {
+  at::Tensor grad_out, out, lse;
+  TreeAttentionArguments given;  // without sinks
+
+  static auto all(auto& backward) {
+    auto& given = backward.given;
+    return std::tie(backward.grad_out, given.q, given.k, given.v, given.tokens.subtree_end, backward.out,
+                    backward.lse, given.options.softmax_scale, given.context.k, given.context.v,
+                    given.context.blocks, given.options.sliding_window, given.tokens.position,
+                    given.context.positions);
+  }
+};
 
 /// The results of espalier::tree_attention: out [T, H, D] and lse [H, T].
 using TreeAttentionResults = std::tuple<at::Tensor, at::Tensor>;
@@ -30,18 +48,12 @@ using TreeAttentionResults = std::tuple<at::Tensor, at::Tensor>;
 using TreeAttentionGradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>, std::vector<at::Tensor>>;
 
-/// Checks shapes, dtypes and devices. Throws c10::Error.
-TreeAttentionArguments checked_arguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                         const at::Tensor& subtree_end, double softmax_scale,
-                                         at::TensorList context_k, at::TensorList context_v,
-                                         const at::Tensor& context_blocks, int64_t sliding_window,
-                                         const OptionalTensor& position,
-                                         const OptionalTensor& context_positions,
-                                         const OptionalTensor& sinks);
+/// Ranks, shapes, dtypes and devices; not the values of subtree_end and of the context's blocks.
+void check_tree_attention(const TreeAttentionArguments& given);
 
-/// The context's blocks, checked (mask_blocks.h), for kernels on raw pointers.
-std::vector<ContextRectangle> context_rectangles(const at::Tensor& context_blocks, at::TensorList context_k,
-                                                 int64_t num_tokens);
+/// The context's blocks, checked (mask_blocks.h), and the same for kernels on raw pointers.
+std::vector<std::vector<MaskBlock>> context_levels(const AttentionContext& context, int64_t num_tokens);
+std::vector<ContextRectangle> context_rectangles(const AttentionContext& context, int64_t num_tokens);
 
 /// The position of every key of the context, segment after segment; 0 of keys that no block names. Blocks are
 /// taken as checked.

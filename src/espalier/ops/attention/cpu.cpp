@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// tree_attention on the CPU: tensors to and from the kernels of kernels/cpu/tree_attention.h.
+// tree_attention on the CPU: tensors to and from the kernels of kernels/cpu/attention/tree_attention.h.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <torch/library.h>
 
 #include "espalier/ops/attention/arguments.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/element_types.h"
 #include "espalier/ops/gemm/blas.h"
 #include "espalier/ops/gemm/matrix_product.h"
-#include "espalier/ops/kernels/cpu/tree_attention.h"
+#include "espalier/ops/kernels/cpu/attention/tree_attention.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier {
 namespace {
 
 using detail::ElementType;
 using detail::for_element_of;
-using detail::OptionalTensor;
 
 template <class Element>
 TokenHeads<Element> token_heads(const at::Tensor& tensor) {
@@ -60,7 +59,7 @@ struct Call {
         k(with_context(arguments.k, arguments.context.k)),
         v(with_context(arguments.v, arguments.context.v)) {
     const std::vector<ContextRectangle> rectangles =
-        detail::context_rectangles(arguments.context.blocks, arguments.context.k, shape.num_tokens);
+        detail::context_rectangles(arguments.context, shape.num_tokens);
     const std::span forest{subtree_end.const_data_ptr<int32_t>(), static_cast<size_t>(shape.num_tokens)};
     schedule = make_schedule(forest, rectangles, attention_blocks(shape, forest), window_of(arguments));
   }
@@ -137,24 +136,18 @@ struct Pointers {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                               const at::Tensor& subtree_end, double softmax_scale,
-                                               at::TensorList context_k, at::TensorList context_v,
-                                               const at::Tensor& context_blocks, int64_t sliding_window,
-                                               const OptionalTensor& position,
-                                               const OptionalTensor& context_positions,
-                                               const OptionalTensor& sinks) {
-  const Call call(detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v,
-                                            context_blocks, sliding_window, position, context_positions,
-                                            sinks));
+detail::TreeAttentionResults forward_cpu(const detail::TreeAttentionArguments& given) {
+  detail::check_tree_attention(given);
+  const Call call(given);
+  const at::Tensor &q = given.q, &sinks = given.options.sinks;
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());
-  const at::Tensor wide_sinks = sinks ? sinks->to(accumulator).contiguous() : at::Tensor();
+  const at::Tensor wide_sinks = sinks.defined() ? sinks.to(accumulator).contiguous() : at::Tensor();
   const at::Tensor out = at::empty(q.sizes(), q.options());
   const at::Tensor lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(accumulator));
   for_element_of(q.scalar_type(), [&]<class Element>(ElementType<Element>) {
     using Scalar = AccumulatorOf<Element>;
     Pointers<Element> pointers(call);
-    if (sinks) pointers.inputs.sinks = wide_sinks.const_data_ptr<Scalar>();
+    if (sinks.defined()) pointers.inputs.sinks = wide_sinks.const_data_ptr<Scalar>();
     const AttentionResults<Element> results{token_heads<Element>(out), lse.mutable_data_ptr<Scalar>()};
     run_tasks<Scalar>(call, forward_scratch(call.shape, call.schedule.sizes, pointers.inputs.products),
                       [&](Scalar* scratch, std::atomic<int64_t>& next_task) {
@@ -178,20 +171,13 @@ std::vector<at::Tensor> cast_all(const std::vector<at::Tensor>& tensors, at::Sca
   return result;
 }
 
-using Gradients =
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>, std::vector<at::Tensor>>;
-
-Gradients backward_cpu(const at::Tensor& grad_out_in, const at::Tensor& q, const at::Tensor& k,
-                       const at::Tensor& v, const at::Tensor& subtree_end, const at::Tensor& out_in,
-                       const at::Tensor& lse_in, double softmax_scale, at::TensorList context_k,
-                       at::TensorList context_v, const at::Tensor& context_blocks, int64_t sliding_window,
-                       const OptionalTensor& position, const OptionalTensor& context_positions) {
-  const Call call(detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v,
-                                            context_blocks, sliding_window, position, context_positions,
-                                            std::nullopt));
+detail::TreeAttentionGradients backward_cpu(const detail::TreeAttentionBackward& given) {
+  detail::check_tree_attention(given.given);
+  const Call call(given.given);
+  const at::Tensor& q = given.given.q;
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());
-  const at::Tensor grad_out = for_kernel(grad_out_in), out = for_kernel(out_in);
-  const at::Tensor lse = lse_in.t().contiguous();
+  const at::Tensor grad_out = for_kernel(given.grad_out), out = for_kernel(given.out);
+  const at::Tensor lse = given.lse.t().contiguous();
   const at::Tensor grad_q = at::empty(q.sizes(), q.options());
   const std::vector<at::Tensor> grad_k = zeros_like_all(call.k, accumulator);
   const std::vector<at::Tensor> grad_v = zeros_like_all(call.v, accumulator);
@@ -220,8 +206,8 @@ Gradients backward_cpu(const at::Tensor& grad_out_in, const at::Tensor& q, const
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
-  m.impl("tree_attention", &forward_cpu);
-  m.impl("tree_attention_backward", &backward_cpu);
+  m.impl("tree_attention", detail::kKernel<&forward_cpu>);
+  m.impl("tree_attention_backward", detail::kKernel<&backward_cpu>);
 }
 
 }  // namespace espalier

@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -15,6 +14,7 @@
 #include "espalier/ops/attention/masked.h"
 #include "espalier/ops/attention/proven.h"
 #include "espalier/ops/attention/varlen.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier {
 namespace {
@@ -93,21 +93,15 @@ AttentionKind attention_kind(const AttentionInputKind& inputs) {
 
 namespace {
 
-using detail::OptionalTensor;
 using detail::TreeAttentionGradients;
 using detail::TreeAttentionResults;
 
-TreeAttentionResults forward_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& subtree_end, double softmax_scale,
-                                  at::TensorList context_k, at::TensorList context_v,
-                                  const at::Tensor& context_blocks, int64_t sliding_window,
-                                  const OptionalTensor& position, const OptionalTensor& context_positions,
-                                  const OptionalTensor& sinks) {
-  const auto arguments =
-      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks,
-                                sliding_window, position, context_positions, sinks);
+TreeAttentionResults forward_cuda(const detail::TreeAttentionArguments& arguments) {
+  detail::check_tree_attention(arguments);
+  const at::Tensor& q = arguments.q;
   const c10::DeviceGuard guard(q.device());
-  switch (attention_kind({q.scalar_type(), q.size(2), sliding_window > 0, sinks.has_value()})) {
+  switch (attention_kind({q.scalar_type(), q.size(2), arguments.options.sliding_window > 0,
+                          arguments.options.sinks.defined()})) {
     case AttentionKind::kAmpere:
       return fused::tree_attention(fused::cuda_kernels(cuda::AttentionKernels::kAmpere), arguments);
     case AttentionKind::kHopper:
@@ -120,19 +114,12 @@ TreeAttentionResults forward_cuda(const at::Tensor& q, const at::Tensor& k, cons
   TORCH_INTERNAL_ASSERT(false, "no such attention");
 }
 
-// Sinks are in lse, which is all that gradients need of them.
-TreeAttentionGradients backward_cuda(const at::Tensor& grad_out, const at::Tensor& q, const at::Tensor& k,
-                                     const at::Tensor& v, const at::Tensor& subtree_end,
-                                     const at::Tensor& out, const at::Tensor& lse, double softmax_scale,
-                                     at::TensorList context_k, at::TensorList context_v,
-                                     const at::Tensor& context_blocks, int64_t sliding_window,
-                                     const OptionalTensor& position,
-                                     const OptionalTensor& context_positions) {
-  const auto arguments =
-      detail::checked_arguments(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks,
-                                sliding_window, position, context_positions, std::nullopt);
+TreeAttentionGradients backward_cuda(const detail::TreeAttentionBackward& given) {
+  const auto& [grad_out, out, lse, arguments] = given;
+  detail::check_tree_attention(arguments);
+  const at::Tensor& q = arguments.q;
   const c10::DeviceGuard guard(q.device());
-  switch (attention_kind({q.scalar_type(), q.size(2), sliding_window > 0})) {
+  switch (attention_kind({q.scalar_type(), q.size(2), arguments.options.sliding_window > 0})) {
     case AttentionKind::kAmpere:
       return fused::tree_attention_backward(fused::cuda_kernels(cuda::AttentionKernels::kAmpere), arguments,
                                             grad_out, out, lse);
@@ -150,8 +137,8 @@ TreeAttentionGradients backward_cuda(const at::Tensor& grad_out, const at::Tenso
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CUDA, m) {
-  m.impl("tree_attention", &forward_cuda);
-  m.impl("tree_attention_backward", &backward_cuda);
+  m.impl("tree_attention", detail::kKernel<&forward_cuda>);
+  m.impl("tree_attention_backward", detail::kKernel<&backward_cuda>);
 }
 
 }  // namespace espalier

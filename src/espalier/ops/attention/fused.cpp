@@ -84,7 +84,7 @@ std::vector<at::Tensor> all_keys(const at::Tensor& own, const std::vector<at::Te
 }
 
 std::vector<ContextRectangle> sorted_rectangles(const AttentionContext& context, int64_t num_tokens) {
-  std::vector<ContextRectangle> result = detail::context_rectangles(context.blocks, context.k, num_tokens);
+  std::vector<ContextRectangle> result = detail::context_rectangles(context, num_tokens);
   cuda::sort_rectangles(result.data(), static_cast<int32_t>(result.size()));
   return result;
 }

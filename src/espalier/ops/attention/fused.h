@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tree attention by fused kernels on raw pointers (kernels/cuda/tree_attention.h): tensors to and from them.
-// Nothing here waits for the GPU, so values of subtree_end are not checked; where they are not those of a
-// forest in preorder, results are undefined.
+// Tree attention by fused kernels on raw pointers (kernels/cuda/attention/tree_attention.h): tensors to and
+// from them. Nothing here waits for the GPU, so values of subtree_end are not checked; where they are not
+// those of a forest in preorder, results are undefined.
 #pragma once
 
 #include "espalier/ops/attention/arguments.h"
-#include "espalier/ops/kernels/cuda/tree_attention.h"
+#include "espalier/ops/kernels/cuda/attention/tree_attention.h"
 
 namespace espalier::fused {
 
@@ -13,7 +13,8 @@ namespace espalier::fused {
 /// they or Ampere's backward.
 bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_dim);
 
-/// The functions of kernels/cuda/tree_attention.h, or stand-ins for them, and the kernels asked for.
+/// The functions of kernels/cuda/attention/tree_attention.h, or stand-ins for them, and the kernels asked
+/// for.
 struct Kernels {
   cuda::AttentionKernels kernels;
   cuda::AttentionMemory (*forward_memory)(const cuda::AttentionProblem&);

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier::masked_chunks {
@@ -21,16 +20,10 @@ struct Viewers {
 };
 
 Viewers context_viewers(const AttentionContext& context, int64_t num_keys, int64_t num_tokens) {
-  std::vector<int64_t> segment_sizes, first_keys;
-  for (const at::Tensor& segment : context.k) {
-    first_keys.push_back(first_keys.empty() ? 0 : first_keys.back() + segment_sizes.back());
-    segment_sizes.push_back(segment.size(0));
-  }
-  const at::Tensor numbers = context.blocks.contiguous();
+  std::vector<int64_t> first_keys{0};
+  for (const at::Tensor& segment : context.k) first_keys.push_back(first_keys.back() + segment.size(0));
   const at::Tensor begin = at::zeros({num_keys}, at::kInt), end = at::zeros({num_keys}, at::kInt);
-  for (const auto& level :
-       context_blocks_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
-                               segment_sizes, num_tokens)) {
+  for (const auto& level : detail::context_levels(context, num_tokens)) {
     for (const MaskBlock& block : level) {
       const int64_t first = first_keys[block.segment];
       const auto keys = [&](const at::Tensor& all) {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "espalier/ops/kernels/cuda/tree_attention.h"
+#include "espalier/ops/kernels/cuda/attention/tree_attention.h"
 
 namespace espalier::fused {
 

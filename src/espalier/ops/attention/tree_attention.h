@@ -6,13 +6,15 @@
 
 #include <vector>
 
+#include "espalier/ops/argument.h"
+
 namespace espalier {
 
 /// The tokens of the forest: subtree_end [T] int32, one past the last token of the subtree of the token's
 /// node, and position [T] int32 on the root path, which sliding windows alone need; both on the device of q.
 struct ForestTokens {
   at::Tensor subtree_end;
-  at::Tensor position = {};
+  TensorOrNone position = {};
 };
 
 /// How keys are weighted. With a sliding window, token j sees its ancestor i (itself included) only where
@@ -22,7 +24,7 @@ struct ForestTokens {
 struct AttentionOptions {
   double softmax_scale = 1;
   int64_t sliding_window = 0;  // 0: none
-  at::Tensor sinks = {};       // [H] on the device of q, in its dtype or that of sums; undefined: none
+  TensorOrNone sinks = {};     // [H] on the device of q, in its dtype or that of sums
 };
 
 /// Keys and values of tokens that stand before the forest on root paths and are not among its tokens. Segment
@@ -36,7 +38,7 @@ struct AttentionContext {
   std::vector<at::Tensor> k;
   std::vector<at::Tensor> v;
   at::Tensor blocks = {};  // undefined: no context
-  at::Tensor positions = {};
+  TensorOrNone positions = {};
 };
 
 /// Differentiable attention in which token j attends to token i iff i <= j < subtree_end[i] (docs/math.md),
@@ -56,5 +58,18 @@ struct AttentionContext {
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const ForestTokens& tokens, const AttentionOptions& options,
                           const AttentionContext& context = {});
+
+/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+namespace reference {
+
+/// By a dense mask over all context keys and the T own ones.
+at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const ForestTokens& tokens, const AttentionOptions& options,
+                          const AttentionContext& context = {});
+
+/// The [T, T] mask (row: query, column: key) of subtree_end, bool.
+at::Tensor visibility_mask(const at::Tensor& subtree_end);
+
+}  // namespace reference
 
 }  // namespace espalier

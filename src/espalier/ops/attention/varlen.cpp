@@ -18,7 +18,6 @@
 #include <optional>
 #include <span>
 
-#include "espalier/ops/attention/mask_blocks.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier::varlen {
@@ -28,11 +27,8 @@ namespace {
 std::vector<std::vector<MaskBlock>> blocks_of(const detail::TreeAttentionArguments& arguments,
                                               const detail::AllKeys& keys) {
   const at::Tensor ends = arguments.tokens.subtree_end.to(at::kCPU).contiguous();
-  const at::Tensor numbers = arguments.context.blocks.contiguous();
   auto levels = mask_blocks_by_level({ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel())});
-  auto context_levels =
-      context_blocks_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
-                              std::span(keys.lengths).first(keys.lengths.size() - 1), ends.numel());
+  auto context_levels = detail::context_levels(arguments.context, ends.numel());
   std::vector<int64_t> segment_begins;
   for (int64_t begin = 0; const int64_t length : keys.lengths) {
     segment_begins.push_back(begin);

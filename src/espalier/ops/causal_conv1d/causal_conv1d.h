@@ -4,18 +4,26 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <tuple>
+
+#include "espalier/ops/argument.h"
+
 namespace espalier {
 
 inline constexpr int64_t kMostConvolutionTaps = 8;
 
 /// What causal_conv1d is given.
 struct CausalConv1d {
-  at::Tensor x;       // [T, C] float64, float32 or bfloat16
-  at::Tensor weight;  // [C, W], W <= 8, of the dtype of x or of sums (float32; float64 for float64)
-  at::Tensor bias;    // [C] as weight, or undefined
-  at::Tensor prev;    // [T] int32 on the CPU: paths.h; its contexts are those of `tails`
-  at::Tensor tails;   // [N, W - 1, C] as x: what precedes a path that goes on, oldest first; or undefined
-  bool silu = false;  // x / (1 + exp(-x)) of each sum
+  at::Tensor x;             // [T, C] float64, float32 or bfloat16
+  at::Tensor weight;        // [C, W], W <= 8, of the dtype of x or of sums (float32; float64 for float64)
+  TensorOrNone bias = {};   // [C] as weight
+  at::Tensor prev;          // [T] int32 on the CPU: paths.h; its contexts are those of `tails`
+  TensorOrNone tails = {};  // [N, W - 1, C] as x: what precedes a path that goes on, oldest first
+  bool silu = false;        // x / (1 + exp(-x)) of each sum
+
+  static auto all(auto& given) {
+    return std::tie(given.x, given.weight, given.bias, given.prev, given.tails, given.silu);
+  }
 };
 
 /// A convolution per channel in which a token reads itself and the W - 1 tokens before it on its path, zeros
@@ -33,5 +41,14 @@ at::Tensor causal_conv1d(const CausalConv1d& given);
 /// its beginning. Reads weight for its W alone. Differentiable in x and tails. Registered as
 /// torch.ops.espalier.causal_conv1d_tails(x, prev, tails, ends, taps).
 at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends);
+
+/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+namespace reference {
+
+/// Token by token.
+at::Tensor causal_conv1d(const CausalConv1d& given);
+at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends);
+
+}  // namespace reference
 
 }  // namespace espalier

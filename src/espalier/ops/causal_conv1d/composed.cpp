@@ -2,29 +2,29 @@
 // The convolution as a composition of ATen's operators, on any device. Formulas: docs/math.md, "Causal
 // convolution on trees".
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
-#include "espalier/ops/causal_conv1d/checks.h"
+#include "espalier/ops/causal_conv1d/arguments.h"
 #include "espalier/ops/causal_conv1d/taps.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/indices.h"
+#include "espalier/ops/operator.h"
 #include "espalier/ops/paths.h"
 
 namespace espalier {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
+using detail::ConvolutionGradients;
 
 /// One call: the list of rows that it reads, and its arguments in the dtype of sums.
 class Convolution {
  public:
-  explicit Convolution(const detail::ConvolutionArguments& given)
+  explicit Convolution(const CausalConv1d& given)
       : dtype_(detail::accumulator_dtype(given.x.scalar_type())),
         taps_(given.weight.size(1)),
         weight_(given.weight.to(dtype_)),
-        bias_(given.bias ? given.bias->to(dtype_) : at::Tensor()) {
-    const int64_t num_tails = given.tails ? given.tails->size(0) : 0;
+        bias_(given.bias.defined() ? given.bias.to(dtype_) : at::Tensor()) {
+    const int64_t num_tails = given.tails.defined() ? given.tails.size(0) : 0;
     const auto prev = detail::checked_prev("causal_conv1d", given.prev, given.x.size(0), num_tails);
     list_ = detail::convolution_list(prev, num_tails, taps_);
     const at::Device device = given.x.device();
@@ -45,8 +45,7 @@ class Convolution {
   }
 
   /// Of x, the tails, weight and bias, given that [T, C] of the sums.
-  detail::ConvolutionGradients gradients(const at::Tensor& grad_sums,
-                                         const detail::ConvolutionArguments& given) const {
+  ConvolutionGradients gradients(const at::Tensor& grad_sums, const CausalConv1d& given) const {
     const int64_t size = rows_.size(0) - (taps_ - 1);
     const at::Tensor grad = at::zeros({size, rows_.size(1)}, rows_.options());
     grad.index_copy_(0, own_ - (taps_ - 1), grad_sums);
@@ -55,19 +54,18 @@ class Convolution {
       grad_rows.narrow(0, tap, size).addcmul_(grad, weight_.select(1, tap));
       grad_weight.select(1, tap).copy_((grad * rows_.narrow(0, tap, size)).sum({0}));
     }
-    detail::ConvolutionGradients result;
-    result.weight = grad_weight.to(given.weight.scalar_type());
-    if (given.bias) result.bias = grad_sums.sum({0}).to(given.bias->scalar_type());
-    set_row_gradients(grad_rows, given, &result);
-    return result;
+    const auto [grad_x, grad_tails] = row_gradients(grad_rows, given);
+    const at::Tensor& bias = given.bias;
+    return {grad_x, grad_weight.to(given.weight.scalar_type()),
+            bias.defined() ? grad_sums.sum({0}).to(bias.scalar_type()) : at::Tensor(), grad_tails};
   }
 
  private:
   // Rows that stand before a stretch belong to tokens and tails that other places of the list show as well.
-  void set_row_gradients(const at::Tensor& grad_list, const detail::ConvolutionArguments& given,
-                         detail::ConvolutionGradients* result) const {
+  std::pair<at::Tensor, at::Tensor> row_gradients(const at::Tensor& grad_list,
+                                                  const CausalConv1d& given) const {
     const int64_t num_rows = given.x.size(0), channels = given.x.size(1);
-    const int64_t before_tokens = 1 + (given.tails ? given.tails->size(0) * (taps_ - 1) : 0);
+    const int64_t before_tokens = 1 + (given.tails.defined() ? given.tails.size(0) * (taps_ - 1) : 0);
     // Tokens stand first here: their gradient is then the beginning of the memory, and nothing of it is
     // copied.
     const at::Tensor grad_rows = at::zeros({num_rows + before_tokens, channels}, grad_list.options());
@@ -80,10 +78,10 @@ class Convolution {
                            grad_list.index_select(0, detail::to_indices(list_.history_place, device)));
     }
     const auto dtype = given.x.scalar_type();
-    result->x = grad_rows.narrow(0, 0, num_rows).to(dtype);
-    if (!given.tails) return;
+    const at::Tensor grad_x = grad_rows.narrow(0, 0, num_rows).to(dtype);
+    if (!given.tails.defined()) return {grad_x, at::Tensor()};
     const at::Tensor of_tails = grad_rows.narrow(0, num_rows + 1, before_tokens - 1);
-    result->tails = of_tails.reshape(given.tails->sizes()).to(dtype, /*non_blocking=*/false, /*copy=*/true);
+    return {grad_x, of_tails.reshape(given.tails.sizes()).to(dtype, /*non_blocking=*/false, /*copy=*/true)};
   }
 
   at::ScalarType dtype_;
@@ -94,35 +92,29 @@ class Convolution {
   at::Tensor rows_;  // [B, C]
 };
 
-at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                   const at::Tensor& prev, const OptionalTensor& tails, bool silu) {
-  const detail::ConvolutionArguments given{x, weight, bias, prev, tails};
+at::Tensor forward(const CausalConv1d& given) {
   detail::check_causal_conv1d(given);
   const at::Tensor sums = Convolution(given).sums();
-  return (silu ? sums * detail::sigmoids(sums).first : sums).to(x.scalar_type());
+  return (given.silu ? sums * detail::sigmoids(sums).first : sums).to(given.x.scalar_type());
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
-    const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-    const at::Tensor& prev, const OptionalTensor& tails, bool silu) {
-  const detail::ConvolutionArguments given{x, weight, bias, prev, tails};
+ConvolutionGradients backward(const at::Tensor& grad_y, const CausalConv1d& given) {
   detail::check_causal_conv1d(given);
   const Convolution convolution(given);
-  at::Tensor grad = grad_y.to(detail::accumulator_dtype(x.scalar_type()));
-  if (silu) {
+  at::Tensor grad = grad_y.to(detail::accumulator_dtype(given.x.scalar_type()));
+  if (given.silu) {
     const at::Tensor sums = convolution.sums();
     const auto [rising, falling] = detail::sigmoids(sums);
     grad = grad * (rising + sums * rising * falling);
   }
-  const detail::ConvolutionGradients gradients = convolution.gradients(grad, given);
-  return {gradients.x, gradients.weight, gradients.bias, gradients.tails};
+  return convolution.gradients(grad, given);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("causal_conv1d", &forward);
-  m.impl("causal_conv1d_backward", &backward);
+  m.impl("causal_conv1d", detail::kKernel<&forward>);
+  m.impl("causal_conv1d_backward", detail::kKernel<&backward>);
 }
 
 }  // namespace espalier

@@ -135,14 +135,13 @@ at::Tensor ChunkScan::run(const at::Tensor& first, const Step& step) const {
   return ends;
 }
 
-at::Tensor ChunkScan::run_back(const at::Tensor& first, const std::optional<at::Tensor>& grad_ends,
-                               const Step& step) const {
+at::Tensor ChunkScan::run_back(const at::Tensor& first, const at::Tensor& grad_ends, const Step& step) const {
   at::Tensor grad;  // of the states at the ends of a level's chunks: what the level below sends
   for (int64_t level = tree_.num_levels() - 1; level >= 0; --level) {
     if (!grad.defined()) grad = at::zeros(with_count(tree_.source.row_size(level), first), first.options());
-    if (grad_ends && tree_.end.row_size(level) > 0) {
+    if (grad_ends.defined() && tree_.end.row_size(level) > 0) {
       grad.index_add_(0, of_level(end_, tree_.end, level),
-                      grad_ends->index_select(0, of_level(end_number_, tree_.end_number, level)));
+                      grad_ends.index_select(0, of_level(end_number_, tree_.end_number, level)));
     }
     const int64_t num_above = level > 0 ? tree_.source.row_size(level - 1) : first.size(0);
     at::Tensor above = at::zeros(with_count(num_above, first), first.options());
@@ -156,12 +155,11 @@ at::Tensor ChunkScan::run_back(const at::Tensor& first, const std::optional<at::
   return grad;
 }
 
-at::Tensor first_states(const std::optional<at::Tensor>& contexts, at::IntArrayRef shape,
-                        const at::TensorOptions& options) {
+at::Tensor first_states(const at::Tensor& contexts, at::IntArrayRef shape, const at::TensorOptions& options) {
   std::vector<int64_t> one{1};
   one.insert(one.end(), shape.begin(), shape.end());
   const at::Tensor zero = at::zeros(one, options);
-  return contexts ? at::cat({zero, *contexts}) : zero;
+  return contexts.defined() ? at::cat({zero, contexts}) : zero;
 }
 
 }  // namespace espalier::detail

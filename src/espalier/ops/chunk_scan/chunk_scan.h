@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "espalier/ops/chunk_scan/chunk_tree.h"
@@ -65,6 +64,12 @@ struct ScanPaths {
   int64_t chunk_size;
 };
 
+/// Of the arguments of gated_delta_rule or ssm_scan.
+template <class Arguments>
+ScanPaths scan_paths(const Arguments& given) {
+  return {given.prev, given.ends, given.states.defined() ? given.states.size(0) : 0, given.chunk_size};
+}
+
 /// Throws in the name of `op` unless chunk_size is a power of two.
 void check_chunk_size(const char* op, int64_t chunk_size);
 
@@ -90,10 +95,9 @@ class ChunkScan {
   /// contexts. The states at the ends [E, ...].
   at::Tensor run(const at::Tensor& first, const Step& step) const;
 
-  /// Runs back from the last level. `grad_ends` [E, ...]: gradients of what run returned, if any. The
+  /// Runs back from the last level. `grad_ends` [E, ...]: gradients of what run returned, or undefined. The
   /// gradient of `first`. Every state's gradient is the sum of what the chunks that begin at it send.
-  at::Tensor run_back(const at::Tensor& first, const std::optional<at::Tensor>& grad_ends,
-                      const Step& step) const;
+  at::Tensor run_back(const at::Tensor& first, const at::Tensor& grad_ends, const Step& step) const;
 
  private:
   template <class Work>
@@ -104,8 +108,15 @@ class ChunkScan {
   at::Tensor place_, source_, end_, end_number_;  // ChunkTree's lists
 };
 
+/// Of a recurrence, what is inside the chunks of each bucket.
+template <class Inside, class Problem>
+std::vector<Inside> over_buckets(const Problem& problem) {
+  std::vector<Inside> inside;
+  for (const BucketRows& rows : problem.scan.buckets()) inside.emplace_back(problem, rows);
+  return inside;
+}
+
 /// [1 + N, heads, rows, columns]: zeros, then the states of contexts if there are any.
-at::Tensor first_states(const std::optional<at::Tensor>& contexts, at::IntArrayRef shape,
-                        const at::TensorOptions& options);
+at::Tensor first_states(const at::Tensor& contexts, at::IntArrayRef shape, const at::TensorOptions& options);
 
 }  // namespace espalier::detail

@@ -72,10 +72,8 @@ std::pair<at::Tensor, at::Tensor> CpuRecurrence::forward() const {
   return {out, ends};
 }
 
-RecurrenceInputs CpuRecurrence::backward(const std::optional<at::Tensor>& grad_out,
-                                         const std::optional<at::Tensor>& grad_ends) const {
+RecurrenceInputs CpuRecurrence::backward(const at::Tensor& grad_out, const at::Tensor& grad_ends) const {
   const auto like = [](const at::Tensor& x) { return x.defined() ? at::empty_like(x) : x; };
-  const auto given = [](const std::optional<at::Tensor>& x) { return x ? x->contiguous() : at::Tensor(); };
   std::vector<int64_t> by_block = in_.q.sizes().vec();
   by_block.insert(by_block.begin(), recurrence_blocks(in_.v.size(1) / in_.q.size(1)));
   RecurrenceInputs grads{in_.delta,
@@ -86,7 +84,7 @@ RecurrenceInputs CpuRecurrence::backward(const std::optional<at::Tensor>& grad_o
                          like(in_.g),
                          like(in_.beta),
                          in_.contexts.defined() ? at::zeros_like(in_.contexts) : at::Tensor()};
-  const at::Tensor of_out = given(grad_out), of_ends = given(grad_ends);
+  const at::Tensor of_out = contiguous(grad_out), of_ends = contiguous(grad_ends);
   for_scalar_of(in_.v, [&]<class Scalar>(Scalar) {
     const RecurrenceProblem<Scalar> problem = problem_of<Scalar>(in_);
     const RecurrenceGradients<Scalar> gradients{.out = data_of<Scalar>(of_out),

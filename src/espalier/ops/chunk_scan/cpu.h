@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear recurrences on the CPU: tensors to and from the kernels of kernels/cpu/recurrence.h.
+// Linear recurrences on the CPU: tensors to and from the kernels of kernels/cpu/recurrence/recurrence.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <utility>
 
 #include "espalier/ops/chunk_scan/chunk_scan.h"
-#include "espalier/ops/kernels/cpu/recurrence.h"
+#include "espalier/ops/kernels/cpu/recurrence/recurrence.h"
 
 namespace espalier::detail {
 
@@ -31,9 +30,9 @@ class CpuRecurrence {
   /// out [T, H, Dv] and the states at the ends [E, H, Dk, Dv].
   std::pair<at::Tensor, at::Tensor> forward() const;
 
-  /// Gradients of the inputs, undefined for those that are, from those of the results, if any.
-  RecurrenceInputs backward(const std::optional<at::Tensor>& grad_out,
-                            const std::optional<at::Tensor>& grad_ends) const;
+  /// Gradients of the inputs, undefined for those that are, from those of the results, of which one may be
+  /// undefined.
+  RecurrenceInputs backward(const at::Tensor& grad_out, const at::Tensor& grad_ends) const;
 
  private:
   RecurrenceInputs in_;

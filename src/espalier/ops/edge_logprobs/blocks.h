@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <tuple>
 
+#include "espalier/ops/edge_logprobs/arguments.h"
 #include "espalier/ops/edge_logprobs/logit_blocks.h"
 
 namespace espalier::detail {
@@ -23,6 +23,9 @@ std::tuple<at::Tensor, at::Tensor> edge_logprobs_by_blocks(const at::Tensor& hid
                                                            const at::Tensor& edge_row,
                                                            const at::Tensor& edge_target,
                                                            const LogitBlock& size);
+
+/// The size of blocks of so many rows of logits, on the device of the arguments.
+LogitBlock block_of(int64_t num_rows, const EdgeLogprobsArguments& given);
 
 /// The rows or columns of a block, of tensors that have one row for each of them.
 at::Tensor rows_of(const at::Tensor& tensor, const LogitRange& block);
@@ -43,17 +46,7 @@ void add_gradients_of_products(const HiddenAndHead& given, const BlockGradients&
                                const at::Tensor& grad_hidden, const at::Tensor& grad_weight,
                                const LogitBlock& size);
 
-struct EdgeLogprobsSaved {
-  at::Tensor grad_logprobs;
-  at::Tensor hidden;
-  at::Tensor weight;
-  at::Tensor edge_row;
-  at::Tensor edge_target;
-  at::Tensor lse;
-};
-
-/// Adds to the gradients that are defined. That of hidden is in the dtype of sums; that of weight too, or in
-/// weight's own and zero: then it is rounded once, when all rows have been added.
+/// The gradients of edge_logprobs (AddHeadGradients) by blocks of this size.
 void add_edge_logprobs_gradients(const EdgeLogprobsSaved& given, const at::Tensor& grad_hidden,
                                  const at::Tensor& grad_weight, const LogitBlock& size);
 

@@ -10,11 +10,10 @@
 // recomputed logits; the tiles of a block are kept until their products are added to the gradients.
 //
 // Products are in product_dtype (matrix_product.h), everything else in float32 (float64); elementwise work
-// is in kernels/cpu/logit_math.h. How the work is cut does not depend on the threads, and no two tasks add to
-// the same number: results are bitwise identical for any number of threads.
+// is in kernels/cpu/head/logit_math.h. How the work is cut does not depend on the threads, and no two tasks
+// add to the same number: results are bitwise identical for any number of threads.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <torch/library.h>
 
 #include <atomic>
 #include <cmath>
@@ -23,10 +22,10 @@
 
 #include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs/blocks.h"
-#include "espalier/ops/edge_logprobs/logit_blocks.h"
 #include "espalier/ops/gemm/blas.h"
 #include "espalier/ops/gemm/matrix_product.h"
-#include "espalier/ops/kernels/cpu/logit_math.h"
+#include "espalier/ops/kernels/cpu/head/logit_math.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier {
 
@@ -157,13 +156,13 @@ void compute_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const 
   }
 }
 
-std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& hidden, const at::Tensor& weight,
-                                               const at::Tensor& edge_row, const at::Tensor& edge_target) {
-  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
-  const Edges edges(edge_row, edge_target);
+detail::EdgeLogprobsResults forward_cpu(const detail::EdgeLogprobsArguments& given) {
+  detail::check_edge_logprobs(given);
+  const at::Tensor &hidden = given.hidden, &weight = given.weight;
+  const Edges edges(given.edge_row, given.edge_target);
   detail::check_edge_values(edges.row, edges.target, hidden.size(0), weight.size(0));
   const auto options = hidden.options().dtype(detail::accumulator_dtype(hidden.scalar_type()));
-  const at::Tensor logprobs = at::empty({edge_row.size(0)}, options);
+  const at::Tensor logprobs = at::empty({given.edge_row.size(0)}, options);
   const at::Tensor lse = at::empty({hidden.size(0)}, options.dtype(at::kDouble));
   AT_DISPATCH_FLOATING_TYPES(logprobs.scalar_type(), "edge_logprobs", [&] {
     compute_logprobs(hidden.to(detail::product_dtype(hidden)), weight, edges,
@@ -235,15 +234,6 @@ class Products {
   std::vector<Task> tasks_;
 };
 
-struct Backward {
-  const at::Tensor& grad_logprobs;
-  const at::Tensor& hidden;
-  const at::Tensor& weight;
-  const at::Tensor& edge_row;
-  const at::Tensor& edge_target;
-  const at::Tensor& lse;
-};
-
 // Gradients of the block's logits, in the dtype of hidden. block_weight: the block's rows of the LM head.
 at::Tensor logit_gradients(const at::Tensor& hidden, const at::Tensor& block_weight, const LogitRange& block,
                            const Edges& edges, const RowState& rows) {
@@ -266,17 +256,17 @@ at::Tensor logit_gradients(const at::Tensor& hidden, const at::Tensor& block_wei
   return result;
 }
 
-// Adds to the gradients that are defined. That of hidden is in the dtype of sums; that of weight too, or in
-// weight's own and zero: then it is rounded once, when all rows have been added.
-void add_gradients(const Backward& given, const at::Tensor& grad_hidden, const at::Tensor& grad_weight) {
-  const at::Tensor& weight = given.weight;
-  const auto dtype = detail::product_dtype(given.hidden);
-  const at::Tensor hidden = given.hidden.to(dtype);
+// An AddHeadGradients.
+void add_gradients(const detail::EdgeLogprobsSaved& saved, const at::Tensor& grad_hidden,
+                   const at::Tensor& grad_weight) {
+  const at::Tensor& weight = saved.given.weight;
+  const auto dtype = detail::product_dtype(saved.given.hidden);
+  const at::Tensor hidden = saved.given.hidden.to(dtype);
   const int64_t num_rows = hidden.size(0), vocabulary = weight.size(0);
   const auto sum_dtype = detail::accumulator_dtype(dtype);
-  const Edges edges(given.edge_row, given.edge_target);
+  const Edges edges(saved.given.edge_row, saved.given.edge_target);
   detail::check_edge_values(edges.row, edges.target, num_rows, vocabulary);
-  const RowState rows = row_state(given.grad_logprobs, given.lse, edges, sum_dtype);
+  const RowState rows = row_state(saved.grad_logprobs, saved.lse, edges, sum_dtype);
   at::Tensor head_grad;  // of the LM head rows of the present block, summed over the rows so far
   const LogitBlock size = logit_block(num_rows, vocabulary, static_cast<int64_t>(at::elementSize(dtype)));
   for_each_part({0, num_rows, 0, vocabulary}, size, [&](const LogitRange& block) {
@@ -295,40 +285,12 @@ void add_gradients(const Backward& given, const at::Tensor& grad_hidden, const a
   });
 }
 
-at::Tensor zero_sums(const at::Tensor& like) {
-  return at::zeros(like.sizes(), like.options().dtype(detail::accumulator_dtype(like.scalar_type())));
-}
-
-std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
-                                                const at::Tensor& weight, const at::Tensor& edge_row,
-                                                const at::Tensor& edge_target, const at::Tensor& lse,
-                                                std::array<bool, 2> output_mask) {
-  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
-  at::Tensor grad_hidden, grad_weight;
-  if (output_mask[0]) grad_hidden = zero_sums(hidden);
-  if (output_mask[1]) grad_weight = at::zeros(weight.sizes(), weight.options());
-  add_gradients({grad_logprobs, hidden, weight, edge_row, edge_target, lse}, grad_hidden, grad_weight);
-  return {output_mask[0] ? grad_hidden.to(hidden.scalar_type()) : grad_hidden, grad_weight};
-}
-
-at::Tensor backward_in_place_cpu(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
-                                 const at::Tensor& weight, const at::Tensor& edge_row,
-                                 const at::Tensor& edge_target, const at::Tensor& lse,
-                                 const std::optional<at::Tensor>& grad_weight) {
-  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
-  detail::check_head_gradient(weight, grad_weight);
-  const at::Tensor grad_hidden = zero_sums(hidden);
-  add_gradients({grad_logprobs, hidden, weight, edge_row, edge_target, lse}, grad_hidden,
-                grad_weight.value_or(at::Tensor()));
-  return grad_hidden.to(hidden.scalar_type());
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
-  m.impl("edge_logprobs", &forward_cpu);
-  m.impl("edge_logprobs_backward", &backward_cpu);
-  m.impl("edge_logprobs_backward_", &backward_in_place_cpu);
+  m.impl("edge_logprobs", detail::kKernel<&forward_cpu>);
+  m.impl("edge_logprobs_backward", detail::kKernel<&detail::head_gradients_by<&add_gradients>>);
+  m.impl("edge_logprobs_backward_", detail::kKernel<&detail::add_head_gradients_by<&add_gradients>>);
 }
 
 }  // namespace espalier

@@ -2,10 +2,11 @@
 // edge_logprobs on CUDA, by blocks of logits (rows x vocabulary entries), all on the current stream and
 // without waiting for it.
 //
-// Products are cuBLAS's. In bfloat16 the logits are its float32 results; kernels of ours (kernels/cuda/
-// logit_math.h) take maxima, sums of exponentials and the logits at targets from them in one pass, and in the
-// backward pass turn them into gradients in their own memory, rounded once to bfloat16 for the two products
-// that follow. float32, float64 and builds without our kernels do the same with ATen's operators.
+// Products are cuBLAS's. In bfloat16 the logits are its float32 results; kernels of ours
+// (kernels/cuda/head/logit_math.h) take maxima, sums of exponentials and the logits at targets from them in
+// one pass, and in the backward pass turn them into gradients in their own memory, rounded once to bfloat16
+// for the two products that follow. float32, float64 and builds without our kernels do the same with ATen's
+// operators.
 //
 // The gradients of hidden and weight are summed in float32 (float64) over blocks, in place (ops/
 // matrix_product.h). Peak extra memory: kDeviceLogitBlockBytes for one block (four times that without our
@@ -14,7 +15,6 @@
 //
 // Blocks depend on sizes alone, and sums over edges are in their order: bitwise identical from run to run.
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 #include <limits>
 
@@ -23,9 +23,10 @@
 #include "espalier/ops/edge_logprobs/blocks.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/ops/guarded_output.h"
+#include "espalier/ops/operator.h"
 #include "espalier/ops/own_kernels.h"
 #ifdef ESPALIER_CUDA_KERNELS
-#include "espalier/ops/kernels/cuda/logit_math.h"
+#include "espalier/ops/kernels/cuda/head/logit_math.h"
 #endif
 
 namespace espalier {
@@ -102,14 +103,14 @@ class ComposedForward {
 /// The gradients of logits by ATen's operators.
 class ComposedBackward {
  public:
-  ComposedBackward(const EdgeLogprobsSaved& given, const Edges& edges, const LogitBlock&)
+  ComposedBackward(const EdgeLogprobsSaved& saved, const Edges& edges, const LogitBlock&)
       : edges_(edges),
-        edge_grad_(given.grad_logprobs.to(accumulator_dtype(given.hidden.scalar_type()))),
+        edge_grad_(saved.grad_logprobs.to(accumulator_dtype(saved.given.hidden.scalar_type()))),
         // index_put_ adds in the order of the edges where index_add_ would not.
-        row_grad_(at::zeros({given.hidden.size(0)}, edge_grad_.options())
+        row_grad_(at::zeros({saved.given.hidden.size(0)}, edge_grad_.options())
                       .index_put_({edges.row}, edge_grad_, /*accumulate=*/true)),
-        lse_(given.lse.to(edge_grad_.scalar_type())),
-        lse_rest_(given.lse.sub(lse_).to(edge_grad_.scalar_type())) {}
+        lse_(saved.lse.to(edge_grad_.scalar_type())),
+        lse_rest_(saved.lse.sub(lse_).to(edge_grad_.scalar_type())) {}
 
   at::Tensor gradients(const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight) {
     const at::Tensor logits = unrounded_product(hidden, weight.t());
@@ -191,11 +192,11 @@ class KernelForward {
 
 class KernelBackward {
  public:
-  KernelBackward(const EdgeLogprobsSaved& given, const Edges& edges, const LogitBlock& size)
+  KernelBackward(const EdgeLogprobsSaved& saved, const Edges& edges, const LogitBlock& size)
       : edges_(edges),
-        memory_(given.hidden, size),
-        edge_grad_(given.grad_logprobs.to(at::kFloat).contiguous()),
-        lse_(given.lse.to(at::kDouble).contiguous()),
+        memory_(saved.given.hidden, size),
+        edge_grad_(saved.grad_logprobs.to(at::kFloat).contiguous()),
+        lse_(saved.lse.to(at::kDouble).contiguous()),
         edge_value_(output_like(edge_grad_.sizes(), edge_grad_.options())) {}
 
   at::Tensor gradients(const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight) {
@@ -229,10 +230,11 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& hidden, const at::T
 }
 
 template <class Backward>
-void backward(const EdgeLogprobsSaved& given, const at::Tensor& grad_hidden, const at::Tensor& grad_weight,
+void backward(const EdgeLogprobsSaved& saved, const at::Tensor& grad_hidden, const at::Tensor& grad_weight,
               const LogitBlock& size) {
+  const EdgeLogprobsArguments& given = saved.given;
   const Edges edges(given.edge_row, given.edge_target, given.hidden.size(0));
-  Backward logits(given, edges, size);
+  Backward logits(saved, edges, size);
   add_gradients_of_products(
       {given.hidden, given.weight},
       [&](const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight) {
@@ -249,6 +251,14 @@ at::Tensor rows_of(const at::Tensor& tensor, const LogitRange& block) {
 
 at::Tensor columns_of(const at::Tensor& tensor, const LogitRange& block) {
   return tensor.slice(0, block.column_begin, block.column_end);
+}
+
+LogitBlock block_of(int64_t num_rows, const EdgeLogprobsArguments& given) {
+  const at::Tensor& hidden = given.hidden;
+  const int64_t vocabulary = given.weight.size(0);
+  const auto bytes = static_cast<int64_t>(at::elementSize(accumulator_dtype(hidden.scalar_type())));
+  return hidden.is_cpu() ? logit_block(num_rows, vocabulary, bytes)
+                         : device_logit_block(num_rows, vocabulary, bytes);
 }
 
 void add_gradients_of_products(const HiddenAndHead& given, const BlockGradients& gradients,
@@ -280,65 +290,37 @@ std::tuple<at::Tensor, at::Tensor> edge_logprobs_by_blocks(const at::Tensor& hid
   return forward<ComposedForward>(hidden, weight, edges, size);
 }
 
-void add_edge_logprobs_gradients(const EdgeLogprobsSaved& given, const at::Tensor& grad_hidden,
+void add_edge_logprobs_gradients(const EdgeLogprobsSaved& saved, const at::Tensor& grad_hidden,
                                  const at::Tensor& grad_weight, const LogitBlock& size) {
 #ifdef ESPALIER_CUDA_KERNELS
-  if (takes_kernels(given.hidden)) return backward<KernelBackward>(given, grad_hidden, grad_weight, size);
+  if (takes_kernels(saved.given.hidden))
+    return backward<KernelBackward>(saved, grad_hidden, grad_weight, size);
 #endif
-  backward<ComposedBackward>(given, grad_hidden, grad_weight, size);
+  backward<ComposedBackward>(saved, grad_hidden, grad_weight, size);
 }
 
 }  // namespace detail
 
 namespace {
 
-LogitBlock block_for(const at::Tensor& hidden, const at::Tensor& weight) {
-  const auto dtype = detail::accumulator_dtype(hidden.scalar_type());
-  return device_logit_block(hidden.size(0), weight.size(0), static_cast<int64_t>(at::elementSize(dtype)));
+detail::EdgeLogprobsResults forward_cuda(const detail::EdgeLogprobsArguments& given) {
+  detail::check_edge_logprobs(given);
+  return detail::edge_logprobs_by_blocks(given.hidden, given.weight, given.edge_row, given.edge_target,
+                                         detail::block_of(given.hidden.size(0), given));
 }
 
-at::Tensor zero_sums(const at::Tensor& like) {
-  return at::zeros(like.sizes(), like.options().dtype(detail::accumulator_dtype(like.scalar_type())));
-}
-
-std::tuple<at::Tensor, at::Tensor> forward_cuda(const at::Tensor& hidden, const at::Tensor& weight,
-                                                const at::Tensor& edge_row, const at::Tensor& edge_target) {
-  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
-  return detail::edge_logprobs_by_blocks(hidden, weight, edge_row, edge_target, block_for(hidden, weight));
-}
-
-std::tuple<at::Tensor, at::Tensor> backward_cuda(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
-                                                 const at::Tensor& weight, const at::Tensor& edge_row,
-                                                 const at::Tensor& edge_target, const at::Tensor& lse,
-                                                 std::array<bool, 2> output_mask) {
-  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
-  at::Tensor grad_hidden, grad_weight;
-  if (output_mask[0]) grad_hidden = zero_sums(hidden);
-  if (output_mask[1]) grad_weight = at::zeros(weight.sizes(), weight.options());
-  detail::add_edge_logprobs_gradients({grad_logprobs, hidden, weight, edge_row, edge_target, lse},
-                                      grad_hidden, grad_weight, block_for(hidden, weight));
-  return {output_mask[0] ? grad_hidden.to(hidden.scalar_type()) : grad_hidden, grad_weight};
-}
-
-at::Tensor backward_in_place_cuda(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
-                                  const at::Tensor& weight, const at::Tensor& edge_row,
-                                  const at::Tensor& edge_target, const at::Tensor& lse,
-                                  const std::optional<at::Tensor>& grad_weight) {
-  detail::check_edge_logprobs(hidden, weight, edge_row, edge_target);
-  detail::check_head_gradient(weight, grad_weight);
-  const at::Tensor grad_hidden = zero_sums(hidden);
-  detail::add_edge_logprobs_gradients({grad_logprobs, hidden, weight, edge_row, edge_target, lse},
-                                      grad_hidden, grad_weight.value_or(at::Tensor()),
-                                      block_for(hidden, weight));
-  return grad_hidden.to(hidden.scalar_type());
+void add_gradients(const detail::EdgeLogprobsSaved& saved, const at::Tensor& grad_hidden,
+                   const at::Tensor& grad_weight) {
+  detail::add_edge_logprobs_gradients(saved, grad_hidden, grad_weight,
+                                      detail::block_of(saved.given.hidden.size(0), saved.given));
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CUDA, m) {
-  m.impl("edge_logprobs", &forward_cuda);
-  m.impl("edge_logprobs_backward", &backward_cuda);
-  m.impl("edge_logprobs_backward_", &backward_in_place_cuda);
+  m.impl("edge_logprobs", detail::kKernel<&forward_cuda>);
+  m.impl("edge_logprobs_backward", detail::kKernel<&detail::head_gradients_by<&add_gradients>>);
+  m.impl("edge_logprobs_backward_", detail::kKernel<&detail::add_head_gradients_by<&add_gradients>>);
 }
 
 }  // namespace espalier

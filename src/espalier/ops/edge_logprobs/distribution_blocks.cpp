@@ -8,15 +8,14 @@
 //
 // Blocks depend on sizes alone, and each edge has a row of its own, so that no two edges add to one logit.
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
-#include <array>
 #include <limits>
 
 #include "espalier/ops/checks.h"
+#include "espalier/ops/edge_logprobs/arguments.h"
 #include "espalier/ops/edge_logprobs/blocks.h"
-#include "espalier/ops/edge_logprobs/distribution_arguments.h"
 #include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier {
 namespace {
@@ -24,7 +23,6 @@ namespace {
 using detail::accumulator_dtype;
 using detail::columns_of;
 using detail::rows_of;
-using OptionalTensor = std::optional<at::Tensor>;
 
 // exp of it is 0 in every dtype, and its product with 0 is 0 where that of -infinity would not be.
 constexpr double kNoLogProb = -1e4;
@@ -33,7 +31,7 @@ constexpr double kNoLogProb = -1e4;
 class Logits {
  public:
   explicit Logits(const detail::DistributionArguments& given)
-      : given_(given), dtype_(accumulator_dtype(given.hidden.scalar_type())) {}
+      : given_(given.transform), dtype_(accumulator_dtype(given.edges.hidden.scalar_type())) {}
 
   struct Block {
     at::Tensor z;         // [n, m]
@@ -42,7 +40,7 @@ class Logits {
 
   Block of(const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight) const {
     at::Tensor z = detail::unrounded_product(hidden, weight.t());
-    if (given_.bias) z.add_(columns_of(*given_.bias, block).to(dtype_));
+    if (given_.bias.defined()) z.add_(columns_of(given_.bias, block).to(dtype_));
     if (given_.logit_scale != 1) z.mul_(given_.logit_scale);
     at::Tensor squashed;
     if (given_.softcap > 0) {
@@ -64,11 +62,11 @@ class Logits {
  private:
   at::Tensor divide_by_temperature(at::Tensor values, const LogitRange& block) const {
     if (given_.temperature != 1) values.div_(given_.temperature);
-    if (given_.edge_temperature) values.div_(rows_of(*given_.edge_temperature, block).unsqueeze(1));
+    if (given_.edge_temperature.defined()) values.div_(rows_of(given_.edge_temperature, block).unsqueeze(1));
     return values;
   }
 
-  const detail::DistributionArguments& given_;
+  const LogitTransform& given_;
   at::ScalarType dtype_;
 };
 
@@ -85,13 +83,6 @@ struct Targets {
   }
 };
 
-LogitBlock block_for(const detail::DistributionArguments& given) {
-  const int64_t edges = given.edge_row.size(0), vocabulary = given.weight.size(0);
-  const auto bytes = static_cast<int64_t>(at::elementSize(accumulator_dtype(given.hidden.scalar_type())));
-  return given.hidden.is_cpu() ? logit_block(edges, vocabulary, bytes)
-                               : device_logit_block(edges, vocabulary, bytes);
-}
-
 std::span<const int64_t> values_of(const at::Tensor& contiguous) {
   return {contiguous.const_data_ptr<int64_t>(), static_cast<size_t>(contiguous.numel())};
 }
@@ -99,21 +90,19 @@ std::span<const int64_t> values_of(const at::Tensor& contiguous) {
 /// As edge_logprobs: the values of edges are checked on the CPU alone, where nothing waits for them.
 void check(const detail::DistributionArguments& given) {
   detail::check_edge_distribution(given);
-  if (!given.hidden.is_cpu()) return;
-  const at::Tensor row = given.edge_row.contiguous(), target = given.edge_target.contiguous();
-  detail::check_edge_values(values_of(row), values_of(target), given.hidden.size(0), given.weight.size(0));
-  const auto& each = given.edge_temperature;
-  TORCH_CHECK(!each || each->gt(0).logical_and(each->isfinite()).all().item<bool>(),
+  const auto& [hidden, weight, edge_row, edge_target] = given.edges;
+  if (!hidden.is_cpu()) return;
+  const at::Tensor row = edge_row.contiguous(), target = edge_target.contiguous();
+  detail::check_edge_values(values_of(row), values_of(target), hidden.size(0), weight.size(0));
+  const at::Tensor& each = given.transform.edge_temperature;
+  TORCH_CHECK(!each.defined() || each.gt(0).logical_and(each.isfinite()).all().item<bool>(),
               "edge_distribution: every edge_temperature must be above 0, received one that is not");
 }
 
-detail::DistributionResults forward(const at::Tensor& hidden, const at::Tensor& weight,
-                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
-                                    const OptionalTensor& bias, const OptionalTensor& edge_temperature,
-                                    double temperature, double logit_scale, double softcap) {
-  const detail::DistributionArguments given{hidden,           weight,      edge_row,    edge_target, bias,
-                                            edge_temperature, temperature, logit_scale, softcap};
+detail::DistributionResults forward(const detail::DistributionArguments& given) {
   check(given);
+  const at::Tensor &hidden = given.edges.hidden, &weight = given.edges.weight;
+  const at::Tensor &edge_row = given.edges.edge_row, &edge_target = given.edges.edge_target;
   const Logits logits(given);
   const at::Tensor hidden_of_edges = hidden.index_select(0, edge_row);
   // The lowest float32 is exact in the dtype of every block.
@@ -122,7 +111,7 @@ detail::DistributionResults forward(const at::Tensor& hidden, const at::Tensor& 
   const at::Tensor sum = at::zeros_like(maximum), moment = at::zeros_like(maximum);
   const at::Tensor logit = at::full_like(maximum, std::numeric_limits<double>::quiet_NaN());
   const LogitRange all{0, edge_row.size(0), 0, weight.size(0)};
-  for_each_part(all, block_for(given), [&](const LogitRange& block) {
+  for_each_part(all, detail::block_of(edge_row.size(0), given.edges), [&](const LogitRange& block) {
     const at::Tensor z = logits.of(block, rows_of(hidden_of_edges, block), columns_of(weight, block)).z;
     const Targets targets(edge_target, block);
     const at::Tensor logit_here = rows_of(logit, block), m = rows_of(maximum, block);
@@ -160,11 +149,10 @@ class InTwoParts {
 /// The upstream gradients of edges, as blocks take them: [E, 1] in the dtype of sums.
 class EdgeGradients {
  public:
-  EdgeGradients(const OptionalTensor& grad_logprobs, const OptionalTensor& grad_entropy,
-                const at::Tensor& lse, const at::Tensor& mean, at::ScalarType dtype)
-      : lse_(lse, dtype), mean_(mean, dtype) {
-    if (grad_logprobs) of_logprobs_ = grad_logprobs->to(dtype).unsqueeze(1);
-    if (grad_entropy) of_entropy_ = grad_entropy->to(dtype).unsqueeze(1);
+  EdgeGradients(const detail::DistributionBackward& given, at::ScalarType dtype)
+      : lse_(given.lse, dtype), mean_(given.mean, dtype) {
+    if (given.grad_logprobs.defined()) of_logprobs_ = given.grad_logprobs.to(dtype).unsqueeze(1);
+    if (given.grad_entropy.defined()) of_entropy_ = given.grad_entropy.to(dtype).unsqueeze(1);
   }
 
   /// Of transformed logits.
@@ -195,26 +183,24 @@ at::Tensor sum_by_row(const at::Tensor& grad_of_edges, const at::Tensor& edge_ro
   return sum.index_put_({edge_row}, grad_of_edges, /*accumulate=*/true);
 }
 
-detail::DistributionGradients backward(const OptionalTensor& grad_logprobs,
-                                       const OptionalTensor& grad_entropy, const at::Tensor& lse,
-                                       const at::Tensor& mean, const at::Tensor& hidden,
-                                       const at::Tensor& weight, const at::Tensor& edge_row,
-                                       const at::Tensor& edge_target, const OptionalTensor& bias,
-                                       const OptionalTensor& edge_temperature, double temperature,
-                                       double logit_scale, double softcap, std::array<bool, 3> output_mask) {
-  const detail::DistributionArguments given{hidden,           weight,      edge_row,    edge_target, bias,
-                                            edge_temperature, temperature, logit_scale, softcap};
+detail::DistributionGradients backward(const detail::DistributionBackward& backward) {
+  const detail::DistributionArguments& given = backward.given;
   check(given);
-  TORCH_CHECK(grad_logprobs || grad_entropy, "edge_distribution_backward: expected a gradient of the ",
-              "log-probabilities or the entropies, received neither");
+  const at::Tensor &hidden = given.edges.hidden, &weight = given.edges.weight;
+  const at::Tensor &edge_row = given.edges.edge_row, &edge_target = given.edges.edge_target;
+  const at::Tensor& bias = given.transform.bias;
+  TORCH_CHECK(backward.grad_logprobs.defined() || backward.grad_entropy.defined(),
+              "edge_distribution_backward: expected a gradient of the log-probabilities or the entropies, "
+              "received neither");
   const Logits logits(given);
-  const EdgeGradients edges(grad_logprobs, grad_entropy, lse, mean, logits.dtype());
+  const EdgeGradients edges(backward, logits.dtype());
   const at::Tensor hidden_of_edges = hidden.index_select(0, edge_row);
   at::Tensor grad_hidden, grad_weight, grad_bias;
-  if (output_mask[0])
+  if (backward.wanted[0])
     grad_hidden = at::zeros(hidden_of_edges.sizes(), hidden.options().dtype(logits.dtype()));
-  if (output_mask[1]) grad_weight = at::zeros(weight.sizes(), weight.options());
-  if (output_mask[2] && bias) grad_bias = at::zeros(bias->sizes(), bias->options().dtype(at::kDouble));
+  if (backward.wanted[1]) grad_weight = at::zeros(weight.sizes(), weight.options());
+  if (backward.wanted[2] && bias.defined())
+    grad_bias = at::zeros(bias.sizes(), bias.options().dtype(at::kDouble));
   detail::add_gradients_of_products(
       {hidden_of_edges, weight},
       [&](const LogitRange& block, const at::Tensor& rows, const at::Tensor& columns) {
@@ -224,18 +210,18 @@ detail::DistributionGradients backward(const OptionalTensor& grad_logprobs,
         if (grad_bias.defined()) columns_of(grad_bias, block).add_(grad.sum({0}, false, at::kDouble));
         return grad.to(detail::product_dtype(hidden));
       },
-      grad_hidden, grad_weight, block_for(given));
+      grad_hidden, grad_weight, detail::block_of(edge_row.size(0), given.edges));
   if (grad_hidden.defined())
     grad_hidden = sum_by_row(grad_hidden, edge_row, hidden.size(0)).to(hidden.scalar_type());
-  if (grad_bias.defined()) grad_bias = grad_bias.to(bias->scalar_type());
+  if (grad_bias.defined()) grad_bias = grad_bias.to(bias.scalar_type());
   return {grad_hidden, grad_weight, grad_bias};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("edge_distribution", &forward);
-  m.impl("edge_distribution_backward", &backward);
+  m.impl("edge_distribution", detail::kKernel<&forward>);
+  m.impl("edge_distribution_backward", detail::kKernel<&backward>);
 }
 
 }  // namespace espalier

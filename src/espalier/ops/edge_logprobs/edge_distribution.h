@@ -4,16 +4,24 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <tuple>
+
+#include "espalier/ops/argument.h"
+
 namespace espalier {
 
 /// How logits z become those of the distribution, in this order (docs/math.md):
 ///   z = logit_scale (hidden weight^T + bias),  z = softcap tanh(z / softcap),  z = z / temperature.
 struct LogitTransform {
-  at::Tensor bias = {};              // [V] of the dtype of weight; undefined: none
-  at::Tensor edge_temperature = {};  // [E] float32 (float64), above 0, beside `temperature`; undefined: none
-  double temperature = 1;            // above 0
-  double logit_scale = 1;            // Granite's 1 / logits_scaling
-  double softcap = 0;                // Gemma's final_logit_softcapping; 0: none
+  TensorOrNone bias = {};              // [V] of the dtype of weight
+  TensorOrNone edge_temperature = {};  // [E] float32 (float64), above 0, beside `temperature`
+  double temperature = 1;              // above 0
+  double logit_scale = 1;              // Granite's 1 / logits_scaling
+  double softcap = 0;                  // Gemma's final_logit_softcapping; 0: none
+
+  static auto all(auto& given) {
+    return std::tie(given.bias, given.edge_temperature, given.temperature, given.logit_scale, given.softcap);
+  }
 };
 
 struct EdgeDistribution {
@@ -35,5 +43,15 @@ struct EdgeDistribution {
 EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
                                    const LogitTransform& transform);
+
+/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+namespace reference {
+
+/// By log_softmax of all logits of every edge.
+EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
+                                   const at::Tensor& edge_row, const at::Tensor& edge_target,
+                                   const LogitTransform& transform);
+
+}  // namespace reference
 
 }  // namespace espalier

@@ -39,4 +39,13 @@ at::Tensor edge_logprobs_backward(const at::Tensor& grad_logprobs, const at::Ten
                                   const at::Tensor& edge_target, const at::Tensor& lse,
                                   const at::Tensor& grad_weight);
 
+/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+namespace reference {
+
+/// By log_softmax of all logits.
+at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+                         const at::Tensor& edge_target);
+
+}  // namespace reference
+
 }  // namespace espalier

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "espalier/ops/checks.h"
+#include "espalier/ops/elementwise/arguments.h"
 
 namespace espalier {
 namespace detail {

@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators of elementwise.h as compositions of ATen's, on any device: what runs on GPUs where there are
-// no kernels of ours, or where they are not used (own_kernels.h). Same arguments, results and roundings;
-// neither checks nor gradients.
+// no kernels of ours, or where they are not used (own_kernels.h). Same arguments, checks, results and
+// roundings; no gradients.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <array>
-#include <optional>
 #include <tuple>
+
+#include "espalier/ops/argument.h"
 
 namespace espalier::composed {
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm(const at::Tensor& x,
-                                                        const std::optional<at::Tensor>& addend,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const TensorOrNone& addend,
                                                         const at::Tensor& weight, double eps);
 
-std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_y,
-                                                     const std::optional<at::Tensor>& grad_sum,
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_y, const TensorOrNone& grad_sum,
                                                      const at::Tensor& x, const at::Tensor& weight,
                                                      const at::Tensor& inverse_rms,
                                                      std::array<bool, 2> output_mask);

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise operators on the CPU: tensors to and from the kernels of kernels/cpu/row_math.h.
+// The elementwise operators on the CPU: tensors to and from the kernels of kernels/cpu/pointwise/row_math.h.
 //
 // What a thread works on never decides how a number is computed: rows are computed by themselves, elements
 // without rows in runs of a fixed length, and sums over rows in blocks of a fixed number of rows.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <torch/library.h>
 
 #include "espalier/ops/checks.h"
 #include "espalier/ops/element_types.h"
-#include "espalier/ops/kernels/cpu/row_math.h"
+#include "espalier/ops/elementwise/arguments.h"
+#include "espalier/ops/kernels/cpu/pointwise/row_math.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier {
 namespace {
@@ -18,7 +19,6 @@ using detail::data_of;
 using detail::ElementType;
 using detail::for_element_of;
 using detail::mutable_data_of;
-using OptionalTensor = std::optional<at::Tensor>;
 
 // Fewer elements are done before another thread has begun (as in ATen).
 constexpr int64_t kParallelElements = at::internal::GRAIN_SIZE;
@@ -32,12 +32,12 @@ void in_parallel(int64_t count, int64_t size, const Work& work) {
   at::parallel_for(0, count, std::max<int64_t>(1, kParallelElements / std::max<int64_t>(1, size)), work);
 }
 
-at::Tensor contiguous(const OptionalTensor& tensor) {
-  return tensor && tensor->defined() ? tensor->contiguous() : at::Tensor();
+at::Tensor contiguous(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.contiguous() : tensor;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_cpu(const at::Tensor& x_in,
-                                                            const OptionalTensor& addend_in,
+                                                            const TensorOrNone& addend_in,
                                                             const at::Tensor& weight_in, double eps) {
   detail::check_rms_norm(x_in, addend_in, weight_in);
   const at::Tensor x = x_in.contiguous(), addend = contiguous(addend_in), weight = weight_in.contiguous();
@@ -77,7 +77,7 @@ void run_blocks(const RmsNormBackward<Element>& norm, int64_t num_rows, const at
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cpu(const at::Tensor& grad_y_in,
-                                                         const OptionalTensor& grad_sum_in,
+                                                         const TensorOrNone& grad_sum_in,
                                                          const at::Tensor& x_in, const at::Tensor& weight_in,
                                                          const at::Tensor& inverse_rms_in,
                                                          std::array<bool, 2> output_mask) {
@@ -176,8 +176,8 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward_cpu(const at::Tensor& grad_in
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
-  m.impl("rms_norm", &rms_norm_cpu);
-  m.impl("rms_norm_backward", &rms_norm_backward_cpu);
+  m.impl("rms_norm", detail::kKernel<&rms_norm_cpu>);
+  m.impl("rms_norm_backward", detail::kKernel<&rms_norm_backward_cpu>);
   m.impl("rotary", &rotary_cpu);
   m.impl("swiglu", &swiglu_cpu);
   m.impl("swiglu_backward", &swiglu_backward_cpu);

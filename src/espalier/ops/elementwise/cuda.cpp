@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise operators on CUDA: tensors to and from the kernels of kernels/cuda/row_math.h, which want
-// contiguous tensors that begin at multiples of 16 bytes; others are copied. Heads of rotary may lie apart,
-// as slices of a projection do, and are copied only where the elements of a head do.
+// The elementwise operators on CUDA: tensors to and from the kernels of kernels/cuda/pointwise/row_math.h,
+// which want contiguous tensors that begin at multiples of 16 bytes; others are copied. Heads of rotary may
+// lie apart, as slices of a projection do, and are copied only where the elements of a head do.
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 #include "espalier/ops/checks.h"
 #include "espalier/ops/cuda_launch.h"
 #include "espalier/ops/element_types.h"
+#include "espalier/ops/elementwise/arguments.h"
 #include "espalier/ops/elementwise/composed.h"
 #include "espalier/ops/guarded_output.h"
-#include "espalier/ops/kernels/cuda/row_math.h"
+#include "espalier/ops/kernels/cuda/pointwise/row_math.h"
+#include "espalier/ops/operator.h"
 #include "espalier/ops/own_kernels.h"
 
 namespace espalier {
@@ -21,27 +22,23 @@ using detail::ElementType;
 using detail::for_element_of;
 using detail::LaunchPlace;
 using detail::mutable_data_of;
-using OptionalTensor = std::optional<at::Tensor>;
 
 bool is_composed() {
   return !uses_own_kernels(OwnKernels::kElementwise);
 }
 
 at::Tensor for_kernel(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
   const at::Tensor result = tensor.contiguous();
   const bool aligned = reinterpret_cast<uintptr_t>(result.const_data_ptr()) % 16 == 0;
   return aligned ? result : result.clone(at::MemoryFormat::Contiguous);
 }
 
-at::Tensor for_kernel(const OptionalTensor& tensor) {
-  return tensor && tensor->defined() ? for_kernel(*tensor) : at::Tensor();
-}
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_cuda(const at::Tensor& x_in,
-                                                             const OptionalTensor& addend_in,
+                                                             const TensorOrNone& addend_in,
                                                              const at::Tensor& weight_in, double eps) {
-  detail::check_rms_norm(x_in, addend_in, weight_in);
   if (is_composed()) return composed::rms_norm(x_in.contiguous(), addend_in, weight_in, eps);
+  detail::check_rms_norm(x_in, addend_in, weight_in);
   const LaunchPlace place(x_in);
   const at::Tensor x = for_kernel(x_in), addend = for_kernel(addend_in), weight = for_kernel(weight_in);
   const at::Tensor y = output_like(x.sizes(), x.options());
@@ -59,16 +56,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_cuda(const at::Tensor& x
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad_y_in,
-                                                          const OptionalTensor& grad_sum_in,
+                                                          const TensorOrNone& grad_sum_in,
                                                           const at::Tensor& x_in, const at::Tensor& weight_in,
                                                           const at::Tensor& inverse_rms_in,
                                                           std::array<bool, 2> output_mask) {
-  detail::check_rms_norm(x_in, grad_y_in, weight_in);
-  detail::check_rms_norm(x_in, grad_sum_in, weight_in);
   if (is_composed()) {
     return composed::rms_norm_backward(grad_y_in.contiguous(), grad_sum_in, x_in.contiguous(), weight_in,
                                        inverse_rms_in, output_mask);
   }
+  detail::check_rms_norm(x_in, grad_y_in, weight_in);
+  detail::check_rms_norm(x_in, grad_sum_in, weight_in);
   const LaunchPlace place(x_in);
   const at::Tensor grad_y = for_kernel(grad_y_in), grad_sum = for_kernel(grad_sum_in);
   const at::Tensor x = for_kernel(x_in), weight = for_kernel(weight_in);
@@ -101,8 +98,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad
 
 at::Tensor rotary_cuda(const at::Tensor& x_in, const at::Tensor& cos_in, const at::Tensor& sin_in,
                        bool back) {
-  detail::check_rotary(x_in, cos_in, sin_in);
   if (is_composed()) return composed::rotary(x_in.contiguous(), cos_in, sin_in, back);
+  detail::check_rotary(x_in, cos_in, sin_in);
   const LaunchPlace place(x_in);
   const at::Tensor x = x_in.stride(-1) == 1 ? x_in : x_in.contiguous();
   const at::Tensor cos = cos_in.contiguous(), sin = sin_in.contiguous();
@@ -117,8 +114,8 @@ at::Tensor rotary_cuda(const at::Tensor& x_in, const at::Tensor& cos_in, const a
 }
 
 at::Tensor swiglu_cuda(const at::Tensor& gate_in, const at::Tensor& up_in) {
-  detail::check_swiglu(gate_in, up_in);
   if (is_composed()) return composed::swiglu(gate_in.contiguous(), up_in.contiguous());
+  detail::check_swiglu(gate_in, up_in);
   const LaunchPlace place(gate_in);
   const at::Tensor gate = for_kernel(gate_in), up = for_kernel(up_in);
   const at::Tensor out = output_like(gate.sizes(), gate.options());
@@ -131,11 +128,11 @@ at::Tensor swiglu_cuda(const at::Tensor& gate_in, const at::Tensor& up_in) {
 
 std::tuple<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor& grad_in, const at::Tensor& gate_in,
                                                         const at::Tensor& up_in) {
-  detail::check_swiglu(gate_in, up_in);
-  detail::check_swiglu(gate_in, grad_in);
   if (is_composed()) {
     return composed::swiglu_backward(grad_in.contiguous(), gate_in.contiguous(), up_in.contiguous());
   }
+  detail::check_swiglu(gate_in, up_in);
+  detail::check_swiglu(gate_in, grad_in);
   const LaunchPlace place(gate_in);
   const at::Tensor grad = for_kernel(grad_in), gate = for_kernel(gate_in), up = for_kernel(up_in);
   const at::Tensor grad_gate = output_like(gate.sizes(), gate.options());
@@ -151,8 +148,8 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor& grad_i
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CUDA, m) {
-  m.impl("rms_norm", &rms_norm_cuda);
-  m.impl("rms_norm_backward", &rms_norm_backward_cuda);
+  m.impl("rms_norm", detail::kKernel<&rms_norm_cuda>);
+  m.impl("rms_norm_backward", detail::kKernel<&rms_norm_backward_cuda>);
   m.impl("rotary", &rotary_cuda);
   m.impl("swiglu", &swiglu_cuda);
   m.impl("swiglu_backward", &swiglu_backward_cuda);

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/elementwise/elementwise.h"
 
-#include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
-
 #include "espalier/ops/checks.h"
-#include "espalier/ops/dispatch.h"
+#include "espalier/ops/elementwise/arguments.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier {
 namespace {
 
-using detail::find_op;
-using detail::if_defined;
+using detail::call;
+using detail::meta_if;
 using detail::meta_like;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
@@ -23,32 +19,14 @@ using OptionalTensor = std::optional<at::Tensor>;
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-TensorTriple call_rms_norm(const at::Tensor& x, const OptionalTensor& addend, const at::Tensor& weight,
+TensorTriple call_rms_norm(const at::Tensor& x, const TensorOrNone& addend, const at::Tensor& weight,
                            double eps) {
-  static const auto op = find_op<decltype(call_rms_norm)>("espalier::rms_norm");
-  return op.call(x, addend, weight, eps);
+  return call<"rms_norm", TensorTriple>(x, addend, weight, eps);
 }
 
-TensorPair call_rms_norm_backward(const at::Tensor& grad_y, const OptionalTensor& grad_sum,
-                                  const at::Tensor& x, const at::Tensor& weight,
-                                  const at::Tensor& inverse_rms, std::array<bool, 2> output_mask) {
-  static const auto op = find_op<decltype(call_rms_norm_backward)>("espalier::rms_norm_backward");
-  return op.call(grad_y, grad_sum, x, weight, inverse_rms, output_mask);
-}
-
-at::Tensor call_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
-  static const auto op = find_op<decltype(call_rotary)>("espalier::rotary");
-  return op.call(x, cos, sin, back);
-}
-
-at::Tensor call_swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op = find_op<decltype(call_swiglu)>("espalier::swiglu");
-  return op.call(gate, up);
-}
-
-TensorPair call_swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op = find_op<decltype(call_swiglu_backward)>("espalier::swiglu_backward");
-  return op.call(grad, gate, up);
+TensorPair call_rms_norm_backward(const RmsNormGradient& given, std::array<bool, 2> wanted) {
+  return call<"rms_norm_backward", TensorPair>(given.grad_y, TensorOrNone(given.grad_sum), given.x,
+                                               given.weight, given.inverse_rms, wanted);
 }
 
 class RmsNorm : public Function<RmsNorm> {
@@ -72,7 +50,7 @@ class RmsNorm : public Function<RmsNorm> {
     const bool has_addend = grads.size() > 2;
     const bool wants_x = ctx->needs_input_grad(0) || (has_addend && ctx->needs_input_grad(1));
     auto [grad_x, grad_weight] =
-        call_rms_norm_backward(grads[0], if_defined(grad_sum), saved[0], saved[1], saved[2],
+        call_rms_norm_backward({grads[0], detail::if_defined(grad_sum), saved[0], saved[1], saved[2]},
                                {wants_x, ctx->needs_input_grad(has_addend ? 2 : 1)});
     if (grad_weight.defined()) grad_weight = grad_weight.to(saved[1].scalar_type());
     return {grad_x, has_addend ? grad_x : at::Tensor(), grad_weight, {}};
@@ -92,12 +70,12 @@ class Rotary : public Function<Rotary> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({cos, sin});
     ctx->saved_data["back"] = back;
-    return call_rotary(x, cos, sin, back);
+    return rotary(x, cos, sin, back);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
-    return {call_rotary(grads[0], saved[0], saved[1], !ctx->saved_data["back"].toBool()), {}, {}, {}};
+    return {rotary(grads[0], saved[0], saved[1], !ctx->saved_data["back"].toBool()), {}, {}, {}};
   }
 };
 
@@ -105,37 +83,33 @@ at::Tensor rotary_autograd(const at::Tensor& x, const at::Tensor& cos, const at:
   return Rotary::apply(x, cos, sin, back);
 }
 
-class Swiglu : public Function<Swiglu> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({gate, up});
-    return call_swiglu(gate, up);
-  }
+/// The arguments of swiglu.
+struct SwigluArguments {
+  at::Tensor gate, up;
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    auto [grad_gate, grad_up] = call_swiglu_backward(grads[0], saved[0], saved[1]);
-    return {grad_gate, grad_up};
+  static auto all(auto& given) { return std::tie(given.gate, given.up); }
+};
+
+struct Swiglu : detail::Definition<"swiglu", SwigluArguments, at::Tensor> {
+  static constexpr std::array<size_t, 2> differentiable{0, 1};
+
+  static auto backward(const detail::Recorded<Swiglu>& recorded, const variable_list& grads) {
+    return call<"swiglu_backward", TensorPair>(grads[0], recorded.given);
   }
 };
 
-at::Tensor swiglu_autograd(const at::Tensor& gate, const at::Tensor& up) {
-  return Swiglu::apply(gate, up);
-}
-
-TensorTriple rms_norm_meta(const at::Tensor& x, const OptionalTensor& addend, const at::Tensor& weight,
+TensorTriple rms_norm_meta(const at::Tensor& x, const TensorOrNone& addend, const at::Tensor& weight,
                            double) {
   detail::check_rms_norm(x, addend, weight);
   const auto options = x.options().dtype(detail::accumulator_dtype(x.scalar_type()));
-  return {meta_like(x), addend ? meta_like(x) : at::Tensor(),
+  return {meta_like(x), meta_if(addend.defined(), x),
           at::empty_symint(x.sym_sizes().slice(0, x.dim() - 1), options)};
 }
 
 TensorPair rms_norm_backward_meta(const at::Tensor&, const OptionalTensor&, const at::Tensor& x,
                                   const at::Tensor& weight, const at::Tensor& inverse_rms,
                                   std::array<bool, 2> output_mask) {
-  return {output_mask[0] ? meta_like(x) : at::Tensor(),
+  return {meta_if(output_mask[0], x),
           output_mask[1] ? at::empty_symint(weight.sym_sizes(), inverse_rms.options()) : at::Tensor()};
 }
 
@@ -156,11 +130,11 @@ TensorPair swiglu_backward_meta(const at::Tensor&, const at::Tensor& gate, const
 }  // namespace
 
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
-  return call_rotary(x, cos, sin, back);
+  return call<"rotary", at::Tensor>(x, cos, sin, back);
 }
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  return call_swiglu(gate, up);
+  return Swiglu::forward({gate, up});
 }
 
 RmsNormOutput rms_norm_forward(const at::Tensor& x, const OptionalTensor& addend, const at::Tensor& weight,
@@ -171,27 +145,71 @@ RmsNormOutput rms_norm_forward(const at::Tensor& x, const OptionalTensor& addend
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return std::get<0>(call_rms_norm(x, std::nullopt, weight, eps));
+  return std::get<0>(call_rms_norm(x, {}, weight, eps));
 }
 
 RmsNormGradients rms_norm_backward(const RmsNormGradient& given, std::array<bool, 2> wanted) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  auto [x, weight] =
-      call_rms_norm_backward(given.grad_y, given.grad_sum, given.x, given.weight, given.inverse_rms, wanted);
+  auto [x, weight] = call_rms_norm_backward(given, wanted);
   return {x, weight};
 }
+
+namespace detail {
+
+void check_rms_norm(const at::Tensor& x, const at::Tensor& other, const at::Tensor& weight) {
+  const char* op = "rms_norm";
+  check_float(op, "x", x);
+  check_rank(op, "weight", weight, 1);
+  check_alike(op, "weight", weight, x);
+  TORCH_CHECK(x.dim() > 0 && x.sym_size(-1) == weight.sym_size(0), op,
+              ": expected x [..., C] and weight [C], received ", x.sym_sizes(), " and ", weight.sym_sizes());
+  if (!other.defined()) return;
+  check_alike(op, "addend or gradient", other, x);
+  TORCH_CHECK(other.sym_sizes() == x.sym_sizes(), op, ": expected an addend or gradient of the shape of x, ",
+              x.sym_sizes(), ", received ", other.sym_sizes());
+}
+
+void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const char* op = "rotary";
+  check_float(op, "x", x);
+  check_rank(op, "x", x, 3);
+  for (const at::Tensor& table : {cos, sin}) {
+    check_rank(op, "cos or sin", table, 2);
+    TORCH_CHECK(table.sym_size(0) == x.sym_size(0) && table.sym_size(1) * 2 == x.sym_size(2) &&
+                    table.scalar_type() == accumulator_dtype(x.scalar_type()) && table.device() == x.device(),
+                op, ": expected x [T, H, D] and cos and sin [T, D/2] ", accumulator_dtype(x.scalar_type()),
+                " on its device, received ", x.sym_sizes(), " and ", table.sym_sizes(), " ",
+                table.scalar_type());
+  }
+}
+
+void check_swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  const char* op = "swiglu";
+  check_float(op, "gate", gate);
+  check_alike(op, "up or gradient", up, gate);
+  TORCH_CHECK(up.sym_sizes() == gate.sym_sizes(), op, ": expected an up or gradient of the shape of gate, ",
+              gate.sym_sizes(), ", received ", up.sym_sizes());
+}
+
+void check_clamped_swiglu(const at::Tensor& gate_up, double limit) {
+  const char* op = "clamped_swiglu";
+  check_float(op, "gate_up", gate_up);
+  check_rank(op, "gate_up", gate_up, 2);
+  TORCH_CHECK(gate_up.size(1) % 2 == 0, op, ": expected gate_up [R, 2 I], received ", gate_up.sizes());
+  check_limit(op, limit);
+}
+
+}  // namespace detail
 
 TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
   m.impl("rms_norm", &rms_norm_autograd);
   m.impl("rotary", &rotary_autograd);
-  m.impl("swiglu", &swiglu_autograd);
-  // No double backward.
-  m.impl("rms_norm_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("swiglu_backward", torch::autograd::autogradNotImplementedFallback());
+  detail::Differentiated<Swiglu>::define(m);
+  m.impl("rms_norm_backward", torch::autograd::autogradNotImplementedFallback());  // no double backward
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("rms_norm", &rms_norm_meta);
+  m.impl("rms_norm", detail::kKernel<&rms_norm_meta>);
   m.impl("rms_norm_backward", &rms_norm_backward_meta);
   m.impl("rotary", &rotary_meta);
   m.impl("swiglu", &swiglu_meta);

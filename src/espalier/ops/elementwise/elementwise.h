@@ -54,4 +54,13 @@ struct RmsNormGradients {
 /// The gradients that are wanted, the others undefined; records no graph.
 RmsNormGradients rms_norm_backward(const RmsNormGradient& given, std::array<bool, 2> wanted);
 
+/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+namespace reference {
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+}  // namespace reference
+
 }  // namespace espalier

@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names and formulas: docs/math.md, "Gated delta rule on trees". The backward pass is written by hand:
 // autograd would keep every temporary of a chunk, several times its inputs, and the states of all chunks.
-#include "espalier/ops/gated_delta/composed.h"
-
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 #include <cmath>
 
 #include "espalier/ops/chunk_scan/chunk_scan.h"
+#include "espalier/ops/gated_delta/arguments.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier {
 namespace {
 
 using at::bmm;
 using detail::row_dots;
+using detail::TensorVector;
 using detail::transposed;
-using OptionalTensor = std::optional<at::Tensor>;
-using TensorVector = std::vector<at::Tensor>;
 
 /// (I + A)^-1 of strictly lower triangular A [B, L, L], L a power of two. The inverse of a block matrix has
 /// the inverses of its diagonal blocks and -X22 A21 X11 below, so that inverses of 1, 2, 4, ... rows follow
@@ -43,7 +41,7 @@ at::Tensor unit_lower_inverse(const at::Tensor& a) {
 
 /// What every call needs of its arguments: chunks, rows in the dtype of sums.
 struct Problem {
-  detail::DeltaArguments given;
+  GatedDeltaRule given;
   detail::ChunkScan scan;
   int64_t heads, key_dim, value_dim, group;
   double scale;
@@ -51,10 +49,9 @@ struct Problem {
   at::Tensor v;           // [T, H, Dv]
   at::Tensor first;       // [1 + N, H, Dk, Dv]: the states at which level 0 begins
 
-  explicit Problem(const detail::DeltaArguments& arguments)
-      : given(checked(arguments)),
-        scan("gated_delta_rule", given.q,
-             {given.prev, given.ends, given.states ? given.states->size(0) : 0, given.chunk_size}),
+  explicit Problem(const GatedDeltaRule& arguments)
+      : given(arguments),
+        scan("gated_delta_rule", given.q, detail::scan_paths(given)),
         heads(given.v.size(1)),
         key_dim(given.q.size(2)),
         value_dim(given.v.size(2)),
@@ -64,12 +61,6 @@ struct Problem {
         k(detail::unit_rows(given.k.to(given.g.scalar_type()))),
         v(given.v.to(given.g.scalar_type())),
         first(detail::first_states(given.states, {heads, key_dim, value_dim}, given.g.options())) {}
-
- private:
-  static const detail::DeltaArguments& checked(const detail::DeltaArguments& given) {
-    detail::check_gated_delta_rule(given);
-    return given;
-  }
 };
 
 /// What is inside the chunks of one bucket, B = chunks x heads, L = length: nothing here depends on states.
@@ -107,12 +98,6 @@ struct Inside {
   at::Tensor whole(int64_t level) const { return rows.at_level(decays.whole, level).view({-1, 1, 1}); }
 };
 
-std::vector<Inside> insides_of(const Problem& problem) {
-  std::vector<Inside> inside;
-  for (const detail::BucketRows& rows : problem.scan.buckets()) inside.emplace_back(problem, rows);
-  return inside;
-}
-
 /// What a run through the levels leaves behind, by bucket.
 struct Trace {
   TensorVector state, news;  // [B, Dk, Dv] at which chunks begin, [B, L, Dv] what they write
@@ -144,7 +129,7 @@ struct StateGradients {
 };
 
 StateGradients run_levels_back(const Problem& problem, const std::vector<Inside>& inside,
-                               const TensorVector& grad_outs, const OptionalTensor& grad_ends) {
+                               const TensorVector& grad_outs, const at::Tensor& grad_ends) {
   StateGradients result;
   for (size_t b = 0; b < inside.size(); ++b) {
     const Inside& in = inside[b];
@@ -214,9 +199,10 @@ RowGradients row_gradients(const Inside& in, const BucketGradients& given) {
 
 }  // namespace
 
-detail::DeltaResults composed::gated_delta_rule(const detail::DeltaArguments& given) {
+detail::DeltaResults composed::gated_delta_rule(const GatedDeltaRule& given) {
+  detail::check_gated_delta_rule(given);
   const Problem problem(given);
-  const std::vector<Inside> inside = insides_of(problem);
+  const std::vector<Inside> inside = detail::over_buckets<Inside>(problem);
   const Trace trace = run_levels(problem, inside);
   TensorVector rows;
   for (size_t b = 0; b < inside.size(); ++b) {
@@ -226,16 +212,18 @@ detail::DeltaResults composed::gated_delta_rule(const detail::DeltaArguments& gi
   return {problem.scan.in_token_order(rows).to(given.q.scalar_type()), trace.ends};
 }
 
-detail::DeltaGradients composed::gated_delta_rule_backward(const OptionalTensor& grad_out,
-                                                           const OptionalTensor& grad_ends,
-                                                           const detail::DeltaArguments& given) {
+detail::DeltaGradients composed::gated_delta_rule_backward(const TensorOrNone& grad_out,
+                                                           const TensorOrNone& grad_ends,
+                                                           const GatedDeltaRule& given) {
+  detail::check_gated_delta_rule(given);
   const Problem problem(given);
-  const std::vector<Inside> inside = insides_of(problem);
+  const std::vector<Inside> inside = detail::over_buckets<Inside>(problem);
   TensorVector grad_outs;
   for (const Inside& in : inside) {
     grad_outs.push_back(
-        grad_out ? in.rows.by_head(grad_out->to(given.g.scalar_type())).mul_(in.is_token.unsqueeze(-1))
-                 : at::zeros_like(in.v));
+        grad_out.defined()
+            ? in.rows.by_head(grad_out.to(given.g.scalar_type())).mul_(in.is_token.unsqueeze(-1))
+            : at::zeros_like(in.v));
   }
   const Trace trace = run_levels(problem, inside);
   const StateGradients above = run_levels_back(problem, inside, grad_outs, grad_ends);
@@ -255,12 +243,12 @@ detail::DeltaGradients composed::gated_delta_rule_backward(const OptionalTensor&
           problem.scan.in_token_order(grad_v).to(dtype),
           problem.scan.in_token_order(grad_g),
           problem.scan.in_token_order(grad_beta),
-          given.states ? above.first.narrow(0, 1, given.states->size(0)).clone() : at::Tensor()};
+          given.states.defined() ? above.first.narrow(0, 1, given.states.size(0)).clone() : at::Tensor()};
 }
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("gated_delta_rule", &detail::delta_rule_of<&composed::gated_delta_rule>);
-  m.impl("gated_delta_rule_backward", &detail::delta_rule_backward_of<&composed::gated_delta_rule_backward>);
+  m.impl("gated_delta_rule", detail::kKernel<&composed::gated_delta_rule>);
+  m.impl("gated_delta_rule_backward", detail::kKernel<&composed::gated_delta_rule_backward>);
 }
 
 }  // namespace espalier

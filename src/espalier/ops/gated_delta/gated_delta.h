@@ -4,20 +4,28 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <tuple>
+
+#include "espalier/ops/argument.h"
 #include "espalier/ops/chunk_scan/chunk_tree.h"
 
 namespace espalier {
 
-/// What gated_delta_rule is given.
+/// The arguments of gated_delta_rule.
 struct GatedDeltaRule {
   at::Tensor q, k;  // [T, K, Dk] float64, float32 or bfloat16
   at::Tensor v;     // [T, H, Dv] as q; H a multiple of K: head h reads q and k of head h / (H / K)
   at::Tensor g;     // [T, H] logarithms of decays, <= 0, in the dtype of sums (float32; float64 for float64)
   at::Tensor beta;  // [T, H] in the dtype of sums
   at::Tensor prev;  // [T] int32 on the CPU: paths.h; its contexts are those of `states`
-  at::Tensor states;  // [N, H, Dk, Dv] in the dtype of sums, at which paths go on; or undefined
-  at::Tensor ends;    // [E] int64 on the CPU: the tokens whose states are wanted
+  TensorOrNone states;                        // [N, H, Dk, Dv] in the dtype of sums, at which paths go on
+  at::Tensor ends;                            // [E] int64 on the CPU: the tokens whose states are wanted
   int64_t chunk_size = detail::kChunkTokens;  // a power of two
+
+  static auto all(auto& given) {
+    return std::tie(given.q, given.k, given.v, given.g, given.beta, given.prev, given.states, given.ends,
+                    given.chunk_size);
+  }
 };
 
 struct GatedDeltaOutput {
@@ -35,5 +43,13 @@ struct GatedDeltaOutput {
 /// v, g, beta, prev, states, ends, chunk_size) -> (out, end_states). Throws on mismatched shapes, dtypes or
 /// devices, and where prev or ends are not as said.
 GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given);
+
+/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+namespace reference {
+
+/// Token by token.
+GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given);
+
+}  // namespace reference
 
 }  // namespace espalier

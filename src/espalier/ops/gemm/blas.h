@@ -2,7 +2,7 @@
 // Matrix products of the BLAS that LibTorch brings along.
 #pragma once
 
-#include "espalier/ops/kernels/cpu/tree_attention.h"
+#include "espalier/ops/kernels/cpu/attention/tree_attention.h"
 
 namespace espalier::detail {
 

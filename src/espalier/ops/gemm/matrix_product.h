@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "espalier/ops/kernels/cpu/product_choice.h"
+#include "espalier/ops/kernels/cpu/products/product_choice.h"
 
 namespace espalier {
 

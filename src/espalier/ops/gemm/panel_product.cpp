@@ -7,7 +7,7 @@
 #include <atomic>
 
 #include "espalier/ops/element_types.h"
-#include "espalier/ops/kernels/cpu/blocked_product.h"
+#include "espalier/ops/kernels/cpu/products/blocked_product.h"
 
 namespace espalier::detail {
 namespace {

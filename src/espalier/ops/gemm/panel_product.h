@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products on the CPU by our own panels (kernels/cpu/blocked_product.h).
+// Matrix products on the CPU by our own panels (kernels/cpu/products/blocked_product.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/moe/moe.h"
 
-#include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
-
 #include <limits>
 #include <tuple>
 #include <vector>
@@ -12,6 +8,8 @@
 #include "espalier/ops/checks.h"
 #include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/elementwise/elementwise.h"
+#include "espalier/ops/moe/arguments.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier {
 namespace {
@@ -119,24 +117,16 @@ class Combine : public Function<Combine> {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> route_op(const at::Tensor& logits,
-                                            const std::optional<at::Tensor>& correction_bias,
-                                            const std::optional<at::Tensor>& experts, int64_t top_k,
-                                            bool sigmoid, bool normalise, double scaling, int64_t num_groups,
-                                            int64_t num_best_groups, bool softmax_over_chosen) {
-  const RouterOptions options{top_k,      sigmoid,         normalise,          scaling,
-                              num_groups, num_best_groups, softmax_over_chosen};
-  const Routing routing = route(logits, correction_bias, options, experts);
+std::tuple<at::Tensor, at::Tensor> route_op(const at::Tensor& logits, const TensorOrNone& correction_bias,
+                                            const TensorOrNone& experts, const RouterOptions& options) {
+  const Routing routing =
+      route(logits, detail::if_defined(correction_bias), options, detail::if_defined(experts));
   return {routing.weights, routing.experts};
 }
 
 /// The tensors of the experts. Not select: the gradient of that is a tensor of all experts for each of them.
 std::vector<at::Tensor> of_experts(const at::Tensor& all, int64_t count) {
   return all.defined() ? all.unbind() : std::vector<at::Tensor>(count);
-}
-
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
 }  // namespace
@@ -175,8 +165,8 @@ at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights&
   const std::vector<at::Tensor> gate_up_biases = of_experts(experts.gate_up_bias, count);
   const std::vector<at::Tensor> down_biases = of_experts(experts.down_bias, count);
   return moe(x, routing, count, [&](int64_t e, const at::Tensor& rows) {
-    const std::optional<at::Tensor> gate_up_bias = optional(gate_up_biases[e]),
-                                    down_bias = optional(down_biases[e]);
+    const std::optional<at::Tensor> gate_up_bias = detail::if_defined(gate_up_biases[e]),
+                                    down_bias = detail::if_defined(down_biases[e]);
     if (experts.clamped) {
       const at::Tensor inner = at::linear(rows, gate_ups[e].t(), gate_up_bias);
       const auto [alpha, limit] = *experts.clamped;
@@ -188,7 +178,7 @@ at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights&
 }
 
 TORCH_LIBRARY_IMPL(espalier, CompositeImplicitAutograd, m) {
-  m.impl("moe_route", &route_op);
+  m.impl("moe_route", detail::kKernel<&route_op>);
 }
 
 }  // namespace espalier

@@ -10,6 +10,9 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <tuple>
+
+#include "espalier/ops/argument.h"
 
 namespace espalier {
 
@@ -22,6 +25,11 @@ struct RouterOptions {
   int64_t num_groups = 1;       // a divisor of E; with several, each has two experts or more
   int64_t num_best_groups = 1;  // groups that a token chooses from: those whose two best experts sum to most
   bool softmax_over_chosen = false;  // scores are the logits; weights the softmax of the chosen ones
+
+  static auto all(auto& given) {
+    return std::tie(given.top_k, given.sigmoid, given.normalise, given.scaling, given.num_groups,
+                    given.num_best_groups, given.softmax_over_chosen);
+  }
 };
 
 /// The experts of T tokens.
@@ -71,5 +79,15 @@ struct ExpertWeights {
 /// weights, experts, gate_up, down, gate_up_bias=None, down_bias=None, clamp_limit=None, clamp_alpha=1.702);
 /// clamp_limit makes them clamped. The operator keeps its inputs alone: backward computes the experts again.
 at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts);
+
+/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+namespace reference {
+
+/// Token by token.
+Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
+              const RouterOptions& options);
+at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts);
+
+}  // namespace reference
 
 }  // namespace espalier

@@ -2,34 +2,31 @@
 // ssm_scan as a composition of ATen's operators, on any device. Formulas: docs/math.md, "Mamba-2 on trees".
 // The heads of a group share B and C, so their rows, and the columns of their states, stand side by side and
 // are multiplied with B and C at once. The backward pass is written by hand for the reasons of gated_delta.
-#include "espalier/ops/ssm_scan/composed.h"
-
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 #include "espalier/ops/chunk_scan/chunk_scan.h"
+#include "espalier/ops/operator.h"
+#include "espalier/ops/ssm_scan/arguments.h"
 
 namespace espalier {
 namespace {
 
 using at::bmm;
 using detail::row_dots;
+using detail::TensorVector;
 using detail::transposed;
-using OptionalTensor = std::optional<at::Tensor>;
-using TensorVector = std::vector<at::Tensor>;
 
 /// What every call needs of its arguments. H = G R heads.
 struct Problem {
-  detail::SsmArguments given;
+  SsmScan given;
   detail::ChunkScan scan;
   int64_t tokens, groups, repeat, state_dim, head_dim;  // T, G, R, N, P
   at::Tensor x, b, c;                                   // in the dtype of sums
   at::Tensor first;                                     // [1 + M, G, N, R P]: where level 0 begins
 
-  explicit Problem(const detail::SsmArguments& arguments)
-      : given(checked(arguments)),
-        scan("ssm_scan", given.x,
-             {given.prev, given.ends, given.states ? given.states->size(0) : 0, given.chunk_size}),
+  explicit Problem(const SsmScan& arguments)
+      : given(arguments),
+        scan("ssm_scan", given.x, detail::scan_paths(given)),
         tokens(given.x.size(0)),
         groups(given.b.size(1)),
         repeat(given.x.size(1) / groups),
@@ -58,12 +55,6 @@ struct Problem {
   /// Rows [T, H, P] as [T, G, R P].
   at::Tensor of_groups(const at::Tensor& rows) const {
     return rows.reshape({tokens, groups, repeat * head_dim});
-  }
-
- private:
-  static const detail::SsmArguments& checked(const detail::SsmArguments& given) {
-    detail::check_ssm_scan(given);
-    return given;
   }
 };
 
@@ -128,12 +119,6 @@ struct Inside {
   }
 };
 
-std::vector<Inside> insides_of(const Problem& problem) {
-  std::vector<Inside> inside;
-  for (const detail::BucketRows& rows : problem.scan.buckets()) inside.emplace_back(problem, rows);
-  return inside;
-}
-
 /// Room for a state of every chunk of a bucket, [B, N, R P].
 at::Tensor empty_states(const Inside& in) {
   return at::empty({in.b.size(0), in.b.size(2), in.v.size(2)}, in.v.options());
@@ -166,7 +151,7 @@ struct StateGradients {
 
 /// `grad_read` [B, L, R P] by bucket: of what tokens read from states.
 StateGradients run_levels_back(const Problem& problem, const std::vector<Inside>& inside,
-                               const TensorVector& grad_read, const OptionalTensor& grad_ends) {
+                               const TensorVector& grad_read, const at::Tensor& grad_ends) {
   StateGradients result;
   TensorVector sent;
   for (size_t b = 0; b < inside.size(); ++b) {
@@ -218,9 +203,10 @@ RowGradients row_gradients(const Inside& in, const BucketGradients& given) {
 
 }  // namespace
 
-detail::SsmResults composed::ssm_scan(const detail::SsmArguments& given) {
+detail::SsmResults composed::ssm_scan(const SsmScan& given) {
+  detail::check_ssm_scan(given);
   const Problem problem(given);
-  const std::vector<Inside> inside = insides_of(problem);
+  const std::vector<Inside> inside = detail::over_buckets<Inside>(problem);
   const States run = run_levels(problem, inside);
   TensorVector rows;
   for (size_t i = 0; i < inside.size(); ++i) {
@@ -229,25 +215,24 @@ detail::SsmResults composed::ssm_scan(const detail::SsmArguments& given) {
     rows.push_back(in.rows.by_token(in.side_by_side(bmm(in.weights, in.apart(in.v))).add_(read)));
   }
   at::Tensor out = problem.scan.in_token_order(rows).view(given.x.sizes());
-  if (given.d) out.addcmul_(problem.x, given.d->unsqueeze(-1));
+  if (given.d.defined()) out.addcmul_(problem.x, given.d.unsqueeze(-1));
   return {out.to(given.x.scalar_type()), problem.apart(run.ends)};
 }
 
-detail::SsmGradients composed::ssm_scan_backward(const OptionalTensor& grad_out,
-                                                 const OptionalTensor& grad_ends,
-                                                 const detail::SsmArguments& given) {
+detail::SsmGradients composed::ssm_scan_backward(const TensorOrNone& grad_out, const TensorOrNone& grad_ends,
+                                                 const SsmScan& given) {
+  detail::check_ssm_scan(given);
   const Problem problem(given);
-  const std::vector<Inside> inside = insides_of(problem);
-  const at::Tensor grad = grad_out ? problem.in_sums(*grad_out) : at::zeros_like(problem.x);
+  const std::vector<Inside> inside = detail::over_buckets<Inside>(problem);
+  const at::Tensor grad = grad_out.defined() ? problem.in_sums(grad_out) : at::zeros_like(problem.x);
   TensorVector grad_outs, grad_reads;
   for (const Inside& in : inside) {
     grad_outs.push_back(in.tokens_only(in.rows.by_head(problem.of_groups(grad))));
     grad_reads.push_back(in.scaled(grad_outs.back(), in.decays.before));
   }
   const States run = run_levels(problem, inside);
-  const StateGradients above =
-      run_levels_back(problem, inside, grad_reads,
-                      grad_ends ? OptionalTensor(problem.side_by_side(*grad_ends)) : std::nullopt);
+  const StateGradients above = run_levels_back(
+      problem, inside, grad_reads, grad_ends.defined() ? problem.side_by_side(grad_ends) : at::Tensor());
   TensorVector rows_v, rows_g, rows_b, rows_c;
   for (size_t i = 0; i < inside.size(); ++i) {
     const RowGradients rows =
@@ -261,12 +246,13 @@ detail::SsmGradients composed::ssm_scan_backward(const OptionalTensor& grad_out,
       given, grad,
       {problem.scan.in_token_order(rows_v).view(given.x.sizes()), problem.scan.in_token_order(rows_g),
        problem.scan.in_token_order(rows_b), problem.scan.in_token_order(rows_c),
-       given.states ? problem.apart(above.first.narrow(0, 1, given.states->size(0))) : at::Tensor()});
+       given.states.defined() ? problem.apart(above.first.narrow(0, 1, given.states.size(0)))
+                              : at::Tensor()});
 }
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("ssm_scan", &detail::ssm_scan_of<&composed::ssm_scan>);
-  m.impl("ssm_scan_backward", &detail::ssm_scan_backward_of<&composed::ssm_scan_backward>);
+  m.impl("ssm_scan", detail::kKernel<&composed::ssm_scan>);
+  m.impl("ssm_scan_backward", detail::kKernel<&composed::ssm_scan_backward>);
 }
 
 }  // namespace espalier

@@ -4,21 +4,29 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <tuple>
+
+#include "espalier/ops/argument.h"
 #include "espalier/ops/chunk_scan/chunk_tree.h"
 
 namespace espalier {
 
-/// What ssm_scan is given.
+/// The arguments of ssm_scan.
 struct SsmScan {
-  at::Tensor x;       // [T, H, P] float64, float32 or bfloat16
-  at::Tensor dt;      // [T, H] steps, >= 0, in the dtype of sums (float32; float64 for float64)
-  at::Tensor a;       // [H] <= 0, in the dtype of sums
-  at::Tensor b, c;    // [T, G, N] as x; H a multiple of G: head h reads b and c of group h / (H / G)
-  at::Tensor d;       // [H] in the dtype of sums, or undefined for 0
-  at::Tensor prev;    // [T] int32 on the CPU: paths.h; its contexts are those of `states`
-  at::Tensor states;  // [M, H, N, P] in the dtype of sums, at which paths go on; or undefined
-  at::Tensor ends;    // [E] int64 on the CPU: the tokens whose states are wanted
+  at::Tensor x;              // [T, H, P] float64, float32 or bfloat16
+  at::Tensor dt;             // [T, H] steps, >= 0, in the dtype of sums (float32; float64 for float64)
+  at::Tensor a;              // [H] <= 0, in the dtype of sums
+  at::Tensor b, c;           // [T, G, N] as x; H a multiple of G: head h reads b and c of group h / (H / G)
+  TensorOrNone d;            // [H] in the dtype of sums; none: 0
+  at::Tensor prev;           // [T] int32 on the CPU: paths.h; its contexts are those of `states`
+  TensorOrNone states = {};  // [M, H, N, P] in the dtype of sums, at which paths go on
+  at::Tensor ends;           // [E] int64 on the CPU: the tokens whose states are wanted
   int64_t chunk_size = detail::kChunkTokens;  // a power of two
+
+  static auto all(auto& given) {
+    return std::tie(given.x, given.dt, given.a, given.b, given.c, given.d, given.prev, given.states,
+                    given.ends, given.chunk_size);
+  }
 };
 
 struct SsmScanOutput {
@@ -36,5 +44,13 @@ struct SsmScanOutput {
 /// C, D, prev, states, ends, chunk_size) -> (out, end_states). Throws on mismatched shapes, dtypes or
 /// devices, and where prev or ends are not as said.
 SsmScanOutput ssm_scan(const SsmScan& given);
+
+/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+namespace reference {
+
+/// Token by token.
+SsmScanOutput ssm_scan(const SsmScan& given);
+
+}  // namespace reference
 
 }  // namespace espalier

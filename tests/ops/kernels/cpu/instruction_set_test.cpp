@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "espalier/base/check.h"
-#include "espalier/ops/kernels/cpu/tile_math.h"
+#include "espalier/ops/kernels/cpu/attention/tile_math.h"
 #include "tests/ops/kernels/cpu/forced_instruction_set.h"
 #include "tests/ops/kernels/cpu/instruction_sets.h"
 #include "tests/test_seed.h"

@@ -12,7 +12,7 @@
 #include <set>
 #include <vector>
 
-#include "espalier/ops/kernels/cuda/simt_hopper.h"
+#include "espalier/ops/kernels/cuda/attention/simt_hopper.h"
 #include "tests/ops/kernels/cuda/emulator.h"
 #include "tests/ops/kernels/cuda/emulator_hooks.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 
-#ifdef ESPALIER_X86
+#ifdef __x86_64__
 #include <cpuid.h>
 #endif
 
@@ -16,7 +16,7 @@ namespace espalier {
 namespace {
 
 bool has_avx2() {
-#ifdef ESPALIER_X86
+#ifdef __x86_64__
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
   return false;
@@ -24,7 +24,7 @@ bool has_avx2() {
 }
 
 bool has_avx512() {
-#ifdef ESPALIER_X86
+#ifdef __x86_64__
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
 #else
@@ -33,7 +33,7 @@ bool has_avx512() {
 }
 
 bool has_avx512_bf16() {
-#ifdef ESPALIER_X86
+#ifdef __x86_64__
   return has_avx512() && __builtin_cpu_supports("avx512bf16");
 #else
   return false;
@@ -43,7 +43,7 @@ bool has_avx512_bf16() {
 // By hand, since clang's __builtin_cpu_supports does not know AMX: the processor has it (CPUID, leaf 7), and
 // the system keeps its registers over a change of threads (XCR0).
 bool has_amx() {
-#ifdef ESPALIER_X86
+#ifdef __x86_64__
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kTileState = 3u << 17;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
@@ -85,7 +85,7 @@ std::string_view instruction_set_name(InstructionSet instruction_set) {
 }
 
 CpuVendor cpu_vendor() {
-#ifdef ESPALIER_X86
+#ifdef __x86_64__
   if (__builtin_cpu_is("intel")) return CpuVendor::kIntel;
   return __builtin_cpu_is("amd") ? CpuVendor::kAmd : CpuVendor::kOtherX86;
 #else

@@ -7,7 +7,7 @@
 
 /// ESPALIER_DECLARE_ISAS(declaration): the declaration, in the namespace of each instruction set.
 /// ESPALIER_OF_ISA(isa, call): `call` in the namespace of the best instruction set that is not above `isa`.
-#ifdef ESPALIER_X86
+#ifdef __x86_64__
 #define ESPALIER_DECLARE_ISAS(...) \
   namespace cpu_default {          \
   __VA_ARGS__;                     \

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/engine/cost.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "espalier/ops/edge_logprobs/logit_blocks.h"
+#include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/plan/adapter_cost.h"
+
+namespace espalier {
+
+LossPositions loss_positions(const Step& step) {
+  LossPositions loss;
+  loss.offsets = step.terms.offsets;
+  loss.values.reserve(step.terms.values.size());
+  for (const Term& term : step.terms.values) loss.values.push_back(term.position);
+  return loss;
+}
+
+Work plan_work(const Step& step, std::span<const int64_t> windows) {
+  return work_of(step_loads(step, windows), windows);
+}
+
+Work flat_work(const Step& step, std::span<const int64_t> windows) {
+  return flat_work(step.forest, loss_positions(step), windows);
+}
+
+Work append_only_work(const Step& step, std::span<const int64_t> windows) {
+  return append_only_work(step.forest, loss_positions(step), windows);
+}
+
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Objective& objective,
+                         at::Device device, int64_t ref_topk) {
+  MemoryModel model;
+  model.cost = model_cost(config);
+  for (const ParameterShape& parameter : parameter_shapes(config)) {
+    model.num_parameters +=
+        std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1}, std::multiplies<>());
+  }
+  model.element_bytes = dtype == at::kDouble ? 8 : dtype == at::kFloat ? 4 : 2;
+  const at::ScalarType product_dtype = device.is_cpu() ? detail::cpu_product_dtype(dtype) : dtype;
+  model.operand_bytes = static_cast<int64_t>(c10::elementSize(product_dtype));
+  const bool packs = device.is_cpu() && detail::cpu_uses_panels(product_dtype);
+  model.packed_bytes = packs ? model.operand_bytes : 0;
+  model.sum_bytes = std::max<int64_t>(model.element_bytes, 4);
+  const TermBytes term = term_bytes(objective, ref_topk);
+  model.term_batch_bytes = term.batch;
+  model.term_graph_bytes = term.graph;
+  model.term_running_bytes = term.running;
+  model.whole_last_layer = objective.options().has_router_losses();
+  model.logit_block_bytes = device.is_cuda() ? kDeviceLogitBlockBytes : kLogitBlockBytes;
+  // Where kernels do it, gradients take the place of their logits (edge_logprobs_cuda.cpp).
+  model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;
+  const bool has_bonus = objective.options().entropy_coef != 0;
+  if (has_bonus) model.head_gradient_bytes = model.sum_bytes;
+  if (has_bonus || objective.options().log_entropy) {
+    model.logit_blocks = 4;  // edge_distribution.h
+    model.head_upcast_bytes = model.sum_bytes > model.element_bytes ? model.sum_bytes : 0;
+  }
+  return model;
+}
+
+MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Loss& loss,
+                         at::Device device) {
+  std::vector<MemoryModel> models;
+  for (int64_t part = 0; part < loss.num_parts(); ++part) {
+    const Objective& objective = loss.part(part).objective();
+    models.push_back(memory_model(config, dtype, objective, device, loss.trajectories().ref_topk));
+  }
+  return largest(models);
+}
+
+MemoryModel largest(std::span<const MemoryModel> models) {
+  MemoryModel most = models.front();
+  for (const MemoryModel& model : models) {
+    for (const auto field :
+         {&MemoryModel::term_batch_bytes, &MemoryModel::term_graph_bytes, &MemoryModel::term_running_bytes,
+          &MemoryModel::logit_blocks, &MemoryModel::head_gradient_bytes, &MemoryModel::head_upcast_bytes}) {
+      most.*field = std::max(most.*field, model.*field);
+    }
+  }
+  if (models.size() > 1) most.term_batch_bytes += kTermIndexBytes;  // which terms are of which
+  return most;
+}
+
+ModelCost cost_of(const Decoder& decoder) {
+  const ModelSpec& spec = decoder.config();
+  if (!decoder.has_adapter()) return model_cost(spec);
+  LoraOptions lora{.rank = decoder.adapter().parameters.front().value.size(0)};
+  for (const LinearMap& map : adaptable_maps(spec)) {
+    const bool adapted = std::ranges::any_of(
+        decoder.adapter().parameters, [&](const Parameter& each) { return each.name == map.name + kLoraA; });
+    if (adapted) lora.targets.push_back(map.name);
+  }
+  return with_adapters(model_cost(spec), spec, lora);
+}
+
+TimeModel assumed_times(const DecoderConfig& config, at::Device device) {
+  return assumed_time_model(model_cost(config), device.is_cuda() ? Processor::kGpu : Processor::kCpu);
+}
+
+std::vector<Load> step_loads(const Step& step, std::span<const int64_t> windows) {
+  return loads_with_loss(step.forest, step.plan, loss_positions(step), windows);
+}
+
+StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logprob_pass) {
+  MemoryModel memory = costs.memory;
+  memory.checkpoint_activations = step.plan.options.checkpoint_activations;
+  StepPrediction prediction;
+  prediction.loads = step_loads(step, costs.time.cost.sliding_windows());
+  prediction.peak_bytes = peak_bytes(memory, prediction.loads);
+  for (size_t m = 0; m < prediction.loads.size(); ++m) {
+    const bool runs = prediction.loads[m].tokens > 0;
+    prediction.seconds.push_back(
+        runs ? predicted_seconds(costs.time, prediction.loads[m], memory.checkpoint_activations) : 0);
+    if (!runs) prediction.peak_bytes[m] = 0;
+    if (runs && logprob_pass) {
+      prediction.logprob_pass_seconds += predicted_forward_seconds(costs.time, prediction.loads[m]);
+    }
+  }
+  return prediction;
+}
+
+double StepPrediction::total_seconds() const {
+  return std::accumulate(seconds.begin(), seconds.end(), logprob_pass_seconds);
+}
+
+double StepPrediction::largest_peak_bytes() const {
+  return peak_bytes.empty() ? 0 : *std::max_element(peak_bytes.begin(), peak_bytes.end());
+}
+
+}  // namespace espalier

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trees of a page as JSON.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/inspect/page/page.h"
+
+namespace espalier {
+
+/// Which nodes of a forest a page holds.
+struct PageNodes {
+  std::vector<int64_t> nodes;  // of the forest, in preorder
+  std::vector<int64_t> index;  // [num_nodes] of the forest's nodes on the page; -1 where it does not hold one
+
+  /// The `most` nodes with the largest subtrees, and with each node its ancestors.
+  static PageNodes of(const Forest& forest, int64_t most);
+};
+
+/// The member "tree" of the page's data (see page.h).
+nlohmann::ordered_json tree_to_json(const PageContents& contents, const PageNodes& held);
+
+}  // namespace espalier

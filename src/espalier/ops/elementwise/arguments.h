@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of what the elementwise operators are given: shapes, dtypes and devices.
+#pragma once
+
+#include "espalier/ops/argument.h"
+
+namespace espalier::detail {
+
+/// `other` is of the shape of x, if it is defined.
+void check_rms_norm(const at::Tensor& x, const at::Tensor& other, const at::Tensor& weight);
+void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+void check_swiglu(const at::Tensor& gate, const at::Tensor& up);
+void check_clamped_swiglu(const at::Tensor& gate_up, double limit);
+
+}  // namespace espalier::detail

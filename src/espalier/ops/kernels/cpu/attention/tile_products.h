@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// The matrix products of an attention tile, by the BLAS or by our own panels.
+//
+// The forward and the backward pass need three: the scores of keys and the tile's rows, sums of a row over
+// its keys (P V, dS K), and sums of a key over the tile's rows (dS^T Q, P^T dO). Weights lie as scores do,
+// key by key. Both classes have the same functions, which take floats (doubles). Only the class for pairs of
+// bfloat16 rounds its operands. Queries, keys, values and output gradients are bfloat16 then, so they lose
+// nothing; P and dS are rounded, as in other flash attentions.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "espalier/ops/kernels/cpu/attention/tree_attention_tile.h"
+#include "espalier/ops/kernels/cpu/products/panel_math.h"
+
+namespace espalier {
+
+/// Rows of a tile that take part in products.
+enum TileOperand { kQueries, kOutputGradients, kNumTileOperands };
+
+/// What products of tiles need to know.
+template <class Scalar>
+struct TileProductSettings {
+  int64_t stride;  // rows of a tile, rounded up
+  int64_t head_dim;
+  InstructionSet isa;
+  Multiply<Scalar> multiply;
+};
+
+template <class Scalar_>
+class BlasProducts {
+ public:
+  using Scalar = Scalar_;
+
+  /// Scalars of scratch, for `operands` of the operands.
+  static int64_t scratch(int64_t stride, int64_t head_dim, int operands) {
+    return operands * stride * round_up(head_dim, kCacheLine);
+  }
+
+  BlasProducts(const TileProductSettings<Scalar>& settings, int operands, Scratch<Scalar>& scratch)
+      : settings_(settings), math_(tile_math<Scalar>(settings.isa)) {
+    for (int i = 0; i < operands; ++i) transposed_[i] = scratch.take(settings.stride * settings.head_dim);
+  }
+
+  /// Takes rows [count, head_dim] for score(): scores are `factor` times their products with keys.
+  void take_rows(TileOperand operand, const Scalar* rows, int64_t count, Scalar factor) {
+    math_.transpose({rows, settings_.head_dim, count, settings_.head_dim}, factor, transposed_[operand],
+                    settings_.stride);
+  }
+
+  /// Takes rows [count, head_dim] for sum_over_rows(), whose sums are of `factor` times them. May change
+  /// them; they must stay.
+  void take_summands(TileOperand operand, Scalar* rows, int64_t count, Scalar factor) {
+    for (int64_t i = 0; factor != 1 && i < count * settings_.head_dim; ++i) rows[i] *= factor;
+    summands_[operand] = rows;
+  }
+
+  /// to[key, row] = factor * keys[key] . rows[row], for the rows in the range (whose begin is a multiple of
+  /// 16).
+  void score(TileOperand operand, const Rows<const Scalar>& keys, RowRange range, Scalar* to) const {
+    settings_.multiply({false, keys.num_rows, range.end - range.begin, settings_.head_dim, keys.data,
+                        keys.stride, transposed_[operand] + range.begin, settings_.stride, to + range.begin,
+                        settings_.stride, false});
+  }
+
+  /// to[row] += sum over keys of weight[key, row] * keys[key], for the weights' rows; to: [rows, head_dim].
+  void sum_over_keys(const ScoreTile<Scalar>& weights, const Rows<const Scalar>& keys, Scalar* to) const {
+    const int64_t first = weights.rows.begin, d = settings_.head_dim;
+    settings_.multiply({true, weights.rows.end - first, d, keys.num_rows, weights.scores + first,
+                        weights.stride, keys.data, keys.stride, to + first * d, d, true});
+  }
+
+  /// to[key] = (add: +=) factor * sum over the weights' rows of weight[key, row] * rows[row].
+  void sum_over_rows(TileOperand operand, const ScoreTile<Scalar>& weights, const Rows<Scalar>& to,
+                     bool add) const {
+    const int64_t first = weights.rows.begin, d = settings_.head_dim;
+    settings_.multiply({false, weights.num_keys, d, weights.rows.end - first, weights.scores + first,
+                        weights.stride, summands_[operand] + first * d, d, to.data, to.stride, add});
+  }
+
+ private:
+  TileProductSettings<Scalar> settings_;
+  const TileMath<Scalar>& math_;
+  Scalar* transposed_[kNumTileOperands] = {};
+  const Scalar* summands_[kNumTileOperands] = {};
+};
+
+/// Word: float, or BFloat16Pair, to which everything is rounded.
+template <class Word>
+class PanelProducts {
+ public:
+  using Scalar = float;
+
+  static int64_t scratch(int64_t stride, int64_t head_dim, int operands) {
+    const Sizes sizes(stride, head_dim);
+    return operands * (round_up(sizes.rows, kCacheLine) + round_up(sizes.summands, kCacheLine)) +
+           round_up(sizes.left, kCacheLine) + round_up(sizes.right, kCacheLine);
+  }
+
+  PanelProducts(const TileProductSettings<float>& settings, int operands, Scratch<float>& scratch)
+      : stride_(settings.stride), head_dim_(settings.head_dim), math_(panel_math<Word>(settings.isa)) {
+    const Sizes sizes(stride_, head_dim_);
+    const auto take = [&](int64_t words) { return reinterpret_cast<Word*>(scratch.take(words)); };
+    for (int i = 0; i < operands; ++i) {
+      operands_[i].rows = take(sizes.rows);
+      operands_[i].summands = take(sizes.summands);
+    }
+    left_ = take(sizes.left);
+    right_ = take(sizes.right);
+  }
+
+  void take_rows(TileOperand operand, const float* rows, int64_t count, float factor) {
+    math_.pack({rows, head_dim_, 1, count, head_dim_}, kRightPanel, operands_[operand].rows);
+    operands_[operand].score_factor = factor;
+  }
+
+  void take_summands(TileOperand operand, float* rows, int64_t count, float factor) {
+    math_.pack({rows, 1, head_dim_, head_dim_, count}, kRightPanel, operands_[operand].summands);
+    operands_[operand].summand_words = num_words<Word>(count);
+    operands_[operand].summand_factor = factor;
+  }
+
+  void score(TileOperand operand, const Rows<const float>& keys, RowRange range, float* to) const {
+    const int64_t words = num_words<Word>(head_dim_);
+    math_.pack({keys.data, keys.stride, 1, keys.num_rows, head_dim_}, kLeftPanel, left_);
+    math_.multiply({keys.num_rows, range.end - range.begin, words, left_, words * kLeftPanel, kLeftPanel,
+                    operands_[operand].rows + range.begin * words, words * kRightPanel, to + range.begin,
+                    stride_, false, operands_[operand].score_factor});
+  }
+
+  void sum_over_keys(const ScoreTile<float>& weights, const Rows<const float>& keys, float* to) const {
+    const int64_t first = weights.rows.begin, rows = weights.rows.end - first;
+    const int64_t words = num_words<Word>(keys.num_rows);
+    const float* scores = weights.scores + first;
+    math_.pack({keys.data, 1, keys.stride, head_dim_, keys.num_rows}, kRightPanel, right_);
+    PanelProduct<Word> product{rows,
+                               head_dim_,
+                               words,
+                               left_,
+                               words * kLeftPanel,
+                               kLeftPanel,
+                               right_,
+                               words * kRightPanel,
+                               to + first * head_dim_,
+                               head_dim_,
+                               true,
+                               1};
+    if constexpr (std::is_same_v<Word, float>) {
+      // Scores lie as panels do, but for their stride.
+      product.a = scores;
+      product.a_panel_stride = kLeftPanel;
+      product.a_word_stride = weights.stride;
+    } else {
+      math_.pack({scores, 1, weights.stride, rows, keys.num_rows}, kLeftPanel, left_);
+    }
+    math_.multiply(product);
+  }
+
+  void sum_over_rows(TileOperand operand, const ScoreTile<float>& weights, const Rows<float>& to,
+                     bool add) const {
+    const int64_t first = weights.rows.begin, rows = weights.rows.end - first;
+    const int64_t words = num_words<Word>(rows);
+    math_.pack({weights.scores + first, weights.stride, 1, weights.num_keys, rows}, kLeftPanel, left_);
+    math_.multiply({weights.num_keys, head_dim_, words, left_, words * kLeftPanel, kLeftPanel,
+                    operands_[operand].summands + num_words<Word>(first) * kRightPanel,
+                    operands_[operand].summand_words * kRightPanel, to.data, to.stride, add,
+                    operands_[operand].summand_factor});
+  }
+
+ private:
+  // Words of the parts of the scratch.
+  struct Sizes {
+    int64_t rows, summands, left, right;
+
+    Sizes(int64_t stride, int64_t head_dim) {
+      const int64_t width = num_words<Word>(head_dim), keys = num_words<Word>(kMaxChunkKeys);
+      rows = packed_words(stride, width, kRightPanel);
+      summands = packed_words(head_dim, num_words<Word>(stride), kRightPanel);
+      left = std::max({packed_words(kMaxChunkKeys, width, kLeftPanel), packed_words(stride, keys, kLeftPanel),
+                       packed_words(kMaxChunkKeys, num_words<Word>(stride), kLeftPanel)});
+      right = packed_words(head_dim, keys, kRightPanel);
+    }
+  };
+
+  struct Operand {
+    Word* rows;
+    Word* summands;
+    int64_t summand_words;
+    float score_factor, summand_factor;
+  };
+
+  int64_t stride_, head_dim_;
+  const PanelMath<Word>& math_;
+  Operand operands_[kNumTileOperands] = {};
+  Word* left_;
+  Word* right_;
+};
+
+/// Calls function.operator()<Products>() for the class of the products.
+template <class Element, class Function>
+auto with_tile_products(TileProducts products, const Function& function) {
+  if constexpr (!std::is_same_v<Element, double>) {
+    if (products == TileProducts::kPanels) return function.template operator()<PanelProducts<float>>();
+    if (products == TileProducts::kPairPanels)
+      return function.template operator()<PanelProducts<BFloat16Pair>>();
+  }
+  return function.template operator()<BlasProducts<AccumulatorOf<Element>>>();
+}
+
+}  // namespace espalier

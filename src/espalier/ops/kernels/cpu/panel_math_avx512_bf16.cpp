@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-// PanelMath for InstructionSet avx512_bf16; CMakeLists.txt gives this file the matching instruction set.
-#define ESPALIER_CPU_NAMESPACE cpu_avx512_bf16
-#include "espalier/ops/kernels/cpu/panel_math_loops.h"

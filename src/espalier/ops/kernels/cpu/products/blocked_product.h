@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of large matrices in memory, block by block, by the panels of panel_math.h.
+#pragma once
+
+#include <cstdint>
+
+#include "espalier/ops/kernels/cpu/products/panel_math.h"
+
+namespace espalier {
+
+/// How the elements of operands are packed.
+template <class Element>
+using WordOf = std::conditional_t<std::is_same_v<Element, BFloat16>, BFloat16Pair, float>;
+
+/// Where a product goes: rows `stride` apart, of float, or of BFloat16 that are rounded once from sums in
+/// float.
+template <class Element>
+struct ProductResult {
+  Element* data;
+  int64_t stride;
+};
+
+/// C = A B, C = A B + bias, or C += A B for float results. Element is float or BFloat16.
+///   The right operand is packed as a whole, by tasks [0, num_pack_tasks()); when all are done, tasks
+/// [0, num_tasks()) multiply, each a part of C that is its own. Any thread may do any task, with scratch of
+/// its own. Results are bitwise identical however many tasks the product is cut into: sums along the k
+/// dimension are cut in one way, which depends on k alone.
+template <class Element>
+class BlockedProduct {
+  using Word = WordOf<Element>;
+
+ public:
+  /// a: the m rows of A; b: the n columns of B; of the same length k. `threads`: for how many it is cut.
+  BlockedProduct(const Vectors<Element>& a, const Vectors<Element>& b, InstructionSet isa, int64_t threads);
+
+  int64_t num_pack_tasks() const;
+  int64_t packed_words() const;               // of the right operand
+  int64_t scratch_words(bool rounded) const;  // of a thread, for results of BFloat16 or of float
+  int64_t num_tasks() const { return num_strips_ * num_groups_; }
+
+  void pack(int64_t task, Word* packed) const;
+
+  /// Multiplies into `c`; `add`: adds to what is there. bias: [n], or null.
+  void multiply(int64_t task, const Word* packed, Word* scratch, const ProductResult<float>& c, bool add,
+                const Element* bias) const;
+  void multiply(int64_t task, const Word* packed, Word* scratch, const ProductResult<BFloat16>& c,
+                const Element* bias) const;
+
+ private:
+  struct Part {
+    int64_t row_begin, row_end, column_begin, column_end;
+    int64_t rows() const { return row_end - row_begin; }
+  };
+  Part part_of(int64_t task) const;
+  Word* pack_strip(const Part& part, Word* scratch) const;
+  void multiply_block(const Part& part, const Word* strip, const Word* packed, float* c, int64_t stride,
+                      bool add) const;
+
+  Vectors<Element> a_, b_;
+  const PanelMath<Word>& math_;
+  InstructionSet isa_;
+  int64_t words_, block_words_;  // of the sum, and of the part of it that goes through registers at once
+  int64_t strip_rows_, num_strips_;
+  int64_t group_columns_, num_groups_;
+};
+
+}  // namespace espalier

@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "espalier/ops/kernels/cuda/ampere_backward.cuh"
-
-namespace espalier::cuda::ampere {
-
-template void launch_backward<Float16>(const BackwardParams&, int32_t, int, void*);
-template void launch_queries<Float16>(const BackwardParams&, int32_t, void*);
-
-}  // namespace espalier::cuda::ampere

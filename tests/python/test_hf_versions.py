@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of Transformers that the package is not tested with, and layers that do not call what they called."""
+
+import gc
+import pickle
+
+import pytest
+import torch
+import transformers
+
+import espalier
+from espalier.errors import Unsupported
+from espalier.hf import mixers, patch, patching, proof, verification
+from espalier.hf.families import FAMILIES, backbone_of, stock_class
+from hf_models import branching_rows, make_model, padded
+
+KINDS = {"llama": "llama", "mistral": "mistral", "olmo3": "olmo3", "qwen2": "qwen2", "qwen3": "qwen3",
+         "qwen3_moe": "qwen3_moe", "glm4_moe": "glm4_moe", "gpt_oss": "gpt_oss", "qwen3_next": "qwen3_next",
+         "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe", "mamba2": "mamba2",
+         "granitemoehybrid": "granitemoehybrid"}  # fmt: skip
+HYBRIDS = [model_type for model_type, (_, mixer) in FAMILIES.items() if mixer]
+
+
+def small_error(model_type):
+    cls = stock_class(backbone_of(make_model(KINDS[model_type], torch.float32)))
+    return proof.error_of(proof._small_model(cls, model_type), patching._attached_and_proven)
+
+
+@pytest.fixture
+def another_version(monkeypatch):
+    monkeypatch.setattr(transformers, "__version__", "5.99.0")
+    monkeypatch.setattr(proof, "_faults", {})
+    gc.collect()  # models of other tests
+    assert not proof.is_tested()
+
+
+@pytest.fixture
+def stock_mixers(monkeypatch):
+    """Layers call what they like."""
+    monkeypatch.setattr(mixers, "install", lambda *_: None)
+
+
+def test_the_installed_version_is_tested():
+    assert proof.is_tested() and KINDS.keys() == FAMILIES.keys() == proof.SMALL.keys()
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_small_models_are_exact(model_type):
+    assert small_error(model_type) <= 1e-11
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_recurrences_that_run_through_the_preorder(model_type, stock_mixers, monkeypatch):
+    """Negative control: without the count, numbers tell."""
+    gc.collect()
+    monkeypatch.setattr(patching, "check_mixers", lambda *_: None)
+    assert small_error(model_type) > 1e-2
+
+
+def test_attention_that_sees_other_rows(monkeypatch):
+    """Negative control."""
+    init = patching.TreeRun.__init__
+
+    def blind(run, *arguments):
+        init(run, *arguments)
+        run.subtree_end = torch.full_like(run.subtree_end, run.num_tokens)
+
+    monkeypatch.setattr(patching.TreeRun, "__init__", blind)
+    for model_type in FAMILIES.keys() - {"mamba2"}:
+        assert small_error(model_type) > 1e-3, model_type
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "mamba2", "granitemoehybrid"])
+def test_layers_that_call_something_else(kind, stock_mixers):
+    model = patch(make_model(kind, torch.float32))
+    message = "recurrent layers: expected 2 calls of causal_conv1d_fn that follow the forest, received 0 with Transf"
+    with pytest.raises(Unsupported, match=message):
+        model(**padded(branching_rows()))
+    plan = espalier.plan(espalier.build(branching_rows()), token_budget=200, strategy="tree-packing")
+    step = espalier.Step(model, plan)
+    with pytest.raises(Unsupported, match=message):
+        for batch in step:
+            step.logprobs(batch)
+
+
+def test_a_version_that_is_exact(another_version, monkeypatch):
+    proven, error_of = [], proof.error_of
+    monkeypatch.setattr(proof, "error_of", lambda *args: proven.append(error_of(*args)) or proven[-1])
+    models = [make_model("qwen3_5", torch.float32) for _ in range(2)]
+    with torch.inference_mode(), torch.device("meta"):
+        patch(models[0])
+    patch(models[1])
+    assert len(proven) == 1 and proven[0] <= 1e-11
+    proof._faults.clear()
+    state = torch.get_rng_state()
+    patch(models[0])
+    assert torch.equal(torch.get_rng_state(), state) and len(proven) == 2
+    proof._faults.clear()
+    patch(make_model("qwen3_5", torch.float32), check=True)(**padded(branching_rows()))
+    assert len(proven) == 2  # that batch has proven it
+
+
+def test_a_version_that_is_wrong(another_version, stock_mixers):
+    with pytest.raises(Unsupported) as refused:
+        patch(make_model("qwen3_5", torch.float32))
+    for part in ("expected 5.23 or 5.24", "received 5.99.0", "small model of it is refused: recurrent layers", "check=True", "Qwen3_5TextModel"):
+        assert part in str(refused.value)
+    model = make_model("qwen3_5", torch.float32)
+    with pytest.raises(Unsupported, match="received 5.99.0"):
+        espalier.Step(model, espalier.plan(espalier.build([[1, 2]]), token_budget=5, strategy="tree-packing"))
+    assert not {"forward", "_espalier"} & model.model.__dict__.keys()
+    patch(make_model("qwen3", torch.float32))(**padded(branching_rows()))
+
+
+def test_numbers_that_are_wrong(another_version, stock_mixers, monkeypatch):
+    monkeypatch.setattr(patching, "check_mixers", lambda *_: None)
+    with pytest.raises(Unsupported, match="a small model of it is wrong on trees, by [01]"):
+        patch(make_model("qwen3_5", torch.float32))
+    with pytest.raises(verification.VerificationError):
+        patch(make_model("qwen3_5", torch.float32), check=True)(**padded(branching_rows()))
+
+
+def test_models_of_other_processes(monkeypatch):
+    data = pickle.dumps(patch(make_model("qwen3_5", torch.float32)))
+    gc.collect()
+    monkeypatch.setattr(transformers, "__version__", "5.99.0")
+    monkeypatch.setattr(proof, "_faults", {})
+    monkeypatch.setattr(proof, "error_of", lambda *_: 0.25)
+    with pytest.raises(Unsupported, match="received 5.99.0, with which a small model of it is wrong on trees, by 0.2"):
+        pickle.loads(data)(**padded(branching_rows()))
+
+
+def test_a_step_before_the_first_batch_is_checked():
+    model = patch(make_model("qwen3", torch.float32), check=True)
+    step = espalier.Step(model, espalier.plan(espalier.build([[1, 2]]), token_budget=5, strategy="tree-packing"))
+    with pytest.raises(Unsupported, match="expected a first batch that has been verified"):
+        next(iter(step))
+    model(**padded(branching_rows()))
+    for batch in step:
+        step.backward(step.logprobs(batch).sum())

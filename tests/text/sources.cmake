@@ -1,3 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-list(APPEND core_test_sources
-  ${CMAKE_CURRENT_LIST_DIR}/vocabulary_test.cpp)
