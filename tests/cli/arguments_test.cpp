@@ -202,6 +202,8 @@ TEST_F(TomlConfig, WrongUsageIsNamed) {
   };
   EXPECT_EQ(fault_of({}), "--model is required");
   EXPECT_EQ(fault_of({"--model"}), "--model: 1 required TEXT missing");
+  EXPECT_EQ(fault_of({"--steps", "x"}),
+            "--steps: expected a whole number in plain decimal digits, received x");
   EXPECT_EQ(fault_of({"--model", "m", "-q"}), "The following argument was not expected: -q");
   EXPECT_EQ(fault_of({"--model", "m", "--steps", "010"}),
             "--steps: expected a whole number in plain decimal digits, received 010");

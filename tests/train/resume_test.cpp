@@ -387,6 +387,7 @@ TEST_F(ResumeTest, EverySettingThatDecidesTheWeightsHasToStay) {
   refuses("lora-alpha", [](TrainOptions& o) { o.lora->alpha = 3; });
   refuses("lora-rslora", [](TrainOptions& o) { o.lora->rslora = true; });
   refuses("lora-targets", [](TrainOptions& o) { o.lora->targets = {"v_proj"}; });
+  refuses("freeze-pad-embedding", [](TrainOptions& o) { o.freeze_pad_embedding = true; });
   refuses("dtype", [](TrainOptions& o) { o.dtype = at::kBFloat16; });
   refuses("save-dtype", [](TrainOptions& o) { o.save_dtype = at::kBFloat16; });
   refuses("optimizer", [](TrainOptions& o) { o.optimizer.kind = OptimizerKind::kSgd; });

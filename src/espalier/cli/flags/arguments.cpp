@@ -79,17 +79,17 @@ bool set_options(Command* command, const std::vector<std::string>& arguments) {
   if (!texts) return false;
   if (command->has_config) add_texts_of_file(*command, &*texts);
   for (const Option& option : command->options.all()) {
-    const bool is_given =
-        std::ranges::find(*texts, option.name(), &NamedTexts::value_type::first) != texts->end();
-    const char* dashes = option.text().names.empty() ? "" : "--";
-    if (option.text().required && !is_given)
-      throw UsageError(fmt::format("{}{} is required", dashes, option.name()));
     if (!option.is_list()) refuse_repeated(option.name(), option.kind() == OptionKind::kFlag, *texts);
   }
   try {
     command->options.set(*texts);
   } catch (const InputError& error) {
     throw UsageError(error.what());
+  }
+  for (const Option& option : command->options.all()) {
+    const char* dashes = option.text().names.empty() ? "" : "--";
+    if (!option.text().required || option.is_given()) continue;
+    throw UsageError(fmt::format("{}{} is required", dashes, option.name()));
   }
   return true;
 }
