@@ -53,7 +53,7 @@ fuzz:  ## every parser on mutated inputs, a minute in all
 	@scripts/build.sh asan fuzz_targets
 	@scripts/fuzz.sh
 
-lint: setup  ## formatting, clang-tidy on the LibTorch-free half, layers
+lint: setup  ## formatting, clang-tidy on the LibTorch-free half, ruff and mypy on Python, layers
 	@scripts/lint.sh
 
 format: setup  ## clang-format all sources in place

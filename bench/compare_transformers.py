@@ -214,7 +214,7 @@ def trajectories_of(path):
         trajectories = read_trajectories(path)
     except (KeyError, TypeError, ValueError) as error:
         raise Failure(f"{path}: expected rows as in docs/data-format.md, received {error!r}; `bin/espalier inspect --data` "
-                      "says where")  # fmt: skip
+                      "says where") from error  # fmt: skip
     if not any(weight > 0 for trajectory in trajectories for weight in trajectory.weights[1:]):
         raise Failure(f"{path}: no token carries loss")
     return trajectories
@@ -251,6 +251,7 @@ def measure(args, name, folder, dtype, side, data_set):
 
 def measure_all(args, scratch):
     import torch
+
     from transformers_step import TransformersSide, reuse_freed_memory
 
     torch.set_num_threads(args.threads)
@@ -428,7 +429,8 @@ def check_installation():
         import torch  # noqa: F401
         import transformers
     except ImportError as error:
-        raise Failure(f"{error.name} cannot be imported by {sys.executable}: `make setup` makes .venv, whose Python has it")
+        raise Failure(f"{error.name} cannot be imported by {sys.executable}: `make setup` makes .venv, whose Python "
+                      "has it") from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 

@@ -288,7 +288,7 @@ def attempt(make, name, problems, args):
         side.backward()
         synchronize(args)
         return side
-    except Exception as error:  # noqa: BLE001  torch.compile raises many kinds
+    except Exception as error:  # torch.compile raises many kinds
         synchronize(args)
         text = (str(error).strip().splitlines() or [""])[0][:160]
         problems[f"{name}{', backward' if side else ''}: {type(error).__name__}: {text}"] = None

@@ -330,10 +330,10 @@ class TestCounts:
     """Of GoogleTest's output, which may have been cut off: what passed, was skipped, failed, and was running at the end."""
 
     def __init__(self, out):
-        self.passed = len(re.findall(r"^\[ {7}OK \] ", out, re.M))
-        self.skipped = len(re.findall(r"^\[  SKIPPED \] \S+ \(\d+ ms\)$", out, re.M))
-        self.failed = re.findall(r"^\[  FAILED  \] ([^ ,]+)(?:, where .*)? \(\d+ ms\)$", out, re.M)
-        begun = re.findall(r"^\[ RUN      \] (\S+)", out, re.M)
+        self.passed = len(re.findall(r"^\[ {7}OK \] ", out, re.MULTILINE))
+        self.skipped = len(re.findall(r"^\[  SKIPPED \] \S+ \(\d+ ms\)$", out, re.MULTILINE))
+        self.failed = re.findall(r"^\[  FAILED  \] ([^ ,]+)(?:, where .*)? \(\d+ ms\)$", out, re.MULTILINE)
+        begun = re.findall(r"^\[ RUN      \] (\S+)", out, re.MULTILINE)
         unfinished = len(begun) - self.passed - self.skipped - len(self.failed)
         self.running = begun[-1] if unfinished > 0 else ""
 

@@ -18,6 +18,7 @@ Public marks on an H200 at 8,192 tokens, 32 heads of 128, bfloat16 (forward, bac
 """
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def sides_of(problem, args):
     flat = flat_prev(args.tokens, args.tokens)
     sides = {"espalier": lambda: problem.espalier(flat)}
     for node in args.nodes:
-        sides[f"tree {node}"] = lambda prev=tree_prev(args.tokens, node): problem.espalier(prev)
+        sides[f"tree {node}"] = functools.partial(problem.espalier, tree_prev(args.tokens, node))
     fla = find_fla()
     if fla is not None:
         sides["fla"] = lambda: problem.fla(fla)

@@ -30,6 +30,7 @@ import time
 from pathlib import Path
 
 import torch
+
 from commit import commit
 from compare_transformers import (
     Failure,
@@ -42,10 +43,9 @@ from compare_transformers import (
     say,
     trajectories_of,
 )
+from espalier import hf
 from transformers_step import TransformersSide, make_batches, reuse_freed_memory
 from trl_tree_packing import TreePackingSide
-
-from espalier import hf
 
 LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-3}
 BATCH_SIZES = [1, 2, 4, 8]

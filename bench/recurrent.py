@@ -24,11 +24,12 @@ import time
 from pathlib import Path
 
 import torch
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
 from commit import commit
 from compare_transformers import REPOSITORY, cpu_name, markdown
 from recurrent_paths import flat_prev, tree_prev
-from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
-from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 FLAT_TOKENS = 512
 LIBRARY = REPOSITORY / "build/release/src/espalier/ops/libespalier_ops.so"

@@ -20,8 +20,9 @@ import time
 from typing import NamedTuple
 
 import torch
-from espalier.lines import open_lines
 from transformers import AutoModelForCausalLM
+
+from espalier.rows.lines import open_lines
 
 
 class Trajectory(NamedTuple):

@@ -3,7 +3,7 @@
 # cmake -DPYTHON=PYTHON -DSOURCE=FOLDER -DOUTPUT=FILE -P WritePythonFlags.cmake
 execute_process(
   COMMAND ${CMAKE_COMMAND} -E env PYTHONPATH=${SOURCE}/python PYTHONDONTWRITEBYTECODE=1
-          ${PYTHON} -m espalier.flags_json
+          ${PYTHON} -m espalier.commands.flags_json
   OUTPUT_VARIABLE json COMMAND_ERROR_IS_FATAL ANY)
 file(WRITE ${OUTPUT}
      "#include \"espalier/cli/print/command_text.h\"\n\nnamespace espalier::cli {\n\n"

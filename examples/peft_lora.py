@@ -13,10 +13,11 @@ Needs peft.
 
 import time
 
-import espalier
 import peft
 import torch
 from side_by_side import Training, compare, make_model, make_tokenizer, parse_arguments, turns
+
+import espalier
 
 
 def batches(arguments, tokenizer):

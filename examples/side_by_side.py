@@ -10,9 +10,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import espalier
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
+
+import espalier
 
 CONVERSATIONS = Path(__file__).with_name("tau_airline_part.jsonl")
 AGREEMENT = 1e-4  # relative; both sides round in float32, in another order

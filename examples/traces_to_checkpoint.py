@@ -69,7 +69,7 @@ def sample(arguments, folder, path):
         for number, line in enumerate(itertools.islice(lines, arguments.questions)):
             system, user = json.loads(line)["messages"][:2]
             nodes = list(message_nodes(tokenizer, system["content"][:arguments.instructions], user["content"]))
-            prompt = torch.tensor([sum((node["token_ids"] for node in nodes), [])])
+            prompt = torch.tensor([[token for node in nodes for token in node["token_ids"]]])
             answers = model.generate(
                 prompt, attention_mask=torch.ones_like(prompt), do_sample=True, top_k=0, pad_token_id=0,
                 num_return_sequences=arguments.answers, max_new_tokens=arguments.answer_tokens,

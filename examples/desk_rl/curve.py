@@ -45,9 +45,9 @@ def read_curves(files):
 def table(curves):
     lines = [f"{'':<18} {'runs':>4} {'success: start':>22} {'end':>22} {'training seconds':>24}"]
     for strategy, runs in curves.items():
-        def spread(place, name, digits):
+        def spread(place, name, digits, runs=runs):
             values = [run[place][name] for run in runs]
-            return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"  # noqa: B023
+            return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
         lines.append(f"{strategy:<18} {len(runs):>4} {spread(0, 'success', 3):>22} {spread(-1, 'success', 3):>22} "
                      f"{spread(-1, 'training_seconds', 1):>24}")  # fmt: skip
     return "\n".join(lines)

@@ -21,17 +21,17 @@ import importlib
 _MODULES = {
     "engine": ("Engine",),
     "errors": ("InputError",),
-    "files": ("Trajectories", "read", "trajectories", "write"),
     "native": ("__version__",),
     "pricing": ("Costs", "costs"),
     "report": ("Report", "inspect"),
+    "rows.files": ("Trajectories", "read", "trajectories", "write"),
     "step": ("Step",),
     "trees": ("Distribution", "Forest", "Layout", "MicroBatch", "Plan", "RankShare", "build", "distribute", "plan"),
 }
 _PACKAGES = ("distributed", "hf", "io", "ops", "trl")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted([*_PACKAGES, *(name for name in _HOMES if not name.startswith("_"))])
+__all__ = sorted([*_PACKAGES, *(name for name in _HOMES if not name.startswith("_"))])  # noqa: PLE0605  it is a list
 
 
 def __getattr__(name):

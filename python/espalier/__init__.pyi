@@ -9,7 +9,7 @@ from .trees import Plan as Plan
 from .trees import RankShare as RankShare
 from .report import Report as Report
 from .step import Step as Step
-from .files import Trajectories as Trajectories
+from .rows.files import Trajectories as Trajectories
 from .trees import build as build
 from .pricing import costs as costs
 from .trees import distribute as distribute
@@ -19,9 +19,9 @@ from .report import inspect as inspect
 from . import io as io
 from . import ops as ops
 from .trees import plan as plan
-from .files import read as read
-from .files import trajectories as trajectories
+from .rows.files import read as read
+from .rows.files import trajectories as trajectories
 from . import trl as trl
-from .files import write as write
+from .rows.files import write as write
 
 __version__: str

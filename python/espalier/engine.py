@@ -4,14 +4,23 @@
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import InputError
-from .files import Trajectories, read, trajectories
 from .native_engine import CHECK_COMMAND, native
-from .sequences import is_packed, token_sequences
+from .rows.files import Trajectories, read, trajectories
+from .rows.sequences import Packed, Row, is_packed, token_sequences
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Option: TypeAlias = bool | int | float | str | os.PathLike[str] | None
+Data: TypeAlias = Trajectories | Packed | str | os.PathLike[str] | Mapping[str, Any] | Iterable[Row | str | os.PathLike[str]]
+Loss: TypeAlias = "Callable[[list[Tensor], list[Tensor]], Tensor | tuple[Tensor, Mapping[str, float]]]"
 
 # Options that mean something beside a loss that the caller computes.
 _BESIDE_A_FUNCTION = ("shared_targets", "router_aux_loss_coef", "router_z_loss_coef")
@@ -69,7 +78,7 @@ class Engine:
     (['step', 'grad_norm', 'learning_rate'], 3)
     """
 
-    def __init__(self, path: str | os.PathLike, **options):
+    def __init__(self, path: str | os.PathLike[str], **options: Option) -> None:
         if CHECK_COMMAND is None and options.get("device", "cpu") != "cpu":
             warnings.warn("kernels are not checked on this GPU, since sys.executable names no Python to do it with; Hopper's "
                           "attention is used only where ESPALIER_ATTENTION names it", stacklevel=2)  # fmt: skip
@@ -97,8 +106,9 @@ class Engine:
         """
         return _told(native.objective_options())
 
-    def forward_backward(self, rows, objective: str | Callable = "sft", *, indices: Iterable[int] | None = None,
-                         progress: Callable[[int, int], object] | None = None, **options) -> dict[str, float]:  # fmt: skip
+    def forward_backward(self, rows: Data, objective: "str | Loss" = "sft", *, indices: Iterable[int] | None = None,
+                         progress: Callable[[int, int], object] | None = None,
+                         **options: Option) -> dict[str, float]:  # fmt: skip
         """Adds the gradients of an objective of the rows to those that there are.
 
         objective  a name, such as "sft" or "grpo", or a function that computes the loss (below)
@@ -159,7 +169,7 @@ class Engine:
         """
         return dict(self._engine.optim_step(learning_rate))
 
-    def logprobs(self, rows, *, progress: Callable[[int, int], object] | None = None) -> list[np.ndarray]:
+    def logprobs(self, rows: Data, *, progress: Callable[[int, int], object] | None = None) -> list[NDArray[np.floating[Any]]]:
         """Log-probabilities of all tokens of the rows, each prefix computed once.
 
         Returns a list with an array [n] for each row of n tokens, float32 (float64 for float64 models): entry t is that
@@ -172,12 +182,12 @@ class Engine:
         values = self._engine.logprobs(found, progress)
         if self._engine.dtype != "float64":
             values = values.astype(np.float32)
-        return np.split(values, found.offsets[1:-1])
+        return np.split(values, np.asarray(found.offsets)[1:-1])
 
-    def sample(self, prompts, *, samples: int = 1, max_new_tokens: int = 256, temperature: float = 1.0, top_k: int = 0,
+    def sample(self, prompts: Data, *, samples: int = 1, max_new_tokens: int = 256, temperature: float = 1.0, top_k: int = 0,
                top_p: float = 1.0, stop_ids: Iterable[int] | None = None, seed: int | None = None,
                whole_rows: bool = False, batch_size: int = 64, token_budget: int = 32768,
-               progress: Callable[[int, int], object] | None = None) -> list[dict]:  # fmt: skip
+               progress: Callable[[int, int], object] | None = None) -> list[dict[str, Any]]:  # fmt: skip
         """Completions of prompts, sampled with the weights as they are: what `espalier sample` does.
 
         prompts         rows in any form. A row's prompt is its tokens before the first one with loss; the whole row where
@@ -224,7 +234,7 @@ class Engine:
         self._samplings += 1
         return [rows[number] for number in range(len(rows))]
 
-    def gradients(self) -> dict[str, np.ndarray]:
+    def gradients(self) -> dict[str, NDArray[np.floating[Any]]]:
         """Copies of the gradients so far, before clipping, by the names of the parameters: float32 (float64 for float64
         models), of the parameters' shapes. Empty where there are none."""
         return self._engine.gradients()
@@ -233,7 +243,7 @@ class Engine:
         """Forgets the gradients so far."""
         self._engine.zero_gradients()
 
-    def save(self, folder: str | os.PathLike, *, dtype: str | None = None) -> None:
+    def save(self, folder: str | os.PathLike[str], *, dtype: str | None = None) -> None:
         """Writes a checkpoint as `espalier train` does, in a folder that does not exist yet: a model that Transformers
         and `--model` open, with the optimiser's state and checksums. The folder appears when it is whole. Gradients
         are not part of it.
@@ -242,7 +252,7 @@ class Engine:
         """
         self._engine.save(os.fspath(folder), dtype or "")
 
-    def load(self, folder: str | os.PathLike) -> None:
+    def load(self, folder: str | os.PathLike[str]) -> None:
         """Weights and optimiser as they were when a checkpoint was written, by `save` or by `espalier train`, bit for
         bit. Gradients are cleared. Raises InputError, before anything is changed, for a damaged checkpoint, and for one
         of another model, dtype or optimiser. Learning rate and other options stay the engine's."""
@@ -259,7 +269,7 @@ class Engine:
         """Of steps that are given none."""
         return self._engine.learning_rate
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         engine = self._engine
         return f"<espalier.Engine: {engine.dtype} model of {engine.vocab_size} tokens, {engine.step} steps done>"
 
@@ -267,29 +277,31 @@ class Engine:
 class _Function:
     """A loss of the caller as the engine calls it, in arrays; keeps its metrics."""
 
-    def __init__(self, function):
+    def __init__(self, function: "Loss") -> None:
         self._function = function
-        self.metrics = {}
+        self.metrics: dict[str, float] = {}
 
-    def __call__(self, offsets, positions, logprobs):
+    def __call__(self, offsets: NDArray[np.int64], positions: NDArray[np.int64],
+                 logprobs: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:  # fmt: skip
         import torch
 
         sizes = np.diff(offsets).tolist()
         with torch.inference_mode(False), torch.enable_grad():
             leaf = torch.from_numpy(logprobs).requires_grad_()
             loss = self._function(list(leaf.split(sizes)), list(torch.from_numpy(positions).split(sizes)))
+            metrics: Mapping[str, float] = {}
             if isinstance(loss, tuple) and len(loss) == 2:
-                loss, self.metrics = loss
-            _check_loss(loss)
+                loss, metrics = loss
+            loss = _checked_loss(loss)
             (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
         if gradient is None:
             raise InputError("objective: expected a loss that depends on the log-probabilities, received one that "
                              "does not")  # fmt: skip
-        self.metrics = {name: float(value) for name, value in self.metrics.items()}
+        self.metrics = {name: float(value) for name, value in metrics.items()}
         return loss.item(), np.ascontiguousarray(gradient.numpy())
 
 
-def _check_loss(loss):
+def _checked_loss(loss: object) -> "Tensor":
     import torch
 
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -298,9 +310,10 @@ def _check_loss(loss):
             what = "one that does not require a gradient"
         raise InputError("objective: expected the function to return a tensor with one element that depends on the "
                          f"log-probabilities, or a pair of it and a dict of metrics; received {what}")  # fmt: skip
+    return loss
 
 
-def _rows(rows, vocab_size):
+def _rows(rows: Any, vocab_size: int) -> Trajectories:
     if isinstance(rows, Trajectories):
         return rows
     if isinstance(rows, str | os.PathLike):
@@ -312,17 +325,17 @@ def _rows(rows, vocab_size):
     return trajectories(rows)
 
 
-def _told(description):
+def _told(description: str) -> dict[str, tuple[Any, str]]:
     """Defaults and meanings by name, of a description of options as JSON."""
     return {each["name"].replace("-", "_"): (each["default"], each["help"]) for each in json.loads(description)}
 
 
-def _named(options):
+def _named(options: Mapping[str, Option]) -> list[tuple[str, str]]:
     """Options as pairs of a flag's name and its text; those that are None are left out."""
     return [(name.replace("_", "-"), _text(name, value)) for name, value in options.items() if value is not None]
 
 
-def _text(name, value):
+def _text(name: str, value: object) -> str:
     if isinstance(value, bool | np.bool_):
         return str(bool(value)).lower()
     if isinstance(value, float | np.floating):
@@ -332,7 +345,7 @@ def _text(name, value):
     raise InputError(f"{name}: expected a number, a text or a boolean, received {type(value).__name__}")
 
 
-def _whole(value, name="indices", kind="numbers of rows"):
+def _whole(value: Any, name: str = "indices", kind: str = "numbers of rows") -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InputError(f"{name}: expected {kind}, received {value!r}")
-    return value.__index__()
+    return int(value.__index__())

@@ -13,11 +13,11 @@ class Unsupported(InputError):
 class BadRow(Exception):
     """One line of input that cannot be used: field, what was expected, what was received."""
 
-    def __init__(self, field_name, expected, received):
+    def __init__(self, field_name: str, expected: str, received: object) -> None:
         super().__init__(f"field `{field_name}`: expected {expected}, received {received}")
 
     @classmethod
-    def within(cls, place, error):
+    def within(cls, place: str, error: BaseException) -> "BadRow":
         """The same fault with the place inside of the line."""
         bad = cls.__new__(cls)
         bad.args = (f"{place}: {error}",)
@@ -28,7 +28,7 @@ class RenderError(Exception):
     """The chat template refuses a conversation."""
 
 
-def is_failure(error):
+def is_failure(error: BaseException) -> bool:
     """Whether `error` tells of something that failed, and not of a wish to stop (Ctrl-C, exit). The Rust half of
     the tokenizers reports its panics outside of Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -10,4 +10,6 @@ except ModuleNotFoundError as error:
                       "run `pip install .` in a clone of Espalier, or `make build` there and set PYTHONPATH to its "
                       "folder python", name=error.name) from None  # fmt: skip
 
-__version__ = core.__version__
+__all__ = ["__version__", "core"]
+
+__version__: str = core.__version__  # type: ignore[attr-defined]  # nanobind's stubs leave it out

@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 # A process that checks one family of kernels: native.check_kernels(family, device, file) follows. None: there is no
 # interpreter to run it with, as where Python is embedded.
-CHECK_COMMAND = [sys.executable, "-c", "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+CHECK_COMMAND: list[str] | None = [sys.executable, "-c", "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
                  "from espalier.native_engine import native; native.check_kernels(*sys.argv[2:])",
                  json.dumps([os.fspath(folder) for folder in sys.path])] if sys.executable else None  # fmt: skip
 if CHECK_COMMAND:

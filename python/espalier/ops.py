@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# torch.ops has no types. mypy reads the next line.
+# mypy: disable-error-code="no-any-return"
 """The operators, `torch.ops.espalier`: exact gradients, fake kernels, torch.compile and torch.export without graph
 breaks.
 
@@ -18,9 +20,12 @@ import importlib.util
 import os
 import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, overload
 
 import torch
+from torch import Tensor
 
 __all__ = ["causal_conv1d", "causal_conv1d_tails", "edge_logprobs", "gated_delta_rule", "moe", "moe_route", "ssm_scan",
            "tree_attention"]  # fmt: skip
@@ -30,7 +35,7 @@ _SCHEMAS = 1  # the version of the operators' schemas, as src/espalier/ops/regis
 _BUILT_FOR = re.compile(rb"ESPALIER_OPS_TORCH=(\d+\.\d+)[^;]*;ESPALIER_OPS_SCHEMAS=(\d+);")
 
 
-def _library():
+def _library() -> Path:
     """The file to load."""
     named = os.environ.get("ESPALIER_OPS")
     package = Path(__file__).resolve().parent
@@ -47,7 +52,7 @@ def _library():
                       "file")  # fmt: skip
 
 
-def _check_built_against(path, version):
+def _check_built_against(path: Path, version: str) -> None:
     """Refuses a library that was built against another PyTorch or with other schemas, before it is loaded: it might
     crash instead of failing, or take arguments for others."""
     found = _BUILT_FOR.search(_section(path, b".espalier"))
@@ -66,7 +71,7 @@ def _check_built_against(path, version):
                           f"install PyTorch {built}")  # fmt: skip
 
 
-def _section(path, name):
+def _section(path: Path, name: bytes) -> bytes:
     """The bytes of a section of an ELF file; none where it has no such section. Reads a few kilobytes."""
     with open(path, "rb") as file:
         head = file.read(64)
@@ -79,7 +84,7 @@ def _section(path, name):
             return b""
         sections = [struct.unpack_from("<I20xQQ", rows, size * number) for number in range(count)]
 
-        def content(number):
+        def content(number: int) -> bytes:
             file.seek(sections[number][1])
             return file.read(sections[number][2])
 
@@ -90,7 +95,7 @@ def _section(path, name):
     return b""
 
 
-def _load():
+def _load() -> None:
     if not torch._C._dispatch_has_kernel("espalier::tree_attention"):  # nobody has loaded them before
         path = _library()
         _check_built_against(path, torch.__version__)
@@ -101,7 +106,7 @@ def _load():
     from . import fake_kernels  # noqa: F401
 
 
-def _tokens(ends):
+def _tokens(ends: Tensor | None) -> Tensor:
     return torch.empty((0,), dtype=torch.int64) if ends is None else ends
 
 
@@ -109,8 +114,10 @@ _load()
 _ops = torch.ops.espalier
 
 
-def tree_attention(q, k, v, subtree_end, *, softmax_scale=None, context_k=(), context_v=(), context_blocks=None,
-                   sliding_window=0, position=None, context_positions=None, sinks=None):  # fmt: skip
+def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, *, softmax_scale: float | None = None,
+                   context_k: Sequence[Tensor] = (), context_v: Sequence[Tensor] = (), context_blocks: Tensor | None = None,
+                   sliding_window: int = 0, position: Tensor | None = None, context_positions: Tensor | None = None,
+                   sinks: Tensor | None = None) -> Tensor:  # fmt: skip
     """Attention in which token j sees token i where `i <= j < subtree_end[i]`, and the context.
 
     q [T, H, D]; k and v [T, K, D], H a multiple of K; subtree_end [T] int32. softmax_scale: D ** -0.5 by default.
@@ -130,8 +137,21 @@ def tree_attention(q, k, v, subtree_end, *, softmax_scale=None, context_k=(), co
                                sliding_window, position, context_positions, sinks)[0]  # fmt: skip
 
 
-def edge_logprobs(hidden, weight, edge_row, edge_target, *, bias=None, temperature=1.0, logit_scale=1.0, softcap=None,
-                  entropy=False):  # fmt: skip
+@overload
+def edge_logprobs(hidden: Tensor, weight: Tensor, edge_row: Tensor, edge_target: Tensor, *, bias: Tensor | None = None,
+                  temperature: float | Tensor = 1.0, logit_scale: float = 1.0, softcap: float | None = None,
+                  entropy: Literal[False] = False) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def edge_logprobs(hidden: Tensor, weight: Tensor, edge_row: Tensor, edge_target: Tensor, *, bias: Tensor | None = None,
+                  temperature: float | Tensor = 1.0, logit_scale: float = 1.0, softcap: float | None = None,
+                  entropy: bool) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+def edge_logprobs(hidden: Tensor, weight: Tensor, edge_row: Tensor, edge_target: Tensor, *, bias: Tensor | None = None,
+                  temperature: float | Tensor = 1.0, logit_scale: float = 1.0, softcap: float | None = None,
+                  entropy: bool = False) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Log-probabilities of target tokens given hidden states; the matrix of logits never exists whole.
 
     hidden [R, C]; weight [V, C] of its dtype; edge_row [E] int64, ascending: the row of hidden that predicts the
@@ -153,7 +173,9 @@ def edge_logprobs(hidden, weight, edge_row, edge_target, *, bias=None, temperatu
     return (logprobs, entropies) if entropy else logprobs
 
 
-def gated_delta_rule(q, k, v, g, beta, prev, *, states=None, ends=None, chunk_size=64):
+def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, prev: Tensor, *,
+                     states: Tensor | None = None, ends: Tensor | None = None,
+                     chunk_size: int = 64) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gated delta rule along the paths of a forest, as Qwen3-Next has it (Yang et al., "Gated Delta Networks",
     2024).
 
@@ -167,7 +189,8 @@ def gated_delta_rule(q, k, v, g, beta, prev, *, states=None, ends=None, chunk_si
     return _ops.gated_delta_rule(q, k, v, g, beta, prev, states, _tokens(ends), chunk_size)
 
 
-def causal_conv1d(x, weight, bias, prev, *, tails=None, silu=False):
+def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, prev: Tensor, *, tails: Tensor | None = None,
+                  silu: bool = False) -> Tensor:  # fmt: skip
     """A causal convolution of every channel along the paths of a forest; zeros stand before the beginning.
 
     x [T, C]; weight [C, W], W <= 8, of the dtype of x or of sums; bias [C] as weight, or None; prev as of
@@ -179,7 +202,7 @@ def causal_conv1d(x, weight, bias, prev, *, tails=None, silu=False):
     return _ops.causal_conv1d(x, weight, bias, prev, tails, silu)
 
 
-def causal_conv1d_tails(x, prev, ends, taps, *, tails=None):
+def causal_conv1d_tails(x: Tensor, prev: Tensor, ends: Tensor, taps: int, *, tails: Tensor | None = None) -> Tensor:
     """What paths that go on after the tokens `ends` need of x: the taps - 1 rows up to each, oldest first.
 
     x [T, C]; prev and tails as of causal_conv1d; ends [E] int64 on the CPU; taps: the W of the convolution.
@@ -189,7 +212,9 @@ def causal_conv1d_tails(x, prev, ends, taps, *, tails=None):
     return _ops.causal_conv1d_tails(x, prev, tails, ends, taps)
 
 
-def ssm_scan(x, dt, A, B, C, prev, *, D=None, states=None, ends=None, chunk_size=64):
+def ssm_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, prev: Tensor, *, D: Tensor | None = None,
+             states: Tensor | None = None, ends: Tensor | None = None,
+             chunk_size: int = 64) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The recurrence of Mamba-2 (Dao and Gu, "Transformers are SSMs", 2024) along the paths of a forest.
 
     x [T, H, P]; dt [T, H] (after softplus) and A [H] <= 0 of sums; B and C [T, G, N] as x, H a multiple of G; D [H] of
@@ -200,7 +225,9 @@ def ssm_scan(x, dt, A, B, C, prev, *, D=None, states=None, ends=None, chunk_size
     return _ops.ssm_scan(x, dt, A, B, C, D, prev, states, _tokens(ends), chunk_size)
 
 
-def moe(x, weights, experts, gate_up, down, *, gate_up_bias=None, down_bias=None, clamp_limit=None, clamp_alpha=1.702):
+def moe(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, *, gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None, clamp_limit: float | None = None,
+        clamp_alpha: float = 1.702) -> Tensor:  # fmt: skip
     """A mixture of experts that drops no token: the sum over a token's experts of weight * down(silu(gate) * up).
 
     x [T, C], T > 0; weights [T, K] of sums and experts [T, K] int64 ascending, as of moe_route; gate_up [E, 2 I, C],
@@ -213,8 +240,9 @@ def moe(x, weights, experts, gate_up, down, *, gate_up_bias=None, down_bias=None
     return _ops.moe(x, weights, experts, gate_up, down, gate_up_bias, down_bias, clamp_limit, clamp_alpha)
 
 
-def moe_route(logits, top_k, *, correction_bias=None, experts=None, sigmoid=False, normalise=False, scaling=1.0,
-              num_groups=1, num_best_groups=1, softmax_over_chosen=False):  # fmt: skip
+def moe_route(logits: Tensor, top_k: int, *, correction_bias: Tensor | None = None, experts: Tensor | None = None,
+              sigmoid: bool = False, normalise: bool = False, scaling: float = 1.0, num_groups: int = 1,
+              num_best_groups: int = 1, softmax_over_chosen: bool = False) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The experts of every token and their weights, from a router's logits [T, E], float32 or float64.
 
     Scores are the softmax of the logits, their sigmoid, or with softmax_over_chosen the logits themselves. A token

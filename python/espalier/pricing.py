@@ -4,6 +4,7 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from .errors import InputError
 from .native import core
@@ -11,7 +12,8 @@ from .native import core
 Costs = core.Costs
 
 
-def costs(model, *, device: str = "cpu", cost_model=None) -> Costs:
+def costs(model: str | os.PathLike[str] | Any, *, device: str = "cpu",
+          cost_model: str | os.PathLike[str] | None = None) -> Costs:  # fmt: skip
     """What a model takes for tokens: FLOPs by its config, seconds by rates.
 
     model       a folder of Hugging Face, of which config.json alone is read, or such a file; or a model of Transformers
@@ -41,10 +43,10 @@ def costs(model, *, device: str = "cpu", cost_model=None) -> Costs:
             raise InputError(str(error).replace(str(file), "the model's config")) from None
 
 
-def costs_of(model):
+def costs_of(model: str | os.PathLike[str] | Costs | Any) -> Costs | None:
     """Costs of what plan and distribute were given as `model`; None for None."""
     return model if model is None or isinstance(model, Costs) else costs(model)
 
 
-def _is_path(value):
+def _is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(value, str | os.PathLike)

@@ -5,11 +5,14 @@ import functools
 import html
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from .errors import InputError
-from .files import read, trajectories
 from .native import core
+from .rows.files import Trajectories, read, trajectories
+from .rows.sequences import Row
 from .trees import Forest
 
 
@@ -20,14 +23,15 @@ class Report:
     forest  the Forest of the rows
     """
 
-    def __init__(self, found, title):
+    def __init__(self, found: core.RowsReport, title: str) -> None:
         self._found = found
         self._title = title
 
     @functools.cached_property
-    def data(self) -> dict:
+    def data(self) -> dict[str, Any]:
         """What `espalier inspect --json` prints."""
-        return json.loads(self._found.json())
+        data: dict[str, Any] = json.loads(self._found.json())
+        return data
 
     @property
     def forest(self) -> Forest:
@@ -38,17 +42,18 @@ class Report:
         """A self-contained page with the trees, as text. It needs no network."""
         return self._found.page(self._title)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self._found.text()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<espalier.Report of {self._title}: {self.data['verdict']['text']}>"
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{html.escape(self.html())}" width="100%" height="720" style="border: 0"></iframe>'
 
 
-def inspect(rows, *, model=None, title: str | None = None) -> Report:
+def inspect(rows: str | os.PathLike[str] | Trajectories | Mapping[str, Any] | Iterable[Row | str | os.PathLike[str]], *,
+            model: str | os.PathLike[str] | None = None, title: str | None = None) -> Report:  # fmt: skip
     """Which prefixes trajectories share, what that gains in tokens, and what was lost and why.
 
     rows   a file, a list of files or patterns, or rows as `espalier.write` takes them
@@ -65,11 +70,12 @@ def inspect(rows, *, model=None, title: str | None = None) -> Report:
     True
     """
     names = _names_of(rows)
-    found = core.inspect(trajectories(rows) if names is None else read(names), _tokenizer_of(model))
+    given: Any = rows
+    found = core.inspect(trajectories(given) if names is None else read(names), _tokenizer_of(model))
     return Report(found, title or ("rows" if names is None else ", ".join(Path(name).name for name in names)))
 
 
-def _names_of(rows):
+def _names_of(rows: Any) -> list[str | os.PathLike[str]] | None:
     if isinstance(rows, str | os.PathLike):
         return [rows]
     if isinstance(rows, list | tuple) and rows and all(isinstance(row, str | os.PathLike) for row in rows):
@@ -77,7 +83,7 @@ def _names_of(rows):
     return None
 
 
-def _tokenizer_of(model):
+def _tokenizer_of(model: str | os.PathLike[str] | None) -> str | None:
     if model is None:
         return None
     path = Path(model)

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefix trees of token rows, and what of them runs together."""
 
+import os
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import InputError
-from .loss_masks import flat_loss_mask
 from .native import core
-from .pricing import costs_of
-from .sequences import is_packed, listed, merge_keys_of, route_keys_of, token_sequences, tree_keys_of
+from .pricing import Costs, costs_of
+from .rows.loss_masks import flat_loss_mask
+from .rows.sequences import Rows, is_packed, listed, merge_keys_of, route_keys_of, token_sequences, tree_keys_of
 
 Distribution = core.Distribution
 Forest = core.Forest
@@ -17,7 +22,8 @@ Plan = core.Plan
 RankShare = core.RankShare
 
 
-def build(rows, *, tree_keys=None, merge_keys=None) -> Forest:
+def build(rows: Rows | core.Trajectories, *, tree_keys: Iterable[Hashable] | None = None,
+          merge_keys: Sequence[Any] | NDArray[np.integer[Any]] | None = None) -> Forest:  # fmt: skip
     """The prefix trees of token rows, in time linear in their tokens.
 
     rows        R rows: lists of token ids, integer arrays [n], or dicts with `input_ids` (of which `routed_experts` are
@@ -51,7 +57,7 @@ def build(rows, *, tree_keys=None, merge_keys=None) -> Forest:
     return _build(*token_sequences(rows), tree_keys, merge_keys)
 
 
-def _build_trajectories(rows, tree_keys, merge_keys):
+def _build_trajectories(rows: core.Trajectories, tree_keys: Iterable[Hashable] | None, merge_keys: Any) -> Forest:
     if merge_keys is None:
         keys = None if tree_keys is None else tree_keys_of(tree_keys, len(rows))
         return core.build_from_trajectories(rows, keys)
@@ -60,12 +66,13 @@ def _build_trajectories(rows, tree_keys, merge_keys):
     return _build(rows.offsets, rows.input_ids, tree_keys, merge_keys)
 
 
-def _build(offsets, tokens, tree_keys, merge_keys):
+def _build(offsets: Any, tokens: Any, tree_keys: Iterable[Hashable] | None, merge_keys: Any) -> Forest:
     return core.build_forest(offsets, tokens, None if merge_keys is None else merge_keys_of(merge_keys, offsets),
                              None if tree_keys is None else tree_keys_of(tree_keys, len(offsets) - 1))  # fmt: skip
 
 
-def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model=None, loss_mask=None) -> Plan:
+def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model: str | os.PathLike[str] | Costs | Any = None,
+         loss_mask: Sequence[Any] | NDArray[Any] | None = None) -> Plan:  # fmt: skip
     """What of a forest runs together: micro-batches of at most `token_budget` tokens, in the order of forward passes.
 
     strategy   "partition" cuts trees anywhere and encodes every token once; micro-batches then read context of others.
@@ -95,7 +102,7 @@ def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model=Non
     return core.plan(forest, str(strategy), _whole("token_budget", token_budget), costs_of(model), mask)
 
 
-def distribute(forest: Forest, ranks: int, *, model=None) -> Distribution:
+def distribute(forest: Forest, ranks: int, *, model: str | os.PathLike[str] | Costs | Any = None) -> Distribution:
     """Which trajectories of a forest each of `ranks` processes trains on, by predicted time.
 
     Whole trees go to ranks, longest first, and are moved and swapped until the slowest gets no faster. A tree that
@@ -116,17 +123,19 @@ def distribute(forest: Forest, ranks: int, *, model=None) -> Distribution:
     return core.distribute(forest, _whole("ranks", ranks), costs_of(model))
 
 
-def _mask_of(loss_mask, forest):
+def _mask_of(loss_mask: Any, forest: Forest) -> NDArray[np.uint8]:
     sizes = forest.position[forest.end_node] + np.diff(forest.node_begin)[forest.end_node]
-    return (flat_loss_mask(loss_mask, np.concatenate([[0], np.cumsum(sizes)])) != 0).astype(np.uint8)
+    weights = flat_loss_mask(loss_mask, np.concatenate([[0], np.cumsum(sizes)]))
+    mask: NDArray[np.uint8] = np.not_equal(weights, 0).astype(np.uint8)
+    return mask
 
 
-def _check_forest(forest):
+def _check_forest(forest: object) -> None:
     if not isinstance(forest, Forest):
         raise InputError(f"forest: expected a Forest, as espalier.build makes it, received {type(forest).__name__}")
 
 
-def _whole(name, value):
+def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
         raise InputError(f"{name}: expected a whole number above 0, received {value!r}")
-    return value.__index__()
+    return int(value.__index__())

@@ -2,14 +2,17 @@
 """Trainers of TRL on trees of tokens: `espalier.trl.patch(trainer)` before `trainer.train()`."""
 
 import warnings
+from typing import Any, TypeVar
 
 from .errors import Unsupported
 from .hf import patch as patch_model
 
 __all__ = ["patch"]
 
+Trainer = TypeVar("Trainer")
 
-def patch(trainer, *, backend="auto", check=False):
+
+def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False) -> Trainer:
     """Makes the model of a TRL trainer, and its reference model, run on the forests of their batches; returns the
     trainer.
 
@@ -22,13 +25,13 @@ def patch(trainer, *, backend="auto", check=False):
     if model is None:
         raise Unsupported(f"espalier.trl.patch: expected a trainer with a model, received {type(trainer).__name__}")
     patch_model(model, backend=backend, check=check)
-    if getattr(trainer, "ref_model", None) is not None:
-        patch_model(trainer.ref_model, backend=backend)
-    _warn_of_lost_sharing(trainer.args)
+    if (ref_model := getattr(trainer, "ref_model", None)) is not None:
+        patch_model(ref_model, backend=backend)
+    _warn_of_lost_sharing(getattr(trainer, "args", None))
     return trainer
 
 
-def _warn_of_lost_sharing(args):
+def _warn_of_lost_sharing(args: Any) -> None:
     """Generations of one prompt should meet in one batch."""
     generations = getattr(args, "num_generations", None)
     if generations is None:

@@ -145,7 +145,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tokenizer(models):
-    from espalier.prepare import load_tokenizer
+    from espalier.commands.model import load_tokenizer
 
     return load_tokenizer(models["native"])
 
@@ -153,7 +153,7 @@ def tokenizer(models):
 @pytest.fixture
 def prepare(models, tmp_path):
     """Runs `prepare` in this process on rows (or raw lines); returns (exit code, rows of the output)."""
-    from espalier.prepare import main
+    from espalier.commands.prepare import main
 
     def run(model, rows, *flags, name="rows.jsonl"):
         chats = tmp_path / "chats.jsonl"

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from conftest import seed_of
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from small_models import MODELS, WINDOWS_AND_ROPES
 
 logging.set_verbosity_error()

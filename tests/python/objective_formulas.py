@@ -179,7 +179,7 @@ def kto_loss(rows, logprobs, *, beta, chosen_weight=1.0, rejected_weight=1.0):
     point = torch.stack(free or scores).mean().clamp(min=0).detach()
     losses = []
     for row, s in zip(rows, scores):
-        if "chosen" in row and row["chosen"]:
+        if row.get("chosen"):
             losses.append(chosen_weight * (1 - torch.sigmoid(beta * (s - point))))
         elif "chosen" in row:
             losses.append(rejected_weight * (1 - torch.sigmoid(beta * (point - s))))

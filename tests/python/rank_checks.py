@@ -24,7 +24,7 @@ from conftest import REPOSITORY, seed_of
 from espalier.distributed import RankError, Ranks
 from espalier.hf import patch
 from espalier.hf.families import backbone_of
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from hf_models import alone, branching_rows, make_model, packed, worst_error
 
 EXACT = 1e-12
@@ -299,7 +299,7 @@ def replicas(rank):
     wrapped = DistributedDataParallel(patch(model))
     ranks = Ranks(wrapped)
     for _ in range(2):
-        loss, gradients, step = train(ranks, wrapped, rows_of_a_step())
+        loss, gradients, _ = train(ranks, wrapped, rows_of_a_step())
     theirs = {name: 2 * gradient for name, gradient in expected("qwen3")[1].items()}
     assert worst_error((2 * loss, gradients), (2 * expected("qwen3")[0], theirs)) <= EXACT
     assert wrapped.require_backward_grad_sync
@@ -511,7 +511,7 @@ def groups_are_given_back(rank):
     ranks.close()
     ranks.close()
     assert len(groups) == before
-    refused(lambda: ranks.sum(1), "Ranks: expected a call before close()")
+    refused(lambda: ranks.sum(1), "Ranks: expected a call before close()")  # noqa: F821  deleted below
     ranks = Ranks(model)
     assert len(groups) == before + 1
     del ranks

@@ -17,13 +17,13 @@ def data(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("data") / "rows.jsonl", rows)
 
 
-def run(espalier, teacher, data, out, *flags, check=True):  # noqa: F811
+def run(espalier, teacher, data, out, *flags, check=True):
     return espalier("logprobs", "--model", teacher, "--data", data, "--as-reference", "-o", out, *flags, check=check)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst", "safetensors"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rows_are_those_of_the_data_with_the_listing(espalier, teacher, data, tmp_path, suffix, dtype):  # noqa: F811
+def test_rows_are_those_of_the_data_with_the_listing(espalier, teacher, data, tmp_path, suffix, dtype):
     flags = ["--dtype", dtype, "--top-k", K]
     run(espalier, teacher, data, tmp_path / f"taught.{suffix}", *flags)
     espalier("logprobs", "--model", teacher, "--data", data, "-o", tmp_path / "listing.jsonl", *flags)
@@ -40,7 +40,7 @@ def test_rows_are_those_of_the_data_with_the_listing(espalier, teacher, data, tm
             assert one == pytest.approx(other, rel=1e-7)
 
 
-def test_training_takes_them(espalier, model, teacher, tmp_path):  # noqa: F811
+def test_training_takes_them(espalier, model, teacher, tmp_path):
     """opd on them is opd --reference-model, and over the whole vocabulary as its most likely tokens it is the divergence
     whatever the form."""
     data = write_rows(tmp_path / "rows.jsonl", rows_of(4))
@@ -58,7 +58,7 @@ def test_training_takes_them(espalier, model, teacher, tmp_path):  # noqa: F811
     assert values["rest"]["reverse_kl"] > 0
 
 
-def test_what_is_refused(espalier, teacher, data, tmp_path):  # noqa: F811
+def test_what_is_refused(espalier, teacher, data, tmp_path):
     run(espalier, teacher, data, tmp_path / "taught.jsonl")
     again = run(espalier, teacher, tmp_path / "taught.jsonl", tmp_path / "again.jsonl", check=False)
     assert again.returncode == 1 and "has `ref_logprobs` already: expected none beside --as-reference" in again.stderr

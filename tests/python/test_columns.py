@@ -2,6 +2,7 @@
 """espalier.trajectories of columns: NumPy arrays that are used as they are."""
 
 import gc
+import itertools
 import json
 import weakref
 
@@ -37,7 +38,7 @@ def columns_of(count=40):
     for name, none in (("ref_topk_ids", -1), ("ref_topk_logprobs", 0)):
         columns[name][offsets[:-1]] = none
     rows = []
-    for row, (begin, end) in enumerate(zip(offsets[:-1], offsets[1:])):
+    for row, (begin, end) in enumerate(itertools.pairwise(offsets)):
         rows.append({name: values[begin:end] for name, values in columns.items() if name != "offsets" and len(values) == tokens})
         rows[-1].update({name: columns[name][row] for name in ("reward", "group_id")}, chosen=bool(columns["chosen"][row]))
     return columns, rows

@@ -238,14 +238,14 @@ def train_mix(espalier, model_folder, rows, out, sources, config):
 
 
 @pytest.mark.parametrize("code", [code for code in ROWS if code not in NEAREST])
-def test_the_flags_of_the_table_are_the_trainer_of_trl(espalier, model_folder, tmp_path, code):  # noqa: F811
+def test_the_flags_of_the_table_are_the_trainer_of_trl(espalier, model_folder, tmp_path, code):
     config = config_of(code, tmp_path / "trl")
     model = reference.load_model(model_folder, torch.float64)
     with reference.norms_in_model_dtype(torch.float64):
         rows = rows_for(config, model)
         loss = LOSSES[type(config).__name__](config, rows, model)
         gradients = reference.gradients(model, loss)
-    sources = [source for source in ROWS[code] if source.split()[0] not in ("mix",)]
+    sources = [source for source in ROWS[code] if source.split()[0] != "mix"]
     if len(sources) > 1:
         metrics, after = train_mix(espalier, model_folder, rows, tmp_path / "run", sources, config)
     else:
@@ -267,7 +267,7 @@ def test_the_flags_of_the_table_are_the_trainer_of_trl(espalier, model_folder, t
     ("GRPOConfig()", "dapo"),
     ("CPOConfig(loss_type=\"simpo\")", "simpo --beta 0.1 --margin 0.5"),
 ])  # fmt: skip
-def test_other_flags_are_not(espalier, model_folder, tmp_path, code, source):  # noqa: F811
+def test_other_flags_are_not(espalier, model_folder, tmp_path, code, source):
     """The remarks of the table, and negative controls of the comparison."""
     config = config_of(code, tmp_path / "trl")
     model = reference.load_model(model_folder, torch.float64)
@@ -280,7 +280,7 @@ def test_other_flags_are_not(espalier, model_folder, tmp_path, code, source):  #
         expect_step(load_file(model_folder / "model.safetensors"), after, gradients)
 
 
-def test_orpo_differs_from_that_of_trl_by_its_likelihood(tmp_path, model_folder):  # noqa: F811
+def test_orpo_differs_from_that_of_trl_by_its_likelihood(tmp_path, model_folder):
     config = config_of("ORPOConfig()", tmp_path)
     rows = paired_rows()
     model = reference.load_model(model_folder, torch.float64)
@@ -319,7 +319,7 @@ def test_defaults_of_trl():
         assert default == ast.literal_eval(value), field
 
 
-def test_defaults_of_ours(espalier, model_folder, tmp_path):  # noqa: F811
+def test_defaults_of_ours(espalier, model_folder, tmp_path):
     assert len(OURS) > 30
     for objective in sorted({objective for objective, _, _ in OURS}):
         rows = {"dpo": paired_rows, "simpo": paired_rows, "orpo": paired_rows, "kto": labelled_rows}.get(objective, sampled_rows)()
@@ -332,7 +332,7 @@ def test_defaults_of_ours(espalier, model_folder, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("scheduler", ["linear", "cosine", "constant"])
-def test_the_learning_rate_is_that_of_transformers_after_the_warm_up(espalier, model_folder, tmp_path, scheduler):  # noqa: F811
+def test_the_learning_rate_is_that_of_transformers_after_the_warm_up(espalier, model_folder, tmp_path, scheduler):
     rows, warmup, steps = sampled_rows(), 2, 6
     data = write_rows(tmp_path / "rows.jsonl", rows)
     espalier("train", "--model", model_folder, "--data", data, "--out", tmp_path / "run", "--steps", steps, "--scheduler",

@@ -151,7 +151,7 @@ def test_training_does_not_depend_on_what_was_measured(espalier, model, tmp_path
     plans = set()
     for name, factors in absurd.items():
         kept = json.loads((tmp_path / "measured/cost_model.json").read_text())
-        rates = {rate: factor for rate, factor in zip(kept["seconds_per"], factors)}
+        rates = dict(zip(kept["seconds_per"], factors))
         (tmp_path / f"{name}.json").write_text(json.dumps({**kept, "seconds_per": rates}))
         plan = espalier("plan", *common, "--cost-model", tmp_path / f"{name}.json", "--json", "--no-calibration").stdout
         plans.add(len(json.loads(plan)["micro_batches"]))
@@ -186,7 +186,7 @@ def test_a_run_plans_by_the_cost_model_it_is_given_and_keeps(espalier, model, da
     rates_in = lambda file: {name: value for name, value in json.loads(file.read_text()).items() if name != "matrix_products"}
     assert rates_in(kept) == measured
     # Resuming reads what the run has kept, whatever became of the file since.
-    changed = {**measured, "seconds_per": {rate: 1.0 for rate in measured["seconds_per"]}}
+    changed = {**measured, "seconds_per": dict.fromkeys(measured["seconds_per"], 1.0)}
     (tmp_path / "measured.json").write_text(json.dumps(changed))
     espalier("train", *flags, "--out", tmp_path / "run", "--steps", 2, "--resume", "--cost-model",
              tmp_path / "measured.json")  # fmt: skip
@@ -401,8 +401,8 @@ def test_names_of_the_hub_are_told_how_to_download(espalier, data, tmp_path):
     rows = espalier("inspect", "--data", "some-org/chats", check=False)
     assert rows.returncode == 1 and "`hf download some-org/chats --repo-type dataset --local-dir chats`" in rows.stderr
     missing = espalier("verify", "--model", tmp_path / "none", "--data", data, check=False)
-    assert missing.stderr == f"espalier: error: {tmp_path}/none: expected a Hugging Face model folder, received a name that " \
-                             "does not exist\n"
+    assert missing.stderr == (f"espalier: error: {tmp_path}/none: expected a Hugging Face model folder, received a name that "
+                              "does not exist\n")  # fmt: skip
 
 
 def test_budgets_that_are_too_small_name_the_smallest(espalier, model, data, tmp_path):

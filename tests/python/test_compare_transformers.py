@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/compare_transformers.py on a tiny model: the table that it makes, and that both sides must agree."""
 
-import json
 import subprocess
 import sys
 

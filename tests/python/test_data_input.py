@@ -3,8 +3,6 @@
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import time
 
@@ -301,5 +299,5 @@ def test_no_control_character_reaches_the_terminal(espalier, tmp_path):
             espalier("synth", "-o", folder / "s.jsonl", "--trees", 1), espalier("inspect", f"--{evil}", check=False)]  # fmt: skip
     for run in runs:
         text = run.stdout + run.stderr
-        assert not any(ord(c) < 32 and c != "\n" or 127 <= ord(c) < 160 or c == "\u202e" for c in text), repr(text)
+        assert not any((ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 or c == "\u202e" for c in text), repr(text)
     assert "\\x1B[31m\\u202E" in runs[0].stderr

@@ -92,7 +92,7 @@ def test_the_context_has_what_git_tracks_and_nothing_that_it_ignores(tracked):
 
 
 def test_it_runs_the_program_without_rights(dockerfile):
-    last = {word: rest for word, rest in dockerfile}
+    last = dict(dockerfile)
     assert last["ENTRYPOINT"] == '["espalier"]'
     user = last["USER"]
     made = " ".join(rest for word, rest in dockerfile if word == "RUN")

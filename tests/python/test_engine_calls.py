@@ -459,9 +459,9 @@ def test_the_process_that_checks_kernels(tmp_path):
 
 def test_without_a_python_to_check_kernels_with_it_says_so(folder, monkeypatch):
     monkeypatch.setattr(sys.modules[package.Engine.__module__], "CHECK_COMMAND", None)
-    with pytest.warns(UserWarning, match="kernels are not checked on this GPU, since sys.executable names no Python"):
-        with pytest.raises((package.InputError, RuntimeError)):
-            package.Engine(folder, device="cuda:100")
+    with (pytest.warns(UserWarning, match="kernels are not checked on this GPU, since sys.executable names no Python"),
+          pytest.raises((package.InputError, RuntimeError))):
+        package.Engine(folder, device="cuda:100")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         package.Engine(folder)

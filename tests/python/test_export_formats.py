@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+
 from conftest import REPOSITORY, seed_of
 from espalier.io.__main__ import main
 from espalier.io.plain_rows import KNOWN_NAMES

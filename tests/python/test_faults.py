@@ -6,7 +6,6 @@ The kill tests are short here; `--long` (or ESPALIER_LONG_TESTS=1) makes hundred
 
 import fcntl
 import json
-import math
 import os
 import random
 import re
@@ -16,7 +15,6 @@ import subprocess
 import time
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import REPOSITORY, seed_of
@@ -392,7 +390,7 @@ def test_a_vanished_model_folder_is_no_loss(espalier, start, model, flags, tmp_p
     (mine / "tokenizer.json").write_text('{"made": "up"}')
     command = ["train", "--model", mine, *flags[2:], "--save-every", 0]
     process = start(*command, "--out", tmp_path / "run", "--steps", 30)
-    wait_until(lambda: (tmp_path / "run/metrics.jsonl").exists(), process)
+    wait_until((tmp_path / "run/metrics.jsonl").exists, process)
     shutil.rmtree(mine)
     assert process.wait() == 0, process.said()
     assert (checkpoint(tmp_path / "run", 30) / "tokenizer.json").read_text() == '{"made": "up"}'

@@ -18,9 +18,9 @@ import gpu_attention
 import gpu_bundle
 import gpu_checks
 import gpu_head
-import gpu_recurrent
 import gpu_isolated
 import gpu_measure
+import gpu_recurrent
 import gpu_step
 import gpu_summary
 import gpu_trees as trees

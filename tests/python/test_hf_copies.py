@@ -14,8 +14,8 @@ import torch
 from espalier.errors import Unsupported
 from espalier.hf import patch, sharing, unpatch
 from espalier.hf.families import backbone_of
+from espalier.hf.float64 import InFloat64
 from espalier.hf.patching import patch_of
-from espalier.hf.verification import InFloat64
 from hf_models import alone, branching_rows, make_model, padded, sums_of, worst_error
 
 EXACT = 1e-12

@@ -17,7 +17,7 @@ import torch
 from espalier.errors import Unsupported
 from espalier.hf import attention, mixers, patch, patching, sharing, unpatch
 from espalier.hf.families import backbone_of
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from hf_models import FORMS, KINDS, alone, branching_rows, make_model, packed, padded, sums_of, worst_error
 
 EXACT = 1e-12

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What patched models refuse, by name, before anything runs."""
 
+import functools
 import sys
 from types import SimpleNamespace
 
@@ -196,7 +197,7 @@ def test_attention_functions(option, message):
 def test_a_forward_wrapped_by_others():
     model = patch(make_model("qwen3"))
     ours = model.model.forward
-    model.model.forward = lambda *args, **kwargs: ours(*args, **kwargs)
+    model.model.forward = functools.partial(ours)
     with pytest.raises(Unsupported, match="another library has wrapped"):
         unpatch(model)
     model.model.forward = ours

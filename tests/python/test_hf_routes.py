@@ -12,7 +12,7 @@ from espalier.errors import Unsupported
 from espalier.hf import patch, routes, sharing, unpatch, verify
 from espalier.hf.decisions import RouterChoices
 from espalier.hf.families import backbone_of
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from hf_forced_routes import forced_alone, recorded_routes
 from hf_models import FORMS, alone, branching_rows, make_model, padded, sums_of, worst_error
 
@@ -59,7 +59,7 @@ def test_forms_of_batches(form):
 
 
 def test_tokens_of_different_routes_are_not_shared(monkeypatch):
-    model, rows, recorded, expected = case("qwen3_moe")
+    model, rows, recorded, _ = case("qwen3_moe")
     plain = build(rows).tree_tokens
     replayed(model, batch_with(rows, recorded))
     assert sharing(model).tree_tokens == plain + len(rows[5]) - 4  # from its fifth token on, row 5 is by itself

@@ -11,7 +11,7 @@ import torch
 import espalier
 from espalier.hf import patch, verify
 from espalier.hf.families import backbone_of
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from hf_forced_routes import forced_alone, recorded_routes
 from hf_models import alone, branching_rows, make_model, padded, sums_of, worst_error
 

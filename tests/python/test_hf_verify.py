@@ -3,7 +3,6 @@
 
 import pytest
 import torch
-
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from espalier.errors import Unsupported

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+
 from espalier.io.__main__ import main
 from espalier.io.formats import FORMATS, Options
 from espalier.io.importing import _rows_of

@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+
 from espalier.io.__main__ import main
 
 NAN = math.nan

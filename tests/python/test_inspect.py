@@ -51,7 +51,7 @@ def data(tmp_path_factory):
 class Page(HTMLParser):
     """Checks nesting, and collects scripts and everything that could load something."""
 
-    EMPTY = {"meta", "br", "link", "img", "input", "base"}
+    EMPTY = frozenset({"meta", "br", "link", "img", "input", "base"})
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -177,7 +177,7 @@ def messages_of(tree, node):
 def test_texts_are_whole_and_have_roles_instead_of_markers(espalier, model, data, tmp_path):
     _, text = inspect(espalier, tmp_path, "--data", data, "--model", model)
     page = Page(text)
-    tree, nodes, _ = tree_of(page)
+    tree, _nodes, _ = tree_of(page)
     columns = {name: numbers(column) for name, column in tree["columns"].items()}
     assert columns["shown"] == columns["size"]
     assert messages_of(tree, 0) == [("user", "Where is my parcel? </script><b>&amp;</b>", True), ("assistant", "", False)]

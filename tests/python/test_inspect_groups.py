@@ -9,6 +9,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from test_inspect import causes, encode, inspect, model, row  # noqa: F401 (model is a fixture)
 
 POLICY = "You are a clerk of a parcel service. Answer in one sentence, and never promise a day. " * 6
@@ -37,7 +38,7 @@ HEADS = {
     "time": ("timestamp", lambda task, answer: f"The time is 2024-05-1{task} 15:{task}{answer}:07 EST."),
     "counter": ("timestamp", lambda task, answer: f"Call number {1000 + 37 * task + 11 * answer}."),
     "request id": ("identifier", lambda task, answer: f"Request req_{hash_of(task, answer)[:10]}."),
-    "uuid": ("identifier", lambda task, answer: "Session {0}-{1}-{2}-{3}-{4}.".format(
+    "uuid": ("identifier", lambda task, answer: "Session {}-{}-{}-{}-{}.".format(
         *[hash_of(task, answer)[b:e] for b, e in [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)]])),
 }
 

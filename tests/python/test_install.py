@@ -151,7 +151,7 @@ def test_prepare_uses_the_installed_python_package(prefix, tmp_path):
     done = run(prefix / "bin/espalier", "prepare", "--help", cwd=tmp_path)
     assert done.returncode == 0 and "--per-turn" in done.stdout, done.stderr
     package = prefix / "share/espalier/python/espalier"
-    assert (package / "prepare.py").read_text() == (REPOSITORY / "python/espalier/prepare.py").read_text()
+    assert (package / "commands/prepare.py").read_text() == (REPOSITORY / "python/espalier/commands/prepare.py").read_text()
     # Control: it is this copy that runs.
     shutil.move(package, tmp_path / "espalier")
     try:

@@ -52,7 +52,7 @@ def make_peft(folder, targets, **changes):
     config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, task_type="CAUSAL_LM",
                              init_lora_weights=False, **changes)  # fmt: skip
     model = peft.get_peft_model(model, config)
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.requires_grad:
             assert parameter.dtype == torch.float64
             parameter.data.mul_(0.3 / parameter.data.std())

@@ -64,7 +64,7 @@ def test_the_entropy_is_that_of_the_distributions(espalier, model, data, tmp_pat
     assert bonus["entropy"] == pytest.approx(logged["entropy"], rel=rel) and bonus["loss"] != logged["loss"]
 
 
-def test_in_a_mix_each_source_is_asked_by_itself(espalier, model_folder, tmp_path):  # noqa: F811
+def test_in_a_mix_each_source_is_asked_by_itself(espalier, model_folder, tmp_path):
     mix = write_mix(tmp_path / "data", ("grpo", "chats", "teacher"), grpo={"log_entropy": True}, teacher={"log-entropy": True})
     logged = run(espalier, tmp_path / "run", "--model", model_folder, "--mix", mix, "--steps", 1)[0]
     assert {name for name in logged if name.startswith("entropy")} == {"entropy/grpo", "entropy/teacher"}

@@ -38,14 +38,14 @@ def write_mix(folder, names, **changes):
     return folder / "mix.toml"
 
 
-def train(espalier, model_folder, mix, out, *flags, steps=1, rate=1):  # noqa: F811
+def train(espalier, model_folder, mix, out, *flags, steps=1, rate=1):
     return espalier("train", "--model", model_folder, "--mix", mix, "--out", out, "--dtype", "float64", "--optimizer", "sgd",
                     "--learning-rate", rate, "--max-grad-norm", 0, "--steps", steps, *flags)  # fmt: skip
 
 
 @pytest.mark.parametrize("names", [("grpo", "chats"), ("dpo", "grpo"), ("grpo", "chats", "dpo", "teacher")])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_step_is_the_weighted_sum_of_its_sources(espalier, model_folder, tmp_path, names, strategy):  # noqa: F811
+def test_a_step_is_the_weighted_sum_of_its_sources(espalier, model_folder, tmp_path, names, strategy):
     mix = write_mix(tmp_path / "data", names)
     train(espalier, model_folder, mix, tmp_path / "run", "--strategy", strategy,
           "--token-budget", 7 if strategy == "partition" else 16)  # fmt: skip
@@ -67,13 +67,13 @@ def test_a_step_is_the_weighted_sum_of_its_sources(espalier, model_folder, tmp_p
     expect_step(load_file(model_folder / "model.safetensors"), after, gradients)
 
 
-def test_verify_proves_a_mix(espalier, model_folder, tmp_path):  # noqa: F811
+def test_verify_proves_a_mix(espalier, model_folder, tmp_path):
     mix = write_mix(tmp_path / "data", SOURCES)
     report = json.loads(espalier("verify", "--model", model_folder, "--mix", mix, "--token-budget", 16, "--json").stdout)
     assert report["passed"] and report["grad_rel_error_max"] <= 1e-12
 
 
-def test_the_run_can_be_started_again_and_resumed(espalier, model_folder, tmp_path):  # noqa: F811
+def test_the_run_can_be_started_again_and_resumed(espalier, model_folder, tmp_path):
     mix = write_mix(tmp_path / "data", ["grpo", "dpo"])
     train(espalier, model_folder, mix, tmp_path / "first", "--batch-size", 5, "--shuffle", "groups", "--save-every", 3,
           steps=6, rate=0.1)  # fmt: skip
@@ -92,7 +92,7 @@ def test_the_run_can_be_started_again_and_resumed(espalier, model_folder, tmp_pa
     assert result.returncode == 1 and "mix" in result.stderr
 
 
-def test_a_run_keeps_its_mix_or_that_it_has_none(espalier, model_folder, tmp_path):  # noqa: F811
+def test_a_run_keeps_its_mix_or_that_it_has_none(espalier, model_folder, tmp_path):
     mix = write_mix(tmp_path / "data", ["grpo"])
     common = ["train", "--model", model_folder, "--dtype", "float64"]
     plain, mixed = [*common, "--data", tmp_path / "data/grpo.jsonl", "--shuffle", "groups"], [*common, "--mix", mix]
@@ -118,14 +118,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_faults_name_the_source(espalier, model_folder, tmp_path, case):  # noqa: F811
+def test_faults_name_the_source(espalier, model_folder, tmp_path, case):
     change, message = BAD[case]
     mix = write_mix(tmp_path / "data", ["chats", "grpo"], grpo=change)
     result = espalier("verify", "--model", model_folder, "--mix", mix, check=False)
     assert result.returncode == 1 and message in result.stderr, result.stderr
 
 
-def test_data_or_a_mix(espalier, model_folder, tmp_path):  # noqa: F811
+def test_data_or_a_mix(espalier, model_folder, tmp_path):
     mix = write_mix(tmp_path / "data", ["chats"])
     for flags, code, message in (([], 2, "--data is required"), (["--mix", mix, "--data", mix], 1, "expected no --data beside"),
                                  (["--mix", mix, "--objective", "sft"], 1, "expected no --objective beside")):  # fmt: skip
@@ -134,7 +134,7 @@ def test_data_or_a_mix(espalier, model_folder, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("flag", ["--eval-data", "--reference-model"])
-def test_what_one_objective_is_for_is_refused_beside_a_mix(espalier, model_folder, tmp_path, flag):  # noqa: F811
+def test_what_one_objective_is_for_is_refused_beside_a_mix(espalier, model_folder, tmp_path, flag):
     mix = write_mix(tmp_path / "data", ["chats"])
     more = tmp_path / "data/chats.jsonl" if flag == "--eval-data" else model_folder
     result = espalier("train", "--model", model_folder, "--mix", mix, "--out", tmp_path / "run", flag, more, check=False)

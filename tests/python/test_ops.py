@@ -193,7 +193,7 @@ def test_an_operator_without_a_fake_kernel_is_noticed():
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: 2 * x, "CPU")
         assert not has_fake_kernel("espalier_test::twice")
-        library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        library.impl("twice", torch.empty_like, "Meta")
         assert has_fake_kernel("espalier_test::twice")
 
 
@@ -455,7 +455,7 @@ def test_few_bytes_of_the_library_are_read(monkeypatch):
             sizes.append(size)
             return super().read(size)
 
-    monkeypatch.setattr(ops, "open", lambda path, mode: Counted(path, mode), raising=False)
+    monkeypatch.setattr(ops, "open", Counted, raising=False)
     ops._check_built_against(ops._library(), torch.__version__)
     assert sizes and min(sizes) >= 0 and sum(sizes) < 100_000 < ops._library().stat().st_size
 

@@ -77,7 +77,7 @@ def test_nothing_but_headers_of_base_is_needed(files):
         known |= included
         included = {f"src/{path}" for name in known for path in OURS.findall(files[name])}
     assert known <= headers
-    outside = {path for name in known for path in re.findall(r"^#include <(\w+/.*)>", files[name], re.M)}
+    outside = {path for name in known for path in re.findall(r"^#include <(\w+/.*)>", files[name], re.MULTILINE)}
     assert all(path.startswith("fmt/") for path in outside), outside
 
 

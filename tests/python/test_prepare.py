@@ -3,6 +3,7 @@
 
 import gzip
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from espalier.prepare import main
+
+from espalier.commands.prepare import main
 
 PYTHON_FOLDER = Path(__file__).resolve().parents[2] / "python"
 
@@ -73,7 +75,7 @@ def test_per_turn_rows_are_prefixes_of_the_next_with_loss_on_their_own_tokens(pr
     assert code == 0
     assert [row["trajectory_id"] for row in rows] == ["7/2/turn-0", "7/2/turn-1", "7/2/turn-2"]
     assert {row["group_id"] for row in rows} == {"dev"} and {row["reward"] for row in rows} == {0.5}
-    for row, later in zip(rows, rows[1:]):
+    for row, later in itertools.pairwise(rows):
         assert later["input_ids"][:len(row["input_ids"])] == row["input_ids"]
         assert len(later["input_ids"]) > len(row["input_ids"])
     assert rows[-1]["input_ids"] == whole["input_ids"]

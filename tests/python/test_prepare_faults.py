@@ -4,7 +4,6 @@
 import builtins
 import fcntl
 import gzip
-import io
 import json
 import os
 import re
@@ -19,9 +18,10 @@ from pathlib import Path
 
 import pytest
 import zstandard
+
 from conftest import NO_CALLS, OBJECT_ARGUMENTS, write_model
-from espalier.lines import lines_of
-from espalier.prepare import main
+from espalier.commands.prepare import main
+from espalier.rows.lines import lines_of
 
 PYTHON_FOLDER = Path(__file__).resolve().parents[2] / "python"
 USER = {"role": "user", "content": "a"}
@@ -134,7 +134,7 @@ def test_a_bomb_takes_little_memory_and_shows_progress(models, tmp_path, suffix)
             file.write(block)
         file.write(b"\n" + json.dumps(CHAT).encode())
     # VmHWM is of the program alone; ru_maxrss begins with what the process that started it had.
-    code = (f"import re, sys; sys.path.insert(0, {str(PYTHON_FOLDER)!r}); from espalier.lines import lines_of\n"
+    code = (f"import re, sys; sys.path.insert(0, {str(PYTHON_FOLDER)!r}); from espalier.rows.lines import lines_of\n"
             f"ticks = []\nlines = list(lines_of({str(path)!r}, 1 << 20, ticks.append))\n"
             "print(lines[0], len(lines), len(ticks), max(ticks) <= 1, "
             "int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) // 1024)")
@@ -192,7 +192,7 @@ def test_deep_arguments_are_text_where_the_template_takes_text(prepare, tokenize
 
 def test_what_a_row_breaks_inside_the_program_is_a_bad_row(prepare, monkeypatch, capsys):
     """Such as a panic of the tokenizer, which is written in Rust and reports outside of Exception."""
-    import espalier.prepare
+    import espalier.commands.prepare
 
     class PanicException(BaseException):
         pass
@@ -202,8 +202,8 @@ def test_what_a_row_breaks_inside_the_program_is_a_bad_row(prepare, monkeypatch,
             raise PanicException("at the disco\nsecond line")
         return render(template, messages, tools)
 
-    render = espalier.prepare.render
-    monkeypatch.setattr(espalier.prepare, "render", panics)
+    render = espalier.commands.prepare.render
+    monkeypatch.setattr(espalier.commands.prepare, "render", panics)
     rows = [CHAT, {"messages": [USER | {"content": "bad"}, ANSWER]}, CHAT]
     assert prepare("native", rows) == (1, None)
     error = capsys.readouterr().err
@@ -391,12 +391,12 @@ def test_what_a_killed_run_left_is_removed_by_the_next_unless_it_is_in_use(model
 
 
 def test_an_error_of_the_program_is_one_line_and_a_traceback_where_asked_for(prepare, monkeypatch, capsys):
-    import espalier.prepare
+    import espalier.commands.prepare
 
     def broken(*arguments):
         raise TypeError("\x1b[31mwhat\nis this")
 
-    monkeypatch.setattr(espalier.prepare, "refuse_useless", broken)
+    monkeypatch.setattr(espalier.commands.prepare, "refuse_useless", broken)
     monkeypatch.delenv("ESPALIER_TRACEBACK", raising=False)
     assert prepare("native", [CHAT]) == (1, None)
     error = capsys.readouterr().err

@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+
 from small_models import MODELS, random_rows, write_rows
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+
 from conftest import REPOSITORY, seed_of
 from espalier.io import InputError, from_areal, from_skyrl, from_slime, from_tinker, from_trl, from_verl, write_rows
 

@@ -18,8 +18,8 @@ from conftest import seed_of
 from espalier.errors import InputError
 from espalier.hf import context, verification
 from espalier.hf.context import Frame
-from espalier.hf.verification import InFloat64
-from espalier.step_plan import StepPlan
+from espalier.hf.float64 import InFloat64
+from espalier.step.plan import StepPlan
 from hf_models import alone, branching_rows, make_model, padded, sums_of, worst_error
 
 EXACT = 1e-12
@@ -259,7 +259,7 @@ def test_memory_is_bounded_by_one_path(recompute, monkeypatch):
             super().__init__(*arguments)
             tensors.update(self.leaves.values())
 
-    monkeypatch.setattr("espalier.step_pass.Frame", Counted)
+    monkeypatch.setattr("espalier.step.passes.Frame", Counted)
     plan = plan_of(branching_rows())
     depth = [0] * len(plan)
     for batch in plan:

@@ -11,9 +11,8 @@ import torch
 import espalier
 from espalier.errors import InputError, Unsupported
 from espalier.hf import patch, unpatch
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from hf_models import alone, branching_rows, make_model, worst_error
-
 
 ROWS = [[1, 2, 3], [1, 2]]
 
@@ -237,8 +236,8 @@ def test_a_loop_that_fails_leaves_the_model_usable(recompute):
     step = step_of(model, recompute=recompute)
 
     def fail(when):
-        for number, batch in enumerate(step):
-            step.backward(step.logprobs(batch).sum())
+        for number, batch in enumerate(step):  # noqa: F821  deleted below
+            step.backward(step.logprobs(batch).sum())  # noqa: F821
             if number == when:
                 raise KeyError(number)
 

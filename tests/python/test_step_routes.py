@@ -10,7 +10,7 @@ import espalier
 from espalier.errors import Unsupported
 from espalier.hf import routes
 from espalier.hf.families import backbone_of
-from espalier.hf.verification import InFloat64
+from espalier.hf.float64 import InFloat64
 from hf_forced_routes import forced_alone, recorded_routes
 from hf_models import branching_rows, make_model, worst_error
 

@@ -2,6 +2,7 @@
 """espalier.build and espalier.plan against the rows themselves: what a path holds, what a token sees."""
 
 import gc
+import itertools
 import json
 import signal
 from collections import Counter
@@ -56,7 +57,7 @@ def test_a_layout_says_what_the_rows_say(seed):
     assert set(faults(rows, layout)) == set()
     assert forest.flat_tokens == sum(map(len, rows)) and forest.tree_tokens == layout.num_tokens
     offsets, indices = layout.paths()
-    assert [indices[a:b].tolist() for a, b in zip(offsets, offsets[1:])] == [
+    assert [indices[a:b].tolist() for a, b in itertools.pairwise(offsets)] == [
         layout.path(number).tolist() for number in range(len(rows))]  # fmt: skip
     # Control: each array is looked at.
     for name in ARRAYS:

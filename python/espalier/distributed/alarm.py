@@ -7,26 +7,28 @@ import sys
 import threading
 from datetime import timedelta
 
+from torch.distributed import Store
+
 SECONDS_BETWEEN = 0.5  # looks at the store
 SECONDS_TO_LEAVE = 3.0  # for a rank that has heard of a failure, before its process is ended
 SECONDS_TO_HEAR = 10.0  # for the others, before a rank that has failed goes on
 
 
 class Alarm:
-    """Of one step, from `start` to `stop`. A thread looks for failures of other ranks in a store. Where it finds one, `failure` is
-    what is wrong, as text; if the step has not been left soon, this rank hangs in a collective, which nothing in Python
-    can interrupt: its process prints the failure and ends with status 1."""
+    """Of one step, from `start` to `stop`. A thread looks for failures of other ranks in a store. Where it finds one,
+    `failure` is what is wrong, as text; if the step has not been left soon, this rank hangs in a collective, which nothing
+    in Python can interrupt: its process prints the failure and ends with status 1."""
 
-    def __init__(self, store, rank, size):
+    def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._is_over = threading.Event()
-        self.failure = None
+        self.failure: str | None = None
         self._thread = threading.Thread(target=self._watch, name="espalier alarm", daemon=True)
 
-    def start(self):
+    def start(self) -> None:
         self._thread.start()
 
-    def ring(self, error):
+    def ring(self, error: BaseException) -> None:
         """Lets the others know of an error of this rank, and waits until they have heard of it."""
         self._is_over.set()
         with contextlib.suppress(Exception):  # it is the error that counts
@@ -35,11 +37,11 @@ class Alarm:
             others = [f"heard {rank}" for rank in range(self._size) if rank != self._rank]
             self._store.wait(others, timedelta(seconds=SECONDS_TO_HEAR))
 
-    def stop(self):
+    def stop(self) -> None:
         self._is_over.set()
         self._thread.join()
 
-    def _watch(self):
+    def _watch(self) -> None:
         while not self._is_over.wait(SECONDS_BETWEEN):
             try:
                 if not self._store.check(["failure"]):
@@ -51,7 +53,7 @@ class Alarm:
             if not self._is_over.wait(SECONDS_TO_LEAVE):
                 self._end_process()
 
-    def _end_process(self):
+    def _end_process(self) -> None:
         sys.stdout.flush()
         print(f"espalier.distributed: {self.failure}; rank {self._rank} waits for it in a collective, and ends",
               file=sys.stderr, flush=True)  # fmt: skip

@@ -8,6 +8,8 @@ after the last of many backwards.
 import hashlib
 import weakref
 from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -16,33 +18,38 @@ from torch.distributed.tensor import DTensor
 from ..errors import Unsupported
 from .earlier import EarlierGradients
 
+if TYPE_CHECKING:
+    from .step import Trace
+
 SETTINGS = ("reduce_grads", "all_reduce_grads", "reshard_after_backward", "post_forward_mesh_info",
             "gradient_divide_factor", "force_sum_reduction_for_comms", "_all_gather_comm",
             "_reduce_scatter_comm")  # fmt: skip
 
-IN_A_STEP = weakref.WeakSet()  # modules of fully_shard whose settings are those of a step
+IN_A_STEP: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules of fully_shard whose settings are those of a step
 
 
 class Sharded:
     """A model of fully_shard. `units` are the groups of parameters that FSDP2 gathers together, by name."""
 
-    def __init__(self, model, world_size):
+    def __init__(self, model: torch.nn.Module, world_size: int) -> None:
         if not isinstance(model, FSDPModule):
             raise Unsupported("Ranks: expected a model of fully_shard or DistributedDataParallel, received "
                               f"{type(model).__name__}; call fully_shard on the model itself after its "
                               "layers")  # fmt: skip
         _check_parameters(model, world_size)
         self.model = model
-        self._state = fully_shard.state(model)
-        self.units = OrderedDict()
-        for name, module in model.named_modules():
+        self._state: Any = _state_of(model)
+        self.units: OrderedDict[str, Any] = OrderedDict()
+        modules: Iterable[tuple[str, Any]] = model.named_modules()
+        for name, module in modules:
             if isinstance(module, FSDPModule):
                 unit = _unit_of(module)
                 if unit is not None and unit not in self.units.values():
                     self.units[name or "the root"] = unit
-        self._settings = self._earlier = None
+        self._settings: list[tuple[Any, dict[str, Any]]] = []
+        self._earlier: EarlierGradients | None = None
 
-    def description(self):
+    def description(self) -> str:
         """What has to be the same on all ranks, as text."""
         digest = hashlib.blake2b(digest_size=8)
         for name, unit in self.units.items():
@@ -52,7 +59,7 @@ class Sharded:
                 digest.update(f"{parameter.shape} {parameter.dtype} {parameter.requires_grad}".encode())
         return digest.hexdigest()
 
-    def begin(self, is_gathered, trace=None):
+    def begin(self, is_gathered: bool, trace: "Trace | None" = None) -> None:
         """Sets up a step: gradients are sums over ranks. Gathered: parameters are whole until the end, and gradients
         are reduced there. trace: told of every collective (`Watched`)."""
         self._state._lazy_init()  # the model is the root, even where its backbone is the first to run
@@ -74,11 +81,11 @@ class Sharded:
                 unit.unshard()
                 unit.wait_for_unshard()
 
-    def present(self):
+    def present(self) -> list[bool]:
         """For every parameter whether this rank has a gradient."""
         return [_gradient_of(each) is not None for each in self._parameters()]
 
-    def reduce(self, wanted):
+    def reduce(self, wanted: Sequence[bool]) -> None:
         """Ends a gathered step: sums the gradients of the parameters that are `wanted`, by `present` of any rank."""
         for each, is_wanted in zip(self._parameters(), wanted):
             if is_wanted and _gradient_of(each) is None:
@@ -92,46 +99,48 @@ class Sharded:
         self._state._root_post_backward_final_callback()
         self.end()
 
-    def end(self):
+    def end(self) -> None:
         """Ends a step whose gradients are reduced."""
-        self._earlier.add_back()
+        if self._earlier is not None:
+            self._earlier.add_back()
         self._restore()
 
-    def abandon(self):
+    def abandon(self) -> None:
         """After an error: drops the gradients of the step, and shards parameters again."""
         _drop_pass(self._state, self.units.values())
-        self._earlier.put_back()
+        if self._earlier is not None:
+            self._earlier.put_back()
         self._restore()
 
     @property
-    def _context(self):
+    def _context(self) -> Any:
         return self._state._state_ctx
 
-    def _modules(self):
+    def _modules(self) -> list[Any]:
         return [module for module in self.model.modules() if isinstance(module, FSDPModule)]
 
-    def _parameters(self):
+    def _parameters(self) -> list[Any]:
         return [each for unit in self.units.values() for each in unit.fsdp_params if each.sharded_param.requires_grad]
 
-    def _restore(self):
+    def _restore(self) -> None:
         IN_A_STEP.difference_update(self._modules())
         self._context.is_last_backward = True
         for unit, settings in self._settings:
             for name, value in settings.items():
                 setattr(unit, name, value)
-        self._settings = self._earlier = None
+        self._settings, self._earlier = [], None
 
 
-def drop_whole_gradients(model):
+def drop_whole_gradients(model: torch.nn.Module) -> None:
     """Drops the gradients that FSDP2 keeps whole on this rank until they are reduced, in parts of `model` that are not in
     a step of Ranks, and shards parameters again: after a loop that has ended without a reduction."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule) and module not in IN_A_STEP]
     units = {id(unit): unit for unit in map(_unit_of, modules) if unit is not None}
     if units:
-        _drop_pass(fully_shard.state(modules[0]), units.values())
+        _drop_pass(_state_of(modules[0]), units.values())
 
 
-def _drop_pass(state, units):
+def _drop_pass(state: Any, units: Collection[Any]) -> None:
     """What forward and backward passes have left in the units of a model. state: of its root."""
     for unit in units:
         for each in unit.fsdp_params:
@@ -154,18 +163,18 @@ def _drop_pass(state, units):
 class Watched:
     """A collective of FSDP2 that says what it is about to do."""
 
-    def __init__(self, inner, name, trace):
+    def __init__(self, inner: Any, name: str, trace: "Trace") -> None:
         self._inner, self._name, self._trace = inner, name, trace
 
-    def allocate(self, *args, **kwargs):
+    def allocate(self, *args: Any, **kwargs: Any) -> Any:
         return self._inner.allocate(*args, **kwargs)
 
-    def __call__(self, output_tensor, input_tensor, *args, **kwargs):
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         self._trace.add(f"{self._name}, {max(output_tensor.numel(), input_tensor.numel()):,} values")
         return self._inner(output_tensor, input_tensor, *args, **kwargs)
 
 
-def _check_parameters(model, world_size):
+def _check_parameters(model: torch.nn.Module, world_size: int) -> None:
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             if parameter.requires_grad:
@@ -178,16 +187,21 @@ def _check_parameters(model, world_size):
                               "some ranks are not served")  # fmt: skip
 
 
-def _unit_of(module):
-    state = fully_shard.state(module)
+def _state_of(module: Any) -> Any:
+    return fully_shard.state(module)  # type: ignore[attr-defined]  # which no stub knows
+
+
+def _unit_of(module: Any) -> Any:
+    state = _state_of(module)
     if not hasattr(state, "_fsdp_param_group") or not hasattr(state, "_state_ctx"):
         raise Unsupported("Ranks: expected FSDP2 as PyTorch 2.11 has it, received that of PyTorch "
                           f"{torch.__version__}")  # fmt: skip
     return state._fsdp_param_group
 
 
-def _gradient_of(each):
+def _gradient_of(each: Any) -> torch.Tensor | None:
     if not hasattr(each, "_unsharded_param"):
         return None
-    given = each.unsharded_accumulated_grad
-    return given if given is not None else each._unsharded_param.grad
+    given: torch.Tensor | None = each.unsharded_accumulated_grad
+    own: torch.Tensor | None = each._unsharded_param.grad
+    return given if given is not None else own

@@ -5,6 +5,8 @@ import contextlib
 import itertools
 import json
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,25 +29,25 @@ class Meeting:
 
     _numbers = itertools.count()  # the same on all ranks, which make them together
 
-    def __init__(self):
-        self._group = dist.new_group(backend="gloo")
+    def __init__(self) -> None:
+        self._group: Any = dist.new_group(backend="gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.waited = 0.0
         self._number = next(Meeting._numbers)
 
-    def close(self):
+    def close(self) -> None:
         """Gives the group back. Harmless where that has happened, or where the process group is gone."""
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # it went with the process group, of which there is another one
                 dist.destroy_process_group(group)
 
-    def alarm(self, step):
+    def alarm(self, step: int) -> Alarm:
         """The Alarm of a step, the same one on all ranks."""
         store = dist.distributed_c10d._get_default_store()  # which has no public name
         return Alarm(dist.PrefixStore(f"espalier {self._number} {step}", store), self.rank, self.size)
 
-    def meet(self, place, failure=None, **message):
+    def meet(self, place: str, failure: str | None = None, **message: Any) -> list[dict[str, Any]]:
         """The messages of all ranks, dicts of what JSON can hold, by rank. Raises RankError on all ranks where they are
         not at the same place, and where one tells of a failure: what is wrong with it, as text."""
         if self._group is None:
@@ -57,12 +59,12 @@ class Meeting:
         check_equal("order", [place for place, _, _ in messages])
         return [said for _, _, said in messages]
 
-    def tell(self, error):
+    def tell(self, error: BaseException) -> None:
         """Lets the other ranks know of an error of this one, instead of what they meet for."""
         with contextlib.suppress(RankError):
             self.meet("a failure", failure=f"{type(error).__name__}: {error}")
 
-    def _exchange(self, text):
+    def _exchange(self, text: str) -> list[str]:
         body = text.encode()
         head = len(body).to_bytes(8, "little") + body
         heads = self._gather(head[:FIRST_BYTES], FIRST_BYTES)
@@ -72,7 +74,7 @@ class Meeting:
             bodies = [a + b for a, b in zip(bodies, self._gather(head[FIRST_BYTES:], rest))]
         return [body[:length].decode() for body, length in zip(bodies, lengths)]
 
-    def _gather(self, data, size):
+    def _gather(self, data: bytes, size: int) -> list[bytes]:
         mine = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
         everyone = [torch.empty(size, dtype=torch.uint8) for _ in range(self.size)]
         dist.all_gather(everyone, mine, group=self._group)
@@ -86,11 +88,11 @@ _ADVICE = {
 }
 
 
-def check_equal(name, values):
+def check_equal(name: str, values: Sequence[object]) -> None:
     """Raises RankError, naming who has what, unless `values`, one of each rank, are equal."""
     if all(value == values[0] for value in values):
         return
-    ranks_by_value = {}
+    ranks_by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks_by_value.setdefault(str(value), []).append(rank)
     found = "; ".join(f"{value} on {_named(ranks)}" for value, ranks in ranks_by_value.items())
@@ -98,8 +100,8 @@ def check_equal(name, values):
     raise RankError(f"{name}: expected the same on all ranks, received {found}; {advice}")
 
 
-def _check_failures(failures):
-    ranks_by_failure = {}
+def _check_failures(failures: Sequence[str | None]) -> None:
+    ranks_by_failure: dict[str, list[int]] = {}
     for rank, failure in enumerate(failures):
         if failure is not None:
             ranks_by_failure.setdefault(failure, []).append(rank)
@@ -107,5 +109,5 @@ def _check_failures(failures):
         raise RankError("; ".join(f"{_named(ranks)}: {failure}" for failure, ranks in ranks_by_failure.items()))
 
 
-def _named(ranks):
+def _named(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

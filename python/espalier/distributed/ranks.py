@@ -4,6 +4,8 @@
 import math
 import sys
 import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +15,7 @@ from ..native import __version__
 from .fsdp import Sharded
 from .meeting import Meeting, check_equal
 from .replicas import Replicated
-from .share import share_of
+from .share import Share, share_of
 from .step import RankStep
 
 MODES = ("gathered", "zero3")
@@ -40,7 +42,8 @@ class Ranks:
     Made on all ranks, after torch.distributed.init_process_group. Raises Unsupported for models and meshes that are not
     served, and RankError, on every rank, where ranks differ in the model, the mode or the versions of libraries."""
 
-    def __init__(self, model, *, mode="gathered", dummy=None, watch="first"):
+    def __init__(self, model: torch.nn.Module, *, mode: str = "gathered",
+                 dummy: Callable[[Any], torch.Tensor] | None = None, watch: str = "first") -> None:  # fmt: skip
         if not dist.is_available() or not dist.is_initialized():
             raise Unsupported("Ranks: expected a process group, found none; start the program by torchrun and call "
                               "torch.distributed.init_process_group first")  # fmt: skip
@@ -61,7 +64,7 @@ class Ranks:
         for name in messages[0]:
             check_equal(name, [said[name] for said in messages])
 
-    def _checked(self, model):
+    def _checked(self, model: torch.nn.Module) -> Replicated | Sharded:
         if self.mode not in MODES:
             raise InputError(f"mode: expected {' or '.join(MODES)}, received {self.mode!r}")
         if self.watch not in ("first", "always"):
@@ -72,15 +75,16 @@ class Ranks:
             if getattr(module.__dict__.get("_espalier"), "unchecked", None) is not None:
                 raise Unsupported("espalier.hf.patch(check=True): expected False on several ranks, received True: the "
                                   "check needs a copy of the whole model; run espalier.hf.verify on one")  # fmt: skip
-        is_replicated = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-        return Replicated(model) if is_replicated else Sharded(model, self.size)
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            return Replicated(model)
+        return Sharded(model, self.size)
 
-    def close(self):
+    def close(self) -> None:
         """Gives back the process group over which the ranks compare notes; it goes with the object, or with
         torch.distributed.destroy_process_group(), as well. Nothing else of `Ranks` can be called afterwards."""
         self._meeting.close()
 
-    def share(self, rows, *, tree_keys=None, model=None):
+    def share(self, rows: Any, *, tree_keys: Sequence[Hashable] | None = None, model: Any = None) -> Share:
         """What this rank trains on of the rows of a step, by espalier.distribute.
 
         rows       R rows, as espalier.build takes them (not packed), the same ones in the same order on all ranks
@@ -90,14 +94,14 @@ class Ranks:
         Returns a Share. Talks to nobody; `step` finds out where ranks were given different rows."""
         return share_of(rows, self.rank, self.size, tree_keys, model)
 
-    def sum(self, value):
+    def sum(self, value: float) -> float:
         """The sum over the ranks of a number, as a float and the same one on all of them: for normalisers, where no
         rank knows the rows of the others."""
         value = float(value)
         messages = self._meeting.meet("a sum", value=value.hex())
         return math.fsum(float.fromhex(said["value"]) for said in messages)
 
-    def step(self, share=None, micro_batches=None):
+    def step(self, share: Share | None = None, micro_batches: Any = None) -> RankStep:
         """One optimiser step, a context manager that is entered on all ranks, those without work among them:
 
             with ranks.step(share, micro_batches) as step:
@@ -119,12 +123,13 @@ class Ranks:
         return RankStep(self, share, micro_batches)
 
 
-def _one_token(model):
+def _one_token(model: Any) -> torch.Tensor:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
-    return model(input_ids=ids, use_cache=False).logits
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits
 
 
-def _versions():
+def _versions() -> dict[str, Any]:
     transformers = sys.modules.get("transformers")
     return {"Espalier": __version__, "PyTorch": torch.__version__,
             "Transformers": getattr(transformers, "__version__", None)}  # fmt: skip

@@ -2,6 +2,8 @@
 """Models of DistributedDataParallel, over one step."""
 
 import hashlib
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,26 +14,27 @@ from .earlier import EarlierGradients
 class Replicated:
     """A model that every rank has whole. Its own reductions rest during a step, at whose end gradients are summed."""
 
-    def __init__(self, model):
-        self.model = model
-        self._earlier = self._saved = None
+    def __init__(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
+        self.model: Any = model
+        self._earlier: EarlierGradients | None = None
+        self._saved = (True, True)
 
-    def description(self):
+    def description(self) -> str:
         """What has to be the same on all ranks, as text."""
         said = " ".join(f"{name} {parameter.shape} {parameter.dtype} {parameter.requires_grad}"
                         for name, parameter in self.model.named_parameters())  # fmt: skip
         return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
-    def begin(self, is_gathered, trace=None):
+    def begin(self, is_gathered: bool, trace: Any = None) -> None:
         self._saved = self.model.require_backward_grad_sync, self.model.require_forward_param_sync
         # Without the second, a forward sends buffers, as many times as a rank has micro-batches.
         self.model.require_backward_grad_sync = self.model.require_forward_param_sync = False
         self._earlier = EarlierGradients(self._parameters())
 
-    def present(self):
+    def present(self) -> list[bool]:
         return [parameter.grad is not None for parameter in self._parameters()]
 
-    def reduce(self, wanted):
+    def reduce(self, wanted: Sequence[bool]) -> None:
         group, works = self.model.process_group, []
         for parameter, is_wanted in zip(self._parameters(), wanted):
             if is_wanted:
@@ -40,16 +43,18 @@ class Replicated:
                 works.append(dist.all_reduce(parameter.grad, group=group, async_op=True))
         for work in works:
             work.wait()
-        self._earlier.add_back()
+        if self._earlier is not None:
+            self._earlier.add_back()
         self._restore()
 
-    def abandon(self):
-        self._earlier.put_back()
+    def abandon(self) -> None:
+        if self._earlier is not None:
+            self._earlier.put_back()
         self._restore()
 
-    def _restore(self):
+    def _restore(self) -> None:
         self.model.require_backward_grad_sync, self.model.require_forward_param_sync = self._saved
-        self._earlier = self._saved = None
+        self._earlier = None
 
-    def _parameters(self):
+    def _parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

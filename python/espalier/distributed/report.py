@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step on several ranks took, beside what was predicted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,18 +21,18 @@ class Report:
     flat_tokens: int | None
     encoded_tokens: int | None
     predicted_imbalance: float | None
-    seconds: tuple | None
-    micro_batches: tuple | None
-    dummies: tuple
+    seconds: tuple[float, ...] | None
+    micro_batches: tuple[int, ...] | None
+    dummies: tuple[int, ...]
 
     @property
-    def measured_imbalance(self):
+    def measured_imbalance(self) -> float | None:
         """Seconds of the slowest rank over the mean, less 1; None where they were not measured."""
         return imbalance_of(self.seconds) if self.seconds else None
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [f"{len(self.dummies)} {'rank' if len(self.dummies) == 1 else 'ranks'}"]
-        if self.flat_tokens:
+        if self.flat_tokens and self.encoded_tokens is not None:
             ratio = self.flat_tokens / max(self.encoded_tokens, 1)
             lines[0] += f", {self.encoded_tokens:,} of {self.flat_tokens:,} tokens encoded ({ratio:.2f}x)"
         for name, value in ("predicted", self.predicted_imbalance), ("measured", self.measured_imbalance):
@@ -43,7 +44,7 @@ class Report:
         return "\n".join(lines)
 
 
-def imbalance_of(values):
+def imbalance_of(values: Sequence[float]) -> float:
     """The largest of `values` over their mean, less 1."""
     mean = sum(values) / len(values)
     return max(values) / mean - 1 if mean else 0.0

@@ -2,9 +2,12 @@
 """What of a step's rows one rank trains on."""
 
 import hashlib
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..trees import Distribution, Forest, build, distribute
@@ -23,28 +26,29 @@ class Share:
     """
 
     rank: int
-    rows: list
-    trajectories: np.ndarray
+    rows: list[Any]
+    trajectories: NDArray[np.int64]
     forest: Forest
     whole: Forest
     distribution: Distribution
 
     @property
-    def encoded_tokens(self):
+    def encoded_tokens(self) -> int:
         """Tokens that all ranks together encode: the tree's, and prefixes of trees that are on several ranks."""
         return self.whole.tree_tokens + self.distribution.repeated_tokens
 
-    def digest(self):
+    def digest(self) -> str:
         """A number, as text, that tells distributions of rows apart."""
         digest = hashlib.blake2b(digest_size=8)
         for array in (self.whole.tokens, self.whole.parent, self.whole.node_begin, self.whole.end_node):
             digest.update(np.ascontiguousarray(array).tobytes())
-        for share in self.distribution:
+        for rank in range(len(self.distribution)):
+            share = self.distribution[rank]
             digest.update(f"{len(share.trajectories)};".encode() + share.trajectories.tobytes())
         return digest.hexdigest()
 
 
-def share_of(rows, rank, ranks, tree_keys=None, model=None):
+def share_of(rows: Any, rank: int, ranks: int, tree_keys: Sequence[Hashable] | None = None, model: Any = None) -> Share:
     """The Share of one of `ranks` ranks. rows: a list or Trajectories, as espalier.build takes them, and so tree_keys;
     model: as espalier.distribute takes it. Raises InputError as these do."""
     if isinstance(rows, tuple):

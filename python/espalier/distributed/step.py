@@ -3,30 +3,39 @@
 
 import hashlib
 import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import InputError, Unsupported
 from ..trees import Plan
-from .meeting import RankError, check_equal
+from .alarm import Alarm
+from .fsdp import Sharded
+from .meeting import Meeting, RankError, check_equal
 from .report import Report
 from .share import Share
+
+if TYPE_CHECKING:
+    from .ranks import Ranks
 
 
 class RankStep:
     """What Ranks.step returns. Iterating gives the rank's micro-batches and then, in mode "zero3", runs dummies."""
 
-    def __init__(self, ranks, share, micro_batches):
+    def __init__(self, ranks: "Ranks", share: Share | None, micro_batches: Any) -> None:
         self._ranks, self._share, self._micro_batches = ranks, share, micro_batches
         self._meeting = ranks._meeting
         self._is_gathered = ranks.mode == "gathered"
-        self._trace = self._alarm = None
+        self._trace: Trace | None = None
+        self._alarm: Alarm | None = None
         self._left = 0  # micro-batches, with dummies, that are still to be taken
-        self._counts = None
+        self._counts: list[int | None] = []  # micro-batches, by rank
         self._began = self._waited = 0.0
-        self.report = None
+        self.report: Report | None = None
 
-    def __enter__(self):
+    def __enter__(self) -> "RankStep":
         ranks = self._ranks
         if ranks._is_open:  # the others hear of it from the step outside
             raise InputError("step: expected one at a time, received one inside another")
@@ -44,7 +53,7 @@ class RankStep:
             check_equal(name, [said[name] for said in messages])
         self._counts = [said["micro_batches"] for said in messages]
         if batches is not None:
-            self._left = len(batches) if self._is_gathered else max(self._counts)
+            self._left = len(batches) if self._is_gathered else max(count or 0 for count in self._counts)
         if not self._is_gathered:
             is_watched = ranks.watch == "always" or ranks._steps == 0
             self._alarm = None if is_watched else self._meeting.alarm(ranks._steps)
@@ -56,7 +65,7 @@ class RankStep:
         self._began, self._waited = time.perf_counter(), self._meeting.waited
         return self
 
-    def _check_arguments(self):
+    def _check_arguments(self) -> None:
         share, batches = self._share, self._micro_batches
         if share is not None and not isinstance(share, Share):
             raise InputError(f"share: expected what Ranks.share returns, received {type(share).__name__}")
@@ -73,11 +82,11 @@ class RankStep:
                               "partition, whose order of forwards and backwards differs from rank to rank; take "
                               'mode="gathered"')  # fmt: skip
 
-    def _plan(self):
+    def _plan(self) -> Plan | None:
         plan = getattr(self._micro_batches, "plan", self._micro_batches)  # of an espalier.Step
         return plan if isinstance(plan, Plan) else None
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         if self._micro_batches is None:
             raise InputError("step: expected micro_batches to iterate over, received none; give them to Ranks.step")
         for micro_batch in self._micro_batches:
@@ -87,14 +96,15 @@ class RankStep:
             self._run_dummy()
             self._left -= 1
 
-    def _run_dummy(self):
+    def _run_dummy(self) -> None:
         output = self._ranks.dummy(self._ranks.held.model)
         if not isinstance(output, torch.Tensor) or not output.requires_grad:
             raise Unsupported("dummy: expected a function of the model that returns a tensor with a backward, received "
                               f"{type(output).__name__}")  # fmt: skip
         output.backward(torch.zeros_like(output))
 
-    def __exit__(self, kind, error, _traceback):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 _traceback: TracebackType | None) -> None:  # fmt: skip
         ranks = self._ranks
         ranks._is_open = False
         ranks._steps += 1
@@ -114,14 +124,16 @@ class RankStep:
             if kind is None:
                 raise error
             return
+        assert said is not None  # without an error
         if self._is_gathered:
             wanted = [any(of) for of in zip(*(_bits(each["present"]) for each in said))]
             ranks.held.reduce(wanted)
         else:
+            assert isinstance(ranks.held, Sharded)  # as Ranks has it in mode "zero3"
             ranks.held.end()
         self.report = self._reported(said)
 
-    def _agreed(self, error):
+    def _agreed(self, error: BaseException | None) -> list[dict[str, Any]] | None:
         """What all ranks say at the end of the step; None where this one has failed."""
         if error is not None:
             if isinstance(error, RankError) or not isinstance(error, Exception):
@@ -139,48 +151,49 @@ class RankStep:
         check_equal("order", [each["trace"] for each in said])
         return said
 
-    def _reported(self, said):
-        share, counts = self._share, self._counts
-        can_measure = self._is_gathered or self._trace.is_watched
-        dummies = (0,) * len(said) if self._is_gathered else tuple(max(counts) - count for count in counts)
+    def _reported(self, said: list[dict[str, Any]]) -> Report:
+        share = self._share
+        counts = None if None in self._counts else tuple(count or 0 for count in self._counts)
+        can_measure = self._trace is None or self._trace.is_watched
+        dummies = (0,) * len(said) if self._is_gathered or counts is None else tuple(max(counts) - each for each in counts)
         return Report(
             share.whole.flat_tokens if share else None, share.encoded_tokens if share else None,
             share.distribution.imbalance if share else None,
             tuple(each["seconds"] for each in said) if can_measure else None,
-            None if None in counts else tuple(counts), dummies)  # fmt: skip
+            counts, dummies)  # fmt: skip
 
 
 class Trace:
     """The collectives of a step, in their order. With a Meeting, each is compared over the ranks before it runs; with an
     Alarm, none runs once another rank has failed."""
 
-    def __init__(self, meeting, alarm=None):
+    def __init__(self, meeting: Meeting | None, alarm: Alarm | None = None) -> None:
         self._meeting, self._alarm = meeting, alarm
         self._digest = hashlib.blake2b(digest_size=8)
         self._count = 0
 
     @property
-    def is_watched(self):
+    def is_watched(self) -> bool:
         return self._meeting is not None
 
-    def add(self, collective):
-        if self.is_watched:
+    def add(self, collective: str) -> None:
+        if self._meeting is not None:
             self._meeting.meet(collective)
         elif self._alarm is not None and self._alarm.failure is not None:
             raise RankError(self._alarm.failure)
         self._digest.update(collective.encode() + b";")
         self._count += 1
 
-    def digest(self):
+    def digest(self) -> str:
         """What was run, as text."""
         return f"{self._count} collectives ({self._digest.hexdigest()})"
 
 
-def _bits(text):
+def _bits(text: str) -> list[bool]:
     return [bit == "1" for bit in text]
 
 
-def _finish_device():
+def _finish_device() -> None:
     """Waits for the kernels that are under way, so that they are in the measured time."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -7,7 +7,8 @@ A patched model takes the batches that it took before, padded or packed, and ret
 gradients as before; prefixes that rows of a batch share are encoded once.
 """
 
-from .patching import Sharing, patch, sharing, unpatch
+from .checked_patch import patch
+from .patching import Sharing, sharing, unpatch
 from .verification import Report, VerificationError, verify
 
 __all__ = ["Report", "Sharing", "VerificationError", "patch", "sharing", "unpatch", "verify"]

@@ -2,20 +2,26 @@
 """Attention of Transformers' layers over a forest: token j attends to token i iff i <= j < subtree_end[i]."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from .. import ops
 from ..errors import Unsupported
+from .run import TreeRun
 
 NAME = "espalier"  # by which configs ask for it
 BACKENDS = ("auto", "espalier", "flex", "sdpa")
 
 
-def tree_attention(module, query, key, value, attention_mask=None, *, dropout=0.0, scaling=None, sliding_window=None,
-                   s_aux=None, softcap=None, espalier_tree=None, **_):  # fmt: skip
+def tree_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *,
+                   dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
+                   s_aux: Tensor | None = None, softcap: float | None = None, espalier_tree: TreeRun | None = None,
+                   **_: Any) -> tuple[Tensor, None]:  # fmt: skip
     """The attention function named "espalier" of Transformers' AttentionInterface.
 
     query [1, H, T, D], key and value [1, K, T, D]; s_aux: a sink [H] per head; espalier_tree: the TreeRun. Returns
@@ -37,7 +43,7 @@ def tree_attention(module, query, key, value, attention_mask=None, *, dropout=0.
     return _BY_BACKEND[run.backend](run, query, key, value, scale, sliding_window or 0, s_aux).contiguous(), None
 
 
-def resolved(backend, device):
+def resolved(backend: str, device: torch.device) -> str:
     """The backend that "auto" stands for on `device`; any other itself."""
     if backend != "auto":
         return backend
@@ -46,7 +52,7 @@ def resolved(backend, device):
 
 
 @functools.cache
-def _is_proven(index):
+def _is_proven(index: int | None) -> bool:
     """Whether our attention on this GPU is proven. With the compiled trainer, kernels prove themselves there first, which
     takes a minute or so when a build first meets a GPU; without it, nothing is proven."""
     try:
@@ -56,7 +62,7 @@ def _is_proven(index):
     return native.prove_kernels(torch.cuda.current_device() if index is None else index)
 
 
-def as_autocast(*tensors):
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """What autocast makes of the arguments of torch's own attention."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
@@ -64,8 +70,11 @@ def as_autocast(*tensors):
     return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
 
 
-def _by_espalier(run, query, key, value, scale, window, sinks):
-    tokens_first = lambda tensor: tensor.squeeze(0).transpose(0, 1)
+def _by_espalier(run: TreeRun, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int,
+                 sinks: Tensor | None) -> Tensor:  # fmt: skip
+    def tokens_first(tensor: Tensor) -> Tensor:
+        return tensor.squeeze(0).transpose(0, 1)
+
     key, value = tokens_first(key), tokens_first(value)
     run.leave(key=key, value=value)
     device = query.device
@@ -75,18 +84,19 @@ def _by_espalier(run, query, key, value, scale, window, sinks):
     return out.unsqueeze(0)
 
 
-def _visible(run, window):
+def _visible(run: TreeRun, window: int) -> Callable[[Tensor, Tensor], Tensor]:
     """The mask as a function of query and key numbers, tensors that broadcast."""
     ends, position = run.subtree_end, run.position
 
-    def visible(query, key):
+    def visible(query: Tensor, key: Tensor) -> Tensor:
         seen = (key <= query) & (query < ends[key])
         return seen & (position[query] - position[key] < window) if window else seen
 
     return visible
 
 
-def _by_sdpa(run, query, key, value, scale, window, sinks):
+def _by_sdpa(run: TreeRun, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int,
+             sinks: Tensor | None) -> Tensor:  # fmt: skip
     if sinks is not None:
         raise Unsupported('backend="sdpa": expected a model without sinks, received s_aux; take backend="espalier" or '
                           '"flex"')  # fmt: skip
@@ -100,7 +110,8 @@ def _by_sdpa(run, query, key, value, scale, window, sinks):
     return out.transpose(1, 2)
 
 
-def _by_flex(run, query, key, value, scale, window, sinks):
+def _by_flex(run: TreeRun, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int,
+             sinks: Tensor | None) -> Tensor:  # fmt: skip
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     if query.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
@@ -111,6 +122,7 @@ def _by_flex(run, query, key, value, scale, window, sinks):
         visible, size = _visible(run, window), run.num_tokens
         mask = run.masks["flex", window] = create_block_mask(
             lambda _batch, _head, i, j: visible(i, j), None, None, size, size, device=query.device)  # fmt: skip
+    out: Tensor
     out, aux = _flex_attention(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=True,
                                                   return_aux=AuxRequest(lse=True))  # fmt: skip
     if sinks is not None:  # a key without a value takes its share of the weights
@@ -119,7 +131,7 @@ def _by_flex(run, query, key, value, scale, window, sinks):
 
 
 @functools.cache
-def _flex_attention(device_type):
+def _flex_attention(device_type: str) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True) if device_type == "cuda" else flex_attention

@@ -3,42 +3,46 @@
 
 import copy
 import functools
+from typing import Any
+
+from .resting import Rest
 
 
-def tree_view(config, name, rest):
+def tree_view(config: Any, name: str, rest: Rest) -> Any:
     """A config of the same class with the same values, now and later, but for `_attn_implementation`, which is
     `name` wherever `rest`, a Rest, is not on."""
-    view = object.__new__(_view_class(type(config)))
+    config_class: Any = type(config)
+    view: Any = object.__new__(_view_class(config_class))
     object.__setattr__(view, "__dict__", config.__dict__)
     view.espalier_original, view.espalier_name, view.espalier_rest = config, name, rest
     return view
 
 
-def original_of(config):
+def original_of(config: Any) -> Any:
     """What tree_view was given; any other config itself."""
     return config.espalier_original if is_view(config) else config
 
 
-def is_view(config):
-    return getattr(type(config), "espalier_is_view", False)
+def is_view(config: object) -> bool:
+    return bool(getattr(type(config), "espalier_is_view", False))
 
 
 @functools.cache
-def _view_class(config_class):
+def _view_class(config_class: Any) -> Any:
     """A subclass whose objects share the values of an object of `config_class`."""
 
-    def attention(view):
+    def attention(view: Any) -> Any:
         return view.espalier_original._attn_implementation if view.espalier_rest.is_on() else view.espalier_name
 
-    def set_attention(view, value):
+    def set_attention(view: Any, value: Any) -> None:
         view.espalier_original._attn_implementation = value
 
     # Copies and pickles hold a view of their own copy of the config.
-    def copied(view, memo):
+    def copied(view: Any, memo: dict[int, Any]) -> Any:
         return tree_view(copy.deepcopy(view.espalier_original, memo), view.espalier_name,
                          copy.deepcopy(view.espalier_rest, memo))  # fmt: skip
 
-    def reduced(view, _protocol):
+    def reduced(view: Any, _protocol: Any) -> tuple[Any, ...]:
         return tree_view, (view.espalier_original, view.espalier_name, view.espalier_rest)
 
     # Slots, since the values live in the original's dictionary.

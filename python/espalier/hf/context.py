@@ -3,11 +3,29 @@
 
 import contextlib
 import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from ..errors import Unsupported
+from ..trees import Layout
 from .run import TreeRun
+
+Left: TypeAlias = dict[tuple[int, str], Tensor]  # what layers leave, by layer and name
+
+
+class Reads(Protocol):
+    """What a run reads of its ancestors, as step.plan.ContextReads has it."""
+
+    @property
+    def blocks(self) -> NDArray[np.int64]: ...
+
+    @property
+    def positions(self) -> NDArray[np.int64]: ...
 
 
 class Frame:
@@ -18,11 +36,11 @@ class Frame:
     leaves          the same detached
     wants_gradients whether there will be backward passes; then leaves require gradients"""
 
-    def __init__(self, live, wants_gradients):
+    def __init__(self, live: Left, wants_gradients: bool) -> None:
         self.leaves = {key: tensor.detach().requires_grad_(wants_gradients) for key, tensor in live.items()}
-        self._sums = {}
+        self._sums: Left = {}
 
-    def collect(self):
+    def collect(self) -> None:
         """Call after each backward pass of a descendant."""
         for key, leaf in self.leaves.items():
             if leaf.grad is None or leaf.dtype in (torch.float32, torch.float64):  # summed in place by autograd
@@ -30,7 +48,7 @@ class Frame:
             wide, leaf.grad = leaf.grad.float(), None
             self._sums[key] = self._sums[key].add_(wide) if key in self._sums else wide
 
-    def seeds(self, live):
+    def seeds(self, live: Left) -> tuple[list[Tensor], list[Tensor]]:
         """(tensors, gradients): those of `live`, made by a forward pass with a graph, to which descendants have left
         gradients."""
         tensors, gradients = [], []
@@ -41,7 +59,7 @@ class Frame:
                 gradients.append(gradient.to(live[key].dtype))
         return tensors, gradients
 
-    def free(self):
+    def free(self) -> None:
         """Lets the memory go, though graphs that the user still holds know the leaves."""
         for leaf in self.leaves.values():
             leaf.data, leaf.grad = leaf.new_empty(0), None
@@ -56,63 +74,66 @@ class ContextRun(TreeRun):
     ends     [C] int64 on the CPU: tokens after which others continue; None where nobody reads this micro-batch
     """
 
-    def __init__(self, layout, device, backend, *, prev, reads, frames, parent, ends):
+    def __init__(self, layout: Layout, device: torch.device, backend: str, *, prev: NDArray[np.int32], reads: Reads,
+                 frames: Sequence[Frame], parent: Frame | None, ends: NDArray[np.int64] | None) -> None:  # fmt: skip
         super().__init__(layout, device, backend)
         self.prev = torch.from_numpy(prev)
         self.ends = None if ends is None else torch.from_numpy(ends)
         self._blocks, self._positions = torch.from_numpy(reads.blocks), torch.from_numpy(reads.positions)
         self._frames, self._parent = frames, parent
-        self._live = {}  # what layers leave; None once the forward pass is over, so that recomputation leaves nothing
-        self._layer = None
+        # What layers leave; None once the forward pass is over, so that recomputation leaves nothing.
+        self._live: Left | None = {}
+        self._layer: int | None = None
 
-    def at(self, layer):
+    def at(self, layer: int) -> "ContextRun":
         """The same as the layer sees it."""
         view = copy.copy(self)
         view._layer = layer
         return view
 
-    def take(self):
+    def take(self) -> Left:
         """What the layers have left, by (layer, name). Call once after the forward pass."""
         live, self._live = self._live, None
+        assert live is not None  # taken once
         return live
 
-    def release(self):
+    def release(self) -> None:
         """Lets the frames go, whoever still holds the run."""
         self._frames, self._parent = (), None
 
-    def attention_context(self):
+    def attention_context(self) -> dict[str, Any]:
         if not self._frames:
             return {}
         leaves = [[self._left_by(frame, name) for frame in self._frames] for name in ("key", "value")]
         return {"context_k": leaves[0], "context_v": leaves[1], "context_blocks": self._blocks,
                 "context_positions": self._positions}  # fmt: skip
 
-    def inherited(self, name):
+    def inherited(self, name: str) -> Tensor | None:
         return None if self._parent is None else self._left_by(self._parent, name)
 
-    def leave(self, **tensors):
+    def leave(self, **tensors: Tensor) -> None:
         if self.ends is None:
             return
-        self._check_layer()
+        layer = self._checked_layer()
         if self._live is not None:
-            self._live.update({(self._layer, name): tensor for name, tensor in tensors.items()})
+            self._live.update({(layer, name): tensor for name, tensor in tensors.items()})
 
-    def _left_by(self, frame, name):
-        self._check_layer()
-        return frame.leaves[self._layer, name]
+    def _left_by(self, frame: Frame, name: str) -> Tensor:
+        return frame.leaves[self._checked_layer(), name]
 
-    def _check_layer(self):
+    def _checked_layer(self) -> int:
         if self._layer is None:
             raise Unsupported("espalier.Step: expected layers that say by a layer_idx which they are, received a call "
                               "of a layer outside of a step, or of one without")  # fmt: skip
+        return self._layer
 
 
 @contextlib.contextmanager
-def naming_layers(backbone):
+def naming_layers(backbone: Any) -> Iterator[None]:
     """Inside, attention and recurrent mixers of `backbone` are handed the view of their layer, in recomputation as
     well."""
 
-    def name_layer(module, args, kwargs):
+    def name_layer(module: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         run = kwargs.get("espalier_tree")
         return None if run is None else (args, {**kwargs, "espalier_tree": run.at(module.layer_idx)})
 

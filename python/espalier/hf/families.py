@@ -3,6 +3,9 @@
 
 import functools
 import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -12,8 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import Unsupported
 from . import mixers
 
+if TYPE_CHECKING:
+    from .run import TreeRun
+
 # model_type -> the class of the backbone, and the recurrent mixer among its layers.
-FAMILIES = {
+FAMILIES: dict[str, tuple[str, mixers.Mixer | None]] = {
     "llama": ("LlamaModel", None),
     "mistral": ("MistralModel", None),
     "olmo3": ("Olmo3Model", None),
@@ -31,7 +37,7 @@ FAMILIES = {
 ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those that rotate by the position alone
 
 
-def unwrapped(model):
+def unwrapped(model: Any) -> Any:
     """The model of Transformers inside of wrappers: PEFT, torch.compile, DistributedDataParallel."""
     inner = model
     while True:
@@ -45,7 +51,7 @@ def unwrapped(model):
             return inner
 
 
-def backbone_of(model):
+def backbone_of(model: Any) -> Any:
     """The module of `model` that turns token ids into hidden states; `model` may be wrapped, by PEFT for example.
 
     Raises Unsupported where it is of no family above."""
@@ -68,7 +74,7 @@ def backbone_of(model):
     return backbone
 
 
-def stock_class(backbone):
+def stock_class(backbone: Any) -> Any:
     """The class of Transformers that `backbone` is made of (FSDP2 derives its own from it); None if it is of
     another."""
     name, _ = FAMILIES[backbone.config.model_type]
@@ -76,14 +82,14 @@ def stock_class(backbone):
                  if cls.__name__ == name and cls.__module__.startswith("transformers.models.")), None)  # fmt: skip
 
 
-def mixer_of(backbone):
+def mixer_of(backbone: Any) -> tuple[ModuleType, mixers.Mixer] | None:
     """(module of Transformers, mixer) of the recurrent layers of `backbone`; None if it has none."""
     _, mixer = FAMILIES[backbone.config.model_type]
-    return mixer and (sys.modules[stock_class(backbone).__module__], mixer)
+    return None if mixer is None else (sys.modules[stock_class(backbone).__module__], mixer)
 
 
-@torch.compiler.disable
-def check_mixers(backbone, run):
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def check_mixers(backbone: Any, run: "TreeRun") -> None:
     """Call after a forward pass. Raises Unsupported where recurrent mixers of `backbone` have called other functions than
     those that follow the forest of the TreeRun."""
     if (found := mixer_of(backbone)) is None:
@@ -96,7 +102,7 @@ def check_mixers(backbone, run):
                               "else")  # fmt: skip
 
 
-def check_model(model, backbone):
+def check_model(model: Any, backbone: Any) -> None:
     """Raises Unsupported for what patching cannot serve, whatever the batch. `backbone` is that of `model`."""
     config = backbone.config
     for rope_type in _values_of(getattr(config, "rope_parameters", None), "rope_type"):
@@ -118,7 +124,7 @@ def check_model(model, backbone):
                           "are replaced by kernels of the Hub")  # fmt: skip
 
 
-def check_training(backbone):
+def check_training(backbone: Any) -> None:
     """Raises Unsupported for adapters and settings of training under which a token's result is not a function of its path
     alone, or would not be found again in backward."""
     for name, module in backbone.named_modules():
@@ -140,23 +146,23 @@ def check_training(backbone):
                               "enable it with {'use_reentrant': False}")  # fmt: skip
 
 
-def _has_alora(module):
+def _has_alora(module: Any) -> bool:
     variants = getattr(module, "lora_variant", None)  # of PEFT, by adapter
     if not isinstance(variants, dict) or getattr(module, "disable_adapters", False):
         return False
     return any(type(variants.get(name)).__name__.startswith("ALora") for name in module.active_adapters)
 
 
-def _dropout_of(module):
+def _dropout_of(module: Any) -> float:
     is_layer = isinstance(module, nn.modules.dropout._DropoutNd)
     probability = module.p if is_layer else getattr(module, "attention_dropout", 0)
     return probability if isinstance(probability, int | float) else 0
 
 
-def _checkpoints_reentrantly(module):
+def _checkpoints_reentrantly(module: Any) -> bool:
     implementation = getattr(module, "checkpoint_impl", None)  # torch's wrapper of single layers
     if implementation is not None:
-        return implementation.name == "REENTRANT"
+        return bool(implementation.name == "REENTRANT")
     function = getattr(module, "_gradient_checkpointing_func", None)
     if not getattr(module, "gradient_checkpointing", False) or function is None:
         return False
@@ -164,7 +170,7 @@ def _checkpoints_reentrantly(module):
     return not (is_known and function.keywords.get("use_reentrant") is False)
 
 
-def _values_of(tree, key):
+def _values_of(tree: Any, key: str) -> Iterator[Any]:
     if isinstance(tree, dict):
         for name, value in tree.items():
             if name == key:

@@ -4,16 +4,19 @@
 import contextlib
 import inspect
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import ops
 from ..errors import InputError, Unsupported
 from .attention import as_autocast, resolved
 from .families import backbone_of, check_mixers, check_training, stock_class, unwrapped
 from .gradient_sync import drop_whole_gradients
-from .patching import patch, patch_of
+from .patching import Patch, apply_patch, patch_of
+from .run import TreeRun
 
 
 class MicroBatchModel:
@@ -23,28 +26,29 @@ class MicroBatchModel:
     enables adapters. Raises Unsupported for models that `patch` refuses, and for compiled ones, wrapped forwards and
     losses of routers."""
 
-    def __init__(self, model):
+    def __init__(self, model: Any) -> None:
         self.model, self.inner, self.backbone = model, unwrapped(model), backbone_of(model)
         self._check()
         if patch_of(self.backbone) is None:
-            patch(model)
-        self._patch = patch_of(self.backbone)
+            apply_patch(model)
+        self._patch: Patch = self.backbone._espalier
         self._head = self.inner.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(stock_class(self.backbone).forward).parameters
 
     @property
-    def device(self):
-        return next(self.backbone.parameters()).device
+    def device(self) -> torch.device:
+        device: torch.device = next(self.backbone.parameters()).device
+        return device
 
     @property
-    def dtype_of_sums(self):
+    def dtype_of_sums(self) -> torch.dtype:
         return torch.promote_types(next(self.backbone.parameters()).dtype, torch.float32)
 
     @property
-    def backend(self):
+    def backend(self) -> str:
         return resolved(self._patch.backend, self.device)
 
-    def prepare(self, has_context, has_routes):
+    def prepare(self, has_context: bool, has_routes: bool) -> None:
         """Call before the first micro-batch. Raises Unsupported for what has become of the model, as `patch` does for
         settings of training, and for a backend without context where that is needed; and InputError where gradients
         are those of a part of a step."""
@@ -64,18 +68,18 @@ class MicroBatchModel:
                               "read keys of other micro-batches; patch the model again with it, or plan with "
                               'strategy="tree-packing"')  # fmt: skip
 
-    def mark_partial(self, progress):
+    def mark_partial(self, progress: str) -> None:
         """Call where `.grad` holds gradients of a part of a step; progress: of which, as text. Those that FSDP2 has not
         reduced are dropped: no zero_grad() would reach them."""
         drop_whole_gradients(self.model)
         self._patch.partial_gradients = progress
 
-    def discard(self):
+    def discard(self) -> None:
         """Forgets all gradients."""
         self.model.zero_grad(set_to_none=True)
         self._patch.partial_gradients = None
 
-    def _refuse_partial_gradients(self):
+    def _refuse_partial_gradients(self) -> None:
         progress = self._patch.partial_gradients
         if progress is None or not torch.is_grad_enabled():
             return
@@ -84,18 +88,19 @@ class MicroBatchModel:
                              f"was left after {progress} had run backward; call step.discard(), or zero them")  # fmt: skip
         self._patch.partial_gradients = None
 
-    def versions(self):
+    def versions(self) -> list[int]:
         """Numbers that change with the parameters."""
         return [parameter._version for parameter in self._parameters]
 
-    def __call__(self, run, input_ids, result):
+    def __call__(self, run: TreeRun, input_ids: Tensor, result: Callable[[Tensor], Any]) -> Any:
         """What `result` makes of the hidden states [T, H]. run: the ContextRun; input_ids [T]."""
-        inputs = {"input_ids": input_ids.unsqueeze(0), "use_cache": False, "return_dict": True, "espalier_tree": run}
+        inputs: dict[str, Any] = {"input_ids": input_ids.unsqueeze(0), "use_cache": False, "return_dict": True,
+                                  "espalier_tree": run}  # fmt: skip
         if self._takes_positions:
             inputs["position_ids"] = run.position.long().unsqueeze(0)
         self._patch.runs.add(run)
 
-        def forward(*args, **kwargs):
+        def forward(*args: Any, **kwargs: Any) -> Any:
             _check_handed_on(inputs["input_ids"], *args, **kwargs)
             return result(self.backbone(**inputs).last_hidden_state.squeeze(0))
 
@@ -104,7 +109,8 @@ class MicroBatchModel:
         check_mixers(self.backbone, run)
         return found
 
-    def edge_logprobs(self, hidden, edge_row, edge_target, *, temperature, entropy):
+    def edge_logprobs(self, hidden: Tensor, edge_row: Tensor, edge_target: Tensor, *, temperature: float,
+                      entropy: bool) -> Any:  # fmt: skip
         """ops.edge_logprobs of hidden [S, H] by the head of the model."""
         head = self._head
         if not isinstance(head, nn.Linear) or "forward" in head.__dict__:
@@ -113,7 +119,7 @@ class MicroBatchModel:
                               "apply it yourself")  # fmt: skip
         scale = 1 / getattr(self.backbone.config, "logits_scaling", 1)
 
-        def forward(hidden):
+        def forward(hidden: Tensor) -> Any:
             hidden, weight = as_autocast(hidden, head.weight)
             bias = None if head.bias is None else head.bias.to(weight.dtype)
             return ops.edge_logprobs(hidden.to(weight.dtype), weight, edge_row, edge_target, bias=bias,
@@ -122,7 +128,7 @@ class MicroBatchModel:
         with _forward_of(head, forward):
             return head(hidden)
 
-    def _check(self):
+    def _check(self) -> None:
         model = self.model
         if self.inner is self.backbone:
             raise Unsupported("espalier.Step: expected a model with a head, as AutoModelForCausalLM gives it, received "
@@ -139,7 +145,7 @@ class MicroBatchModel:
             raise Unsupported("espalier.Step: expected a model whose gradients are those of PyTorch, received one of "
                               "DeepSpeed, whose own backward partitions and scales them; take FSDP2 (fully_shard), or "
                               "espalier.hf.patch with DeepSpeed's own loop")  # fmt: skip
-        adapter = getattr(model, "active_peft_config", None)
+        adapter: Any = getattr(model, "active_peft_config", None)
         if getattr(adapter, "is_prompt_learning", False):
             raise Unsupported(f"espalier.Step: expected adapters in the layers of the model, such as LoRA, received "
                               f"{getattr(adapter.peft_type, 'value', adapter.peft_type)}, which puts tokens of its own "
@@ -156,7 +162,7 @@ class MicroBatchModel:
 OF_DEEPSPEED = ("ds_id", "_hp_mapping")
 
 
-def _advice_on(forward):
+def _advice_on(forward: Any) -> str:
     """What has been set as the forward of a model, and what to do about it."""
     if getattr(forward, "__globals__", {}).get("__name__", "").startswith("trl."):
         return ("the fused head that a trainer of TRL has set; train by espalier.trl.patch(trainer) and "
@@ -166,7 +172,7 @@ def _advice_on(forward):
             "accelerator.autocast()")  # fmt: skip
 
 
-def _check_handed_on(expected, input_ids=None, **others):
+def _check_handed_on(expected: Tensor, input_ids: Tensor | None = None, **others: Any) -> None:
     """Raises Unsupported where wrappers hand on more to a model than the tokens [1, T] of a micro-batch."""
     for name, value in others.items():
         if value is not None and name not in ("return_dict", "output_hidden_states", "output_attentions"):
@@ -177,7 +183,7 @@ def _check_handed_on(expected, input_ids=None, **others):
                           f"{'none' if input_ids is None else 'others'}")  # fmt: skip
 
 
-def _has_values(gradient):
+def _has_values(gradient: Any) -> bool:
     """Whether any element is not 0: of a sharded gradient on this rank, since others may not be asking."""
     if gradient is None:
         return False
@@ -186,12 +192,12 @@ def _has_values(gradient):
 
 
 @contextlib.contextmanager
-def _forward_of(module, function):
+def _forward_of(module: Any, function: Callable[..., Any]) -> Iterator[None]:
     """Inside, `function` is the forward of `module`, which has none of its own, inside of its hooks; in this thread: others
     may generate meanwhile."""
     thread = threading.get_ident()
 
-    def forward(*args, **kwargs):
+    def forward(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return type(module).forward(module, *args, **kwargs)
         return function(*args, **kwargs)

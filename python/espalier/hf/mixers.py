@@ -8,29 +8,41 @@ they are the functions of Transformers, so that other models of the module stay 
 
 import functools
 import weakref
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from .. import ops
 from ..errors import Unsupported
 
+if TYPE_CHECKING:
+    from .run import TreeRun
+
+Mixer: TypeAlias = Mapping[str, Callable[..., Any]]  # functions that follow a forest, by the names of those they replace
+
 ACTIVATIONS = {None: False, "silu": True, "swish": True}  # whether causal_conv1d applies SiLU
 
 
-def _convolve(run, hidden_states, weight, bias=None, activation=None, **_):
+def _convolve(run: "TreeRun", hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None,
+              activation: str | None = None, **_: Any) -> Tensor:  # fmt: skip
     """causal_conv1d_fn: hidden_states [1, C, T], weight [C, W], bias [C]; returns [1, C, T]."""
     x = hidden_states.squeeze(0).t()
-    weights = [w if w is None or w.dtype == x.dtype else w.to(_dtype_of_sums(x)) for w in (weight, bias)]
+    weight = weight if weight.dtype == x.dtype else weight.to(_dtype_of_sums(x))
+    bias = bias if bias is None or bias.dtype == x.dtype else bias.to(_dtype_of_sums(x))
     tails = run.inherited("tails")
     if run.ends is not None:
         run.leave(tails=ops.causal_conv1d_tails(x, run.prev, run.ends, weight.shape[1], tails=tails))
-    out = ops.causal_conv1d(x, *weights, run.prev, tails=tails, silu=ACTIVATIONS[activation])
+    out = ops.causal_conv1d(x, weight, bias, run.prev, tails=tails, silu=ACTIVATIONS[activation])
     return out.t().unsqueeze(0)
 
 
-def _gated_delta_rule(run, query, key, value, g, beta, initial_state=None, output_final_state=False,
-                      use_qk_l2norm_in_kernel=False, **_):  # fmt: skip
+def _gated_delta_rule(run: "TreeRun", query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor,
+                      initial_state: Any = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+                      **_: Any) -> tuple[Tensor, None]:  # fmt: skip
     """torch_chunk_gated_delta_rule: query and key [1, T, K, Dk], value [1, T, H, Dv], g and beta [1, T, H]; returns
     ([1, T, H, Dv], None)."""
     if initial_state is not None or output_final_state or not use_qk_l2norm_in_kernel:
@@ -43,8 +55,10 @@ def _gated_delta_rule(run, query, key, value, g, beta, initial_state=None, outpu
     return out.unsqueeze(0), None
 
 
-def _ssm_scan(run, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=None, dt_softplus=False,
-              dt_limit=(0.0, float("inf")), initial_states=None, return_final_states=False, z=None, **_):  # fmt: skip
+def _ssm_scan(run: "TreeRun", hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
+              chunk_size: int | None = None, D: Tensor | None = None, dt_bias: Tensor | None = None,
+              dt_softplus: bool = False, dt_limit: tuple[float, float] = (0.0, float("inf")), initial_states: Any = None,
+              return_final_states: bool = False, z: Any = None, **_: Any) -> Tensor:  # fmt: skip
     """mamba2_chunk_scan: hidden_states [1, T, H, P], dt [1, T, H], A, D and dt_bias [H], B and C [1, T, G, N]; returns
     [1, T, H, P] in float32 (float64 for float64), as it does."""
     if initial_states is not None or return_final_states or z is not None:
@@ -63,24 +77,24 @@ def _ssm_scan(run, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=
     return out.unsqueeze(0).to(dtype)
 
 
-def _no_shortcut(_run, *_args, **_kwargs):
+def _no_shortcut(_run: "TreeRun", *_args: Any, **_kwargs: Any) -> None:
     """mamba2_split_conv1d_scan_combined: None, which makes the mixer go on to the functions above."""
 
 
-def _dtype_of_sums(tensor):
+def _dtype_of_sums(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-GATED_DELTA_NET = {"causal_conv1d_fn": _convolve, "torch_chunk_gated_delta_rule": _gated_delta_rule}
-MAMBA2 = {"causal_conv1d_fn": _convolve, "mamba2_chunk_scan": _ssm_scan,
+GATED_DELTA_NET: Mixer = {"causal_conv1d_fn": _convolve, "torch_chunk_gated_delta_rule": _gated_delta_rule}
+MAMBA2: Mixer = {"causal_conv1d_fn": _convolve, "mamba2_chunk_scan": _ssm_scan,
           "mamba2_split_conv1d_scan_combined": _no_shortcut}  # fmt: skip
 
 COUNTED = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "mamba2_chunk_scan")  # each mixer calls those of its kind once
 
-_users = {}  # module -> the patched backbones whose layers call its functions
+_users: dict[ModuleType, weakref.WeakSet[Any]] = {}  # module -> the patched backbones whose layers call its functions
 
 
-def install(module, mixer, backbone):
+def install(module: ModuleType, mixer: Mixer, backbone: Any) -> None:
     """Replaces the functions of `module` that `mixer` names, for as long as `backbone` lives and is not uninstalled."""
     for name in mixer:
         if not hasattr(module, name):
@@ -96,27 +110,27 @@ def install(module, mixer, backbone):
             setattr(module, name, _choosing(name, stock, on_tree))
 
 
-def uninstall(module, mixer, backbone):
+def uninstall(module: ModuleType, mixer: Mixer, backbone: Any) -> None:
     """Takes back `install`, once no other backbone needs it."""
     _users[module].discard(backbone)
     _restore_unused(module, mixer)
 
 
-def _restore_unused(module, mixer):
+def _restore_unused(module: ModuleType, mixer: Mixer) -> None:
     if not _users[module]:
         for name in mixer:
             function = getattr(module, name)
             setattr(module, name, getattr(function, "espalier_stock", function))
 
 
-def _choosing(name, stock, on_tree):
+def _choosing(name: str, stock: Callable[..., Any], on_tree: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
-    def mixed(*args, espalier_tree=None, **kwargs):
+    def mixed(*args: Any, espalier_tree: "TreeRun | None" = None, **kwargs: Any) -> Any:
         if espalier_tree is None:
             return stock(*args, **kwargs)
         if name in COUNTED:
             espalier_tree.calls[name].add_(1)
         return on_tree(espalier_tree, *args, **kwargs)
 
-    mixed.espalier_stock = stock
+    mixed.espalier_stock = stock  # type: ignore[attr-defined]
     return mixed

@@ -4,17 +4,20 @@
 import gc
 import inspect
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch import Tensor
 
 from ..errors import Unsupported
-from ..trees import build
-from . import attention, mixers, routes
+from ..trees import Layout, build
+from . import attention, mixers, proof, routes
 from .config_view import is_view, original_of, tree_view
 from .families import backbone_of, check_mixers, check_model, check_training, mixer_of
-from .rows import check_boundaries, read_rows
 from .resting import Rest
+from .rows import Rows, check_boundaries, read_rows
 from .run import Expand, TreeRun
 
 CACHES = ("past_key_values", "cache_params", "cache")  # "cache" since Transformers 5.24
@@ -23,70 +26,48 @@ OUTPUTS = ("output_hidden_states", "output_router_logits")  # handed on to the m
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # of packed rows, for kernels; position_ids say the same
 UNUSED = ("num_items_in_batch", "shift_labels", "max_length_q", "max_length_k")  # which no result depends on here
 
+Model = TypeVar("Model")
 
-def patch(model, *, backend="auto", check=False):
-    """Makes `model` run on the forest of the rows of each batch, with the same losses and gradients; returns it.
 
-    model    a model of Transformers with or without a head, or one wrapped by PEFT or torch.compile;
-             espalier.hf.families lists the families. It is changed in place. Its config is not, and models that share
-             the config stay as they are.
-    backend  what computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
-             with a mask [T, T]); "auto" is "espalier" on a CPU, and on a GPU where the compiled trainer is there and has
-             proven the kernels; else "flex".
-    check    verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for
-             models whose head gives logits.
-
-    With a version of Transformers that the package is not tested with, and without `check`, a small random model of the
-    class proves first that trees are exact.
-
-    Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed
-    into one with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before
-    as well: hidden states [B, S, H], zeros at padding; no cache is returned. With a cache (use_cache=True or
-    past_key_values, as in `generate`) the model runs as Transformers has it, which needs torch.no_grad().
-
-    Models with a mixture of experts also take routed_experts, integers [B, S, L, K] (L: the routers, or all layers):
-    their routers take these K experts of each token, with weights from their own scores, instead of choosing. -1
-    everywhere leaves the choice to the router. Tokens with different routes are not shared.
-
-    Raises Unsupported, naming what, for models here, and for batches before they run: dropout in training, reentrant
-    gradient checkpointing, softcap, masks [B, 1, S, S], inputs_embeds, and tensors of which it is not known whether
-    they may be shared. Patching a patched model changes its backend."""
+def apply_patch(model: Model, backend: str = "auto",
+                check: Callable[[Any, Mapping[str, Any]], None] | None = None) -> Model:  # fmt: skip
+    """What espalier.hf.patch does. check(model, batch) raises where the first batch that is trained on is not exact; None
+    asks for none."""
     if backend not in attention.BACKENDS:
         raise Unsupported(f"backend: expected {', '.join(attention.BACKENDS)}, received {backend!r}")
     backbone = backbone_of(model)
     check_model(model, backbone)
     if backbone.training:
         check_training(backbone)
-    if not check:
+    if check is None:
         check_version(backbone)
     given = patch_of(backbone) or _attached(backbone)
     given.backend = backend
     given.is_proven = True
-    given.unchecked = weakref.ref(model) if check else None
+    given.check = check
+    given.unchecked = None if check is None else weakref.ref(model)
     return model
 
 
-def _attached(backbone):
+def _attached(backbone: Any) -> "Patch":
     given = Patch(backbone.__dict__.get("forward"))
     given.attach(backbone)
     backbone._espalier = given
     return given
 
 
-def check_version(backbone):
+def check_version(backbone: Any) -> None:
     """Raises Unsupported where Transformers is of a version that is not tested, and with which models of the class of
     `backbone` are not exact on trees."""
-    from . import proof
-
     proof.check_version(backbone, _attached_and_proven)
 
 
-def _attached_and_proven(backbone):
+def _attached_and_proven(backbone: Any) -> None:
     _attached(backbone).is_proven = True
 
 
-def unpatch(model):
-    """Makes `model` what it was before `patch`; returns it. Harmless where it is not patched.
+def unpatch(model: Model) -> Model:
+    """Makes `model` what it was before espalier.hf.patch; returns it. Harmless where it is not patched.
 
     Raises Unsupported while a backward that recomputes layers of the patched model is still to come, and where another
     library has wrapped the patched forward since."""
@@ -107,17 +88,17 @@ class Sharing:
     tree_tokens: int = 0  # those that were encoded
 
     @property
-    def ratio(self):
+    def ratio(self) -> float:
         """Flat tokens over tree tokens; 1 before the first batch."""
         return self.flat_tokens / self.tree_tokens if self.tree_tokens else 1.0
 
-    def __str__(self):
+    def __str__(self) -> str:
         batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
         return (f"{batches}, {self.flat_tokens:,} tokens, {self.tree_tokens:,} encoded: "
                 f"{self.ratio:.2f}x")  # fmt: skip
 
 
-def sharing(model):
+def sharing(model: Any) -> Sharing:
     """The Sharing of all batches since `model` was patched, those of `verify` among them. Generation and other forwards
     with a cache are not in it.
 
@@ -129,28 +110,30 @@ def sharing(model):
     return given.sharing
 
 
-def patch_of(backbone):
+def patch_of(backbone: Any) -> "Patch | None":
     """The Patch of a backbone, None where there is none."""
-    return backbone.__dict__.get("_espalier")
+    given: Patch | None = backbone.__dict__.get("_espalier")
+    return given
 
 
 class Patch:
     """What patching has done to one backbone. Copies of the backbone hold copies of it."""
 
-    def __init__(self, stock_forward):
+    def __init__(self, stock_forward: Callable[..., Any] | None) -> None:
         self.stock_forward = stock_forward  # set on the object itself by another library; usually None
         self.backend = "auto"
         self.rest = Rest()
         self.is_proven = False  # in this process: by version, or by a first batch that is to be verified
-        self.unchecked = None  # a weak reference to the model whose first batch is to be verified
+        self.check: Callable[[Any, Mapping[str, Any]], None] | None = None  # what judges the first batch
+        self.unchecked: Any = None  # a weak reference to the model whose first batch is to be verified
         self.runs = Runs()
-        self.replay = None  # routes.Replay, since the first batch with routes
+        self.replay: routes.Replay | None = None  # routes.Replay, since the first batch with routes
         self.sharing = Sharing()
-        self.partial_gradients = None  # which of a step, where a loop over a Step was left early
+        self.partial_gradients: str | None = None  # which of a step, where a loop over a Step was left early
 
-    def attach(self, backbone):
+    def attach(self, backbone: Any) -> None:
         self.install_mixers(backbone)
-        views = {}  # one for each config
+        views: dict[int, Any] = {}  # one for each config
         for module in backbone.modules():
             config = module.__dict__.get("config")
             if hasattr(config, "_attn_implementation"):
@@ -158,7 +141,7 @@ class Patch:
         backbone.forward = Forward(backbone)
         backbone._replicate_for_data_parallel = refuse_replicas
 
-    def detach(self, backbone):
+    def detach(self, backbone: Any) -> None:
         if not isinstance(backbone.__dict__.get("forward"), Forward):
             raise Unsupported("espalier.hf.unpatch: expected the forward that espalier.hf.patch has set, received one "
                               "that another library has wrapped around it; undo that first")  # fmt: skip
@@ -179,34 +162,33 @@ class Patch:
         if (mixer := mixer_of(backbone)) is not None:
             mixers.uninstall(*mixer, backbone)
 
-    def install_mixers(self, backbone):
+    def install_mixers(self, backbone: Any) -> None:
         if (mixer := mixer_of(backbone)) is not None:
             mixers.install(*mixer, backbone)
 
-    def replay_routes(self, backbone):
+    def replay_routes(self, backbone: Any) -> None:
         """Call before the first forward pass of a run with routes."""
         self.replay = self.replay or routes.Replay(backbone)
 
-    def count(self, rows, layout):
+    def count(self, rows: Rows, layout: Layout) -> None:
         so_far = self.sharing
         self.sharing = Sharing(so_far.batches + 1, so_far.flat_tokens + len(rows.tokens),
                                so_far.tree_tokens + layout.num_tokens)  # fmt: skip
 
-    def call_stock(self, backbone, arguments):
+    def call_stock(self, backbone: Any, arguments: Mapping[str, Any]) -> Any:
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
 
-
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         model = None if self.unchecked is None else self.unchecked()
         return self.__dict__ | {"unchecked": model, "is_proven": False}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
         if self.unchecked is not None:
             self.unchecked, self.is_proven = weakref.ref(self.unchecked), True
 
 
-def refuse_replicas():
+def refuse_replicas() -> NoReturn:
     """What DataParallel calls to copy a patched backbone, whose copies would run on the first GPU."""
     raise Unsupported("nn.DataParallel: expected a patched model on one GPU for each process, received a model to be "
                       "copied to several; start one process for each GPU, by torchrun, or make one GPU visible")  # fmt: skip
@@ -216,44 +198,44 @@ class Forward:
     """What a patched backbone has as its forward. Does not keep the backbone alive; copies of the backbone and what is
     unpickled have their own."""
 
-    def __init__(self, backbone):
+    def __init__(self, backbone: Any) -> None:
         self._backbone = weakref.ref(backbone)
         self.__signature__ = inspect.signature(backbone.forward)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return forward(self._backbone(), *args, **kwargs)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
         return Forward(memo[id(self._backbone())])
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Forward, (self._backbone(),)
 
 
 class Runs:
     """The forests that graphs of autograd still hold on to."""
 
-    def __init__(self):
-        self._runs = weakref.WeakSet()
+    def __init__(self) -> None:
+        self._runs: weakref.WeakSet[TreeRun] = weakref.WeakSet()
 
-    def add(self, run):
+    def add(self, run: TreeRun) -> None:
         self._runs.add(run)
 
-    def pending(self):
+    def pending(self) -> bool:
         if self._runs:
             gc.collect()
         return len(self._runs) > 0
 
-    def __deepcopy__(self, _memo):
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Runs":
         return Runs()
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Runs, ()
 
 
-def forward(backbone, *args, **kwargs):
-    """The forward of a patched backbone (see `patch`)."""
-    given = patch_of(backbone)
+def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a patched backbone (see espalier.hf.patch)."""
+    given = backbone._espalier
     arguments = _named(backbone, args, kwargs)
     if given.rest.is_on():
         return given.call_stock(backbone, arguments)
@@ -275,7 +257,7 @@ def forward(backbone, *args, **kwargs):
     return _run(backbone, given, arguments, passed_on)
 
 
-def _named(backbone, args, kwargs):
+def _named(backbone: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that are not None by their names; those that the model takes as **kwargs among them."""
     bound = inspect.signature(type(backbone).forward).bind(backbone, *args, **kwargs).arguments
     named = dict(list(bound.items())[1:])  # without self
@@ -283,7 +265,7 @@ def _named(backbone, args, kwargs):
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _wants_cache(arguments):
+def _wants_cache(arguments: Mapping[str, Any]) -> bool:
     cached = [name for name in CACHES if name in arguments] + (["use_cache=True"] if arguments.get("use_cache") else [])
     if cached and torch.is_grad_enabled():
         raise Unsupported(f"expected no cache where gradients are wanted, received {cached[0]}; leave it out to train, "
@@ -291,7 +273,7 @@ def _wants_cache(arguments):
     return bool(cached)
 
 
-def _checked(backbone, arguments):
+def _checked(backbone: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """What to hand on to the model. Raises Unsupported for arguments that do not fit a forest."""
     if "input_ids" not in arguments:
         raise Unsupported("expected input_ids [B, S], by which rows are compared, received none"
@@ -312,21 +294,19 @@ def _checked(backbone, arguments):
     return {name: arguments[name] for name in OUTPUTS if name in arguments}
 
 
-def _described(value):
+def _described(value: object) -> str:
     shape = f" {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
     return f"{type(value).__name__}{shape}"
 
 
-def _check_first_batch(given, batch):
-    from .verification import verify
-
+def _check_first_batch(given: Patch, batch: Mapping[str, Any]) -> None:
     model, given.unchecked = given.unchecked(), None
-    if model is not None:
+    if model is not None and given.check is not None:
         known = (*ROWS, *BOUNDARIES, routes.NAME)
-        verify(model, {name: batch[name] for name in known if name in batch}).check()
+        given.check(model, {name: batch[name] for name in known if name in batch})
 
 
-def _run(backbone, given, arguments, passed_on):
+def _run(backbone: Any, given: Patch, arguments: dict[str, Any], passed_on: Mapping[str, Any]) -> Any:
     run, inputs, index = _planned(backbone, given, arguments)
     inputs |= {**passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run}
     output = given.call_stock(backbone, inputs)
@@ -336,8 +316,8 @@ def _run(backbone, given, arguments, passed_on):
     return output if arguments.get("return_dict", getattr(backbone.config, "return_dict", True)) else output.to_tuple()
 
 
-@torch.compiler.disable
-def _planned(backbone, given, arguments):
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _planned(backbone: Any, given: Patch, arguments: dict[str, Any]) -> tuple[TreeRun, dict[str, Any], Tensor]:
     """(TreeRun, inputs of the model, index): index [B * S] says where the batch's tokens are in the forest, of which
     padding is one past the end."""
     if not given.is_proven:  # made in another process, or a copy
@@ -362,29 +342,29 @@ def _planned(backbone, given, arguments):
     return run, inputs, index.to(input_ids.device)
 
 
-def forest_of(arguments):
+def forest_of(arguments: Mapping[str, Any]) -> tuple[Rows, Layout]:
     """(rows, layout of their forest) of a batch, by the tensors of `arguments` that say what its rows are."""
-    as_array = lambda name: arguments[name].detach().cpu().numpy() if name in arguments else None
-    rows = read_rows(*map(as_array, ROWS))
+    arrays = {name: arguments[name].detach().cpu().numpy() for name in (*ROWS, *BOUNDARIES) if name in arguments}
+    rows = read_rows(arrays["input_ids"], arrays.get("attention_mask"), arrays.get("position_ids"))
     if len(rows.tokens) == 0:
         raise Unsupported("attention_mask: expected at least one token, received padding alone")
     for name in BOUNDARIES:
-        if name in arguments:
-            check_boundaries(name, as_array(name), rows)
+        if name in arrays:
+            check_boundaries(name, arrays[name], rows)
     keys = None
     if routes.NAME in arguments:
         keys = routes.merge_keys(arguments[routes.NAME][torch.from_numpy(rows.places)])
     return rows, build((rows.offsets, rows.tokens), merge_keys=keys).layout()
 
 
-def _expand_output(output, index, shape):
+def _expand_output(output: Any, index: Tensor, shape: torch.Size) -> None:
     """Replaces what `output` holds for the tokens of the forest by the same for those of the batch."""
-    done = {}  # the last hidden state may stand there twice
+    done: dict[int, Tensor] = {}  # the last hidden state may stand there twice
 
-    def expanded(values):
+    def expanded(values: Tensor) -> Tensor:
         if id(values) not in done:
             width = values.shape[-1]
-            rows = Expand.apply(values.reshape(-1, width), index.to(values.device))
+            rows: Tensor = Expand.apply(values.reshape(-1, width), index.to(values.device))  # type: ignore[no-untyped-call]
             done[id(values)] = rows.view(*shape, width) if values.dim() == 3 else rows
         return done[id(values)]
 

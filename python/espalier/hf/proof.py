@@ -2,27 +2,32 @@
 """The proof of a version of Transformers that this package is not tested with: a small random model of the class, patched
 against unpatched, before the first batch of a user's model."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import transformers
+from torch import Tensor
 from transformers import AutoConfig
 
 from ..errors import Unsupported
 from .families import stock_class
-from .verification import InFloat64
+from .float64 import InFloat64
 
 TESTED = ("5.23", "5.24")  # minor versions of Transformers
 MAX_ERROR = 1e-6  # relative; exact models are at 1e-12, and mistakes above 1e-3
 
-_SIZES = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-              vocab_size=48, rms_norm_eps=1e-2)  # fmt: skip
-_EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=10)
-_DELTA = dict(linear_conv_kernel_dim=4, linear_key_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
-              linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"], head_dim=16)  # fmt: skip
+_SIZES: dict[str, Any] = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+                              num_key_value_heads=2, vocab_size=48, rms_norm_eps=1e-2)  # fmt: skip
+_EXPERTS: dict[str, Any] = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=10)
+_DELTA: dict[str, Any] = dict(linear_conv_kernel_dim=4, linear_key_head_dim=8, linear_num_key_heads=2,
+                              linear_num_value_heads=4, linear_value_head_dim=8,
+                              layer_types=["linear_attention", "full_attention"], head_dim=16)  # fmt: skip
 _ROPE_OF_QWEN3_5 = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
                     "mrope_section": [2, 1, 1]}  # fmt: skip
 _WINDOWS = ["sliding_attention", "full_attention"]
 # model_type -> settings beside _SIZES. Windows are smaller than rows.
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": dict(sliding_window=4),
     "olmo3": dict(sliding_window=4, layer_types=_WINDOWS, pad_token_id=None),
@@ -45,14 +50,14 @@ _OF_ATTENTION = ("intermediate_size", "num_attention_heads", "num_key_value_head
 _TRUNK = [7, 3, 41, 5, 19, 2]
 _ROWS = [[*_TRUNK, 11, 4, 30], [*_TRUNK, 11, 4, 9, 9, 22, 6], _TRUNK, [*_TRUNK, 40, 1, 17, 8, 8], [5, 33, 21, 3]]
 
-_faults = {}  # class -> None, or what is wrong with it
+_faults: dict[type, str | None] = {}  # class -> None, or what is wrong with it
 
 
-def is_tested():
+def is_tested() -> bool:
     return ".".join(transformers.__version__.split(".")[:2]) in TESTED
 
 
-def check_version(backbone, attach):
+def check_version(backbone: Any, attach: Callable[[Any], None]) -> None:
     """Raises Unsupported where Transformers is of another minor version than TESTED and a small random model of the class of
     `backbone` is not exact on trees. attach: patches a backbone. Takes a second, once for each class."""
     if is_tested():
@@ -66,18 +71,18 @@ def check_version(backbone, attach):
                           "call espalier.hf.patch(model, check=True), which verifies the first batch")  # fmt: skip
 
 
-def _fault_of(cls, model_type, attach):
+def _fault_of(cls: Any, model_type: str, attach: Callable[[Any], None]) -> str | None:
     try:
         with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
             error = error_of(_small_model(cls, model_type), attach)
-    except Unsupported as error:
-        return f"a small model of it is refused: {error}"
-    except Exception as error:  # whatever another version may do
-        return f"a small model of it fails: {type(error).__name__}: {error}"
+    except Unsupported as refusal:
+        return f"a small model of it is refused: {refusal}"
+    except Exception as failure:  # whatever another version may do
+        return f"a small model of it fails: {type(failure).__name__}: {failure}"
     return None if error <= MAX_ERROR else f"a small model of it is wrong on trees, by {error:.1g}"
 
 
-def _small_model(cls, model_type):
+def _small_model(cls: Any, model_type: str) -> Any:
     settings = _SIZES | {"sliding_window": None} | SMALL[model_type]
     if model_type == "mamba2":
         settings = {name: value for name, value in settings.items() if name not in _OF_ATTENTION}
@@ -92,12 +97,12 @@ def _small_model(cls, model_type):
     return model
 
 
-def error_of(model, attach):
+def error_of(model: Any, attach: Callable[[Any], None]) -> float:
     """The largest relative error of the gradients of a loss, by parameter, and of the loss, of `model` on the rows, which
     are a batch once it is patched, against each row alone."""
     probe = torch.randn(len(_ROWS), max(map(len, _ROWS)), model.config.hidden_size, dtype=torch.float64)
     with InFloat64():
-        alone = sum((_hidden(model, torch.tensor([row]))[0] * probe[number, :len(row)]).sum()
+        alone: Any = sum((_hidden(model, torch.tensor([row]))[0] * probe[number, :len(row)]).sum()
                     for number, row in enumerate(_ROWS))  # fmt: skip
         theirs = _gradients(model, alone)
         attach(model)
@@ -108,14 +113,16 @@ def error_of(model, attach):
         ours = _gradients(model, together)
     everything = torch.stack([gradient.norm() for gradient in theirs]).norm()
     errors = [(a - b).norm() / torch.clamp(b.norm(), min=1e-2 * everything) for a, b in zip(ours, theirs)]
-    return max([abs(together - alone).item() / abs(alone.item()), *(error.item() for error in errors)])
+    of_loss = abs(together - alone).item() / abs(alone.item())
+    return float(max([of_loss, *(error.item() for error in errors)]))
 
 
-def _hidden(model, input_ids, **more):
-    return model(input_ids=input_ids, use_cache=False, **more).last_hidden_state
+def _hidden(model: Any, input_ids: Tensor, **more: Any) -> Tensor:
+    hidden: Tensor = model(input_ids=input_ids, use_cache=False, **more).last_hidden_state
+    return hidden
 
 
-def _gradients(model, loss):
+def _gradients(model: Any, loss: Tensor) -> list[Tensor]:
     parameters = list(model.parameters())
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [torch.zeros_like(parameter) if gradient is None else gradient for parameter, gradient in zip(parameters, found)]

@@ -4,6 +4,7 @@
 import contextlib
 import itertools
 import threading
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -12,8 +13,8 @@ _lock = threading.Lock()
 _of_thread = threading.local()  # .keys: those of the Rests that are on in this thread
 
 
-@torch.compiler.assume_constant_result  # layers are handed a forest or none, by which compiled ones are told apart
-def _is_on_here(key):
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # layers are handed a forest or none, by which compiled ones are told apart
+def _is_on_here(key: int) -> bool:
     return key in getattr(_of_thread, "keys", ())
 
 
@@ -21,18 +22,18 @@ class Rest:
     """Whether a patched backbone runs as it would unpatched: in one thread, as generation does beside training in
     another, or in all threads, as where backward computes layers again in threads of autograd. A copy is off."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._key = next(_keys)
         self._count = 0
         self._is_on_anywhere = self._is_on_everywhere = False
 
-    def is_on(self):
+    def is_on(self) -> bool:
         return self._is_on_anywhere and (self._is_on_everywhere or _is_on_here(self._key))
 
     @contextlib.contextmanager
-    def here(self):
+    def here(self) -> Iterator[None]:
         """Inside, it is on in this thread."""
-        before = getattr(_of_thread, "keys", frozenset())
+        before: frozenset[int] = getattr(_of_thread, "keys", frozenset())
         with self._counted():
             _of_thread.keys = before | {self._key}
             try:
@@ -41,7 +42,7 @@ class Rest:
                 _of_thread.keys = before
 
     @contextlib.contextmanager
-    def everywhere(self):
+    def everywhere(self) -> Iterator[None]:
         """Inside, it is on in all threads."""
         with self._counted():
             self._is_on_everywhere = True
@@ -51,7 +52,7 @@ class Rest:
                 self._is_on_everywhere = False
 
     @contextlib.contextmanager
-    def _counted(self):
+    def _counted(self) -> Iterator[None]:
         with _lock:
             self._count += 1
             self._is_on_anywhere = True
@@ -62,5 +63,5 @@ class Rest:
                 self._count -= 1
                 self._is_on_anywhere = self._count > 0
 
-    def __reduce__(self):
+    def __reduce__(self) -> "tuple[Callable[[], Rest], tuple[()]]":
         return Rest, ()

@@ -8,37 +8,44 @@ again. A hook on the router then replaces its choice, with weights from its own 
 
 import threading
 import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from ..errors import Unsupported
+
+if TYPE_CHECKING:
+    from .run import TreeRun
 
 NAME = "routed_experts"
 MIXERS = ("self_attn", "linear_attn", "mamba")  # what layers call them
 
 
-def _softmax_of_all(router, logits, experts):
+def _softmax_of_all(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
     """Weights by the softmax of all logits (Qwen3-MoE, Qwen3-Next, Qwen3.5-MoE, which always normalises)."""
     weights = torch.softmax(logits, -1, dtype=torch.float).gather(1, experts)
     return weights / weights.sum(-1, keepdim=True) if getattr(router, "norm_topk_prob", True) else weights
 
 
-def _sigmoid(router, logits, experts):
+def _sigmoid(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
     """Weights by the sigmoid of each logit (GLM-4-MoE); the bias of the choice is not in them."""
     weights = logits.sigmoid().gather(1, experts)
     if router.norm_topk_prob:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * router.routed_scaling_factor
+    return torch.mul(weights, router.routed_scaling_factor)
 
 
-def _softmax_of_chosen(_router, logits, experts):
+def _softmax_of_chosen(_router: Any, logits: Tensor, experts: Tensor) -> Tensor:
     """Weights by the softmax of the chosen logits (gpt-oss, GraniteMoeHybrid)."""
     return torch.softmax(logits.gather(1, experts), -1)
 
 
 # Routers of Transformers return (logits [T, E], weights [T, K], experts [T, K]).
-WEIGHTS = {
+WEIGHTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "Qwen3MoeTopKRouter": _softmax_of_all,
     "Qwen3NextTopKRouter": _softmax_of_all,
     "Qwen3_5MoeTopKRouter": _softmax_of_all,
@@ -48,7 +55,7 @@ WEIGHTS = {
 }
 
 
-def routers_of(backbone):
+def routers_of(backbone: Any) -> dict[int, Any]:
     """{number of a layer: its router} for the layers of `backbone` that have one."""
     found = {}
     for number, layer in enumerate(backbone.layers):
@@ -58,7 +65,7 @@ def routers_of(backbone):
     return found
 
 
-def checked_routes(backbone, arguments):
+def checked_routes(backbone: Any, arguments: Mapping[str, Any]) -> Tensor:
     """The routes of a batch as [B * S, R, K] int64 on the CPU, ascending in K, R the routers of `backbone`.
 
     They are given as integers [B, S, L, K], L the routers or all layers, of which those without a router are not read;
@@ -78,9 +85,9 @@ def checked_routes(backbone, arguments):
     return _of_routers(given.detach().cpu().long().flatten(0, 1), routers)
 
 
-def routes_of_rows(backbone, given, offsets):
-    """The same [N, R, K], in int32, of rows with N tokens. They are given as R rows of integers [n, L, K] or [n, L * K], or as all
-    of them in one array [N, L, K] or [N, L * K], as espalier.read has them. offsets: int64 [rows + 1].
+def routes_of_rows(backbone: Any, given: Any, offsets: NDArray[np.int64]) -> Tensor:
+    """The same [N, R, K], in int32, of rows with N tokens. They are given as R rows of integers [n, L, K] or [n, L * K], or
+    as all of them in one array [N, L, K] or [N, L * K], as espalier.read has them. offsets: int64 [rows + 1].
 
     Raises Unsupported where they do not fit `backbone`, or name experts that it does not have."""
     routers, lengths = _needed_routers(backbone), np.diff(offsets)
@@ -101,7 +108,7 @@ def routes_of_rows(backbone, given, offsets):
     return check_experts(backbone, _of_routers(torch.from_numpy(routes), routers))
 
 
-def check_experts(backbone, routes):
+def check_experts(backbone: Any, routes: Tensor) -> Tensor:
     """Returns routes [N, R, K]. Raises Unsupported where they name experts that `backbone` does not have, or one
     twice."""
     experts = next(iter(routers_of(backbone).values())).num_experts
@@ -116,26 +123,26 @@ def check_experts(backbone, routes):
     return routes
 
 
-def of_forest(routes, tokens, num_tokens):
+def of_forest(routes: Tensor, tokens: NDArray[np.int64], num_tokens: int) -> Tensor:
     """[R, num_tokens, K] for the tokens of a forest, of the routes [N, R, K] of the tokens of rows; tokens [N] says
     where each of these is in the forest. Raises Unsupported where tokens that rows share have different ones."""
-    tokens = torch.tensor(tokens)
+    index = torch.tensor(tokens)
     result = routes.new_empty(num_tokens, *routes.shape[1:])
-    result[tokens] = routes
-    if not torch.equal(result[tokens], routes):
+    result[index] = routes
+    if not torch.equal(result[index], routes):
         raise Unsupported(f"{NAME}: expected the same routes for tokens that rows share, received others; build the "
                           f"forest from rows with {NAME}, which keeps such tokens apart")  # fmt: skip
     return result.transpose(0, 1).contiguous()
 
 
-def check_replayed(run):
+def check_replayed(run: "TreeRun") -> None:
     """Raises Unsupported where routers have not replayed what the TreeRun of a forward pass had for them."""
     if run.routes is not None and len(run.replayed) != len(run.routes):
         raise Unsupported(f"{NAME}: expected {len(run.routes)} routers that replay, received {len(run.replayed)}: other "
                           "layers than those of Transformers?")  # fmt: skip
 
 
-def _needed_routers(backbone):
+def _needed_routers(backbone: Any) -> dict[int, Any]:
     routers = routers_of(backbone)
     if not routers:
         raise Unsupported(f"{NAME}: expected a model with routers of a mixture of experts, received one of model_type "
@@ -143,14 +150,14 @@ def _needed_routers(backbone):
     return routers
 
 
-def _of_routers(routes, routers):
+def _of_routers(routes: Tensor, routers: dict[int, Any]) -> Tensor:
     """Routes [N, L, K] of routers or layers as those of routers, ascending in K."""
     if routes.shape[1] != len(routers):
         routes = routes[:, list(routers)]
     return routes.sort(-1).values
 
 
-def merge_keys(routes):
+def merge_keys(routes: Tensor) -> NDArray[np.int64]:
     """[N] int64, equal for tokens of equal routes [N, R, K]; others must not be shared."""
     return np.unique(routes.flatten(1).numpy(), axis=0, return_inverse=True)[1].reshape(-1)
 
@@ -158,8 +165,9 @@ def merge_keys(routes):
 class Replay:
     """Hooks in the layers of a backbone that have routers. A copy of the backbone has copies of them."""
 
-    def __init__(self, backbone):
-        self._handles, self._mixers = [], []
+    def __init__(self, backbone: Any) -> None:
+        self._handles: list[Any] = []
+        self._mixers: list[Any] = []
         for number, (layer, router) in enumerate(routers_of(backbone).items()):
             mixer = next(filter(None, (getattr(backbone.layers[layer], name, None) for name in MIXERS)))
             mixer.__dict__["_espalier_router"] = number, router
@@ -167,7 +175,7 @@ class Replay:
             self._handles += [mixer.register_forward_pre_hook(_tell_router, with_kwargs=True),
                               router.register_forward_hook(_replace_choice)]  # fmt: skip
 
-    def remove(self):
+    def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         for mixer in self._mixers:
@@ -175,24 +183,24 @@ class Replay:
             router.__dict__.pop("_espalier_replays", None)
 
 
-def _tell_router(mixer, _args, kwargs):
+def _tell_router(mixer: Any, _args: Any, kwargs: Mapping[str, Any]) -> None:
     number, router = mixer._espalier_router
     run = kwargs.get("espalier_tree")
     replays = router.__dict__.setdefault("_espalier_replays", {})
     replays[_thread()] = None if run is None or run.routes is None else (weakref.ref(run), number)
 
 
-def _thread():
+def _thread() -> int:
     """So that a forward in another thread replays nothing of this one."""
     return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
 
-def _told(router):
+def _told(router: Any) -> Any:
     """(weak reference to a TreeRun, number of the router), or None."""
     return router.__dict__.get("_espalier_replays", {}).pop(_thread(), None)
 
 
-def _replace_choice(router, _args, output):
+def _replace_choice(router: Any, _args: Any, output: Any) -> Any:
     replay = _told(router)
     if replay is None:
         return None
@@ -204,7 +212,7 @@ def _replace_choice(router, _args, output):
     return logits, weights_of(router)(router, logits, experts).to(weights.dtype), experts
 
 
-def weights_of(module):
+def weights_of(module: Any) -> Any:
     """The function of WEIGHTS for a router of Transformers (FSDP2 derives its own classes from it), else None."""
     return next((WEIGHTS[cls.__name__] for cls in type(module).__mro__
                  if cls.__name__ in WEIGHTS and cls.__module__.startswith("transformers.models.")), None)  # fmt: skip

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The token rows of a batch as trainers make them: padded, left or right, or packed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import Unsupported
 
@@ -12,12 +15,13 @@ from ..errors import Unsupported
 class Rows:
     """R rows with N tokens, in the order in which they stand in a batch [B, S]."""
 
-    offsets: np.ndarray  # [R + 1] int64
-    tokens: np.ndarray  # [N] int32
-    places: np.ndarray  # [N] int64: where each token stands among the B * S of the batch
+    offsets: NDArray[np.int64]  # [R + 1] int64
+    tokens: NDArray[np.int32]  # [N] int32
+    places: NDArray[np.int64]  # [N] int64: where each token stands among the B * S of the batch
 
 
-def read_rows(input_ids, attention_mask=None, position_ids=None):
+def read_rows(input_ids: NDArray[Any], attention_mask: NDArray[Any] | None = None,
+              position_ids: NDArray[Any] | None = None) -> Rows:  # fmt: skip
     """The rows of input_ids [B, S].
 
     attention_mask  [B, S] of ones where tokens are and zeros where padding is, before or after them; without it all are
@@ -38,7 +42,7 @@ def read_rows(input_ids, attention_mask=None, position_ids=None):
     return Rows(offsets, tokens.astype(np.int32), places)
 
 
-def check_boundaries(name, given, rows):
+def check_boundaries(name: str, given: NDArray[Any], rows: Rows) -> None:
     """Raises Unsupported unless `given` tells of the boundaries of packed `rows`: as cumulated lengths [R + 1] from 0,
     or, for seq_idx, as a number [B, S] for each token that changes from row to row."""
     if name == "seq_idx":
@@ -49,18 +53,18 @@ def check_boundaries(name, given, rows):
                           f"{_shortened(rows.offsets)}; received {_shortened(given)}")  # fmt: skip
 
 
-def _shortened(numbers):
-    numbers = [str(number) for number in numbers]
-    return ", ".join(numbers if len(numbers) <= 8 else [*numbers[:4], "...", numbers[-1]])
+def _shortened(numbers: Iterable[Any]) -> str:
+    texts = [str(number) for number in numbers]
+    return ", ".join(texts if len(texts) <= 8 else [*texts[:4], "...", texts[-1]])
 
 
-def _real_tokens(mask, shape):
+def _real_tokens(mask: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     if mask is None:
         return np.ones(shape, bool)
     if mask.shape != shape:
         raise Unsupported(f"attention_mask: expected {list(shape)} as input_ids, received shape {list(mask.shape)}; "
                           "masks with four dimensions are not served: rows say what sees what")  # fmt: skip
-    real = mask == 1
+    real: NDArray[np.bool_] = mask == 1
     if not (real | (mask == 0)).all():
         raise Unsupported(f"attention_mask: expected ones and zeros, received values up to {mask.max()}; say where "
                           "packed rows begin by position_ids, without an attention_mask")  # fmt: skip
@@ -71,7 +75,7 @@ def _real_tokens(mask, shape):
     return real
 
 
-def _beginnings(real, positions, is_masked):
+def _beginnings(real: NDArray[np.bool_], positions: NDArray[Any] | None, is_masked: bool) -> NDArray[np.bool_]:
     """Which tokens begin a row, [B, S]."""
     follows = np.zeros(real.shape, bool)
     follows[:, 1:] = real[:, 1:] & real[:, :-1]

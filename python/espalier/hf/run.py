@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forest on its way through a model."""
 
-import torch
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..trees import Layout
 from .mixers import COUNTED
 
 
@@ -19,32 +23,33 @@ class TreeRun:
                            Tensors, which compiled layers count in as well
     """
 
-    def __init__(self, layout, device, backend):
+    def __init__(self, layout: Layout, device: torch.device, backend: str) -> None:
         self.backend = backend
         self.num_tokens = layout.num_tokens
         self.subtree_end = torch.tensor(layout.subtree_end, device=device)
         self.position = torch.tensor(layout.position_ids, device=device)
         self.prev = torch.tensor(layout.prev)
-        self.routes = None
-        self.replayed = set()
-        self.masks = {}
+        self.routes: Tensor | None = None
+        self.replayed: set[int] = set()
+        self.masks: dict[tuple[str, int], Any] = {}
         self.calls = {name: torch.zeros((), dtype=torch.int64) for name in COUNTED}
 
     # A whole forest has no context; context.py has runs that do.
-    ends = None  # tokens after which others continue
+    ends: Tensor | None = None  # tokens after which others continue
 
-    def at(self, _layer):
+    def at(self, _layer: int) -> "TreeRun":
         """The run as one layer sees it."""
         return self
 
-    def attention_context(self):
+    def attention_context(self) -> dict[str, Any]:
         """Arguments of ops.tree_attention for keys and values of ancestors."""
         return {}
 
-    def inherited(self, _name):
+    def inherited(self, _name: str) -> Tensor | None:
         """What the parent's layer has left at its ends under a name; None without a parent."""
+        return None
 
-    def leave(self, **tensors):
+    def leave(self, **tensors: Tensor) -> None:
         """Keeps what the layer leaves to descendants, by names."""
 
 
@@ -53,14 +58,14 @@ class Expand(torch.autograd.Function):
     summed in float32 at least, and rounded once."""
 
     @staticmethod
-    def forward(ctx, values, index):
+    def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
         ctx.num_tokens = len(values)
         return torch.cat([values, values.new_zeros(1, values.shape[1])]).index_select(0, index)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
         dtype = torch.promote_types(grad.dtype, torch.float32)
         sums = grad.new_zeros(ctx.num_tokens + 1, grad.shape[1], dtype=dtype)

@@ -4,16 +4,21 @@
 import copy
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from ..errors import Unsupported
+from ..trees import Layout
 from . import routes
-from .decisions import RouterChoices, gradients_through_clamps
+from .decisions import Own, RouterChoices, gradients_through_clamps
 from .families import backbone_of
-from .patching import forest_of, patch, patch_of, unpatch
+from .float64 import InFloat64
+from .patching import Patch, apply_patch, forest_of, patch_of, unpatch
+from .rows import Rows
 
 MAX_RATIO = 2.0
 MIN_VALUES = 256  # errors of fewer are a matter of luck, so they are judged together
@@ -36,7 +41,7 @@ class Judgement:
     num_values: int
 
     @property
-    def ratio(self):
+    def ratio(self) -> float:
         """The error of the patched model over that of the unpatched one, both at least half a roundoff."""
         if not math.isfinite(self.patched + self.unpatched):
             return math.inf
@@ -54,7 +59,7 @@ class Flips:
     name = "choices of experts"
 
     @property
-    def ratio(self):
+    def ratio(self) -> float:
         """The flips of the patched model over those of the unpatched one, eight more each."""
         return (self.patched + FLIPS) / (self.unpatched + FLIPS)
 
@@ -65,30 +70,31 @@ class Report:
 
     flat_tokens: int
     tree_tokens: int
-    losses: dict  # mean of -log p: "exact" (float64), "unpatched", "patched"
+    losses: dict[str, float]  # mean of -log p: "exact" (float64), "unpatched", "patched"
     logprobs: Judgement
-    gradients: tuple  # Judgements of the parameters of each kind of module
+    gradients: tuple[Judgement, ...]  # Judgements of the parameters of each kind of module
     flips: Flips | None  # None for a model without routers
 
     @property
-    def worst(self):
+    def worst(self) -> Judgement | Flips:
         """The Judgement, or Flips, of the highest ratio."""
-        flips = () if self.flips is None else (self.flips,)
-        return max((self.logprobs, *self.gradients, *flips), key=lambda judged: judged.ratio)
+        judged: list[Judgement | Flips] = [self.logprobs, *self.gradients]
+        judged += [] if self.flips is None else [self.flips]
+        return max(judged, key=lambda each: each.ratio)
 
     @property
-    def passed(self):
+    def passed(self) -> bool:
         """Whether no ratio is above 2."""
         return self.worst.ratio <= MAX_RATIO
 
-    def check(self):
+    def check(self) -> "Report":
         """Raises VerificationError unless passed; returns the report."""
         if not self.passed:
             raise VerificationError(f"expected errors of at most {MAX_RATIO:g} times those of the unpatched "
                                     f"model\n{self}")  # fmt: skip
         return self
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [f"flat tokens / tree tokens     {self.flat_tokens:,} / {self.tree_tokens:,}"]
         lines += [f"loss, {kind:<23} {value:.9f}" for kind, value in self.losses.items()]
         lines.append("relative errors against float64 (patched, unpatched, ratio)")
@@ -100,17 +106,7 @@ class Report:
         return "\n".join([*lines, "passed" if self.passed else f"FAILED: {self.worst.name}"])
 
 
-class InFloat64(TorchFunctionMode):
-    """Inside, a model in float64 computes in float64 also what its code casts to float32."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.float:
-            function = torch.Tensor.double
-        wider = lambda value: torch.float64 if value is torch.float32 else value
-        return function(*map(wider, args), **{name: wider(value) for name, value in (kwargs or {}).items()})
-
-
-def verify(model, batch):
+def verify(model: Any, batch: Mapping[str, Any]) -> Report:
     """Judges the patched model on a batch, a dict of input_ids [B, S] and optionally attention_mask, position_ids,
     routed_experts and labels (as a head would take them, -100 for no loss; all tokens by default).
 
@@ -139,8 +135,9 @@ def verify(model, batch):
         exact = _exact(model, edges, choices)
         try:
             if not was_patched:
-                patch(model)
-            with patch_of(backbone).rest.everywhere(), gradients_through_clamps(model), choices.taken(backbone) as own:
+                apply_patch(model)
+            given: Patch = backbone._espalier
+            with given.rest.everywhere(), gradients_through_clamps(model), choices.taken(backbone) as own:
                 unpatched = _of_rows(model, edges, own)
             with gradients_through_clamps(model), choices.without_recorded().taken(backbone) as patched_own:
                 patched_own.begin(range(layout.num_tokens))
@@ -157,7 +154,7 @@ def verify(model, batch):
     return Report(len(rows.tokens), layout.num_tokens, losses, logprobs, gradients, flips if flips.num_choices else None)
 
 
-def _recorded(backbone, arguments, rows, layout):
+def _recorded(backbone: Any, arguments: Mapping[str, Any], rows: Rows, layout: Layout) -> Tensor | None:
     """The recorded routes of the tokens of the forest, as RouterChoices takes them."""
     if routes.NAME not in arguments:
         return None
@@ -169,7 +166,7 @@ class Edges:
     """The labelled tokens of a batch and what predicts them: of each row its tokens [1, n], the indices in it of the
     labels, their places in the batch, and those of its tokens in the forest."""
 
-    def __init__(self, rows, batch, layout):
+    def __init__(self, rows: Rows, batch: Mapping[str, Any], layout: Layout) -> None:
         ids = batch["input_ids"].reshape(-1)
         labels = batch.get("labels", batch["input_ids"]).detach().cpu().reshape(-1)
         self.rows = []
@@ -186,11 +183,11 @@ class Edges:
 
 @dataclass(frozen=True)
 class Results:
-    logprobs: torch.Tensor  # [E] float64 on the CPU
-    gradients: dict  # by name, float64 on the CPU
+    logprobs: Tensor  # [E] float64 on the CPU
+    gradients: dict[str, Tensor]  # by name, float64 on the CPU
 
 
-def _exact(model, edges, choices):
+def _exact(model: Any, edges: Edges, choices: RouterChoices) -> Results:
     """Results of an unpatched copy in float64, whose routers' choices become those of `choices`."""
     with torch.no_grad():
         twin = unpatch(copy.deepcopy(model)).double()
@@ -202,14 +199,15 @@ def _exact(model, edges, choices):
             config._attn_implementation = "sdpa" if getattr(module, "_supports_sdpa", True) else "eager"
         if hasattr(config, "_experts_implementation"):
             config._experts_implementation = "eager"  # the others have no float64
-    with torch.autocast(edges.rows[0][0].device.type, enabled=False), InFloat64():
-        with gradients_through_clamps(twin), choices.taken(backbone_of(twin)) as own:
-            return _of_rows(twin, edges, own)
+    with (torch.autocast(edges.rows[0][0].device.type, enabled=False), InFloat64(), gradients_through_clamps(twin),
+          choices.taken(backbone_of(twin)) as own):
+        return _of_rows(twin, edges, own)
 
 
-def _of_rows(model, edges, own):
+def _of_rows(model: Any, edges: Edges, own: Own) -> Results:
     """Results of each row alone, their gradients summed in float64. own: of its routers."""
-    logprobs, gradients = [], {}
+    logprobs: list[Tensor] = []
+    gradients: dict[str, Tensor] = {}
     for ids, labelled, _, path in edges.rows:
         own.begin(path)
         found = _logprobs(_logits(model, {"input_ids": ids})[0], ids[0], labelled - 1, labelled)
@@ -219,7 +217,7 @@ def _of_rows(model, edges, own):
     return Results(torch.cat(logprobs), gradients)
 
 
-def _of_batch(model, edges, batch):
+def _of_batch(model: Any, edges: Edges, batch: Mapping[str, Any]) -> Results:
     """Results of the batch at once."""
     logits = _logits(model, {name: value for name, value in batch.items() if name != "labels"}).flatten(0, 1)
     ids = batch["input_ids"].reshape(-1)
@@ -228,49 +226,51 @@ def _of_batch(model, edges, batch):
     return Results(found.detach().cpu().double(), _gradients(model, -found.sum() / edges.count))
 
 
-def _logits(model, arguments):
-    logits = getattr(model(**arguments), "logits", None)
+def _logits(model: Any, arguments: Mapping[str, Any]) -> Tensor:
+    logits: Tensor | None = getattr(model(**arguments), "logits", None)
     if logits is None or logits.dim() != 3:
         raise Unsupported(f"espalier.hf.verify: expected a model with a head that gives logits [B, S, V], received "
                           f"{type(model).__name__}")  # fmt: skip
     return logits
 
 
-def _logprobs(logits, ids, predicting, predicted):
+def _logprobs(logits: Tensor, ids: Tensor, predicting: Tensor, predicted: Tensor) -> Tensor:
     """Of tokens ids[predicted], each by logits[predicting]; in float32 at least."""
     rows = logits[predicting].to(torch.promote_types(logits.dtype, torch.float32))
     return torch.log_softmax(rows, -1).gather(1, ids[predicted].long().unsqueeze(1)).squeeze(1)
 
 
-def _gradients(model, loss):
+def _gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     return {name: torch.zeros(parameter.shape, dtype=torch.float64) if gradient is None else gradient.cpu().double()
             for (name, parameter), gradient in zip(trained.items(), found)}  # fmt: skip
 
 
-def _judged(name, patched, unpatched, exact, roundoff, least=0.0):
+def _judged(name: str, patched: Tensor, unpatched: Tensor, exact: Tensor, roundoff: float,
+            least: float = 0.0) -> Judgement:  # fmt: skip
     scale = max(_size(exact), least)
-    errors = [_size(of - exact) / (scale or 1.0) for of in (patched, unpatched)]
-    return Judgement(name, *errors, roundoff, exact.numel())
+    of_patched, of_unpatched = (_size(of - exact) / (scale or 1.0) for of in (patched, unpatched))
+    return Judgement(name, of_patched, of_unpatched, roundoff, exact.numel())
 
 
-def _size(values):
+def _size(values: Tensor) -> float:
     """Root of the mean square."""
     return values.square().mean().sqrt().item() if values.numel() else 0.0
 
 
-def _judged_gradients(patched, unpatched, exact, roundoff):
+def _judged_gradients(patched: Results, unpatched: Results, exact: Results, roundoff: float) -> tuple[Judgement, ...]:
     """Parameters of one kind of module in all layers are judged together, and modules of few values as one: errors of
     parameters that follow from a few sums are a matter of luck. Each parameter's error is relative to its own size."""
     squares = sum(gradient.square().sum().item() for gradient in exact.gradients.values())
     everything = math.sqrt(squares / sum(gradient.numel() for gradient in exact.gradients.values()))
-    modules = {}
+    modules: dict[str, list[Judgement]] = {}
     for name, gradient in exact.gradients.items():
         least = everything if _size(gradient) <= VANISHING * everything else 0.0
         judged = _judged(name, patched.gradients[name], unpatched.gradients[name], gradient, roundoff, least)
         modules.setdefault(re.sub(r"\.\d+\.(\w+)\..*", r".*.\1", name), []).append(judged)
-    result, few = [], []
+    result: list[Judgement] = []
+    few: list[Judgement] = []
     for name, parts in modules.items():
         if sum(map(_weight, parts)) < MIN_VALUES:
             few += parts
@@ -279,13 +279,16 @@ def _judged_gradients(patched, unpatched, exact, roundoff):
     return tuple(result + ([_pooled("parameters of few values", few)] if few else []))
 
 
-def _weight(judged):
+def _weight(judged: Judgement) -> int:
     """What a parameter counts for in its module: large ones no more than others."""
     return min(judged.num_values, MIN_VALUES)
 
 
-def _pooled(name, parts):
+def _pooled(name: str, parts: Sequence[Judgement]) -> Judgement:
     total = sum(map(_weight, parts))
-    mean = lambda kind: math.sqrt(sum(_weight(part) * getattr(part, kind) ** 2 for part in parts) / total)
+
+    def mean(kind: str) -> float:
+        return math.sqrt(sum(_weight(part) * getattr(part, kind) ** 2 for part in parts) / total)
+
     num_values = sum(part.num_values for part in parts)
     return Judgement(name, mean("patched"), mean("unpatched"), parts[0].roundoff, num_values)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs `espalier import` and `espalier export`: python3 -m espalier.io import|export ARGUMENTS."""
 
-import _signal  # built in, unlike `signal`, for which files are read
+import _signal  # type: ignore[import-not-found]  # built in, unlike `signal`, for which files are read
 
 # While modules are read, an interrupt ends the command without a traceback.
 INTERRUPT_RAISES = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
@@ -10,7 +10,7 @@ if __name__ == "__main__" and INTERRUPT_RAISES:
 
 import sys
 
-from ..command import run_command
+from ..commands.command import run_command
 from .arguments import parse_export, parse_import
 from .exporting import run_export
 from .importing import run_import

@@ -7,12 +7,15 @@
     advantages                      where the trainer has computed them
 """
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from ..errors import BadRow
 from .parts import attention, converted, each_sample, kept, refuse_images
 from .rules import checked, same_length
 
 
-def from_areal(batch, group_ids=None):
+def from_areal(batch: Mapping[str, Any], group_ids: Iterable[str | int] | None = None) -> list[dict[str, Any]]:
     """Rows of an AReaL batch: a dict of tensors, arrays or lists as the module says.
 
     group_ids: one text or integer for each sample, where samples of one prompt are compared with one another; AReaL

@@ -4,7 +4,7 @@
 import argparse
 from pathlib import Path
 
-from ..command_line import ROW_SUFFIXES, ArgumentParser, add_bad_row_flags, check_model, check_output, positive
+from ..commands.command_line import ROW_SUFFIXES, ArgumentParser, add_bad_row_flags, check_model, check_output, positive
 from .formats import NAMES
 
 IMPORT_DESCRIPTION = """\

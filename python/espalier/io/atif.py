@@ -11,8 +11,9 @@ Without token ids the messages, tool calls and observations become a chat for `e
 """
 
 import json
+from typing import Any
 
-from ..chats import shown
+from ..commands.chats import shown
 from ..errors import BadRow
 from .parts import joined
 from .rules import checked, token_ids
@@ -22,7 +23,8 @@ ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 
 def rows(record, options):
     """Yields the rows of one trajectory. options.per_turn: one for each step of the agent."""
-    runs, left_out = [], 0
+    runs: list[dict[str, Any]] = []
+    left_out = 0
     for number, step in enumerate(record.each("steps")):
         if step.get("source") != "agent":
             continue
@@ -75,7 +77,7 @@ def chat_of(record):
     """The trajectory as a chat with `messages`, for `espalier prepare`; raises BadRow."""
     messages = []
     for number, step in enumerate(record["steps"] if isinstance(record.get("steps"), list) else []):
-        role = ROLES.get(step.get("source")) if isinstance(step, dict) else None
+        role = ROLES.get(step.get("source", "")) if isinstance(step, dict) else None
         if role is None:
             raise BadRow(f"steps[{number}].source", "system, user or agent",
                          shown(step.get("source") if isinstance(step, dict) else step))

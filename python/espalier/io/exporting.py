@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`espalier export`: rows into what other trainers read."""
 
-from ..console import say
+from ..commands.console import say
+from ..commands.progress import Progress
 from ..errors import BadRow, InputError
-from ..progress import Progress
 from . import plain_rows
 from .fields import Fields
 from .plain_rows import NO_LABEL
@@ -39,7 +39,7 @@ def _rows(arguments, report):
     """Yields the checked rows of all files."""
     with Progress("export") as progress:
         for number, path in enumerate(arguments.files):
-            def tick(fraction):
+            def tick(fraction, number=number):
                 progress.update((number + fraction) / len(arguments.files),
                                 f"{report.rows:,} rows, {report.tokens:,} tokens")
 
@@ -72,7 +72,7 @@ def _to_parquet(rows, writer):
 
 
 def _to_trl(rows, writer):
-    left_out = {}
+    left_out: dict[str, int] = {}
     for number, row in enumerate(rows, start=1):
         ids = row["input_ids"]
         mask = row.get("loss_mask", [0] + [1] * (len(ids) - 1))

@@ -8,7 +8,7 @@ that a command can name what it ignored.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..chats import shown
+from ..commands.chats import shown
 from ..errors import BadRow
 
 

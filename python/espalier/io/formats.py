@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which formats there are, and which of them a record has. A format is told by the names of a record's fields."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 from ..errors import InputError
 from . import areal, atif, plain_rows, samples, skyrl, slime, tinker, traces, trl, verl
@@ -36,7 +36,7 @@ def _is_sharegpt(record):
 
 
 def _is_prompt_completion(record):
-    return "prompt" in record and any(name in record for name in ("completion", "response", "answer")) or (
+    return ("prompt" in record and any(name in record for name in ("completion", "response", "answer"))) or (
         "instruction" in record and "output" in record)
 
 

@@ -5,10 +5,10 @@ import json
 from functools import partial
 from pathlib import Path
 
-from ..console import clipped, say
+from ..commands.console import clipped, say
+from ..commands.progress import Progress
 from ..errors import BadRow, InputError
-from ..progress import Progress
-from ..rows import row_writer
+from ..rows.writer import row_writer
 from . import atif, preference, trl
 from .fields import Fields
 from .formats import FORMATS, Format, Options, format_of
@@ -71,7 +71,7 @@ def _write_rows(writer, kinds, arguments, report):
         for number, path in enumerate(arguments.files):
             kind = kinds[path]
 
-            def tick(fraction):
+            def tick(fraction, number=number):
                 part = (number + fraction) / len(arguments.files)
                 progress.update(part, f"{report.rows:,} rows, {report.tokens:,} tokens")
 
@@ -124,8 +124,8 @@ def _refuse_useless(arguments, report):
 
 def _prepare(arguments, kinds):
     """Hands text over to `espalier prepare`."""
-    from .. import prepare
-    from ..arguments import parse_arguments
+    from ..commands import prepare
+    from ..commands.arguments import parse_arguments
 
     if arguments.model is None:
         path, kind = next((path, kind) for path, kind in kinds.items() if kind)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows from prompts and responses, padded or not, and the arrays that belong to them."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from ..errors import BadRow, InputError
 from .fields import Fields, Tally, WrongLength
 from .rules import number, same_length, zero_one
@@ -121,17 +124,17 @@ def each_sample(fields, name, rows_of):
             raise BadRow.within(f"sample {index}", error) from None
 
 
-def converted(records, rows_of, what):
+def converted(records: Iterable[Any], rows_of: Callable[[Fields], Iterable[Any]], what: str) -> list[dict[str, Any]]:
     """The rows of records that are held in memory. Raises InputError; it names the record where there are several."""
-    records = list(records)
-    rows, tally = [], Tally()
-    for number, record in enumerate(records):
+    records, tally = list(records), Tally()
+    rows: list[dict[str, Any]] = []
+    for index, record in enumerate(records):
         try:
             rows += rows_of(Fields(record, tally))
         except BadRow as error:
-            raise InputError(f"{what} {number}: {error}" if len(records) > 1 else str(error)) from None
+            raise InputError(f"{what} {index}: {error}" if len(records) > 1 else str(error)) from None
         except (TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                f"{what} {number}: expected fields of the types that the documentation names, received others "
+                f"{what} {index}: expected fields of the types that the documentation names, received others "
                 f"({type(error).__name__}: {error})") from error
     return rows

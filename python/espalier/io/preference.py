@@ -4,7 +4,7 @@
     prompt, chosen, rejected    texts, or lists of messages; lists without a prompt begin with it
 """
 
-from ..chats import shown
+from ..commands.chats import shown
 from ..errors import BadRow
 
 

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass, field
 
-from ..console import clipped, count_of
+from ..commands.console import clipped, count_of
 from ..errors import InputError
 from .fields import Tally
 

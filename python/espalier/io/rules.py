@@ -8,7 +8,7 @@ loss, and an error where it does.
 
 import math
 
-from ..chats import is_text, shown
+from ..commands.chats import is_text, shown
 from ..errors import BadRow
 
 LOGPROB_SLACK = 1e-3  # as the reader allows: rounding may put a log-probability this far above 0
@@ -114,7 +114,7 @@ def _is_finite(value):
 
 
 def _logprobs(name, values, carries_loss):
-    result = [None]
+    result: list[float | None] = [None]
     for index, (value, loss) in enumerate(zip(same_length(name, values, len(carries_loss)), carries_loss)):
         if index == 0:
             continue
@@ -171,7 +171,7 @@ def _ref_topk(row, tokens):
 
 def _routes(routes, tokens):
     """One flat list of expert ids for each token."""
-    flat = []
+    flat: list[list[int]] = []
     for token, ids in enumerate(same_length("routed_experts", routes, tokens)):
         if isinstance(ids, list) and ids and isinstance(ids[0], list):
             ids = [expert for layer in ids for expert in (layer if isinstance(layer, list) else [None])]

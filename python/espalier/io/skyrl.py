@@ -14,16 +14,17 @@ A file may have one such object of lists, or one object for each trajectory. Sky
 (`input_ids`, `loss_mask`) are rows already.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from ..errors import BadRow
 from .fields import Fields, mapping_of
-from .parts import (batch_size, converted, each_sample, joined, refuse_images, rewards_of_turns, routes_with_last,
-                    sum_of)
+from .parts import batch_size, converted, each_sample, joined, refuse_images, rewards_of_turns, routes_with_last, sum_of
 from .rules import checked, identity, same_length, token_ids
 
 
-def from_skyrl(generator_output, turn_rewards=False):
+def from_skyrl(generator_output: Mapping[str, Any], turn_rewards: bool = False) -> list[dict[str, Any]]:
     """Rows of a SkyRL `GeneratorOutput`: a dict of lists, or of tensors and arrays. turn_rewards: rewards of tokens
     become one for each turn, not one for the row. Returns a list of row dicts in its order. Raises InputError."""
     return converted([generator_output], partial(rows, turn_rewards=turn_rewards), "output")

@@ -10,20 +10,22 @@
     rollout_routed_experts          [tokens - 1, layers, chosen] -> routed_experts
 """
 
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
-from ..chats import shown
+from ..commands.chats import shown
 from ..errors import BadRow
 from .parts import converted, joined, refuse_images, routes_with_last
 from .rules import checked, token_ids
 
 
-def from_slime(samples, reward_key=None):
+def from_slime(samples: Iterable[Any], reward_key: str | None = None) -> list[dict[str, Any]]:
     """Rows of slime's samples: a list of `Sample` objects or dicts, or a list of such lists (one for each group).
 
     reward_key: which entry of a `reward` that is a dict. Returns a list of row dicts. Raises InputError.
     """
-    flat = []
+    flat: list[Any] = []
     for sample in samples:
         flat += sample if isinstance(sample, (list, tuple)) else [sample]
     return converted(flat, partial(rows, reward_key=reward_key), "sample")

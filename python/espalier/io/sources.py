@@ -2,13 +2,14 @@
 """Records of files: JSON lines (plain, gzip, zstd), one JSON document, Parquet, and packed rows. What could run code
 when it is read, as pickles do, is refused."""
 
+import itertools
 import json
 import math
 
-from ..chats import object_without_duplicates, parse_line
-from ..console import clipped
+from ..commands.chats import object_without_duplicates, parse_line
+from ..commands.console import clipped
 from ..errors import BadRow, InputError
-from ..lines import lines_of
+from ..rows.lines import lines_of
 from .plain_rows import KNOWN_NAMES
 
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin")
@@ -66,7 +67,8 @@ def _json_lines(path, most_bytes, tick):
 def _document(path, most_bytes):
     """[(where, record or BadRow)] of a file that is one JSON object or a list of them; None for JSON lines."""
     lines = lines_of(path, most_bytes, lambda fraction: None)
-    kept, size = [], 0
+    kept: list[bytes] = []
+    size = 0
     for line in lines:
         size += most_bytes + 1 if line is None else len(line) + 1
         if size > most_bytes:
@@ -149,7 +151,7 @@ def _packed(path, tick):
 
 
 def _check_offsets(path, name, offsets):
-    if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])):
+    if not offsets or offsets[0] != 0 or any(a > b for a, b in itertools.pairwise(offsets)):
         raise InputError(f"{path}: tensor `{name}`: expected numbers that rise from 0, received others")
 
 

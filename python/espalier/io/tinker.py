@@ -14,14 +14,17 @@ Tinker adds up the loss of all targets, those of advantage 0 included, which add
 targets whose advantage is not 0 carry loss.
 """
 
-from ..chats import shown
+from collections.abc import Iterable
+from typing import Any
+
+from ..commands.chats import shown
 from ..errors import BadRow
 from .fields import plain
 from .parts import converted
 from .rules import checked, number, same_length, token_ids
 
 
-def from_tinker(datums):
+def from_tinker(datums: Iterable[Any]) -> list[dict[str, Any]]:
     """Rows of Tinker's datums: a list of `Datum` objects, or of dicts of the same form. Returns a list of row dicts,
     one for each datum. Raises InputError where a target with loss is not the token that follows, among others."""
     return converted(datums, rows, "datum")

@@ -11,6 +11,7 @@ out, and counted.
 """
 
 from collections import Counter
+from typing import Any
 
 PER_TOKEN = ("loss", "logprobs", "ref_logprobs", "advantages")
 ROW_FIELDS = ("trajectory_id", "group_id", "pair_id", "chosen", "reward", "advantage")
@@ -22,7 +23,7 @@ class Exporter:
     """Makes Episodes of rows that come one after another; consecutive rows of one group make one Episode."""
 
     def __init__(self):
-        self.left_out = Counter()
+        self.left_out: Counter[str] = Counter()
         self._rows, self._count = [], 0
 
     def add(self, row):
@@ -127,7 +128,8 @@ class _Tree:
     def nodes(self, stream):
         """(number of each node by its identity, the nodes as JSON), parents before children. stream: the name of the
         loss weights; None: loss is a mask."""
-        numbers, nodes = {}, []
+        numbers: dict[int, int] = {}
+        nodes: list[dict[str, Any]] = []
         waiting = list(reversed(self._root.children.values()))
         while waiting:
             node = waiting.pop()

@@ -18,7 +18,9 @@ first of them only, unless shared_targets is "sum"; traces that failed, agents t
 compaction that were not accepted give no rows. What is left out is counted.
 """
 
-from ..chats import shown
+from typing import Any
+
+from ..commands.chats import shown
 from ..errors import BadRow
 from .rules import checked, number, same_length, token_ids, zero_one
 from .samples import CROSS_ENTROPY, refuse_unnamed
@@ -154,7 +156,7 @@ class _Nodes:
         return not any(leaf in self._links(i).get("compaction", ()) for i in range(len(self._nodes)))
 
     def _links(self, i):
-        links = {}
+        links: dict[Any, Any] = {}
         for link in self._nodes[i].get("semantic_parents", []):
             if isinstance(link, dict):
                 links.setdefault(link.get("type"), []).append(link.get("node"))
@@ -212,7 +214,7 @@ class _Nodes:
 
     def _read_weights(self, chosen):
         """The name of the stream that is taken and its weights by node; None and None where there is none."""
-        streams = {}
+        streams: dict[str, dict[int, Any]] = {}
         for i, node in enumerate(self._nodes):
             weights = node.get("loss_weights", {})
             if not isinstance(weights, dict):

@@ -12,6 +12,8 @@
     group_id, trajectory_id, pair_id    as they are
 """
 
+from typing import Any
+
 from . import plain_rows
 from .parts import attention, converted, each_sample, joined, kept, refuse_images
 from .rules import checked, same_length, token_ids, zero_one
@@ -19,7 +21,7 @@ from .rules import checked, same_length, token_ids, zero_one
 LOGPROBS = ("sampling_per_token_logps", "old_per_token_logps", "logprobs")
 
 
-def from_trl(data):
+def from_trl(data: Any) -> list[dict[str, Any]]:
     """Rows of what TRL's trainers take and make: a dict (one sample, or a padded batch of GRPO's inputs), a list of
     dicts, or a `datasets.Dataset`. Returns a list of row dicts. Raises InputError."""
     records = [data] if hasattr(data, "keys") else data

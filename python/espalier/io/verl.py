@@ -15,6 +15,7 @@ A `DataProto` holds tensors of [B, P + R]: prompts padded on the left to P, resp
 """
 
 from functools import partial
+from typing import Any
 
 from ..errors import BadRow
 from .parts import attention, converted, each_sample, kept, refuse_images, rewards_of_turns, routes_with_last, sum_of
@@ -24,7 +25,7 @@ LOGPROBS = ("rollout_log_probs", "old_log_probs")
 REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
 
 
-def from_verl(data, turn_rewards=False):
+def from_verl(data: Any, turn_rewards: bool = False) -> list[dict[str, Any]]:
     """Rows of a verl `DataProto`, or of a dict with its tensors and non-tensor fields together.
 
     data: as the module says; tensors, arrays or lists. turn_rewards: rewards of tokens become one for each turn, not

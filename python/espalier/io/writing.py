@@ -3,16 +3,19 @@
 
 import contextlib
 import json
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import BadRow, InputError
-from ..rows import atomic_path, row_writer, text_stream
+from ..rows.writer import atomic_path, row_writer, text_stream
 from .rules import checked
 
 BATCH = 1024  # rows of one row group of Parquet
 
 
-def write_rows(rows, path):
+def write_rows(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> int:
     """Writes rows (dicts as docs/data-format.md has them) as JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), packed
     (.safetensors) or as Parquet (.parquet), by the name of the file. Raises InputError for a row that breaks the rules,
     and then leaves what was there before. Returns the number of rows."""

@@ -26,7 +26,7 @@ CommandText command_text(const Command& command);
 std::vector<CommandText> command_texts(const std::deque<Command>& commands);
 
 /// What --help of each command that Python runs says, as JSON by its name. The build makes its source
-/// (cmake/WritePythonFlags.cmake) from the declarations in python/espalier/arguments.py and io/arguments.py.
+/// (cmake/WritePythonFlags.cmake) from the declarations in commands/arguments.py and io/arguments.py of python/espalier.
 extern const char* const kPythonFlags;
 
 }  // namespace espalier::cli

@@ -5,8 +5,8 @@ import json
 import re
 from pathlib import Path
 
+from ..io.arguments import export_parser, import_parser
 from .arguments import argument_parser
-from .io.arguments import export_parser, import_parser
 
 PARSERS = {"prepare": argument_parser, "import": import_parser, "export": export_parser}
 

@@ -4,8 +4,8 @@
 import os
 import traceback
 
+from ..errors import InputError
 from .console import clipped, say, write
-from .errors import InputError
 from .signals import Stopped, stops_raise
 
 

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import BadRow
+from ..rows.foreign_files import describe_foreign_line
 from .chat_shapes import messages_of
-from .errors import BadRow
-from .foreign_files import describe_foreign_line
 
 MOST_DIGITS = 4300  # of an integer: Python's own limit, since its time grows with their square
 

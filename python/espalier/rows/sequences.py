@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of integers, as people have them, as two arrays: offsets int64 [R + 1] and values [N]."""
 
-import numpy as np
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeGuard
 
-from .errors import InputError
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+
+Packed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32]]  # offsets [R + 1] and tokens [N]
+Row: TypeAlias = Sequence[int] | NDArray[Any] | Mapping[str, Any]
+Rows: TypeAlias = Packed | Iterable[Row]
 
 _INT32_MAX = np.iinfo(np.int32).max
 _ROWS = "a list of rows, each a list of token ids, an integer array or a dict with input_ids; or (offsets, tokens)"
 
 
-def is_packed(rows):
+def is_packed(rows: object) -> TypeGuard[Packed]:
     """Whether these are (offsets, tokens)."""
     return isinstance(rows, tuple) and len(rows) == 2 and all(isinstance(part, np.ndarray) for part in rows)
 
 
-def token_sequences(rows):
+def token_sequences(rows: Rows) -> Packed:
     """(offsets int64 [R + 1], tokens int32 [N]) of rows as espalier.build takes them; no copies of packed ones."""
     if is_packed(rows):
         return _packed(*rows)
@@ -24,7 +32,7 @@ def token_sequences(rows):
     return offsets, tokens.astype(np.int32, copy=False)
 
 
-def listed(rows):
+def listed(rows: Any) -> list[Any]:
     """`rows` as a list. Refuses what is no series of rows, a padded matrix above all."""
     if isinstance(rows, str | bytes | dict) or not hasattr(rows, "__iter__"):
         hint = "; read files with espalier.read" if isinstance(rows, str | bytes) or hasattr(rows, "__fspath__") else ""
@@ -35,7 +43,7 @@ def listed(rows):
     return list(rows)
 
 
-def ragged(rows, field):
+def ragged(rows: Iterable[Any], field: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """(offsets, values) of lists or arrays of integers; values are int64, or int32 where all rows are."""
     arrays = [_integers(row, number, field) for number, row in enumerate(rows)]
     offsets = np.zeros(len(arrays) + 1, np.int64)
@@ -44,7 +52,7 @@ def ragged(rows, field):
     return offsets, values
 
 
-def merge_keys_of(keys, offsets):
+def merge_keys_of(keys: Any, offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
     """uint64 [N] of integers, one for each token: flat, or a list of rows."""
     if isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "iu":
         sizes, values = None, keys
@@ -62,9 +70,9 @@ def merge_keys_of(keys, offsets):
     return np.ascontiguousarray(values).astype(np.int64, copy=False).view(np.uint64)
 
 
-def tree_keys_of(keys, num_rows):
+def tree_keys_of(keys: Iterable[Hashable], num_rows: int) -> NDArray[np.int64]:
     """int64 [R]: equal numbers for equal keys, which may be anything that can be hashed."""
-    numbers = {}
+    numbers: dict[Hashable, int] = {}
     try:
         values = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
     except TypeError as error:
@@ -74,12 +82,12 @@ def tree_keys_of(keys, num_rows):
     return values
 
 
-def route_keys_of(rows):
+def route_keys_of(rows: Sequence[Any]) -> list[NDArray[np.int64]] | None:
     """Rows of numbers, the same for tokens of the same recorded routes; None where no row has `routed_experts`."""
     routes = [row.get("routed_experts") if isinstance(row, dict) else None for row in rows]
     if all(route is None for route in routes):
         return None
-    widths = set()
+    widths: set[int] = set()
     tables = []
     for number, (row, route) in enumerate(zip(rows, routes)):
         tokens = len(_tokens_of(row, number))
@@ -100,7 +108,7 @@ def route_keys_of(rows):
     return np.split(numbers.reshape(-1), np.cumsum([len(table) for table in tables])[:-1])
 
 
-def _packed(offsets, tokens):
+def _packed(offsets: NDArray[np.int64], tokens: NDArray[np.int32]) -> Packed:
     for name, array, dtype in (("offsets", offsets, np.int64), ("tokens", tokens, np.int32)):
         if array.dtype != dtype or array.ndim != 1:
             raise InputError(f"rows: expected a pair (offsets int64 [R + 1], tokens int32 [N]); received {name} "
@@ -113,7 +121,7 @@ def _packed(offsets, tokens):
     return offsets, tokens
 
 
-def _tokens_of(row, number):
+def _tokens_of(row: Any, number: int) -> Any:
     if not isinstance(row, dict) and not hasattr(row, "keys"):
         return row
     if "input_ids" not in row:
@@ -121,7 +129,7 @@ def _tokens_of(row, number):
     return row["input_ids"]
 
 
-def _integers(row, number, field):
+def _integers(row: Any, number: int, field: str) -> NDArray[Any]:
     if isinstance(row, str | bytes | dict) or not hasattr(row, "__len__"):
         raise InputError(f"row {number}: field `{field}`: expected a list of integers, received {type(row).__name__}")
     try:
@@ -139,7 +147,7 @@ def _integers(row, number, field):
     return array.astype(np.int32 if array.dtype == np.int32 else np.int64, copy=False)
 
 
-def _check_tokens(offsets, tokens):
+def _check_tokens(offsets: NDArray[np.int64], tokens: NDArray[Any]) -> None:
     if len(tokens) == 0 or (tokens.min() >= 0 and tokens.max() <= _INT32_MAX):
         return
     at = int(np.flatnonzero((tokens < 0) | (tokens > _INT32_MAX))[0])
@@ -148,10 +156,10 @@ def _check_tokens(offsets, tokens):
                      f"at index {at - offsets[row]}")  # fmt: skip
 
 
-def _described(array, given):
+def _described(array: NDArray[Any], given: object) -> str:
     return f"{_clipped(given)} ({array.dtype}, shape {array.shape})"
 
 
-def _clipped(value, most=60):
+def _clipped(value: object, most: int = 60) -> str:
     text = repr(value).replace("\n", " ")
     return text if len(text) <= most else text[:most] + "..."

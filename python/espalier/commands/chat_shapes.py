@@ -9,7 +9,7 @@
                      Alpaca: a user and an assistant message
 """
 
-from .errors import BadRow
+from ..errors import BadRow
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
          "model": "assistant", "bot": "assistant", "system": "system", "developer": "developer", "tool": "tool",

@@ -3,26 +3,30 @@
 
 import os
 import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .errors import InputError
-from .native import core
-from .sequences import listed
+from ..errors import InputError
+from ..native import core
+from .sequences import Row, listed
 
 Trajectories = core.Trajectories
 
 # Fields of a row, and the types of their columns. Others that programs use stand for some of these.
-_ARRAYS = {"input_ids": np.int32, "loss_mask": np.uint8, "loss_weights": np.float64, "logprobs": np.float64,
-           "ref_logprobs": np.float64, "advantages": np.float64, "turn_rewards": np.float64,
-           "routed_experts": np.int32}  # fmt: skip
-_TOPK = {"ref_topk_ids": (np.int32, -1), "ref_topk_logprobs": (np.float64, 0.0)}  # and where a token has none
+_ARRAYS: dict[str, type[np.generic]] = {
+    "input_ids": np.int32, "loss_mask": np.uint8, "loss_weights": np.float64, "logprobs": np.float64,
+    "ref_logprobs": np.float64, "advantages": np.float64, "turn_rewards": np.float64, "routed_experts": np.int32}  # fmt: skip
+# And what a token has that has none.
+_TOPK: dict[str, tuple[type[np.generic], float]] = {"ref_topk_ids": (np.int32, -1), "ref_topk_logprobs": (np.float64, 0.0)}
 _NUMBERS = ("advantage", "reward")
 _TEXTS = ("trajectory_id", "group_id", "pair_id")
 
 
-def read(paths, *, vocab_size: int = 0, skip_bad_rows: bool = False, limit: int = 0,
-         max_row_bytes: int = core.MAX_ROW_BYTES) -> Trajectories:  # fmt: skip
+def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, vocab_size: int = 0,
+         skip_bad_rows: bool = False, limit: int = 0, max_row_bytes: int = core.MAX_ROW_BYTES) -> Trajectories:  # fmt: skip
     """The rows of files as Trajectories: JSON Lines (plain, gzip or zstd, known by content) or packed .safetensors.
 
     paths          a file, or a list of files and patterns such as "rows-*.jsonl", read one after another
@@ -48,6 +52,7 @@ def read(paths, *, vocab_size: int = 0, skip_bad_rows: bool = False, limit: int 
         if value < 0:
             raise InputError(f"{name}: expected a whole number from {int(name == 'max_row_bytes')}, received {value}")
     files = core.expand_file_patterns([os.fspath(name) for name in names])
+    rows: Trajectories
     rows, skipped, errors, ignored = core.read(files, vocab_size, skip_bad_rows, limit, max_row_bytes)
     if skipped:
         warnings.warn(f"skipped {skipped} bad rows of {skipped + len(rows)}, the first: {errors[0]}", stacklevel=2)
@@ -56,7 +61,7 @@ def read(paths, *, vocab_size: int = 0, skip_bad_rows: bool = False, limit: int 
     return rows
 
 
-def write(path, rows) -> None:
+def write(path: str | os.PathLike[str], rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> None:
     """Writes rows, for `read` and the commands: dicts with the fields of docs/data-format.md, or Trajectories.
 
     Packed safetensors where the name ends in .safetensors, else JSON Lines; compressed where it ends in .gz or .zst.
@@ -66,7 +71,7 @@ def write(path, rows) -> None:
     core.write(os.fspath(path), trajectories(rows))
 
 
-def trajectories(rows) -> Trajectories:
+def trajectories(rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> Trajectories:
     """Rows as Trajectories: dicts with the fields of docs/data-format.md, or lists of token ids. Raises as `write`.
 
     Or one dict of columns, those of a packed file as NumPy arrays (or what NumPy takes for some): offsets int64 [R + 1],
@@ -99,11 +104,11 @@ def trajectories(rows) -> Trajectories:
     return builder.finish()
 
 
-def _columns(columns):
+def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns with exactly the types that they have in memory."""
-    types = {**_ARRAYS, "offsets": np.int64, "reward": np.float64, "chosen": np.uint8,
+    types: dict[str, type[np.generic]] = {**_ARRAYS, "offsets": np.int64, "reward": np.float64, "chosen": np.uint8,
              "turn_rewards.offsets": np.int64, **{name: dtype for name, (dtype, _) in _TOPK.items()}}  # fmt: skip
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in columns.items():
         if name in _TEXTS:
             found[name] = [str(each) for each in value]
@@ -125,7 +130,7 @@ def _columns(columns):
     return found
 
 
-def _whole_column(name, value, dtype):
+def _whole_column(name: str, value: Any, dtype: type[np.generic]) -> NDArray[Any]:
     if isinstance(value, np.ndarray) and value.dtype == np.bool_ and dtype == np.uint8:
         value = value.view(np.uint8)
     if isinstance(value, np.ndarray) and value.dtype == np.float32 and dtype == np.float64:
@@ -138,7 +143,7 @@ def _whole_column(name, value, dtype):
     return _array(name, value, dtype)
 
 
-def _column(name, value):
+def _column(name: str, value: Any) -> Any:
     if name in _ARRAYS:
         return _array(name, value)
     if name in _TOPK:
@@ -155,7 +160,7 @@ def _column(name, value):
     raise InputError(f"field `{name}`: expected {kinds[name]}, received {type(value).__name__}")
 
 
-def _tokens(name, value):
+def _tokens(name: str, value: Any) -> NDArray[Any]:
     """A list for each token, of which those without entries (None as well) get a placeholder for each."""
     dtype, absent = _TOPK[name]
     if isinstance(value, np.ndarray) and value.ndim == 2:
@@ -172,7 +177,7 @@ def _tokens(name, value):
     return _array(name, [each for entries in lists for each in entries or [absent] * width], dtype)
 
 
-def _array(name, value, dtype=None):
+def _array(name: str, value: Any, dtype: type[np.generic] | None = None) -> NDArray[Any]:
     dtype = _ARRAYS[name] if dtype is None else dtype
     if name in ("logprobs", "ref_logprobs") and isinstance(value, list | tuple) and value and value[0] is None:
         value = [0.0, *value[1:]]  # nothing predicts the first token
@@ -184,12 +189,13 @@ def _array(name, value, dtype=None):
         raise InputError(f"field `{name}`: expected a list of numbers, received {received}") from None
     if (name == "routed_experts" or name in _TOPK) and array.ndim > 1:
         array = array.reshape(-1)
-    if array.ndim != 1 or array.dtype.kind not in kinds and array.size > 0:
+    if array.ndim != 1 or (array.dtype.kind not in kinds and array.size > 0):
         expected = {"i": "integers", "u": "0 and 1", "f": "numbers"}[np.dtype(dtype).kind]
         received = f"{array.dtype} of shape {array.shape}"
         raise InputError(f"field `{name}`: expected a list of {expected}, received {received}")
     if np.dtype(dtype).kind in "iu" and array.size:
-        low, high = (0, 1) if dtype == np.uint8 else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        bounds = np.iinfo(np.dtype(dtype))
+        low, high = (0, 1) if dtype == np.uint8 else (bounds.min, bounds.max)
         if array.min() < low or array.max() > high:
             received = f"{array.min()} to {array.max()}"
             raise InputError(f"field `{name}`: expected integers from {low} to {high}, received {received}")

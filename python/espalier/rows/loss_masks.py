@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tokens carry loss and how much they weigh, as people have it, as one array."""
 
-import numpy as np
+from typing import Any
 
-from .errors import InputError
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
 from .sequences import listed
 
 
-def flat_loss_mask(loss_mask, offsets):
+def flat_loss_mask(loss_mask: Any, offsets: NDArray[np.int64]) -> NDArray[Any]:
     """Weights [N] >= 0, 0 for tokens without loss, of one array [N] of all rows, or of a row for each.
 
     offsets  int64 [R + 1] of the rows. Raises InputError where the mask does not fit them, and for negative numbers."""
@@ -28,8 +31,8 @@ def flat_loss_mask(loss_mask, offsets):
         raise InputError(f"loss_mask: expected finite numbers, received {values.dtype}")
     if len(values) and values.min() < 0:
         place = int(np.flatnonzero(values < 0)[0])
-        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        at = int(np.searchsorted(offsets, place, side="right")) - 1
         hint = "; of labels give labels != -100" if values[place] == -100 else ""
-        raise InputError(f"loss_mask: expected weights >= 0, received {values[place]:g} for token {place - offsets[row]} "
-                         f"of row {row}{hint}")  # fmt: skip
+        raise InputError(f"loss_mask: expected weights >= 0, received {values[place]:g} for token {place - offsets[at]} "
+                         f"of row {at}{hint}")  # fmt: skip
     return values

@@ -19,8 +19,9 @@ import tempfile
 import time
 from array import array
 from pathlib import Path
+from typing import Any
 
-from .errors import InputError
+from ..errors import InputError
 
 SCRATCH_SUFFIX = ".partial"
 # A scratch file is locked a moment after it was made; one that is younger may belong to a run that just begins.
@@ -30,11 +31,10 @@ YOUNGEST_STALE_SECONDS = 60
 def remove_stale_scratch(path):
     """Removes what runs that were killed have left beside `path`: scratch files that no process holds."""
     for scratch in path.parent.glob(f".{glob.escape(path.name)}.*{SCRATCH_SUFFIX}"):
-        with contextlib.suppress(OSError):
-            with open(scratch, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if time.time() - os.fstat(file.fileno()).st_mtime > YOUNGEST_STALE_SECONDS:
-                    os.unlink(scratch)
+        with contextlib.suppress(OSError), open(scratch, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - os.fstat(file.fileno()).st_mtime > YOUNGEST_STALE_SECONDS:
+                os.unlink(scratch)
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def row_writer(path):
 def text_stream(scratch, suffix):
     """Yields a stream of text that is compressed as the suffix says (.gz, .zst)."""
     with contextlib.ExitStack() as stack:
-        binary = stack.enter_context(open(scratch, "wb"))
+        binary: Any = stack.enter_context(open(scratch, "wb"))
         if suffix == ".gz":  # without name and time, so that equal rows make equal files
             binary = stack.enter_context(gzip.GzipFile(filename="", mode="wb", fileobj=binary, mtime=0))
         elif suffix == ".zst":
@@ -199,8 +199,8 @@ class _PackedWriter:
         import numpy as np
         from safetensors.numpy import save_file
 
-        columns = {"offsets": np.frombuffer(self._offsets, np.int64),
-                   "input_ids": np.frombuffer(self._input_ids, np.int32)}
+        columns: dict[str, Any] = {"offsets": np.frombuffer(self._offsets, np.int64),
+                                   "input_ids": np.frombuffer(self._input_ids, np.int32)}  # fmt: skip
         if self._loss_weights is None:
             columns["loss_mask"] = np.frombuffer(self._loss_mask, np.uint8)
         else:

@@ -17,7 +17,7 @@ Hence the tokens of a turn are a prefix of those of the next in its run, by cons
 
 from dataclasses import dataclass, field
 
-from .errors import InputError, RenderError
+from ..errors import InputError, RenderError
 
 
 @dataclass
@@ -140,7 +140,7 @@ def conversation_row(run, encoder):
 
 def turn_rows(run, encoder):
     """(turn, input_ids, loss_mask) of every turn of a run: loss on its own tokens only."""
-    before = []
+    before: list[int] = []
     segments = encoder.segments(run.texts)
     for index, turn in enumerate(run.turns):
         before = before + segments[2 * index]

@@ -1,14 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over the micro-batches of a Step: in which order they run forward and backward, and what is kept between."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from .errors import InputError
-from .hf.context import ContextRun, Frame
-from .hf.routes import check_replayed
-from .step_plan import Terms
+from ..errors import InputError
+from ..hf.context import ContextRun, Frame
+from ..hf.micro_batch import MicroBatchModel
+from ..hf.routes import check_replayed
+from .plan import StepPlan
+from .routes import StepRoutes
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """Terms of a micro-batch, as tensors on the device of the model."""
+
+    rows: Tensor
+    positions: Tensor
+    weights: Tensor
+    edges: Tensor
+    sources: Tensor
+    edge_row: Tensor
+    edge_target: Tensor
+
+
+Compute = Callable[[Tensor, StepTerms], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,22 +42,22 @@ class StepBatch:
     weights    [M] float32 (float64 for float64 models): of the terms by loss_mask, 1 without one"""
 
     index: int
-    rows: torch.Tensor
-    positions: torch.Tensor
-    _weights: torch.Tensor
+    rows: Tensor
+    positions: Tensor
+    _weights: Tensor
 
     @property
-    def weights(self):
+    def weights(self) -> Tensor:
         """[M]: by loss_mask."""
         object.__setattr__(self, "_gave_weights", True)
         return self._weights
 
     @property
-    def num_terms(self):
+    def num_terms(self) -> int:
         """M"""
         return len(self.rows)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<espalier.StepBatch {self.index}: {self.num_terms} terms>"
 
 
@@ -49,19 +70,20 @@ class Pass:
 
     frames  of the open micro-batches that others go on from, by number: those on one path of the plan"""
 
-    def __init__(self, model, step_plan, recompute, synchronise, routes=None):
+    def __init__(self, model: MicroBatchModel, step_plan: StepPlan, recompute: bool, synchronise: Callable[[], None],
+                 routes: StepRoutes | None = None) -> None:  # fmt: skip
         self.is_training = torch.is_grad_enabled()
-        self.frames = {}
+        self.frames: dict[int, Frame] = {}
         self._model, self._plan, self._recompute, self._synchronise = model, step_plan, recompute, synchronise
         self._routes = routes
-        self._current = None
+        self._current: _Opened | None = None
         self._is_closed = False
         self._num_begun = self._num_done = 0  # micro-batches whose backward pass has begun, and is over
         self._autocast, self._versions = self._autocast_now(), model.versions()
 
-    def walk(self):
+    def walk(self) -> Iterator[StepBatch]:
         """Yields StepBatches."""
-        opened = []
+        opened: list[_Opened] = []
         for index in self._plan.running:
             while opened and opened[-1].index != self._plan.parent[index]:
                 yield from self._leave(opened.pop())
@@ -70,7 +92,7 @@ class Pass:
         while opened:
             yield from self._leave(opened.pop())
 
-    def close(self):
+    def close(self) -> bool:
         """Lets everything go; what is called later is refused. Returns whether this ended a loop with gradients of some
         micro-batches in `.grad` and without those of others."""
         was_open, is_whole = not self._is_closed, self._num_done == len(self._plan.running)
@@ -80,11 +102,11 @@ class Pass:
         self.frames.clear()
         return was_open and self._num_begun > 0 and not is_whole
 
-    def progress(self):
+    def progress(self) -> str:
         """How many of its micro-batches have run backward, as text."""
         return f"{self._num_done} of {len(self._plan.running)} micro-batches"
 
-    def outputs(self, batch, compute):
+    def outputs(self, batch: StepBatch, compute: Compute) -> tuple[Tensor, ...]:
         """A tuple of what `compute(hidden [T, H], terms)` gives for the micro-batch that is presented."""
         opened = self._presented(batch)
         if opened.outputs is not None:
@@ -93,11 +115,14 @@ class Pass:
         if self._autocast_now() != self._autocast:
             raise InputError("autocast: expected the whole loop `for batch in step` under torch.autocast, received "
                              "another setting inside of the loop")  # fmt: skip
-        outputs = self._forward(opened, lambda hidden: compute(hidden, opened.terms))
-        opened.outputs = _Gate.apply(opened.turn, *outputs)
-        return opened.outputs
+        terms = opened.terms
+        assert terms is not None  # of what is presented
+        results = self._forward(opened, lambda hidden: compute(hidden, terms))
+        outputs: tuple[Tensor, ...] = _Gate.apply(opened.turn, *results)  # type: ignore[no-untyped-call]
+        opened.outputs = outputs
+        return outputs
 
-    def backward(self, loss):
+    def backward(self, loss: Tensor) -> None:
         opened = self._current
         if self._is_closed or opened is None:
             raise InputError("espalier.Step.backward: expected a call inside of `for batch in step`, received one "
@@ -120,19 +145,19 @@ class Pass:
         if self._recompute or not self._plan.children(opened.index):
             self._backward(opened)
 
-    def _presented(self, batch):
+    def _presented(self, batch: StepBatch) -> "_Opened":
         if self._is_closed or self._current is None or self._current.batch is not batch:
             raise InputError(f"expected the micro-batch that `for batch in step` gave last, received {batch!r}")
         return self._current
 
-    def _enter(self, opened):
+    def _enter(self, opened: "_Opened") -> Iterator[StepBatch]:
         if not (self.is_training and self._recompute):
             yield from self._present(opened)
         elif self._plan.children(opened.index):
             with torch.no_grad():
                 self._forward(opened, lambda hidden: hidden)
 
-    def _leave(self, opened):
+    def _leave(self, opened: "_Opened") -> Iterator[StepBatch]:
         if self.is_training:
             if self._recompute:
                 yield from self._present(opened)
@@ -142,7 +167,7 @@ class Pass:
         if frame is not None:
             frame.free()
 
-    def _present(self, opened):
+    def _present(self, opened: "_Opened") -> Iterator[StepBatch]:
         """Lets the user run a micro-batch forward, and give its loss; those without terms run by themselves."""
         if not self._plan.num_terms[opened.index]:
             with torch.set_grad_enabled(self.is_training):
@@ -161,14 +186,13 @@ class Pass:
                              "received none; without a loss, give its log-probabilities times zero")  # fmt: skip
         opened.batch = None
 
-    def _terms(self, index):
-        """Terms of a micro-batch, as tensors on the device of the model."""
+    def _terms(self, index: int) -> StepTerms:
         terms = self._plan.terms(index, self._plan.layout(index))
-        tensors = {name: torch.from_numpy(values) for name, values in vars(terms).items()}
+        tensors = {field.name: torch.from_numpy(getattr(terms, field.name)) for field in fields(terms)}
         tensors["weights"] = tensors["weights"].to(self._model.dtype_of_sums)
-        return Terms(**{name: tensor.to(self._model.device) for name, tensor in tensors.items()})
+        return StepTerms(**{name: tensor.to(self._model.device) for name, tensor in tensors.items()})
 
-    def _forward(self, opened, result):
+    def _forward(self, opened: "_Opened", result: Callable[[Tensor], Any]) -> Any:
         """Runs a micro-batch, and makes its frame where others go on from it."""
         plan, index = self._plan, opened.index
         self._check_parameters(index)
@@ -187,17 +211,17 @@ class Pass:
             self.frames[index] = Frame(opened.live, self.is_training)
         return outputs
 
-    def _backward(self, opened):
+    def _backward(self, opened: "_Opened") -> None:
         """Backward from the loss and from the gradients that descendants have left in the frame."""
         self._check_parameters(opened.index)
         if opened.loss is None:  # zeros, so that all hooks of modules run
-            roots = [output for output in opened.outputs if output.requires_grad]
-            gradients = [torch.zeros_like(root) for root in roots]
+            roots = [output for output in opened.outputs or () if output.requires_grad]
+            gradients: list[Tensor | None] = [torch.zeros_like(root) for root in roots]
         else:
             roots, gradients = [opened.loss], [None]
-        if opened.index in self.frames:
+        if opened.index in self.frames and opened.live is not None:
             tensors, left = self.frames[opened.index].seeds(opened.live)
-            roots, gradients = roots + tensors, gradients + left
+            roots, gradients = [*roots, *tensors], [*gradients, *left]
         if opened.index == self._plan.last:
             self._synchronise()
         self._num_begun += 1
@@ -212,12 +236,12 @@ class Pass:
         self._num_done += 1
         opened.finish()
 
-    def _check_parameters(self, index):
+    def _check_parameters(self, index: int) -> None:
         if self._model.versions() != self._versions:
             raise InputError(f"micro-batch {index}: expected the parameters as they were when the loop began, received "
                              "changed ones; call optimizer.step() after the loop")  # fmt: skip
 
-    def _autocast_now(self):
+    def _autocast_now(self) -> bool | torch.dtype:
         kind = self._model.device.type
         return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
 
@@ -229,17 +253,18 @@ class _Opened:
     index: int
     is_done: bool = False
     batch: StepBatch | None = None
-    terms: object = None
-    run: object = None
-    live: dict | None = None
-    outputs: tuple | None = None
-    loss: torch.Tensor | None = None
+    terms: StepTerms | None = None
+    run: ContextRun | None = None
+    live: dict[tuple[int, str], Tensor] | None = None
+    outputs: tuple[Tensor, ...] | None = None
+    loss: Tensor | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.turn = _Turn(self.index)
 
-    def finish(self):
-        self.run.release()
+    def finish(self) -> None:
+        if self.run is not None:
+            self.run.release()
         self.run = self.live = self.terms = self.loss = None
         self.outputs, self.is_done = (), True
 
@@ -256,12 +281,12 @@ class _Gate(torch.autograd.Function):
     """The identity of some tensors, through which gradients pass at the micro-batch's turn only."""
 
     @staticmethod
-    def forward(ctx, turn, *tensors):
+    def forward(ctx: Any, turn: _Turn, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.turn = turn
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.turn.is_on:
             raise InputError(f"micro-batch {ctx.turn.index}: expected gradients from the loss that step.backward(loss) "
                              "was given for it, received others, of another micro-batch's loss or of loss.backward(); "
@@ -269,7 +294,7 @@ class _Gate(torch.autograd.Function):
         return None, *gradients
 
 
-def _described(loss):
+def _described(loss: object) -> str:
     if not isinstance(loss, torch.Tensor):
         return type(loss).__name__
     return f"a tensor {list(loss.shape)}" + ("" if loss.requires_grad else " without a graph")

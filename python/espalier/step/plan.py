@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each micro-batch of a plan reads of others, leaves to others and predicts, as NumPy arrays."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .loss_masks import flat_loss_mask
+from ..rows.loss_masks import flat_loss_mask
+from ..trees import Layout, Plan
+
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -13,22 +19,22 @@ class Terms:
     """The M terms of one micro-batch, by trajectory and then by position, and the E different edges that they read.
     int64, but for weights."""
 
-    rows: np.ndarray  # [M] the trajectory
-    positions: np.ndarray  # [M] of the predicted token in it
-    weights: np.ndarray  # [M] float64: by loss_mask
-    edges: np.ndarray  # [M] the edge that a term reads
-    sources: np.ndarray  # [S] ascending: the tokens of the layout that predict
-    edge_row: np.ndarray  # [E] ascending: which of the sources predicts
-    edge_target: np.ndarray  # [E] the id that is predicted
+    rows: Integers  # [M] the trajectory
+    positions: Integers  # [M] of the predicted token in it
+    weights: NDArray[np.float64]  # [M] float64: by loss_mask
+    edges: Integers  # [M] the edge that a term reads
+    sources: Integers  # [S] ascending: the tokens of the layout that predict
+    edge_row: Integers  # [E] ascending: which of the sources predicts
+    edge_target: Integers  # [E] the id that is predicted
 
 
 @dataclass(frozen=True)
 class ContextReads:
     """What one micro-batch reads of its ancestors."""
 
-    ancestors: tuple  # micro-batches, ascending
-    blocks: np.ndarray  # [P, 5] int64, as ops.tree_attention has them; segment s is ancestors[s]
-    positions: np.ndarray  # [P] int64: of each block's first key
+    ancestors: tuple[int, ...]  # micro-batches, ascending
+    blocks: Integers  # [P, 5] int64, as ops.tree_attention has them; segment s is ancestors[s]
+    positions: Integers  # [P] int64: of each block's first key
 
 
 class StepPlan:
@@ -49,8 +55,8 @@ class StepPlan:
 
     Raises InputError for masks that do not fit."""
 
-    def __init__(self, plan, loss_mask=None):
-        self._batches = list(plan)
+    def __init__(self, plan: Plan, loss_mask: Any = None) -> None:
+        self._batches = [plan[index] for index in range(len(plan))]
         self.parent = [batch.parent for batch in self._batches]
         parts = [_Parts(batch.layout()) for batch in self._batches]
         self.offsets = _row_offsets(parts)
@@ -63,21 +69,21 @@ class StepPlan:
         self._set_running()
         self._set_cuts(parts)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._batches)
 
-    def layout(self, batch):
+    def layout(self, batch: int) -> Layout:
         return self._batches[batch].layout()
 
-    def children(self, batch):
+    def children(self, batch: int) -> list[int]:
         """Those that run and continue runs of `batch`."""
         return self._children[batch]
 
-    def ends(self, batch):
+    def ends(self, batch: int) -> Integers:
         """int64 [C]: the tokens of the layout after which others continue, ascending."""
         return self._ends[batch]
 
-    def prev(self, batch, layout):
+    def prev(self, batch: int, layout: Layout) -> NDArray[np.int32]:
         """int32 [T], as of the recurrences in espalier.ops: -2 - n where a token continues the parent's ends[n]."""
         prev = layout.prev.copy()
         parent = self.parent[batch]
@@ -86,20 +92,20 @@ class StepPlan:
             prev[roots] = -2 - np.searchsorted(self._cuts[parent], self._batches[batch].context_runs)
         return prev
 
-    def places(self, layout):
+    def places(self, layout: Layout) -> tuple[Integers, Integers]:
         """(tokens [P], places [P]): tokens of the layout of a micro-batch, once for each row that passes through, and
         where they stand in the rows."""
         _, tokens, rows, positions = _passages(layout)
         return tokens, self.offsets[rows] + positions
 
-    def context(self, batch):
+    def context(self, batch: int) -> ContextReads:
         """ContextReads of a micro-batch."""
         blocks = np.asarray(self._batches[batch].context)
         ancestors, segments = np.unique(blocks[:, 0], return_inverse=True)
         return ContextReads(tuple(ancestors.tolist()), np.column_stack([segments.reshape(-1), blocks[:, 1:5]]),
                             np.ascontiguousarray(blocks[:, 5]))  # fmt: skip
 
-    def terms(self, batch, layout):
+    def terms(self, batch: int, layout: Layout) -> Terms:
         """Terms of a micro-batch. An edge to a token of another one is its source's."""
         starts, tokens, rows, positions = _passages(layout)
         positions = positions + 1  # of the predicted token
@@ -115,47 +121,47 @@ class StepPlan:
         return Terms(rows[chosen], positions[chosen], self._weights[places[chosen]], which.reshape(-1), sources,
                      edge_row.reshape(-1), different & 0xFFFFFFFF)  # fmt: skip
 
-    def _set_beginnings(self, parts):
+    def _set_beginnings(self, parts: "Sequence[_Parts]") -> None:
         """Where in the rows parts begin, ascending, and with which token."""
         places = np.concatenate([self.offsets[part.rows] + part.first for part in parts] or [np.zeros(0, np.int64)])
         tokens = np.concatenate([part.first_token for part in parts] or [np.zeros(0, np.int64)])
         order = np.argsort(places, kind="stable")
         self._beginnings, self._beginning_tokens = places[order], tokens[order]
 
-    def _first_token_at(self, places):
+    def _first_token_at(self, places: Integers) -> Integers:
         """The token of the part that begins at each place in the rows; any where none does."""
         found = np.searchsorted(self._beginnings, places)
         return self._beginning_tokens[np.minimum(found, len(self._beginnings) - 1)]
 
-    def _counted(self, parts):
+    def _counted(self, parts: "Sequence[_Parts]") -> list[int]:
         before = np.concatenate([[0], np.cumsum(self._is_term)])
         ends = [np.minimum(self.offsets[part.rows] + part.last + 2, self.offsets[part.rows + 1]) for part in parts]
         return [int((before[end] - before[self.offsets[part.rows] + part.first + 1]).sum())
                 for part, end in zip(parts, ends)]  # fmt: skip
 
-    def _set_running(self):
+    def _set_running(self) -> None:
         has_terms = [count > 0 for count in self.num_terms]
         for batch in reversed(range(len(self))):
             if has_terms[batch] and self.parent[batch] >= 0:
                 has_terms[self.parent[batch]] = True
         self.running = [batch for batch in range(len(self)) if has_terms[batch]]
         self.last = max((batch for batch in self.running if self.parent[batch] < 0), default=None)
-        self._children = [[] for _ in self._batches]
+        self._children: list[list[int]] = [[] for _ in self._batches]
         for batch in self.running:
             if self.parent[batch] >= 0:
                 self._children[self.parent[batch]].append(batch)
 
-    def _set_cuts(self, parts):
+    def _set_cuts(self, parts: "Sequence[_Parts]") -> None:
         nothing = [np.zeros(0, np.int64)]
         self._cuts = [np.unique(np.concatenate([self._batches[child].context_runs for child in children] or nothing))
                       for children in self._children]  # fmt: skip
-        self._ends = [part.run_end[cuts] - 1 for part, cuts in zip(parts, self._cuts)]
+        self._ends: list[Integers] = [part.run_end[cuts] - 1 for part, cuts in zip(parts, self._cuts)]
 
 
 class _Parts:
     """The parts of trajectories that lie in one micro-batch."""
 
-    def __init__(self, layout):
+    def __init__(self, layout: Layout) -> None:
         starts, tokens = layout.paths()
         first = tokens[starts[:-1]]
         self.rows = layout.trajectories.copy()
@@ -165,14 +171,14 @@ class _Parts:
         self.run_end = layout.run_begin[1:].copy()
 
 
-def _passages(layout):
+def _passages(layout: Layout) -> tuple[Integers, Integers, Integers, Integers]:
     """Of the tokens on the paths of a layout: where each path starts among them, and token, row and position [P] int64."""
     starts, tokens = layout.paths()
     rows = np.repeat(layout.trajectories, np.diff(starts))
     return starts, tokens, rows, layout.position_ids[tokens].astype(np.int64)
 
 
-def _row_offsets(parts):
+def _row_offsets(parts: Sequence[_Parts]) -> Integers:
     rows = max((int(part.rows.max()) + 1 for part in parts if len(part.rows)), default=0)
     lengths = np.zeros(rows, np.int64)
     for part in parts:
@@ -180,7 +186,7 @@ def _row_offsets(parts):
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
-def _weights(loss_mask, offsets):
+def _weights(loss_mask: Any, offsets: Integers) -> NDArray[np.float64]:
     """float64 [N] of all tokens of the rows."""
     weights = np.ones(offsets[-1]) if loss_mask is None else flat_loss_mask(loss_mask, offsets).astype(np.float64)
     weights[offsets[:-1]] = 0

@@ -5,8 +5,8 @@ import json
 import os
 import sys
 
+from ..errors import InputError, is_failure
 from .console import clipped
-from .errors import InputError, is_failure
 
 
 def load_tokenizer(model):
@@ -18,7 +18,7 @@ def load_tokenizer(model):
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     hidden = "torch" not in sys.modules
     if hidden:
-        sys.modules["torch"] = None  # find_spec then says that there is none
+        sys.modules["torch"] = None  # type: ignore[assignment]  # find_spec then says that there is none
     try:
         try:
             from transformers import AutoTokenizer

@@ -3,7 +3,7 @@
 
 import shlex
 
-from .errors import InputError
+from ..errors import InputError
 
 _PANDAS = ("python3 -c 'import sys, pandas; pandas.{}(sys.argv[1]).to_json(\"chats.jsonl\", orient=\"records\", "
            "lines=True)' {}")

@@ -5,7 +5,7 @@ import gzip
 import io
 import zlib
 
-from .errors import InputError
+from ..errors import InputError
 from .foreign_files import refuse_foreign_file
 
 # In a row: a few megabytes that inflate to billions of them would keep a command busy for hours.
@@ -61,12 +61,12 @@ def open_lines(path):
 
     Returns (stream of bytes, the file itself, function that gives the part of it read so far).
     """
-    raw = open(path, "rb")
+    raw = open(path, "rb")  # noqa: SIM115  whoever calls closes it
     size = max(1, raw.seek(0, io.SEEK_END))
     raw.seek(0)
     magic = raw.peek(4)[:4]
     refuse_foreign_file(path, raw.peek(16)[:16])
-    stream = raw
+    stream: io.BufferedReader | gzip.GzipFile = raw
     if magic[:2] == b"\x1f\x8b":
         stream = gzip.GzipFile(fileobj=raw)
     elif _is_zstd(magic):

@@ -2,9 +2,10 @@
 """A model's chat template: what it can render, and text of conversations through it."""
 
 import json
+from typing import Any
 
+from ..errors import RenderError
 from .console import clipped
-from .errors import RenderError
 
 ARGUMENT = "espalier_probe_key"
 VALUE = "espalier probe value"
@@ -53,7 +54,8 @@ class ChatTemplate:
         except Exception as error:  # a template is a programme of its own and may raise anything
             kind = type(error).__name__
             if kind == "TemplateSyntaxError":
-                raise ValueError(f"expected a chat template in Jinja, received: line {error.lineno}: {error}") from None
+                line = getattr(error, "lineno", None)
+                raise ValueError(f"expected a chat template in Jinja, received: line {line}: {error}") from None
             raise RenderError(clipped(f"{kind}: {error}")) from None
 
     def adapt(self, messages):
@@ -64,7 +66,7 @@ class ChatTemplate:
         either, results become user messages `<tool_response>\\n...\\n</tool_response>`, those of one turn
         together in one message.
         """
-        adapted = []
+        adapted: list[dict[str, Any]] = []
         for message in messages:
             message = dict(message)
             if message["role"] == "tool" and not self.renders_tool_role:

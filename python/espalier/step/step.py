@@ -2,16 +2,20 @@
 """Training a PyTorch model on a plan: micro-batches that may be parts of trees larger than memory."""
 
 import warnings
+from collections.abc import Iterator
+from typing import Any, Literal, overload
 
-from .errors import InputError
-from .hf.context import naming_layers
-from .hf.gradient_sync import is_one_of_several_ranks, one_reduction
-from .hf.micro_batch import MicroBatchModel
-from .hf.run import Expand
-from .step_pass import Pass
-from .step_plan import StepPlan
-from .step_routes import StepRoutes
-from .trees import Plan
+from torch import Tensor
+
+from ..errors import InputError
+from ..hf.context import naming_layers
+from ..hf.gradient_sync import is_one_of_several_ranks, one_reduction
+from ..hf.micro_batch import MicroBatchModel
+from ..hf.run import Expand
+from ..trees import Plan
+from .passes import Pass, StepBatch, StepTerms
+from .plan import StepPlan
+from .routes import StepRoutes
 
 
 class Step:
@@ -47,10 +51,11 @@ class Step:
     A loop under torch.no_grad() runs forward alone, and wants no backward. A step may be looped over again. Where a loop
     with gradients is left early, by break or an error, `.grad` holds those of the micro-batches that were done. A
     warning says so, and the next loop over the model with gradients raises InputError, unless they were zeroed since or
-    discarded by `discard`. Raises Unsupported for models as espalier.hf.patch does; for compiled ones; for a backend without context under
-    partition; and for losses of routers, which depend on all micro-batches at once."""
+    discarded by `discard`. Raises Unsupported for models as espalier.hf.patch does; for compiled ones; for a backend
+    without context under partition; and for losses of routers, which depend on all micro-batches at once."""
 
-    def __init__(self, model, plan, *, loss_mask=None, recompute=False, routed_experts=None):
+    def __init__(self, model: Any, plan: Plan, *, loss_mask: Any = None, recompute: bool = False,
+                 routed_experts: Any = None) -> None:  # fmt: skip
         if not isinstance(plan, Plan):
             raise InputError(f"plan: expected a Plan, as espalier.plan makes it, received {type(plan).__name__}")
         self._plan = StepPlan(plan, loss_mask)
@@ -59,27 +64,27 @@ class Step:
             raise InputError("loss_mask: expected at least one token with a loss that is not the first of its row, "
                              "received none")  # fmt: skip
         self._model = MicroBatchModel(model)
-        self._routes = None
+        self._routes: StepRoutes | None = None
         if routed_experts is not None:
             self._routes = StepRoutes(self._model.backbone, self._plan, routed_experts)
         self._recompute = bool(recompute)
-        self._pass = None
+        self._pass: Pass | None = None
 
     @property
-    def num_terms(self):
+    def num_terms(self) -> int:
         """Terms of all micro-batches: what to divide a sum over tokens by for their mean."""
         return sum(self._plan.num_terms)
 
     @property
-    def total_weight(self):
+    def total_weight(self) -> float:
         """The sum of the weights of all terms; num_terms without weights other than 1."""
         return self._plan.total_weight
 
-    def __len__(self):
+    def __len__(self) -> int:
         """The micro-batches that the loop gives."""
         return sum(count > 0 for count in self._plan.num_terms)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[StepBatch]:
         if self._pass is not None:
             self._end(self._pass)  # a loop that was left, and may be held by somebody
         self._model.prepare(has_context=max(self._plan.parent, default=-1) >= 0, has_routes=self._routes is not None)
@@ -90,7 +95,7 @@ class Step:
             finally:
                 self._end(current)
 
-    def _end(self, current):
+    def _end(self, current: Pass) -> None:
         if not current.close():
             return
         self._model.mark_partial(current.progress())
@@ -98,14 +103,21 @@ class Step:
                       "the gradients of a part of the step; call step.discard(), or zero them",
                       RuntimeWarning, stacklevel=3)  # fmt: skip
 
-    def discard(self):
+    def discard(self) -> None:
         """Ends a loop that was left early, and forgets gradients: `.grad` of all parameters is None afterwards, that
         of earlier loops too. The step may then be looped over again."""
         if self._pass is not None:
             self._pass.close()
         self._model.discard()
 
-    def logprobs(self, batch, *, temperature=1.0, entropy=False):
+    @overload
+    def logprobs(self, batch: StepBatch, *, temperature: float = 1.0, entropy: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def logprobs(self, batch: StepBatch, *, temperature: float = 1.0, entropy: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+    def logprobs(self, batch: StepBatch, *, temperature: float = 1.0,
+                 entropy: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Log-probabilities [M] of the terms of the micro-batch, in float32 (float64 for float64 models): those of
         batch.positions[m] in row batch.rows[m]. temperature: a number that divides logits.
 
@@ -113,7 +125,7 @@ class Step:
         differentiable as well. Every micro-batch runs once: call this or `hidden`, once. Raises InputError for another
         micro-batch than the loop's."""
 
-        def compute(hidden, terms):
+        def compute(hidden: Tensor, terms: StepTerms) -> tuple[Tensor, ...]:
             rows = hidden.index_select(0, terms.sources)
             found = self._model.edge_logprobs(rows, terms.edge_row, terms.edge_target, temperature=temperature,
                                               entropy=entropy)  # fmt: skip
@@ -122,15 +134,15 @@ class Step:
         outputs = self._current().outputs(batch, compute)
         return outputs if entropy else outputs[0]
 
-    def hidden(self, batch):
+    def hidden(self, batch: StepBatch) -> Tensor:
         """Hidden states [M, H] after the last norm, each that which predicts the term, for heads of your own."""
 
-        def compute(hidden, terms):
-            return (Expand.apply(hidden, terms.sources[terms.edge_row[terms.edges]]),)
+        def compute(hidden: Tensor, terms: StepTerms) -> tuple[Tensor, ...]:
+            return (Expand.apply(hidden, terms.sources[terms.edge_row[terms.edges]]),)  # type: ignore[no-untyped-call]
 
         return self._current().outputs(batch, compute)[0]
 
-    def backward(self, loss):
+    def backward(self, loss: Tensor) -> None:
         """Adds the gradients of the micro-batch's loss to `.grad`, at once or when the micro-batches that go on from it
         are done; all are done after the loop.
 
@@ -139,7 +151,7 @@ class Step:
         next micro-batch for none."""
         self._current().backward(loss)
 
-    def _current(self):
+    def _current(self) -> Pass:
         if self._pass is None:
             raise InputError("espalier.Step: expected a call inside of `for batch in step`, received one outside")
         return self._pass
