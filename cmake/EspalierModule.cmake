@@ -100,10 +100,10 @@ endfunction()
 
 # espalier_join(TARGET PARTS N [ALONE REGEX] SOURCES SOURCE...): compiles sources of one folder together, N at a time. Most of what
 # each takes alone goes into templates of LibTorch, CLI11 and GoogleTest. Sources that are large themselves stay alone: those of
-# folders that match REGEX. Clang compiles all alone: it tells where an include is missing.
+# folders that match REGEX. With ESPALIER_JOIN=OFF each is compiled by itself, which tells where an include is missing.
 function(espalier_join target)
   cmake_parse_arguments(arg "" "PARTS;ALONE" "SOURCES" ${ARGN})
-  if(NOT ESPALIER_JOIN OR CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  if(NOT ESPALIER_JOIN)
     return()
   endif()
   foreach(source ${arg_SOURCES})

@@ -6,5 +6,5 @@ execute_process(
           ${PYTHON} -m espalier.commands.flags_json
   OUTPUT_VARIABLE json COMMAND_ERROR_IS_FATAL ANY)
 file(WRITE ${OUTPUT}
-     "#include \"espalier/cli/command_text.h\"\n\nnamespace espalier::cli {\n\n"
+     "#include \"espalier/cli/print/command_text.h\"\n\nnamespace espalier::cli {\n\n"
      "const char* const kPythonFlags = R\"json(${json})json\";\n\n}\n")

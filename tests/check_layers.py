@@ -31,14 +31,14 @@ MAY_INCLUDE = {
     "engine": {"base", "tree", "plan", "data", "config", "runtime", "ops", "model", "objective"},
 }
 MAY_INCLUDE["sample"] = MAY_INCLUDE["engine"] | {"engine"}
-MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine"}
+MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine", "qualify"}
 MAY_INCLUDE["verify"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["train"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
 WITHOUT_LIBTORCH = {"base", "tree", "plan", "data", "config", "inspect"}
 MAY_INCLUDE["python"] = set(WITHOUT_LIBTORCH)
 WITHOUT_LIBTORCH.add("python")
-MAY_INCLUDE["python_engine"] = set(MAY_INCLUDE)
+MAY_INCLUDE["python_engine"] = set(MAY_INCLUDE) - {"cli"}
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
@@ -103,11 +103,12 @@ PLANTED = {
     "cli/a.cpp": '#include "espalier/nowhere/a.h"',
     "python/a.cpp": '#include "espalier/engine/step.h"',
     "cli/b.cpp": '#include "espalier/python/arrays.h"',
+    "python_engine/b.cpp": '#include "espalier/cli/signals.h"',
     "train/d.cpp": '#include "espalier/python_engine/engine.h"',
     "extra/a.h": "#include <vector>",
 }
 ALLOWED = {
-    "python_engine/a.cpp": '#include "espalier/cli/flags.h"\n#include "espalier/python/arrays.h"\n#include <ATen/Tensor.h>',
+    "python_engine/a.cpp": '#include "espalier/train/trainer.h"\n#include "espalier/python/arrays.h"\n#include <ATen/Tensor.h>',
     "train/c.cpp": '#include "espalier/tree/forest.h"\n#include <torch/torch.h>\n#include <vector>',
     "ops/c.cpp": '#include "espalier/ops/kernels/a.cuh"\n// #include "espalier/tree/forest.h"',
 }

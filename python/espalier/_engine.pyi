@@ -81,8 +81,8 @@ def prove_kernels(index: int) -> bool:
     Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than the masked form there.
     """
 
-def engine_options() -> list:
-    """Options of an Engine: (name, default, meaning)."""
+def engine_options() -> str:
+    """Options of an Engine, as JSON."""
 
-def objective_options() -> list:
-    """Options of objectives: (name, default, meaning)."""
+def objective_options() -> str:
+    """Options of objectives, as JSON."""

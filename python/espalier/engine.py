@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer of the command line, called from Python."""
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -93,7 +94,7 @@ class Engine:
         >>> espalier.Engine.options()["max_grad_norm"]
         ('1', 'Clip the global gradient norm (0: off)')
         """
-        return {name: (default, meaning) for name, default, meaning in native.engine_options()}
+        return _told(native.engine_options())
 
     @staticmethod
     def objective_options() -> dict[str, tuple[str, str]]:
@@ -103,7 +104,7 @@ class Engine:
         >>> espalier.Engine.objective_options()["shared_targets"][0]
         'sum'
         """
-        return {name: (default, meaning) for name, default, meaning in native.objective_options()}
+        return _told(native.objective_options())
 
     def forward_backward(self, rows: Data, objective: "str | Loss" = "sft", *, indices: Iterable[int] | None = None,
                          progress: Callable[[int, int], object] | None = None,
@@ -322,6 +323,11 @@ def _rows(rows: Any, vocab_size: int) -> Trajectories:
     if is_packed(rows):
         return trajectories(dict(zip(("offsets", "input_ids"), token_sequences(rows))))
     return trajectories(rows)
+
+
+def _told(description: str) -> dict[str, tuple[Any, str]]:
+    """Defaults and meanings by name, of a description of options as JSON."""
+    return {each["name"].replace("-", "_"): (each["default"], each["help"]) for each in json.loads(description)}
 
 
 def _named(options: Mapping[str, Option]) -> list[tuple[str, str]]:

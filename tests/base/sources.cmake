@@ -9,6 +9,7 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/log_file_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/manifest_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/mapped_file_guard_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/options_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/median_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/printable_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/rng_test.cpp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/cli/data_summary.h"
+#include "espalier/cli/print/data_summary.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

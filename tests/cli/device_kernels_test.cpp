@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/cli/device_kernels.h"
+#include "espalier/cli/commands/device_kernels.h"
 
 #include <gtest/gtest.h>
 

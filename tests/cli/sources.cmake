@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/data_summary_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/device_flags_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/out_of_memory_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/signals_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/suggest_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/toml_config_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/device_kernels_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/validators_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/kernel_check_test.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/arguments_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/device_kernels_test.cpp)

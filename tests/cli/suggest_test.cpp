@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/cli/suggest.h"
+#include "espalier/cli/flags/suggest.h"
 
 #include <gtest/gtest.h>
 
@@ -15,14 +15,14 @@ TEST(Suggest, NearestWordNeedsToBeNear) {
 }
 
 TEST(Suggest, UnknownCommandsAndFlags) {
-  CLI::App app("", "espalier");
-  CLI::App* train = app.add_subcommand("train");
   double rate = 0;
   std::string out;
-  train->add_option("--learning-rate", rate);
-  train->add_option("-o,--out", out);
-  app.add_subcommand("prepare")->prefix_command();
-  const auto fault = [&](const std::vector<std::string>& args) { return unknown_word(app, args); };
+  std::deque<Command> commands;
+  OptionList& train = commands.emplace_back(Command{.name = "train", .summary = ""}).options;
+  train.add("learning-rate", &rate, "");
+  train.add("out", &out, "", {.letter = 'o'});
+  commands.push_back({.name = "prepare", .summary = "", .pass_on = [](const auto&) {}});
+  const auto fault = [&](const std::vector<std::string>& args) { return unknown_word(commands, args); };
   EXPECT_EQ(fault({"trian"}), "unknown command trian; expected one of train, prepare; did you mean train?");
   EXPECT_EQ(fault({"xyzzy"}), "unknown command xyzzy; expected one of train, prepare");
   EXPECT_EQ(fault({"train", "--lr", "1"}),

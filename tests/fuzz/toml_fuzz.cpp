@@ -1,48 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as a TOML file for --config: refused with InputError or by the parser of flags, or flags that
 // survive being written to a file and read again.
-#include <algorithm>
 #include <optional>
 
 #include "espalier/base/check.h"
-#include "espalier/cli/toml_config.h"
+#include "espalier/cli/flags/arguments.h"
+#include "espalier/cli/flags/toml_config.h"
 #include "tests/fuzz/input_file.h"
 
 namespace espalier::fuzz {
 namespace {
 
-using cli::expand_config;
-using cli::refuse_repeated_flags;
-using cli::resolved_flags;
-
 // The flags of a command after a run with --config; nothing where they are refused.
 std::optional<nlohmann::ordered_json> flags_of(const InputFile& file) {
-  CLI::App app;
-  CLI::App* command = app.add_subcommand("train");
-  std::string config, text;
+  cli::Command command{.name = "train", .summary = ""};
+  std::string text;
   std::vector<std::string> names;
   std::vector<double> numbers;
   int64_t whole = 0;
   double real = 0;
   bool flag = false;
-  command->add_option("--config", config);
-  command->add_option("--text", text);
-  command->add_option("--name", names);
-  command->add_option("--numbers", numbers)->delimiter(',');
-  command->add_option("--whole-number", whole);
-  command->add_option("--real", real);
-  command->add_flag("--flag", flag);
-  refuse_repeated_flags(command);
+  command.options.add("text", &text, "");
+  command.options.add("name", &names, "");
+  command.options.add("numbers", &numbers, "", {.has_commas = true});
+  command.options.add("whole-number", &whole, "");
+  command.options.add("real", &real, "");
+  command.options.add("flag", &flag, "");
   try {
-    std::vector<std::string> arguments = expand_config(app, {"train", "--config", file.path().string()});
-    std::reverse(arguments.begin(), arguments.end());
-    app.parse(arguments);
+    cli::set_options(&command, {"--config", file.path().string()});
   } catch (const InputError&) {
     return std::nullopt;
-  } catch (const CLI::ParseError&) {
+  } catch (const cli::UsageError&) {
     return std::nullopt;
   }
-  return resolved_flags(*command);
+  return cli::resolved_flags(command.options);
 }
 
 }  // namespace

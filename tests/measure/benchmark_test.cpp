@@ -12,7 +12,8 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
-#include "espalier/cli/commands.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/arguments.h"
 #include "espalier/data/builder.h"
 #include "espalier/measure/append_only.h"
 #include "espalier/runtime/tensor_memory.h"
@@ -212,14 +213,12 @@ struct Output {
 Output run_bench(std::vector<std::string> args) {
   const ScratchFolder scratch;
   write_tiny_model(scratch / "model", Family::kLlama, 64, 7, at::kFloat);
-  args.insert(args.begin(), {"bench", "--model", scratch / "model", "-o", scratch / "table.md", "--json",
-                             "--repeats", "1", "--warmup", "0"});
-  std::reverse(args.begin(), args.end());
-  CLI::App app;
-  int exit_code = 0;
-  cli::add_bench(app, &exit_code);
+  args.insert(args.begin(), {"--model", scratch / "model", "-o", scratch / "table.md", "--json", "--repeats",
+                             "1", "--warmup", "0"});
+  cli::Command bench = cli::bench_command();
+  cli::set_options(&bench, args);
   ::testing::internal::CaptureStdout();
-  app.parse(args);
+  bench.run(bench.options);
   std::fflush(stdout);
   return {::testing::internal::GetCapturedStdout(), read_text(scratch / "table.md")};
 }

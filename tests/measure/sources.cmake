@@ -3,4 +3,6 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/benchmark_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kept_products_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kept_rates_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/product_decision_test.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/product_decision_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/device_options_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/kernel_check_test.cpp)

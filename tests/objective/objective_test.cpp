@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/objective/objective.h"
+#include "espalier/base/options.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -216,8 +217,6 @@ TEST(ObjectiveValueTest, GrpoWithoutBehaviourLogprobsHasRatioOne) {
 TEST(ObjectiveFlags, Parse) {
   EXPECT_EQ(parse_objective("sft"), ObjectiveKind::kSft);
   EXPECT_EQ(parse_objective("grpo"), ObjectiveKind::kGrpo);
-  EXPECT_EQ(parse_shared_targets("sum"), SharedTargets::kSum);
-  EXPECT_EQ(parse_shared_targets("once"), SharedTargets::kOnce);
   ObjectiveOptions options;
   parse_normalize("sequence", &options);
   EXPECT_EQ(options.normalize, Normalize::kSequence);
@@ -232,9 +231,35 @@ TEST(ObjectiveFlags, Parse) {
   }
 }
 
+// The objective chooses the defaults of all others, wherever it is given.
+TEST(ObjectiveFlags, FollowFromTheObjective) {
+  const auto options_of = [](const NamedTexts& texts) {
+    ObjectiveOptions options;
+    OptionList list;
+    add_objective_options(&options, &list);
+    list.set(texts);
+    return options;
+  };
+  const ObjectiveOptions dapo = options_of({{"clip-low", "0.1"}, {"objective", "dapo"}});
+  EXPECT_EQ(dapo.clip_low, 0.1);
+  EXPECT_EQ(dapo.clip_high, default_options(ObjectiveKind::kDapo).clip_high);
+  EXPECT_TRUE(options_of({{"objective", "grpo"}}).scale_rewards);
+  EXPECT_FALSE(options_of({{"objective", "grpo"}, {"baseline", "running"}}).scale_rewards);
+  EXPECT_TRUE(options_of({{"objective", "reinforce"}, {"scale-rewards", "group"}}).scale_rewards);
+  const nlohmann::ordered_json settings = objective_settings(dapo);
+  EXPECT_EQ(settings["objective"], "dapo");
+  EXPECT_EQ(settings["clip-high"], 0.28);
+  EXPECT_EQ(settings["scale-rewards"], true);
+  EXPECT_FALSE(settings.contains("log-entropy"));
+}
+
 TEST(ObjectiveFlags, RefuseOtherWords) {
   EXPECT_NE(message_of<InputError>([] { parse_objective("sgd"); }).find("received `sgd`"), std::string::npos);
-  EXPECT_NE(message_of<InputError>([] { parse_shared_targets(""); }).find("sum or once"), std::string::npos);
+  ObjectiveOptions options;
+  OptionList list;
+  add_objective_options(&options, &list);
+  EXPECT_EQ(message_of<InputError>([&] { list.set({{"shared-targets", ""}}); }),
+            "--shared-targets: expected sum or once, received ``");
   for (const char* text : {"", "0", "-1", "nan", "inf", "tokens", "3x", "1e999"}) {
     ObjectiveOptions options;
     EXPECT_THROW(parse_normalize(text, &options), InputError) << text;

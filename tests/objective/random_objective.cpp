@@ -79,17 +79,7 @@ Trajectories rows_for(const ObjectiveOptions& objective, const Trajectories& tra
 }
 
 std::string describe(const ObjectiveOptions& objective) {
-  std::string text = fmt::format("{} shared targets {} normalize {}", to_string(objective.kind),
-                                 to_string(objective.shared_targets), normalize_text(objective));
-  if (objective.dual_clip != 0) text += fmt::format(" dual clip {}", objective.dual_clip);
-  if (objective.importance_weights != ImportanceWeights::kNone) {
-    text += fmt::format(" importance weights {} {}", to_string(objective.importance_weights),
-                        to_string(objective.importance_level));
-  }
-  if (objective.ref_topk != RefTopk::kNone) text += fmt::format(" top-k {}", to_string(objective.ref_topk));
-  if (objective.entropy_coef != 0) text += " entropy";
-  if (objective.kl_coef != 0) text += fmt::format(" {}", to_string(objective.kl_estimator));
-  return text;
+  return objective_settings(objective).dump();
 }
 
 }  // namespace espalier::testing

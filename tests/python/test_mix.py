@@ -108,7 +108,7 @@ def test_a_run_keeps_its_mix_or_that_it_has_none(espalier, model_folder, tmp_pat
 BAD = {
     "no weight": ({"weight": 0}, "source grpo: weight: expected a finite number above 0, received 0"),
     "a text as weight": ({"weight": "2"}, "source grpo: key `weight`: expected a number above 0, received \"2\""),
-    "an unknown objective": ({"objective": "grp"}, "source grpo: --objective: grp not in {sft"),
+    "an unknown objective": ({"objective": "grp"}, "source grpo: --objective: expected sft, ppo"),
     "no objective": ({"objective": None}, "source grpo: expected the key `objective`, received a table without it"),
     "an unknown key": ({"clip": 1}, "source grpo: unknown key `clip`: expected name, data, weight or a flag of objectives"),
     "no data": ({"data": "none.jsonl"}, "source grpo: cannot open none.jsonl"),

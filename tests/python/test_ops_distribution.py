@@ -16,7 +16,7 @@ import pytest
 from conftest import REPOSITORY
 
 FOLDER = REPOSITORY / "packaging/ops"
-OURS = re.compile(r'^#include "(espalier/[^"]+)"', re.MULTILINE)
+OURS = re.compile(r'^#include "(espalier/[^"@]+)"', re.MULTILINE)
 SOURCES = re.compile(r"[\w./]+\.(?:cpp|cu)\b")
 
 
@@ -46,7 +46,7 @@ def missing_of(files):
     for name in ("src/espalier/ops", "src/espalier/ops/kernels/cpu", "src/espalier/ops/kernels/cuda"):
         text = re.sub(r"#.*", "", files[f"{name}/CMakeLists.txt"])
         found = SOURCES.findall(text)
-        assert len(found) > 10
+        assert len(found) > 5
         if loops := re.search(r"set\(loops ([^)]+)\)", text):  # which sources that CMake writes include
             missing |= {f"{name}/{each}_loops.h" for each in loops[1].split()} - files.keys()
         missing |= {f"{name}/{source}" for source in found} - files.keys()

@@ -173,7 +173,7 @@ def test_completions_as_text(espalier, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    (["--temperature", -1], "expected FLOAT >= 0, received -1"),
+    (["--temperature", -1], "expected a finite number of at least 0, received -1"),
     (["--temperature", "nan"], "received nan"),
     (["--top-p", 1.5], "received 1.5"),
     (["--top-p", 0], "top-p: expected above 0"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/train/optimizer.h"
+#include "espalier/train/train_options.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -398,14 +398,17 @@ TEST(Schedule, FactorsByHand) {
   }
 }
 
-TEST(Schedule, WordsParse) {
-  EXPECT_EQ(parse_scheduler("constant"), SchedulerKind::kConstant);
-  EXPECT_EQ(parse_scheduler("linear"), SchedulerKind::kLinear);
-  EXPECT_EQ(parse_scheduler("cosine"), SchedulerKind::kCosine);
-  EXPECT_EQ(parse_optimizer("adamw"), OptimizerKind::kAdamW);
-  EXPECT_EQ(parse_optimizer("sgd"), OptimizerKind::kSgd);
-  EXPECT_THROW(parse_scheduler("step"), InputError);
-  EXPECT_THROW(parse_optimizer("Adam"), InputError);
+TEST(Schedule, WordsAreOptions) {
+  TrainOptions options;
+  OptionList list;
+  add_optimizer_options(&options, &list, /*schedules=*/true);
+  list.set({{"scheduler", "cosine"}, {"optimizer", "sgd"}});
+  EXPECT_EQ(options.scheduler, SchedulerKind::kCosine);
+  EXPECT_EQ(options.optimizer.kind, OptimizerKind::kSgd);
+  EXPECT_EQ(message_of<InputError>([&] { list.set({{"scheduler", "step"}}); }),
+            "--scheduler: expected constant, linear or cosine, received `step`");
+  EXPECT_EQ(message_of<InputError>([&] { list.set({{"optimizer", "Adam"}}); }),
+            "--optimizer: expected adamw or sgd, received `Adam`");
 }
 
 }  // namespace

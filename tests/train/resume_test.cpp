@@ -275,8 +275,9 @@ TEST_F(ResumeTest, TheLearningRateMayChangeWithAWord) {
 TEST_F(ResumeTest, AChangedNumberOfStepsChangesAScheduleWithAWord) {
   const char* words =
       "steps was 1, and is 2 from here on: the learning rate goes on as in a run of so many steps";
-  for (const SchedulerKind scheduler : {SchedulerKind::kLinear, SchedulerKind::kCosine}) {
-    TrainOptions run = options(to_string(scheduler), at::kFloat);
+  for (const auto& [name, scheduler] :
+       {std::pair("linear", SchedulerKind::kLinear), std::pair("cosine", SchedulerKind::kCosine)}) {
+    TrainOptions run = options(name, at::kFloat);
     run.scheduler = scheduler;
     run.steps = 1;
     ASSERT_TRUE(train(training_rows(), run, {}));
@@ -285,7 +286,7 @@ TEST_F(ResumeTest, AChangedNumberOfStepsChangesAScheduleWithAWord) {
     notes = resume_to(run, 2);
     EXPECT_EQ(notes.find("steps was"), std::string::npos) << notes;
     // By epochs as well, of which each has as many steps as there are batches.
-    TrainOptions epochs = options(std::string(to_string(scheduler)) + "-epochs", at::kFloat);
+    TrainOptions epochs = options(std::string(name) + "-epochs", at::kFloat);
     epochs.scheduler = scheduler;
     epochs.epochs = 1;
     ASSERT_TRUE(train(training_rows(), epochs, {}));
@@ -386,6 +387,7 @@ TEST_F(ResumeTest, EverySettingThatDecidesTheWeightsHasToStay) {
   refuses("lora-alpha", [](TrainOptions& o) { o.lora->alpha = 3; });
   refuses("lora-rslora", [](TrainOptions& o) { o.lora->rslora = true; });
   refuses("lora-targets", [](TrainOptions& o) { o.lora->targets = {"v_proj"}; });
+  refuses("freeze-pad-embedding", [](TrainOptions& o) { o.freeze_pad_embedding = true; });
   refuses("dtype", [](TrainOptions& o) { o.dtype = at::kBFloat16; });
   refuses("save-dtype", [](TrainOptions& o) { o.save_dtype = at::kBFloat16; });
   refuses("optimizer", [](TrainOptions& o) { o.optimizer.kind = OptimizerKind::kSgd; });

@@ -187,7 +187,8 @@ TEST_P(VerifyTest, ReportsTheKeysThatItPromises) {
             (std::vector<std::string>{"dtype", "device", "loss_rel_error", "grad_rel_error_max",
                                       "grad_rel_error_worst_parameter", "logprob_abs_error_max",
                                       "isolation_bitwise", "isolation_trials", "flat_tokens", "tree_tokens",
-                                      "encoded_tokens", "loss", "passed"}));
+                                      "encoded_tokens", "loss", "pad_token_id", "freeze_pad_embedding",
+                                      "passed"}));
   const nlohmann::ordered_json low = to_json(verify(trajectories, options(at::kFloat)));
   for (const char* key : {"dtype", "loss_rel_error", "grad_rel_error_max", "grad_rel_error_worst_parameter",
                           "logprob_abs_error_max", "error_ratio_max", "isolation_bitwise", "flat_tokens",

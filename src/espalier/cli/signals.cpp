@@ -11,8 +11,8 @@
 #include <ctime>
 #include <string_view>
 
+#include "espalier/base/output.h"
 #include "espalier/base/temporaries.h"
-#include "espalier/cli/output.h"
 
 namespace espalier::cli {
 namespace {

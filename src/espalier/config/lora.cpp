@@ -8,7 +8,7 @@
 #include <set>
 #include <string_view>
 
-#include "espalier/base/check.h"
+#include "espalier/base/options.h"
 
 namespace espalier {
 namespace {
@@ -72,7 +72,44 @@ std::string known_names(const std::vector<LinearMap>& maps) {
   return fmt::format("{}, {}", fmt::join(names, ", "), kAllLinear);
 }
 
+/// The names in a list with commas between them, in its order, each once.
+std::vector<std::string> names_in(const std::string& list) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    std::string name = list.substr(begin, end - begin);
+    ESPALIER_CHECK(!name.empty() && name.find(' ') == std::string::npos,
+                   "expected names with commas and nothing else between them, received `{}`", list);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
+    begin = end + 1;
+  }
+  return names;
+}
+
 }  // namespace
+
+void add_lora_options(LoraOptions* options, OptionList* list) {
+  list->group("LoRA");
+  list->add("lora-rank", &options->rank,
+            "Train low-rank adapters of this rank in place of the weights, which stay as they are and "
+            "have neither gradients nor optimiser state. Checkpoints are then folders of PEFT",
+            {.least = 1, .shows_default = false});
+  list->add("lora-alpha", &options->alpha,
+            "What adapters add is multiplied by this over the rank (default: the rank)",
+            {.above = 0, .shows_default = false});
+  const auto set = [options](const std::vector<std::string>& texts, const OptionTraits&) {
+    options->targets = names_in(texts.back());
+  };
+  const auto targets = [options] { return fmt::format("{}", fmt::join(options->targets, ",")); };
+  list->add({"lora-targets",
+             OptionKind::kText,
+             {set, targets},
+             "Which linear maps have adapters: names with commas between them, such as q_proj,v_proj, or "
+             "all-linear. A name stands for all maps whose names end with it. Routers and experts have "
+             "none",
+             {.shown = "NAMES"}});
+  list->add("lora-rslora", &options->rslora, "Divide by the square root of the rank instead (rsLoRA)");
+}
 
 double lora_scale(const LoraOptions& options) {
   const auto rank = static_cast<double>(options.rank);

@@ -10,6 +10,8 @@
 
 namespace espalier {
 
+class OptionList;
+
 /// Of every linear map that may have an adapter.
 inline constexpr const char* kAllLinear = "all-linear";
 
@@ -24,6 +26,9 @@ struct LoraOptions {
 
   bool operator==(const LoraOptions&) const = default;
 };
+
+/// Of a new adapter: --lora-rank and what goes with it. Without alpha, that is 0.
+void add_lora_options(LoraOptions* options, OptionList* list);
 
 /// alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski, A rank stabilization scaling factor, 2023).
 double lora_scale(const LoraOptions& options);

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "espalier/base/options.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier {
@@ -232,6 +233,15 @@ at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& posit
   const PositionTables tables = position_tables(position_ids);
   for (int64_t i = 0; i < num_layers(); ++i) hidden = layer(i, hidden, tables, sequence).hidden;
   return final_norm(hidden);
+}
+
+void add_freeze_pad_embedding(OptionList* list, bool* freeze) {
+  list->add(
+      "freeze-pad-embedding", freeze,
+      "Give the input embedding of config.json's pad_token_id no gradient, as Transformers does; a tied LM "
+      "head still trains it. Without this flag it is trained like any other, because trajectories have no "
+      "padding and the token may be a real one, such as the end of a turn",
+      {.group = kMachineGroup});
 }
 
 }  // namespace espalier

@@ -20,6 +20,8 @@
 
 namespace espalier {
 
+class OptionList;
+
 class Decoder : public Model {
  public:
   /// `parameters` must be those of parameter_shapes(config), in that order, of one floating dtype, on one
@@ -98,5 +100,8 @@ class Decoder : public Model {
 
 /// Zeros for a decoder's buffers, with which routers choose by their scores alone.
 std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType dtype, at::Device device);
+
+/// Whether Decoder::freeze_pad_embedding is called.
+void add_freeze_pad_embedding(OptionList* list, bool* freeze);
 
 }  // namespace espalier

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "espalier/base/check.h"
-#include "espalier/base/words.h"
+#include "espalier/base/options.h"
 
 namespace espalier {
 namespace {
@@ -38,6 +38,15 @@ std::string dtype_name(at::ScalarType dtype) {
   }
   throw InputError(
       fmt::format("dtype: expected {}, received {}", fmt::join(dtype_names(), ", "), at::toString(dtype)));
+}
+
+void add_dtype(OptionList* list, const std::string& name, at::ScalarType* dtype, const std::string& help) {
+  list->add(name, dtype, kDtypes, help, {.group = kMachineGroup});
+}
+
+void add_dtype(OptionList* list, const std::string& name, std::optional<at::ScalarType>* dtype,
+               const std::string& help, const std::string& group) {
+  list->add(name, dtype, kDtypes, help, {.group = group});
 }
 
 std::optional<at::ScalarType> floating_dtype(const std::string& word) {

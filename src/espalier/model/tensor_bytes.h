@@ -14,6 +14,8 @@
 
 namespace espalier {
 
+class OptionList;
+
 /// The floating dtype of a safetensors word (F64, F32, F16, BF16), nothing for any other word.
 std::optional<at::ScalarType> floating_dtype(const std::string& word);
 
@@ -30,6 +32,10 @@ bool all_finite(const at::Tensor& tensor);
 std::vector<std::string> dtype_names();
 at::ScalarType parse_dtype(const std::string& name);
 std::string dtype_name(at::ScalarType dtype);
+/// Describe an option of these words.
+void add_dtype(OptionList* list, const std::string& name, at::ScalarType* dtype, const std::string& help);
+void add_dtype(OptionList* list, const std::string& name, std::optional<at::ScalarType>* dtype,
+               const std::string& help, const std::string& group);
 
 /// "holds 3 values of 976 that are not finite (the first: nan at 12)"; "" where all are finite.
 std::string nonfinite_text(const at::Tensor& tensor);

@@ -4,10 +4,8 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
-#include <utility>
 
-#include "espalier/base/words.h"
+#include "espalier/base/options.h"
 
 namespace espalier {
 namespace {
@@ -44,6 +42,7 @@ constexpr auto kKlPlaces =
     std::to_array<Word<KlPlace>>({{"loss", KlPlace::kLoss}, {"reward", KlPlace::kReward}});
 constexpr auto kRefTopk = std::to_array<Word<RefTopk>>(
     {{"none", RefTopk::kNone}, {"rest", RefTopk::kRest}, {"renormalize", RefTopk::kRenormalize}});
+constexpr auto kScaleRewards = std::to_array<Word<bool>>({{"group", true}, {"none", false}});
 constexpr auto kNormalizers = std::to_array<Word<Normalize>>({{"token", Normalize::kToken},
                                                               {"sequence", Normalize::kSequence},
                                                               {"sequence-sum", Normalize::kSequenceSum},
@@ -136,88 +135,161 @@ ObjectiveOptions default_options(ObjectiveKind kind) {
   throw InternalError("unknown objective");
 }
 
-std::vector<std::string> shared_targets_names() {
-  return all_words(kSharedTargets);
-}
-
-SharedTargets parse_shared_targets(const std::string& name) {
-  return parse_word(kSharedTargets, "shared-targets", name);
-}
-
-std::string_view to_string(SharedTargets shared_targets) {
-  return word_of(kSharedTargets, shared_targets);
-}
-
-std::vector<std::string> baseline_names() {
-  return all_words(kBaselines);
-}
-
-Baseline parse_baseline(const std::string& name) {
-  return parse_word(kBaselines, "baseline", name);
-}
-
-std::string_view to_string(Baseline baseline) {
-  return word_of(kBaselines, baseline);
-}
-
-std::vector<std::string> importance_weights_names() {
-  return all_words(kImportanceWeights);
-}
-
-ImportanceWeights parse_importance_weights(const std::string& name) {
-  return parse_word(kImportanceWeights, "importance-weights", name);
-}
-
 std::string_view to_string(ImportanceWeights weights) {
   return word_of(kImportanceWeights, weights);
 }
 
-std::vector<std::string> importance_level_names() {
-  return all_words(kImportanceLevels);
-}
-
-ImportanceLevel parse_importance_level(const std::string& name) {
-  return parse_word(kImportanceLevels, "importance-level", name);
-}
-
-std::string_view to_string(ImportanceLevel level) {
-  return word_of(kImportanceLevels, level);
-}
-
-std::vector<std::string> kl_estimator_names() {
-  return all_words(kKlEstimators);
-}
-
-KlEstimator parse_kl_estimator(const std::string& name) {
-  return parse_word(kKlEstimators, "kl-estimator", name);
-}
-
-std::string_view to_string(KlEstimator estimator) {
-  return word_of(kKlEstimators, estimator);
-}
-
-std::vector<std::string> kl_place_names() {
-  return all_words(kKlPlaces);
-}
-
-KlPlace parse_kl_place(const std::string& name) {
-  return parse_word(kKlPlaces, "kl-in", name);
-}
-
-std::string_view to_string(KlPlace place) {
-  return word_of(kKlPlaces, place);
-}
-
-std::vector<std::string> ref_topk_names() {
-  return all_words(kRefTopk);
-}
-
-RefTopk parse_ref_topk(const std::string& name) {
-  return parse_word(kRefTopk, "ref-topk", name);
-}
-
 std::string_view to_string(RefTopk ref_topk) {
   return word_of(kRefTopk, ref_topk);
+}
+
+namespace {
+
+constexpr const char* kByObjective = "by objective";
+
+// The deviation of a group says nothing of an advantage over something else.
+bool is_of_group(Baseline baseline) {
+  return baseline == Baseline::kMean || baseline == Baseline::kLeaveOneOut;
+}
+
+void add_clipping(ObjectiveOptions* options, OptionList* list) {
+  list->add("clip-low", &options->clip_low,
+            "Policy gradients: clip the ratio at 1 minus this (0.2; gspo 0.0003; cispo 1: not at all)",
+            {.least = 0, .most = 1, .derived = kByObjective});
+  list->add("clip-high", &options->clip_high,
+            "Policy gradients: clip the ratio at 1 plus this (0.2; dapo 0.28; gspo 0.0004; cispo 4)",
+            {.least = 0, .derived = kByObjective});
+  list->add("dual-clip", &options->dual_clip,
+            "ppo, grpo, dr_grpo, dapo: where the advantage is negative, let the ratio count as this at "
+            "most, such as 3 (0: off)",
+            {.least = 0});
+}
+
+void add_advantages(ObjectiveOptions* options, OptionList* list) {
+  list->add("baseline", &options->baseline, kBaselines,
+            "Advantages from rewards: subtract the mean of the group (mean), of its other rows "
+            "(leave-one-out: the default of reinforce), of the groups before it in the file (running), or "
+            "nothing (none)",
+            {.derived = kByObjective,
+             .then = [options] { options->scale_rewards &= is_of_group(options->baseline); }});
+  list->add("scale-rewards", &options->scale_rewards, kScaleRewards,
+            "Advantages from rewards: divide by the standard deviation of the group (group), or not "
+            "(none: the default of dr_grpo and reinforce, and with other baselines than those of a "
+            "group)",
+            {.derived = kByObjective});
+  list->add("turn-discount", &options->turn_discount,
+            "Advantages from rewards: a reward counts this much less for each turn before the one that it "
+            "is given for, the last one or, in `turn_rewards`, its own. A turn is a stretch of tokens with "
+            "loss",
+            {.least = 0, .most = 1});
+}
+
+void add_importance_weights(ObjectiveOptions* options, OptionList* list) {
+  list->add("importance-weights", &options->importance_weights, kImportanceWeights,
+            "Policy gradients: use the ratio to the policy of `logprobs` as a weight without gradient, "
+            "at most --importance-cap (truncate), or 0 outside of --importance-floor to "
+            "--importance-cap (mask). The ratio that is clipped then begins at 1 in every step");
+  list->add("importance-level", &options->importance_level, kImportanceLevels,
+            "Weights are ratios of tokens, or products over the tokens of a trajectory (sequence)");
+  list->add("importance-cap", &options->importance_cap, "Largest importance weight", {.least = 1});
+  list->add("importance-floor", &options->importance_floor, "Smallest importance weight (mask)",
+            {.least = 0, .most = 1});
+}
+
+void add_references(ObjectiveOptions* options, OptionList* list) {
+  list->add("kl-coef", &options->kl_coef,
+            "Policy gradients: add this times the estimated KL divergence from the model of "
+            "`ref_logprobs`",
+            {.least = 0});
+  list->add("kl-estimator", &options->kl_estimator, kKlEstimators,
+            "With d = log p - log p_ref: d (k1), d^2 / 2 (k2), or exp(-d) - 1 + d (k3)");
+  list->add("kl-in", &options->kl_in, kKlPlaces,
+            "Add it to the loss of every token, or subtract its sum over a trajectory, taken from "
+            "`logprobs`, from the reward");
+  list->add(
+      "ref-topk", &options->ref_topk, kRefTopk,
+      "opd: compare the sampled token alone, by `ref_logprobs` (none), or the teacher's most likely "
+      "tokens, by `ref_topk_ids` and `ref_topk_logprobs`: with all other tokens as one (rest), or among "
+      "themselves (renormalize)");
+}
+
+void add_preferences(ObjectiveOptions* options, OptionList* list) {
+  list->add("beta", &options->beta,
+            "dpo, ipo, kto: how closely the policy is held to the model of `ref_logprobs` (0.1); simpo: "
+            "scale of rewards (2); orpo: weight of the odds ratio (0.1)",
+            {.above = 0, .derived = kByObjective});
+  list->add("margin", &options->margin,
+            "simpo: by how much the chosen reward should be above the rejected one", {.least = 0});
+  list->add("chosen-weight", &options->chosen_weight, "kto: weight of chosen trajectories", {.least = 0});
+  list->add("rejected-weight", &options->rejected_weight, "kto: weight of rejected trajectories",
+            {.least = 0});
+}
+
+void add_metrics_and_routers(ObjectiveOptions* options, OptionList* list) {
+  list->add("entropy-coef", &options->entropy_coef,
+            "Subtract this times the entropy of every token's distribution from the loss, such as "
+            "0.001",
+            {.least = 0});
+  list->add("log-entropy", &options->log_entropy,
+            "Report the metric entropy without --entropy-coef too: a second pass of the LM head",
+            {.may_change = true});
+  list->add("router-aux-loss-coef", &options->router_aux_loss_coef,
+            "Mixture of experts: add this times the load-balancing loss of the routers, such as 0.001. "
+            "It counts every token as often as trajectories pass it",
+            {.least = 0});
+  list->add("router-z-loss-coef", &options->router_z_loss_coef,
+            "Mixture of experts: add this times the z-loss, which keeps the routers' logits small, such "
+            "as 0.001",
+            {.least = 0});
+}
+
+}  // namespace
+
+void add_objective_options(ObjectiveOptions* options, OptionList* list) {
+  list->group("Objective");
+  list->add("objective", &options->kind, kObjectives,
+            "sft: cross-entropy; ppo, grpo, dr_grpo, dapo: clipped policy gradients; gspo: the same "
+            "with one ratio for a trajectory; cispo: with the clipped ratio as a weight; reinforce: "
+            "without a ratio; opd: distillation from a teacher on own samples; dpo, ipo, simpo, orpo: "
+            "preferences between the two trajectories of a pair; kto: single ones "
+            "(docs/objectives.md)",
+            {.then = [options] { *options = default_options(options->kind); }});
+  list->add("shared-targets", &options->shared_targets, kSharedTargets,
+            "For a target token that several trajectories share and train on: sum keeps every "
+            "trajectory's term, once keeps one, with the mean of their advantages");
+  const auto set_normalizer = [options](const std::vector<std::string>& texts, const OptionTraits&) {
+    parse_normalize(texts.back(), options);
+  };
+  const auto normalizer = [options] { return normalize_text(*options); };
+  list->add({"normalize",
+             OptionKind::kText,
+             {set_normalizer, normalizer},
+             "Over the whole optimiser step: average the loss over tokens (token), over sequences the "
+             "mean (sequence; default of gspo) or sum (sequence-sum; dr_grpo, reinforce, preferences) "
+             "of their tokens, over groups the mean of their tokens (group), or divide it by a NUMBER",
+             {.shown = "token|sequence|sequence-sum|group|NUMBER", .derived = kByObjective}});
+  add_clipping(options, list);
+  add_advantages(options, list);
+  add_importance_weights(options, list);
+  add_references(options, list);
+  add_preferences(options, list);
+  add_metrics_and_routers(options, list);
+}
+
+std::vector<std::string> objective_option_names() {
+  ObjectiveOptions options;
+  OptionList list;
+  add_objective_options(&options, &list);
+  return list.names();
+}
+
+nlohmann::ordered_json objective_settings(const ObjectiveOptions& options) {
+  ObjectiveOptions copy = options;
+  OptionList list;
+  add_objective_options(&copy, &list);
+  nlohmann::ordered_json settings = list.settings();
+  settings["scale-rewards"] = options.scale_rewards;  // as checkpoints have it
+  return settings;
 }
 
 void parse_normalize(const std::string& text, ObjectiveOptions* options) {
@@ -243,33 +315,12 @@ std::string normalize_text(const ObjectiveOptions& options) {
 namespace {
 
 void check_ranges(const ObjectiveOptions& options) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  // NaN is in no range.
-  const auto real = [](std::string_view name, double value, double least, double most) {
-    if (most == kInfinity) {
-      ESPALIER_CHECK(value >= least && std::isfinite(value),
-                     "{}: expected a finite number of at least {}, received {}", name, least, value);
-    } else {
-      ESPALIER_CHECK(value >= least && value <= most, "{}: expected a number from {} to {}, received {}",
-                     name, least, most, value);
-    }
-  };
-  real("clip-low", options.clip_low, 0, 1);
-  real("clip-high", options.clip_high, 0, kInfinity);
-  real("turn-discount", options.turn_discount, 0, 1);
-  real("importance-floor", options.importance_floor, 0, 1);
-  real("importance-cap", options.importance_cap, 1, kInfinity);
-  real("kl-coef", options.kl_coef, 0, kInfinity);
-  real("margin", options.margin, 0, kInfinity);
-  real("chosen-weight", options.chosen_weight, 0, kInfinity);
-  real("rejected-weight", options.rejected_weight, 0, kInfinity);
-  real("entropy-coef", options.entropy_coef, 0, kInfinity);
-  real("router-aux-loss-coef", options.router_aux_loss_coef, 0, kInfinity);
-  real("router-z-loss-coef", options.router_z_loss_coef, 0, kInfinity);
+  ObjectiveOptions copy = options;
+  OptionList list;
+  add_objective_options(&copy, &list);
+  list.check();
   ESPALIER_CHECK(options.normalize_constant > 0 && std::isfinite(options.normalize_constant),
                  "normalize: expected a finite number above 0, received {}", options.normalize_constant);
-  ESPALIER_CHECK(options.beta > 0 && std::isfinite(options.beta),
-                 "beta: expected a finite number above 0, received {}", options.beta);
   ESPALIER_CHECK(options.dual_clip == 0 ||
                      (options.dual_clip > 1 + options.clip_high && std::isfinite(options.dual_clip)),
                  "dual-clip: expected 0 (off) or a finite number above 1 + clip-high, {}, received {}",
@@ -292,17 +343,16 @@ void check_objective_options(const ObjectiveOptions& options) {
                  "kl-coef: expected an objective with advantages, received {}", name);
   ESPALIER_CHECK(is_policy || options.importance_weights == ImportanceWeights::kNone,
                  "importance-weights: expected an objective with advantages, received {}", name);
-  const bool centred = options.baseline == Baseline::kMean || options.baseline == Baseline::kLeaveOneOut;
-  ESPALIER_CHECK(!is_policy || centred || !options.scale_rewards,
+  ESPALIER_CHECK(!is_policy || is_of_group(options.baseline) || !options.scale_rewards,
                  "scale-rewards group: expected baseline mean or leave-one-out, received {}",
-                 to_string(options.baseline));
+                 word_of(kBaselines, options.baseline));
   if (!is_preference(options.kind)) return;
   ESPALIER_CHECK(options.normalize == Normalize::kSequenceSum || options.normalize == Normalize::kConstant,
                  "normalize: objective {} expects sequence-sum or a number, received {}", name,
                  normalize_text(options));
   ESPALIER_CHECK(options.shared_targets == SharedTargets::kSum,
                  "shared-targets: objective {} expects sum, received {}: it compares whole trajectories",
-                 name, to_string(options.shared_targets));
+                 name, word_of(kSharedTargets, options.shared_targets));
 }
 
 }  // namespace espalier

@@ -6,7 +6,11 @@
 #include <string_view>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 namespace espalier {
+
+class OptionList;
 
 enum class ObjectiveKind {
   kSft,
@@ -98,40 +102,16 @@ struct ObjectiveOptions {
 /// them.
 ObjectiveOptions default_options(ObjectiveKind kind);
 
-/// "sum" | "once"; throws InputError otherwise. So do the others.
-SharedTargets parse_shared_targets(const std::string& name);
-std::vector<std::string> shared_targets_names();
-std::string_view to_string(SharedTargets shared_targets);
-
-/// "mean" | "leave-one-out" | "running" | "none"
-Baseline parse_baseline(const std::string& name);
-std::vector<std::string> baseline_names();
-std::string_view to_string(Baseline baseline);
-
-/// "none" | "truncate" | "mask"
-ImportanceWeights parse_importance_weights(const std::string& name);
-std::vector<std::string> importance_weights_names();
 std::string_view to_string(ImportanceWeights weights);
-
-/// "token" | "sequence"
-ImportanceLevel parse_importance_level(const std::string& name);
-std::vector<std::string> importance_level_names();
-std::string_view to_string(ImportanceLevel level);
-
-/// "k1" | "k2" | "k3"
-KlEstimator parse_kl_estimator(const std::string& name);
-std::vector<std::string> kl_estimator_names();
-std::string_view to_string(KlEstimator estimator);
-
-/// "loss" | "reward"
-KlPlace parse_kl_place(const std::string& name);
-std::vector<std::string> kl_place_names();
-std::string_view to_string(KlPlace place);
-
-/// "none" | "rest" | "renormalize"
-RefTopk parse_ref_topk(const std::string& name);
-std::vector<std::string> ref_topk_names();
 std::string_view to_string(RefTopk ref_topk);
+
+/// Describes them: the name of the objective first, which chooses the defaults of the others.
+void add_objective_options(ObjectiveOptions* options, OptionList* list);
+
+std::vector<std::string> objective_option_names();
+
+/// Values by the options' names, of all that decide what is learned: what a run keeps.
+nlohmann::ordered_json objective_settings(const ObjectiveOptions& options);
 
 /// "token" | "sequence" | "sequence-sum" | "group" | a positive number; throws InputError otherwise.
 void parse_normalize(const std::string& text, ObjectiveOptions* options);

@@ -89,8 +89,9 @@ at::Tensor PolicyGradient::plain_clipped_surrogate(const at::Tensor& advantage,
 ObjectiveValue PolicyGradient::value(const at::Tensor& logprobs, const TermTensors& terms,
                                      const TermUnits& units) const {
   const at::Tensor &advantage = terms.columns[0], &old_logprob = terms.columns[1];
-  const at::Tensor is_given = old_logprob.eq(old_logprob);  // NaN where the data have none
-  const at::Tensor log_mismatch = logprobs - at::where(is_given, old_logprob, logprobs.detach());
+  // NaN where the data have none.
+  const at::Tensor log_mismatch =
+      logprobs - at::where(old_logprob.eq(old_logprob), old_logprob, logprobs.detach());
   const at::Tensor log_ratio = weighs() ? logprobs - logprobs.detach() : log_mismatch;
   const Weights weights = weighs() ? importance_weights(log_mismatch, units) : Weights{};
   Surrogate surrogate = this->surrogate({logprobs, log_ratio, advantage, terms.coefficient, units});
@@ -162,7 +163,7 @@ at::Tensor PolicyGradient::reference(std::span<const ReferenceTrajectory> group)
 
 TermBytes PolicyGradient::term_bytes() const {
   // Graph: the slope. Running: log-probability, log-ratio, ratio, its bounded value, the scale and an
-  // exponential; what is given and what is bounded.
+  // exponential; what is bounded and what is nothing.
   TermBytes bytes{.batch = kTermIndexBytes + 3 * kTermRealBytes,
                   .graph = kTermRealBytes,
                   .running = 6 * kTermRealBytes + 2 * kTermFlagBytes};

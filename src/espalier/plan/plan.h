@@ -11,10 +11,11 @@
 
 namespace espalier {
 
+class OptionList;
+
 enum class Strategy { kAuto, kPartition, kTreePacking, kSequencePacking };
 
 /// "auto" | "partition" | "tree-packing" | "sequence-packing"; parsing throws InputError naming them.
-std::vector<std::string> strategy_names();
 Strategy parse_strategy(const std::string& name);
 const char* to_string(Strategy strategy);
 
@@ -43,9 +44,7 @@ struct MicroBatch {
 /// budget.
 enum class CheckpointActivations { kNone, kLayer, kPiece, kAuto };
 
-/// "auto" | "none" | "layer" | "piece"; parsing throws InputError naming them.
-std::vector<std::string> checkpoint_activations_names();
-CheckpointActivations parse_checkpoint_activations(const std::string& name);
+/// "auto" | "none" | "layer" | "piece"
 const char* to_string(CheckpointActivations checkpoint_activations);
 
 struct PlanOptions {
@@ -55,6 +54,11 @@ struct PlanOptions {
   bool offload_context = false;  // with kPiece: context is kept in host memory
   int64_t memory_budget = 0;     // bytes of tensors at most; 0: no limit
 };
+
+/// The token budget where neither budget is given, unless a trajectory is longer.
+inline constexpr int64_t kDefaultTokenBudget = 4096;
+
+void add_plan_options(PlanOptions* options, OptionList* list);
 
 /// Micro-batches in the order of their forward passes: parent < own index, and the descendants of a
 /// micro-batch follow it directly. A micro-batch's backward pass comes after those of its descendants.

@@ -16,14 +16,14 @@
 #include "espalier/base/check.h"
 #include "espalier/base/json_file.h"
 #include "espalier/base/mapped_file_guard.h"
-#include "espalier/cli/kernel_check.h"
-#include "espalier/cli/out_of_memory.h"
 #include "espalier/config/stop_ids.h"
 #include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
+#include "espalier/measure/kernel_check.h"
 #include "espalier/model/weights.h"
 #include "espalier/objective/custom.h"
 #include "espalier/python_engine/options.h"
+#include "espalier/runtime/out_of_memory.h"
 #include "espalier/sample/prompts.h"
 #include "espalier/sample/sampler.h"
 #include "espalier/train/checkpoint.h"
@@ -52,7 +52,7 @@ auto plainly(const Body& body) {
     const PlainMode mode;
     return body();
   } catch (const c10::Error& error) {
-    throw std::runtime_error(cli::out_of_memory_message(error).value_or(error.what_without_backtrace()));
+    throw std::runtime_error(out_of_memory_message(error).value_or(error.what_without_backtrace()));
   }
 }
 
@@ -90,7 +90,7 @@ fs::path plain_path(const fs::path& folder) {
 }  // namespace
 
 void check_kernels_by(const std::vector<std::string>& command) {
-  cli::check_kernels_by(
+  espalier::check_kernels_by(
       [command](const std::string& family, const std::string& device, const fs::path& finding) {
         std::vector<std::string> words = command;
         words.insert(words.end(), {family, device, finding.string()});
@@ -99,13 +99,13 @@ void check_kernels_by(const std::vector<std::string>& command) {
 }
 
 void check_kernels(const std::string& family, const std::string& device, const fs::path& finding) {
-  plainly([&] { return cli::run_check(family, device, finding); });
+  plainly([&] { return run_check(family, device, finding); });
 }
 
 bool prove_kernels(int index) {
   return plainly([&] {
     constexpr int64_t kHeadDim = 128;
-    cli::prove_kernels(index);
+    espalier::prove_kernels(index);
     return attention_kind({at::kBFloat16, kHeadDim}) != AttentionKind::kMasked;
   });
 }
@@ -125,25 +125,25 @@ struct Engine::State {
     std::string fault;
   };
 
-  State(const fs::path& model, const EngineFlags& given)
-      : flags(given),
+  State(const fs::path& model, const EngineOptions& given)
+      : options(given),
         device(given.device.open()),
-        dtype(parse_dtype(given.dtype)),
+        dtype(given.train.dtype),
         source(model),
         stop_ids(model),
-        trainer(loaded(model), given.optimizer.options()),
+        trainer(loaded(model), given.train.optimizer),
         config(trainer.decoder().config()),
         cost(model_cost(config)),
         routers(router_shape(config)),
-        times(given.plan.costs({.config = config, .dtype = dtype, .device = device, .optimizer = {}}).time) {}
+        times(given.planning.costs({.config = config, .dtype = dtype, .device = device}).time) {}
 
   Decoder loaded(const fs::path& model) const {
     Decoder decoder = load_decoder(model, dtype, device);
-    if (flags.freeze_pad_embedding) decoder.freeze_pad_embedding();
+    if (options.train.freeze_pad_embedding) decoder.freeze_pad_embedding();
     return decoder;
   }
 
-  EngineFlags flags;
+  EngineOptions options;
   at::Device device;
   at::ScalarType dtype;
   SourceModel source;
@@ -167,21 +167,14 @@ struct Engine::State {
 
   PlanCosts costs(const Objective& objective, int64_t ref_topk = 0) const {
     PlanCosts costs{times, memory_model(config, dtype, objective, device, ref_topk)};
-    costs.memory.optimizer_bytes_per_parameter =
-        optimizer_bytes(parse_optimizer(flags.optimizer.optimizer), dtype);
+    costs.memory.optimizer_bytes_per_parameter = optimizer_bytes(options.train.optimizer.kind, dtype);
     return costs;
   }
 
-  TrainOptions train_options(double learning_rate) const {
-    TrainOptions options;
-    flags.optimizer.apply_to(&options);
-    options.learning_rate = learning_rate;
-    return options;
-  }
-
   void check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const;
-  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const ObjectiveOptions& options,
-                           const TermFunction& function, const Progress& progress);
+  Metrics forward_backward(const Trajectories& rows, const Indices& indices,
+                           const ObjectiveOptions& objective, const TermFunction& function,
+                           const Progress& progress);
   void check_checkpoint(const fs::path& folder, const RunState& saved, std::vector<std::string>* notes) const;
 };
 
@@ -247,18 +240,18 @@ void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64
 }
 
 Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices& indices,
-                                        const ObjectiveOptions& options, const TermFunction& function,
+                                        const ObjectiveOptions& objective, const TermFunction& function,
                                         const Progress& progress) {
   const auto begin = std::chrono::steady_clock::now();
-  ESPALIER_CHECK(routers.count() > 0 || !options.has_router_losses(),
+  ESPALIER_CHECK(routers.count() > 0 || !objective.has_router_losses(),
                  "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
                  config.model_type);
   const std::vector<int64_t> chosen = rows_of(rows, indices);
   check_rows(rows, chosen);
   const auto terms = std::make_shared<TermsOfRows>();
-  const Loss loss(rows, objective_of(options, function, terms));
+  const Loss loss(rows, objective_of(objective, function, terms));
   const PlanCosts plan_costs = costs(loss.objective(), rows.ref_topk);
-  const Step step = make_step(rows, chosen, {flags.plan.options(rows), options, &plan_costs});
+  const Step step = make_step(rows, chosen, {options.planning.options(rows), objective, &plan_costs});
   *terms = terms_of_rows(step);
   try {
     const StepResult result = trainer.add_gradients(step, loss, progress);
@@ -267,7 +260,7 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
     check_finite(trainer.decoder(), step, loss, "forward_backward", result.loss, grad_norm);
     ++num_added;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    nlohmann::ordered_json metrics = step_metrics(cost, options, result, seconds);
+    nlohmann::ordered_json metrics = step_metrics(cost, objective, result, seconds);
     if (result.measured_peak_bytes() == 0) metrics.erase("peak_tensor_bytes");  // nothing counted
     metrics["grad_norm"] = grad_norm;
     return metrics_of(metrics);
@@ -291,34 +284,30 @@ void Engine::State::check_checkpoint(const fs::path& folder, const RunState& sav
                     folder.string(), difference->key, difference->before, difference->now));
   }
   if (!saved.settings) return;
-  for (const auto& [name, own] :
-       {std::pair("dtype", dtype_name(dtype)), std::pair("optimizer", flags.optimizer.optimizer)}) {
+  for (const auto& [name, own] : {std::pair("dtype", dtype_name(dtype)),
+                                  std::pair("optimizer", to_string(options.train.optimizer.kind))}) {
     const auto was = saved.settings->fixed.value(name, nlohmann::ordered_json(own));
     ESPALIER_CHECK(was == own, "{}: expected a checkpoint with {} {}, that of the engine, received {}",
                    folder.string(), name, own, was.dump());
   }
 }
 
-Engine::Engine(const fs::path& model, const NamedValues& options)
-    : state_(plainly([&] {
-        const EngineFlags flags = parse_engine_flags(options);
-        check_optimizer_options(flags.optimizer.options());
-        return std::make_unique<State>(model, flags);
-      })) {}
+Engine::Engine(const fs::path& model, const NamedTexts& options)
+    : state_(plainly([&] { return std::make_unique<State>(model, parse_engine_options(options)); })) {}
 
 Engine::~Engine() = default;
 
 Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices,
-                                 const NamedValues& objective, const Progress& progress) {
+                                 const NamedTexts& objective, const Progress& progress) {
   return forward_backward(rows, indices, objective, TermFunction(), progress);
 }
 
-Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedValues& options,
+Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
                                  const TermFunction& function, const Progress& progress) {
   const Call call(&state_->is_busy);
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   return plainly([&] {
-    return state_->forward_backward(rows, indices, parse_objective_flags(options), function, progress);
+    return state_->forward_backward(rows, indices, parse_objective_options(options), function, progress);
   });
 }
 
@@ -327,8 +316,10 @@ Metrics Engine::optim_step(std::optional<double> learning_rate) {
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   ESPALIER_CHECK(state_->num_added > 0,
                  "optim_step: expected gradients, but there was no forward_backward since the last one");
-  const double rate = learning_rate.value_or(state_->flags.optimizer.learning_rate);
-  check_train_options(state_->train_options(rate));
+  const double rate = learning_rate.value_or(state_->options.train.learning_rate);
+  TrainOptions options = state_->options.train;
+  options.learning_rate = rate;
+  check_train_options(options);
   return plainly([&] {
     const double norm = state_->grad_norm;
     state_->trainer.update(rate, norm);
@@ -345,7 +336,7 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
     state_->check_rows(rows, rows_of(rows, std::nullopt));
     const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
     const Step step = make_step(
-        rows, {.plan = state_->flags.plan.options(rows), .costs = &costs, .terms = TermChoice::kAll});
+        rows, {.plan = state_->options.planning.options(rows), .costs = &costs, .terms = TermChoice::kAll});
     std::vector<double> values(rows.num_tokens());
     compute_logprobs(state_->trainer.decoder(), rows, step, &values, progress);
     check_mapped_files();
@@ -361,18 +352,18 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
   });
 }
 
-Trajectories Engine::sample(const Trajectories& rows, const NamedValues& options, const Progress& progress) {
+Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress) {
   const Call call(&state_->is_busy);
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   return plainly([&] {
-    const cli::SampleFlags flags = parse_sample_flags(options);
+    const SamplingOptions sampling = parse_sampling_options(options);
     state_->check_rows(rows, rows_of(rows, std::nullopt));
     const State::StopIds& stop_ids = state_->stop_ids;
-    const bool asks_model = !flags.ignore_stop_ids && flags.options.stop_ids.empty();
+    const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();
     if (asks_model && !stop_ids.fault.empty()) throw InputError(stop_ids.fault);
-    const Trajectories prompts = prompts_of(rows, flags.whole_rows);
+    const Trajectories prompts = prompts_of(rows, sampling.whole_rows);
     const SampleResult result = espalier::sample(
-        state_->trainer.decoder(), prompts, flags.resolved(stop_ids.ids, state_->config.vocab_size),
+        state_->trainer.decoder(), prompts, sampling.resolved(stop_ids.ids, state_->config.vocab_size),
         [&](const SampleProgress& done) { progress(done.finished, done.completions); });
     check_mapped_files();
     return espalier::rows_of(result.completions, rows, prompts);
@@ -415,7 +406,7 @@ void Engine::save(const fs::path& folder, const std::string& dtype) {
     RunState state{.step = state_->step, .data_hashes = {}, .settings = RunSettings{}};
     state.settings->fixed = {{"dtype", dtype_name(state_->dtype)},
                              {"save-dtype", dtype_name(saved)},
-                             {"optimizer", state_->flags.optimizer.optimizer}};
+                             {"optimizer", to_string(state_->options.train.optimizer.kind)}};
     write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
                      state_->trainer.decoder(), state_->trainer.optimizer(), state);
   });
@@ -450,11 +441,11 @@ int64_t Engine::vocab_size() const {
 }
 
 std::string Engine::dtype() const {
-  return state_->flags.dtype;
+  return dtype_name(state_->dtype);
 }
 
 double Engine::learning_rate() const {
-  return state_->flags.optimizer.learning_rate;
+  return state_->options.train.learning_rate;
 }
 
 }  // namespace espalier::python_engine

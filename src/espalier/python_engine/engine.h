@@ -14,13 +14,12 @@
 #include <variant>
 #include <vector>
 
+#include "espalier/base/options.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/objective/custom_function.h"
 
 namespace espalier::python_engine {
 
-/// Names of flags without dashes in front, and what would follow them: {"learning-rate", "0.001"}.
-using NamedValues = std::vector<std::pair<std::string, std::string>>;
 using Metrics = std::vector<std::pair<std::string, std::variant<int64_t, double>>>;
 using Progress = std::function<void(int64_t done, int64_t total)>;  // after each micro-batch
 
@@ -44,14 +43,11 @@ struct HostArray {
   void* values = nullptr;  // as long as the owner lives
 };
 
-/// A flag as the help of the command has it, by the name that Python gives it.
-struct FlagHelp {
-  std::string name, default_value, meaning;
-};
-std::vector<FlagHelp> engine_flags_help();
-std::vector<FlagHelp> objective_flags_help();
+/// The options of engines and objectives as OptionList::description has them.
+std::string engine_options_json();
+std::string objective_options_json();
 
-/// Engines on a GPU let its kernels prove themselves as commands do (cli/kernel_check.h), by processes of
+/// Engines on a GPU let its kernels prove themselves as commands do (measure/kernel_check.h), by processes of
 /// `command` and three arguments more, with which they call check_kernels: family, device, file.
 void check_kernels_by(const std::vector<std::string>& command);
 void check_kernels(const std::string& family, const std::string& device,
@@ -67,17 +63,17 @@ bool prove_kernels(int index);
 class Engine {
  public:
   /// Opens the device and loads the model.
-  Engine(const std::filesystem::path& model, const NamedValues& options);
+  Engine(const std::filesystem::path& model, const NamedTexts& options);
   ~Engine();
 
   /// Adds the gradients of an objective of the rows, with its options by the names of the flags. Metrics:
   /// those of step_metrics, and grad_norm, of all gradients since the last optim_step. Throws NonFiniteError
   /// where loss or gradients are not finite.
-  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedValues& objective,
+  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& objective,
                            const Progress& progress);
   /// The same with a loss that a function computes. Of the options, those of shared targets and routers
   /// count.
-  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedValues& options,
+  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
                            const TermFunction& function, const Progress& progress);
 
   /// Clips, updates the weights, clears the gradients. Metrics: step, grad_norm, learning_rate.
@@ -89,7 +85,7 @@ class Engine {
   /// Completions of the rows' prompts by the weights as they are, as rows (sample/sampler.h: rows_of), with
   /// options by the names of the flags of `espalier sample`. `progress` is told of finished completions, and
   /// of all, after each token. Gradients stay.
-  Trajectories sample(const Trajectories& rows, const NamedValues& options, const Progress& progress);
+  Trajectories sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress);
 
   /// Sums since the last optim_step, by parameter; none where there were none.
   std::vector<HostArray> gradients();

@@ -45,13 +45,13 @@ TermFunction calling(nb::handle function) {
 }
 
 Metrics forward_backward(Engine& engine, const Trajectories& rows, const Indices& indices,
-                         const NamedValues& objective, nb::handle progress) {
+                         const NamedTexts& objective, nb::handle progress) {
   const Interruptible work;
   return engine.forward_backward(rows, indices, objective, watching(progress));
 }
 
 Metrics forward_backward_custom(Engine& engine, const Trajectories& rows, const Indices& indices,
-                                const NamedValues& options, nb::handle function, nb::handle progress) {
+                                const NamedTexts& options, nb::handle function, nb::handle progress) {
   const Interruptible work;
   return engine.forward_backward(rows, indices, options, calling(function), watching(progress));
 }
@@ -70,7 +70,7 @@ python::Array<double> logprobs(Engine& engine, const Trajectories& rows, nb::han
   return python::take(std::move(values));
 }
 
-Trajectories sample(Engine& engine, const Trajectories& rows, const NamedValues& options,
+Trajectories sample(Engine& engine, const Trajectories& rows, const NamedTexts& options,
                     nb::handle progress) {
   const Interruptible work;
   return engine.sample(rows, options, watching(progress));
@@ -107,18 +107,12 @@ std::vector<std::string> load(Engine& engine, const std::filesystem::path& folde
   return engine.load(folder);
 }
 
-nb::list help_list(const std::vector<FlagHelp>& flags) {
-  nb::list list;
-  for (const FlagHelp& flag : flags) list.append(nb::make_tuple(flag.name, flag.default_value, flag.meaning));
-  return list;
-}
-
 void bind_engine(nb::module_& module) {
   nb::class_<Engine>(
       module, "Engine",
       "What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is "
       "done without the GIL.")
-      .def(nb::init<const std::filesystem::path&, const NamedValues&>(), nb::arg("model"), nb::arg("options"),
+      .def(nb::init<const std::filesystem::path&, const NamedTexts&>(), nb::arg("model"), nb::arg("options"),
            nb::call_guard<Interruptible>(), "Loads the model.")
       .def("forward_backward", &forward_backward, nb::arg("rows"), nb::arg("indices").none(),
            nb::arg("objective"), nb::arg("progress").none(), "The metrics, by name.")
@@ -164,10 +158,6 @@ NB_MODULE(_engine, module) {
       "prove_kernels", &prove_kernels, nanobind::arg("index"), nanobind::call_guard<Interruptible>(),
       "Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than "
       "the masked form there.");
-  module.def(
-      "engine_options", [] { return help_list(engine_flags_help()); },
-      "Options of an Engine: (name, default, meaning).");
-  module.def(
-      "objective_options", [] { return help_list(objective_flags_help()); },
-      "Options of objectives: (name, default, meaning).");
+  module.def("engine_options", &engine_options_json, "Options of an Engine, as JSON.");
+  module.def("objective_options", &objective_options_json, "Options of objectives, as JSON.");
 }

@@ -4,10 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "espalier/base/check.h"
-#include "espalier/cli/validators.h"
+#include "espalier/model/tensor_bytes.h"
 
 namespace espalier::python_engine {
 namespace {
@@ -18,108 +17,66 @@ std::string python_name(std::string name) {
   return name;
 }
 
-std::string flag_name(const CLI::Option& option) {
-  return option.get_lnames().empty() ? std::string() : option.get_lnames().front();
-}
-
-std::vector<const CLI::Option*> flags_of(const CLI::App& app) {
-  return app.get_options([](const CLI::Option* option) { return !option->get_lnames().empty(); });
-}
-
-// An application with nothing but the flags that `add` adds.
-template <class Add>
-void with_flags(CLI::App* app, const Add& add) {
-  app->set_help_flag();
-  app->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  add(app);
-  cli::require_decimal_numbers(app);
-}
-
-void parse(CLI::App* app, const NamedValues& values) {
-  std::vector<std::string> words;
-  for (const auto& [name, value] : values) {
-    if (app->get_option_no_throw("--" + name) == nullptr) {
-      std::vector<std::string> names;
-      for (const CLI::Option* option : flags_of(*app)) names.push_back(python_name(flag_name(*option)));
-      throw InputError(fmt::format("{}: there is no such option; expected one of {}", python_name(name),
-                                   fmt::join(names, ", ")));
-    }
-    words.push_back(fmt::format("--{}={}", name, value));
+void parse(const NamedTexts& texts, OptionList* list) {
+  for (const auto& [name, text] : texts) {
+    std::vector<std::string> names = list->names();
+    std::ranges::transform(names, names.begin(), python_name);
+    ESPALIER_CHECK(list->find(name) != nullptr, "{}: there is no such option; expected one of {}",
+                   python_name(name), fmt::join(names, ", "));
   }
-  std::ranges::reverse(words);  // CLI11 takes a vector from its end
-  try {
-    app->parse(std::move(words));
-  } catch (const CLI::ParseError& error) {
-    throw InputError(error.what());
-  }
-}
-
-std::vector<FlagHelp> help_of(const CLI::App& app) {
-  std::vector<FlagHelp> help;
-  for (const CLI::Option* option : flags_of(app)) {
-    help.push_back({python_name(flag_name(*option)), option->get_default_str(), option->get_description()});
-  }
-  return help;
-}
-
-void add_engine_flags(CLI::App* app, EngineFlags* flags) {
-  cli::add_dtype(app, &flags->dtype,
-                 "Precision of training (bfloat16: with float32 master weights and gradient sums)");
-  cli::add_freeze_pad_embedding(app, &flags->freeze_pad_embedding);
-  flags->optimizer.add(app, /*schedules=*/false);
-  flags->plan.add(app);
-  app->remove_option(app->get_option("--no-calibration"));  // nothing is predicted
-  flags->device.add(app, /*trains=*/true);
-  cli::add_threads(app);
-}
-
-void add_objective_flags(CLI::App* app, cli::ObjectiveFlags* flags) {
-  flags->add(app);
+  list->set(texts);
 }
 
 }  // namespace
 
-EngineFlags parse_engine_flags(const NamedValues& values) {
-  EngineFlags flags;
-  CLI::App app;
-  with_flags(&app, [&](CLI::App* to) { add_engine_flags(to, &flags); });
-  parse(&app, values);
-  return flags;
+void EngineOptions::add(OptionList* list) {
+  add_dtype(list, "dtype", &train.dtype,
+            "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+  add_optimizer_options(&train, list, /*schedules=*/false);
+  add_freeze_pad_embedding(list, &train.freeze_pad_embedding);
+  planning.add(list, /*predicts=*/false);
+  device.add(list, /*trains=*/true);
+  add_threads(list);
 }
 
-ObjectiveOptions parse_objective_flags(const NamedValues& values) {
-  cli::ObjectiveFlags flags;
-  CLI::App app;
-  with_flags(&app, [&](CLI::App* to) { add_objective_flags(to, &flags); });
-  parse(&app, values);
-  ObjectiveOptions options = flags.options();
+EngineOptions parse_engine_options(const NamedTexts& texts) {
+  EngineOptions options;
+  OptionList list;
+  options.add(&list);
+  parse(texts, &list);
+  return options;
+}
+
+ObjectiveOptions parse_objective_options(const NamedTexts& texts) {
+  ObjectiveOptions options;
+  OptionList list;
+  add_objective_options(&options, &list);
+  parse(texts, &list);
   check_objective_options(options);
   return options;
 }
 
-cli::SampleFlags parse_sample_flags(const NamedValues& values) {
-  cli::SampleFlags flags;
-  CLI::App app;
-  with_flags(&app, [&](CLI::App* to) {
-    flags.add_sampling(to);
-    flags.add_sizes(to);
-  });
-  parse(&app, values);
-  return flags;
+SamplingOptions parse_sampling_options(const NamedTexts& texts) {
+  SamplingOptions options;
+  OptionList list;
+  options.add_sampling(&list);
+  options.add_sizes(&list);
+  parse(texts, &list);
+  return options;
 }
 
-std::vector<FlagHelp> engine_flags_help() {
-  EngineFlags flags;
-  CLI::App app;
-  with_flags(&app, [&](CLI::App* to) { add_engine_flags(to, &flags); });
-  return help_of(app);
+std::string engine_options_json() {
+  EngineOptions options;
+  OptionList list;
+  options.add(&list);
+  return list.description().dump();
 }
 
-std::vector<FlagHelp> objective_flags_help() {
-  cli::ObjectiveFlags flags;
-  CLI::App app;
-  with_flags(&app, [&](CLI::App* to) { add_objective_flags(to, &flags); });
-  return help_of(app);
+std::string objective_options_json() {
+  ObjectiveOptions options;
+  OptionList list;
+  add_objective_options(&options, &list);
+  return list.description().dump();
 }
 
 }  // namespace espalier::python_engine

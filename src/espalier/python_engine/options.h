@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of the Engine, which are flags of the command line: same names, values, checks and defaults.
+// The options of the Engine, which are those of the command line: same names, values, checks and defaults.
 #pragma once
 
 #include <string>
 
-#include "espalier/cli/flags.h"
-#include "espalier/cli/sample_flags.h"
-#include "espalier/objective/options.h"
+#include "espalier/measure/device_options.h"
+#include "espalier/measure/planning.h"
 #include "espalier/python_engine/engine.h"
+#include "espalier/sample/sampling_options.h"
+#include "espalier/train/train_options.h"
 
 namespace espalier::python_engine {
 
-struct EngineFlags {
-  std::string dtype = "float32";
-  bool freeze_pad_embedding = false;
-  cli::OptimizerFlags optimizer;
-  cli::PlanFlags plan;
-  cli::DeviceFlags device;
+struct EngineOptions {
+  TrainOptions train;
+  Planning planning;
+  DeviceOptions device;
+
+  void add(OptionList* list);
 };
 
 /// All throw InputError naming an option that there is not, with all that there are, and for a value what
 /// was expected and received. `threads` is set at once.
-EngineFlags parse_engine_flags(const NamedValues& values);
-ObjectiveOptions parse_objective_flags(const NamedValues& values);
-cli::SampleFlags parse_sample_flags(const NamedValues& values);
+EngineOptions parse_engine_options(const NamedTexts& texts);
+ObjectiveOptions parse_objective_options(const NamedTexts& texts);
+SamplingOptions parse_sampling_options(const NamedTexts& texts);
 
 }  // namespace espalier::python_engine

@@ -11,14 +11,10 @@
 #include <utility>
 
 #include "espalier/base/rng.h"
-#include "espalier/base/words.h"
 
 namespace espalier {
 
 namespace {
-
-constexpr auto kShuffles = std::to_array<Word<Shuffle>>(
-    {{"none", Shuffle::kNone}, {"groups", Shuffle::kGroups}, {"rows", Shuffle::kRows}});
 
 using Rows = std::vector<int64_t>;
 
@@ -105,18 +101,6 @@ std::vector<Rows> cut_into_steps(const std::vector<Rows>& units, int64_t num_ste
 }
 
 }  // namespace
-
-std::vector<std::string> shuffle_names() {
-  return all_words(kShuffles);
-}
-
-Shuffle parse_shuffle(const std::string& name) {
-  return parse_word(kShuffles, "shuffle", name);
-}
-
-const char* to_string(Shuffle shuffle) {
-  return word_of(kShuffles, shuffle);
-}
 
 std::vector<std::vector<int64_t>> epoch_batches(const Trajectories& trajectories, const TrainOptions& options,
                                                 int64_t epoch) {

@@ -13,11 +13,6 @@
 
 namespace espalier {
 
-/// "none" | "groups" | "rows"; parsing throws InputError naming them.
-std::vector<std::string> shuffle_names();
-Shuffle parse_shuffle(const std::string& name);
-const char* to_string(Shuffle shuffle);
-
 /// Rows of every optimiser step of an epoch. Trajectories with equal group_id are in one step, unless rows
 /// are shuffled singly, and so are those with equal pair_id where the objective compares pairs: steps then
 /// have about options.batch_size of them, as near as whole groups allow. Every epoch has the same number of

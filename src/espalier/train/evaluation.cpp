@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cmath>
 
-#include "espalier/base/check.h"
 #include "espalier/base/mapped_file_guard.h"
+#include "espalier/base/options.h"
 #include "espalier/base/units.h"
 #include "espalier/data/content_hash.h"
 #include "espalier/engine/evaluate.h"
@@ -25,13 +25,24 @@ auto of_held_out(const Make& make) {
 
 }  // namespace
 
+void add_evaluation_options(EvaluationOptions* options, OptionList* list) {
+  list->group("Evaluation");
+  list->add("eval-every", &options->every,
+            "Steps between evaluations (0: none but the one after the last step)",
+            {.least = 0, .most = kMostSteps});
+  list->add("keep-best", &options->keep_best,
+            "Keep the checkpoint with the lowest evaluation loss as OUT/checkpoints/best");
+  list->add("early-stop", &options->early_stop,
+            "End the run, saved as at its end, after so many evaluations in a row without a lower loss "
+            "(0: never)",
+            {.least = 0, .most = kMostSteps});
+}
+
 void check_evaluation_options(const EvaluationOptions& options) {
-  const auto count = [](const char* name, int64_t value) {
-    ESPALIER_CHECK(0 <= value && value <= kMostSteps, "{}: expected a number from 0 to {}, received {}", name,
-                   kMostSteps, value);
-  };
-  count("eval-every", options.every);
-  count("early-stop", options.early_stop);
+  EvaluationOptions copy = options;
+  OptionList list;
+  add_evaluation_options(&copy, &list);
+  list.check();
 }
 
 Evaluator::Evaluator(const HeldOut& held_out, const TrainOptions& options)

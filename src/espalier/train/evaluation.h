@@ -26,6 +26,8 @@ struct HeldOut {
   EvaluationOptions options;
 };
 
+void add_evaluation_options(EvaluationOptions* options, OptionList* list);
+
 /// Throws InputError naming an option that is out of its range.
 void check_evaluation_options(const EvaluationOptions& options);
 

@@ -9,69 +9,16 @@
 #include <limits>
 #include <numbers>
 
-#include "espalier/base/words.h"
 #include "espalier/model/global_norm.h"
 #include "espalier/model/tensor_bytes.h"
 #include "espalier/model/weights.h"
+#include "espalier/train/train_options.h"
 
 namespace espalier {
-
-namespace {
-
-constexpr auto kOptimizers =
-    std::to_array<Word<OptimizerKind>>({{"adamw", OptimizerKind::kAdamW}, {"sgd", OptimizerKind::kSgd}});
-
-constexpr auto kSchedulers = std::to_array<Word<SchedulerKind>>({{"constant", SchedulerKind::kConstant},
-                                                                 {"linear", SchedulerKind::kLinear},
-                                                                 {"cosine", SchedulerKind::kCosine}});
-
-}  // namespace
-
-std::vector<std::string> optimizer_names() {
-  return all_words(kOptimizers);
-}
-
-OptimizerKind parse_optimizer(const std::string& name) {
-  return parse_word(kOptimizers, "optimizer", name);
-}
-
-const char* to_string(OptimizerKind kind) {
-  return word_of(kOptimizers, kind);
-}
 
 int64_t optimizer_bytes(OptimizerKind kind, at::ScalarType dtype) {
   const int64_t state = dtype == at::kDouble ? 8 : 4, masters = dtype == at::kBFloat16 ? state : 0;
   return masters + (kind == OptimizerKind::kAdamW ? 2 * state : 0);
-}
-
-std::vector<std::string> scheduler_names() {
-  return all_words(kSchedulers);
-}
-
-void check_optimizer_options(const OptimizerOptions& options) {
-  // Written so that NaN, which is in no range, fails every check.
-  const auto beta = [](const char* name, double value) {
-    ESPALIER_CHECK(value >= 0 && value < 1, "{}: expected a number from 0 to below 1, received {}", name,
-                   value);
-  };
-  const auto not_negative = [](const char* name, double value) {
-    ESPALIER_CHECK(value >= 0 && std::isfinite(value),
-                   "{}: expected a finite number of at least 0, received {}", name, value);
-  };
-  beta("beta1", options.beta1);
-  beta("beta2", options.beta2);
-  ESPALIER_CHECK(options.eps > 0 && std::isfinite(options.eps),
-                 "eps: expected a finite number above 0, received {}", options.eps);
-  not_negative("weight-decay", options.weight_decay);
-  not_negative("max-grad-norm", options.max_grad_norm);
-}
-
-SchedulerKind parse_scheduler(const std::string& name) {
-  return parse_word(kSchedulers, "scheduler", name);
-}
-
-const char* to_string(SchedulerKind kind) {
-  return word_of(kSchedulers, kind);
 }
 
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps) {

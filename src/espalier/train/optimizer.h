@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,6 @@ struct OptimizerOptions {
   double max_grad_norm = 1;  // 0: off
 };
 
-/// "adamw" | "sgd"; parsing throws InputError naming them.
-std::vector<std::string> optimizer_names();
-OptimizerKind parse_optimizer(const std::string& name);
-const char* to_string(OptimizerKind kind);
-
 /// What is kept for each element of a parameter of this dtype: moments and master weights.
 int64_t optimizer_bytes(OptimizerKind kind, at::ScalarType dtype);
 
@@ -37,10 +33,6 @@ int64_t optimizer_bytes(OptimizerKind kind, at::ScalarType dtype);
 void check_optimizer_options(const OptimizerOptions& options);
 
 enum class SchedulerKind { kConstant, kLinear, kCosine };
-/// "constant" | "linear" | "cosine"; likewise.
-std::vector<std::string> scheduler_names();
-SchedulerKind parse_scheduler(const std::string& name);
-const char* to_string(SchedulerKind kind);
 
 /// Factor on the learning rate at step (from 0) of `steps`: rises linearly to 1 over the first warmup_steps
 /// ((step + 1) / (warmup_steps + 1)), then stays, falls linearly, or falls as half a cosine, to 0 at `steps`.

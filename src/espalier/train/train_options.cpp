@@ -1,39 +1,127 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/train_options.h"
 
-#include <cmath>
-
-#include "espalier/base/check.h"
+#include <array>
 
 namespace espalier {
+namespace {
+
+constexpr auto kOptimizers =
+    std::to_array<Word<OptimizerKind>>({{"adamw", OptimizerKind::kAdamW}, {"sgd", OptimizerKind::kSgd}});
+constexpr auto kSchedulers = std::to_array<Word<SchedulerKind>>({{"constant", SchedulerKind::kConstant},
+                                                                 {"linear", SchedulerKind::kLinear},
+                                                                 {"cosine", SchedulerKind::kCosine}});
+constexpr auto kShuffles = std::to_array<Word<Shuffle>>(
+    {{"none", Shuffle::kNone}, {"groups", Shuffle::kGroups}, {"rows", Shuffle::kRows}});
+
+}  // namespace
+
+void add_optimizer(OptimizerKind* optimizer, OptionList* list, const std::string& help) {
+  list->add("optimizer", optimizer, kOptimizers, help);
+}
+
+std::string to_string(OptimizerKind optimizer) {
+  return word_of(kOptimizers, optimizer);
+}
+
+void add_run_options(TrainOptions* options, OptionList* list) {
+  list->group("Run");
+  list->add("out", &options->out,
+            "Folder of the run: config.toml, plan.txt (the first step's micro-batches, predicted and "
+            "measured), metrics.jsonl, TensorBoard events, checkpoints/",
+            {.path = PathKind::kFolder, .required = true});
+  list->add("resume", &options->resume,
+            "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
+            "interruption, unless --device, --learning-rate or, with --scheduler linear or cosine, the "
+            "number of steps changes, which is allowed");
+  list->add("save-every", &options->save_every, "Steps between checkpoints (0: only the last)",
+            {.least = 0, .most = kMostSteps});
+}
+
+void add_step_options(TrainOptions* options, OptionList* list) {
+  list->group("Steps");
+  list->add("steps", &options->steps,
+            "Optimiser steps (0: as many as --epochs need). With --scheduler linear or cosine the "
+            "learning rate falls to 0 at the last one, so another number on --resume changes the rate "
+            "of all steps from there on",
+            {.least = 0, .most = kMostSteps, .may_change = true});
+  list->add("epochs", &options->epochs, "Passes over the data, if --steps is 0",
+            {.least = 1, .most = kMostSteps, .may_change = true});
+  list->add("batch-size", &options->batch_size,
+            "Trajectories per optimiser step (0: all); about as many where rows have a group_id, because "
+            "groups stay whole",
+            {.least = 0, .most = kMostSteps});
+  list->add("shuffle", &options->shuffle, kShuffles,
+            "none: file order, each group where its first row stands; groups: groups in random order, "
+            "each kept whole (the default with --mix); rows: trajectories in random order, which "
+            "splits groups");
+  list->add("seed", &options->seed,
+            "Seed of the shuffle, which depends only on seed and epoch, and of new adapters");
+}
+
+void add_optimizer_options(TrainOptions* options, OptionList* list, bool schedules) {
+  OptimizerOptions* optimizer = &options->optimizer;
+  list->group("Optimiser");
+  add_optimizer(&optimizer->kind, list, "adamw or sgd (plain, no momentum)");
+  list->add("learning-rate", &options->learning_rate, "Peak learning rate",
+            {.least = 0, .most = kLargestLearningRate, .may_change = true});
+  if (schedules) {
+    list->add("scheduler", &options->scheduler, kSchedulers,
+              "constant, linear or cosine (the latter two fall to 0)");
+    list->add("warmup-steps", &options->warmup_steps, "Steps over which the learning rate rises",
+              {.least = 0, .most = kMostSteps});
+  }
+  list->add("weight-decay", &optimizer->weight_decay, "Weight decay of matrices (norms and biases have none)",
+            {.least = 0});
+  list->add("max-grad-norm", &optimizer->max_grad_norm, "Clip the global gradient norm (0: off)",
+            {.least = 0});
+  if (schedules) {
+    list->add("log-grad-norms", &options->log_grad_norms,
+              "Report the gradient norm of each kind of module as well, before clipping: "
+              "grad_norm/self_attn, grad_norm/mlp and so on",
+              {.may_change = true});
+  }
+  list->add("beta1", &optimizer->beta1, "adamw: decay of the mean of gradients", {.least = 0, .below = 1});
+  list->add("beta2", &optimizer->beta2, "adamw: decay of the mean of their squares",
+            {.least = 0, .below = 1});
+  list->add("eps", &optimizer->eps, "adamw: added to the denominator, above 0", {.above = 0});
+}
+
+void add_profile_step(TrainOptions* options, OptionList* list) {
+  list->add("profile-step", &options->profile_step,
+            "Number of the step to profile (0: the second, or the only one, because the first also "
+            "allocates memory)",
+            {.least = 0, .most = kMostSteps, .group = kOutputGroup});
+}
+
+void check_optimizer_options(const OptimizerOptions& options) {
+  TrainOptions copy;
+  copy.optimizer = options;
+  OptionList list;
+  add_optimizer_options(&copy, &list, /*schedules=*/false);
+  list.check();
+}
 
 void check_train_options(const TrainOptions& options) {
-  // Written so that NaN, which is in no range, fails every check.
-  const double rate = options.learning_rate;
-  ESPALIER_CHECK(rate >= 0 && rate <= kLargestLearningRate,
-                 "learning-rate: expected a number from 0 to {:g}, received {}", kLargestLearningRate, rate);
-  check_optimizer_options(options.optimizer);
+  TrainOptions copy = options;
+  OptionList list;
+  add_optimizer_options(&copy, &list, /*schedules=*/true);
+  add_step_options(&copy, &list);
+  add_run_options(&copy, &list);
+  add_profile_step(&copy, &list);
+  list.check();
   ESPALIER_CHECK(!options.lora || options.adapter.empty(),
                  "adapter: expected no lora-rank beside it, which is that of the adapter, received {}",
                  options.lora->rank);
   if (options.lora) check_lora_options(*options.lora);
   // Each step takes that part off the weights; more than all of them would turn them round, larger and
   // larger.
+  const double rate = options.learning_rate;
   ESPALIER_CHECK(rate * options.optimizer.weight_decay <= 1,
                  "weight-decay: expected at most 1 / learning-rate, {:g}, received {}", 1 / rate,
                  options.optimizer.weight_decay);
   check_objective_options(options.objective);
   if (!options.mix.empty()) check_mix(options.mix);
-  const auto count = [](const char* name, int64_t value, int64_t least) {
-    ESPALIER_CHECK(value >= least && value <= kMostSteps, "{}: expected a number from {} to {}, received {}",
-                   name, least, kMostSteps, value);
-  };
-  count("steps", options.steps, 0);
-  count("epochs", options.epochs, 1);
-  count("warmup-steps", options.warmup_steps, 0);
-  count("batch-size", options.batch_size, 0);
-  count("save-every", options.save_every, 0);
-  count("profile-step", options.profile_step, 0);
 }
 
 }  // namespace espalier

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "espalier/base/options.h"
 #include "espalier/config/lora.h"
 #include "espalier/engine/cost.h"
 #include "espalier/measure/profile.h"
@@ -60,6 +62,16 @@ struct TrainOptions {
 
 inline constexpr double kLargestLearningRate = 1e6;
 inline constexpr int64_t kMostSteps = 1'000'000'000'000;  // also of epochs and of the warm-up
+
+/// The options of --optimizer, and its words; `help` says what it is for.
+void add_optimizer(OptimizerKind* optimizer, OptionList* list, const std::string& help);
+std::string to_string(OptimizerKind optimizer);
+
+/// Describe options of a run. `schedules`: what changes from step to step as well, and metrics.
+void add_run_options(TrainOptions* options, OptionList* list);
+void add_step_options(TrainOptions* options, OptionList* list);
+void add_optimizer_options(TrainOptions* options, OptionList* list, bool schedules);
+void add_profile_step(TrainOptions* options, OptionList* list);
 
 /// Throws InputError naming an option that is NaN, infinite or out of its range.
 void check_train_options(const TrainOptions& options);

@@ -24,6 +24,9 @@ std::tuple<at::Tensor, at::Tensor> edge_logprobs_by_blocks(const at::Tensor& hid
                                                            const at::Tensor& edge_target,
                                                            const LogitBlock& size);
 
+/// The size of blocks of so many rows of logits, on the device of the arguments.
+LogitBlock block_of(int64_t num_rows, const EdgeLogprobsArguments& given);
+
 /// The rows or columns of a block, of tensors that have one row for each of them.
 at::Tensor rows_of(const at::Tensor& tensor, const LogitRange& block);
 at::Tensor columns_of(const at::Tensor& tensor, const LogitRange& block);

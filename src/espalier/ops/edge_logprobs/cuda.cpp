@@ -253,6 +253,14 @@ at::Tensor columns_of(const at::Tensor& tensor, const LogitRange& block) {
   return tensor.slice(0, block.column_begin, block.column_end);
 }
 
+LogitBlock block_of(int64_t num_rows, const EdgeLogprobsArguments& given) {
+  const at::Tensor& hidden = given.hidden;
+  const int64_t vocabulary = given.weight.size(0);
+  const auto bytes = static_cast<int64_t>(at::elementSize(accumulator_dtype(hidden.scalar_type())));
+  return hidden.is_cpu() ? logit_block(num_rows, vocabulary, bytes)
+                         : device_logit_block(num_rows, vocabulary, bytes);
+}
+
 void add_gradients_of_products(const HiddenAndHead& given, const BlockGradients& gradients,
                                const at::Tensor& grad_hidden, const at::Tensor& grad_weight,
                                const LogitBlock& size) {
@@ -295,21 +303,16 @@ void add_edge_logprobs_gradients(const EdgeLogprobsSaved& saved, const at::Tenso
 
 namespace {
 
-LogitBlock block_for(const detail::EdgeLogprobsArguments& given) {
-  const auto dtype = detail::accumulator_dtype(given.hidden.scalar_type());
-  return device_logit_block(given.hidden.size(0), given.weight.size(0),
-                            static_cast<int64_t>(at::elementSize(dtype)));
-}
-
 detail::EdgeLogprobsResults forward_cuda(const detail::EdgeLogprobsArguments& given) {
   detail::check_edge_logprobs(given);
   return detail::edge_logprobs_by_blocks(given.hidden, given.weight, given.edge_row, given.edge_target,
-                                         block_for(given));
+                                         detail::block_of(given.hidden.size(0), given));
 }
 
 void add_gradients(const detail::EdgeLogprobsSaved& saved, const at::Tensor& grad_hidden,
                    const at::Tensor& grad_weight) {
-  detail::add_edge_logprobs_gradients(saved, grad_hidden, grad_weight, block_for(saved.given));
+  detail::add_edge_logprobs_gradients(saved, grad_hidden, grad_weight,
+                                      detail::block_of(saved.given.hidden.size(0), saved.given));
 }
 
 }  // namespace

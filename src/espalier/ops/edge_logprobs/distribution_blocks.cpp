@@ -83,13 +83,6 @@ struct Targets {
   }
 };
 
-LogitBlock block_for(const detail::EdgeLogprobsArguments& given) {
-  const int64_t edges = given.edge_row.size(0), vocabulary = given.weight.size(0);
-  const auto bytes = static_cast<int64_t>(at::elementSize(accumulator_dtype(given.hidden.scalar_type())));
-  return given.hidden.is_cpu() ? logit_block(edges, vocabulary, bytes)
-                               : device_logit_block(edges, vocabulary, bytes);
-}
-
 std::span<const int64_t> values_of(const at::Tensor& contiguous) {
   return {contiguous.const_data_ptr<int64_t>(), static_cast<size_t>(contiguous.numel())};
 }
@@ -118,7 +111,7 @@ detail::DistributionResults forward(const detail::DistributionArguments& given) 
   const at::Tensor sum = at::zeros_like(maximum), moment = at::zeros_like(maximum);
   const at::Tensor logit = at::full_like(maximum, std::numeric_limits<double>::quiet_NaN());
   const LogitRange all{0, edge_row.size(0), 0, weight.size(0)};
-  for_each_part(all, block_for(given.edges), [&](const LogitRange& block) {
+  for_each_part(all, detail::block_of(edge_row.size(0), given.edges), [&](const LogitRange& block) {
     const at::Tensor z = logits.of(block, rows_of(hidden_of_edges, block), columns_of(weight, block)).z;
     const Targets targets(edge_target, block);
     const at::Tensor logit_here = rows_of(logit, block), m = rows_of(maximum, block);
@@ -217,7 +210,7 @@ detail::DistributionGradients backward(const detail::DistributionBackward& backw
         if (grad_bias.defined()) columns_of(grad_bias, block).add_(grad.sum({0}, false, at::kDouble));
         return grad.to(detail::product_dtype(hidden));
       },
-      grad_hidden, grad_weight, block_for(given.edges));
+      grad_hidden, grad_weight, detail::block_of(edge_row.size(0), given.edges));
   if (grad_hidden.defined())
     grad_hidden = sum_by_row(grad_hidden, edge_row, hidden.size(0)).to(hidden.scalar_type());
   if (grad_bias.defined()) grad_bias = grad_bias.to(bias.scalar_type());

@@ -18,8 +18,9 @@ struct TopLogprobs {
 /// once, decide nothing.
 ///   hidden [R, C] final hidden states, weight [V, C] of the same dtype (float64, float32, bfloat16); k in
 ///   [1, V]; temperature above 0.
-/// Logits are worked on in blocks, as by edge_logprobs (edge_logprobs.h), and not rounded below the dtype of
-/// sums. Records no graph. Throws where an argument is not as said.
+/// Logits are worked on in blocks, as by edge_logprobs (edge_logprobs.h), and rounded to bfloat16 only where
+/// products are (gemm/matrix_product.h: rounds_products). Records no graph. Throws where an argument is not
+/// as said.
 TopLogprobs top_logprobs(const at::Tensor& hidden, const at::Tensor& weight, int64_t k, double temperature);
 
 }  // namespace espalier

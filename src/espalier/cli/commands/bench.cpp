@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier bench: strategies against each other, with the FLOP bound beside what was measured.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/base/output.h"
+#include "espalier/base/units.h"
+#include "espalier/cli/commands/bench_gemm.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/data_flags.h"
+#include "espalier/cli/flags/model_flags.h"
+#include "espalier/cli/print/bench_tables.h"
+#include "espalier/measure/benchmark.h"
+#include "espalier/measure/device_options.h"
+#include "espalier/measure/workloads.h"
+#include "espalier/model/init.h"
+#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights.h"
+#include "espalier/runtime/device.h"
+#include "espalier/runtime/progress.h"
+
+namespace espalier::cli {
+namespace {
+
+// The model that is measured when none is given: small, but with the proportions of its large relatives.
+constexpr const char* kSmallModel = R"({
+  "model_type": "llama", "hidden_act": "silu", "hidden_size": 512, "intermediate_size": 1408,
+  "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192,
+  "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true,
+  "initializer_range": 0.02, "attention_bias": false, "mlp_bias": false
+})";
+
+struct BenchArguments {
+  BenchmarkOptions benchmark;
+  DeviceOptions device;
+  DataFlags data;
+  std::string model, out, profile;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<double> ratios{1, 2, 4, 8, 16, 32, 64};
+  WorkloadSizes sizes;
+  int64_t token_budget = 0;
+  Strategy strategy = Strategy::kTreePacking;
+  CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;
+  bool tree_only = false;
+  bool strategies = false;
+  double budget_fraction = 0.25;
+  std::vector<double> pors{0.2, 0.35, 0.5, 0.65, 0.8, 0.92};
+  double loss_rate = 0.25;
+  bool json = false;
+  bool gemm = false;
+};
+
+Decoder load_or_make(const BenchArguments& flags, at::Device device) {
+  if (!flags.model.empty()) return load_decoder(flags.model, flags.dtype, device);
+  return init_decoder(parse_config(nlohmann::json::parse(kSmallModel), "the model of bench"), /*seed=*/0,
+                      flags.dtype, device);
+}
+
+struct DataSet {
+  std::string name;
+  Trajectories trajectories;
+};
+
+std::vector<DataSet> data_sets(const BenchArguments& flags, int64_t vocab_size) {
+  std::vector<DataSet> sets;
+  const auto add = [&](const std::string& name, const Csr<int32_t>& sequences) {
+    sets.push_back({name, with_loss(sequences, flags.loss_rate)});
+  };
+  if (!flags.data.data.empty()) {
+    DataUse use;
+    use.vocab_size = vocab_size;
+    use.objective = flags.benchmark.objective;
+    sets.push_back({flags.data.title(), flags.data.read(use)});
+  } else if (!flags.strategies) {
+    for (const double ratio : flags.ratios) {
+      add(fmt::format("ratio {:g}", ratio), forest_of_ratio(flags.sizes, ratio, vocab_size));
+    }
+  } else {
+    for (const double por : flags.pors) {
+      add(fmt::format("POR {:g}", por), forest_of_por(flags.sizes, por, vocab_size));
+    }
+    add("rollouts, 3 ways x 4 turns", branching_rollouts(flags.sizes, 4, 3, vocab_size));
+    add("rollouts, 2 ways x 6 turns", branching_rollouts(flags.sizes, 6, 2, vocab_size));
+    add("conversation, 12 turns", conversation(flags.sizes, vocab_size));
+  }
+  return sets;
+}
+
+std::vector<BenchmarkSide> plain_sides(const BenchArguments& flags, const Forest& forest) {
+  if (flags.strategies) return strategy_sides(forest, flags.budget_fraction);
+  if (flags.tree_only) return {tree_side(forest, flags.strategy, flags.token_budget)};
+  return tree_and_packing_sides(forest, flags.strategy, flags.token_budget);
+}
+
+std::vector<BenchmarkSide> sides_of(const BenchArguments& flags, const Forest& forest) {
+  std::vector<BenchmarkSide> sides = plain_sides(flags, forest);
+  for (BenchmarkSide& side : sides) side.plan.checkpoint_activations = flags.checkpoint_activations;
+  return sides;
+}
+
+BenchSides bench_sides(const BenchArguments& flags) {
+  return flags.strategies  ? BenchSides::kStrategies
+         : flags.tree_only ? BenchSides::kTree
+                           : BenchSides::kTreeAndPacking;
+}
+
+// What was measured on.
+std::string hardware_of(const BenchArguments& flags, at::Device device) {
+  const std::string gpu = device.is_cpu() ? ""
+                                          : fmt::format("{} ({}){}, ", device_name(device), device.str(),
+                                                        flags.device.deterministic ? ", deterministic" : "");
+  return fmt::format("{}{}, {}, {}{}", gpu, device_name(at::kCPU),
+                     count_of(at::get_num_threads(), "thread", "threads"), dtype_name(flags.dtype),
+                     flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
+}
+
+void run_bench(BenchArguments flags) {
+  const at::Device device = flags.device.open();
+  ESPALIER_CHECK(device.is_cpu() || !flags.benchmark.cpu_seconds,
+                 "--cpu-seconds: expected --device cpu, received {}", device.str());
+  std::optional<Profiler> profiler;
+  if (!flags.profile.empty()) profiler.emplace(flags.profile, device);
+  check_objective_options(flags.benchmark.objective);
+  if (flags.gemm) {
+    ESPALIER_CHECK(device.is_cpu(), "--gemm: expected --device cpu, received {}", device.str());
+    const DecoderConfig config =
+        flags.model.empty() ? load_or_make(flags, device).config() : read_config(flags.model);
+    const std::string text =
+        bench_gemm(config, {flags.sizes.tree_tokens, flags.benchmark.repeats, flags.json});
+    if (!flags.out.empty()) write_text(flags.out, text);
+    return;
+  }
+  const Decoder decoder = load_or_make(flags, device);
+  std::vector<Measured> all;
+  Progress progress("bench");
+  for (const DataSet& set : data_sets(flags, decoder.config().vocab_size)) {
+    const Forest forest = forest_of(set.trajectories, {});
+    const std::vector<BenchmarkSide> sides = sides_of(flags, forest);
+    const auto note = [&](const std::string& text) { progress.line(fmt::format("{}: {}", set.name, text)); };
+    flags.benchmark.profiler = all.empty() && profiler ? &*profiler : nullptr;
+    all.push_back({set.name, benchmark(decoder, set.trajectories, sides, flags.benchmark, note)});
+  }
+  const std::string hardware = hardware_of(flags, device);
+  const std::string text = fmt::format("{}\n\n{}", hardware, bench_table(bench_sides(flags), all));
+  if (!flags.out.empty()) write_text(flags.out, text);
+  if (!flags.json) {
+    print_output("{}", text);
+    return;
+  }
+  const nlohmann::ordered_json json = {
+      {"hardware", hardware}, {"device", device.str()}, {"rows", bench_rows(bench_sides(flags), all)}};
+  print_output("{}\n", json.dump(2));
+}
+
+constexpr auto kStrategies = std::to_array<Word<Strategy>>(
+    {{"partition", Strategy::kPartition}, {"tree-packing", Strategy::kTreePacking}});
+constexpr auto kCheckpoints = std::to_array<Word<CheckpointActivations>>(
+    {{"none", CheckpointActivations::kNone}, {"layer", CheckpointActivations::kLayer}});
+
+void add_strategy_flags(OptionList* list, BenchArguments* flags) {
+  list->group("Strategies");
+  list->add("strategies", &flags->strategies,
+            "Compare all strategies, at a budget that is a part of the tree's tokens",
+            {.excludes = "token-budget"});
+  list->add("strategy", &flags->strategy, kStrategies,
+            "How trees over the token budget are cut: partition encodes each token once, tree-packing "
+            "repeats prefixes",
+            {.excludes = "strategies"});
+  list->add("tree-only", &flags->tree_only,
+            "Measure only the tree, for comparisons with something other than sequence packing",
+            {.excludes = "strategies"});
+  list->add("budget-fraction", &flags->budget_fraction,
+            "--strategies: token budget, as a part of the tree tokens", {.least = 0, .most = 1});
+  list->add("pors", &flags->pors, "--strategies: potential overlap ratios of trees of one prompt",
+            {.has_commas = true});
+  list->add("flat-tokens", &flags->sizes.flat_tokens, "--strategies: flat tokens of these trees",
+            {.least = 1});
+  list->add("leaves", &flags->sizes.leaves, "--strategies: trajectories of these trees", {.least = 1});
+  list->add("agent-tokens", &flags->sizes.agent_tokens,
+            "--strategies: tree tokens of the trees that branch at every turn", {.least = 1});
+}
+
+void add_measurement_flags(OptionList* list, BenchArguments* flags) {
+  list->group("Measurement");
+  list->add("gemm", &flags->gemm,
+            "Measure instead how fast this machine multiplies the model's matrices, for "
+            "--tree-tokens tokens, in --repeats rounds, and mark the products that it takes (*)");
+  list->add(
+      "checkpoint-activations", &flags->checkpoint_activations, kCheckpoints,
+      "Compute activations inside every layer again in the backward pass, on all sides: layer, or none");
+  list->add("repeats", &flags->benchmark.repeats, "Measured rounds; each runs every side once", {.least = 1});
+  list->add("warmup", &flags->benchmark.warmup, "Steps of the tree before the measured rounds", {.least = 0});
+  list->add("cpu-seconds", &flags->benchmark.cpu_seconds,
+            "Measure CPU seconds instead of wall seconds, for a busy machine with --threads 1");
+}
+
+}  // namespace
+
+Command bench_command() {
+  const auto flags = std::make_shared<BenchArguments>();
+  Command command{
+      .name = "bench",
+      .summary = "Measure strategies against sequence packing, interleaved, with the FLOP bound",
+      .closing =
+          "All sides run the same engine on the same trajectories, forward and backward, in turns. Figures "
+          "are "
+          "medians. Bounds are FLOPs(flat) / FLOPs(plan) over sequence packing, and the same over "
+          "append-only "
+          "merging, which drops trajectories that others extend and packs the rest. Append-only merging is a "
+          "side of its own if there is anything to merge. Without --data, random trees are measured. Without "
+          "--model, a small random llama is used.\nBy default, trees are compared with sequence packing (and "
+          "append-only merging) at each of --ratios. With --tree-only, only trees are measured. With "
+          "--strategies, the whole tree in one micro-batch, partition and tree packing are compared with "
+          "sequence packing, at a token budget that is a part of the tree.",
+      .run = [flags](const OptionList&) {
+        run_bench(*flags);
+        return 0;
+      }};
+  OptionList& list = command.options;
+  add_model(&list, &flags->model, "Hugging Face model folder (default: a small random model)");
+  flags->data.add(&list, /*required=*/false);
+  list.group("Measurement");
+  list.add("ratios", &flags->ratios, "Cached-token ratios of the random trees", {.has_commas = true});
+  list.add("tree-tokens", &flags->sizes.tree_tokens, "Tree tokens of the random trees", {.least = 1});
+  list.add("loss-rate", &flags->loss_rate,
+           "The part of every random trajectory, at its end, that carries loss", {.least = 0, .most = 1});
+  list.add("token-budget", &flags->token_budget,
+           "Most tokens in one micro-batch, on both sides (0: as many as the trees have)", {.least = 0});
+  add_strategy_flags(&list, flags.get());
+  add_measurement_flags(&list, flags.get());
+  add_dtype(&list, "dtype", &flags->dtype, "Precision to measure in");
+  flags->device.add(&list, /*trains=*/true);
+  add_objective_options(&flags->benchmark.objective, &list);
+  list.group("Measurement");
+  list.add("seed", &flags->sizes.seed, "Seed of the random trees");
+  list.group(kOutputGroup);
+  list.add("out", &flags->out, "Also write the table to this file", {.letter = 'o', .path = PathKind::kFile});
+  list.add("json", &flags->json, "Print JSON");
+  add_profile(&list, &flags->profile,
+              "one more step of the first side on the first data, after what is measured");
+  add_threads(&list);
+  return command;
+}
+
+}  // namespace espalier::cli

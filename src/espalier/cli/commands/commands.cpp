@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/cli/commands/commands.h"
+
+#include <utility>
+
+namespace espalier::cli {
+
+void add_all_commands(std::deque<Command>* all, const std::function<std::string()>& version) {
+  std::string group;
+  const auto add = [&](Command command) {
+    command.group = group;
+    all->push_back(std::move(command));
+  };
+  group = "From chats or rollouts to a plan";
+  add(prepare_command());
+  add(import_command());
+  add(inspect_command());
+  add(plan_command());
+  add(export_command());
+  group = "Training";
+  add(train_command());
+  add(logprobs_command());
+  add(merge_command());
+  add(sample_command());
+  group = "Proof and measurement";
+  add(verify_command());
+  add(bench_command());
+  add(device_command());
+  group = "Random data and models";
+  add(synth_command());
+  add(init_command());
+  group = "Shell";
+  add(completion_command(all));
+  add(man_command(all, version));
+}
+
+}  // namespace espalier::cli

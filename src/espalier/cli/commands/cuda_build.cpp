@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// What CMake knows of the GPU kernels in this build.
+#include "espalier/cli/commands/device_kernels.h"
+
+namespace espalier::cli {
+
+const char* const kNvcc = ESPALIER_NVCC;
+const char* const kCudaArchitectures = ESPALIER_CUDA_ARCHITECTURES;
+
+}  // namespace espalier::cli

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier device: what this machine computes with, and what it runs there.
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+
+#include <memory>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/base/output.h"
+#include "espalier/base/units.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/device_kernels.h"
+#include "espalier/measure/calibrate.h"
+#include "espalier/measure/device_options.h"
+#include "espalier/measure/kept_rates.h"
+#include "espalier/measure/kernel_check.h"
+#include "espalier/measure/product_decision.h"
+#include "espalier/ops/attention/proven.h"
+#include "espalier/runtime/cuda_software.h"
+#include "espalier/runtime/device.h"
+
+namespace espalier::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Of the calibrations that are kept of a device of this name.
+std::vector<KeptRates> rates_of(const std::string& name, bool is_cpu) {
+  std::vector<KeptRates> rates = kept_rates(cache_folder());
+  std::erase_if(rates, [&](const KeptRates& kept) { return kept.device != name || kept.is_cpu != is_cpu; });
+  return rates;
+}
+
+Json rates_json(const std::string& name, bool is_cpu) {
+  Json json = Json::array();
+  for (const KeptRates& kept : rates_of(name, is_cpu)) json.push_back(to_json(kept));
+  return json;
+}
+
+Json cpu_json() {
+  const ProductFeatures features = product_features();
+  const ProductDecision products = decide_products(
+      features, cache_folder(), [](const std::string& text) { log_line("espalier: {}", text); });
+  return {{"name", device_name(at::kCPU)},    {"instruction_set", instruction_set_name(instruction_set())},
+          {"threads", at::get_num_threads()}, {"matrix_products", to_string(products.choice)},
+          {"chosen_by", products.reason},     {"rates", rates_json(device_name(at::kCPU), /*is_cpu=*/true)}};
+}
+
+/// Of attention, or of all else.
+Json verdict_json(const std::vector<qualify::Verdict>& verdicts, bool of_attention) {
+  Json json = Json::object();
+  for (const qualify::Verdict& verdict : verdicts) {
+    if (attention_kind_named(verdict.family).has_value() != of_attention) continue;
+    json[verdict.family] = !verdict.served         ? "not for this device"
+                           : verdict.fault.empty() ? "passed"
+                           : verdict.lasting       ? "FAILED: " + verdict.fault
+                                                   : "not checked: " + verdict.fault;
+  }
+  return json;
+}
+
+Json device_json(const CudaDevice& device, int index) {
+  return {{"device", fmt::format("cuda:{}", index)},
+          {"name", device.name},
+          {"compute_capability",
+           fmt::format("{}.{}", device.compute_capability / 10, device.compute_capability % 10)},
+          {"memory_bytes", device.memory_bytes},
+          {"kernels",
+           {{"ampere", to_string(ampere_code(device.compute_capability, kCudaArchitectures))},
+            {"hopper", to_string(hopper_code(device.compute_capability, kCudaArchitectures))}}},
+          {"rates", rates_json(device.name, /*is_cpu=*/false)}};
+}
+
+Json or_null(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
+}
+
+Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) {
+  const std::string fault = cuda_fault(driver, torch);
+  Json devices = Json::array();
+  for (size_t i = 0; i < driver.devices.size(); ++i) {
+    devices.push_back(device_json(driver.devices[i], static_cast<int>(i)));
+    if (!fault.empty()) continue;
+    const std::vector<qualify::Verdict> verdicts = kernel_verdicts(driver, torch, static_cast<int>(i), again);
+    devices.back()["attention"] = verdict_json(verdicts, /*of_attention=*/true);
+    devices.back()["operators"] = verdict_json(verdicts, /*of_attention=*/false);
+  }
+  return {{"libtorch", TORCH_VERSION},
+          {"libtorch_cuda", torch.found ? Json(torch.version.empty() ? "unknown" : torch.version) : Json()},
+          {"driver", driver.found ? Json(driver.version.empty() ? "unknown" : driver.version) : Json()},
+          {"driver_cuda", driver.found ? Json(cuda_version_text(driver.cuda)) : Json()},
+          {"nvcc", or_null(kNvcc)},
+          {"architectures", or_null(kCudaArchitectures)},
+          {"fault", or_null(fault)},
+          {"devices", std::move(devices)}};
+}
+
+template <typename... Args>
+void row(std::string_view name, fmt::format_string<Args...> format, Args&&... args) {
+  print_output("{:<24}  {}\n", name, fmt::format(format, std::forward<Args>(args)...));
+}
+
+std::string text_of(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : "none";
+}
+
+/// `device`: as --device names it.
+void print_rates(std::string_view title, const std::string& device_name, std::string_view device) {
+  const std::vector<KeptRates> rates = rates_of(device_name, device == "cpu");
+  if (rates.empty()) {
+    row(title, "none kept; `espalier plan --model DIR --data FILE --device {}` measures them", device);
+  }
+  for (const KeptRates& kept : rates) row(title, "{}", to_string(kept));
+}
+
+void print(const Json& report) {
+  const Json &cpu = report["cpu"], &cuda = report["cuda"];
+  row("CPU", "{}", text_of(cpu["name"]));
+  row("instruction set", "{}", text_of(cpu["instruction_set"]));
+  row("threads", "{}", cpu["threads"].get<int>());
+  row("matrix products", "{} ({})", text_of(cpu["matrix_products"]), text_of(cpu["chosen_by"]));
+  print_rates("measured rates", text_of(cpu["name"]), "cpu");
+  row("LibTorch", "{}, CUDA {}", text_of(cuda["libtorch"]), text_of(cuda["libtorch_cuda"]));
+  if (cuda["driver"].is_null()) {
+    row("NVIDIA driver", "none");
+  } else {
+    row("NVIDIA driver", "{}, CUDA up to {}", text_of(cuda["driver"]), text_of(cuda["driver_cuda"]));
+  }
+  if (cuda["nvcc"].is_null()) {
+    row("GPU kernels", "none in this build: nvcc was not there; operators of LibTorch stand in for them");
+  } else {
+    row("GPU kernels", "by nvcc {} for {}", text_of(cuda["nvcc"]), text_of(cuda["architectures"]));
+  }
+  for (const Json& device : cuda["devices"]) {
+    const std::string name = text_of(device["device"]);
+    row(name, "{}, compute capability {}, {}", text_of(device["name"]), text_of(device["compute_capability"]),
+        human_bytes(device["memory_bytes"].get<double>()));
+    for (const auto& [kernels, code] : device["kernels"].items()) {
+      row("  " + kernels, "{}", text_of(code));
+    }
+    for (const char* kind : {"attention", "operators"}) {
+      const Json verdicts = device.value(kind, Json::object());
+      for (const auto& [family, verdict] : verdicts.items()) {
+        row(fmt::format("  {} {}", kind, family), "{}", text_of(verdict));
+      }
+    }
+    print_rates("  measured rates", text_of(device["name"]), name);
+  }
+  if (!cuda["fault"].is_null()) row("CUDA", "cannot be used: {}", text_of(cuda["fault"]));
+  row("--device auto", "{}", text_of(report["auto"]));
+}
+
+struct DeviceArguments {
+  bool json = false, requalify = false;
+  std::string check, device = "cuda", finding;
+};
+
+int run_device(const DeviceArguments& flags) {
+  if (!flags.check.empty()) return run_check(flags.check, flags.device, flags.finding);
+  const CudaDriver driver = cuda_driver();
+  const LibTorchCuda torch = libtorch_cuda();
+  const Json report{{"cpu", cpu_json()},
+                    {"cuda", cuda_json(driver, torch, flags.requalify)},
+                    {"auto", automatic_device(driver, torch).device.str()}};
+  if (flags.json) {
+    print_output("{}\n", report.dump(2));
+  } else {
+    print(report);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Command device_command() {
+  const auto flags = std::make_shared<DeviceArguments>();
+  Command command{
+      .name = "device",
+      .summary = "Print what this machine computes with: CPU, GPUs, and the kernels that run there",
+      .closing =
+          "Says how matrices are multiplied on the CPU and why, and where no GPU can be used, why not: a "
+          "LibTorch "
+          "without CUDA, no driver, a driver that is too old for LibTorch, or no visible device. Kernels for "
+          "Ampere run on every GPU from compute capability 8.0 on: as machine code on those that they were "
+          "built "
+          "for, and on others from PTX, which the driver compiles when it is loaded first. Kernels for "
+          "Hopper "
+          "run "
+          "on compute capability 9.0 alone.\n\n"
+          "When a GPU is first used, its kernels are checked against float64, each family in a process of "
+          "its "
+          "own "
+          "with a time limit: attention on a dozen awkward forests, then the elementwise operators, the LM "
+          "head "
+          "(head; distribution: with temperatures, softcap, scale and bias) and matrix products. Of "
+          "attention, "
+          "hopper, ampere and varlen are used in this order where they passed, and masked otherwise. "
+          "Operators "
+          "of "
+          "LibTorch take the place of kernels of elementwise and head that failed. Distribution and products "
+          "have "
+          "no second form, and a warning says so. Verdicts are kept for the GPU, driver, LibTorch and build. "
+          "ESPALIER_ATTENTION names an implementation whatever the verdicts, ESPALIER_ELEMENTWISE and "
+          "ESPALIER_HEAD (kernels or composed) likewise.\n\n"
+          "Measured rates are FLOPs of forward and backward per second, by the sizes of the models that plan "
+          "and "
+          "train were calibrated for on this machine.",
+      .run = [flags](const OptionList&) { return run_device(*flags); },
+      .has_config = false};
+  OptionList& list = command.options;
+  list.group("Checks");
+  list.add("requalify", &flags->requalify, "Check the kernels again, although verdicts are kept");
+  list.add("check", &flags->check,
+           "Check one family of kernels in this process and print what is wrong: of attention hopper, "
+           "ampere, varlen or masked (cpu with --device cpu), or elementwise, head, distribution or "
+           "products",
+           {.shown = "NAME"});
+  list.add("device", &flags->device, "Where --check runs: cpu, cuda or cuda:N",
+           {.shown = "cpu|cuda|cuda:N", .check = parse_device});
+  list.add("finding", &flags->finding, "Where --check writes what it found", {.hidden = true});
+  add_threads(&list);
+  list.group(kOutputGroup);
+  list.add("json", &flags->json, "Print JSON");
+  return command;
+}
+
+}  // namespace espalier::cli

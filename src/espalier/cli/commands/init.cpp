@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier init: a random model.
+#include "espalier/model/init.h"
+#include "espalier/base/units.h"
+
+#include <memory>
+
+#include "espalier/base/check.h"
+#include "espalier/base/output.h"
+#include "espalier/base/printable.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/config/families/family.h"
+#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights.h"
+#include "espalier/runtime/progress.h"
+
+namespace espalier::cli {
+namespace {
+
+void run_init(const InitOptions& options) {
+  init_model(options);
+  int64_t parameters = 0;
+  for (const ParameterShape& parameter : parameter_shapes(read_config(options.out))) {
+    int64_t size = 1;
+    for (const int64_t extent : parameter.shape) size *= extent;
+    parameters += size;
+  }
+  print_output("{}: {} in {}\n", printable(options.out.string()),
+               count_of(parameters, "parameter", "parameters"), dtype_name(options.dtype));
+}
+
+constexpr auto kTokenizers = std::to_array<Word<bool>>({{"none", false}, {"bytes", true}});
+
+}  // namespace
+
+Command init_command() {
+  const auto flags = std::make_shared<InitOptions>();
+  // Here --config is the model's config.json, so there is no TOML file of flags.
+  Command command{.name = "init",
+                  .summary = "Make a model with random weights from a config.json",
+                  .run =
+                      [flags](const OptionList&) {
+                        run_init(*flags);
+                        return 0;
+                      },
+                  .has_config = false};
+  OptionList& list = command.options;
+  list.group("Model to make");
+  list.add("config", &flags->config, "config.json of a " + family_names("or", "") + " model",
+           {.path = PathKind::kFile, .required = true});
+  list.add("out", &flags->out, "Folder to create, which must be empty or new",
+           {.path = PathKind::kFolder, .required = true});
+  list.add("seed", &flags->seed, "Equal seeds give equal weights");
+  add_dtype(&list, "dtype", &flags->dtype, "Precision of the weights");
+  list.add("tokenizer", &flags->byte_tokenizer, kTokenizers,
+           "bytes: also write a byte-level tokenizer (ids 0 to 255 are the bytes) with the ChatML "
+           "template; none: do not");
+  return command;
+}
+
+}  // namespace espalier::cli

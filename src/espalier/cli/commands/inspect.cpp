@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier inspect: what sharing there is, what it will gain, and what was lost.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "espalier/base/file.h"
+#include "espalier/base/output.h"
+#include "espalier/base/printable.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/data_flags.h"
+#include "espalier/cli/flags/model_flags.h"
+#include "espalier/cli/print/step_gains.h"
+#include "espalier/engine/cost.h"
+#include "espalier/inspect/page/page.h"
+#include "espalier/inspect/report.h"
+#include "espalier/inspect/sharing.h"
+#include "espalier/plan/planner.h"
+#include "espalier/tree/statistics.h"
+
+namespace espalier::cli {
+namespace {
+
+struct InspectArguments {
+  DataFlags data;
+  std::string model;
+  std::string html;
+  bool json = false;
+};
+
+// By FLOPs of the whole forest in one piece. By tokens without a model, and where no token can carry loss,
+// because every trajectory is a single one: nothing would run.
+Gains predict(const std::string& model, const Trajectories& trajectories, const Forest& forest) {
+  if (model.empty()) return token_gains(forest, make_plan(forest, {}));
+  const Step step = make_step(trajectories, {.terms = TermChoice::kWithLossOrAll});
+  StepFlops flops;
+  flops.add(model_cost(read_config(model)), step);
+  return flops.plan > 0 ? flops.gains() : token_gains(step.forest, step.plan);
+}
+
+std::optional<Vocabulary> read_vocabulary(const std::string& model) {
+  const std::filesystem::path path = std::filesystem::path(model) / "tokenizer.json";
+  if (model.empty() || !std::filesystem::exists(path)) return std::nullopt;
+  return Vocabulary::read(path);
+}
+
+void run_inspect(const InspectArguments& flags) {
+  const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
+  const Forest forest = forest_of(trajectories, {});
+  const std::optional<Vocabulary> known = read_vocabulary(flags.model);
+  const Vocabulary* vocabulary = known ? &*known : nullptr;
+  InspectReport report;
+  report.statistics = forest_statistics(forest);
+  report.by_depth = sharing_by_depth(forest);
+  report.gains = predict(flags.model, trajectories, forest);
+  SharingOptions options;
+  options.vocabulary = vocabulary;
+  report.sharing = analyse_sharing(trajectories, forest, options);
+  if (!flags.html.empty()) {
+    write_text(flags.html, inspect_page({flags.data.title(), report, trajectories, forest, vocabulary}));
+  }
+  if (flags.json) {
+    print_output("{}\n", to_json(report, trajectories, vocabulary).dump(2));
+  } else {
+    print_output("{}", to_text(report, trajectories, vocabulary, /*has_model=*/!flags.model.empty()));
+    if (!flags.html.empty()) print_output("wrote {}\n", printable(flags.html));
+  }
+}
+
+}  // namespace
+
+Command inspect_command() {
+  const auto flags = std::make_shared<InspectArguments>();
+  Command command{.name = "inspect",
+                  .summary = "Show which prefixes the trajectories share, what that gains, and what is lost",
+                  .run = [flags](const OptionList&) {
+                    run_inspect(*flags);
+                    return 0;
+                  }};
+  OptionList& list = command.options;
+  flags->data.add(&list);
+  add_model(&list, &flags->model,
+            "Hugging Face model folder, to check the ids, predict in FLOPs instead of tokens, and show text "
+            "(with its tokenizer.json)");
+  list.group(kOutputGroup);
+  list.add("html", &flags->html, "Also write a page with the trees to this file. It needs no network",
+           {.path = PathKind::kFile});
+  list.add("json", &flags->json, "Print JSON");
+  return command;
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier logprobs: log-probabilities of every token, and what else its distribution says, from the shared
+// trees.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/base/output.h"
+#include "espalier/base/units.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/data_flags.h"
+#include "espalier/cli/flags/lora_flags.h"
+#include "espalier/cli/flags/model_flags.h"
+#include "espalier/data/writer.h"
+#include "espalier/engine/cost.h"
+#include "espalier/engine/engine.h"
+#include "espalier/measure/device_options.h"
+#include "espalier/measure/planning.h"
+#include "espalier/model/adapter_folder.h"
+#include "espalier/model/tensor_bytes.h"
+#include "espalier/plan/planner.h"
+#include "espalier/runtime/progress.h"
+#include "espalier/sample/distributions.h"
+
+namespace espalier::cli {
+namespace {
+
+constexpr double kLeastTemperature = 1e-3;
+
+struct LogprobsArguments {
+  DataFlags data;
+  Planning planning;
+  DeviceOptions device;
+  std::string model, adapter, out;
+  at::ScalarType dtype = at::kFloat;
+  DistributionOptions distribution;
+  bool as_reference = false;
+};
+
+void check_finite(const Trajectories& trajectories, int64_t row, int64_t token, const char* what,
+                  double value) {
+  ESPALIER_CHECK(std::isfinite(value), "trajectory {}: the {} of token {} is {}: expected a finite number",
+                 trajectories.name(row), what, token, value);
+}
+
+/// Appends rows to a file as JSON.
+class RowWriter {
+ public:
+  RowWriter(const Trajectories& trajectories, const TokenDistributions& computed, at::ScalarType dtype)
+      : trajectories_(trajectories), computed_(computed), is_double_(dtype == at::kDouble) {
+    if (!computed.top_row.empty()) top_logprobs_ = computed.top_logprobs.to(at::kDouble);
+  }
+
+  void write(int64_t row, AtomicFile* file) const {
+    const bool named = !trajectories_.trajectory_id.empty() && !trajectories_.trajectory_id[row].empty();
+    const nlohmann::json id = named ? nlohmann::json(trajectories_.trajectory_id[row]) : nlohmann::json(row);
+    std::string line = fmt::format("{{\"trajectory_id\":{}", id.dump());
+    append_numbers(row, "logprobs", "log-probability", computed_.logprobs, &line);
+    if (!computed_.entropies.empty()) {
+      append_numbers(row, "entropies", "entropy", computed_.entropies, &line);
+    }
+    if (!computed_.top_row.empty()) append_top(row, &line);
+    line += "}\n";
+    file->write(line);
+  }
+
+ private:
+  void append_number(double value, std::string* line) const {
+    // Float32 values are printed with the digits that they have.
+    *line += is_double_ ? fmt::format("{}", value) : fmt::format("{}", static_cast<float>(value));
+  }
+
+  void append_numbers(int64_t row, const char* field, const char* what, const std::vector<double>& values,
+                      std::string* line) const {
+    *line += fmt::format(",\"{}\":[null", field);
+    for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
+      const double value = values[trajectories_.offsets[row] + t];
+      check_finite(trajectories_, row, t, what, value);
+      *line += ',';
+      append_number(value, line);
+    }
+    *line += ']';
+  }
+
+  /// Of each token a list; that of the first one is empty.
+  template <class AppendOne>
+  void append_lists(int64_t row, const char* field, const AppendOne& append, std::string* line) const {
+    *line += fmt::format(",\"{}\":[[]", field);
+    const int64_t k = top_logprobs_.size(1);
+    for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
+      const int64_t first = computed_.top_row[trajectories_.offsets[row] + t] * k;
+      for (int64_t i = 0; i < k; ++i) {
+        *line += i == 0 ? ",[" : ",";
+        append(first + i);
+      }
+      *line += ']';
+    }
+    *line += ']';
+  }
+
+  void append_top(int64_t row, std::string* line) const {
+    const auto* ids = computed_.top_ids.const_data_ptr<int64_t>();
+    const auto* logprobs = top_logprobs_.const_data_ptr<double>();
+    append_lists(row, "topk_ids", [&](int64_t i) { *line += fmt::format("{}", ids[i]); }, line);
+    append_lists(row, "topk_logprobs", [&](int64_t i) { append_number(logprobs[i], line); }, line);
+  }
+
+  const Trajectories& trajectories_;
+  const TokenDistributions& computed_;
+  bool is_double_;
+  at::Tensor top_logprobs_;
+};
+
+/// Throws where a row has what --as-reference writes: which of the two is meant would be a guess.
+void check_as_reference(const LogprobsArguments& flags, const Trajectories& trajectories) {
+  ESPALIER_CHECK(!flags.distribution.entropies,
+                 "--as-reference: expected no --entropies beside it, rows of training data have none");
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    ESPALIER_CHECK(
+        !trajectories.ref_logprobs.has(row) && trajectories.ref_topk == 0,
+        "trajectory {} (row {}) has `{}` already: expected none beside --as-reference, which writes "
+        "them",
+        trajectories.name(row), row, trajectories.ref_topk == 0 ? "ref_logprobs" : "ref_topk_ids");
+  }
+}
+
+RealColumn column_of(const std::vector<double>& values, bool is_double) {
+  if (is_double) return Column<double>(values);
+  return Column<float>(std::vector<float>(values.begin(), values.end()));
+}
+
+void set_ref_logprobs(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
+  std::vector<double> logprobs = computed.logprobs;
+  for (int64_t row = 0; row < trajectories->num_rows(); ++row) {
+    const int64_t first = trajectories->offsets[row];
+    logprobs[first] = 0;  // nothing predicts it
+    for (int64_t t = 1; t < trajectories->row_size(row); ++t)
+      check_finite(*trajectories, row, t, "log-probability", logprobs[first + t]);
+  }
+  trajectories->ref_logprobs = {column_of(logprobs, is_double), {}};
+}
+
+void set_ref_topk(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
+  const int64_t k = computed.top_ids.size(1);
+  const at::Tensor values = computed.top_logprobs.to(at::kDouble);
+  std::vector<int32_t> ids(trajectories->num_tokens() * k, -1);
+  std::vector<double> logprobs(ids.size());
+  for (int64_t token = 0; token < trajectories->num_tokens(); ++token) {
+    const int64_t row = computed.top_row[token];
+    if (row < 0) continue;  // nothing predicts it
+    std::copy_n(computed.top_ids.const_data_ptr<int64_t>() + row * k, k, ids.begin() + token * k);
+    std::copy_n(values.const_data_ptr<double>() + row * k, k, logprobs.begin() + token * k);
+  }
+  trajectories->ref_topk = k;
+  trajectories->ref_topk_ids = Column<int32_t>(std::move(ids));
+  trajectories->ref_topk_logprobs = column_of(logprobs, is_double);
+}
+
+/// The rows of the data, with what was computed as what a reference model says of them.
+void write_as_reference(const std::string& path, const TokenDistributions& computed, bool is_double,
+                        Trajectories trajectories) {
+  set_ref_logprobs(computed, is_double, &trajectories);
+  if (!computed.top_row.empty()) set_ref_topk(computed, is_double, &trajectories);
+  write_trajectories(path, trajectories);
+}
+
+void write_listing(const std::string& path, const Trajectories& trajectories,
+                   const TokenDistributions& computed, at::ScalarType dtype) {
+  AtomicFile file(path);
+  const RowWriter writer(trajectories, computed, dtype);
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) writer.write(row, &file);
+  file.commit();
+}
+
+void run_logprobs(const LogprobsArguments& flags) {
+  const at::Device device = flags.device.open();
+  const at::ScalarType dtype = flags.dtype;
+  const DataUse use = data_use_of(flags.model);
+  ESPALIER_CHECK(flags.distribution.top_k <= use.vocab_size,
+                 "--top-k {}: expected at most the model's vocab_size, {}", flags.distribution.top_k,
+                 use.vocab_size);
+  const Trajectories trajectories = flags.data.read(use);
+  if (flags.as_reference) check_as_reference(flags, trajectories);
+  note_carried_tensors(flags.model);
+  const Decoder decoder = load_adapted(flags.model, flags.adapter, dtype, device);
+  const PlanCosts costs{assumed_times(decoder.config(), device),
+                        memory_model(decoder.config(), dtype, *make_objective(ObjectiveOptions{}), device)};
+  const Step step =
+      make_step(trajectories,
+                {.plan = flags.planning.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});
+  Progress progress("logprobs");
+  const TokenDistributions computed = compute_distributions(
+      decoder, trajectories, step, flags.distribution, [&](int64_t done, int64_t total) {
+        progress.update(static_cast<double>(done) / static_cast<double>(total));
+      });
+
+  if (flags.as_reference) {
+    write_as_reference(flags.out, computed, dtype == at::kDouble, trajectories);
+  } else {
+    write_listing(flags.out, trajectories, computed, dtype);
+  }
+  print_output(
+      "{}: {}, {} from {} encoded\n", printable(flags.out), count_of(trajectories.num_rows(), "row", "rows"),
+      count_of(trajectories.num_tokens(), "flat token", "flat tokens"), with_commas(step.plan.num_tokens()));
+}
+
+}  // namespace
+
+Command logprobs_command() {
+  const auto flags = std::make_shared<LogprobsArguments>();
+  Command command{
+      .name = "logprobs",
+      .summary =
+          "Write the log-probability of every token given all before it, computed on the shared trees; with "
+          "--entropies and --top-k also what else each distribution says",
+      .closing =
+          "Rows of the output are those of the data, in their order. Fields, with an entry for each token:\n"
+          "  logprobs       null for the first token, which nothing predicts\n"
+          "  entropies      with --entropies: of the distribution that the token is drawn from, in nats; "
+          "null "
+          "for "
+          "the first\n"
+          "  topk_ids       with --top-k K: the K most likely token ids at that place, in descending order; "
+          "[] "
+          "for "
+          "the first\n"
+          "  topk_logprobs  their log-probabilities\n"
+          "With --as-reference they are the rows of the data themselves, which train and verify read, with "
+          "ref_logprobs and with --top-k ref_topk_ids and ref_topk_logprobs.\n\nExample, distillation:\n"
+          "  espalier logprobs --model TEACHER --data rows.jsonl --as-reference --top-k 64 -o taught.jsonl\n"
+          "  espalier train --model DIR --data taught.jsonl --objective opd --ref-topk rest --out run",
+      .run = [flags](const OptionList&) {
+        run_logprobs(*flags);
+        return 0;
+      }};
+  OptionList& list = command.options;
+  add_model(&list, &flags->model);
+  add_adapter(&list, &flags->adapter, "An adapter of the model, a folder of PEFT");
+  flags->data.add(&list);
+  list.group(kOutputGroup);
+  list.add("out", &flags->out,
+           "JSONL to write: trajectory_id (or row number), logprobs (the first null), and what is asked for; "
+           "with --as-reference also .safetensors, packed",
+           {.letter = 'o', .path = PathKind::kFile, .required = true});
+  list.add("entropies", &flags->distribution.entropies,
+           "Write the entropy of each token's distribution, in nats, at the same temperature");
+  list.add("top-k", &flags->distribution.top_k,
+           "Write so many of the most likely tokens of each distribution, and their "
+           "log-probabilities (0: none)",
+           {.least = 0});
+  list.add("as-reference", &flags->as_reference,
+           "Write the rows of the data with these log-probabilities as those of a reference or "
+           "teacher: ref_logprobs, and with --top-k ref_topk_ids and ref_topk_logprobs");
+  add_dtype(&list, "dtype", &flags->dtype, "Precision to compute in");
+  list.add("temperature", &flags->distribution.temperature,
+           "Divide logits by this: of rows that were sampled at another temperature than 1",
+           {.least = kLeastTemperature, .group = kDataGroup});
+  flags->device.add(&list, /*trains=*/false);
+  flags->planning.add(&list);
+  add_threads(&list);
+  return command;
+}
+
+}  // namespace espalier::cli

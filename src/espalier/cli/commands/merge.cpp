@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier merge: an adapter added to the weights of its model.
+#include "espalier/base/check.h"
+#include "espalier/base/output.h"
+#include "espalier/base/partial_folder.h"
+#include "espalier/base/units.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/lora_flags.h"
+#include "espalier/cli/flags/model_flags.h"
+#include "espalier/measure/device_options.h"
+#include "espalier/model/adapter_folder.h"
+#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+namespace espalier::cli {
+namespace {
+
+struct MergeArguments {
+  std::string model, adapter, out;
+  std::optional<at::ScalarType> dtype;
+};
+
+/// That of the model's files, where it can be written.
+at::ScalarType dtype_of(const DecoderConfig& config) {
+  const std::vector<std::string> names = dtype_names();
+  const bool known = std::ranges::find(names, config.dtype) != names.end();
+  if (!known && !config.dtype.empty())
+    log_line("note: the model is in {}; the merged one is written in float32", printable(config.dtype));
+  return known ? parse_dtype(config.dtype) : at::kFloat;
+}
+
+void check_out(const std::filesystem::path& out) {
+  std::error_code error;
+  const bool is_free = !std::filesystem::exists(out, error) ||
+                       (std::filesystem::is_directory(out, error) && std::filesystem::is_empty(out, error));
+  ESPALIER_CHECK(is_free, "{}: expected a new or empty folder, received one with files in it", out.string());
+}
+
+void run_merge(const MergeArguments& flags) {
+  check_out(flags.out);
+  const at::ScalarType dtype = flags.dtype ? *flags.dtype : dtype_of(read_config(flags.model));
+  note_carried_tensors(flags.model);
+  const SourceModel source(flags.model);
+  const Decoder decoder = load_decoder(flags.model, dtype);
+  const SavedAdapter saved = load_adapter(flags.adapter, decoder.config(), dtype);
+  const Decoder merged(decoder.config(), merged_weights(decoder.weights(), saved.adapter), decoder.buffers());
+  PartialFolder folder(flags.out);
+  source.save(merged, folder.path(), dtype);
+  folder.commit();
+  print_output("{}: {} of {} merged, in {}\n", printable(flags.out),
+               count_of(static_cast<int64_t>(saved.options.targets.size()), "linear map", "linear maps"),
+               printable(flags.adapter), dtype_name(dtype));
+}
+
+}  // namespace
+
+Command merge_command() {
+  const auto flags = std::make_shared<MergeArguments>();
+  Command command{
+      .name = "merge",
+      .summary = "Add an adapter to the weights of its model and write them as a model of their own",
+      .closing =
+          "The new folder has the names, files and tokenizer of --model, and whatever runs that runs it. "
+          "Sums "
+          "are "
+          "computed in float32 at least and rounded once.\n\nExample:\n"
+          "  espalier merge --model DIR --adapter RUN/checkpoints/step_100 -o merged",
+      .run = [flags](const OptionList&) {
+        run_merge(*flags);
+        return 0;
+      }};
+  OptionList& list = command.options;
+  add_model(&list, &flags->model);
+  add_adapter(&list, &flags->adapter, "An adapter of the model, a folder of PEFT", {.required = true});
+  list.add("out", &flags->out, "Folder to create, which must be empty or new",
+           {.letter = 'o', .path = PathKind::kFolder, .group = kOutputGroup, .required = true});
+  add_dtype(&list, "dtype", &flags->dtype,
+            "Precision of the merged weights (default: that of config.json, float32 where it names "
+            "none of these)",
+            kOutputGroup);
+  add_threads(&list);
+  return command;
+}
+
+}  // namespace espalier::cli

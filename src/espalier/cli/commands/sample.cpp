@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier sample: completions of prompts, as rows with behaviour log-probabilities.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/base/output.h"
+#include "espalier/base/units.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/data_flags.h"
+#include "espalier/cli/flags/model_flags.h"
+#include "espalier/config/stop_ids.h"
+#include "espalier/data/builder.h"
+#include "espalier/data/vocabulary.h"
+#include "espalier/data/writer.h"
+#include "espalier/measure/device_options.h"
+#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights.h"
+#include "espalier/runtime/progress.h"
+#include "espalier/sample/mismatch.h"
+#include "espalier/sample/prompts.h"
+#include "espalier/sample/sampling_options.h"
+
+namespace espalier::cli {
+namespace {
+
+struct SampleArguments {
+  DataFlags data;
+  DeviceOptions device;
+  SamplingOptions sampling;
+  bool text = false, json = false;
+  int64_t check = 16;
+  std::string model, out;
+  at::ScalarType dtype = at::kFloat;
+};
+
+SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, const Trajectories& prompts) {
+  const SamplingOptions& sampling = flags.sampling;
+  const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();
+  const SampleOptions options = sampling.resolved(
+      asks_model ? read_stop_ids(flags.model) : std::vector<int32_t>(), decoder.vocab_size());
+  if (asks_model && options.stop_ids.empty()) {
+    log_line("{}: names no token that ends a text: every completion has --max-new-tokens tokens",
+             printable(flags.model));
+  }
+  Progress progress("sampling");
+  return sample(decoder, prompts, options, [&](const SampleProgress& status) {
+    progress.update(status.fraction, fmt::format("{} of {}, {}", with_commas(status.finished),
+                                                 count_of(status.completions, "completion", "completions"),
+                                                 count_of(status.sampled_tokens, "token", "tokens")));
+  });
+}
+
+/// The first rows of `rows`, with loss on what was sampled alone.
+Trajectories first_rows(const Trajectories& rows, const std::vector<Completion>& completions, int64_t count) {
+  TrajectoriesBuilder builder;
+  for (int64_t r = 0; r < std::min(count, rows.num_rows()); ++r) {
+    TrajectoryRow row = copy_row(rows, r);
+    row.loss_weights.clear();
+    row.loss_mask.assign(row.input_ids.size() - completions[r].tokens.size(), 0);
+    row.loss_mask.resize(row.input_ids.size(), 1);
+    builder.append(row);
+  }
+  return builder.finish();
+}
+
+std::optional<Mismatch> check_rows(const SampleArguments& flags, const Decoder& decoder,
+                                   const Trajectories& rows, const std::vector<Completion>& completions) {
+  if (flags.check == 0) return std::nullopt;
+  Progress progress("checking");
+  return mismatch_of(decoder, first_rows(rows, completions, flags.check),
+                     flags.sampling.options.choice.temperature, [&](int64_t done, int64_t total) {
+                       progress.update(static_cast<double>(done) / static_cast<double>(total));
+                     });
+}
+
+/// What a run is told to have done.
+struct Outcome {
+  const SampleResult& result;
+  int64_t num_prompts;
+  std::optional<Mismatch> mismatch;
+
+  int64_t num_completions() const { return static_cast<int64_t>(result.completions.size()); }
+  int64_t num_stopped() const { return std::ranges::count(result.completions, true, &Completion::stopped); }
+};
+
+nlohmann::ordered_json to_json(const Outcome& outcome) {
+  const SampleResult& result = outcome.result;
+  nlohmann::ordered_json json = {{"prompts", outcome.num_prompts},
+                                 {"completions", outcome.num_completions()},
+                                 {"stopped", outcome.num_stopped()},
+                                 {"flat_prompt_tokens", result.flat_prompt_tokens},
+                                 {"encoded_prompt_tokens", result.encoded_prompt_tokens},
+                                 {"sampled_tokens", result.sampled_tokens},
+                                 {"decode_steps", result.decode_steps},
+                                 {"prompt_seconds", result.prompt_seconds},
+                                 {"decode_seconds", result.decode_seconds}};
+  if (outcome.mismatch) {
+    json["mismatch"] = {{"rows", outcome.mismatch->rows},
+                        {"tokens", outcome.mismatch->tokens},
+                        {"largest", outcome.mismatch->largest},
+                        {"mean", outcome.mismatch->mean}};
+  }
+  return json;
+}
+
+std::string rate(int64_t tokens, double seconds) {
+  return seconds > 0 ? fmt::format(" in {} ({} per second)", human_seconds(seconds),
+                                   with_commas(std::llround(static_cast<double>(tokens) / seconds)))
+                     : "";
+}
+
+void print_figures(const Outcome& outcome) {
+  const SampleResult& result = outcome.result;
+  const auto figure = [](const char* label, const std::string& text) {
+    print_output("{:<38} {}\n", label, text);
+  };
+  const std::string completions = with_commas(outcome.num_completions());
+  figure("prompts / completions", fmt::format("{} / {}", with_commas(outcome.num_prompts), completions));
+  figure("prompt tokens: of all / encoded",
+         fmt::format("{} / {}{}", with_commas(result.flat_prompt_tokens),
+                     with_commas(result.encoded_prompt_tokens),
+                     rate(result.encoded_prompt_tokens, result.prompt_seconds)));
+  figure("sampled tokens",
+         with_commas(result.sampled_tokens) + rate(result.sampled_tokens, result.decode_seconds));
+  figure("completions that ended by themselves",
+         fmt::format("{} of {}", with_commas(outcome.num_stopped()), completions));
+  if (!outcome.mismatch) return;
+  figure("log-probs, sampler against training",
+         fmt::format("differ by {:.2g} at most, {:.2g} on average ({} of {})", outcome.mismatch->largest,
+                     outcome.mismatch->mean, count_of(outcome.mismatch->tokens, "token", "tokens"),
+                     count_of(outcome.mismatch->rows, "row", "rows")));
+}
+
+void print_text(const Vocabulary& vocabulary, const SampleResult& result, const Trajectories& rows) {
+  for (size_t i = 0; i < result.completions.size(); ++i) {
+    const Completion& completion = result.completions[i];
+    print_output("\n{} ({})\n{}\n", printable(rows.name(static_cast<int64_t>(i))),
+                 count_of(static_cast<int64_t>(completion.tokens.size()), "token", "tokens"),
+                 printable_lines(vocabulary.text(completion.tokens)));
+  }
+}
+
+void run_sample(const SampleArguments& flags) {
+  const at::Device device = flags.device.open();
+  const std::filesystem::path tokenizer = std::filesystem::path(flags.model) / "tokenizer.json";
+  std::optional<Vocabulary> vocabulary;
+  if (flags.text) vocabulary = Vocabulary::read(tokenizer);
+  {
+    const AtomicFile probe(flags.out);
+  }  // rather than after hours
+  const Trajectories given = flags.data.read(data_use_of(flags.model));
+  const Trajectories prompts = prompts_of(given, flags.sampling.whole_rows);
+  note_carried_tensors(flags.model);
+  const Decoder decoder = load_decoder(flags.model, flags.dtype, device);
+  const double temperature = flags.sampling.options.choice.temperature;
+  if (temperature != 0 && temperature != 1) {
+    log_line("logprobs are those at temperature {}: `espalier train` computes them at temperature 1",
+             temperature);
+  }
+  const SampleResult result = run_sampler(flags, decoder, prompts);
+  const Trajectories rows = rows_of(result.completions, given, prompts);
+  write_trajectories(flags.out, rows);
+  const Outcome outcome{result, prompts.num_rows(), check_rows(flags, decoder, rows, result.completions)};
+  if (flags.json) {
+    print_output("{}\n", to_json(outcome).dump(2));
+    return;
+  }
+  print_figures(outcome);
+  print_output("{}: {}\n", printable(flags.out), count_of(rows.num_rows(), "row", "rows"));
+  if (vocabulary) print_text(*vocabulary, result, rows);
+}
+
+}  // namespace
+
+Command sample_command() {
+  const auto flags = std::make_shared<SampleArguments>();
+  Command command{
+      .name = "sample",
+      .summary =
+          "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
+          "log-probabilities",
+      .closing =
+          "The prompt of a row is its tokens before the first one with loss; the whole row where none has "
+          "loss, "
+          "or "
+          "where the first one has, as in rows without a mask. `espalier prepare` makes such rows from "
+          "chats. "
+          "With "
+          "--whole-rows it is always the whole row.\n"
+          "logprobs are those of the sampled tokens at --temperature, over the whole vocabulary, whatever "
+          "--top-k "
+          "and --top-p leave of it; at temperature 0 they are those at temperature 1. The same command "
+          "samples "
+          "the "
+          "same rows.",
+      .run = [flags](const OptionList&) {
+        run_sample(*flags);
+        return 0;
+      }};
+  OptionList& list = command.options;
+  add_model(&list, &flags->model);
+  flags->data.add(&list);
+  flags->sampling.add_sampling(&list);
+  list.group(kOutputGroup);
+  list.add("out", &flags->out, "Rows to write: .jsonl (also .gz, .zst) or .safetensors",
+           {.letter = 'o', .path = PathKind::kFile, .required = true});
+  list.add("text", &flags->text, "Print the completions as text, by the tokenizer.json of the model");
+  list.add("json", &flags->json, "Print JSON", {.excludes = "text"});
+  list.add("check", &flags->check,
+           "Compute the log-probabilities of the first N rows again by the forward pass of training "
+           "and print how far they differ (0: none)",
+           {.least = 0});
+  add_dtype(&list, "dtype", &flags->dtype, "Precision to compute in");
+  flags->device.add(&list, /*trains=*/false);
+  flags->sampling.add_sizes(&list);
+  add_threads(&list);
+  return command;
+}
+
+}  // namespace espalier::cli

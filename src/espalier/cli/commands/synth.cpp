@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier synth: random trajectories that share as much as asked.
+#include "espalier/tree/synth.h"
+#include "espalier/base/units.h"
+
+#include <cmath>
+#include <memory>
+
+#include "espalier/base/check.h"
+#include "espalier/base/output.h"
+#include "espalier/base/printable.h"
+#include "espalier/base/rng.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/data/writer.h"
+#include "espalier/engine/batch.h"
+#include "espalier/runtime/progress.h"
+#include "espalier/tree/statistics.h"
+
+namespace espalier::cli {
+namespace {
+
+struct SynthArguments {
+  SynthOptions synth;
+  std::string out;
+  double loss_rate = 1;
+  bool rl = false;
+};
+
+// Loss on a random part of the tokens; with `rl` also rewards, groups (one per tree) and behaviour log-probs
+// near those of a uniform model.
+Trajectories to_trajectories(const Csr<int32_t>& sequences, const SynthArguments& flags) {
+  Trajectories trajectories;
+  const int64_t rows = sequences.num_rows();
+  trajectories.offsets = Column<int64_t>(sequences.offsets);
+  trajectories.input_ids = Column<int32_t>(sequences.values);
+  Rng rng(flags.synth.seed, 0x10ad);
+  std::vector<uint8_t> mask(sequences.values.size());
+  for (uint8_t& entry : mask) entry = rng.uniform() < flags.loss_rate;
+  trajectories.loss_weights = Column<uint8_t>(std::move(mask));
+  for (int64_t r = 0; r < rows; ++r) trajectories.trajectory_id.push_back(fmt::format("synth-{}", r));
+  if (!flags.rl) return trajectories;
+  const Forest forest = forest_of(trajectories, {});
+  std::vector<double> logprobs(sequences.values.size()), reward(rows);
+  for (double& logprob : logprobs) {
+    logprob = -std::log(static_cast<double>(flags.synth.vocab_size)) - 0.2 * rng.uniform();
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    logprobs[sequences.offsets[r]] = 0;
+    reward[r] = rng.below(2) == 0 ? 0.0 : 1.0;
+    trajectories.group_id.push_back(fmt::format("tree-{}", root_path(forest, forest.end_node[r]).front()));
+  }
+  trajectories.logprobs.values = Column<double>(std::move(logprobs));
+  trajectories.reward.values = Column<double>(std::move(reward));
+  return trajectories;
+}
+
+int run_synth(const SynthArguments& flags) {
+  const Trajectories trajectories = to_trajectories(synthesize(flags.synth), flags);
+  const ForestStatistics statistics = forest_statistics(forest_of(trajectories, {}));
+  write_trajectories(flags.out, trajectories);
+  print_output("{}: {}, {}, {}, cached-token ratio {:.3f}, POR {:.3f}\n", printable(flags.out),
+               count_of(statistics.num_trajectories, "trajectory", "trajectories"),
+               count_of(statistics.flat_tokens, "flat token", "flat tokens"),
+               count_of(statistics.tree_tokens, "tree token", "tree tokens"), statistics.cached_token_ratio,
+               statistics.por);
+  return 0;
+}
+
+}  // namespace
+
+Command synth_command() {
+  const auto flags = std::make_shared<SynthArguments>();
+  Command command{.name = "synth",
+                  .summary = "Write random trajectories that share prefixes as the flags say"};
+  SynthOptions& synth = flags->synth;
+  OptionList& list = command.options;
+  list.group("Random trees");
+  list.add("out", &flags->out, "File to write: .jsonl (also .gz, .zst) or .safetensors",
+           {.letter = 'o', .path = PathKind::kFile, .required = true});
+  list.add("trees", &synth.num_trees, "Number of trees", {.least = 1});
+  list.add("depth", &synth.depth, "Nodes from root to leaf", {.least = 1});
+  list.add("branching", &synth.branching, "Children of every inner node", {.least = 1});
+  list.add("node-length", &synth.node_length, "Mean tokens of a node; lengths vary by half of that",
+           {.least = 1});
+  list.add("fixed-node-length", &synth.fixed_node_length, "All nodes have exactly the node length");
+  list.add("vocab-size", &synth.vocab_size, "Token ids are below this", {.least = 1});
+  list.add("end-inside", &synth.end_inside, "Probability that a trajectory also ends at an inner node",
+           {.least = 0, .most = 1});
+  list.add("duplicate", &synth.duplicate, "Probability that a trajectory is repeated",
+           {.least = 0, .most = 1});
+  list.add("target-por", &synth.target_por, "Potential overlap ratio (1 - tree/flat) to reach",
+           {.least = 0, .most = 0.9999, .shows_default = false});
+  list.add("target-cached-token-ratio", &synth.target_cached_token_ratio,
+           "Flat over tree tokens to reach (>= 1)",
+           {.least = 1, .most = 1e6, .shows_default = false, .excludes = "target-por"});
+  list.add("loss-rate", &flags->loss_rate, "Part of the tokens that carry loss", {.least = 0, .most = 1});
+  list.add("rl", &flags->rl, "Add reward, group_id (one group per tree) and logprobs, for grpo");
+  list.add("seed", &synth.seed, "Equal seeds give equal files");
+  command.run = [flags](const OptionList&) { return run_synth(*flags); };
+  return command;
+}
+
+}  // namespace espalier::cli

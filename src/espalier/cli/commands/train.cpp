@@ -1,0 +1,586 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier train: the main job.
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "espalier/base/check.h"
+#include "espalier/base/file.h"
+#include "espalier/base/folder_lock.h"
+#include "espalier/base/json_file.h"
+#include "espalier/base/output.h"
+#include "espalier/base/units.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/data_flags.h"
+#include "espalier/cli/flags/lora_flags.h"
+#include "espalier/cli/flags/mix_flags.h"
+#include "espalier/cli/flags/model_flags.h"
+#include "espalier/cli/flags/toml_config.h"
+#include "espalier/cli/print/plan_table.h"
+#include "espalier/cli/print/run_lines.h"
+#include "espalier/cli/print/step_gains.h"
+#include "espalier/cli/signals.h"
+#include "espalier/engine/order.h"
+#include "espalier/measure/device_options.h"
+#include "espalier/measure/kept_products.h"
+#include "espalier/measure/planning.h"
+#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights.h"
+#include "espalier/objective/signal.h"
+#include "espalier/ops/checks.h"
+#include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/plan/cost_model_file.h"
+#include "espalier/runtime/progress.h"
+#include "espalier/train/epochs.h"
+#include "espalier/train/reference.h"
+#include "espalier/train/resume.h"
+#include "espalier/train/trainer.h"
+
+namespace espalier::cli {
+namespace {
+
+// Distinct from failure (1) and bad usage (2), so that a scheduler can tell a preempted run and start it
+// again.
+constexpr int kStoppedExitCode = 3;
+
+constexpr const char* kMixFile = "mix.toml";  // of a run, beside its config.toml
+
+StopRequest stop{.exit_code = kStoppedExitCode};
+
+struct TrainArguments {
+  DataFlags data;
+  MixFlags mix;
+  Planning planning;
+  DeviceOptions device;
+  LoraFlags lora;
+  TrainOptions train;  // what flags say of it
+  std::optional<at::ScalarType> save_dtype;
+  std::string model, reference_model, profile;
+  std::vector<std::string> eval_data;  // names and patterns
+  EvaluationOptions evaluation;
+  bool dry_run = false;
+
+  /// --data's flags, for the files of --eval-data.
+  DataFlags held_out_data() const {
+    DataFlags flags = data;
+    flags.data = eval_data;
+    flags.limit = 0;
+    return flags;
+  }
+};
+
+ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
+  const DecoderConfig config = read_config(flags.model);
+  return {.config = config,
+          .dtype = flags.train.dtype,
+          .device = device,
+          .optimizer_bytes = optimizer_bytes(flags.train.optimizer.kind, flags.train.dtype),
+          .objective = flags.train.objective,
+          .mix = data.sources,
+          .lora = flags.lora.trained(config),
+          .ref_topk = data.trajectories.ref_topk};
+}
+
+/// The file that a run which goes on keeps of how it began; nothing where there is none.
+std::optional<std::filesystem::path> kept_cost_model(const TrainArguments& flags) {
+  const std::filesystem::path file = flags.train.out / kCostModelFile;
+  return flags.train.resume && std::filesystem::exists(file) ? std::optional(file) : std::nullopt;
+}
+
+/// What `read` gives. Throws InputError with the cure where the file is damaged.
+template <class Read>
+auto read_kept(const std::filesystem::path& file, const Read& read) {
+  try {
+    ESPALIER_CHECK(nlohmann::json::accept(read_text(file)), "{}: expected JSON, received a damaged file",
+                   file.string());
+    return read(file);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format(
+        "--resume: {}; the run keeps there what its plans and matrix products were chosen by: put the file "
+        "back, or remove it to go on as the flags and this machine choose, which may change the "
+        "last bits of the weights",
+        error.what()));
+  }
+}
+
+// A run goes on with the matrix products that it began with, whatever this machine would take: others give
+// other bits.
+void restore_products(const TrainArguments& flags, at::Device device) {
+  const auto kept = kept_cost_model(flags);
+  if (!kept || !device.is_cpu()) return;
+  const auto products = read_kept(*kept, read_products);
+  if (!products) return;
+  const ProductChoice own = product_choice(), taken = with_environment(*products);
+  if (taken != own) {
+    log_line("matrix products: {}, as when the run began; this machine would choose {}", to_string(taken),
+             to_string(own));
+  }
+  set_product_choice(taken);
+}
+
+TrainOptions options_of(const TrainArguments& flags, const MixedData& data, const ModelUse& use) {
+  TrainOptions options = flags.train;
+  options.device = use.device;
+  options.model = flags.model;
+  options.lora = flags.lora.options();
+  options.adapter = flags.lora.adapter;
+  const at::ScalarType trained =
+      options.trains_adapter() ? detail::accumulator_dtype(options.dtype) : options.dtype;
+  options.save_dtype = flags.save_dtype.value_or(trained);
+  options.mix = data.sources;
+  options.plan = flags.planning.options(data.trajectories);
+  options.costs = flags.planning.costs(use);
+  if (const auto kept = kept_cost_model(flags)) {
+    TimeModel time = read_kept(*kept, [&](const auto& file) { return read_cost_model(file, use.cost()); });
+    const std::string& given = flags.planning.cost_model;
+    if (!given.empty() && time.seconds != options.costs->time.seconds) {
+      log_line(
+          "note: --cost-model {} is not used: the run goes on by the rates that it began with, those of {}",
+          given, kept->string());
+    }
+    options.costs->time = std::move(time);
+  }
+  options.predicted_costs =
+      flags.planning.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
+  return options;
+}
+
+// The flags that make the run what it is, without those of one invocation: given back by --config they start
+// the same run again.
+std::string config_of_the_run(const TrainArguments& flags, const OptionList& list) {
+  nlohmann::ordered_json config = resolved_flags(list);
+  if (flags.mix.file.empty()) {
+    config["data"] = flags.data.resolved();
+    if (!flags.eval_data.empty()) config["eval-data"] = flags.held_out_data().resolved();
+  } else {
+    config["shuffle"] = list.at("shuffle").value();
+    config["mix"] = (flags.train.out / kMixFile).string();
+    for (const std::string& name : objective_option_names()) config.erase(name);
+  }
+  for (const char* each : {"resume", "dry-run"}) config.erase(each);
+  return to_toml(config);
+}
+
+/// What the run keeps in its folder.
+std::vector<RunFile> files_of_the_run(const TrainOptions& options, const std::string& config,
+                                      const std::string& mix) {
+  std::vector<RunFile> files{{"config.toml", config}};
+  if (!mix.empty()) files.push_back({kMixFile, mix});
+  nlohmann::ordered_json cost_model = cost_model_json(options.costs->time);
+  if (options.device.is_cpu()) add_products(product_choice(), &cost_model);
+  files.push_back({kCostModelFile, cost_model.dump(2) + "\n"});
+  return files;
+}
+
+void print_dry_run(const std::string& config, const TrainOptions& options, const Trajectories& trajectories) {
+  const ModelCost& cost = options.predicted_costs->time.cost;
+  print_output("# resolved config\n{}\n", printable_lines(config));
+  const auto batches = epoch_batches(trajectories, options, 0);
+  print_output("# plan: {} of {} at most; the first step:\n",
+               count_of(total_steps(trajectories, options), "step", "steps"),
+               count_of(static_cast<int64_t>(batches.front().size()), "trajectory", "trajectories"));
+  double seconds = 0, largest = 0;
+  StepFlops flops;
+  const Loss loss = make_loss(trajectories, options.objective, options.mix);
+  for (const std::vector<int64_t>& rows : batches) {
+    const Step step =
+        make_step(trajectories, rows,
+                  {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss, options.mix});
+    const StepPrediction prediction = predict_step(
+        *options.predicted_costs, step, needs_logprob_pass(step, loss) || needs_routing_pass(step, loss));
+    if (&rows == &batches.front()) {
+      const PlanTable table{
+          .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .max_rows = 20};
+      print_output("{}", table.text());
+    }
+    seconds += prediction.total_seconds();
+    largest = std::max(largest, prediction.largest_peak_bytes());
+    flops.add(cost, step);
+  }
+  print_output("\n# predicted memory: {}, of which {} for weights, gradients and optimizer\n",
+               human_bytes(largest), human_bytes(resident_bytes(options.predicted_costs->memory)));
+  print_output("# predicted time: {:.1f} s for forward and backward of an epoch{}\n", seconds,
+               options.predicted_costs->time.calibrated ? "" : " (by built-in rates)");
+  print_output(
+      "# predicted speed-up, at most: {:.3g} TFLOP an epoch; {:.3g} by append-only merging, {:.3g} by "
+      "sequence packing\n{}",
+      flops.plan / 1e12, flops.append_only / 1e12, flops.sequence_packing / 1e12, gains_lines(flops.gains()));
+}
+
+void print_evaluations(const HeldOut& held_out, const TrainOptions& options) {
+  const Evaluator evaluator(held_out, options);
+  const Step& step = evaluator.step();
+  print_output("# evaluation {}: {}, {} from {} encoded in {}\n",
+               held_out.options.every > 0
+                   ? fmt::format("every {} and at the end", count_of(held_out.options.every, "step", "steps"))
+                   : "at the end",
+               count_of(held_out.trajectories.num_rows(), "trajectory", "trajectories"),
+               count_of(step.flat_tokens(), "flat token", "flat tokens"), with_commas(step.plan.num_tokens()),
+               count_of(std::ssize(step.plan.micro_batches), "micro-batch", "micro-batches"));
+}
+
+/// Transformers adds the load-balancing loss where config.json says so; here a flag does.
+void note_router_losses(const TrainArguments& flags) {
+  const auto config = read_json_file<nlohmann::json>(std::filesystem::path(flags.model) / "config.json");
+  if (config.value("output_router_logits", nlohmann::json()) != true ||
+      flags.train.objective.router_aux_loss_coef != 0)
+    return;
+  log_line(
+      "note: config.json sets output_router_logits, by which Transformers adds the load-balancing loss; here "
+      "--router-aux-loss-coef {} does",
+      config.value("router_aux_loss_coef", nlohmann::json(0.001)).dump());
+}
+
+void warn_of_warmup(const TrainOptions& options, int64_t steps) {
+  if (options.warmup_steps < steps) return;
+  log_line("warning: --warmup-steps {} is not below the {} of the run: the learning rate stays below {}",
+           options.warmup_steps, count_of(steps, "step", "steps"), options.learning_rate);
+}
+
+void check_evaluation_flags(const TrainArguments& flags) {
+  const EvaluationOptions& evaluation = flags.evaluation;
+  const char* without_rows = !flags.eval_data.empty()    ? nullptr
+                             : evaluation.every > 0      ? "eval-every"
+                             : evaluation.keep_best      ? "keep-best"
+                             : evaluation.early_stop > 0 ? "early-stop"
+                                                         : nullptr;
+  ESPALIER_CHECK(without_rows == nullptr, "--{}: expected --eval-data FILE beside it", without_rows);
+  ESPALIER_CHECK(flags.eval_data.empty() || flags.mix.file.empty(),
+                 "--eval-data: expected no --mix beside it: held-out rows are evaluated by one --objective");
+  ESPALIER_CHECK(evaluation.early_stop == 0 || evaluation.every > 0,
+                 "--early-stop {}: expected --eval-every N beside it; without it the only evaluation is that "
+                 "of the end",
+                 evaluation.early_stop);
+}
+
+void check_reference_flag(const TrainArguments& flags) {
+  ESPALIER_CHECK(
+      flags.reference_model.empty() || flags.mix.file.empty(),
+      "--reference-model: expected no --mix beside it: give the rows of its sources `ref_logprobs` "
+      "(docs/objectives.md)");
+}
+
+/// What rows are read for. The objective judges them when they have what a reference model gives them.
+DataUse use_of_rows(const TrainArguments& flags) {
+  DataUse use = data_use_of(flags.model, flags.train.objective);
+  if (!flags.reference_model.empty()) use.objective.reset();
+  return use;
+}
+
+/// Rows that are evaluated; none without --eval-data.
+std::optional<HeldOut> read_held_out(const TrainArguments& flags) {
+  if (flags.eval_data.empty()) return std::nullopt;
+  return HeldOut{flags.held_out_data().read(use_of_rows(flags)), flags.evaluation};
+}
+
+/// Throws InputError for what the objective lacks beside the reference's log-probabilities, which stand as
+/// zeros afterwards: so that nobody waits for them in vain.
+void check_with_reference(const Reference& reference, const TrainArguments& flags, const DataFlags& data,
+                          Trajectories* rows) {
+  const ObjectiveOptions objective = flags.train.objective;
+  check_reference(reference, read_config(flags.model), objective, *rows, data.title());
+  rows->ref_logprobs = {RealColumn(Column<float>(std::vector<float>(rows->num_tokens()))), {}};
+  const Loss loss(*rows, objective);
+}
+
+void compute_reference(const Reference& reference, const KeptReference& kept,
+                       const ObjectiveOptions& objective, Trajectories* rows) {
+  Progress progress("reference");
+  rows->ref_logprobs = {};
+  const bool was_kept =
+      add_reference_logprobs(reference,
+                             {.file = kept.file,
+                              .trained_hash = kept.trained_hash,
+                              .progress =
+                                  [&](int64_t done, int64_t total) {
+                                    progress.update(static_cast<double>(done) / static_cast<double>(total),
+                                                    fmt::format("micro-batch {}/{}", done, total));
+                                  },
+                              .note = [&](const std::string& text) { progress.line(text); }},
+                             rows);
+  progress.line(fmt::format("reference: log-probabilities of {} {} {}",
+                            count_of(rows->num_rows(), "trajectory", "trajectories"),
+                            was_kept ? "from" : "computed, kept in", kept.file.string()));
+  for (const std::string& text : signal_warnings(Loss(*rows, objective))) progress.line("warning: " + text);
+}
+
+/// One invocation of the command, from its flags to the end of training.
+class TrainRun {
+ public:
+  TrainRun(const TrainArguments& flags, const OptionList& list) : flags_(flags), list_(list) {}
+
+  /// Returns the exit status.
+  int run();
+
+ private:
+  void check_flags() const;
+  void open_device();
+  void read_rows();
+  void choose_options();
+  void add_reference();
+  void print_plan() const;
+  bool train();
+
+  TrainEvents events();
+  void on_start(int64_t total, int64_t resumed_step);
+  void on_micro_batch(int64_t step, int64_t done, int64_t of);
+  void on_step(int64_t step, const nlohmann::ordered_json& metrics);
+  void on_evaluating(int64_t step, int64_t done, int64_t of);
+  void on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result);
+  void write_plan();
+  std::filesystem::path plan_file() const { return options_.out / "plan.txt"; }
+  void note(const std::string& text) { progress_->line(text); }
+  /// `step` is done, or its evaluation: a signal now lets the next one end.
+  void finish(int64_t step) {
+    if (step < total_ && !stop.requested) stop.step = step + 1;
+  }
+
+  const TrainArguments& flags_;
+  const OptionList& list_;
+  at::Device device_ = at::kCPU;
+  std::optional<Profiler> profiler_;
+  MixedData data_;
+  std::optional<HeldOut> held_out_;
+  std::string mix_;             // as the run keeps it
+  std::vector<RunFile> files_;  // the config first
+  std::string plan_;            // of the first step, once it is done
+  TrainOptions options_;
+  std::optional<ModelUse> use_;
+  std::optional<Progress> progress_;
+  int64_t total_ = 0, first_ = 0;  // steps of the run, and those that were done before
+  bool saved_ = false;
+};
+
+int TrainRun::run() {
+  check_flags();
+  open_device();
+  read_rows();
+  choose_options();
+  if (!flags_.reference_model.empty()) add_reference();
+  if (flags_.dry_run) {
+    print_plan();
+    return 0;
+  }
+  std::filesystem::create_directories(options_.out);
+  stop_on_signals(&stop);
+  progress_.emplace("train");
+  if (train()) return 0;
+  note(fmt::format("stopped by a signal {}; continue with --resume",
+                   saved_ ? "after saving" : "before a step was done"));
+  return kStoppedExitCode;
+}
+
+void TrainRun::check_flags() const {
+  ESPALIER_CHECK(flags_.train.profile_step == 0 || !flags_.profile.empty(),
+                 "--profile-step {}: expected --profile FILE beside it", flags_.train.profile_step);
+  flags_.mix.check(list_, flags_.data);
+  check_evaluation_flags(flags_);
+  check_reference_flag(flags_);
+  check_objective_options(flags_.train.objective);
+}
+
+void TrainRun::open_device() {
+  device_ = flags_.device.open();
+  restore_products(flags_, device_);
+  if (!flags_.profile.empty() && !flags_.dry_run) profiler_.emplace(flags_.profile, device_);
+}
+
+void TrainRun::read_rows() {
+  if (flags_.mix.file.empty()) {
+    data_.trajectories = flags_.data.read(use_of_rows(flags_));
+  } else {
+    data_ = flags_.mix.read(flags_.model, flags_.data);
+    mix_ = flags_.mix.resolved();
+  }
+  held_out_ = read_held_out(flags_);
+}
+
+void TrainRun::choose_options() {
+  note_carried_tensors(flags_.model);
+  use_ = use_of(flags_, data_, device_);
+  options_ = options_of(flags_, data_, *use_);
+  options_.profiler = profiler_ ? &*profiler_ : nullptr;
+  warn_of_warmup(options_, total_steps(data_.trajectories, options_));
+  files_ = files_of_the_run(options_, config_of_the_run(flags_, list_), mix_);
+  note_router_losses(flags_);
+  const std::string uneven = uneven_steps_note(data_.trajectories, options_);
+  if (!uneven.empty()) log_line("{}", uneven);
+}
+
+/// Gives the rows, and those that are evaluated, the log-probabilities of --reference-model.
+void TrainRun::add_reference() {
+  const Reference reference{flags_.reference_model, options_.dtype, options_.device, options_.plan};
+  Trajectories* held_out = held_out_ ? &held_out_->trajectories : nullptr;
+  check_with_reference(reference, flags_, flags_.data, &data_.trajectories);
+  if (held_out != nullptr) check_with_reference(reference, flags_, flags_.held_out_data(), held_out);
+  if (flags_.dry_run) return;
+  std::filesystem::create_directories(options_.out);
+  const FolderLock lock(options_.out, {});  // what another run keeps there stays as it is
+  check_not_begun(options_);
+  stop_on_signals(&stop);
+  compute_reference(reference,
+                    {.file = options_.out / "ref_logprobs.safetensors",
+                     .trained_hash = trained_column_hash(options_.out, "ref_logprobs")},
+                    options_.objective, &data_.trajectories);
+  if (held_out == nullptr) return;
+  compute_reference(reference, {.file = options_.out / "ref_logprobs_eval.safetensors"}, options_.objective,
+                    held_out);
+}
+
+void TrainRun::print_plan() const {
+  if (!mix_.empty()) print_output("# resolved mix\n{}\n", printable_lines(mix_));
+  print_dry_run(files_.front().text, options_, data_.trajectories);
+  if (held_out_) print_evaluations(*held_out_, options_);
+}
+
+/// Returns whether it came to its end.
+bool TrainRun::train() {
+  return espalier::train(data_.trajectories, options_, events(), &stop.requested,
+                         held_out_ ? &*held_out_ : nullptr);
+}
+
+TrainEvents TrainRun::events() {
+  TrainEvents events;
+  events.files = files_;
+  events.note = [this](const std::string& text) { note(text); };
+  events.started = std::bind_front(&TrainRun::on_start, this);
+  events.micro_batch = std::bind_front(&TrainRun::on_micro_batch, this);
+  events.step = std::bind_front(&TrainRun::on_step, this);
+  events.evaluating = std::bind_front(&TrainRun::on_evaluating, this);
+  events.evaluated = [this](int64_t step, const auto& values, const EvaluationState& state) {
+    note(evaluation_line(step, total_, values, state));
+    finish(step);
+  };
+  events.predicted = std::bind_front(&TrainRun::on_prediction, this);
+  events.saved = [this](const std::filesystem::path& folder) {
+    saved_ = true;
+    note("saved " + folder.string());
+  };
+  return events;
+}
+
+void TrainRun::on_start(int64_t total, int64_t resumed_step) {
+  total_ = total;
+  first_ = resumed_step;
+  if (first_ > 0) note(fmt::format("resuming after step {}", first_));
+  finish(first_);
+}
+
+void TrainRun::on_micro_batch(int64_t step, int64_t done, int64_t of) {
+  const double steps_done =
+      static_cast<double>(step - 1 - first_) + static_cast<double>(done) / static_cast<double>(of);
+  progress_->update(steps_done / static_cast<double>(total_ - first_),
+                    fmt::format("step {}/{}, micro-batch {}/{}", step, total_, done, of));
+}
+
+void TrainRun::on_step(int64_t step, const nlohmann::ordered_json& metrics) {
+  if (!plan_.empty() && !std::filesystem::exists(plan_file())) write_plan();
+  note(step_line(step, total_, metrics));
+  finish(step);
+  if (step != first_ + 2) return;  // the first one is slower
+  flags_.planning.judge_calibration(*use_, metrics["predicted_seconds"], metrics["micro_batch_seconds"],
+                                    [this](const std::string& text) { note(text); });
+}
+
+void TrainRun::on_evaluating(int64_t step, int64_t done, int64_t of) {
+  if (!stop.requested) stop.step = step;  // an evaluation is left where it is
+  progress_->update(
+      static_cast<double>(step - first_) / static_cast<double>(std::max<int64_t>(1, total_ - first_)),
+      fmt::format("evaluation after step {}/{}, micro-batch {}/{}", step, total_, done, of));
+}
+
+void TrainRun::write_plan() {
+  try {
+    write_text(plan_file(), plan_);
+  } catch (const InputError& error) {  // a table to look at is no reason to end the run
+    plan_.clear();
+    note(fmt::format("warning: {}", error.what()));
+  }
+}
+
+void TrainRun::on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result) {
+  const PlanTable table{
+      .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
+  plan_ = table.text();
+  write_plan();
+  note(fmt::format("micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}; see {}",
+                   prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()),
+                   result.measured_seconds(), human_bytes(static_cast<double>(result.measured_peak_bytes())),
+                   plan_file().string()));
+}
+
+void add_run_flags(OptionList* list, TrainArguments* flags) {
+  add_run_options(&flags->train, list);
+  add_dtype(list, "save-dtype", &flags->save_dtype,
+            "Precision of saved weights, if it differs from --dtype; of saved adapters, if it differs "
+            "from that of training, which is float32 beside a bfloat16 model",
+            {.group = "Run"});
+  list->add("dry-run", &flags->dry_run,
+            "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
+}
+
+void add_reference_model(OptionList* list, TrainArguments* flags) {
+  list->add("reference-model", &flags->reference_model,
+            "Model folder of a reference or teacher of the same vocabulary: compute ref_logprobs of all "
+            "rows with it before training begins, in --dtype on --device, for rows that have none. They "
+            "are kept in --out and used again by --resume. Not with --mix",
+            {.path = PathKind::kFolder});
+}
+
+void add_evaluation_flags(OptionList* list, TrainArguments* flags) {
+  list->add("eval-data", &flags->eval_data,
+            "Rows that the run is not trained on, files as for --data: their loss by --objective, over "
+            "all of them as over one step, goes to metrics.jsonl as records of its own. Not with --mix",
+            {.path = PathKind::kFile, .group = "Evaluation"});
+  add_evaluation_options(&flags->evaluation, list);
+}
+
+void add_flags(OptionList* list, TrainArguments* flags) {
+  add_model(list, &flags->model);
+  flags->data.add(list, /*required=*/false);
+  flags->mix.add(list);
+  add_run_flags(list, flags);
+  add_objective_options(&flags->train.objective, list);
+  add_reference_model(list, flags);
+  add_step_options(&flags->train, list);
+  add_evaluation_flags(list, flags);
+  add_optimizer_options(&flags->train, list, /*schedules=*/true);
+  flags->lora.add(list);
+  flags->planning.add(list);
+  flags->device.add(list, /*trains=*/true);
+  add_dtype(list, "dtype", &flags->train.dtype,
+            "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+  add_freeze_pad_embedding(list, &flags->train.freeze_pad_embedding);
+  add_threads(list);
+  add_profile(list, &flags->profile, "one step");
+  add_profile_step(&flags->train, list);
+}
+
+}  // namespace
+
+Command train_command() {
+  const auto flags = std::make_shared<TrainArguments>();
+  Command command{
+      .name = "train",
+      .summary = "Train a model on trajectories; shared prefixes are encoded once",
+      .closing =
+          "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder; with --lora-rank a folder "
+          "of "
+          "PEFT, which `espalier merge` adds to the weights. On Ctrl-C (SIGINT), SIGTERM and "
+          "SIGHUP the run finishes its step, saves and exits with status 3; a second Ctrl-C ends it at once. "
+          "--resume continues from the newest checkpoint that is whole. After an error in a later step, the "
+          "run "
+          "saves what is done and exits with status 1.\n\nExample:\n"
+          "  espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 --batch-size 64 "
+          "--memory-budget 16GiB",
+      .run = [flags](const OptionList& list) {
+        // Rows of all sources come together in the steps of a mix, unless something else is asked for.
+        if (!flags->mix.file.empty() && !list.at("shuffle").is_given())
+          flags->train.shuffle = Shuffle::kGroups;
+        return TrainRun(*flags, list).run();
+      }};
+  add_flags(&command.options, flags.get());
+  return command;
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier verify: proof that training on trees changes nothing.
+#include "espalier/verify/verify.h"
+#include "espalier/base/units.h"
+
+#include <memory>
+
+#include "espalier/base/check.h"
+#include "espalier/base/output.h"
+#include "espalier/cli/commands/commands.h"
+#include "espalier/cli/flags/lora_flags.h"
+#include "espalier/cli/flags/mix_flags.h"
+#include "espalier/cli/flags/model_flags.h"
+#include "espalier/measure/device_options.h"
+#include "espalier/measure/planning.h"
+#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights.h"
+#include "espalier/runtime/progress.h"
+
+namespace espalier::cli {
+namespace {
+
+struct VerifyArguments {
+  DataFlags data;
+  MixFlags mix;
+  Planning planning;
+  DeviceOptions device;
+  VerifyOptions options;
+  std::string model, adapter;
+  bool json = false;
+};
+
+void print(const VerifyReport& report, const VerifyOptions& options) {
+  const auto row = [](const char* name, const std::string& value) {
+    print_output("{:<37}  {}\n", name, value);
+  };
+  const bool exact = report.dtype == "float64";
+  row("dtype, device", fmt::format("{}, {}", report.dtype, report.device));
+  row("flat tokens / tree tokens / encoded",
+      fmt::format("{} / {} / {}", with_commas(report.flat_tokens), with_commas(report.tree_tokens),
+                  with_commas(report.encoded_tokens)));
+  row("loss, per trajectory", fmt::format("{:.12g}", report.reference_loss));
+  row("relative error of the loss", fmt::format("{:.3g}", report.loss_rel_error));
+  row("relative error of gradients, worst",
+      fmt::format("{:.3g} in {}{}", report.grad_rel_error_max, report.grad_rel_error_worst_parameter,
+                  exact ? fmt::format(" (at most {:g})", options.max_error) : ""));
+  row("absolute error of log-probs, worst", fmt::format("{:.3g}", report.logprob_abs_error_max));
+  if (!exact) {
+    row("error ratio, tree over per-trajectory",
+        fmt::format("worst {:.3f} in {}, median {:.3f} (at most {:g})", report.error_ratio_max,
+                    report.error_ratio_worst_parameter, report.error_ratio_median, options.max_error_ratio));
+  }
+  if (report.pad_token_id >= 0) {
+    row("input embedding of the pad token",
+        fmt::format("{}: {}", report.pad_token_id,
+                    report.freeze_pad_embedding ? "not trained, as in Transformers"
+                                                : "trained; Transformers does not (--freeze-pad-embedding)"));
+  }
+  row("isolation", fmt::format("{} in {}", report.isolation_bitwise ? "bitwise" : "BROKEN",
+                               count_of(report.isolation_trials, "trial", "trials")));
+  print_output("{}\n", report.passed ? "passed" : "FAILED");
+}
+
+int run_verify(const VerifyArguments& flags, const OptionList& list) {
+  flags.mix.check(list, flags.data);
+  VerifyOptions options = flags.options;
+  check_objective_options(options.objective);
+  options.device = flags.device.open();
+  options.model = flags.model;
+  options.adapter = flags.adapter;
+  MixedData data;
+  if (flags.mix.file.empty()) {
+    data.trajectories = flags.data.read(data_use_of(flags.model, options.objective));
+  } else {
+    data = flags.mix.read(flags.model, flags.data);
+  }
+  const Trajectories& trajectories = data.trajectories;
+  options.mix = data.sources;
+  note_carried_tensors(flags.model);
+  options.plan = flags.planning.options(trajectories);
+  VerifyReport report;
+  {
+    Progress progress("verify");
+    report = verify(trajectories, options, [&](const char* phase, double fraction) {
+      progress.relabel(fmt::format("verify: {}", phase));
+      progress.update(fraction);
+    });
+  }
+  if (flags.json) {
+    print_output("{}\n", to_json(report).dump(2));
+  } else {
+    print(report, options);
+  }
+  return report.passed ? 0 : 1;
+}
+
+}  // namespace
+
+Command verify_command() {
+  const auto flags = std::make_shared<VerifyArguments>();
+  Command command{
+      .name = "verify",
+      .summary = "Prove on your model and data that loss and every gradient equal per-trajectory training",
+      .closing =
+          "Runs all trajectories as one optimiser step twice: on trees by the plan, and one by one with "
+          "ordinary "
+          "causal attention. In float64 the relative error of every parameter's gradient may be at most "
+          "1e-12. "
+          "In lower precision both sides are compared with float64, and the error of the tree side may be at "
+          "most twice that of the other. When the tokens of other branches change, the log-probabilities of "
+          "a "
+          "branch must stay bitwise identical. The exit status is 1 if anything fails. Memory grows with "
+          "--limit, and a few trajectories prove as much as many.",
+      .run = [flags](const OptionList& list) { return run_verify(*flags, list); }};
+  VerifyOptions& options = flags->options;
+  OptionList& list = command.options;
+  add_model(&list, &flags->model);
+  add_adapter(&list, &flags->adapter, "Prove the gradients of this adapter, a folder of PEFT, on the model");
+  flags->data.add(&list, /*required=*/false);
+  flags->mix.add(&list);
+  add_dtype(&list, "dtype", &options.dtype, "Precision to prove");
+  add_freeze_pad_embedding(&list, &options.freeze_pad_embedding);
+  flags->device.add(&list, /*trains=*/true);
+  add_objective_options(&options.objective, &list);
+  flags->planning.add(&list);
+  add_threads(&list);
+  list.group("Proof");
+  list.add("seed", &options.seed, "Chooses the branches whose isolation is tested");
+  list.add("json", &flags->json, "Print JSON");
+  return command;
+}
+
+}  // namespace espalier::cli

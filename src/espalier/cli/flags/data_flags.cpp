@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/cli/flags/data_flags.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "espalier/base/check.h"
+#include "espalier/base/printable.h"
+#include "espalier/base/units.h"
+#include "espalier/cli/print/data_summary.h"
+#include "espalier/config/config.h"
+#include "espalier/config/router_shape.h"
+#include "espalier/engine/router_inputs.h"
+#include "espalier/runtime/progress.h"
+
+namespace espalier::cli {
+
+DataUse data_use_of(const std::string& model, const std::optional<ObjectiveOptions>& objective) {
+  DataUse use;
+  use.objective = objective;
+  if (model.empty()) return use;
+  const DecoderConfig config = read_config(model);
+  use.vocab_size = config.vocab_size;
+  use.max_position_embeddings = config.max_position_embeddings;
+  use.num_layers = config.num_hidden_layers();
+  use.routers = router_shape(config);
+  ESPALIER_CHECK(use.routers.count() > 0 || !objective || !objective->has_router_losses(),
+                 "router-aux-loss-coef, router-z-loss-coef: expected a model with experts, received {} ({})",
+                 config.model_type, model);
+  return use;
+}
+
+void DataFlags::add(OptionList* list, bool required) {
+  list->group(kDataGroup);
+  list->add(
+      "data", &data,
+      "Trajectories: JSONL (plain, .gz or .zst) or packed .safetensors, see docs/data-format.md. Several "
+      "files, or patterns such as 'rows-*.jsonl', are read one after another",
+      {.path = PathKind::kFile, .required = required});
+  list->add("skip-bad-rows", &skip_bad_rows, "Count and report bad rows instead of stopping at the first");
+  list->add("limit", &limit, "Use only the first N trajectories (0: all)", {.least = 0});
+  list->add("max-row-bytes", &max_row_bytes,
+            "JSONL: most bytes of one row, such as 1GiB. Longer rows are refused before they fill the memory",
+            {.least = 1, .most = kMostLineBytes, .bytes = true});
+}
+
+std::vector<std::filesystem::path> DataFlags::files() const {
+  return expand_file_patterns(data);
+}
+
+nlohmann::ordered_json DataFlags::resolved() const {
+  const std::vector<std::filesystem::path> paths = files();
+  if (paths.size() == 1) return paths.front().string();
+  auto list = nlohmann::ordered_json::array();
+  for (const std::filesystem::path& path : paths) list.push_back(path.string());
+  return list;
+}
+
+std::string DataFlags::title() const {
+  const std::vector<std::filesystem::path> paths = files();
+  constexpr size_t kMost = 3;
+  std::string text;
+  for (size_t i = 0; i < std::min(kMost, paths.size()); ++i)
+    text += (i > 0 ? ", " : "") + paths[i].filename().string();
+  if (paths.size() > kMost) text += fmt::format(" and {} more", paths.size() - kMost);
+  return text;
+}
+
+Trajectories DataFlags::read(const DataUse& use) const {
+  const std::vector<std::filesystem::path> paths = files();
+  const std::string name = paths.size() == 1 ? paths.front().string() : title();
+  Progress progress("reading " + name);
+  ReadReport report;
+  ReadOptions options;
+  options.vocab_size = use.vocab_size;
+  options.skip_bad_rows = skip_bad_rows;
+  options.max_rows = limit;
+  options.max_line_bytes = max_row_bytes;
+  options.progress = [&progress](double fraction) { progress.update(fraction); };
+  Trajectories trajectories = read_trajectories(paths, options, &report);
+  check_recorded_routes(printable(name), trajectories, use.routers, use.num_layers);
+  if (report.rows_skipped > 0) {
+    progress.line(fmt::format("{}: skipped {} of {}", printable(name),
+                              count_of(report.rows_skipped, "bad row", "bad rows"),
+                              with_commas(report.rows_read + report.rows_skipped)));
+    for (const std::string& error : report.first_errors) progress.line("  " + printable(error));
+  }
+  for (const std::string& line : data_summary(name, report, trajectories, use)) progress.line(line);
+  return trajectories;
+}
+
+}  // namespace espalier::cli

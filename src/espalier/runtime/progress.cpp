@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/runtime/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "espalier/base/output.h"
+#include "espalier/base/printable.h"
+#include "espalier/base/units.h"
+#include "espalier/runtime/out_of_memory.h"
+
+namespace espalier {
+
+Progress::Progress(const std::string& label)
+    : label_(printable(label)), terminal_(isatty(STDERR_FILENO) != 0) {
+  set_current_work(label_);
+}
+
+Progress::~Progress() {
+  erase();
+  // An error that ends the work is told with its name.
+  if (std::uncaught_exceptions() == 0) set_current_work("");
+}
+
+void Progress::erase() {
+  if (drawn_) write_log("\r\033[K");
+  drawn_ = false;
+}
+
+void Progress::update(double fraction, const std::string& raw_detail) {
+  const auto now = Clock::now();
+  const double since_start = std::chrono::duration<double>(now - start_).count();
+  const double since_last = std::chrono::duration<double>(now - last_).count();
+  if (since_start < 0.5 || since_last < (terminal_ ? 0.1 : 10.0)) return;
+  last_ = now;
+  const std::string detail = printable(raw_detail);
+  fraction = std::clamp(fraction, 0.0, 1.0);
+  const std::string left =
+      fraction > 0.01 ? fmt::format(", {} left", human_seconds(since_start * (1 - fraction) / fraction)) : "";
+  if (!terminal_) {
+    log_line("{}: {:.0f}%{}{}{}", label_, fraction * 100, left, detail.empty() ? "" : "  ", detail);
+    return;
+  }
+  constexpr int kWidth = 28;
+  const int filled = static_cast<int>(fraction * kWidth);
+  write_log(fmt::format("\r\033[K{} [{:=<{}}{: <{}}] {:.0f}%{}  {}", label_, "", filled, "", kWidth - filled,
+                        fraction * 100, left, detail));
+  drawn_ = true;
+}
+
+void Progress::line(const std::string& text) {
+  erase();
+  log_line("{}", text);
+}
+
+void Progress::relabel(const std::string& label) {
+  if (printable(label) == label_) return;
+  label_ = printable(label);
+  set_current_work(label_);
+  start_ = last_ = Clock::now();
+}
+
+}  // namespace espalier

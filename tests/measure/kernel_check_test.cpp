@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// What follows from verdicts on kernels: what is used, and what is said.
+#include "espalier/measure/kernel_check.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
+
+#include "espalier/ops/attention/proven.h"
+#include "espalier/ops/elementwise/composed.h"
+#include "espalier/ops/own_kernels.h"
+#include "tests/environment_variable.h"
+
+namespace espalier::testing {
+namespace {
+
+qualify::Verdict passed(const std::string& family) {
+  return {.family = family, .served = true};
+}
+
+qualify::Verdict failed(const std::string& family, const std::string& fault) {
+  return {.family = family, .served = true, .fault = fault};
+}
+
+TEST(KernelCheck, WhatPassedIsUsedAndNothingIsSaid) {
+  const ProvenKernels proven =
+      proven_kernels({{.family = "hopper"}, passed("ampere"), passed("varlen"), passed("masked")}, "A100", 0);
+  EXPECT_EQ(proven.attention,
+            (std::vector{AttentionKind::kAmpere, AttentionKind::kVarlen, AttentionKind::kMasked}));
+  EXPECT_EQ(proven.warning, "");
+}
+
+TEST(KernelCheck, WhatFailedIsNamedOnceWithTheCommandThatShowsIt) {
+  const ProvenKernels proven =
+      proven_kernels({failed("hopper", "its check did not end within 120 s"), failed("ampere", "out: off"),
+                      passed("varlen"), passed("masked")},
+                     "NVIDIA H200", 1);
+  EXPECT_EQ(proven.attention, (std::vector{AttentionKind::kVarlen, AttentionKind::kMasked}));
+  EXPECT_EQ(
+      proven.warning,
+      "warning: attention `hopper` is not used on NVIDIA H200: its check did not end within 120 s (shown by "
+      "`espalier device --check hopper --device cuda:1`); attention `ampere` is not used on NVIDIA H200: "
+      "out: "
+      "off (shown by `espalier device --check ampere --device cuda:1`)");
+  const ProvenKernels none = proven_kernels({failed("masked", "off")}, "GPU", 0);
+  EXPECT_TRUE(none.attention.empty());
+  EXPECT_TRUE(none.warning.ends_with("; no attention is right, and `masked` is used all the same"));
+}
+
+// Without a GPU hopper and ampere serve nothing, so that what comes behind them shows the order.
+TEST(KernelCheck, WhatHasASecondFormFallsBackToItAndTheRestIsNotTrusted) {
+  const ProvenKernels all = proven_kernels(
+      {passed("elementwise"), passed("head"), passed("distribution"), passed("products")}, "GPU", 0);
+  EXPECT_TRUE(all.elementwise && all.head && all.attention.empty());
+  EXPECT_EQ(all.warning, "");
+  const ProvenKernels some = proven_kernels(
+      {passed("masked"), failed("elementwise", "off"), failed("head", "NaN"), failed("products", "TF32")},
+      "GPU", 2);
+  EXPECT_FALSE(some.elementwise || some.head);
+  EXPECT_EQ(
+      some.warning,
+      "warning: kernels of `elementwise` are not used on GPU, operators of LibTorch are: off (shown by "
+      "`espalier device --check elementwise --device cuda:2`); kernels of `head` are not used on GPU, "
+      "operators of LibTorch are: NaN (shown by `espalier device --check head --device cuda:2`); `products` "
+      "cannot be trusted on GPU, and nothing stands in for it: TF32 (shown by `espalier device --check "
+      "products --device cuda:2`)");
+}
+
+TEST(KernelCheck, WhatCouldNotBeCheckedStaysAsItIsWithoutACheck) {
+  std::vector<qualify::Verdict> verdicts;
+  for (const char* family : {"hopper", "ampere", "masked", "elementwise", "products"}) {
+    verdicts.push_back(failed(family, "its check exited with status 1"));
+    verdicts.back().lasting = false;
+  }
+  const ProvenKernels proven = proven_kernels(verdicts, "GPU", 0);
+  EXPECT_EQ(proven.attention, (std::vector{AttentionKind::kAmpere, AttentionKind::kMasked}));
+  EXPECT_TRUE(proven.elementwise);
+  EXPECT_TRUE(proven.warning.starts_with("warning: attention `hopper` is not used on GPU: its check exited"))
+      << proven.warning;
+  EXPECT_NE(
+      proven.warning.find("; `ampere`, `masked`, `elementwise`, `products` could not be checked on GPU: "
+                          "its check exited with status 1 (shown by `espalier device --check ampere "),
+      std::string::npos)
+      << proven.warning;
+}
+
+// Operators of CUDA that are told to leave our kernels alone compute on any device: here on the CPU's
+// tensors.
+TEST(KernelCheck, WithoutOurKernelsTheElementwiseOperatorsAreComposed) {
+  using Product = at::Tensor(const at::Tensor&, const at::Tensor&);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("espalier::swiglu", "").typed<Product>();
+  const at::Tensor gate = at::randn({5, 7}), up = at::randn({5, 7});
+  const c10::DispatchKeySet cuda(c10::DispatchKey::CUDA);
+  const ForcedVariable unset("ESPALIER_ELEMENTWISE", nullptr);
+  const bool before = set_own_kernels(OwnKernels::kElementwise, false);
+  EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
+  set_own_kernels(OwnKernels::kElementwise, true);
+  {
+    const ForcedVariable named("ESPALIER_ELEMENTWISE", "composed");
+    EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
+    EXPECT_TRUE(uses_own_kernels(OwnKernels::kHead));
+  }
+  const ForcedVariable wrong("ESPALIER_ELEMENTWISE", "ours");
+  EXPECT_THROW(uses_own_kernels(OwnKernels::kElementwise), c10::Error);
+  set_own_kernels(OwnKernels::kElementwise, before);
+}
+
+TEST(KernelCheck, AttentionIsChosenAmongWhatIsProven) {
+  const ForcedVariable unset("ESPALIER_ATTENTION", nullptr);
+  const AttentionInputKind inputs{at::kBFloat16, 64};
+  const auto chosen = [&](std::optional<std::vector<AttentionKind>> proven) {
+    const auto before = set_proven_attention(std::move(proven));
+    const AttentionKind kind = attention_kind(inputs);
+    set_proven_attention(before);
+    return kind;
+  };
+  EXPECT_EQ(chosen(std::vector{AttentionKind::kVarlen, AttentionKind::kMasked}), AttentionKind::kVarlen);
+  EXPECT_EQ(chosen(std::vector{AttentionKind::kMasked}), AttentionKind::kMasked);
+  EXPECT_EQ(chosen(std::vector<AttentionKind>{}), AttentionKind::kMasked);
+  const ForcedVariable named("ESPALIER_ATTENTION", "varlen");
+  EXPECT_EQ(chosen(std::vector<AttentionKind>{}), AttentionKind::kVarlen);  // named all the same
+  EXPECT_EQ(attention_kind_named("hopper"), AttentionKind::kHopper);
+  EXPECT_EQ(attention_kind_named("cpu"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace espalier::testing
