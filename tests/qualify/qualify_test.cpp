@@ -50,6 +50,7 @@ struct Runs {
       // All tests of the child, whatever part of them this process runs.
       return std::vector<std::string>{"/usr/bin/env",
                                       "--unset=GTEST_TOTAL_SHARDS",
+                                      "--unset=GTEST_SHARD_INDEX",
                                       "ESPALIER_TEST_FAMILY=" + family,
                                       "ESPALIER_TEST_FINDING=" + finding.string(),
                                       std::filesystem::read_symlink("/proc/self/exe").string(),
