@@ -53,7 +53,7 @@ fuzz:  ## every parser on mutated inputs, a minute in all
 	@scripts/build.sh asan fuzz_targets
 	@scripts/fuzz.sh
 
-lint: setup  ## formatting, clang-tidy on the LibTorch-free half, ruff and mypy on Python, layers
+lint: setup  ## formatting, ruff, mypy, layers, documents, and clang-tidy on the LibTorch-free half
 	@scripts/lint.sh
 
 format: setup  ## clang-format all sources in place

@@ -37,7 +37,7 @@ python3 tests/check_docs.py --self-test
 # clang-tidy needs how the sources are compiled, not what comes of it.
 [[ -f build/core/compile_commands.json ]] || cmake --preset core >/dev/null
 mapfile -t core < <(git ls-files --cached --others --exclude-standard -- \
-                      src/espalier/{base,tree,config,plan,data,text,inspect}/'*.cpp')
+                      src/espalier/{base,tree,config,plan,data,inspect}/'*.cpp')
 echo "lint: clang-tidy on ${#core[@]} files"
 printf '%s\0' "${core[@]}" |
   xargs -0 -n 1 -P "$(nproc)" "$tools/clang-tidy" -p build/core --quiet --warnings-as-errors='*'

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/grad_mode.h>
 
 #include <cmath>
 #include <limits>
@@ -96,6 +97,23 @@ double gradient_error(const Outcome& outcome, const Outcome& reference) {
     worst = std::max(worst, error);
   }
   return worst;
+}
+
+double gradient_rounding(const Decoder& decoder, const Trajectories& trajectories,
+                         const ObjectiveOptions& objective, const Outcome& reference) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> weights;
+  for (const Parameter& parameter : decoder.parameters()) {
+    weights.push_back(parameter.value.clone());
+    const at::Tensor signs = at::rand_like(parameter.value).round_().mul_(2).sub_(1);
+    parameter.value.mul_(signs.mul_(std::numeric_limits<double>::epsilon()).add_(1));
+  }
+  const Outcome moved = [&] {
+    const at::AutoGradMode with_graph(true);
+    return reference_outcome(decoder, trajectories, objective);
+  }();
+  for (size_t i = 0; i < weights.size(); ++i) decoder.parameters()[i].value.copy_(weights[i]);
+  return gradient_error(moved, reference);
 }
 
 double loss_error(const Outcome& outcome, const Outcome& reference) {

@@ -47,6 +47,11 @@ std::vector<Batch> make_batches(const Trajectories& trajectories, const Step& st
 /// finite.
 double gradient_error(const Outcome& outcome, const Outcome& reference);
 
+/// How far rounding alone moves gradients: gradient_error of the reference with weights that differ by 2^-52,
+/// relative, up or down at random. It is large where the gradients of trajectories cancel.
+double gradient_rounding(const Decoder& decoder, const Trajectories& trajectories,
+                         const ObjectiveOptions& objective, const Outcome& reference);
+
 /// |loss - loss_ref| / size of loss_ref.
 double loss_error(const Outcome& outcome, const Outcome& reference);
 

@@ -47,7 +47,10 @@ struct Runs {
     qualification.limit = std::chrono::seconds(families.back() == "hanging" ? 1 : 300);
     qualification.command = [&](const std::string& family, const std::filesystem::path& finding) {
       checked.push_back(family);
+      // All tests of the child, whatever part of them this process runs.
       return std::vector<std::string>{"/usr/bin/env",
+                                      "--unset=GTEST_TOTAL_SHARDS",
+                                      "--unset=GTEST_SHARD_INDEX",
                                       "ESPALIER_TEST_FAMILY=" + family,
                                       "ESPALIER_TEST_FINDING=" + finding.string(),
                                       std::filesystem::read_symlink("/proc/self/exe").string(),

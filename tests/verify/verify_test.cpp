@@ -184,11 +184,10 @@ TEST_P(VerifyTest, PassesWhereTheLossCancels) {
 TEST_P(VerifyTest, ReportsTheKeysThatItPromises) {
   const Trajectories trajectories = rows_to_verify(false);
   EXPECT_EQ(keys(to_json(verify(trajectories, options(at::kDouble)))),
-            (std::vector<std::string>{"dtype", "device", "loss_rel_error", "grad_rel_error_max",
-                                      "grad_rel_error_worst_parameter", "logprob_abs_error_max",
-                                      "isolation_bitwise", "isolation_trials", "flat_tokens", "tree_tokens",
-                                      "encoded_tokens", "loss", "pad_token_id", "freeze_pad_embedding",
-                                      "passed"}));
+            (std::vector<std::string>{
+                "dtype", "device", "loss_rel_error", "grad_rel_error_max", "grad_rel_error_worst_parameter",
+                "logprob_abs_error_max", "isolation_bitwise", "isolation_trials", "flat_tokens",
+                "tree_tokens", "encoded_tokens", "loss", "pad_token_id", "freeze_pad_embedding", "passed"}));
   const nlohmann::ordered_json low = to_json(verify(trajectories, options(at::kFloat)));
   for (const char* key : {"dtype", "loss_rel_error", "grad_rel_error_max", "grad_rel_error_worst_parameter",
                           "logprob_abs_error_max", "error_ratio_max", "isolation_bitwise", "flat_tokens",

@@ -26,7 +26,8 @@ CommandText command_text(const Command& command);
 std::vector<CommandText> command_texts(const std::deque<Command>& commands);
 
 /// What --help of each command that Python runs says, as JSON by its name. The build makes its source
-/// (cmake/WritePythonFlags.cmake) from the declarations in commands/arguments.py and io/arguments.py of python/espalier.
+/// (cmake/WritePythonFlags.cmake) from the declarations in commands/arguments.py and io/arguments.py of
+/// python/espalier.
 extern const char* const kPythonFlags;
 
 }  // namespace espalier::cli
