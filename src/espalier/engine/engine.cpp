@@ -12,7 +12,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/engine/logprob_pass.h"
-#include "espalier/engine/loss_sums.h"
+#include "espalier/engine/step_sums.h"
 #include "espalier/engine/order.h"
 #include "espalier/engine/unit_loss.h"
 #include "espalier/model/gradient_accumulation.h"
@@ -262,7 +262,7 @@ class StepRun {
   std::vector<std::vector<int64_t>> window_pairs_;  // by micro-batch and window of the model
   std::optional<UnitLoss> unit_loss_;               // where some objective's scope is wider than a token
   PendingStep pending_;
-  std::optional<PendingSums> sums_;  // in pending_
+  std::optional<StepSums> sums_;  // in pending_
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "espalier/engine/logprob_pass.h"
-#include "espalier/engine/loss_sums.h"
+#include "espalier/engine/step_sums.h"
 #include "espalier/engine/unit_loss.h"
 #include "espalier/runtime/device.h"
 
@@ -47,7 +47,7 @@ StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
   PendingStep pending;
   std::optional<UnitLoss> unit_loss;
   if (loss.is_wide()) unit_loss.emplace(step, loss, model.device());
-  PendingSums sums(step, loss, model.device(), unit_loss ? &*unit_loss : nullptr, &pending);
+  StepSums sums(step, loss, model.device(), unit_loss ? &*unit_loss : nullptr, &pending);
   const std::vector<bool> runs = micro_batches_with_loss(step);
   const auto upcast = upcast_weights(runs);
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());

@@ -13,11 +13,11 @@
 namespace espalier {
 
 /// The sums of a step (PendingStep::sums), by the parts of its loss (Loss::part): one unless it is a mix.
-class PendingSums {
+class StepSums {
  public:
   /// Sets sums, metrics and numbers of tokens to those of a step of which nothing has run. `units`: of a loss
   /// that is_wide(), else null. Step, loss and `pending` must outlive this object.
-  PendingSums(const Step& step, const Loss& loss, at::Device device, const UnitLoss* units,
+  StepSums(const Step& step, const Loss& loss, at::Device device, const UnitLoss* units,
               PendingStep* pending);
 
   /// What forward passes have to give: entropies that have a part in the loss, or in metrics alone.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/engine/loss_sums.h"
+#include "espalier/engine/step_sums.h"
 
 #include <ATen/ATen.h>
 
@@ -46,7 +46,7 @@ TermTensors terms_with_topk(const Batch& batch, const at::Tensor& logprobs) {
 
 }  // namespace
 
-PendingSums::PendingSums(const Step& step, const Loss& loss, at::Device device, const UnitLoss* units,
+StepSums::StepSums(const Step& step, const Loss& loss, at::Device device, const UnitLoss* units,
                          PendingStep* pending)
     : loss_(loss), pending_(pending) {
   std::vector<double> nothing{0};  // of the loss, then of each metric
@@ -67,15 +67,15 @@ PendingSums::PendingSums(const Step& step, const Loss& loss, at::Device device, 
   pending->result.tree_tokens = step.forest.tree_tokens();
 }
 
-const ObjectiveOptions& PendingSums::options_of(int64_t part) const {
+const ObjectiveOptions& StepSums::options_of(int64_t part) const {
   return loss_.part(part).objective().options();
 }
 
-bool PendingSums::reports_entropy(int64_t part) const {
+bool StepSums::reports_entropy(int64_t part) const {
   return options_of(part).entropy_coef != 0 || options_of(part).log_entropy;
 }
 
-Entropies PendingSums::entropies() const {
+Entropies StepSums::entropies() const {
   Entropies result = Entropies::kNone;
   for (int64_t part = 0; part < loss_.num_parts(); ++part) {
     if (options_of(part).entropy_coef != 0) return Entropies::kDifferentiable;
@@ -85,14 +85,14 @@ Entropies PendingSums::entropies() const {
 }
 
 /// Those of the objective; in a mix after the part's loss, and where entropies are reported before that.
-std::vector<Metric> PendingSums::metrics_of(int64_t part) const {
+std::vector<Metric> StepSums::metrics_of(int64_t part) const {
   std::vector<Metric> metrics = loss_.part(part).objective().metrics();
   if (loss_.is_mix()) metrics.insert(metrics.begin(), {"loss", Reduction::kSum});
   if (reports_entropy(part)) metrics.push_back({"entropy"});
   return metrics;
 }
 
-at::Tensor PendingSums::add(const Batch& batch, const at::Tensor& logprobs, const ForwardResult& forwarded) {
+at::Tensor StepSums::add(const Batch& batch, const at::Tensor& logprobs, const ForwardResult& forwarded) {
   const HeadValues values{logprobs, forwarded.entropy, terms_with_topk(batch, forwarded.logprobs)};
   at::Tensor loss;
   for (int64_t part = 0; part < loss_.num_parts(); ++part) {
@@ -102,12 +102,12 @@ at::Tensor PendingSums::add(const Batch& batch, const at::Tensor& logprobs, cons
   return loss;
 }
 
-void PendingSums::add(const std::vector<UnitLoss::PartValue>& values) {
+void StepSums::add(const std::vector<UnitLoss::PartValue>& values) {
   for (const UnitLoss::PartValue& each : values) add_value(each.part, each.value);
 }
 
 /// Undefined where the part has neither an entropy bonus nor an objective of token scope, or no terms.
-at::Tensor PendingSums::add_part(int64_t part, const Batch& batch, const HeadValues& values) {
+at::Tensor StepSums::add_part(int64_t part, const Batch& batch, const HeadValues& values) {
   const at::Tensor index = loss_.is_mix() ? batch.part_terms[part] : at::Tensor();
   const int64_t num_terms = index.defined() ? index.size(0) : batch.num_terms();
   if (num_terms == 0) return {};
@@ -130,7 +130,7 @@ at::Tensor PendingSums::add_part(int64_t part, const Batch& batch, const HeadVal
 
 /// Of coefficients and entropies of the part's terms. The metric is the part's last one. Returns the bonus;
 /// undefined where there is none.
-at::Tensor PendingSums::add_entropies(int64_t part, const at::Tensor& coefficients,
+at::Tensor StepSums::add_entropies(int64_t part, const at::Tensor& coefficients,
                                       const at::Tensor& entropy) {
   const int64_t last = first_metric_[part] + std::ssize(metrics_of(part)) - 1;
   pending_->sums.select(0, last).add_(entropy.detach().sum());
@@ -141,12 +141,12 @@ at::Tensor PendingSums::add_entropies(int64_t part, const at::Tensor& coefficien
   return bonus;
 }
 
-void PendingSums::add_to_loss(int64_t part, const at::Tensor& loss) {
+void StepSums::add_to_loss(int64_t part, const at::Tensor& loss) {
   pending_->sums.select(0, 0).add_(loss.detach());
   if (loss_.is_mix()) pending_->sums.select(0, first_metric_[part]).add_(loss.detach());
 }
 
-void PendingSums::add_value(int64_t part, const ObjectiveValue& value) {
+void StepSums::add_value(int64_t part, const ObjectiveValue& value) {
   add_to_loss(part, value.loss);
   const int64_t first = first_metric_[part] + (loss_.is_mix() ? 1 : 0);
   for (size_t i = 0; i < value.metrics.size(); ++i) {
