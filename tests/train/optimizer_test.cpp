@@ -12,7 +12,7 @@
 #include "espalier/base/file.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/model/global_norm.h"
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/train/diagnosis.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"

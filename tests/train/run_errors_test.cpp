@@ -14,7 +14,7 @@
 #include "espalier/base/folder_lock.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/data/builder.h"
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/train/epochs.h"
 #include "tests/base/message_of.h"
 #include "tests/train/trainer_fixture.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "espalier/base/file.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/train/checkpoint.h"
 #include "espalier/train/trainer.h"
 #include "tests/base/scratch_folder.h"

@@ -9,7 +9,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/train/checkpoint.h"
 #include "tests/base/message_of.h"
 #include "tests/engine/outcome.h"

@@ -20,7 +20,7 @@
 #include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
 #include "espalier/measure/kernel_check.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/objective/custom.h"
 #include "espalier/python_engine/options.h"
 #include "espalier/runtime/out_of_memory.h"

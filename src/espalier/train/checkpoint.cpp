@@ -13,8 +13,8 @@
 #include "espalier/base/manifest.h"
 #include "espalier/base/partial_folder.h"
 #include "espalier/base/temporaries.h"
-#include "espalier/model/adapter_folder.h"
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/adapter_folder.h"
+#include "espalier/model/weights/tensor_bytes.h"
 
 namespace espalier {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/train/optimizer.h"
 #include "espalier/train/run_state.h"
 
@@ -29,11 +29,11 @@ struct CheckpointOptions {
 
 /// Writes step_N, N being state.step, beside its final name, makes it durable and renames it: a step folder
 /// is whole or absent. Beside the model of `source` with the decoder's weights in `save_dtype`, or the
-/// decoder's adapter alone (model/adapter_folder.h), it holds optimizer.safetensors, trainer_state.json and a
-/// manifest (base/manifest.h); where save_dtype is not the dtype of what is trained, resume.safetensors has
-/// the exact values. Returns the folder. Throws NonFiniteError
-/// where weights or optimiser hold values that are not finite, InputError where the folder cannot be written;
-/// nothing is left behind then.
+/// decoder's adapter alone (model/weights/adapter_folder.h), it holds optimizer.safetensors,
+/// trainer_state.json and a manifest (base/manifest.h); where save_dtype is not the dtype of what is trained,
+/// resume.safetensors has the exact values. Returns the folder. Throws NonFiniteError where weights or
+/// optimiser hold values that are not finite, InputError where the folder cannot be written; nothing is left
+/// behind then.
 std::filesystem::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder,
                                       const Optimizer& optimizer, const RunState& state);
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "espalier/engine/engine.h"
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 
 namespace espalier {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/utf8.h"
-#include "espalier/model/adapter_folder.h"
 #include "espalier/model/init.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/adapter_folder.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier {

@@ -10,8 +10,8 @@
 #include <numbers>
 
 #include "espalier/model/global_norm.h"
-#include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier {

@@ -17,8 +17,8 @@
 #include "espalier/data/content_hash.h"
 #include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
-#include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/objective/objective.h"
 
 namespace espalier {

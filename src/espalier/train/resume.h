@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/model/decoder.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/train/optimizer.h"
 #include "espalier/train/run_state.h"
 #include "espalier/train/train_options.h"

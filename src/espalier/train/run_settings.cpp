@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 
 namespace espalier {
 

@@ -6,8 +6,8 @@
 #include "espalier/base/hash.h"
 #include "espalier/base/json_file.h"
 #include "espalier/data/content_hash.h"
-#include "espalier/model/adapter_folder.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/adapter_folder.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/train/checkpoint.h"
 #include "espalier/train/epochs.h"
 

@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/train/diagnosis.h"
 
 namespace espalier {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
@@ -19,9 +19,9 @@
 #include "espalier/base/json_file.h"
 #include "espalier/base/manifest.h"
 #include "espalier/base/safetensors.h"
-#include "espalier/model/extra_tensors.h"
-#include "espalier/model/fused_experts.h"
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/extra_tensors.h"
+#include "espalier/model/weights/fused_experts.h"
+#include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/model/fused_experts.h"
+#include "espalier/model/weights/fused_experts.h"
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/model/adapter_folder.h"
+#include "espalier/model/weights/adapter_folder.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include "espalier/base/file.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/model/init.h"
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/config/tiny_config.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/model/adapter_folder.h"
+#include "espalier/model/weights/adapter_folder.h"
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
@@ -13,8 +13,8 @@
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
 #include "espalier/base/json_file.h"
-#include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/model/extra_tensors.h"
+#include "espalier/model/weights/extra_tensors.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
 #include "espalier/base/safetensors.h"
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/model/tiny_models.h"

@@ -13,15 +13,15 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/model/decoder.h"
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 
 namespace espalier {
 
 /// Reads config.json and model.safetensors, or the shards of model.safetensors.index.json (plain file names
 /// inside the folder only), converts to `dtype` on `device`. Missing parameters, wrong shapes, wrong dtypes
 /// and values that are not finite in `dtype` throw InputError naming file and tensor, and so do tensors that
-/// look like the decoder's own and are not in its config (model/extra_tensors.h), and a head that differs
-/// from the embedding that config.json ties it to. Other tensors are left for SourceModel to copy
+/// look like the decoder's own and are not in its config (model/weights/extra_tensors.h), and a head that
+/// differs from the embedding that config.json ties it to. Other tensors are left for SourceModel to copy
 /// (carried_tensors).
 Decoder load_decoder(const std::filesystem::path& model_folder, at::ScalarType dtype,
                      at::Device device = at::kCPU);

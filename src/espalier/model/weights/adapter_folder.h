@@ -31,7 +31,8 @@ struct SavedAdapter {
 SavedAdapter load_adapter(const std::filesystem::path& folder, const DecoderConfig& config,
                           at::ScalarType dtype, at::Device device = at::kCPU);
 
-/// The decoder of a model folder (model/weights.h) with the adapter of a folder; without one where that is
+/// The decoder of a model folder (model/weights/weights.h) with the adapter of a folder; without one where
+/// that is
 /// "".
 Decoder load_adapted(const std::filesystem::path& model, const std::filesystem::path& adapter,
                      at::ScalarType dtype, at::Device device = at::kCPU);
