@@ -26,11 +26,11 @@
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/sample/prompts.h"
 #include "espalier/sample/sampler.h"
-#include "espalier/train/checkpoint.h"
-#include "espalier/train/diagnosis.h"
-#include "espalier/train/resume.h"
-#include "espalier/train/step_metrics.h"
-#include "espalier/train/step_trainer.h"
+#include "espalier/train/optimizer/diagnosis.h"
+#include "espalier/train/optimizer/step_trainer.h"
+#include "espalier/train/run/checkpoint.h"
+#include "espalier/train/run/resume.h"
+#include "espalier/train/run/step_metrics.h"
 
 namespace espalier::python_engine {
 namespace {

@@ -31,10 +31,10 @@
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/cost_model_file.h"
 #include "espalier/runtime/progress.h"
-#include "espalier/train/epochs.h"
-#include "espalier/train/reference.h"
-#include "espalier/train/resume.h"
-#include "espalier/train/trainer.h"
+#include "espalier/train/run/epochs.h"
+#include "espalier/train/run/reference.h"
+#include "espalier/train/run/resume.h"
+#include "espalier/train/run/trainer.h"
 
 namespace espalier::cli {
 namespace {
