@@ -16,7 +16,7 @@
 namespace espalier {
 
 /// Keeps weights upcast where several micro-batches run.
-std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& with_loss);
+std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& runs);
 
 /// The batch of a micro-batch on the model's device, with what its routers are told.
 Batch batch_for(const Model& model, const Step& step, int64_t m, const Loss& loss);

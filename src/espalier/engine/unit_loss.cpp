@@ -65,11 +65,11 @@ at::Tensor UnitLoss::gradients(const Batch& batch) const {
 }
 
 std::vector<UnitLoss::PartValue> UnitLoss::evaluate_all() {
-  std::vector<int64_t> with_terms;
+  std::vector<int64_t> units;
   for (size_t unit = 0; unit < evaluated_.size(); ++unit) {
-    if (!units_.micro_batches_of[unit].empty()) with_terms.push_back(static_cast<int64_t>(unit));
+    if (!units_.micro_batches_of[unit].empty()) units.push_back(static_cast<int64_t>(unit));
   }
-  return evaluate_units(with_terms);
+  return evaluate_units(units);
 }
 
 int64_t UnitLoss::part_of_unit(int64_t unit) const {

@@ -46,8 +46,8 @@ std::vector<Rows> whole_units(const Trajectories& trajectories, const TrainOptio
     std::vector<std::unordered_map<std::string, int64_t>> known(std::max<size_t>(1, options.mix.size()));
     for (int64_t row = 0; row < trajectories.num_rows() && !names.empty(); ++row) {
       if (names[row].empty() || !takes(source_of_row[row])) continue;
-      auto& of_source = known[source_of_row[row]];
-      const int64_t other = first_of(of_source.try_emplace(names[row], row).first->second),
+      auto& known_rows = known[source_of_row[row]];
+      const int64_t other = first_of(known_rows.try_emplace(names[row], row).first->second),
                     own = first_of(row);
       joined[std::max(own, other)] = std::min(own, other);
     }
