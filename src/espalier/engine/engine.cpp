@@ -33,22 +33,6 @@ c10::intrusive_ptr<RouterStatistics> router_statistics(const Model& model, const
       step.flat_tokens(), model.device());
 }
 
-/// Lets the statistics count while it lives.
-class Counting {
- public:
-  Counting(const c10::intrusive_ptr<RouterStatistics>& statistics, bool counts) : statistics_(statistics) {
-    if (statistics_) statistics_->set_counting(counts);
-  }
-  ~Counting() {
-    if (statistics_) statistics_->set_counting(false);
-  }
-  Counting(const Counting&) = delete;
-  Counting& operator=(const Counting&) = delete;
-
- private:
-  const c10::intrusive_ptr<RouterStatistics>& statistics_;
-};
-
 /// Where the backward pass of a micro-batch begins, in the graph.
 struct BackwardRoots {
   // Undefined without terms: the loss of token scope and of entropies, and the log-probabilities [E] whose
@@ -100,16 +84,18 @@ class StepRun {
       }
       counts_.recomputed += work_of(m, batch, batch.num_logit_rows());
     };
+    set_counting(true);
     logprob_pass_.emplace(device_).measure([&] {
-      const Counting counting(router_statistics_, true);
       for_each_logprobs({model_, step_, loss_, runs_, router_statistics_}, visit, entered);
     });
+    set_counting(false);
   }
 
   void enter(int64_t m) {
     RECORD_USER_SCOPE(fmt::format("micro-batch {} forward", m));
-    const Counting counting(router_statistics_, !logprob_pass_);
+    set_counting(!logprob_pass_);
     meters_.try_emplace(m, device_).first->second.measure([&] { in_flight_[m] = run_forward(m); });
+    set_counting(false);
   }
 
   void leave(int64_t m) {
@@ -133,6 +119,11 @@ class StepRun {
 
  private:
   bool has_router_losses() const { return router_statistics_ && router_statistics_->options().any(); }
+
+  /// Of routers, which count every token of the step once.
+  void set_counting(bool counting) {
+    if (router_statistics_) router_statistics_->set_counting(counting);
+  }
 
   std::vector<ContextFrame*> ancestors(const Batch& batch) const {
     std::vector<ContextFrame*> frames;
