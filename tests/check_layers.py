@@ -85,12 +85,12 @@ PLANTED = {
     "tree/a.cpp": '#include "espalier/plan/planner.h"',
     "data/a.cpp": '#include "espalier/tree/forest.h"',
     "ops/a.cpp": '#include "espalier/tree/layout.h"',
-    "model/a.cpp": '#include "espalier/train/trainer.h"',
+    "model/a.cpp": '#include "espalier/train/run/trainer.h"',
     "train/a.cpp": '  #  include "espalier/cli/main.h"',
     "engine/a.cpp": '#include "espalier/measure/profile.h"',
     "objective/a.cpp": '#include "espalier/plan/memory_model.h"',
     "qualify/a.cpp": '#include "espalier/measure/calibrate.h"',
-    "measure/a.cpp": '#include "espalier/train/optimizer.h"',
+    "measure/a.cpp": '#include "espalier/train/optimizer/optimizer.h"',
     "inspect/a.cpp": '#include "espalier/cli/progress.h"',
     "inspect/b.cpp": "#include <ATen/Tensor.h>",
     "plan/a.cpp": "#include <torch/torch.h>",
@@ -108,7 +108,7 @@ PLANTED = {
     "extra/a.h": "#include <vector>",
 }
 ALLOWED = {
-    "python_engine/a.cpp": '#include "espalier/train/trainer.h"\n#include "espalier/python/arrays.h"\n#include <ATen/Tensor.h>',
+    "python_engine/a.cpp": '#include "espalier/train/run/trainer.h"\n#include "espalier/python/arrays.h"\n#include <ATen/Tensor.h>',
     "train/c.cpp": '#include "espalier/tree/forest.h"\n#include <torch/torch.h>\n#include <vector>',
     "ops/c.cpp": '#include "espalier/ops/kernels/a.cuh"\n// #include "espalier/tree/forest.h"',
 }

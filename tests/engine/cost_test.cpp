@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "espalier/train/optimizer.h"
+#include "espalier/train/optimizer/optimizer.h"
 #include "tests/engine/tiny_models.h"
 
 namespace espalier::testing {

@@ -104,15 +104,16 @@ void expect_same_course(Family family, at::ScalarType dtype, const Course& tried
   }
   const Decoder decoder = tiny_decoder(tiny_config(family, 19), 4, dtype), meta = on_meta(decoder, dtype);
 
-  const PendingStep pending = start_forward_backward(meta, step, Loss(trajectories, objective));
-  const StepResult result = forward_backward(decoder, step, Loss(trajectories, objective));
-  EXPECT_TRUE(pending.sums.is_meta());
-  EXPECT_EQ(pending.result.work.tokens, result.work.tokens);
-  EXPECT_EQ(pending.result.work.pairs, result.work.pairs);
-  EXPECT_EQ(pending.result.work.logit_rows, result.work.logit_rows);
-  EXPECT_EQ(pending.result.recomputed.tokens, result.recomputed.tokens);
-  EXPECT_EQ(pending.result.terms, result.terms);
-  EXPECT_EQ(pending.result.measured.size(), result.measured.size());
+  const Loss loss(trajectories, objective);
+  const PendingStep pending = start_forward_backward(meta, step, loss);
+  const StepResult result = forward_backward(decoder, step, loss);
+  EXPECT_TRUE(pending.sums.values().is_meta());
+  EXPECT_EQ(pending.counts.work.tokens, result.work.tokens);
+  EXPECT_EQ(pending.counts.work.pairs, result.work.pairs);
+  EXPECT_EQ(pending.counts.work.logit_rows, result.work.logit_rows);
+  EXPECT_EQ(pending.counts.recomputed.tokens, result.recomputed.tokens);
+  EXPECT_EQ(pending.counts.terms, result.terms);
+  EXPECT_EQ(pending.meters.size(), result.measured.size());
   const std::vector<at::Tensor> gradients = meta.gradients(), expected = decoder.gradients();
   for (size_t i = 0; i < gradients.size(); ++i) {
     ASSERT_TRUE(gradients[i].defined()) << decoder.parameters()[i].name;

@@ -9,7 +9,7 @@
 
 #include "espalier/base/file.h"
 #include "espalier/model/init.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 
 namespace espalier::testing {
 

@@ -12,7 +12,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
 #include "espalier/base/safetensors.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/model/tiny_models.h"

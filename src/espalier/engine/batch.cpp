@@ -31,7 +31,7 @@ struct HostTerms {
   std::vector<std::vector<double>> columns;  // in the order of Objective::columns()
   // K of each term, in the order of the terms: the edges to the reference's most likely tokens.
   std::vector<int64_t> topk_row, topk_target;
-  std::vector<std::vector<int64_t>> of_part;  // terms of each part of a mix
+  std::vector<std::vector<int64_t>> part_terms;  // of each part of a mix
   std::vector<double> topk_ref_logprobs;
 
   int64_t num_terms() const { return static_cast<int64_t>(coefficient.size()); }
@@ -55,7 +55,7 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
   const std::vector<TermColumn> read = loss.columns();
   const bool reads_topk = loss.reads_topk();
   HostTerms host;
-  if (loss.is_mix()) host.of_part.resize(loss.num_parts());
+  if (loss.is_mix()) host.part_terms.resize(loss.num_parts());
   host.columns.resize(read.size());
   for (const Placement& placement : micro_batch.trajectories) {
     const TermRange range = terms_of(step, micro_batch, placement);
@@ -76,7 +76,7 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
         host.columns[i].push_back(term_column(step, loss, read[i], placement.trajectory, index));
       }
       if (reads_topk) append_topk(trajectories, flat, loss.part(part).reads_topk(), &host);
-      if (loss.is_mix()) host.of_part[part].push_back(host.num_terms() - 1);
+      if (loss.is_mix()) host.part_terms[part].push_back(host.num_terms() - 1);
       batch->term_token.push_back(flat);
       batch->term_index.push_back(index);
     }
@@ -195,8 +195,8 @@ Batch make_batch(const Step& step, int64_t index, const Loss& loss) {
   batch.nodes = nodes_of(step, index, layout);
   set_edges(terms, batch.num_tokens(), &batch);
   if (micro_batch.parent >= 0) set_context(step.context.row(index), &batch);
-  for (const std::vector<int64_t>& of_part : terms.of_part) {
-    batch.part_terms.push_back(to_tensor(of_part, at::kLong));
+  for (const std::vector<int64_t>& part_terms : terms.part_terms) {
+    batch.part_terms.push_back(to_tensor(part_terms, at::kLong));
   }
   batch.terms.coefficient = to_tensor(terms.coefficient, at::kDouble);
   for (const std::vector<double>& column : terms.columns) {
@@ -217,8 +217,8 @@ Batch to_device(Batch batch, at::Device device) {
   }
   std::vector<at::Tensor> host;
   for (const at::Tensor* member : members) host.push_back(*member);
-  const std::vector<at::Tensor> there = upload(host, device);
-  for (size_t i = 0; i < there.size(); ++i) *members[i] = there[i];
+  const std::vector<at::Tensor> uploaded = upload(host, device);
+  for (size_t i = 0; i < uploaded.size(); ++i) *members[i] = uploaded[i];
   return batch;
 }
 

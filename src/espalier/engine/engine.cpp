@@ -12,13 +12,11 @@
 
 #include "espalier/base/check.h"
 #include "espalier/engine/logprob_pass.h"
-#include "espalier/engine/loss_sums.h"
 #include "espalier/engine/order.h"
 #include "espalier/engine/unit_loss.h"
 #include "espalier/model/gradient_accumulation.h"
 #include "espalier/plan/load.h"
 #include "espalier/runtime/device.h"
-#include "espalier/runtime/tensor_memory.h"
 
 namespace espalier {
 
@@ -35,48 +33,24 @@ c10::intrusive_ptr<RouterStatistics> router_statistics(const Model& model, const
       step.flat_tokens(), model.device());
 }
 
-/// Lets the statistics count while it lives.
-class Counting {
- public:
-  Counting(const c10::intrusive_ptr<RouterStatistics>& statistics, bool counts) : statistics_(statistics) {
-    if (statistics_) statistics_->set_counting(counts);
-  }
-  ~Counting() {
-    if (statistics_) statistics_->set_counting(false);
-  }
-  Counting(const Counting&) = delete;
-  Counting& operator=(const Counting&) = delete;
-
- private:
-  const c10::intrusive_ptr<RouterStatistics>& statistics_;
+/// Where the backward pass of a micro-batch begins, in the graph.
+struct BackwardRoots {
+  // Undefined without terms: the loss of token scope and of entropies, and the log-probabilities [E] whose
+  // gradients a loss of wider scope gives.
+  at::Tensor loss, logprobs;
+  at::Tensor hidden;                  // ForwardResult::hidden
+  std::vector<LayerContext> context;  // empty without readers
 };
 
 /// A micro-batch between its forward and its backward pass.
 struct InFlightMicroBatch {
   Batch batch;
-  // What its backward pass begins at, in the graph; undefined without terms and while activations are not
-  // kept: the loss of token scope and of entropies, and the log-probabilities [E] whose gradients a loss of
-  // wider scope gives.
-  at::Tensor loss, logprobs;
-  at::Tensor hidden;                    // ForwardResult::hidden, likewise
-  std::vector<LayerContext> context;    // in the graph; likewise
+  std::optional<BackwardRoots> roots;   // where activations are kept
   std::unique_ptr<ContextFrame> frame;  // null without readers
-  MicroBatchMeasure measure;
-  Stopwatch stopwatch;
-
-  explicit InFlightMicroBatch(at::Device device) : stopwatch(device) {}
-
-  /// Adds the time and the peak memory of what `body` does to the measure.
-  template <class Body>
-  void measured(at::Device device, const Body& body) {
-    reset_peak_tensor_memory(device);
-    stopwatch.start();
-    body();
-    stopwatch.stop();
-    measure.peak_bytes = std::max(measure.peak_bytes, peak_tensor_memory(device));
-  }
 };
 
+/// A step while its micro-batches run. What it has counted, summed and measured is at any time that of the
+/// passes so far; in the end it becomes a PendingStep.
 class StepRun {
  public:
   StepRun(const Model& model, const Step& step, const Loss& loss)
@@ -90,10 +64,10 @@ class StepRun {
         with_readers_(micro_batches_with_readers(step, runs_)),
         upcast_(upcast_weights(runs_)),
         in_flight_(step.plan.micro_batches.size()),
-        window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())) {
-    if (loss.is_wide()) unit_loss_.emplace(step, loss, device_);
-    sums_.emplace(step, loss, device_, unit_loss_ ? &*unit_loss_ : nullptr, &pending_);
-  }
+        window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())),
+        unit_loss_(make_unit_loss(step, loss, device_)),
+        sums_(loss, device_, unit_loss_),
+        counts_(step) {}
 
   bool needs_logprob_pass() const {
     return (unit_loss_ && unit_loss_->needs_logprob_pass()) ||
@@ -108,54 +82,48 @@ class StepRun {
       if (unit_loss_ && unit_loss_->needs_logprob_pass()) {
         unit_loss_->add(batch, values_of_terms(batch, forwarded.logprobs));
       }
-      pending_.result.recomputed += work_of(m, batch, batch.num_logit_rows());
+      counts_.recomputed += work_of(m, batch, batch.num_logit_rows());
     };
-    reset_peak_tensor_memory(device_);
-    pending_.logprob_pass.emplace(device_).start();
-    {
-      const Counting counting(router_statistics_, true);
+    set_counting(true);
+    logprob_pass_.emplace(device_).measure([&] {
       for_each_logprobs({model_, step_, loss_, runs_, router_statistics_}, visit, entered);
-    }
-    has_counted_ = true;
-    pending_.logprob_pass->stop();
-    pending_.result.logprob_pass = {.micro_batch = -1, .peak_bytes = peak_tensor_memory(device_)};
+    });
+    set_counting(false);
   }
 
   void enter(int64_t m) {
     RECORD_USER_SCOPE(fmt::format("micro-batch {} forward", m));
-    in_flight_[m] = std::make_unique<InFlightMicroBatch>(device_);
-    in_flight_[m]->measure.micro_batch = m;
-    const Counting counting(router_statistics_, !has_counted_);
-    in_flight_[m]->measured(device_, [&] { run_forward(m); });
+    set_counting(!logprob_pass_);
+    meters_.try_emplace(m, device_).first->second.measure([&] { in_flight_[m] = run_forward(m); });
+    set_counting(false);
   }
 
   void leave(int64_t m) {
     RECORD_USER_SCOPE(fmt::format("micro-batch {} backward", m));
     InFlightMicroBatch& in_flight = *in_flight_[m];
-    in_flight.measured(device_, [&] {
-      const bool kept = in_flight.loss.defined() || in_flight.logprobs.defined() ||
-                        in_flight.hidden.defined() || !in_flight.context.empty();
-      if (!kept) forward_with_grad(m);
+    meters_.at(m).measure([&] {
+      if (!in_flight.roots) in_flight.roots = forward_with_grad(m, in_flight.batch);
       backward(m);
     });
-    pending_.result.measured.push_back(in_flight.measure);
-    pending_.stopwatches.push_back(std::move(in_flight.stopwatch));
     in_flight_[m].reset();
   }
 
   /// The micro-batches that run.
   const std::vector<bool>& runs() const { return runs_; }
 
-  PendingStep take_pending() {
-    if (router_statistics_) {
-      pending_.routers = model_.routers();
-      pending_.router_values = router_statistics_->values();
-    }
-    return std::move(pending_);
+  PendingStep into_pending() && {
+    std::optional<PendingStep::Routers> routers;
+    if (router_statistics_) routers = PendingStep::Routers{model_.routers(), router_statistics_->values()};
+    return {counts_, std::move(sums_), std::move(meters_), std::move(logprob_pass_), std::move(routers)};
   }
 
  private:
   bool has_router_losses() const { return router_statistics_ && router_statistics_->options().any(); }
+
+  /// Of routers, which count every token of the step once.
+  void set_counting(bool counting) {
+    if (router_statistics_) router_statistics_->set_counting(counting);
+  }
 
   std::vector<ContextFrame*> ancestors(const Batch& batch) const {
     std::vector<ContextFrame*> frames;
@@ -167,9 +135,8 @@ class StepRun {
     return {batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, logit_rows, window_pairs_[m]};
   }
 
-  void run_forward(int64_t m) {
-    InFlightMicroBatch& in_flight = *in_flight_[m];
-    in_flight.batch = batch_for(model_, step_, m, loss_);
+  InFlightMicroBatch run_forward(int64_t m) {
+    InFlightMicroBatch in_flight{batch_for(model_, step_, m, loss_), {}, {}};
     const PlanOptions& options = step_.plan.options;
     if (options.checkpoint_activations == CheckpointActivations::kPiece && with_readers_[m]) {
       const at::NoGradGuard no_grad;
@@ -178,72 +145,68 @@ class StepRun {
                   {.keep_context = true, .head = false, .router_statistics = router_statistics_});
       in_flight.frame = std::make_unique<ContextFrame>(forwarded.context, options.offload_context);
       for (ContextFrame* frame : ancestors(in_flight.batch)) frame->collect();
-      pending_.result.recomputed += work_of(m, in_flight.batch, 0);
-      return;
+      counts_.recomputed += work_of(m, in_flight.batch, 0);
+      return in_flight;
     }
-    forward_with_grad(m);
-    if (with_readers_[m]) in_flight.frame = std::make_unique<ContextFrame>(in_flight.context, false);
+    in_flight.roots = forward_with_grad(m, in_flight.batch);
+    if (with_readers_[m]) in_flight.frame = std::make_unique<ContextFrame>(in_flight.roots->context, false);
+    return in_flight;
   }
 
-  void forward_with_grad(int64_t m) {
-    InFlightMicroBatch& in_flight = *in_flight_[m];
+  BackwardRoots forward_with_grad(int64_t m, const Batch& batch) {
     const bool checkpoint_layers = step_.plan.options.checkpoint_activations == CheckpointActivations::kLayer;
-    const bool head = in_flight.batch.num_terms() > 0;
-    ForwardResult forwarded = forward(model_, in_flight.batch, ancestors(in_flight.batch),
+    const bool head = batch.num_terms() > 0;
+    ForwardResult forwarded = forward(model_, batch, ancestors(batch),
                                       {.keep_context = with_readers_[m],
                                        .checkpoint_layers = checkpoint_layers,
                                        .head = head,
-                                       .entropies = sums_->entropies(),
+                                       .entropies = sums_.entropies(),
                                        .router_statistics = router_statistics_});
-    in_flight.context = std::move(forwarded.context);
-    in_flight.hidden = std::move(forwarded.hidden);
-    StepResult& result = pending_.result;
-    const Work work = work_of(m, in_flight.batch, in_flight.batch.num_logit_rows());
-    result.work += work;
-    if (checkpoint_layers) result.recomputed += work;
-    if (!head) return;
+    const Work work = work_of(m, batch, batch.num_logit_rows());
+    counts_.work += work;
+    if (checkpoint_layers) counts_.recomputed += work;
+    BackwardRoots roots{{}, {}, std::move(forwarded.hidden), std::move(forwarded.context)};
+    if (!head) return roots;
     RECORD_USER_SCOPE("objective");
-    result.terms += in_flight.batch.num_terms();
-    const at::Tensor of_terms = values_of_terms(in_flight.batch, forwarded.logprobs);
-    in_flight.loss = sums_->add(in_flight.batch, of_terms, forwarded);
-    if (!unit_loss_) return;
-    in_flight.logprobs = forwarded.logprobs;
-    if (!unit_loss_->needs_logprob_pass()) unit_loss_->add(in_flight.batch, of_terms);
+    counts_.terms += batch.num_terms();
+    const at::Tensor logprobs = values_of_terms(batch, forwarded.logprobs);
+    roots.loss = sums_.add(batch, logprobs, forwarded);
+    if (!unit_loss_) return roots;
+    roots.logprobs = forwarded.logprobs;
+    if (!unit_loss_->needs_logprob_pass()) unit_loss_->add(batch, logprobs);
+    return roots;
   }
 
-  /// Gradients [E] of the micro-batch's log-probabilities under a loss of wider scope.
-  at::Tensor logprob_gradients(int64_t m) {
-    const InFlightMicroBatch& in_flight = *in_flight_[m];
-    const at::Tensor of_terms = unit_loss_->gradients(m, in_flight.batch);
-    sums_->add(unit_loss_->take_values());
-    return at::zeros(in_flight.logprobs.sizes(), of_terms.options())
-        .index_add_(0, in_flight.batch.term_edge, of_terms)
-        .to(in_flight.logprobs.scalar_type());
+  /// Gradients of log-probabilities [E] of the micro-batch's edges under a loss of wider scope.
+  at::Tensor logprob_gradients(int64_t m, const Batch& batch, const at::Tensor& logprobs) {
+    sums_.add(unit_loss_->evaluate(m));
+    const at::Tensor gradients = unit_loss_->gradients(batch);
+    return at::zeros(logprobs.sizes(), gradients.options())
+        .index_add_(0, batch.term_edge, gradients)
+        .to(logprobs.scalar_type());
   }
 
   void backward(int64_t m) {
     InFlightMicroBatch& in_flight = *in_flight_[m];
+    const BackwardRoots& roots = *in_flight.roots;
     std::vector<at::Tensor> tensors, gradients;
-    if (in_flight.frame) in_flight.frame->append_seeds(in_flight.context, &tensors, &gradients);
-    if (in_flight.loss.defined()) {
-      tensors.push_back(in_flight.loss);
-      gradients.push_back(at::ones_like(in_flight.loss));
+    if (in_flight.frame) in_flight.frame->append_seeds(roots.context, &tensors, &gradients);
+    if (roots.loss.defined()) {
+      tensors.push_back(roots.loss);
+      gradients.push_back(at::ones_like(roots.loss));
     }
-    if (in_flight.logprobs.defined()) {
-      tensors.push_back(in_flight.logprobs);
-      gradients.push_back(logprob_gradients(m));
+    if (roots.logprobs.defined()) {
+      tensors.push_back(roots.logprobs);
+      gradients.push_back(logprob_gradients(m, in_flight.batch, roots.logprobs));
     }
     // Losses of routers are added on the way, and need a pass through every layer.
-    if (in_flight.hidden.defined()) {
-      tensors.push_back(in_flight.hidden);
-      gradients.push_back(at::zeros_like(in_flight.hidden));
+    if (roots.hidden.defined()) {
+      tensors.push_back(roots.hidden);
+      gradients.push_back(at::zeros_like(roots.hidden));
     }
     // Held by the graph alone from here on, so that backward frees them as it goes.
     in_flight.frame.reset();
-    in_flight.context.clear();
-    in_flight.loss.reset();
-    in_flight.logprobs.reset();
-    in_flight.hidden.reset();
+    in_flight.roots.reset();
     if (!tensors.empty()) torch::autograd::backward(tensors, gradients);
     tensors.clear();
     gradients.clear();
@@ -255,14 +218,15 @@ class StepRun {
   const Step& step_;
   const Loss& loss_;
   c10::intrusive_ptr<RouterStatistics> router_statistics_;
-  bool has_counted_ = false;  // before the first forward pass with gradients
   std::vector<bool> runs_, with_readers_;
   std::unique_ptr<accumulating::UpcastWeights> upcast_;
-  std::vector<std::unique_ptr<InFlightMicroBatch>> in_flight_;
-  std::vector<std::vector<int64_t>> window_pairs_;  // by micro-batch and window of the model
-  std::optional<UnitLoss> unit_loss_;               // where some objective's scope is wider than a token
-  PendingStep pending_;
-  std::optional<PendingSums> sums_;  // in pending_
+  std::vector<std::optional<InFlightMicroBatch>> in_flight_;  // by micro-batch
+  std::vector<std::vector<int64_t>> window_pairs_;            // by micro-batch and window of the model
+  std::optional<UnitLoss> unit_loss_;
+  StepSums sums_;
+  StepCounts counts_;
+  std::map<int64_t, PassMeter> meters_;  // by micro-batch
+  std::optional<PassMeter> logprob_pass_;
 };
 
 }  // namespace
@@ -296,34 +260,18 @@ PendingStep start_forward_backward(const Model& model, const Step& step, const L
         advance(m);
       });
   if (progress && done < total) progress(total, total);  // those without loss
-  return run.take_pending();
+  return std::move(run).into_pending();
 }
 
 StepResult finish(PendingStep pending) {
-  StepResult result = std::move(pending.result);
-  // The copy waits for all that came before it in the stream, backward passes included.
-  const at::Tensor sums = pending.sums.cpu();
-  const double* sum = sums.const_data_ptr<double>();
-  result.loss = sum[0];
-  std::vector<StepMetric> metrics;
-  for (size_t i = 0; i < result.metrics.size(); ++i) {
-    const auto& [reduction, part, scale] = pending.reduced[i];
-    const int64_t count = reduction == Reduction::kMean          ? pending.num_terms[part]
-                          : reduction == Reduction::kMeanOfUnits ? pending.num_units[part]
-                                                                 : 1;
-    if (pending.num_terms[part] == 0) continue;
-    const double value = scale * sum[1 + i] / static_cast<double>(std::max<int64_t>(1, count));
-    metrics.push_back({std::move(result.metrics[i].name), value});
+  // This waits for backward passes as well, so that the meters can be read.
+  auto [loss, metrics] = pending.sums.read();
+  StepResult result{pending.counts, loss, std::move(metrics)};
+  if (pending.routers) {
+    result.routers = RouterStatistics::report(pending.routers->values.cpu(), pending.routers->shape);
   }
-  result.metrics = std::move(metrics);
-  for (size_t i = 0; i < result.measured.size(); ++i) {
-    result.measured[i].seconds = pending.stopwatches[i].seconds();
-  }
-  if (result.logprob_pass) result.logprob_pass->seconds = pending.logprob_pass->seconds();
-  if (pending.router_values.defined()) {
-    result.routers = RouterStatistics::report(pending.router_values.cpu(), pending.routers);
-  }
-  std::ranges::sort(result.measured, {}, &MicroBatchMeasure::micro_batch);
+  for (const auto& [m, meter] : pending.meters) result.measured.push_back(meter.read(m));
+  if (pending.logprob_pass) result.logprob_pass = pending.logprob_pass->read(-1);
   return result;
 }
 

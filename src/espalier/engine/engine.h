@@ -4,18 +4,21 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "espalier/engine/batch.h"
 #include "espalier/engine/forward.h"
+#include "espalier/engine/step_sums.h"
 #include "espalier/model/model.h"
 #include "espalier/model/router_statistics.h"
 #include "espalier/plan/cost_model.h"
 #include "espalier/runtime/stopwatch.h"
+#include "espalier/runtime/tensor_memory.h"
 
 namespace espalier {
 
@@ -26,24 +29,53 @@ struct MicroBatchMeasure {
   int64_t peak_bytes = 0;   // most bytes of tensors meanwhile, on the model's device; 0 where nothing counts
 };
 
-/// A metric of the objective, reduced over the terms of the step.
-struct StepMetric {
-  std::string name;
-  double value = 0;
+/// Measures passes over a micro-batch, which may be several.
+class PassMeter {
+ public:
+  explicit PassMeter(at::Device device) : device_(device), stopwatch_(device) {}
+
+  /// Adds the time and the peak memory of what `body` does.
+  template <class Body>
+  void measure(const Body& body) {
+    reset_peak_tensor_memory(device_);
+    stopwatch_.start();
+    body();
+    stopwatch_.stop();
+    peak_bytes_ = std::max(peak_bytes_, peak_tensor_memory(device_));
+  }
+
+  /// As of Stopwatch::seconds.
+  MicroBatchMeasure read(int64_t micro_batch) const {
+    return {micro_batch, stopwatch_.seconds(), peak_bytes_};
+  }
+
+ private:
+  at::Device device_;
+  Stopwatch stopwatch_;
+  int64_t peak_bytes_ = 0;
 };
 
-struct StepResult {
-  double loss = 0;
+/// What a step is known to do without its device.
+struct StepCounts {
+  /// Before anything has run.
+  explicit StepCounts(const Step& step)
+      : flat_tokens(step.flat_tokens()), tree_tokens(step.forest.tree_tokens()) {}
+  StepCounts() = default;
+
   Work work;        // encoded tokens, visible pairs, logit rows
   Work recomputed;  // passed forward through the layers a second time by activation checkpointing
   int64_t flat_tokens = 0;
   int64_t tree_tokens = 0;
-  int64_t terms = 0;                              // loss terms over all trajectories
-  std::vector<StepMetric> metrics;                // of the objective
-  std::optional<RouterReport> routers;            // of a model with experts
-  std::vector<MicroBatchMeasure> measured;        // of the micro-batches that ran, in the order of the plan
-  std::optional<MicroBatchMeasure> logprob_pass;  // of the pass that computes log-probabilities and routes
-                                                  // alone, all micro-batches together; micro_batch is -1
+  int64_t terms = 0;  // loss terms over all trajectories
+};
+
+struct StepResult : StepCounts {
+  double loss = 0;
+  std::vector<StepMetric> metrics{};                // of the objective
+  std::optional<RouterReport> routers{};            // of a model with experts
+  std::vector<MicroBatchMeasure> measured{};        // of the micro-batches that ran, in the order of the plan
+  std::optional<MicroBatchMeasure> logprob_pass{};  // of the pass that computes log-probabilities and routes
+                                                    // alone, all micro-batches together; micro_batch is -1
 
   double measured_seconds() const;  // all of these
   int64_t measured_peak_bytes() const;
@@ -53,24 +85,17 @@ struct StepResult {
 /// may still be working on it. The micro-batches of a log-prob pass count as well.
 using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
-/// A step whose micro-batches have all been handed to the device.
+/// A step whose micro-batches have all been handed to the device. The loss must outlive it.
 struct PendingStep {
-  /// How the number of a metric becomes its value: a mean is over the terms, or units, of its part of the
-  /// loss.
-  struct Reduced {
-    Reduction reduction = Reduction::kMean;
-    int64_t part = 0;
-    double scale = 1;
+  struct Routers {
+    RouterShape shape;
+    at::Tensor values;  // RouterStatistics::values
   };
-  StepResult result;               // but for loss, values of metrics and seconds
-  std::vector<Reduced> reduced;    // of the metrics
-  std::vector<int64_t> num_terms;  // of each part of the loss
-  std::vector<int64_t> num_units;  // trajectories, groups or pairs with terms, for scopes wider than a token
-  at::Tensor sums;  // [1 + metrics] float64 on the device: of the loss, then each metric, reduced
-  std::vector<Stopwatch> stopwatches;     // of result.measured
-  std::optional<Stopwatch> logprob_pass;  // of result.logprob_pass
-  RouterShape routers;                    // of the model
-  at::Tensor router_values;               // RouterStatistics::values; undefined without routers
+  StepCounts counts;
+  StepSums sums;
+  std::map<int64_t, PassMeter> meters;    // of the micro-batches that ran
+  std::optional<PassMeter> logprob_pass;  // where there was one
+  std::optional<Routers> routers;         // of a model with experts
 };
 
 /// Adds the gradients of the step's loss to the model's (Model::gradients). Micro-batches without loss in

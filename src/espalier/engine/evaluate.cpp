@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "espalier/engine/logprob_pass.h"
-#include "espalier/engine/loss_sums.h"
+#include "espalier/engine/step_sums.h"
 #include "espalier/engine/unit_loss.h"
 #include "espalier/runtime/device.h"
 
@@ -44,10 +44,9 @@ double nll_per_token(const Step& step, const Trajectories& trajectories,
 
 StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
                     const MicroBatchProgress& progress) {
-  PendingStep pending;
-  std::optional<UnitLoss> unit_loss;
-  if (loss.is_wide()) unit_loss.emplace(step, loss, model.device());
-  PendingSums sums(step, loss, model.device(), unit_loss ? &*unit_loss : nullptr, &pending);
+  std::optional<UnitLoss> unit_loss = make_unit_loss(step, loss, model.device());
+  StepSums sums(loss, model.device(), unit_loss);
+  StepCounts counts(step);
   const std::vector<bool> runs = micro_batches_with_loss(step);
   const auto upcast = upcast_weights(runs);
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
@@ -55,25 +54,22 @@ StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
   std::vector<LogprobsOfTerms> computed;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
     const at::Tensor logprobs = values_of_terms(batch, forwarded.logprobs);
-    pending.result.terms += batch.num_terms();
+    counts.terms += batch.num_terms();
     sums.add(batch, logprobs, forwarded);
     if (unit_loss) unit_loss->add(batch, logprobs);
     computed.push_back({batch.term_index, download(logprobs)});
   };
   for_each_logprobs({.model = model, .step = step, .loss = loss, .runs = runs, .entropies = sums.entropies()},
                     visit, [&](int64_t m) {
-                      pending.result.work.tokens += step.plan.micro_batches[m].num_tokens;
+                      counts.work.tokens += step.plan.micro_batches[m].num_tokens;
                       if (progress) progress(++done, total);
                     });
   if (progress && done < total) progress(total, total);
-  if (unit_loss) {
-    unit_loss->evaluate_all();
-    sums.add(unit_loss->take_values());
-  }
+  if (unit_loss) sums.add(unit_loss->evaluate_all());
   synchronize(model.device());
-  StepResult result = finish(std::move(pending));
-  result.metrics.push_back({"nll_per_token", nll_per_token(step, loss.trajectories(), computed)});
-  return result;
+  auto [value, metrics] = sums.read();
+  metrics.push_back({"nll_per_token", nll_per_token(step, loss.trajectories(), computed)});
+  return {counts, value, std::move(metrics)};
 }
 
 }  // namespace espalier

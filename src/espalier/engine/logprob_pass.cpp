@@ -12,8 +12,8 @@
 
 namespace espalier {
 
-std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& with_loss) {
-  if (std::ranges::count(with_loss, true) < 2) return nullptr;
+std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& runs) {
+  if (std::ranges::count(runs, true) < 2) return nullptr;
   return std::make_unique<accumulating::UpcastWeights>();
 }
 
@@ -37,15 +37,15 @@ struct TermValues {
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress) {
   const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
-  const std::vector<bool> with_loss = micro_batches_with_loss(step);
-  const auto upcast = upcast_weights(with_loss);
+  const std::vector<bool> runs = micro_batches_with_loss(step);
+  const auto upcast = upcast_weights(runs);
   const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
   std::vector<TermValues> computed;
   int64_t done = 0;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
     computed.push_back({batch.term_token, download(values_of_terms(batch, forwarded.logprobs))});
   };
-  for_each_logprobs({model, step, loss, with_loss}, visit, [&](int64_t) {
+  for_each_logprobs({model, step, loss, runs}, visit, [&](int64_t) {
     if (progress) progress(++done, total);
   });
   synchronize(model.device());

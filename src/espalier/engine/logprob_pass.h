@@ -16,7 +16,7 @@
 namespace espalier {
 
 /// Keeps weights upcast where several micro-batches run.
-std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& with_loss);
+std::unique_ptr<accumulating::UpcastWeights> upcast_weights(const std::vector<bool>& runs);
 
 /// The batch of a micro-batch on the model's device, with what its routers are told.
 Batch batch_for(const Model& model, const Step& step, int64_t m, const Loss& loss);
@@ -32,8 +32,8 @@ struct LogprobPass {
 };
 
 /// Of the terms of a batch [M], float64, what a forward pass gives for its edges [E].
-inline at::Tensor values_of_terms(const Batch& batch, const at::Tensor& of_edges) {
-  return of_edges.to(at::kDouble).index_select(0, batch.term_edge);
+inline at::Tensor values_of_terms(const Batch& batch, const at::Tensor& edge_values) {
+  return edge_values.to(at::kDouble).index_select(0, batch.term_edge);
 }
 
 /// Forward passes without gradients. Calls visit(m, batch, forwarded) for micro-batches with terms, and

@@ -5,11 +5,11 @@
 
 namespace espalier {
 
-std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& with_loss) {
-  std::vector<bool> result(with_loss.size());
-  for (size_t m = 0; m < with_loss.size(); ++m) {
+std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& runs) {
+  std::vector<bool> result(runs.size());
+  for (size_t m = 0; m < runs.size(); ++m) {
     const int64_t parent = step.plan.micro_batches[m].parent;
-    if (with_loss[m] && parent >= 0) result[parent] = true;
+    if (runs[m] && parent >= 0) result[parent] = true;
   }
   return result;
 }
@@ -42,10 +42,10 @@ LossUnits loss_units(const Step& step, const Loss& loss) {
 }
 
 bool needs_logprob_pass(const Step& step, const LossUnits& units) {
-  const std::vector<bool> with_loss = micro_batches_with_loss(step);
-  const std::vector<bool> with_readers = micro_batches_with_readers(step, with_loss);
+  const std::vector<bool> runs = micro_batches_with_loss(step);
+  const std::vector<bool> with_readers = micro_batches_with_readers(step, runs);
   const bool by_piece = step.plan.options.checkpoint_activations == CheckpointActivations::kPiece;
-  std::vector<bool> known(with_loss.size());
+  std::vector<bool> known(runs.size());
   bool needed = false;
   const auto leave = [&](int64_t m) {
     known[m] = true;  // computed again, where they were not kept
@@ -54,7 +54,7 @@ bool needs_logprob_pass(const Step& step, const LossUnits& units) {
       needed |= !std::all_of(members.begin(), members.end(), [&](int64_t other) { return known[other]; });
     }
   };
-  walk(step, with_loss, [&](int64_t m) { known[m] = !(by_piece && with_readers[m]); }, leave);
+  walk(step, runs, [&](int64_t m) { known[m] = !(by_piece && with_readers[m]); }, leave);
   return needed;
 }
 

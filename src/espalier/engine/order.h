@@ -13,7 +13,7 @@ namespace espalier {
 /// Visits the micro-batches that run, those with loss in them or below: enter (the forward pass) in the order
 /// of the plan, leave (the backward pass) after all descendants have been left.
 template <class Enter, class Leave>
-void walk(const Step& step, const std::vector<bool>& with_loss, const Enter& enter, const Leave& leave) {
+void walk(const Step& step, const std::vector<bool>& runs, const Enter& enter, const Leave& leave) {
   const auto& micro_batches = step.plan.micro_batches;
   std::vector<int64_t> entered;
   const auto leave_until = [&](int64_t parent) {
@@ -23,7 +23,7 @@ void walk(const Step& step, const std::vector<bool>& with_loss, const Enter& ent
     }
   };
   for (int64_t m = 0; m < static_cast<int64_t>(micro_batches.size()); ++m) {
-    if (!with_loss[m]) continue;
+    if (!runs[m]) continue;
     leave_until(micro_batches[m].parent);
     enter(m);
     entered.push_back(m);
@@ -32,7 +32,7 @@ void walk(const Step& step, const std::vector<bool>& with_loss, const Enter& ent
 }
 
 /// Of each micro-batch: does another one that runs inherit from it?
-std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& with_loss);
+std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& runs);
 
 /// What a loss of a scope wider than a token is evaluated on at a time: the terms of a trajectory, a group, a
 /// pair or the step; in a mix, of a source's. Losses of token scope have no units with terms.

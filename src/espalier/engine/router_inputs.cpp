@@ -74,8 +74,8 @@ void set_router_inputs(const Step& step, int64_t index, const Trajectories& traj
     if (width == 0) continue;
     const int64_t row = step.rows[passing.any[k]];
     const int64_t first = trajectories.offsets[row] + token_position(step.forest, run.begin);
-    const auto of_run = recorded_routes(trajectories, first, run.end - run.begin, routers);
-    routes.insert(routes.end(), of_run.begin(), of_run.end());
+    const auto run_routes = recorded_routes(trajectories, first, run.end - run.begin, routers);
+    routes.insert(routes.end(), run_routes.begin(), run_routes.end());
   }
   batch->multiplicity = at::tensor(multiplicity, at::kDouble);
   if (width > 0) batch->routes = at::tensor(routes, at::kLong).view({-1, width});
@@ -85,9 +85,9 @@ void check_recorded_routes(const std::string& where, const Trajectories& traject
                            const RouterShape& routers, int64_t num_layers) {
   const int64_t width = trajectories.routes_per_token, top_k = routers.top_k;
   if (width == 0 || routers.count() == 0) return;
-  const bool of_routers = width == routers.count() * top_k;
+  const bool per_router = width == routers.count() * top_k;
   ESPALIER_CHECK(
-      of_routers || width == num_layers * top_k,
+      per_router || width == num_layers * top_k,
       "{}: field `routed_experts`: expected {} experts for each token ({} of each of {} routers){}, "
       "received {}",
       where, routers.count() * top_k, top_k, routers.count(),
@@ -101,7 +101,7 @@ void check_recorded_routes(const std::string& where, const Trajectories& traject
         return fmt::format("{}: row {}: field `routed_experts`, token {}", where, trajectories.name(row), t);
       };
       for (int64_t i = 0; i < routers.count(); ++i) {
-        const int64_t group = of_routers ? i : routers.layers[i];
+        const int64_t group = per_router ? i : routers.layers[i];
         check_choice(token.subspan(group * top_k, top_k), routers.experts, place);
       }
     }

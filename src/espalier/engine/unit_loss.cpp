@@ -34,8 +34,8 @@ TermTensors all_terms_of(const Step& step, const Loss& loss, at::Device device) 
     }
     host.push_back(reals(values));
   }
-  std::vector<at::Tensor> there = upload(host, device);
-  return {there.front(), {there.begin() + 1, there.end()}};
+  const std::vector<at::Tensor> uploaded = upload(host, device);
+  return {uploaded.front(), {uploaded.begin() + 1, uploaded.end()}};
 }
 
 }  // namespace
@@ -52,22 +52,24 @@ UnitLoss::UnitLoss(const Step& step, const Loss& loss, at::Device device)
       evaluated_(units_.trajectories.size()) {}
 
 void UnitLoss::add(const Batch& batch, const at::Tensor& logprobs) {
-  const std::vector<at::Tensor> index = upload({integers(batch.term_index)}, device_);
-  logprobs_.index_copy_(0, index.front(), logprobs.detach());
+  const at::Tensor index = upload({integers(batch.term_index)}, device_).front();
+  logprobs_.index_copy_(0, index, logprobs.detach());
 }
 
-at::Tensor UnitLoss::gradients(int64_t m, const Batch& batch) {
-  evaluate(units_.of_micro_batch[m]);
-  const std::vector<at::Tensor> index = upload({integers(batch.term_index)}, device_);
-  return gradients_.index_select(0, index.front());
+std::vector<UnitLoss::PartValue> UnitLoss::evaluate(int64_t m) {
+  return evaluate_units(units_.of_micro_batch[m]);
 }
 
-void UnitLoss::evaluate_all() {
-  std::vector<int64_t> with_terms;
+at::Tensor UnitLoss::gradients(const Batch& batch) const {
+  return gradients_.index_select(0, upload({integers(batch.term_index)}, device_).front());
+}
+
+std::vector<UnitLoss::PartValue> UnitLoss::evaluate_all() {
+  std::vector<int64_t> units;
   for (size_t unit = 0; unit < evaluated_.size(); ++unit) {
-    if (!units_.micro_batches_of[unit].empty()) with_terms.push_back(static_cast<int64_t>(unit));
+    if (!units_.micro_batches_of[unit].empty()) units.push_back(static_cast<int64_t>(unit));
   }
-  evaluate(with_terms);
+  return evaluate_units(units);
 }
 
 int64_t UnitLoss::part_of_unit(int64_t unit) const {
@@ -82,18 +84,20 @@ int64_t UnitLoss::num_units(int64_t part) const {
   return count;
 }
 
-void UnitLoss::evaluate(const std::vector<int64_t>& units) {
+std::vector<UnitLoss::PartValue> UnitLoss::evaluate_units(const std::vector<int64_t>& units) {
   std::vector<std::vector<int64_t>> due(loss_.num_parts());
   for (const int64_t unit : units) {
     if (!evaluated_[unit]) due[part_of_unit(unit)].push_back(unit);
   }
+  std::vector<PartValue> values;
   for (int64_t part = 0; part < loss_.num_parts(); ++part) {
-    if (!due[part].empty()) evaluate_part(part, due[part]);
+    if (!due[part].empty()) values.push_back({part, evaluate_part(part, due[part])});
   }
+  return values;
 }
 
-void UnitLoss::evaluate_part(int64_t part, const std::vector<int64_t>& units) {
-  std::vector<int64_t> index, trajectory_of_term, group_of_trajectory;
+ObjectiveValue UnitLoss::evaluate_part(int64_t part, const std::vector<int64_t>& units) {
+  std::vector<int64_t> term_index, trajectory_of_term, group_of_trajectory;
   for (size_t u = 0; u < units.size(); ++u) {
     evaluated_[units[u]] = true;
     for (const int64_t k : units_.trajectories[units[u]]) {
@@ -101,23 +105,28 @@ void UnitLoss::evaluate_part(int64_t part, const std::vector<int64_t>& units) {
       const auto trajectory = static_cast<int64_t>(group_of_trajectory.size());
       group_of_trajectory.push_back(static_cast<int64_t>(u));
       for (int64_t i = step_.terms.offsets[k]; i < step_.terms.offsets[k + 1]; ++i) {
-        index.push_back(i);
+        term_index.push_back(i);
         trajectory_of_term.push_back(trajectory);
       }
     }
   }
-  const std::vector<at::Tensor> there =
-      upload({integers(index), integers(trajectory_of_term), integers(group_of_trajectory)}, device_);
-  const TermUnits of_terms{there[1], there[2], static_cast<int64_t>(group_of_trajectory.size()),
-                           static_cast<int64_t>(units.size())};
-  const TermTensors terms = loss_.terms_of_part(part, terms_, there[0]);
+  const std::vector<at::Tensor> uploaded =
+      upload({integers(term_index), integers(trajectory_of_term), integers(group_of_trajectory)}, device_);
+  const at::Tensor& index = uploaded[0];
+  const TermUnits term_units{uploaded[1], uploaded[2], static_cast<int64_t>(group_of_trajectory.size()),
+                             static_cast<int64_t>(units.size())};
+  const TermTensors terms = loss_.terms_of_part(part, terms_, index);
   const at::AutoGradMode with_graph(true);
-  const at::Tensor logprobs = logprobs_.index_select(0, there[0]).detach().requires_grad_();
-  ObjectiveValue value = loss_.part(part).objective().value(logprobs, terms, of_terms);
+  const at::Tensor logprobs = logprobs_.index_select(0, index).detach().requires_grad_();
+  ObjectiveValue value = loss_.part(part).objective().value(logprobs, terms, term_units);
   const std::vector<at::Tensor> gradient = torch::autograd::grad({value.loss}, {logprobs});
-  gradients_.index_copy_(0, there[0], gradient.front());
+  gradients_.index_copy_(0, index, gradient.front());
   value.loss = value.loss.detach();
-  values_.push_back({part, std::move(value)});
+  return value;
+}
+
+std::optional<UnitLoss> make_unit_loss(const Step& step, const Loss& loss, at::Device device) {
+  return loss.is_wide() ? std::make_optional<UnitLoss>(step, loss, device) : std::nullopt;
 }
 
 }  // namespace espalier

@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <utility>
+#include <optional>
 #include <vector>
 
 #include "espalier/engine/batch.h"
@@ -29,29 +29,28 @@ class UnitLoss {
   /// Log-probabilities [M] (float64) of the terms of a batch.
   void add(const Batch& batch, const at::Tensor& logprobs);
 
-  /// Gradients [M] (float64) of the loss with respect to the log-probabilities of the terms of the batch of
-  /// micro-batch `m`. Evaluates the units in it that have not been evaluated yet.
-  at::Tensor gradients(int64_t m, const Batch& batch);
-
-  /// Evaluates the units that have not been evaluated yet, when all log-probabilities have been added.
-  void evaluate_all();
-
-  /// How many units of a part of the loss have terms.
-  int64_t num_units(int64_t part) const;
-
   /// What the units of a part that were evaluated at a time sum up to.
   struct PartValue {
     int64_t part;
     ObjectiveValue value;
   };
-  /// Since the last call.
-  std::vector<PartValue> take_values() { return std::exchange(values_, {}); }
+  /// Evaluates the units with terms in micro-batch `m` that have not been evaluated yet.
+  std::vector<PartValue> evaluate(int64_t m);
+  /// All units that have not been evaluated yet, when all log-probabilities have been added.
+  std::vector<PartValue> evaluate_all();
+
+  /// Gradients [M] (float64) of the loss with respect to the log-probabilities of the terms of a batch whose
+  /// units have been evaluated.
+  at::Tensor gradients(const Batch& batch) const;
+
+  /// How many units of a part of the loss have terms.
+  int64_t num_units(int64_t part) const;
 
  private:
   int64_t part_of_unit(int64_t unit) const;
   /// Those that have not been evaluated yet.
-  void evaluate(const std::vector<int64_t>& units);
-  void evaluate_part(int64_t part, const std::vector<int64_t>& units);
+  std::vector<PartValue> evaluate_units(const std::vector<int64_t>& units);
+  ObjectiveValue evaluate_part(int64_t part, const std::vector<int64_t>& units);
 
   const Step& step_;
   const Loss& loss_;
@@ -62,7 +61,9 @@ class UnitLoss {
   at::Tensor logprobs_;   // [all terms] float64
   at::Tensor gradients_;  // [all terms] float64
   std::vector<bool> evaluated_;
-  std::vector<PartValue> values_;
 };
+
+/// Where some objective's scope is wider than a token.
+std::optional<UnitLoss> make_unit_loss(const Step& step, const Loss& loss, at::Device device);
 
 }  // namespace espalier

@@ -19,7 +19,7 @@
 #include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/kept_rates.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/ops/checks.h"
 #include "espalier/runtime/device.h"
 

@@ -20,7 +20,7 @@ inline constexpr const char* kLoraB = ".lora_B.weight";
 struct Adapter {
   double scale = 0;
   std::vector<Parameter> parameters;   // NAME.lora_A.weight, NAME.lora_B.weight of each map in turn
-  nlohmann::ordered_json config = {};  // adapter_config.json, as it is saved (model/adapter_folder.h)
+  nlohmann::ordered_json config = {};  // adapter_config.json, as it is saved (model/weights/adapter_folder.h)
 };
 
 /// A decoder's weights with scale B A added to those of the adapter's maps, in float32 at least, and rounded

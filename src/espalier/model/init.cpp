@@ -21,9 +21,9 @@
 #include "espalier/config/config.h"
 #include "espalier/model/byte_tokenizer.h"
 #include "espalier/model/decoder.h"
-#include "espalier/model/fused_experts.h"
-#include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/fused_experts.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier {

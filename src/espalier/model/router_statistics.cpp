@@ -79,16 +79,16 @@ at::Tensor RouterStatistics::with_losses(const at::Tensor& logits, bool sigmoid,
 
 at::Tensor RouterStatistics::losses_of(const at::Tensor& logits, bool sigmoid,
                                        const at::Tensor& multiplicity) const {
-  at::Tensor of_tokens = at::zeros_like(multiplicity);
+  at::Tensor token_losses = at::zeros_like(multiplicity);
   if (options_.aux_coef != 0) {
     const double factor = options_.aux_coef * static_cast<double>(shape_.experts) / (rows_ * rows_);
     const at::Tensor price = counts_.sum(0) * factor;
-    of_tokens = of_tokens + probabilities_of(logits, sigmoid).to(at::kDouble).mul(price).sum(-1);
+    token_losses = token_losses + probabilities_of(logits, sigmoid).to(at::kDouble).mul(price).sum(-1);
   }
   if (options_.z_coef != 0) {
-    of_tokens = of_tokens + logits.to(at::kDouble).logsumexp(-1).square() * (options_.z_coef / rows_);
+    token_losses = token_losses + logits.to(at::kDouble).logsumexp(-1).square() * (options_.z_coef / rows_);
   }
-  return of_tokens.dot(multiplicity);
+  return token_losses.dot(multiplicity);
 }
 
 at::Tensor RouterStatistics::values() const {

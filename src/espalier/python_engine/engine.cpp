@@ -20,17 +20,17 @@
 #include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
 #include "espalier/measure/kernel_check.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/objective/custom.h"
 #include "espalier/python_engine/options.h"
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/sample/prompts.h"
 #include "espalier/sample/sampler.h"
-#include "espalier/train/checkpoint.h"
-#include "espalier/train/diagnosis.h"
-#include "espalier/train/resume.h"
-#include "espalier/train/step_metrics.h"
-#include "espalier/train/step_trainer.h"
+#include "espalier/train/optimizer/diagnosis.h"
+#include "espalier/train/optimizer/step_trainer.h"
+#include "espalier/train/run/checkpoint.h"
+#include "espalier/train/run/resume.h"
+#include "espalier/train/run/step_metrics.h"
 
 namespace espalier::python_engine {
 namespace {

@@ -91,8 +91,8 @@ class Engine {
   std::vector<HostArray> gradients();
   void zero_gradients();
 
-  /// A checkpoint like those of a run (train/checkpoint.h) in a folder that does not exist yet. `dtype`: of
-  /// the saved weights, "" for the engine's own.
+  /// A checkpoint like those of a run (train/run/checkpoint.h) in a folder that does not exist yet. `dtype`:
+  /// of the saved weights, "" for the engine's own.
   void save(const std::filesystem::path& folder, const std::string& dtype);
 
   /// Weights and optimiser as they were; clears the gradients. Returns what is odd about the folder. Throws

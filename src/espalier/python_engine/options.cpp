@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "espalier/base/check.h"
-#include "espalier/model/tensor_bytes.h"
+#include "espalier/model/weights/tensor_bytes.h"
 
 namespace espalier::python_engine {
 namespace {

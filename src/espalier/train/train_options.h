@@ -17,7 +17,7 @@
 #include "espalier/measure/profile.h"
 #include "espalier/objective/mix.h"
 #include "espalier/objective/objective.h"
-#include "espalier/train/optimizer.h"
+#include "espalier/train/optimizer/optimizer.h"
 
 namespace espalier {
 

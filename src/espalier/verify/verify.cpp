@@ -13,8 +13,8 @@
 #include "espalier/base/median.h"
 #include "espalier/base/rng.h"
 #include "espalier/engine/cost.h"
-#include "espalier/model/adapter_folder.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/adapter_folder.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/verify/reference_routers.h"
 
 namespace espalier {

@@ -21,8 +21,8 @@
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/workloads.h"
 #include "espalier/model/init.h"
-#include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/progress.h"
 

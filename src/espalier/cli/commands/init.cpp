@@ -10,8 +10,8 @@
 #include "espalier/base/printable.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/config/families/family.h"
-#include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/runtime/progress.h"
 
 namespace espalier::cli {

@@ -8,9 +8,9 @@
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/measure/device_options.h"
-#include "espalier/model/adapter_folder.h"
-#include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/adapter_folder.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
 
 #include <algorithm>
 #include <memory>

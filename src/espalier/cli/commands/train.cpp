@@ -24,17 +24,17 @@
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/kept_products.h"
 #include "espalier/measure/planning.h"
-#include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/objective/signal.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/cost_model_file.h"
 #include "espalier/runtime/progress.h"
-#include "espalier/train/epochs.h"
-#include "espalier/train/reference.h"
-#include "espalier/train/resume.h"
-#include "espalier/train/trainer.h"
+#include "espalier/train/run/epochs.h"
+#include "espalier/train/run/reference.h"
+#include "espalier/train/run/resume.h"
+#include "espalier/train/run/trainer.h"
 
 namespace espalier::cli {
 namespace {

@@ -13,8 +13,8 @@
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/planning.h"
-#include "espalier/model/tensor_bytes.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
 #include "espalier/runtime/progress.h"
 
 namespace espalier::cli {

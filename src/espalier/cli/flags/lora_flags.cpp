@@ -2,7 +2,7 @@
 #include "espalier/cli/flags/lora_flags.h"
 
 #include "espalier/base/check.h"
-#include "espalier/model/adapter_folder.h"
+#include "espalier/model/weights/adapter_folder.h"
 
 namespace espalier::cli {
 

@@ -6,7 +6,7 @@
 
 #include "espalier/base/output.h"
 #include "espalier/base/printable.h"
-#include "espalier/model/weights.h"
+#include "espalier/model/weights/weights.h"
 
 namespace espalier::cli {
 

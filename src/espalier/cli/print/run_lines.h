@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/train/run_state.h"
+#include "espalier/train/run/run_state.h"
 
 namespace espalier::cli {
 

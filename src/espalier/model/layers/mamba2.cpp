@@ -57,9 +57,9 @@ LayerOutput Mamba2Layer::forward(int64_t index, const at::Tensor& hidden, const 
       .prev = paths.prev,
       .tails = before.empty() ? at::Tensor() : before[1],
       .silu = true};
-  const int64_t of_groups = spec_.n_groups * spec_.state_size;
+  const int64_t state_columns = spec_.n_groups * spec_.state_size;
   const std::vector<at::Tensor> xbc =
-      causal_conv1d(convolution).split_with_sizes({spec_.inner_size(), of_groups, of_groups}, -1);
+      causal_conv1d(convolution).split_with_sizes({spec_.inner_size(), state_columns, state_columns}, -1);
   const auto parts = [](const at::Tensor& x, int64_t dim) { return x.unflatten(-1, {-1, dim}); };
   const SsmScanOutput mixed = ssm_scan({.x = parts(xbc[0], spec_.head_dim),
                                         .dt = steps(projected[2]),

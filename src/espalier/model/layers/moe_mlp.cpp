@@ -43,8 +43,8 @@ MoeMlp::MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const Nam
 std::optional<at::Tensor> MoeMlp::given_experts(const at::Tensor& routes) const {
   if (!routes.defined()) return std::nullopt;
   const int64_t top_k = spec_.num_experts_per_tok;
-  const bool of_routers_only = routes.size(1) == place_.num_routers * top_k;
-  return routes.narrow(1, (of_routers_only ? place_.router : place_.layer) * top_k, top_k);
+  const bool per_router = routes.size(1) == place_.num_routers * top_k;
+  return routes.narrow(1, (per_router ? place_.router : place_.layer) * top_k, top_k);
 }
 
 at::Tensor MoeMlp::forward(const at::Tensor& input, const RouterContext& context) const {

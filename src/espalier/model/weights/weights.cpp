@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/model/weights/weights.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <set>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "espalier/base/check.h"
+#include "espalier/base/hash.h"
+#include "espalier/base/json_file.h"
+#include "espalier/base/manifest.h"
+#include "espalier/base/safetensors.h"
+#include "espalier/model/weights/extra_tensors.h"
+#include "espalier/model/weights/fused_experts.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/ops/checks.h"
+
+namespace espalier {
+namespace {
+
+namespace fs = std::filesystem;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr const char* kLmHead = "lm_head.weight";
+
+std::string embedding_of(const DecoderConfig& config) {
+  return config.parameter_prefix + config.embedding_name + ".weight";
+}
+
+/// `folder / name`, refused where it is a link that leaves the folder: a downloaded folder must not make a
+/// run read, or copy into a checkpoint, a file from elsewhere. The one exception is the layout of the Hugging
+/// Face cache, where the files of snapshots/REVISION/ are links into blobs/ beside snapshots/.
+fs::path resolve_inside(const fs::path& folder, const std::string& name) {
+  const fs::path path = folder / name;
+  std::error_code error;
+  if (!fs::is_symlink(path, error)) return path;
+  const fs::path root = fs::canonical(folder, error);
+  ESPALIER_CHECK(!error, "{}: {}", folder.string(), error.message());
+  const fs::path target = fs::canonical(path, error).parent_path();
+  ESPALIER_CHECK(!error, "{}: {}", path.string(), error.message());
+  const bool is_cache_blob =
+      root.parent_path().filename() == "snapshots" && target == root.parent_path().parent_path() / "blobs";
+  ESPALIER_CHECK(target == root || is_cache_blob,
+                 "{}: expected a file of this folder, received a link that leaves it, to {}", path.string(),
+                 target.string());
+  return path;
+}
+
+/// The safetensors files of a model folder, opened, and the index where there is one.
+struct WeightFiles {
+  std::vector<SafetensorsFile> files;
+  std::map<std::string, size_t> file_of;  // tensor name -> place in files
+  OrderedJson index;                      // null where the weights are one file
+  fs::path where;                         // what to name in an error about a missing tensor
+};
+
+std::map<std::string, std::string> read_weight_map(const OrderedJson& index, const fs::path& where) {
+  const bool has_map = index.is_object() && index.contains("weight_map") && index["weight_map"].is_object();
+  ESPALIER_CHECK(has_map, "{}: weight_map: expected an object, received none", where.string());
+  std::map<std::string, std::string> weight_map;
+  for (const auto& [tensor, file] : index["weight_map"].items()) {
+    ESPALIER_CHECK(file.is_string(), "{}: weight_map.{}: expected a file name, received {}", where.string(),
+                   tensor, file.type_name());
+    const auto name = file.get<std::string>();
+    const bool is_plain = name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos &&
+                          name.ends_with(".safetensors") && !name.starts_with('.');
+    ESPALIER_CHECK(is_plain,
+                   "{}: weight_map.{}: expected a plain .safetensors name inside the folder, received `{}`",
+                   where.string(), tensor, name);
+    ESPALIER_CHECK(weight_map.emplace(tensor, name).second, "{}: weight_map.{}: given twice", where.string(),
+                   tensor);
+  }
+  return weight_map;
+}
+
+WeightFiles open_shards(const fs::path& folder) {
+  WeightFiles weights;
+  weights.where = folder / kIndexFile;
+  weights.index = read_json_file<OrderedJson>(resolve_inside(folder, kIndexFile));
+  const auto weight_map = read_weight_map(weights.index, weights.where);
+  std::set<std::string> names;
+  for (const auto& [tensor, name] : weight_map) names.insert(name);
+  for (const std::string& name : names) {
+    ESPALIER_CHECK(fs::is_regular_file(folder / name),
+                   "{}: weight_map names the file `{}`, which is not there", weights.where.string(), name);
+    const SafetensorsFile& file = weights.files.emplace_back(resolve_inside(folder, name));
+    for (const TensorView& tensor : file.tensors()) {
+      const auto entry = weight_map.find(tensor.name);
+      ESPALIER_CHECK(entry != weight_map.end() && entry->second == name,
+                     "{}: tensor `{}`: expected in {} by the weight_map of {}, received in `{}`",
+                     file.path().string(), tensor.name,
+                     entry == weight_map.end() ? "no file" : "`" + entry->second + "`", kIndexFile, name);
+      weights.file_of.emplace(tensor.name, weights.files.size() - 1);
+    }
+  }
+  for (const auto& [tensor, name] : weight_map) {
+    ESPALIER_CHECK(weights.file_of.contains(tensor), "{}: weight_map.{}: `{}` has no such tensor",
+                   weights.where.string(), tensor, name);
+  }
+  return weights;
+}
+
+WeightFiles open_weights(const fs::path& folder) {
+  // Transformers, too, takes the single file where both forms are there.
+  if (fs::exists(folder / kSingleFile)) {
+    WeightFiles weights;
+    weights.where = folder / kSingleFile;
+    const SafetensorsFile& file = weights.files.emplace_back(resolve_inside(folder, kSingleFile));
+    for (const TensorView& tensor : file.tensors()) weights.file_of.emplace(tensor.name, 0);
+    return weights;
+  }
+  ESPALIER_CHECK(fs::exists(folder / kIndexFile),
+                 "{}: expected weights in {} or {}, received neither (other formats must be converted first)",
+                 folder.string(), kSingleFile, kIndexFile);
+  return open_shards(folder);
+}
+
+/// The tensor that holds a parameter: its own, or that of all experts of its layer.
+const std::string& stored_name(const WeightFiles& weights, const std::string& parameter, FusedPlace* fused) {
+  const bool has_own = weights.file_of.contains(parameter);
+  if (auto place = fused_place(parameter); place && weights.file_of.contains(place->name)) {
+    ESPALIER_CHECK(!has_own, "{}: tensor `{}`: expected once, received in `{}` as well",
+                   weights.where.string(), parameter, place->name);
+    *fused = std::move(*place);
+    return fused->name;
+  }
+  if (has_own) return parameter;
+  ESPALIER_CHECK(!weights.file_of.contains(parameter + "_blocks"),
+                 "{}: tensor `{}_blocks`: expected `{}` in a floating dtype, received MXFP4 (save a copy in "
+                 "bfloat16 with Transformers: from_pretrained(MODEL, dtype=\"bfloat16\", "
+                 "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(COPY))",
+                 weights.where.string(), parameter, parameter);
+  throw InputError(
+      fmt::format("{}: tensor `{}` is missing; config.json asks for it", weights.where.string(), parameter));
+}
+
+/// A parameter as it is stored, and the file.
+struct StoredParameter {
+  TensorView tensor;
+  fs::path file;
+};
+
+StoredParameter find_parameter(const WeightFiles& weights, const std::string& name) {
+  FusedPlace fused;
+  const std::string& stored = stored_name(weights, name, &fused);
+  const SafetensorsFile& file = weights.files[weights.file_of.at(stored)];
+  if (&stored == &name) return {file.at(name), file.path()};
+  return {part_of(file.at(stored), fused, name, file.path().string()), file.path()};
+}
+
+/// Names of the tensors that hold parameters.
+std::set<std::string> stored_names(const WeightFiles& weights,
+                                   const std::vector<ParameterShape>& parameters) {
+  std::set<std::string> names;
+  std::map<std::string, int64_t> num_experts;  // of tensors of all experts
+  for (const ParameterShape& parameter : parameters) {
+    FusedPlace fused;
+    names.insert(stored_name(weights, parameter.name, &fused));
+    if (!fused.name.empty()) num_experts[fused.name] = fused.expert + 1;
+  }
+  for (const auto& [name, expected] : num_experts) {
+    const SafetensorsFile& file = weights.files[weights.file_of.at(name)];
+    const int64_t received = file.at(name).shape.at(0);
+    ESPALIER_CHECK(received == expected, "{}: tensor `{}`: expected {} experts, received {}",
+                   file.path().string(), name, expected, received);
+  }
+  return names;
+}
+
+at::Tensor read_parameter(const WeightFiles& weights, const ParameterShape& expected, at::ScalarType dtype,
+                          at::Device device) {
+  const auto [tensor, file] = find_parameter(weights, expected.name);
+  return converted_tensor(tensor, file.string(), expected.shape, dtype, device);
+}
+
+/// Whether two stored tensors of floating dtypes hold the same values.
+bool have_equal_values(const TensorView& a, const TensorView& b) {
+  if (a.shape != b.shape) return false;
+  if (a.dtype == b.dtype) return std::equal(a.bytes.begin(), a.bytes.end(), b.bytes.begin(), b.bytes.end());
+  const auto as_doubles = [](const TensorView& stored) {
+    const std::optional<at::ScalarType> dtype = floating_dtype(stored.dtype);
+    if (!dtype) return at::Tensor();
+    at::Tensor value = at::empty(stored.shape, at::TensorOptions().dtype(*dtype));
+    if (!stored.bytes.empty())
+      std::memcpy(value.mutable_data_ptr(), stored.bytes.data(), stored.bytes.size());
+    return value.to(at::kDouble);
+  };
+  const at::Tensor left = as_doubles(a), right = as_doubles(b);
+  return left.defined() && right.defined() && left.equal(right);
+}
+
+/// Tensors of the files that the decoder does not have and that can be carried along, sorted. Throws where
+/// one must not be passed over.
+std::vector<std::string> check_extra_tensors(const DecoderConfig& config, const WeightFiles& weights,
+                                             const std::vector<ParameterShape>& parameters) {
+  std::set<std::string> own = stored_names(weights, parameters);
+  own.merge(stored_names(weights, buffer_shapes(config)));
+  std::vector<std::string> carried;
+  for (const auto& [name, file] : weights.file_of) {
+    if (own.contains(name)) continue;
+    const std::string where = weights.files[file].path().string();
+    if (name == kLmHead) {
+      // Only a tied model lacks this parameter. Checkpoints of others often hold it all the same.
+      ESPALIER_CHECK(
+          have_equal_values(weights.files[file].at(name),
+                            find_parameter(weights, embedding_of(config)).tensor),
+          "{}: tensor `{}`: config.json says that tie_word_embeddings is true, but its values are not "
+          "those of `{}` (correct config.json, or remove the tensor)",
+          where, name, embedding_of(config));
+      continue;
+    }
+    const std::optional<std::string> reason = reason_to_refuse(config, name);
+    ESPALIER_CHECK(!reason, "{}: tensor `{}`: {} (correct config.json, or remove the tensor)", where, name,
+                   *reason);
+    carried.push_back(name);
+  }
+  return carried;
+}
+
+bool is_companion(const std::string& name) {
+  static constexpr auto kLeftOut = std::to_array<std::string_view>(
+      {".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"});
+  return name != "config.json" && name != "trainer_state.json" && name != kManifestFile &&
+         !name.starts_with('.') &&
+         std::none_of(kLeftOut.begin(), kLeftOut.end(),
+                      [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+/// Names of the files beside config and weights that belong to the model: tokenizer, templates, generation
+/// defaults, licence. Sorted. Weights of any format, optimiser states, hidden files and folders are left out.
+std::vector<std::string> companion_files(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!is_companion(name) || !entry.is_regular_file(error)) continue;
+    resolve_inside(folder, name);
+    names.push_back(name);
+  }
+  ESPALIER_CHECK(!error, "{}: {}", folder.string(), error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// Bytes of a mapped file: copied where they are few, since a copy does not mind what happens to the file.
+struct KeptBytes {
+  std::vector<std::byte> copy;
+  std::shared_ptr<const MappedFile> mapping;  // of what is too large to copy
+  std::span<const std::byte> bytes;
+
+  KeptBytes(std::span<const std::byte> source, std::shared_ptr<const MappedFile> file) : bytes(source) {
+    constexpr size_t kMostCopied = size_t{64} << 20;
+    if (source.size() > kMostCopied) {
+      mapping = std::move(file);
+      return;
+    }
+    copy.assign(source.begin(), source.end());
+    bytes = copy;
+  }
+  KeptBytes(KeptBytes&&) = default;  // moved vectors keep their bytes where they are
+};
+
+/// A tensor of the source. Of parameters, whose values come from the decoder, the name is all that counts.
+struct KeptTensor {
+  TensorView stored;  // without bytes
+  std::optional<KeptBytes> bytes;
+};
+
+struct KeptFile {
+  std::string name;
+  std::map<std::string, std::string> metadata;
+  std::vector<KeptTensor> tensors;
+};
+
+KeptFile keep_file(const SafetensorsFile& file, const std::set<std::string>& parameters) {
+  KeptFile kept{file.path().filename().string(), file.metadata(), {}};
+  kept.metadata.emplace("format", "pt");  // Transformers 4 refuses files that do not say so
+  for (const TensorView& tensor : file.tensors()) {
+    KeptTensor& entry = kept.tensors.emplace_back(KeptTensor{tensor, std::nullopt});
+    entry.stored.bytes = {};
+    if (!parameters.contains(tensor.name)) entry.bytes.emplace(tensor.bytes, file.mapping());
+  }
+  return kept;
+}
+
+/// The tensors of one file with the decoder's values, `values`, in place of the stored ones. Those live in
+/// `keep` until the file is written.
+std::vector<TensorView> tensors_to_write(const KeptFile& file,
+                                         const std::map<std::string, at::Tensor>& values,
+                                         at::ScalarType dtype, std::vector<at::Tensor>* keep) {
+  std::vector<TensorView> tensors;
+  for (const KeptTensor& tensor : file.tensors) {
+    if (tensor.bytes) {
+      tensors.push_back(tensor.stored);
+      tensors.back().bytes = tensor.bytes->bytes;
+      continue;
+    }
+    const auto value = values.find(tensor.stored.name);
+    const at::Tensor whole = value != values.end() ? value->second : fuse_experts(tensor.stored.name, values);
+    keep->push_back(whole.detach().to(at::kCPU, dtype).contiguous());
+    if (const std::string fault = nonfinite_text(keep->back()); !fault.empty())
+      throw NonFiniteError(fmt::format("`{}` {}", tensor.stored.name, fault));
+    tensors.push_back(view_tensor(tensor.stored.name, keep->back()));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+Decoder load_decoder(const fs::path& model_folder, at::ScalarType dtype, at::Device device) {
+  DecoderConfig config = read_config_file(resolve_inside(model_folder, "config.json"));
+  const WeightFiles weights = open_weights(model_folder);
+  // What SourceModel would refuse to copy is refused now, before hours of training.
+  companion_files(model_folder);
+  const std::vector<ParameterShape> shapes = parameter_shapes(config);
+  std::vector<Parameter> parameters;
+  for (const ParameterShape& expected : shapes) {
+    parameters.push_back(
+        {expected.name, read_parameter(weights, expected, dtype, device).set_requires_grad(true)});
+  }
+  std::vector<Parameter> buffers;
+  for (const ParameterShape& expected : buffer_shapes(config)) {
+    buffers.push_back(
+        {expected.name, read_parameter(weights, expected, detail::accumulator_dtype(dtype), device)});
+  }
+  check_extra_tensors(config, weights, shapes);
+  for (const SafetensorsFile& file : weights.files) file.mapping()->check_whole();
+  return Decoder(std::move(config), std::move(parameters), std::move(buffers));
+}
+
+std::vector<std::string> carried_tensors(const fs::path& model_folder) {
+  const DecoderConfig config = read_config_file(resolve_inside(model_folder, "config.json"));
+  const std::vector<ParameterShape> shapes = parameter_shapes(config);
+  const WeightFiles weights = open_weights(model_folder);
+  return check_extra_tensors(config, weights, shapes);
+}
+
+std::string weights_hash(const fs::path& model_folder) {
+  std::string list;
+  for (const SafetensorsFile& file : open_weights(model_folder).files)
+    list += fmt::format("{} {}\n", file.path().filename().string(), hash_file(file.path()));
+  Hasher hasher;
+  hasher.add(std::as_bytes(std::span(list)));
+  return hasher.digits();
+}
+
+struct SourceModel::Content {
+  fs::path folder;
+  OrderedJson config;
+  OrderedJson index;  // null where the weights are one file
+  std::vector<KeptFile> weights;
+  std::map<std::string, KeptBytes> companions;
+};
+
+SourceModel::SourceModel(const fs::path& folder) {
+  auto content = std::make_shared<Content>();
+  content->folder = folder;
+  const fs::path config_file = resolve_inside(folder, "config.json");
+  const DecoderConfig config = read_config_file(config_file);
+  content->config = read_json_file<OrderedJson>(config_file);
+  const WeightFiles weights = open_weights(folder);
+  content->index = weights.index;
+  // The decoder's parameters, and its embedding as the head of a tied model whose files hold one.
+  std::set<std::string> parameters = stored_names(weights, parameter_shapes(config));
+  if (config.tie_word_embeddings) parameters.insert(kLmHead);
+  for (const SafetensorsFile& file : weights.files) {
+    content->weights.push_back(keep_file(file, parameters));
+    file.mapping()->check_whole();  // some tensors were copied from it
+  }
+  for (const std::string& name : companion_files(folder)) {
+    const auto file = std::make_shared<const MappedFile>(folder / name);
+    content->companions.emplace(name, KeptBytes(file->bytes(), file));
+  }
+  content_ = std::move(content);
+}
+
+const OrderedJson& SourceModel::config() const {
+  return content_->config;
+}
+
+void SourceModel::save(const Decoder& decoder, const fs::path& out, at::ScalarType dtype) const {
+  const std::string dtype_word = dtype_name(dtype);
+  std::error_code error;
+  fs::create_directories(out, error);
+  ESPALIER_CHECK(!error, "cannot make {}: {}", out.string(), error.message());
+  // Written over its own source, a model would be read while it is replaced.
+  ESPALIER_CHECK(!fs::equivalent(content_->folder, out, error), "cannot save the model over its source {}",
+                 content_->folder.string());
+
+  std::map<std::string, at::Tensor> values;
+  for (const Parameter& parameter : decoder.weights()) values.emplace(parameter.name, parameter.value);
+  if (decoder.config().tie_word_embeddings)
+    values.emplace(kLmHead, values.at(embedding_of(decoder.config())));
+  int64_t total_bytes = 0;
+  for (const KeptFile& file : content_->weights) {
+    std::vector<at::Tensor> keep;
+    const std::vector<TensorView> tensors = tensors_to_write(file, values, dtype, &keep);
+    for (const TensorView& tensor : tensors) total_bytes += static_cast<int64_t>(tensor.bytes.size());
+    write_safetensors(out / file.name, tensors, file.metadata);
+    for (const KeptTensor& tensor : file.tensors) {
+      if (tensor.bytes && tensor.bytes->mapping) tensor.bytes->mapping->check_whole();
+    }
+  }
+  if (!content_->index.is_null()) {
+    OrderedJson index = content_->index;
+    index["metadata"]["total_size"] = total_bytes;
+    write_text(out / kIndexFile, index.dump(2) + "\n");
+  }
+  write_text(out / "config.json", config_with_dtype(content_->config, dtype_word));
+  for (const auto& [name, kept] : content_->companions) {
+    AtomicFile file(out / name);
+    file.write(kept.bytes);
+    file.commit();
+  }
+}
+
+}  // namespace espalier

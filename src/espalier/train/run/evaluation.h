@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Evaluations of a run: the loss on rows that it is not trained on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "espalier/data/trajectories.h"
+#include "espalier/engine/engine.h"
+#include "espalier/train/run/run_state.h"
+#include "espalier/train/train_options.h"
+
+namespace espalier {
+
+struct EvaluationOptions {
+  int64_t every = 0;       // steps between evaluations; after the last step there is always one
+  bool keep_best = false;  // keep the checkpoint of the best one (best_checkpoint_folder)
+  int64_t early_stop = 0;  // end the run after so many in a row that were not better; 0: never
+};
+
+/// Held-out rows, and what is done with them.
+struct HeldOut {
+  Trajectories trajectories;
+  EvaluationOptions options;
+};
+
+void add_evaluation_options(EvaluationOptions* options, OptionList* list);
+
+/// Throws InputError naming an option that is out of its range.
+void check_evaluation_options(const EvaluationOptions& options);
+
+/// Evaluates the objective of a run on all held-out rows as on those of one step: their normaliser is that of
+/// all, and no number depends on micro-batches beyond rounding.
+class Evaluator {
+ public:
+  /// Both must outlive this object. Throws InputError where the objective cannot be computed on the rows, or
+  /// they do not fit the plan's budgets.
+  Evaluator(const HeldOut& held_out, const TrainOptions& options);
+
+  const EvaluationOptions& options() const { return held_out_.options; }
+  const Step& step() const { return step_; }
+
+  /// Is there one after a step of a run with `last` steps?
+  bool is_due(int64_t step, int64_t last) const;
+
+  /// {"eval_loss": ..., "eval_nll_per_token": ..., other metrics of the objective, "eval_flat_tokens": ...,
+  /// "eval_encoded_tokens": ..., "eval_seconds": ...}, of evaluate() (engine/evaluate.h).
+  nlohmann::ordered_json evaluate(const Decoder& decoder, const MicroBatchProgress& progress) const;
+
+  /// The state of before the first one.
+  EvaluationState initial_state() const;
+
+  /// Adds one to the state. Returns whether it was the best so far: of finite loss, below all before.
+  static bool add(int64_t step, double loss, EvaluationState* state);
+
+  /// Whether the run is to end after the last one.
+  bool stops(const EvaluationState& state) const {
+    return options().early_stop > 0 && state.since_best >= options().early_stop;
+  }
+
+ private:
+  const HeldOut& held_out_;
+  Loss loss_;
+  Step step_;
+};
+
+/// "3 evaluations in a row without a loss below 1.25, that of step 40"
+std::string early_stop_text(const EvaluationState& state);
+
+}  // namespace espalier

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/train/run/resume.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <vector>
+
+#include "espalier/base/check.h"
+#include "espalier/base/json_file.h"
+#include "espalier/base/manifest.h"
+#include "espalier/base/units.h"
+#include "espalier/train/optimizer/diagnosis.h"
+#include "espalier/train/run/checkpoint.h"
+
+namespace espalier {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Note = std::function<void(const std::string&)>;
+
+template <typename Names>
+bool is_one_of(const std::string& name, const Names& names) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+// Calls differs(name, before, now) for each setting whose value is another one than before, null where it has
+// none; `defaults` are those of settings that did not exist then. A mix comes first, because it stands in
+// place of settings of the objective.
+template <class Differs>
+void compare(const Json& before, const Json& now, const Json& defaults, const Differs& differs) {
+  std::vector<std::string> names = {"mix"};
+  for (const Json* settings : {&before, &now}) {
+    for (const auto& [name, value] : settings->items()) {
+      if (!is_one_of(name, names)) names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) {
+    const Json old = before.value(name, defaults.value(name, Json())), value = now.value(name, Json());
+    if (old != value) differs(name, old, value);
+  }
+}
+
+constexpr const char* kNewSchedule =
+    ": the learning rate goes on as in a run of so many steps, and falls to 0 at the last of them";
+
+std::string shown(const Json& value, const Json& other) {
+  if (value.is_null()) return "none";
+  // Beside none, the many settings of a mix would say nothing.
+  if (value.is_array() && other.is_null()) return count_of(std::ssize(value), "source", "sources");
+  return value.dump();
+}
+
+void check_settings(const RunState& saved, const RunState& now, const std::string& where, const Note& note) {
+  if (!saved.settings) {
+    note(
+        "the checkpoint does not say by which settings it was trained (an older Espalier wrote it): they are "
+        "not compared");
+    return;
+  }
+  const RunSettings defaults = run_settings(TrainOptions{});
+  const auto refuse = [&](const std::string& name, const Json& was, const Json& is) {
+    throw InputError(fmt::format(
+        "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, or start a "
+        "new run in another --out",
+        name, shown(was, is), where, shown(is, was)));
+  };
+  compare(saved.settings->fixed, now.settings->fixed, defaults.fixed, refuse);
+  compare(saved.settings->adjustable, now.settings->adjustable, defaults.adjustable,
+          [&](const std::string& name, const Json& was, const Json& is) {
+            if (was.is_null() || is.is_null()) return;  // an older Espalier did not write it
+            note(fmt::format("{} was {}, and is {} from here on{}", name, was.dump(), is.dump(),
+                             name == kScheduledSteps ? kNewSchedule : ""));
+          });
+}
+
+// Keys of config.json that say nothing about what the model computes.
+constexpr std::string_view kFreeInConfig[] = {"torch_dtype", "dtype", "transformers_version", "_name_or_path",
+                                              "use_cache"};
+
+}  // namespace
+
+std::optional<ConfigDifference> config_difference(const Json& saved, const Json& now) {
+  std::vector<std::string> keys;
+  for (const Json* config : {&saved, &now}) {
+    for (const auto& [key, value] : config->items()) keys.push_back(key);
+  }
+  for (const std::string& key : keys) {
+    if (is_one_of(key, kFreeInConfig)) continue;
+    const Json before = saved.contains(key) ? saved[key] : Json(),
+               after = now.contains(key) ? now[key] : Json();
+    // Compared without regard to the order of keys inside.
+    if (nlohmann::json(before) != nlohmann::json(after))
+      return ConfigDifference{key, before.dump(), after.dump()};
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+void check_model(const Json& saved, const Json& now) {
+  const auto difference = config_difference(saved, now);
+  if (!difference) return;
+  throw InputError(
+      fmt::format("--resume: the run is of another model: {} is {} in its config.json, in that of --model "
+                  "{}; resume with the same model, or start a new run in another --out",
+                  difference->key, difference->before, difference->now));
+}
+
+// Of a run that trains an adapter: what its checkpoints do not hold.
+void check_files(const RunState& saved, const RunState& now) {
+  for (const char* flag : {"model", "adapter"}) {
+    const auto before = saved.file_hashes.find(flag), after = now.file_hashes.find(flag);
+    const bool had = before != saved.file_hashes.end(), has = after != now.file_hashes.end();
+    ESPALIER_CHECK(had == has && (!had || before->second == after->second),
+                   "--resume: the run began with {} --{}; resume with the same files, or start a new run in "
+                   "another --out",
+                   !had  ? "no"
+                   : has ? "other files in"
+                         : "an",
+                   flag);
+  }
+}
+
+// The columns that the run reads, as options of TrainOptions say.
+std::vector<std::string> used_columns(const TrainOptions& options) {
+  std::vector<std::string> columns = {"input_ids", "loss_weights", "routed_experts"};
+  std::vector<ObjectiveOptions> objectives;
+  for (const MixSource& source : options.mix) objectives.push_back(source.objective);
+  if (objectives.empty()) objectives.push_back(options.objective);
+  for (const ObjectiveOptions& objective : objectives) {
+    for (const std::string& field : data_fields(*make_objective(objective))) {
+      const bool is_new = std::find(columns.begin(), columns.end(), field) == columns.end();
+      // A row's single advantage is in `advantages`.
+      if (is_new && field != "advantage") columns.push_back(field);
+    }
+  }
+  const bool has_groups = std::find(columns.begin(), columns.end(), "group_id") != columns.end();
+  if (!has_groups && options.shuffle == Shuffle::kGroups) columns.emplace_back("group_id");
+  return columns;
+}
+
+void check_data(const RunState& saved, const RunState& now, const TrainOptions& options, const Note& note) {
+  ESPALIER_CHECK(saved.data_rows == now.data_rows && saved.data_tokens == now.data_tokens,
+                 "--resume: the run was on {} trajectories with {} tokens, the data has {} with {}",
+                 saved.data_rows, saved.data_tokens, now.data_rows, now.data_tokens);
+  if (saved.data_hashes.empty()) {
+    note(
+        "the checkpoint does not say what its data held (an older Espalier wrote it): only sizes are "
+        "compared");
+    return;
+  }
+  for (const std::string& column : used_columns(options)) {
+    const auto before = saved.data_hashes.find(column), after = now.data_hashes.find(column);
+    const bool had = before != saved.data_hashes.end(), has = after != now.data_hashes.end();
+    ESPALIER_CHECK(
+        had == has && (!had || before->second == after->second),
+        "--resume: the data's {} {}; resume with the same data, or start a new run in another --out", column,
+        had && has ? "are not those that the run was trained on"
+        : had      ? "are missing, and the run was trained on some"
+                   : "were not there when the run began");
+  }
+}
+
+}  // namespace
+
+std::string manifest_fault(const fs::path& folder, const std::string& name, const Note& note) {
+  const ManifestReport report = check_manifest(folder, name);
+  if (!report.present) {
+    note(fmt::format("{} has no {} (an older Espalier wrote it): taken without checking its files",
+                     folder.string(), kManifestFile));
+    return "";
+  }
+  if (!report.faults.empty()) return report.faults.front();
+  for (const std::string& extra : report.extra) {
+    // Such files would be read, or taken for part of the model.
+    if (extra.ends_with(".safetensors") || extra.ends_with(".json"))
+      return fmt::format("{} does not belong to it", extra);
+    note(fmt::format("{} holds {}, which is not part of the checkpoint", folder.string(), extra));
+  }
+  return "";
+}
+
+namespace {
+
+/// Loads checkpoint after checkpoint until one is whole.
+class Resuming {
+ public:
+  Resuming(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& note)
+      : now_(now), decoder_(decoder), optimizer_(optimizer), note_(note) {}
+
+  /// What is wrong with the checkpoint; "" when it is loaded. Throws InputError where it is of another run.
+  std::string load(const fs::path& folder) const {
+    std::string fault = manifest_fault(folder, folder.filename().string(), note_);
+    if (!fault.empty()) return fault;
+    RunState saved;
+    Json config;
+    try {
+      saved = read_run_state(folder);
+      config =
+          saved.model_config.is_null() ? read_json_file<Json>(folder / "config.json") : saved.model_config;
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    check_model(config, now_.source.config());
+    check_settings(saved, now_.state, folder.string(), note_);
+    check_files(saved, now_.state);
+    check_data(saved, now_.state, now_.options, note_);
+    try {
+      load_checkpoint(folder, decoder_, optimizer_);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    fault = nonfinite_parameters(*decoder_);
+    return fault.empty() ? optimizer_->nonfinite_state() : fault;
+  }
+
+ private:
+  const RunNow& now_;
+  Decoder* decoder_;
+  Optimizer* optimizer_;
+  const Note& note_;
+};
+
+// Out of the way of the step that is to be written again. Kept, since it may still be of use to its owner.
+fs::path set_aside(const fs::path& folder) {
+  fs::path aside = folder.string() + ".damaged";
+  for (int copy = 2; fs::exists(aside); ++copy) aside = fmt::format("{}.damaged-{}", folder.string(), copy);
+  std::error_code error;
+  fs::rename(folder, aside, error);
+  ESPALIER_CHECK(!error, "cannot rename {} to {}: {}", folder.string(), aside.string(), error.message());
+  return aside;
+}
+
+}  // namespace
+
+void check_not_begun(const TrainOptions& options) {
+  if (options.resume) return;
+  const std::vector<fs::path> folders = checkpoints(options.out);
+  ESPALIER_CHECK(
+      folders.empty(),
+      "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --out",
+      options.out.string(), folders.front().filename().string());
+}
+
+std::string trained_column_hash(const fs::path& run_folder, const std::string& column) {
+  for (const fs::path& folder : checkpoints(run_folder)) {
+    try {
+      const RunState state = read_run_state(folder);
+      const auto found = state.data_hashes.find(column);
+      return found == state.data_hashes.end() ? "" : found->second;
+    } catch (const InputError&) {
+      continue;  // damaged: resume() says so
+    }
+  }
+  return "";
+}
+
+int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& maybe_note) {
+  const TrainOptions& options = now.options;
+  const Note note = maybe_note ? maybe_note : [](const std::string&) {};
+  check_not_begun(options);
+  if (!options.resume) return 0;
+  const std::vector<fs::path> folders = checkpoints(options.out);
+  if (folders.empty()) {
+    note(fmt::format("no checkpoint in {}: starting from the model", options.out.string()));
+    return 0;
+  }
+  const Resuming resuming(now, decoder, optimizer, note);
+  std::vector<std::string> faults;
+  for (const fs::path& folder : folders) {
+    std::string fault = resuming.load(folder);
+    if (!fault.empty()) {
+      faults.push_back(std::move(fault));
+      continue;
+    }
+    for (size_t i = 0; i < faults.size(); ++i) {
+      note(fmt::format("warning: {} cannot be used: {}; it is kept as {}", folders[i].string(), faults[i],
+                       set_aside(folders[i]).filename().string()));
+    }
+    if (!faults.empty()) note(fmt::format("falling back to {}", folder.string()));
+    return step_of(folder);
+  }
+  throw InputError(fmt::format(
+      "--resume: no checkpoint of {} is whole: {} cannot be used: {}{}", options.out.string(),
+      folders.front().filename().string(), faults.front(),
+      faults.size() > 1 ? fmt::format("; neither can the {} before it", faults.size() - 1) : std::string()));
+}
+
+}  // namespace espalier

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/train/run/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "espalier/base/check.h"
+#include "espalier/base/mapped_file_guard.h"
+#include "espalier/engine/order.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/model/weights/weights.h"
+#include "espalier/objective/signal.h"
+#include "espalier/train/optimizer/grad_norms.h"
+#include "espalier/train/optimizer/step_trainer.h"
+#include "espalier/train/run/checkpoint.h"
+#include "espalier/train/run/load_model.h"
+#include "espalier/train/run/metrics.h"
+#include "espalier/train/run/resume.h"
+#include "espalier/train/run/run_folder.h"
+#include "espalier/train/run/step_metrics.h"
+
+namespace espalier {
+namespace {
+
+// Number of the step to profile; 0: none. The first step of a run is not like the others: it allocates its
+// memory.
+int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) {
+  if (options.profiler == nullptr) return 0;
+  if (options.profile_step == 0) return std::min(first + 2, last);
+  ESPALIER_CHECK(first < options.profile_step && options.profile_step <= last,
+                 "profile-step: expected one of the steps {} to {}, which this run takes, received {}",
+                 first + 1, last, options.profile_step);
+  return options.profile_step;
+}
+
+/// When checkpoints are due, also those that could not be written at their time.
+class SaveSchedule {
+ public:
+  SaveSchedule(int64_t every, int64_t last) : every_(every), last_(last) {}
+
+  bool is_due(int64_t step, bool stopping) const {
+    return is_final(step, stopping) || is_regular(step) || step == retry_at_;
+  }
+  void saved() { failures_ = retry_at_ = 0; }
+
+  /// Whether the run may go on without the checkpoint of this step, which could not be written: until the
+  /// next one is due, and tries in between after 1, 2, 4, ... steps.
+  bool may_wait(int64_t step, bool stopping) {
+    if (is_final(step, stopping) || (failures_ > 0 && is_regular(step))) return false;
+    retry_at_ = step + (int64_t{1} << std::min<int64_t>(failures_++, 20));
+    return true;
+  }
+
+ private:
+  bool is_final(int64_t step, bool stopping) const { return step == last_ || stopping; }
+  bool is_regular(int64_t step) const { return every_ > 0 && step % every_ == 0; }
+
+  int64_t every_, last_;
+  int64_t failures_ = 0;  // in a row
+  int64_t retry_at_ = 0;
+};
+
+/// A run from its first step, or the one after the checkpoint that it continues, to its last.
+class TrainingRun {
+ public:
+  /// Loads the model and, where the run is resumed, its state.
+  TrainingRun(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
+              const std::atomic<bool>* stop, const HeldOut* held_out)
+      : trajectories_(trajectories),
+        options_(options),
+        events_(events),
+        stop_(stop),
+        folder_(options.out, events.files, events.note),
+        last_(total_steps(trajectories, options)),
+        evaluator_(held_out ? std::optional<Evaluator>(std::in_place, *held_out, options) : std::nullopt),
+        checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
+        trainer_(load_model(options), options.optimizer),
+        cost_(cost_of(trainer_.decoder())),
+        loss_(make_loss(trajectories, options.objective, options.mix)),
+        state_(run_state_of(trajectories, options)),
+        first_(resume({options, checkpoint_.source, state_}, &trainer_.decoder(), &trainer_.optimizer(),
+                      events.note)),
+        steps_(trajectories, options),
+        saves_(options.save_every, last_) {
+    state_.step = saved_ = first_;
+    if (evaluator_) resume_evaluations();
+  }
+
+  /// Returns false if it was stopped before the last step.
+  bool run() {
+    if (first_ < last_) check_before_the_first_step();
+    folder_.write_files();
+    if (events_.started) events_.started(last_, first_);
+    const bool evaluates_first = is_evaluation_due();
+    if (!evaluates_first && has_nothing_to_do()) return true;
+    if (first_ < last_) profiled_ = profiled_step(options_, first_, last_);
+    MetricsWriter writer(options_.out, {.resumed_step = first_, .evaluates_it = evaluates_first},
+                         events_.note);
+    bool finished = false;
+    try {
+      finished = take_steps(&writer);
+      end(finished);
+    } catch (const std::exception& error) {
+      writer.finish();
+      if (state_.step == first_) throw;  // nothing was done that could be lost
+      end_with(error);
+    }
+    writer.finish();
+    return finished;
+  }
+
+ private:
+  void note(const std::string& text) const {
+    if (events_.note) events_.note(text);
+  }
+
+  bool stopping() const { return stop_ != nullptr && stop_->load(); }
+
+  /// Throws InputError for what would end the run later.
+  void check_before_the_first_step() {
+    check_loss_of_steps(trajectories_, options_, first_, last_);
+    steps_.try_longest(first_, last_);
+  }
+
+  bool take_steps(MetricsWriter* writer) {
+    if (is_evaluation_due() && !make_up_for_evaluation(writer)) return false;
+    while (state_.step < last_ && !ends_early()) {
+      if (state_.step == first_ && stopping()) return false;  // nothing is done yet
+      const nlohmann::ordered_json metrics = take_step(state_.step + 1);
+      restore_folder();
+      writer->write(state_.step, metrics);
+      if (events_.step) events_.step(state_.step, metrics);
+      if (is_evaluation_due()) evaluate(writer);
+      const bool ends = stopping() || ends_early();
+      if (saves_.is_due(state_.step, ends)) save(ends);
+      if (stopping() && (state_.step < last_ || is_evaluation_due()) && !ends_early()) return false;
+    }
+    if (ends_early()) note(fmt::format("stopped early: {}", early_stop_text(*state_.evaluation)));
+    return true;
+  }
+
+  // ---- The folder
+
+  /// Where somebody has removed it: makes it again, and forgets what was lost with it.
+  void restore_folder() {
+    try {
+      if (!folder_.restore()) return;
+    } catch (const std::exception&) {
+      save_failed_ = true;  // nothing may be written there
+      throw;
+    }
+    if (!std::filesystem::exists(checkpoint_folder(options_.out, saved_))) saved_ = 0;
+    const bool lost_best = evaluator_ && evaluator_->options().keep_best &&
+                           state_.evaluation->best_step > 0 &&
+                           !std::filesystem::exists(best_checkpoint_folder(options_.out));
+    if (!lost_best) return;
+    best_error_ = "it was removed while the run went on";
+    best_failed_step_ = state_.evaluation->best_step;
+    state_.evaluation->best_step = 0;
+    state_.evaluation->best_loss = 0;
+  }
+
+  /// Throws InputError for what the folder lacks of a run that has come to its end, or was stopped.
+  void end(bool finished) {
+    restore_folder();
+    if (saved_ < state_.step) save_now();
+    ESPALIER_CHECK(folder_.failure().empty(), "{}", folder_.failure());
+    ESPALIER_CHECK(!finished || best_error_.empty(),
+                   "the best checkpoint, that of step {}, could not be saved: {}", best_failed_step_,
+                   best_error_);
+  }
+
+  // ---- Evaluations
+
+  /// Goes on with the state of the checkpoint, if that is of the same rows and what it says is still there.
+  void resume_evaluations() {
+    const EvaluationState fresh = evaluator_->initial_state();
+    state_.evaluation = fresh;
+    if (first_ == 0) return;
+    const std::optional<EvaluationState> saved =
+        read_run_state(checkpoint_folder(options_.out, first_)).evaluation;
+    if (!saved) return;
+    if (saved->data_hashes != fresh.data_hashes) {
+      note("the held-out rows are not those of before: evaluations count anew from here on");
+      return;
+    }
+    state_.evaluation = saved;
+    const bool keeps_best = evaluator_->options().keep_best && saved->best_step > 0;
+    if (!keeps_best || std::filesystem::exists(best_checkpoint_folder(options_.out))) return;
+    note(fmt::format("{} is not there: the best evaluation counts anew from here on",
+                     best_checkpoint_folder(options_.out).string()));
+    state_.evaluation->best_step = 0;
+    state_.evaluation->best_loss = 0;
+  }
+
+  /// Whether the evaluation after the last step that is done has not been made.
+  bool is_evaluation_due() const {
+    return evaluator_ && evaluator_->is_due(state_.step, last_) && state_.evaluation->step < state_.step;
+  }
+
+  bool ends_early() const { return evaluator_ && evaluator_->stops(*state_.evaluation); }
+
+  /// A resumed run that was stopped before the evaluation after its last step. Returns false if it is stopped
+  /// again.
+  bool make_up_for_evaluation(MetricsWriter* writer) {
+    evaluate(writer);
+    if (is_evaluation_due()) return false;
+    // No checkpoint of a later step will say what came of it.
+    if (state_.step == last_ || ends_early()) {
+      replace_checkpoint(checkpoint_folder(options_.out, state_.step), checkpoint_, trainer_.decoder(),
+                         trainer_.optimizer(), state_);
+    }
+    return true;
+  }
+
+  /// Evaluates the weights as they are, unless the run is stopped meanwhile.
+  void evaluate(MetricsWriter* writer) {
+    struct Stopped {};
+    nlohmann::ordered_json values = {{"step", state_.step}};
+    try {
+      if (stopping()) return;
+      values.update(evaluator_->evaluate(trainer_.decoder(), [&](int64_t done, int64_t total) {
+        if (stopping() && done < total) throw Stopped();
+        if (events_.evaluating) events_.evaluating(state_.step, done, total);
+      }));
+    } catch (const Stopped&) {
+      return;
+    }
+    const EvaluationState before = *state_.evaluation;
+    const bool is_best = Evaluator::add(state_.step, values["eval_loss"], &*state_.evaluation);
+    writer->write_evaluation(state_.step, values);
+    if (events_.evaluated) events_.evaluated(state_.step, values, *state_.evaluation);
+    if (is_best && evaluator_->options().keep_best) save_best(before);
+  }
+
+  /// What cannot be written is tried again when there is a better one.
+  void save_best(const EvaluationState& before) {
+    try {
+      replace_checkpoint(best_checkpoint_folder(options_.out), checkpoint_, trainer_.decoder(),
+                         trainer_.optimizer(), state_);
+      best_error_.clear();
+    } catch (const std::exception& error) {
+      best_error_ = text_of(error);
+      best_failed_step_ = state_.step;
+      state_.evaluation->best_step = before.best_step;
+      state_.evaluation->best_loss = before.best_loss;
+      note(fmt::format(
+          "warning: the best checkpoint, that of step {}, could not be saved: {}; the run goes on",
+          state_.step, best_error_));
+    }
+  }
+
+  /// And says so.
+  bool has_nothing_to_do() const {
+    if (first_ >= last_) {
+      note(fmt::format("nothing to do: step {} of {} is reached already", first_, last_));
+    } else if (ends_early()) {
+      note(fmt::format("nothing to do: the run has stopped early after step {}: {}", first_,
+                       early_stop_text(*state_.evaluation)));
+    }
+    return first_ >= last_ || ends_early();
+  }
+
+  // ---- Steps
+
+  /// Forward, backward and update of step `number` (from 1). Returns its metrics.
+  nlohmann::ordered_json take_step(int64_t number) {
+    if (number == profiled_) options_.profiler->start();
+    const auto begin = std::chrono::steady_clock::now();
+    const Step step = steps_.take(number - 1);
+    const StepResult result = compute_gradients(number, step);
+    check_mapped_files();  // gradients of data that is no longer there do not count
+    const double rate = options_.learning_rate *
+                        schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
+    const double norm = trainer_.optimizer().gradient_norm();
+    check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), result.loss, norm);
+    std::vector<std::pair<std::string, double>> norms;  // before they are clipped
+    if (options_.log_grad_norms) norms = grad_norms_by_kind(trainer_.decoder());
+    update(number, rate, norm);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (number == profiled_) finish_profile(result);
+
+    nlohmann::ordered_json metrics = {{"step", number}};
+    metrics.update(step_metrics(cost_, options_.objective, result, seconds));
+    for (const auto& [name, value] : signal_metrics(loss_, step.rows)) metrics[name] = value;
+    if (options_.predicted_costs) add_prediction(number, step, result, &metrics);
+    metrics["grad_norm"] = norm;
+    for (const auto& [kind, value] : norms) metrics["grad_norm/" + kind] = value;
+    metrics["learning_rate"] = rate;
+    return metrics;
+  }
+
+  StepResult compute_gradients(int64_t number, const Step& step) {
+    trainer_.zero_gradients();
+    const auto micro_batch = [&](int64_t done, int64_t total) {
+      if (events_.micro_batch) events_.micro_batch(number, done, total);
+    };
+    return trainer_.add_gradients(step, loss_, micro_batch, [&] {
+      if (number < last_) steps_.make_ahead(number);
+    });
+  }
+
+  /// After this the step counts as done.
+  void update(int64_t number, double rate, double norm) {
+    try {
+      trainer_.update(rate, norm);
+    } catch (const NonFiniteError& error) {
+      throw NonFiniteError(fmt::format("step {}: {}", number, error.what()));
+    }
+    state_.step = number;
+  }
+
+  /// A profile that cannot be written is no reason to lose the run.
+  void finish_profile(const StepResult& result) const {
+    try {
+      note(options_.profiler->stop(trainer_.decoder(), result).text());
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: no profile: {}", text_of(error)));
+    }
+  }
+
+  void add_prediction(int64_t number, const Step& step, const StepResult& result,
+                      nlohmann::ordered_json* metrics) const {
+    const StepPrediction prediction = predict_step(
+        *options_.predicted_costs, step, needs_logprob_pass(step, loss_) || needs_routing_pass(step, loss_));
+    (*metrics)["predicted_seconds"] = prediction.total_seconds();
+    (*metrics)["predicted_peak_bytes"] = prediction.largest_peak_bytes();
+    if (events_.predicted && number == first_ + 1) events_.predicted(step, prediction, result);
+  }
+
+  /// Writes the checkpoint of the last step that is done.
+  void save_now() {
+    const auto folder = save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
+    saved_ = state_.step;
+    if (events_.saved) events_.saved(folder);
+  }
+
+  /// The same where it is due; what cannot be written may be so later.
+  void save(bool stop) {
+    try {
+      save_now();
+      saves_.saved();
+    } catch (const std::exception& error) {
+      // No later try would make numbers finite.
+      const bool hopeless = dynamic_cast<const NonFiniteError*>(&error) != nullptr;
+      if (hopeless || !saves_.may_wait(state_.step, stop)) {
+        save_failed_ = true;
+        throw;
+      }
+      note(fmt::format("warning: step {} could not be saved: {}; the run goes on and tries again soon",
+                       state_.step, text_of(error)));
+    }
+  }
+
+  /// Saves what is whole and throws RunError.
+  [[noreturn]] void end_with(const std::exception& error) {
+    std::string outcome;
+    if (trainer_.is_half_updated()) {
+      outcome = fmt::format("the update of step {} was not finished, so that its weights are not saved",
+                            state_.step + 1);
+    } else if (save_failed_) {
+      outcome = fmt::format("step {} is not saved", state_.step);
+    } else if (saved_ < state_.step) {
+      try {
+        save_now();
+      } catch (const std::exception& second) {
+        outcome = fmt::format("step {} could not be saved: {}", state_.step, text_of(second));
+      }
+    }
+    const std::string saved = saved_ == 0 ? "no checkpoint was written"
+                                          : fmt::format("saved {}, continue with --resume",
+                                                        checkpoint_folder(options_.out, saved_).string());
+    throw RunError(fmt::format("{}; {}{}{}", text_of(error), outcome, outcome.empty() ? "" : "; ", saved));
+  }
+
+  const Trajectories& trajectories_;
+  const TrainOptions& options_;
+  const TrainEvents& events_;
+  const std::atomic<bool>* stop_;
+  RunFolder folder_;
+  int64_t last_;
+  std::optional<Evaluator>
+      evaluator_;  // before the model is loaded: what is wrong with its rows is said soon
+  CheckpointOptions checkpoint_;
+  StepTrainer trainer_;
+  ModelCost cost_;
+  Loss loss_;
+  RunState state_;  // its step: the last one that is done
+  int64_t first_;   // step resumed from
+  Steps steps_;
+  SaveSchedule saves_;
+  int64_t saved_ = 0;  // step of the newest checkpoint
+  int64_t profiled_ = 0;
+  bool save_failed_ = false;  // the error is that of a checkpoint
+  std::string best_error_;    // why the best checkpoint could not be written; "" where it could
+  int64_t best_failed_step_ = 0;
+};
+
+}  // namespace
+
+bool train(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
+           const std::atomic<bool>* stop, const HeldOut* held_out) {
+  check_train_options(options);
+  if (held_out != nullptr) check_evaluation_options(held_out->options);
+  ESPALIER_CHECK(trajectories.num_rows() > 0, "expected trajectories to train on, received none");
+  return TrainingRun(trajectories, options, events, stop, held_out).run();
+}
+
+}  // namespace espalier
