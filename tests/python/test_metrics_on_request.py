@@ -49,8 +49,10 @@ def test_the_run_is_the_same(espalier, model, data, tmp_path, objective, strateg
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_the_entropy_is_that_of_the_distributions(espalier, model, data, tmp_path, dtype):
-    """The mean over the terms, against `logprobs --entropies`; with the bonus it is the same metric."""
+def test_the_entropy_is_that_of_the_distributions(espalier, model, data, tmp_path, monkeypatch, dtype):
+    """The mean over the terms, against `logprobs --entropies`; with the bonus it is the same metric. Both take their logits
+    from sums in float32: products of LibTorch would round them to bfloat16, each in its own blocks."""
+    monkeypatch.setenv("ESPALIER_BF16_PRODUCTS", "upcast")
     flags = ["--model", model, "--data", data, "--objective", "grpo", "--dtype", dtype, "--steps", 1]
     logged = run(espalier, tmp_path / "logged", *flags, "--log-entropy")[0]
     espalier("logprobs", "--model", model, "--data", data, "--entropies", "--dtype", dtype, "-o", tmp_path / "listing.jsonl")

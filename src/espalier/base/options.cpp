@@ -269,6 +269,7 @@ const Option& OptionList::at(const std::string& name) const {
 
 std::vector<std::string> OptionList::names() const {
   std::vector<std::string> names;
+  names.reserve(options_.size());
   for (const Option& option : options_) names.push_back(option.name());
   return names;
 }
