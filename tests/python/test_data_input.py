@@ -263,7 +263,8 @@ def test_huge_batches_and_warm_ups_are_not_overflowed(espalier, model, tmp_path)
     flags = ["train", "--model", model, "--data", data, "--out", tmp_path / "run", "--limit", 2**63 - 1]
     for name in ("batch-size", "warmup-steps", "save-every"):
         refused = espalier(*flags, f"--{name}", 2**63 - 1, check=False)
-        assert refused.returncode == 1 and f"{name}: expected a number from 0 to" in refused.stderr
+        expected = f"--{name}: expected a whole number of at most {10**12}, received {2**63 - 1}"
+        assert refused.returncode == 2 and expected in refused.stderr
     done = espalier(*flags, "--batch-size", 10**12, "--warmup-steps", 10**12, "--save-every", 10**12)
     assert f"warning: --warmup-steps {10**12} is not below the 1 step of" in done.stderr
     assert len(losses(tmp_path / "run")) == 1
