@@ -34,10 +34,10 @@ python3 tests/check_types.py --self-test
 echo "lint: documents"
 python3 tests/check_docs.py --self-test
 
-# clang-tidy needs how the sources are compiled, not what comes of it.
-[[ -f build/core/compile_commands.json ]] || cmake --preset core >/dev/null
+# clang-tidy needs how each source is compiled by itself, not what comes of it.
+cmake --preset core -B build/lint -DESPALIER_JOIN=OFF -DESPALIER_TESTS=OFF -DESPALIER_BINDINGS=OFF >/dev/null
 mapfile -t core < <(git ls-files --cached --others --exclude-standard -- \
                       src/espalier/{base,tree,config,plan,data,inspect}/'*.cpp')
 echo "lint: clang-tidy on ${#core[@]} files"
 printf '%s\0' "${core[@]}" |
-  xargs -0 -n 1 -P "$(nproc)" "$tools/clang-tidy" -p build/core --quiet --warnings-as-errors='*'
+  xargs -0 -n 1 -P "$(nproc)" "$tools/clang-tidy" -p build/lint --quiet --warnings-as-errors='*'
