@@ -85,9 +85,8 @@ class StepRun {
       counts_.recomputed += work_of(m, batch, batch.num_logit_rows());
     };
     set_counting(true);
-    logprob_pass_.emplace(device_).measure([&] {
-      for_each_logprobs({model_, step_, loss_, runs_, router_statistics_}, visit, entered);
-    });
+    logprob_pass_.emplace(device_).measure(
+        [&] { for_each_logprobs({model_, step_, loss_, runs_, router_statistics_}, visit, entered); });
     set_counting(false);
   }
 

@@ -43,6 +43,7 @@ class LeafPrices {
       sum.push_back(sum.back() + path.back() - shared.back());
     }
     std::vector<std::pair<int64_t, double>> with_seconds;
+    with_seconds.reserve(shared.size());
     for (size_t i = 0; i < shared.size(); ++i) with_seconds.emplace_back(shared_tokens[i], shared[i]);
     least_shared_ = RangeMinimum(with_seconds);
   }
