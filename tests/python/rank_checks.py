@@ -12,6 +12,7 @@ import time
 import warnings
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -109,6 +110,15 @@ def refused(call, *words):
         assert not missing, f"{missing} not in: {error}"
         return error
     raise AssertionError(f"expected an error with {words}")
+
+
+def fails_on_rank_1(rank, call):
+    """Runs what raises a KeyError on rank 1, of which the other ranks hear."""
+    if rank.rank == 1:
+        with pytest.raises(KeyError, match="not there"):
+            call()
+    else:
+        assert isinstance(refused(call, "rank 1: KeyError: 'not there'"), RankError)
 
 
 def gathered(rank):
@@ -450,14 +460,7 @@ def one_fails(rank):
                         raise KeyError("not there")
                     loss.backward()
 
-        if rank.rank == 1:
-            try:
-                failing()
-                raise AssertionError("expected a KeyError")
-            except KeyError:
-                pass
-        else:
-            assert isinstance(refused(failing, "rank 1: KeyError: 'not there'"), RankError)
+        fails_on_rank_1(rank, failing)
         assert set(gradients_of(model).values()) == {None}
         train(ranks, model, rows_of_a_step()[:5])
         before = gradients_of(model)
@@ -489,14 +492,7 @@ def one_fails_in_a_step_that_is_not_watched(rank):
                 loss_of(model, packed(rows_of_a_step()))
 
     with mock.patch.object(alarm, "SECONDS_TO_LEAVE", 600):
-        if rank.rank == 1:
-            try:
-                failing()
-                raise AssertionError("expected a KeyError")
-            except KeyError:
-                pass
-        else:
-            assert isinstance(refused(failing, "rank 1: KeyError: 'not there'"), RankError)
+        fails_on_rank_1(rank, failing)
     assert set(gradients_of(model).values()) == {None}
     assert worst_error(train(ranks, model, rows_of_a_step())[:2], expected("qwen3")) <= EXACT
 
