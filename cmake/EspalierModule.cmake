@@ -57,9 +57,7 @@ function(espalier_prefer_system_fmt)
   target_link_libraries(espalier_fmt INTERFACE fmt::fmt)
 endfunction()
 
-# GCC 12 reports overlapping copies where strings are concatenated (its bug 105651).
-set(ESPALIER_WARNINGS -Wall -Wextra $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>
-                      $<$<BOOL:${ESPALIER_WERROR}>:-Werror>)
+set(ESPALIER_WARNINGS -Wall -Wextra $<$<BOOL:${ESPALIER_WERROR}>:-Werror>)
 
 function(espalier_flags target)
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${ESPALIER_WARNINGS}>")

@@ -161,7 +161,10 @@ void OptionList::add(const std::string& name, Target* target, const std::array<W
       return *target ? nlohmann::ordered_json(word_of(words, **target)) : nlohmann::ordered_json();
     }
   };
-  for (const auto& each : words) traits.shown += (traits.shown.empty() ? "" : "|") + std::string(each.word);
+  for (const auto& word : words) {
+    if (!traits.shown.empty()) traits.shown += '|';
+    traits.shown += word.word;
+  }
   add({name, OptionKind::kText, {set, value}, help, std::move(traits)});
 }
 
