@@ -28,6 +28,8 @@ function(espalier_module name)
   espalier_flags(${target})
   if(arg_COLD)
     target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+    # With -O1, GCC does not see that an optional value was tested before it is read.
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   endif()
   if(arg_TORCH)
     espalier_join(${target} PARTS 4 SOURCES ${arg_SOURCES})
