@@ -390,7 +390,7 @@ def test_sizes_are_given_with_their_unit(espalier, model, data, tmp_path):
     unknown = espalier(*plan, "8 gigs", check=False)
     assert unknown.returncode == 2 and "expected a size such as 8GiB or 500MB, received 8 gigs" in unknown.stderr
     short = espalier(*plan, "10kB", check=False)
-    assert short.returncode == 1 and "memory budget: 9.8 KiB are too few" in short.stderr
+    assert short.returncode == 1 and "memory budget: 9.8 KiB is too little" in short.stderr
     budget = json.loads(espalier(*plan, "1.5GB", "--json").stdout)["memory_budget"]
     assert budget == 1_500_000_000
 
