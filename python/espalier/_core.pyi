@@ -1,4 +1,4 @@
-"""The compiled part of Espalier: what needs no LibTorch."""
+"""The compiled part of Espalier that does not need LibTorch."""
 
 from collections.abc import Sequence
 import os
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 class Forest:
     """
-    The prefix trees of some trajectories, in preorder: the tokens of a node are contiguous, and its
-    descendants follow it directly. `espalier.build` makes it. Arrays are read-only views.
+    The prefix trees of a set of trajectories, in preorder: the tokens of a node are contiguous, and its
+    descendants follow it directly. `espalier.build` creates it. Arrays are read-only views.
     """
 
     @property
     def tokens(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
-        """int32 [tree_tokens]: every different token once"""
+        """int32 [tree_tokens]: every distinct token once"""
 
     @property
     def node_begin(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
@@ -27,7 +27,7 @@ class Forest:
 
     @property
     def parent(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
-        """int64 [num_nodes]: the node before on the path, -1 at a root"""
+        """int64 [num_nodes]: the preceding node on the path, -1 at a root"""
 
     @property
     def subtree_last(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
@@ -61,13 +61,13 @@ class Forest:
 
     @property
     def flat_tokens(self) -> int:
-        """Tokens with repetition: those of the rows."""
+        """Tokens with repetition: all tokens of the rows."""
 
     def layout(self) -> Layout:
         """
         The whole forest as one micro-batch: a Layout whose run k is node k.
 
-        Raises InputError where it has more tokens than an int32 counts.
+        Raises InputError if it has more tokens than an int32 can count.
         """
 
     def statistics(self) -> dict:
@@ -81,9 +81,9 @@ class Forest:
 
 class Layout:
     """
-    The T tokens of one micro-batch in preorder, and which of them sees which: token j sees token i where
-    i <= j < subtree_end[i]. A run is a stretch of tokens of one root path; its descendants follow it
-    directly. Arrays are read-only views.
+    The T tokens of one micro-batch in preorder, and their visibility: token j sees token i if
+    i <= j < subtree_end[i]. A run is a range of consecutive tokens of one root path; its descendants
+    follow it directly. Arrays are read-only views.
     """
 
     @property
@@ -104,7 +104,7 @@ class Layout:
 
     @property
     def prev(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
-        """int32 [T]: the token before on the path, -1 at a root"""
+        """int32 [T]: the preceding token on the path, -1 at a root"""
 
     @property
     def run_begin(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
@@ -112,7 +112,7 @@ class Layout:
 
     @property
     def run_parent(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
-        """int64 [num_runs]: the run before on the path, -1 at a root"""
+        """int64 [num_runs]: the preceding run on the path, -1 at a root"""
 
     @property
     def trajectories(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
@@ -138,7 +138,7 @@ class Layout:
 
     def path(self, trajectory: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
         """
-        int64 [length]: the indices of the trajectory's tokens in this layout, from its root on.
+        int64 [length]: the indices of the trajectory's tokens in this layout, from its root.
 
         Raises InputError for a trajectory that is not in this layout.
         """
@@ -155,15 +155,15 @@ class Layout:
 
 def build_forest(offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], merge_keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Forest:
     """
-    What espalier.build does with arrays: offsets int64 [R + 1], tokens int32 [N], merge_keys uint64 [N],
+    espalier.build of arrays: offsets int64 [R + 1], tokens int32 [N], merge_keys uint64 [N],
     tree_keys int64 [R].
     """
 
 class Trajectories:
     """
-    Rows of token ids with their loss mask, log-probabilities, advantages and so on, in columns. Per-token
-    columns are aligned: row r has entries [offsets[r], offsets[r + 1]). Columns are read-only views, of the file
-    itself where it is packed; those that no row has are None. Index r gives the row as a dict of its own.
+    Rows of token ids with loss mask, log-probabilities, advantages and so on, in columns. Per-token columns
+    are aligned: row r has entries [offsets[r], offsets[r + 1]). Columns are read-only views, for packed files of
+    the mapped file; columns that no row has are None. Index r returns a copy of the row as a dict.
     """
 
     @property
@@ -177,7 +177,7 @@ class Trajectories:
     @property
     def loss_weights(self) -> object:
         """
-        [N], uint8 where the rows gave a mask, else float32 or float64; 1 where they gave neither
+        [N], uint8 if the rows have a mask, else float32 or float64; 1 where they have neither
         """
 
     @property
@@ -199,7 +199,7 @@ class Trajectories:
     @property
     def turn_rewards(self) -> object:
         """
-        float32 or float64: one for each turn, row r has those of [turn_reward_offsets[r], turn_reward_offsets[r + 1])
+        float32 or float64: one per turn, row r has [turn_reward_offsets[r], turn_reward_offsets[r + 1])
         """
 
     @property
@@ -209,12 +209,12 @@ class Trajectories:
     @property
     def ref_topk_ids(self) -> object:
         """
-        int32 [N, K]: the reference model's most likely tokens in place of each, -1 where it has none
+        int32 [N, K]: the reference model's most likely tokens at each position, -1 where there are none
         """
 
     @property
     def ref_topk_logprobs(self) -> object:
-        """float32 or float64 [N, K], 0 where it has none"""
+        """float32 or float64 [N, K], 0 where there are none"""
 
     @property
     def chosen(self) -> object:
@@ -228,15 +228,15 @@ class Trajectories:
 
     @property
     def trajectory_id(self) -> object:
-        """list of str [R], empty where a row has none"""
+        """list of str [R], empty for rows without one"""
 
     @property
     def group_id(self) -> object:
-        """list of str [R], empty where a row has none"""
+        """list of str [R], empty for rows without one"""
 
     @property
     def pair_id(self) -> object:
-        """list of str [R], empty where a row has none"""
+        """list of str [R], empty for rows without one"""
 
     @property
     def routed_experts(self) -> object:
@@ -251,7 +251,7 @@ class Trajectories:
         """N"""
 
     def name(self, row: int) -> str:
-        """What the row is called in messages: its trajectory_id, or its number."""
+        """The row's name in messages: its trajectory_id, or its number."""
 
     def __len__(self) -> int: ...
 
@@ -267,7 +267,7 @@ class TrajectoriesBuilder:
     def append(self, row: dict) -> None:
         """
         Checks the row, a dict by field whose lists are arrays of the columns' types, and appends it. Raises
-        InputError that names the field.
+        InputError naming the field.
         """
 
     def finish(self) -> Trajectories:
@@ -277,7 +277,7 @@ MAX_ROW_BYTES: int = 268435456
 
 def trajectories_of_columns(columns: dict) -> Trajectories:
     """
-    Trajectories that view the arrays of a dict, which have the types of the columns: as a packed file has them.
+    Trajectories that view the arrays of a dict. Arrays have the types of a packed file's columns.
     """
 
 def read(paths: Sequence[str | os.PathLike], vocab_size: int, skip_bad_rows: bool, max_rows: int, max_line_bytes: int) -> tuple:
@@ -286,46 +286,46 @@ def read(paths: Sequence[str | os.PathLike], vocab_size: int, skip_bad_rows: boo
     """
 
 def expand_file_patterns(patterns: Sequence[str | os.PathLike]) -> list[pathlib.Path]:
-    """The files that names and patterns stand for."""
+    """The files that names and patterns match."""
 
 def write(path: str | os.PathLike, trajectories: Trajectories) -> None:
     """Writes JSON Lines or packed safetensors, atomically."""
 
 class Costs:
     """
-    What a model's forward and backward passes take: FLOPs by its config.json, and seconds by
+    The cost of a model's forward and backward passes: FLOPs by its config.json, and seconds by
     built-in or measured rates.
     """
 
     @property
     def model_type(self) -> str:
-        """The family, as config.json has it."""
+        """The family, as in config.json."""
 
     @property
     def calibrated(self) -> bool:
         """
-        Whether the rates were measured. Built-in ones compare plans well, but are no prediction of times.
+        Whether the rates were measured. Built-in rates suffice to compare plans, but do not predict times.
         """
 
     def __repr__(self) -> str: ...
 
 def costs(model: str | os.PathLike, device: str, cost_model: str | os.PathLike | None) -> Costs:
-    """What espalier.costs does."""
+    """Implements espalier.costs."""
 
 class MicroBatch:
     """
-    What runs in one forward and backward pass. Under partition it reads context: tokens of its
-    ancestors, which are micro-batches that run before it.
+    The unit of one forward and backward pass. Under partition it reads context: tokens of its ancestors,
+    micro-batches that run before it.
     """
 
     @property
     def index(self) -> int:
-        """Its place in the plan, which is the order of forward passes."""
+        """Its index in the plan, the order of forward passes."""
 
     @property
     def parent(self) -> int:
         """
-        The micro-batch whose context it inherits, -1: none. Its backward pass comes before the parent's.
+        The micro-batch whose context it inherits, -1: none. Its backward pass precedes the parent's.
         """
 
     @property
@@ -343,15 +343,15 @@ class MicroBatch:
     @property
     def seconds(self) -> float | None:
         """
-        Predicted for forward and backward, 0 where nothing carries loss. None without a model.
+        Predicted for forward and backward, 0 if no token carries loss. None without a model.
         """
 
     @property
     def context(self) -> object:
         """
-        int64 [blocks, 6]: dense parts of the mask between this micro-batch and its ancestors. Each row is
+        int64 [blocks, 6]: dense blocks of the mask between this micro-batch and its ancestors. Each row is
         (ancestor, column_begin, column_end, row_begin, row_end, position): these columns of the ancestor's
-        layout are visible to these rows of this one's; the first column has this position on its path.
+        layout are visible to these rows of this layout; the first column has this position on its path.
         """
 
     @property
@@ -362,8 +362,8 @@ class MicroBatch:
 
     def layout(self) -> Layout:
         """
-        The tokens that it encodes as a Layout, without its context. A path of it is the part of a trajectory
-        that lies in this micro-batch.
+        The tokens that it encodes as a Layout, without its context. A path in it is the part of a trajectory
+        in this micro-batch.
         """
 
     def to_dict(self) -> dict:
@@ -375,25 +375,22 @@ class MicroBatch:
 
 class Plan:
     """
-    What runs together: micro-batches in the order of their forward passes. It has a length, and
-    index m gives a MicroBatch.
+    Micro-batches in the order of their forward passes. It has a length, and index m gives a MicroBatch.
     """
 
     @property
     def strategy(self) -> str:
         """
-        The strategy that was taken: partition, tree-packing or sequence-packing.
+        The strategy that was chosen: partition, tree-packing or sequence-packing.
         """
 
     @property
     def token_budget(self) -> int:
-        """Most tokens of a micro-batch; 0: no limit."""
+        """Maximum tokens per micro-batch; 0: no limit."""
 
     @property
     def num_tokens(self) -> int:
-        """
-        Tokens that are encoded: the tree's, and the prefixes that packing repeats.
-        """
+        """Encoded tokens: those of the tree, and prefixes that packing repeats."""
 
     @property
     def num_pairs(self) -> int:
@@ -401,7 +398,7 @@ class Plan:
 
     @property
     def effective_reuse_ratio(self) -> float:
-        """ERR: the part of the flat tokens that is not computed again."""
+        """ERR: the fraction of the flat tokens that is not recomputed."""
 
     @property
     def flops(self) -> float | None:
@@ -418,13 +415,13 @@ class Plan:
     @property
     def speedup_over_sequence_packing(self) -> float:
         """
-        What trees gain at most over encoding every trajectory by itself: in FLOPs, without a model in tokens.
+        Upper bound of the speed-up over encoding every trajectory separately: in FLOPs, without a model in tokens.
         """
 
     @property
     def speedup_over_append_only(self) -> float:
         """
-        The same over trajectories of which those that others extend were dropped.
+        Likewise over append-only merging, which drops trajectories that others extend.
         """
 
     def to_dict(self) -> dict:
@@ -439,15 +436,15 @@ class Plan:
     def __repr__(self) -> str: ...
 
 def plan(forest: Forest, strategy: str, token_budget: int, costs: Costs | None, loss_mask: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> Plan:
-    """What espalier.plan does."""
+    """Implements espalier.plan."""
 
 class RankShare:
-    """What one rank trains on: a forest of its trajectories."""
+    """The share of one rank: a forest of its trajectories."""
 
     @property
     def trajectories(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
         """
-        int64: trajectories of the whole forest, ascending; none where a rank has no work.
+        int64: trajectories of the whole forest, ascending; empty if the rank is idle.
         """
 
     @property
@@ -464,7 +461,7 @@ class RankShare:
 
 class Distribution:
     """
-    Which trajectories each rank trains on. It has a length, and index r gives the RankShare of rank r.
+    The trajectories of each rank. It has a length, and index r gives the RankShare of rank r.
     """
 
     @property
@@ -477,7 +474,7 @@ class Distribution:
 
     @property
     def least_seconds(self) -> float:
-        """No distribution is faster than that."""
+        """A lower bound for every distribution."""
 
     @property
     def split_trees(self) -> int:
@@ -486,7 +483,7 @@ class Distribution:
     @property
     def repeated_tokens(self) -> int:
         """
-        Prefix tokens that several ranks encode: the tokens of all ranks less those of the forest.
+        Prefix tokens that are encoded more than once: the tokens of all ranks less those of the forest.
         """
 
     def __len__(self) -> int: ...
@@ -496,26 +493,26 @@ class Distribution:
     def __repr__(self) -> str: ...
 
 def distribute(forest: Forest, ranks: int, costs: Costs | None) -> Distribution:
-    """What espalier.distribute does."""
+    """Implements espalier.distribute."""
 
 def build_from_trajectories(trajectories: Trajectories, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Forest:
-    """What espalier.build does with Trajectories: tree_keys int64 [R]."""
+    """espalier.build of Trajectories: tree_keys int64 [R]."""
 
 class RowsReport:
-    """What espalier.inspect found."""
+    """The result of espalier.inspect."""
 
     @property
     def forest(self) -> Forest:
         """The prefix trees of the rows."""
 
     def json(self) -> str:
-        """As `espalier inspect --json` prints it."""
+        """The output of `espalier inspect --json`."""
 
     def text(self) -> str:
-        """As `espalier inspect` prints it."""
+        """The output of `espalier inspect`."""
 
     def page(self, title: str) -> str:
         """The page of `espalier inspect --html`."""
 
 def inspect(trajectories: Trajectories, tokenizer_json: str | os.PathLike | None = None) -> RowsReport:
-    """What espalier.inspect does."""
+    """Implements espalier.inspect."""

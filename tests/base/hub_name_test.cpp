@@ -11,11 +11,11 @@ namespace {
 TEST(HubName, NamesAreToldWithTheCommandThatDownloadsThem) {
   EXPECT_EQ(
       hub_advice("Some-Org/model-1.5B", HubKind::kModel),
-      "; it reads like a model of the Hugging Face Hub, which `hf download Some-Org/model-1.5B --local-dir "
+      "; it looks like a model of the Hugging Face Hub, which `hf download Some-Org/model-1.5B --local-dir "
       "model-1.5B` downloads");
   EXPECT_EQ(
       hub_advice("Some-Org/chats", HubKind::kDataset),
-      "; it reads like a dataset of the Hugging Face Hub, which `hf download Some-Org/chats --repo-type "
+      "; it looks like a dataset of the Hugging Face Hub, which `hf download Some-Org/chats --repo-type "
       "dataset --local-dir chats` downloads");
 }
 

@@ -139,7 +139,7 @@ TEST(Options, OtherTextsAreRefused) {
             "--bytes: expected a size with its unit, such as 8GiB or 8MB, received 8, which is 8 bytes");
   Settings both;
   EXPECT_EQ(message_of<InputError>([&] { both.list.set({{"name", "a"}, {"other", "b"}}); }),
-            "--other: expected no --name beside it");
+            "--other: cannot be combined with --name");
 }
 
 TEST(Options, PresentValuesAreChecked) {

@@ -63,13 +63,12 @@ TEST_F(DataSummary, SaysThatTheRatioIsOneWithoutLogProbabilities) {
   const DataUse grpo = use_of(ObjectiveKind::kGrpo);
   EXPECT_EQ(lines("{\"input_ids\":[1,2],\"loss_mask\":[0,1],\"advantage\":1}\n", grpo),
             (Lines{"rows.jsonl: 1 trajectory, 2 tokens, 1 with loss (loss_mask, advantage); no logprobs: the "
-                   "ratio is 1, "
-                   "as on-policy"}));
+                   "ratio is 1 (on-policy)"}));
   const std::string with = R"({"input_ids":[1,2],"loss_mask":[0,1],"advantage":1,"old_log_probs":[0,-1]})";
   EXPECT_EQ(lines(with + "\n", grpo), (Lines{"rows.jsonl: 1 trajectory, 2 tokens, 1 with loss (loss_mask, "
                                              "old_log_probs as logprobs, advantage)"}));
   EXPECT_EQ(lines(with + "\n{\"input_ids\":[1,2],\"loss_mask\":[0,1],\"advantage\":1}\n", grpo)[1],
-            "warning: 1 of 2 trajectories has no logprobs: its ratio is 1, as on-policy");
+            "warning: 1 of 2 trajectories has no logprobs: its ratio is 1 (on-policy)");
 }
 
 TEST_F(DataSummary, WarnsOfUnknownListsThatCoverEveryToken) {
@@ -77,8 +76,8 @@ TEST_F(DataSummary, WarnsOfUnknownListsThatCoverEveryToken) {
       lines(R"({"input_ids":[1,2],"loss_mask":[0,1],"mask":[0,1],"tags":["a"],"attention_mask":[1,1]})"),
       (Lines{
           "rows.jsonl: 1 trajectory, 2 tokens, 1 with loss (loss_mask); ignored: mask, tags, attention_mask",
-          "warning: fields that are not known have an entry for each token, and are ignored: mask "
-          "(docs/data-format.md has those that are known)"}));
+          "warning: unknown fields with an entry for each token are ignored: mask (docs/data-format.md lists "
+          "the known fields)"}));
 }
 
 TEST_F(DataSummary, WarnsOfIdsThatAreNumbersInSomeRows) {

@@ -77,7 +77,7 @@ TEST(Lora, RefusesWhatIsNotThere) {
       "q_proj, up_proj, v_proj, all-linear");
   EXPECT_NE(message_of<InputError>([&] {
               adapted_maps(spec, {"lm_head"});
-            }).find("`lm_head` stands for lm_head, which"),
+            }).find("`lm_head` selects lm_head, which"),
             std::string::npos);
   EXPECT_NE(message_of<InputError>([&] {
               adapted_maps(spec, {"q_proj", kAllLinear});

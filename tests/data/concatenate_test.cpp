@@ -101,9 +101,8 @@ TEST(Concatenation, RefusesOtherRoutesByTheFilesName) {
   row.routed_experts = {1, 2, 3, 4};
   builder.append(row);
   const Trajectories two = builder.finish();
-  EXPECT_EQ(
-      message_of<InputError>([&] { joined({one, two}); }),
-      "file 1: field `routed_experts`: expected 1 routes per token, as in the files before, received 2");
+  EXPECT_EQ(message_of<InputError>([&] { joined({one, two}); }),
+            "file 1: field `routed_experts`: expected 1 routes per token, as in earlier files, received 2");
 }
 
 TEST(SeveralFiles, AreReadInOrderWithOneReport) {

@@ -99,7 +99,7 @@ TEST_F(FieldNames, LabelsAreTheTokensThemselves) {
   EXPECT_EQ(
       fault(R"("labels":[-100,7,8,-100])"),
       "field `labels`: expected -100 or the token of input_ids at the same place, received 7 at index 1, "
-      "where input_ids has 6 (the next token: give labels before they are shifted)");
+      "where input_ids has 6 (the next token: give unshifted labels)");
   EXPECT_EQ(fault(R"("labels":[-100,null,7,8])"),
             "field `labels`: expected integers, received null at index 1");
   EXPECT_EQ(fault(R"("labels":[-100,6.0,7,8])"),
@@ -111,14 +111,12 @@ TEST_F(FieldNames, LabelsAreTheTokensThemselves) {
 
 TEST_F(FieldNames, ArraysOfTheResponseAloneAreExplained) {
   EXPECT_EQ(fault(R"("response_mask":[1,1])"),
-            "field `response_mask`: expected 4 entries (one for each of input_ids), received 2 (if it is of "
-            "the last 2 "
-            "alone, the response, put 0 before it for each of the other 2)");
-  EXPECT_EQ(
-      fault(R"("labels":[8])"),
-      "field `labels`: expected 4 entries (one for each of input_ids), received 1 (if it is of the last 1 "
-      "alone, the response, put -100 before it for each of the other 3)");
-  EXPECT_NE(fault(R"("old_log_probs":[-1,-2,-3])").find("received 3 (if it is of the last 3 alone"),
+            "field `response_mask`: expected 4 entries (one for each of input_ids), received 2 (if it "
+            "covers only the last 2, the response, put 0 before it for each of the other 2)");
+  EXPECT_EQ(fault(R"("labels":[8])"),
+            "field `labels`: expected 4 entries (one for each of input_ids), received 1 (if it covers only "
+            "the last 1, the response, put -100 before it for each of the other 3)");
+  EXPECT_NE(fault(R"("old_log_probs":[-1,-2,-3])").find("received 3 (if it covers only the last 3, "),
             std::string::npos);
   EXPECT_EQ(fault(R"("rollout_log_probs":[0,-1,-2,-3,-4])"),
             "field `rollout_log_probs`: expected 4 entries (one for each of input_ids), received 5");

@@ -46,13 +46,13 @@ TEST_F(ForeignRows, ChatsAreNamedWithTheCommandThatPreparesThem) {
 TEST_F(ForeignRows, TokensUnderOtherNamesAreNamedWithTheCommandThatRenamesThem) {
   EXPECT_EQ(fault("a b.jsonl", R"({"prompt_ids":[1],"output_ids":[2,3]})"),
             ":1: field `input_ids`: expected a list of token ids, received token ids as `prompt_ids` and "
-            "`output_ids`: join them by `jq -c '{input_ids: (.prompt_ids + .output_ids), loss_mask: "
+            "`output_ids`: join them with `jq -c '{input_ids: (.prompt_ids + .output_ids), loss_mask: "
             "((.prompt_ids | map(0)) + (.output_ids | map(1)))}' '" +
                 file("a b.jsonl") + "' > rows.jsonl`");
   const std::string renamed =
       describe_foreign_row(std::vector<std::string_view>{"reward", "tokens"}, "r.jsonl.gz");
   EXPECT_EQ(renamed,
-            "token ids as `tokens`: rename them by `zcat r.jsonl.gz | jq -c '.input_ids = .tokens | "
+            "token ids as `tokens`: rename them with `zcat r.jsonl.gz | jq -c '.input_ids = .tokens | "
             "del(.tokens)' > rows.jsonl`");
 }
 
@@ -76,9 +76,9 @@ TEST_F(ForeignRows, RolloutsOfOtherTrainersAreNamedWithTheCommandThatImportsThem
 }
 
 TEST_F(ForeignRows, TextPairsAndOtherFieldsAreNamed) {
-  EXPECT_NE(
-      fault("a.jsonl", R"({"text":"abc"})").find("received text (`text`), which has no turns: encode it by"),
-      std::string::npos);
+  EXPECT_NE(fault("a.jsonl", R"({"text":"abc"})")
+                .find("received text (`text`), which has no turns: encode it with"),
+            std::string::npos);
   EXPECT_NE(
       fault("a.jsonl", R"({"prompt":"a","chosen":"b","rejected":"c"})").find("a preference pair in text"),
       std::string::npos);
@@ -89,18 +89,19 @@ TEST_F(ForeignRows, TextPairsAndOtherFieldsAreNamed) {
 
 TEST_F(ForeignRows, ListsAndObjectsOfSeveralLinesAreNamed) {
   const std::string list =
-      ":1: expected a JSON object, received the start of a JSON list: make rows of it by `espalier import " +
+      ":1: expected a JSON object, received the start of a JSON list: convert it to rows with `espalier "
+      "import " +
       file("a.json") + " -o rows.jsonl`";
   EXPECT_EQ(fault("a.json", "[\n{\"input_ids\":[1]}\n]\n"), list);
   EXPECT_EQ(fault("a.json", R"([{"input_ids":[1]},{"input_ids":[2]}])"), list);
   EXPECT_EQ(
       fault("a.json", "{\n  \"input_ids\": [1]\n}\n"),
-      ":1: expected a JSON object, received the start of an object of several lines: make rows of it by "
+      ":1: expected a JSON object, received the start of an object of several lines: convert it to rows with "
       "`espalier import " +
           file("a.json") + " -o rows.jsonl`");
   EXPECT_EQ(
       fault("a.json", "[1, 2, 3]\n"),
-      ":1: expected a JSON object, received a bare list of token ids: name them by `jq -c '{input_ids: .}' " +
+      ":1: expected a JSON object, received a bare list of token ids: name it with `jq -c '{input_ids: .}' " +
           file("a.json") + " > rows.jsonl`");
 }
 
@@ -114,7 +115,7 @@ TEST_F(ForeignRows, FilesOfOtherFormatsAreToldByTheirFirstBytes) {
       fault("a.pkl", "\x80\x04\x95"),
       expected +
           "a Python pickle; it is never read, because it could run code: pass the data to a converter of "
-          "espalier.io, such as from_verl, in the program that made it");
+          "espalier.io, such as from_verl, in the program that created it");
   EXPECT_NE(fault("a.pt", std::string("PK\x03\x04\x14\x00", 6)).find("a converter of espalier.io"),
             std::string::npos);
   EXPECT_EQ(message_of<InputError>([&] { read_trajectories(folder_.path()); }),

@@ -191,7 +191,7 @@ std::vector<Fault> faults() {
       {R"({"input_ids":[1],"reward":"high"})", "field `reward`: expected a number, received \"high\""},
       {R"({"input_ids":[1],"reward":true})", "field `reward`: expected a number, received true"},
       {R"({"input_ids":[1,2,3],"loss_mask":[0,1,1],"turn_rewards":[1,2]})",
-       "field `turn_rewards`: expected 1 entries (one for each turn, a stretch of tokens with loss), "
+       "field `turn_rewards`: expected 1 entries (one per turn, a range of tokens with loss), "
        "received "
        "2"},
       {R"({"input_ids":[1,2],"turn_rewards":[null]})",
@@ -238,7 +238,7 @@ std::vector<Fault> faults() {
        "field `routed_experts`: expected 2 layers ..."},
       {R"({"input_ids":[1],"routed_experts":[[[1,2],[3]]]})", "field `routed_experts`: ..."},
       {R"({"input_ids":[1],"routed_experts":[[[1,2],[3],[4,5,6]]]})",
-       "field `routed_experts`: expected as many experts in every layer, ..."},
+       "field `routed_experts`: expected the same number of experts in every layer, ..."},
       {R"({"input_ids":[1],"routed_experts":[[]]})",
        "field `routed_experts`: expected at least one expert for every token, received none at token 0"},
       {R"({"input_ids":[1],"routed_experts":[[[]]]})",
@@ -272,7 +272,7 @@ TEST_F(JsonlReader, NamesFileLineAndFieldOfEveryFault) {
     SCOPED_TRACE(fault.line.substr(0, 200));
     const std::string text = "{\"input_ids\":[1]}\n" + fault.line + "\n{\"input_ids\":[2]}\n";
     expect_message(message_of<InputError>([&] { read(text, options); }), prefix, fault.message);
-    // The last line of a file, without an end.
+    // The last line of a file, without a line ending.
     EXPECT_THROW(read("{\"input_ids\":[1]}\n" + fault.line, options), InputError);
   }
 }
@@ -307,7 +307,7 @@ TEST_F(JsonlReader, RouteShapesAgreeAcrossRowsThatAreKept) {
   const std::string flat = R"({"input_ids":[1],"routed_experts":[[1,2,3,4]]})"
                            "\n";
   const std::string message = message_of<InputError>([&] { read(nested + nested + flat); });
-  EXPECT_NE(message.find(":3: field `routed_experts`: expected 2 layers of 2 experts, as in the rows before, "
+  EXPECT_NE(message.find(":3: field `routed_experts`: expected 2 layers of 2 experts, as in earlier rows, "
                          "received 4 experts"),
             std::string::npos)
       << message;
@@ -332,7 +332,9 @@ TEST_F(JsonlReader, RefusesFilesWithoutAGoodRow) {
   options.skip_bad_rows = true;
   ReadReport report;
   const std::string message = message_of<InputError>([&] { read("{}\n[]\n", options, &report); });
-  EXPECT_NE(message.find("no good row: 2 skipped, the first: "), std::string::npos) << message;
+  EXPECT_NE(message.find("expected at least one valid row, received 2 invalid ones, the first: "),
+            std::string::npos)
+      << message;
   EXPECT_EQ(report.rows_skipped, 2);
 }
 

@@ -57,7 +57,7 @@ TEST(LineReader, GivesUpOnALineWithoutAnEnd) {
   EXPECT_TRUE(
       message.starts_with("/dev/zero:1: expected a line of at most 1000 bytes, received a longer one: "))
       << message;
-  EXPECT_TRUE(message.ends_with(" bytes without an end")) << message;
+  EXPECT_TRUE(message.ends_with(" bytes without a line ending")) << message;
   EXPECT_LT(later.bytes_read(), 11'000'000);
 }
 

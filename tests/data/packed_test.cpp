@@ -245,7 +245,7 @@ std::vector<FileFault> row_faults() {
          f.set<float>("turn_rewards", "F32", {1});
          f.set<int64_t>("turn_rewards.offsets", "I64", {0, 0, 1});
        }},
-      {"field `turn_rewards`: expected 1 entries (one for each turn, a stretch of tokens with loss), "
+      {"field `turn_rewards`: expected 1 entries (one per turn, a range of tokens with loss), "
        "received "
        "2",
        [](File& f) {

@@ -21,7 +21,7 @@ std::string text(const Vocabulary& vocabulary, const std::vector<int32_t>& ids) 
   return vocabulary.text(ids);
 }
 
-// U+0120 stands for the byte 0x20, U+010A for 0x0A, U+00C3 for 0xC3 and U+00BC for 0xBC.
+// U+0120 encodes the byte 0x20, U+010A 0x0A, U+00C3 0xC3 and U+00BC 0xBC.
 constexpr const char* kByteLevel = R"({
   "added_tokens": [{"id": 5, "content": "<|im_start|>"}, {"id": 9, "content": "caf\u00e9 \u0120"}],
   "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, {"type": "ByteLevel"}]},

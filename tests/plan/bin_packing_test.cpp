@@ -43,7 +43,8 @@ TEST(BinPacking, Promises) {
 }
 
 TEST(BinPacking, FullestBinThatStillHolds) {
-  // 6 and 5 open bins. 4 goes to the first, although the second has more room, and 3 goes to the second.
+  // 6 and 5 open bins. 4 goes to the first, although the second has more free tokens, and 3 goes to the
+  // second.
   EXPECT_EQ(best_fit_decreasing({3, 6, 4, 5}, 10), (Bins{{1, 2}, {0, 3}}));
   EXPECT_EQ(best_fit_decreasing({2, 2, 2}, 4), (Bins{{0, 1}, {2}}));
   EXPECT_EQ(best_fit_decreasing({}, 4), Bins{});

@@ -46,7 +46,7 @@ TEST(LayerCost, WeightsAreTheMatricesOfTheLayer) {
         widest = std::max(widest, parameter.shape[0] * parameter.shape[1]);
     }
     EXPECT_EQ(layer_cost(layer, 10).weights, weights);
-    EXPECT_EQ(layer_cost(layer, 10).widest_weight_rows * 10, widest);
+    EXPECT_EQ(layer_cost(layer, 10).max_weight_rows * 10, widest);
   }
 }
 
@@ -231,7 +231,7 @@ TEST(LayerCost, MemoryOfLayersThatDiffer) {
     const auto running = [&](std::vector<LayerSpec> layers) {
       return running_bytes(memory_of(std::move(layers), activations), load, true);
     };
-    // Layers add up. Position tables are those of the wide layer in all four.
+    // Layers add up. Position tables are those of the largest layer in all four.
     const double of_narrow = held({kNarrow, kWide, kNarrow}) - held({kWide, kNarrow});
     EXPECT_DOUBLE_EQ(held({kNarrow, kWide, kNarrow, kNarrow}), held({kWide, kNarrow}) + 2 * of_narrow);
     EXPECT_GT(held({kWide, kWide, kNarrow}) - held({kWide, kNarrow}),

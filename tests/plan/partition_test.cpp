@@ -334,7 +334,7 @@ TEST(Partition, KeepsTheChildrenThatCostLeast) {
   // One leaf must be cut off. It is the large one, so that the smallest piece continues upwards.
   EXPECT_EQ(choose_cuts(star(1, {9, 3}), 10, true, Merge::kAll), (std::vector<int64_t>{1}));
   EXPECT_EQ(choose_cuts(star(1, {3, 9}), 10, true, Merge::kAll), (std::vector<int64_t>{4}));
-  // Without the root, the leaves pack into 12 + 3 + 3 and 11 + 3. Neither has room for the root, so two
+  // Without the root, the leaves pack into 12 + 3 + 3 and 11 + 3. The root fits into neither, so two
   // micro-batches would be cut off. Packed with the root, they give 8 + 12 and all others.
   EXPECT_EQ(choose_cuts(star(8, {12, 11, 3, 3, 3}), 20, false, Merge::kAll),
             (std::vector<int64_t>{20, 31, 34, 37}));

@@ -61,9 +61,9 @@ def test_training_takes_them(espalier, model, teacher, tmp_path):
 def test_what_is_refused(espalier, teacher, data, tmp_path):
     run(espalier, teacher, data, tmp_path / "taught.jsonl")
     again = run(espalier, teacher, tmp_path / "taught.jsonl", tmp_path / "again.jsonl", check=False)
-    assert again.returncode == 1 and "has `ref_logprobs` already: expected none beside --as-reference" in again.stderr
+    assert again.returncode == 1 and "has `ref_logprobs` already: expected none with --as-reference" in again.stderr
     both = run(espalier, teacher, data, tmp_path / "again.jsonl", "--entropies", check=False)
-    assert both.returncode == 1 and "--as-reference: expected no --entropies" in both.stderr
+    assert both.returncode == 1 and "--as-reference: cannot be combined with --entropies" in both.stderr
     assert not (tmp_path / "again.jsonl").exists()
 
 

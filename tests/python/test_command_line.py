@@ -342,7 +342,7 @@ def test_device_says_what_there_is_and_what_auto_takes(espalier, model, data):
 def test_device_prints_the_rates_that_are_kept(espalier, model, data, tmp_path):
     """Those that `plan` measures; before that, how to measure them."""
     cache = tmp_path / "cache"
-    assert "none kept; `espalier plan --model DIR --data FILE --device cpu` measures them\n" in espalier("device", cache=cache).stdout
+    assert "none stored; `espalier plan --model DIR --data FILE --device cpu` measures them\n" in espalier("device", cache=cache).stdout
     espalier("plan", "--model", model, "--data", data, cache=cache)
     (kept,) = json.loads(espalier("device", "--json", cache=cache).stdout)["cpu"]["rates"]
     assert kept["dtype"] == "float32" and set(kept["flops_per_second"]) == {"layers", "attention", "head"}
@@ -390,7 +390,7 @@ def test_sizes_are_given_with_their_unit(espalier, model, data, tmp_path):
     unknown = espalier(*plan, "8 gigs", check=False)
     assert unknown.returncode == 2 and "expected a size such as 8GiB or 500MB, received 8 gigs" in unknown.stderr
     short = espalier(*plan, "10kB", check=False)
-    assert short.returncode == 1 and "memory budget: 9.8 KiB are too few" in short.stderr
+    assert short.returncode == 1 and "memory budget: 9.8 KiB is too little" in short.stderr
     budget = json.loads(espalier(*plan, "1.5GB", "--json").stdout)["memory_budget"]
     assert budget == 1_500_000_000
 

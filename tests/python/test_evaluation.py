@@ -155,14 +155,14 @@ def test_dry_run_looks_at_the_rows_and_config_names_them(espalier, flags, held_o
 @pytest.mark.parametrize("flag", [["--eval-every", 2], ["--keep-best"], ["--early-stop", 1]])
 def test_flags_of_evaluations_want_rows(espalier, model, data, tmp_path, flag):
     failed = espalier("train", "--model", model, "--data", data, "--out", tmp_path / "run", *flag, check=False)
-    assert failed.returncode == 1 and f"{flag[0]}: expected --eval-data FILE beside it" in failed.stderr
+    assert failed.returncode == 1 and f"{flag[0]}: requires --eval-data FILE" in failed.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_rows_that_cannot_be_evaluated_are_refused(espalier, flags, model, data, tmp_path):
     command = ["train", *flags, "--out", tmp_path / "run"]
     early = espalier(*command, "--early-stop", 2, check=False)
-    assert early.returncode == 1 and "--early-stop 2: expected --eval-every N beside it" in early.stderr
+    assert early.returncode == 1 and "--early-stop 2: requires --eval-every N" in early.stderr
     silent = write_rows(tmp_path / "silent.jsonl", [{"input_ids": [1, 2], "loss_mask": [0, 0]}])
     foreign = write_rows(tmp_path / "foreign.jsonl", [{"input_ids": [1, 99]}])
     for path, words in [(silent, "eval-data: "), (foreign, "foreign.jsonl:1"), (tmp_path / "none", "none")]:

@@ -112,10 +112,10 @@ def test_routes_come_through_packed_and_parquet(tmp_path, run):
     run("import", tmp_path / "x.safetensors", "-o", tmp_path / "again.jsonl")
     assert read(tmp_path / "again.jsonl") == flat
     error = run("export", tmp_path / "rows.jsonl", "--to", "traces", "-o", tmp_path / "t.jsonl")
-    assert "left out, because traces has no place for it: routed_experts (1)" in error
+    assert "left out, because traces has no field for it: routed_experts (1)" in error
     write(tmp_path / "mixed.jsonl", [*rows, {"input_ids": [3, 4]}])
     error = run("import", tmp_path / "mixed.jsonl", "-o", tmp_path / "y.safetensors", code=1)
-    assert "expected `routed_experts` in every row, as many for each token, received 1 of 2 rows" in error
+    assert "expected `routed_experts` in every row, equally many per token, received 1 of 2 rows" in error
 
 
 def test_turn_rewards_and_a_teachers_tokens_come_through_packed_and_parquet(tmp_path, run):
@@ -172,7 +172,7 @@ def test_sft_data_of_trl(tmp_path, run, name):
             {"input_ids": [6, 7], "loss_weights": [0, 1]}]
     write(tmp_path / "rows.jsonl", rows)
     error = run("export", tmp_path / "rows.jsonl", "--to", "trl", "-o", tmp_path / name)
-    assert "left out, because trl has no place for it: reward (1)" in error
+    assert "left out, because trl has no field for it: reward (1)" in error
     if name.endswith("jsonl"):
         assert read(tmp_path /
                     name) == [{"input_ids": [1, 2, 3], "labels": [-100, 2, -100], "completion_mask": [0, 1, 0]},

@@ -49,7 +49,7 @@ def test_lines_that_are_no_json(fails):
     fails(LINE + LINE[:-5], "data.jsonl:2: ")  # cut
     fails(LINE + b"\xff\n", "data.jsonl:2: field `<line>`: expected UTF-8, received byte 0xff at column 1")
     fails(LINE + b"[1, 2]\n", "data.jsonl:2: ")
-    fails(LINE + b'{"input_ids": [1], "input_ids": [2]}\n', "a key that stands once in its object")
+    fails(LINE + b'{"input_ids": [1], "input_ids": [2]}\n', "each key once in an object")
     fails(LINE + b'{"input_ids": ' + b"[" * 100_000 + b"\n", "data.jsonl:2: ")
     fails(LINE + b" " * 1000 + LINE,
           "data.jsonl:2: field `<line>`: expected at most 500 bytes (--max-row-bytes), received more",
@@ -67,7 +67,7 @@ def test_documents_of_several_lines(fails, tmp_path):
           "data.json: field `<document>`: expected one JSON object, or a list of them",
           name="data.json")
     twice = text.replace('"loss_mask"', '"input_ids"', 1).encode()
-    fails(twice, "data.json: field `input_ids`: expected a key that stands once in its object", name="data.json")
+    fails(twice, "data.json: field `input_ids`: expected each key once in an object", name="data.json")
     fails(text.replace("0,", "5,", 1).encode(), "data.json: item 1: field `loss_mask`", name="data.json")
     fails(b"[1, 2]", "data.json:1: ", name="data.json")
 
@@ -108,13 +108,13 @@ def test_what_has_no_format_is_named_by_its_fields(fails):
     fails(b'{"input": "a", "output": "b", "gts": "c", "score": 1, "step": 2}\n', "trainer.rollout_data_dir",
           "espalier.io.from_verl")
     fails(LINE + b'{"prompt_token_ids": [1], "response_ids": [2]}\n', "data.jsonl:2: ",
-          "a record of rows (with `input_ids`) like the first")
+          "a record of rows (with `input_ids`) like the first record")
 
 
 def test_a_record_of_two_formats_needs_from(fails, tmp_path, capsys, models):
     both = json.dumps({**ROW, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
                        }).encode() + b"\n"
-    fails(both, "received one that reads as rows (`input_ids`) and messages (`messages`): say which by --from rows or "
+    fails(both, "received one that fits rows (`input_ids`) and messages (`messages`): choose one with --from rows or "
                 "--from messages")
     path = tmp_path / "data.jsonl"
     rows = []
@@ -171,7 +171,7 @@ def test_compressed_files_that_end_too_early(fails, compress):
     packed = compress(b"".join(
         json.dumps({**ROW, "trajectory_id": os.urandom(500).hex()}).encode() + b"\n" for _ in range(200)))
     for cut in (len(packed) // 2, len(packed) - 1):
-        fails(packed[:cut], "a whole compressed file", name="data.bin2")
+        fails(packed[:cut], "a complete compressed file", name="data.bin2")
 
 
 def test_damaged_parquet(fails, tmp_path):
@@ -181,7 +181,7 @@ def test_damaged_parquet(fails, tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist([ROW] * 100), tmp_path / "made.parquet")
     data = (tmp_path / "made.parquet").read_bytes()
     for broken in (data[:-20], data[:100], data[:20] + bytes(60) + data[80:]):
-        fails(broken, "a whole Parquet file", name="data.parquet")
+        fails(broken, "a complete Parquet file", name="data.parquet")
     parquet.write_table(pyarrow.Table.from_pylist([ROW, {"input_ids": [1, 2], "loss_mask": [1]}]),
                         tmp_path / "made.parquet")
     fails((tmp_path / "made.parquet").read_bytes(),
@@ -213,7 +213,7 @@ BAD_ROWS = {
     "a mask of twos": ({"input_ids": [1, 2],
                         "loss_mask": [0, 2]}, "field `loss_mask`: expected 0, 1, true or false, received 2 at index 1"),
     "masks that differ": ({**ROW, "response_mask": [0, 1, 0]},
-                          "field `response_mask`: expected what the other name of `loss_mask` says"),
+                          "field `response_mask`: expected the same values as the other name of `loss_mask`"),
     "padding": ({**ROW, "attention_mask": [1, 1, 0]},
                 "field `attention_mask`: expected rows without padding, received zeros"),
     "a reward that is text": ({**ROW, "reward": "high"}, 'field `reward`: expected a finite number, received "high"'),

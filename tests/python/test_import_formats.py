@@ -112,7 +112,7 @@ def test_traces_that_are_no_training_data_are_left_out_and_counted(imported):
         each.update(token_ids=[], mask=[], logprobs=[], advantages=None, reference_logprobs=None)
     code, rows, error = imported([good, failed, judge, silent])
     assert code == 0 and rows == BRANCHES
-    assert "1 traces that failed left out (--include-failed takes them)" in error
+    assert "1 traces that failed left out (--include-failed includes them)" in error
     assert "1 traces of agents that are not trained left out" in error
     assert "1 traces without token ids left out" in error
     _, rows, _ = imported([good, failed], "--include-failed")
@@ -142,7 +142,7 @@ def test_streams_of_weights_of_a_trace(imported):
 def test_what_traces_cannot_say_in_rows_is_refused(imported):
     images = episode(nodes_with({}), mm_token_type_id_map={"5": 1})
     code, _, error = imported([images])
-    assert code == 1 and "expected text alone, since rows have tokens only, received token 5, which stands" in error
+    assert code == 1 and "expected text alone, since rows have tokens only, received token 5, a placeholder" in error
     assert imported([episode(nodes_with({}), mm_token_type_id_map={"50": 1})])[0] == 0  # a model that could see
     code, _, error = imported([episode(nodes_with({}), version=2)])
     assert code == 1 and "field `version`: expected traces of version 1, received 2" in error
@@ -200,7 +200,7 @@ def test_samples_of_prime_rl(imported):
     }]
     assert "ignored: env_name" in error and "temperature" not in error.split("used")[0]
     _, _, error = imported([SAMPLE | {"temperatures": [0.7] * 4}])
-    assert "1 samples of another temperature than 1" in error
+    assert "1 samples of a temperature other than 1" in error
     assert imported([SAMPLE | {"mm_token_type_ids": [0] * 4}])[1] == rows
     code, _, error = imported([SAMPLE | {"mm_token_type_ids": [0, 1, 1, 0]}])
     assert code == 1 and "field `mm_token_type_ids`: expected text alone" in error
@@ -341,7 +341,7 @@ def test_sft_data_of_trl_and_skyrl_are_rows(imported):
         for flags in ([], ["--from", "trl"], ["--from", "skyrl"]):
             assert imported([record], *flags)[1] == [expected]
     code, _, error = imported([labels | {"labels": [2, 3, -100]}])
-    assert code == 1 and "(the next token: give labels before they are shifted)" in error
+    assert code == 1 and "(the next token: give unshifted labels)" in error
 
 
 def test_pairs_of_token_ids(imported):

@@ -286,8 +286,8 @@ def test_sharing_by_depth_adds_up(espalier, data, tmp_path):
 
 
 @pytest.mark.parametrize("ids, words", [
-    ([[1, 2, 3], [4, 5, 6]], "not worth it"),
-    ([[1, 2, 3], [1, 2, 3, 4, 5, 6], [1, 2]], "worth it only if"),
+    ([[1, 2, 3], [4, 5, 6]], "trees do not help"),
+    ([[1, 2, 3], [1, 2, 3, 4, 5, 6], [1, 2]], "trees help only if"),
     ([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]], "train on trees"),
 ])  # fmt: skip
 def test_verdicts(espalier, tmp_path, ids, words):

@@ -127,11 +127,11 @@ def test_prepare_finds_a_python(prefix, tmp_path):
     assert done.stdout.startswith("the first of PATH: -m espalier.prepare --model"), done
     done = run(*gone, "env", f"PATH={tmp_path}/none", *prepare, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == (
-        "espalier: error: prepare: expected a Python with the package transformers, cannot start python3: "
-        "No such file or directory; set ESPALIER_PYTHON to one\n")  # fmt: skip
+        "espalier: error: prepare: cannot start python3: No such file or directory; "
+        "set ESPALIER_PYTHON to a Python that has the package transformers\n")  # fmt: skip
     done = run(*prepare, cwd=tmp_path, ESPALIER_PYTHON=tmp_path / "bare/python3")
     assert done.returncode == 1 and "expected a Python with the package transformers, received" in done.stderr, done
-    assert "No module named 'transformers'" in done.stderr and "set ESPALIER_PYTHON to one" in done.stderr
+    assert "No module named 'transformers'" in done.stderr and "set ESPALIER_PYTHON to another" in done.stderr
 
 
 SHELL_FILES = {"bash-completion/completions/espalier": ["completion", "bash"],

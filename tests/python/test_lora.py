@@ -273,10 +273,10 @@ REFUSED = {
     "no such map": (("--lora-rank", 2, "--lora-targets", "q_proj,query"), "the model has no linear map `query`"),
     "an empty name": (("--lora-rank", 2, "--lora-targets", "q_proj,,v_proj"), "expected names with commas"),
     "the head": (("--lora-rank", 2, "--lora-targets", "lm_head"), "cannot have an adapter"),
-    "alpha without a rank": (("--lora-alpha", 4), "--lora-alpha: expected --lora-rank beside it"),
+    "alpha without a rank": (("--lora-alpha", 4), "--lora-alpha: requires --lora-rank"),
     "alpha 0": (("--lora-rank", 2, "--lora-alpha", 0), "--lora-alpha"),
     "no such folder": (("--adapter", "nowhere"), "expected the folder of an adapter, there is none"),
-    "two adapters": (("--adapter", "nowhere", "--lora-rank", 2), "expected no --lora-rank beside it"),
+    "two adapters": (("--adapter", "nowhere", "--lora-rank", 2), "cannot be combined with --lora-rank"),
 }
 
 

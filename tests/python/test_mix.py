@@ -127,8 +127,8 @@ def test_faults_name_the_source(espalier, model_folder, tmp_path, case):
 
 def test_data_or_a_mix(espalier, model_folder, tmp_path):
     mix = write_mix(tmp_path / "data", ["chats"])
-    for flags, code, message in (([], 2, "--data is required"), (["--mix", mix, "--data", mix], 1, "expected no --data beside"),
-                                 (["--mix", mix, "--objective", "sft"], 1, "expected no --objective beside")):  # fmt: skip
+    for flags, code, message in (([], 2, "--data is required"), (["--mix", mix, "--data", mix], 1, "cannot be combined with --data"),
+                                 (["--mix", mix, "--objective", "sft"], 1, "cannot be combined with --objective")):  # fmt: skip
         result = espalier("verify", "--model", model_folder, *flags, check=False)
         assert result.returncode == code and message in result.stderr, result.stderr
 
@@ -138,5 +138,5 @@ def test_what_one_objective_is_for_is_refused_beside_a_mix(espalier, model_folde
     mix = write_mix(tmp_path / "data", ["chats"])
     more = tmp_path / "data/chats.jsonl" if flag == "--eval-data" else model_folder
     result = espalier("train", "--model", model_folder, "--mix", mix, "--out", tmp_path / "run", flag, more, check=False)
-    assert result.returncode == 1 and f"{flag}: expected no --mix beside it" in result.stderr, result.stderr
+    assert result.returncode == 1 and f"{flag}: cannot be combined with --mix" in result.stderr, result.stderr
     assert not (tmp_path / "run").exists()

@@ -179,7 +179,7 @@ def test_ranks_get_whole_trees_or_branches(espalier, model, data):
         assert max(rank["predicted_seconds"] for rank in ranks) == pytest.approx(distribution["seconds"])
         if "--model" not in flags:  # the same rates in both runs
             assert value_of(text, "slowest rank") == f"{100 * distribution['imbalance']:.1f}% over the mean"
-            assert f"{repeated:,} tokens more" in value_of(text, "split trees")
+            assert f"which repeat {repeated:,} tokens" in value_of(text, "split trees")
         table = text[text.index("rank  trajectories  tree tokens") :].splitlines()[1:]
         assert len(table) == 3 and sum(int(line.split()[1]) for line in table) == rows
     assert "distribution" not in planned(espalier, "--data", data)[0]

@@ -200,7 +200,7 @@ def test_names_are_unique_and_made_from_what_there_is(prepare, capsys):
     bare = {"messages": CALLS["messages"]}
     _, rows = prepare("native", [CALLS, CALLS, bare, bare | {"trajectory_id": "x"}])
     assert [row["trajectory_id"] for row in rows] == ["7/2", "7/2~2", "chats.jsonl:3", "x"]
-    assert "1 conversation named as an earlier one" in capsys.readouterr().err
+    assert "1 conversation with the name of an earlier one" in capsys.readouterr().err
 
 
 def test_limit_and_max_tokens(prepare, capsys):
@@ -244,14 +244,14 @@ BAD_LINES = {
     "not an object": (b"[1]", "field `<line>`: expected one JSON object, received [1]"),
     "not UTF-8": (b'{"id": "\xff"}', "expected UTF-8, received byte 0xff at column 9"),
     "nan": (b'{"reward": NaN}', "received NaN"),
-    "duplicate key": (b'{"id": 1, "id": 2}', "field `id`: expected a key that stands once"),
+    "duplicate key": (b'{"id": 1, "id": 2}', "field `id`: expected each key once"),
     "deep": (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "expected JSON of bounded depth"),
     "no messages": ({"messages": []}, "field `messages`: expected a non-empty list of chat messages, received []"),
     "text": ({"text": "x"}, "expected a non-empty list of chat messages, received text (`text`), which has no turns"),
-    "rows": ({"input_ids": [1]}, "received token ids, which are rows already: give them to `espalier train`"),
+    "rows": ({"input_ids": [1]}, "received token ids, which are rows already: pass them to `espalier train`"),
     "pair": ({"prompt": "a", "chosen": "b", "rejected": "c"}, "received a preference pair (`chosen`, `rejected`)"),
-    "other fields": ({"a": 1}, "received a line without it (its fields: `a`)"),
-    "list": (b'[{"messages": []}]', "received the start of a JSON list: write each of its chats on a line of its own by"),
+    "other fields": ({"a": 1}, "received a line without `messages` (its fields: `a`)"),
+    "list": (b'[{"messages": []}]', "received the start of a JSON list: write one chat per line with"),
     "several lines": (b"{", "received the start of an object of several lines"),
     "role of ShareGPT": ({"conversations": [{"from": "gtp", "value": "x"}]},
                          "field `conversations[0].from`: expected one of human, user, gpt"),

@@ -301,7 +301,7 @@ def test_a_row_on_which_the_template_does_not_end_is_a_bad_row(tmp_path, fails, 
     loops = {"messages": [{"role": "user", "content": "loop"}, ANSWER]}
     chats = write_chats(tmp_path, [CHAT, loops, loops, CHAT])
     flags = ["--template-timeout", "0.3"]
-    fails(model, chats, "chats.jsonl:2: ", "received: no end within 0.3 s", flags=flags)
+    fails(model, chats, "chats.jsonl:2: ", "received: no result within 0.3 s", flags=flags)
     code = main(["--model", str(model), str(chats), "-o", str(tmp_path / "out.jsonl"), "--skip-bad-rows", *flags])
     assert code == 0 and "2 bad lines skipped" in capsys.readouterr().err
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2

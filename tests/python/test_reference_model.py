@@ -73,7 +73,7 @@ def test_a_run_is_that_of_rows_with_its_logprobs(espalier, model, teacher, data,
              "--batch-size", 3, "--learning-rate", 0.01, "--token-budget", 20, "--eval-every", 2, "--no-calibration"]  # fmt: skip
     done = espalier("train", *flags, "--data", data, "--eval-data", held_out, "--reference-model", teacher,
                     "--out", tmp_path / "computed")  # fmt: skip
-    assert done.stderr.count("reference: log-probabilities of 6 trajectories computed, kept in") == 2
+    assert done.stderr.count("reference: log-probabilities of 6 trajectories computed, stored in") == 2
     espalier("train", *flags, "--data", with_reference(espalier, teacher, data, tmp_path / "rows.jsonl"),
              "--eval-data", with_reference(espalier, teacher, held_out, tmp_path / "held_out.jsonl"),
              "--out", tmp_path / "given")  # fmt: skip
@@ -122,7 +122,7 @@ def test_what_is_kept_is_not_trusted(espalier, command, model, teacher, tmp_path
                            (kept[:-5], "is not taken"), (b"", "is not taken")]:  # fmt: skip
         file.write_bytes(content)
         said = espalier(*command, "--steps", 1, "--out", run, "--resume").stderr
-        assert words in said and "computed, kept in" in said
+        assert words in said and "computed, stored in" in said
         assert file.read_bytes() == kept
     other = tmp_path / "other"
     shutil.copytree(teacher, other)

@@ -105,7 +105,7 @@ def test_rewards_of_turns_that_are_wrong():
         from_verl({**VERL, "rm_scores": [[0.0] * 3] * 2}, turn_rewards=True)
     with pytest.raises(InputError, match="sample 0: field `rewards`: expected a finite number"):
         from_skyrl({**SKYRL, "rewards": [[0.5, NAN, 2.0], [1.0]]}, turn_rewards=True)
-    with pytest.raises(InputError, match="field `is_last_step`: expected whole trajectories beside turn rewards"):
+    with pytest.raises(InputError, match="field `is_last_step`: expected whole trajectories with turn rewards"):
         from_skyrl({**SKYRL, "is_last_step": [False, True]}, turn_rewards=True)
 
 
@@ -117,7 +117,7 @@ def test_verl_without_what_may_be_missing():
     assert rows[1] == {"input_ids": [7, 8], "loss_mask": [0, 1], "logprobs": [None, -2.0], "reward": 0.25}
     with pytest.raises(
             InputError,
-            match="field `attention_mask`: expected a mask that says which tokens are padding, received none"):
+            match="field `attention_mask`: expected a mask of the tokens that are not padding, received none"):
         from_verl({name: few[name] for name in ("prompts", "responses")})
 
 
@@ -213,7 +213,7 @@ def test_areal(kind):
         {"group_id": "a", "reward": 1.0, "input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "logprobs": [None, 0.0, -1.0]},
         {"group_id": "7", "reward": 0.0, "input_ids": [4, 5], "loss_mask": [0, 1], "logprobs": [None, -2.0]}]
     del batch["attention_mask"]
-    with pytest.raises(InputError, match="field `attention_mask`: expected a mask that says which tokens are padding"):
+    with pytest.raises(InputError, match="field `attention_mask`: expected a mask of the tokens that are not padding"):
         from_areal(batch)
 
 

@@ -123,7 +123,7 @@ def test_temperature_and_truncation(sample, espalier, model, tmp_path):
     cold = sample("--top-k", 1, "--temperature", 0.5, "--max-new-tokens", 8, "--dtype", "float64")
     assert [row["input_ids"] for row in cold] == [row["input_ids"] for row in greedy]
     assert all(sum(a["logprobs"]) > sum(b["logprobs"]) for a, b in zip(map(numbers, cold), map(numbers, greedy)))
-    assert "logprobs are those at temperature 0.5" in cold.done.stderr
+    assert "logprobs are computed at temperature 0.5" in cold.done.stderr
     for temperature, agrees in ((0.5, True), (0.51, False)):
         espalier("logprobs", "--model", model, "--data", tmp_path / "out.jsonl", "--dtype", "float64", "--temperature", temperature,
                  "-o", tmp_path / "again.jsonl")  # fmt: skip
@@ -141,8 +141,8 @@ def test_stop_ids(sample, model, tmp_path):
     for row in ends:
         completion = [token for token, mask in zip(row["input_ids"], row["loss_mask"]) if mask]
         assert not {3, 4} & set(completion[:-1])
-    assert re.search(r"completions that ended by themselves +[1-9]\d* of 24", ends.done.stdout), ends.done.stdout
-    assert "names no token that ends a text" in sample("--max-new-tokens", 2).done.stderr
+    assert re.search(r"completions that reached a stop token +[1-9]\d* of 24", ends.done.stdout), ends.done.stdout
+    assert "has no end-of-text token" in sample("--max-new-tokens", 2).done.stderr
     (model / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
     try:
         assert list(sample("--max-new-tokens", 200, "--samples", 4)) == list(ends)

@@ -362,7 +362,7 @@ ARGUMENTS = {
     "loss_mask: expected 2 entries in row 1 .*received shape": dict(loss_mask=[[0, 1, 1], [0, 1, 1]]),
     "loss_mask: expected 5 entries .*received 4": dict(loss_mask=torch.ones(4).numpy()),
     "loss_mask: expected weights >= 0, received -0.5 for token 1 of row 1$": dict(loss_mask=[[0, 1, 1], [0, -0.5]]),
-    "received -100 for token 1 of row 0; of labels give labels != -100": dict(
+    "received -100 for token 1 of row 0; for labels, pass labels != -100": dict(
         loss_mask=torch.tensor([7, -100, 8, 7, 8])),
     "loss_mask: expected finite numbers": dict(loss_mask=[[0, 1, float("nan")], [0, 1]]),
     "loss_mask: expected at least one token with a loss": dict(loss_mask=[[1, 0, 0], [1, 0]]),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands written in Python consist of: `prepare`, and what it shares with `import` and `export` (espalier.io)."""
+"""The command `prepare`, and code that it shares with `import` and `export` (espalier.io)."""

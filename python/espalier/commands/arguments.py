@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of `espalier prepare`. It imports nothing beyond Python itself."""
+"""The command line of `espalier prepare`. Imports only the standard library."""
 
 import argparse
 import json
@@ -8,45 +8,44 @@ from pathlib import Path
 from .command_line import ROW_SUFFIXES, ArgumentParser, add_bad_row_flags, check_model, check_output, positive
 
 DESCRIPTION = """\
-Turns chats into rows of tokens for `espalier train`, `inspect` and `verify`.
+Converts chats to rows of tokens for `espalier train`, `inspect` and `verify`.
 
 Each line of CHATS.jsonl (plain, gzip or zstd) is one JSON object with
 OpenAI-style `messages` (roles system, user, assistant and tool; tool calls;
-null contents), or a chat in another shape (below). The model's own chat
-template and tokenizer make the tokens, and only the tokens that the assistant
-writes carry loss, the end of its turn among them.
+null contents), or a chat in another format (below). The model's chat template
+and tokenizer convert it to tokens; only the assistant's tokens carry loss,
+including the end of its turns.
 
 Without --per-turn a conversation becomes one trajectory with loss on all
-assistant messages. With --per-turn every assistant message becomes a trajectory
-of its own: its prompt is all that stands before it, and only its own tokens
-carry loss. Such trajectories share their prompts, and Espalier encodes what
-they share once.
+assistant messages. With --per-turn every assistant message becomes a separate
+trajectory: its prompt is everything before it, and only its tokens carry loss.
+Such trajectories share their prompts, and Espalier encodes shared tokens once.
 """
 
 EPILOG = """\
-other shapes of chats:
+other chat formats:
   conversations           ShareGPT: turns with `from` and `value`
   prompt, completion      two texts, or two lists of messages (also `response` or
                           `answer` instead of `completion`)
   instruction, output     Alpaca, with an optional `input`
-  A text in `system` beside one of them is the system message.
+  With any of them, a text in `system` is the system message.
 
-fields of a line that are used besides:
-  reward                  carried into the row
+other fields of a line:
+  reward                  copied to the row
   trajectory_id | conversation_id | id, or task_id and trial
                           name the trajectory (with --per-turn followed by
                           /turn-K, K from 0)
-  tools                   tool schemas, given to the template where it renders
+  tools                   tool schemas, passed to the template if it renders
                           them
   the field of --group-by becomes group_id
 
 templates:
-  Where the template cannot render tool calls they are written into the
-  content, as <tool_call>, a line of JSON with name and arguments, </tool_call>.
-  Where it rewrites history (for instance removes the thinking of earlier
-  turns), a turn is no prefix of the next. This is counted and reported. Every
-  trajectory is then still a true render: without --per-turn such a conversation
-  gives one trajectory for each unbroken run of turns (named /run-J).
+  If the template cannot render tool calls, they are written into the content, as
+  <tool_call>, a line of JSON with name and arguments, </tool_call>.
+  If it rewrites history (for instance removes the thinking of earlier turns), a
+  turn is not a prefix of the next. This is counted and reported. Every
+  trajectory still equals a rendering of the template: without --per-turn such a
+  conversation becomes one trajectory per unbroken sequence of turns (/run-J).
 
 examples:
   espalier prepare --model DIR chats.jsonl -o rows.safetensors --per-turn
@@ -54,8 +53,8 @@ examples:
       --group-by task_id --max-tokens 8192
 
 exit codes: 0 done, 1 bad input, 2 wrong arguments, 130 interrupted. Nothing is
-written unless all is done. ESPALIER_TRACEBACK=1 in the environment shows where
-in the program an error arose.
+written unless the command succeeds. ESPALIER_TRACEBACK=1 in the environment
+prints the traceback of an error.
 """
 
 
@@ -93,12 +92,12 @@ def argument_parser():
     parser.add_argument("--limit", type=positive, metavar="N", help="stop after N conversations")
     parser.add_argument("--max-tokens", type=positive, metavar="N", help="drop (and count) longer trajectories")
     parser.add_argument("--tool-calls", choices=("auto", "template", "content"), default="auto",
-                        help="who renders tool calls; auto: the template where it renders them whole "
+                        help="how tool calls are rendered; auto: by the template if it renders them completely "
                              "(default: %(default)s)")
     parser.add_argument("--template-args", type=template_arguments, default={}, metavar="JSON",
                         help='variables for the chat template, such as \'{"enable_thinking": false}\'')
     parser.add_argument("--template-timeout", type=seconds, default=30.0, metavar="SECONDS",
-                        help="time for the chat template to render one conversation, 0: any (default: %(default)g)")
+                        help="time limit for the chat template to render one conversation, 0: none (default: %(default)g)")
     add_bad_row_flags(parser)
     return parser
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes in which people keep chats, as OpenAI-style messages.
+"""Converts common chat formats to OpenAI-style messages.
 
-    messages         [{"role": ..., "content": ...}, ...]: taken as it is
-    conversations    ShareGPT: [{"from": "human", "value": ...}, ...], with an optional `system` text beside it
+    messages         [{"role": ..., "content": ...}, ...]: unchanged
+    conversations    ShareGPT: [{"from": "human", "value": ...}, ...], with an optional `system` text
     prompt, completion (or response, answer)
                      two texts: a user and an assistant message; or two lists of messages, which are joined
     instruction, output (with an optional `input`)
@@ -15,11 +15,11 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assist
          "model": "assistant", "bot": "assistant", "system": "system", "developer": "developer", "tool": "tool",
          "observation": "tool", "function_response": "tool", "ipython": "tool"}  # fmt: skip
 COMPLETIONS = ("completion", "response", "answer")
-TOKENS = "token ids, which are rows already: give them to `espalier train`, `inspect` or `verify`"
+TOKENS = "token ids, which are rows already: pass them to `espalier train`, `inspect` or `verify`"
 
 
 def messages_of(row, shown):
-    """The row's messages as a list that is not yet checked; raises BadRow. `shown(value)` cuts values for messages."""
+    """The row's messages as an unchecked list; raises BadRow. `shown(value)` shortens values for error messages."""
     if "messages" in row:
         return row["messages"]
     for name in ("conversations", "conversation"):
@@ -37,11 +37,11 @@ def _without(row):
     if "input_ids" in row:
         return TOKENS
     if "chosen" in row and "rejected" in row:
-        return "a preference pair (`chosen`, `rejected`), of which `espalier import --model DIR` makes two chats"
+        return "a preference pair (`chosen`, `rejected`), which `espalier import --model DIR` converts to two chats"
     if "text" in row:
         return "text (`text`), which has no turns: docs/data-format.md says how to encode it"
     names = ", ".join(f"`{name}`" for name in list(row)[:8])
-    return f"a line without it (its fields: {names}{', ...' if len(row) > 8 else ''})" if row else "an empty object"
+    return f"a line without `messages` (its fields: {names}{', ...' if len(row) > 8 else ''})" if row else "an empty object"
 
 
 def _system(row):

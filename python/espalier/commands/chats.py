@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading chats: one JSON object per line, with messages in one of the shapes of chat_shapes, and any extra fields.
+"""Reads chats: one JSON object per line, with messages in a format of chat_shapes, and any extra fields.
 
-A conversation comes out checked and in one shape: contents are strings or None, tool calls are
-{"id", "type", "function": {"name", "arguments"}} with arguments as the string that stands in the file.
+Conversations are checked and normalised: contents are strings or None, tool calls are
+{"id", "type", "function": {"name", "arguments"}} with arguments as the string in the file.
 """
 
 import json
@@ -14,13 +14,13 @@ from ..errors import BadRow
 from ..rows.foreign_files import describe_foreign_line
 from .chat_shapes import messages_of
 
-MOST_DIGITS = 4300  # of an integer: Python's own limit, since its time grows with their square
+MOST_DIGITS = 4300  # of an integer: Python's limit, because conversion takes quadratic time
 
 
 @dataclass
 class Conversation:
     """One checked line of input. `where` is FILE:LINE; `tools` is the list of tool schemas or None. `pair_id` and
-    `chosen` say to which preference pair it belongs, and on which side."""
+    `chosen` identify its preference pair and its side of it."""
 
     where: str
     messages: list
@@ -33,7 +33,7 @@ class Conversation:
 
 
 def shown(value, limit=60):
-    """The value as JSON, cut to `limit` characters, for messages."""
+    """The value as JSON, shortened to `limit` characters, for messages."""
     if isinstance(value, int) and abs(value) >= 10**limit:
         return f"an integer of {len(str(abs(value)))} digits"
     try:
@@ -44,7 +44,7 @@ def shown(value, limit=60):
 
 
 def is_text(text):
-    """Whether it can be written as UTF-8: a JSON string may hold half of a surrogate pair."""
+    """Whether it can be encoded as UTF-8: a JSON string may contain an unpaired surrogate."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -63,13 +63,13 @@ def _integer(text):
 
 
 def object_without_duplicates(pairs):
-    """Makes the dict of a JSON object; raises BadRow where a key stands twice."""
+    """The dict of a JSON object; raises BadRow for duplicate keys."""
     made = dict(pairs)
     if len(made) != len(pairs):
         seen = set()
         for key, _ in pairs:
             if key in seen:
-                raise BadRow(key, "a key that stands once in its object", "it twice")
+                raise BadRow(key, "each key once in an object", "it twice")
             seen.add(key)
     return made
 
@@ -125,7 +125,7 @@ def _tool_call(call, name):
 def _message(message, name):
     if not isinstance(message, dict):
         raise BadRow(name, "an object", shown(message))
-    # Clients write every field they know; null says no more than absence, and templates often test `in`.
+    # Clients write every field they know. null means absent, but templates often test with `in`.
     message = {key: value for key, value in message.items() if value is not None or key == "content"}
     role = message.get("role")
     if not isinstance(role, str) or not role:
@@ -156,7 +156,7 @@ def _scalar_text(value, name):
 
 
 def _lookup(row, path):
-    """Value at a dotted path. A key that itself holds dots is found too, because it is tried first."""
+    """Value at a dotted path. A key that contains dots itself is tried first."""
     if path in row:
         return row[path]
     value = row
@@ -168,7 +168,7 @@ def _lookup(row, path):
 
 
 def _name(row):
-    """What the row calls itself: its own id, or task and trial together."""
+    """The row's name: its id, or task and trial together."""
     for key in ("trajectory_id", "conversation_id", "id"):
         if row.get(key) is not None:
             return _scalar_text(row[key], key)

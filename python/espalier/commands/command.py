@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands written in Python share: how a run ends, and with which exit code."""
+"""Runs a command written in Python and maps errors to exit codes."""
 
 import os
 import traceback
@@ -10,7 +10,7 @@ from .signals import Stopped, stops_raise
 
 
 def run_command(name, work):
-    """Runs work() as `espalier NAME` and returns the exit code: 0 done, 1 failed (with one line that says why), 130
+    """Runs work() as `espalier NAME` and returns the exit code: 0 done, 1 failed (with a one-line message), 130
     interrupted, 128 + N ended by signal N. Wrong arguments raise SystemExit."""
     def failed(message, exit_code=1):
         if os.environ.get("ESPALIER_TRACEBACK", "") not in ("", "0"):
@@ -30,8 +30,7 @@ def run_command(name, work):
         return failed(str(error) if error.filename else f"cannot write the output: {error.strerror or error}")
     except MemoryError:
         return failed(
-            "expected enough memory for the rows, received none: packed output (.safetensors) is held in memory "
-            "as a whole, .jsonl is not")
+            "out of memory: packed output (.safetensors) is held in memory completely, .jsonl output is not")
     except KeyboardInterrupt:
         return failed("interrupted", 130)
     except Stopped as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command lines of the commands written in Python share. It imports nothing beyond Python itself."""
+"""Shared parts of the command lines of commands written in Python. Imports only the standard library."""
 
 import argparse
 import difflib
@@ -30,7 +30,7 @@ class ArgumentParser(argparse.ArgumentParser):
         sys.exit(2)
 
     def _print_message(self, message, file=None):
-        """argparse passes over help that cannot be written; here that is a failure, as in every command."""
+        """argparse ignores failures to write the help; here they fail the command."""
         if file is not sys.stdout:
             write(message)
             return
@@ -38,23 +38,23 @@ class ArgumentParser(argparse.ArgumentParser):
             file.write(message)
             file.flush()
         except OSError:
-            # Python would try to write what is left once more when it ends.
+            # Otherwise Python would try to flush the buffer again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
             raise
 
 
 def hub_advice(missing):
-    """What to do where a name of the Hugging Face Hub stands in the place of a folder."""
+    """Advice if a missing folder is the name of a Hugging Face Hub model."""
     name = str(missing)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) or missing.parent.exists():
         return ""
-    return (f"; it reads like a model of the Hugging Face Hub, which `hf download {name} --local-dir {missing.name}` "
+    return (f"; it looks like a model of the Hugging Face Hub, which `hf download {name} --local-dir {missing.name}` "
             "downloads")
 
 
 def add_bad_row_flags(parser):
     parser.add_argument("--max-row-bytes", type=positive, default=256 << 20, metavar="N",
-                        help="a longer line is a bad row, and never held in memory (default: %(default)s)")
+                        help="longer lines are bad rows and are not held in memory (default: %(default)s)")
     parser.add_argument("--skip-bad-rows", action="store_true",
                         help="count and report bad lines instead of stopping at the first")
 
@@ -65,7 +65,7 @@ def check_model(parser, model):
 
 
 def check_output(parser, output, suffixes):
-    """Refuses an output file in no folder, or with none of the name endings."""
+    """Refuses an output file in a missing folder, or with none of the suffixes."""
     if not output.resolve().parent.is_dir():
         parser.error(f"argument -o: expected a path in an existing folder, received {output}")
     if not output.name.endswith(suffixes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is printed for people, on stderr: one line each, and nothing that a terminal would obey."""
+"""Messages on stderr, one line each, with control characters escaped."""
 
 import contextlib
 import re
@@ -23,7 +23,7 @@ def count_of(count, singular, plural=None):
 
 
 def write(text):
-    """Writes to stderr. A closed pipe or a full disk there is no reason to stop the work."""
+    """Writes to stderr. Failures (closed pipe, full disk) are ignored."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text)
         sys.stderr.flush()

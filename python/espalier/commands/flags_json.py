@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints what `--help` of the commands written in Python says as JSON, for shell completion and the manual page."""
+"""Prints the help of commands written in Python as JSON, for shell completion and the manual page."""
 
 import json
 import re
@@ -12,7 +12,7 @@ PARSERS = {"prepare": argument_parser, "import": import_parser, "export": export
 
 
 def filled(text):
-    """Each paragraph on one line. Lines that are set in keep their form."""
+    """Each paragraph on one line. Indented lines stay unchanged."""
     return re.sub(r"(?<=\S)\n(?=\S)", " ", text.strip("\n"))
 
 

@@ -18,19 +18,19 @@ def load_tokenizer(model):
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     hidden = "torch" not in sys.modules
     if hidden:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # find_spec then says that there is none
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes find_spec report that it is missing
     try:
         try:
             from transformers import AutoTokenizer
             from transformers.utils import logging
         except ImportError as error:
             raise InputError(f"expected a Python with the package transformers, received {sys.executable}: {error}; "
-                             "set ESPALIER_PYTHON to one") from None
+                             "set ESPALIER_PYTHON to another") from None
         logging.set_verbosity_error()
         return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     except InputError:
         raise
-    except BaseException as error:  # whatever its files hold: each kind of nonsense fails in another way
+    except BaseException as error:  # invalid files fail in many ways
         if not is_failure(error):
             raise
         raise InputError(f"--model {model}: expected a directory with a tokenizer, received "
@@ -41,8 +41,7 @@ def load_tokenizer(model):
 
 
 def vocab_size_of(model):
-    """vocab_size of the model's config.json, None where there is none. Raises InputError for a config.json that
-    cannot be used."""
+    """vocab_size of the model's config.json, None if absent. Raises InputError for an invalid config.json."""
     path = model / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

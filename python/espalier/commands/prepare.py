@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`espalier prepare`: chat messages into token rows, through the model's own tokenizer and chat template."""
+"""`espalier prepare`: converts chat messages to token rows with the model's tokenizer and chat template."""
 
 import os
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from .turns import Encoder, conversation_row, render, turn_rows
 
 @dataclass
 class Report:
-    """What came in and went out."""
+    """Counts of input and output."""
 
     conversations: int = 0
     trajectories: int = 0
@@ -39,24 +39,25 @@ class Report:
     tools_left_out: int = 0
 
     def notes(self):
-        """One line for everything that the user should know."""
+        """Warnings for the user, one line each."""
         if self.rewritten:
             yield (f"{self.rewritten} of {count_of(self.conversations, 'conversation')}: template rewrites history at turn "
-                   f"{self.first_rewrite}; those turns share less and each is tokenised from its own render")
+                   f"{self.first_rewrite}; those turns share less and each is tokenised from a separate rendering")
         if self.retokenised:
             yield (f"{self.retokenised} of {count_of(self.conversations, 'conversation')}: tokenising the whole text at once "
-                   "would give other ids than its prompts and turns one by one (rows have the latter)")
+                   "would give different ids than tokenising prompts and turns separately (rows have the latter)")
         if self.skipped_turns:
-            yield (f"{count_of(self.skipped_turns, 'turn')} left out: nothing stands before the turn, or its rendering does not "
-                   "begin with the template's generation prompt, so what the model writes cannot be located")
+            yield (f"{count_of(self.skipped_turns, 'turn')} left out: nothing precedes the turn, or its rendering does not "
+                   "begin with the template's generation prompt, so the completion cannot be located")
         if self.open_turns:
-            yield f"{count_of(self.open_turns, 'turn')}: the template ends them with no special token, so no stop is learnt"
+            yield (f"{count_of(self.open_turns, 'turn')}: the template does not end them with a special token, so the model "
+                   "does not learn to stop")
         if self.tools_left_out:
             yield f"{count_of(self.tools_left_out, 'conversation')} with `tools`, which the template does not render"
         if self.too_long:
             yield f"{count_of(self.too_long, 'trajectory', 'trajectories')} dropped by --max-tokens"
         if self.renamed:
-            yield f"{count_of(self.renamed, 'conversation')} named as an earlier one: renamed to ~2, ~3, ..."
+            yield f"{count_of(self.renamed, 'conversation')} with the name of an earlier one: renamed to ~2, ~3, ..."
         if self.skipped_rows:
             yield f"{count_of(self.skipped_rows, 'bad line')} skipped, the first of them:"
             yield from (f"  {error}" for error in self.first_errors)
@@ -68,13 +69,13 @@ class Report:
 
 
 def numbered_lines(path, most_bytes, tick):
-    """Yields (FILE:LINE, line) for the lines of a file, as lines_of."""
+    """Yields (FILE:LINE, line) for the lines of a file, like lines_of."""
     for number, line in enumerate(lines_of(path, most_bytes, tick), start=1):
         yield f"{path}:{number}", line
 
 
 def conversations(arguments, report, tick):
-    """Yields the conversations of all files. Bad lines raise or are counted. Calls tick(part of the input read)."""
+    """Yields the conversations of all files. Bad lines raise or are counted. Calls tick(fraction of the input read)."""
     for number, path in enumerate(arguments.chats):
         def tick_in_file(fraction, number=number):
             tick((number + fraction) / len(arguments.chats))
@@ -117,7 +118,7 @@ def rows_of(rendered, name, per_turn, encoder):
 
 
 class Names:
-    """Gives every conversation a name of its own: `name`, or name~2, name~3, ... where it is taken."""
+    """Gives every conversation a unique name: `name`, or name~2, name~3, ... if it is taken."""
 
     def __init__(self):
         self._taken, self._counts = set(), {}
@@ -133,11 +134,11 @@ class Names:
 
 
 def rendered_or_none(conversation, template, encoder, arguments, report):
-    """The conversation as runs whose texts have been tokenised; None for a bad row, which is counted or raises."""
+    """The rendered conversation with tokenised texts; None for a bad row, which is counted or raises."""
     refusal = f"{conversation.where}: field `messages`: expected a conversation that the chat template renders, received"
     limit = arguments.template_timeout
     try:
-        with time_limit(limit, RenderError(f"no end within {limit:g} s (--template-timeout)")):
+        with time_limit(limit, RenderError(f"no result within {limit:g} s (--template-timeout)")):
             rendered = render(template, template.adapt(conversation.messages), conversation.tools)
         retokenised = any(conversation_row(run, encoder)[0] != encoder.whole(run.text()) for run in rendered.runs)
     except RenderError as error:
@@ -145,7 +146,7 @@ def rendered_or_none(conversation, template, encoder, arguments, report):
         return None
     except InputError as error:
         raise InputError(f"--model {arguments.model}: {error}") from error
-    except BaseException as error:  # whatever it is, it has to do with this row: the others may be good
+    except BaseException as error:  # a fault of this row only: the others may be good
         if not is_failure(error) or isinstance(error, OSError):
             raise
         skip_or_raise(f"{refusal}: {type(error).__name__}: {clipped(str(error))}", arguments, report, error)
@@ -156,7 +157,7 @@ def rendered_or_none(conversation, template, encoder, arguments, report):
 
 
 def write_rows(writer, arguments, template, encoder, report):
-    """Reads all chats and gives their rows to the writer."""
+    """Reads all chats and passes their rows to the writer."""
     names = Names()
 
     def tick(fraction):
@@ -192,7 +193,7 @@ def prepare(arguments, tokenizer, template):
 
 
 def refuse_useless(arguments, report):
-    """Raises InputError where there is nothing to train on."""
+    """Raises InputError if there is nothing to train on."""
     if report.trajectories > 0 and report.loss_tokens > 0:
         return
     for line in report.notes():
@@ -201,17 +202,17 @@ def refuse_useless(arguments, report):
     if report.trajectories == 0:
         raise InputError(f"{chats}: expected at least one trajectory, received none")
     received = count_of(report.trajectories, "trajectory", "trajectories")
-    raise InputError(f"{chats}: expected tokens with loss, received {received} without any: what the rendered assistant "
-                     "messages add to their prompts is empty in all of them")
+    raise InputError(f"{chats}: expected tokens with loss, received {received} without any: the rendered assistant messages "
+                     "add nothing to their prompts in any of them")
 
 
 def file_name(where):
-    """The name of the file and the line of FILE:LINE, as text that can be written."""
+    """FILE:LINE without the folder, as printable text."""
     return os.fsencode(Path(where).name).decode("utf-8", "replace")
 
 
 def note(conversation, rendered, template, report):
-    """Counts one conversation and what is particular about it."""
+    """Counts one conversation and its warnings."""
     report.conversations += 1
     report.skipped_turns += rendered.skipped_turns
     report.open_turns += rendered.open_turns
@@ -222,11 +223,11 @@ def note(conversation, rendered, template, report):
 
 
 def run(arguments, lines=numbered_lines):
-    """lines(path, most bytes of a line, tick) yields the chats of a file as (where, bytes or BadRow)."""
+    """lines(path, maximum bytes of a line, tick) yields the chats of a file as (where, bytes or BadRow)."""
     arguments.lines = lines
     tokenizer = load_tokenizer(arguments.model)
     limit = arguments.template_timeout
-    endless = ValueError(f"expected a chat template that comes to an end, received none within {limit:g} s "
+    endless = ValueError(f"expected a chat template that terminates, received no result within {limit:g} s "
                          "(--template-timeout)")
     try:
         with time_limit(limit, endless):

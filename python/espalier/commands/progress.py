@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress on stderr: a bar on a terminal, a plain line now and then in a pipe."""
+"""Progress on stderr: a bar on a terminal, a plain line from time to time in a pipe."""
 
 import sys
 import time
@@ -33,6 +33,6 @@ class Progress:
         self.close()
 
     def close(self):
-        """Takes the bar away, so that what follows begins on a clean line."""
+        """Clears the bar, so that the next output begins on an empty line."""
         if self._terminal:
             write("\r\x1b[K")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals as exceptions: a limit on the time of a piece of work, and an orderly end when asked to stop."""
+"""Signals as exceptions: time limits, and a clean stop on SIGTERM and SIGHUP."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ import threading
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGHUP arrived. Like KeyboardInterrupt no Exception, so that nothing takes it for a failure."""
+    """SIGTERM or SIGHUP arrived. Like KeyboardInterrupt a BaseException, so that no `except Exception` catches it."""
 
     def __init__(self, number):
         super().__init__(signal.Signals(number).name)
@@ -15,7 +15,7 @@ class Stopped(BaseException):
 
 
 class _TimeUp(BaseException):
-    """Passes through every `except Exception`, those of templates included."""
+    """Not caught by `except Exception`, not even in templates."""
 
 
 def _in_main_thread():
@@ -24,7 +24,7 @@ def _in_main_thread():
 
 @contextlib.contextmanager
 def stops_raise():
-    """Within, SIGTERM and SIGHUP raise Stopped, so that scratch files are removed; unless they are ignored."""
+    """A context in which SIGTERM and SIGHUP raise Stopped (unless ignored), so that scratch files are removed."""
     if not _in_main_thread():
         yield
         return
@@ -45,8 +45,8 @@ def stops_raise():
 
 @contextlib.contextmanager
 def time_limit(seconds, error):
-    """Raises `error` when what is within takes longer than `seconds` (0: no limit). Interrupts Python code; a single
-    call into C, such as a power of huge integers, ends first. Works in the main thread; elsewhere there is no limit."""
+    """Raises `error` if the block takes longer than `seconds` (0: no limit). Interrupts Python code, but not a single
+    call into C, such as a power of huge integers. Works only in the main thread; elsewhere there is no limit."""
     if seconds <= 0 or not _in_main_thread():
         yield
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's chat template: what it can render, and text of conversations through it."""
+"""A model's chat template: which features it supports, and rendering of conversations."""
 
 import json
 from typing import Any
@@ -17,15 +17,14 @@ RESULT = "espalier probe result"
 class ChatTemplate:
     """Renders messages with a tokenizer's chat template.
 
-    Tool calls are rendered by the template where it can (`tool_calls == "template"`), otherwise written into
-    the content (`"content"`). A template can render them when a probe conversation comes out with the call's
-    name, argument and value, none of them escaped twice, and with the content that stands beside a call.
-    Variants of the same message that OpenAI's format allows are tried in turn: null or empty content,
-    arguments as the string or as the object that it holds.
+    Tool calls are rendered by the template if it can (`tool_calls == "template"`), otherwise written into the
+    content (`"content"`). A template can render them if a rendered probe conversation contains the call's name,
+    argument and value, none of them escaped twice, and the content of the message with the call. The variants that
+    OpenAI's format allows are tried in order: null or empty content, arguments as a string or as an object.
     """
 
     def __init__(self, tokenizer, tool_calls="auto", arguments=None):
-        """Raises ValueError where the template cannot be used, or not as `tool_calls` asks."""
+        """Raises ValueError if the template cannot be used, or not as `tool_calls` requires."""
         if not tokenizer.chat_template:
             raise ValueError("expected a tokenizer with a chat template, received one without")
         self._tokenizer = tokenizer
@@ -46,12 +45,12 @@ class ChatTemplate:
         self.ending_tokens = _special_tokens(tokenizer)
 
     def text(self, messages, add_generation_prompt, tools=None):
-        """The rendered conversation; raises RenderError where the template raises."""
+        """The rendered conversation; raises RenderError if the template raises."""
         try:
             return self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt,
                 tools=tools if tools and self.renders_tools else None, **self._arguments)
-        except Exception as error:  # a template is a programme of its own and may raise anything
+        except Exception as error:  # a template is a program and may raise anything
             kind = type(error).__name__
             if kind == "TemplateSyntaxError":
                 line = getattr(error, "lineno", None)
@@ -59,12 +58,11 @@ class ChatTemplate:
             raise RenderError(clipped(f"{kind}: {error}")) from None
 
     def adapt(self, messages):
-        """The messages as this template can take them; raises RenderError.
+        """The messages in a form that this template can render; raises RenderError.
 
         Without template support a call is appended to the content as
-        `<tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>`, and, where role `tool` is not rendered
-        either, results become user messages `<tool_response>\\n...\\n</tool_response>`, those of one turn
-        together in one message.
+        `<tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>`, and, if role `tool` is not rendered either, the
+        results of one turn become a user message of `<tool_response>\\n...\\n</tool_response>`.
         """
         adapted: list[dict[str, Any]] = []
         for message in messages:
@@ -89,7 +87,7 @@ class ChatTemplate:
         return adapted
 
     def describe(self):
-        """Lines for the user: which rendering was chosen, and why."""
+        """Lines for the user on the chosen rendering and its reason."""
         if self.tool_calls == "template":
             lines = ["tool calls: rendered by the chat template"]
         else:
@@ -99,8 +97,8 @@ class ChatTemplate:
             lines.append("tool results: as user messages in <tool_response> (the chat template does not "
                          "render role `tool`)")
         if "strftime_now" in str(self._tokenizer.chat_template):
-            lines.append("warning: the chat template writes today's date, so rows change from day to day "
-                         "unless --template-args fixes it")
+            lines.append("warning: the chat template writes today's date, so rows differ from day to day "
+                         "unless --template-args sets it")
         return lines
 
     def _can_render_calls(self, forced):
@@ -116,7 +114,7 @@ class ChatTemplate:
         return False
 
     def _probe_calls(self, forced):
-        """Why a probe does not come out whole; None when it does."""
+        """The reason why a probe is not rendered completely; None if it is."""
         arguments = {ARGUMENT: VALUE} if self._object_arguments else json.dumps({ARGUMENT: VALUE})
         call = {"id": "call00001", "type": "function", "function": {"name": FUNCTION, "arguments": arguments}}
 
@@ -136,13 +134,13 @@ class ChatTemplate:
         if "None" in bare:
             return "writes null content as None"
         if BESIDE not in beside and not forced:
-            return "drops the content beside them"
+            return "drops the content of messages with tool calls"
         return None
 
     def _can_render_tool_role(self):
         turn = {"role": "assistant", "content": "y"}
         if self.tool_calls == "template":
-            return True  # the probe of the calls held a result
+            return True  # the probe of the calls contained a result
         try:
             return RESULT in self._probe([{"role": "user", "content": "x"}, turn, {"role": "tool", "content": RESULT}])
         except RenderError:
@@ -163,7 +161,7 @@ class ChatTemplate:
 
 
 def _special_tokens(tokenizer):
-    """Texts of the tokens that the tokenizer calls special, longest first."""
+    """Texts of the tokenizer's special tokens, longest first."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     return sorted(added | set(tokenizer.all_special_tokens), key=lambda text: (-len(text), text))
 
@@ -186,7 +184,7 @@ def _with_calls(content, calls):
         function = call["function"]
         try:
             body = _call_text(function["name"], json.loads(function["arguments"]))
-        except (ValueError, RecursionError):  # what the model wrote, though it is no JSON that can be read
+        except (ValueError, RecursionError):  # keep the model's text, although it is not valid JSON
             body = _call_text(function["name"], function["arguments"])
         parts.append(f"<tool_call>\n{body}\n</tool_call>")
     return "\n".join(parts)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a conversation to token rows whose loss lies on what the model itself writes.
+"""Converts a conversation to token rows with loss on the model's output.
 
-Turn k (an assistant message) is two texts: its prompt, all that stands before it rendered with the generation
-prompt; and its completion, what the rendered turn adds to that, up to and including the special token that
-ends the turn. The newline that a template writes after that token is no output of the model: it belongs to
-the text between this turn and the next.
+Turn k (an assistant message) has two texts: its prompt, everything before it rendered with the generation prompt; and
+its completion, which the rendered turn appends to the prompt, up to and including the special token that ends the turn.
+The newline that a template writes after that token is not output of the model: it belongs to the text between this turn
+and the next.
 
-Turns are joined into runs. A turn belongs to the run of the turn before it exactly when that turn's text
-(prompt and completion) is a prefix of its own prompt. A template that rewrites history, for instance by
-removing the thinking of earlier turns, breaks the run there: a new one begins, from its own true render. So
-every turn stands in exactly one run, in the context in which it was written, and nothing is patched.
+Turns are grouped into runs of turns. A turn continues the run of the preceding turn if that turn's text (prompt and
+completion) is a prefix of its prompt. If a template rewrites history, for instance by removing the thinking of earlier
+turns, a new run begins with a separate rendering. So every turn is in exactly one run, in the context in which it was
+written.
 
-Each text of a run is tokenised by itself, as at inference: the prompt, the completion, the text between, ...
-Hence the tokens of a turn are a prefix of those of the next in its run, by construction.
+Each text of a run is tokenised separately, as in inference: the prompt, the completion, the text in between, ... Hence
+the tokens of a turn are a prefix of those of the next turn in its run.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ from ..errors import InputError, RenderError
 
 @dataclass
 class Run:
-    """Consecutive turns whose texts extend one another: texts[0], texts[2], ... are given, the odd ones written
-    by the model. `turns` numbers the assistant messages (from 0)."""
+    """Consecutive turns whose texts extend each other: texts[0], texts[2], ... are input, the odd ones output of the
+    model. `turns` has the indices of the assistant messages (from 0)."""
 
     turns: list = field(default_factory=list)
     texts: list = field(default_factory=list)
@@ -34,12 +34,12 @@ class Run:
 
 @dataclass
 class Rendered:
-    """A conversation as runs, and what was noticed on the way."""
+    """A rendered conversation as runs of consecutive turns, with notes for warnings."""
 
     runs: list
-    rewritten_at: int | None  # first turn whose prompt rewrites what came before
-    skipped_turns: int        # turns without a prompt, or that do not begin with it, so cannot be located
-    open_turns: int           # turns that no special token ends
+    rewritten_at: int | None  # first turn whose prompt rewrites earlier text
+    skipped_turns: int        # turns without a prompt, or whose rendering does not begin with it
+    open_turns: int           # turns that do not end with a special token
 
 
 def completion_end(rest, ending_tokens):
@@ -59,7 +59,7 @@ def render(template, messages, tools=None):
         if message["role"] != "assistant":
             continue
         turn += 1
-        if index == 0:  # nothing to render as its prompt
+        if index == 0:  # has no prompt
             rendered.skipped_turns += 1
             continue
         prompt = template.text(messages[:index], True, tools)
@@ -67,7 +67,7 @@ def render(template, messages, tools=None):
         try:
             full.encode("utf-8")
         except UnicodeEncodeError:
-            raise RenderError("text with an unpaired surrogate, which no tokenizer takes") from None
+            raise RenderError("text with an unpaired surrogate, which tokenizers do not accept") from None
         if not full.startswith(prompt):
             rendered.skipped_turns += 1
             continue
@@ -89,7 +89,7 @@ def render(template, messages, tools=None):
 
 
 class Encoder:
-    """Token ids of texts, each encoded by itself and remembered."""
+    """Token ids of texts, each encoded separately and cached."""
 
     def __init__(self, tokenizer, vocab_size=None, capacity=200_000):
         self._tokenizer = tokenizer

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts of other trainers as Espalier's rows, and back.
 
-Files go through the commands `espalier import` and `espalier export`. What a trainer holds in memory, or would pickle,
-goes through a converter: `from_verl`, `from_skyrl`, `from_areal`, `from_slime`, `from_tinker`, `from_trl`. Each takes
-the trainer's own objects, or dicts of PyTorch tensors, NumPy arrays or lists, and returns a list of rows as
-docs/data-format.md has them: dicts of plain lists and numbers. None of the trainers needs to be installed, and nothing
-is ever unpickled.
+The commands `espalier import` and `espalier export` convert files. Converters convert objects in memory: `from_verl`,
+`from_skyrl`, `from_areal`, `from_slime`, `from_tinker`, `from_trl`. Each accepts the trainer's objects, or dicts of
+PyTorch tensors, NumPy arrays or lists, and returns a list of rows of docs/data-format.md: dicts of plain lists and
+numbers. The trainers need not be installed, and nothing is ever unpickled.
 
     rows = espalier.io.from_verl(data_proto)
     espalier.io.write_rows(rows, "rows.jsonl.zst")
 
-Errors: InputError, which names the sample, the field, what was expected and what was received.
+Errors: InputError, which names the sample, the field, the expected and the received value.
 """
 
 from ..errors import InputError

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs `espalier import` and `espalier export`: python3 -m espalier.io import|export ARGUMENTS."""
 
-import _signal  # type: ignore[import-not-found]  # built in, unlike `signal`, for which files are read
+import _signal  # type: ignore[import-not-found]  # built in; importing `signal` would read files
 
-# While modules are read, an interrupt ends the command without a traceback.
+# During imports, an interrupt ends the command without a traceback.
 INTERRUPT_RAISES = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if __name__ == "__main__" and INTERRUPT_RAISES:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AReaL's trajectories (AReaL 1.0.4: areal/workflow/rlvr.py) as rows. Used are, padded to [B, T] or of one sample [T],
+"""AReaL's trajectories (AReaL 1.0.4: areal/workflow/rlvr.py) as rows. Fields used, padded to [B, T] or of one sample [T]:
 
-    input_ids, attention_mask       the mask may be missing where nothing is padded (one sample)
+    input_ids, attention_mask       the mask may be missing if nothing is padded (one sample)
     loss_mask, logprobs             entry t belongs to token t; log-probabilities of the prompt are 0
     rewards [B]                     -> reward
-    advantages                      where the trainer has computed them
+    advantages                      if the trainer has computed them
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,10 +16,10 @@ from .rules import checked, same_length
 
 
 def from_areal(batch: Mapping[str, Any], group_ids: Iterable[str | int] | None = None) -> list[dict[str, Any]]:
-    """Rows of an AReaL batch: a dict of tensors, arrays or lists as the module says.
+    """Rows of an AReaL batch: a dict of tensors, arrays or lists with the fields listed above.
 
-    group_ids: one text or integer for each sample, where samples of one prompt are compared with one another; AReaL
-    itself keeps no name for them. Returns a list of row dicts. Raises InputError.
+    group_ids: a string or integer per sample, equal for samples of one prompt; AReaL does not record groups. Returns a
+    list of row dicts. Raises InputError.
     """
     if group_ids is not None:
         batch = {**batch, "group_id": group_ids}
@@ -30,7 +30,7 @@ def rows(record, options=None):
     """Yields the rows of a batch, or of one sample."""
     if "attention_mask" not in record and len(record.list("input_ids")) > 1 and isinstance(
             record.list("input_ids")[0], list):
-        raise BadRow("attention_mask", "a mask that says which tokens are padding", "none")
+        raise BadRow("attention_mask", "a mask of the tokens that are not padding", "none")
     yield from each_sample(record, "input_ids", _sample)
 
 

@@ -8,23 +8,23 @@ from ..commands.command_line import ROW_SUFFIXES, ArgumentParser, add_bad_row_fl
 from .formats import NAMES
 
 IMPORT_DESCRIPTION = """\
-Turns rollouts that another program recorded into rows for `espalier train`,
-`inspect` and `verify`.
+Converts rollouts of other programs to rows for `espalier train`, `inspect` and
+`verify`.
 
-The token ids that were sampled, their log-probabilities, masks, rewards and
-advantages come over as they are: nothing is tokenised again. Files may be JSON
-lines (plain, gzip or zstd), one JSON document, Parquet, or packed rows. Python
-pickles are never read: for what a trainer holds in memory there are the
-converters of the Python module espalier.io.
+Sampled token ids, log-probabilities, masks, rewards and advantages are kept
+unchanged: nothing is tokenised again. Files may be JSON lines (plain, gzip or
+zstd), one JSON document, Parquet, or packed rows. Python pickles are never
+read: converters of the Python module espalier.io accept a trainer's objects in
+memory.
 
-The format is told by the fields of the first record of each file. Where several
-fit, the command names them and asks for --from. At the end it says how many
-rows, tokens and tokens with loss it wrote, which fields it used and which it
-ignored.
+The format is detected from the fields of the first record of each file. If
+several formats fit, the command names them and asks for --from. At the end it
+prints the number of rows, tokens and tokens with loss, and the fields that were
+used and ignored.
 """
 
 IMPORT_EPILOG = """\
-formats (--from), by the fields that tell them:
+formats (--from) and the fields by which they are detected:
   traces              traces.jsonl of verifiers and prime-rl (`traces`, `nodes`): every
                       leaf of a tree is a row
   samples             prime-rl's TrainingSample and token exports (`token_ids`, `mask`)
@@ -38,7 +38,7 @@ formats (--from), by the fields that tell them:
   atif                ATIF 1.7 trajectories (`schema_version`, `steps`), with or without token ids
   rows                `input_ids`, with the names that docs/data-format.md lists
   parquet             any of these, in a Parquet file
-  and text, which needs --model and goes through `espalier prepare`: messages,
+  text, which requires --model and is converted by `espalier prepare`: messages,
   sharegpt, prompt-completion, preference (`chosen`, `rejected`), and ATIF without
   token ids
 
@@ -48,23 +48,23 @@ examples:
   espalier import trajectory.json --model DIR -o rows.jsonl
 
 exit codes: 0 done, 1 bad input, 2 wrong arguments, 130 interrupted. Nothing is
-written unless all is done. ESPALIER_TRACEBACK=1 in the environment shows where
-in the program an error arose.
+written unless the command succeeds. ESPALIER_TRACEBACK=1 in the environment
+prints the traceback of an error.
 """
 
 EXPORT_DESCRIPTION = """\
-Turns rows into what other trainers read.
+Converts rows to the formats of other trainers.
 
-Rows may be JSON lines (plain, gzip or zstd), packed, or Parquet. What the other
-format has no place for is left out, and named.
+Rows may be JSON lines (plain, gzip or zstd), packed, or Parquet. Fields that the
+other format lacks are left out and listed.
 """
 
 EXPORT_EPILOG = """\
 formats (--to):
   traces              traces.jsonl of verifiers and prime-rl (.jsonl, .jsonl.gz, .jsonl.zst):
-                      one episode for consecutive rows of a group, one tree in it, whose
-                      nodes are what the rows share. `espalier import` makes the same rows
-                      of it
+                      one episode with one tree for consecutive rows of a group; its nodes
+                      are shared by rows. `espalier import` converts it back to the same
+                      rows
   parquet             the rows themselves with all their columns (.parquet)
   trl                 `input_ids`, `labels`, `completion_mask`, for SFTTrainer (.parquet,
                       .jsonl, .jsonl.gz, .jsonl.zst)
@@ -74,7 +74,7 @@ examples:
   espalier export rows.safetensors --to trl -o train.parquet
 
 exit codes: 0 done, 1 bad input, 2 wrong arguments, 130 interrupted. Nothing is
-written unless all is done.
+written unless the command succeeds.
 """
 
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -86,27 +86,27 @@ def import_parser():
                             formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of rollouts, read in order")
     parser.add_argument("--from", dest="format", choices=NAMES, metavar="FORMAT",
-                        help="format of the records (default: told by their fields)")
+                        help="format of the records (default: detected from their fields)")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="ROWS",
                         help="ROWS.jsonl, .jsonl.gz, .jsonl.zst, or packed: ROWS.safetensors")
     parser.add_argument("--model", type=Path, metavar="DIR",
                         help="Hugging Face directory with tokenizer and chat template, for text")
     parser.add_argument("--per-turn", action="store_true",
-                        help="one row for each turn of the assistant, of ATIF trajectories and of text")
+                        help="one row per turn of the assistant, for ATIF trajectories and text")
     parser.add_argument(
         "--shared-targets",
         choices=("once", "sum"),
         default="once",
-        help="sampled messages in several branches of a trace carry loss in the first of them (once), as "
-        "prime-rl trains, or in all (default: %(default)s)")
+        help="sampled messages in several branches of a trace carry loss in the first of them (once), as in "
+        "prime-rl, or in all of them (default: %(default)s)")
     parser.add_argument("--loss-weights", metavar="NAME",
-                        help="which weights to take where traces or samples have several, such as rl or ce")
+                        help="the weights to use if traces or samples have several, such as rl or ce")
     parser.add_argument(
         "--turn-rewards",
         action="store_true",
-        help="rewards that verl and SkyRL give for each token become turn_rewards, one for each turn; without it "
-        "their sum is the reward")
-    parser.add_argument("--include-failed", action="store_true", help="traces that failed as well")
+        help="sum per-token rewards of verl and SkyRL over each turn (turn_rewards); without it, over the whole "
+        "row (reward)")
+    parser.add_argument("--include-failed", action="store_true", help="also convert traces that failed")
     parser.add_argument("--limit", type=positive, metavar="N", help="stop after N rows (of text: conversations)")
     add_bad_row_flags(parser)
     return parser
@@ -116,8 +116,8 @@ def export_parser():
     parser = ArgumentParser(prog="espalier export", description=EXPORT_DESCRIPTION, epilog=EXPORT_EPILOG,
                             formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("files", nargs="+", type=Path, metavar="ROWS", help="files of rows, read in order")
-    parser.add_argument("--to", dest="format", choices=tuple(EXPORT_SUFFIXES), required=True, help="the other format")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    parser.add_argument("--to", dest="format", choices=tuple(EXPORT_SUFFIXES), required=True, help="format to write")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="file to write")
     add_bad_row_flags(parser)
     return parser
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ATIF trajectories (Harbor's Agent Trajectory Interchange Format, 1.7) as rows, or as chats where they hold no
-token ids.
+"""ATIF trajectories (Harbor's Agent Trajectory Interchange Format, 1.7) as rows, or as chats if they have no token ids.
 
-A trajectory is one JSON object with `schema_version`, `session_id` and `steps`. Of a step of source `agent` with token
-ids the prompt and the completion in `metrics` are used: `prompt_token_ids, completion_token_ids, logprobs` (of the
-completion). Steps whose prompt begins with all that stood before are one row; a step whose prompt does not (history was
-rewritten, or another agent spoke) begins the next, named SESSION/run-K. With per_turn every step is a row of its own.
+A trajectory is one JSON object with `schema_version`, `session_id` and `steps`. From steps of source `agent` with token
+ids, prompt and completion in `metrics` are used: `prompt_token_ids, completion_token_ids, logprobs` (of the completion).
+Consecutive steps whose prompts extend all earlier tokens form one row; a step whose prompt does not (the history was
+rewritten, or another agent spoke) begins the next row, named SESSION/run-K. With per_turn every step is a separate row.
 
-Without token ids the messages, tool calls and observations become a chat for `espalier prepare`.
+Trajectories without token ids become chats for `espalier prepare`.
 """
 
 import json
@@ -22,7 +21,7 @@ ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 
 
 def rows(record, options):
-    """Yields the rows of one trajectory. options.per_turn: one for each step of the agent."""
+    """Yields the rows of one trajectory. options.per_turn: one row per step of the agent."""
     runs: list[dict[str, Any]] = []
     left_out = 0
     for number, step in enumerate(record.each("steps")):
@@ -57,7 +56,7 @@ def _turn(step):
 
 
 def _extended(run, turn):
-    """The run with the turn's tokens behind its own. Log-probabilities are kept where both have them."""
+    """The run followed by the turn's tokens. Log-probabilities are kept if both have them."""
     count = len(run["input_ids"])
     longer = {"input_ids": turn["input_ids"], "loss_mask": run["loss_mask"] + turn["loss_mask"][count:]}
     if ("logprobs" in run) != ("logprobs" in turn):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`espalier export`: rows into what other trainers read."""
+"""`espalier export`: converts rows to the formats of other trainers."""
 
 from ..commands.console import say
 from ..commands.progress import Progress
@@ -30,7 +30,7 @@ def run_export(arguments):
     for line in report.notes():
         say(f"export: {line}")
     for what, count in left_out.items():
-        say(f"export: left out, because {arguments.format} has no place for it: {what} ({count:,})")
+        say(f"export: left out, because {arguments.format} has no field for it: {what} ({count:,})")
     say(f"export: {report.summary()}")
     say(f"export: wrote {arguments.output}")
 
@@ -78,8 +78,8 @@ def _to_trl(rows, writer):
         mask = row.get("loss_mask", [0] + [1] * (len(ids) - 1))
         if "loss_weights" in row:
             if not set(row["loss_weights"]) <= {0.0, 1.0}:
-                raise InputError(f"row {number}: field `loss_weights`: expected weights of 0 and 1, which labels can "
-                                 "say, received others")
+                raise InputError(f"row {number}: field `loss_weights`: expected weights of 0 and 1, because labels have no "
+                                 "others, received others")
             mask = [int(weight) for weight in row["loss_weights"]]
         writer.add({"input_ids": ids, "labels": [token if loss else NO_LABEL for token, loss in zip(ids, mask)],
                     "completion_mask": mask})

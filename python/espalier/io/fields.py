@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading what other programs hold, whatever holds it: JSON, Parquet, tensors, arrays, objects with attributes.
+"""Reads records of other programs in any container: JSON, Parquet, tensors, arrays, objects with attributes.
 
-`Fields` gives a record's fields as plain lists and numbers, and a `Tally` remembers which were read and which not, so
-that a command can name what it ignored.
+`Fields` returns a record's fields as plain lists and numbers; a `Tally` tracks which were read, so that a command can
+list those that it ignored.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from ..errors import BadRow
 
 
 def plain(value):
-    """Lists, numbers and texts for tensors, arrays and sequences of them, at any depth; other objects as they are."""
+    """Converts tensors, arrays and nested sequences of them to lists, numbers and strings; other objects stay."""
     if value is None or isinstance(value, (bool, int, float, str, dict)):
         return value
     if isinstance(value, (list, tuple)):
@@ -30,7 +30,7 @@ def plain(value):
 
 
 def mapping_of(thing):
-    """The fields of a record as a dict: a mapping as it is, otherwise the attributes of an object."""
+    """The fields of a record as a dict: the mapping itself, or the attributes of an object."""
     if hasattr(thing, "keys") and hasattr(thing, "__getitem__"):
         return thing
     if hasattr(thing, "__dict__"):
@@ -44,7 +44,7 @@ def mapping_of(thing):
 
 @dataclass(frozen=True)
 class WrongLength:
-    """Stands for a list of a batch that has not one entry for each sample: an error as soon as it is read."""
+    """Placeholder for a list of a batch that does not have one entry per sample. Reading it raises BadRow."""
 
     expected: int
     received: int
@@ -52,19 +52,19 @@ class WrongLength:
 
 @dataclass
 class Tally:
-    """What was found in the records of one run."""
+    """Fields and notes of all records that a command has read."""
 
-    seen: dict = field(default_factory=dict)  # names of fields, in the order in which they came
+    seen: dict = field(default_factory=dict)  # names of fields, in order of appearance
     used: dict = field(default_factory=dict)
-    notes: Counter = field(default_factory=Counter)  # what the user should know, by how often it came
+    notes: Counter = field(default_factory=Counter)  # notes for the user and how often they apply
     counts: Counter = field(default_factory=Counter)
-    decimals: int = 0  # the most that a log-probability had; 17: no rounding was seen
+    decimals: int = 0  # maximum number of decimals of a log-probability; 17: not rounded
 
     def ignored(self):
         return [name for name in self.seen if name not in self.used]
 
     def next(self, what):
-        """0, 1, 2, ...: a number of its own for each."""
+        """0, 1, 2, ...: the next number for `what`."""
         self.counts[what] += 1
         return self.counts[what] - 1
 
@@ -76,7 +76,7 @@ class Tally:
 
 
 class Fields:
-    """The fields of one record. Null stands for a missing field."""
+    """The fields of one record. Null counts as missing."""
 
     def __init__(self, record, tally=None, prefix=""):
         self._values = mapping_of(record)
@@ -92,7 +92,7 @@ class Fields:
         return [name for name in self._values.keys() if isinstance(name, str) and self._values[name] is not None]
 
     def peek(self, name):
-        """The field as get gives it, without counting it as used."""
+        """Like get, but the field does not count as used."""
         return plain(self._values[name]) if name in self else None
 
     def __contains__(self, name):
@@ -109,7 +109,7 @@ class Fields:
         return value
 
     def list(self, name):
-        """The field as a list; raises BadRow where it is missing or something else."""
+        """The field as a list; raises BadRow if it is missing or has another type."""
         value = self.get(name)
         if not isinstance(value, list):
             raise BadRow(
@@ -118,17 +118,17 @@ class Fields:
         return value
 
     def first_of(self, *names):
-        """(name, value) of the first of the fields that is there; (None, None) where none is."""
+        """(name, value) of the first field that is present; (None, None) if none is."""
         for name in names:
             if name in self:
                 return name, self.get(name)
         return None, None
 
     def inside(self, name):
-        """The fields of an object in this field; no fields where it is missing."""
+        """The fields of the object in this field; no fields if it is missing."""
         if name not in self:
             return Fields({}, self._tally, f"{self._prefix}{name}.")
-        self._tally.seen.pop(self._prefix + name, None)  # what is in it is told instead
+        self._tally.seen.pop(self._prefix + name, None)  # its own fields are listed instead
         if isinstance(self._values[name], (str, int, float, list)):
             raise BadRow(self._prefix + name, "an object", shown(self._values[name]))
         return Fields(self._values[name], self._tally, f"{self._prefix}{name}.")

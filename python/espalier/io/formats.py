@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which formats there are, and which of them a record has. A format is told by the names of a record's fields."""
+"""The formats, and detection of a record's format by the names of its fields."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from . import areal, atif, plain_rows, samples, skyrl, slime, tinker, traces, tr
 
 @dataclass(frozen=True)
 class Format:
-    """A format of records. rows(Fields, Options) yields checked rows; None: the records are text, which `espalier
-    prepare` turns into rows."""
+    """A format of records. rows(Fields, Options) yields checked rows; None: the records are text for `espalier
+    prepare`."""
 
     name: str
-    fields: str  # by which it is told, for messages
+    fields: str  # by which it is detected, for messages
     matches: Callable
     rows: Callable | None
 
 
 @dataclass(frozen=True)
 class Options:
-    """How records are read. loss_weights: the stream of weights to take; None: the only one there is. turn_rewards:
-    rewards of tokens become those of turns."""
+    """How records are read. loss_weights: the stream of weights to use; None: the only one. turn_rewards: sum per-token
+    rewards over turns."""
 
     loss_weights: str | None = None
     shared_targets: str = "once"
@@ -44,7 +44,7 @@ def _is_preference(record):
     return "chosen" in record and "rejected" in record and not isinstance(record["chosen"], bool)
 
 
-FORMATS = {each.name: each for each in (
+FORMATS = {entry.name: entry for entry in (
     Format("traces", "`traces` or `nodes`", traces.is_episode, traces.rows),
     Format("samples", "`token_ids` and `mask` or `loss_mask`", samples.is_sample, samples.rows),
     Format("verl", "`responses` and `attention_mask`", verl.is_batch, verl.rows),
@@ -60,16 +60,16 @@ FORMATS = {each.name: each for each in (
     Format("prompt-completion", "`prompt` and `completion`", _is_prompt_completion, None),
     Format("preference", "`chosen` and `rejected`", _is_preference, None),
 )}
-# What --from takes besides: a library, or a kind of file, that has several of these.
+# Other values of --from: a library or file type that comprises several formats.
 FAMILIES = {"trl": ("trl", "rows", "messages", "prompt-completion", "preference"), "parquet": tuple(FORMATS),
             "skyrl": ("skyrl", "rows")}
 NAMES = (*FORMATS, "parquet")
-# Records of the first kind always have the marks of the second as well.
+# Records of the first format also match the second.
 _INCLUDES = {"areal": "rows", "verl": "rows"}
 
 
 def format_of(record, where, wanted=None):
-    """The format of a record. wanted: the value of --from. Raises InputError where none or several fit."""
+    """The format of a record. wanted: the value of --from. Raises InputError if none or several fit."""
     candidates = FAMILIES.get(wanted, (wanted,) if wanted else tuple(FORMATS))
     found = [name for name in candidates if FORMATS[name].matches(record)]
     found = [name for name in found if name not in [_INCLUDES.get(other) for other in found]]
@@ -79,7 +79,7 @@ def format_of(record, where, wanted=None):
         kinds = " and ".join(f"{name} ({FORMATS[name].fields})" for name in found)
         flags = " or ".join(f"--from {name}" for name in found)
         raise InputError(
-            f"{where}: expected a record of one format, received one that reads as {kinds}: say which by {flags}")
+            f"{where}: expected a record of one format, received one that fits {kinds}: choose one with {flags}")
     raise InputError(f"{where}: expected {_expected(candidates)}, received {_described(record)}")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`espalier import`: rollouts of other programs into rows."""
+"""`espalier import`: converts rollouts of other programs to rows."""
 
 import json
 from functools import partial
@@ -15,8 +15,8 @@ from .formats import FORMATS, Format, Options, format_of
 from .report import Report, files_named
 from .sources import is_parquet, records_of
 
-ROUNDED = ("log-probabilities have at most 4 decimals: ratios of probabilities are off by up to 5e-5 from the rounding "
-           "alone, so a policy that did not change gives ratios near 1, not 1")
+ROUNDED = ("log-probabilities have at most 4 decimals: rounding changes ratios of probabilities by up to 5e-5, so an "
+           "unchanged policy has ratios near 1, not exactly 1")
 
 
 def run_import(arguments):
@@ -41,7 +41,7 @@ def run_import(arguments):
 
 
 def _kind(path, arguments):
-    """The format of a file, by its first good record; None for a file without records."""
+    """The format of a file, by its first valid record; None for a file without records."""
     if arguments.format == "parquet" and not is_parquet(path):
         raise InputError(f"{path}: expected a Parquet file, received another; --from names the format of its records")
     first_error = None
@@ -86,12 +86,12 @@ def _write_rows(writer, kinds, arguments, report):
 
 
 def _rows_of(where, record, kind, options, skip, report):
-    """The rows of one record: all of them or, where one is bad and that is counted, none."""
+    """The rows of one record: all of them, or none if one is bad and bad records are counted."""
     try:
         if isinstance(record, BadRow):
             raise record
         if not kind.matches(record):
-            raise BadRow("<record>", f"a record of {kind.name} (with {kind.fields}) like the first", "one without")
+            raise BadRow("<record>", f"a record of {kind.name} (with {kind.fields}) like the first record", "one without")
         fields = Fields(record, report.tally)
         if kind.name == "trl":
             return list(trl.rows(fields, options, Path(where).name))
@@ -99,7 +99,7 @@ def _rows_of(where, record, kind, options, skip, report):
     except BadRow as error:
         report.bad(f"{where}: {error}", skip)
     except (RecursionError, OverflowError, TypeError, ValueError, AttributeError) as error:
-        report.bad(f"{where}: expected a record of {kind.name} with fields of its types, received others "
+        report.bad(f"{where}: expected a record of {kind.name} with fields of the documented types, received others "
                    f"({type(error).__name__}: {clipped(str(error), 100)})", skip)
     return []
 
@@ -112,7 +112,7 @@ def _tell(report):
 
 
 def _refuse_useless(arguments, report):
-    """Raises InputError where there is nothing to train on."""
+    """Raises InputError if there is nothing to train on."""
     if report.rows and report.loss_tokens:
         return
     _tell(report)
@@ -123,17 +123,17 @@ def _refuse_useless(arguments, report):
 
 
 def _prepare(arguments, kinds):
-    """Hands text over to `espalier prepare`."""
+    """Passes text to `espalier prepare`."""
     from ..commands import prepare
     from ..commands.arguments import parse_arguments
 
     if arguments.model is None:
         path, kind = next((path, kind) for path, kind in kinds.items() if kind)
         raise InputError(
-            f"{path}: expected --model DIR, whose tokenizer and chat template turn text ({kind.name}) into tokens, "
+            f"{path}: expected --model DIR, whose tokenizer and chat template convert text ({kind.name}) to tokens, "
             "received none")
     if arguments.per_turn and any(kind.name == "preference" for kind in kinds.values() if kind):
-        raise InputError("--per-turn: expected chats, received preference pairs, which are compared as a whole")
+        raise InputError("--per-turn: expected chats, received preference pairs, which cannot be split into turns")
     words = [
         "--model",
         str(arguments.model), "-o",
@@ -141,7 +141,7 @@ def _prepare(arguments, kinds):
         str(arguments.max_row_bytes)
     ]
     words += ["--per-turn"] * arguments.per_turn + ["--skip-bad-rows"] * arguments.skip_bad_rows
-    if arguments.limit:  # the two sides of a pair are two conversations
+    if arguments.limit:  # a pair is two conversations
         pairs = any(kind.name == "preference" for kind in kinds.values() if kind)
         words += ["--limit", str(arguments.limit * (1 + pairs))]
     prepare.run(parse_arguments([*words, "--", *map(str, arguments.files)]), partial(_chats, kinds, prepare.Names()))

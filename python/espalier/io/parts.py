@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows from prompts and responses, padded or not, and the arrays that belong to them."""
+"""Builds rows from prompts and responses, padded or not, with their arrays."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,8 +10,8 @@ from .rules import number, same_length, zero_one
 
 
 def joined(prompt, response, arrays=(), response_name="the response"):
-    """A row of a prompt and a response, with loss on the response. arrays: (name, field of the row, values or None) of
-    what has one entry for each token of the response; a `loss_mask` among them says which of its tokens carry loss."""
+    """A row of a prompt and a response, with loss on the response. arrays: (name, field of the row, values or None) with
+    one entry per token of the response; a `loss_mask` among them selects the tokens with loss."""
     fill = {"loss_mask": 0, "loss_weights": 0.0, "advantages": 0.0}
     row = {"input_ids": [*prompt, *response], "loss_mask": [0] * len(prompt) + [1] * len(response)}
     for name, field, values in arrays:
@@ -21,13 +21,13 @@ def joined(prompt, response, arrays=(), response_name="the response"):
 
 
 def kept(values, keep):
-    """The entries where `keep` is true, which leaves out padding on either side."""
+    """The entries where `keep` is true, without padding."""
     return [value for value, keeps in zip(values, keep) if keeps]
 
 
 def attention(name, values, count):
-    """An attention mask of one sample as booleans. Raises BadRow where padding stands between tokens, because then the
-    sample is none that one model input can have."""
+    """An attention mask of one sample as booleans. Raises BadRow for padding between tokens, which no model input can
+    have."""
     mask = zero_one(name, same_length(name, values, count, "the padded sample"))
     if 1 in mask:
         first, last = mask.index(1), len(mask) - mask[::-1].index(1)
@@ -37,7 +37,7 @@ def attention(name, values, count):
 
 
 def refuse_images(fields, *names):
-    """Raises BadRow where one of these fields has anything in it: images, or what a model takes besides tokens."""
+    """Raises BadRow if one of these fields is not empty: images or other model inputs than tokens."""
     for name in names:
         value = fields.peek(name)
         if not _is_empty(value if isinstance(value, (dict, list, type(None))) else [value]):
@@ -51,7 +51,7 @@ def _is_empty(value):
 
 
 def sum_of(name, values):
-    """A reward that is given for each token, as one number."""
+    """The sum of per-token rewards."""
     try:
         return float(sum(values))
     except TypeError:
@@ -59,8 +59,8 @@ def sum_of(name, values):
 
 
 def rewards_of_turns(name, values, loss_mask):
-    """Rewards that are given for each token of a row, as one number for each turn: a stretch of tokens with loss
-    (docs/data-format.md). What is given between turns counts for the one before, what is given earlier for the first."""
+    """The sums of per-token rewards over each turn, a range of tokens with loss (docs/data-format.md). Rewards between
+    turns count for the turn before, rewards before the first turn for the first."""
     turns, earlier, in_turn = [], 0.0, False
     for token, (value, loss) in enumerate(zip(same_length(name, values, len(loss_mask)), loss_mask)):
         if loss and token > 0 and not in_turn:
@@ -74,8 +74,8 @@ def rewards_of_turns(name, values, loss_mask):
 
 
 def routes_with_last(routes, tokens):
-    """Expert routes for each token of a row, where the program that recorded them has none for the last token, which
-    it never encodes: that token takes the route of the one before it, and nothing that carries loss depends on it."""
+    """Expert routes for each token of a row. Programs that never encode the last token record none for it; it gets the
+    route of the token before it, because no loss depends on it."""
     if routes is None:
         return None
     if not isinstance(routes, list) or len(routes) not in (tokens, tokens - 1):
@@ -90,7 +90,7 @@ def routes_with_last(routes, tokens):
 
 
 def _is_zero_fill(route):
-    """Whether a token's route repeats expert 0 in a layer, which no router chooses twice."""
+    """Whether a token's route has expert 0 twice in a layer, which no router chooses."""
     if not isinstance(route, list):
         return False
     layers = route if route and isinstance(route[0], list) else [route]
@@ -98,15 +98,15 @@ def _is_zero_fill(route):
 
 
 def batch_size(fields, name):
-    """How many samples a batch has, judged by a field that has a list for each; None where it is of one sample."""
+    """The number of samples of a batch, by a field that has one list per sample; None for a single sample."""
     values = fields.list(name)
     return len(values) if values and isinstance(values[0], list) else None
 
 
 def each_sample(fields, name, rows_of):
-    """Yields rows_of(sample) for each sample of a batch, where `name` holds one list for each: of every other list a
-    sample gets its own entry, and what is no list is shared. A record of one sample is its own only sample. A BadRow
-    names the sample."""
+    """Yields rows_of(sample) for each sample of a batch, whose field `name` has one list per sample. Every other list is
+    indexed by the sample; values that are not lists are shared. A record of a single sample is yielded as it is. A
+    BadRow names the sample."""
     size = batch_size(fields, name)
     if size is None:
         yield from rows_of(fields)
@@ -125,7 +125,7 @@ def each_sample(fields, name, rows_of):
 
 
 def converted(records: Iterable[Any], rows_of: Callable[[Fields], Iterable[Any]], what: str) -> list[dict[str, Any]]:
-    """The rows of records that are held in memory. Raises InputError; it names the record where there are several."""
+    """The rows of records in memory. Raises InputError, which names the record if there are several."""
     records, tally = list(records), Tally()
     rows: list[dict[str, Any]] = []
     for index, record in enumerate(records):

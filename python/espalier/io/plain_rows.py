@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are Espalier's already, in another container or under other names (docs/data-format.md lists them all;
-src/espalier/data/fields.h is the same list)."""
+"""Espalier's rows in another container or with other field names (listed in docs/data-format.md and
+src/espalier/data/fields.h)."""
 
 from ..errors import BadRow
 from .parts import refuse_images
@@ -18,7 +18,7 @@ NO_LABEL = -100
 
 
 def rows(record, options=None):
-    """Yields the row of one record: `input_ids` and the fields that belong to it, without padding."""
+    """Yields the row of one record: `input_ids` and related fields, without padding."""
     refuse_images(record, "pixel_values", "images", "image_grid_thw")
     ids = token_ids(record.list("input_ids"), "input_ids")
     if "attention_mask" in record and 0 in record.get("attention_mask"):
@@ -31,9 +31,9 @@ def rows(record, options=None):
                 continue
             values = read(name, record.get(name), ids)
             if row.setdefault(field, values)[1:] != values[1:]:
-                raise BadRow(name, f"what the other name of `{field}` says (keep one of them)", "something else")
+                raise BadRow(name, f"the same values as the other name of `{field}` (keep one of them)", "something else")
     if "loss_weights" in record and "loss_mask" not in record and "loss_mask" in row:
-        mask = row.pop("loss_mask")  # under another name it may stand beside weights that agree with it
+        mask = row.pop("loss_mask")  # an alias may accompany weights that agree with it
         if [weight > 0 for weight in row["loss_weights"][1:]] != [loss > 0 for loss in mask[1:]]:
             raise BadRow("loss_weights", "weights above 0 where the mask has 1", "others")
     yield checked(row)
@@ -52,7 +52,7 @@ def _mask(name, values, ids):
             shifted = index + 1 < len(ids) and label == ids[index + 1]
             raise BadRow(
                 "labels", "-100 or the token of input_ids at the same place", f"{label} at index {index}, where "
-                f"input_ids has {token}{' (the next token: give labels before they are shifted)' if shifted else ''}")
+                f"input_ids has {token}{' (the next token: give unshifted labels)' if shifted else ''}")
     return [int(label != NO_LABEL) for label in values]
 
 

@@ -10,7 +10,7 @@ from ..errors import BadRow
 
 def chats_of(record, place, names):
     """Two chats with one `pair_id`, and with `chosen` true and false. place: names a pair that has no name.
-    names.unique(name) gives each pair a name of its own."""
+    names.unique(name) makes names of pairs unique."""
     pair = next(
         (record[name] for name in ("pair_id", "id") if isinstance(record.get(name), (str, int)) and record[name] != ""),
         place)

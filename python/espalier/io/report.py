@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command read and wrote, and its bad records."""
+"""Counts of records and rows of a command, and its bad records."""
 
 from dataclasses import dataclass, field
 
@@ -27,7 +27,7 @@ class Report:
         self.loss_tokens += len(row["input_ids"]) - 1 if loss is None else sum(value > 0 for value in loss)
 
     def bad(self, message, skip):
-        """A record that cannot be used: raises InputError, or counts it."""
+        """Raises InputError for a bad record, or counts it."""
         if not skip:
             raise InputError(message)
         self.bad_records += 1

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of a row (docs/data-format.md), for rows that are made from what others hold.
+"""Checks of rows (docs/data-format.md) that were converted from other formats.
 
-`checked` gives a row in one form whatever it came from: ids are ints, masks 0 and 1 (0 for the first token, which
-nothing predicts), numbers floats. A log-probability that is missing or not finite is null where the token carries no
-loss, and an error where it does.
+`checked` normalises a row: ids are ints, masks 0 and 1 (0 for the first token, which nothing predicts), numbers floats.
+A log-probability that is missing or not finite becomes null if the token carries no loss, and is an error if it does.
 """
 
 import math
@@ -11,14 +10,14 @@ import math
 from ..commands.chats import is_text, shown
 from ..errors import BadRow
 
-LOGPROB_SLACK = 1e-3  # as the reader allows: rounding may put a log-probability this far above 0
+LOGPROB_SLACK = 1e-3  # like the reader: how far rounding may put a log-probability above 0
 LARGEST_ID = 2**31 - 1
 ORDER = ("trajectory_id", "group_id", "pair_id", "chosen", "reward", "turn_rewards", "advantage", "input_ids", "loss_mask",
          "loss_weights", "logprobs", "ref_logprobs", "advantages", "ref_topk_ids", "ref_topk_logprobs", "routed_experts")
 
 
 def checked(row):
-    """The row in its one form; raises BadRow. Missing fields, and those that are None, are left out."""
+    """The normalised row without fields that are missing or None; raises BadRow."""
     row = {name: row[name] for name in ORDER if row.get(name) is not None}
     ids = row["input_ids"] = token_ids(row.get("input_ids"), "input_ids")
     if not ids:
@@ -68,7 +67,7 @@ def same_length(name, values, count, what="input_ids"):
 
 
 def zero_one(name, values):
-    """A mask as ints; 0, 1, 0.0, 1.0, true and false are known."""
+    """A mask as ints; accepts 0, 1, 0.0, 1.0, true and false."""
     for index, value in enumerate(values):
         if isinstance(value, str) or value not in (0, 1):
             raise BadRow(name, "0, 1, true or false", f"{_described(value)} at index {index}")
@@ -92,7 +91,7 @@ def identity(name, value):
 
 
 def _loss(row, tokens):
-    """Puts the mask or the weights into their form; returns which tokens carry loss."""
+    """Normalises the mask or weights; returns which tokens carry loss."""
     if "loss_weights" in row:
         if "loss_mask" in row:
             raise BadRow("loss_mask", "either loss_mask or loss_weights", "both")
@@ -148,12 +147,12 @@ def _turn_rewards(row, carries_loss):
         raise BadRow("turn_rewards", "either turn_rewards or reward", "both")
     before = [False, *carries_loss]
     turns = sum(bool(loss) and not earlier for loss, earlier in list(zip(carries_loss, before))[1:])
-    rewards = same_length("turn_rewards", row["turn_rewards"], turns, "the turns, which are stretches of tokens with loss")
+    rewards = same_length("turn_rewards", row["turn_rewards"], turns, "the turns (ranges of tokens with loss)")
     return [number("turn_rewards", reward) for reward in rewards]
 
 
 def _ref_topk(row, tokens):
-    """Puts both lists into their form: for each token K entries, or none."""
+    """Normalises both lists: K entries or none per token."""
     if not {"ref_topk_ids", "ref_topk_logprobs"} <= row.keys():
         raise BadRow("ref_topk_ids", "ref_topk_ids and ref_topk_logprobs together", "one of them")
     ids = [list(each or []) for each in same_length("ref_topk_ids", row["ref_topk_ids"], tokens)]
@@ -185,7 +184,7 @@ def _routes(routes, tokens):
 
 
 def _described(value):
-    """What a value is, for a message: as JSON writes it, where it can."""
+    """Describes a value for a message, as JSON if possible."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, list) and len(value) > 4:

@@ -6,8 +6,8 @@
 log-probabilities `inference_logprobs`. Its `rank_R.bin` (msgpack) is not read.
 
 Weights: with `rl_weights` only, the row has loss_weights of mask times weight; with `ce_weights` only, those weights.
-Both are two losses, of which --loss-weights names the one to take. Log-probabilities and advantages belong to `rl`; a
-row of `ce`, which may carry loss on tokens that nobody sampled, has none.
+If there are both, --loss-weights selects one. Log-probabilities and advantages belong to `rl`; a row of `ce`, which may
+carry loss on tokens that were not sampled, has none.
 """
 
 from ..errors import BadRow
@@ -19,7 +19,7 @@ STREAMS = {"rl": "rl_weights", "ce": "ce_weights", "ref_kl": "ref_kl_weights"}
 
 
 def rows(record, options):
-    """Yields the row of one sample. options.loss_weights: "rl", "ce" or None, for the only stream there is."""
+    """Yields the row of one sample. options.loss_weights: "rl", "ce" or None for the only stream."""
     refuse_images(record, "mm_kwargs", "mm_token_type_ids")
     ids = token_ids(record.list("token_ids"), "token_ids")
     name, mask = record.first_of("mask", "loss_mask")
@@ -35,8 +35,8 @@ def rows(record, options):
             row[field] = same_length(name, values, len(ids), "token_ids")
     if any(temperature not in (1, 1.0) for temperature in record.get("temperatures", [])):
         record.tally.notes[
-            "samples of another temperature than 1, which rows do not record: their log-probabilities are those "
-            "of the changed distribution"] += 1
+            "samples of a temperature other than 1, which rows do not record: their log-probabilities are those "
+            "of the tempered distribution"] += 1
     row["routed_experts"] = _routes(record)
     yield checked(row)
 
@@ -46,7 +46,7 @@ def _all_null(values):
 
 
 def _loss(record, mask, chosen):
-    """The stream of weights that is taken, None where the sample has none, and loss_mask or loss_weights."""
+    """The stream of weights that is used (None if the sample has none), and loss_mask or loss_weights."""
     given = [stream for stream, name in STREAMS.items() if name in record and not _all_null(record.peek(name))]
     if chosen is None and len(given) > 1:
         raise BadRow(STREAMS[given[0]], "one stream of weights, or --loss-weights to name one of them",
@@ -63,8 +63,8 @@ def _loss(record, mask, chosen):
 
 
 def refuse_unnamed(stream, chosen, field):
-    """Raises BadRow for weights of the loss that pulls towards a reference model, unless they are asked for: with
-    another loss they mean something else."""
+    """Raises BadRow for weights of the loss against a reference model, unless they are selected explicitly: with another
+    loss they have another meaning."""
     if stream == "ref_kl" and chosen is None:
         raise BadRow(field, "weights of rl or ce, or --loss-weights ref_kl", "ref_kl alone")
 

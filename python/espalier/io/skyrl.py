@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SkyRL's `GeneratorOutput` (August 2026: skyrl/train/generators/base.py) as rows. Used are
+"""SkyRL's `GeneratorOutput` (August 2026: skyrl/train/generators/base.py) as rows. Fields used:
 
     prompt_token_ids, response_ids          lists of token ids for each trajectory (or step)
     loss_masks, rollout_logprobs            for each token of a response
@@ -25,8 +25,8 @@ from .rules import checked, identity, same_length, token_ids
 
 
 def from_skyrl(generator_output: Mapping[str, Any], turn_rewards: bool = False) -> list[dict[str, Any]]:
-    """Rows of a SkyRL `GeneratorOutput`: a dict of lists, or of tensors and arrays. turn_rewards: rewards of tokens
-    become one for each turn, not one for the row. Returns a list of row dicts in its order. Raises InputError."""
+    """Rows of a SkyRL `GeneratorOutput`: a dict of lists, or of tensors and arrays. turn_rewards: sum per-token rewards
+    over turns, not over the row. Returns a list of row dicts in its order. Raises InputError."""
     return converted([generator_output], partial(rows, turn_rewards=turn_rewards), "output")
 
 
@@ -38,7 +38,7 @@ def rows(record, options=None, turn_rewards=False):
         yield from made
         return
     if by_turn:
-        raise BadRow("is_last_step", "whole trajectories beside turn rewards", "trajectories in steps")
+        raise BadRow("is_last_step", "whole trajectories with turn rewards", "trajectories in steps")
     steps, several = [], 0
     for row, is_last in zip(made, record.list("is_last_step"), strict=True):
         steps.append(row)
@@ -79,7 +79,7 @@ def _sample(sample, by_turn):
 
 
 def _names(trajectory):
-    """instance_id and repetition_id, of an object or of the text that joins them by an underscore."""
+    """instance_id and repetition_id of an object, or of a string that joins them with an underscore."""
     if isinstance(trajectory, str):
         instance, _, repetition = trajectory.rpartition("_")
         return {"trajectory_id": trajectory, "group_id": instance if instance and repetition.isdigit() else trajectory}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""slime's `Sample` (August 2026: slime/utils/types.py) as rows. Used are
+"""slime's `Sample` (August 2026: slime/utils/types.py) as rows. Fields used:
 
     tokens, response_length         the response is the end of the tokens
     loss_mask, rollout_log_probs    for each token of the response; without a mask all of them carry loss
@@ -23,7 +23,7 @@ from .rules import checked, token_ids
 def from_slime(samples: Iterable[Any], reward_key: str | None = None) -> list[dict[str, Any]]:
     """Rows of slime's samples: a list of `Sample` objects or dicts, or a list of such lists (one for each group).
 
-    reward_key: which entry of a `reward` that is a dict. Returns a list of row dicts. Raises InputError.
+    reward_key: the entry to use of a `reward` that is a dict. Returns a list of row dicts. Raises InputError.
     """
     flat: list[Any] = []
     for sample in samples:

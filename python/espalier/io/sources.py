@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of files: JSON lines (plain, gzip, zstd), one JSON document, Parquet, and packed rows. What could run code
-when it is read, as pickles do, is refused."""
+"""Reads records of files: JSON lines (plain, gzip, zstd), one JSON document, Parquet, and packed rows. Refuses files
+that could run code when they are read, such as pickles."""
 
 import itertools
 import json
@@ -14,16 +14,16 @@ from .plain_rows import KNOWN_NAMES
 
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin")
 CONVERTERS = (
-    "reading it could run code, so it is never read; in the program that made it, or that can load it, pass the data "
+    "reading it could run code, so it is never read; in the program that created it, or that can load it, pass the data "
     "to a converter of espalier.io (from_verl, from_skyrl, from_areal, from_slime, from_tinker, from_trl) and the rows "
     "to espalier.io.write_rows")
 TEXTS = ("trajectory_id", "group_id", "pair_id")
-PARQUET_ROWS = 64  # of a batch that is read at once
+PARQUET_ROWS = 64  # read per batch
 NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def records_of(path, most_bytes, tick):
-    """Yields (where, record or BadRow) for each record of a file. Calls tick(part of the file read so far)."""
+    """Yields (where, record or BadRow) for each record of a file. Calls tick(fraction of the file read so far)."""
     with open(path, "rb") as file:
         head = file.read(16)
     refuse_pickle(path, head)
@@ -42,7 +42,7 @@ def is_parquet(path):
 
 
 def refuse_pickle(path, head):
-    """Raises InputError for a Python pickle, and for what PyTorch and msgpack writers put into files."""
+    """Raises InputError for Python pickles and for files of PyTorch and msgpack writers."""
     if path.suffix in PICKLES and path.name.startswith("rank_"):
         raise InputError(
             f"{path}: expected JSON lines, received a binary batch of prime-rl; its token_exports/step_N/rank_R.jsonl "
@@ -86,7 +86,7 @@ def _document(path, most_bytes):
                            object_pairs_hook=object_without_duplicates)
     except (ValueError, RecursionError, BadRow) as error:
         if kept[0].strip() not in (b"[", b"{", b"[{") or len(kept) == 1 or _parses(kept[1]):
-            return None  # JSON lines, of which the first is a bad one
+            return None  # JSON lines with a bad first line
         fault = error if isinstance(error, BadRow) else BadRow("<document>", "one JSON object, or a list of them",
                                                                clipped(str(error), 200))
         return [(str(path), fault)]
@@ -121,7 +121,7 @@ def _parquet(path, tick):
                 tick(number / rows)
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(
-            f"{path}: expected a whole Parquet file, received one that cannot be read: {clipped(str(error), 200)}"
+            f"{path}: expected a complete Parquet file, received one that cannot be read: {clipped(str(error), 200)}"
         ) from None
 
 

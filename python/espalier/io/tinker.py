@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tinker's `Datum` (tinker 0.38.0: tinker/types/datum.py) as rows.
 
-Tinker's arrays are shifted: entry t of `loss_fn_inputs` speaks of the token that follows token t of `model_input`, so
-a row has one token more than `model_input`: the last target. Used are
+Tinker's arrays are shifted: entry t of `loss_fn_inputs` belongs to the token that follows token t of `model_input`, so
+a row has one token more than `model_input`: the last target. Fields used:
 
     model_input                     chunks of tokens (no images)
     loss_fn_inputs.target_tokens    [T]: token t + 1
-    loss_fn_inputs.weights, else mask       [T] -> loss_mask, or loss_weights where they are not all 0 and 1
+    loss_fn_inputs.weights, else mask       [T] -> loss_mask, or loss_weights if they are not all 0 and 1
     loss_fn_inputs.logprobs         [T] -> logprobs
     loss_fn_inputs.advantages       [T] -> advantages
 
-Tinker adds up the loss of all targets, those of advantage 0 included, which adds nothing: without weights and mask the
-targets whose advantage is not 0 carry loss.
+Tinker sums the loss of all targets. Targets of advantage 0 contribute nothing, so without weights and mask only targets
+whose advantage is not 0 carry loss.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from .rules import checked, number, same_length, token_ids
 
 def from_tinker(datums: Iterable[Any]) -> list[dict[str, Any]]:
     """Rows of Tinker's datums: a list of `Datum` objects, or of dicts of the same form. Returns a list of row dicts,
-    one for each datum. Raises InputError where a target with loss is not the token that follows, among others."""
+    one for each datum. Raises InputError, for example if a target with loss is not the token that follows."""
     return converted(datums, rows, "datum")
 
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows as traces of verifiers (verifiers 0.4.0, trace version 1): one Episode for each group, one tree in it.
 
-The nodes of the tree are what rows share. Rows share a token where all that they say of it is equal, so that nothing is
-lost; a node ends where rows part, and where a sampled run ends. `info.espalier.rows` of the trace says at which node
-each row ends and what it is called, also for a row that is the beginning of another, for which a trace has no leaf.
-Other readers of traces see the tree alone.
+Rows share a token in the tree if all its values are equal, so that nothing is lost; a node ends where rows diverge, and
+where a range of sampled tokens ends. `info.espalier.rows` of the trace has the end node and the name of each row, also
+for a row that is a prefix of another, for which a trace has no leaf. Other readers of traces see only the tree.
 
-A trace has no place for log-probabilities and advantages of tokens without loss, nor for expert routes: they are left
-out, and counted.
+A trace has no fields for log-probabilities and advantages of tokens without loss, nor for expert routes: they are left
+out and counted.
 """
 
 from collections import Counter
@@ -16,18 +15,18 @@ from typing import Any
 PER_TOKEN = ("loss", "logprobs", "ref_logprobs", "advantages")
 ROW_FIELDS = ("trajectory_id", "group_id", "pair_id", "chosen", "reward", "advantage")
 NODE_NAMES = {"logprobs": "logprobs", "ref_logprobs": "reference_logprobs", "advantages": "advantages"}
-MOST_UNGROUPED_ROWS = 1024  # rows without a group that make one tree
+MOST_UNGROUPED_ROWS = 1024  # maximum rows without a group in one tree
 
 
 class Exporter:
-    """Makes Episodes of rows that come one after another; consecutive rows of one group make one Episode."""
+    """Converts a stream of rows to Episodes; consecutive rows of one group form one Episode."""
 
     def __init__(self):
         self.left_out: Counter[str] = Counter()
         self._rows, self._count = [], 0
 
     def add(self, row):
-        """Takes one checked row; returns the Episodes that are complete."""
+        """Adds one checked row; returns the Episodes that are complete."""
         done = []
         full = "group_id" not in row and len(self._rows) == MOST_UNGROUPED_ROWS
         if self._rows and (full or self._rows[0].get("group_id") != row.get("group_id")
@@ -37,7 +36,7 @@ class Exporter:
         return done
 
     def finish(self):
-        """The Episodes of the rows that are left."""
+        """The Episodes of the remaining rows."""
         if not self._rows:
             return []
         rows, self._rows = self._rows, []
@@ -63,7 +62,7 @@ class Exporter:
         return episode | ({"group": {"id": group}} if group is not None else {})
 
     def _entries(self, row):
-        """Each token of a row with all that the row says of it: (id, loss, logprob, ref_logprob, advantage)."""
+        """The values of each token of a row: (id, loss, logprob, ref_logprob, advantage)."""
         tokens = len(row["input_ids"])
         loss = row.get("loss_weights") or row.get("loss_mask") or [0] + [1] * (tokens - 1)
         columns = [row["input_ids"], loss]
@@ -88,7 +87,7 @@ class _Node:
 
 
 class _Tree:
-    """Rows as a tree of runs of tokens."""
+    """Rows as a tree of token sequences."""
 
     def __init__(self):
         self._root = _Node(None, [])
@@ -108,7 +107,7 @@ class _Tree:
         return node
 
     def _grow(self, node, entries):
-        """Adds nodes for the entries; a new one begins where a run with loss ends."""
+        """Adds nodes for the entries; a new one begins where a range of tokens with loss ends."""
         begin = 0
         for at in range(1, len(entries) + 1):
             if at == len(entries) or (entries[at - 1][1] and not entries[at][1]):
@@ -118,7 +117,7 @@ class _Tree:
         return node
 
     def _split(self, node, at):
-        """Makes the first `at` entries of a node a node of their own, in front of it."""
+        """Moves the first `at` entries of a node to a new parent node."""
         front = _Node(node.parent, node.entries[:at])
         node.parent.children[node.entries[0]] = front
         node.parent, node.entries = front, node.entries[at:]

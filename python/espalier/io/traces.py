@@ -2,20 +2,20 @@
 """Traces of verifiers and prime-rl (verifiers 0.4.0: verifiers/v1/{episode,trace,graph}.py; trace version 1) as rows.
 
 Each line of `traces.jsonl` is an Episode: the traces of one rollout. A trace is a tree of message nodes, each with the
-tokens that it adds; every leaf is the end of one trajectory, and its row is the path from the root. Used are
+tokens that it adds; every leaf ends one trajectory, and its row is the path from the root. Fields used:
 
     group.id, else task.key or task.hash    -> group_id
-    traces[].id                     -> trajectory_id, followed by /branch-K where the trace has several leaves
+    traces[].id                     -> trajectory_id, followed by /branch-K if the trace has several leaves
     traces[].rewards                the sum of score times weight -> reward
     traces[].nodes[]: parent, token_ids     the tree
     mask                            for each token: sampled by the model -> loss_mask
     logprobs, advantages, reference_logprobs        one for each token whose mask is true
     loss_weights.NAME               for each token -> loss_weights (as prime-rl's samples: espalier.io.samples)
-    ok, agent.trainable, semantic_parents   what is no training data: see below
+    ok, agent.trainable, semantic_parents   mark what is not training data: see below
 
-As prime-rl trains (orchestrator/trajectories.py, August 2026): a sampled node in several branches carries loss in the
-first of them only, unless shared_targets is "sum"; traces that failed, agents that are not trained and attempts at
-compaction that were not accepted give no rows. What is left out is counted.
+As in prime-rl (orchestrator/trajectories.py, August 2026), a sampled node in several branches carries loss only in the
+first of them, unless shared_targets is "sum"; traces that failed, agents that are not trained and rejected attempts at
+compaction give no rows. Everything left out is counted.
 """
 
 from typing import Any
@@ -55,7 +55,7 @@ def _trace_rows(trace, common, options):
         trace.tally.notes["traces of agents that are not trained left out"] += 1
         return
     if trace.get("ok") is False and not options.include_failed:
-        trace.tally.notes["traces that failed left out (--include-failed takes them)"] += 1
+        trace.tally.notes["traces that failed left out (--include-failed includes them)"] += 1
         return
     if trace.get("version", VERSION) != VERSION:
         raise BadRow("version", f"traces of version {VERSION}", shown(trace.get("version")))
@@ -66,7 +66,7 @@ def _trace_rows(trace, common, options):
         return
     name, own = trace.get("id"), trace.inside("info").inside("espalier")
     common = common | {"reward": _reward(trace)}
-    if "rows" in own:  # written by `espalier export`, which says where each row ends
+    if "rows" in own:  # written by `espalier export`, with the end of each row
         for row in own.get("rows"):
             end = row.get("node") if isinstance(row, dict) else None
             if type(end) is not int or not 0 <= end < len(nodes):
@@ -80,24 +80,24 @@ def _trace_rows(trace, common, options):
             continue
         row = nodes.row(leaf, once=options.shared_targets == "once")
         if row is None:
-            trace.tally.notes["branches without sampled tokens of their own left out"] += 1
+            trace.tally.notes["branches without additional sampled tokens left out"] += 1
             continue
         branch_name = f"{name}/branch-{branch}" if name is not None and len(leaves) > 1 else name
         yield checked(common | {"trajectory_id": branch_name} | row)
 
 
 def _refuse_images(trace, nodes):
-    """Raises BadRow where tokens stand for an image or a video, which a row has no place for."""
+    """Raises BadRow for placeholder tokens of images and videos, which rows do not support."""
     placeholders = trace.get("mm_token_type_id_map", {})
     if isinstance(placeholders, dict) and placeholders:
         found = nodes.first_of({int(token) for token in placeholders if str(token).isdecimal()})
         if found is not None:
             raise BadRow("nodes[].token_ids", "text alone, since rows have tokens only",
-                         f"token {found}, which stands for an image")
+                         f"token {found}, a placeholder of an image")
 
 
 def _reward(trace):
-    """The weighted sum, None where nothing was scored."""
+    """The weighted sum, None if nothing was scored."""
     rewards = trace.get("rewards")
     if rewards is not None and not isinstance(rewards, dict):
         raise BadRow("rewards", "an object of rewards", shown(rewards))
@@ -141,16 +141,16 @@ class _Nodes:
         return any(self._ids)
 
     def first_of(self, tokens):
-        """The first of these tokens in any node; None where there is none."""
+        """The first of these tokens in any node; None if there is none."""
         return next((token for ids in self._ids for token in ids if token in tokens), None)
 
     def leaves(self):
-        """Nodes that are no node's parent, in their order."""
+        """Nodes without children, in order."""
         parents = set(self._parents)
         return [i for i in range(len(self._nodes)) if i not in parents]
 
     def is_abandoned(self, leaf):
-        """Whether a leaf is an attempt at compaction from which the harness did not go on."""
+        """Whether a leaf is an attempt at compaction that the harness did not continue."""
         if "compaction_attempt" not in self._links(leaf):
             return False
         return not any(leaf in self._links(i).get("compaction", ()) for i in range(len(self._nodes)))
@@ -163,8 +163,8 @@ class _Nodes:
         return links
 
     def row(self, end, once):
-        """The row of the path that ends at a node. once: nodes whose loss an earlier row has carry none in this one,
-        and a row is None where no loss is left."""
+        """The row of the path that ends at a node. once: nodes that carry loss in an earlier row carry none in this one;
+        None if no loss remains."""
         path = []
         node = end
         while node is not None:
@@ -204,7 +204,7 @@ class _Nodes:
         return zero_one(name, same_length(name, values, len(self._ids[i]), "the node"))
 
     def _spread_field(self, i, name, fill):
-        """What a node has for its sampled tokens, with `fill` on the others; None where it has nothing."""
+        """A node's values for its sampled tokens, with `fill` on the others; None if it has none."""
         values = self._nodes[i].get(name)
         if not values:
             return None
@@ -213,7 +213,7 @@ class _Nodes:
         return [next(values) if loss else fill for loss in self._masks[i]]
 
     def _read_weights(self, chosen):
-        """The name of the stream that is taken and its weights by node; None and None where there is none."""
+        """The name of the stream that is used and its weights by node; (None, None) if there is none."""
         streams: dict[str, dict[int, Any]] = {}
         for i, node in enumerate(self._nodes):
             weights = node.get("loss_weights", {})

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TRL's tokenised data (TRL 1.16: trainer/sft_trainer.py, dpo_trainer.py, grpo_trainer.py) as rows. Used are
+"""TRL's tokenised data (TRL 1.16: trainer/sft_trainer.py, dpo_trainer.py, grpo_trainer.py) as rows. Fields used:
 
     input_ids with labels, completion_mask or assistant_masks       as in SFT: see espalier.io.plain_rows
     prompt_ids, completion_ids          GRPO, also padded as a batch with prompt_mask (on the left) and completion_mask;
-                                        tool_mask takes what tools answered out of the loss
+                                        tool_mask excludes tool outputs from the loss
     prompt_ids, chosen_ids, rejected_ids    DPO: two rows with one pair_id, and chosen true and false
     sampling_per_token_logps, else old_per_token_logps, else logprobs    -> logprobs, for each token of the completion
     ref_per_token_logps                 -> ref_logprobs
     advantages                          a number for each sample -> advantage, or one for each token of the completion
     reward, rewards                     -> reward
-    group_id, trajectory_id, pair_id    as they are
+    group_id, trajectory_id, pair_id    unchanged
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ LOGPROBS = ("sampling_per_token_logps", "old_per_token_logps", "logprobs")
 
 
 def from_trl(data: Any) -> list[dict[str, Any]]:
-    """Rows of what TRL's trainers take and make: a dict (one sample, or a padded batch of GRPO's inputs), a list of
-    dicts, or a `datasets.Dataset`. Returns a list of row dicts. Raises InputError."""
+    """Rows of inputs of TRL's trainers: a dict (one sample, or a padded batch of GRPO's inputs), a list of dicts, or a
+    `datasets.Dataset`. Returns a list of row dicts. Raises InputError."""
     records = [data] if hasattr(data, "keys") else data
     return converted(records, _rows_of_columns, "record")
 
@@ -37,7 +37,7 @@ def _rows_of_columns(record):
 
 
 def rows(record, options=None, place=""):
-    """Yields the rows of a record of a file, a sample or a batch. place: names the pair where the record does not."""
+    """Yields the rows of a record of a file, a sample or a batch. place: names the pair if the record does not."""
     if "chosen_ids" in record:
         yield from each_sample(record, "chosen_ids", lambda sample: _pair(sample, place))
     elif "completion_ids" in record:
@@ -50,7 +50,7 @@ def _pair(sample, place):
     refuse_images(sample, "pixel_values", "images")
     prompt = token_ids(sample.list("prompt_ids"), "prompt_ids")
     pair = sample.get("pair_id")
-    if pair is None:  # one record may hold several, and files of several folders may have one name
+    if pair is None:  # a record may have several, and files of several folders may have the same name
         number = sample.tally.next(f"pairs of {place}")
         pair = (f"{place}/{number}" if number else place) if place else f"pair-{number}"
     for chosen, name in ((True, "chosen_ids"), (False, "rejected_ids")):
@@ -67,7 +67,7 @@ def _sample(sample):
     if "completion_mask" in sample:
         keep = zero_one("completion_mask",
                         same_length("completion_mask", sample.get("completion_mask"), count, "completion_ids"))
-    if "prompt_mask" in sample:  # a padded batch: what the mask leaves out is padding
+    if "prompt_mask" in sample:  # a padded batch: masked tokens are padding
         keep = attention("completion_mask", keep, count)
         loss, real = [1] * count, keep
     else:

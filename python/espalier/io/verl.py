@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """verl's batches (verl 0.9.1: verl/protocol.py, verl/experimental/agent_loop/agent_loop.py) as rows.
 
-A `DataProto` holds tensors of [B, P + R]: prompts padded on the left to P, responses on the right to R. Used are
+A `DataProto` holds tensors of [B, P + R]: prompts padded on the left to P, responses on the right to R. Fields used:
 
     input_ids, attention_mask [B, P + R], or prompts [B, P] and responses [B, R] with the same attention_mask
-    response_mask [B, R]                    1: sampled by the model (0: what a tool answered, and padding)
+    response_mask [B, R]                    1: sampled by the model (0: tool outputs and padding)
     rollout_log_probs, else old_log_probs [B, R]        -> logprobs
     ref_log_prob [B, R]                                 -> ref_logprobs
     advantages [B, R]                                   -> advantages
@@ -28,12 +28,12 @@ REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
 def from_verl(data: Any, turn_rewards: bool = False) -> list[dict[str, Any]]:
     """Rows of a verl `DataProto`, or of a dict with its tensors and non-tensor fields together.
 
-    data: as the module says; tensors, arrays or lists. turn_rewards: rewards of tokens become one for each turn, not
-    one for the row. Returns a list of row dicts in the order of the batch. Raises
-    InputError. Old log-probabilities, which the trainer computes again, are taken only where the rollout recorded none.
+    data: tensors, arrays or lists with the fields listed above. turn_rewards: sum per-token rewards over turns, not over
+    the row. Returns a list of row dicts in the order of the batch. Raises InputError. Old log-probabilities, which the
+    trainer recomputes, are used only if the rollout recorded none.
     """
     if hasattr(data, "batch") and hasattr(data, "non_tensor_batch"):
-        parts = [part for part in (data.batch, data.non_tensor_batch) if part is not None]  # a TensorDict has no truth
+        parts = [part for part in (data.batch, data.non_tensor_batch) if part is not None]  # bool(TensorDict) raises
         data = {name: part[name] for part in parts for name in part.keys()}
     return converted([data], partial(rows, turn_rewards=turn_rewards), "batch")
 
@@ -48,11 +48,11 @@ def _sample(sample, by_turn):
     refuse_images(sample, "multi_modal_inputs", "multi_modal_data")
     responses = sample.list("responses")
     ids = sample.get("input_ids") or sample.list("prompts") + responses
-    prompt = len(ids) - len(responses)  # its length with padding
+    prompt = len(ids) - len(responses)  # length with padding
     if prompt < 0 or ids[prompt:] != responses:
         raise BadRow("responses", "the end of input_ids", f"{len(responses)} other tokens")
     if "attention_mask" not in sample:
-        raise BadRow("attention_mask", "a mask that says which tokens are padding", "none")
+        raise BadRow("attention_mask", "a mask of the tokens that are not padding", "none")
     keep = attention("attention_mask", sample.get("attention_mask"), len(ids))
     if "response_mask" in sample:
         mask = zero_one("response_mask",

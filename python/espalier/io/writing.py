@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing rows in whichever form a file name asks for, atomically: a file is whole or not there."""
+"""Writes rows atomically, in the format of the file name's suffix."""
 
 import contextlib
 import json
@@ -12,13 +12,13 @@ from ..errors import BadRow, InputError
 from ..rows.writer import atomic_path, row_writer, text_stream
 from .rules import checked
 
-BATCH = 1024  # rows of one row group of Parquet
+BATCH = 1024  # rows per Parquet row group
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> int:
-    """Writes rows (dicts as docs/data-format.md has them) as JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), packed
-    (.safetensors) or as Parquet (.parquet), by the name of the file. Raises InputError for a row that breaks the rules,
-    and then leaves what was there before. Returns the number of rows."""
+    """Writes rows (dicts of docs/data-format.md) as JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), packed (.safetensors) or
+    Parquet (.parquet), by the suffix of the file name. Raises InputError for an invalid row and then leaves an existing
+    file unchanged. Returns the number of rows."""
     count = 0
     with writer_of(Path(path)) as writer:
         for count, row in enumerate(rows, start=1):
@@ -30,7 +30,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) 
 
 
 def writer_of(path):
-    """A context with a writer of rows that has add(row)."""
+    """A context manager of a writer with add(row)."""
     return parquet_writer(path, ROW_TYPES) if path.suffix == ".parquet" else row_writer(path)
 
 
@@ -57,8 +57,8 @@ ROW_TYPES = {
 
 @contextlib.contextmanager
 def parquet_writer(path, types):
-    """Yields a writer with add(record) that writes a Parquet file with columns of these types; null where a record
-    lacks one."""
+    """Yields a writer with add(record) that writes a Parquet file with columns of these types; null for missing
+    fields."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -88,7 +88,7 @@ class _Batches:
 
 @contextlib.contextmanager
 def json_writer(path):
-    """Yields a writer with add(record) that writes one JSON object on each line."""
+    """Yields a writer with add(record) that writes one JSON object per line."""
     with atomic_path(path) as scratch, text_stream(scratch, path.suffix) as stream:
         yield _JsonLines(stream)
 

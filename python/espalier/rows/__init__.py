@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tokens: as users hold them, and as files have them."""
+"""Rows of tokens in memory and in files."""

@@ -15,11 +15,11 @@ from .sequences import Row, listed
 
 Trajectories = core.Trajectories
 
-# Fields of a row, and the types of their columns. Others that programs use stand for some of these.
+# Fields of a row and the types of their columns, without aliases that other programs use.
 _ARRAYS: dict[str, type[np.generic]] = {
     "input_ids": np.int32, "loss_mask": np.uint8, "loss_weights": np.float64, "logprobs": np.float64,
     "ref_logprobs": np.float64, "advantages": np.float64, "turn_rewards": np.float64, "routed_experts": np.int32}  # fmt: skip
-# And what a token has that has none.
+# Fields with K entries per token, their types and placeholders.
 _TOPK: dict[str, tuple[type[np.generic], float]] = {"ref_topk_ids": (np.int32, -1), "ref_topk_logprobs": (np.float64, 0.0)}
 _NUMBERS = ("advantage", "reward")
 _TEXTS = ("trajectory_id", "group_id", "pair_id")
@@ -27,15 +27,15 @@ _TEXTS = ("trajectory_id", "group_id", "pair_id")
 
 def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, vocab_size: int = 0,
          skip_bad_rows: bool = False, limit: int = 0, max_row_bytes: int = core.MAX_ROW_BYTES) -> Trajectories:  # fmt: skip
-    """The rows of files as Trajectories: JSON Lines (plain, gzip or zstd, known by content) or packed .safetensors.
+    """Reads rows of files as Trajectories: JSON Lines (plain, gzip or zstd, by content) or packed .safetensors.
 
     paths          a file, or a list of files and patterns such as "rows-*.jsonl", read one after another
-    vocab_size     ids have to be below it; 0: any
+    vocab_size     ids must be below it; 0: any
     skip_bad_rows  warn of bad rows instead of raising at the first
-    limit          read only so many good rows; 0: all
-    max_row_bytes  JSON Lines: most bytes of one row
+    limit          read at most this many good rows; 0: all
+    max_row_bytes  JSON Lines: maximum bytes of one row
 
-    A single packed file is mapped into memory, not read, so it has to stay as it is. Raises InputError "FILE:LINE:
+    A single packed file is memory-mapped, so it must not change while it is used. Raises InputError "FILE:LINE:
     field `F`: expected E, received R" for a bad row. Warns of ignored fields that have an entry for each token.
 
     >>> import espalier, pathlib, tempfile
@@ -64,22 +64,21 @@ def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, vo
 def write(path: str | os.PathLike[str], rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> None:
     """Writes rows, for `read` and the commands: dicts with the fields of docs/data-format.md, or Trajectories.
 
-    Packed safetensors where the name ends in .safetensors, else JSON Lines; compressed where it ends in .gz or .zst.
-    The file appears under its name when it is whole. Raises InputError, naming row and field, for rows that `read`
-    would refuse and for fields that the format does not have.
+    Packed safetensors if the name ends in .safetensors, else JSON Lines, compressed if it ends in .gz or .zst. The file
+    appears under its name when it is complete. Raises InputError naming row and field for rows that `read` would refuse
+    and for fields that the format does not have.
     """
     core.write(os.fspath(path), trajectories(rows))
 
 
 def trajectories(rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> Trajectories:
-    """Rows as Trajectories: dicts with the fields of docs/data-format.md, or lists of token ids. Raises as `write`.
+    """Rows as Trajectories: dicts with the fields of docs/data-format.md, or lists of token ids. Raises like `write`.
 
-    Or one dict of columns, those of a packed file as NumPy arrays (or what NumPy takes for some): offsets int64 [R + 1],
-    input_ids int32 [N], and of the others what all rows have: loss_mask uint8 or bool [N] or loss_weights; logprobs,
-    ref_logprobs and advantages [N], float32 or float64; reward [R]; chosen [R]; trajectory_id, group_id and pair_id, lists
-    of R texts; turn_rewards with "turn_rewards.offsets" int64 [R + 1]; ref_topk_ids int32 and ref_topk_logprobs [N, K];
-    routed_experts int32 [N, W]. Arrays of these types are used as they are, without a copy (but for offsets),
-    and have to stay as they are; others are converted.
+    Also accepts one dict of columns, those of a packed file as array-likes: offsets int64 [R + 1], input_ids int32 [N], and
+    columns that all rows have: loss_mask uint8 or bool [N] or loss_weights; logprobs, ref_logprobs and advantages [N],
+    float32 or float64; reward [R]; chosen [R]; trajectory_id, group_id and pair_id, lists of R texts; turn_rewards with
+    "turn_rewards.offsets" int64 [R + 1]; ref_topk_ids int32 and ref_topk_logprobs [N, K]; routed_experts int32 [N, W].
+    Arrays of these types are used without a copy (except offsets) and must not change; others are converted.
 
     >>> import espalier, numpy
     >>> tokens = numpy.array([5, 6, 7, 5, 6], numpy.int32)
@@ -105,13 +104,13 @@ def trajectories(rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> Traj
 
 
 def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns with exactly the types that they have in memory."""
+    """The columns converted to exactly the types of the core."""
     types: dict[str, type[np.generic]] = {**_ARRAYS, "offsets": np.int64, "reward": np.float64, "chosen": np.uint8,
              "turn_rewards.offsets": np.int64, **{name: dtype for name, (dtype, _) in _TOPK.items()}}  # fmt: skip
     found: dict[str, Any] = {}
     for name, value in columns.items():
         if name in _TEXTS:
-            found[name] = [str(each) for each in value]
+            found[name] = [str(text) for text in value]
         elif name in types:
             found[name] = _whole_column(name, value, types[name])
         else:
@@ -161,7 +160,7 @@ def _column(name: str, value: Any) -> Any:
 
 
 def _tokens(name: str, value: Any) -> NDArray[Any]:
-    """A list for each token, of which those without entries (None as well) get a placeholder for each."""
+    """One list per token; empty lists and None are filled with placeholders."""
     dtype, absent = _TOPK[name]
     if isinstance(value, np.ndarray) and value.ndim == 2:
         return _array(name, value, dtype)

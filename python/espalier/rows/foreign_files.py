@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that hold no JSON lines: what they are by their first bytes, and what makes JSON lines of them."""
+"""Recognises files that are not JSON lines, and names commands that convert them."""
 
 import shlex
 
@@ -22,21 +22,21 @@ _FORMATS = (
 
 
 def refuse_foreign_file(path, head):
-    """Raises InputError where `head`, the first bytes of the file, are those of another format."""
+    """Raises InputError if `head`, the first bytes of the file, are those of another format."""
     for magic, name, command in _FORMATS:
         if head.startswith(magic):
-            advice = f"; try `{command(shlex.quote(str(path)))}`" if command else "; write its rows as JSON, one on each line"
+            advice = f"; try `{command(shlex.quote(str(path)))}`" if command else "; write its rows as JSON, one per line"
             raise InputError(f"{path}: expected JSON lines, received {name}{advice}")
 
 
 def describe_foreign_line(line, path):
-    """What a line that is no JSON object is part of, with a command; None where nothing is recognised."""
+    """Describes a line that is not a JSON object, with a command to convert the file; None if it is not recognised."""
     text = line.strip()
     reading = {".gz": "zcat {} | jq -c '{}'", ".zst": "zstdcat {} | jq -c '{}'"}.get(path.suffix, "jq -c '{1}' {0}")
     if text.startswith(b"[") and text[1:].lstrip()[:1] in (b"", b"{"):
         command = reading.format(shlex.quote(str(path)), ".[]")
-        return f"the start of a JSON list: write each of its chats on a line of its own by `{command} > chats.jsonl`"
+        return f"the start of a JSON list: write one chat per line with `{command} > chats.jsonl`"
     if text == b"{":
         command = reading.format(shlex.quote(str(path)), ".")
-        return f"the start of an object of several lines: write each chat on one line by `{command} > chats.jsonl`"
+        return f"the start of an object of several lines: write one chat per line with `{command} > chats.jsonl`"
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of plain, gzip and zstd files. Memory is bounded by one line, however far a file inflates."""
+"""Lines of plain, gzip and zstd files. Memory is bounded by one line, whatever the compression ratio."""
 
 import gzip
 import io
@@ -8,23 +8,22 @@ import zlib
 from ..errors import InputError
 from .foreign_files import refuse_foreign_file
 
-# In a row: a few megabytes that inflate to billions of them would keep a command busy for hours.
+# Consecutive blank lines: a few megabytes that decompress to billions of them would take hours.
 MOST_BLANK_LINES = 1_000_000
-PIECE_BYTES = 1 << 20  # of a line, between two reports of progress
-# Of compressed input at a time: zstd can make 32,768 times as much of it.
+PIECE_BYTES = 1 << 20  # of a line, between two progress reports
+# Compressed bytes read at a time: zstd can expand them 32,768 times.
 ZSTD_INPUT_BYTES = 1 << 11
 
 
 class _ZstdStream(io.RawIOBase):
-    """Inflates zstd frames one after another. The package's own reader takes a file that ends inside a frame for
-    one that ends there."""
+    """Decompresses consecutive zstd frames. The package's own reader accepts a file that ends inside a frame."""
 
     def __init__(self, raw):
         import zstandard
 
         self._raw = raw
         self._decompressor = zstandard.ZstdDecompressor()
-        self._frame = None  # the decompressor of the frame that has begun
+        self._frame = None  # the decompressor of the current frame
         self._input = b""
         self._output = memoryview(b"")
 
@@ -57,9 +56,9 @@ def _is_zstd(magic):
 
 
 def open_lines(path):
-    """Opens a plain, gzip or zstd file (told by its first bytes) for reading bytes.
+    """Opens a plain, gzip or zstd file (by its first bytes) for reading bytes.
 
-    Returns (stream of bytes, the file itself, function that gives the part of it read so far).
+    Returns (stream of bytes, the file itself, function that returns the fraction of it read so far).
     """
     raw = open(path, "rb")  # noqa: SIM115  whoever calls closes it
     size = max(1, raw.seek(0, io.SEEK_END))
@@ -80,8 +79,8 @@ def open_lines(path):
 def lines_of(path, most_bytes, tick):
     """Yields the lines of a file as bytes, and None for a line of more than `most_bytes`.
 
-    Calls tick(part of the file read so far) from time to time, inside long lines too. Raises InputError for a
-    compressed file that is damaged or ends too early, and for more than MOST_BLANK_LINES blank lines in a row.
+    Calls tick(fraction of the file read so far) from time to time, also inside long lines. Raises InputError for a
+    compressed file that is damaged or truncated, and for more than MOST_BLANK_LINES consecutive blank lines.
     """
     stream, raw, fraction = open_lines(path)
     number = blank = 0
@@ -114,12 +113,12 @@ def _read(stream, path):
         return stream.readline(PIECE_BYTES)
     except EOFError as error:  # of gzip, and of the class above
         text = str(error) if isinstance(stream, io.BufferedReader) else "one that ends inside a gzip member"
-        raise InputError(f"{path}: expected a whole compressed file, received {text}") from None
+        raise InputError(f"{path}: expected a complete compressed file, received {text}") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: expected a whole compressed file, received damaged gzip data: {error}") from None
+        raise InputError(f"{path}: expected a complete compressed file, received damaged gzip data: {error}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:
         if type(error).__name__ != "ZstdError":
             raise
-        raise InputError(f"{path}: expected a whole compressed file, received damaged zstd data: {error}") from None
+        raise InputError(f"{path}: expected a complete compressed file, received damaged zstd data: {error}") from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens carry loss and how much they weigh, as people have it, as one array."""
+"""Converts loss masks and weights in the forms that users have to one array."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from .sequences import listed
 
 
 def flat_loss_mask(loss_mask: Any, offsets: NDArray[np.int64]) -> NDArray[Any]:
-    """Weights [N] >= 0, 0 for tokens without loss, of one array [N] of all rows, or of a row for each.
+    """Weights [N] >= 0, 0 for tokens without loss, from one array [N] of all rows or one array per row.
 
-    offsets  int64 [R + 1] of the rows. Raises InputError where the mask does not fit them, and for negative numbers."""
+    offsets  int64 [R + 1] of the rows. Raises InputError if the mask does not match them, and for negative numbers."""
     if getattr(loss_mask, "ndim", 0) == 1:
         values = np.asarray(loss_mask)
     else:
@@ -32,7 +32,7 @@ def flat_loss_mask(loss_mask: Any, offsets: NDArray[np.int64]) -> NDArray[Any]:
     if len(values) and values.min() < 0:
         place = int(np.flatnonzero(values < 0)[0])
         at = int(np.searchsorted(offsets, place, side="right")) - 1
-        hint = "; of labels give labels != -100" if values[place] == -100 else ""
+        hint = "; for labels, pass labels != -100" if values[place] == -100 else ""
         raise InputError(f"loss_mask: expected weights >= 0, received {values[place]:g} for token {place - offsets[at]} "
                          f"of row {at}{hint}")  # fmt: skip
     return values

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of integers, as people have them, as two arrays: offsets int64 [R + 1] and values [N]."""
+"""Converts rows of integers in the forms that users have to two arrays: offsets int64 [R + 1] and values [N]."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
@@ -23,7 +23,7 @@ def is_packed(rows: object) -> TypeGuard[Packed]:
 
 
 def token_sequences(rows: Rows) -> Packed:
-    """(offsets int64 [R + 1], tokens int32 [N]) of rows as espalier.build takes them; no copies of packed ones."""
+    """(offsets int64 [R + 1], tokens int32 [N]) of the rows of espalier.build; packed rows are not copied."""
     if is_packed(rows):
         return _packed(*rows)
     ids = [_tokens_of(row, number) for number, row in enumerate(listed(rows))]
@@ -33,7 +33,7 @@ def token_sequences(rows: Rows) -> Packed:
 
 
 def listed(rows: Any) -> list[Any]:
-    """`rows` as a list. Refuses what is no series of rows, a padded matrix above all."""
+    """`rows` as a list. Raises InputError for anything else than a sequence of rows, such as a padded matrix."""
     if isinstance(rows, str | bytes | dict) or not hasattr(rows, "__iter__"):
         hint = "; read files with espalier.read" if isinstance(rows, str | bytes) or hasattr(rows, "__fspath__") else ""
         raise InputError(f"rows: expected {_ROWS}; received {type(rows).__name__}{hint}")
@@ -44,7 +44,7 @@ def listed(rows: Any) -> list[Any]:
 
 
 def ragged(rows: Iterable[Any], field: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """(offsets, values) of lists or arrays of integers; values are int64, or int32 where all rows are."""
+    """(offsets, values) of lists or arrays of integers; values are int64, or int32 if all rows are."""
     arrays = [_integers(row, number, field) for number, row in enumerate(rows)]
     offsets = np.zeros(len(arrays) + 1, np.int64)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
@@ -71,7 +71,7 @@ def merge_keys_of(keys: Any, offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def tree_keys_of(keys: Iterable[Hashable], num_rows: int) -> NDArray[np.int64]:
-    """int64 [R]: equal numbers for equal keys, which may be anything that can be hashed."""
+    """int64 [R]: equal numbers for equal keys, which may be any hashable objects."""
     numbers: dict[Hashable, int] = {}
     try:
         values = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
@@ -83,7 +83,7 @@ def tree_keys_of(keys: Iterable[Hashable], num_rows: int) -> NDArray[np.int64]:
 
 
 def route_keys_of(rows: Sequence[Any]) -> list[NDArray[np.int64]] | None:
-    """Rows of numbers, the same for tokens of the same recorded routes; None where no row has `routed_experts`."""
+    """Rows of numbers, equal for tokens with equal recorded routes; None if no row has `routed_experts`."""
     routes = [row.get("routed_experts") if isinstance(row, dict) else None for row in rows]
     if all(route is None for route in routes):
         return None
@@ -100,7 +100,7 @@ def route_keys_of(rows: Sequence[Any]) -> list[NDArray[np.int64]] | None:
             widths.add(table.shape[1])
         tables.append(table)
     if len(widths) != 1:
-        raise InputError(f"field `routed_experts`: expected as many ids per token in all rows, received "
+        raise InputError(f"field `routed_experts`: expected equally many ids per token in all rows, received "
                          f"{sorted(widths)}")  # fmt: skip
     width = widths.pop()
     absent = [np.full((len(table), width), -1) if table.shape[1] == 0 else table for table in tables]
@@ -143,7 +143,7 @@ def _integers(row: Any, number: int, field: str) -> NDArray[Any]:
         received = _described(array, row)
         raise InputError(f"row {number}: field `{field}`: expected a list of integers, received {received}")
     if array.dtype == np.uint64:
-        return array.view(np.int64)  # of these, tokens above 2^63 become negative, and are refused as such
+        return array.view(np.int64)  # tokens from 2^63 on become negative and are refused
     return array.astype(np.int32 if array.dtype == np.int32 else np.int64, copy=False)
 
 

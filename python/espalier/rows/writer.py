@@ -24,12 +24,12 @@ from typing import Any
 from ..errors import InputError
 
 SCRATCH_SUFFIX = ".partial"
-# A scratch file is locked a moment after it was made; one that is younger may belong to a run that just begins.
+# Scratch files are locked shortly after they are created, so a younger file may belong to a process that just started.
 YOUNGEST_STALE_SECONDS = 60
 
 
 def remove_stale_scratch(path):
-    """Removes what runs that were killed have left beside `path`: scratch files that no process holds."""
+    """Removes scratch files beside `path` that no process has locked: killed processes left them."""
     for scratch in path.parent.glob(f".{glob.escape(path.name)}.*{SCRATCH_SUFFIX}"):
         with contextlib.suppress(OSError), open(scratch, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,7 +68,7 @@ def atomic_path(path):
 
 @contextlib.contextmanager
 def row_writer(path):
-    """Yields a writer with add(row) for rows as docs/data-format.md has them."""
+    """Yields a writer with add(row) for rows of docs/data-format.md."""
     path = Path(path)
     if path.suffix == ".safetensors":
         writer = _PackedWriter()
@@ -82,10 +82,10 @@ def row_writer(path):
 
 @contextlib.contextmanager
 def text_stream(scratch, suffix):
-    """Yields a stream of text that is compressed as the suffix says (.gz, .zst)."""
+    """Yields a text stream that compresses according to the suffix (.gz, .zst)."""
     with contextlib.ExitStack() as stack:
         binary: Any = stack.enter_context(open(scratch, "wb"))
-        if suffix == ".gz":  # without name and time, so that equal rows make equal files
+        if suffix == ".gz":  # without name and time, so that equal rows give equal files
             binary = stack.enter_context(gzip.GzipFile(filename="", mode="wb", fileobj=binary, mtime=0))
         elif suffix == ".zst":
             import zstandard
@@ -104,14 +104,14 @@ class _JsonlWriter:
 
 
 class _Reals:
-    """A column of real numbers that only some rows have. It takes no memory before the first of them."""
+    """A column of real numbers that rows may lack. It uses no memory before the first row that has it."""
 
     def __init__(self):
         self._values, self._present = array("d"), bytearray()
         self._entries = 0  # of all rows
 
     def add(self, values, count):
-        """The entries of one row, `count` of them; None for a row without the column. None within is stored as 0."""
+        """Adds the `count` entries of one row; None for a row without the column. None entries are stored as 0."""
         self._present.append(values is not None)
         if values is not None:
             self._values.frombytes(bytes(8 * (self._entries - len(self._values))))
@@ -137,7 +137,7 @@ class _PackedWriter:
         self._offsets = array("q", [0])
         self._input_ids = array("i")
         self._loss_mask = bytearray()
-        self._loss_weights = None  # instead of the mask, from the first row on that has weights
+        self._loss_weights = None  # replaces the mask from the first row on that has weights
         self._reals = {name: _Reals() for name in ("logprobs", "ref_logprobs", "advantages", "reward")}
         self._chosen, self._chosen_present = bytearray(), bytearray()
         self._strings = {name: (bytearray(), array("q", [0])) for name in ("trajectory_id", "group_id", "pair_id")}
@@ -189,7 +189,7 @@ class _PackedWriter:
             self._topk_ids.extend([-1] * before)
             self._topk_logprobs.extend([0.0] * before)
         if width not in (0, self._topk):
-            raise InputError(f"packed output: expected {self._topk} `ref_topk_ids` for each token, as in the rows before, "
+            raise InputError(f"packed output: expected {self._topk} `ref_topk_ids` for each token, as in earlier rows, "
                              f"received {width}")
         for some, values in zip(ids, logprobs):
             self._topk_ids.extend(some or [-1] * self._topk)
@@ -229,11 +229,11 @@ class _PackedWriter:
         except Exception as error:
             if type(error).__name__ != "SafetensorError":
                 raise
-            raise OSError(str(error)) from None  # as a rule the disk is full
+            raise OSError(str(error)) from None  # usually the disk is full
 
     def _routes_column(self, np):
         rows, tokens = len(self._offsets) - 1, len(self._input_ids)
         if self._routed_rows < rows or len(self._routes) % tokens:
-            raise InputError("packed output: expected `routed_experts` in every row, as many for each token, received "
+            raise InputError("packed output: expected `routed_experts` in every row, equally many per token, received "
                              f"{self._routed_rows:,} of {rows:,} rows with them; write .jsonl instead")
         return np.frombuffer(self._routes, np.int32).reshape(tokens, -1)

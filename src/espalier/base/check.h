@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How LibTorch-free code reports errors: by exceptions whose message says what was expected and what was
-// received. Code that takes tensors uses TORCH_CHECK in the same way.
+// Errors of LibTorch-free code: exceptions whose message says what was expected and what was received. Code
+// that takes tensors uses TORCH_CHECK in the same way.
 #pragma once
 
 #include <fmt/format.h>
@@ -10,13 +10,13 @@
 
 namespace espalier {
 
-/// A fault in what the user gave: files, flags, values. The message is complete and fit to be shown as it is.
+/// Invalid user input: a file, a flag, a value. The message can be shown to the user as it is.
 class InputError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// A fault in Espalier itself: an invariant that does not hold.
+/// A bug in Espalier: an invariant does not hold.
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -31,8 +31,8 @@ class InternalError : public std::logic_error {
       throw ::espalier::InputError(fmt::format(__VA_ARGS__)); \
   } while (false)
 
-/// Throws InternalError unless `condition` holds. It is checked in release builds too, because it guards the
-/// exactness of gradients.
+/// Throws InternalError unless `condition` holds. Release builds check it too, because the exactness of
+/// gradients depends on it.
 #define ESPALIER_ASSERT(condition)                                                          \
   do {                                                                                      \
     if (!(condition)) [[unlikely]]                                                          \

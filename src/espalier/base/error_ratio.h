@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one rule by which results in low precision are judged: the error of ours against float64 may be at most
-// twice that of the plain form, computed in the same dtype.
+// The acceptance rule for results in low precision: our error against float64 may be at most twice the error
+// of the plain form in the same dtype.
 //
-// A ratio of two rounding errors says something only where both have settled:
+// A ratio of two rounding errors is meaningful only under two conditions:
 //
-// - Over a few hundred values. The errors of a handful are a matter of luck, and of the CPU, whose order of
-//   adding decides them. Where one problem has fewer values, the errors of several problems of its kind are
-//   pooled, as if their results were one tensor. Values that share a sum share its rounding as well: the
-//   edges of one row of logits, for example, count as one value.
-// - Above a floor. As in `verify`, errors below the rounding of the dtype itself (unit roundoff / 2) count as
-//   that, on both sides: it is about what rounding the exact result leaves.
+// - Over a few hundred values. The errors of a handful are random and depend on the CPU's order of summation.
+//   Where one problem has fewer values, the errors of several problems of its kind are pooled, as if their
+//   results were one tensor. Values that share a sum share its rounding: the edges of one row of logits, for
+//   example, count as one value.
+// - Above a floor. As in `verify`, both errors are raised to at least unit roundoff / 2 of the dtype, which
+//   is about the error of rounding the exact result.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +25,10 @@ inline constexpr int64_t kMinPooledValues = 256;
 /// Half the distance from 1 to the next number.
 inline constexpr double kFloat32Roundoff = 0x1p-24, kFloat16Roundoff = 0x1p-11, kBFloat16Roundoff = 0x1p-8;
 
-/// Sums of squares over the values of one result, or over those of several problems.
+/// Sums of squares over the values of one or several results.
 struct SquaredErrors {
-  double ours = 0, plain = 0;  // of the differences from the exact values
-  double exact = 0;            // of the exact values themselves
+  double ours = 0, plain = 0;  // of differences from the exact values
+  double exact = 0;            // of the exact values
   int64_t num_values = 0;
 
   void add(double our_value, double plain_value, double exact_value) {
@@ -47,16 +47,15 @@ struct SquaredErrors {
   }
 };
 
-/// What errors are not judged below.
+/// Errors below the floor count as the floor.
 struct ErrorFloor {
   double unit_roundoff;  // of the result's dtype; half of it, relative to the exact values, is the floor
-  /// Root mean square error of a value that counts as none: for results that cancel to nothing, beside which
-  /// every rounding of their terms is large.
+  /// Root mean square error per value that is always accepted, for results whose terms cancel: the rounding
+  /// of their terms is large beside them.
   double absolute = 0;
 };
 
-/// The error of ours over that of the plain form, both at least the floor. Infinite where either is not
-/// finite.
+/// Our error over that of the plain form, both at least the floor. Infinite where either is not finite.
 inline double error_ratio(const SquaredErrors& errors, const ErrorFloor& floor) {
   if (!std::isfinite(errors.ours + errors.plain)) return std::numeric_limits<double>::infinity();
   const double least = std::max(floor.unit_roundoff / 2 * std::sqrt(errors.exact),

@@ -58,7 +58,7 @@ struct stat status_of(int descriptor, const fs::path& path) {
 
 void sync_path(const fs::path& path, bool is_folder) {
   const Descriptor descriptor(open_for_reading(path));
-  // Some network file systems cannot sync a folder and return EINVAL. Nothing more can be done there.
+  // Some network file systems cannot sync a folder and return EINVAL.
   if (::fsync(descriptor.get()) != 0 && !(is_folder && errno == EINVAL)) throw_errno("sync", path, errno);
 }
 
@@ -67,7 +67,7 @@ fs::path folder_of(const fs::path& path) {
   return parent.empty() ? fs::path(".") : parent;
 }
 
-// Removes what killed processes left in a folder, the first time that this process writes to it.
+// Removes temporary files of killed processes, the first time that this process writes to the folder.
 void sweep_once(const fs::path& folder) {
   static std::mutex mutex;
   static std::set<fs::path> swept;
@@ -116,7 +116,7 @@ MappedFile::~MappedFile() {
 AtomicFile::AtomicFile(const fs::path& path) : path_(path) {
   std::error_code ignored;
   ESPALIER_CHECK(!path.filename().empty(), "cannot write `{}`: expected the name of a file", path.string());
-  // A symbolic link stays a link. The file that it points to is replaced.
+  // A symbolic link stays; the file that it points to is replaced.
   if (fs::is_symlink(path, ignored)) path_ = fs::weakly_canonical(path);
   const fs::file_status status = fs::status(path_, ignored);
   ESPALIER_CHECK(!fs::exists(status) || fs::is_regular_file(status),
@@ -169,7 +169,7 @@ std::string read_text(const fs::path& path) {
   std::string text;
   size_t used = 0;
   while (true) {
-    // Files without a known size (pipes, /proc) are read to their end.
+    // The size of pipes and files of /proc is not known beforehand.
     if (used == text.size())
       text.resize(used + std::max<size_t>(static_cast<size_t>(status.st_size) + 1, 4096));
     const ssize_t count = ::read(descriptor.get(), text.data() + used, text.size() - used);

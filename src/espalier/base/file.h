@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files: mapped reading and writing that never leaves a half-written file under its final name.
+// Files: memory-mapped reading, and writing that never leaves a partial file under the final name.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace espalier {
 
 class GuardedRange;
 
-/// A read-only mapping of a whole file. Throws InputError (path and reason) when it cannot be opened, and for
-/// pipes and devices without waiting for them. base/mapped_file_guard.h guards it against truncation: call
-/// check_whole() before using results of what was read.
+/// A read-only mapping of a whole file. Throws InputError (path and reason) if it cannot be opened or is a
+/// pipe or device. base/mapped_file_guard.h guards it against truncation: call check_whole() before using
+/// results computed from it.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -27,7 +27,7 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::filesystem::path& path() const { return path_; }
-  /// Throws InputError if the file has become shorter since it was opened, or could not be read.
+  /// Throws InputError if the file was truncated since it was opened, or could not be read.
   void check_whole() const;
 
  private:
@@ -39,9 +39,9 @@ class MappedFile {
 };
 
 /// Writes to a temporary file beside `path`; commit() makes it durable (fsync of file and folder) and renames
-/// it to `path`. Without commit() the destructor, or the handler of a signal (base/temporaries.h), removes
-/// the temporary and `path` stays as it was. Temporaries that killed processes left in the folder are removed
-/// too. Every failing call throws InputError with path and reason (disk full and `ulimit -f` included).
+/// it to `path`. Without commit() the destructor, or a signal handler (base/temporaries.h), removes the
+/// temporary file and `path` stays unchanged. Temporary files that killed processes left in the folder are
+/// removed too. Failures (including disk full and `ulimit -f`) throw InputError with path and reason.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -60,10 +60,10 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-/// The system's message for the errno `error`. For EFBIG it includes the limit that was reached.
+/// The system's message for the errno `error`. For EFBIG it includes the limit.
 std::string system_message(int error);
 
-/// Whole small files.
+/// Read or write a whole small file.
 std::string read_text(const std::filesystem::path& path);
 void write_text(const std::filesystem::path& path, std::string_view text);
 

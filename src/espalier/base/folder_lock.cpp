@@ -26,7 +26,7 @@ std::string holder_text() {
   return fmt::format("process {} on {}\n", ::getpid(), host[0] == '\0' ? "localhost" : host.data());
 }
 
-// The line that the holder wrote, or nothing while there is none.
+// The line that the holder wrote, or "" if there is none yet.
 std::string read_holder(int descriptor) {
   std::array<char, 512> text{};
   const ssize_t count = ::pread(descriptor, text.data(), text.size() - 1, 0);
@@ -43,8 +43,8 @@ int try_lock(int descriptor) {
   return 0;
 }
 
-// Takes the lock, or returns EWOULDBLOCK with the line of who has it. A holder that has not written its line
-// has just begun or is about to end, so both are tried again for a while.
+// Takes the lock and returns 0, or returns an errno: EWOULDBLOCK with the holder's line if another process
+// has it. A holder without a line has just started or is about to end, so the lock is retried for a while.
 int take_lock(int descriptor, std::string& holder) {
   int error = EWOULDBLOCK;
   for (int tries = 0; tries < kTries && error == EWOULDBLOCK && holder.empty(); ++tries) {
@@ -68,18 +68,18 @@ FolderLock::FolderLock(const std::filesystem::path& folder,
   if (error == EWOULDBLOCK) {
     ::close(descriptor_);
     throw InputError(
-        fmt::format("{}: {} is writing to this folder; wait until it has ended, or choose another",
+        fmt::format("{}: {} is writing to this folder; wait until it has ended, or choose another folder",
                     folder.string(), holder.empty() ? "another process" : holder));
   }
   if (error != 0) {
     if (warn) {
-      warn(fmt::format("warning: {} cannot be locked ({}): make sure that no other run writes to it",
+      warn(fmt::format("warning: cannot lock {} ({}): make sure that no other process writes to it",
                        folder.string(), std::generic_category().message(error)));
     }
     return;
   }
   held_ = true;
-  // Only a message uses the content of the file, so failing to write it is not an error.
+  // Only messages use the content of the file, so a failure to write it is ignored.
   const std::string text = holder_text();
   if (::ftruncate(descriptor_, 0) == 0) {
     [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_, text.data(), text.size(), 0);
@@ -91,8 +91,7 @@ bool FolderLock::is_in_place() const {
 }
 
 FolderLock::~FolderLock() {
-  // The file is emptied while the lock is still held, so that no message names this process for the next
-  // holder.
+  // Emptied while the lock is still held, so that no message names this process as the next holder.
   if (held_) [[maybe_unused]]
     const int ignored = ::ftruncate(descriptor_, 0);
   if (descriptor_ >= 0) ::close(descriptor_);

@@ -42,7 +42,7 @@ std::string Hasher::digits() const {
 }
 
 std::string hash_file(const std::filesystem::path& path) {
-  // The file is read, not mapped: if it shrinks meanwhile, this is an error and not a signal.
+  // Reading a file that shrinks ends early; reading a mapping of it would raise SIGBUS.
   const auto check = [&](bool fine) {
     ESPALIER_CHECK(fine, "cannot read {}: {}", path.string(), std::generic_category().message(errno));
   };

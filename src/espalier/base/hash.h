@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hashes of contents: XXH3 of 128 bits, which is as fast as memory. They detect damage and mix-ups, but not
-// forgery.
+// Content hashes: 128-bit XXH3, which runs at memory bandwidth. They detect damage and mix-ups, not forgery.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +11,7 @@
 
 namespace espalier {
 
-/// The hash of bytes that are added in chunks. The result does not depend on the chunks.
+/// Hashes bytes that are added in chunks. The result does not depend on how they are divided.
 class Hasher {
  public:
   Hasher();
@@ -22,14 +21,14 @@ class Hasher {
 
   void add(std::span<const std::byte> bytes);
 
-  /// The bytes of plain values, as they are in memory.
+  /// Adds the bytes of the values as they are in memory.
   template <typename T>
     requires std::is_arithmetic_v<T>
   void add_values(std::span<const T> values) {
     add(std::as_bytes(values));
   }
 
-  /// Of all bytes so far: 32 hexadecimal digits.
+  /// The hash of all bytes so far, as 32 hexadecimal digits.
   std::string digits() const;
 
  private:
@@ -37,7 +36,7 @@ class Hasher {
   std::unique_ptr<State> state_;
 };
 
-/// The hash of a file's content. Throws InputError when it cannot be read.
+/// The hash of a file's content. Throws InputError if it cannot be read.
 std::string hash_file(const std::filesystem::path& path);
 
 }  // namespace espalier

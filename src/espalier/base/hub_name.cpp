@@ -11,7 +11,7 @@
 namespace espalier {
 namespace {
 
-/// Letters, digits, '.', '_' and '-', and none of the latter three first.
+/// Letters, digits, '.', '_' and '-', beginning with a letter or digit.
 bool is_word(std::string_view text) {
   const auto is_plain = [](unsigned char c) { return std::isalnum(c) != 0; };
   const auto may_follow = [&](unsigned char c) { return is_plain(c) || c == '.' || c == '_' || c == '-'; };
@@ -31,7 +31,7 @@ std::string hub_advice(const std::filesystem::path& missing, HubKind kind) {
   if (std::filesystem::exists(missing.parent_path(), unknown)) return "";
   const bool is_dataset = kind == HubKind::kDataset;
   return fmt::format(
-      "; it reads like a {} of the Hugging Face Hub, which `hf download {}{} --local-dir {}` downloads",
+      "; it looks like a {} of the Hugging Face Hub, which `hf download {}{} --local-dir {}` downloads",
       is_dataset ? "dataset" : "model", text, is_dataset ? " --repo-type dataset" : "", name);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of repositories of the Hugging Face Hub, given where a local file or folder is expected.
+// Hugging Face Hub repository names given where a local file or folder is expected.
 #pragma once
 
 #include <filesystem>
@@ -9,9 +9,8 @@ namespace espalier {
 
 enum class HubKind { kModel, kDataset };
 
-/// For a path that does not exist: "; it reads like a model of the Hugging Face Hub, which `hf download
-/// ORG/NAME --local-dir NAME` downloads" where it has the form ORG/NAME and there is no folder ORG; ""
-/// otherwise.
+/// For a missing path of the form ORG/NAME, where there is no folder ORG: "; it looks like a model of the
+/// Hugging Face Hub, which `hf download ORG/NAME --local-dir NAME` downloads". Otherwise "".
 std::string hub_advice(const std::filesystem::path& missing, HubKind kind);
 
 }  // namespace espalier

@@ -7,7 +7,7 @@
 namespace espalier {
 namespace {
 
-constexpr double kSecondsBetweenLooks = 0.05;
+constexpr double kSecondsBetweenPolls = 0.05;
 
 thread_local InterruptScope* innermost = nullptr;
 
@@ -17,7 +17,7 @@ double now() {
 
 }  // namespace
 
-InterruptScope::InterruptScope(std::function<void()> look) : look_(std::move(look)), outer_(innermost) {
+InterruptScope::InterruptScope(std::function<void()> poll) : poll_(std::move(poll)), outer_(innermost) {
   innermost = this;
 }
 
@@ -28,9 +28,9 @@ InterruptScope::~InterruptScope() {
 void check_interrupt() {
   if (innermost == nullptr) return;
   const double time = now();
-  if (time < innermost->next_look_) return;
-  innermost->next_look_ = time + kSecondsBetweenLooks;
-  innermost->look_();
+  if (time < innermost->next_poll_) return;
+  innermost->next_poll_ = time + kSecondsBetweenPolls;
+  innermost->poll_();
 }
 
 }  // namespace espalier

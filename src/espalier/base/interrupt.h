@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// How whoever called for long work can stop it, such as by Ctrl-C in Python.
+// Lets the caller interrupt long work, for example by Ctrl-C in Python.
 #pragma once
 
 #include <functional>
 
 namespace espalier {
 
-/// Within, long work of this thread calls `look` from time to time, which stops the work by an exception.
-/// Scopes may be nested: the innermost is asked.
+/// While the object lives, long work of this thread calls `poll` from time to time; `poll` stops the work by
+/// throwing. Scopes may be nested: the innermost one is polled.
 class InterruptScope {
  public:
-  explicit InterruptScope(std::function<void()> look);
+  explicit InterruptScope(std::function<void()> poll);
   ~InterruptScope();
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
 
  private:
   friend void check_interrupt();
-  std::function<void()> look_;
+  std::function<void()> poll_;
   InterruptScope* outer_;
-  double next_look_ = 0;
+  double next_poll_ = 0;
 };
 
-/// What loops of long work call: asks the scope of this thread, at once and then 20 times a second at most.
-/// Does nothing without a scope. Throws what the scope's function throws.
+/// Polls the innermost scope of this thread, at most 20 times a second. Loops of long work call this. Does
+/// nothing without a scope. Throws what `poll` throws.
 void check_interrupt();
 
 }  // namespace espalier

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON files of model folders, which are small and come from other programs.
+// Small JSON files of model folders, written by other programs.
 #pragma once
 
 #include <filesystem>
@@ -15,15 +15,15 @@ namespace espalier {
 
 namespace detail {
 
-/// JSON in which Infinity, -Infinity and NaN outside of strings, which Python writes and JSON does not have,
-/// are objects as Transformers 5 writes them: {"__float__": "Infinity"}.
+/// Replaces Infinity, -Infinity and NaN outside of strings, which Python writes and JSON lacks, by objects as
+/// Transformers 5 writes them: {"__float__": "Infinity"}.
 std::string with_tagged_floats(std::string text);
 
 }  // namespace detail
 
-/// Parses the whole file at `path` into Json (nlohmann::json, or nlohmann::ordered_json to keep the order of
-/// keys), infinite numbers as detail::with_tagged_floats has them. Throws InputError naming the file where it
-/// is not JSON, nests more than 64 levels deep, or is no regular file.
+/// Parses the file at `path` into Json (nlohmann::json, or nlohmann::ordered_json to keep the order of keys).
+/// Numbers that are not finite are tagged (detail::with_tagged_floats). Throws InputError naming the file if
+/// it is not JSON, nests more than 64 levels deep, or is not a regular file.
 template <typename Json>
 Json read_json_file(const std::filesystem::path& path) {
   constexpr int kDeepest = 64;

@@ -13,7 +13,7 @@
 namespace espalier {
 namespace {
 
-constexpr size_t kMostWaitingBytes = size_t{16} << 20;
+constexpr size_t kMaxWaitingBytes = size_t{16} << 20;
 
 }  // namespace
 
@@ -22,7 +22,7 @@ LogFile::~LogFile() {
 }
 
 void LogFile::append(std::string record) {
-  if (waiting_bytes_ + record.size() > kMostWaitingBytes) {
+  if (waiting_bytes_ + record.size() > kMaxWaitingBytes) {
     ++num_dropped_;
   } else {
     waiting_bytes_ += record.size();

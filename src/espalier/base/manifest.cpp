@@ -45,7 +45,7 @@ struct Entry {
   std::string hash;
 };
 
-// The files that a manifest lists. Throws InputError where it is not a manifest of `title`.
+// The files that a manifest lists. Throws InputError if it is not a manifest of `title`.
 std::map<std::string, Entry> read_manifest(const fs::path& path, const std::string& title) {
   const auto json = Json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
   ESPALIER_CHECK(json.is_object() && json.contains("version") && json.contains("files") &&
@@ -54,7 +54,7 @@ std::map<std::string, Entry> read_manifest(const fs::path& path, const std::stri
   ESPALIER_CHECK(json["version"] == kVersion,
                  "{} has version {}: expected {} (was it written by a newer Espalier?)", kManifestFile,
                  json["version"].dump(), kVersion);
-  ESPALIER_CHECK(json["title"] == title, "{} is that of {}", kManifestFile, json["title"].dump());
+  ESPALIER_CHECK(json["title"] == title, "{} belongs to {}", kManifestFile, json["title"].dump());
   std::map<std::string, Entry> entries;
   for (const auto& [name, value] : json["files"].items()) {
     const bool fine = value.is_object() && value.contains("bytes") && value["bytes"].is_number_unsigned() &&
@@ -65,17 +65,17 @@ std::map<std::string, Entry> read_manifest(const fs::path& path, const std::stri
   return entries;
 }
 
-// What is wrong with one file; "" when nothing is.
+// One sentence about the first fault of a file; "" if it is intact.
 std::string fault_of(const fs::path& path, const std::string& name, const Entry& expected) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return fmt::format("{} is missing", name);
   const uint64_t bytes = fs::file_size(path, error);
   if (error) return fmt::format("{} cannot be read: {}", name, error.message());
   if (bytes != expected.bytes)
-    return fmt::format("{} has {} bytes, {} were written", name, bytes, expected.bytes);
+    return fmt::format("{} has {} bytes, but {} were written", name, bytes, expected.bytes);
   try {
     if (hash_file(path) != expected.hash)
-      return fmt::format("{} is not what was written: its checksum differs", name);
+      return fmt::format("{} was changed after it was written: its checksum differs", name);
   } catch (const InputError& unreadable) {
     return unreadable.what();
   }

@@ -16,7 +16,7 @@
 
 namespace espalier {
 
-/// A range as the signal handler sees it: without locks and without memory that may go away.
+/// The signal handler reads slots, so they need neither locks nor memory that may be freed.
 struct GuardedRange::Slot {
   std::atomic<uintptr_t> begin{0};  // 0: the slot is free; written last and cleared first
   std::atomic<size_t> size{0};
@@ -32,18 +32,18 @@ namespace {
 using Slot = GuardedRange::Slot;
 static_assert(std::atomic<uintptr_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
-/// Slots are in blocks that are never freed, because a handler may be reading them.
+/// Blocks are never freed, because a signal handler may be reading them.
 struct Block {
   Slot slots[64];
   std::atomic<Block*> next{nullptr};
 };
 Block first_block;
 std::mutex mutex;
-std::optional<std::string> lost_file;  // the file of a range that faulted and was unregistered since
+std::optional<std::string> lost_file;  // a file that faulted and was unregistered since
 uintptr_t page_bytes = 4096;
 
-template <typename Visit>
-Slot* find_slot(Visit matches) {
+template <typename Predicate>
+Slot* find_slot(Predicate matches) {
   for (Block* block = &first_block; block != nullptr; block = block->next.load(std::memory_order_acquire)) {
     for (Slot& slot : block->slots) {
       if (matches(slot)) return &slot;
@@ -62,17 +62,17 @@ Slot* take_slot() {
   return &added->slots[0];
 }
 
-// Maps zeros where the file has ended, so that the instruction that faulted can continue.
+// Maps zeros beyond the end of the file, so that the faulting instruction can continue.
 void on_bus_error(int signal, siginfo_t* info, void*) {
   const int error = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
-  Slot* slot = find_slot([address](const Slot& each) {
-    const uintptr_t begin = each.begin.load(std::memory_order_acquire);
-    return begin != 0 && address >= begin && address - begin < each.size.load(std::memory_order_relaxed);
+  Slot* slot = find_slot([address](const Slot& candidate) {
+    const uintptr_t begin = candidate.begin.load(std::memory_order_acquire);
+    return begin != 0 && address >= begin && address - begin < candidate.size.load(std::memory_order_relaxed);
   });
   const uintptr_t page = address & ~(page_bytes - 1);
   const uintptr_t end = slot == nullptr ? 0 : slot->begin.load() + slot->size.load();
-  // Everything after this page is missing too, or the disk failed and nothing of the file will be used.
+  // The pages after this one are missing too. If the disk failed instead, nothing of the file will be used.
   const bool replaced =
       slot != nullptr &&
       ::mmap(reinterpret_cast<void*>(page),  // NOLINT(performance-no-int-to-ptr)

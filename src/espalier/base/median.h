@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The median of measurements.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +10,8 @@
 
 namespace espalier {
 
-/// The middle value, or the mean of the two in the middle. NaN counts as larger than every number. At least
-/// one value.
+/// The middle value, or the mean of the two in the middle. NaN sorts after every number. `values` must not be
+/// empty.
 inline double median(std::vector<double> values) {
   ESPALIER_ASSERT(!values.empty());
   std::sort(values.begin(), values.end(),

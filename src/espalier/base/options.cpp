@@ -59,7 +59,7 @@ void read(const std::string& text, const OptionTraits& traits, double* value) {
   *value = number;
 }
 
-// In decimal digits alone: 010 and 0x10 would be anybody's guess.
+// Plain decimal digits only, because 010 and 0x10 are ambiguous.
 template <class Whole>
 void read(const std::string& text, const OptionTraits& traits, Whole* value) {
   const std::string_view digits = std::string_view(text).substr(text.starts_with('-') ? 1 : 0);
@@ -105,9 +105,9 @@ struct Element {
   using Type = Target;
   static constexpr bool kIsList = false;
 };
-template <class Each>
-struct Element<std::vector<Each>> {
-  using Type = Each;
+template <class Item>
+struct Element<std::vector<Item>> {
+  using Type = Item;
   static constexpr bool kIsList = true;
 };
 
@@ -127,7 +127,7 @@ std::string plain_text(const nlohmann::ordered_json& value) {
   return fmt::format("{}", fmt::join(texts, ","));
 }
 
-// Text of a flag stays text, also where it looks like a number ("007"); lists of numbers stay text too.
+// Values of text options stay text even if they look like numbers ("007"), and so do lists of numbers.
 nlohmann::ordered_json typed(OptionKind kind, const std::string& text) {
   if (kind == OptionKind::kText) return text;
   int64_t whole = 0;
@@ -150,8 +150,8 @@ std::string bytes_of(const std::string& text, int64_t fewest_bare) {
   return std::to_string(*bytes);
 }
 
-// Capital letters stand for something else, as N in cuda:N.
-bool stands_for_itself(const std::string& text) {
+// Capital letters are placeholders, such as N in cuda:N.
+bool is_literal(const std::string& text) {
   return !text.empty() &&
          std::ranges::none_of(text, [](unsigned char c) { return std::isupper(c) || std::isspace(c); });
 }
@@ -177,7 +177,7 @@ Option::Option(const std::string& name, OptionKind kind, OptionTarget target, co
                                                   : kShown.at(static_cast<size_t>(kind));
   if (traits_.has_commas) text_.value += ",...";
   if (traits_.shown.find('|') != std::string::npos) text_.words = parts(traits_.shown, '|');
-  std::erase_if(text_.words, [](const std::string& word) { return !stands_for_itself(word); });
+  std::erase_if(text_.words, [](const std::string& word) { return !is_literal(word); });
   if (traits_.bytes && default_ != "0") text_.default_value = human_bytes(std::stod(default_));
   if (!traits_.derived.empty()) text_.default_value = traits_.derived;
 }
@@ -276,16 +276,16 @@ std::vector<std::string> OptionList::names() const {
 
 void OptionList::set(const NamedTexts& texts) {
   for (Option& option : options_) {
-    std::vector<std::string> own;
+    std::vector<std::string> values;
     for (const auto& [name, text] : texts) {
-      if (name == option.name()) own.push_back(text);
+      if (name == option.name()) values.push_back(text);
     }
-    if (!own.empty()) option.set(std::move(own));
+    if (!values.empty()) option.set(std::move(values));
   }
   for (const Option& option : options_) {
     const std::string& other = option.traits().excludes;
     ESPALIER_CHECK(other.empty() || !option.is_given() || !at(other).is_given(),
-                   "--{}: expected no --{} beside it", option.name(), other);
+                   "--{}: cannot be combined with --{}", option.name(), other);
   }
 }
 

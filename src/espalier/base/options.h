@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options, each described once, beside the struct that it fills. From the description come flags with their
-// help, keys of TOML files, keyword arguments of Python, checks of values, and what a run keeps of them.
+// Options, each described once, beside the struct that it fills. Flags and their help, TOML keys, Python
+// keyword arguments, range checks and the settings stored with a training run are made from the description.
 #pragma once
 
 #include <array>
@@ -19,62 +19,61 @@
 
 namespace espalier {
 
-/// The file names that the value of an option may be completed to.
+/// How shells complete the value of an option.
 enum class PathKind { kNone, kFile, kFolder };
 
-/// What users are told of an option.
+/// What the help shows of an option.
 struct OptionText {
-  std::vector<std::string>
-      names{};          // such as -o and --out, short ones first; none: an argument without a flag
-  std::string value{};  // what stands for its value, such as FILE; empty: it takes none
-  std::vector<std::string> words{};  // the values that it accepts, where they are words
-  std::string default_value{};       // empty: none, or told by the help
+  std::vector<std::string> names{};  // such as -o and --out, short ones first; empty: a positional argument
+  std::string value{};               // placeholder of the value, such as FILE; empty: it takes no value
+  std::vector<std::string> words{};  // the accepted values, if they are words
+  std::string default_value{};       // empty: none, or described in the help
   std::string help{};
-  std::string group{};  // of options that stand together in the help
+  std::string group{};  // heading in the help
   PathKind path = PathKind::kNone;
   bool required = false;
-  bool several = false;  // several values may follow it
+  bool several = false;  // it takes one or more values
 };
 
-/// Groups of options of several modules.
+/// Groups that several modules use.
 inline constexpr const char* kDataGroup = "Model and data";
 inline constexpr const char* kMachineGroup = "Machine and precision";
 inline constexpr const char* kOutputGroup = "Output";
 
 enum class OptionKind { kFlag, kWhole, kReal, kText };
 
-/// What else is known of an option. NaN and infinity are never accepted.
+/// Properties of an option. NaN and infinity are never accepted.
 struct OptionTraits {
   double least = std::numeric_limits<double>::lowest(), most = std::numeric_limits<double>::max();
   double above = -std::numeric_limits<double>::infinity(), below = std::numeric_limits<double>::infinity();
-  bool bytes = false;  // as text such as 8GiB; numbers without a unit below this many are refused, because
-  int64_t fewest_bare = 0;  // it was forgotten
-  char letter = '\0';       // of a short name, as in -o
-  std::string shown{};      // for its value: words with | between them, others in capitals; or a name
+  bool bytes = false;       // a size such as 8GiB
+  int64_t fewest_bare = 0;  // sizes: smaller numbers without a unit are refused: the unit was forgotten
+  char letter = '\0';       // short name, such as o for -o
+  std::string shown{};      // placeholder of the value: words separated by |, or a name in capitals
   PathKind path = PathKind::kNone;
-  std::string group{};  // where it is not that of the list
+  std::string group{};  // replaces the list's current group
   bool required = false;
   bool hidden = false;        // from help
-  bool stands_alone = false;  // an argument without a flag
-  bool has_commas = false;    // a list in one text
+  bool stands_alone = false;  // a positional argument
+  bool has_commas = false;    // a comma-separated list
   bool shows_default = true;
-  std::string derived{};    // says how its default follows from other options; a run keeps the value in force
-  std::string excludes{};   // the name of another option
-  bool may_change = false;  // in a run that goes on
-  std::function<void(const std::string& text)> check{};  // throws InputError for texts that are wrong
-  std::function<void()> then{};                          // called once the option is set
+  std::string derived{};    // describes a default that depends on other options; runs store the actual value
+  std::string excludes{};   // the name of an option that cannot be combined with it
+  bool may_change = false;  // when a training run is resumed
+  std::function<void(const std::string& text)> check{};  // throws InputError for invalid text
+  std::function<void()> then{};                          // called after the option is set
 };
 
-/// Where the value of an option is kept.
+/// Access to the variable that holds the value of an option.
 struct OptionTarget {
-  /// Throws InputError for texts that stand for no value. Of several the last one counts, but for lists.
+  /// Sets a list from all texts, any other value from the last one. Throws InputError for invalid text.
   std::function<void(const std::vector<std::string>& texts, const OptionTraits& traits)> set;
-  std::function<nlohmann::ordered_json()> value;  // the present one; null: none
+  std::function<nlohmann::ordered_json()> value;  // the current value; null: none
 };
 
 class Option {
  public:
-  /// Its default is the present value.
+  /// The current value of `target` becomes the default.
   Option(const std::string& name, OptionKind kind, OptionTarget target, const std::string& help,
          OptionTraits traits = {});
 
@@ -84,13 +83,13 @@ class Option {
   const OptionTraits& traits() const { return traits_; }
   bool is_list() const { return text_.several || traits_.has_commas; }
 
-  /// Throws InputError naming the option, with what was expected and received.
+  /// Throws InputError naming the option, the expected and the received value.
   void set(std::vector<std::string> texts);
   bool is_given() const { return !given_.empty(); }
   nlohmann::ordered_json value() const { return target_.value(); }
-  /// The value as a run keeps it: a number, true or false, text or a list of texts. Null: there is none.
+  /// The value as training runs store it: a number, a bool, text, a list of texts, or null for none.
   nlohmann::ordered_json kept() const;
-  /// Throws InputError where the present value, a number, is out of range.
+  /// Throws InputError if the current value is a number out of range.
   void check() const;
 
  private:
@@ -105,37 +104,36 @@ class Option {
   std::vector<std::string> given_;
 };
 
-/// Names of options and texts of their values, in the order in which they were given.
+/// (name, text of the value) of options, in the order given.
 using NamedTexts = std::vector<std::pair<std::string, std::string>>;
 
 class OptionList {
  public:
-  /// Options that are added from here on stand in this group.
+  /// Sets the group of the options that are added from now on.
   void group(const std::string& name) { group_ = name; }
 
-  /// `target` has to live as long as the list: a bool, which is a flag, int, int64_t, uint64_t, double, text
-  /// or path, or a list of int32_t, double or text.
+  /// `target` must outlive the list. Types: bool (a flag), int, int64_t, uint64_t, double, std::string,
+  /// std::filesystem::path, or a vector of int32_t, double or std::string.
   template <class Target>
   void add(const std::string& name, Target* target, const std::string& help, OptionTraits traits = {});
 
-  /// One of a few words. `target` has their values, or is an optional of them.
+  /// An option that accepts the given words. `target` is a Value or std::optional<Value>.
   template <class Target, class Value, size_t kCount>
   void add(const std::string& name, Target* target, const std::array<Word<Value>, kCount>& words,
            const std::string& help, OptionTraits traits = {});
 
-  /// Any other text.
   void add(Option option);
 
-  const Option* find(const std::string& name) const;  // null: there is none
+  const Option* find(const std::string& name) const;  // nullptr if absent
   const Option& at(const std::string& name) const;
   const std::deque<Option>& all() const { return options_; }
   std::vector<std::string> names() const;
 
-  /// Sets options in the order of the list, whatever the order of the texts: those that follow from another
-  /// option stand after it. Throws InputError as Option::set does, and for options that exclude one another.
+  /// Sets options in the order of the list, not of the texts: an option that depends on another comes after
+  /// it. Throws InputError like Option::set, and for options that exclude one another.
   void set(const NamedTexts& texts);
 
-  /// Option::value of those that may not change in a run that goes on.
+  /// The values of the options that must not change when a training run is resumed.
   nlohmann::ordered_json settings() const;
   void check() const;
 
@@ -145,7 +143,7 @@ class OptionList {
 
  private:
   std::string group_ = "Options";
-  std::deque<Option> options_;  // which stay where they are
+  std::deque<Option> options_;  // a deque keeps pointers to its elements valid
 };
 
 template <class Target, class Value, size_t kCount>

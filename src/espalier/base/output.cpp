@@ -12,7 +12,6 @@
 namespace espalier {
 namespace {
 
-// What went wrong with standard output, by errno.
 [[noreturn]] void throw_output_error(int error) {
   if (error == EPIPE) throw ClosedPipe();
   throw InputError(fmt::format("cannot write to standard output: {}", system_message(error)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two streams of a command. Results go to standard output: a command whose results cannot be written has
-// failed. Everything else goes to standard error, and nothing that happens there stops a command.
+// The two output streams of a command. Results go to standard output; a command that cannot write them fails.
+// Everything else goes to standard error, where failures are ignored.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,17 +14,17 @@
 
 namespace espalier {
 
-/// The reader of standard output has gone (a pipe into `head`): the command ends without a word.
+/// The reader of standard output has closed it (a pipe into `head`). The command then ends silently.
 class ClosedPipe : public std::runtime_error {
  public:
   ClosedPipe() : std::runtime_error("standard output is a closed pipe") {}
 };
 
-/// Adds to standard output, which is buffered as stdio does. Throws InputError with the reason where it
-/// cannot be written, ClosedPipe where nobody reads it any more.
+/// Writes to standard output, buffered by stdio. Throws InputError with the reason if that fails, ClosedPipe
+/// if the reader has closed it.
 void write_output(std::string_view text);
 
-/// Writes what is in the buffer; fails likewise. Called before a command ends.
+/// Flushes standard output before a command ends. Throws like write_output.
 void flush_output();
 
 template <typename... Args>
@@ -32,10 +32,10 @@ void print_output(fmt::format_string<Args...> format, Args&&... args) {
   write_output(fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Writes to standard error at once. A full disk, a closed pipe or terminal is passed over in silence.
+/// Writes to standard error without buffering. Failures (full disk, closed pipe or terminal) are ignored.
 void write_log(std::string_view text) noexcept;
 
-/// A whole line, or several, with what acts on a terminal written out (base/printable.h).
+/// Writes one or several whole lines to standard error, control characters escaped (base/printable.h).
 template <typename... Args>
 void log_line(fmt::format_string<Args...> format, Args&&... args) {
   write_log(printable_lines(fmt::format(format, std::forward<Args>(args)...)) + "\n");

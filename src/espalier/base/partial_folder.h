@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folders that are whole under their final name or not there.
+// Folders that appear under their final name only when they are complete.
 #pragma once
 
 #include <filesystem>
@@ -7,9 +7,9 @@
 
 namespace espalier {
 
-/// A folder beside `final_path`, ".NAME.TAG.partial" (base/temporaries.h: process_tag), that disappears with
-/// everything in it unless it is committed. The parent of `final_path` is made if absent; the folder itself
-/// is made by whoever writes into it.
+/// A folder ".NAME.TAG.partial" (base/temporaries.h: process_tag) beside `final_path` that the destructor
+/// removes unless it was committed. The constructor creates the parent of `final_path`; the caller creates
+/// the folder itself.
 class PartialFolder {
  public:
   explicit PartialFolder(const std::filesystem::path& final_path);
@@ -19,8 +19,8 @@ class PartialFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Makes the files durable and renames the folder to its final name. An empty folder there is replaced.
-  /// Throws InputError where there is anything else.
+  /// Syncs the files and renames the folder to its final name. Replaces an empty folder of that name; throws
+  /// InputError if anything else has it.
   void commit();
 
  private:

@@ -19,8 +19,8 @@ uint32_t code_point(std::string_view character) {
   return point;
 }
 
-/// Whether a character acts on a terminal, or on the text around it, instead of being seen.
-bool acts(uint32_t point) {
+/// Whether a character controls the terminal or the text around it and is not itself visible.
+bool is_control(uint32_t point) {
   return point < 0x20 || (point >= 0x7F && point < 0xA0) ||        // C0, DEL, C1
          point == 0x00AD || point == 0x061C || point == 0x180E ||  // marks of hyphens, direction, separation
          point == 0x115F || point == 0x1160 || point == 0x3164 || point == 0xFFA0 ||  // Hangul fillers
@@ -64,7 +64,7 @@ std::string made_printable(std::string_view text, bool keep_line_feeds) {
     }
     const std::string_view character = text.substr(i, size);
     const uint32_t point = code_point(character);
-    if (acts(point) && !(keep_line_feeds && point == '\n')) {
+    if (is_control(point) && !(keep_line_feeds && point == '\n')) {
       append_escaped(point, &result);
     } else {
       result += character;
@@ -86,7 +86,7 @@ std::string printable_lines(std::string_view text) {
 
 std::string shortened(std::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return printable(text);
-  // A character that the limit would cut is left out.
+  // A character that crosses the limit is left out.
   size_t end = 0;
   while (end < text.size()) {
     const size_t size = character_size(text, end);

@@ -12,10 +12,10 @@ namespace espalier {
 /// \t, \r, \x1B or \u009B, characters that reorder or hide the text around them (bidirectional overrides and
 /// isolates, zero-width characters, fillers, separators, tags) \u202E, and bytes that are not UTF-8 \xFF.
 /// Joiners (U+200C, U+200D) stay: scripts and emoji need them. Every message that quotes a file name, a
-/// field, an id or a piece of a file goes through this.
+/// field, an id or file content uses this function.
 std::string printable(std::string_view text);
 
-/// The same for text of several lines. Line feeds stay.
+/// Like printable, but line feeds stay.
 std::string printable_lines(std::string_view text);
 
 /// printable(text), limited to `max_bytes` bytes of whole characters, with "..." if it was cut.

@@ -62,7 +62,7 @@ int64_t Rng::below(int64_t bound) {
 
 int64_t Rng::between(int64_t low, int64_t high) {
   ESPALIER_ASSERT(low <= high);
-  // In unsigned arithmetic the span of any two bounds is exact; a span of 2^63 or more is drawn by rejection.
+  // Unsigned arithmetic gives the span without overflow. A span of 2^63 or more is drawn by rejection.
   const uint64_t span = static_cast<uint64_t>(high) - static_cast<uint64_t>(low);
   uint64_t offset;
   if (span < static_cast<uint64_t>(INT64_MAX)) {

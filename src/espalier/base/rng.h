@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counter-based random numbers: the value at (seed, stream, index) depends on nothing else, so results do not
-// change with the order of evaluation, the number of threads or a resume.
+// Counter-based random numbers: a value depends on (seed, stream, index) only, so results do not change with
+// the order of evaluation, the number of threads or a resume.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@ namespace espalier {
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-/// A random sequence, identified by (seed, stream). A copy continues from the same position.
+/// The random sequence of (seed, stream). A copy continues from the same position.
 class Rng {
  public:
   explicit Rng(uint64_t seed, uint64_t stream = 0);

@@ -69,7 +69,7 @@ class HeaderReader {
   explicit HeaderReader(std::string where) : where_(std::move(where)) {}
 
   void read(std::string_view json) {
-    // The reference implementation refuses leading blanks too, so that a header begins in one way only.
+    // Like the reference implementation, which refuses leading blanks.
     check(!json.empty() && json.front() == '{', "the header must begin with an opening brace");
     simdjson::dom::parser parser;
     simdjson::dom::element root;
@@ -154,7 +154,7 @@ class HeaderReader {
   std::string where_;
 };
 
-/// Sorts the entries into file order and gives each its bytes of `buffer`, which they must cover exactly.
+/// Sorts the entries into file order and assigns each its bytes of `buffer`, which they must cover exactly.
 std::vector<TensorView> place(const std::string& where, std::vector<HeaderEntry> entries,
                               std::span<const std::byte> buffer) {
   std::stable_sort(entries.begin(), entries.end(), [](const HeaderEntry& a, const HeaderEntry& b) {
@@ -183,7 +183,7 @@ std::string make_header(const std::string& where, const std::vector<TensorView>&
                         const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header[kMetadataKey] = metadata;
-  // ordered_json finds a key by search, so entries are appended without one and names are checked here.
+  // ordered_json looks keys up by linear search, so entries are appended directly and names are checked here.
   auto& fields = header.get_ref<nlohmann::ordered_json::object_t&>();
   std::set<std::string_view> names{kMetadataKey};
   uint64_t position = 0;

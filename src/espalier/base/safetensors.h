@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The safetensors container (8-byte little-endian header length, JSON header, contiguous buffer), read by
-// mapping and written in order. Format: https://github.com/huggingface/safetensors. Nothing in a file is
-// trusted: header size, duplicate names, dtypes, shapes (overflow-checked products), offsets (ascending,
-// contiguous, no holes, no overlap) and total length are checked, and a fault names file and tensor.
+// The safetensors container (8-byte little-endian header length, JSON header, contiguous buffer),
+// memory-mapped for reading. Format: https://github.com/huggingface/safetensors. Reading checks header size,
+// duplicate names, dtypes, shapes (overflow-checked products), offsets (ascending, contiguous, no holes, no
+// overlap) and total length; a fault names file and tensor.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@
 
 namespace espalier {
 
-/// One tensor of a file. `dtype` is the format's own word: BOOL U8 I8 I16 U16 I32 U32 I64 U64 F16 BF16 F32
-/// F64 (and F8_E4M3, F8_E5M2, known so that such tensors can be copied).
+/// One tensor of a file. `dtype` as the format names it: BOOL U8 I8 I16 U16 I32 U32 I64 U64 F16 BF16 F32 F64
+/// (and F8_E4M3, F8_E5M2, so that such tensors can be copied).
 struct TensorView {
   std::string name;
   std::string dtype;

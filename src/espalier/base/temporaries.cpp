@@ -65,7 +65,7 @@ bool names_ended_process(std::string_view tag) {
 }
 
 RegisteredTemporary::RegisteredTemporary(const fs::path& path) {
-  // The path is absolute, so that it stays valid if the process changes its folder.
+  // An absolute path stays valid if the process changes its working directory.
   std::error_code error;
   const std::string text = fs::absolute(path, error).string();
   if (error || text.size() >= PATH_MAX) return;
@@ -106,7 +106,7 @@ void sweep_temporaries(const fs::path& folder) noexcept {
       if (dash == std::string_view::npos || !names_ended_process(inner.substr(0, dash))) continue;
       if (fs::is_regular_file(entry.symlink_status())) ::unlink(entry.path().c_str());
     }
-    // NOLINTNEXTLINE(bugprone-empty-catch): a folder that cannot be listed stays as it is
+    // NOLINTNEXTLINE(bugprone-empty-catch): a folder that cannot be listed is left unchanged
   } catch (const std::exception&) {
   }
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Temporary files: their names, their removal by a signal handler, and the removal of those that killed
-// processes left.
+// Temporary files: names, removal by a signal handler, and removal of those that killed processes left.
 #pragma once
 
 #include <filesystem>
@@ -9,19 +8,18 @@
 
 namespace espalier {
 
-/// "HOST-PID_NAMESPACE-PID" of this process, for the names of temporaries. It tells whether the process that
-/// made a temporary is still alive.
+/// "HOST-PID_NAMESPACE-PID" of this process. Names of temporary files contain it, so that names_ended_process
+/// can tell whether their process is still alive.
 std::string process_tag();
 
-/// Whether `tag` names a process of this host and of this container (its namespace of process ids) that has
-/// ended. False for every other text.
+/// Whether `tag` names a process of this host and PID namespace that has ended. False for any other text.
 bool names_ended_process(std::string_view tag);
 
 /// While the object lives, remove_registered_temporaries() removes the file at `path`. At most 64 files are
-/// registered at a time; others are left to sweep_temporaries.
+/// registered at a time; sweep_temporaries removes others.
 class RegisteredTemporary {
  public:
-  RegisteredTemporary() = default;  // of no file
+  RegisteredTemporary() = default;  // registers nothing
   explicit RegisteredTemporary(const std::filesystem::path& path);
   ~RegisteredTemporary() { forget(); }
   RegisteredTemporary(const RegisteredTemporary&) = delete;
@@ -33,11 +31,11 @@ class RegisteredTemporary {
   int slot_ = -1;
 };
 
-/// Unlinks all registered files. Async-signal-safe: a signal handler calls it before the process ends.
+/// Unlinks all registered files. Async-signal-safe.
 void remove_registered_temporaries() noexcept;
 
-/// Removes temporaries of AtomicFile (base/file.h) in `folder` whose process has ended. Ignores files that
-/// cannot be removed.
+/// Removes temporary files of AtomicFile (base/file.h) in `folder` whose process has ended. Failures are
+/// ignored.
 void sweep_temporaries(const std::filesystem::path& folder) noexcept;
 
 /// The name of temporary number `number` of this process: ".espalier-TAG-NUMBER.tmp".

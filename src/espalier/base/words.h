@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words that a flag accepts, and what they stand for, in one place: parsers, messages and --help use it.
+// Tables of the words that a flag accepts and their values. Parsers, messages and --help use the same table.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ template <class Value, size_t kCount>
 std::vector<std::string> all_words(const std::array<Word<Value>, kCount>& words) {
   std::vector<std::string> all;
   all.reserve(kCount);
-  for (const auto& each : words) all.emplace_back(each.word);
+  for (const auto& entry : words) all.emplace_back(entry.word);
   return all;
 }
 
@@ -41,25 +41,25 @@ std::string list_of(const std::array<Word<Value>, kCount>& words) {
 
 template <class Value, size_t kCount>
 bool has_word(const std::array<Word<Value>, kCount>& words, std::string_view text) {
-  return std::ranges::any_of(words, [&](const auto& each) { return each.word == text; });
+  return std::ranges::any_of(words, [&](const auto& entry) { return entry.word == text; });
 }
 
-/// What `text` stands for. Throws InputError naming `flag` and the words.
+/// The value of the word `text`. Throws InputError naming `flag` and the words.
 template <class Value, size_t kCount>
 Value parse_word(const std::array<Word<Value>, kCount>& words, std::string_view flag, std::string_view text) {
-  for (const auto& each : words) {
-    if (each.word == text) return each.value;
+  for (const auto& entry : words) {
+    if (entry.word == text) return entry.value;
   }
   throw InputError(fmt::format("{}: expected {}, received `{}`", flag, list_of(words), text));
 }
 
-/// The word for a value. Throws InternalError where there is none.
+/// The word for a value. Throws InternalError if there is none.
 template <class Value, size_t kCount>
 const char* word_of(const std::array<Word<Value>, kCount>& words, Value value) {
-  for (const auto& each : words) {
-    if (each.value == value) return each.word.data();
+  for (const auto& entry : words) {
+    if (entry.value == value) return entry.word.data();
   }
-  throw InternalError("a value without a word");
+  throw InternalError("expected a value that has a word, received one without");
 }
 
 }  // namespace espalier

@@ -31,7 +31,7 @@ int usage_error(const std::string& message) {
   return 2;
 }
 
-/// What the program itself is asked.
+/// Runs arguments of the program itself, such as --version.
 int run_program(const std::deque<Command>& commands, const std::string& word) {
   if (word == "--version") {
     print_output("{}\n", version_text());
@@ -50,7 +50,7 @@ int run_command(Command* command, const std::vector<std::string>& arguments) {
     return 0;
   }
   const int exit_code = command->run(command->options);
-  check_mapped_files();  // a result that was computed from a file that ended early is none
+  check_mapped_files();  // results computed from a truncated file are invalid
   return exit_code;
 }
 
@@ -75,7 +75,7 @@ int run(const std::vector<std::string>& args) {
 }
 
 int fail(const std::string& message) {
-  // What was printed before the fault comes first; where it cannot, the fault is still what to tell.
+  // Output printed before the error comes first. If flushing fails, the error is still the one to report.
   try {
     flush_output();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)

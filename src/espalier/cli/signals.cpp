@@ -40,13 +40,13 @@ struct sigaction action_of(int signal) {
   return action;
 }
 
-// SA_RESETHAND has put back the default, which the signal meets when it comes the second time.
+// SA_RESETHAND has restored the default action, which handles the signal that is raised here.
 void clean_up_and_die(int signal) {
   remove_registered_temporaries();
   ::raise(signal);
 }
 
-// What follows runs inside of signal handlers, where memory must not be allocated.
+// The functions below run in signal handlers and must not allocate memory.
 
 int64_t now_in_milliseconds() {
   timespec now{};
@@ -86,8 +86,8 @@ void request_stop(int signal) {
 void open_standard_streams() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) != -1 || errno != EBADF) continue;
-    // The lowest free number is taken, which is this one. Reading from a stream that is open for writing
-    // fails, and the other way round.
+    // open() returns the lowest free descriptor, which is this one. Reading from a descriptor opened for
+    // writing fails, and vice versa.
     if (::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
   }
 }
@@ -122,7 +122,7 @@ void restore_signals() {
 void die_of_closed_pipe() {
   handle(SIGPIPE, SIG_DFL, 0);
   ::raise(SIGPIPE);
-  std::_Exit(128 + SIGPIPE);  // where the signal is blocked
+  std::_Exit(128 + SIGPIPE);  // reached if the signal is blocked
 }
 
 }  // namespace espalier::cli

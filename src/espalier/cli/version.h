@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `espalier --version` prints.
+// The text of `espalier --version`.
 #pragma once
 
 #include <string>
 
 namespace espalier::cli {
 
-/// The commit that the program was built from: 12 hexadecimal digits, followed by "-dirty" where tracked
-/// files differed from it; "unknown" outside of git. Defined in a source that every build keeps up to date
-/// (cmake/WriteCommit.cmake).
+/// The commit that the program was built from: 12 hexadecimal digits, followed by "-dirty" if tracked files
+/// differed from it; "unknown" outside of git. Every build updates its source (cmake/WriteCommit.cmake).
 extern const char* const kCommit;
 
-/// Version, commit, compiler, build type, LibTorch, CUDA and the instruction set in use, one per line without
-/// a line end after the last. Throws InputError where ESPALIER_CPU names no instruction set of this machine.
+/// Version, commit, compiler, build type, LibTorch, CUDA and the instruction set in use, one per line,
+/// without a final newline. Throws InputError if ESPALIER_CPU names an instruction set that this machine
+/// lacks.
 std::string version_text();
 
 }  // namespace espalier::cli

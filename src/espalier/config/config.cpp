@@ -20,8 +20,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Keys that Transformers 4 and 5, exporters and trainers write and that do not touch the mathematics of a
-// forward or backward pass: bookkeeping, token ids, generation defaults, classification labels, caches.
+// Keys written by Transformers 4 and 5, exporters and trainers that do not affect a forward or backward pass:
+// bookkeeping, token ids, generation defaults, classification labels, caches.
 constexpr auto kHarmlessKeys = std::to_array<std::string_view>({
     "architectures",
     "attn_implementation",
@@ -84,13 +84,13 @@ constexpr auto kCommonKeys = std::to_array<std::string_view>(
     {"model_type", "vocab_size", "hidden_size", "num_hidden_layers", "initializer_range",
      "tie_word_embeddings", "dtype", "torch_dtype", "auto_map"});
 
-// Of layers with attention and an MLP.
+// Keys of layers with attention and an MLP.
 constexpr auto kAttentionKeys = std::to_array<std::string_view>(
     {"intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
      "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
      "attention_bias", "mlp_bias", "layer_types", "sliding_window", "use_sliding_window"});
 
-// Keys that change the mathematics, with the values at which they do not. null always counts as absent.
+// Keys that change the mathematics, with the values at which they have no effect. null counts as absent.
 struct FixedKey {
   std::string_view key;
   std::vector<Json> accepted;
@@ -105,7 +105,7 @@ const std::vector<FixedKey>& fixed_keys() {
       {"embd_pdrop", {0.0}},
       {"use_mrope", {false}},
       {"rope_interleaved", {false}},
-      {"output_router_logits", {false, true}},  // the loss is a matter of flags of train
+      {"output_router_logits", {false, true}},  // flags of train set the router losses
       {"router_jitter_noise", {0.0}},
       {"pretraining_tp", {1}},
       {"is_encoder_decoder", {false}},
@@ -165,7 +165,7 @@ void refuse_unsupported_values(const ConfigReader& config) {
   }
   if (const Json* map = config.find("auto_map"); map != nullptr) {
     for (const auto& [name, unused] : map->items()) {
-      if (name != "AutoTokenizer") config.refuse("auto_map", "no classes of its own but AutoTokenizer");
+      if (name != "AutoTokenizer") config.refuse("auto_map", "no custom classes except AutoTokenizer");
     }
   }
 }
@@ -183,7 +183,7 @@ void refuse_unknown_keys(const ConfigReader& config, const ModelFamily& family) 
   config.refuse_other_keys(known, family_names("and", ""));
 }
 
-/// Sizes and rotary positions of attention, and what is read with them.
+/// Reads sizes and rotary positions of attention, and related keys.
 CommonParts read_common(const ConfigReader& config, const ModelFamily& family, DecoderConfig* result) {
   CommonParts common;
   if (!family.only_experts)
@@ -198,7 +198,7 @@ CommonParts read_common(const ConfigReader& config, const ModelFamily& family, D
   return common;
 }
 
-/// As torch.nn.Embedding takes it: negative ones count from the end. Those that it refuses are of no token.
+/// Like torch.nn.Embedding: negative ids count from the end. Ids out of range mean no token.
 int64_t read_pad_token(const ConfigReader& config, const ModelFamily& family, int64_t vocab_size) {
   if (!family.padding_row) return -1;
   const Json* value = config.find("pad_token_id");
@@ -214,7 +214,7 @@ DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& famil
   result.vocab_size = config.positive_integer("vocab_size", kMostVocabulary);
   result.hidden_size = config.positive_integer("hidden_size", kMostHidden);
   result.layers.resize(config.positive_integer("num_hidden_layers", kMostLayers));
-  // Transformers, too, takes 0 as not given.
+  // Transformers also treats 0 as absent.
   const Json* range = config.find("initializer_range");
   const bool range_is_given = range != nullptr && *range != 0;
   result.initializer_range =
@@ -230,7 +230,7 @@ DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& famil
   return result;
 }
 
-/// The text decoder of a model that has a vision tower as well.
+/// Parses the text decoder of a model with a vision tower.
 DecoderConfig parse_composite(const ConfigReader& config, const ModelFamily& family) {
   const Json* text = config.find("text_config");
   if (text == nullptr) config.refuse("text_config", fmt::format("the config of a {}", family.model_type));

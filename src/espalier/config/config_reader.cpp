@@ -91,7 +91,7 @@ std::string ConfigReader::text(const std::string& key) const {
 void ConfigReader::refuse_other_keys(const std::vector<std::string_view>& known,
                                      const std::string& families) const {
   for (const auto& [key, value] : json_.items()) {
-    // A leading underscore marks what a library notes for itself; special tokens concern generation.
+    // Keys with a leading underscore are internal to libraries; special tokens concern generation.
     if (value.is_null() || key.starts_with('_') || key.ends_with("_token_id") ||
         std::find(known.begin(), known.end(), key) != known.end())
       continue;

@@ -13,9 +13,9 @@
 
 namespace espalier {
 
-// The largest sizes that are taken: several times those of any model there is. A file with larger ones is
-// broken, and what would be allocated for it could take all memory. They also keep the number of parameters,
-// and of their bytes, inside 64 bits.
+// Upper limits of sizes, several times those of any existing model. A file with larger ones is broken, and
+// allocating its tensors could exhaust memory. They also keep the number of parameters and bytes within 64
+// bits.
 inline constexpr int64_t kMostLayers = 4096;
 inline constexpr int64_t kMostHeads = 4096;
 inline constexpr int64_t kMostHeadDim = 16'384;
@@ -23,17 +23,17 @@ inline constexpr int64_t kMostHidden = int64_t{1} << 18;
 inline constexpr int64_t kMostIntermediate = int64_t{1} << 20;
 inline constexpr int64_t kMostExperts = 65'536;
 inline constexpr int64_t kMostVocabulary = int64_t{1} << 24;
-inline constexpr int64_t kMostConvolution = 8;  // taps, of ops/causal_conv1d
+inline constexpr int64_t kMostConvolution = 8;  // taps of ops/causal_conv1d
 inline constexpr int64_t kMostPositions = std::numeric_limits<int32_t>::max();
 
-/// One JSON object. Every look-up throws InputError naming file, key, what was expected and what was
-/// received. null counts as absent.
+/// One JSON object. Every look-up throws InputError naming file, key, expected and received value. null
+/// counts as absent.
 class ConfigReader {
  public:
   /// `json` must outlive this object. `prefix` comes before the keys in messages.
   ConfigReader(const nlohmann::json& json, std::string file, std::string prefix = "");
 
-  const nlohmann::json* find(const std::string& key) const;  // null where absent
+  const nlohmann::json* find(const std::string& key) const;  // nullptr if absent
   bool has(const std::string& key) const { return json_.contains(key); }
 
   int64_t positive_integer(const std::string& key, int64_t largest,
@@ -42,11 +42,11 @@ class ConfigReader {
   double positive_number(const std::string& key, std::optional<double> otherwise = {}) const;
   double non_negative_number(const std::string& key) const;
   bool boolean(const std::string& key, bool otherwise) const;
-  std::string text(const std::string& key) const;  // "" where absent
+  std::string text(const std::string& key) const;  // "" if absent
 
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
 
-  /// Refuses every key that is not among `known`, the keys of these families.
+  /// Throws InputError for a key that is not in `known`, the keys of these families.
   void refuse_other_keys(const std::vector<std::string_view>& known, const std::string& families) const;
 
   const std::string& file() const { return file_; }

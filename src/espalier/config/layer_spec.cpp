@@ -98,7 +98,7 @@ void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
 
 void append_parameters(const NoMlp&, int64_t, Shapes*) {}
 
-// What came later is written where it is not the default, so that files from before stay valid.
+// Newer fields are written only if they are not the default, so that older files stay valid.
 nlohmann::ordered_json to_json(const AttentionSpec& attention) {
   nlohmann::ordered_json json = {{"type", "attention"},
                                  {"num_attention_heads", attention.num_attention_heads},

@@ -19,8 +19,8 @@ std::string last_part(const std::string& name) {
   return name.substr(name.rfind('.') + 1);
 }
 
-/// Where experts are MLPs of their own, PEFT takes every map that is called like theirs for one of them,
-/// which Transformers has in one tensor for all.
+/// In models whose checkpoints have separate MLPs as experts, PEFT treats every map with a name of theirs as
+/// an expert, which Transformers stores as one tensor for all.
 bool takes_for_experts(const ModelSpec& spec, const std::string& map) {
   const bool has_experts = std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
     const auto* moe = std::get_if<MoeSpec>(&layer.mlp);
@@ -33,7 +33,7 @@ bool takes_for_experts(const ModelSpec& spec, const std::string& map) {
 bool is_adaptable(const LayerSpec& layer, const ParameterShape& parameter) {
   const std::string& name = parameter.name;
   if (parameter.shape.size() != 2 || !name.ends_with(kWeight)) return false;
-  // Transformers' Mamba2Mixer reads the weight past the module, so PEFT could not run what is trained here.
+  // Transformers' Mamba2Mixer reads the weight directly, not through the module, so PEFT cannot adapt it.
   if (name == "mixer.out_proj.weight") return false;
   const auto* moe = std::get_if<MoeSpec>(&layer.mlp);
   return moe == nullptr ||
@@ -48,13 +48,13 @@ bool stands_for(const std::string& target, const std::string& module) {
   return module == target || module.ends_with("." + target);
 }
 
-/// The part of a module's name behind "layers.N.".
+/// The part of a module's name after "layers.N.".
 std::string in_layer(const ModelSpec& spec, const std::string& name) {
   const size_t number = spec.parameter_prefix.size() + std::string_view("layers.").size();
   return name.substr(name.find('.', number) + 1);
 }
 
-/// Modules with parameters that have no adapter, in any layer or outside.
+/// Modules with parameters but without an adapter, in any layer or outside.
 std::vector<std::string> other_modules(const ModelSpec& spec, const std::vector<LinearMap>& maps) {
   std::set<std::string> adapted;
   for (const LinearMap& map : maps) adapted.insert(map.name);
@@ -72,14 +72,14 @@ std::string known_names(const std::vector<LinearMap>& maps) {
   return fmt::format("{}, {}", fmt::join(names, ", "), kAllLinear);
 }
 
-/// The names in a list with commas between them, in its order, each once.
+/// The names of a comma-separated list, in its order, without duplicates.
 std::vector<std::string> names_in(const std::string& list) {
   std::vector<std::string> names;
   for (size_t begin = 0; begin <= list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());
     std::string name = list.substr(begin, end - begin);
     ESPALIER_CHECK(!name.empty() && name.find(' ') == std::string::npos,
-                   "expected names with commas and nothing else between them, received `{}`", list);
+                   "expected comma-separated names without spaces, received `{}`", list);
     if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
     begin = end + 1;
   }
@@ -91,11 +91,11 @@ std::vector<std::string> names_in(const std::string& list) {
 void add_lora_options(LoraOptions* options, OptionList* list) {
   list->group("LoRA");
   list->add("lora-rank", &options->rank,
-            "Train low-rank adapters of this rank in place of the weights, which stay as they are and "
-            "have neither gradients nor optimiser state. Checkpoints are then folders of PEFT",
+            "Train low-rank adapters of this rank instead of the weights, which are frozen and have neither "
+            "gradients nor optimiser state. Checkpoints are then PEFT folders",
             {.least = 1, .shows_default = false});
   list->add("lora-alpha", &options->alpha,
-            "What adapters add is multiplied by this over the rank (default: the rank)",
+            "Scale of adapters: their output is multiplied by this over the rank (default: the rank)",
             {.above = 0, .shows_default = false});
   const auto set = [options](const std::vector<std::string>& texts, const OptionTraits&) {
     options->targets = names_in(texts.back());
@@ -104,9 +104,8 @@ void add_lora_options(LoraOptions* options, OptionList* list) {
   list->add({"lora-targets",
              OptionKind::kText,
              {set, targets},
-             "Which linear maps have adapters: names with commas between them, such as q_proj,v_proj, or "
-             "all-linear. A name stands for all maps whose names end with it. Routers and experts have "
-             "none",
+             "Linear maps with adapters: comma-separated names, such as q_proj,v_proj, or all-linear. A name "
+             "selects all maps whose names end with it. Routers and experts have none",
              {.shown = "NAMES"}});
   list->add("lora-rslora", &options->rslora, "Divide by the square root of the rank instead (rsLoRA)");
 }
@@ -142,16 +141,15 @@ std::vector<LinearMap> adapted_maps(const ModelSpec& spec, const std::vector<std
   if (targets == std::vector<std::string>{kAllLinear}) return all;
   const std::vector<std::string> others = other_modules(spec, all);
   for (const std::string& target : targets) {
-    ESPALIER_CHECK(target != kAllLinear, "lora-targets: expected {} alone, received it beside other names",
+    ESPALIER_CHECK(target != kAllLinear, "lora-targets: expected {} alone, received it with other names",
                    kAllLinear);
     const bool found =
         std::ranges::any_of(all, [&](const LinearMap& map) { return stands_for(target, map.name); });
     const auto other =
         std::ranges::find_if(others, [&](const std::string& module) { return stands_for(target, module); });
     ESPALIER_CHECK(other == others.end(),
-                   "lora-targets: `{}` stands for {}, which cannot have an adapter{}; those that can: {}",
-                   target, *other,
-                   found ? " (a longer name, such as self_attn.q_proj, stands for fewer)" : "",
+                   "lora-targets: `{}` selects {}, which cannot have an adapter{}; those that can: {}",
+                   target, *other, found ? " (a longer name, such as self_attn.q_proj, selects fewer)" : "",
                    known_names(all));
     ESPALIER_CHECK(found, "lora-targets: the model has no linear map `{}`; it has: {}", target,
                    known_names(all));

@@ -8,8 +8,8 @@
 
 namespace espalier {
 
-/// What a router makes of its logits: scores, by which it chooses and weighs experts. With kSoftmaxOverChosen
-/// it chooses by the logits themselves, and the weights are the softmax of the chosen ones.
+/// How a router computes scores from its logits. It chooses and weights experts by the scores; with
+/// kSoftmaxOverChosen it chooses by the logits, and the weights are the softmax over the chosen ones.
 enum class RouterScores { kSoftmax, kSigmoid, kSoftmaxOverChosen };
 
 /// The activation of gpt_oss's experts: (up + 1) gate sigmoid(swiglu_alpha gate), with gate at most
@@ -21,8 +21,9 @@ struct ClampedSwiglu {
   bool operator==(const ClampedSwiglu&) const = default;
 };
 
-/// An MLP of many experts, silu(gate(x)) * up(x), then down. Each token passes num_experts_per_tok of them,
-/// chosen by its router scores, and sums their outputs by these scores; names as in config.json.
+/// A mixture of experts, each silu(gate(x)) * up(x), then down. Each token passes the num_experts_per_tok
+/// experts that its router scores choose; their outputs are summed, weighted by these scores. Names as in
+/// config.json.
 struct MoeSpec {
   int64_t num_experts = 0;
   int64_t num_experts_per_tok = 0;
@@ -35,19 +36,19 @@ struct MoeSpec {
   int64_t n_group = 1;  // of experts; the best topk_group of them are chosen from
   int64_t topk_group = 1;
   int64_t shared_intermediate_size = 0;  // of the shared MLP, which every token passes; 0: none
-  // What the shared MLP gives is scaled by sigmoid(mlp.shared_expert_gate(x)).
+  // The output of the shared MLP is multiplied by sigmoid(mlp.shared_expert_gate(x)).
   bool shared_expert_gate = false;
 
-  // gpt_oss: the activation of the experts. The experts of a layer are then one tensor each of gate_up_proj
-  // [E, hidden_size, 2 I], in which gate and up take turns, down_proj [E, I, hidden_size], and biases; and
-  // the router has a bias.
+  // gpt_oss: the activation of the experts. The experts of a layer are then the tensors gate_up_proj
+  // [E, hidden_size, 2 I], with gate and up interleaved, down_proj [E, I, hidden_size], and biases; and the
+  // router has a bias.
   std::optional<ClampedSwiglu> clamped_swiglu = {};
 
-  // Gate and up of an expert, and of the shared MLP, are one matrix, input_linear, beside output_linear;
-  // files have one tensor of all experts for each of the two (granitemoehybrid).
+  // Gate and up of an expert, and of the shared MLP, are one matrix, input_linear; down is output_linear.
+  // Files have one tensor of all experts for each of the two (granitemoehybrid).
   bool fused = false;
 
-  // Modules in a checkpoint.
+  // Names of modules in a checkpoint.
   std::string router_name = "mlp.gate", experts_name = "mlp.experts", shared_name = "mlp.shared_experts";
 
   bool operator==(const MoeSpec&) const = default;

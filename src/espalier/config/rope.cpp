@@ -30,7 +30,7 @@ Llama3Rope read_llama3(const ConfigReader& rope, int64_t max_position_embeddings
   return result;
 }
 
-// How much queries and keys grow with the context (YaRN, equation 22), as Transformers has it.
+// The scale of queries and keys for a larger context (YaRN, equation 22), as in Transformers.
 double yarn_scale(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }
@@ -58,8 +58,7 @@ YarnRope read_yarn(const ConfigReader& rope, int64_t max_position_embeddings, Ke
   return result;
 }
 
-/// An object of a config.json that describes a rope; where it leaves rope_theta out, that of `rope_theta`.
-/// `more_keys` say nothing.
+/// Reads an object that describes a rope. `rope_theta` is the default; `more_keys` are ignored.
 Rope read_rope_object(const ConfigReader& rope, double rope_theta, int64_t max_position_embeddings,
                       const Keys& more_keys = {}) {
   const std::string type_key = rope.find("rope_type") != nullptr ? "rope_type" : "type";
@@ -81,7 +80,7 @@ Rope read_rope_object(const ConfigReader& rope, double rope_theta, int64_t max_p
   return result;
 }
 
-/// rope_parameters or rope_scaling, whichever is there; "" where neither is.
+/// "rope_parameters" or "rope_scaling", whichever is present; "" if neither is.
 std::string rope_object_name(const ConfigReader& config) {
   std::vector<std::string> present;
   for (const std::string name : {"rope_parameters", "rope_scaling"}) {
@@ -103,17 +102,17 @@ void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_paramet
   const double theta = config.positive_number("rope_theta", rope_theta);
   result->rope = {.rope_theta = theta};
   const std::string name = rope_object_name(config);
-  // Transformers takes an empty rope_parameters for a rope without scaling, whatever the default.
+  // Transformers reads an empty rope_parameters as a rope without scaling, whatever the default.
   if (name.empty() && (rope_parameters.empty() || config.find("rope_parameters") != nullptr)) return;
   const nlohmann::json& given = name.empty() ? rope_parameters : *config.find(name);
   const ConfigReader rope(given, config.file(), (name.empty() ? "rope_parameters" : name) + ".");
-  // Where text has the same position in all three sections, as here, these say nothing.
+  // Text has the same position in all three sections, so they have no effect.
   const bool has_sections = *find_family(result->model_type)->composite_type != '\0';
   const Keys sections = has_sections ? Keys{"mrope_section", "mrope_interleaved"} : Keys{};
   result->rope = read_rope_object(rope, theta, result->max_position_embeddings, sections);
   if (config.find("rope_theta") != nullptr && result->rope.rope_theta != theta) {
-    // Transformers 4 follows the outer value and Transformers 5 the inner one.
-    rope.refuse("rope_theta", fmt::format("the rope_theta beside {}, {}", name, theta));
+    // Transformers 4 uses the outer value, Transformers 5 the inner one.
+    rope.refuse("rope_theta", fmt::format("the rope_theta outside of {}, {}", name, theta));
   }
 }
 
@@ -121,13 +120,13 @@ void read_rope_by_layer_type(const ConfigReader& config, DecoderConfig* result) 
   constexpr double kTheta = 500000;
   const std::string name = rope_object_name(config);
   const auto read = [&](const ConfigReader& rope) {
-    // Transformers looks for it outside of the objects and so never finds it.
+    // Transformers looks for it outside of the objects and never finds it.
     if (!rope.boolean("truncate", true)) rope.refuse("truncate", "true");
     if (rope.positive_number("partial_rotary_factor", 1) != 1) rope.refuse("partial_rotary_factor", "1.0");
     return read_rope_object(rope, kTheta, result->max_position_embeddings);
   };
-  // Of a rope_theta outside of rope_parameters, Transformers 4 makes that of all layers, and Transformers 5
-  // that of layers without a window.
+  // A rope_theta outside of rope_parameters applies to all layers in Transformers 4, and to layers without a
+  // window in Transformers 5.
   if (config.find("rope_theta") != nullptr && *config.find("rope_theta") != kTheta) {
     config.refuse("rope_theta",
                   "500000, or rope_theta in rope_parameters.full_attention and "
@@ -161,7 +160,7 @@ void read_rotary_dim(const ConfigReader& config, double partial_rotary_factor, A
     if (factor != 1) reader.refuse(key, "1.0");
     return;
   }
-  // Rounded as Transformers does.
+  // Rounded like in Transformers.
   attention->rotary_dim = static_cast<int64_t>(static_cast<double>(attention->head_dim) * factor);
   if (factor > 1 || attention->rotary_dim < 2 || attention->rotary_dim % 2 != 0) {
     reader.refuse(key, fmt::format("an even part of head_dim, {}", attention->head_dim));

@@ -11,7 +11,7 @@ namespace espalier {
 
 /// The routers of a model: each sends a token to `top_k` of `experts`.
 struct RouterShape {
-  std::vector<int64_t> layers;  // that have one, ascending; empty: a model without experts
+  std::vector<int64_t> layers;  // layers with a router, ascending; empty: a model without experts
   int64_t experts = 0;
   int64_t top_k = 0;
 

@@ -61,7 +61,7 @@ void read_switched_window(const ConfigReader& config, DecoderConfig* result) {
 
 void refuse_sliding_windows(const ConfigReader& config, int64_t num_hidden_layers) {
   if (config.boolean("use_sliding_window", false)) config.refuse("use_sliding_window", "false");
-  // Models with a switch for the window do not use it where the switch is off.
+  // Models with use_sliding_window ignore the window if it is false.
   if (config.find("sliding_window") != nullptr && config.find("use_sliding_window") == nullptr) {
     config.refuse("sliding_window", "null");
   }

@@ -8,13 +8,13 @@
 
 namespace espalier {
 
-/// A selective state space after a short convolution (Dao and Gu, "Transformers are SSMs", 2024); names as in
-/// the config.json of mamba2.
+/// A selective state space layer after a short convolution (Dao and Gu, "Transformers are SSMs", 2024). Names
+/// as in the config.json of mamba2.
 struct SsmSpec {
   int64_t num_heads = 0;  // a multiple of n_groups
   int64_t head_dim = 0;
   int64_t state_size = 0;
-  int64_t n_groups = 1;  // of heads that share B and C; the gated norm is over each group by itself
+  int64_t n_groups = 1;  // of heads that share B and C; the gated norm is over each group separately
   int64_t conv_kernel = 0;
   bool use_bias = false;  // of in_proj and out_proj
   bool use_conv_bias = true;
@@ -30,7 +30,7 @@ struct SsmSpec {
   bool operator==(const SsmSpec&) const = default;
 };
 
-/// How steps and output projections of new models are drawn; names as in the config.json of mamba2.
+/// Random initialisation of steps and output projections. Names as in the config.json of mamba2.
 struct SsmInit {
   double time_step_min = 0.001;
   double time_step_max = 0.1;

@@ -120,7 +120,7 @@ TrajectoryRow copy_row(const Trajectories& t, int64_t r) {
   if (!t.group_id.empty()) row.group_id = t.group_id[r];
   if (!t.pair_id.empty()) row.pair_id = t.pair_id[r];
   const int64_t width = t.routes_per_token;
-  // A row without routes holds -1 throughout.
+  // The routes of a row without routes are all -1.
   if (width > 0 && end > begin && t.routed_experts[begin * width] >= 0)
     row.routed_experts = copy_span(t.routed_experts.span().subspan(begin * width, (end - begin) * width));
   return row;
@@ -159,12 +159,11 @@ void TrajectoriesBuilder::append(const TrajectoryRow& row, int64_t vocab_size) {
   check_row(row, vocab_size);
   const int64_t width = size_of(row.routed_experts) / size_of(row.input_ids);
   if (width > 0 && routes_per_token_ > 0 && width != routes_per_token_)
-    throw_field("routed_experts",
-                fmt::format("{} routes per token, as in the rows before", routes_per_token_),
+    throw_field("routed_experts", fmt::format("{} routes per token, as in earlier rows", routes_per_token_),
                 std::to_string(width));
   const int64_t topk = size_of(row.ref_topk_ids) / size_of(row.input_ids);
   if (topk > 0 && ref_topk_ > 0 && topk != ref_topk_)
-    throw_field("ref_topk_ids", fmt::format("{} ids for each token, as in the rows before", ref_topk_),
+    throw_field("ref_topk_ids", fmt::format("{} ids for each token, as in earlier rows", ref_topk_),
                 std::to_string(topk));
 
   const size_t tokens_before = input_ids_.size();

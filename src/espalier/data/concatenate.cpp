@@ -17,7 +17,7 @@ void append_span(std::vector<T>* values, std::span<const T> more) {
   values->insert(values->end(), more.begin(), more.end());
 }
 
-/// A real column in the type of its first part, or in doubles once a part has another type.
+/// A real column of the type of its first part, or of doubles once a part has another type.
 class GrowingReals {
  public:
   void start_like(const RealColumn& part) {
@@ -73,12 +73,12 @@ class GrowingBytes {
   std::vector<uint8_t> values_;
 };
 
-/// Rows and values of a column before a part, and of the part.
+/// The numbers of rows and values of a column before a part, and in the part.
 struct Place {
   size_t rows_before, rows, size_before, size;
 };
 
-/// A column that some rows lack, or whole parts.
+/// A column that rows or whole parts may lack.
 template <typename Growing, typename Values>
 class GrowingOptional {
  public:
@@ -144,10 +144,9 @@ void Concatenation::append(const Trajectories& part, const std::string& name) {
                      static_cast<size_t>(part.num_tokens())};
   const Place rows{tokens.rows_before, tokens.rows, tokens.rows_before, tokens.rows};
   const int64_t width = result.routes_per_token;
-  ESPALIER_CHECK(
-      width == 0 || part.routes_per_token == 0 || width == part.routes_per_token,
-      "{}: field `routed_experts`: expected {} routes per token, as in the files before, received {}", name,
-      width, part.routes_per_token);
+  ESPALIER_CHECK(width == 0 || part.routes_per_token == 0 || width == part.routes_per_token,
+                 "{}: field `routed_experts`: expected {} routes per token, as in earlier files, received {}",
+                 name, width, part.routes_per_token);
 
   result.sources.push_back({name, static_cast<int64_t>(tokens.rows_before)});
   for (int64_t row = 1; row <= part.num_rows(); ++row)
@@ -167,7 +166,7 @@ void Concatenation::append(const Trajectories& part, const std::string& name) {
   append_turn_rewards(part);
   append_ref_topk(part, name, tokens.size_before);
 
-  // Rows without routes hold -1 throughout.
+  // The routes of rows without routes are all -1.
   result.routes_per_token = std::max(width, part.routes_per_token);
   const auto routes_per_token = static_cast<size_t>(result.routes_per_token);
   all.routed_experts.resize(tokens.size_before * routes_per_token, -1);
@@ -190,10 +189,9 @@ void Concatenation::append_turn_rewards(const Trajectories& part) {
 void Concatenation::append_ref_topk(const Trajectories& part, const std::string& name, size_t tokens_before) {
   Columns& all = *columns_;
   int64_t& topk = all.result.ref_topk;
-  ESPALIER_CHECK(
-      topk == 0 || part.ref_topk == 0 || topk == part.ref_topk,
-      "{}: field `ref_topk_ids`: expected {} ids for each token, as in the files before, received {}", name,
-      topk, part.ref_topk);
+  ESPALIER_CHECK(topk == 0 || part.ref_topk == 0 || topk == part.ref_topk,
+                 "{}: field `ref_topk_ids`: expected {} ids for each token, as in earlier files, received {}",
+                 name, topk, part.ref_topk);
   if (topk == 0) {
     topk = part.ref_topk;
     all.ref_topk_logprobs.start_like(part.ref_topk_logprobs);

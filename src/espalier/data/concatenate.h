@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several sets of trajectories as one.
+// Concatenates sets of trajectories.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@
 
 namespace espalier {
 
-/// Appends sets of trajectories to one another in memory. A column keeps its type if all sets have the same
-/// (a mask stays bytes, floats stay floats). Otherwise its reals become doubles.
+/// Concatenates sets of trajectories in memory. A column keeps its type if all sets have the same type (masks
+/// stay bytes, floats stay floats). Otherwise its reals become doubles.
 class Concatenation {
  public:
   Concatenation();
@@ -18,11 +18,11 @@ class Concatenation {
   Concatenation(const Concatenation&) = delete;
   Concatenation& operator=(const Concatenation&) = delete;
 
-  /// `name` is the file of the rows. Throws InputError "NAME: field `F`: ..." if the rows do not match those
-  /// before (another number of routes or of reference tokens per token).
+  /// `name` is the file of the rows. Throws InputError "NAME: field `F`: ..." if their number of routes or
+  /// reference tokens per token differs from that of the rows before.
   void append(const Trajectories& part, const std::string& name);
 
-  /// Hands over the rows; nothing may be appended afterwards.
+  /// Moves the rows out; nothing may be appended afterwards.
   Trajectories finish();
 
  private:

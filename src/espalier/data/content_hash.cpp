@@ -11,12 +11,12 @@
 namespace espalier {
 namespace {
 
-// Values are hashed as doubles, whatever the column holds, so a mask of bytes equals weights of 0 and 1.
+// Values are hashed as doubles, so that a byte mask equals weights of 0 and 1.
 void add_reals(const RealColumn& column, Hasher* hasher) {
   std::array<double, 4096> block{};
   for (int64_t begin = 0; begin < column.size(); begin += block.size()) {
     const auto count = std::min<int64_t>(block.size(), column.size() - begin);
-    // Adding 0 turns -0 into 0: they are equal, so they must have the same hash.
+    // Adding 0 turns -0 into 0, which compares equal.
     for (int64_t i = 0; i < count; ++i) block[i] = column[begin + i] + 0.0;
     hasher->add_values(std::span<const double>(block).first(count));
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether two sets of trajectories are the same, whatever files they came from.
+// Hashes that tell whether two sets of trajectories are equal, whatever files they come from.
 #pragma once
 
 #include <map>
@@ -9,11 +9,10 @@
 
 namespace espalier {
 
-/// Hashes (base/hash.h) of the columns that the trajectories have, by their names in docs/data-format.md:
-/// input_ids (with the rows' lengths), loss_weights, logprobs, ref_logprobs, advantages, reward, chosen,
-/// group_id, pair_id, routed_experts. Values are hashed as the numbers that they are read as, so JSON Lines
-/// and packed files of equal content have equal hashes. trajectory_id is left out, because it is only a name
-/// for messages.
+/// The hashes (base/hash.h) of the columns present, by their names in docs/data-format.md: input_ids (with
+/// the rows' lengths), loss_weights, logprobs, ref_logprobs, advantages, reward, chosen, group_id, pair_id,
+/// routed_experts. JSON Lines and packed files of equal values have equal hashes. trajectory_id is left out,
+/// because only messages use it.
 std::map<std::string, std::string> content_hashes(const Trajectories& trajectories);
 
 }  // namespace espalier

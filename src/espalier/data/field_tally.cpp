@@ -36,7 +36,7 @@ void FieldTally::add(const FieldTally& other) {
     rows[i] += other.rows[i];
     number_rows[i] += other.number_rows[i];
   }
-  for (const IgnoredField& each : other.ignored) ignore(each.name, each.rows, each.per_token_rows);
+  for (const IgnoredField& field : other.ignored) ignore(field.name, field.rows, field.per_token_rows);
   more_ignored |= other.more_ignored;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which fields the rows of a file have, known and unknown, and how much of their text carries loss.
+// Counts which fields the rows of a file have, known and unknown, and how many tokens carry loss.
 #pragma once
 
 #include <array>
@@ -14,35 +14,35 @@ namespace espalier {
 
 /// A field that is not part of the format.
 struct IgnoredField {
-  std::string name;  // as the file has it: fit for a terminal only through printable()
+  std::string name;  // as in the file: print it through printable()
   int64_t rows = 0;
-  int64_t per_token_rows = 0;  // of these: a list with one entry for each token
+  int64_t per_token_rows = 0;  // rows in which it is a list with one entry per token
 
-  /// Whether it is a per-token field, and not a list whose length matches by chance.
+  /// Whether it is a per-token field in most rows, so that the lengths do not match by chance.
   bool is_per_token() const { return per_token_rows > 0 && 2 * per_token_rows >= rows; }
 };
 
-/// Counts over the rows that were kept.
+/// Counts over the good rows.
 struct FieldTally {
-  static constexpr size_t kMostIgnored = 1000;  // names that are kept; what data has as keys may be anything
+  static constexpr size_t kMostIgnored = 1000;  // limit of stored names, because keys may be arbitrary data
 
   int64_t tokens = 0;
-  int64_t loss_tokens = 0;                     // with a weight above 0, the first token of a row not counted
-  int64_t rows_without_mask = 0;               // every token carries loss
-  std::array<int64_t, kNumFieldNames> rows{};  // that have a field by the name of this place in kFieldNames
-  std::array<int64_t, kNumFieldNames> number_rows{};  // of these, rows in which an id is a number, not text
+  int64_t loss_tokens = 0;                     // tokens of weight above 0, except the first of each row
+  int64_t rows_without_mask = 0;               // rows in which every token carries loss
+  std::array<int64_t, kNumFieldNames> rows{};  // rows that have kFieldNames[i]
+  std::array<int64_t, kNumFieldNames> number_rows{};  // of these, rows in which the id is a number, not text
   std::vector<IgnoredField> ignored;                  // in order of first appearance
-  bool more_ignored = false;                          // than kMostIgnored
+  bool more_ignored = false;                          // there were more than kMostIgnored
 
-  /// Rows that have the field under any of its names. A row with two of its names counts twice.
+  /// Rows that have the field under any name. A row with two names of the field counts twice.
   int64_t rows_with(Field field) const;
 
-  /// One more row, or `rows` of them, with an unknown field.
+  /// Adds `rows` rows with an unknown field.
   void ignore(std::string_view name, int64_t rows, int64_t per_token_rows);
   void add(const FieldTally& other);
 
  private:
-  size_t next_ = 0;  // rows of a file mostly have the same fields in the same order
+  size_t next_ = 0;  // where to look first: rows mostly have the same fields in the same order
 };
 
 }  // namespace espalier

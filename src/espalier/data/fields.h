@@ -29,14 +29,14 @@ enum class Field {
 };
 inline constexpr size_t kNumFields = 16;
 
-/// A name that a field may have. The field's own name, which docs/data-format.md uses, comes first.
+/// A name of a field.
 struct FieldName {
   std::string_view name;
   Field field;
 };
 
-/// All names, with those of one field next to one another. `labels` mark loss differently: -100 means no
-/// loss, and other entries are the token itself.
+/// All names, grouped by field; the first of each field is its own name in docs/data-format.md, the others
+/// are aliases. `labels` differ from masks: -100 means no loss, and other entries are the token itself.
 inline constexpr auto kFieldNames = std::to_array<FieldName>({
     {"input_ids", Field::kInputIds},
     {"loss_mask", Field::kLossMask},
@@ -67,7 +67,7 @@ inline constexpr size_t kNumFieldNames = kFieldNames.size();
 inline constexpr std::string_view kLabels = "labels";
 inline constexpr int64_t kNoLabel = -100;  // of `labels`: this token carries no loss
 
-/// The place of a name in kFieldNames.
+/// The index of a name in kFieldNames.
 inline std::optional<size_t> find_field_name(std::string_view name) {
   for (size_t i = 0; i < kNumFieldNames; ++i) {
     if (kFieldNames[i].name == name) return i;
@@ -75,10 +75,10 @@ inline std::optional<size_t> find_field_name(std::string_view name) {
   return std::nullopt;
 }
 
-/// The field's own name.
+/// The field's own name, not an alias.
 constexpr std::string_view name_of(Field field) {
-  for (const FieldName& each : kFieldNames) {
-    if (each.field == field) return each.name;
+  for (const FieldName& entry : kFieldNames) {
+    if (entry.field == field) return entry.name;
   }
   return {};
 }

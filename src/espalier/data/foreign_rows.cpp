@@ -41,7 +41,7 @@ std::string quoted(const std::filesystem::path& file) {
   return text + "'";
 }
 
-/// A command that reads JSON from the file, decompressed.
+/// `command` with the decompressed file as its input.
 std::string reading(const std::filesystem::path& file, const std::string& command) {
   const std::string extension = file.extension().string();
   if (extension == ".gz") return fmt::format("zcat {} | {}", quoted(file), command);
@@ -57,7 +57,7 @@ std::string import_command(const std::filesystem::path& file) {
   return fmt::format("`espalier import {} -o rows.jsonl`", quoted(file));
 }
 
-/// Rollouts as other trainers record them, by two of their fields.
+/// Recognises rollouts of other trainers by two of their fields.
 std::optional<std::string> describe_rollouts(Names fields) {
   struct Rollouts {
     std::string_view first, second, what;
@@ -81,7 +81,7 @@ std::optional<std::string> describe_rollouts(Names fields) {
   return std::nullopt;
 }
 
-/// Chats in any shape that `espalier prepare` takes.
+/// Recognises the chats that `espalier prepare` accepts.
 std::optional<std::string> describe_chats(Names fields) {
   static constexpr auto kCompletions =
       std::to_array<std::string_view>({"completion", "response", "answer", "output"});
@@ -97,7 +97,7 @@ std::optional<std::string> describe_chats(Names fields) {
   return std::nullopt;
 }
 
-/// Token ids under names of other programs.
+/// Recognises token ids under names of other programs.
 std::optional<std::string> describe_tokens(Names fields, const std::filesystem::path& file) {
   static constexpr auto kPrompts =
       std::to_array<std::string_view>({"prompt_ids", "prompt_token_ids", "prompts", "prompt_tokens"});
@@ -110,16 +110,16 @@ std::optional<std::string> describe_tokens(Names fields, const std::filesystem::
   if (prompt && completion) {
     const std::string filter = fmt::format(
         "{{input_ids: (.{0} + .{1}), loss_mask: ((.{0} | map(0)) + (.{1} | map(1)))}}", *prompt, *completion);
-    return fmt::format("token ids as `{}` and `{}`: join them by `{}`", *prompt, *completion,
+    return fmt::format("token ids as `{}` and `{}`: join them with `{}`", *prompt, *completion,
                        jq(filter, file));
   }
   const auto whole = first_of(kWhole, fields);
   if (!whole) return std::nullopt;
-  return fmt::format("token ids as `{0}`: rename them by `{1}`", *whole,
+  return fmt::format("token ids as `{0}`: rename them with `{1}`", *whole,
                      jq(fmt::format(".input_ids = .{0} | del(.{0})", *whole), file));
 }
 
-/// A program that encodes the field `text` of every row by the tokenizer of a model folder.
+/// A program that encodes the field `text` of every row with the tokenizer of a model folder.
 constexpr std::string_view kEncodeText =
     "import fileinput, json, sys, transformers; "
     "t = transformers.AutoTokenizer.from_pretrained(sys.argv.pop(1)); "
@@ -164,23 +164,22 @@ constexpr auto kFormats = std::to_array<Format>({
     {"\x80\x05", kPickle, ""},
 });
 
-/// What helps where the file holds another format.
+/// How to convert a file of another format.
 std::string advice_for(const Format& format, const std::filesystem::path& path) {
   const std::string extension = path.extension().string();
-  const bool of_torch = format.magic.starts_with("PK") && (extension == ".pt" || extension == ".pth");
-  if (format.name == kPickle || of_torch) {
+  const bool is_torch_file = format.magic.starts_with("PK") && (extension == ".pt" || extension == ".pth");
+  if (format.name == kPickle || is_torch_file) {
     return "; it is never read, because it could run code: pass the data to a converter of espalier.io, such "
-           "as "
-           "from_verl, in the program that made it";
+           "as from_verl, in the program that created it";
   }
-  if (format.command.empty()) return "; write its rows as JSON, one on each line";
+  if (format.command.empty()) return "; write its rows as JSON, one per line";
   return fmt::format("; try `{}`", fmt::format(fmt::runtime(format.command), quoted(path)));
 }
 
 }  // namespace
 
 std::string describe_foreign_row(Names fields, const std::filesystem::path& file) {
-  // `chosen` of a row of ours is true or false, and stands beside input_ids.
+  // Espalier's own rows have a `chosen` too, but with input_ids.
   if (has(fields, "chosen") && has(fields, "rejected"))
     return fmt::format(
         "a preference pair in text (`chosen`, `rejected`): run `espalier import --model DIR {} -o "
@@ -193,7 +192,7 @@ std::string describe_foreign_row(Names fields, const std::filesystem::path& file
   }
   if (const auto tokens = describe_tokens(fields, file)) return *tokens;
   if (has(fields, "text")) {
-    return fmt::format("text (`text`), which has no turns: encode it by `{}`",
+    return fmt::format("text (`text`), which has no turns: encode it with `{}`",
                        reading(file, "python3 -c '" + std::string(kEncodeText) + "' DIR") + " > rows.jsonl");
   }
   return list_of_fields(fields);
@@ -207,13 +206,13 @@ std::string describe_foreign_line(std::string_view line, const std::filesystem::
     const auto next = text.find_first_not_of(" \t", 1);
     const char first = next == std::string_view::npos ? '{' : text[next];
     if (std::isdigit(static_cast<unsigned char>(first)) != 0)
-      return fmt::format("a bare list of token ids: name them by `{}`", jq("{input_ids: .}", file));
+      return fmt::format("a bare list of token ids: name it with `{}`", jq("{input_ids: .}", file));
     if (first == '{') {
-      return "the start of a JSON list: make rows of it by " + import_command(file);
+      return "the start of a JSON list: convert it to rows with " + import_command(file);
     }
   }
   if (text == "{") {
-    return "the start of an object of several lines: make rows of it by " + import_command(file);
+    return "the start of an object of several lines: convert it to rows with " + import_command(file);
   }
   return "";
 }
@@ -224,7 +223,7 @@ void refuse_foreign_file(const std::filesystem::path& path) {
   ESPALIER_CHECK(!std::filesystem::is_directory(status),
                  "{}: expected a file of trajectories, received a folder; name its files, such as {}",
                  path.string(), quoted(path / "*.jsonl"));
-  // Bytes that are read from a pipe to look at them would be lost.
+  // Peeking at a pipe would consume its first bytes.
   if (!std::filesystem::is_regular_file(status)) return;
   std::array<char, 16> bytes{};
   std::ifstream file(path, std::ios::binary);

@@ -25,7 +25,7 @@ namespace dom = simdjson::dom;
 
 static_assert(LineReader::kPadding >= simdjson::SIMDJSON_PADDING);
 
-/// What an element is, for an error message.
+/// A description of an element for error messages.
 std::string described(dom::element element) {
   switch (element.type()) {
     case dom::element_type::ARRAY:
@@ -80,8 +80,8 @@ dom::array list_of(std::string_view field, dom::element element, std::string_vie
   return array;
 }
 
-/// Whether a list that exporters add to every row carries no information: no padding, or positions from 0.
-bool says_nothing(std::string_view name, dom::array array) {
+/// Whether a list that exporters add to every row is redundant: a mask without padding, or positions from 0.
+bool is_redundant(std::string_view name, dom::array array) {
   const bool is_mask = name == "attention_mask";
   if (!is_mask && name != "position_ids") return false;
   int64_t expected = is_mask ? 1 : 0;
@@ -103,20 +103,19 @@ constexpr size_t kInputIdsName = 0;
 static_assert(kFieldNames[kInputIdsName].field == Field::kInputIds);
 constexpr std::string_view kRoutes = name_of(Field::kRoutedExperts);
 
-/// Parses lines into rows. Memory is reused from line to line.
+/// Parses lines into rows. Reuses its memory from line to line.
 class RowParser {
  public:
-  /// `file`: where the lines come from, for messages.
+  /// `file` is used in messages.
   RowParser(const std::filesystem::path& file, int64_t vocab_size, FieldTally* tally)
       : file_(file), vocab_size_(vocab_size), tally_(*tally) {}
 
-  /// The row on `line`, which LineReader::kPadding readable bytes follow. Types, ranges of integers, nulls
-  /// and what several names of one field say are checked here, the rest by check_row. Valid until the next
-  /// call.
+  /// Parses `line`, which must be followed by LineReader::kPadding readable bytes. Checks types, integer
+  /// ranges, nulls and that several names of one field agree; check_row checks the rest. The result is valid
+  /// until the next call.
   const TrajectoryRow& parse(std::string_view line);
 
-  /// Records that the last row was kept: all later rows must have its shape of routed_experts, and its fields
-  /// are counted.
+  /// Counts the fields of the last row as good. All later rows must have its shape of routed_experts.
   void keep();
 
  private:
@@ -128,8 +127,7 @@ class RowParser {
   void read_labels(std::vector<uint8_t>& mask);
   void read_reals(size_t name, std::vector<double>& values);
   void read_logprobs(size_t name, std::vector<double>& values);
-  /// Whether a token carries loss, as far as the fields that say so have been read: they come before the
-  /// log-probabilities in the table.
+  /// Whether a token carries loss. Valid for fields after the masks and weights in kFieldNames.
   bool carries_loss(size_t token) const;
   void read_text(size_t name, std::string& text);
   double read_real(size_t name);
@@ -139,17 +137,17 @@ class RowParser {
   void read_routes(size_t name);
   void read_token_routes(dom::element element, size_t token);
   void read_layer_routes(dom::array layer);
-  /// Throws unless a list holds as many entries as there are tokens.
+  /// Throws unless a list has as many entries as there are tokens.
   void check_size(size_t name, size_t size) const;
   void check_together();
   void check_topk_together();
 
-  /// The name by which the row gives a field, the first of them in the table; kNumFieldNames: by none.
+  /// The first name in kFieldNames under which the row has the field; kNumFieldNames if absent.
   size_t first_name_of(Field field) const { return first_name_[static_cast<size_t>(field)]; }
   bool given(Field field) const { return first_name_of(field) < kNumFieldNames; }
   int64_t tokens() const { return static_cast<int64_t>(row_.input_ids.size()); }
 
-  /// Routes of one token. layers 0: a plain list of `experts` ids.
+  /// The shape of the routes of one token. layers 0: a plain list of `experts` ids.
   struct RouteShape {
     size_t layers = 0;
     size_t experts = 0;
@@ -167,9 +165,9 @@ class RowParser {
   TrajectoryRow row_;
   std::array<dom::element, kNumFieldNames> elements_;
   std::bitset<kNumFieldNames> seen_;
-  std::bitset<kNumFieldNames> given_;            // seen, and not null
+  std::bitset<kNumFieldNames> given_;            // present and not null
   std::bitset<kNumFieldNames> number_ids_;       // given as a number
-  std::array<size_t, kNumFields> first_name_{};  // of those given
+  std::array<size_t, kNumFields> first_name_{};  // see first_name_of
   std::vector<std::pair<std::string_view, dom::element>> unknown_;
   std::vector<uint8_t> other_mask_;   // of a second name
   std::vector<double> other_values_;  // of a second name
@@ -217,7 +215,7 @@ const TrajectoryRow& RowParser::parse(std::string_view line) {
     elements_[*name] = value;
   }
   if (!given_[kInputIdsName]) throw_without_ids(line);
-  // input_ids come first in the table, so that the others can be compared with them.
+  // input_ids come first in the table, so the other fields can be compared with them.
   for (size_t name = 0; name < kNumFieldNames; ++name) {
     if (given_[name]) read(name);
   }
@@ -251,7 +249,7 @@ void RowParser::keep() {
   for (const auto& [name, value] : unknown_) {
     dom::array array;
     const bool per_token = value.get(array) == simdjson::SUCCESS &&
-                           static_cast<int64_t>(array.size()) == tokens() && !says_nothing(name, array);
+                           static_cast<int64_t>(array.size()) == tokens() && !is_redundant(name, array);
     tally_.ignore(name, 1, per_token);
   }
 }
@@ -286,7 +284,7 @@ void RowParser::check_topk_together() {
                   std::to_string(logprobs[token]));
   }
   if (kept_topk_ > 0 && topk_ > 0 && topk_ != kept_topk_)
-    throw_field("ref_topk_ids", fmt::format("{} ids for each token, as in the rows before", kept_topk_),
+    throw_field("ref_topk_ids", fmt::format("{} ids for each token, as in earlier rows", kept_topk_),
                 std::to_string(topk_));
 }
 
@@ -422,7 +420,7 @@ void RowParser::read_logprobs(size_t name, std::vector<double>& values) {
     values.push_back(value);
   }
   check_size(name, values.size());
-  // The fault of another name is named by it; the field's own is checked with the row.
+  // Faults of an alias name the alias; check_row checks the field's own name.
   if (field != name_of(kFieldNames[name].field)) check_logprobs(field, std::span<const double>(values));
 }
 
@@ -449,7 +447,7 @@ void RowParser::read_turn_rewards(size_t name) {
   }
 }
 
-/// A list for each token, with as many entries for all tokens that have any; null is an empty list.
+/// Reads one list per token. Non-empty lists must have equal lengths; null is an empty list.
 template <typename T>
 void RowParser::read_topk(size_t name, std::vector<T>& values, T absent) {
   const std::string_view field = kFieldNames[name].name;
@@ -509,7 +507,7 @@ void RowParser::read_routes(size_t name) {
   }
   check_size(name, token);
   if (kept_route_shape_.experts > 0 && token > 0 && route_shape_ != kept_route_shape_)
-    throw_field(kRoutes, kept_route_shape_.text() + ", as in the rows before", route_shape_.text());
+    throw_field(kRoutes, kept_route_shape_.text() + ", as in earlier rows", route_shape_.text());
 }
 
 void RowParser::read_token_routes(dom::element element, size_t token) {
@@ -526,7 +524,8 @@ void RowParser::read_token_routes(dom::element element, size_t token) {
     shape.experts = (row_.routed_experts.size() - begin) / size;
     for (const dom::element layer : routes) {
       if (dom::array(layer).size() == shape.experts) continue;
-      throw_field(kRoutes, "as many experts in every layer", fmt::format("other counts at token {}", token));
+      throw_field(kRoutes, "the same number of experts in every layer",
+                  fmt::format("different numbers at token {}", token));
     }
   } else {
     read_layer_routes(routes);
@@ -552,7 +551,7 @@ void RowParser::read_layer_routes(dom::array layer) {
 
 Trajectories read_jsonl(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report) {
   const std::string file = path.string();
-  // If bad rows are errors, a line that is too long is not read to its end, because it may never end.
+  // If bad rows are errors, the rest of a line that is too long is not read.
   constexpr int64_t kMostPassedOver = int64_t{1} << 34;
   refuse_foreign_file(path);
   LineReader lines(path, options.max_line_bytes, options.skip_bad_rows ? kMostPassedOver : 0);

@@ -8,8 +8,8 @@
 
 namespace espalier {
 
-/// As read_trajectories, for a file that holds JSONL (plain, gzip or zstd) whatever its name. Null stands for
-/// a field that the row lacks. Fields that are not part of the format are ignored.
+/// Like read_trajectories, for a file that holds JSONL (plain, gzip or zstd), whatever its name. A field that
+/// is null counts as absent. Fields that are not part of the format are ignored.
 Trajectories read_jsonl(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report);
 
 }  // namespace espalier

@@ -20,7 +20,7 @@ bool is_digit(char c) {
 }
 
 struct Number {
-  size_t size = 0;  // 0: no number of JSON begins here
+  size_t size = 0;  // 0: no JSON number begins here
   bool is_integer = false;
 };
 
@@ -62,7 +62,7 @@ bool is_too_large(std::string_view text, bool is_integer) {
   return result.ec == std::errc::result_out_of_range;
 }
 
-/// Copies a line number by number, knowing which field of the outermost object it is in.
+/// Copies a line and replaces its large numbers, tracking the field of the outermost object.
 class Copier {
  public:
   explicit Copier(std::string_view line) : line_(line) {}

@@ -28,7 +28,7 @@ class BlockFile {
     size_ = unknown ? 0 : static_cast<double>(size);
   }
 
-  /// Reads the next block when the last is used up; false at the end of the file.
+  /// Reads the next block if the last is consumed; false at the end of the file.
   bool refill() {
     if (!rest_.empty()) return true;
     block_.resize(kBlockBytes);
@@ -94,7 +94,7 @@ class PlainSource : public FileSource {
 class GzipSource : public FileSource {
  public:
   explicit GzipSource(std::unique_ptr<BlockFile> file) : FileSource(std::move(file)) {
-    // 15 bits of window, + 16: a gzip header is required.
+    // Window bits: 15, plus 16 to require a gzip header.
     if (::inflateInit2(&stream_, 15 + 16) != Z_OK) throw std::bad_alloc();
   }
   ~GzipSource() override { ::inflateEnd(&stream_); }
@@ -116,7 +116,7 @@ class GzipSource : public FileSource {
  private:
   void step(bool at_end) {
     const std::string_view input = file().rest();
-    const uInt room = stream_.avail_out;
+    const uInt space = stream_.avail_out;
     stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(input.data()));
     stream_.avail_in = static_cast<uInt>(input.size());
     const int result = ::inflate(&stream_, Z_NO_FLUSH);
@@ -125,7 +125,7 @@ class GzipSource : public FileSource {
       inside_member_ = false;
     } else if (result != Z_OK && result != Z_BUF_ERROR) {
       throw_corrupt("gzip", stream_.msg != nullptr ? stream_.msg : "no reason given");
-    } else if (at_end && stream_.avail_out == room) {
+    } else if (at_end && stream_.avail_out == space) {
       throw_truncated("gzip");
     }
   }
@@ -207,15 +207,16 @@ LineReader::Status LineReader::next(std::string_view& line) {
       ++line_number_;
       return passing_over ? Status::kTooLong : give(text, line);
     }
-    // One byte more for the CR of a line end.
+    // One byte more for the CR of a line ending.
     if (end_ - begin_ > (passing_over ? 0 : max_line_bytes_ + 1)) {
       passing_over = true;
       passed_over += end_ - begin_;
       begin_ = end_;
-      ESPALIER_CHECK(passed_over <= max_line_bytes_ + max_passed_over_,
-                     "{}:{}: expected a line of at most {} bytes, received a longer one{}", name_,
-                     line_number_ + 1, max_line_bytes_,
-                     max_passed_over_ > 0 ? fmt::format(": {} bytes without an end", passed_over) : "");
+      ESPALIER_CHECK(
+          passed_over <= max_line_bytes_ + max_passed_over_,
+          "{}:{}: expected a line of at most {} bytes, received a longer one{}", name_, line_number_ + 1,
+          max_line_bytes_,
+          max_passed_over_ > 0 ? fmt::format(": {} bytes without a line ending", passed_over) : "");
     }
     scanned_ = end_;
     if (fill()) continue;
@@ -244,8 +245,8 @@ bool LineReader::fill() {
   }
   const size_t needed = end_ + kBlockBytes + kPadding;
   if (buffer_.size() < needed) buffer_.resize(std::max(needed, 2 * end_));
-  const size_t room = std::min(buffer_.size() - end_ - kPadding, kBlockBytes);
-  const size_t count = source_->read({buffer_.data() + end_, room});
+  const size_t space = std::min(buffer_.size() - end_ - kPadding, kBlockBytes);
+  const size_t count = source_->read({buffer_.data() + end_, space});
   end_ += count;
   bytes_read_ += static_cast<int64_t>(count);
   if (count > 0 && on_read) on_read();

@@ -18,9 +18,9 @@
 namespace espalier {
 namespace {
 
-/// Releases the file's pages from this process. A page that is read again comes back from the page cache.
+/// Releases the file's pages from this process. The page cache still serves later reads.
 void release_pages(const MappedFile& file) {
-  // This is only advice: if the kernel ignores it, the pages stay and nothing else changes.
+  // Only advice to the kernel, so a failure is ignored.
   ::madvise(const_cast<std::byte*>(file.bytes().data()), file.bytes().size(), MADV_DONTNEED);
 }
 
@@ -28,8 +28,8 @@ bool has_dtype(const TensorView& tensor, const std::string& dtype) {
   return tensor.dtype == dtype || (dtype == "U8" && tensor.dtype == "BOOL");
 }
 
-/// The names under which a file has its columns. Also columns that repeat a column under a second name or in
-/// another form, which must agree with it.
+/// The names of a file's columns, and columns that repeat another one under a second name or in another form;
+/// they must agree with it.
 struct SecondNames {
   struct Mask {
     std::string_view name;
@@ -39,14 +39,14 @@ struct SecondNames {
     std::string_view name, first_name;
     Optional<RealColumn> values;
   };
-  // The names of the columns that the rows have; empty where the file has none.
+  // The names of the columns in the file; empty if it has none.
   std::string_view mask_name, logprobs_name, ref_logprobs_name;
   std::vector<Mask> masks;
-  Column<int64_t> labels;  // as the file has them; empty where it has none
+  Column<int64_t> labels;  // as in the file; empty if it has none
   std::vector<Reals> logprobs, ref_logprobs;
 };
 
-/// Makes columns of a file's tensors. A fault throws InputError "FILE: field `F`: ...".
+/// Converts a file's tensors to columns. A fault throws InputError "FILE: field `F`: ...".
 class ColumnReader {
  public:
   explicit ColumnReader(const std::filesystem::path& path) : file_(path) {}
@@ -54,7 +54,7 @@ class ColumnReader {
   Trajectories read();
   const SecondNames& second_names() const { return second_; }
   void check_whole() const { file_.mapping()->check_whole(); }
-  /// Adds the names of all tensors to the tally, for a file of which `rows` rows were kept.
+  /// Adds the names of all tensors to the tally of a file with `rows` good rows.
   void tally(int64_t rows, FieldTally* tally) const;
 
  private:
@@ -114,7 +114,7 @@ Column<T> ColumnReader::column(const TensorView& tensor) const {
 Column<int64_t> ColumnReader::offsets(const TensorView& tensor) const {
   if (tensor.shape.size() != 1 || tensor.shape[0] < 1)
     fail(tensor.name, "shape [rows + 1]", fmt::format("[{}]", fmt::join(tensor.shape, ", ")));
-  // Offsets are copied, so that the bounds of rows stay valid if the file is truncated while it is read.
+  // Copied, so that the offsets stay valid if the file is truncated while it is read.
   const Column<int64_t> mapped = column<int64_t>(tensor);
   Column<int64_t> values = std::vector<int64_t>(mapped.span().begin(), mapped.span().end());
   if (values[0] != 0) fail(tensor.name, "0 at index 0", std::to_string(values[0]));
@@ -135,11 +135,11 @@ RealColumn ColumnReader::reals(const TensorView& tensor) const {
 Column<int64_t> ColumnReader::integers(const TensorView& tensor) const {
   if (tensor.dtype == "I64") return column<int64_t>(tensor);
   if (tensor.dtype != "I32") fail(tensor.name, "dtype I64 or I32", tensor.dtype);
-  const Column<int32_t> narrow = column<int32_t>(tensor);
-  return std::vector<int64_t>(narrow.span().begin(), narrow.span().end());
+  const Column<int32_t> values = column<int32_t>(tensor);
+  return std::vector<int64_t>(values.span().begin(), values.span().end());
 }
 
-/// A mask by any of its names. What others call so is often of 32 or 64 bits.
+/// A mask under any of its names. Other programs often store masks as 32 or 64 bits.
 Column<uint8_t> ColumnReader::mask(const TensorView& tensor) {
   check_shape(tensor, {tokens_});
   if (tensor.name == name_of(Field::kLossMask) || has_dtype(tensor, "U8")) return column<uint8_t>(tensor);
@@ -147,7 +147,7 @@ Column<uint8_t> ColumnReader::mask(const TensorView& tensor) {
   const bool are_labels = tensor.name == kLabels;
   std::vector<uint8_t> bytes(static_cast<size_t>(tokens_));
   for (int64_t i = 0; i < tokens_; ++i) {
-    // A value that is neither 0 nor 1 stays invalid, so that the check of its row reports it.
+    // Values other than 0 and 1 become 2, which the check of the row reports.
     bytes[i] = are_labels ? values[i] != kNoLabel : values[i] == 0 || values[i] == 1 ? values[i] : 2;
   }
   if (are_labels) second_.labels = values;
@@ -158,9 +158,10 @@ RealColumn ColumnReader::weights() {
   const TensorView* weights = file_.find(std::string(name_of(Field::kLossWeights)));
   if (weights != nullptr && file_.find(std::string(name_of(Field::kLossMask))) != nullptr)
     fail("loss_mask", "either loss_mask or loss_weights", "both");
-  for (const FieldName& each : kFieldNames) {
-    const TensorView* tensor = each.field == Field::kLossMask ? file_.find(std::string(each.name)) : nullptr;
-    if (tensor != nullptr) second_.masks.push_back({each.name, mask(*tensor)});
+  for (const FieldName& entry : kFieldNames) {
+    const TensorView* tensor =
+        entry.field == Field::kLossMask ? file_.find(std::string(entry.name)) : nullptr;
+    if (tensor != nullptr) second_.masks.push_back({entry.name, mask(*tensor)});
   }
   if (weights != nullptr) {
     second_.mask_name = name_of(Field::kLossWeights);
@@ -192,18 +193,18 @@ Optional<RealColumn> ColumnReader::optional_reals(const std::string& name, int64
   return {reals(*tensor), present(name)};
 }
 
-/// The column of a field by the first of its names that the file has; those by other names go to `others`.
+/// The column of a field under the first of its names in the file; columns of its other names go to `others`.
 Optional<RealColumn> ColumnReader::first_reals(Field field, std::string_view* first_name,
                                                std::vector<SecondNames::Reals>* others) const {
   Optional<RealColumn> first;
-  for (const FieldName& each : kFieldNames) {
-    if (each.field != field || file_.find(std::string(each.name)) == nullptr) continue;
-    Optional<RealColumn> column = optional_reals(std::string(each.name), tokens_);
+  for (const FieldName& entry : kFieldNames) {
+    if (entry.field != field || file_.find(std::string(entry.name)) == nullptr) continue;
+    Optional<RealColumn> column = optional_reals(std::string(entry.name), tokens_);
     if (first_name->empty()) {
-      *first_name = each.name;
+      *first_name = entry.name;
       first = std::move(column);
     } else {
-      others->push_back({each.name, *first_name, std::move(column)});
+      others->push_back({entry.name, *first_name, std::move(column)});
     }
   }
   return first;
@@ -318,7 +319,7 @@ void ColumnReader::tally(int64_t rows, FieldTally* tally) const {
   }
 }
 
-/// Calls check(values) with the part of a real column that belongs to a row, at its own precision.
+/// Calls check(values) with the values of a real column for one row, in the column's own type.
 template <typename Check>
 void visit_reals(const RealColumn& column, int64_t begin, int64_t end, Check check) {
   std::visit([&](const auto& values) { check(values.span().subspan(begin, end - begin)); }, column.values());
@@ -375,7 +376,7 @@ void check_row_ref_topk(const Trajectories& t, RowRange range, int64_t vocab_siz
   });
 }
 
-/// Checks that columns under second names agree with the columns of row r.
+/// Checks that columns under second names agree with the first ones in row r.
 void check_second_names(const Trajectories& t, const SecondNames& second, RowRange range) {
   const auto part = [&](const auto& column) {
     return column.span().subspan(range.begin, range.end - range.begin);
@@ -391,7 +392,7 @@ void check_second_names(const Trajectories& t, const SecondNames& second, RowRan
   }
   for (const auto& [columns, first] :
        {std::pair(&second.logprobs, &t.logprobs), std::pair(&second.ref_logprobs, &t.ref_logprobs)}) {
-    const auto& first_column = *first;  // structured bindings cannot be captured by every compiler
+    const auto& first_column = *first;  // not every compiler captures structured bindings
     for (const SecondNames::Reals& other : *columns) {
       if (other.values.has(range.row) != first_column.has(range.row))
         throw_field(other.name,
@@ -449,8 +450,7 @@ Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& o
   RowReport rows(options, report);
   FieldTally& fields = rows.fields();
   std::vector<int64_t> good;
-  // The check reads the pages of every column. Without releasing them, all would stay in memory until the
-  // mapping ends.
+  // The check reads every page of every column; without releasing them, all would stay resident.
   constexpr int64_t kReleaseEvery = int64_t{1} << 24;  // tokens
   int64_t next_release = kReleaseEvery;
   for (int64_t r = 0; r < mapped.num_rows() && !rows.enough(); ++r) {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types of packed files.
+// Safetensors names of the element types of packed files.
 #pragma once
 
 #include <cstdint>
 
 namespace espalier {
 
-/// As safetensors names them.
 template <typename T>
 constexpr const char* dtype_of();
 template <>

@@ -16,7 +16,7 @@
 namespace espalier {
 namespace {
 
-/// Bytes that are made here, and the tensors that view them or the columns.
+/// Tensors that view the columns or bytes owned by the list.
 class TensorList {
  public:
   template <typename T>
@@ -38,7 +38,7 @@ class TensorList {
     const int64_t size = column.size();
     bool all_float = true;
     for (int64_t i = 0; i < size && all_float; ++i) {
-      // The range is checked first, because converting a double that no float can hold is undefined.
+      // Converting a double out of the range of float is undefined behaviour.
       all_float = std::abs(column[i]) <= std::numeric_limits<float>::max() &&
                   static_cast<double>(static_cast<float>(column[i])) == column[i];
     }
@@ -72,7 +72,7 @@ class TensorList {
                                          [&](int64_t i) { return i == 0 ? 0 : ends[i - 1]; }));
   }
 
-  /// Wide elements first, so that every tensor is aligned in the file.
+  /// Largest element types first, so that every tensor is aligned in the file.
   const std::vector<TensorView>& sorted() {
     std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorView& a, const TensorView& b) {
       return dtype_bytes(a.dtype) > dtype_bytes(b.dtype);

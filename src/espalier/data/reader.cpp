@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Bytes of every file, for progress; 1 where that is not known (a pipe).
+/// File sizes in bytes, for progress; 1 if unknown (a pipe).
 std::vector<double> sizes_of(std::span<const fs::path> paths) {
   std::vector<double> sizes;
   for (const fs::path& path : paths) {

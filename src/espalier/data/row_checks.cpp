@@ -21,7 +21,7 @@ void check_token_ids(std::span<const int32_t> ids, int64_t vocab_size) {
   if (ids.empty()) throw_field("input_ids", "at least one token", "none");
   constexpr int64_t kMaxIds = int64_t{1} << 31;
   const auto end = static_cast<uint32_t>(vocab_size > 0 ? std::min(vocab_size, kMaxIds) : kMaxIds);
-  // A negative id is a large one without its sign.
+  // A negative id is a large unsigned one.
   const size_t i = first_bad(ids, [end](int32_t id) { return static_cast<uint32_t>(id) < end; });
   if (i < ids.size()) [[unlikely]]
     throw_token_id(std::to_string(ids[i]), static_cast<int64_t>(i), vocab_size);
@@ -29,7 +29,7 @@ void check_token_ids(std::span<const int32_t> ids, int64_t vocab_size) {
 
 namespace {
 
-/// Whether a name is one that others use, and not the field's own.
+/// Whether a name is an alias that other programs use.
 bool is_alias(std::string_view field) {
   const std::optional<size_t> name = find_field_name(field);
   return name && name_of(kFieldNames[*name].field) != field;
@@ -38,7 +38,7 @@ bool is_alias(std::string_view field) {
 std::string why_shorter(std::string_view field, int64_t length, int64_t tokens) {
   if (!is_alias(field) || length >= tokens) return "";
   return fmt::format(
-      " (if it is of the last {} alone, the response, put {} before it for each of the other {})", length,
+      " (if it covers only the last {}, the response, put {} before it for each of the other {})", length,
       field == kLabels ? "-100" : "0", tokens - length);
 }
 
@@ -72,11 +72,11 @@ void check_topk_ids(std::span<const int32_t> ids, size_t num_logprobs, int64_t t
                 fmt::format("{} ids", ids.size()));
   std::vector<int32_t> sorted;
   for (int64_t token = 0; token < tokens; ++token) {
-    const auto of_token = ids.subspan(token * width, width);
-    const auto none = std::ranges::count(of_token, -1);
+    const auto token_ids = ids.subspan(token * width, width);
+    const auto none = std::ranges::count(token_ids, -1);
     if (none == width) continue;
-    if (token == 0) throw_field("ref_topk_ids", "none for the first token", fmt::format("{}", of_token[0]));
-    sorted.assign(of_token.begin(), of_token.end());
+    if (token == 0) throw_field("ref_topk_ids", "none for the first token", fmt::format("{}", token_ids[0]));
+    sorted.assign(token_ids.begin(), token_ids.end());
     std::ranges::sort(sorted);
     if (sorted.front() < 0 || (vocab_size > 0 && sorted.back() >= vocab_size))
       throw_field("ref_topk_ids",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules for the values of one row, for every form of input. A fault throws InputError "field `F`:
-// expected E, received R". The caller, which knows the file, puts the place in front of it.
+// Checks of the values of one row, for every input format. A fault throws InputError "field `F`: expected E,
+// received R"; the caller, which knows file and line, puts them in front.
 #pragma once
 
 #include <algorithm>
@@ -17,36 +17,36 @@
 
 namespace espalier {
 
-/// Rounding may put a log-probability this far above 0. Float logits in the thousands stay below it. A
-/// probability or a negated log-probability, given by mistake, does not.
+/// How far above 0 a log-probability may be. Rounding stays below it even with float logits in the thousands;
+/// a probability or a negated log-probability, given by mistake, does not.
 inline constexpr double kLogprobSlack = 1e-3;
 
 [[noreturn]] void throw_field(std::string_view field, std::string_view expected, std::string_view received);
 
-/// The fault of one token id, which may be too large for 32 bits.
+/// Throws for an invalid token id, given as text because it may not fit in 32 bits.
 [[noreturn]] void throw_token_id(std::string_view id, int64_t index, int64_t vocab_size);
 
-/// At least one id, all in [0, vocab_size); vocab_size 0: all >= 0.
+/// Checks that there is at least one id and that all are in [0, vocab_size); vocab_size 0: all >= 0.
 void check_token_ids(std::span<const int32_t> ids, int64_t vocab_size);
 
-/// `length` entries for a row of `tokens` tokens. For names that other programs use for arrays of the
-/// response alone, the message says how to extend them to the whole row.
+/// Checks that a field of a row of `tokens` tokens has as many entries. For names that other programs use for
+/// arrays of the response alone, the message says how to extend them to the whole row.
 void check_length(std::string_view field, int64_t length, int64_t tokens);
 
-/// Expert ids, all >= 0.
+/// Checks that all expert ids are >= 0.
 void check_routes(std::span<const int32_t> routes);
 
-/// Reference tokens of a row, K for each of its `tokens` tokens: both lists are as long, the first token has
-/// none, and every other has none (-1 in all its places) or K different ids below vocab_size (0: any).
-/// check_logprobs of the values is the caller's, check_topk_logprobs.
+/// Checks the reference tokens of a row, K for each of its `tokens` tokens: as many ids as log-probabilities,
+/// none for the first token, and for every other token none (-1 in all K entries) or K distinct ids below
+/// vocab_size (0: any). check_ref_topk checks the log-probabilities too.
 void check_topk_ids(std::span<const int32_t> ids, size_t num_logprobs, int64_t tokens, int64_t vocab_size);
 
-/// The first index whose value is not good, or the number of values. Whole blocks are checked without a
-/// branch, so that compilers can vectorise the loop.
+/// The first index whose value is not good, or the number of values. Blocks are checked without branches, so
+/// that compilers vectorise the loop.
 template <typename T, typename Predicate>
 size_t first_bad(std::span<const T> values, Predicate good) {
   constexpr size_t kBlock = 256;
-  // The flag is as wide as a value, because compilers do not vectorise mixed widths.
+  // The flag has the size of a value, because compilers do not vectorise mixed sizes.
   using Flag =
       std::conditional_t<sizeof(T) == 1, uint8_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
   for (size_t begin = 0; begin < values.size(); begin += kBlock) {
@@ -61,7 +61,7 @@ size_t first_bad(std::span<const T> values, Predicate good) {
   return values.size();
 }
 
-/// Checks that every value satisfies `good`. The message names the first that does not, and its index.
+/// Checks that every value satisfies `good`. The message names the first that does not and its index.
 template <typename T, typename Predicate>
 void check_values(std::string_view field, std::span<const T> values, std::string_view expected,
                   Predicate good) {
@@ -91,8 +91,8 @@ void check_logprobs(std::string_view field, std::span<const T> logprobs) {
                [](T value) { return std::isfinite(value) && value <= kLogprobSlack; });
 }
 
-/// Checks the log-probabilities that stand beside check_topk_ids: finite, at most kLogprobSlack, and 0 where
-/// a token has none.
+/// check_topk_ids, and checks that the log-probabilities are finite, at most kLogprobSlack, and 0 where a
+/// token has no ids.
 template <typename T>
 void check_ref_topk(std::span<const int32_t> ids, std::span<const T> logprobs, int64_t tokens,
                     int64_t vocab_size) {
@@ -106,12 +106,13 @@ void check_ref_topk(std::span<const int32_t> ids, std::span<const T> logprobs, i
   }
 }
 
-/// Whether any token has some.
+/// Whether any token of the row has reference tokens.
 inline bool has_ref_topk(std::span<const int32_t> ids) {
   return std::any_of(ids.begin(), ids.end(), [](int32_t id) { return id >= 0; });
 }
 
-/// How many turns a row with these loss weights has: stretches of tokens with loss, without the first token.
+/// The number of turns of a row with these loss weights: maximal ranges of tokens with loss, not counting the
+/// first token.
 template <typename T>
 int64_t count_turns(std::span<const T> weights) {
   int64_t count = 0;
@@ -119,18 +120,17 @@ int64_t count_turns(std::span<const T> weights) {
   return count;
 }
 
-/// Checks rewards, which are not empty, of a row with so many turns.
+/// Checks rewards of a row with `turns` turns.
 template <typename T>
 void check_turn_rewards(std::span<const T> rewards, int64_t turns) {
   if (static_cast<int64_t>(rewards.size()) != turns)
-    throw_field("turn_rewards",
-                fmt::format("{} entries (one for each turn, a stretch of tokens with loss)", turns),
+    throw_field("turn_rewards", fmt::format("{} entries (one per turn, a range of tokens with loss)", turns),
                 std::to_string(rewards.size()));
   check_finite("turn_rewards", rewards);
 }
 
-/// Checks `labels` as a causal model takes them before it shifts them: each is -100 or the token itself.
-/// `labels` is as long as `ids`.
+/// Checks unshifted `labels` of a causal model: each is -100 or the token itself. `labels` is as long as
+/// `ids`.
 template <typename T>
 void check_labels(std::span<const T> labels, std::span<const int32_t> ids) {
   size_t i = 0;
@@ -140,11 +140,10 @@ void check_labels(std::span<const T> labels, std::span<const int32_t> ids) {
   const bool shifted = i + 1 < ids.size() && labels[i] == ids[i + 1];
   throw_field(kLabels, "-100 or the token of input_ids at the same place",
               fmt::format("{} at index {}, where input_ids has {}{}", labels[i], i, ids[i],
-                          shifted ? " (the next token: give labels before they are shifted)" : ""));
+                          shifted ? " (the next token: give unshifted labels)" : ""));
 }
 
-/// Checks that two names of one 0/1 field agree on every token that can carry loss, which is all but the
-/// first.
+/// Checks that two names of one 0/1 field agree on every token but the first, which cannot carry loss.
 void check_same_mask(std::string_view name, std::span<const uint8_t> mask, std::string_view other_name,
                      std::span<const uint8_t> other);
 
@@ -161,15 +160,15 @@ void check_same_values(std::string_view name, std::span<const T> values, std::st
   }
 }
 
-/// Counts the tokens whose weight is above 0, without the first token of the row, which nothing predicts.
+/// Counts the tokens whose weight is above 0, except the first token of the row, which nothing predicts.
 /// Bytes must be 0 or 1.
 template <typename T>
 int64_t count_loss_tokens(std::span<const T> weights) {
   int64_t count = 0;
   size_t i = 1;
   if constexpr (sizeof(T) == 1) {
-    // Adds eight bytes at a time; each byte sum is at most 31. The product leaves the sum of the eight in the
-    // top byte.
+    // Adds eight bytes at a time; each byte of `sums` is at most 31. The product puts the sum of the eight
+    // bytes into the top byte.
     constexpr size_t kWords = 31;
     for (uint64_t words[kWords]; i + sizeof words <= weights.size(); i += sizeof words) {
       std::memcpy(words, weights.data() + i, sizeof words);

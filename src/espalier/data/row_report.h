@@ -9,7 +9,7 @@
 
 namespace espalier {
 
-/// Fills a ReadReport, and throws at a bad row unless the options say to skip it.
+/// Fills a ReadReport. Throws at a bad row unless skip_bad_rows is set.
 class RowReport {
  public:
   RowReport(const ReadOptions& options, ReadReport* report)
@@ -21,7 +21,7 @@ class RowReport {
 
   void good() { ++report_.rows_read; }
 
-  /// Counts of the good rows, which the reader fills in.
+  /// Field counts of the good rows; the reader fills them in.
   FieldTally& fields() { return report_.fields; }
 
   /// Whether max_rows good rows have been read.
@@ -33,8 +33,8 @@ class RowReport {
     if (report_.first_errors.size() < 10) report_.first_errors.push_back(message);
   }
 
-  /// Calls the user's progress function when the fraction has grown by half a percent, or after every 16 MiB,
-  /// because the total size of a pipe or a compressed file is not known.
+  /// Calls the progress function when the fraction has grown by half a percent, and after every 16 MiB,
+  /// because the total size of a pipe or a compressed file is unknown.
   void progress(double fraction, int64_t bytes = 0) {
     constexpr int64_t kBytes = int64_t{1} << 24;
     if (!options_.progress || (fraction < next_fraction_ && bytes < next_bytes_)) return;
@@ -43,11 +43,11 @@ class RowReport {
     options_.progress(fraction);
   }
 
-  /// Ends the reading of `file`; throws when there is no good row.
+  /// Called at the end of `file`. Throws if there was no good row.
   void finish(const std::string& file) {
     ESPALIER_CHECK(report_.rows_read > 0 || report_.rows_skipped == 0,
-                   "{}: no good row: {} skipped, the first: {}", file, report_.rows_skipped,
-                   report_.first_errors.front());
+                   "{}: expected at least one valid row, received {} invalid ones, the first: {}", file,
+                   report_.rows_skipped, report_.first_errors.front());
     ESPALIER_CHECK(report_.rows_read > 0, "{}: expected at least one row, received none", file);
     if (options_.progress) options_.progress(1.0);
   }

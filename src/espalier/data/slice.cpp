@@ -20,7 +20,7 @@ RealColumn slice(const RealColumn& column, int64_t begin, int64_t end) {
                     column.values());
 }
 
-/// `values` from first to last, which are of the rows from begin to end.
+/// Rows [begin, end) of a column, whose values are [first, last).
 template <typename Values>
 Optional<Values> slice(const Optional<Values>& column, int64_t first, int64_t last, int64_t begin,
                        int64_t end) {

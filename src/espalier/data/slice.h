@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Some of a set of trajectories, without a copy.
+// Slices of a set of trajectories, without a copy.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace espalier {
 
-/// Rows [begin, end) of the trajectories, whose columns it views: they stay in memory as long as it does.
+/// Rows [begin, end) as views of the columns, which stay alive as long as the slice does.
 Trajectories slice_rows(const Trajectories& trajectories, int64_t begin, int64_t end);
 
 }  // namespace espalier

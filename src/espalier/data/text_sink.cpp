@@ -29,14 +29,14 @@ class PlainSink : public TextSink {
 class GzipSink : public TextSink {
  public:
   explicit GzipSink(const std::filesystem::path& path) : file_(path), block_(kBlockBytes) {
-    // 15 bits of window, + 16: a gzip header, whose time stays 0. Memory level 8 is zlib's own choice.
+    // Window bits: 15, plus 16 for a gzip header, whose time stays 0. Memory level 8 is zlib's default.
     if (::deflateInit2(&stream_, Z_DEFAULT_COMPRESSION, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) != Z_OK)
       throw std::bad_alloc();
   }
   ~GzipSink() override { ::deflateEnd(&stream_); }
 
   void write(std::string_view text) override {
-    // zlib counts in 32 bits.
+    // zlib uses 32-bit sizes.
     for (; !text.empty(); text.remove_prefix(std::min(text.size(), kBlockBytes))) {
       compress(text.substr(0, kBlockBytes), Z_NO_FLUSH);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes text into a file, compressed as the file's name says.
+// Writes text to a file, compressed if its name ends in .gz or .zst.
 #pragma once
 
 #include <filesystem>
@@ -8,7 +8,7 @@
 
 namespace espalier {
 
-/// Takes text in parts. The file appears (AtomicFile) with commit(). Without commit(), no file is left.
+/// Takes text in parts. commit() makes the file appear (AtomicFile); without it no file is left.
 class TextSink {
  public:
   virtual ~TextSink() = default;
@@ -16,8 +16,7 @@ class TextSink {
   virtual void commit() = 0;
 };
 
-/// Compresses with gzip for .gz and zstd for .zst; other names are plain text. The same text always gives the
-/// same bytes.
+/// Compresses with gzip for .gz and zstd for .zst; other files are plain text. Equal text gives equal bytes.
 std::unique_ptr<TextSink> open_sink(const std::filesystem::path& path);
 
 }  // namespace espalier

@@ -8,7 +8,7 @@
 namespace espalier {
 namespace {
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that spreads every bit.
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), a bijection.
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
@@ -20,8 +20,9 @@ uint64_t mix(uint64_t x) {
 std::string Trajectories::name(int64_t r) const {
   if (!trajectory_id.empty() && !trajectory_id[r].empty()) return trajectory_id[r];
   if (sources.empty()) return std::to_string(r);
-  const auto next = std::upper_bound(sources.begin(), sources.end(), r,
-                                     [](int64_t row, const RowSource& each) { return row < each.first_row; });
+  const auto next =
+      std::upper_bound(sources.begin(), sources.end(), r,
+                       [](int64_t row, const RowSource& source) { return row < source.first_row; });
   const RowSource& source = *(next - 1);
   return fmt::format("{} row {}", source.name, r - source.first_row);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set of trajectories in columns: the rows of docs/data-format.md, owned or mapped.
+// A set of trajectories in columns (docs/data-format.md), owned or memory-mapped.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ class Column {
   std::span<const T> view_;
 };
 
-/// Real numbers in the precision of the file, read as double. JSONL gives doubles, so that no number is
-/// rounded. Masks are bytes.
+/// Real numbers stored in the precision of the file and read as double. JSONL gives doubles, so that no
+/// number is rounded. Masks are bytes.
 class RealColumn {
  public:
   RealColumn() = default;
@@ -57,8 +57,8 @@ class RealColumn {
   std::variant<Column<double>, Column<float>, Column<uint8_t>> values_;
 };
 
-/// A column that some rows may lack. `values` is empty when no row has it; otherwise it has an entry for
-/// every token (or row), 0 where absent. `present` is empty when every row has it, else [num_rows] of 0/1.
+/// A column that rows may lack. `values` is empty if no row has it; otherwise it has an entry for every token
+/// (or row), 0 where absent. `present` is empty if every row has it, else [num_rows] of 0/1.
 template <typename Values>
 struct Optional {
   Values values;
@@ -68,7 +68,7 @@ struct Optional {
   bool has(int64_t row) const { return any() && (present.empty() || present[row] != 0); }
 };
 
-/// The file `name` of the rows from first_row up to the next source's first_row.
+/// The file of the rows from first_row up to the next source's first_row.
 struct RowSource {
   std::string name;
   int64_t first_row = 0;
@@ -78,7 +78,7 @@ struct RowSource {
 struct Trajectories {
   Column<int64_t> offsets;    // [R + 1]
   Column<int32_t> input_ids;  // [N]
-  RealColumn loss_weights;    // [N] finite, >= 0; a loss_mask is stored as bytes; 1 where a row gave neither
+  RealColumn loss_weights;    // [N] finite, >= 0; bytes for a loss_mask; 1 where the row has neither
 
   Optional<RealColumn> logprobs;  // [N] behaviour policy; entry t is log p(token t | before), entry 0 is 0
   Optional<RealColumn> ref_logprobs;  // [N]
@@ -91,27 +91,26 @@ struct Trajectories {
   std::vector<std::string> group_id;       // [R] or empty
   std::vector<std::string> pair_id;        // [R] or empty
 
-  // One reward for each turn (turn_starts): row r has those from turn_reward_offsets[r] up to
-  // turn_reward_offsets[r + 1]. Both are empty where no row has any.
+  // One reward per turn (turn_starts): row r owns [turn_reward_offsets[r], turn_reward_offsets[r + 1]). Both
+  // are empty if no row has any.
   Column<int64_t> turn_reward_offsets;  // [R + 1]
   RealColumn turn_rewards;              // finite
 
-  // The reference model's most likely tokens in place of each token, ref_topk of them, and their
-  // log-probabilities given all before it. Tokens that have none, as the first of every row, hold id -1 and
-  // 0.
+  // The reference model's ref_topk most likely tokens at each position and their log-probabilities given the
+  // tokens before it. Positions that have none, such as the first of every row, hold id -1 and 0.
   Column<int32_t> ref_topk_ids;  // [N * ref_topk]
   RealColumn ref_topk_logprobs;  // [N * ref_topk]
   int64_t ref_topk = 0;
 
-  // Recorded expert routes: routes_per_token ids for every token (layers x experts per token, flattened in
-  // that order), or empty. Rows without routes hold -1.
+  // Recorded expert routes: routes_per_token ids for every token ([layers, experts per token], flattened), or
+  // empty. Rows without routes hold -1.
   Column<int32_t> routed_experts;  // [N * routes_per_token]
   int64_t routes_per_token = 0;
 
-  std::vector<RowSource> sources;  // ascending; empty where all rows are of one file
+  std::vector<RowSource> sources;  // ascending; empty if all rows are from one file
 
-  /// Releases the pages of a mapped file from this process; used as TokenSequences::release. Empty if all
-  /// columns are owned.
+  /// Releases the pages of a mapped file from this process, for TokenSequences::release. Empty if all columns
+  /// are owned.
   std::function<void()> release;
 
   int64_t num_rows() const { return offsets.empty() ? 0 : offsets.size() - 1; }
@@ -121,16 +120,16 @@ struct Trajectories {
   bool has_turn_rewards(int64_t r) const {
     return !turn_reward_offsets.empty() && turn_reward_offsets[r + 1] > turn_reward_offsets[r];
   }
-  /// The trajectory_id of row r. If it has none: its number from 0, within its file if there are several.
+  /// The trajectory_id of row r, or its 0-based number (within its file if there are several).
   std::string name(int64_t r) const;
 };
 
-/// First positions of the turns of row r: stretches of tokens with loss, without the first token of the row,
-/// which nothing predicts.
+/// First positions of the turns of row r: maximal ranges of tokens with loss. The first token of the row does
+/// not count, because nothing predicts it.
 std::vector<int64_t> turn_starts(const Trajectories& trajectories, int64_t r);
 
-/// One 64-bit key per token such that tokens with different recorded routes have different keys; empty when
-/// no routes are recorded. For TokenSequences::merge_keys.
+/// One 64-bit key per token for TokenSequences::merge_keys: tokens with different recorded routes have
+/// different keys. Empty if no routes are recorded.
 std::vector<uint64_t> route_keys(const Trajectories& trajectories);
 
 }  // namespace espalier

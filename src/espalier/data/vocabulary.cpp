@@ -17,7 +17,7 @@ constexpr int64_t kLargestId = int64_t{1} << 24;
 
 enum class Spelling { kPlain, kByteLevel, kSentencePiece, kWordPiece };
 
-/// Whether a part of the tokenizer, or a part of a sequence of parts, has this type.
+/// Whether a component of the tokenizer, or one component of a sequence, has this type.
 bool has_type(const Json& part, std::string_view type) {
   if (!part.is_object()) return false;
   if (part.contains("type") && part["type"] == type) return true;

@@ -154,7 +154,7 @@ class RowWriter {
 
   void add_routes(int64_t begin, int64_t end) {
     const int64_t width = t_.routes_per_token;
-    // A row without routes holds -1 throughout.
+    // The routes of a row without routes are all -1.
     if (width == 0 || begin == end || t_.routed_experts[begin * width] < 0) return;
     key("routed_experts");
     *out_ += '[';

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing trajectories.
 #pragma once
 
 #include <filesystem>
@@ -8,9 +7,9 @@
 
 namespace espalier {
 
-/// JSONL, or packed safetensors when the name ends in .safetensors; compressed when the name ends in .gz or
-/// .zst. Atomic. Reading the file back gives equal values: reals are written so that they round-trip (packed:
-/// F32 where every value of the column is a float, F64 otherwise).
+/// Writes JSONL, compressed if the name ends in .gz or .zst, or packed safetensors if it ends in
+/// .safetensors. Atomic. Values round-trip exactly (packed: F32 if every value of the column is a float,
+/// otherwise F64).
 void write_trajectories(const std::filesystem::path& path, const Trajectories& trajectories);
 
 }  // namespace espalier

@@ -8,7 +8,8 @@ namespace espalier {
 namespace {
 
 constexpr int64_t kRun = 8;
-// Hashes kept of the first tokens, which may be all that two sequences share, and of the whole window.
+// Number of hashes stored of the first tokens, which may be all that two sequences share, and of the whole
+// window.
 constexpr int64_t kKept = 4, kFirstTokens = 64;
 
 uint64_t hash_of(std::span<const int32_t> run) {

@@ -9,13 +9,13 @@
 
 namespace espalier {
 
-/// Finds, among sequences given earlier, those that have runs of ids in common with a new one, wherever they
-/// stand in the first kAlikeWindow tokens. For each sequence the smallest hashes of its runs are kept (a
-/// min-hash sketch), so the work does not grow with the number of sequences. Sequences with nearly the same
-/// text are found almost always, and those with a few common runs sometimes.
+/// Finds, among sequences added earlier, those that have n-grams of ids in common with a new one, anywhere in
+/// the first kAlikeWindow tokens. For each sequence the smallest hashes of its n-grams are stored (a min-hash
+/// sketch), so the work does not grow with the number of sequences. Sequences with nearly the same text are
+/// found almost always, those with a few common n-grams sometimes.
 class AlikeIndex {
  public:
-  /// Sequences that share a kept run with `tokens`, each the first one that has it; without repetition.
+  /// Sequences that share a stored hash with `tokens` and were the first to have it, without duplicates.
   std::vector<int64_t> find(std::span<const int32_t> tokens) const;
   void add(std::span<const int32_t> tokens, int64_t sequence);
 

@@ -40,7 +40,7 @@ constexpr auto kMarkers = std::to_array<Marker>({
     {"</s>", Marker::kEnd},
     {"<|endoftext|>", Marker::kEnd},
 });
-// What templates also write, and says nothing of who speaks.
+// Other markers of templates, which do not determine the role.
 constexpr auto kOtherMarkers =
     std::to_array<std::string_view>({"<|begin_of_text|>", "<bos>", "</tool_response>", "<|message|>"});
 constexpr size_t kLongestMarker = 24;
@@ -76,7 +76,7 @@ void read_header(std::string_view text, ChatState* state) {
   state->tail.clear();
 }
 
-/// The last occurrence of `text` that ends in the last `fresh` bytes of `tail`; npos where there is none.
+/// The last occurrence of `text` that ends in the last `fresh` bytes of `tail`; npos if there is none.
 size_t find_fresh(std::string_view tail, std::string_view text, size_t fresh) {
   const size_t found = tail.rfind(text);
   if (found == std::string_view::npos || found + text.size() + fresh <= tail.size())
@@ -144,7 +144,7 @@ int64_t tokens_before_marker(const Vocabulary& vocabulary, std::span<const int32
         first = std::min(first, find_fresh(tail, marker.text, text.size()));
       if (first != std::string::npos) {
         const size_t begin = dropped + first;
-        // The last token that begins at or before the marker holds its first byte.
+        // The last token that begins at or before the marker contains its first byte.
         return std::upper_bound(begins.begin(), begins.end(), begin) - begins.begin() - 1;
       }
     }
@@ -168,7 +168,7 @@ struct FoundMarker {
   const Marker* marker = nullptr;
 };
 
-/// The first marker at or after `from`; one of size 0 at the end where there is none.
+/// The first marker at or after `from`; if there is none, one of size 0 at the end.
 FoundMarker next_marker(std::string_view text, size_t from) {
   for (size_t at = text.find_first_of("<[", from); at < text.size(); at = text.find_first_of("<[", at + 1)) {
     const std::string_view rest = text.substr(at);
@@ -215,7 +215,7 @@ class MessageReader {
       at_ = text_.size();
       return;
     }
-    // Without an end this is no header, and its words are the message's.
+    // Without an end this is not a header, and its text belongs to the message.
     if (end != std::string::npos) at_ += end + size - state_.tail.size();
     state_.role = current_.role = role_named(header);
     state_.in_header = false;
@@ -244,7 +244,7 @@ class MessageReader {
   }
 
   void begin_message(size_t begin) {
-    // Space before the first message belongs to it.
+    // Space before the first message belongs to this message.
     const bool nothing_before =
         messages_.empty() && !current_.opened && !current_.ended && is_blank(current_.text);
     if (nothing_before) begin = 0;

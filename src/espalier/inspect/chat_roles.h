@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds who speaks at a token of a chat, from the markers that chat templates write.
+// Finds the role that speaks at a token of a chat, from the markers of chat templates.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,23 @@ namespace espalier {
 enum class Role { kUnknown, kSystem, kUser, kAssistant, kTool };
 const char* to_string(Role role);
 
-/// What the tokens before a place say about it.
+/// The state of a chat at a token, determined by the tokens before it.
 struct ChatState {
   Role role = Role::kUnknown;  // of the last marker
   bool thinking = false;       // after <think>, before </think>
   bool in_header = false;      // between a marker and the end of the role's name
-  std::string tail;            // of the text so far, or of the header: markers may span tokens
+  std::string tail;            // the end of the text so far, or the header: markers may span tokens
 };
 
-/// Moves `state` past one token. Knows ChatML, the headers of Llama 3, Gemma and Harmony, `[INST]`, and one
-/// token per role (`<|user|>`). A text without such markers leaves the role unknown.
+/// Advances `state` by one token. Supports ChatML, the headers of Llama 3, Gemma and Harmony, `[INST]`, and
+/// one token per role (`<|user|>`). Without such markers the role stays unknown.
 void advance(const Vocabulary& vocabulary, int32_t token, ChatState* state);
 
-/// The number of tokens before the first one with a part of a marker that ends or opens a message; all of
-/// them where there is none.
+/// The number of tokens before the first token that contains part of a marker that ends or opens a message;
+/// all tokens if there is none.
 int64_t tokens_before_marker(const Vocabulary& vocabulary, std::span<const int32_t> tokens);
 
-/// What one speaker says, or a part of it.
+/// A message, or a part of one.
 struct Message {
   Role role = Role::kUnknown;
   std::string text;     // valid UTF-8, without the template's markers and the role's name
@@ -40,9 +40,9 @@ struct Message {
   bool ended = false;   // and the one that ends it
 };
 
-/// The messages of `text`, in order; together they cover it. `state` is that before the text, and is moved to
-/// its end. (Only `role`, `in_header` and `tail` are used.) Space between messages belongs to none of them. A
-/// marker of which a part stands before `text` or after it is not seen, except for its role's name.
+/// The messages of `text`, in order. `state` is the state before the text and is advanced to its end (only
+/// `role`, `in_header` and `tail` are used). Space between messages belongs to none of them. A marker that is
+/// partly outside of `text` is not recognised, except for its role's name.
 std::vector<Message> messages_of(std::string_view text, ChatState* state);
 
 }  // namespace espalier

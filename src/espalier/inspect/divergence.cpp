@@ -13,16 +13,16 @@ namespace {
 
 using Tokens = std::span<const int32_t>;
 
-// The sides count as aligned again after this many equal ids in a row.
+// The sides count as aligned again after this many consecutive equal ids.
 constexpr int64_t kFewestCommon = 4;
-// A difference longer than this is another text, not a detail of the same text.
+// A longer difference is another text, not a detail of the same text.
 constexpr int64_t kLongestDetail = 64;
-// After a detail, the message must be equal for this many tokens, and for more if the sides may be two
-// samples of a model.
+// After a detail, the message must be equal for this many tokens: of any message, of possible samples of a
+// model, and of the user's messages.
 constexpr int64_t kMessageGoesOn = 8, kSampleGoesOn = 16, kUserGoesOn = 32;
 constexpr int64_t kLongestThought = 1 << 14;
 constexpr int64_t kLongestSystemPrompt = 1 << 13;
-// The most numbers and ids in one message that are skipped.
+// Maximum number of numbers and ids in one message that are skipped.
 constexpr int kMostDetails = 32;
 
 struct Alignment {
@@ -35,13 +35,13 @@ int64_t common_prefix(Tokens left, Tokens right) {
          left.begin();
 }
 
-/// Equal for kFewestCommon tokens, or to the end of one side.
+/// Whether both begin with kFewestCommon equal tokens, or one is a prefix of the other.
 bool comes_together(Tokens left, Tokens right) {
   const int64_t most = std::min<int64_t>({kFewestCommon, std::ssize(left), std::ssize(right)});
   return common_prefix(left, right) >= most;
 }
 
-/// The first place where the same text in other ids ends and equal ids follow.
+/// The first place where equal text with different ids ends and equal ids follow.
 std::optional<Alignment> align_texts(const Vocabulary& vocabulary, Tokens left, Tokens right, int64_t* work) {
   std::string texts[2];
   Tokens sides[2] = {left, right};
@@ -70,7 +70,7 @@ bool is_space(std::string_view text) {
 
 struct Thought {
   bool has_content = false;
-  int64_t after = 0;  // the token after </think>, spaces left out
+  int64_t after = 0;  // the token after </think> and spaces
 };
 
 int64_t skip_spaces(const Vocabulary& vocabulary, Tokens tokens, int64_t at) {
@@ -78,7 +78,7 @@ int64_t skip_spaces(const Vocabulary& vocabulary, Tokens tokens, int64_t at) {
   return at;
 }
 
-/// The thought at the start of `tokens`; nullopt when it does not end. Text without one is an empty thought.
+/// The thought at the start of `tokens`; nullopt if it does not end. Text without one is an empty thought.
 std::optional<Thought> read_thought(const Vocabulary& vocabulary, Tokens tokens, bool inside, int64_t* work) {
   constexpr std::string_view kOpen = "<think>", kClose = "</think>";
   std::string text;
@@ -104,14 +104,14 @@ std::optional<Thought> read_thought(const Vocabulary& vocabulary, Tokens tokens,
   return inside ? std::nullopt : std::optional<Thought>(Thought{false, begin});
 }
 
-/// Equal for long enough to be the same words, or to the end of the message or of one side.
+/// Whether both are equal for long enough to be the same text, or to the end of the message or of one side.
 bool same_words(const Vocabulary& vocabulary, Tokens left, Tokens right) {
   const int64_t most = std::min<int64_t>({kSampleGoesOn, std::ssize(left), std::ssize(right)});
   const int64_t message = tokens_before_marker(vocabulary, left.first(static_cast<size_t>(most)));
   return common_prefix(left, right) >= message;
 }
 
-/// The place after a thought that only one side has, if the sides go on equal there.
+/// The place after a thought that only one side has, if the sides are equal after it.
 std::optional<Alignment> align_thoughts(const Vocabulary& vocabulary, bool inside, Tokens left, Tokens right,
                                         int64_t* work) {
   const auto a = read_thought(vocabulary, left, inside, work),
@@ -127,7 +127,7 @@ std::optional<Alignment> align_thoughts(const Vocabulary& vocabulary, bool insid
   return at;
 }
 
-/// The nearest common run of kFewestCommon ids within the window.
+/// The nearest common sequence of kFewestCommon ids within the window.
 std::optional<Alignment> align_ids(Tokens left, Tokens right) {
   const auto key = [](Tokens tokens, int64_t at) {
     uint64_t hash = 0;
@@ -158,8 +158,8 @@ class Comparison {
     own_words_ = role == Role::kAssistant ||
                  (role == Role::kUnknown && context.masked && (left.sampled || right.sampled));
     samples_ = own_words_ && context.masked && left.trained && right.trained;
-    // Without a mask, history and samples cannot be told apart, and two samples are often equal again after a
-    // while.
+    // Without a mask, history and samples cannot be distinguished, and two samples are often equal again
+    // later.
     by_text_only_ =
         context.history_only || (own_words_ && (!context.masked || (left.sampled && right.sampled)));
   }
@@ -220,7 +220,7 @@ class Comparison {
     return found;
   }
 
-  /// Why a text that is not a number differs, if the rest of the message is equal.
+  /// The cause of a difference that is not a number or an id, if the rest of the message is equal.
   std::optional<Cause> cause_of_text(Alignment at) const {
     const int64_t longest = std::max(at.left, at.right);
     if (context_.chat.role == Role::kSystem) {
@@ -238,8 +238,8 @@ class Comparison {
     return detail ? std::optional(Cause::kOtherText) : std::nullopt;
   }
 
-  /// Adds what is equal after further numbers and ids of the same message. A prompt with the time often has
-  /// the number of the request, too.
+  /// Adds the equal tokens after further numbers and ids of the same message. A prompt with the time often
+  /// also has the number of the request.
   void pass_over_details(Alignment at, Divergence* found) const {
     const int64_t left_end = message_size(left_, kLongestSystemPrompt),
                   right_end = message_size(right_, kLongestSystemPrompt);
@@ -261,7 +261,7 @@ class Comparison {
     }
   }
 
-  /// How the whole words around the tokens from `begin` to `end` differ.
+  /// The difference of the whole words around the tokens from `begin` to `end`.
   VolatileDifference difference(Alignment begin, Alignment end) const {
     if (vocabulary_ == nullptr) return {};
     return volatile_difference(words_around(left_, begin.left, end.left),
@@ -274,13 +274,13 @@ class Comparison {
     before += vocabulary_->text(side.subspan(from, begin - from));
     std::string words(word_end(before));
     words += vocabulary_->text(side.subspan(begin, end - begin));
-    // Letters alone are not the continuation of an id.
+    // Letters without digits are not the continuation of an id.
     if (word_end(words).find_first_of("0123456789") == std::string_view::npos) return words;
     const std::string after = vocabulary_->text(first(side.subspan(end), kWordTokens));
     return words + std::string(word_start(after));
   }
 
-  /// Tokens of the message that `tokens` starts in; looks at no more than `most`.
+  /// The number of tokens of the message that `tokens` starts in, at most `most`.
   int64_t message_size(Tokens tokens, int64_t most) const {
     const Tokens looked_at = first(tokens, most);
     return vocabulary_ == nullptr ? std::ssize(looked_at) : tokens_before_marker(*vocabulary_, looked_at);
@@ -293,7 +293,7 @@ class Comparison {
   const DivergenceContext& context_;
   const Vocabulary* vocabulary_;
   Tokens left_, right_;
-  bool own_words_;  // the assistant's, on at least one side
+  bool own_words_;  // at least one side is text of the assistant
   bool samples_;
   bool by_text_only_;
   int64_t work_ = 1;
@@ -334,13 +334,13 @@ const char* to_string(Cause cause) {
 const char* phrase(Cause cause) {
   switch (cause) {
     case Cause::kSampling:
-      return "the assistant's words differ";
+      return "the assistant's text differs";
     case Cause::kOtherInput:
-      return "the user, a tool or the task says something else";
+      return "text of the user, a tool or the task differs";
     case Cause::kOtherGroup:
-      return "another group begins, with another text";
+      return "another group begins with another text";
     case Cause::kRetokenised:
-      return "the same text in other ids (re-tokenised history)";
+      return "the same text with different ids (re-tokenised history)";
     case Cause::kThinking:
       return "a thought on one side only (stripped thinking)";
     case Cause::kSystemPrompt:
@@ -352,7 +352,7 @@ const char* phrase(Cause cause) {
     case Cause::kRoutes:
       return "recorded expert routes differ";
     case Cause::kOtherText:
-      return "another short piece of text differs";
+      return "another short text differs";
   }
   return "";
 }

@@ -13,29 +13,29 @@ namespace espalier {
 
 enum class Cause {
   // Intended branching.
-  kSampling,    // the assistant's own words differ
-  kOtherInput,  // the user, a tool or the task says something else
+  kSampling,    // sampled text of the assistant differs
+  kOtherInput,  // text of the user, a tool or the task differs
   kOtherGroup,  // the trajectories belong to different groups
-  // Lost sharing: the texts were meant to be the same, or are the same again after the difference.
+  // Lost sharing: the texts were meant to be equal, or are equal again after the difference.
   kRetokenised,   // equal text, different ids
-  kThinking,      // one side has a thought, from which the other was stripped
+  kThinking,      // one side has a thought that was stripped from the other
   kSystemPrompt,  // the system prompt was changed
   kTimestamp,     // a date, a time, a counter or another number differs; the text after it is equal
   kIdentifier,    // an id (of a request, a session, a user) differs; the text after it is equal
   kRoutes,        // equal ids with different recorded expert routes
-  kOtherText,     // another short stretch of text differs; the message after it is equal
+  kOtherText,     // another short text differs; the message after it is equal
 };
 inline constexpr int kNumCauses = 10;
 
-/// Tokens around a place that may belong to the word which differs there.
+/// The number of tokens around a place that are searched for the whole word that differs.
 inline constexpr int64_t kWordTokens = 24;
 
 bool is_lost(Cause cause);
-/// One word for files, and a phrase for people.
+/// A word for files, and a phrase for reports.
 const char* to_string(Cause cause);
 const char* phrase(Cause cause);
 
-/// The tokens of one trajectory after the place, which is where two trajectories diverge.
+/// The tokens of one trajectory after the place where two trajectories diverge.
 struct Side {
   std::span<const int32_t> tokens;
   bool trained = false;  // the trajectory trains on the first of them
@@ -43,28 +43,28 @@ struct Side {
 };
 
 struct DivergenceContext {
-  const Vocabulary* vocabulary = nullptr;  // null: ids only; equal texts and roles are then not seen
+  const Vocabulary* vocabulary = nullptr;  // nullptr: ids only, without equal texts and roles
   ChatState chat;                          // at the place
-  bool masked = true;                      // some tokens carry no loss, so loss marks samples
-  bool history_only = false;               // look only for the same text and for thoughts
+  bool masked = true;                      // some tokens carry no loss, so loss marks sampled tokens
+  bool history_only = false;               // search only for equal text and for thoughts
   std::string before;                      // the end of the text before the place
 };
 
 struct Divergence {
   Cause cause = Cause::kOtherInput;
   int64_t left_size = 0;   // tokens of the differing text on either side
-  int64_t right_size = 0;  // (0 and 0 if the two are never equal again)
-  int64_t common = 0;      // tokens that follow it and are equal on both sides
+  int64_t right_size = 0;  // (both 0 if the sides are never equal again)
+  int64_t common = 0;      // equal tokens after it
   int64_t right_end = 0;   // tokens of the right side up to the last of these
-  int64_t work = 0;        // tokens looked at
-  // The whole words that differ, if the cause is a number or an id. (Tokens may be parts of words.)
+  int64_t work = 0;        // tokens compared
+  // The whole words that differ, if the cause is a number or an id.
   std::string left_value{};
   std::string right_value{};
 };
 
-/// Compares two sides of a place. If both train on the assistant's words, they are samples and are not
-/// compared further. Otherwise the sides are aligned again: by text where a vocabulary is given (the same
-/// text in other ids; a thought on one side only), then by the common runs of ids among their first kWindow
+/// Compares two sides of a place. If both train on the assistant's text, they are samples and are not
+/// compared further. Otherwise the sides are aligned again: by text if there is a vocabulary (equal text with
+/// different ids; a thought on one side only), then by common sequences of ids among their first kWindow
 /// tokens. `common` counts the equal ids after the alignment, up to the next difference. If that difference
 /// is again a number or an id in the same message, the equal ids after it count too.
 Divergence compare(const DivergenceContext& context, const Side& left, const Side& right);

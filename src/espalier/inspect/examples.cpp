@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kMostKept = 64;
 
-/// The two texts are the same ones, in either order.
+/// Whether both examples have the same two texts, in either order.
 bool same_texts(const SharingExample& a, const SharingExample& b) {
   return (a.left == b.left && a.right == b.right) || (a.left == b.right && a.right == b.left);
 }
@@ -39,7 +39,7 @@ void ExamplePool::add(SharingExample example) {
     if (smaller(other, example)) other = std::move(example);
     return;
   }
-  // The one that has to go for this one: the smallest of too many.
+  // The example to replace: the smallest, if there are already `most`.
   const auto smallest_of_too_many = [&](int64_t most, auto counts) {
     int64_t count = 0;
     auto smallest = kept_.end();

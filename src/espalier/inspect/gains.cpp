@@ -9,7 +9,7 @@
 namespace espalier {
 namespace {
 
-// Merging that saves less than this part does not count: a few rows of a group may happen to be equal.
+// A smaller gain of merging does not count: a few rows of a group may be equal by chance.
 constexpr double kMergingCounts = 1.05;
 
 double quotient(double work, double tree) {
@@ -30,10 +30,10 @@ bool Gains::merging_helps() const {
 std::array<GainFigure, 2> gain_figures(const Gains& gains) {
   std::array<GainFigure, 2> figures = {
       GainFigure{gains.over_packing, "sequence packing",
-                 "a trainer that encodes every trajectory on its own"},
+                 "a trainer that encodes every trajectory separately"},
       GainFigure{gains.over_append_only, "append-only merging",
                  std::string("a trainer that first drops trajectories which others extend") +
-                     (gains.merging_helps() ? "" : " (hardly any here)")}};
+                     (gains.merging_helps() ? "" : " (few or none here)")}};
   if (gains.merging_helps()) std::swap(figures[0], figures[1]);
   return figures;
 }

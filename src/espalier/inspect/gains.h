@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much training on trees gains over the two ways of training without trees.
+// The gain of training on trees over sequence packing and append-only merging.
 #pragma once
 
 #include <array>
@@ -7,19 +7,18 @@
 
 namespace espalier {
 
-/// The work of computing the same loss without trees, over the work with trees. 1 means no gain.
+/// The work of computing the same loss without trees over the work with trees. 1: no gain.
 struct Gains {
-  double over_packing = 1;  // every trajectory by itself, packed
-  double over_append_only =
-      1;                  // the same, once trajectories that others extend are dropped (ForestStatistics)
-  bool in_flops = false;  // else in tokens
+  double over_packing = 1;      // over every trajectory separately, packed
+  double over_append_only = 1;  // over packing without trajectories that others extend (ForestStatistics)
+  bool in_flops = false;        // else in tokens
 
-  /// Quotients of the work; 1 where there is none.
+  /// Quotients of work; 1 if there is no work.
   static Gains of(double packing, double append_only, double tree, bool in_flops);
 
-  /// Whether append-only merging alone saves a substantial part. If so, the gain over it is what trees add,
-  /// and is named first. Otherwise nothing can be merged, as in a group of answers to one prompt, and the
-  /// gain over packing is named first.
+  /// Whether append-only merging alone saves a substantial part. If so, the gain over it is listed first,
+  /// because it is what trees add. Otherwise (a group of answers to one prompt, for example) the gain over
+  /// packing is listed first.
   bool merging_helps() const;
   double leading() const { return merging_helps() ? over_append_only : over_packing; }
 };
@@ -27,7 +26,7 @@ struct Gains {
 struct GainFigure {
   double gain = 1;
   const char* over;     // "sequence packing"
-  std::string meaning;  // of `over`: what such a trainer does
+  std::string meaning;  // what a trainer of this kind does
 };
 /// Both gains, the leading one first.
 std::array<GainFigure, 2> gain_figures(const Gains& gains);
@@ -35,10 +34,10 @@ std::array<GainFigure, 2> gain_figures(const Gains& gains);
 /// Both gains, the leading one first: "1.21x over append-only merging and 10.50x over sequence packing".
 std::string both_gains(const Gains& gains);
 
-/// Both as lines of a report, the leading one first, each with what it compares with.
+/// Both gains as lines of a report, the leading one first, each with its meaning.
 std::string gains_lines(const Gains& gains);
 
-/// The same under a title, which says what is counted, and without a model what one would add.
+/// gains_lines under a title that names the unit and, without a model, what --model would add.
 std::string gains_report(const Gains& gains, bool has_model);
 
 }  // namespace espalier

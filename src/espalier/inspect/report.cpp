@@ -17,9 +17,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Gains below these are called small and none.
+// Smaller gains are reported as small, and as none.
 constexpr double kClearGain = 1.5, kSmallGain = 1.1;
-// Losses below this part of the tree tokens are not worth a change of the data.
+// Losses below this fraction of the tree tokens are not worth changing the data.
 constexpr double kSmallLoss = 0.02;
 
 Json map_to_json(const std::map<int64_t, int64_t>& counts) {
@@ -147,7 +147,7 @@ void add_totals(const ForestStatistics& s, std::string* out) {
   row("largest branching", with_commas(s.max_branching));
 }
 
-// Multiplicities in powers of two, so that the table stays short.
+// Groups multiplicities by powers of two, so that the table stays short.
 void add_multiplicity(const ForestStatistics& s, std::string* out) {
   std::map<int64_t, int64_t> buckets;
   for (const auto& [count, tokens] : s.tokens_by_multiplicity) {
@@ -155,7 +155,7 @@ void add_multiplicity(const ForestStatistics& s, std::string* out) {
     while (low * 2 <= count) low *= 2;
     buckets[low] += tokens;
   }
-  add(out, "\n{:>20}  {:>14}  part of the tree tokens\n", "multiplicity", "tree tokens");
+  add(out, "\n{:>20}  {:>14}  share of the tree tokens\n", "multiplicity", "tree tokens");
   for (const auto& [low, tokens] : buckets) {
     const double part = static_cast<double>(tokens) / static_cast<double>(s.tree_tokens);
     const std::string range =
@@ -165,7 +165,7 @@ void add_multiplicity(const ForestStatistics& s, std::string* out) {
 }
 
 void add_depth(const std::vector<DepthBucket>& buckets, std::string* out) {
-  add(out, "\n{:>20}  {:>14}  {:>14}  {:>12}  reused part of the flat tokens\n", "positions", "tree tokens",
+  add(out, "\n{:>20}  {:>14}  {:>14}  {:>12}  reused share of the flat tokens\n", "positions", "tree tokens",
       "flat tokens", "multiplicity");
   for (const DepthBucket& bucket : buckets) {
     add(out, "{:>20}  {:>14}  {:>14}  {:>12.2f}  {:5.1f}% {}\n",
@@ -175,7 +175,7 @@ void add_depth(const std::vector<DepthBucket>& buckets, std::string* out) {
   }
 }
 
-// On one line, quoted; cut from the front or the back, where characters allow.
+// The text quoted on one line, shortened at the front or the back.
 std::string quoted(const std::string& text, size_t most, bool keep_end) {
   std::string line = printable(text);
   if (line.size() > most) {
@@ -223,13 +223,13 @@ void add_sharing(const InspectReport& report, const Trajectories& trajectories, 
   add(out, "\ntrajectories diverge at {}{}\n", count_of(sharing.places, "place", "places"),
       vocabulary == nullptr ? " (ids only: --model with a tokenizer.json distinguishes more causes)" : "");
   if (sharing.places == 0) return;
-  add(out, "{:>10}  {:>10}  {:>14}  {:>14}  why\n", "places", "branches", "tokens lost", "between groups");
+  add(out, "{:>10}  {:>10}  {:>14}  {:>14}  cause\n", "places", "branches", "tokens lost", "between groups");
   for (int i = 0; i < kNumCauses; ++i) {
     const auto cause = static_cast<Cause>(i);
     if (sharing[cause].divergences > 0) add_cause(cause, sharing[cause], trajectories, vocabulary, out);
   }
   if (sharing.not_examined > 0) {
-    add(out, "{:>10}  {:>10}  {:>14}  {:>14}  not examined: the comparison was cut short\n", "",
+    add(out, "{:>10}  {:>10}  {:>14}  {:>14}  not examined: the limit of comparisons was reached\n", "",
         with_commas(sharing.not_examined), "-", "-");
   }
   if (sharing.lost_tokens() > 0) add(out, "{}\n", kHowLossIsCounted);
@@ -240,11 +240,11 @@ void add_sharing(const InspectReport& report, const Trajectories& trajectories, 
 const char* remedy(Cause cause) {
   switch (cause) {
     case Cause::kRetokenised:
-      return "keep the sampled ids in the history instead of tokenising its text again";
+      return "keep the sampled ids in the history instead of re-tokenising its text";
     case Cause::kThinking:
-      return "keep thoughts in the history, or train on the turns without them";
+      return "keep thoughts in the history, or train on turns without them";
     case Cause::kSystemPrompt:
-      return "use one system prompt, or move the part that changes to its end";
+      return "use a single system prompt, or move the part that changes to its end";
     case Cause::kTimestamp:
       return "fix the date or number, or move it after the shared text";
     case Cause::kIdentifier:
@@ -258,9 +258,9 @@ const char* remedy(Cause cause) {
 
 const char* const kHowLossIsCounted =
     "Tokens lost: for each branch that diverges for this cause, the equal ids that follow the differing "
-    "text, up to the next difference (numbers and ids in the same message are skipped). At least this many "
-    "are encoded again. Between groups: the part of them that a trajectory shares with no other of its "
-    "group. They are encoded once if the groups are in the same step.";
+    "text, up to the next difference (numbers and ids in the same message are skipped). This is a lower "
+    "bound of the tokens that are encoded again. Between groups: the lost tokens that only trajectories of "
+    "other groups have. They are encoded once if the groups are in the same step.";
 
 double ratio_without_losses(const InspectReport& report) {
   const int64_t left = report.statistics.tree_tokens - report.sharing.lost_tokens();
@@ -274,12 +274,11 @@ std::string verdict_text(const Gains& gains) {
   const std::string figures = both_gains(gains);
   if (gains.over_packing < kSmallGain) {
     return fmt::format(
-        "not worth it for speed ({}): almost nothing is shared. Training on trees costs nothing either.",
-        figures);
+        "trees do not help ({}): almost nothing is shared. Training on trees is not slower either.", figures);
   }
   if (gains.over_append_only < kSmallGain) {
     return fmt::format(
-        "worth it only if your trainer encodes every trajectory ({}): a trainer that drops trajectories "
+        "trees help only if your trainer encodes every trajectory ({}): a trainer that drops trajectories "
         "which others extend gains as much.",
         figures);
   }

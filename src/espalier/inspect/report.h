@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `inspect` found, as JSON and as text.
+// The report of `inspect`, as JSON and as text.
 #pragma once
 
 #include <optional>
@@ -22,31 +22,31 @@ struct InspectReport {
   SharingReport sharing;
 };
 
-/// Flat / tree if all lost tokens had been shared. This is a lower bound (see CauseReport::tokens).
+/// Flat / tree if all lost tokens were shared, a lower bound (see CauseReport::tokens).
 double ratio_without_losses(const InspectReport& report);
 
-/// One sentence on whether to train on trees, by the leading gain (Gains), and one on what to change first if
+/// A sentence on whether to train on trees, by the leading gain (Gains), and one on what to change first if
 /// much is lost.
 struct Verdict {
   bool worth_it = false;
   std::string text;
-  std::string advice;  // empty where nothing much is lost
+  std::string advice;  // empty if little is lost
 };
 Verdict verdict_of(const InspectReport& report);
 
-/// What to do about a cause of lost sharing, for people: an imperative without a full stop.
+/// How to avoid a cause of lost sharing: an imperative without a full stop.
 const char* remedy(Cause cause);
 
-/// A sentence for users that says how CauseReport::tokens is counted.
+/// A sentence for users on how CauseReport::tokens is counted.
 extern const char* const kHowLossIsCounted;
 
-/// The text of a run of tokens, or its ids where there is no vocabulary.
+/// The text of a token sequence, or its ids without a vocabulary.
 std::string snippet(const Vocabulary* vocabulary, std::span<const int32_t> tokens);
 
 nlohmann::ordered_json to_json(const InspectReport& report, const Trajectories& trajectories,
                                const Vocabulary* vocabulary);
 
-/// The report for people, in lines that are fit for a terminal; without a model it says what one would add.
+/// The report as lines that are safe to print on a terminal.
 std::string to_text(const InspectReport& report, const Trajectories& trajectories,
                     const Vocabulary* vocabulary, bool has_model);
 

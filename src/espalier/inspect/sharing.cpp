@@ -21,8 +21,8 @@ constexpr int64_t kMostBranches = 16;
 constexpr int64_t kMostGroups = 4096;
 constexpr int64_t kFixedWork = 32 << 20;
 // A prompt of another group must be equal for this many tokens after a detail, and for this many times the
-// detail's length. Otherwise it is another task. (Different tasks also share instructions after the question,
-// but fewer tokens of them.)
+// detail's length; otherwise it is another task. (Different tasks may also share instructions after the
+// question, but shorter ones.)
 constexpr int64_t kOtherGroupGoesOn = 32, kOtherGroupTimes = 4;
 constexpr size_t kLongestValue = 80;
 
@@ -30,7 +30,7 @@ constexpr size_t kLongestValue = 80;
 struct NodeFacts {
   std::vector<int64_t> group;    // kSeveral where they differ
   std::vector<int64_t> longest;  // row
-  std::vector<uint8_t> trained;  // one of them trains on the node's first token
+  std::vector<uint8_t> trained;  // whether one of them trains on the node's first token
   bool masked = false;           // some token after the first of a row carries no loss
 };
 
@@ -97,8 +97,8 @@ class Analysis {
   SharingReport run() {
     std::vector<int64_t> roots;
     for (int64_t n = 0; n < forest_.num_nodes(); n = forest_.subtree_last[n]) roots.push_back(n);
-    look_at(roots);
-    // The chat's state at the end of each node on the way to the present one.
+    examine(roots);
+    // The chat's state at the end of each node on the path to the current one.
     std::vector<std::pair<int64_t, ChatState>> path;
     std::vector<int64_t> children;
     for (int64_t n = 0; n < forest_.num_nodes(); ++n) {
@@ -115,7 +115,7 @@ class Analysis {
         children.push_back(child);
       }
       context_.chat = state;
-      look_at(children);
+      examine(children);
       path.emplace_back(n, std::move(state));
     }
     for (size_t i = 0; i < pools_.size(); ++i) report_.causes[i].examples = pools_[i].chosen();
@@ -123,12 +123,12 @@ class Analysis {
   }
 
  private:
-  /// A place: `children` are its branches.
-  void look_at(std::vector<int64_t>& children) {
+  /// Examines a place, whose branches are `children`.
+  void examine(std::vector<int64_t>& children) {
     if (children.size() < 2) return;
     ++report_.places;
     report_.divergences += std::ssize(children) - 1;
-    // Those of several groups first, then group by group; the largest first.
+    // Children with several groups come first, then group by group; within each, the largest first.
     std::sort(children.begin(), children.end(), [this](int64_t a, int64_t b) {
       if (facts_.group[a] != facts_.group[b]) return facts_.group[a] < facts_.group[b];
       if (forest_.multiplicity[a] != forest_.multiplicity[b])
@@ -160,7 +160,7 @@ class Analysis {
     }
   }
 
-  /// The text before a place that `child` begins at.
+  /// Sets the text before the place at which `child` begins.
   void set_text_before(int64_t child) {
     if (context_.vocabulary == nullptr) return;
     const int64_t position = forest_.position[child], size = std::min(position, kWordTokens);
@@ -168,7 +168,7 @@ class Analysis {
     context_.before = context_.vocabulary->text(tokens);
   }
 
-  /// Takes earlier children that say much the same, and are no mates, as others; adds the child to them.
+  /// Sets others_ to similar earlier children that are not mates, and adds the child to the index.
   void look_for_alike(int64_t child, AlikeIndex* alike) {
     if (work_left_ <= 0) return;
     const auto tokens = trajectories_.row(facts_.longest[child]).subspan(forest_.position[child]);
@@ -180,7 +180,7 @@ class Analysis {
     work_left_ -= 2 * std::min(kAlikeWindow, std::ssize(tokens));
   }
 
-  /// Keeps only those mates that have, or may have, a group in common with the child.
+  /// Keeps only mates that have, or may have, a group in common with the child.
   void drop_other_groups(int64_t child) {
     const auto groups = groups_below(child);
     if (!groups) return;
@@ -193,8 +193,8 @@ class Analysis {
     });
   }
 
-  /// The groups of the trajectories through n; nullopt where they are too many, or not told by the nodes
-  /// below.
+  /// The groups of the trajectories through n; nullopt if there are too many, or the nodes below do not tell
+  /// them.
   std::optional<std::vector<int64_t>> groups_below(int64_t n) {
     std::vector<int64_t> groups;
     int64_t counted = 0;
@@ -226,8 +226,8 @@ class Analysis {
     return is_lost(found.divergence.cause) && (!is_lost(than.divergence.cause) || found.tokens > than.tokens);
   }
 
-  /// Why `child` diverges from its mates: compared with the one that it has most in common with, or else with
-  /// siblings of other groups.
+  /// Finds why `child` diverges from the mate that it has most in common with, or else from siblings of other
+  /// groups.
   void part(int64_t child, std::array<bool, kNumCauses>* seen) {
     Found best;
     for (const int64_t mate : mates_) {
@@ -254,14 +254,14 @@ class Analysis {
     keep_lost(best, forest_.position[child]);
   }
 
-  /// Replaces `best` by what is lost between the child and siblings of other groups, if anything is.
+  /// Replaces `best` by the loss between the child and siblings of other groups, if there is one.
   void part_from_others(int64_t child, Found* best) {
     for (const int64_t other : others_) {
       if (work_left_ <= 0) break;
       Found found = compare_rows(other, facts_.longest[other], child, facts_.longest[child]);
       found.between_groups = true;
       if (lost_between_groups(found.divergence) && better(found, *best)) *best = found;
-      // These are samples of one prompt that is in two groups.
+      // Samples of one prompt that is in two groups.
       if (best->left == kNone && found.divergence.cause == Cause::kSampling) *best = found;
     }
   }
@@ -294,7 +294,7 @@ class Analysis {
             .tokens = is_lost(divergence.cause) ? divergence.common : 0};
   }
 
-  /// Whether words sampled on one side are in the history of the other.
+  /// Searches for text sampled on one side in the history of the other.
   void find_history(int64_t left, int64_t right, Found* found) {
     const Role role = context_.chat.role;
     if (context_.vocabulary == nullptr || (role != Role::kAssistant && role != Role::kUnknown)) return;
@@ -304,7 +304,7 @@ class Analysis {
     covered_.clear();
     const std::vector<int64_t> left_rows = rows_below(left), right_rows = rows_below(right);
     for (const int64_t row : right_rows) add_history(left, left_rows, right, row, &all);
-    // Without a mask either side may be the history, so it is enough that one direction matches.
+    // Without a mask either side may be the history, so one direction suffices.
     for (const int64_t row : left_rows) {
       if (facts_.masked) add_history(right, right_rows, left, row, &all);
     }
@@ -312,8 +312,8 @@ class Analysis {
     if (all.left != kNone && better(all, *found)) *found = std::move(all);
   }
 
-  /// Adds what `row`, which does not train on the place and goes by `node`, says after the sample that fits
-  /// best.
+  /// Adds the tokens of `row`, which does not train on the place and passes through `node`, after the best
+  /// matching sample.
   void add_history(int64_t other, const std::vector<int64_t>& samples, int64_t node, int64_t row,
                    Found* all) {
     const int64_t position = forest_.position[node];
@@ -336,8 +336,7 @@ class Analysis {
     all->histories = std::move(histories);
   }
 
-  /// Counts the tokens [begin, begin + size) of a row, without those that an earlier row has in common with
-  /// it.
+  /// Counts the tokens [begin, begin + size) of a row that no earlier row shares with it.
   int64_t cover(int64_t row, int64_t begin, int64_t size) {
     const auto tokens = trajectories_.row(row);
     int64_t shared = 0;
@@ -380,7 +379,7 @@ class Analysis {
     return {trajectories_.row(row).subspan(position), trains(row, position), facts_.trained[n] != 0};
   }
 
-  /// The texts that differ: whole words where they are known, else the tokens.
+  /// Stores the texts that differ: whole words if known, else the tokens.
   void keep_values(const Found& found, int64_t position, std::vector<std::string>* values) const {
     const Divergence& divergence = found.divergence;
     if (context_.vocabulary == nullptr || !is_lost(divergence.cause)) return;
@@ -398,7 +397,7 @@ class Analysis {
   void keep_example(const Found& found, int64_t position, ExamplePool* pool) const {
     const Divergence& divergence = found.divergence;
     constexpr int64_t kSnippet = SharingExample::kSnippet;
-    // Texts that are never equal again differ in the whole window.
+    // Texts that are never equal again differ over the whole window.
     const bool apart = !is_lost(divergence.cause);
     const int64_t before = std::min(position, kSnippet);
     const auto left = trajectories_.row(found.left).subspan(position);
@@ -441,12 +440,12 @@ class Analysis {
   SharingReport report_;
   std::vector<ExamplePool> pools_;  // by cause
   std::vector<int64_t>
-      mates_;  // earlier siblings that the present child is compared with: those of its groups
-  std::vector<int64_t> others_;  // and of other groups
+      mates_;  // earlier siblings that the current child is compared with: those of its groups
+  std::vector<int64_t> others_;  // and those of other groups
   struct Covered {
     int64_t row, begin, end;
   };
-  std::vector<Covered> covered_;  // what find_history has counted
+  std::vector<Covered> covered_;  // tokens counted by find_history
   int64_t work_left_ = 0;
 };
 

@@ -9,10 +9,10 @@ namespace espalier {
 namespace {
 
 constexpr size_t kLongestWord = 64, kLongestText = 512;
-// Of an id's characters so many may be letters for one that is a digit.
+// An id may have this many letters per digit.
 constexpr size_t kLettersPerDigit = 8;
 constexpr std::string_view kSpaces = " \t\r\n";
-// What ends a word on either side besides spaces.
+// Characters other than spaces that end a word on either side.
 constexpr std::string_view kOpening = "\"'`([{<>|", kClosing = "\"'`)]}<>|,;!?";
 
 bool is_digit(char c) {
@@ -35,7 +35,7 @@ std::vector<std::string_view> words_of(std::string_view text) {
   return words;
 }
 
-/// The words without those that `others` have too; none where one of them is neither a number nor an id.
+/// The words that `others` do not have; none if one of them is neither a number nor an id.
 std::vector<std::string_view> volatile_words(const std::vector<std::string_view>& words,
                                              const std::vector<std::string_view>& others) {
   std::vector<std::string_view> found;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text that differs between requests that are otherwise equal: dates, times, counters, ids.
+// Text that differs between otherwise equal requests: dates, times, counters, ids.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 namespace espalier {
 
 enum class Volatile {
-  kNone,        // some word differs that is none of the others
+  kNone,        // a word differs that is neither
   kNumber,      // dates, times, counters and other numbers
-  kIdentifier,  // an id (a uuid, a request id, a hash) is among what differs
+  kIdentifier,  // an id (a uuid, a request id, a hash), possibly with numbers
 };
 
-/// Digits and what stands around them in dates and times; months and weekdays.
+/// Whether `text` has only digits with the separators of dates and times, or names of months and weekdays.
 bool is_date_or_number(std::string_view text);
 
-/// Whether a word mixes letters and digits in a way that people do not write: a uuid, req_8f21ac, HAT136.
+/// Whether a word mixes letters and digits like an id: a uuid, req_8f21ac, HAT136.
 bool is_identifier(std::string_view word);
 
 struct VolatileDifference {
@@ -24,12 +24,11 @@ struct VolatileDifference {
   std::string left, right;  // the words that differ
 };
 
-/// Compares two texts word by word. There may be common words between those that differ.
+/// Compares two texts word by word. Equal words may be between those that differ.
 VolatileDifference volatile_difference(std::string_view left, std::string_view right);
 
-/// The end of `before` that belongs to the same word as what follows it, and the start of `after` that
-/// belongs to the same word as what stands before it: only where it may be the rest of an id, with digits
-/// among its letters.
+/// The end of `before`, and the start of `after`, that belong to the same word as the text in between. Empty
+/// unless it may be part of an id, with digits among its letters.
 std::string_view word_end(std::string_view before);
 std::string_view word_start(std::string_view after);
 

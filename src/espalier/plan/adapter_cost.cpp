@@ -25,8 +25,7 @@ class Adapted {
   std::vector<std::string> names_;
 };
 
-/// Elements per token that a layer keeps, of inputs of linear maps that nothing else keeps: by its mixer, and
-/// after it.
+/// Elements per token that a layer keeps only as inputs of linear maps: in its mixer, and after it.
 struct Inputs {
   int64_t by_mixer = 0;
   int64_t after_mixer = 0;
@@ -60,7 +59,7 @@ void spare(const DenseMlpSpec& mlp, int64_t hidden, const Adapted& adapted, Inpu
     spared->after_mixer += mlp.intermediate_size;
 }
 
-// Routers keep the MLP's input. So do experts that are one tensor theirs.
+// Routers keep the MLP's input, and experts stored as one tensor keep their inputs.
 void spare(const MoeSpec& moe, int64_t hidden, const Adapted& adapted, Inputs* spared) {
   if (!moe.clamped_swiglu)
     spared->after_mixer += moe.num_experts_per_tok * (hidden + moe.moe_intermediate_size);
@@ -69,7 +68,7 @@ void spare(const MoeSpec& moe, int64_t hidden, const Adapted& adapted, Inputs* s
     spared->after_mixer += moe.shared_intermediate_size;
 }
 
-/// Whether a map is what the mixer begins with.
+/// Whether a map reads the mixer's input.
 bool opens_mixer(std::string_view name) {
   return name == "self_attn.q_proj" || name == "self_attn.k_proj" || name == "self_attn.v_proj" ||
          name.find(".in_proj") != std::string_view::npos;
@@ -89,7 +88,7 @@ ModelCost with_adapters(ModelCost cost, const ModelSpec& spec, const LoraOptions
       const std::string name = map.name.substr(prefix.size());
       const int64_t weights = lora.rank * (map.in + map.out);
       layer.adapter_weights += weights;
-      layer.widest_adapted = std::max(layer.widest_adapted, map.in + map.out);
+      layer.max_adapted_features = std::max(layer.max_adapted_features, map.in + map.out);
       if (opens_mixer(name)) {
         layer.kept_by_mixer.statistics += lora.rank;  // x A^T
       } else {
@@ -112,7 +111,7 @@ PlanCosts with_adapters(PlanCosts costs, const ModelSpec& spec, const LoraOption
   costs.time.cost = with_adapters(std::move(costs.time.cost), spec, lora);
   MemoryModel& memory = costs.memory;
   memory.cost = with_adapters(std::move(memory.cost), spec, lora);
-  // Master weights are those of weights in lower precision.
+  // Only weights in lower precision have master weights.
   if (memory.element_bytes < memory.sum_bytes && memory.optimizer_bytes_per_parameter > 0)
     memory.optimizer_bytes_per_parameter -= memory.sum_bytes;
   return costs;

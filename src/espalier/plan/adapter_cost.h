@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What training low-rank adapters (config/lora.h) costs in place of training the model.
+// The cost of training low-rank adapters (config/lora.h) instead of the model.
 #pragma once
 
 #include "espalier/config/lora.h"
@@ -9,12 +9,11 @@
 
 namespace espalier {
 
-/// `cost`, which is model_cost(spec), with adapters of the targets and frozen weights. What a layer keeps for
-/// the gradients of weights alone it no longer keeps.
+/// `cost`, the result of model_cost(spec), with adapters on the targets and frozen weights. Activations that
+/// are needed only for gradients of weights are no longer kept.
 ModelCost with_adapters(ModelCost cost, const ModelSpec& spec, const LoraOptions& lora);
 
-/// The same of all that plans are compared and predicted by. Adapters are in the precision of sums and have
-/// no master weights.
+/// Likewise for all costs of plans. Adapters are in the precision of sums and have no master weights.
 PlanCosts with_adapters(PlanCosts costs, const ModelSpec& spec, const LoraOptions& lora);
 
 }  // namespace espalier

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plans are compared by where no model is known.
+// The costs by which plans are compared if no model is known.
 #pragma once
 
 #include "espalier/plan/planner.h"

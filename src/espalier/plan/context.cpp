@@ -21,11 +21,11 @@ struct VisibleRun {
   int64_t ancestor;
   int64_t run;
   RowRange rows;
-  bool alone;  // no other run was waiting, so all rows continue upwards through this one only
+  bool alone;  // no other run was waiting: above it, all rows are on the path of this run
 };
 
 /// Visits the visible runs of the ancestors, from the nearest ancestor upwards and from the last run to the
-/// first. A run is therefore visited after all runs below it, when its rows are complete.
+/// first, so that a run's rows are complete when it is visited.
 class ContextWalk {
  public:
   ContextWalk(const ContextIndex& plan, int64_t index) : plan_(plan), ancestor_(index) {
@@ -87,15 +87,15 @@ ContextIndex::ContextIndex(std::span<const MicroBatch> batches) : micro_batches(
     size_t roots = 0;
     for (size_t k = 0; k < batch.runs.size(); ++k) {
       const Run& run = batch.runs[k];
-      int64_t before = 0;
+      int64_t prefix = 0;
       if (run.parent >= 0) {
-        before = path_length.values[path_length.offsets.back() + run.parent];
+        prefix = path_length.values[path_length.offsets.back() + run.parent];
       } else {
         root_runs.values.push_back(static_cast<int64_t>(k));
-        if (batch.parent >= 0) before = path_length.row(batch.parent)[batch.context_runs.at(roots)];
+        if (batch.parent >= 0) prefix = path_length.row(batch.parent)[batch.context_runs.at(roots)];
         ++roots;
       }
-      path_length.values.push_back(before + run.end - run.begin);
+      path_length.values.push_back(prefix + run.end - run.begin);
       run_begin.values.push_back(tokens);
       tokens += run.end - run.begin;
     }
@@ -156,10 +156,10 @@ Csr<int64_t> cut_runs(std::span<const MicroBatch> micro_batches) {
     above.insert(above.end(), batch.context_runs.begin(), batch.context_runs.end());
   }
   Csr<int64_t> result;
-  for (std::vector<int64_t>& each : runs) {
-    std::sort(each.begin(), each.end());
-    each.erase(std::unique(each.begin(), each.end()), each.end());
-    result.push_row(each);
+  for (std::vector<int64_t>& row : runs) {
+    std::sort(row.begin(), row.end());
+    row.erase(std::unique(row.begin(), row.end()), row.end());
+    result.push_row(row);
   }
   return result;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the micro-batches of a partition read of their ancestors.
+// The context that the micro-batches of a partition read from their ancestors.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct ContextBlock {
   int64_t position;  // of the first column on its root path; the columns follow each other there
 };
 
-/// Where the runs of each micro-batch are. Keeps a reference to the micro-batches, which must outlive it.
+/// Positions of the runs of each micro-batch. Keeps a reference to the micro-batches, which must outlive it.
 /// Construction is O(runs). Row m of each array belongs to micro-batch m.
 struct ContextIndex {
   explicit ContextIndex(std::span<const MicroBatch> micro_batches);

@@ -9,7 +9,7 @@ Work& Work::operator+=(const Work& other) {
   tokens += other.tokens;
   pairs += other.pairs;
   logit_rows += other.logit_rows;
-  window_pairs.resize(std::max(window_pairs.size(), other.window_pairs.size()));  // nothing has no windows
+  window_pairs.resize(std::max(window_pairs.size(), other.window_pairs.size()));  // empty work has no windows
   for (size_t i = 0; i < other.window_pairs.size(); ++i) window_pairs[i] += other.window_pairs[i];
   return *this;
 }
@@ -20,14 +20,14 @@ double recurrence_work(const ModelCost& model, const Work& work) {
   return model.recurrence() * static_cast<double>(work.tokens);
 }
 
-// Weights times the tokens that pass them, over all layers.
+// The sum over all layers of weights times tokens that pass them.
 double linear_work(const ModelCost& model, const Work& work) {
   return model.weights() * static_cast<double>(work.tokens) -
          static_cast<double>(model.layers.back().weights_after_mixer) *
              static_cast<double>(work.tokens - work.logit_rows);
 }
 
-// Likewise of adapters.
+// Likewise for adapters.
 double adapter_work(const ModelCost& model, const Work& work) {
   return model.adapter_weights() * static_cast<double>(work.tokens) -
          static_cast<double>(model.layers.back().adapter_weights_after_mixer) *
@@ -39,7 +39,7 @@ struct FlopFactors {
   double recurrence;  // per multiply-add
   double attention;   // per element of a head and visible pair
   double head;        // per weight and row
-  double gradient;    // of linear and of head, what the weights' own gradients take
+  double gradient;    // the part of `linear` and `head` for the gradients of weights
 };
 
 FlopCount flops_of(const ModelCost& model, const Work& work, const FlopFactors& factors) {

@@ -12,7 +12,7 @@ constexpr double kMostSeconds = 1e9;  // so that those of a step stay finite
 constexpr const char* kBuiltIn = "built-in";
 constexpr const char* kMeasured = "measured";
 
-// Of time_features, in their order.
+// In the order of time_features.
 constexpr const char* kRates[kNumTimeFeatures] = {
     "micro_batch", "layer", "layer_token", "layer_pair", "layer_attention_piece", "logit_row"};
 
@@ -28,7 +28,7 @@ nlohmann::ordered_json cost_model_json(const TimeModel& model) {
 
 TimeModel parse_cost_model(const nlohmann::json& json, const ModelCost& cost,
                            const std::filesystem::path& file) {
-  ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object, a cost model that espalier wrote",
+  ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object, a cost model written by espalier",
                  file.string());
   const nlohmann::json version = json.value("format_version", nlohmann::json());
   ESPALIER_CHECK(version == kFormatVersion, "{}: format_version: expected {}, received {}", file.string(),

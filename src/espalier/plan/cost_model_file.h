@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A time model as a file: `plan --save-cost-model` writes measured rates, and a run keeps those that its
-// plans are compared by. So resuming makes the same plans, and the Python package predicts the same seconds.
+// Files of time models. `plan --save-cost-model` writes measured rates. A training run stores the rates by
+// which its plans are compared, so that resuming makes the same plans and the Python package predicts the
+// same seconds.
 #pragma once
 
 #include <filesystem>
@@ -11,20 +12,20 @@
 
 namespace espalier {
 
-/// Name of the file in a run's folder.
+/// Name of the file in the folder of a training run.
 inline constexpr const char* kCostModelFile = "cost_model.json";
 
 /// Rates, in seconds per unit of each of time_features, and whether they are built-in or measured. They read
 /// back bitwise identical.
 nlohmann::ordered_json cost_model_json(const TimeModel& model);
 
-/// The rates of a JSON object that cost_model_json made, for a model of this cost; other keys are left alone.
-/// Throws InputError, naming `file` and what was expected, for anything else: an unknown format version,
-/// missing rates, negative ones, and those beyond 1e9 seconds.
+/// The rates of a JSON object from cost_model_json, for a model of this cost; other keys are ignored. Throws
+/// InputError naming `file` for an unknown format version and for missing rates, or rates outside of 0 to 1e9
+/// seconds.
 TimeModel parse_cost_model(const nlohmann::json& json, const ModelCost& cost,
                            const std::filesystem::path& file);
 
-/// The same from a file; one that is not JSON throws as well.
+/// parse_cost_model of a file. Throws InputError also if it is not JSON.
 TimeModel read_cost_model(const std::filesystem::path& file, const ModelCost& cost);
 
 }  // namespace espalier

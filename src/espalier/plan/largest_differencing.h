@@ -9,8 +9,8 @@
 namespace espalier {
 
 /// The largest differencing method (Karmarkar and Karp, "The differencing method of set partitioning", 1982),
-/// for `num_sets` >= 1 sets: divisions, of one number each at first, are joined two at a time, those whose
-/// largest and smallest sums differ most, so that the largest sets of the one get the smallest of the other.
+/// for `num_sets` >= 1 sets. It starts with one division per number and repeatedly joins the two divisions
+/// whose largest and smallest sums differ most, the largest sets of one with the smallest of the other.
 /// Returns the indices of each set, ascending. Ties go to the earlier number. Numbers must not be negative.
 /// O(n (num_sets + log n)).
 std::vector<std::vector<int64_t>> largest_differencing(std::span<const double> numbers, int64_t num_sets);

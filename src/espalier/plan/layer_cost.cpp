@@ -10,8 +10,8 @@
 namespace espalier {
 namespace {
 
-// Kept: the layer's input and its norm's output, q, k, v and the attention's output, and with norms of q and
-// k also q and k before them; the factors of norms and the log-sum-exps.
+// Saved: the layer's input and its norm's output; q, k, v and the attention output; with norms of q and k
+// also q and k before the norms; the factors of norms and the log-sum-exps.
 void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) {
   const int64_t query = attention.num_attention_heads * attention.head_dim;
   const int64_t key = attention.num_key_value_heads * attention.head_dim;
@@ -31,7 +31,7 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
                                           ? 2
                                           : attention.num_attention_heads + attention.num_key_value_heads;
   }
-  // With a gate: itself, its sigmoid, and the output before it is gated.
+  // The gate, its sigmoid, and the output before gating.
   cost->kept_by_mixer.elements += 3 * gate;
   cost->mixer_output = query;
   cost->mixer_gradients = 2 * query + 4 * key + 2 * gate;
@@ -40,12 +40,12 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
   cost->context_per_token = 2 * key;
 }
 
-// Tokens of a chunk of a linear recurrence, as ops/chunk_scan cuts them.
+// Tokens per chunk of a linear recurrence (ops/chunk_scan).
 constexpr int64_t kChunkTokens = 64;
 
-// Kept: the layer's input and its norm's output, q, k and v before and after the convolution, gate, the
-// rule's output, its norm, and that of both; step sizes and decays with what they come from, factors of
-// norms. Momentary: the operands of the chunks' products, and their gradients, in the precision of sums.
+// Saved: the layer's input and its norm's output; q, k and v before and after the convolution; the gate; the
+// output of the delta rule, its norm, and the gated norm; step sizes and decays with their inputs; factors of
+// norms. Temporary: the operands of the chunks' products and their gradients, in the precision of sums.
 void add_mixer(const GatedDeltaSpec& delta, int64_t hidden, LayerCost* cost) {
   const int64_t heads = delta.linear_num_value_heads, values = delta.value_size();
   const int64_t keys = heads * delta.linear_key_head_dim;  // as many heads as values have
@@ -61,14 +61,14 @@ void add_mixer(const GatedDeltaSpec& delta, int64_t hidden, LayerCost* cost) {
   cost->context_per_cut = delta.state_size() + (delta.linear_conv_kernel_dim - 1) * delta.conv_size();
 }
 
-// Kept: the layer's input and its norm's output, the projection, what is convolved of it after that, the
-// scan's output and that of the gated norm; in the precision of sums what the gate makes of the output and
-// its norm, steps with what they come from, factors of norms. Momentary: as of the gated delta rule.
+// Saved: the layer's input and its norm's output; the projection and its convolved part; the outputs of the
+// scan and the gated norm; in the precision of sums the gated output and its norm, steps with their inputs,
+// factors of norms. Temporary: as for the gated delta rule.
 void add_mixer(const SsmSpec& ssm, int64_t hidden, LayerCost* cost) {
   const int64_t heads = ssm.num_heads, inner = ssm.inner_size(), groups = ssm.n_groups * ssm.state_size;
   cost->weights += hidden * (ssm.projection_size() + inner);
   cost->weights_after_mixer += hidden * inner;
-  cost->widest_weight_rows = ssm.projection_size();
+  cost->max_weight_rows = ssm.projection_size();
   cost->recurrence = 2 * ssm.state_elements() + kChunkTokens * (groups + inner);
   cost->kept_by_mixer = {.elements = 2 * hidden + ssm.projection_size() + ssm.conv_size() + 2 * inner,
                          .statistics = 1 + 2 * inner + 4 * heads + ssm.n_groups};
@@ -80,20 +80,19 @@ void add_mixer(const SsmSpec& ssm, int64_t hidden, LayerCost* cost) {
 
 void add_mlp(const NoMlp&, int64_t, LayerCost*) {}
 
-// Kept: the MLP's input and its norm's output and factor, gate, up and their product.
+// Saved: the MLP's input, its norm's output and factor, gate, up and their product.
 void add_mlp(const DenseMlpSpec& mlp, int64_t hidden, LayerCost* cost) {
   const int64_t weights = 3 * hidden * mlp.intermediate_size;
   cost->weights += weights;
   cost->weights_after_mixer += weights;
   if (mlp.bias) cost->biases += 2 * mlp.intermediate_size + hidden;
-  cost->widest_weight_rows = std::max(cost->widest_weight_rows, (mlp.fused ? 2 : 1) * mlp.intermediate_size);
+  cost->max_weight_rows = std::max(cost->max_weight_rows, (mlp.fused ? 2 : 1) * mlp.intermediate_size);
   cost->kept_after_mixer = {.elements = 2 * hidden + 3 * mlp.intermediate_size, .statistics = 1};
   cost->intermediate = mlp.intermediate_size;
 }
 
-// Kept, besides the input, its norm's output and factor: scores, weights and places of the chosen experts,
-// and for each of these the token's copy, gate, up, their product and the output; of shared experts as of a
-// dense MLP.
+// Saved: the input, its norm's output and factor; scores, weights and indices of the chosen experts; for each
+// of them the token's copy, gate, up, their product and the output; for shared experts as for a dense MLP.
 void add_mlp(const MoeSpec& moe, int64_t hidden, LayerCost* cost) {
   const int64_t chosen = moe.num_experts_per_tok, width = moe.moe_intermediate_size;
   const int64_t shared = moe.shared_intermediate_size;
@@ -104,8 +103,8 @@ void add_mlp(const MoeSpec& moe, int64_t hidden, LayerCost* cost) {
   // The gradients of the activation of clamped experts are computed in the precision of sums.
   const bool clamped = moe.clamped_swiglu.has_value();
   if (clamped) cost->biases += moe.num_experts * (1 + 2 * width + hidden);
-  cost->widest_weight_rows =
-      std::max(cost->widest_weight_rows, (moe.fused || clamped ? 2 : 1) * std::max(width, shared));
+  cost->max_weight_rows =
+      std::max(cost->max_weight_rows, (moe.fused || clamped ? 2 : 1) * std::max(width, shared));
   cost->kept_after_mixer = {.elements = 2 * hidden + chosen * (2 * hidden + 3 * width) + 3 * shared,
                             .statistics = 1 + moe.num_experts + 12 * chosen};
   cost->intermediate = chosen * hidden + std::max(clamped ? 3 * width : width, shared);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the layers of a model cost, by what they are made of.
+// Sizes of a model's layers, from which time and memory are predicted.
 #pragma once
 
 #include <cstdint>
@@ -10,34 +10,33 @@
 
 namespace espalier {
 
-/// What is kept per token for a backward pass: elements of activations, and elements in the precision of
-/// gradient sums (factors of norms, log-sum-exps).
+/// Saved per token for the backward pass: elements of activations, and elements in the precision of gradient
+/// sums (factors of norms, log-sum-exps).
 struct KeptPerToken {
   int64_t elements = 0;
   int64_t statistics = 0;
 };
 
-/// Sizes of one layer, in elements. The last layer of a decoder runs what comes after its mixer on logit rows
-/// only.
+/// Sizes of one layer, in elements. After its mixer the last layer of a decoder works on logit rows only.
 struct LayerCost {
-  int64_t weights = 0;              // of linear maps, as far as one token passes them
-  int64_t idle_weights = 0;         // of linear maps that one token does not pass: of experts not chosen
-  int64_t weights_after_mixer = 0;  // of these, the linear maps after the mixer
-  int64_t biases = 0;               // of all linear maps, those not passed included, and sinks
-  int64_t widest_weight_rows = 0;   // rows [out] of the largest linear map from or to the hidden state
+  int64_t weights = 0;              // of the linear maps that a token passes
+  int64_t idle_weights = 0;         // of the linear maps that a token does not pass: experts not chosen
+  int64_t weights_after_mixer = 0;  // the part of `weights` after the mixer
+  int64_t biases = 0;               // of all linear maps, including experts not chosen, and sinks
+  int64_t max_weight_rows = 0;      // rows [out] of the largest linear map from or to the hidden state
 
   // Of low-rank adapters (plan/adapter_cost.h), in the precision of sums; every token passes all of them.
   int64_t adapter_weights = 0;
-  int64_t adapter_weights_after_mixer = 0;  // of these, those of maps after the mixer
-  int64_t widest_adapted = 0;               // [in] and [out] of such a map together, the most
+  int64_t adapter_weights_after_mixer = 0;  // the part of them on maps after the mixer
+  int64_t max_adapted_features = 0;         // in + out features of the largest map with an adapter
 
-  /// Multiply-adds per token of a recurrence in the forward pass, beside its linear maps.
+  /// Multiply-adds per token of a recurrence in the forward pass, without its linear maps.
   int64_t recurrence = 0;
 
   /// Elements that the scores of one visible (query, key) pair multiply, over all heads; the output
   /// multiplies as many. 0 in a layer without attention.
   int64_t pair_elements = 0;
-  int64_t sliding_window = 0;  // that bounds the visible pairs; 0: none
+  int64_t sliding_window = 0;  // limits the visible pairs; 0: none
 
   KeptPerToken kept_by_mixer = {};     // the layer's input and norm included
   KeptPerToken kept_after_mixer = {};  // the MLP's input and norm included
@@ -46,8 +45,8 @@ struct LayerCost {
   int64_t intermediate = 0;            // width of the MLP per token
   int64_t position_tables = 0;         // per token: cos and sin
 
-  /// What the tokens below a cut read: of every token above it (keys and values), and once for every run
-  /// that is cut at its end (the state of a recurrence, in the precision of sums).
+  /// Context below a cut: per token above it (keys and values), and per run that is cut at its end (the state
+  /// of a recurrence, in the precision of sums).
   int64_t context_per_token = 0;
   int64_t context_per_cut = 0;
 };
@@ -60,15 +59,15 @@ struct ModelCost {
   int64_t vocab_size = 0;
   std::vector<LayerCost> layers;  // first to last, at least one
   int64_t rope_tables = 1;        // pairs of position tables that layers share
-  bool frozen = false;            // adapters are trained alone: weights have no gradients
+  bool frozen = false;            // only adapters are trained: weights have no gradients
 
   double num_layers() const { return static_cast<double>(layers.size()); }
   double attention_layers() const;    // with pair_elements
-  double weights() const;             // of all layers' linear maps, as far as one token passes them
+  double weights() const;             // of all layers' linear maps that a token passes
   double stored_weights() const;      // of all layers' linear maps
   double adapter_weights() const;     // of all layers
   double recurrence() const;          // of all layers
-  int64_t position_tables() const;    // of all ropes, each of the layer with the most: layers share them
+  int64_t position_tables() const;    // of all ropes, at the size of the largest: layers share them
   int64_t context_per_token() const;  // of all layers
   int64_t context_per_cut() const;    // of all layers
 
@@ -76,9 +75,9 @@ struct ModelCost {
   std::vector<int64_t> sliding_windows() const;
 };
 
-/// The visible pairs of all layers with attention, each weighted with `weight` of it: `pairs` in a layer
-/// without a window, otherwise those of its window, where window_pairs are in the order of sliding_windows.
-/// Without work (pairs 0), window_pairs may be empty.
+/// The sum over all attention layers of weight(layer) times its visible pairs: `pairs` without a window,
+/// otherwise the entry of window_pairs (in the order of sliding_windows) for its window. If pairs is 0,
+/// window_pairs may be empty.
 double weighted_pairs(const ModelCost& model, int64_t pairs, std::span<const int64_t> window_pairs,
                       int64_t (*weight)(const LayerCost&));
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The problem that tree packing solves, and what its solvers share.
+// The problem that tree packing solves, and code that its solvers share.
 //
-// "Tree Training" (arXiv 2511.00413), section 2.2, in the words of this project: a tree with |v| tokens in
-// node v; L(v) = sum of |u| over the root path of v, v included; a budget C. Assign the leaves to parts P_1
-// ... P_k such that the union of the root paths of each part fits, and encode as little as possible:
+// "Tree Training" (arXiv 2511.00413), section 2.2, in this project's terms: a tree with |v| tokens in node v;
+// L(v) = sum of |u| over the root path of v, v included; a budget C. Assign the leaves to parts P_1 ... P_k
+// such that the union of the root paths of each part fits, and minimise the encoded tokens:
 //   U(P) = sum of |v| over the nodes v on the root path of some leaf of P <= C,   minimise sum_i U(P_i).
 // Every part is an independent sequence tree, so what is shared across parts is encoded again. A trajectory
 // that ends at an inner node costs nothing, because some part encodes its node anyway.
@@ -30,8 +30,8 @@ struct TokenTree {
 /// L(n) for every node: tokens of its root path, itself included.
 std::vector<int64_t> path_lengths(const TokenTree& tree);
 
-/// The leaves in preorder. `path` and `shared` determine every U(P): if the leaves a < b are neighbours
-/// within a part, b adds path[b] - min(shared[a + 1], ..., shared[b]) tokens to it.
+/// The leaves in preorder. `path` and `shared` determine every U(P): if leaf b follows leaf a within a part,
+/// b adds path[b] - min(shared[a + 1], ..., shared[b]) tokens to it.
 struct LeafPaths {
   std::vector<int64_t> node;    // [num_leaves]
   std::vector<int64_t> path;    // [num_leaves] L(leaf)

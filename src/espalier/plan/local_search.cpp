@@ -14,9 +14,9 @@ namespace {
 
 constexpr int64_t kMaxItems = 12;
 constexpr int64_t kWorkPerNeighbourhood = 5'000;
-// How many of the parts with the most room form neighbourhoods of two, and how many of three.
-constexpr size_t kRoomiest = 12;
-constexpr size_t kRoomiestTriples = 7;
+// How many of the parts with the most free tokens form neighbourhoods of two, and how many of three.
+constexpr size_t kEmptiest = 12;
+constexpr size_t kEmptiestTriples = 7;
 
 /// A node of the tree that some leaves span. The leaves [first, last) of them lie below it.
 struct SpanNode {
@@ -191,14 +191,14 @@ class LocalSearch {
     }
   }
 
-  /// Neighbourhoods of the parts with the most room.
-  void add_roomy(std::vector<Candidate>& candidates) const {
-    const std::vector<int64_t> roomy = roomiest();
-    for (size_t a = 0; a < roomy.size(); ++a) {
-      for (size_t b = a + 1; b < roomy.size(); ++b) {
-        candidates.push_back({0, sorted({-1, roomy[a], roomy[b]})});
-        for (size_t c = b + 1; c < std::min(kRoomiestTriples, roomy.size()); ++c) {
-          candidates.push_back({0, sorted({roomy[a], roomy[b], roomy[c]})});
+  /// Neighbourhoods of the parts with the most free tokens.
+  void add_emptiest(std::vector<Candidate>& candidates) const {
+    const std::vector<int64_t> emptiest = emptiest_parts();
+    for (size_t a = 0; a < emptiest.size(); ++a) {
+      for (size_t b = a + 1; b < emptiest.size(); ++b) {
+        candidates.push_back({0, sorted({-1, emptiest[a], emptiest[b]})});
+        for (size_t c = b + 1; c < std::min(kEmptiestTriples, emptiest.size()); ++c) {
+          candidates.push_back({0, sorted({emptiest[a], emptiest[b], emptiest[c]})});
         }
       }
     }
@@ -208,7 +208,7 @@ class LocalSearch {
   std::vector<Neighbourhood> neighbourhoods() const {
     std::vector<Candidate> candidates;
     add_adjacent(candidates);
-    add_roomy(candidates);
+    add_emptiest(candidates);
     std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
       return a.parts != b.parts ? a.parts < b.parts : a.shared > b.shared;
     });
@@ -229,12 +229,12 @@ class LocalSearch {
     return parts;
   }
 
-  std::vector<int64_t> roomiest() const {
+  std::vector<int64_t> emptiest_parts() const {
     std::vector<int64_t> order;
     for (size_t p = 0; p < members_.size(); ++p) {
       if (!members_[p].empty()) order.push_back(static_cast<int64_t>(p));
     }
-    const size_t count = std::min(kRoomiest, order.size());
+    const size_t count = std::min(kEmptiest, order.size());
     std::partial_sort(
         order.begin(), order.begin() + static_cast<int64_t>(count), order.end(),
         [&](int64_t a, int64_t b) { return tokens_[a] != tokens_[b] ? tokens_[a] < tokens_[b] : a < b; });
@@ -245,12 +245,12 @@ class LocalSearch {
   /// A lower bound of the tokens of any packing of a tree with `below` tokens under a root path of `path`
   /// tokens: m parts hold at most m C tokens, and repeat the root path m - 1 times.
   int64_t fewest_tokens(int64_t path, int64_t below) const {
-    const int64_t room = budget_ - path;
-    const int64_t num_parts = below == 0 ? 1 : (below + room - 1) / room;
+    const int64_t capacity = budget_ - path;
+    const int64_t num_parts = below == 0 ? 1 : (below + capacity - 1) / capacity;
     return below + num_parts * path;
   }
 
-  /// Packs the leaves of these parts anew if that saves tokens.
+  /// Repacks the leaves of these parts if that saves tokens.
   bool solve(const Neighbourhood& parts) {
     std::vector<int64_t> span;
     int64_t tokens = 0;
@@ -305,8 +305,8 @@ class LocalSearch {
     unused_.insert(unused_.end(), free.begin() + packed.num_rows(), free.end());
   }
 
-  /// A number for one more part: a packing with fewer tokens may have more parts. Numbers stay below the
-  /// number of leaves, because a new number is made only when every other one is in use.
+  /// A number for an additional part: a packing with fewer tokens may have more parts. Numbers stay below the
+  /// number of leaves, because a new number is created only if all others are in use.
   int64_t new_number() {
     if (unused_.empty()) {
       unused_.push_back(static_cast<int64_t>(members_.size()));

@@ -2,11 +2,11 @@
 // Improves a tree packing by solving small neighbourhoods exactly.
 //
 // A neighbourhood is two or three parts. Their leaves span a small tree, in which every maximal subtree that
-// lies in a single part becomes one leaf (an item). The heaviest items are expanded again while there are few
-// enough of them. multi_path.h packs that tree and looks only for packings with fewer tokens than the parts
-// have now; what it finds replaces the parts. So one step moves, swaps and merges leaves and whole subtrees.
-// Parts are neighbours when consecutive leaves lie in them (those with the deepest shared node come first),
-// or when all of them have much room left.
+// lies in a single part becomes one leaf (an item). The heaviest items are expanded again as long as there
+// are few enough. multi_path.h searches for packings of this tree with fewer tokens than the parts have; a
+// packing that it finds replaces the parts. One step thus moves, swaps and merges leaves and whole subtrees.
+// Parts are neighbours if they hold consecutive leaves (those with the deepest shared node come first), or if
+// all of them have many free tokens.
 #pragma once
 
 #include "espalier/plan/leaf_parts.h"

@@ -16,7 +16,7 @@ struct TermCounts {
   int64_t terms = 0;
 };
 
-// Of the tokens with loss that the micro-batch predicts.
+// Counts the tokens with loss that the micro-batch predicts.
 TermCounts count_terms(const Forest& forest, const MicroBatch& micro_batch, const LossPositions& loss) {
   const Layout layout = make_micro_batch_layout(forest, micro_batch);
   std::vector<bool> predicts(layout.num_tokens());
@@ -36,7 +36,7 @@ TermCounts count_terms(const Forest& forest, const MicroBatch& micro_batch, cons
   return counts;
 }
 
-// Of each run of a micro-batch: the position of the first token of its path inside the micro-batch.
+// For each run of a micro-batch, the position of the first token of its path inside the micro-batch.
 std::vector<int64_t> first_positions(const Forest& forest, const MicroBatch& micro_batch) {
   const std::vector<Run>& runs = micro_batch.runs;
   std::vector<int64_t> first(runs.size());
@@ -52,7 +52,7 @@ std::vector<int64_t> last_positions(const LossPositions& loss) {
   return last;
 }
 
-// Of a sequence on its own.
+// The work of a separate sequence.
 Work sequence_work(int64_t size, int64_t logit_rows, std::span<const int64_t> windows) {
   Work work{size, size * (size + 1) / 2, logit_rows};
   for (const int64_t window : windows) work.window_pairs.push_back(pairs_in_window(0, size, window));
@@ -130,7 +130,7 @@ Work flat_work(const Forest& forest, const LossPositions& loss, std::span<const 
 }
 
 Work append_only_work(const Forest& forest, const LossPositions& loss, std::span<const int64_t> windows) {
-  // In preorder a node's first child follows it, so the first leaf below a node is that of the next one.
+  // In preorder a node's first child follows it, so both have the same first leaf.
   std::vector<int64_t> first_leaf(forest.num_nodes());
   for (int64_t node = forest.num_nodes() - 1; node >= 0; --node) {
     const bool is_leaf = forest.subtree_last[node] == node + 1;

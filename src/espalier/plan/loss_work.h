@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan works on where only some tokens carry loss, and the same loss without trees.
+// The work of a plan if only some tokens carry loss, and of the same loss without trees.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace espalier {
 
-/// Which tokens carry loss: row k has their positions in trajectory k, ascending and at least 1, since
-/// nothing predicts a first token.
+/// The tokens with loss: row k has their positions in trajectory k, ascending and at least 1, because nothing
+/// predicts a first token.
 using LossPositions = Csr<int64_t>;
 
 /// Every token of every trajectory but the first.
@@ -28,18 +28,18 @@ struct PositionRange {
 PositionRange predicted_positions(const Forest& forest, const MicroBatch& micro_batch,
                                   const Placement& placement);
 
-/// Of each micro-batch: does it, or a descendant, predict a token with loss? Others need not run.
-/// `last_position` [num_trajectories]: of the last token with loss, 0: none.
+/// For each micro-batch, whether it or a descendant predicts a token with loss. Others need not run.
+/// `last_position` [num_trajectories]: position of the last token with loss, 0: none.
 std::vector<bool> micro_batches_with_loss(const Forest& forest, const Plan& plan,
                                           std::span<const int64_t> last_position);
 
-/// The loads of a plan's micro-batches, with the rows and terms that do reach the LM head. Nothing where no
-/// loss is in the micro-batch or below. `windows`: ModelCost::sliding_windows of the model that runs it.
+/// The loads of a plan's micro-batches, with the rows and terms that actually reach the LM head. Empty loads
+/// for micro-batches that need not run. `windows`: ModelCost::sliding_windows.
 std::vector<Load> loads_with_loss(const Forest& forest, const Plan& plan, const LossPositions& loss,
                                   std::span<const int64_t> windows = {});
 
-/// Work of a plan, which its loads_with_loss add up to; of the same trajectories with nothing shared; and
-/// after append-only merging (see ForestStatistics), where a merged trajectory's loss is computed in one that
+/// Work of a plan (the sum of its loads_with_loss); of the same trajectories with nothing shared; and after
+/// append-only merging (see ForestStatistics), where the loss of a dropped trajectory is computed in one that
 /// extends it. Logit rows are counted per micro-batch (plan) and per sequence (flat, append-only).
 Work work_of(std::span<const Load> loads, std::span<const int64_t> windows = {});
 Work flat_work(const Forest& forest, const LossPositions& loss, std::span<const int64_t> windows = {});

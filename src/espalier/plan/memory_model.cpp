@@ -16,7 +16,7 @@ double bytes_of(const MemoryModel& model, const KeptPerToken& kept) {
   return real(kept.elements * model.element_bytes + kept.statistics * model.sum_bytes);
 }
 
-// The context that a micro-batch leaves to others, of one layer or of all.
+// Bytes of the context that a micro-batch keeps for its descendants, for one layer or all.
 double context_bytes(const MemoryModel& model, const Load& load, const LayerCost& cost) {
   return real(load.tokens) * real(cost.context_per_token * model.element_bytes) +
          real(load.cuts) * real(cost.context_per_cut * model.sum_bytes);
@@ -28,7 +28,7 @@ double context_bytes(const MemoryModel& model, const Load& load) {
                                  .context_per_cut = model.cost.context_per_cut()});
 }
 
-// Gradients of context are in the precision of sums: those of all layers, and those of the layer with most.
+// Gradients of context are in the precision of sums: those of all layers plus those of the largest layer.
 double context_gradient_bytes(const MemoryModel& model, const Load& load) {
   if (!load.has_readers()) return 0;
   return (real(load.tokens) * real(model.cost.context_per_token()) +
@@ -56,7 +56,7 @@ double logit_row_bytes(const MemoryModel& model) {
   return 2 * real(model.cost.hidden_size * model.element_bytes) + 2 * real(model.sum_bytes) + 4 * 8;
 }
 
-// Of the sums of gradients of what is trained.
+// Bytes of the gradient sums of all trained parameters.
 double gradient_sum_bytes(const MemoryModel& model) {
   return (model.cost.frozen ? model.cost.adapter_weights() : real(model.num_parameters)) *
          real(model.sum_bytes);
@@ -71,8 +71,8 @@ int64_t tokens_after_mixer(const MemoryModel& model, const Load& load, size_t la
   return is_last(model, layer) && !model.whole_last_layer ? load.logit_rows : load.tokens;
 }
 
-// What one layer keeps for its backward pass. After its mixer the last layer works on logit rows only, for
-// which it copies the mixer's output.
+// Bytes that one layer saves for its backward pass. After its mixer the last layer works on logit rows only,
+// for which it copies the mixer's output.
 double layer_bytes(const MemoryModel& model, const Load& load, size_t layer) {
   const LayerCost& cost = model.cost.layers[layer];
   const double mixer = bytes_of(model, cost.kept_by_mixer), after = bytes_of(model, cost.kept_after_mixer);
@@ -81,7 +81,7 @@ double layer_bytes(const MemoryModel& model, const Load& load, size_t layer) {
   return real(load.tokens) * mixer + real(rows) * (after + copy);
 }
 
-// What is kept of a layer by a micro-batch that waits for its backward pass with its graph.
+// Bytes that a layer keeps while a micro-batch with its autograd graph waits for its backward pass.
 double kept_layer_bytes(const MemoryModel& model, const Load& load, size_t layer) {
   if (model.checkpoint_activations != CheckpointActivations::kLayer) return layer_bytes(model, load, layer);
   return real(load.tokens) * real(model.cost.hidden_size * model.element_bytes) +
@@ -95,18 +95,17 @@ double graph_bytes(const MemoryModel& model, const Load& load) {
          real(load.terms * (model.term_batch_bytes + model.term_graph_bytes));
 }
 
-// Memory for the gradients of weights. Gradients are added to their sums in place, so they take no memory of
-// their own once the sums exist. In the first backward pass of a step the sums do not exist yet: memory grows
-// as each layer's gradients become the sums. In addition, the operands of a weight's product are upcast or
-// packed while it is multiplied, or the product is rounded to a lower precision and then converted to the
-// precision of the sums.
+// Memory for the gradients of weights. Gradients are accumulated into their sums in place, so they take no
+// extra memory once the sums exist. In the first backward pass of a step memory grows as each layer's
+// gradients become the sums. In addition, the operands of a weight's product are upcast or packed while it is
+// multiplied, or the product is rounded to a lower precision and then converted to the precision of the sums.
 struct WeightGradientBytes {
   double sum;                    // bytes per weight of sums that this pass allocates,
   double adapter_sum;            // and per weight of adapters
   double embedding, parameters;  // such sums of the embedding, of all parameters
-  double beside;                 // temporary bytes per element of a weight, while it is multiplied,
+  double temporary;              // bytes per element of a weight, while it is multiplied,
   double packed;                 // and per element of the product's packed operand
-  double packed_rows;            // rows of the latter
+  double packed_rows;            // rows of the packed operand
 
   WeightGradientBytes(const MemoryModel& model, const Load& load, bool has_sums) {
     adapter_sum = has_sums ? 0 : real(model.sum_bytes);
@@ -115,23 +114,23 @@ struct WeightGradientBytes {
     parameters = has_sums ? 0 : gradient_sum_bytes(model);
     const bool rounds = model.packed_bytes == 0 && model.element_bytes < model.sum_bytes;
     const double rounded = rounds ? real(model.element_bytes + model.sum_bytes) : 0;
-    beside = model.operand_bytes > model.element_bytes ? real(model.operand_bytes) : rounded;
+    temporary = model.operand_bytes > model.element_bytes ? real(model.operand_bytes) : rounded;
     packed = real(model.packed_bytes);
-    // For the gradient of a weight some thousand tokens are packed at a time (ops/gemm/panel_product.cpp).
+    // The product for a weight's gradient packs up to 2048 tokens at a time (ops/gemm/panel_product.cpp).
     packed_rows = real(std::max(model.cost.hidden_size, std::min<int64_t>(load.tokens, 2048)));
   }
 
   // Temporary bytes for the largest weight of a layer, with its packed operand.
-  double widest(const MemoryModel& model, const LayerCost& layer) const {
-    return real(layer.widest_weight_rows) * (real(model.cost.hidden_size) * beside + packed_rows * packed);
+  double largest_weight(const MemoryModel& model, const LayerCost& layer) const {
+    return real(layer.max_weight_rows) * (real(model.cost.hidden_size) * temporary + packed_rows * packed);
   }
 };
 
-// The most temporary memory in a layer's backward pass. This is the largest of: gradients of the MLP's width,
-// while the upcast input, gradient and result of the last projection exist together; gradients of the mixer's
-// inputs together with its own copies; and gradients around a norm. With checkpointing by layer, the
-// activations of the recomputed layer are added.
-double momentary_bytes(const MemoryModel& model, const Load& load, size_t layer) {
+// Peak temporary bytes in a layer's backward pass, the largest of: gradients of the MLP's width while the
+// upcast input, gradient and result of the last projection exist; gradients of the mixer's inputs together
+// with its copies; and gradients around a norm. With checkpointing by layer, the activations of the
+// recomputed layer are added.
+double temporary_bytes(const MemoryModel& model, const Load& load, size_t layer) {
   const LayerCost& cost = model.cost.layers[layer];
   const double hidden = real(model.cost.hidden_size), inner = real(cost.intermediate);
   const double element = real(model.element_bytes), sum = real(model.sum_bytes);
@@ -141,14 +140,14 @@ double momentary_bytes(const MemoryModel& model, const Load& load, size_t layer)
                upcast > 0 ? (2 * inner + hidden) * upcast + (inner + hidden) * element : 0);
   const double mixer = std::max(real(cost.mixer_gradients) * sum + hidden * element, 4 * hidden * element);
   // Adapters are multiplied in the precision of sums.
-  const double adapted = element < sum ? real(cost.widest_adapted) * sum : 0;
+  const double adapted = element < sum ? real(cost.max_adapted_features) * sum : 0;
   const bool again = model.checkpoint_activations == CheckpointActivations::kLayer;
   return std::max(real(tokens_after_mixer(model, load, layer)) * after_mixer, real(load.tokens) * mixer) +
          real(load.tokens) * adapted + (again ? layer_bytes(model, load, layer) : 0);
 }
 
-// The most bytes in the backward pass of any layer. Activations are freed from the last layer to the first,
-// while gradients are allocated.
+// Peak bytes in the backward pass of any layer. Activations are freed from the last layer to the first, while
+// gradients are allocated.
 double largest_layer_bytes(const MemoryModel& model, const Load& load, const WeightGradientBytes& gradients) {
   double kept = graph_bytes(model, load);
   double sums = load.logit_rows == 0 ? 0 : gradients.embedding;
@@ -158,7 +157,8 @@ double largest_layer_bytes(const MemoryModel& model, const Load& load, const Wei
     sums += real(layer.weights + layer.idle_weights + layer.biases) * gradients.sum +
             real(layer.adapter_weights) * gradients.adapter_sum;
     if (i == 0 && !is_last(model, i)) sums = gradients.parameters;  // norms too
-    most = std::max(most, kept + sums + gradients.widest(model, layer) + momentary_bytes(model, load, i));
+    most = std::max(most,
+                    kept + sums + gradients.largest_weight(model, layer) + temporary_bytes(model, load, i));
     kept -= kept_layer_bytes(model, load, i);
   }
   return most;
@@ -174,7 +174,7 @@ double head_bytes(const MemoryModel& model, const Load& load, const WeightGradie
   const double upcast = model.operand_bytes > model.element_bytes ? real(model.operand_bytes) : 0;
   const double logits = std::min(real(model.logit_block_bytes), rows * vocabulary * sum);
   const double product =
-      std::min(vocabulary, logits / (rows * sum)) * hidden * (gradients.beside + gradients.packed);
+      std::min(vocabulary, logits / (rows * sum)) * hidden * (gradients.temporary + gradients.packed);
   const double head_gradient = model.cost.frozen ? 0 : real(model.head_gradient_bytes);
   const double composed = vocabulary * hidden * (head_gradient + real(model.head_upcast_bytes));
   return gradients.embedding + product + composed + real(model.logit_blocks) * logits +
@@ -210,9 +210,10 @@ double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) 
   const double rounded =
       model.element_bytes < model.sum_bytes ? real(model.element_bytes + model.sum_bytes) : 0;
   const double input = real(model.cost.hidden_size) * (real(model.element_bytes) + rounded);
-  double widest = 0;
-  for (const LayerCost& layer : model.cost.layers) widest = std::max(widest, gradients.widest(model, layer));
-  const double end = gradients.parameters + widest + real(load.tokens) * (input + outer_bytes(model));
+  double largest = 0;
+  for (const LayerCost& layer : model.cost.layers)
+    largest = std::max(largest, gradients.largest_weight(model, layer));
+  const double end = gradients.parameters + largest + real(load.tokens) * (input + outer_bytes(model));
   const double head = graph + head_bytes(model, load, gradients);
   return context + std::max({terms, head, largest_layer_bytes(model, load, gradients), end});
 }
@@ -226,8 +227,8 @@ std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> l
   const bool several = std::ranges::count_if(loads, [](const Load& load) { return load.tokens > 0; }) > 1;
   const double resident = resident_bytes(model) + (several ? upcast_weight_bytes(model) : 0);
   std::vector<double> held(loads.size());  // by the micro-batch and its ancestors
-  // A layer's backward pass allocates gradients for the whole context of its ancestors, even if it reads
-  // little of it. Of each micro-batch and its ancestors, the most that a layer needs:
+  // The largest layer's context gradients of each micro-batch and its ancestors. A layer's backward pass
+  // allocates them for the whole context, even if it reads only a part.
   std::vector<double> gradients(loads.size());
   std::vector<double> peaks(loads.size());
   bool has_sums = false;  // in the first backward pass of a step, its gradients become the sums

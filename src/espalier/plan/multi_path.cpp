@@ -14,7 +14,7 @@ constexpr size_t kPruneFirstAt = 10'000;
 
 /// Where a load of a combined state comes from: indices of loads, -1 for none.
 struct Origin {
-  int32_t left;   // in the state of the children combined before
+  int32_t left;   // in the state of the children combined so far
   int32_t right;  // in the child's state
 };
 
@@ -36,7 +36,7 @@ struct Layer {
 
 /// Orders states by the number of loads, their sum, the loads themselves and age. A state that dominates
 /// another one comes before it in this order.
-bool stands_before(const Layer& layer, const State& a, const State& b) {
+bool precedes(const Layer& layer, const State& a, const State& b) {
   if (a.count != b.count) return a.count < b.count;
   if (a.sum != b.sum) return a.sum < b.sum;
   const int64_t *x = layer.loads_of(a), *y = layer.loads_of(b);
@@ -59,7 +59,7 @@ bool dominates(const Layer& layer, const State& a, const State& b) {
 class Combiner {
  public:
   struct Limits {
-    int64_t room;        // the largest load of a part under the node, the node itself not counted
+    int64_t max_load;    // of a part below the node, without the node itself
     int64_t path;        // L(node)
     int64_t elsewhere;   // tokens that are neither on the root path nor in the children combined
     int64_t cost_bound;  // states with a larger lower bound are dropped
@@ -113,7 +113,7 @@ class Combiner {
     const int32_t first = !repeats ? 0 : choice_[j - 1] < 0 ? num_left_ : choice_[j - 1] + 1;
     int64_t tried = -1;
     for (int32_t i = first; i < num_left_; ++i) {
-      if (used_ >> i & 1 || left_loads_[i] == tried || left_loads_[i] + right_loads_[j] > limits_.room)
+      if (used_ >> i & 1 || left_loads_[i] == tried || left_loads_[i] + right_loads_[j] > limits_.max_load)
         continue;
       tried = left_loads_[i];
       used_ |= uint64_t{1} << i;
@@ -165,7 +165,7 @@ class Combiner {
     if (out_.states.size() < 2) return true;
     std::vector<State> kept;
     std::sort(out_.states.begin(), out_.states.end(),
-              [&](const State& a, const State& b) { return stands_before(out_, a, b); });
+              [&](const State& a, const State& b) { return precedes(out_, a, b); });
     for (const State& s : out_.states) {
       work_left_ -= static_cast<int64_t>(kept.size()) / 8;
       if (work_left_ <= 0) return false;
@@ -198,7 +198,7 @@ class Combiner {
   int64_t& work_left_;
   Layer out_;
   size_t prune_at_ = kPruneFirstAt;
-  // The pair of states at hand.
+  // The pair of states being combined.
   int32_t pair_left_ = -1, pair_right_ = -1, num_left_ = 0, num_right_ = 0;
   const int64_t *left_loads_ = nullptr, *right_loads_ = nullptr;
   int64_t sum_ = 0, max_count_ = 0;
@@ -257,7 +257,7 @@ class MultiPath {
     const int64_t p = tree_.parent[n];
     const Layer child = lifted(n);
     const Layer* before = combined_[p] < 0 ? nullptr : &layers_[combined_[p]];
-    const Combiner::Limits limits{.room = budget_ - length_[p],
+    const Combiner::Limits limits{.max_load = budget_ - length_[p],
                                   .path = length_[p],
                                   .elsewhere = tokens_ - length_[p] - below_parent,
                                   .cost_bound = cost_bound_};
@@ -326,7 +326,7 @@ class MultiPath {
   int64_t cost_bound_ = 0;
   std::vector<Layer> layers_;
   std::vector<int64_t> combined_;  // per node: the child combined last
-  std::vector<int64_t> before_ = std::vector<int64_t>(tree_.num_nodes(), -1);  // the child combined before
+  std::vector<int64_t> before_ = std::vector<int64_t>(tree_.num_nodes(), -1);  // the child before it
 };
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace espalier {
 namespace {
 
-/// A node, or a part of one between cuts. Segments stand in forest order.
+/// A node, or a part of one between cuts. Segments are in forest order.
 struct Segment {
   int64_t begin, end;
   int64_t parent;  // segment before it on the path, -1 at a root
@@ -86,8 +86,8 @@ Pieces find_pieces(const Forest& forest, std::span<const int64_t> cuts) {
   return pieces;
 }
 
-/// Groups `pieces` (ascending, all hanging at one micro-batch) into those that run together. Groups are in
-/// the order of their first pieces.
+/// Groups `pieces` (ascending, all with the same parent micro-batch) into micro-batches, in the order of
+/// their first pieces.
 std::vector<std::vector<int64_t>> merge_pieces(const Pieces& all, const std::vector<int64_t>& pieces,
                                                int64_t budget, Merge merge) {
   std::vector<std::vector<int64_t>> groups;
@@ -166,7 +166,7 @@ void place_trajectories(const Forest& forest, const Pieces& pieces, const Groupi
 /// What remains of a node's subtree after the pieces below are cut off.
 struct Residual {
   int64_t size = 0;    // tokens of the piece that continues upwards
-  bool inner = false;  // whether other pieces hang at it
+  bool inner = false;  // whether it has child pieces
 };
 
 /// Which of the children's residuals stay with their parent.
@@ -180,13 +180,13 @@ struct Choice {
   }
 };
 
-/// Decides which children to cut off where their residuals and the parent's tokens do not fit together.
+/// Decides which children to cut off if their residuals and the parent's tokens do not fit together.
 class ChildChooser {
  public:
   ChildChooser(int64_t budget, Merge merge) : budget_(budget), merge_(merge) {}
 
-  /// The best choice found with kept_size <= room, room < budget.
-  Choice choose(const std::vector<Residual>& children, int64_t room) {
+  /// The best choice found with kept_size <= capacity, capacity < budget.
+  Choice choose(const std::vector<Residual>& children, int64_t capacity) {
     split(children);
     auto bins = best_fit_decreasing(sizes_, budget_);
     const auto num_bins = static_cast<int64_t>(bins.size());
@@ -194,16 +194,16 @@ class ChildChooser {
     for (int64_t b = 0; b < num_bins; ++b) {
       if (least < 0 || filling(bins[b]) < filling(bins[least])) least = b;
     }
-    Choice best = complete(children, {}, num_bins, room);
+    Choice best = complete(children, {}, num_bins, capacity);
     const auto try_bin = [&](const std::vector<int64_t>& bin, int64_t cut_bins) {
-      if (filling(bin) > room) return;
-      Choice choice = complete(children, bin, cut_bins, room);
+      if (filling(bin) > capacity) return;
+      Choice choice = complete(children, bin, cut_bins, capacity);
       if (choice.better_than(best)) best = std::move(choice);
     };
     if (least >= 0) try_bin(bins[least], num_bins - 1);
-    if (least >= 0 && filling(bins[least]) > room) {
+    if (least >= 0 && filling(bins[least]) > capacity) {
       // Packs the parent's own tokens as one more item. The children in its bin stay with the parent.
-      sizes_.push_back(budget_ - room);
+      sizes_.push_back(budget_ - capacity);
       auto with_parent = best_fit_decreasing(sizes_, budget_);
       const auto parent = static_cast<int64_t>(sizes_.size()) - 1;
       for (std::vector<int64_t>& bin : with_parent) {
@@ -240,15 +240,15 @@ class ChildChooser {
     return total;
   }
 
-  /// Keeps the children in the bin, and as many of those that run alone as there is room for.
+  /// Keeps the children in the bin, and as many of those that run alone as fit.
   Choice complete(const std::vector<Residual>& children, const std::vector<int64_t>& bin, int64_t cut_bins,
-                  int64_t room) const {
+                  int64_t capacity) const {
     Choice choice;
     choice.cut_batches = cut_bins;
     for (const int64_t item : bin) choice.kept.push_back(packable_[item]);
     choice.kept_size = filling(bin);
     for (const int64_t c : alone_) {
-      if (choice.kept_size + children[c].size > room) break;
+      if (choice.kept_size + children[c].size > capacity) break;
       choice.kept.push_back(c);
       choice.kept_size += children[c].size;
     }
@@ -267,9 +267,9 @@ class BottomUp {
   BottomUp(const Forest& forest, int64_t budget, Merge merge)
       : forest_(forest), budget_(budget), chooser_(budget, merge), residual_(forest.num_nodes()) {}
 
-  /// Cuts off children until at most `room` tokens of theirs stay, then cuts node n inside where these and
-  /// its own exceed the budget.
-  void visit(int64_t n, int64_t room) {
+  /// Cuts off children until at most `capacity` of their tokens stay, then cuts inside node n if these and
+  /// its own tokens exceed the budget.
+  void visit(int64_t n, int64_t capacity) {
     children_.clear();
     child_nodes_.clear();
     int64_t below = 0;
@@ -280,8 +280,8 @@ class BottomUp {
       below += residual_[c].size;
       inner = inner || residual_[c].inner;
     }
-    if (below > room) {
-      below = cut_children(room);
+    if (below > capacity) {
+      below = cut_children(capacity);
       inner = true;
     }
     residual_[n] = cut_inside(n, {below, inner});
@@ -293,8 +293,8 @@ class BottomUp {
   }
 
  private:
-  int64_t cut_children(int64_t room) {
-    const Choice choice = chooser_.choose(children_, room);
+  int64_t cut_children(int64_t capacity) {
+    const Choice choice = chooser_.choose(children_, capacity);
     std::vector<char> kept(children_.size(), 0);
     for (const int64_t c : choice.kept) kept[c] = 1;
     for (size_t c = 0; c < children_.size(); ++c) {

@@ -13,8 +13,8 @@
 
 namespace espalier {
 
-/// Which pieces may run together. Pieces may share a micro-batch only if all of them hang at the same parent
-/// micro-batch (at any of its tokens), or if all of them begin trees.
+/// Which pieces may share a micro-batch. They may only if all of them continue the same parent micro-batch
+/// (at any of its tokens), or if all of them begin trees.
 enum class Merge {
   kNone,    // every piece runs alone
   kLeaves,  // pieces without descendants may share; a piece with descendants runs alone
@@ -39,11 +39,11 @@ std::vector<MicroBatch> partition_at(const Forest& forest, std::span<const int64
 std::vector<int64_t> choose_cuts(const Forest& forest, int64_t token_budget, bool cut_inside_nodes,
                                  Merge merge);
 
-/// What a partition costs. Fields are in the order of importance, by which costs are compared.
+/// The cost of a partition. Costs are compared by the fields in this order.
 struct PartitionCost {
   int64_t micro_batches = 0;
   int64_t context_tokens = 0;     // read, over all micro-batches
-  int64_t peak_chain_tokens = 0;  // most tokens of a micro-batch and its ancestors, which are live together
+  int64_t peak_chain_tokens = 0;  // most tokens of a micro-batch and its ancestors, whose activations coexist
 
   auto operator<=>(const PartitionCost&) const = default;
 };

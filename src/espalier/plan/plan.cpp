@@ -38,27 +38,27 @@ const char* to_string(CheckpointActivations checkpoint_activations) {
 }
 
 void add_plan_options(PlanOptions* options, OptionList* list) {
-  // Somebody who writes --memory-budget 8 means gigabytes, and there is no model in so few bytes.
+  // --memory-budget 8 means gigabytes: no model fits in 8 bytes.
   constexpr int64_t kFewestBareBytes = 65'536;
   list->group("Plan");
   list->add("strategy", &options->strategy, kStrategies,
             "partition: cut trees into pieces and encode each token once; tree-packing: put whole "
-            "trees into micro-batches, and split those over the budget, which repeats their prefixes; "
-            "sequence-packing: encode every trajectory on its own (the baseline); auto: take the one "
-            "that is predicted to be fastest");
+            "trees into micro-batches, and split trees over the budget, which repeats their prefixes; "
+            "sequence-packing: encode every trajectory separately (the baseline); auto: use the one "
+            "with the lowest predicted time");
   list->add("token-budget", &options->token_budget,
-            fmt::format("Most tokens in one micro-batch. 0: {}, or the longest trajectory if that is "
+            fmt::format("Maximum tokens per micro-batch. 0: {}, or the longest trajectory if that is "
                         "longer; with --memory-budget: no limit",
                         kDefaultTokenBudget),
             {.least = 0});
   list->add("memory-budget", &options->memory_budget,
-            "Most memory for weights, gradients, optimiser and activations, such as 8GiB or 500MB. "
-            "The fastest plan that fits is taken (0: no limit)",
+            "Maximum memory for weights, gradients, optimiser and activations, such as 8GiB or 500MB. "
+            "The fastest plan that fits is used (0: no limit)",
             {.bytes = true, .fewest_bare = kFewestBareBytes});
   list->add("checkpoint-activations", &options->checkpoint_activations, kCheckpoints,
-            "Compute activations again in the backward pass instead of keeping them: layer (inside every "
-            "layer), piece (all of a micro-batch that has descendants; strategy partition), none, or auto "
-            "(whatever lets the fastest plan fit the memory budget; none without a budget)");
+            "Recompute activations in the backward pass instead of saving them: layer (inside every "
+            "layer), piece (all of a micro-batch with descendants; strategy partition), none, or auto "
+            "(the choice whose plan is the fastest that fits the memory budget; none without a budget)");
   list->add("offload-context", &options->offload_context,
             "With --checkpoint-activations piece: keep the context between micro-batches in host memory");
 }

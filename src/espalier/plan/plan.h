@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs together: an ordered list of micro-batches.
+// A plan: an ordered list of micro-batches.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +38,9 @@ struct MicroBatch {
   std::vector<int64_t> context_runs;
 };
 
-/// Which activations are computed again in the backward pass instead of being kept: none; those inside each
-/// layer, whose input is kept; or (partition) those of every micro-batch with descendants, of which only the
-/// context is kept. Auto takes whichever lets the fastest plan fit the memory budget, and none without a
+/// Which activations are recomputed in the backward pass instead of being saved: none; those inside each
+/// layer, whose input is saved; or (partition) those of every micro-batch with descendants, which saves only
+/// its context. Auto is the choice whose plan is the fastest that fits the memory budget, and none without a
 /// budget.
 enum class CheckpointActivations { kNone, kLayer, kPiece, kAuto };
 
@@ -55,7 +55,7 @@ struct PlanOptions {
   int64_t memory_budget = 0;     // bytes of tensors at most; 0: no limit
 };
 
-/// The token budget where neither budget is given, unless a trajectory is longer.
+/// The token budget if neither budget is given and no trajectory is longer.
 inline constexpr int64_t kDefaultTokenBudget = 4096;
 
 void add_plan_options(PlanOptions* options, OptionList* list);
@@ -63,7 +63,7 @@ void add_plan_options(PlanOptions* options, OptionList* list);
 /// Micro-batches in the order of their forward passes: parent < own index, and the descendants of a
 /// micro-batch follow it directly. A micro-batch's backward pass comes after those of its descendants.
 struct Plan {
-  PlanOptions options;  // as chosen: nothing is kAuto here, token_budget is the one that was used
+  PlanOptions options;  // as chosen: nothing is kAuto, token_budget is the one used
   std::vector<MicroBatch> micro_batches;
 
   int64_t num_tokens() const;  // encoded tokens: tree tokens plus repeated prefixes
@@ -74,7 +74,7 @@ struct Plan {
 /// forest.
 int64_t longest_trajectory(const Forest& forest);
 
-/// Effective reuse ratio: the part of the flat tokens that the plan does not recompute,
+/// Effective reuse ratio: the fraction of the flat tokens that the plan does not recompute,
 /// (flat - plan tokens) / flat; 0 in an empty forest.
 double effective_reuse_ratio(const Forest& forest, const Plan& plan);
 

@@ -49,10 +49,9 @@ std::vector<Plan> plans_within(const Forest& forest, PlanOptions options, int64_
   return plans;
 }
 
-// The smallest token budget worth trying. Packing needs room for the longest trajectory. Partition could go
-// down to one token. But under any budget the weights are in memory, and so is the longest trajectory while
-// its last micro-batch runs. Micro-batches that need less than a hundredth of that gain nothing by being
-// smaller.
+// The smallest token budget worth trying. Packing needs the longest trajectory. Partition could use a single
+// token, but the weights, and the longest trajectory while its last micro-batch runs, are in memory under any
+// budget. Micro-batches that need less than a hundredth of that gain nothing by being smaller.
 int64_t smallest_token_budget(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
   const int64_t longest = longest_trajectory(forest);
   if (options.strategy != Strategy::kPartition) return longest;
@@ -83,19 +82,19 @@ std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& opti
   return budgets;
 }
 
-// Makes `plan` that of the candidate if it is cheaper, so the first of those with equal prices is kept.
+// Makes `plan` the candidate's plan if it is cheaper; of plans of equal price the first is kept.
 void offer(Candidate* candidate, Plan plan, const PlanPrice& price) {
   if (candidate->plan && price.seconds >= candidate->price.seconds) return;
   candidate->plan = std::move(plan);
   candidate->price = price;
 }
 
-// The best of the candidates that it has seen.
+// Tracks the best candidate.
 struct Choice {
-  std::optional<double> seconds;   // of the best one's plan
-  double least_bytes = kInfinity;  // the least that any of them needs
+  std::optional<double> seconds;   // of the best candidate's plan
+  double least_bytes = kInfinity;  // the minimum over all candidates
 
-  // Whether the candidate is better than all before it.
+  // Whether the candidate is better than all previous ones.
   bool prefers(const Candidate& candidate) {
     if (candidate.least_bytes > 0) least_bytes = std::min(least_bytes, candidate.least_bytes);
     if (!candidate.plan) return false;
@@ -105,13 +104,13 @@ struct Choice {
   }
 };
 
-// Told before each plan that is made: the part of the search that is done.
+// Called before each plan is made, with the finished fraction of the search.
 using SearchProgress = std::function<void(double fraction)>;
 
-// Looks for the way's plans under a memory budget. Planning a large forest takes long, so few token budgets
-// are tried: strides find one that fits, and bisection finds the largest between the last two strides. The
-// strides do not depend on the memory budget, so a plan of `least_bytes` is found again when the memory
-// budget is exactly that.
+// Searches for a candidate's plans under a memory budget. Planning a large forest is slow, so few token
+// budgets are tried: strides find one that fits, and bisection finds the largest between the last two
+// strides. The strides do not depend on the memory budget, so a plan of `least_bytes` is found again if the
+// memory budget is exactly that.
 class MemorySearch {
  public:
   MemorySearch(const Forest& forest, const PlanOptions& way, const PlanCosts& costs,
@@ -123,7 +122,7 @@ class MemorySearch {
         known_(budgets_.size()),
         candidate_{.options = way, .least_bytes = kInfinity} {}
 
-  // Gives the way up where no plan of it is expected to beat one of `rival_seconds`.
+  // Stops if no plan of this candidate is expected to beat one of `rival_seconds`.
   Candidate run(std::optional<double> rival_seconds) {
     const size_t last = budgets_.size() - 1;
     size_t begin = 0, fit = 0;
@@ -177,7 +176,7 @@ class MemorySearch {
   Candidate candidate_;
 };
 
-// The way's fastest plan that fits, unless it is clear before that it does not beat one of `rival_seconds`.
+// The candidate's fastest plan that fits, or none if it is not expected to beat one of `rival_seconds`.
 Candidate candidate_of(const Forest& forest, const PlanOptions& way, const PlanCosts& costs,
                        std::optional<double> rival_seconds, const SearchProgress& progress = {}) {
   const int64_t longest = longest_trajectory(forest);
@@ -213,7 +212,7 @@ std::vector<CheckpointActivations> checkpoints_of(const PlanOptions& options, St
   return {none ? CheckpointActivations::kNone : given};
 }
 
-// The ways of planning that the options leave open.
+// The combinations of strategy and checkpointing that the options allow.
 std::vector<PlanOptions> ways_of(const PlanOptions& options) {
   std::vector<PlanOptions> ways;
   for (const Strategy strategy : strategies_of(options)) {
@@ -238,7 +237,7 @@ void check_options(const Forest& forest, const PlanOptions& options) {
                  "checkpoint-activations piece: expected --strategy partition or auto, received {}",
                  to_string(options.strategy));
   ESPALIER_CHECK(!options.offload_context || options.checkpoint_activations == CheckpointActivations::kPiece,
-                 "offload-context: expected checkpoint-activations piece (otherwise activations hold the "
+                 "offload-context: expected checkpoint-activations piece (otherwise activations contain the "
                  "context anyway), received {}",
                  to_string(options.checkpoint_activations));
   if (!cuts && options.token_budget > 0) check_token_budget(forest, options.token_budget);
@@ -246,7 +245,7 @@ void check_options(const Forest& forest, const PlanOptions& options) {
 
 [[noreturn]] void throw_nothing_fits(const PlanOptions& options, const PlanCosts& costs, double least_bytes) {
   throw InputError(fmt::format(
-      "memory budget: {} are too few; the smallest plan found needs {} ({:.0f} bytes), of which weights, "
+      "memory budget: {} is too little; the smallest plan found needs {} ({:.0f} bytes), of which weights, "
       "gradients and optimiser take {}{}",
       human_bytes(static_cast<double>(options.memory_budget)), human_bytes(least_bytes), least_bytes,
       human_bytes(resident_bytes(costs.memory)),
@@ -255,10 +254,9 @@ void check_options(const Forest& forest, const PlanOptions& options) {
           : ""));
 }
 
-// Memory depends on the model, so without one there is nothing to hold against a budget.
 void check_no_memory_budget(const PlanOptions& options) {
   ESPALIER_CHECK(options.memory_budget == 0,
-                 "memory budget: what a plan needs depends on the model; give --model");
+                 "memory budget: the memory of a plan depends on the model; expected --model");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choosing a plan.
+// Chooses a plan.
 #pragma once
 
 #include <cstddef>
@@ -31,44 +31,45 @@ PlanPrice price(const PlanCosts& costs, const Plan& plan);
 /// Plans the whole forest:
 ///   tree-packing (tree_packing.h), sequence-packing (sequence_packing.h), partition (partition.h, merged the
 ///   cheaper way), or auto: the cheapest of the three by predicted time.
-/// Activations are checkpointed as the options say, or (auto) as the cheapest plan has it.
-/// Micro-batches hold at most token_budget tokens. Under a memory budget, make_plan looks for the largest
-/// token budget, at most the given one, with which the predicted peak fits. It tries about twenty per
-/// strategy, and takes the cheapest of the plans that fit. Deterministic for equal costs. Throws InputError
-/// if a trajectory is longer than the token budget of a packing strategy, if nothing fits the memory budget,
-/// or if a budget is negative. The message names the smallest budget that works (for memory: the smallest
-/// that was tried). An empty forest has no micro-batches.
+/// Activations are checkpointed as the options say, or (auto) as in the cheapest plan. Micro-batches hold at
+/// most token_budget tokens. Under a memory budget, make_plan searches for the largest token budget, at most
+/// the given one, with which the predicted peak fits. It tries about twenty per strategy, and returns the
+/// cheapest of the plans that fit. Deterministic for equal costs. Throws InputError if a trajectory is longer
+/// than the token budget of a packing strategy, if nothing fits the memory budget, or if a budget is
+/// negative. The message names the smallest budget that works (for memory: the smallest that was tried). An
+/// empty forest has no micro-batches.
 Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts& costs);
 
 /// Without a model: plans are compared for a decoder of common proportions. Refuses a memory budget.
 Plan make_plan(const Forest& forest, const PlanOptions& options);
 
-/// A way of planning, which is a strategy with a way of checkpointing, and what comes of it.
+/// A combination of strategy and checkpointing, and its best plan.
 struct Candidate {
-  PlanOptions options = {};       // the way, with the budgets as given; nothing is kAuto
-  std::optional<Plan> plan = {};  // the fastest plan of this way that fits the budgets, if any does
+  PlanOptions options = {};       // nothing is kAuto; budgets as given
+  std::optional<Plan> plan = {};  // the fastest plan that fits the budgets, if any does
   PlanPrice price = {};           // of the plan
-  int64_t least_tokens = 0;       // this way's smallest token budget, where the given one is smaller; else 0
-  double least_bytes = 0;         // under a memory budget: the least that a plan needs, of those tried
-  double least_seconds = 0;       // under a memory budget: what plans take whose micro-batches are too large
-                                  // to fit; smaller ones are not expected to take less
+  int64_t least_tokens = 0;       // the smallest possible token budget, if the given one is smaller; else 0
+  double least_bytes = 0;         // under a memory budget: the fewest bytes of any plan that was tried
+  double least_seconds = 0;  // under a memory budget: the time of plans whose micro-batches are too large
+                             // to fit; smaller micro-batches are not expected to take less
 };
 
-/// Every strategy, with every way of checkpointing that the options leave open.
+/// Every strategy, with every checkpointing that the options allow.
 struct PlanComparison {
   std::vector<Candidate> candidates;
   size_t chosen = 0;  // the candidate that has make_plan's plan
 };
 
-/// Told before each plan that is made: the way of planning, and the part of the comparison that is done.
+/// Called before each plan is made, with its strategy and checkpointing and the finished fraction of the
+/// comparison.
 using PlanProgress = std::function<void(const PlanOptions& way, double fraction)>;
 
-/// What make_plan chooses from, and what it would choose under the other strategies. Throws as make_plan
-/// does, so there is always a chosen plan. Takes longer than make_plan, which gives up what is too slow.
+/// The candidates of make_plan, and those of other strategies. Throws like make_plan, so there is always a
+/// chosen plan. Takes longer than make_plan, which stops searching candidates that are too slow.
 PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, const PlanCosts& costs,
                              const PlanProgress& progress = {});
 
-/// Without a model, as make_plan.
+/// Likewise without a model.
 PlanComparison compare_plans(const Forest& forest, const PlanOptions& options,
                              const PlanProgress& progress = {});
 

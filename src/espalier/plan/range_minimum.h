@@ -16,7 +16,7 @@ class RangeMinimum {
     for (size_t k = size_; k-- > 1;) tree_[k] = std::min(tree_[2 * k], tree_[2 * k + 1]);
   }
 
-  /// Over [first, last), which is not empty.
+  /// The minimum over [first, last), which must not be empty.
   T operator()(size_t first, size_t last) const {
     T least = tree_[first + size_];
     for (first += size_, last += size_; first < last; first /= 2, last /= 2) {

@@ -15,18 +15,18 @@ namespace espalier {
 namespace {
 
 constexpr int64_t kMostRanks = 1'000'000;
-// Trees are also split finer than into what a rank takes on average, in case that evens the ranks out.
+// Trees are also split into smaller parts than a rank's mean, which may balance the ranks better.
 constexpr double kFractions[] = {1, 1.0 / 2, 1.0 / 4, 1.0 / 8, 1.0 / 16, 1.0 / 32};
-// A distribution that repeats more tokens has to be faster by this part.
+// A distribution that repeats more tokens must be faster by this factor.
 constexpr double kClearlyFaster = 0.999;
-// Parts are moved to one of so many ranks with the least to do. The search for moves ends where the slowest
-// rank takes hardly more than it has to, or after so many that were tried.
+// Parts are moved to one of the kTargets fastest ranks. The search ends when the slowest rank is close to the
+// lower bound, or after a number of tries.
 constexpr size_t kTargets = 16;
 constexpr double kEven = 1.001;
 constexpr int64_t kMostTried = 1'000'000;
 
-// The forest's leaves in preorder, and the seconds of what they add to each other. A forest's seconds are the
-// sum over its leaves of path - shared: of the tokens of the leaf's path that no leaf before it has.
+// The forest's leaves in preorder and the seconds that they add. A forest's seconds are the sum over its
+// leaves of path - shared, the seconds of the tokens of the leaf's path that no earlier leaf has.
 class LeafPrices {
  public:
   LeafPrices(const Forest& forest, const TimeModel& model) {
@@ -51,35 +51,35 @@ class LeafPrices {
   int64_t num_leaves() const { return static_cast<int64_t>(node.size()); }
   double total() const { return sum.back(); }
 
-  // Seconds of the leaves [begin, end), in a forest of their own.
-  double of(int64_t begin, int64_t end) const { return sum[end] - sum[begin] + shared[begin]; }
+  // Seconds of a forest of the leaves [begin, end).
+  double seconds(int64_t begin, int64_t end) const { return sum[end] - sum[begin] + shared[begin]; }
 
-  // The least tokens that a leaf in [begin, end] shares with the one before it, and their seconds: that is
-  // what a leaf at `end` shares with one at begin - 1.
+  // The fewest tokens that a leaf in [begin, end] shares with the preceding one, and their seconds. This is
+  // what leaf `end` shares with leaf begin - 1.
   std::pair<int64_t, double> least_shared(int64_t begin, int64_t end) const {
     return least_shared_(begin, end + 1);
   }
 
   std::vector<int64_t> node, path_tokens, shared_tokens;  // by leaf; shared: with the leaf before
-  std::vector<double> path, shared;                       // seconds of the same
+  std::vector<double> path, shared;                       // their seconds
   std::vector<double> sum{0};                             // [num_leaves + 1] of path - shared
 
  private:
   RangeMinimum<std::pair<int64_t, double>> least_shared_;
 };
 
-// Adjacent leaves of one tree that stay together.
+// Adjacent leaves of one tree that are assigned together.
 struct Part {
   int64_t begin, end;
 };
 
-// Parts in the order of their leaves, each as long as it takes no more than `seconds`, or one leaf.
+// Parts in the order of their leaves, each as long as `seconds` allow, or one leaf.
 std::vector<Part> split(const LeafPrices& leaves, double seconds) {
   check_interrupt();
   std::vector<Part> parts;
   for (int64_t i = 0; i < leaves.num_leaves(); ++i) {
     const bool begins_tree = leaves.shared_tokens[i] == 0;
-    if (begins_tree || leaves.of(parts.back().begin, i + 1) > seconds) {
+    if (begins_tree || leaves.seconds(parts.back().begin, i + 1) > seconds) {
       parts.push_back({i, i});
     }
     parts.back().end = i + 1;
@@ -87,7 +87,7 @@ std::vector<Part> split(const LeafPrices& leaves, double seconds) {
   return parts;
 }
 
-// Parts on ranks. Parts of a tree on the same rank encode what they share once.
+// Parts on ranks. Parts of a tree on the same rank encode shared tokens once.
 class Assignment {
  public:
   Assignment(const LeafPrices& leaves, std::vector<Part> parts, int64_t num_ranks)
@@ -99,7 +99,7 @@ class Assignment {
     for (int64_t r = 0; r < num_ranks; ++r) order_.emplace(0, r);
   }
 
-  // Largest first, each where least is to be done with it.
+  // Largest parts first, each on the rank that is the fastest with it.
   void place_longest_first() {
     std::vector<int64_t> order(parts_.size());
     std::iota(order.begin(), order.end(), 0);
@@ -121,7 +121,7 @@ class Assignment {
   }
 
   // Moves parts from the slowest rank, or swaps them, as long as that makes it faster and no other rank as
-  // slow. `least`: seconds below which no distribution gets.
+  // slow. `least`: a lower bound of the seconds of any distribution.
   void improve(double least) {
     int64_t tried = 0;
     while (seconds() > kEven * least && tried < kMostTried && improve_slowest(&tried)) {
@@ -143,15 +143,15 @@ class Assignment {
   int64_t num_parts() const { return static_cast<int64_t>(parts_.size()); }
   double price(int64_t part) const { return leaves_->of(parts_[part].begin, parts_[part].end); }
 
-  // Seconds of what the part and an earlier one have in common.
+  // Seconds of the tokens that the part shares with an earlier one.
   double common(int64_t earlier, int64_t part) const {
     return leaves_->least_shared(parts_[earlier].end, parts_[part].begin).second;
   }
 
-  // What the part adds to those of a rank, on which it is not.
+  // Seconds that the part adds to a rank which does not have it.
   double added(int64_t part, int64_t rank) const { return added(part, on_[rank], -1); }
 
-  // The same where part `without` is not on the rank.
+  // Likewise, as if part `without` were not on the rank.
   double added(int64_t part, const std::set<int64_t>& on, int64_t without) const {
     auto next = on.lower_bound(part);
     auto before = next;
@@ -169,7 +169,7 @@ class Assignment {
     return seconds;
   }
 
-  // What the part's rank takes less without it.
+  // Seconds that the part's rank saves without it.
   double removed(int64_t part) const { return added(part, on_[rank_[part]], part); }
 
   void put(int64_t part, int64_t rank) {
@@ -184,7 +184,7 @@ class Assignment {
     on_[rank].erase(part);
     rank_[part] = -1;
     change_load(rank, -less);
-    // What is left of rounding errors would make an empty rank unequal to others.
+    // Rounding errors would make an empty rank unequal to others.
     if (on_[rank].empty()) change_load(rank, -load_[rank]);
   }
 
@@ -194,8 +194,8 @@ class Assignment {
     order_.emplace(load_[rank], rank);
   }
 
-  // A move of a part to a rank, with part `back` (or -1) in exchange, after which the slower of both ranks
-  // takes so many seconds.
+  // A move of a part to a rank, with part `back` (or -1) in exchange, and the seconds of the slower of both
+  // ranks afterwards.
   struct Move {
     int64_t part = -1, rank = -1, back = -1;
     double seconds = 0;
@@ -218,9 +218,9 @@ class Assignment {
         offer({part, rank, -1, std::max(left, load + added(part, rank))});
         for (const int64_t back : on_[rank]) {
           if (price(back) >= price(part)) continue;
-          const double there = load - removed(back) + added(part, on_[rank], back);
-          const double here = left + added(back, on_[slowest], part);
-          offer({part, rank, back, std::max(here, there)});
+          const double target = load - removed(back) + added(part, on_[rank], back);
+          const double source = left + added(back, on_[slowest], part);
+          offer({part, rank, back, std::max(source, target)});
         }
       }
     }
@@ -242,15 +242,15 @@ class Assignment {
   std::set<std::pair<double, int64_t>> order_;  // of ranks, by seconds
 };
 
-// The parts of ranks that follow each other in the order of leaves, each with as many as take no more than
-// `seconds`, and the ranks. At least one leaf each.
+// Divides the leaves in order into ranks of at most `seconds`, at least one leaf each. Returns the parts and
+// their ranks.
 std::pair<std::vector<Part>, std::vector<int64_t>> cut_in_order(const LeafPrices& leaves, double seconds) {
   check_interrupt();
   std::vector<Part> parts;
   std::vector<int64_t> ranks;
   int64_t begin = 0, rank = 0;
   for (int64_t i = 0; i < leaves.num_leaves(); ++i) {
-    const bool next_rank = i > begin && leaves.of(begin, i + 1) > seconds;
+    const bool next_rank = i > begin && leaves.seconds(begin, i + 1) > seconds;
     if (next_rank) {
       begin = i;
       ++rank;
@@ -264,7 +264,7 @@ std::pair<std::vector<Part>, std::vector<int64_t>> cut_in_order(const LeafPrices
   return {std::move(parts), std::move(ranks)};
 }
 
-// The same with the least seconds for which the ranks suffice.
+// cut_in_order with the fewest seconds for which the ranks suffice.
 Assignment in_order(const LeafPrices& leaves, int64_t num_ranks, double least) {
   double low = least, high = leaves.total();
   for (int step = 0; step < 30; ++step) {
@@ -278,7 +278,7 @@ Assignment in_order(const LeafPrices& leaves, int64_t num_ranks, double least) {
   return assignment;
 }
 
-// Whether there is reason to take `a` instead of `b`.
+// Whether `a` is preferred to `b`.
 bool is_better(const Assignment& a, const Assignment& b) {
   if (a.seconds() < b.seconds() * kClearlyFaster) return true;
   return a.seconds() < b.seconds() / kClearlyFaster && a.total() < b.total();
@@ -318,7 +318,7 @@ RankPlan rank_plan(const Forest& forest, const LeafPrices& leaves, const std::ve
     last[rank] = leaf;
   }
   for (int64_t t = 0; t < forest.num_trajectories(); ++t) {
-    // Where a trajectory ends at an inner node, it is with the first leaf below.
+    // A trajectory that ends at an inner node goes with the first leaf below it.
     const auto leaf = std::lower_bound(leaves.node.begin(), leaves.node.end(), forest.end_node[t]);
     plan.ranks[rank_of_leaf[leaf - leaves.node.begin()]].trajectories.push_back(t);
   }
@@ -397,7 +397,7 @@ RankPlan distribute_trajectories(const Forest& forest, int64_t num_ranks, const 
     share.trajectories = std::move(trajectories);
     plan.least_seconds += share.seconds / static_cast<double>(num_ranks);
   }
-  for (const double each : seconds) plan.least_seconds = std::max(plan.least_seconds, each);
+  for (const double path : seconds) plan.least_seconds = std::max(plan.least_seconds, path);
   return plan;
 }
 

@@ -2,8 +2,8 @@
 // Tree packing with one shared path per part, by dynamic programming.
 //
 // "Tree Training" (arXiv 2511.00413), section 2.2.1, equations 3 to 5. A part is all leaves below one node u:
-// the path to u is encoded once, and below u every leaf brings its residual path, shared with no other. With
-// n_u leaves below u and R(u) = sum over them of L(leaf) - L(u):
+// the path to u is encoded once, and the path from u to every leaf is encoded separately. With n_u leaves
+// below u and R(u) = sum over them of L(leaf) - L(u):
 //   feasible(u)  iff  L(u) + R(u) <= C                                                    (3)
 //   saving(u)    =    (n_u - 1) L(u)                                                      (4)
 //   DP(u)        =    max( saving(u) if feasible(u), sum of DP(c) over the children c ),  (5)

@@ -7,7 +7,8 @@ namespace espalier {
 
 namespace {
 
-/// Of what the LM head does where its weight is trained: 3 of 4 products.
+/// The work of the LM head relative to one whose weight is trained: without the weight's gradient, 3 of 4
+/// products.
 double head_share(const ModelCost& model) {
   return model.frozen ? 0.75 : 1;
 }
@@ -34,7 +35,8 @@ struct Rates {
   double seconds_per_layer;       // to launch its operators
 };
 constexpr Rates kCpuRates = {1e11, 1e10, 80e-6, 0};
-// Half of what products of bfloat16 reach on a Hopper, its memory, and about 40 launches of 5 us a layer.
+// Half the rate of bfloat16 products on a Hopper, its memory bandwidth, and about 40 launches of 5 us per
+// layer.
 constexpr Rates kGpuRates = {3e14, 3e12, 1e-6, 200e-6};
 
 }  // namespace
@@ -86,7 +88,7 @@ double predicted_seconds(const TimeModel& model, const Load& load,
 }
 
 double predicted_forward_seconds(const TimeModel& model, const Load& load) {
-  // Of what a micro-batch and a layer take whatever their size, weights are read once of three times.
+  // Of the fixed costs of a micro-batch and a layer, the forward pass has one of three reads of the weights.
   TimeFeatures share = layers_forward(model.cost);
   share[0] = share[1] = 1.0 / 3;
   share[kNumTimeFeatures - 1] = kHeadForward / head_share(model.cost);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seconds of a micro-batch, from counts and from rates that were measured or assumed.
+// Predicts the seconds of a micro-batch from counts and measured or assumed rates.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@ namespace espalier {
 inline constexpr int kNumTimeFeatures = 6;
 using TimeFeatures = std::array<double, kNumTimeFeatures>;
 
-/// 1; layers; layer_tokens; pairs of all attention layers; attention layers x mask blocks; logit rows, of a
-/// model with frozen weights so many as take as long where they are trained.
+/// 1; layers; layer_tokens; pairs of all attention layers; attention layers x mask blocks; logit rows, for
+/// frozen weights scaled to the number that takes as long with trained weights.
 TimeFeatures time_features(const ModelCost& model, const Load& load);
 
 struct TimeModel {
@@ -24,8 +24,8 @@ struct TimeModel {
   bool calibrated = false;  // measured on this machine, not assumed
 };
 
-/// A model from FLOPs at an assumed rate, with the usual fixed costs of a few CPU cores or of a data-centre
-/// GPU. It is good for comparing plans, not for predicting times.
+/// A model from FLOPs at an assumed rate, with typical fixed costs of a few CPU cores or a data-centre GPU.
+/// For comparing plans, not for predicting times.
 enum class Processor { kCpu, kGpu };
 TimeModel assumed_time_model(const ModelCost& model, Processor processor = Processor::kCpu);
 

@@ -31,14 +31,14 @@ class Groups {
 using Group = std::pair<int64_t, int64_t>;  // (U, number)
 using GroupSet = std::set<Group>;
 
-/// Packs the groups that meet at one node. Two groups from the same child can never fit together: they did
-/// not fit at the child, where they would have shared more. So bins need not know where groups come from.
+/// Packs the groups that meet at one node. Two groups from the same child never fit together, because they
+/// did not fit at the child, where they would have shared more. So bins need not track the origin of groups.
 class Bins {
  public:
   Bins(GroupSet& bins, Groups& groups, int64_t budget, int64_t path)
       : bins_(bins), groups_(groups), limit_(budget + path), path_(path) {}
 
-  /// Adds a group to the fullest bin that has room for it.
+  /// Adds a group to the fullest bin that it fits in.
   void add(const Group& g) {
     auto fit = bins_.upper_bound({limit_ - g.first, std::numeric_limits<int64_t>::max()});
     if (fit == bins_.begin()) {

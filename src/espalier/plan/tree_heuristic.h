@@ -13,17 +13,17 @@ namespace espalier {
 LeafParts fill_depth_first(const TokenTree& tree, int64_t budget);
 
 /// Merges groups of leaves bottom-up. At each node, deepest first, the groups of its children are packed into
-/// bins by best-fit decreasing. So prefixes are saved where they are longest. Two groups g and h that meet at
-/// v become one group of U(g) + U(h) - L(v) tokens. So U alone says what a group can still take, at any
-/// ancestor. O(num_leaves log^2 num_leaves + num_nodes), whatever the depth of the tree.
+/// bins by best-fit decreasing, so that the longest prefixes are shared first. Two groups g and h that meet
+/// at v become one group of U(g) + U(h) - L(v) tokens, so U alone determines what still fits with a group at
+/// any ancestor. O(num_leaves log^2 num_leaves + num_nodes), whatever the depth of the tree.
 LeafParts merge_bottom_up(const TokenTree& tree, int64_t budget);
 
-/// Steps of the local search that pay for a tree with so many leaves, and the most that one plan spends
-/// (about two seconds).
+/// Useful steps of the local search for a tree with this many leaves, and the maximum per plan (about two
+/// seconds).
 int64_t search_work(int64_t num_leaves);
 inline constexpr int64_t kMaxSearchWork = 24'000'000;
 
-/// The best of the constructions above, improved by local_search.h within `work` steps (0: not at all).
+/// The best of the constructions above, improved by local_search.h within `work` steps (0: not improved).
 /// No part exceeds the budget, which must be at least the longest leaf path. A tree that fits is one part.
 /// Deterministic.
 LeafParts split_tree(const TokenTree& tree, int64_t budget, int64_t work);

@@ -10,7 +10,7 @@
 namespace espalier {
 namespace {
 
-/// Some leaves of one tree that stay together, with their root paths.
+/// Leaves of one tree that are packed together, with their root paths.
 struct TreePart {
   int64_t num_tokens;
   std::vector<int64_t> leaves;  // forest nodes, ascending
@@ -69,7 +69,7 @@ Csr<int64_t> trajectories_by_leaf(const Forest& forest) {
   return result;
 }
 
-/// Builds micro-batches one after the other, and reuses its arrays for all of them.
+/// Builds micro-batches one after another, reusing its arrays.
 class BatchBuilder {
  public:
   explicit BatchBuilder(const Forest& forest)
@@ -104,7 +104,7 @@ class BatchBuilder {
  private:
   const Forest& forest_;
   Csr<int64_t> trajectories_;
-  std::vector<int64_t> run_of_;  // in the micro-batch at hand, -1: not in it
+  std::vector<int64_t> run_of_;  // in the current micro-batch, -1: not in it
 };
 
 }  // namespace

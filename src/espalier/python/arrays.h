@@ -21,7 +21,7 @@ using ReadOnlyArray = nb::ndarray<nb::numpy, const T, nb::ndim<1>>;
 template <typename T>
 using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 
-/// What Python gives: one contiguous dimension in main memory, of exactly this type.
+/// An argument from Python: contiguous, one-dimensional, in CPU memory, of exactly this type.
 template <typename T>
 using Given = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -30,14 +30,14 @@ std::span<const T> span_of(const Given<T>& array) {
   return {array.data(), array.size()};
 }
 
-/// A read-only view of values that live as long as `owner`.
+/// A read-only view of values, which `owner` keeps alive.
 template <typename T>
 ReadOnlyArray<T> view(std::span<const T> values, nb::handle owner) {
-  static const T nothing{};  // NumPy asks for a place, also of no values
+  static const T nothing{};  // NumPy needs a pointer even for empty arrays
   return ReadOnlyArray<T>(values.empty() ? &nothing : values.data(), {values.size()}, owner);
 }
 
-/// An array that takes `values` over. Nobody else has them, so it may be written to.
+/// A writable array that takes ownership of `values`.
 template <typename T>
 Array<T> take(std::vector<T> values) {
   if (values.empty()) values.reserve(1);

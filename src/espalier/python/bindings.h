@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the Python module espalier._core. Each file converts arguments and results, and calls the
-// library.
+// The Python module espalier._core. Each source converts arguments and results and calls the library.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,14 +8,14 @@
 
 namespace espalier::python {
 
-/// From here on InputError is espalier.errors.InputError in Python. An InternalError is a RuntimeError.
+/// Translates InputError to espalier.errors.InputError of Python, and InternalError to RuntimeError.
 void translate_errors();
 
-/// Throws what a signal handler of Python raises, such as KeyboardInterrupt. Takes the GIL, so long work that
-/// has released it may call this from time to time.
+/// Throws the exception of a Python signal handler, such as KeyboardInterrupt. Acquires the GIL, so long work
+/// that has released it may call this.
 void check_signals();
 
-/// A call guard for long work: the GIL is released, and signals are looked at from time to time.
+/// A call guard for long work: releases the GIL and polls signals.
 struct Interruptible {
   nanobind::gil_scoped_release release;
   InterruptScope scope{check_signals};

@@ -45,16 +45,16 @@ std::string costs_text(const ModelCosts& self) {
 
 void bind_costs(nb::module_& module) {
   nb::class_<ModelCosts>(module, "Costs",
-                         "What a model's forward and backward passes take: FLOPs by its config.json, and "
+                         "The cost of a model's forward and backward passes: FLOPs by its config.json, and "
                          "seconds by\nbuilt-in or measured rates.")
-      .def_ro("model_type", &ModelCosts::model_type, "The family, as config.json has it.")
+      .def_ro("model_type", &ModelCosts::model_type, "The family, as in config.json.")
       .def_prop_ro(
           "calibrated", [](const ModelCosts& self) { return self.time.calibrated; },
-          "Whether the rates were measured. Built-in ones compare plans well, but are no prediction of "
+          "Whether the rates were measured. Built-in rates suffice to compare plans, but do not predict "
           "times.")
       .def("__repr__", &costs_text);
   module.def("costs", &costs, nb::arg("model"), nb::arg("device"), nb::arg("cost_model").none(),
-             "What espalier.costs does.");
+             "Implements espalier.costs.");
 }
 
 }  // namespace espalier::python

@@ -15,7 +15,7 @@ void translate_errors() {
         try {
           std::rethrow_exception(thrown);
         } catch (const InputError& error) {
-          // What files are called need not be UTF-8.
+          // File names need not be UTF-8.
           const std::string_view text = error.what();
           const nb::object message =
               nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));

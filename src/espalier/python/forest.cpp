@@ -97,14 +97,14 @@ std::string layout_text(const TrajectoryLayout& layout) {
 void bind_forest_class(nb::module_& module) {
   nb::class_<Forest>(
       module, "Forest",
-      "The prefix trees of some trajectories, in preorder: the tokens of a node are contiguous, and its\n"
-      "descendants follow it directly. `espalier.build` makes it. Arrays are read-only views.")
+      "The prefix trees of a set of trajectories, in preorder: the tokens of a node are contiguous, and its\n"
+      "descendants follow it directly. `espalier.build` creates it. Arrays are read-only views.")
       .def_prop_ro("tokens", view_of<Forest>(&Forest::tokens),
-                   "int32 [tree_tokens]: every different token once")
+                   "int32 [tree_tokens]: every distinct token once")
       .def_prop_ro("node_begin", view_of<Forest>(&Forest::node_begin),
                    "int64 [num_nodes + 1]: node n is tokens [node_begin[n], node_begin[n + 1])")
       .def_prop_ro("parent", view_of<Forest>(&Forest::parent),
-                   "int64 [num_nodes]: the node before on the path, -1 at a root")
+                   "int64 [num_nodes]: the preceding node on the path, -1 at a root")
       .def_prop_ro("subtree_last", view_of<Forest>(&Forest::subtree_last),
                    "int64 [num_nodes]: one past the last node of the node's subtree")
       .def_prop_ro("position", view_of<Forest>(&Forest::position),
@@ -116,10 +116,10 @@ void bind_forest_class(nb::module_& module) {
       .def_prop_ro("num_nodes", &Forest::num_nodes, "Nodes of all trees.")
       .def_prop_ro("num_trajectories", &Forest::num_trajectories, "Rows that the forest was built from.")
       .def_prop_ro("tree_tokens", &Forest::tree_tokens, "Tokens without repetition.")
-      .def_prop_ro("flat_tokens", &Forest::flat_tokens, "Tokens with repetition: those of the rows.")
+      .def_prop_ro("flat_tokens", &Forest::flat_tokens, "Tokens with repetition: all tokens of the rows.")
       .def("layout", &whole_layout, nb::call_guard<nb::gil_scoped_release>(),
            "The whole forest as one micro-batch: a Layout whose run k is node k.\n\n"
-           "Raises InputError where it has more tokens than an int32 counts.")
+           "Raises InputError if it has more tokens than an int32 can count.")
       .def("statistics", &statistics,
            "How much the trajectories share, as a dict: trajectories, trees, nodes and leaves; tokens and "
            "visible\n"
@@ -133,10 +133,9 @@ void bind_layout_class(nb::module_& module) {
   using Class = TrajectoryLayout;
   nb::class_<Class>(
       module, "Layout",
-      "The T tokens of one micro-batch in preorder, and which of them sees which: token j sees token i "
-      "where\n"
-      "i <= j < subtree_end[i]. A run is a stretch of tokens of one root path; its descendants follow it\n"
-      "directly. Arrays are read-only views.")
+      "The T tokens of one micro-batch in preorder, and their visibility: token j sees token i if\n"
+      "i <= j < subtree_end[i]. A run is a range of consecutive tokens of one root path; its descendants\n"
+      "follow it directly. Arrays are read-only views.")
       .def_prop_ro("forest_token", view_of<Class>(&Layout::forest_token),
                    "int64 [T]: index into Forest.tokens")
       .def_prop_ro("input_ids", view_of<Class>(&Layout::input_ids), "int32 [T]: the tokens")
@@ -145,11 +144,11 @@ void bind_layout_class(nb::module_& module) {
       .def_prop_ro("subtree_end", view_of<Class>(&Layout::subtree_end),
                    "int32 [T]: one past the last token of the subtree of the token's run")
       .def_prop_ro("prev", view_of<Class>(&Layout::prev),
-                   "int32 [T]: the token before on the path, -1 at a root")
+                   "int32 [T]: the preceding token on the path, -1 at a root")
       .def_prop_ro("run_begin", view_of<Class>(&Layout::run_begin),
                    "int64 [num_runs + 1]: run k is tokens [run_begin[k], run_begin[k + 1])")
       .def_prop_ro("run_parent", view_of<Class>(&Layout::run_parent),
-                   "int64 [num_runs]: the run before on the path, -1 at a root")
+                   "int64 [num_runs]: the preceding run on the path, -1 at a root")
       .def_prop_ro("trajectories", view_of<Class>(&Class::trajectories),
                    "int64: the trajectories that are in this layout, ascending")
       .def_prop_ro("end_run", view_of<Class>(&Class::end_run),
@@ -159,7 +158,7 @@ void bind_layout_class(nb::module_& module) {
       .def_prop_ro("num_tokens", &Class::num_tokens, "T")
       .def_prop_ro("num_runs", &Class::num_runs, "Runs of all paths.")
       .def("path", &path, nb::arg("trajectory"),
-           "int64 [length]: the indices of the trajectory's tokens in this layout, from its root on.\n\n"
+           "int64 [length]: the indices of the trajectory's tokens in this layout, from its root.\n\n"
            "Raises InputError for a trajectory that is not in this layout.")
       .def(
           "paths", [](const Class& layout) { return take(all_path_tokens(layout, layout.end_run)); },
@@ -176,8 +175,7 @@ void bind_forest(nb::module_& module) {
   bind_layout_class(module);
   module.def("build_forest", &build, nb::arg("offsets").noconvert(), nb::arg("tokens").noconvert(),
              nb::arg("merge_keys").noconvert() = nb::none(), nb::arg("tree_keys").noconvert() = nb::none(),
-             "What espalier.build does with arrays: offsets int64 [R + 1], tokens int32 [N], merge_keys "
-             "uint64 [N],\n"
+             "espalier.build of arrays: offsets int64 [R + 1], tokens int32 [N], merge_keys uint64 [N],\n"
              "tree_keys int64 [R].");
 }
 

@@ -19,7 +19,7 @@
 namespace espalier::python {
 namespace {
 
-/// A report with what it speaks of. Rows are shared with the Trajectories of Python, which are not copied.
+/// A report with its data. Rows are shared with Python's Trajectories, not copied.
 struct RowsReport {
   Trajectories trajectories;
   Forest forest;
@@ -65,19 +65,19 @@ RowsReport inspect(const Trajectories& trajectories,
 void bind_inspect(nb::module_& module) {
   module.def("build_from_trajectories", &build, nb::arg("trajectories"),
              nb::arg("tree_keys").noconvert() = nb::none(),
-             "What espalier.build does with Trajectories: tree_keys int64 [R].");
-  nb::class_<RowsReport>(module, "RowsReport", "What espalier.inspect found.")
+             "espalier.build of Trajectories: tree_keys int64 [R].");
+  nb::class_<RowsReport>(module, "RowsReport", "The result of espalier.inspect.")
       .def_ro("forest", &RowsReport::forest, "The prefix trees of the rows.")
       .def(
           "json",
           [](const RowsReport& self) { return to_json(self.report, self.trajectories, self.known()).dump(); },
-          nb::call_guard<nb::gil_scoped_release>(), "As `espalier inspect --json` prints it.")
+          nb::call_guard<nb::gil_scoped_release>(), "The output of `espalier inspect --json`.")
       .def(
           "text",
           [](const RowsReport& self) {
             return to_text(self.report, self.trajectories, self.known(), /*has_model=*/false);
           },
-          nb::call_guard<nb::gil_scoped_release>(), "As `espalier inspect` prints it.")
+          nb::call_guard<nb::gil_scoped_release>(), "The output of `espalier inspect`.")
       .def(
           "page",
           [](const RowsReport& self, const std::string& title) {
@@ -86,7 +86,7 @@ void bind_inspect(nb::module_& module) {
           nb::arg("title"), nb::call_guard<nb::gil_scoped_release>(),
           "The page of `espalier inspect --html`.");
   module.def("inspect", &inspect, nb::arg("trajectories"), nb::arg("tokenizer_json") = nb::none(),
-             "What espalier.inspect does.");
+             "Implements espalier.inspect.");
 }
 
 }  // namespace espalier::python

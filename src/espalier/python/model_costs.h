@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The costs of a model as Python holds them.
 #pragma once
 
 #include <string>
@@ -8,7 +7,7 @@
 
 namespace espalier::python {
 
-/// What a model takes by its config.json, at built-in rates or at those of a file.
+/// The costs of a model by its config.json, at built-in rates or those of a file.
 struct ModelCosts {
   std::string model_type;
   TimeModel time;

@@ -4,7 +4,7 @@
 #include "espalier/python/bindings.h"
 
 NB_MODULE(_core, module) {
-  module.doc() = "The compiled part of Espalier: what needs no LibTorch.";
+  module.doc() = "The compiled part of Espalier that does not need LibTorch.";
   module.attr("__version__") = ESPALIER_VERSION;
   espalier::python::translate_errors();
   espalier::python::bind_forest(module);

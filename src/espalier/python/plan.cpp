@@ -27,7 +27,7 @@
 namespace espalier::python {
 namespace {
 
-/// What a plan is predicted to take with a model, forward and backward.
+/// The predicted forward and backward cost of a plan with a model.
 struct Prediction {
   LossFlops flops;
   std::vector<double> seconds;  // by micro-batch; 0 for those that do not run
@@ -35,7 +35,7 @@ struct Prediction {
   double total_seconds() const { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
 };
 
-/// A plan with its forest, which outlives it, and what its micro-batches read of each other.
+/// A plan with its forest, which outlives it, and the context of its micro-batches.
 struct ForestPlan {
   const Forest& forest;
   Plan plan;
@@ -46,17 +46,17 @@ struct ForestPlan {
 
 /// One of a plan's micro-batches. The plan outlives it.
 struct PlannedBatch {
-  const ForestPlan& of;
+  const ForestPlan& forest_plan;
   int64_t index;
 
-  const MicroBatch& batch() const { return of.plan.micro_batches[index]; }
-  std::span<const ContextBlock> context() const { return of.context.row(index); }
+  const MicroBatch& batch() const { return forest_plan.plan.micro_batches[index]; }
+  std::span<const ContextBlock> context() const { return forest_plan.context.row(index); }
   std::optional<double> seconds() const {
-    return of.prediction ? std::optional(of.prediction->seconds[index]) : std::nullopt;
+    return forest_plan.prediction ? std::optional(forest_plan.prediction->seconds[index]) : std::nullopt;
   }
 };
 
-/// `mask` [flat tokens]: not 0 where a token carries loss; nothing: all do.
+/// `mask` [flat tokens]: nonzero where a token carries loss; nullopt: all do.
 LossPositions loss_positions(const Forest& forest, const std::optional<Given<uint8_t>>& mask) {
   if (!mask) return all_loss_positions(forest);
   ESPALIER_CHECK(static_cast<int64_t>(mask->size()) == forest.flat_tokens(),
@@ -124,7 +124,7 @@ TrajectoryLayout layout(const PlannedBatch& planned) {
     trajectories.push_back(placement.trajectory);
     end_run.push_back(placement.run);
   }
-  return {make_micro_batch_layout(planned.of.forest, planned.batch()), std::move(trajectories),
+  return {make_micro_batch_layout(planned.forest_plan.forest, planned.batch()), std::move(trajectories),
           std::move(end_run)};
 }
 
@@ -212,14 +212,14 @@ std::string batch_text(const PlannedBatch& planned) {
 }
 
 void bind_batch_class(nb::module_& module) {
-  nb::class_<PlannedBatch>(
-      module, "MicroBatch",
-      "What runs in one forward and backward pass. Under partition it reads context: tokens of its\n"
-      "ancestors, which are micro-batches that run before it.")
-      .def_ro("index", &PlannedBatch::index, "Its place in the plan, which is the order of forward passes.")
+  nb::class_<PlannedBatch>(module, "MicroBatch",
+                           "The unit of one forward and backward pass. Under partition it reads context: "
+                           "tokens of its ancestors,\n"
+                           "micro-batches that run before it.")
+      .def_ro("index", &PlannedBatch::index, "Its index in the plan, the order of forward passes.")
       .def_prop_ro(
           "parent", [](const PlannedBatch& self) { return self.batch().parent; },
-          "The micro-batch whose context it inherits, -1: none. Its backward pass comes before the parent's.")
+          "The micro-batch whose context it inherits, -1: none. Its backward pass precedes the parent's.")
       .def_prop_ro(
           "num_tokens", [](const PlannedBatch& self) { return self.batch().num_tokens; },
           "Tokens it encodes.")
@@ -230,23 +230,23 @@ void bind_batch_class(nb::module_& module) {
           "context_tokens", [](const PlannedBatch& self) { return context_tokens(self.context()); },
           "Tokens of other micro-batches that it reads, each counted once.")
       .def_prop_ro("seconds", &PlannedBatch::seconds,
-                   "Predicted for forward and backward, 0 where nothing carries loss. None without a model.")
+                   "Predicted for forward and backward, 0 if no token carries loss. None without a model.")
       .def_prop_ro(
           "context", &context,
-          "int64 [blocks, 6]: dense parts of the mask between this micro-batch and its ancestors. Each row "
+          "int64 [blocks, 6]: dense blocks of the mask between this micro-batch and its ancestors. Each row "
           "is\n"
           "(ancestor, column_begin, column_end, row_begin, row_end, position): these columns of the "
           "ancestor's\n"
-          "layout are visible to these rows of this one's; the first column has this position on its path.")
+          "layout are visible to these rows of this layout; the first column has this position on its path.")
       .def_prop_ro(
           "context_runs",
           [](const PlannedBatch& self) { return take(std::vector(self.batch().context_runs)); },
           nb::rv_policy::automatic,
           "int64: for each root run of the layout, the run of the parent that it continues.")
       .def("layout", &layout, nb::call_guard<nb::gil_scoped_release>(),
-           "The tokens that it encodes as a Layout, without its context. A path of it is the part of a "
+           "The tokens that it encodes as a Layout, without its context. A path in it is the part of a "
            "trajectory\n"
-           "that lies in this micro-batch.")
+           "in this micro-batch.")
       .def("to_dict", &batch_dict,
            "Its counts, trajectories and runs [begin, end, parent run] of forest tokens.")
       .def("__repr__", &batch_text);
@@ -255,24 +255,23 @@ void bind_batch_class(nb::module_& module) {
 void bind_plan_class(nb::module_& module) {
   nb::class_<ForestPlan>(
       module, "Plan",
-      "What runs together: micro-batches in the order of their forward passes. It has a length, and\n"
-      "index m gives a MicroBatch.")
+      "Micro-batches in the order of their forward passes. It has a length, and index m gives a MicroBatch.")
       .def_prop_ro(
           "strategy", [](const ForestPlan& self) { return to_string(self.plan.options.strategy); },
-          "The strategy that was taken: partition, tree-packing or sequence-packing.")
+          "The strategy that was chosen: partition, tree-packing or sequence-packing.")
       .def_prop_ro(
           "token_budget", [](const ForestPlan& self) { return self.plan.options.token_budget; },
-          "Most tokens of a micro-batch; 0: no limit.")
+          "Maximum tokens per micro-batch; 0: no limit.")
       .def_prop_ro(
           "num_tokens", [](const ForestPlan& self) { return self.plan.num_tokens(); },
-          "Tokens that are encoded: the tree's, and the prefixes that packing repeats.")
+          "Encoded tokens: those of the tree, and prefixes that packing repeats.")
       .def_prop_ro(
           "num_pairs", [](const ForestPlan& self) { return self.plan.num_pairs(); },
           "Visible (query, key) pairs.")
       .def_prop_ro(
           "effective_reuse_ratio",
           [](const ForestPlan& self) { return effective_reuse_ratio(self.forest, self.plan); },
-          "ERR: the part of the flat tokens that is not computed again.")
+          "ERR: the fraction of the flat tokens that is not recomputed.")
       .def_prop_ro(
           "flops",
           [](const ForestPlan& self) {
@@ -287,11 +286,11 @@ void bind_plan_class(nb::module_& module) {
           "Predicted for forward and backward of all micro-batches. None without a model.")
       .def_prop_ro(
           "speedup_over_sequence_packing", [](const ForestPlan& self) { return self.gains.over_packing; },
-          "What trees gain at most over encoding every trajectory by itself: in FLOPs, without a model in "
-          "tokens.")
+          "Upper bound of the speed-up over encoding every trajectory separately: in FLOPs, without a model "
+          "in tokens.")
       .def_prop_ro(
           "speedup_over_append_only", [](const ForestPlan& self) { return self.gains.over_append_only; },
-          "The same over trajectories of which those that others extend were dropped.")
+          "Likewise over append-only merging, which drops trajectories that others extend.")
       .def("to_dict", &plan_dict,
            "The plan as numbers, lists and dicts, as `espalier plan --json` prints it.")
       .def("__len__", &num_batches)
@@ -313,7 +312,7 @@ void bind_plan(nb::module_& module) {
       },
       nb::arg("forest"), nb::arg("strategy"), nb::arg("token_budget"), nb::arg("costs").none(),
       nb::arg("loss_mask").none(), nb::keep_alive<0, 1>(), nb::call_guard<Interruptible>(),
-      "What espalier.plan does.");
+      "Implements espalier.plan.");
 }
 
 }  // namespace espalier::python

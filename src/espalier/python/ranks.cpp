@@ -36,22 +36,23 @@ const RankShare& share_at(const RankPlan& plan, int64_t rank) {
 }  // namespace
 
 void bind_ranks(nb::module_& module) {
-  nb::class_<RankShare>(module, "RankShare", "What one rank trains on: a forest of its trajectories.")
+  nb::class_<RankShare>(module, "RankShare", "The share of one rank: a forest of its trajectories.")
       .def_prop_ro("trajectories", view_of<RankShare>(&RankShare::trajectories),
-                   "int64: trajectories of the whole forest, ascending; none where a rank has no work.")
+                   "int64: trajectories of the whole forest, ascending; empty if the rank is idle.")
       .def_ro("seconds", &RankShare::seconds,
               "Predicted for forward and backward; without a model up to a common factor.")
       .def_ro("tree_tokens", &RankShare::tree_tokens, "Tokens of the rank's own forest.")
       .def("__repr__", &share_text);
   nb::class_<RankPlan>(module, "Distribution",
-                       "Which trajectories each rank trains on. It has a length, and index r gives the "
-                       "RankShare of rank r.")
+                       "The trajectories of each rank. It has a length, and index r gives the RankShare of "
+                       "rank r.")
       .def_prop_ro("imbalance", &RankPlan::imbalance, "The slowest rank's seconds over the mean, less 1.")
       .def_prop_ro("seconds", &RankPlan::seconds, "Of the slowest rank.")
-      .def_ro("least_seconds", &RankPlan::least_seconds, "No distribution is faster than that.")
+      .def_ro("least_seconds", &RankPlan::least_seconds, "A lower bound for every distribution.")
       .def_ro("split_trees", &RankPlan::split_trees, "Trees that are on several ranks.")
-      .def_ro("repeated_tokens", &RankPlan::repeated_tokens,
-              "Prefix tokens that several ranks encode: the tokens of all ranks less those of the forest.")
+      .def_ro(
+          "repeated_tokens", &RankPlan::repeated_tokens,
+          "Prefix tokens that are encoded more than once: the tokens of all ranks less those of the forest.")
       .def("__len__", [](const RankPlan& plan) { return plan.ranks.size(); })
       .def("__getitem__", &share_at, nb::arg("rank"), nb::rv_policy::reference_internal)
       .def("__repr__", &plan_text);
@@ -61,7 +62,7 @@ void bind_ranks(nb::module_& module) {
         return distribute(forest, ranks, costs == nullptr ? common_costs().time : costs->time);
       },
       nb::arg("forest"), nb::arg("ranks"), nb::arg("costs").none(), nb::call_guard<Interruptible>(),
-      "What espalier.distribute does.");
+      "Implements espalier.distribute.");
 }
 
 }  // namespace espalier::python

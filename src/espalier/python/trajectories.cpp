@@ -40,7 +40,7 @@ nb::object array(const RealColumn& column, nb::handle owner) {
   return std::visit([owner](const auto& values) { return array(values, owner); }, column.values());
 }
 
-/// The getter of a property that is None where no row has the column.
+/// The getter of a property that is None if no row has the column.
 template <typename Values>
 auto optional_of(Optional<Values> Trajectories::* member) {
   return [member](Rows self) {
@@ -53,7 +53,7 @@ auto texts_of(std::vector<std::string> Trajectories::* member) {
   return [member](Rows self) { return (of(self).*member).empty() ? nb::none() : nb::cast(of(self).*member); };
 }
 
-/// [N, width], or None where width is 0.
+/// [N, width], or None if width is 0.
 template <typename T>
 nb::object table(Rows self, const Column<T>& column, int64_t width) {
   if (width == 0) return nb::none();
@@ -138,8 +138,8 @@ std::string text(const Trajectories& rows) {
                      count_of(rows.num_tokens(), "token", "tokens"));
 }
 
-/// Calls what reads or writes files, without the GIL. A call of the system that a signal interrupts may look
-/// like a fault of the file, so what the signal's handler raises comes first.
+/// Calls a function that reads or writes files, without the GIL. A system call that a signal interrupts may
+/// look like a fault of the file, so exceptions of signal handlers take precedence.
 template <typename Call>
 auto on_files(Call call) {
   try {
@@ -203,7 +203,7 @@ void append(TrajectoriesBuilder& rows, const nb::dict& row) {
                .routed_experts = values<int32_t>(row, "routed_experts")});
 }
 
-/// Keeps an object of Python alive for code that does not have the GIL.
+/// Keeps a Python object alive for code that does not hold the GIL.
 std::shared_ptr<const void> kept(nb::handle object) {
   object.inc_ref();
   return {static_cast<const void*>(object.ptr()), [](const void* held) {
@@ -235,7 +235,7 @@ std::vector<std::string> texts(const nb::dict& columns, const char* name) {
 
 Trajectories of_columns(const nb::dict& columns) {
   Trajectories rows;
-  // A copy, so that the bounds of rows stay valid whatever becomes of the array.
+  // Copied, so that the offsets stay valid if the array changes.
   rows.offsets = values<int64_t>(columns, "offsets");
   rows.input_ids = column<int32_t>(columns, "input_ids");
   rows.loss_weights = reals(columns, columns.contains("loss_mask") ? "loss_mask" : "loss_weights");
@@ -249,7 +249,7 @@ Trajectories of_columns(const nb::dict& columns) {
   rows.pair_id = texts(columns, "pair_id");
   rows.routed_experts = column<int32_t>(columns, "routed_experts");
   rows.routes_per_token = value<int64_t>(columns, "routes_per_token").value_or(0);
-  rows.turn_reward_offsets = values<int64_t>(columns, "turn_rewards.offsets");  // a copy, as of offsets
+  rows.turn_reward_offsets = values<int64_t>(columns, "turn_rewards.offsets");  // copied like offsets
   rows.turn_rewards = reals(columns, "turn_rewards");
   rows.ref_topk_ids = column<int32_t>(columns, "ref_topk_ids");
   rows.ref_topk_logprobs = reals(columns, "ref_topk_logprobs");
@@ -264,40 +264,41 @@ Trajectories of_columns(const nb::dict& columns) {
 
 void bind_class(nb::module_& module) {
   using Class = Trajectories;
-  nb::class_<Class>(module, "Trajectories",
-                    "Rows of token ids with their loss mask, log-probabilities, advantages and so on, in "
-                    "columns. Per-token\n"
-                    "columns are aligned: row r has entries [offsets[r], offsets[r + 1]). Columns are "
-                    "read-only views, of the file\n"
-                    "itself where it is packed; those that no row has are None. Index r gives the row as a "
-                    "dict of its own.")
+  nb::class_<Class>(
+      module, "Trajectories",
+      "Rows of token ids with loss mask, log-probabilities, advantages and so on, in columns. Per-token "
+      "columns\n"
+      "are aligned: row r has entries [offsets[r], offsets[r + 1]). Columns are read-only views, for packed "
+      "files of\n"
+      "the mapped file; columns that no row has are None. Index r returns a copy of the row as a dict.")
       .def_prop_ro(
           "offsets", [](Rows self) { return array(of(self).offsets, self); }, "int64 [R + 1]")
       .def_prop_ro(
           "input_ids", [](Rows self) { return array(of(self).input_ids, self); }, "int32 [N]")
       .def_prop_ro(
           "loss_weights", [](Rows self) { return array(of(self).loss_weights, self); },
-          "[N], uint8 where the rows gave a mask, else float32 or float64; 1 where they gave neither")
+          "[N], uint8 if the rows have a mask, else float32 or float64; 1 where they have neither")
       .def_prop_ro("logprobs", optional_of(&Class::logprobs), "float32 or float64 [N]: behaviour policy")
       .def_prop_ro("ref_logprobs", optional_of(&Class::ref_logprobs),
                    "float32 or float64 [N]: reference model")
       .def_prop_ro("advantages", optional_of(&Class::advantages), "float32 or float64 [N]")
       .def_prop_ro("reward", optional_of(&Class::reward), "float32 or float64 [R]")
       .def_prop_ro("turn_rewards", &turn_rewards,
-                   "float32 or float64: one for each turn, row r has those of [turn_reward_offsets[r], "
+                   "float32 or float64: one per turn, row r has [turn_reward_offsets[r], "
                    "turn_reward_offsets[r + 1])")
       .def_prop_ro("turn_reward_offsets", &turn_reward_offsets, "int64 [R + 1]")
-      .def_prop_ro("ref_topk_ids", &ref_topk_ids,
-                   "int32 [N, K]: the reference model's most likely tokens in place of each, -1 where it has "
-                   "none")
-      .def_prop_ro("ref_topk_logprobs", &ref_topk_logprobs, "float32 or float64 [N, K], 0 where it has none")
+      .def_prop_ro(
+          "ref_topk_ids", &ref_topk_ids,
+          "int32 [N, K]: the reference model's most likely tokens at each position, -1 where there are none")
+      .def_prop_ro("ref_topk_logprobs", &ref_topk_logprobs,
+                   "float32 or float64 [N, K], 0 where there are none")
       .def_prop_ro("chosen", optional_of(&Class::chosen), "uint8 [R]")
       .def_prop_ro("present", &present,
                    "uint8 [R] by name, for the columns that only some rows have; they hold 0 for the others")
       .def_prop_ro("trajectory_id", texts_of(&Class::trajectory_id),
-                   "list of str [R], empty where a row has none")
-      .def_prop_ro("group_id", texts_of(&Class::group_id), "list of str [R], empty where a row has none")
-      .def_prop_ro("pair_id", texts_of(&Class::pair_id), "list of str [R], empty where a row has none")
+                   "list of str [R], empty for rows without one")
+      .def_prop_ro("group_id", texts_of(&Class::group_id), "list of str [R], empty for rows without one")
+      .def_prop_ro("pair_id", texts_of(&Class::pair_id), "list of str [R], empty for rows without one")
       .def_prop_ro("routed_experts", &routes, "int32 [N, routes per token], -1 in rows without routes")
       .def_prop_ro("num_rows", &Class::num_rows, "R")
       .def_prop_ro("num_tokens", &Class::num_tokens, "N")
@@ -307,7 +308,7 @@ void bind_class(nb::module_& module) {
             check_index(rows, r);
             return rows.name(r);
           },
-          nb::arg("row"), "What the row is called in messages: its trajectory_id, or its number.")
+          nb::arg("row"), "The row's name in messages: its trajectory_id, or its number.")
       .def("__len__", &Class::num_rows)
       .def("__getitem__", &row_dict, nb::arg("row"))
       .def("__repr__", &text);
@@ -320,7 +321,7 @@ void bind_builder(nb::module_& module) {
       .def("append", &append, nb::arg("row"),
            "Checks the row, a dict by field whose lists are arrays of the columns' types, and appends it. "
            "Raises\n"
-           "InputError that names the field.")
+           "InputError naming the field.")
       .def("finish", &TrajectoriesBuilder::finish,
            "The rows as Trajectories; the builder is empty afterwards.");
 }
@@ -331,9 +332,9 @@ void bind_trajectories(nb::module_& module) {
   bind_class(module);
   bind_builder(module);
   module.attr("MAX_ROW_BYTES") = kDefaultLineBytes;
-  module.def("trajectories_of_columns", &of_columns, nb::arg("columns"),
-             "Trajectories that view the arrays of a dict, which have the types of the columns: as a packed "
-             "file has them.");
+  module.def(
+      "trajectories_of_columns", &of_columns, nb::arg("columns"),
+      "Trajectories that view the arrays of a dict. Arrays have the types of a packed file's columns.");
   module.def("read", &read, nb::arg("paths"), nb::arg("vocab_size"), nb::arg("skip_bad_rows"),
              nb::arg("max_rows"), nb::arg("max_line_bytes"),
              "(trajectories, skipped rows, their first errors, per-token fields that were ignored).");
@@ -343,7 +344,7 @@ void bind_trajectories(nb::module_& module) {
         const std::vector<std::string> names(patterns.begin(), patterns.end());
         return expand_file_patterns(names);
       },
-      nb::arg("patterns"), "The files that names and patterns stand for.");
+      nb::arg("patterns"), "The files that names and patterns match.");
   module.def(
       "write",
       [](const std::filesystem::path& path, const Trajectories& rows) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layout with the trajectories that are in it: the class Layout of Python.
+// A layout with its trajectories: the Python class Layout.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct TrajectoryLayout : Layout {
         multiplicity(token_multiplicity(*this, this->end_run)) {}
 
   std::vector<int64_t> trajectories;  // ascending
-  std::vector<int64_t> end_run;       // of each of them: the run at whose end it leaves the layout
-  std::vector<int64_t> multiplicity;  // [T] of them that pass through each token
+  std::vector<int64_t> end_run;       // for each of them, the run at whose end it leaves the layout
+  std::vector<int64_t> multiplicity;  // [T] how many of them pass through each token
 };
 
 }  // namespace espalier::python

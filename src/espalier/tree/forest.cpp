@@ -46,7 +46,7 @@ uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64 (Steele, Lea, Flood, 
 
 /// A compressed trie that grows by one sequence at a time. Nodes are numbered in order of creation and hold
 /// views into the input; a node's children are found by one hash table over (parent, first token, merge key).
-/// The roots of each tree key hang from a virtual parent of their own, numbered -1, -2, ...
+/// The roots of each tree key have a virtual parent, numbered -1, -2, ...
 class Trie {
  public:
   explicit Trie(const TokenSequences& sequences) : sequences_(sequences), slots_(kFirstSlots) {}
@@ -132,7 +132,7 @@ class Trie {
     }
   }
 
-  /// Enters a new node into the table. `slot` is the result of find() for it, and is invalid afterwards.
+  /// Inserts a new node into the table. `slot` is the result of find() for it, and is invalid afterwards.
   void occupy(Slot& slot, int64_t parent, int64_t node) {
     slot = {hash(parent, nodes_[node].begin), node};
     if (nodes_.size() * 2 > slots_.size()) grow();
@@ -174,9 +174,9 @@ class Trie {
     return upper;
   }
 
-  /// The nodes in preorder, with siblings in the order of the trajectories that reached them first. The nodes
-  /// that one trajectory reached first are a path that ends at its leaf. So it is enough to go through the
-  /// trajectories backwards and put each node in front of its siblings.
+  /// The nodes in preorder, with siblings in the order of the trajectories that first reached them. The nodes
+  /// that a trajectory reached first form a path that ends at its leaf, so it suffices to visit the
+  /// trajectories in reverse and insert each node before its siblings.
   std::vector<int64_t> preorder() const {
     std::vector<int64_t> first_child(nodes_.size(), -1), next_sibling(nodes_.size(), -1);
     int64_t first_root = -1;

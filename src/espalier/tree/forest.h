@@ -18,9 +18,8 @@ struct TokenSequences {
   std::span<const uint64_t> merge_keys = {};
   /// [num_sequences] or empty. Sequences with different keys share nothing.
   std::span<const int64_t> tree_keys = {};
-  /// If set, build_forest calls this from time to time while it reads tokens. Those read so far are hardly
-  /// needed again soon, so memory that only caches them (pages of a mapped file) may be released. The views
-  /// stay valid.
+  /// If set, build_forest calls this from time to time while it reads tokens. The caller may then release
+  /// memory that caches tokens read so far (pages of a mapped file), as long as the views stay valid.
   std::function<void()> release = {};
 
   int64_t num_sequences() const { return static_cast<int64_t>(offsets.size()) - 1; }
@@ -48,9 +47,9 @@ struct Forest {
 };
 
 /// Builds the forest of the given rows of `sequences` (all rows when `rows` is empty), in time linear in the
-/// flat tokens (in expectation, because children are found by hashing). A row that is named twice becomes two
-/// trajectories. Throws InputError, naming the row, for an empty sequence or a row that does not exist, and
-/// for arrays whose lengths do not match.
+/// flat tokens (expected time, because children are found by hashing). A row that is listed twice becomes two
+/// trajectories. Throws InputError naming the row for an empty sequence or a row that does not exist, and for
+/// arrays whose lengths do not match.
 Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> rows = {});
 
 /// Nodes from the root to node n, both included.

@@ -32,17 +32,16 @@ int64_t count_tokens(std::span<const Run> runs) {
   return total;
 }
 
-/// Appends the tokens of one run. Their subtree_end is filled in later, when the first run outside the
-/// subtree comes.
+/// Appends the tokens of one run. Their subtree_end is set at the first run outside the subtree.
 void append_run(const Forest& forest, const Run& run, int64_t position, Layout& layout) {
   const int64_t begin = layout.num_tokens();
-  const int64_t before = run.parent < 0 ? -1 : layout.run_begin[run.parent + 1] - 1;
+  const int64_t previous = run.parent < 0 ? -1 : layout.run_begin[run.parent + 1] - 1;
   for (int64_t t = run.begin; t < run.end; ++t) {
     const int64_t offset = t - run.begin;
     layout.forest_token.push_back(t);
     layout.input_ids.push_back(forest.tokens[t]);
     layout.position_ids.push_back(static_cast<int32_t>(position + offset));
-    layout.prev.push_back(static_cast<int32_t>(offset == 0 ? before : begin + offset - 1));
+    layout.prev.push_back(static_cast<int32_t>(offset == 0 ? previous : begin + offset - 1));
   }
   layout.run_begin.push_back(layout.num_tokens());
   layout.run_parent.push_back(run.parent);
@@ -51,8 +50,8 @@ void append_run(const Forest& forest, const Run& run, int64_t position, Layout& 
 }  // namespace
 
 int64_t node_of_token(const Forest& forest, int64_t token) {
-  const auto after = std::upper_bound(forest.node_begin.begin(), forest.node_begin.end(), token);
-  return after - forest.node_begin.begin() - 1;
+  const auto next_node = std::upper_bound(forest.node_begin.begin(), forest.node_begin.end(), token);
+  return next_node - forest.node_begin.begin() - 1;
 }
 
 int64_t token_position(const Forest& forest, int64_t token) {
@@ -69,7 +68,7 @@ int64_t token_before(const Forest& forest, int64_t token) {
 Layout make_layout(const Forest& forest, std::span<const Run> runs, RootRuns root_runs) {
   const int64_t num_tokens = count_tokens(runs);
   ESPALIER_CHECK(num_tokens <= std::numeric_limits<int32_t>::max(),
-                 "a micro-batch holds {} tokens, expected at most {}: give a token budget", num_tokens,
+                 "a micro-batch has {} tokens, expected at most {}: set a token budget", num_tokens,
                  std::numeric_limits<int32_t>::max());
   Layout layout;
   layout.forest_token.reserve(num_tokens);
@@ -79,7 +78,7 @@ Layout make_layout(const Forest& forest, std::span<const Run> runs, RootRuns roo
   layout.subtree_end.resize(num_tokens);
   layout.run_begin.push_back(0);
 
-  std::vector<int64_t> open;  // runs on the root path of the run before; their subtree_end is not known yet
+  std::vector<int64_t> open;  // the root path of the previous run, whose subtree_end is not yet known
   const auto close_until = [&](int64_t parent) {
     while (!open.empty() && open.back() != parent) {
       const int64_t run = open.back();
@@ -128,17 +127,17 @@ Csr<int64_t> all_path_tokens(const Layout& layout, std::span<const int64_t> end_
 }
 
 std::vector<int64_t> token_multiplicity(const Layout& layout, std::span<const int64_t> end_runs) {
-  std::vector<int64_t> of_run(layout.num_runs());
-  for (const int64_t run : end_runs) ++of_run.at(run);
+  std::vector<int64_t> run_multiplicity(layout.num_runs());
+  for (const int64_t run : end_runs) ++run_multiplicity.at(run);
   for (int64_t run = layout.num_runs() - 1; run >= 0; --run) {
-    if (layout.run_parent[run] >= 0) of_run[layout.run_parent[run]] += of_run[run];
+    if (layout.run_parent[run] >= 0) run_multiplicity[layout.run_parent[run]] += run_multiplicity[run];
   }
-  std::vector<int64_t> of_token(layout.num_tokens());
+  std::vector<int64_t> multiplicity(layout.num_tokens());
   for (int64_t run = 0; run < layout.num_runs(); ++run) {
-    std::fill(of_token.begin() + layout.run_begin[run], of_token.begin() + layout.run_begin[run + 1],
-              of_run[run]);
+    std::fill(multiplicity.begin() + layout.run_begin[run], multiplicity.begin() + layout.run_begin[run + 1],
+              run_multiplicity[run]);
   }
-  return of_token;
+  return multiplicity;
 }
 
 int64_t visible_pairs(const Layout& layout) {

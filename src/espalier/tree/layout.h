@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linearisation: the tokens of one micro-batch in preorder, with the arrays that describe which token sees
-// which.
+// Linearisation: the tokens of one micro-batch in preorder, with the arrays that define which tokens are
+// visible to which.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@ namespace espalier {
 
 /// A contiguous range of forest tokens inside a micro-batch. Runs are in preorder: parent < own index, and
 /// the descendants of a run follow it directly. The same forest tokens may be in several runs (a repeated
-/// prefix). A run continues exactly where its parent ends on the root path. Its own tokens follow each other
-/// on one root path: a node, a part of one, or a node and its first descendants.
+/// prefix). A run starts where its parent ends on the root path. Its tokens are consecutive on one root path:
+/// a node, a part of one, or a node and its first descendants.
 struct Run {
   int64_t begin;   // into Forest::tokens
   int64_t end;     // one past the last
-  int64_t parent;  // index of the run before it on the path, -1 at a root run
+  int64_t parent;  // index of the preceding run on the path, -1 at a root run
 };
 
-/// One micro-batch's tokens in preorder, T in number.
+/// The T tokens of one micro-batch in preorder.
 struct Layout {
   std::vector<int64_t> forest_token;  // [T] index into Forest::tokens
   std::vector<int32_t> input_ids;     // [T]
   std::vector<int32_t> position_ids;  // [T] position on the root path
   std::vector<int32_t> subtree_end;   // [T] one past the last token of the subtree of the token's run
-  std::vector<int32_t> prev;          // [T] the token before on the path, -1 at a root
+  std::vector<int32_t> prev;          // [T] the preceding token on the path, -1 at a root
   std::vector<int64_t> run_begin;     // [num_runs + 1] run k is tokens [run_begin[k], run_begin[k + 1])
   std::vector<int64_t> run_parent;    // [num_runs]
 
@@ -36,8 +36,8 @@ struct Layout {
   int64_t num_runs() const { return static_cast<int64_t>(run_parent.size()); }
 };
 
-/// Where root runs may begin: at the roots of trees only, or anywhere, when the tokens before them on their
-/// paths are context in other micro-batches.
+/// Where root runs may begin: only at tree roots, or anywhere, if the preceding tokens of their paths are
+/// context from other micro-batches.
 enum class RootRuns { kAtTreeRoots, kContinueContext };
 
 /// Throws InternalError unless the runs are in preorder, are not empty and continue their parents. Throws

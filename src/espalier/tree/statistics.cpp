@@ -6,7 +6,7 @@
 namespace espalier {
 namespace {
 
-/// Visible pairs of `size` tokens in a row, the first of them at `position`.
+/// Visible pairs of `size` consecutive tokens, the first of them at `position`.
 int64_t run_pairs(int64_t position, int64_t size) {
   return size * position + size * (size + 1) / 2;
 }

@@ -10,8 +10,8 @@
 namespace espalier {
 
 /// Every tree is complete: each inner node has `branching` children. Trees differ in their first token, and
-/// so do the children of a node. So build_forest finds the same trees (but makes one node of a chain, which
-/// is what branching 1 gives).
+/// so do the children of a node, so build_forest recovers the same trees (with branching 1 it collapses each
+/// chain into one node).
 struct SynthOptions {
   int64_t num_trees = 1;
   int64_t depth = 3;         // nodes on a root path, at least 1
@@ -20,18 +20,18 @@ struct SynthOptions {
   bool fixed_node_length = false;
   int64_t vocab_size = 256;  // ids are in [first_token, vocab_size)
   int64_t first_token = 0;
-  double end_inside = 0;   // probability that a trajectory also ends at an inner node
-  double duplicate = 0;    // probability that a trajectory is repeated
-  double target_por = -1;  // in [0, 1): node lengths are scaled so that POR comes near; -1: off
-  double target_cached_token_ratio = -1;  // >= 1: the same by flat / tree; -1: off; excludes target_por
+  double end_inside = 0;                  // probability that a trajectory also ends at an inner node
+  double duplicate = 0;                   // probability that a trajectory is repeated
+  double target_por = -1;                 // in [0, 1): node lengths are scaled to approach this POR; -1: off
+  double target_cached_token_ratio = -1;  // >= 1: target of flat / tree; -1: off; excludes target_por
   uint64_t seed = 0;
 };
 
 /// Token sequences of the trajectories of a random forest, in preorder of their end nodes. A target is met
 /// within 2 % of flat / tree. To meet it, either the shared (inner) nodes or the leaves are lengthened, while
-/// the mean node length stays and every node keeps at least one token. Throws InputError where the shape
-/// cannot reach it (for example no branching), saying the reachable range, where siblings outnumber the token
-/// ids, and where an option is out of range.
+/// the mean node length stays and every node keeps at least one token. Throws InputError if the shape cannot
+/// reach the target (for example without branching), naming the reachable range; if siblings outnumber the
+/// token ids; and if an option is out of range.
 Csr<int32_t> synthesize(const SynthOptions& options);
 
 }  // namespace espalier

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier bench: strategies against each other, with the FLOP bound beside what was measured.
+// espalier bench: measures strategies against each other and reports the FLOP bound.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 namespace espalier::cli {
 namespace {
 
-// The model that is measured when none is given: small, but with the proportions of its large relatives.
+// The default model: small, with the proportions of large ones.
 constexpr const char* kSmallModel = R"({
   "model_type": "llama", "hidden_act": "silu", "hidden_size": 512, "intermediate_size": 1408,
   "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192,
@@ -111,7 +111,7 @@ BenchSides bench_sides(const BenchArguments& flags) {
                            : BenchSides::kTreeAndPacking;
 }
 
-// What was measured on.
+// A description of the hardware for the report.
 std::string hardware_of(const BenchArguments& flags, at::Device device) {
   const std::string gpu = device.is_cpu() ? ""
                                           : fmt::format("{} ({}){}, ", device_name(device), device.str(),
@@ -167,17 +167,16 @@ constexpr auto kCheckpoints = std::to_array<Word<CheckpointActivations>>(
 void add_strategy_flags(OptionList* list, BenchArguments* flags) {
   list->group("Strategies");
   list->add("strategies", &flags->strategies,
-            "Compare all strategies, at a budget that is a part of the tree's tokens",
+            "Compare all strategies, at a token budget that is a fraction of the tree",
             {.excludes = "token-budget"});
   list->add("strategy", &flags->strategy, kStrategies,
-            "How trees over the token budget are cut: partition encodes each token once, tree-packing "
+            "How trees above the token budget are divided: partition encodes each token once, tree-packing "
             "repeats prefixes",
             {.excludes = "strategies"});
-  list->add("tree-only", &flags->tree_only,
-            "Measure only the tree, for comparisons with something other than sequence packing",
+  list->add("tree-only", &flags->tree_only, "Measure only the tree, for comparisons with other software",
             {.excludes = "strategies"});
   list->add("budget-fraction", &flags->budget_fraction,
-            "--strategies: token budget, as a part of the tree tokens", {.least = 0, .most = 1});
+            "--strategies: token budget, as a fraction of the tree tokens", {.least = 0, .most = 1});
   list->add("pors", &flags->pors, "--strategies: potential overlap ratios of trees of one prompt",
             {.has_commas = true});
   list->add("flat-tokens", &flags->sizes.flat_tokens, "--strategies: flat tokens of these trees",
@@ -189,12 +188,13 @@ void add_strategy_flags(OptionList* list, BenchArguments* flags) {
 
 void add_measurement_flags(OptionList* list, BenchArguments* flags) {
   list->group("Measurement");
-  list->add("gemm", &flags->gemm,
-            "Measure instead how fast this machine multiplies the model's matrices, for "
-            "--tree-tokens tokens, in --repeats rounds, and mark the products that it takes (*)");
   list->add(
-      "checkpoint-activations", &flags->checkpoint_activations, kCheckpoints,
-      "Compute activations inside every layer again in the backward pass, on all sides: layer, or none");
+      "gemm", &flags->gemm,
+      "Measure only the matrix products of the model, with --tree-tokens tokens in --repeats rounds, and "
+      "mark the implementation that this machine uses (*)");
+  list->add("checkpoint-activations", &flags->checkpoint_activations, kCheckpoints,
+            "Activation checkpointing of all sides: layer recomputes every layer in the backward pass, none "
+            "nothing");
   list->add("repeats", &flags->benchmark.repeats, "Measured rounds; each runs every side once", {.least = 1});
   list->add("warmup", &flags->benchmark.warmup, "Steps of the tree before the measured rounds", {.least = 0});
   list->add("cpu-seconds", &flags->benchmark.cpu_seconds,
@@ -209,16 +209,15 @@ Command bench_command() {
       .name = "bench",
       .summary = "Measure strategies against sequence packing, interleaved, with the FLOP bound",
       .closing =
-          "All sides run the same engine on the same trajectories, forward and backward, in turns. Figures "
-          "are "
-          "medians. Bounds are FLOPs(flat) / FLOPs(plan) over sequence packing, and the same over "
-          "append-only "
-          "merging, which drops trajectories that others extend and packs the rest. Append-only merging is a "
-          "side of its own if there is anything to merge. Without --data, random trees are measured. Without "
-          "--model, a small random llama is used.\nBy default, trees are compared with sequence packing (and "
-          "append-only merging) at each of --ratios. With --tree-only, only trees are measured. With "
-          "--strategies, the whole tree in one micro-batch, partition and tree packing are compared with "
-          "sequence packing, at a token budget that is a part of the tree.",
+          "All sides run the same engine on the same trajectories, forward and backward, interleaved. "
+          "Figures are medians. Bounds are FLOPs(flat) / FLOPs(plan), over sequence packing and over "
+          "append-only merging, which drops trajectories that others extend and packs the rest. Append-only "
+          "merging is measured if there is anything to merge. Without --data, random trees are measured. "
+          "Without --model, a small random llama is used.\n"
+          "By default, trees are compared with sequence packing (and append-only merging) at each of "
+          "--ratios. With --tree-only, only trees are measured. With --strategies, the whole tree in one "
+          "micro-batch, partition and tree packing are compared with sequence packing, at a token budget "
+          "that is a fraction of the tree.",
       .run = [flags](const OptionList&) {
         run_bench(*flags);
         return 0;
@@ -230,9 +229,9 @@ Command bench_command() {
   list.add("ratios", &flags->ratios, "Cached-token ratios of the random trees", {.has_commas = true});
   list.add("tree-tokens", &flags->sizes.tree_tokens, "Tree tokens of the random trees", {.least = 1});
   list.add("loss-rate", &flags->loss_rate,
-           "The part of every random trajectory, at its end, that carries loss", {.least = 0, .most = 1});
+           "The fraction of every random trajectory, at its end, that carries loss", {.least = 0, .most = 1});
   list.add("token-budget", &flags->token_budget,
-           "Most tokens in one micro-batch, on both sides (0: as many as the trees have)", {.least = 0});
+           "Maximum tokens per micro-batch, on both sides (0: as many as the trees have)", {.least = 0});
   add_strategy_flags(&list, flags.get());
   add_measurement_flags(&list, flags.get());
   add_dtype(&list, "dtype", &flags->dtype, "Precision to measure in");
@@ -244,7 +243,7 @@ Command bench_command() {
   list.add("out", &flags->out, "Also write the table to this file", {.letter = 'o', .path = PathKind::kFile});
   list.add("json", &flags->json, "Print JSON");
   add_profile(&list, &flags->profile,
-              "one more step of the first side on the first data, after what is measured");
+              "one more step of the first side on the first data, after the measurements");
   add_threads(&list);
   return command;
 }

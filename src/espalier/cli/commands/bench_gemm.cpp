@@ -29,14 +29,14 @@ bool is_chosen(const ProductWay& way, const ProductChoice& choice) {
          (choice.bfloat16 != Bfloat16Products::kUpcast || way.choice.float32 == choice.float32);
 }
 
-// All parts of all maps, each once.
+// FLOP/s over all parts of all maps, each once.
 double whole_rate(const MeasuredRates& measured, size_t way) {
   double flops = 0, seconds = 0;
   for (const GemmRates& rates : measured.rates) {
     const LinearShape& shape = rates.shape;
-    const double of_part = 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.in * shape.out);
-    flops += of_part;
-    seconds += of_part / rates.flops_per_second(way);
+    const double part = 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.in * shape.out);
+    flops += part;
+    seconds += part / rates.flops_per_second(way);
   }
   return flops / seconds;
 }

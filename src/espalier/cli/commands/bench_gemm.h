@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier bench --gemm: how fast this machine multiplies the model's matrices, and which products it takes.
+// espalier bench --gemm: rates of the model's matrix products on this machine, and which implementation it
+// chooses.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,12 @@ namespace espalier::cli {
 
 struct GemmFlags {
   int64_t rows;    // tokens
-  int64_t rounds;  // of the measurement
+  int64_t rounds;  // measured rounds
   bool json;
 };
 
-/// Measures and prints a table with a row for each linear map and part of it, and the choice with its reason.
-/// Returns the table as text, whatever is printed.
+/// Measures and prints a table (or JSON) with a row per linear map and part of it, and the choice with its
+/// reason. Returns the table as text.
 std::string bench_gemm(const DecoderConfig& config, const GemmFlags& flags);
 
 }  // namespace espalier::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A subcommand of `espalier`: what it is called, its options, and what it does.
+// A subcommand of `espalier`.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace espalier::cli {
 
-/// A command that is used wrongly: exit status 2.
+/// Wrong usage of a command: exit status 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -20,15 +20,15 @@ class UsageError : public std::runtime_error {
 struct Command {
   std::string name;
   std::string summary;                                  // one sentence
-  std::string closing{};                                // what its help ends with
-  OptionList options{};                                 // which fill what `run` holds
-  std::function<int(const OptionList& options)> run{};  // gives the exit status; throws for what fails (1)
-  bool has_config = true;                               // --config FILE, with its flags as keys
-  /// In place of options and `run`: takes the arguments as they are.
+  std::string closing{};                                // the end of its help
+  OptionList options{};                                 // their targets are owned by `run`
+  std::function<int(const OptionList& options)> run{};  // returns the exit status; throws on failure
+  bool has_config = true;                               // accepts --config FILE, with its flags as keys
+  /// Instead of options and `run`: gets the raw arguments.
   std::function<void(const std::vector<std::string>& arguments)> pass_on{};
-  std::string group{};  // of commands that stand together in the help
+  std::string group{};  // heading in the help
 
-  /// All that may follow two dashes.
+  /// All names of flags, without dashes.
   std::vector<std::string> flag_names() const;
 };
 

@@ -10,7 +10,7 @@
 
 namespace espalier::cli {
 
-/// In the order of the help. `version`: what the program says of itself.
+/// Appends all commands in the order of the help. `version` gives the text of --version.
 void add_all_commands(std::deque<Command>* all, const std::function<std::string()>& version);
 
 Command bench_command();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier completion: scripts that complete commands, flags, accepted values and files in a shell.
+// espalier completion: shell scripts that complete commands, flags, values and files.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -26,12 +26,12 @@ std::string replaced(std::string text, std::string_view from, std::string_view t
   return text;
 }
 
-// Fit for a list beside the flag.
+// A short description of a flag or command.
 std::string first_sentence(const std::string& help) {
   return help.substr(0, help.find(". "));
 }
 
-// Short names are left out where a long one says the same.
+// Short names are left out if there is a long one.
 std::vector<std::string> offered_names(const CommandText& command) {
   std::vector<std::string> names;
   for (const OptionText& flag : command.flags) {
@@ -40,7 +40,7 @@ std::vector<std::string> offered_names(const CommandText& command) {
   return names;
 }
 
-// The argument without a flag; null where the command takes none.
+// The positional argument; nullptr if the command has none.
 const OptionText* argument_of(const CommandText& command) {
   const auto found = std::ranges::find_if(command.flags, [](const OptionText& f) { return f.names.empty(); });
   return found == command.flags.end() ? nullptr : &*found;
@@ -48,14 +48,14 @@ const OptionText* argument_of(const CommandText& command) {
 
 // ---- bash
 
-// Assigns what may stand at the cursor.
+// Bash code that assigns the candidates for a value.
 std::string bash_values(const OptionText& flag) {
   if (flag.path == PathKind::kFile) return "paths=-f";
   if (flag.path == PathKind::kFolder) return "paths=-d";
   return fmt::format("words='{}'", fmt::join(flag.words, " "));
 }
 
-// What may follow a flag: flags of all commands, as "COMMAND FLAG", by what they take.
+// Bash cases for values: flags of all commands, as "COMMAND FLAG", grouped by the values that they take.
 std::string bash_flag_cases(const Commands& commands) {
   std::map<std::string, std::vector<std::string>> patterns;
   for (const CommandText& command : commands) {
@@ -73,7 +73,7 @@ std::string bash_flag_cases(const Commands& commands) {
   return cases;
 }
 
-// What may stand anywhere else: the commands themselves, flags, and arguments without one.
+// Bash cases for all other words: commands, flags and positional arguments.
 std::string bash_command_cases(const Commands& commands) {
   std::vector<std::string> names;
   for (auto command = commands.begin() + 1; command != commands.end(); ++command)
@@ -90,7 +90,7 @@ std::string bash_command_cases(const Commands& commands) {
   return cases;
 }
 
-// The names of flags that several values may follow, as one pattern of `case`.
+// The flags that take several values, as one pattern of `case`.
 std::string bash_flags_with_several_values(const Commands& commands) {
   std::vector<std::string> patterns;
   for (const CommandText& command : commands) {
@@ -141,7 +141,7 @@ std::string zsh_quoted(const std::string& text) {
   return "'" + replaced(text, "'", "'\\''") + "'";
 }
 
-// What stands in brackets or between colons of a specification of _arguments.
+// Escapes text inside brackets or between colons of an _arguments specification.
 std::string zsh_text(std::string text) {
   for (const char* special : {"\\", "[", "]", ":"})
     text = replaced(text, special, "\\" + std::string(special));
@@ -160,7 +160,7 @@ std::string zsh_argument(const OptionText& flag) {
   if (flag.names.empty()) return zsh_quoted((flag.several ? "*:" : "1:") + value);
   std::string specifications;
   for (const std::string& name : flag.names) {
-    // -oFILE, --out=FILE, and both with the value in a word of its own.
+    // -oFILE, --out=FILE, and both with the value as a separate word.
     const char* joint = flag.value.empty() ? "" : name.starts_with("--") ? "=" : "+";
     const std::string others = flag.several ? "*" : fmt::format("({})", fmt::join(flag.names, " "));
     const std::string tail = flag.value.empty() ? "" : ":" + value;
@@ -259,12 +259,12 @@ Command completion_command(const std::deque<Command>* all) {
   const auto shell = std::make_shared<Shell>();
   Command command{
       .name = "completion",
-      .summary = "Write a script that completes commands, flags and files in a shell",
+      .summary = "Write a shell script that completes commands, flags and files",
       .closing =
-          "bash and zsh take it at once by `source <(espalier completion SHELL)`, fish by\n"
-          "`espalier completion fish | source`. `cmake --install` puts all three where shells look for them.",
+          "To load it in bash or zsh, run `source <(espalier completion SHELL)`; in fish, run\n"
+          "`espalier completion fish | source`. `cmake --install` installs all three where shells find them.",
       .has_config = false};
-  command.options.add("SHELL", shell.get(), kShells, "The shell that the script is for",
+  command.options.add("SHELL", shell.get(), kShells, "Shell that the script is for",
                       {.required = true, .stands_alone = true, .shows_default = false});
   command.run = [all, shell](const OptionList&) {
     const Commands commands = command_texts(*all);

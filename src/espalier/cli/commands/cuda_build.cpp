@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What CMake knows of the GPU kernels in this build.
+// CMake's values for the GPU kernels in this build.
 #include "espalier/cli/commands/device_kernels.h"
 
 namespace espalier::cli {

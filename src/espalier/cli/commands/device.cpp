@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier device: what this machine computes with, and what it runs there.
+// espalier device: the CPU and GPUs of this machine and the kernels that run on them.
 #include <ATen/Parallel.h>
 #include <torch/version.h>
 
@@ -26,7 +26,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Of the calibrations that are kept of a device of this name.
+/// The stored calibrations of a device of this name.
 std::vector<KeptRates> rates_of(const std::string& name, bool is_cpu) {
   std::vector<KeptRates> rates = kept_rates(cache_folder());
   std::erase_if(rates, [&](const KeptRates& kept) { return kept.device != name || kept.is_cpu != is_cpu; });
@@ -48,11 +48,11 @@ Json cpu_json() {
           {"chosen_by", products.reason},     {"rates", rates_json(device_name(at::kCPU), /*is_cpu=*/true)}};
 }
 
-/// Of attention, or of all else.
-Json verdict_json(const std::vector<qualify::Verdict>& verdicts, bool of_attention) {
+/// Results of the kernel checks by family: those of attention, or all others.
+Json verdict_json(const std::vector<qualify::Verdict>& verdicts, bool is_attention) {
   Json json = Json::object();
   for (const qualify::Verdict& verdict : verdicts) {
-    if (attention_kind_named(verdict.family).has_value() != of_attention) continue;
+    if (attention_kind_named(verdict.family).has_value() != is_attention) continue;
     json[verdict.family] = !verdict.served         ? "not for this device"
                            : verdict.fault.empty() ? "passed"
                            : verdict.lasting       ? "FAILED: " + verdict.fault
@@ -84,8 +84,8 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
     devices.push_back(device_json(driver.devices[i], static_cast<int>(i)));
     if (!fault.empty()) continue;
     const std::vector<qualify::Verdict> verdicts = kernel_verdicts(driver, torch, static_cast<int>(i), again);
-    devices.back()["attention"] = verdict_json(verdicts, /*of_attention=*/true);
-    devices.back()["operators"] = verdict_json(verdicts, /*of_attention=*/false);
+    devices.back()["attention"] = verdict_json(verdicts, /*is_attention=*/true);
+    devices.back()["operators"] = verdict_json(verdicts, /*is_attention=*/false);
   }
   return {{"libtorch", TORCH_VERSION},
           {"libtorch_cuda", torch.found ? Json(torch.version.empty() ? "unknown" : torch.version) : Json()},
@@ -106,11 +106,11 @@ std::string text_of(const Json& value) {
   return value.is_string() ? value.get<std::string>() : "none";
 }
 
-/// `device`: as --device names it.
+/// `device`: its name for --device.
 void print_rates(std::string_view title, const std::string& device_name, std::string_view device) {
   const std::vector<KeptRates> rates = rates_of(device_name, device == "cpu");
   if (rates.empty()) {
-    row(title, "none kept; `espalier plan --model DIR --data FILE --device {}` measures them", device);
+    row(title, "none stored; `espalier plan --model DIR --data FILE --device {}` measures them", device);
   }
   for (const KeptRates& kept : rates) row(title, "{}", to_string(kept));
 }
@@ -129,9 +129,9 @@ void print(const Json& report) {
     row("NVIDIA driver", "{}, CUDA up to {}", text_of(cuda["driver"]), text_of(cuda["driver_cuda"]));
   }
   if (cuda["nvcc"].is_null()) {
-    row("GPU kernels", "none in this build: nvcc was not there; operators of LibTorch stand in for them");
+    row("GPU kernels", "none: this build had no nvcc; operators of LibTorch are used instead");
   } else {
-    row("GPU kernels", "by nvcc {} for {}", text_of(cuda["nvcc"]), text_of(cuda["architectures"]));
+    row("GPU kernels", "built with nvcc {} for {}", text_of(cuda["nvcc"]), text_of(cuda["architectures"]));
   }
   for (const Json& device : cuda["devices"]) {
     const std::string name = text_of(device["device"]);
@@ -178,48 +178,35 @@ Command device_command() {
   const auto flags = std::make_shared<DeviceArguments>();
   Command command{
       .name = "device",
-      .summary = "Print what this machine computes with: CPU, GPUs, and the kernels that run there",
+      .summary = "Print the CPU and GPUs of this machine and the kernels that run on them",
       .closing =
-          "Says how matrices are multiplied on the CPU and why, and where no GPU can be used, why not: a "
-          "LibTorch "
-          "without CUDA, no driver, a driver that is too old for LibTorch, or no visible device. Kernels for "
-          "Ampere run on every GPU from compute capability 8.0 on: as machine code on those that they were "
-          "built "
-          "for, and on others from PTX, which the driver compiles when it is loaded first. Kernels for "
-          "Hopper "
-          "run "
-          "on compute capability 9.0 alone.\n\n"
-          "When a GPU is first used, its kernels are checked against float64, each family in a process of "
-          "its "
-          "own "
-          "with a time limit: attention on a dozen awkward forests, then the elementwise operators, the LM "
-          "head "
-          "(head; distribution: with temperatures, softcap, scale and bias) and matrix products. Of "
-          "attention, "
-          "hopper, ampere and varlen are used in this order where they passed, and masked otherwise. "
-          "Operators "
-          "of "
-          "LibTorch take the place of kernels of elementwise and head that failed. Distribution and products "
-          "have "
-          "no second form, and a warning says so. Verdicts are kept for the GPU, driver, LibTorch and build. "
-          "ESPALIER_ATTENTION names an implementation whatever the verdicts, ESPALIER_ELEMENTWISE and "
-          "ESPALIER_HEAD (kernels or composed) likewise.\n\n"
-          "Measured rates are FLOPs of forward and backward per second, by the sizes of the models that plan "
-          "and "
-          "train were calibrated for on this machine.",
+          "Prints which implementation multiplies matrices on the CPU and why. If no GPU can be used, it "
+          "prints the reason: a LibTorch without CUDA, no driver, a driver too old for LibTorch, or no "
+          "visible device. Kernels for Ampere run on every GPU of compute capability 8.0 or later: as "
+          "machine code on the architectures they were built for, on others as PTX, which the driver "
+          "compiles when it is first loaded. Kernels for Hopper run only on compute capability 9.0.\n\n"
+          "When a GPU is first used, its kernels are checked against float64. Each family runs in a separate "
+          "process with a time limit: attention on a dozen difficult forests, the elementwise operators, the "
+          "LM head (head; distribution: with temperatures, softcap, scale and bias) and matrix products. For "
+          "attention, the first of hopper, ampere and varlen that passed is used, otherwise masked. Where "
+          "kernels of elementwise or head failed, operators of LibTorch are used. Distribution and products "
+          "have no alternative; a warning is printed if they failed. The results are stored for the GPU, "
+          "driver, LibTorch and build. ESPALIER_ATTENTION selects an implementation regardless of the "
+          "results; so do ESPALIER_ELEMENTWISE and ESPALIER_HEAD (kernels or composed).\n\n"
+          "Measured rates are FLOP/s of forward and backward, for each model size that plan and train were "
+          "calibrated for on this machine.",
       .run = [flags](const OptionList&) { return run_device(*flags); },
       .has_config = false};
   OptionList& list = command.options;
   list.group("Checks");
-  list.add("requalify", &flags->requalify, "Check the kernels again, although verdicts are kept");
+  list.add("requalify", &flags->requalify, "Check the kernels again, even if results are stored");
   list.add("check", &flags->check,
-           "Check one family of kernels in this process and print what is wrong: of attention hopper, "
-           "ampere, varlen or masked (cpu with --device cpu), or elementwise, head, distribution or "
-           "products",
+           "Check one family of kernels in this process and print its faults: for attention hopper, ampere, "
+           "varlen or masked (cpu with --device cpu), or elementwise, head, distribution or products",
            {.shown = "NAME"});
-  list.add("device", &flags->device, "Where --check runs: cpu, cuda or cuda:N",
+  list.add("device", &flags->device, "Device for --check: cpu, cuda or cuda:N",
            {.shown = "cpu|cuda|cuda:N", .check = parse_device});
-  list.add("finding", &flags->finding, "Where --check writes what it found", {.hidden = true});
+  list.add("finding", &flags->finding, "File for the result of --check", {.hidden = true});
   add_threads(&list);
   list.group(kOutputGroup);
   list.add("json", &flags->json, "Print JSON");

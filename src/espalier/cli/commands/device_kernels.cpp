@@ -6,8 +6,8 @@
 namespace espalier::cli {
 namespace {
 
-// One of CMake's CUDA_ARCHITECTURES: digits, an `a` for that version alone, and -real or -virtual for one
-// kind of code alone.
+// An entry of CMAKE_CUDA_ARCHITECTURES: digits, `a` for exactly this version, and -real or -virtual for only
+// one kind of code.
 struct Architecture {
   int version = 0;
   bool exact = false, machine_code = true, ptx = true;

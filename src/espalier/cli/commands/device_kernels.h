@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of our own GPU kernels a device can run, and from what code.
+// Which of Espalier's GPU kernels a device can run, and from what code.
 #pragma once
 
 #include <string>
@@ -7,27 +7,27 @@
 
 namespace espalier::cli {
 
-/// The version of the nvcc that built the kernels, such as "13.0.88", and what it built them for, in CMake's
-/// words and separated by commas ("80,90a-real"). Both empty in a build without CUDA.
+/// The version of the nvcc that built the kernels, such as "13.0.88", and their CMAKE_CUDA_ARCHITECTURES,
+/// separated by commas ("80,90a-real"). Both empty in a build without CUDA.
 extern const char* const kNvcc;
 extern const char* const kCudaArchitectures;
 
 enum class KernelCode {
   kNone,
   kMachineCode,
-  kPtx,  // intermediate code, which the driver compiles when it is loaded first
+  kPtx,  // intermediate code, which the driver compiles when it is first loaded
 };
 
 /// "machine code", "PTX, compiled by the driver" or "none".
 std::string_view to_string(KernelCode code);
 
-/// The code of kernels that need compute capability 8.0, built for `architectures`. Machine code serves
-/// devices of its own major version that are no older, that of names with an `a` their very version alone;
-/// PTX, which all but names ending in -real have, every later device (CUDA C++ Programming Guide,
-/// "Application Compatibility").
+/// The code of kernels that need compute capability 8.0, built for `architectures`. Machine code runs on
+/// devices of the same major and the same or a later minor version; for names with an `a`, on exactly this
+/// version. PTX, which all but names ending in -real include, runs on every later device (CUDA C++
+/// Programming Guide, "Application Compatibility").
 KernelCode ampere_code(int compute_capability, std::string_view architectures);
 
-/// The code of the kernels that are built for compute capability 9.0 alone.
+/// The code of the kernels that require compute capability 9.0 exactly.
 KernelCode hopper_code(int compute_capability, std::string_view architectures);
 
 }  // namespace espalier::cli

@@ -35,9 +35,9 @@ constexpr auto kTokenizers = std::to_array<Word<bool>>({{"none", false}, {"bytes
 
 Command init_command() {
   const auto flags = std::make_shared<InitOptions>();
-  // Here --config is the model's config.json, so there is no TOML file of flags.
+  // --config is the model's config.json here, not a TOML file of flags.
   Command command{.name = "init",
-                  .summary = "Make a model with random weights from a config.json",
+                  .summary = "Create a model with random weights from a config.json",
                   .run =
                       [flags](const OptionList&) {
                         run_init(*flags);
@@ -48,13 +48,13 @@ Command init_command() {
   list.group("Model to make");
   list.add("config", &flags->config, "config.json of a " + family_names("or", "") + " model",
            {.path = PathKind::kFile, .required = true});
-  list.add("out", &flags->out, "Folder to create, which must be empty or new",
+  list.add("out", &flags->out, "Folder to create; must be empty or new",
            {.path = PathKind::kFolder, .required = true});
-  list.add("seed", &flags->seed, "Equal seeds give equal weights");
+  list.add("seed", &flags->seed, "Random seed; equal seeds give equal weights");
   add_dtype(&list, "dtype", &flags->dtype, "Precision of the weights");
   list.add("tokenizer", &flags->byte_tokenizer, kTokenizers,
            "bytes: also write a byte-level tokenizer (ids 0 to 255 are the bytes) with the ChatML "
-           "template; none: do not");
+           "template; none: no tokenizer");
   return command;
 }
 

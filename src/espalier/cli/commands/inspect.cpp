@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier inspect: what sharing there is, what it will gain, and what was lost.
+// espalier inspect: shared prefixes, their predicted gain, and lost sharing.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -30,8 +30,8 @@ struct InspectArguments {
   bool json = false;
 };
 
-// By FLOPs of the whole forest in one piece. By tokens without a model, and where no token can carry loss,
-// because every trajectory is a single one: nothing would run.
+// In FLOPs of the whole forest in one micro-batch. In tokens without a model, or if every trajectory is a
+// single token, because then no token can carry loss.
 Gains predict(const std::string& model, const Trajectories& trajectories, const Forest& forest) {
   if (model.empty()) return token_gains(forest, make_plan(forest, {}));
   const Step step = make_step(trajectories, {.terms = TermChoice::kWithLossOrAll});
@@ -82,10 +82,10 @@ Command inspect_command() {
   OptionList& list = command.options;
   flags->data.add(&list);
   add_model(&list, &flags->model,
-            "Hugging Face model folder, to check the ids, predict in FLOPs instead of tokens, and show text "
-            "(with its tokenizer.json)");
+            "Hugging Face model folder, used to check token ids, to predict FLOPs instead of tokens, and to "
+            "show text (with its tokenizer.json)");
   list.group(kOutputGroup);
-  list.add("html", &flags->html, "Also write a page with the trees to this file. It needs no network",
+  list.add("html", &flags->html, "Also write an HTML page with the trees to this file; it works offline",
            {.path = PathKind::kFile});
   list.add("json", &flags->json, "Print JSON");
   return command;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier logprobs: log-probabilities of every token, and what else its distribution says, from the shared
-// trees.
+// espalier logprobs: log-probabilities, entropies and top-k tokens, computed on the shared trees.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -71,7 +70,7 @@ class RowWriter {
 
  private:
   void append_number(double value, std::string* line) const {
-    // Float32 values are printed with the digits that they have.
+    // Float32 values are printed with no more digits than they have.
     *line += is_double_ ? fmt::format("{}", value) : fmt::format("{}", static_cast<float>(value));
   }
 
@@ -87,7 +86,7 @@ class RowWriter {
     *line += ']';
   }
 
-  /// Of each token a list; that of the first one is empty.
+  /// Appends one list per token; that of the first token is empty.
   template <class AppendOne>
   void append_lists(int64_t row, const char* field, const AppendOne& append, std::string* line) const {
     *line += fmt::format(",\"{}\":[[]", field);
@@ -116,15 +115,14 @@ class RowWriter {
   at::Tensor top_logprobs_;
 };
 
-/// Throws where a row has what --as-reference writes: which of the two is meant would be a guess.
+/// Throws if a row already has the fields that --as-reference writes.
 void check_as_reference(const LogprobsArguments& flags, const Trajectories& trajectories) {
   ESPALIER_CHECK(!flags.distribution.entropies,
-                 "--as-reference: expected no --entropies beside it, rows of training data have none");
+                 "--as-reference: cannot be combined with --entropies, because rows have no such field");
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     ESPALIER_CHECK(
         !trajectories.ref_logprobs.has(row) && trajectories.ref_topk == 0,
-        "trajectory {} (row {}) has `{}` already: expected none beside --as-reference, which writes "
-        "them",
+        "trajectory {} (row {}) has `{}` already: expected none with --as-reference, which writes them",
         trajectories.name(row), row, trajectories.ref_topk == 0 ? "ref_logprobs" : "ref_topk_ids");
   }
 }
@@ -161,7 +159,7 @@ void set_ref_topk(const TokenDistributions& computed, bool is_double, Trajectori
   trajectories->ref_topk_logprobs = column_of(logprobs, is_double);
 }
 
-/// The rows of the data, with what was computed as what a reference model says of them.
+/// Writes the rows of the data with the computed values as those of a reference model.
 void write_as_reference(const std::string& path, const TokenDistributions& computed, bool is_double,
                         Trajectories trajectories) {
   set_ref_logprobs(computed, is_double, &trajectories);
@@ -216,22 +214,18 @@ Command logprobs_command() {
   Command command{
       .name = "logprobs",
       .summary =
-          "Write the log-probability of every token given all before it, computed on the shared trees; with "
-          "--entropies and --top-k also what else each distribution says",
+          "Write the log-probability of every token, computed on the shared trees; with --entropies and "
+          "--top-k also entropies and the most likely tokens",
       .closing =
-          "Rows of the output are those of the data, in their order. Fields, with an entry for each token:\n"
+          "The output has the rows of the data, in the same order. Fields, with an entry for each token:\n"
           "  logprobs       null for the first token, which nothing predicts\n"
           "  entropies      with --entropies: of the distribution that the token is drawn from, in nats; "
-          "null "
-          "for "
-          "the first\n"
+          "null for the first\n"
           "  topk_ids       with --top-k K: the K most likely token ids at that place, in descending order; "
-          "[] "
-          "for "
-          "the first\n"
+          "[] for the first\n"
           "  topk_logprobs  their log-probabilities\n"
-          "With --as-reference they are the rows of the data themselves, which train and verify read, with "
-          "ref_logprobs and with --top-k ref_topk_ids and ref_topk_logprobs.\n\nExample, distillation:\n"
+          "With --as-reference it has the complete rows of the data, for train and verify, with ref_logprobs "
+          "and with --top-k also ref_topk_ids and ref_topk_logprobs.\n\nExample, distillation:\n"
           "  espalier logprobs --model TEACHER --data rows.jsonl --as-reference --top-k 64 -o taught.jsonl\n"
           "  espalier train --model DIR --data taught.jsonl --objective opd --ref-topk rest --out run",
       .run = [flags](const OptionList&) {
@@ -240,25 +234,25 @@ Command logprobs_command() {
       }};
   OptionList& list = command.options;
   add_model(&list, &flags->model);
-  add_adapter(&list, &flags->adapter, "An adapter of the model, a folder of PEFT");
+  add_adapter(&list, &flags->adapter, "Adapter of the model, a PEFT folder");
   flags->data.add(&list);
   list.group(kOutputGroup);
   list.add("out", &flags->out,
-           "JSONL to write: trajectory_id (or row number), logprobs (the first null), and what is asked for; "
-           "with --as-reference also .safetensors, packed",
+           "JSONL file to write: trajectory_id (or row number), logprobs (the first null), and what other "
+           "flags add; with --as-reference also packed .safetensors",
            {.letter = 'o', .path = PathKind::kFile, .required = true});
   list.add("entropies", &flags->distribution.entropies,
            "Write the entropy of each token's distribution, in nats, at the same temperature");
   list.add("top-k", &flags->distribution.top_k,
-           "Write so many of the most likely tokens of each distribution, and their "
+           "Write this many of the most likely tokens of each distribution and their "
            "log-probabilities (0: none)",
            {.least = 0});
   list.add("as-reference", &flags->as_reference,
-           "Write the rows of the data with these log-probabilities as those of a reference or "
-           "teacher: ref_logprobs, and with --top-k ref_topk_ids and ref_topk_logprobs");
+           "Write the rows of the data with the log-probabilities as those of a reference or teacher: "
+           "ref_logprobs, and with --top-k also ref_topk_ids and ref_topk_logprobs");
   add_dtype(&list, "dtype", &flags->dtype, "Precision to compute in");
   list.add("temperature", &flags->distribution.temperature,
-           "Divide logits by this: of rows that were sampled at another temperature than 1",
+           "Divide logits by this, for rows that were sampled at a temperature other than 1",
            {.least = kLeastTemperature, .group = kDataGroup});
   flags->device.add(&list, /*trains=*/false);
   flags->planning.add(&list);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier man: the manual page, in the language of man(7).
+// espalier man: the manual page in man(7) format.
 #include <fmt/ranges.h>
 
 #include <cctype>
@@ -13,7 +13,7 @@
 namespace espalier::cli {
 namespace {
 
-// Plain text as troff takes it: every character stands for itself, also where a reader copies it.
+// Escapes text for troff, so that every character is printed and copied literally.
 std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
@@ -40,7 +40,7 @@ std::string escaped(std::string_view text) {
         result += c;
     }
   }
-  // At the start of a line a dot would begin a request.
+  // A dot at the start of a line begins a request.
   return result.starts_with('.') ? "\\&" + result : result;
 }
 
@@ -52,7 +52,7 @@ std::string italic(std::string_view text) {
   return "\\fI" + escaped(text) + "\\fR";
 }
 
-// Paragraphs. Lines that are set in keep their form; a line end elsewhere is kept as one.
+// Formats paragraphs. Indented lines are not wrapped; other line breaks are kept.
 std::string prose(const std::string& text) {
   std::string page;
   std::istringstream lines(text);
@@ -113,7 +113,7 @@ std::string section(const CommandText& command) {
   return page;
 }
 
-// `version`: as --version prints it; its first line names the program and its version.
+// `version`: the text of --version, whose first line names the program and its version.
 std::string manual_page(const std::vector<CommandText>& commands, const std::string& version) {
   const CommandText& program = commands.front();
   std::string page = fmt::format(".TH ESPALIER 1 \"\" \"{}\" \"User Commands\"\n",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier merge: an adapter added to the weights of its model.
+// espalier merge: adds an adapter to the weights of its model.
 #include "espalier/base/check.h"
 #include "espalier/base/output.h"
 #include "espalier/base/partial_folder.h"
@@ -24,7 +24,7 @@ struct MergeArguments {
   std::optional<at::ScalarType> dtype;
 };
 
-/// That of the model's files, where it can be written.
+/// The dtype of the model's files, or float32 if it cannot be written.
 at::ScalarType dtype_of(const DecoderConfig& config) {
   const std::vector<std::string> names = dtype_names();
   const bool known = std::ranges::find(names, config.dtype) != names.end();
@@ -62,12 +62,10 @@ Command merge_command() {
   const auto flags = std::make_shared<MergeArguments>();
   Command command{
       .name = "merge",
-      .summary = "Add an adapter to the weights of its model and write them as a model of their own",
+      .summary = "Add an adapter to the weights of its model and write the result as a new model",
       .closing =
-          "The new folder has the names, files and tokenizer of --model, and whatever runs that runs it. "
-          "Sums "
-          "are "
-          "computed in float32 at least and rounded once.\n\nExample:\n"
+          "The new folder has the tensor names, files and tokenizer of --model and works with the same "
+          "software. Sums are computed in at least float32 and rounded once.\n\nExample:\n"
           "  espalier merge --model DIR --adapter RUN/checkpoints/step_100 -o merged",
       .run = [flags](const OptionList&) {
         run_merge(*flags);
@@ -75,12 +73,12 @@ Command merge_command() {
       }};
   OptionList& list = command.options;
   add_model(&list, &flags->model);
-  add_adapter(&list, &flags->adapter, "An adapter of the model, a folder of PEFT", {.required = true});
-  list.add("out", &flags->out, "Folder to create, which must be empty or new",
+  add_adapter(&list, &flags->adapter, "Adapter of the model, a PEFT folder", {.required = true});
+  list.add("out", &flags->out, "Folder to create; must be empty or new",
            {.letter = 'o', .path = PathKind::kFolder, .group = kOutputGroup, .required = true});
   add_dtype(&list, "dtype", &flags->dtype,
-            "Precision of the merged weights (default: that of config.json, float32 where it names "
-            "none of these)",
+            "Precision of the merged weights (default: that of config.json, or float32 if it has none of "
+            "these)",
             kOutputGroup);
   add_threads(&list);
   return command;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier plan: what would run together.
+// espalier plan: the plan of a step, its predicted cost, and its distribution over ranks.
 #include <memory>
 #include <optional>
 
@@ -43,9 +43,9 @@ struct PlanArguments {
 
 void run_plan(const PlanArguments& flags) {
   ESPALIER_CHECK(!flags.model.empty() || (!flags.lora.options() && flags.lora.adapter.empty()),
-                 "--lora-rank, --adapter: adapters are those of a model; give --model");
+                 "--lora-rank, --adapter: require --model");
   ESPALIER_CHECK(!flags.model.empty() || flags.save_cost_model.empty(),
-                 "--save-cost-model: rates are those of a model on this machine; give --model");
+                 "--save-cost-model: requires --model, because rates are measured for a model");
   const at::Device device = flags.model.empty() ? at::Device(at::kCPU) : flags.device.open();
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
   TimeModel rates = common_costs().time;
@@ -107,14 +107,12 @@ Command plan_command() {
   const auto flags = std::make_shared<PlanArguments>();
   Command command{
       .name = "plan",
-      .summary =
-          "Print the plan of a step, the time and memory it takes, and what the other strategies "
-          "would take",
+      .summary = "Print the plan of a step, its predicted time and memory, and those of other strategies",
       .closing =
           "With --model, time and memory are predicted from rates that are measured once per machine and "
-          "model, "
-          "and --memory-budget can replace --token-budget. Plans are compared by built-in rates, or by "
-          "--cost-model FILE. `train` with equal flags takes the plan that is chosen here.\n\nExample:\n"
+          "model, and --memory-budget can replace --token-budget. Plans are compared by built-in rates, or "
+          "by --cost-model FILE. `train` with the same flags uses the same plan.\n\n"
+          "Example:\n"
           "  espalier plan --model DIR --data rows.jsonl --memory-budget 16GiB",
       .run = [flags](const OptionList&) {
         run_plan(*flags);
@@ -130,18 +128,18 @@ Command plan_command() {
   list.group("Plan");
   add_optimizer(&flags->optimizer, &list, "Optimiser whose state is counted as memory: adamw or sgd");
   list.add("save-cost-model", &flags->save_cost_model,
-           "Write the rates behind the predicted times to this file. With --cost-model, plans are "
-           "then compared by these measured rates",
+           "Write the rates behind the predicted times to this file, so that --cost-model can compare "
+           "plans by them",
            {.path = PathKind::kFile});
   list.add("ranks", &flags->ranks,
-           "Also distribute the trajectories over so many processes by predicted time: whole trees, "
-           "and branches of those that are too heavy for one",
+           "Also distribute the trajectories over this many processes by predicted time: whole trees, "
+           "and branches of trees that are too large for one process",
            {.least = 1, .shows_default = false});
   add_threads(&list);
   list.group(kOutputGroup);
   list.add("micro-batches", &flags->micro_batches, "Print a table of the micro-batches as well");
   list.add("json", &flags->json,
-           "Print JSON: the plan, under `comparison` every strategy, and per micro-batch its "
+           "Print JSON: the plan, every strategy (under `comparison`), and per micro-batch its "
            "trajectories and runs [begin, end, parent run] of forest tokens");
   return command;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier prepare, import and export: handed over to the Python package, because templates belong to the
-// tokenizer, and what other trainers record is read by Python's libraries.
+// espalier prepare, import and export: run the Python package, which has the tokenizers with their templates
+// and the libraries that read other trainers' files.
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,7 +15,7 @@
 namespace espalier::cli {
 namespace {
 
-// The folder of the Python package, which has one place relative to the program wherever both are installed.
+// The folder of the Python package. Its path relative to the program is fixed.
 std::string python_folder(std::string_view command) {
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
   const std::filesystem::path folder = (program.parent_path() / ESPALIER_PYTHON_FOLDER).lexically_normal();
@@ -24,20 +24,19 @@ std::string python_folder(std::string_view command) {
   return folder.string();
 }
 
-// The one that was asked for, that of the build where it still exists, or python3 of PATH, which is that of
-// an active environment.
+// ESPALIER_PYTHON, the interpreter of the build if it still exists, or python3 from PATH.
 std::string python_interpreter() {
   const char* chosen = std::getenv("ESPALIER_PYTHON");
   if (chosen != nullptr && *chosen != '\0') return chosen;
   return access(ESPALIER_DEFAULT_PYTHON, X_OK) == 0 ? ESPALIER_DEFAULT_PYTHON : "python3";
 }
 
-/// A command that Python runs.
+/// A command written in Python.
 struct PythonCommand {
   std::string name;
   std::string summary;
-  std::vector<std::string> words;  // behind the interpreter
-  std::string package;             // that it needs
+  std::vector<std::string> words;  // arguments of the interpreter
+  std::string package;             // which it requires
 };
 
 [[noreturn]] void exec_python(const PythonCommand& command, const std::vector<std::string>& args) {
@@ -56,9 +55,8 @@ struct PythonCommand {
   restore_signals();
   execvp(argv[0], argv.data());
   throw InputError(
-      fmt::format("{}: expected a Python with the package {}, cannot start {}: {}; set "
-                  "ESPALIER_PYTHON to one",
-                  command.name, command.package, python, std::strerror(errno)));
+      fmt::format("{}: cannot start {}: {}; set ESPALIER_PYTHON to a Python that has the package {}",
+                  command.name, python, std::strerror(errno), command.package));
 }
 
 Command command_of(const PythonCommand& python) {
@@ -73,7 +71,7 @@ Command prepare_command() {
   return command_of(
       {.name = "prepare",
        .summary =
-           "Turn chats (OpenAI-style messages) into trajectories with a model's own tokenizer and template",
+           "Convert chats (OpenAI-style messages) to trajectories with a model's tokenizer and template",
        .words = {"-m", "espalier.prepare"},
        .package = "transformers"});
 }
@@ -82,14 +80,14 @@ Command import_command() {
   return command_of(
       {.name = "import",
        .summary =
-           "Turn rollouts of other trainers (verifiers, prime-rl, verl, TRL, SkyRL, ...) into trajectories",
+           "Convert rollouts of other trainers (verifiers, prime-rl, verl, TRL, SkyRL, ...) to trajectories",
        .words = {"-m", "espalier.io", "import"},
        .package = "numpy"});
 }
 
 Command export_command() {
   return command_of({.name = "export",
-                     .summary = "Turn trajectories into what other trainers read",
+                     .summary = "Convert trajectories to the formats of other trainers",
                      .words = {"-m", "espalier.io", "export"},
                      .package = "numpy"});
 }

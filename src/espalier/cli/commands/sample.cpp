@@ -43,7 +43,7 @@ SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, c
   const SampleOptions options = sampling.resolved(
       asks_model ? read_stop_ids(flags.model) : std::vector<int32_t>(), decoder.vocab_size());
   if (asks_model && options.stop_ids.empty()) {
-    log_line("{}: names no token that ends a text: every completion has --max-new-tokens tokens",
+    log_line("{}: has no end-of-text token: every completion has --max-new-tokens tokens",
              printable(flags.model));
   }
   Progress progress("sampling");
@@ -54,7 +54,7 @@ SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, c
   });
 }
 
-/// The first rows of `rows`, with loss on what was sampled alone.
+/// The first `count` rows, with loss on the sampled tokens only.
 Trajectories first_rows(const Trajectories& rows, const std::vector<Completion>& completions, int64_t count) {
   TrajectoriesBuilder builder;
   for (int64_t r = 0; r < std::min(count, rows.num_rows()); ++r) {
@@ -77,7 +77,7 @@ std::optional<Mismatch> check_rows(const SampleArguments& flags, const Decoder& 
                      });
 }
 
-/// What a run is told to have done.
+/// The results that are printed.
 struct Outcome {
   const SampleResult& result;
   int64_t num_prompts;
@@ -126,7 +126,7 @@ void print_figures(const Outcome& outcome) {
                      rate(result.encoded_prompt_tokens, result.prompt_seconds)));
   figure("sampled tokens",
          with_commas(result.sampled_tokens) + rate(result.sampled_tokens, result.decode_seconds));
-  figure("completions that ended by themselves",
+  figure("completions that reached a stop token",
          fmt::format("{} of {}", with_commas(outcome.num_stopped()), completions));
   if (!outcome.mismatch) return;
   figure("log-probs, sampler against training",
@@ -158,7 +158,7 @@ void run_sample(const SampleArguments& flags) {
   const Decoder decoder = load_decoder(flags.model, flags.dtype, device);
   const double temperature = flags.sampling.options.choice.temperature;
   if (temperature != 0 && temperature != 1) {
-    log_line("logprobs are those at temperature {}: `espalier train` computes them at temperature 1",
+    log_line("logprobs are computed at temperature {}, but `espalier train` computes them at temperature 1",
              temperature);
   }
   const SampleResult result = run_sampler(flags, decoder, prompts);
@@ -184,19 +184,12 @@ Command sample_command() {
           "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
           "log-probabilities",
       .closing =
-          "The prompt of a row is its tokens before the first one with loss; the whole row where none has "
-          "loss, "
-          "or "
-          "where the first one has, as in rows without a mask. `espalier prepare` makes such rows from "
-          "chats. "
-          "With "
-          "--whole-rows it is always the whole row.\n"
-          "logprobs are those of the sampled tokens at --temperature, over the whole vocabulary, whatever "
-          "--top-k "
-          "and --top-p leave of it; at temperature 0 they are those at temperature 1. The same command "
-          "samples "
-          "the "
-          "same rows.",
+          "The prompt of a row is its tokens before the first one with loss. If no token or the first token "
+          "has loss, as in rows without a mask, it is the whole row. `espalier prepare` makes such rows from "
+          "chats. With --whole-rows it is always the whole row.\n"
+          "logprobs are those of the sampled tokens at --temperature over the whole vocabulary, regardless "
+          "of --top-k and --top-p; at temperature 0 they are those at temperature 1. The same command "
+          "samples the same rows.",
       .run = [flags](const OptionList&) {
         run_sample(*flags);
         return 0;
@@ -208,11 +201,11 @@ Command sample_command() {
   list.group(kOutputGroup);
   list.add("out", &flags->out, "Rows to write: .jsonl (also .gz, .zst) or .safetensors",
            {.letter = 'o', .path = PathKind::kFile, .required = true});
-  list.add("text", &flags->text, "Print the completions as text, by the tokenizer.json of the model");
+  list.add("text", &flags->text, "Print the completions as text, using the model's tokenizer.json");
   list.add("json", &flags->json, "Print JSON", {.excludes = "text"});
   list.add("check", &flags->check,
-           "Compute the log-probabilities of the first N rows again by the forward pass of training "
-           "and print how far they differ (0: none)",
+           "Recompute the log-probabilities of the first N rows with the forward pass of training and "
+           "print how much they differ (0: none)",
            {.least = 0});
   add_dtype(&list, "dtype", &flags->dtype, "Precision to compute in");
   flags->device.add(&list, /*trains=*/false);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier synth: random trajectories that share as much as asked.
+// espalier synth: random trajectories with a given amount of sharing.
 #include "espalier/tree/synth.h"
 #include "espalier/base/units.h"
 
@@ -26,8 +26,8 @@ struct SynthArguments {
   bool rl = false;
 };
 
-// Loss on a random part of the tokens; with `rl` also rewards, groups (one per tree) and behaviour log-probs
-// near those of a uniform model.
+// Puts loss on random tokens; with `rl` also adds rewards, groups (one per tree) and behaviour log-probs near
+// those of a uniform model.
 Trajectories to_trajectories(const Csr<int32_t>& sequences, const SynthArguments& flags) {
   Trajectories trajectories;
   const int64_t rows = sequences.num_rows();
@@ -70,8 +70,7 @@ int run_synth(const SynthArguments& flags) {
 
 Command synth_command() {
   const auto flags = std::make_shared<SynthArguments>();
-  Command command{.name = "synth",
-                  .summary = "Write random trajectories that share prefixes as the flags say"};
+  Command command{.name = "synth", .summary = "Write random trajectories that share prefixes"};
   SynthOptions& synth = flags->synth;
   OptionList& list = command.options;
   list.group("Random trees");
@@ -80,22 +79,21 @@ Command synth_command() {
   list.add("trees", &synth.num_trees, "Number of trees", {.least = 1});
   list.add("depth", &synth.depth, "Nodes from root to leaf", {.least = 1});
   list.add("branching", &synth.branching, "Children of every inner node", {.least = 1});
-  list.add("node-length", &synth.node_length, "Mean tokens of a node; lengths vary by half of that",
-           {.least = 1});
+  list.add("node-length", &synth.node_length, "Mean tokens of a node; lengths vary by 50 %", {.least = 1});
   list.add("fixed-node-length", &synth.fixed_node_length, "All nodes have exactly the node length");
   list.add("vocab-size", &synth.vocab_size, "Token ids are below this", {.least = 1});
   list.add("end-inside", &synth.end_inside, "Probability that a trajectory also ends at an inner node",
            {.least = 0, .most = 1});
   list.add("duplicate", &synth.duplicate, "Probability that a trajectory is repeated",
            {.least = 0, .most = 1});
-  list.add("target-por", &synth.target_por, "Potential overlap ratio (1 - tree/flat) to reach",
+  list.add("target-por", &synth.target_por, "Target potential overlap ratio (1 - tree / flat tokens)",
            {.least = 0, .most = 0.9999, .shows_default = false});
   list.add("target-cached-token-ratio", &synth.target_cached_token_ratio,
-           "Flat over tree tokens to reach (>= 1)",
+           "Target ratio of flat to tree tokens (>= 1)",
            {.least = 1, .most = 1e6, .shows_default = false, .excludes = "target-por"});
-  list.add("loss-rate", &flags->loss_rate, "Part of the tokens that carry loss", {.least = 0, .most = 1});
+  list.add("loss-rate", &flags->loss_rate, "Fraction of the tokens that carry loss", {.least = 0, .most = 1});
   list.add("rl", &flags->rl, "Add reward, group_id (one group per tree) and logprobs, for grpo");
-  list.add("seed", &synth.seed, "Equal seeds give equal files");
+  list.add("seed", &synth.seed, "Random seed; equal seeds give equal files");
   command.run = [flags](const OptionList&) { return run_synth(*flags); };
   return command;
 }

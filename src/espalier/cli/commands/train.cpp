@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier train: the main job.
+// espalier train.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -39,11 +39,10 @@
 namespace espalier::cli {
 namespace {
 
-// Distinct from failure (1) and bad usage (2), so that a scheduler can tell a preempted run and start it
-// again.
+// Distinct from failure (1) and wrong usage (2), so that a scheduler can restart a preempted run.
 constexpr int kStoppedExitCode = 3;
 
-constexpr const char* kMixFile = "mix.toml";  // of a run, beside its config.toml
+constexpr const char* kMixFile = "mix.toml";  // in the run's folder
 
 StopRequest stop{.exit_code = kStoppedExitCode};
 
@@ -53,14 +52,14 @@ struct TrainArguments {
   Planning planning;
   DeviceOptions device;
   LoraFlags lora;
-  TrainOptions train;  // what flags say of it
+  TrainOptions train;
   std::optional<at::ScalarType> save_dtype;
   std::string model, reference_model, profile;
   std::vector<std::string> eval_data;  // names and patterns
   EvaluationOptions evaluation;
   bool dry_run = false;
 
-  /// --data's flags, for the files of --eval-data.
+  /// The flags of --data applied to the files of --eval-data.
   DataFlags held_out_data() const {
     DataFlags flags = data;
     flags.data = eval_data;
@@ -81,13 +80,13 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
           .ref_topk = data.trajectories.ref_topk};
 }
 
-/// The file that a run which goes on keeps of how it began; nothing where there is none.
+/// The cost model stored by a run that is resumed; nullopt if there is none.
 std::optional<std::filesystem::path> kept_cost_model(const TrainArguments& flags) {
   const std::filesystem::path file = flags.train.out / kCostModelFile;
   return flags.train.resume && std::filesystem::exists(file) ? std::optional(file) : std::nullopt;
 }
 
-/// What `read` gives. Throws InputError with the cure where the file is damaged.
+/// The result of `read`. Throws InputError with a remedy if the file is damaged.
 template <class Read>
 auto read_kept(const std::filesystem::path& file, const Read& read) {
   try {
@@ -96,26 +95,25 @@ auto read_kept(const std::filesystem::path& file, const Read& read) {
     return read(file);
   } catch (const InputError& error) {
     throw InputError(fmt::format(
-        "--resume: {}; the run keeps there what its plans and matrix products were chosen by: put the file "
-        "back, or remove it to go on as the flags and this machine choose, which may change the "
-        "last bits of the weights",
+        "--resume: {}; the run stores there the rates and matrix products that it uses: restore the file, or "
+        "remove it to continue with those of the flags and this machine, which may change the last bits of "
+        "the weights",
         error.what()));
   }
 }
 
-// A run goes on with the matrix products that it began with, whatever this machine would take: others give
-// other bits.
+// A resumed run keeps its implementation of matrix products, because others give different bits.
 void restore_products(const TrainArguments& flags, at::Device device) {
   const auto kept = kept_cost_model(flags);
   if (!kept || !device.is_cpu()) return;
   const auto products = read_kept(*kept, read_products);
   if (!products) return;
-  const ProductChoice own = product_choice(), taken = with_environment(*products);
-  if (taken != own) {
-    log_line("matrix products: {}, as when the run began; this machine would choose {}", to_string(taken),
-             to_string(own));
+  const ProductChoice machine = product_choice(), stored = with_environment(*products);
+  if (stored != machine) {
+    log_line("matrix products: {}, as when the run began; this machine would choose {}", to_string(stored),
+             to_string(machine));
   }
-  set_product_choice(taken);
+  set_product_choice(stored);
 }
 
 TrainOptions options_of(const TrainArguments& flags, const MixedData& data, const ModelUse& use) {
@@ -135,7 +133,8 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
     const std::string& given = flags.planning.cost_model;
     if (!given.empty() && time.seconds != options.costs->time.seconds) {
       log_line(
-          "note: --cost-model {} is not used: the run goes on by the rates that it began with, those of {}",
+          "note: --cost-model {} is not used: the run continues with the rates that it began with, those of "
+          "{}",
           given, kept->string());
     }
     options.costs->time = std::move(time);
@@ -145,8 +144,7 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
   return options;
 }
 
-// The flags that make the run what it is, without those of one invocation: given back by --config they start
-// the same run again.
+// The flags that reproduce the run when given as --config, without those of one invocation.
 std::string config_of_the_run(const TrainArguments& flags, const OptionList& list) {
   nlohmann::ordered_json config = resolved_flags(list);
   if (flags.mix.file.empty()) {
@@ -157,11 +155,11 @@ std::string config_of_the_run(const TrainArguments& flags, const OptionList& lis
     config["mix"] = (flags.train.out / kMixFile).string();
     for (const std::string& name : objective_option_names()) config.erase(name);
   }
-  for (const char* each : {"resume", "dry-run"}) config.erase(each);
+  for (const char* flag : {"resume", "dry-run"}) config.erase(flag);
   return to_toml(config);
 }
 
-/// What the run keeps in its folder.
+/// The files that the run stores in its folder.
 std::vector<RunFile> files_of_the_run(const TrainOptions& options, const std::string& config,
                                       const std::string& mix) {
   std::vector<RunFile> files{{"config.toml", config}};
@@ -219,22 +217,22 @@ void print_evaluations(const HeldOut& held_out, const TrainOptions& options) {
                count_of(std::ssize(step.plan.micro_batches), "micro-batch", "micro-batches"));
 }
 
-/// Transformers adds the load-balancing loss where config.json says so; here a flag does.
 void note_router_losses(const TrainArguments& flags) {
   const auto config = read_json_file<nlohmann::json>(std::filesystem::path(flags.model) / "config.json");
   if (config.value("output_router_logits", nlohmann::json()) != true ||
       flags.train.objective.router_aux_loss_coef != 0)
     return;
   log_line(
-      "note: config.json sets output_router_logits, by which Transformers adds the load-balancing loss; here "
-      "--router-aux-loss-coef {} does",
+      "note: config.json sets output_router_logits, for which Transformers adds the load-balancing loss; "
+      "Espalier adds it with --router-aux-loss-coef {}",
       config.value("router_aux_loss_coef", nlohmann::json(0.001)).dump());
 }
 
 void warn_of_warmup(const TrainOptions& options, int64_t steps) {
   if (options.warmup_steps < steps) return;
-  log_line("warning: --warmup-steps {} is not below the {} of the run: the learning rate stays below {}",
-           options.warmup_steps, count_of(steps, "step", "steps"), options.learning_rate);
+  log_line(
+      "warning: --warmup-steps {} is not less than the {} of the run: the learning rate never reaches {}",
+      options.warmup_steps, count_of(steps, "step", "steps"), options.learning_rate);
 }
 
 void check_evaluation_flags(const TrainArguments& flags) {
@@ -244,37 +242,36 @@ void check_evaluation_flags(const TrainArguments& flags) {
                              : evaluation.keep_best      ? "keep-best"
                              : evaluation.early_stop > 0 ? "early-stop"
                                                          : nullptr;
-  ESPALIER_CHECK(without_rows == nullptr, "--{}: expected --eval-data FILE beside it", without_rows);
+  ESPALIER_CHECK(without_rows == nullptr, "--{}: requires --eval-data FILE", without_rows);
   ESPALIER_CHECK(flags.eval_data.empty() || flags.mix.file.empty(),
-                 "--eval-data: expected no --mix beside it: held-out rows are evaluated by one --objective");
+                 "--eval-data: cannot be combined with --mix, because evaluation uses a single --objective");
   ESPALIER_CHECK(evaluation.early_stop == 0 || evaluation.every > 0,
-                 "--early-stop {}: expected --eval-every N beside it; without it the only evaluation is that "
-                 "of the end",
+                 "--early-stop {}: requires --eval-every N; without it the only evaluation is at the end",
                  evaluation.early_stop);
 }
 
 void check_reference_flag(const TrainArguments& flags) {
   ESPALIER_CHECK(
       flags.reference_model.empty() || flags.mix.file.empty(),
-      "--reference-model: expected no --mix beside it: give the rows of its sources `ref_logprobs` "
+      "--reference-model: cannot be combined with --mix; add `ref_logprobs` to the rows of its sources "
       "(docs/objectives.md)");
 }
 
-/// What rows are read for. The objective judges them when they have what a reference model gives them.
+/// With a reference model, the objective checks the rows after ref_logprobs are added.
 DataUse use_of_rows(const TrainArguments& flags) {
   DataUse use = data_use_of(flags.model, flags.train.objective);
   if (!flags.reference_model.empty()) use.objective.reset();
   return use;
 }
 
-/// Rows that are evaluated; none without --eval-data.
+/// The rows of --eval-data, if given.
 std::optional<HeldOut> read_held_out(const TrainArguments& flags) {
   if (flags.eval_data.empty()) return std::nullopt;
   return HeldOut{flags.held_out_data().read(use_of_rows(flags)), flags.evaluation};
 }
 
-/// Throws InputError for what the objective lacks beside the reference's log-probabilities, which stand as
-/// zeros afterwards: so that nobody waits for them in vain.
+/// Checks, before the reference's log-probabilities are computed, that the objective needs nothing else.
+/// Throws InputError if it does. Sets ref_logprobs to zeros.
 void check_with_reference(const Reference& reference, const TrainArguments& flags, const DataFlags& data,
                           Trajectories* rows) {
   const ObjectiveOptions objective = flags.train.objective;
@@ -300,7 +297,7 @@ void compute_reference(const Reference& reference, const KeptReference& kept,
                              rows);
   progress.line(fmt::format("reference: log-probabilities of {} {} {}",
                             count_of(rows->num_rows(), "trajectory", "trajectories"),
-                            was_kept ? "from" : "computed, kept in", kept.file.string()));
+                            was_kept ? "from" : "computed, stored in", kept.file.string()));
   for (const std::string& text : signal_warnings(Loss(*rows, objective))) progress.line("warning: " + text);
 }
 
@@ -323,14 +320,14 @@ class TrainRun {
 
   TrainEvents events();
   void on_start(int64_t total, int64_t resumed_step);
-  void on_micro_batch(int64_t step, int64_t done, int64_t of);
+  void on_micro_batch(int64_t step, int64_t done, int64_t count);
   void on_step(int64_t step, const nlohmann::ordered_json& metrics);
-  void on_evaluating(int64_t step, int64_t done, int64_t of);
+  void on_evaluating(int64_t step, int64_t done, int64_t count);
   void on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result);
   void write_plan();
   std::filesystem::path plan_file() const { return options_.out / "plan.txt"; }
   void note(const std::string& text) { progress_->line(text); }
-  /// `step` is done, or its evaluation: a signal now lets the next one end.
+  /// Called after `step` or its evaluation. From now on a signal lets the next step finish.
   void finish(int64_t step) {
     if (step < total_ && !stop.requested) stop.step = step + 1;
   }
@@ -341,13 +338,13 @@ class TrainRun {
   std::optional<Profiler> profiler_;
   MixedData data_;
   std::optional<HeldOut> held_out_;
-  std::string mix_;             // as the run keeps it
+  std::string mix_;             // the content of kMixFile
   std::vector<RunFile> files_;  // the config first
   std::string plan_;            // of the first step, once it is done
   TrainOptions options_;
   std::optional<ModelUse> use_;
   std::optional<Progress> progress_;
-  int64_t total_ = 0, first_ = 0;  // steps of the run, and those that were done before
+  int64_t total_ = 0, first_ = 0;  // steps of the run, and steps done before it was resumed
   bool saved_ = false;
 };
 
@@ -366,13 +363,13 @@ int TrainRun::run() {
   progress_.emplace("train");
   if (train()) return 0;
   note(fmt::format("stopped by a signal {}; continue with --resume",
-                   saved_ ? "after saving" : "before a step was done"));
+                   saved_ ? "after saving" : "before the first step was done"));
   return kStoppedExitCode;
 }
 
 void TrainRun::check_flags() const {
   ESPALIER_CHECK(flags_.train.profile_step == 0 || !flags_.profile.empty(),
-                 "--profile-step {}: expected --profile FILE beside it", flags_.train.profile_step);
+                 "--profile-step {}: requires --profile FILE", flags_.train.profile_step);
   flags_.mix.check(list_, flags_.data);
   check_evaluation_flags(flags_);
   check_reference_flag(flags_);
@@ -407,7 +404,7 @@ void TrainRun::choose_options() {
   if (!uneven.empty()) log_line("{}", uneven);
 }
 
-/// Gives the rows, and those that are evaluated, the log-probabilities of --reference-model.
+/// Adds the log-probabilities of --reference-model to the rows and the held-out rows.
 void TrainRun::add_reference() {
   const Reference reference{flags_.reference_model, options_.dtype, options_.device, options_.plan};
   Trajectories* held_out = held_out_ ? &held_out_->trajectories : nullptr;
@@ -415,7 +412,7 @@ void TrainRun::add_reference() {
   if (held_out != nullptr) check_with_reference(reference, flags_, flags_.held_out_data(), held_out);
   if (flags_.dry_run) return;
   std::filesystem::create_directories(options_.out);
-  const FolderLock lock(options_.out, {});  // what another run keeps there stays as it is
+  const FolderLock lock(options_.out, {});  // another run may be using the folder
   check_not_begun(options_);
   stop_on_signals(&stop);
   compute_reference(reference,
@@ -433,7 +430,7 @@ void TrainRun::print_plan() const {
   if (held_out_) print_evaluations(*held_out_, options_);
 }
 
-/// Returns whether it came to its end.
+/// Returns whether training was completed.
 bool TrainRun::train() {
   return espalier::train(data_.trajectories, options_, events(), &stop.requested,
                          held_out_ ? &*held_out_ : nullptr);
@@ -466,33 +463,33 @@ void TrainRun::on_start(int64_t total, int64_t resumed_step) {
   finish(first_);
 }
 
-void TrainRun::on_micro_batch(int64_t step, int64_t done, int64_t of) {
+void TrainRun::on_micro_batch(int64_t step, int64_t done, int64_t count) {
   const double steps_done =
-      static_cast<double>(step - 1 - first_) + static_cast<double>(done) / static_cast<double>(of);
+      static_cast<double>(step - 1 - first_) + static_cast<double>(done) / static_cast<double>(count);
   progress_->update(steps_done / static_cast<double>(total_ - first_),
-                    fmt::format("step {}/{}, micro-batch {}/{}", step, total_, done, of));
+                    fmt::format("step {}/{}, micro-batch {}/{}", step, total_, done, count));
 }
 
 void TrainRun::on_step(int64_t step, const nlohmann::ordered_json& metrics) {
   if (!plan_.empty() && !std::filesystem::exists(plan_file())) write_plan();
   note(step_line(step, total_, metrics));
   finish(step);
-  if (step != first_ + 2) return;  // the first one is slower
+  if (step != first_ + 2) return;  // the first step is slower
   flags_.planning.judge_calibration(*use_, metrics["predicted_seconds"], metrics["micro_batch_seconds"],
                                     [this](const std::string& text) { note(text); });
 }
 
-void TrainRun::on_evaluating(int64_t step, int64_t done, int64_t of) {
-  if (!stop.requested) stop.step = step;  // an evaluation is left where it is
+void TrainRun::on_evaluating(int64_t step, int64_t done, int64_t count) {
+  if (!stop.requested) stop.step = step;  // a signal aborts an evaluation
   progress_->update(
       static_cast<double>(step - first_) / static_cast<double>(std::max<int64_t>(1, total_ - first_)),
-      fmt::format("evaluation after step {}/{}, micro-batch {}/{}", step, total_, done, of));
+      fmt::format("evaluation after step {}/{}, micro-batch {}/{}", step, total_, done, count));
 }
 
 void TrainRun::write_plan() {
   try {
     write_text(plan_file(), plan_);
-  } catch (const InputError& error) {  // a table to look at is no reason to end the run
+  } catch (const InputError& error) {  // the file is informative only
     plan_.clear();
     note(fmt::format("warning: {}", error.what()));
   }
@@ -512,25 +509,26 @@ void TrainRun::on_prediction(const Step& step, const StepPrediction& prediction,
 void add_run_flags(OptionList* list, TrainArguments* flags) {
   add_run_options(&flags->train, list);
   add_dtype(list, "save-dtype", &flags->save_dtype,
-            "Precision of saved weights, if it differs from --dtype; of saved adapters, if it differs "
-            "from that of training, which is float32 beside a bfloat16 model",
+            "Precision of saved weights (default: --dtype) or adapters (default: the precision in which they "
+            "are trained, float32 for a bfloat16 model)",
             {.group = "Run"});
   list->add("dry-run", &flags->dry_run,
             "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
 }
 
 void add_reference_model(OptionList* list, TrainArguments* flags) {
-  list->add("reference-model", &flags->reference_model,
-            "Model folder of a reference or teacher of the same vocabulary: compute ref_logprobs of all "
-            "rows with it before training begins, in --dtype on --device, for rows that have none. They "
-            "are kept in --out and used again by --resume. Not with --mix",
-            {.path = PathKind::kFolder});
+  list->add(
+      "reference-model", &flags->reference_model,
+      "Model folder of a reference or teacher with the same vocabulary: compute ref_logprobs of all rows "
+      "with it before training, in --dtype on --device. The rows must have none. They are stored in "
+      "--out and reused by --resume. Not with --mix",
+      {.path = PathKind::kFolder});
 }
 
 void add_evaluation_flags(OptionList* list, TrainArguments* flags) {
   list->add("eval-data", &flags->eval_data,
-            "Rows that the run is not trained on, files as for --data: their loss by --objective, over "
-            "all of them as over one step, goes to metrics.jsonl as records of its own. Not with --mix",
+            "Held-out rows, files as for --data. Their loss by --objective, computed over all of them like "
+            "one step, is written to metrics.jsonl as separate records. Not with --mix",
             {.path = PathKind::kFile, .group = "Evaluation"});
   add_evaluation_options(&flags->evaluation, list);
 }
@@ -549,7 +547,7 @@ void add_flags(OptionList* list, TrainArguments* flags) {
   flags->planning.add(list);
   flags->device.add(list, /*trains=*/true);
   add_dtype(list, "dtype", &flags->train.dtype,
-            "Precision of training (bfloat16: with float32 master weights and gradient sums)");
+            "Precision of training (bfloat16: with float32 master weights and gradient accumulation)");
   add_freeze_pad_embedding(list, &flags->train.freeze_pad_embedding);
   add_threads(list);
   add_profile(list, &flags->profile, "one step");
@@ -564,17 +562,16 @@ Command train_command() {
       .name = "train",
       .summary = "Train a model on trajectories; shared prefixes are encoded once",
       .closing =
-          "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder; with --lora-rank a folder "
-          "of "
-          "PEFT, which `espalier merge` adds to the weights. On Ctrl-C (SIGINT), SIGTERM and "
-          "SIGHUP the run finishes its step, saves and exits with status 3; a second Ctrl-C ends it at once. "
-          "--resume continues from the newest checkpoint that is whole. After an error in a later step, the "
-          "run "
-          "saves what is done and exits with status 1.\n\nExample:\n"
+          "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder; with --lora-rank a PEFT "
+          "folder, which `espalier merge` adds to the weights. On Ctrl-C (SIGINT), SIGTERM and SIGHUP the "
+          "run finishes its step, saves and exits with status 3; a second Ctrl-C ends it immediately. "
+          "--resume continues from the newest complete checkpoint. If a later step fails, the run saves the "
+          "steps that are done and exits with status 1.\n\n"
+          "Example:\n"
           "  espalier train --model DIR --data rows.jsonl --out runs/a --steps 100 --batch-size 64 "
           "--memory-budget 16GiB",
       .run = [flags](const OptionList& list) {
-        // Rows of all sources come together in the steps of a mix, unless something else is asked for.
+        // By default, the steps of a mix contain rows of all sources.
         if (!flags->mix.file.empty() && !list.at("shuffle").is_given())
           flags->train.shuffle = Shuffle::kGroups;
         return TrainRun(*flags, list).run();

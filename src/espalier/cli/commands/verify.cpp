@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier verify: proof that training on trees changes nothing.
+// espalier verify: proof that training on trees equals per-trajectory training.
 #include "espalier/verify/verify.h"
 #include "espalier/base/units.h"
 
@@ -103,29 +103,26 @@ Command verify_command() {
       .summary = "Prove on your model and data that loss and every gradient equal per-trajectory training",
       .closing =
           "Runs all trajectories as one optimiser step twice: on trees by the plan, and one by one with "
-          "ordinary "
-          "causal attention. In float64 the relative error of every parameter's gradient may be at most "
-          "1e-12. "
-          "In lower precision both sides are compared with float64, and the error of the tree side may be at "
-          "most twice that of the other. When the tokens of other branches change, the log-probabilities of "
-          "a "
-          "branch must stay bitwise identical. The exit status is 1 if anything fails. Memory grows with "
-          "--limit, and a few trajectories prove as much as many.",
+          "ordinary causal attention. In float64 the relative error of every parameter's gradient may be at "
+          "most 1e-12. In lower precision both sides are compared with float64, and the error of the tree "
+          "side may be at most twice that of the other. When the tokens of other branches change, the "
+          "log-probabilities of a branch must stay bitwise identical. The exit status is 1 if anything "
+          "fails. Memory grows with --limit, and a few trajectories prove as much as many.",
       .run = [flags](const OptionList& list) { return run_verify(*flags, list); }};
   VerifyOptions& options = flags->options;
   OptionList& list = command.options;
   add_model(&list, &flags->model);
-  add_adapter(&list, &flags->adapter, "Prove the gradients of this adapter, a folder of PEFT, on the model");
+  add_adapter(&list, &flags->adapter, "Verify the gradients of this adapter of the model, a PEFT folder");
   flags->data.add(&list, /*required=*/false);
   flags->mix.add(&list);
-  add_dtype(&list, "dtype", &options.dtype, "Precision to prove");
+  add_dtype(&list, "dtype", &options.dtype, "Precision to verify");
   add_freeze_pad_embedding(&list, &options.freeze_pad_embedding);
   flags->device.add(&list, /*trains=*/true);
   add_objective_options(&options.objective, &list);
   flags->planning.add(&list);
   add_threads(&list);
   list.group("Proof");
-  list.add("seed", &options.seed, "Chooses the branches whose isolation is tested");
+  list.add("seed", &options.seed, "Random seed that selects the branches whose isolation is tested");
   list.add("json", &flags->json, "Print JSON");
   return command;
 }

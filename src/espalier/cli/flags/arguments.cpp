@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kConfig = "config";
 
-/// The arguments as names and texts; nothing where they ask for help.
+/// The arguments as names and texts; nullopt if they ask for help.
 std::optional<NamedTexts> texts_of(const Command& command, std::vector<std::string> arguments) {
   CLI::App app;
   app.set_help_flag("-h,--help");
@@ -34,7 +34,7 @@ std::optional<NamedTexts> texts_of(const Command& command, std::vector<std::stri
     parsed.emplace_back(option.name(), flag);
   }
   if (command.has_config) parsed.emplace_back(kConfig, app.add_option("--config")->type_name("FILE"));
-  std::ranges::reverse(arguments);  // CLI11 takes a vector from its end
+  std::ranges::reverse(arguments);  // CLI11 consumes a vector from its end
   try {
     app.parse(std::move(arguments));
   } catch (const CLI::CallForHelp&) {
@@ -50,7 +50,7 @@ std::optional<NamedTexts> texts_of(const Command& command, std::vector<std::stri
 }
 
 void refuse_repeated(const std::string& name, bool is_flag, const NamedTexts& texts) {
-  const auto is_named = [&](const auto& each) { return each.first == name; };
+  const auto is_named = [&](const auto& argument) { return argument.first == name; };
   const auto first = std::ranges::find_if(texts, is_named);
   if (first == texts.end()) return;
   const auto second = std::find_if(first + 1, texts.end(), is_named);
@@ -61,15 +61,15 @@ void refuse_repeated(const std::string& name, bool is_flag, const NamedTexts& te
 
 void add_texts_of_file(const Command& command, NamedTexts* texts) {
   refuse_repeated(kConfig, /*is_flag=*/false, *texts);
-  const auto is_given = [&](const std::string& name) {
+  const auto find_text = [&](const std::string& name) {
     return std::ranges::find(*texts, name, &NamedTexts::value_type::first);
   };
-  const auto config = is_given(kConfig);
+  const auto config = find_text(kConfig);
   if (!command.has_config || config == texts->end()) return;
-  NamedTexts of_file = read_config_file(command, config->second);
+  NamedTexts file_texts = read_config_file(command, config->second);
   texts->erase(config);
-  std::erase_if(of_file, [&](const auto& each) { return is_given(each.first) != texts->end(); });
-  texts->insert(texts->end(), of_file.begin(), of_file.end());
+  std::erase_if(file_texts, [&](const auto& argument) { return find_text(argument.first) != texts->end(); });
+  texts->insert(texts->end(), file_texts.begin(), file_texts.end());
 }
 
 }  // namespace

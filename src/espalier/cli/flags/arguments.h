@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of a command, which set its options. Its source alone knows CLI11.
+// Parses the arguments of a command into its options. Only its source uses CLI11.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace espalier::cli {
 
-/// Sets the options of a command by its arguments, and by the TOML file of --config: a flag on the command
-/// line wins over the file, and a list over the whole list there. Returns false, and sets nothing, where they
-/// ask for help. Throws UsageError naming the flag, also where one that takes a single value is given twice:
-/// one of two would be lost without a word.
+/// Sets the options of a command from its arguments and the TOML file of --config. A flag on the command line
+/// overrides the file; a list replaces the whole list there. Returns false, and sets nothing, if the
+/// arguments ask for help. Throws UsageError naming the flag, also if a flag with a single value is given
+/// twice.
 bool set_options(Command* command, const std::vector<std::string>& arguments);
 
 }  // namespace espalier::cli

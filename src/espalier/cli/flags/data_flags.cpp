@@ -25,9 +25,10 @@ DataUse data_use_of(const std::string& model, const std::optional<ObjectiveOptio
   use.max_position_embeddings = config.max_position_embeddings;
   use.num_layers = config.num_hidden_layers();
   use.routers = router_shape(config);
-  ESPALIER_CHECK(use.routers.count() > 0 || !objective || !objective->has_router_losses(),
-                 "router-aux-loss-coef, router-z-loss-coef: expected a model with experts, received {} ({})",
-                 config.model_type, model);
+  ESPALIER_CHECK(
+      use.routers.count() > 0 || !objective || !objective->has_router_losses(),
+      "--router-aux-loss-coef, --router-z-loss-coef: expected a model with experts, received {} ({})",
+      config.model_type, model);
   return use;
 }
 
@@ -41,7 +42,7 @@ void DataFlags::add(OptionList* list, bool required) {
   list->add("skip-bad-rows", &skip_bad_rows, "Count and report bad rows instead of stopping at the first");
   list->add("limit", &limit, "Use only the first N trajectories (0: all)", {.least = 0});
   list->add("max-row-bytes", &max_row_bytes,
-            "JSONL: most bytes of one row, such as 1GiB. Longer rows are refused before they fill the memory",
+            "JSONL: maximum size of a row, such as 1GiB. Longer rows are refused before they fill the memory",
             {.least = 1, .most = kMostLineBytes, .bytes = true});
 }
 

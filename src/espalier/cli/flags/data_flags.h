@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --data and what goes with it: which trajectories a command reads, and what it says about them first.
+// --data and related flags: which trajectories a command reads, and the summary that it prints of them.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@
 
 namespace espalier::cli {
 
-/// What a command is going to do with trajectories, as far as reading them is concerned.
+/// What a command uses trajectories for: determines the checks and the summary when they are read.
 struct DataUse {
   int64_t vocab_size = 0;               // ids must be below it; 0: any
-  int64_t max_position_embeddings = 0;  // longer trajectories are told of; 0: any length
+  int64_t max_position_embeddings = 0;  // longer trajectories get a warning; 0: any length
   int64_t num_layers = 0;
-  RouterShape routers;                        // recorded routes must fit them
-  std::optional<ObjectiveOptions> objective;  // which fields are used; nullopt: all that are known
+  RouterShape routers;                        // recorded routes must match it
+  std::optional<ObjectiveOptions> objective;  // determines which fields are used; nullopt: all known ones
 };
 
-/// By the config.json of a model folder; nothing is known of the model where `model` is empty. Throws
-/// InputError where the objective has losses of routers and the model has none.
+/// Reads the model's limits from the config.json of its folder, if `model` is not empty. Throws InputError if
+/// the objective has router losses and the model has no routers.
 DataUse data_use_of(const std::string& model,
                     const std::optional<ObjectiveOptions>& objective = std::nullopt);
 
@@ -39,17 +39,17 @@ struct DataFlags {
 
   void add(OptionList* list, bool required = true);
 
-  /// Reads the files, one after the other, with a progress bar. Then says on standard error what was read
-  /// (data_summary), and which rows were skipped.
+  /// Reads the files one after another, with a progress bar. Then prints on standard error which rows were
+  /// skipped and a summary (data_summary).
   Trajectories read(const DataUse& use) const;
 
-  /// The files that names and patterns stand for.
+  /// The files that the names and patterns match.
   std::vector<std::filesystem::path> files() const;
 
-  /// The value of --data that means the same files again, also when others match the patterns by then.
+  /// A value of --data that names the same files, even if other files match the patterns later.
   nlohmann::ordered_json resolved() const;
 
-  /// The files in a few words, without their folders.
+  /// A short list of the files, without their folders.
   std::string title() const;
 };
 

@@ -15,20 +15,21 @@ void add_adapter(OptionList* list, std::string* adapter, const std::string& help
 void LoraFlags::add(OptionList* list) {
   add_lora_options(&lora, list);
   add_adapter(list, &adapter,
-              "Go on training this adapter, a folder of PEFT or a checkpoint, in place of a new one",
+              "Continue training this adapter, a PEFT folder or a checkpoint, instead of a new one",
               {.group = "LoRA"});
 }
 
 std::optional<LoraOptions> LoraFlags::options() const {
-  ESPALIER_CHECK(lora.rank == 0 || adapter.empty(),
-                 "--adapter {}: expected no --lora-rank beside it, since the adapter has one, received {}",
-                 adapter, lora.rank);
+  ESPALIER_CHECK(
+      lora.rank == 0 || adapter.empty(),
+      "--adapter {}: cannot be combined with --lora-rank, because the adapter has a rank; received {}",
+      adapter, lora.rank);
   const bool names_targets = lora.targets != std::vector<std::string>{kAllLinear};
   const char* alone = lora.alpha != 0 ? "--lora-alpha"
                       : lora.rslora   ? "--lora-rslora"
                       : names_targets ? "--lora-targets"
                                       : nullptr;
-  ESPALIER_CHECK(lora.rank > 0 || alone == nullptr, "{}: expected --lora-rank beside it", alone);
+  ESPALIER_CHECK(lora.rank > 0 || alone == nullptr, "{}: requires --lora-rank", alone);
   if (lora.rank == 0) return std::nullopt;
   LoraOptions options = lora;
   if (options.alpha == 0) options.alpha = static_cast<double>(options.rank);
@@ -39,7 +40,7 @@ std::optional<LoraOptions> LoraFlags::options() const {
 std::optional<LoraOptions> LoraFlags::trained(const DecoderConfig& config) const {
   std::optional<LoraOptions> given = options();
   if (!adapter.empty()) return load_adapter(adapter, config, at::kFloat).options;
-  if (given) adapted_maps(config, given->targets);  // throws where there are none
+  if (given) adapted_maps(config, given->targets);  // throws if there are none
   return given;
 }
 

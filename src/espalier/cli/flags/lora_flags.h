@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of low-rank adapters (LoRA), the same in every command that has them.
+// Flags of low-rank adapters (LoRA), shared by commands.
 #pragma once
 
 #include <optional>
@@ -11,21 +11,21 @@
 
 namespace espalier::cli {
 
-/// --adapter.
+/// Adds --adapter.
 void add_adapter(OptionList* list, std::string* adapter, const std::string& help, OptionTraits traits = {});
 
 struct LoraFlags {
   LoraOptions lora{.targets = {kAllLinear}};  // rank 0: no new adapter; alpha 0: the rank
   std::string adapter;                        // a folder; "": none
 
-  /// --lora-rank and what goes with it, and --adapter.
+  /// Adds --lora-rank with its related flags, and --adapter.
   void add(OptionList* list);
 
-  /// Of a new adapter; nothing without one. Throws InputError where a flag is given without the one that it
-  /// needs, or beside one that it contradicts, or has no such value.
+  /// Options of a new adapter; nullopt if there is none. Throws InputError if a flag is given without one
+  /// that it requires or with one that excludes it, or has an invalid value.
   std::optional<LoraOptions> options() const;
 
-  /// The maps that are trained, of a new adapter or that of the folder; nothing without adapters.
+  /// Options of the trained adapter, a new one or the one of the folder; nullopt if there is none.
   std::optional<LoraOptions> trained(const DecoderConfig& config) const;
 };
 

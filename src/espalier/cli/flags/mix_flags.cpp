@@ -11,20 +11,19 @@
 namespace espalier::cli {
 namespace {
 
-/// A table of the file: a source, its files, and the flags of its objective.
 struct SourceTable {
   MixSource source;
   std::vector<std::string> data;
-  nlohmann::ordered_json options = nlohmann::ordered_json::object();  // of the objective, as they are given
-  nlohmann::ordered_json derived = nlohmann::ordered_json::object();  // of those whose default is
+  nlohmann::ordered_json options = nlohmann::ordered_json::object();  // given flags of the objective
+  nlohmann::ordered_json derived = nlohmann::ordered_json::object();  // those with derived defaults
 };
 
 std::vector<std::string> texts_of(const nlohmann::ordered_json& value) {
   if (value.is_string()) return {value.get<std::string>()};
   std::vector<std::string> texts;
-  for (const auto& each : value) {
-    if (!value.is_array() || !each.is_string()) return {};
-    texts.push_back(each.get<std::string>());
+  for (const auto& element : value) {
+    if (!value.is_array() || !element.is_string()) return {};
+    texts.push_back(element.get<std::string>());
   }
   return texts;
 }
@@ -110,20 +109,20 @@ DataFlags data_flags_of(const SourceTable& table, const DataFlags& shared) {
 
 void MixFlags::add(OptionList* list) {
   list->add("mix", &file,
-            "TOML file with a table [[mix]] for each of several sources of data, in place of --data and "
-            "the flags of the objective: data (a file, a pattern or a list of them), objective, weight "
-            "(of its loss, 1), name (that of metrics, the objective's), and flags of its objective as "
-            "keys. Steps take rows of all sources and share their prefixes (docs/objectives.md)",
+            "TOML file with a table [[mix]] for each source of data, instead of --data and the flags of the "
+            "objective. Keys: data (a file, a pattern or a list of them), objective, weight (of its loss, "
+            "default 1), name (used in metrics, default the objective), and flags of the objective. Steps "
+            "mix rows of all sources and share their prefixes (docs/objectives.md)",
             {.path = PathKind::kFile, .group = kDataGroup});
 }
 
 void MixFlags::check(const OptionList& list, const DataFlags& data) const {
   if (file.empty() && data.data.empty()) throw UsageError("--data is required");
   if (file.empty()) return;
-  ESPALIER_CHECK(data.data.empty(), "--mix: expected no --data beside it, which its tables have");
+  ESPALIER_CHECK(data.data.empty(), "--mix: cannot be combined with --data; name the files in its tables");
   for (const std::string& name : objective_option_names()) {
     ESPALIER_CHECK(!list.at(name).is_given(),
-                   "--mix: expected no --{} beside it: give it in the tables of {}", name, file);
+                   "--mix: cannot be combined with --{}; set it in the tables of {}", name, file);
   }
 }
 

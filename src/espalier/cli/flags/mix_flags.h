@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --mix FILE: several sources of data in one step, each with an objective of its own.
+// --mix FILE: several sources of data in one step, each with its own objective.
 #pragma once
 
 #include <string>
@@ -10,28 +10,28 @@
 
 namespace espalier::cli {
 
-/// The trajectories of all sources, one after the other.
+/// The concatenated trajectories of all sources.
 struct MixedData {
   Trajectories trajectories;
   std::vector<MixSource> sources;
 };
 
-/// The trajectories that a command trains on: those of --data with one objective, or those of --mix.
+/// --mix, which replaces --data and the flags of the objective.
 struct MixFlags {
   std::string file;  // empty: no mix
 
   void add(OptionList* list);
 
-  /// Throws UsageError without --data and --mix; InputError where both are given, or flags of an
-  /// objective beside --mix, which belong into its tables.
+  /// Throws UsageError if neither --data nor --mix is given; InputError if --mix is combined with --data or
+  /// with flags of the objective, which belong in its tables.
   void check(const OptionList& list, const DataFlags& data) const;
 
-  /// Reads the files of every source, as of DataFlags::read. Throws InputError "FILE:LINE: source NAME: ..."
-  /// for what is wrong in a table. `data` has the flags of reading, such as --skip-bad-rows and --limit,
-  /// which hold for each source.
+  /// Reads the files of every source like DataFlags::read. Throws InputError "FILE:LINE: source NAME: ..."
+  /// for a fault of a table. The other flags in `data`, such as --skip-bad-rows and --limit, apply to each
+  /// source.
   MixedData read(const std::string& model, const DataFlags& data) const;
 
-  /// The file once more, with the files that patterns match and all values in force.
+  /// The content of the file with patterns expanded and all values resolved.
   std::string resolved() const;
 };
 

@@ -22,8 +22,8 @@ void add_model(OptionList* list, std::string* model) {
 void add_profile(OptionList* list, std::string* trace, const std::string& which) {
   list->add("profile", trace,
             "Profile " + which +
-                ": write a trace to this file, for chrome://tracing or ui.perfetto.dev, and print how "
-                "long each kind of work took, beside the rate of a plain matrix product",
+                ": write a trace to this file, for chrome://tracing or ui.perfetto.dev, and print the "
+                "time of each kind of work and the rate of a plain matrix product",
             {.path = PathKind::kFile, .group = kOutputGroup});
 }
 

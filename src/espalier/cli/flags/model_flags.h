@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of models that commands share.
+// Flags for models, shared by commands.
 #pragma once
 
 #include <string>
@@ -8,16 +8,16 @@
 
 namespace espalier::cli {
 
-/// --model.
+/// Adds --model.
 void add_model(OptionList* list, std::string* model, const std::string& help);
-/// The same, required.
+/// Adds --model as a required flag.
 void add_model(OptionList* list, std::string* model);
 
-/// --profile; `which`: the step that it records.
+/// Adds --profile; `which` names the step that it records.
 void add_profile(OptionList* list, std::string* trace, const std::string& which);
 
-/// Says on standard error which tensors of a model's files are none of the decoder's, if any. Throws where
-/// one of them must not be passed over (carried_tensors).
+/// Prints on standard error which tensors of a model's files the decoder does not use, if any. Throws if one
+/// of them must not be ignored (carried_tensors).
 void note_carried_tensors(const std::string& model);
 
 }  // namespace espalier::cli

@@ -39,7 +39,7 @@ const std::map<std::string, std::string>& other_names() {
   return names;
 }
 
-// Insertions, deletions and substitutions that make one word the other (Levenshtein, 1966).
+// The Levenshtein distance.
 size_t edits(std::string_view from, std::string_view to) {
   std::vector<size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), 0);
@@ -96,7 +96,7 @@ std::string unknown_word(const std::deque<Command>& commands, const std::vector<
   const auto command = std::ranges::find(commands, args[0], &Command::name);
   if (command == commands.end()) {
     std::vector<std::string> names;
-    for (const Command& each : commands) names.push_back(each.name);
+    for (const Command& known : commands) names.push_back(known.name);
     return fmt::format("unknown command {}; expected one of {}{}", args[0], fmt::join(names, ", "),
                        meant("", nearest_word(args[0], names)));
   }

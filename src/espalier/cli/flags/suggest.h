@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Commands and flags that do not exist: what was probably meant.
+// Suggestions for unknown commands and flags.
 #pragma once
 
 #include <deque>
@@ -11,17 +11,17 @@
 
 namespace espalier::cli {
 
-/// The word of `known` that differs from `given` by the fewest edits, where that is less than half of it; ""
-/// otherwise.
+/// The word of `known` with the fewest edits from `given`, if they are fewer than half its letters; otherwise
+/// "".
 std::string nearest_word(const std::string& given, std::span<const std::string> known);
 
-/// "; did you mean --learning-rate?" for the flag of a command that `name` (without dashes) is probably meant
-/// to be, or that other trainers call so; "" where there is none.
+/// "; did you mean --learning-rate?" for the flag of a command that `name` (without dashes) is similar to, or
+/// that other trainers call by this name; "" if there is none.
 std::string suggested_flag(const Command& command, const std::string& name);
 
-/// What is wrong with the first unknown command or flag in the arguments of the program (args[0] is the
-/// command), with a suggestion: "unknown flag --lr of `espalier train`; did you mean --learning-rate?". ""
-/// where all are known, and for commands that take the arguments of another program.
+/// A message about the first unknown command or flag in the arguments of the program (args[0] is the
+/// command): "unknown flag --lr of `espalier train`; did you mean --learning-rate?". "" if all are known, and
+/// for commands that pass their arguments on.
 std::string unknown_word(const std::deque<Command>& commands, const std::vector<std::string>& args);
 
 }  // namespace espalier::cli

@@ -26,7 +26,7 @@ std::string scalar_text(const toml::node& node, const std::string& where, const 
   throw InputError(fmt::format("{}: key `{}`: expected text, a number, true or false", where, key));
 }
 
-// A key of the file as texts: one of them, or one for each value of a list.
+// The value of a key as texts: one, or one per element of a list.
 std::vector<std::string> texts_of(const Option& option, const std::string& key, const toml::node& node,
                                   const std::string& where) {
   const toml::array* array = node.as_array();
@@ -113,10 +113,10 @@ nlohmann::ordered_json resolved_flags(const OptionList& options) {
 std::string to_toml(const nlohmann::ordered_json& flags) {
   std::string text;
   for (const auto& [key, value] : flags.items()) {
-    for (const auto& each : value.is_array() ? value : nlohmann::ordered_json::array({value})) {
-      const auto* content = each.get_ptr<const std::string*>();
+    for (const auto& element : value.is_array() ? value : nlohmann::ordered_json::array({value})) {
+      const auto* content = element.get_ptr<const std::string*>();
       ESPALIER_CHECK(content == nullptr || is_utf8(*content),
-                     "--{}: expected text in UTF-8, which a TOML file can keep, received {}", key, *content);
+                     "--{}: expected UTF-8 text, which TOML requires, received {}", key, *content);
     }
     text += fmt::format("{} = {}\n", key, value.dump());
   }

@@ -11,9 +11,9 @@
 
 namespace espalier::cli {
 
-/// The flags that a file holds, as names and texts. Keys are the flags' names without the dashes; `_` may
-/// stand for `-`. Lists stand for flags that take several values. Unknown keys, tables and syntax errors
-/// throw InputError with file:line.
+/// The flags in a file, as names and texts. Keys are the flags' names without dashes, with `_` or `-`. Lists
+/// are for flags that take several values. Unknown keys, tables and syntax errors throw InputError with
+/// file:line.
 NamedTexts read_config_file(const Command& command, const std::string& file);
 
 /// A table of a file.
@@ -22,15 +22,14 @@ struct FileTable {
   nlohmann::ordered_json values;  // by key: text, numbers, booleans, lists of them
 };
 
-/// The tables [[name]] of a file, which the flag named. Throws InputError with file:line for syntax errors, a
-/// file that has other keys or no such table, and values of other kinds.
+/// The tables [[name]] of the file given by `flag`. Throws InputError with file:line for syntax errors, a
+/// file with other keys or without such a table, and values of other types.
 std::vector<FileTable> read_tables(const std::string& flag, const std::string& file, const std::string& name);
 
-/// All flags with the values in force (Option::kept).
+/// All flags with their resolved values (Option::kept).
 nlohmann::ordered_json resolved_flags(const OptionList& options);
 
-/// The same as TOML, fit for --config. Throws InputError for text that is not UTF-8, as names of files may
-/// be.
+/// The flags as TOML for --config. Throws InputError for text that is not UTF-8, such as some file names.
 std::string to_toml(const nlohmann::ordered_json& flags);
 
 }  // namespace espalier::cli

@@ -10,7 +10,7 @@
 namespace espalier::cli {
 namespace {
 
-// Of tree_and_packing_sides.
+// Table of tree_and_packing_sides.
 std::string ratio_table(const std::vector<Measured>& all) {
   std::string text =
       "| flat tokens | merged tokens | tree tokens | flat / tree | tree s | merging s | packing s | over "
@@ -33,13 +33,12 @@ std::string ratio_table(const std::vector<Measured>& all) {
   }
   text +=
       "\nOver merging: speed-up over append-only merging, which drops trajectories that others extend and "
-      "packs the "
-      "rest.\nOver packing: over sequence packing, which encodes every trajectory.\n";
+      "packs the rest.\nOver packing: speed-up over sequence packing, which encodes every trajectory.\n";
   if (as_packing) text += "As packing: no trajectory extends another, so there is nothing to merge.\n";
   return text;
 }
 
-// Is the budget above what was asked for because a trajectory is longer?
+// Whether the budget exceeds the requested one because a trajectory is longer.
 bool is_raised(const Measured& measured, const SideResult& side) {
   const std::vector<SideResult>& sides = measured.result.sides;
   const auto partition = std::find_if(sides.begin(), sides.end(), [](const SideResult& other) {
@@ -49,7 +48,7 @@ bool is_raised(const Measured& measured, const SideResult& side) {
          side.side.plan.token_budget > partition->side.plan.token_budget;
 }
 
-// Of strategy_sides.
+// Table of strategy_sides.
 std::string strategy_table(const std::vector<Measured>& all) {
   std::string text =
       "| data | POR | flat tokens | tree tokens | strategy | token budget | micro-batches | encoded tokens | "
@@ -82,7 +81,7 @@ std::string strategy_table(const std::vector<Measured>& all) {
   return text;
 }
 
-// Of tree_side alone.
+// Table of tree_side alone.
 std::string tree_table(const std::vector<Measured>& all) {
   std::string text =
       "| flat tokens | tree tokens | flat / tree | micro-batches | encoded tokens | tree s | bound | tree "

@@ -46,7 +46,7 @@ OptionText python_flag_text(const nlohmann::json& flag) {
 
 CommandText command_text(const Command& command) {
   CommandText text{command.name, command.summary, "", command.closing, command.group, {}};
-  if (command.pass_on) {  // it has its flags in Python
+  if (command.pass_on) {  // its flags are declared in Python
     const nlohmann::json help = nlohmann::json::parse(kPythonFlags).at(command.name);
     text.description = help.at("description");
     text.closing = help.at("closing");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What --help says, as data: help, shell completion and the manual page are written from it.
+// The content of --help as data, from which help, shell completion and the manual page are written.
 #pragma once
 
 #include <deque>
@@ -13,21 +13,20 @@ namespace espalier::cli {
 struct CommandText {
   std::string name;
   std::string summary;      // one sentence
-  std::string description;  // more of it, or empty. Here as in `closing` a line that is set in keeps its form
+  std::string description;  // may be empty; here and in `closing` indented lines are not wrapped
   std::string closing;
-  std::string group;  // of commands that stand together
+  std::string group;  // heading in the help
   std::vector<OptionText> flags;
 };
 
-/// Flags that help hides are left out.
+/// Hidden flags are left out.
 CommandText command_text(const Command& command);
 
 /// `espalier` itself, followed by its subcommands in their order.
 std::vector<CommandText> command_texts(const std::deque<Command>& commands);
 
-/// What --help of each command that Python runs says, as JSON by its name. The build makes its source
-/// (cmake/WritePythonFlags.cmake) from the declarations in commands/arguments.py and io/arguments.py of
-/// python/espalier.
+/// The help of the commands written in Python, as JSON by command name. The build generates its source
+/// (cmake/WritePythonFlags.cmake) from commands/arguments.py and io/arguments.py of python/espalier.
 extern const char* const kPythonFlags;
 
 }  // namespace espalier::cli

@@ -18,7 +18,7 @@ std::string trajectories_text(int64_t count) {
   return count_of(count, "trajectory", "trajectories");
 }
 
-/// Fields that some objectives read and others do not.
+/// Whether only some objectives use a field.
 bool is_for_objectives(Field field) {
   switch (field) {
     case Field::kLogprobs:
@@ -47,7 +47,7 @@ bool reads_old_logprobs(const DataUse& use) {
   return use.objective && make_objective(*use.objective)->reads(TermColumn::kOldLogprob);
 }
 
-/// The names of known fields that rows have, as the file has them.
+/// The known fields of the rows, by their names in the file.
 std::vector<std::string> field_names(const FieldTally& fields, const DataUse& use, bool used) {
   std::vector<std::string> names;
   for (size_t i = 0; i < kNumFieldNames; ++i) {
@@ -63,9 +63,9 @@ std::string ignored_names(const FieldTally& fields, bool per_token_only) {
   constexpr size_t kMost = 10;
   std::string text;
   size_t count = 0;
-  for (const IgnoredField& each : fields.ignored) {
-    if (per_token_only && !each.is_per_token()) continue;
-    if (++count <= kMost) text += (count > 1 ? ", " : "") + shortened(each.name);
+  for (const IgnoredField& field : fields.ignored) {
+    if (per_token_only && !field.is_per_token()) continue;
+    if (++count <= kMost) text += (count > 1 ? ", " : "") + shortened(field.name);
   }
   if (count > kMost || fields.more_ignored)
     text += fmt::format(" and {} more",
@@ -87,7 +87,7 @@ std::string summary_line(const std::string& name, const ReadReport& report, cons
                   count_of(fields.tokens, "token", "tokens"), loss_text(fields, report.rows_read));
   if (!used.empty()) line += fmt::format(" ({})", fmt::join(used, ", "));
   if (reads_old_logprobs(use) && fields.rows_with(Field::kLogprobs) == 0)
-    line += "; no logprobs: the ratio is 1, as on-policy";
+    line += "; no logprobs: the ratio is 1 (on-policy)";
   const std::vector<std::string> unused = field_names(fields, use, false);
   if (!unused.empty())
     line += fmt::format("; not used by {}: {}", to_string(use.objective->kind), fmt::join(unused, ", "));
@@ -107,9 +107,8 @@ std::vector<std::string> warnings(const ReadReport& report, const Trajectories& 
   std::vector<std::string> lines;
   if (const std::string names = ignored_names(fields, true); !names.empty()) {
     lines.push_back(
-        fmt::format("fields that are not known have an entry for each token, and are ignored: {} "
-                    "(docs/data-format.md has those that "
-                    "are known)",
+        fmt::format("unknown fields with an entry for each token are ignored: {} "
+                    "(docs/data-format.md lists the known fields)",
                     names));
   }
   if (fields.rows_without_mask > 0 && fields.rows_without_mask < report.rows_read) {
@@ -120,7 +119,7 @@ std::vector<std::string> warnings(const ReadReport& report, const Trajectories& 
   }
   if (reads_old_logprobs(use) && trajectories.logprobs.any()) {
     if (const int64_t rows = rows_without_logprobs(trajectories); rows > 0)
-      lines.push_back(fmt::format("{} of {} {} ratio is 1, as on-policy", with_commas(rows),
+      lines.push_back(fmt::format("{} of {} {} ratio is 1 (on-policy)", with_commas(rows),
                                   trajectories_text(report.rows_read),
                                   rows == 1 ? "has no logprobs: its" : "have no logprobs: their"));
   }

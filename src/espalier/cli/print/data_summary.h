@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run begins with: how much there is to train on, by which fields, and what is left aside.
+// Summary of the data that a command has read: amounts, fields used, fields ignored.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace espalier::cli {
 
-/// Lines fit for a terminal. The first:
+/// Lines that are safe to print on a terminal. The first:
 ///   rows.jsonl: 1,163 trajectories, 427,668 tokens, 98,120 with loss (loss_mask, group_id); not used by sft:
 ///   logprobs; ignored: timestamp
-/// Then warnings: of unknown fields with an entry for each token, of rows without what others have, of ids
-/// that are numbers in some rows and text in others, of trajectories that are longer than the model's
-/// positions.
+/// Then warnings about unknown fields with an entry for each token, rows that lack fields which others have,
+/// ids that are numbers in some rows and text in others, and trajectories longer than
+/// max_position_embeddings.
 std::vector<std::string> data_summary(const std::string& name, const ReadReport& report,
                                       const Trajectories& trajectories, const DataUse& use);
 

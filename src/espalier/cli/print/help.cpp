@@ -14,9 +14,9 @@ namespace {
 constexpr size_t kWidth = 100;         // of a line
 constexpr size_t kLeftColumn = 26;     // flags and their values
 constexpr size_t kLeftOfCommand = 14;  // names of commands
-constexpr char kUnbreakable = '\x1f';  // a space at which no line ends
+constexpr char kUnbreakable = '\x1f';  // a non-breaking space
 
-/// The words of `text` in lines of at most kWidth, all but the first indented.
+/// Wraps `text` into lines of at most kWidth, all but the first indented.
 std::string wrapped(const std::string& text, size_t column, size_t indent) {
   std::istringstream words(text);
   std::string lines, word;
@@ -35,7 +35,7 @@ std::string wrapped(const std::string& text, size_t column, size_t indent) {
   return lines;
 }
 
-/// Text of several lines. Those that are indented are tables or commands, and stay as they are.
+/// Wraps text of several lines. Indented lines are tables or commands and stay unchanged.
 std::string wrapped_lines(const std::string& text) {
   std::istringstream lines(text);
   std::string result, line;
@@ -43,7 +43,7 @@ std::string wrapped_lines(const std::string& text) {
   return result;
 }
 
-/// Two columns: `left`, and `right` wrapped beside it, or below where there is no room.
+/// Two columns: `left`, and `right` wrapped beside it, or below it if `left` is too long.
 std::string row(const std::string& left, const std::string& right, size_t width) {
   std::string line = "  " + left;
   if (line.size() + 1 > width) {
@@ -71,14 +71,14 @@ std::string flag_row(const OptionText& flag) {
   return row(left, right, kLeftColumn);
 }
 
-/// A heading for each group, in the order in which they come first, and what stands below it.
-template <class Each, class MakeRow>
-std::string grouped(std::span<const Each> all, const MakeRow& make_row) {
+/// A heading for each group, in order of first appearance, followed by the rows of its items.
+template <class Item, class MakeRow>
+std::string grouped(std::span<const Item> items, const MakeRow& make_row) {
   std::vector<std::pair<std::string, std::string>> groups;
-  for (const Each& each : all) {
-    auto group = std::ranges::find(groups, each.group, &std::pair<std::string, std::string>::first);
-    if (group == groups.end()) group = groups.insert(group, {each.group, ""});
-    group->second += make_row(each);
+  for (const Item& item : items) {
+    auto group = std::ranges::find(groups, item.group, &std::pair<std::string, std::string>::first);
+    if (group == groups.end()) group = groups.insert(group, {item.group, ""});
+    group->second += make_row(item);
   }
   std::string text;
   for (const auto& [name, rows] : groups) text += fmt::format("{}:\n{}\n", name, rows);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How --help looks: flags in groups, each with what stands for its value, its meaning and its default.
+// Formats --help: flags in groups, each with the placeholder of its value, its meaning and its default.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@ namespace espalier::cli {
 
 std::string help_of_command(const CommandText& command);
 
-/// `texts`: as command_texts has them.
+/// `texts`: the result of command_texts.
 std::string help_of_program(std::span<const CommandText> texts);
 
 }  // namespace espalier::cli

@@ -14,7 +14,7 @@
 namespace espalier::cli {
 namespace {
 
-// Other candidates that are faster by less than this part are not pointed out.
+// The note about a faster candidate needs a time below this fraction of the chosen plan's.
 constexpr double kClearlyFaster = 0.98;
 
 void add_row(std::string* out, const char* name, const std::string& value) {
@@ -44,7 +44,7 @@ std::string chosen_text(const Plan& plan, const PlanOptions& asked) {
   return fmt::format("{}, {}", to_string(plan.options.strategy), chosen_by(asked));
 }
 
-// Whether one of the candidates may have a way of checkpointing of its own.
+// Whether candidates may differ in activation checkpointing.
 bool shows_checkpointing(const PlanComparison& plans) {
   return std::any_of(plans.candidates.begin(), plans.candidates.end(), [](const Candidate& candidate) {
     return candidate.options.checkpoint_activations != CheckpointActivations::kNone;
@@ -104,7 +104,7 @@ std::string way_text(const PlanOptions& way) {
 std::string memory_budget_text(double bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;
-  // Four or five digits are left when it is rounded up, so that hardly more is asked for than is needed.
+  // Rounding up keeps four or five digits, so that the budget is hardly larger than needed.
   while (bytes >= 10'240 && unit < 4) {
     bytes /= 1024;
     ++unit;
@@ -175,7 +175,7 @@ std::string comparison_table(const PlanSummary& summary) {
   return text;
 }
 
-// Plans are compared by other rates than times are predicted by, which may look like a wrong choice.
+// Plans are compared by built-in rates and times predicted by measured ones, so the choice may look wrong.
 std::string faster_note(const PlanSummary& summary) {
   if (summary.predictions.empty() || !summary.calibrated) return "";
   const std::vector<Candidate>& candidates = summary.plans->candidates;
@@ -191,10 +191,10 @@ std::string faster_note(const PlanSummary& summary) {
   }
   if (fastest == summary.plans->chosen) return "";
   return fmt::format(
-      "By the rates that were measured on this machine, the fastest is {}: {}.\nThe choice goes by built-in "
-      "rates, or those of --cost-model, so that it is the same on every machine.\n--save-cost-model writes "
-      "the "
-      "measured rates to a file for --cost-model.\n",
+      "By the rates measured on this machine, {} is the fastest: {}.\n"
+      "Plans are compared by built-in rates, or those of --cost-model, so that the choice is the same on "
+      "every machine.\n"
+      "--save-cost-model writes the measured rates to a file for --cost-model.\n",
       way_text(candidates[fastest].options), seconds_text(least));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What espalier plan shows: a summary of the plan, and the strategies beside one another.
+// Output of `espalier plan`: a summary of the plan and a comparison of the strategies.
 #pragma once
 
 #include <optional>
@@ -15,31 +15,31 @@
 
 namespace espalier::cli {
 
-/// What each candidate's plan is predicted to take as the step's plan, by index; nothing for those without a
-/// plan. The step has the chosen plan afterwards.
+/// The predicted cost of each candidate's plan, by index; nullopt for candidates without a plan. The step has
+/// the chosen plan afterwards.
 std::vector<std::optional<StepPrediction>> predict_candidates(const PlanCosts& costs, ComparedStep* compared);
 
 struct PlanSummary {
   const Step* step = nullptr;
   const PlanComparison* plans = nullptr;
-  PlanOptions asked{};                                          // what the flags said
+  PlanOptions asked{};                                          // as given by the flags
   std::vector<std::optional<StepPrediction>> predictions = {};  // by candidate; empty without a model
-  bool calibrated = false;  // the predictions go by rates that were measured on this machine
+  bool calibrated = false;  // predictions use rates measured on this machine
   Gains gains{};
-  std::optional<LossFlops> flops = {};  // of the chosen plan and without trees; none without a model
+  std::optional<LossFlops> flops = {};  // of the chosen plan and without trees; nullopt without a model
 
-  /// Of the chosen plan; null without a model.
+  /// The prediction of the chosen plan; nullptr without a model.
   const StepPrediction* chosen_prediction() const;
-  /// The plan in a few lines, and a table of all strategies with a mark at the chosen one.
+  /// The plan in a few lines, and a table of all strategies with the chosen one marked.
   std::string text() const;
-  /// All of it, with each micro-batch and, under "comparison", each candidate.
+  /// The summary, every micro-batch and, under "comparison", every candidate.
   nlohmann::ordered_json json() const;
 };
 
 /// "partition, activations checkpointed by piece".
 std::string way_text(const PlanOptions& way);
 
-/// The memory budget that is at least these bytes, as --memory-budget takes it: "1229MiB".
+/// The bytes rounded up, in the format of --memory-budget: "1229MiB".
 std::string memory_budget_text(double bytes);
 
 }  // namespace espalier::cli

@@ -90,7 +90,7 @@ std::string PlanTable::text() const {
     text += fmt::format("checkpointing {}\n", twice);
   }
   if (prediction != nullptr && prediction->logprob_pass_seconds > 0) {
-    text += fmt::format("log-probabilities are computed in a pass of their own first: predicted {}{}\n",
+    text += fmt::format("log-probabilities are computed in a separate pass first: predicted {}{}\n",
                         seconds_text(prediction->logprob_pass_seconds),
                         measured != nullptr && measured->logprob_pass
                             ? ", measured " + seconds_text(measured->logprob_pass->seconds)

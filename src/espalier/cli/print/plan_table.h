@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the micro-batches of a plan are shown.
+// Tables of the micro-batches of a plan.
 #pragma once
 
 #include <string>
@@ -16,12 +16,11 @@ namespace espalier::cli {
 /// "12.3 ms", "1.23 s".
 std::string seconds_text(double seconds);
 
-/// What checkpointing costs: "runs 2,345 tokens through the forward pass twice: about 12% more time". Empty
-/// where nothing is computed again.
+/// The cost of checkpointing: "runs 2,345 tokens through the forward pass twice: about 12% more time". Empty
+/// if nothing is recomputed.
 std::string recomputation(const Plan& plan);
 
-/// The micro-batches (the first `max_rows`), with what is predicted of each, where given, and what was
-/// measured, where a run has been.
+/// The first `max_rows` micro-batches, with predictions and measurements if given.
 struct PlanTable {
   const Forest* forest;
   const Plan* plan;
@@ -29,14 +28,14 @@ struct PlanTable {
   const StepResult* measured = nullptr;
   int64_t max_rows = 1000;
 
-  /// One line per micro-batch, under a header.
+  /// A header and one line per micro-batch.
   std::string rows() const;
-  /// The rows, and totals below them.
+  /// The rows, followed by totals.
   std::string text() const;
 };
 
-/// Per micro-batch tokens, pairs, trajectories, runs (begin, end, parent), parent micro-batch and context
-/// runs; with a prediction its seconds and bytes.
+/// Per micro-batch: tokens, pairs, trajectories, runs (begin, end, parent), parent micro-batch and context
+/// runs; with a prediction also seconds and bytes.
 nlohmann::ordered_json micro_batches_json(const Plan& plan, const StepPrediction* prediction);
 
 }  // namespace espalier::cli

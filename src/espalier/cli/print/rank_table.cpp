@@ -38,25 +38,25 @@ std::string RankTable::text() const {
   const auto row = [&](const char* name, const std::string& value) {
     text += fmt::format("{:<20}{}\n", name, value);
   };
-  const auto slowest = [&](const RankPlan& of) {
-    const std::string seconds = has_model ? seconds_text(of.seconds()) + ", " : "";
-    return fmt::format("{}{} over the mean", seconds, percent(of.imbalance()));
+  const auto slowest = [&](const RankPlan& ranks) {
+    const std::string seconds = has_model ? seconds_text(ranks.seconds()) + ", " : "";
+    return fmt::format("{}{} over the mean", seconds, percent(ranks.imbalance()));
   };
   const auto idle =
       std::ranges::count_if(plan.ranks, [](const RankShare& r) { return r.trajectories.empty(); });
   row("ranks", with_commas(static_cast<int64_t>(plan.ranks.size())) +
-                   (idle > 0 ? fmt::format(", {} of them without work", with_commas(idle)) : ""));
+                   (idle > 0 ? fmt::format(", {} of them idle", with_commas(idle)) : ""));
   row("slowest rank", slowest(plan));
-  row("  at the least",
-      fmt::format("{} more than any distribution has to take",
+  row("  over the bound",
+      fmt::format("{} above the lower bound of any distribution",
                   percent(plan.least_seconds > 0 ? plan.seconds() / plan.least_seconds - 1 : 0)));
-  row("split trees", fmt::format("{}, whose prefixes are {} tokens more ({})", with_commas(plan.split_trees),
+  row("split trees", fmt::format("{}, which repeat {} tokens ({})", with_commas(plan.split_trees),
                                  with_commas(plan.repeated_tokens),
                                  percent(static_cast<double>(plan.repeated_tokens) /
                                          std::max(1.0, static_cast<double>(forest_tokens)))));
   row("without trees",
-      fmt::format("{}, {:.2f} times as slow (whole trajectories, by Karmarkar-Karp)", slowest(trajectories),
-                  plan.seconds() > 0 ? trajectories.seconds() / plan.seconds() : 1));
+      fmt::format("{}, {:.2f} times the seconds (whole trajectories, by Karmarkar-Karp)",
+                  slowest(trajectories), plan.seconds() > 0 ? trajectories.seconds() / plan.seconds() : 1));
   if (plan.ranks.size() > kMostRows) return text;
   text += fmt::format("\n  {:>4}  {:>12}  {:>11}  {:>10}\n", "rank", "trajectories", "tree tokens",
                       has_model ? "time" : "of slowest");

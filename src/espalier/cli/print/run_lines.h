@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines of a run: what its steps and evaluations came to.
+// Log lines of a training run, for steps and evaluations.
 #pragma once
 
 #include <cstdint>

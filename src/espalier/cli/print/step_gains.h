@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What steps gain by their plans.
+// The gains of steps from their plans.
 #pragma once
 
 #include "espalier/engine/batch.h"
@@ -8,13 +8,13 @@
 
 namespace espalier::cli {
 
-/// The FLOPs of some steps, summed.
+/// The sum of the FLOPs of several steps.
 struct StepFlops : LossFlops {
   void add(const ModelCost& model, const Step& step);
   Gains gains() const { return Gains::of(sequence_packing, append_only, plan, /*in_flops=*/true); }
 };
 
-/// By tokens: what the plan encodes, against the trajectories by themselves and merged.
+/// Gains in tokens: those that the plan encodes, against sequence packing and append-only merging.
 Gains token_gains(const Forest& forest, const Plan& plan);
 
 }  // namespace espalier::cli

@@ -8,7 +8,7 @@
 namespace espalier {
 namespace {
 
-/// Layers with a dense MLP whatever decoder_sparse_step says.
+/// Layers with a dense MLP regardless of decoder_sparse_step.
 std::set<int64_t> mlp_only_layers(const ConfigReader& config, int64_t num_hidden_layers) {
   std::set<int64_t> layers;
   const nlohmann::json* given = config.find("mlp_only_layers");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What families with experts have in common.
+// Keys that families with experts share.
 #pragma once
 
 #include <string>
@@ -9,15 +9,14 @@
 
 namespace espalier {
 
-/// The number of experts by the family's own key, or by num_local_experts, the name that Transformers 5 has
-/// for it in every family; then num_experts_per_tok, moe_intermediate_size and norm_topk_prob.
+/// Reads the number of experts from the family's key or num_local_experts, Transformers 5's name for it in
+/// every family; then num_experts_per_tok, moe_intermediate_size and norm_topk_prob.
 MoeSpec read_experts(const ConfigReader& config, const std::string& count_key, bool norm_topk_prob);
 
-/// Adds the MLP that every token passes: shared_expert_intermediate_size, with a gate, named
-/// mlp.shared_expert.
+/// Adds the shared MLP, mlp.shared_expert with a gate, of shared_expert_intermediate_size.
 void read_shared_expert(const ConfigReader& config, MoeSpec* moe);
 
-/// Gives these experts to the layers of `result` that have some by decoder_sparse_step and mlp_only_layers.
+/// Sets these experts on the layers of `result` that have them by decoder_sparse_step and mlp_only_layers.
 void set_sparse_layers(const ConfigReader& config, const MoeSpec& moe, DecoderConfig* result);
 
 }  // namespace espalier

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Families of decoders: what a config.json means where families differ. Names of parameters follow from
+// Families of decoders: how a config.json is read where families differ. Names of parameters follow from the
 // layers (config/layer_spec.h).
 #pragma once
 
@@ -14,38 +14,38 @@
 
 namespace espalier {
 
-/// What the keys that several families have say of each layer.
+/// The parts of a layer that are read from keys shared by several families.
 struct CommonParts {
-  AttentionSpec attention;  // its sizes; without `attention` (ModelFamily) empty, as is the MLP
-  DenseMlpSpec mlp;         // its width
+  AttentionSpec attention;  // sizes only; empty, like the MLP, without ModelFamily::attention
+  DenseMlpSpec mlp;         // width only
 };
 
 struct ModelFamily {
   const char* model_type;
 
-  // Transformers' defaults for keys that are not there.
+  // Transformers' defaults for absent keys.
   int64_t max_position_embeddings;
-  int64_t num_key_value_heads;  // 0: as many as num_attention_heads, as null says in every family
+  int64_t num_key_value_heads;  // 0: num_attention_heads, which null means in every family
   int64_t head_dim;             // 0: hidden_size / num_attention_heads
   double rms_norm_eps = 1e-6;
   double partial_rotary_factor = 0;  // 0: the family rotates whole heads
 
-  /// The model_type of files that hold such a decoder in their text_config, beside a vision tower; "": none.
+  /// The model_type of composite models with a vision tower and this decoder in text_config; "": none.
   const char* composite_type = "";
 
   double initializer_range = 0.02;
 
-  bool attention = true;  // false: no layer has any, nor an MLP, and the config no keys of either
+  bool attention = true;  // false: no layer has attention or an MLP, and the config has no keys of either
 
   int64_t pad_token_id = -1;  // Transformers' default; -1: none
-  bool padding_row = true;    // its embedding has a padding_idx (DecoderConfig::pad_token_id)
+  bool padding_row = true;    // the embedding has a padding_idx (DecoderConfig::pad_token_id)
 
-  bool only_experts = false;  // no layer has a dense MLP, of which intermediate_size is the width
+  bool only_experts = false;  // no layer has a dense MLP (of width intermediate_size)
 
-  std::span<const std::string_view> keys = {};  // the family's own, beside those that several families have
+  std::span<const std::string_view> keys = {};  // keys of this family only
 
-  /// Reads the family's own keys (biases, norms, sliding windows) and makes the layers of `result`, whose
-  /// sizes and number of layers are set; refuses those values that the family does not have.
+  /// Reads the family's keys (biases, norms, sliding windows) and creates the layers of `result`, whose sizes
+  /// and number of layers are set. Throws InputError for values that the family does not support.
   void (*read)(const ConfigReader& config, const CommonParts& common, DecoderConfig* result);
 
   /// Reads rope and sliding_rope of `result`, whose max_position_embeddings is set.
@@ -58,13 +58,13 @@ extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Famil
 
 std::span<const ModelFamily* const> families();
 
-/// attention_bias, of all four maps of attention, and mlp_bias, which has to be false.
+/// Reads attention_bias, for all four maps of attention, and mlp_bias, which must be false.
 void read_biases(const ConfigReader& config, AttentionSpec* attention);
 
-/// By the model_type of a decoder or of a composite model. Null where there is no such family.
+/// The family with the model_type of a decoder or a composite model; nullptr if there is none.
 const ModelFamily* find_family(const std::string& model_type);
 
-/// "llama, mistral, ... CONJUNCTION qwen3", all that find_family knows, each between two of `quote`.
+/// "llama, mistral, ... CONJUNCTION qwen3": all families, each in quotes of `quote`.
 std::string family_names(const std::string& conjunction, const std::string& quote);
 
 }  // namespace espalier

@@ -6,7 +6,7 @@
 namespace espalier {
 namespace {
 
-/// Gives the mixer to the layers that layer_types or full_attention_interval names.
+/// Sets the mixer on the layers that layer_types or full_attention_interval names.
 void set_delta_layers(const ConfigReader& config, const GatedDeltaSpec& mixer, DecoderConfig* result) {
   const nlohmann::json* types = config.find("layer_types");
   const int64_t interval = config.positive_integer("full_attention_interval", kMostLayers, 4);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the families of Qwen with Gated DeltaNet layers have in common.
+// Keys that the Qwen families with Gated DeltaNet layers share.
 #pragma once
 
 #include "espalier/config/families/family.h"
 
 namespace espalier {
 
-/// Layers of Gated DeltaNet, and the others, of gated attention with norms of queries and keys; zero-centred
-/// norms in all.
+/// Reads layers of Gated DeltaNet and of gated attention with norms of queries and keys, all with
+/// zero-centred norms.
 void read_gated_delta_layers(const ConfigReader& config, const CommonParts& common, DecoderConfig* result);
 
 }  // namespace espalier

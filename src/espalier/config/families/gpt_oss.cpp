@@ -27,7 +27,7 @@ MoeSpec read_moe(const ConfigReader& config) {
   return moe;
 }
 
-// Every second layer has the window, beginning with the first, where layer_types does not say otherwise.
+// Without layer_types, every second layer has the window, beginning with the first.
 void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   if (config.find("quantization_config") != nullptr) {
     config.refuse("quantization_config",
@@ -55,7 +55,7 @@ void read_own_rope(const ConfigReader& config, DecoderConfig* result) {
   read_rope_or(config, otherwise, /*rope_theta=*/150000, result);
 }
 
-// initial_context_length says again what the rope has as original_max_position_embeddings.
+// initial_context_length repeats the rope's original_max_position_embeddings.
 constexpr auto kKeys = std::to_array<std::string_view>(
     {"experts_per_token", "initial_context_length", "num_experts_per_tok", "num_local_experts",
      "router_aux_loss_coef", "swiglu_alpha", "swiglu_limit"});

@@ -21,8 +21,8 @@ constexpr SsmKeys kSizes{.num_heads = {"mamba_n_heads", 128},
                          .use_bias = "mamba_proj_bias",
                          .use_conv_bias = "mamba_conv_bias"};
 
-/// Gives the mixer to the layers of state spaces: by layer_types, or layers_block_type, its older name; all
-/// where neither is given.
+/// Sets the mixer on the state space layers, by layer_types or layers_block_type, its older name; on all
+/// layers if neither is given.
 void set_ssm_layers(const ConfigReader& config, const SsmSpec& mixer, DecoderConfig* result) {
   const int64_t num_hidden_layers = result->num_hidden_layers();
   const std::string old_key = "layers_block_type", new_key = "layer_types";
@@ -50,7 +50,8 @@ MlpSpec read_mlp(const ConfigReader& config, int64_t intermediate_size) {
   const int64_t num_experts = config.integer_from_0("num_local_experts", kMostExperts, 8);
   const std::string shared_name = "shared_mlp";
   if (num_experts == 0) return DenseMlpSpec{.intermediate_size = shared, .fused = true, .name = shared_name};
-  // A softmax over the logits of the chosen experts is that over all, divided by the sum of the chosen ones.
+  // A softmax over the chosen experts equals the softmax over all experts divided by the sum over the chosen
+  // ones.
   return MoeSpec{.num_experts = num_experts,
                  .num_experts_per_tok = config.positive_integer("num_experts_per_tok", num_experts, 2),
                  .moe_intermediate_size = intermediate_size,
@@ -91,7 +92,7 @@ void read_granite_rope(const ConfigReader& config, DecoderConfig* result) {
   }
 }
 
-// mamba_chunk_size is one of computing, init_method one of the training that there was.
+// mamba_chunk_size does not affect results; init_method concerns the original training.
 constexpr auto kKeys = std::to_array<std::string_view>(
     {"attention_multiplier", "embedding_multiplier", "init_method",
      "layers_block_type",    "logits_scaling",       "mamba_chunk_size",

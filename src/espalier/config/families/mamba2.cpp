@@ -39,8 +39,8 @@ void read_keys(const ConfigReader& config, const CommonParts&, DecoderConfig* re
   result->final_norm_name = "norm_f";
 }
 
-// Transformers reads neither norm_before_gate (the gate always comes before the norm, although released files
-// say true) nor time_step_rank, time_step_scale and time_step_init_scheme; chunk_size is one of computing.
+// Transformers ignores norm_before_gate (the gate always comes before the norm, although released files say
+// true), time_step_rank, time_step_scale and time_step_init_scheme. chunk_size does not affect results.
 constexpr auto kKeys = std::to_array<std::string_view>(
     {"chunk_size",         "conv_kernel",   "expand",           "head_dim",        "intermediate_size",
      "layer_norm_epsilon", "n_groups",      "norm_before_gate", "num_heads",       "rescale_prenorm_residual",

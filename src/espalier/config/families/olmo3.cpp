@@ -6,8 +6,8 @@ namespace espalier {
 
 namespace {
 
-// Norms stand after attention and MLP, and those of q and k are over all heads at once. Three layers of four
-// have the window, where layer_types does not say otherwise.
+// Norms come after attention and MLP, and norms of q and k are over all heads at once. Without layer_types,
+// three of four layers have the window.
 void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   LayerSpec layer{common.attention, common.mlp, /*norm_outputs=*/true};
   auto& attention = std::get<AttentionSpec>(layer.mixer);

@@ -8,8 +8,8 @@ namespace espalier {
 
 namespace {
 
-// Those of no effect on the text decoder: the heads that predict more tokens at once, which are carried along
-// untouched, and the dtype in which inference keeps states.
+// Keys without effect on the text decoder: the multi-token prediction heads, which checkpoints carry
+// unchanged, and the dtype of states in inference.
 constexpr auto kKeys = std::to_array<std::string_view>(
     {"attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
      "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype",

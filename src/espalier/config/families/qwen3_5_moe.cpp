@@ -17,7 +17,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   for (LayerSpec& layer : result->layers) layer.mlp = moe;
 }
 
-// Of heads that predict more tokens at once and the dtype of states: as in qwen3_5.
+// Keys of multi-token prediction heads and the dtype of states, as in qwen3_5.
 constexpr auto kKeys = std::to_array<std::string_view>(
     {"attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
      "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype",

@@ -10,7 +10,7 @@
 namespace espalier {
 namespace {
 
-/// A number, or one that is infinite as Transformers 5 writes it.
+/// A number, which may be infinite as Transformers 5 writes it.
 std::optional<double> limit_of(const nlohmann::json& value) {
   if (value.is_number()) return value.get<double>();
   if (value == nlohmann::json{{"__float__", "Infinity"}}) return std::numeric_limits<double>::infinity();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What families with Mamba-2 layers have in common.
+// Keys that families with Mamba-2 layers share.
 #pragma once
 
 #include "espalier/config/config.h"
@@ -7,8 +7,8 @@
 
 namespace espalier {
 
-/// The keys under which a family has the sizes of SsmSpec, and what Transformers takes where they are absent.
-/// The width of a layer must be `expand` times the hidden size.
+/// A family's keys for the sizes of SsmSpec, and Transformers' defaults. The width of a layer must be
+/// `expand` times the hidden size.
 struct SsmKeys {
   struct Size {
     const char* key;
@@ -18,8 +18,8 @@ struct SsmKeys {
   const char *use_bias, *use_conv_bias;
 };
 
-/// The sizes under these keys and time_step_limit, for a config whose hidden_size is set. A head_dim that is
-/// absent or "auto" follows from the others where SsmKeys::head_dim has no default (0).
+/// Reads the sizes under these keys and time_step_limit. If SsmKeys::head_dim has no default (0), a head_dim
+/// that is absent or "auto" follows from the other sizes.
 SsmSpec read_ssm_keys(const ConfigReader& config, const SsmKeys& keys, int64_t hidden_size);
 
 }  // namespace espalier

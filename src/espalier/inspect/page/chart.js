@@ -1,12 +1,12 @@
 // ---- The chart: drawing, pointer and keys ----------------------------------------------------------------------
 
-function drawLabel(text, x, y, room, ink) {
-  const most = Math.floor((room - 8) / 6.4);
+function drawLabel(text, x, y, width, ink) {
+  const most = Math.floor((width - 8) / 6.4);
   pen.fillStyle = ink;
   pen.fillText(text.length > most ? `${text.slice(0, Math.max(1, most - 1))}\u2026` : text, x + 4, y);
 }
 
-// A box with a band for each message, and the first words in those that have room.
+// Draws a box with a band for each message, and the first words in bands that are large enough.
 function drawBox(n, box) {
   const s = shade(n);
   const w = Math.max(1, box.w - (box.w > 3 ? 1 : 0)), h = Math.max(1, box.h - (box.h > 3 ? 1 : 0));
@@ -34,7 +34,7 @@ function drawLost(n, box, w) {
   pen.fillRect(box.x, box.y + lostBegin[n] / size[n] * box.h, w, Math.max(1, lost[n] / size[n] * box.h - 1));
 }
 
-// A subtree in one column of pixels: its deepest path, whose end is where the subtree ends.
+// Draws a subtree in one column of pixels, by its deepest path.
 function drawLine(n, column, v) {
   let drawn = 0;
   for (let child = n; child !== NONE;) {
@@ -54,8 +54,8 @@ function drawLine(n, column, v) {
   return drawn;
 }
 
-// Boxes below a pixel are not drawn one by one: a subtree narrower than a pixel is one line, and of boxes lower
-// than a pixel those that cross into a new row of pixels are drawn.
+// Draws all boxes. A subtree narrower than a pixel becomes one line; of boxes lower than a pixel only those that
+// cross into a new row of pixels are drawn.
 function drawBoxes(v) {
   let lineAt = -1, lineEnd = -1; // the last line: its column of pixels, and how far down it goes
   let drawn = 0;
@@ -83,7 +83,7 @@ function drawBoxes(v) {
   return drawn;
 }
 
-// Found nodes have a mark at their upper left corner; of those that fall on the same pixels one is drawn.
+// Marks found nodes at their upper left corner, once per pixel.
 function drawMatches(v, colour) {
   pen.fillStyle = colour;
   let before = "";
@@ -147,7 +147,7 @@ function setZoom(n) {
   redraw();
 }
 
-// Selects a node and shows it, by zooming out as far as it takes.
+// Selects a node and zooms out until it is visible.
 function select(n) {
   if (n === NONE || n >= N) return;
   view.selected = n;
@@ -158,7 +158,7 @@ function select(n) {
   redraw();
 }
 
-// As a link from elsewhere on the page does: where the node is too small to see, its parent is zoomed into.
+// Selects a node for a link from elsewhere on the page; zooms into its parent if it is too small to see.
 function reveal(n) {
   select(n);
   const box = boxOf(n, scales());
@@ -204,7 +204,7 @@ function pointAt(event) {
   tip.style.top = `${Math.max(0, y)}px`;
 }
 
-// The first click selects; a click on what is selected goes into it, or out again.
+// The first click selects a node; a click on the selected node zooms into it, or out again.
 function click(event) {
   const n = nodeAt(event.offsetX, event.offsetY);
   if (n === NONE) return;

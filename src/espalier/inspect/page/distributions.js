@@ -1,6 +1,6 @@
 // ---- Distributions ---------------------------------------------------------------------------------------------
 
-// `head`: names of columns. A cell is a text, or {bar: part}, or {text: ...} to be set left.
+// `head`: names of columns. A cell is a text, {bar: fraction}, or {text: ...} for left alignment.
 function table(caption, head, rows, classes = []) {
   const made = element("table");
   made.append(element("caption", caption));
@@ -31,7 +31,7 @@ function table(caption, head, rows, classes = []) {
   return scroll;
 }
 
-// A map from number to count; in buckets [2^k, 2^(k+1)) where it is long.
+// Groups a map from number to count into buckets [2^k, 2^(k+1)) if it is long.
 function byPowersOfTwo(counts) {
   const exact = Object.entries(counts);
   if (exact.length <= 12) return exact.map(([key, value]) => [count(Number(key)), value]);
@@ -47,7 +47,7 @@ function byPowersOfTwo(counts) {
 function powersTable(caption, name, what, counts) {
   const rows = byPowersOfTwo(counts);
   const all = rows.reduce((sum, row) => sum + row[1], 0) || 1;
-  return table(caption, [name, what, "part", ""],
+  return table(caption, [name, what, "share", ""],
     rows.map(([range, value]) => [range, count(value), percent(value / all), { bar: value / all }]));
 }
 
@@ -56,11 +56,11 @@ function showHistograms() {
   place.append(table("Sharing by depth", ["positions", "tree tokens", "flat tokens", "multiplicity", "reused", ""],
     report.sharing_by_depth.map((b) => [`${count(b.begin)} to ${count(b.end - 1)}`, count(b.tree_tokens),
       count(b.flat_tokens), b.mean_multiplicity.toFixed(2), percent(b.reused), { bar: b.reused }])));
-  const beside = element("div");
-  beside.append(
+  const column = element("div");
+  column.append(
     powersTable("Tree tokens by multiplicity", "multiplicity", "tree tokens", report.tokens_by_multiplicity),
     powersTable("Nodes by number of children", "children", "nodes", report.nodes_by_branching));
-  place.append(beside);
+  place.append(column);
   byId("histograms").append(place);
 }
 

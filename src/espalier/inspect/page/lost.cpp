@@ -21,7 +21,7 @@ void add(std::string* out, fmt::format_string<Args...> format, Args&&... args) {
 void add_cause_row(Cause cause, const CauseReport& found, std::string* page) {
   const bool lost = is_lost(cause);
   add(page, "<tr{}><td class=\"text\">{}</td><td class=\"text\">{}</td><td>{}</td><td>{}</td>",
-      lost ? " class=\"lost\"" : "", phrase(cause), lost ? "lost" : "meant", with_commas(found.places),
+      lost ? " class=\"lost\"" : "", phrase(cause), lost ? "lost" : "intended", with_commas(found.places),
       with_commas(found.divergences));
   if (lost) {
     add(page, "<td>{}</td><td>{}</td></tr>\n", with_commas(found.tokens),
@@ -33,7 +33,7 @@ void add_cause_row(Cause cause, const CauseReport& found, std::string* page) {
 
 void add_table(const SharingReport& sharing, std::string* page) {
   add(page,
-      "<div class=\"scroll\"><table><thead><tr><th scope=\"col\" class=\"text\">why trajectories part</th>"
+      "<div class=\"scroll\"><table><thead><tr><th scope=\"col\" class=\"text\">cause of divergence</th>"
       "<th scope=\"col\" class=\"text\"></th><th scope=\"col\">places</th><th scope=\"col\">branches</th>"
       "<th scope=\"col\">tokens lost</th><th scope=\"col\">between groups</th></tr></thead><tbody>\n");
   for (int i = 0; i < kNumCauses; ++i) {
@@ -42,7 +42,8 @@ void add_table(const SharingReport& sharing, std::string* page) {
   }
   if (sharing.not_examined > 0) {
     add(page,
-        "<tr><td class=\"text\">not examined: the comparison was cut short</td><td></td><td></td><td>{}</td>"
+        "<tr><td class=\"text\">not examined: the limit of comparisons was "
+        "reached</td><td></td><td></td><td>{}</td>"
         "<td></td><td></td></tr>\n",
         with_commas(sharing.not_examined));
   }
@@ -67,8 +68,7 @@ class Examples {
       add(page, "<p>To share: {}.</p>\n", html(remedy(cause)));
       add(page,
           "<p class=\"scripted\"><button type=\"button\" data-cause=\"{}\">Show the next of these branches "
-          "in "
-          "the chart</button> <span role=\"status\"></span></p>\n",
+          "in the chart</button> <span role=\"status\"></span></p>\n",
           static_cast<int>(cause) + 1);
     }
     for (const SharingExample& example : found.examples) add_example(cause, example, page);
@@ -104,7 +104,7 @@ class Examples {
       add(page, " <button type=\"button\" class=\"scripted\" data-node=\"{}\">Show in the chart</button>",
           node);
     }
-    // Words before the place belong to the speaker there, if no marker stands between.
+    // Text before the place has the same role, unless there is a marker in between.
     ChatState state;
     std::vector<Message> before = messages_of(contents_.vocabulary, example.before, &state);
     if (before.size() <= 1 && state.role == Role::kUnknown && !state.in_header) state.role = example.role;
@@ -124,15 +124,14 @@ class Examples {
 
 std::string lost_html(const PageContents& contents, const PageNodes& held) {
   const SharingReport& sharing = contents.report.sharing;
-  if (sharing.places == 0) return "<p>No trajectories part after a common token.</p>\n";
+  if (sharing.places == 0) return "<p>No trajectories diverge after a common token.</p>\n";
   std::string page;
   add_table(sharing, &page);
   add(&page, "<p class=\"note\">{}</p>\n", kHowLossIsCounted);
   if (contents.vocabulary == nullptr) {
     add(&page,
         "<p class=\"note\">Only ids are known. With a model folder that has a tokenizer.json, more causes "
-        "are "
-        "told apart.</p>\n");
+        "are distinguished.</p>\n");
   }
   const int64_t most =
       std::max_element(sharing.causes.begin(), sharing.causes.end(), [](const auto& a, const auto& b) {

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// JSON that may stand inside a script element: nothing in it can end the element or start a comment.
+/// JSON that is safe inside a script element: it cannot end the element or start a comment.
 std::string for_script(const Json& json) {
   const std::string text = json.dump();
   std::string safe;

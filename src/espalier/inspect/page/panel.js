@@ -15,7 +15,7 @@ function factsOf(n) {
   return facts;
 }
 
-// Text, with what the search has found marked.
+// Appends text with search matches marked.
 function appendMarked(place, text) {
   const found = search.pattern;
   if (!found) {
@@ -23,7 +23,7 @@ function appendMarked(place, text) {
     return;
   }
   let at = 0;
-  found.lastIndex = 0; // where the last search stopped, and matchAll would begin
+  found.lastIndex = 0; // matchAll begins there
   for (const match of text.matchAll(found)) {
     place.append(text.slice(at, match.index), element("mark", match[0], "found"));
     at = match.index + match[0].length;
@@ -31,7 +31,7 @@ function appendMarked(place, text) {
   place.append(text.slice(at));
 }
 
-// Parts of a text (partsOf), each with its speaker.
+// Appends the parts of a text (partsOf), each with its role.
 function said(parts, place) {
   for (const part of parts) {
     const role = ROLES[part.role];
@@ -96,7 +96,7 @@ function showFacts(n) {
   here.append(list, known.length < ends[n] ? `${known.length > 0 ? ", and " : ""}${count(ends[n] - known.length)} more` : "");
 }
 
-// Why the node's tokens are encoded again: by its own parting, or by that of the ancestor which parted.
+// Shows why the node's tokens are encoded again: because it or an ancestor diverges.
 function showLoss(n) {
   const place = byId("repeats");
   place.replaceChildren();
@@ -105,8 +105,8 @@ function showLoss(n) {
   if (branch === NONE || cause[branch] === 0) return;
   const why = report.sharing.causes.find((entry) => entry.cause === data.tree.causes[cause[branch] - 1]);
   place.append(element("strong", lost[n] > 0 ? `${plural(lost[n], "token")} of this node ${lost[n] === 1 ? "is" : "are"} encoded again. ` : "The tokens after this are encoded again. "),
-    branch === n ? "This branch parts: " : "A branch above parts: ", `${why.meaning}. To share: ${why.remedy}. `);
-  if (branch !== n) place.append(button("Show where it parts", () => select(branch)), " ");
+    branch === n ? "This branch diverges: " : "A branch above diverges: ", `${why.meaning}. To share: ${why.remedy}. `);
+  if (branch !== n) place.append(button("Show where it diverges", () => select(branch)), " ");
   if (other[branch] > 0) place.append(button("Show the other branch", () => select(other[branch] - 1)));
 }
 
@@ -118,7 +118,7 @@ function showText(n) {
     place.append(button(`Show all ${count(whole)} characters`, () => place.replaceChildren(textOf(n))));
   }
   if (report.sharing.text_known && shown[n] < size[n]) {
-    place.append(element("p", shown[n] > 0 ? `The page holds the first ${plural(shown[n], "token")} of this text.` : "The page does not hold this text: there was too much of it.", "note"));
+    place.append(element("p", shown[n] > 0 ? `The page contains the first ${plural(shown[n], "token")} of this text.` : "The page does not contain this text, because of its size limit.", "note"));
   }
 }
 
@@ -140,7 +140,7 @@ function showSiblings(n) {
   const stop = p === NONE ? 0 : ends[p];
   const before = p === NONE ? "" : partsOf(p).map((part) => part.text).join(" ").slice(-60).replace(/\s+/g, " ");
   if (siblings.length === 0 && stop === 0) {
-    place.append(element("p", p === NONE ? "There are no other trees." : "Nothing else stands here.", "note"));
+    place.append(element("p", p === NONE ? "There are no other trees." : "There are no other branches here.", "note"));
     return;
   }
   place.append(element("p", p === NONE ? "Other trees begin with:" : before.trim() && shown[p] === size[p] ? `After \u201c\u2026${before}\u201d the others have:` : "At this place the others have:", "note"));

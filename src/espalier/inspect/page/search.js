@@ -3,13 +3,13 @@
 const search = { pattern: null, at: -1 };
 const SEARCH_DELAY = 150; // milliseconds after the last key
 
-// Every word as it is written, in either case, with any space between words.
+// A pattern for the words of the query, case-insensitive, with any space between words.
 function patternOf(query) {
   const words = query.trim().split(/\s+/).map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
   return words[0] ? new RegExp(words.join("\\s+"), "gi") : null;
 }
 
-// Nodes in whose text a match ends, which may begin in an ancestor, or whose trajectories' names match.
+// Nodes in whose text a match ends (it may begin in an ancestor), or whose trajectories' names match.
 function nodesWith(pattern, longest) {
   const found = [];
   const tails = new Array(N).fill(""); // the end of the text on the way to and in each node
@@ -61,14 +61,14 @@ function findNow() {
   waiting = 0;
 }
 
-// The branches of a cause of lost sharing, in turn.
+// Steps through the branches of a cause of lost sharing.
 const lastShown = new Map();
 function showNextOf(number, status) {
   const begin = (lastShown.get(number) ?? -1) + 1;
   let n = cause.indexOf(number, begin);
   if (n < 0) n = cause.indexOf(number);
   if (n < 0) {
-    status.textContent = "The chart has none of them.";
+    status.textContent = "None of them is in the chart.";
     return;
   }
   lastShown.set(number, n);

@@ -8,8 +8,8 @@
 
 namespace espalier {
 
-/// HTML: both gains as large figures, the leading one first (gains.h), the verdict and its advice, and behind
-/// "Details" every total with a sentence that says what it is.
+/// HTML: both gains as large figures, the leading one first (gains.h), the verdict and its advice, and under
+/// "Details" every total with an explanation.
 std::string summary_html(const InspectReport& report);
 
 }  // namespace espalier

@@ -7,6 +7,6 @@
 
 namespace espalier {
 
-extern const std::string_view kInspectPage;  // its slots, such as {{data}}, are filled by inspect_page
+extern const std::string_view kInspectPage;  // inspect_page fills its slots, such as {{data}}
 
 }  // namespace espalier

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text from the data as the page shows it.
+// Formats text from the data for the page.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,7 @@
 
 namespace espalier {
 
-/// `text` with everything visible that would act on the text around it or not be seen at all (printable.h).
-/// Line feeds and tabs stay.
+/// `text` with invisible and control characters escaped (printable.h). Line feeds and tabs stay.
 std::string visible(std::string_view text);
 
 /// visible(text), safe as text and as an attribute's value in HTML.
@@ -26,11 +25,11 @@ std::string cut(std::string text, int64_t most);
 /// The bytes of a trajectory's name that the page shows.
 inline constexpr int64_t kNameBytes = 120;
 
-/// What tokens say, and where; without a vocabulary their ids, as words of nobody.
+/// The messages of tokens; without a vocabulary one message of their ids with unknown role.
 std::vector<Message> messages_of(const Vocabulary* vocabulary, std::span<const int32_t> tokens,
                                  ChatState* state);
 
-/// Messages as HTML: each with its role as a label where it begins, in the role's colour.
+/// Messages as HTML, in their roles' colours, each labelled with its role where it begins.
 std::string messages_html(const std::vector<Message>& messages);
 
 }  // namespace espalier

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The first words of every node come first; then nodes are given whole while there is room.
+// The first words of every node are included first, then whole nodes up to the size limits.
 constexpr int64_t kFirstTokens = 24, kAllFirstBytes = 4 << 20, kAllTextBytes = 24 << 20;
 constexpr int64_t kAllNameBytes = 4 << 20;
 
@@ -35,7 +35,7 @@ std::string base64(std::string_view bytes) {
   return text;
 }
 
-/// Numbers in seven bits per byte, the lowest first; the eighth bit says that more follow (LEB128).
+/// Numbers in LEB128: seven bits per byte, lowest first; the eighth bit marks that more follow.
 class NumberColumn {
  public:
   void add(int64_t number) {
@@ -110,14 +110,14 @@ std::vector<int64_t> tokens_with_text(const Forest& forest, const std::vector<in
   return tokens;
 }
 
-/// The columns and texts that come from what the tokens say.
+/// The columns and texts that come from decoded tokens.
 class Speech {
  public:
   Speech(const Forest& forest, const std::vector<int64_t>& nodes, const Vocabulary* vocabulary)
       : forest_(forest), vocabulary_(vocabulary), texts_(Json::array()) {
     std::vector<int64_t> with_text(nodes.size(), 0);
     if (vocabulary != nullptr) with_text = tokens_with_text(forest, nodes, *vocabulary);
-    // The chat's state at the end of each node on the way to the present one.
+    // The chat's state at the end of each node on the path to the current one.
     std::vector<std::pair<int64_t, ChatState>> path;
     for (size_t k = 0; k < nodes.size(); ++k) {
       while (!path.empty() && path.back().first != forest.parent[nodes[k]]) path.pop_back();
@@ -153,7 +153,7 @@ class Speech {
     return parts;
   }
 
-  /// Who speaks the tokens of a node. A token belongs to the message in which it begins.
+  /// Adds the role spans of a node. A token belongs to the message in which it begins.
   void add_spans(int64_t node, ChatState* state) {
     if (vocabulary_ == nullptr) return spans_.add(0);
     const auto ids = tokens_of(forest_, node);
@@ -193,10 +193,10 @@ Json names_of(const Trajectories& trajectories, const Forest& forest, const Page
   return names;
 }
 
-/// What each node repeats although another branch has it.
+/// The tokens of a node that are repeated although another branch has them.
 struct NodeLoss {
-  int64_t cause = 0;           // of the branch that begins at the node: 1 and more, see kNumCauses
-  int64_t other = 0;           // the node that it parted from, from 1 on
+  int64_t cause = 0;           // 1 + Cause of the branch that begins at the node; 0: none
+  int64_t other = 0;           // 1 + the node that it diverged from
   int64_t begin = 0, end = 0;  // tokens of the node
 };
 

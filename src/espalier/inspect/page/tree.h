@@ -11,10 +11,10 @@
 
 namespace espalier {
 
-/// Which nodes of a forest a page holds.
+/// The nodes of a forest that a page holds.
 struct PageNodes {
-  std::vector<int64_t> nodes;  // of the forest, in preorder
-  std::vector<int64_t> index;  // [num_nodes] of the forest's nodes on the page; -1 where it does not hold one
+  std::vector<int64_t> nodes;  // forest nodes, in preorder
+  std::vector<int64_t> index;  // [num_nodes] index in `nodes` of every forest node; -1 if omitted
 
   /// The `most` nodes with the largest subtrees, and with each node its ancestors.
   static PageNodes of(const Forest& forest, int64_t most);

@@ -76,7 +76,7 @@ function buildTree() {
 }
 buildTree();
 
-// Who speaks: spans [spanBegin[n], spanBegin[n + 1]) are those of node n; mainRole is that of its longest.
+// Roles: node n has the spans [spanBegin[n], spanBegin[n + 1]); mainRole is the role of the longest.
 const spanBegin = new Int32Array(N + 1);
 const spanRole = numbers(data.tree.span_columns.role, data.tree.num_spans);
 const spanSize = numbers(data.tree.span_columns.size, data.tree.num_spans);
@@ -109,7 +109,7 @@ function nextSibling(n) {
   return last[n] < end ? last[n] : NONE;
 }
 
-// A node's text in parts of three: role, text, whether the message ends. At most `most` characters of it.
+// A node's text as parts {role, text, ends}, at most `most` characters.
 function partsOf(n, most = Infinity) {
   const parts = [];
   let left = most;
@@ -124,13 +124,13 @@ function partsOf(n, most = Infinity) {
   return parts;
 }
 
-// The first words of a node on one line, without their speaker.
+// The first words of a node on one line, without roles.
 function excerpt(n, most) {
   const words = partsOf(n, 2 * most + 40).map((part) => part.text).join(" ").replace(/\s+/g, " ").trim();
   return words.length > most ? `${words.slice(0, most - 1)}\u2026` : words;
 }
 
-// The first words with who speaks them, or the number of tokens where there are no words.
+// The first words with their role, or the number of tokens if there is no text.
 function title(n, most) {
   const words = excerpt(n, most);
   const role = texts[n].length > 0 && texts[n][0] > 0 ? `${ROLES[texts[n][0]]}: ` : "";

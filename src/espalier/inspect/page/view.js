@@ -1,4 +1,4 @@
-// ---- What of the trees is seen: zoom, selection, layouts, colours ----------------------------------------------
+// ---- The view of the trees: zoom, selection, widths, colours ----------------------------------------------------
 
 const canvas = byId("icicle");
 const pen = canvas.getContext("2d");
@@ -12,7 +12,7 @@ const view = {
 const maxDeepest = deepest.reduce((most, value) => Math.max(most, value), 1);
 const maxMultiplicity = multiplicity.reduce((most, value) => Math.max(most, value), 1);
 
-// Left edge of every node when its width is `weight`: children stand side by side, from their parent's left edge.
+// Left edge of every node if its width is `weight`: children are side by side, from their parent's left edge.
 function leftEdges(weight) {
   const left = new Float64Array(N);
   const next = new Float64Array(N); // where the next child of each node goes
@@ -26,11 +26,11 @@ function leftEdges(weight) {
   }
   return { left, weight, all: nextRoot };
 }
-const layouts = { tokens: leftEdges(below), trajectories: leftEdges(multiplicity) };
+const edges = { tokens: leftEdges(below), trajectories: leftEdges(multiplicity) };
 
 // Units and positions to pixels.
 function scales() {
-  const { left, weight, all } = layouts[view.widthMode];
+  const { left, weight, all } = edges[view.widthMode];
   const { zoom } = view;
   const top = zoom === NONE ? 0 : position[zoom];
   return {
@@ -50,7 +50,7 @@ function boxOf(n, v) {
   };
 }
 
-// The node at a point of the canvas; NONE where there is none.
+// The node at a point of the canvas, or NONE.
 function nodeAt(x, y) {
   const v = scales();
   const unit = v.origin + x / v.across, at = v.top + y / v.down;
@@ -120,7 +120,7 @@ function showLegend() {
       entry.prepend(colour);
       place.append(entry);
     });
-    place.append(element("span", maxMultiplicity > 1 ? "(the stronger, the more trajectories)" : ""));
+    place.append(element("span", maxMultiplicity > 1 ? "(stronger colours: more trajectories)" : ""));
   } else {
     const bar = element("i", undefined, "scale");
     bar.style.background = `linear-gradient(to right, ${palettes[0].join(",")})`;
