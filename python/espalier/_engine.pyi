@@ -48,7 +48,7 @@ class Engine:
         """Writes a checkpoint."""
 
     def load(self, folder: str | os.PathLike) -> list[str]:
-        """Reads a checkpoint. Returns what is odd about it."""
+        """Loads a checkpoint. Returns notes about oddities of its folder."""
 
     @property
     def step(self) -> int:

@@ -242,7 +242,7 @@ TEST(Mix, FaultsNameTheSource) {
   EXPECT_EQ(message({{.name = "a", .weight = std::nan("")}}),
             "source a: weight: expected a finite number above 0, received nan");
   EXPECT_EQ(message({{.name = "a"}, {.name = "a"}}),
-            "mix: expected another name for each source, received `a` twice");
+            "mix: expected distinct source names, received `a` twice");
   EXPECT_NE(message({{.name = "a/b"}}).find("expected names of letters"), std::string::npos);
   EXPECT_EQ(message({{.name = "a", .objective = {.clip_low = 2}}}),
             "source a: clip-low: expected a number from 0 to 1, received 2");

@@ -91,7 +91,7 @@ TEST_F(ProductDecisionTest, DoesWithoutAFolderToKeepIt) {
   write_text(scratch_ / "file", "");
   decide(kUnknown, scratch_ / "file" / "cache");
   ASSERT_EQ(notes_.size(), 2u);
-  EXPECT_NE(notes_[1].find("the measurement cannot be kept"), std::string::npos) << notes_[1];
+  EXPECT_NE(notes_[1].find("the measurement could not be saved"), std::string::npos) << notes_[1];
 }
 
 TEST_F(ProductDecisionTest, IsWhatTheEnvironmentNames) {

@@ -243,7 +243,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(espalier, model, data, tmp_
     (tmp_path / "cache").write_text("a file where a folder is wanted")
     done = espalier("train", "--model", model, "--data", data, "--steps", 1, "--out", tmp_path / "run",
                     cache=tmp_path / "cache")  # fmt: skip
-    assert "warning: the measurement is not kept" in done.stderr
+    assert "warning: the measurement could not be saved" in done.stderr
     assert (tmp_path / "run/checkpoints/step_1/model.safetensors").exists()
 
 
@@ -468,7 +468,7 @@ def test_a_calibration_that_does_not_hold_is_measured_again(espalier, model, dat
         assert "measuring how fast" not in done.stderr
         judged = json.loads((run / "metrics.jsonl").read_text().splitlines()[1])
         again = factor > 1 or judged["micro_batch_seconds"] >= 0.25  # so long on a busy machine only
-        assert ("measured again by the next run" in done.stderr) == again and kept.exists() != again
+        assert ("the next run measures the machine again" in done.stderr) == again and kept.exists() != again
 
 
 def test_verify_reports_by_its_exit_status(espalier, tmp_path):

@@ -111,7 +111,7 @@ def test_a_conversation_goes_on_turn_by_turn(folder):
     weighted = engine.sample(weighted, max_new_tokens=1, stop_ids=[], whole_rows=True)
     assert [row["loss_weights"].tolist() for row in weighted] == [[0, 0.5, 0.25, 1], [0, 0, 1]]
     assert weighted[0]["logprobs"][:3].tolist() == [0, -1, -2] and weighted[1]["logprobs"][:2].tolist() == [0, 0]
-    with pytest.raises(package.InputError, match="trajectory 0: field `logprobs`: expected those of its tokens with loss"):
+    with pytest.raises(package.InputError, match="trajectory 0: field `logprobs`: expected log-probabilities of its tokens with loss"):
         engine.sample([{"input_ids": [1, 2], "loss_mask": [0, 1]}], whole_rows=True)
 
 
@@ -217,7 +217,7 @@ def test_one_engine_samples_while_another_trains(folder):
     ([[1]], {"batch_size": 0}, "batch-size.*received 0"),
     ([[1]], {"token_budget": 0}, "token-budget.*received 0"),
     ([[1]], {"seed": -1}, "seed.*-1"),
-    ([[1]], {"stop_ids": [61]}, "stop-id: expected ids of the vocabulary, below 61, received 61"),
+    ([[1]], {"stop_ids": [61]}, "stop-id: expected ids below the vocabulary size 61, received 61"),
     ([[1]], {"stop_ids": ["end"]}, "stop_ids: expected token ids, received 'end'"),
     ([[1] * 2000], {}, "expected a prompt of fewer than"),
     ([{"input_ids": [1], "loss": 1}], {}, "field `loss`"),

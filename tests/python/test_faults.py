@@ -375,10 +375,10 @@ def test_another_number_of_steps_changes_a_schedule_and_says_so(espalier, flags,
     command = ["train", *flags, "--scheduler", "cosine", "--out", tmp_path / "run"]
     espalier(*command, "--steps", 2)
     said = espalier(*command, "--steps", 4, "--resume").stderr
-    assert "steps was 2, and is 4 from here on: the learning rate goes on as in a run of so many steps" in said
+    assert "steps was 2, and is 4 from here on: the learning rate continues as in a run of so many steps" in said
     assert "steps was" not in espalier(*command, "--steps", 4, "--resume").stderr
     help_text = " ".join(espalier("train", "--help").stdout.split())
-    assert "so another number on --resume changes the rate of all steps from there on" in help_text
+    assert "so another number on --resume changes the rate of all later steps" in help_text
 
 
 # ---- Errors in mid-run ---------------------------------------------------------------------------------------------
@@ -430,8 +430,8 @@ def test_a_folder_that_is_removed_is_made_again(espalier, in_mid_run, flags, tmp
 
     status, said = in_mid_run(remove, *command, "--out", run)
     assert status == 0, said
-    assert f"warning: {run} was removed while the run goes on" in said
-    assert "metrics.jsonl was removed while the run goes on: it begins again with step" in said
+    assert f"warning: {run} or files in it were removed during the run" in said
+    assert "metrics.jsonl was removed during the run: it starts again at step" in said
     assert {name: (run / name).read_bytes() for name in before} == before
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(steps[0], 201)) and steps[0] > 1
@@ -449,7 +449,7 @@ def test_a_folder_that_cannot_be_made_again_is_a_failure(in_mid_run, flags, tmp_
 
     status, said = in_mid_run(replace, "train", *flags, "--save-every", 0, "--out", run)
     assert status == 1 and "step 200 is not saved; no checkpoint was written" in said, said
-    assert f"warning: {run} was removed while the run goes on" in said
+    assert f"warning: {run} or files in it were removed during the run" in said
 
 
 def test_what_dry_run_finds_train_finds_before_it_begins(espalier, model, flags, tmp_path):

@@ -119,7 +119,7 @@ def test_what_is_kept_is_not_trusted(espalier, command, model, teacher, tmp_path
     values[6] -= 1
     save_file({"ref_logprobs": values}, tmp_path / "changed.safetensors", metadata=metadata)
     for content, words in [((tmp_path / "changed.safetensors").read_bytes(), "its values are damaged"),
-                           (kept[:-5], "is not taken"), (b"", "is not taken")]:  # fmt: skip
+                           (kept[:-5], "is not used"), (b"", "is not used")]:  # fmt: skip
         file.write_bytes(content)
         said = espalier(*command, "--steps", 1, "--out", run, "--resume").stderr
         assert words in said and "computed, stored in" in said
@@ -130,7 +130,7 @@ def test_what_is_kept_is_not_trusted(espalier, command, model, teacher, tmp_path
     tensors["model.norm.weight"] *= 1.5
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
     failed = espalier(*command[:-1], other, "--steps", 2, "--out", run, "--resume", check=False)
-    assert failed.returncode == 1 and "is not taken: it is of other weights" in failed.stderr
+    assert failed.returncode == 1 and "is not used: it was computed with other weights" in failed.stderr
     assert "the data's ref_logprobs are not those that the run was trained on" in failed.stderr
     assert file.read_bytes() == kept
     file.unlink()

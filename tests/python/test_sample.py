@@ -181,7 +181,7 @@ def test_completions_as_text(espalier, tmp_path):
     (["--samples", 0], "received 0"),
     (["--max-new-tokens", 0], "received 0"),
     (["--batch-size", 0], "received 0"),
-    (["--stop-id", VOCABULARY], f"stop-id: expected ids of the vocabulary, below {VOCABULARY}, received {VOCABULARY}"),
+    (["--stop-id", VOCABULARY], f"stop-id: expected ids below the vocabulary size {VOCABULARY}, received {VOCABULARY}"),
     (["--stop-id", "end"], "received end"),
     (["--text"], "tokenizer.json"),
     (["--check", -1], "received -1"),

@@ -130,7 +130,7 @@ TEST(Qualify, AFolderThatCannotBeWrittenIsSaid) {
   write_text(run.folder / "cache", "a file");
   EXPECT_TRUE(run({"right"})[0].fault.empty());
   ASSERT_EQ(run.notes.size(), 2U);
-  EXPECT_TRUE(run.notes[1].starts_with("the verdicts cannot be kept: ")) << run.notes[1];
+  EXPECT_TRUE(run.notes[1].starts_with("the verdicts cannot be saved: ")) << run.notes[1];
 }
 
 }  // namespace

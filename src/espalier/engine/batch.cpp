@@ -24,21 +24,21 @@ at::Tensor to_tensor(const std::vector<T>& values, at::ScalarType dtype) {
 
 // The terms of a micro-batch on the host, before they become tensors.
 struct HostTerms {
-  std::vector<int64_t> row;     // token of the batch where the term's edge starts
-  std::vector<int64_t> target;  // token id that it predicts
-  std::vector<int64_t> token;   // the token of the batch with that id, -1: in a child
+  std::vector<int64_t> row;     // source token of the term's edge
+  std::vector<int64_t> target;  // predicted token id
+  std::vector<int64_t> token;   // predicted token of the batch; -1: in a child
   std::vector<double> coefficient;
   std::vector<std::vector<double>> columns;  // in the order of Objective::columns()
-  // K of each term, in the order of the terms: the edges to the reference's most likely tokens.
+  // K per term, in the order of the terms: the edges to the reference's most likely tokens.
   std::vector<int64_t> topk_row, topk_target;
-  std::vector<std::vector<int64_t>> part_terms;  // of each part of a mix
+  std::vector<std::vector<int64_t>> part_terms;  // by part of a mix
   std::vector<double> topk_ref_logprobs;
 
   int64_t num_terms() const { return static_cast<int64_t>(coefficient.size()); }
 };
 
-// Appends what the data say of the token with this flat index. In a mix, terms of other objectives have their
-// own edge in all K places.
+// Appends the data of the token with this flat index. In a mix, terms of objectives that do not read them
+// repeat their own edge K times.
 void append_topk(const Trajectories& trajectories, int64_t flat, bool is_read, HostTerms* host) {
   const int64_t width = trajectories.ref_topk;
   for (int64_t i = flat * width; i < (flat + 1) * width; ++i) {
@@ -48,7 +48,7 @@ void append_topk(const Trajectories& trajectories, int64_t flat, bool is_read, H
   }
 }
 
-// Of a trajectory's terms, those whose edge starts in the micro-batch.
+// Gathers the terms whose edge starts in the micro-batch.
 HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const Layout& layout,
                        const Loss& loss, Batch* batch) {
   const Trajectories& trajectories = loss.trajectories();
@@ -84,11 +84,11 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
   return host;
 }
 
-// What is asked of the LM head: log-probabilities of targets at rows.
+// Queries to the LM head: log-probabilities of targets at rows.
 struct HeadQueries {
   std::vector<int64_t> row, target, token;  // of HostTerms
 
-  // Those of the terms, then those beside them.
+  // The edges of terms, then those to the reference's most likely tokens.
   explicit HeadQueries(const HostTerms& terms) : row(terms.row), target(terms.target), token(terms.token) {
     row.insert(row.end(), terms.topk_row.begin(), terms.topk_row.end());
     target.insert(target.end(), terms.topk_target.begin(), terms.topk_target.end());
@@ -96,10 +96,10 @@ struct HeadQueries {
   }
 };
 
-// Queries by row, and by target among those of a row. Rows are tokens of the batch, and most have few.
+// The order of queries by row, then by target. Rows are tokens of the batch; most have few queries.
 std::vector<int64_t> queries_in_order(const HeadQueries& queries, int64_t num_tokens) {
   std::vector<int64_t> order(queries.row.size());
-  // A counting sort by row: end[row] is where the row's next query goes, and at last where its queries end.
+  // Counting sort by row: end[row] is the index of the row's next query, finally the end of its queries.
   std::vector<int64_t> end(num_tokens);
   for (const int64_t row : queries.row) ++end[row];
   std::exclusive_scan(end.begin(), end.end(), end.begin(), int64_t{0});
@@ -114,7 +114,7 @@ std::vector<int64_t> queries_in_order(const HeadQueries& queries, int64_t num_to
   return order;
 }
 
-// Edges are pairs of a row and a token id: equal pairs have equal log-probabilities.
+// Merges queries with equal row and token id into edges.
 void set_edges(const HostTerms& terms, int64_t num_tokens, Batch* batch) {
   const HeadQueries queries(terms);
   const std::vector<int64_t> order = queries_in_order(queries, num_tokens);

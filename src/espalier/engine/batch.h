@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a plan to tensors.
+// The tensors of a micro-batch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,9 @@
 
 namespace espalier {
 
-/// Tensors of one micro-batch: T tokens, R rows that reach the LM head, E edges, M terms. An edge belongs to
-/// the micro-batch of its source: the last token before a cut predicts the first one after it. Tensors are on
-/// the host as make_batch makes them, on the device that they were moved to by to_device.
+/// One micro-batch: T tokens, R rows that reach the LM head, E edges, M terms. An edge belongs to the
+/// micro-batch of its source: the last token before a cut predicts the first one after it. Tensors are on the
+/// host until to_device.
 struct Batch {
   at::Tensor input_ids;     // [T] int64
   at::Tensor position_ids;  // [T] int64
@@ -26,35 +26,35 @@ struct Batch {
   at::Tensor edge_row;      // [E] int64, ascending, into logit_rows
   at::Tensor edge_target;   // [E] int64
   at::Tensor term_edge;     // [M] int64: the edge that a term reads
-  at::Tensor topk_edge;     // [M, K] int64: the edges to the reference's most likely tokens in place of the
-                            // term's; undefined unless the loss reads_topk(), or without terms
-  std::vector<at::Tensor> part_terms;  // of each part of a mix: its terms, [M'] int64 in [0, M); else empty
+  at::Tensor topk_edge;     // [M, K] int64: edges to the reference's most likely tokens at the term's
+                            // position; undefined unless the loss reads_topk(), or without terms
+  std::vector<at::Tensor> part_terms;  // by part of a mix: its terms [M'] int64; empty without a mix
   TermTensors terms;
-  std::vector<int64_t> term_index;  // [M] in Step::terms.values
+  std::vector<int64_t> term_index;  // [M] index in Step::terms.values
   std::vector<int64_t> term_token;  // [M] flat index of the term's token in the data: offsets[row] + position
-  std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts, -1: it is in a child,
-                                    // or nowhere (topk_edge)
-  std::vector<int64_t> ancestors;   // the micro-batches above, root first: each has context for this one
-  at::Tensor context_blocks;        // [P, 5] int64, as of AttentionContext; segments index `ancestors`;
+  std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts; -1: in a child, or none
+                                    // (topk_edge)
+  std::vector<int64_t> ancestors;   // micro-batches whose context this one reads, root first
+  at::Tensor context_blocks;        // [P, 5] int64, see AttentionContext; segments index `ancestors`;
                                     // always on the host
-  at::Tensor context_positions;     // [P] int64, as of AttentionContext; likewise
-  std::shared_ptr<const NodeStructure> nodes;  // the runs of the micro-batch; on the host
-  at::Tensor routes, multiplicity;  // of RouterContext; undefined unless set_router_inputs has set them
+  at::Tensor context_positions;     // [P] int64, see AttentionContext; always on the host
+  std::shared_ptr<const NodeStructure> nodes;  // the runs of the micro-batch, on the host
+  at::Tensor routes, multiplicity;             // see RouterContext; undefined unless set by set_router_inputs
 
   int64_t num_tokens() const { return input_ids.size(0); }
   int64_t num_logit_rows() const { return logit_rows.size(0); }
   int64_t num_terms() const { return term_edge.size(0); }
 };
 
-/// What the loss says of a term: Step::terms.values[index], of trajectory k of the step. Where it stands for
-/// the terms of several trajectories (Step::sharers), its advantage is their mean.
+/// A column of the term Step::terms.values[index] of trajectory k of the step. The advantage of a term shared
+/// by several trajectories (Step::sharers) is their mean.
 double term_column(const Step& step, const Loss& loss, TermColumn column, int64_t k, int64_t index);
 
 /// The batch of micro-batch `index` of step.plan.
 Batch make_batch(const Step& step, int64_t index, const Loss& loss);
 
-/// The batch with its tensors on the device, but for context_blocks and context_positions: copied in one go,
-/// without waiting (upload in runtime/device.h).
+/// Moves the tensors to the device, except context_blocks and context_positions, in one asynchronous copy
+/// (upload in runtime/device.h).
 Batch to_device(Batch batch, at::Device device);
 
 }  // namespace espalier

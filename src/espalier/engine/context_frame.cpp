@@ -9,23 +9,23 @@
 namespace espalier {
 namespace {
 
-// Gradients of these dtypes may stay in the leaf, where autograd sums them in place.
+// Whether autograd can accumulate gradients of this dtype in the leaf.
 bool sums_in_place(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
 }
 
-// On the CPU as well, offloading copies: the same path everywhere, so that one test covers it.
+// Offloading also copies on the CPU, so that tests on the CPU cover the same code.
 at::Tensor to_host(const at::Tensor& tensor) {
   return tensor.is_cuda() ? download(tensor)
                           : tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
-// Copies from pinned memory, and back to it, wait for nothing: both are in the order of the stream.
+// Copies from and to pinned memory are asynchronous, in stream order.
 at::Tensor from_host(const at::Tensor& tensor, at::Device device, bool copy) {
   return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/true, copy);
 }
 
-// sum += gradient, where the sum may wait in host memory.
+// sum += gradient, where the sum may be in host memory.
 void add_to(at::Tensor& sum, const at::Tensor& gradient) {
   if (sum.device() == gradient.device()) {
     sum.add_(gradient);
@@ -68,11 +68,11 @@ void ContextFrame::collect() {
       at::Tensor& gradient = at::Tensor(leaf).mutable_grad();
       if (!gradient.defined() || (sums_in_place(leaf) && !offload_)) continue;
       at::Tensor& sum = gradient_sums_[layer][i];
-      const at::Tensor wide = gradient.to(sums_in_place(leaf) ? leaf.scalar_type() : at::kFloat);
+      const at::Tensor upcast = gradient.to(sums_in_place(leaf) ? leaf.scalar_type() : at::kFloat);
       if (sum.defined()) {
-        add_to(sum, wide);
+        add_to(sum, upcast);
       } else {
-        sum = offload_ ? download(wide) : wide;
+        sum = offload_ ? download(upcast) : upcast;
       }
       gradient.reset();
     }
@@ -86,7 +86,7 @@ void ContextFrame::append_seeds(const std::vector<LayerContext>& live, std::vect
     for (size_t i = 0; i < live[layer].size(); ++i) {
       const bool in_leaf = i < leaves_[layer].size() && leaves_[layer][i].grad().defined();
       const at::Tensor gradient = in_leaf ? leaves_[layer][i].grad() : gradient_sums_[layer][i];
-      // Below the first adapter of a frozen model nothing has a gradient.
+      // In a frozen model nothing before the first adapter requires grad.
       if (!gradient.defined() || !live[layer][i].requires_grad()) continue;
       tensors->push_back(live[layer][i]);
       const at::Tensor& target = live[layer][i];

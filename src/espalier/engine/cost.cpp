@@ -50,7 +50,7 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, cons
   model.term_running_bytes = term.running;
   model.whole_last_layer = objective.options().has_router_losses();
   model.logit_block_bytes = device.is_cuda() ? kDeviceLogitBlockBytes : kLogitBlockBytes;
-  // Where kernels do it, gradients take the place of their logits (edge_logprobs_cuda.cpp).
+  // bfloat16 kernels on CUDA overwrite logits with their gradients.
   model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;
   const bool has_bonus = objective.options().entropy_coef != 0;
   if (has_bonus) model.head_gradient_bytes = model.sum_bytes;
@@ -80,7 +80,7 @@ MemoryModel largest(std::span<const MemoryModel> models) {
       most.*field = std::max(most.*field, model.*field);
     }
   }
-  if (models.size() > 1) most.term_batch_bytes += kTermIndexBytes;  // which terms are of which
+  if (models.size() > 1) most.term_batch_bytes += kTermIndexBytes;  // Batch::part_terms
   return most;
 }
 
@@ -89,8 +89,9 @@ ModelCost cost_of(const Decoder& decoder) {
   if (!decoder.has_adapter()) return model_cost(spec);
   LoraOptions lora{.rank = decoder.adapter().parameters.front().value.size(0)};
   for (const LinearMap& map : adaptable_maps(spec)) {
-    const bool adapted = std::ranges::any_of(
-        decoder.adapter().parameters, [&](const Parameter& each) { return each.name == map.name + kLoraA; });
+    const bool adapted = std::ranges::any_of(decoder.adapter().parameters, [&](const Parameter& parameter) {
+      return parameter.name == map.name + kLoraA;
+    });
     if (adapted) lora.targets.push_back(map.name);
   }
   return with_adapters(model_cost(spec), spec, lora);
@@ -111,11 +112,11 @@ StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logpr
   prediction.loads = step_loads(step, costs.time.cost.sliding_windows());
   prediction.peak_bytes = peak_bytes(memory, prediction.loads);
   for (size_t m = 0; m < prediction.loads.size(); ++m) {
-    const bool runs = prediction.loads[m].tokens > 0;
+    const bool is_active = prediction.loads[m].tokens > 0;
     prediction.seconds.push_back(
-        runs ? predicted_seconds(costs.time, prediction.loads[m], memory.checkpoint_activations) : 0);
-    if (!runs) prediction.peak_bytes[m] = 0;
-    if (runs && logprob_pass) {
+        is_active ? predicted_seconds(costs.time, prediction.loads[m], memory.checkpoint_activations) : 0);
+    if (!is_active) prediction.peak_bytes[m] = 0;
+    if (is_active && logprob_pass) {
       prediction.logprob_pass_seconds += predicted_forward_seconds(costs.time, prediction.loads[m]);
     }
   }

@@ -19,45 +19,44 @@
 
 namespace espalier {
 
-/// Which tokens are terms of the step.
+/// The positions of the terms of the step.
 LossPositions loss_positions(const Step& step);
 
-/// Work of the step's plan and without trees, as in plan/loss_work.h. `windows`: ModelCost::sliding_windows
-/// of the model that runs it.
+/// Work of the step's plan, and without trees (plan/loss_work.h). `windows`: ModelCost::sliding_windows of
+/// the model.
 Work plan_work(const Step& step, std::span<const int64_t> windows = {});
 Work flat_work(const Step& step, std::span<const int64_t> windows = {});
 Work append_only_work(const Step& step, std::span<const int64_t> windows = {});
 
-/// Bytes of a step with the config's decoder on a device, those of an optimiser left out. `ref_topk`:
-/// tokens of a reference model that each term has (Trajectories::ref_topk).
+/// Memory model of a step with the config's decoder on a device, without optimiser state. `ref_topk`: tokens
+/// of the reference model per term (Trajectories::ref_topk).
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Objective& objective,
                          at::Device device = at::kCPU, int64_t ref_topk = 0);
 
-/// The same of a loss and its trajectories; of a mix, the most that any source needs.
+/// The same for a loss and its trajectories; for a mix, the maximum over its sources.
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Loss& loss,
                          at::Device device = at::kCPU);
 
-/// The models of several objectives, which are alike else, as one that needs the most that any of them does.
+/// The elementwise maximum of models that differ only in their objectives.
 MemoryModel largest(std::span<const MemoryModel> models);
 
-/// What a decoder costs, its adapter included.
+/// The cost of a decoder, including its adapter.
 ModelCost cost_of(const Decoder& decoder);
 
-/// assumed_time_model of the config on a device.
+/// assumed_time_model for the config on a device.
 TimeModel assumed_times(const DecoderConfig& config, at::Device device);
 
-/// What a step's micro-batches are predicted to take, by index in the plan; nothing for those that do not
-/// run.
+/// Predicted seconds and bytes of a step's micro-batches, by index in the plan; 0 for those that do not run.
 struct StepPrediction {
   std::vector<Load> loads;
   std::vector<double> seconds;
   std::vector<double> peak_bytes;
-  double logprob_pass_seconds = 0;  // of a pass that computes log-probabilities alone
+  double logprob_pass_seconds = 0;  // of a pass that only computes log-probabilities
 
-  double total_seconds() const;  // all of these
+  double total_seconds() const;  // sum of the above
   double largest_peak_bytes() const;
 };
-/// `logprob_pass`: the step needs such a pass before it (needs_logprob_pass in engine/order.h).
+/// `logprob_pass`: whether the step needs a log-prob pass (needs_logprob_pass in engine/order.h).
 StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logprob_pass = false);
 
 /// loads_with_loss of the step's micro-batches.

@@ -33,36 +33,36 @@ c10::intrusive_ptr<RouterStatistics> router_statistics(const Model& model, const
       step.flat_tokens(), model.device());
 }
 
-/// Where the backward pass of a micro-batch begins, in the graph.
+/// The tensors that the backward pass of a micro-batch starts from.
 struct BackwardRoots {
-  // Undefined without terms: the loss of token scope and of entropies, and the log-probabilities [E] whose
-  // gradients a loss of wider scope gives.
+  // Undefined without terms. `loss`: of token scope and entropies. `logprobs` [E]: their gradients come from
+  // a loss of wider scope.
   at::Tensor loss, logprobs;
   at::Tensor hidden;                  // ForwardResult::hidden
   std::vector<LayerContext> context;  // empty without readers
 };
 
-/// A micro-batch between its forward and its backward pass.
+/// A micro-batch between its forward and backward pass.
 struct InFlightMicroBatch {
   Batch batch;
-  std::optional<BackwardRoots> roots;   // where activations are kept
+  std::optional<BackwardRoots> roots;   // set if activations are kept
   std::unique_ptr<ContextFrame> frame;  // null without readers
 };
 
-/// A step while its micro-batches run. What it has counted, summed and measured is at any time that of the
-/// passes so far; in the end it becomes a PendingStep.
-class StepRun {
+/// A step while its micro-batches run. Counts, sums and measurements are of the passes so far; at the end it
+/// is converted into a PendingStep.
+class StepExecution {
  public:
-  StepRun(const Model& model, const Step& step, const Loss& loss)
+  StepExecution(const Model& model, const Step& step, const Loss& loss)
       : model_(model),
         device_(model.device()),
         step_(step),
         loss_(loss),
         router_statistics_(router_statistics(model, step, loss)),
-        runs_(has_router_losses() ? std::vector<bool>(step.plan.micro_batches.size(), true)
-                                  : micro_batches_with_loss(step)),
-        with_readers_(micro_batches_with_readers(step, runs_)),
-        upcast_(upcast_weights(runs_)),
+        active_(has_router_losses() ? std::vector<bool>(step.plan.micro_batches.size(), true)
+                                    : micro_batches_with_loss(step)),
+        with_readers_(micro_batches_with_readers(step, active_)),
+        upcast_(upcast_weights(active_)),
         in_flight_(step.plan.micro_batches.size()),
         window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())),
         unit_loss_(make_unit_loss(step, loss, device_)),
@@ -86,7 +86,7 @@ class StepRun {
     };
     set_counting(true);
     logprob_pass_.emplace(device_).measure(
-        [&] { for_each_logprobs({model_, step_, loss_, runs_, router_statistics_}, visit, entered); });
+        [&] { for_each_logprobs({model_, step_, loss_, active_, router_statistics_}, visit, entered); });
     set_counting(false);
   }
 
@@ -107,8 +107,8 @@ class StepRun {
     in_flight_[m].reset();
   }
 
-  /// The micro-batches that run.
-  const std::vector<bool>& runs() const { return runs_; }
+  /// By micro-batch, whether it runs.
+  const std::vector<bool>& active() const { return active_; }
 
   PendingStep into_pending() && {
     std::optional<PendingStep::Routers> routers;
@@ -119,7 +119,7 @@ class StepRun {
  private:
   bool has_router_losses() const { return router_statistics_ && router_statistics_->options().any(); }
 
-  /// Of routers, which count every token of the step once.
+  /// Enables counting by routers, so that every token of the step is counted once.
   void set_counting(bool counting) {
     if (router_statistics_) router_statistics_->set_counting(counting);
   }
@@ -176,7 +176,7 @@ class StepRun {
     return roots;
   }
 
-  /// Gradients of log-probabilities [E] of the micro-batch's edges under a loss of wider scope.
+  /// Gradients [E] of a loss of wider scope with respect to the log-probabilities of the micro-batch's edges.
   at::Tensor logprob_gradients(int64_t m, const Batch& batch, const at::Tensor& logprobs) {
     sums_.add(unit_loss_->evaluate(m));
     const at::Tensor gradients = unit_loss_->gradients(batch);
@@ -198,12 +198,12 @@ class StepRun {
       tensors.push_back(roots.logprobs);
       gradients.push_back(logprob_gradients(m, in_flight.batch, roots.logprobs));
     }
-    // Losses of routers are added on the way, and need a pass through every layer.
+    // Gradients of router losses are added in each layer, so backward must pass through all of them.
     if (roots.hidden.defined()) {
       tensors.push_back(roots.hidden);
       gradients.push_back(at::zeros_like(roots.hidden));
     }
-    // Held by the graph alone from here on, so that backward frees them as it goes.
+    // Drop references, so that backward frees tensors as it proceeds.
     in_flight.frame.reset();
     in_flight.roots.reset();
     if (!tensors.empty()) torch::autograd::backward(tensors, gradients);
@@ -217,7 +217,7 @@ class StepRun {
   const Step& step_;
   const Loss& loss_;
   c10::intrusive_ptr<RouterStatistics> router_statistics_;
-  std::vector<bool> runs_, with_readers_;
+  std::vector<bool> active_, with_readers_;
   std::unique_ptr<accumulating::UpcastWeights> upcast_;
   std::vector<std::optional<InFlightMicroBatch>> in_flight_;  // by micro-batch
   std::vector<std::vector<int64_t>> window_pairs_;            // by micro-batch and window of the model
@@ -244,26 +244,26 @@ int64_t StepResult::measured_peak_bytes() const {
 
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
                                    const MicroBatchProgress& progress) {
-  StepRun run(model, step, loss);
+  StepExecution execution(model, step, loss);
   const auto num_micro_batches = static_cast<int64_t>(step.plan.micro_batches.size());
-  const int64_t total = num_micro_batches * (run.needs_logprob_pass() ? 2 : 1);
+  const int64_t total = num_micro_batches * (execution.needs_logprob_pass() ? 2 : 1);
   int64_t done = 0;
   const auto advance = [&](int64_t) {
     if (progress) progress(++done, total);
   };
-  if (run.needs_logprob_pass()) run.run_logprob_pass(advance);
+  if (execution.needs_logprob_pass()) execution.run_logprob_pass(advance);
   walk(
-      step, run.runs(), [&](int64_t m) { run.enter(m); },
+      step, execution.active(), [&](int64_t m) { execution.enter(m); },
       [&](int64_t m) {
-        run.leave(m);
+        execution.leave(m);
         advance(m);
       });
-  if (progress && done < total) progress(total, total);  // those without loss
-  return std::move(run).into_pending();
+  if (progress && done < total) progress(total, total);  // micro-batches without loss
+  return std::move(execution).into_pending();
 }
 
 StepResult finish(PendingStep pending) {
-  // This waits for backward passes as well, so that the meters can be read.
+  // Synchronises with the backward passes, so that the meters can be read.
   auto [loss, metrics] = pending.sums.read();
   StepResult result{pending.counts, loss, std::move(metrics)};
   if (pending.routers) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward and backward of a step on its plan.
+// Forward and backward passes of a step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,19 +22,19 @@
 
 namespace espalier {
 
-/// What one micro-batch took.
+/// Time and memory of one micro-batch.
 struct MicroBatchMeasure {
   int64_t micro_batch = 0;  // index in the plan
-  double seconds = 0;       // forward, backward and recomputation; not its descendants'
-  int64_t peak_bytes = 0;   // most bytes of tensors meanwhile, on the model's device; 0 where nothing counts
+  double seconds = 0;       // forward, backward and recomputation, without descendants
+  int64_t peak_bytes = 0;   // peak bytes of tensors on the model's device; 0 if not available
 };
 
-/// Measures passes over a micro-batch, which may be several.
+/// Accumulates time and peak memory over the passes of a micro-batch.
 class PassMeter {
  public:
   explicit PassMeter(at::Device device) : device_(device), stopwatch_(device) {}
 
-  /// Adds the time and the peak memory of what `body` does.
+  /// Runs `body` and adds its time and peak memory.
   template <class Body>
   void measure(const Body& body) {
     reset_peak_tensor_memory(device_);
@@ -44,7 +44,7 @@ class PassMeter {
     peak_bytes_ = std::max(peak_bytes_, peak_tensor_memory(device_));
   }
 
-  /// As of Stopwatch::seconds.
+  /// See Stopwatch::seconds for when this may be called.
   MicroBatchMeasure read(int64_t micro_batch) const {
     return {micro_batch, stopwatch_.seconds(), peak_bytes_};
   }
@@ -55,15 +55,15 @@ class PassMeter {
   int64_t peak_bytes_ = 0;
 };
 
-/// What a step is known to do without its device.
+/// Counts of a step that are known without reading from the device.
 struct StepCounts {
-  /// Before anything has run.
+  /// Counts before the first pass.
   explicit StepCounts(const Step& step)
       : flat_tokens(step.flat_tokens()), tree_tokens(step.forest.tree_tokens()) {}
   StepCounts() = default;
 
   Work work;        // encoded tokens, visible pairs, logit rows
-  Work recomputed;  // passed forward through the layers a second time by activation checkpointing
+  Work recomputed;  // work of forward passes repeated by activation checkpointing
   int64_t flat_tokens = 0;
   int64_t tree_tokens = 0;
   int64_t terms = 0;  // loss terms over all trajectories
@@ -71,21 +71,21 @@ struct StepCounts {
 
 struct StepResult : StepCounts {
   double loss = 0;
-  std::vector<StepMetric> metrics{};                // of the objective
-  std::optional<RouterReport> routers{};            // of a model with experts
-  std::vector<MicroBatchMeasure> measured{};        // of the micro-batches that ran, in the order of the plan
-  std::optional<MicroBatchMeasure> logprob_pass{};  // of the pass that computes log-probabilities and routes
-                                                    // alone, all micro-batches together; micro_batch is -1
+  std::vector<StepMetric> metrics{};                // metrics of the objective
+  std::optional<RouterReport> routers{};            // if the model has experts
+  std::vector<MicroBatchMeasure> measured{};        // micro-batches that ran, in the order of the plan
+  std::optional<MicroBatchMeasure> logprob_pass{};  // the log-prob pass, over all micro-batches; micro_batch
+                                                    // is -1
 
-  double measured_seconds() const;  // all of these
+  double measured_seconds() const;  // sum of the above
   int64_t measured_peak_bytes() const;
 };
 
-/// Called after each micro-batch with the number done and the total. Done means handed to the device, which
-/// may still be working on it. The micro-batches of a log-prob pass count as well.
+/// Called after each micro-batch with the number done and the total, including those of a log-prob pass. Done
+/// means queued on the device.
 using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
-/// A step whose micro-batches have all been handed to the device. The loss must outlive it.
+/// A step whose micro-batches have all been queued on the device. The loss must outlive it.
 struct PendingStep {
   struct Routers {
     RouterShape shape;
@@ -93,31 +93,30 @@ struct PendingStep {
   };
   StepCounts counts;
   StepSums sums;
-  std::map<int64_t, PassMeter> meters;    // of the micro-batches that ran
-  std::optional<PassMeter> logprob_pass;  // where there was one
-  std::optional<Routers> routers;         // of a model with experts
+  std::map<int64_t, PassMeter> meters;    // micro-batches that ran
+  std::optional<PassMeter> logprob_pass;  // if there was one
+  std::optional<Routers> routers;         // if the model has experts
 };
 
-/// Adds the gradients of the step's loss to the model's (Model::gradients). Micro-batches without loss in
-/// them or below do not run. Those with descendants keep their activations (or context alone:
-/// CheckpointActivations::kPiece) until the descendants are done. Losses of a scope wider than a token are
-/// evaluated when all log-probabilities that they depend on are known (unit_loss.h); where the order of the
-/// plan does not give them in time, a pass that computes log-probabilities alone runs first; likewise for the
-/// load-balancing loss of routers, which depends on how many tokens of the step each expert has. With losses
-/// of routers all micro-batches run. The host never waits for the model's device, except that a mixture of
-/// experts reads the numbers of its tokens: so it always has work.
+/// Accumulates the gradients of the step's loss in the model's (Model::gradients). Micro-batches without loss
+/// in themselves or descendants are skipped, unless there are router losses. Micro-batches with descendants
+/// keep their activations (with CheckpointActivations::kPiece only their context) until the descendants are
+/// done. A loss of wider scope than a token needs all log-probabilities of a unit (unit_loss.h): if the order
+/// of the plan does not provide them in time, a log-prob pass runs first. Likewise for the load-balancing
+/// loss, which needs the number of tokens of each expert over the step. The host does not synchronise with
+/// the device, except that a mixture of experts reads token counts.
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
                                    const MicroBatchProgress& progress = {});
 
-/// Waits for the device, once, and reads what it has computed beside the gradients.
+/// Synchronises with the device once and reads loss and metrics.
 StepResult finish(PendingStep pending);
 
-/// Both.
+/// start_forward_backward and finish.
 StepResult forward_backward(const Model& model, const Step& step, const Loss& loss,
                             const MicroBatchProgress& progress = {});
 
-/// Log-probabilities of every term of the step given all tokens before it, aligned to the data's tokens (flat
-/// index offsets[row] + position); other entries are left as they are.
+/// Writes the log-probability of every term of the step given all tokens before it, by flat index
+/// offsets[row] + position; other entries are not changed.
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
 

@@ -10,7 +10,8 @@
 namespace espalier {
 namespace {
 
-// The layer as a function of its input; results: hidden (of `rows`: Model::layer), then the layer's context.
+// The layer as a function of its input. Returns hidden (of `rows`, see Model::layer), then the layer's
+// context.
 Recomputed layer_function(const Model& model, const TreeSequence& sequence, int64_t index,
                           const PositionTables& tables, const at::Tensor& rows) {
   return [&model, sequence, index, tables, rows](const at::Tensor& input) {
@@ -24,16 +25,15 @@ bool has_router_losses(const ForwardOptions& options) {
   return options.router_statistics && options.router_statistics->options().any();
 }
 
-// Of the last layer nothing is read but its context and the hidden states that reach the LM head; losses of
-// routers are those of all tokens.
+// The rows of the last layer to compute: those that reach the LM head, or all with router losses.
 at::Tensor rows_of_last_layer(const Batch& batch, const ForwardOptions& options) {
   if (has_router_losses(options)) return {};
   if (!options.head) return batch.logit_rows.slice(0, 0, 0);
   return batch.num_logit_rows() == batch.num_tokens() ? at::Tensor() : batch.logit_rows;
 }
 
-// Entropies [E] of the distributions that targets are drawn from. The op computes a distribution for each of
-// its edges: one of a row's is enough.
+// Entropies [E] of the distributions of edges. Queries the op with a single edge per row, since edges of a
+// row share their distribution.
 at::Tensor entropy_by_row(const Model& model, const at::Tensor& hidden, const Batch& batch) {
   const at::Tensor rows = at::arange(batch.num_logit_rows(), batch.edge_row.options());
   return model.distribution(hidden, {rows, at::zeros_like(rows)}).entropy.index_select(0, batch.edge_row);

@@ -13,23 +13,23 @@
 
 namespace espalier {
 
-/// Whether entropies are computed: for a metric alone, or in the graph, for a loss.
+/// Whether entropies are computed, and whether they are in the graph.
 enum class Entropies { kNone, kDetached, kDifferentiable };
 
 struct ForwardOptions {
   bool keep_context = false;                                 // return the context for descendants
-  bool checkpoint_layers = false;                            // keep the inputs of layers only (recompute.h)
+  bool checkpoint_layers = false;                            // save only the inputs of layers (recompute.h)
   bool head = true;                                          // compute log-probabilities
-  Entropies entropies = Entropies::kNone;                    // and entropies; they change no log-probability
-                                                             // while detached
-  c10::intrusive_ptr<RouterStatistics> router_statistics{};  // of the batch's tokens; null: none
-  RouterRecord* router_record = nullptr;                     // appended to where it is set
+  Entropies entropies = Entropies::kNone;                    // compute entropies; log-probabilities are
+                                                             // unaffected by kDetached
+  c10::intrusive_ptr<RouterStatistics> router_statistics{};  // null: none
+  RouterRecord* router_record = nullptr;                     // if set, appended to
 };
 
 struct ForwardResult {
   at::Tensor logprobs;                // [E] of the batch's edges, float32 (float64 for float64 models)
-  at::Tensor entropy;                 // the same, where they were asked for
-  at::Tensor hidden;                  // [T, hidden_size] of the last layer, where routers have losses
+  at::Tensor entropy;                 // likewise, if requested
+  at::Tensor hidden;                  // [T, hidden_size] of the last layer, if routers have losses
   std::vector<LayerContext> context;  // by layer, in the graph; empty unless kept
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which the micro-batches of a plan run.
+// The order of forward and backward passes of the micro-batches of a plan.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace espalier {
 
-/// Visits the micro-batches that run, those with loss in them or below: enter (the forward pass) in the order
-/// of the plan, leave (the backward pass) after all descendants have been left.
+/// Visits the active micro-batches: enter (the forward pass) in the order of the plan, leave (the backward
+/// pass) after all descendants have been left. `active`: by micro-batch, whether it runs.
 template <class Enter, class Leave>
-void walk(const Step& step, const std::vector<bool>& runs, const Enter& enter, const Leave& leave) {
+void walk(const Step& step, const std::vector<bool>& active, const Enter& enter, const Leave& leave) {
   const auto& micro_batches = step.plan.micro_batches;
   std::vector<int64_t> entered;
   const auto leave_until = [&](int64_t parent) {
@@ -23,7 +23,7 @@ void walk(const Step& step, const std::vector<bool>& runs, const Enter& enter, c
     }
   };
   for (int64_t m = 0; m < static_cast<int64_t>(micro_batches.size()); ++m) {
-    if (!runs[m]) continue;
+    if (!active[m]) continue;
     leave_until(micro_batches[m].parent);
     enter(m);
     entered.push_back(m);
@@ -31,29 +31,28 @@ void walk(const Step& step, const std::vector<bool>& runs, const Enter& enter, c
   leave_until(-1);
 }
 
-/// Of each micro-batch: does another one that runs inherit from it?
-std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& runs);
+/// By micro-batch: whether another active one reads its context.
+std::vector<bool> micro_batches_with_readers(const Step& step, const std::vector<bool>& active);
 
-/// What a loss of a scope wider than a token is evaluated on at a time: the terms of a trajectory, a group, a
-/// pair or the step; in a mix, of a source's. Losses of token scope have no units with terms.
+/// The units on which a loss of wider scope than a token is evaluated: the terms of a trajectory, group or
+/// pair, or of the step; in a mix, within a source. Losses of token scope have no units with terms.
 struct LossUnits {
-  std::vector<int64_t> unit_of_trajectory;             // of the step
-  std::vector<std::vector<int64_t>> trajectories;      // of each unit
-  std::vector<std::vector<int64_t>> of_micro_batch;    // units that have terms in it, each once
-  std::vector<std::vector<int64_t>> micro_batches_of;  // of each unit, ascending
+  std::vector<int64_t> unit_of_trajectory;                  // by trajectory of the step
+  std::vector<std::vector<int64_t>> trajectories;           // by unit
+  std::vector<std::vector<int64_t>> units_of_micro_batch;   // units with terms in it, each once
+  std::vector<std::vector<int64_t>> micro_batches_of_unit;  // ascending
 };
 LossUnits loss_units(const Step& step, const Loss& loss);
 
-/// Whether some unit's terms are not all known when the first of its micro-batches is left. Then the step has
-/// to compute log-probabilities in a pass of its own before it can train. They are all known where every
-/// micro-batch with terms of the unit has been entered by then, and keeps the log-probabilities of its
-/// forward pass (those that CheckpointActivations::kPiece runs again do not).
+/// Whether a separate pass must compute log-probabilities first, because not all terms of some unit are known
+/// when the first of its micro-batches is left. Terms are known if their micro-batch has been entered and
+/// keeps its log-probabilities (not if CheckpointActivations::kPiece recomputes them).
 bool needs_logprob_pass(const Step& step, const LossUnits& units);
-/// The same of a loss; never where its scope is a token.
+/// The same for a loss; false for token scope.
 bool needs_logprob_pass(const Step& step, const Loss& loss);
 
-/// Whether a model with routers has to run all forward passes before it can train, because the loss has a
-/// load-balancing part and some backward pass comes before the last forward pass.
+/// Whether all forward passes must run first, because the loss has a load-balancing part and some backward
+/// pass comes before the last forward pass.
 bool needs_routing_pass(const Step& step, const Loss& loss);
 
 }  // namespace espalier

@@ -14,7 +14,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Autograd keeps what a backward pass needs as IValues; this makes one of a function.
+// Wraps a function so that autograd can save it as an IValue.
 struct Held : torch::CustomClassHolder {
   explicit Held(Recomputed given) : function(std::move(given)) {}
   Recomputed function;
@@ -51,8 +51,8 @@ class Recompute : public torch::autograd::Function<Recompute> {
 }  // namespace
 
 std::vector<at::Tensor> recompute(const at::Tensor& input, Recomputed function) {
-  // Autograd runs backward only where an input asks for it. That of the first layer of a frozen model does
-  // not, although the layer's adapters do.
+  // Autograd runs backward only if an input requires grad. The input of the first layer of a frozen model
+  // does not, although the layer's adapters do.
   const bool frozen = at::GradMode::is_enabled() && !input.requires_grad();
   return Recompute::apply(frozen ? input.detach().requires_grad_() : input,
                           c10::make_intrusive<Held>(std::move(function)));

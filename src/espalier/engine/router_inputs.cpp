@@ -13,7 +13,7 @@
 namespace espalier {
 namespace {
 
-/// Of each run of a micro-batch: how many placed trajectories pass it, and one of them.
+/// By run of a micro-batch: the number of trajectories placed there that pass it, and one of them.
 struct RunTrajectories {
   std::vector<int64_t> count;
   std::vector<int64_t> any;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One optimiser step as a value: what is trained on, how it is cut, and which tokens carry loss.
+// An optimiser step as a value: trajectories, forest, plan and loss terms.
 #pragma once
 
 #include <cstdint>
@@ -16,69 +16,66 @@
 
 namespace espalier {
 
-/// What one optimiser step works on: the trajectories, their forest, how it is cut, and the loss terms.
+/// The input of one optimiser step: trajectories, their forest, the plan, and the loss terms.
 struct Step {
-  std::vector<int64_t> rows;  // trajectories, as rows of the data; everything below counts in positions here
+  std::vector<int64_t> rows;  // rows of the data; trajectory k of the step is rows[k]
   Forest forest;
   Plan plan;
-  Csr<ContextBlock> context;  // row m: what micro-batch m reads of its ancestors
+  Csr<ContextBlock> context;  // row m: context that micro-batch m reads
   Csr<int64_t> cuts;          // row m: the runs of micro-batch m that others continue, ascending
   Csr<Term> terms;
-  Csr<int64_t>
-      sharers;  // row i: the trajectories that term i of all stands for; empty with SharedTargets::kSum
+  Csr<int64_t> sharers;  // row i: the trajectories that share term i; empty with SharedTargets::kSum
 
   int64_t flat_tokens() const { return forest.flat_tokens(); }
 };
 
-/// Which tokens are terms of a step.
+/// Selects the tokens that are terms of a step.
 enum class TermChoice {
-  kWithLoss,       // those that carry loss; InputError where none does
-  kWithLossOrAll,  // the same, or all where none does: data without loss can be counted
-  kAll,            // every token but the first ones, with coefficient 1
+  kWithLoss,       // tokens with loss; InputError if there are none
+  kWithLossOrAll,  // tokens with loss, or all if there are none, for counts of data without loss
+  kAll,            // every token but the first of each row, with coefficient 1
 };
 
 struct StepOptions {
   PlanOptions plan{};
-  ObjectiveOptions objective{};  // shared targets and normaliser of the terms
-  const PlanCosts* costs =
-      nullptr;  // that plans are compared by (make_plan); null: those of a common decoder
+  ObjectiveOptions objective{};      // shared targets and normaliser of the terms
+  const PlanCosts* costs = nullptr;  // costs for comparing plans (make_plan); null: of a typical decoder
   TermChoice terms = TermChoice::kWithLoss;
-  /// The sources of a mix, in place of `objective`; read with TermChoice::kWithLoss.
+  /// The sources of a mix, used in place of `objective` with TermChoice::kWithLoss.
   std::span<const MixSource> mix{};
 };
 
-/// Builds forest, plan and terms of the given rows of the data. Recorded expert routes that differ are not
-/// shared. A Step is made by this function, its overload and compare_step_plans only.
+/// Builds forest, plan and terms of the given rows. Tokens with different recorded routes are not shared.
+/// Steps are only made by this function, its overload and compare_step_plans.
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options);
 
-/// The same of all rows.
+/// The same for all rows.
 Step make_step(const Trajectories& trajectories, const StepOptions& options);
 
-/// A step, and the ways of planning from which its plan was chosen.
+/// A step, and the candidates from which its plan was chosen.
 struct ComparedStep {
   Step step;
   PlanComparison plans;
 };
 
-/// The same step of all rows as make_step, made by compare_plans. `progress`: of the comparison.
+/// The step of all rows that make_step makes, with all candidates compared by compare_plans.
 ComparedStep compare_step_plans(const Trajectories& trajectories, const StepOptions& options,
                                 const PlanProgress& progress = {});
 
-/// Makes `plan` that of the step.
+/// Sets the plan of the step and everything derived from it.
 void set_plan(Step* step, Plan plan);
 
-/// Forest of the given rows of the data (all when empty).
+/// The forest of the given rows of the data; all if empty.
 Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows);
 
-/// The terms of a placement's trajectory whose edge starts in the placement's micro-batch, as a range of
+/// The terms of the trajectory of a placement whose edges start in its micro-batch, as a range of
 /// Step::terms.values.
 struct TermRange {
   int64_t begin, end;
 };
 TermRange terms_of(const Step& step, const MicroBatch& micro_batch, const Placement& placement);
 
-/// Of each micro-batch of the plan: does it, or a descendant, have an edge that carries loss? Others need not
-/// run.
+/// By micro-batch: whether it or a descendant has an edge with loss. Others need not run.
 std::vector<bool> micro_batches_with_loss(const Step& step);
 
 }  // namespace espalier

@@ -14,8 +14,8 @@
 namespace espalier {
 namespace {
 
-/// What a metric is reduced from.
-double nothing_reduced(Reduction reduction) {
+/// The initial value of a reduction.
+double initial_value(Reduction reduction) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (reduction == Reduction::kMin) return kInfinity;
   return reduction == Reduction::kMax ? -kInfinity : 0;
@@ -48,18 +48,18 @@ TermTensors terms_with_topk(const Batch& batch, const at::Tensor& logprobs) {
 }  // namespace
 
 StepSums::StepSums(const Loss& loss, at::Device device, const std::optional<UnitLoss>& units) : loss_(&loss) {
-  std::vector<double> nothing{0};  // of the loss, then of each metric
+  std::vector<double> initial{0};  // the loss, then each metric
   for (int64_t part = 0; part < loss.num_parts(); ++part) {
-    parts_.push_back({std::ssize(nothing), units ? units->num_units(part) : 0});
+    parts_.push_back({std::ssize(initial), units ? units->num_units(part) : 0});
     for (const Metric& metric : metrics_of(part)) {
       const double scale = metric.reduction == Reduction::kSum ? 1 / loss.part_weight(part) : 1;
       std::string name =
           loss.is_mix() ? fmt::format("{}/{}", metric.name, loss.part_name(part)) : metric.name;
       metrics_.push_back({std::move(name), metric.reduction, part, scale});
-      nothing.push_back(nothing_reduced(metric.reduction));
+      initial.push_back(initial_value(metric.reduction));
     }
   }
-  values_ = upload({at::tensor(nothing, at::kDouble)}, device).front();
+  values_ = upload({at::tensor(initial, at::kDouble)}, device).front();
 }
 
 StepSums::Read StepSums::read() const {
@@ -96,7 +96,7 @@ Entropies StepSums::entropies() const {
   return result;
 }
 
-/// Those of the objective; in a mix after the part's loss, and where entropies are reported before that.
+/// Metrics of a part: in a mix its loss, then those of the objective, then the entropy if it is reported.
 std::vector<Metric> StepSums::metrics_of(int64_t part) const {
   std::vector<Metric> metrics = loss_->part(part).objective().metrics();
   if (loss_->is_mix()) metrics.insert(metrics.begin(), {"loss", Reduction::kSum});
@@ -115,10 +115,10 @@ at::Tensor StepSums::add(const Batch& batch, const at::Tensor& logprobs, const F
 }
 
 void StepSums::add(const std::vector<UnitLoss::PartValue>& values) {
-  for (const UnitLoss::PartValue& each : values) add_value(each.part, each.value);
+  for (const UnitLoss::PartValue& part_value : values) add_value(part_value.part, part_value.value);
 }
 
-/// Undefined where the part has neither an entropy bonus nor an objective of token scope, or no terms.
+/// Returns the part's loss in the graph; undefined without terms, or without entropy bonus and token scope.
 at::Tensor StepSums::add_part(int64_t part, const Batch& batch, const HeadValues& values) {
   const at::Tensor index = loss_->is_mix() ? batch.part_terms[part] : at::Tensor();
   const int64_t num_terms = index.defined() ? index.size(0) : batch.num_terms();
@@ -129,7 +129,7 @@ at::Tensor StepSums::add_part(int64_t part, const Batch& batch, const HeadValues
   };
   at::Tensor loss;
   if (reports_entropy(part)) {
-    const at::Tensor entropy = select_part(values_of_terms(batch, values.entropy_of_edge));
+    const at::Tensor entropy = select_part(values_of_terms(batch, values.edge_entropy));
     loss = add_entropies(part, select_part(batch.terms.coefficient), entropy);
   }
   const Loss& own = loss_->part(part);
@@ -140,8 +140,7 @@ at::Tensor StepSums::add_part(int64_t part, const Batch& batch, const HeadValues
   return loss.defined() ? loss + value.loss : value.loss;
 }
 
-/// Of coefficients and entropies of the part's terms. The metric is the part's last one. Returns the bonus;
-/// undefined where there is none.
+/// Adds to the entropy metric, the part's last one. Returns the entropy bonus; undefined if there is none.
 at::Tensor StepSums::add_entropies(int64_t part, const at::Tensor& coefficients, const at::Tensor& entropy) {
   const int64_t last = parts_[part].first_metric + std::ssize(metrics_of(part)) - 1;
   values_.select(0, last).add_(entropy.detach().sum());

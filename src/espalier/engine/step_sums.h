@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the losses and metrics of a step's batches sum up to.
+// Sums of the losses and metrics of a step's batches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,36 +20,34 @@ struct StepMetric {
   double value = 0;
 };
 
-/// Sums by the parts of the loss (Loss::part): one unless it is a mix.
+/// Sums by part of the loss (Loss::part); there is one part unless the loss is a mix.
 class StepSums {
  public:
-  /// Of a step of which nothing has run. The loss must outlive this object. `units`: of a loss that
-  /// is_wide().
+  /// Initial values. The loss must outlive this object. `units`: for a loss that is_wide().
   StepSums(const Loss& loss, at::Device device, const std::optional<UnitLoss>& units);
 
-  /// What forward passes have to give: entropies that have a part in the loss, or in metrics alone.
+  /// Whether forward passes must compute entropies, for metrics or for the loss.
   Entropies entropies() const;
 
-  /// What a batch adds to the loss beside losses of wider scope, in the graph: its entropies, and the
-  /// objectives whose scope is a token; undefined where there are none. Adds it and its metrics to the sums.
-  /// `logprobs` [M]: values_of_terms of the forward pass.
+  /// Adds entropies and objectives of token scope of a batch, and their metrics, to the sums. Returns their
+  /// loss, in the graph; undefined if there are none. `logprobs` [M]: values_of_terms of the forward pass.
   at::Tensor add(const Batch& batch, const at::Tensor& logprobs, const ForwardResult& forwarded);
 
-  /// Losses of wider scope, and their metrics.
+  /// Adds losses of wider scope and their metrics.
   void add(const std::vector<UnitLoss::PartValue>& values);
 
-  /// [1 + metrics] float64 on the device: of the loss, then each metric, reduced.
+  /// [1 + metrics] float64 on the device: the loss, then each metric.
   const at::Tensor& values() const { return values_; }
 
   struct Read {
     double loss;
-    std::vector<StepMetric> metrics;  // of the parts with terms
+    std::vector<StepMetric> metrics;  // of parts with terms
   };
-  /// Waits for the device: for all that came before in the stream.
+  /// Synchronises with the device.
   Read read() const;
 
  private:
-  /// A mean is over the terms, or units, of the metric's part.
+  /// Means are over the terms, or units, of the metric's part.
   struct SummedMetric {
     std::string name;
     Reduction reduction;
@@ -57,14 +55,14 @@ class StepSums {
     double scale;
   };
   struct Part {
-    int64_t first_metric;   // in values_
-    int64_t num_units;      // trajectories, groups or pairs with terms, for scopes wider than a token
-    int64_t num_terms = 0;  // of the batches so far
+    int64_t first_metric;   // index in values_
+    int64_t num_units;      // units with terms, for scopes wider than a token
+    int64_t num_terms = 0;  // in the batches so far
   };
-  /// What a batch's head says of its terms.
+  /// Outputs of the LM head for the terms of a batch.
   struct HeadValues {
-    const at::Tensor& logprobs;         // [M] float64, in the graph
-    const at::Tensor& entropy_of_edge;  // [E], where entropies()
+    const at::Tensor& logprobs;      // [M] float64, in the graph
+    const at::Tensor& edge_entropy;  // [E], if entropies()
     TermTensors terms;
   };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A micro-batch of a tree, as its layers see it.
+// A micro-batch of a tree as SequenceOps for the layers of a model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,11 +14,11 @@
 
 namespace espalier {
 
-/// Holds what it needs by value, because a layer that is computed again outlives the forward pass.
+/// Holds its tensors by value, because recomputed layers use it after the forward pass.
 class TreeSequence : public SequenceOps {
  public:
   /// `ancestors`: the frames of batch.ancestors, in that order; they must outlive the backward pass.
-  /// `statistics` and `record` are those of RouterContext.
+  /// `statistics`, `record`: see RouterContext.
   TreeSequence(const Batch& batch, std::span<ContextFrame* const> ancestors,
                c10::intrusive_ptr<RouterStatistics> statistics = {}, RouterRecord* record = nullptr);
 

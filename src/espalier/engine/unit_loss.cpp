@@ -57,7 +57,7 @@ void UnitLoss::add(const Batch& batch, const at::Tensor& logprobs) {
 }
 
 std::vector<UnitLoss::PartValue> UnitLoss::evaluate(int64_t m) {
-  return evaluate_units(units_.of_micro_batch[m]);
+  return evaluate_units(units_.units_of_micro_batch[m]);
 }
 
 at::Tensor UnitLoss::gradients(const Batch& batch) const {
@@ -67,7 +67,7 @@ at::Tensor UnitLoss::gradients(const Batch& batch) const {
 std::vector<UnitLoss::PartValue> UnitLoss::evaluate_all() {
   std::vector<int64_t> units;
   for (size_t unit = 0; unit < evaluated_.size(); ++unit) {
-    if (!units_.micro_batches_of[unit].empty()) units.push_back(static_cast<int64_t>(unit));
+    if (!units_.micro_batches_of_unit[unit].empty()) units.push_back(static_cast<int64_t>(unit));
   }
   return evaluate_units(units);
 }
@@ -79,7 +79,7 @@ int64_t UnitLoss::part_of_unit(int64_t unit) const {
 int64_t UnitLoss::num_units(int64_t part) const {
   int64_t count = 0;
   for (size_t unit = 0; unit < units_.trajectories.size(); ++unit) {
-    count += !units_.micro_batches_of[unit].empty() && part_of_unit(static_cast<int64_t>(unit)) == part;
+    count += !units_.micro_batches_of_unit[unit].empty() && part_of_unit(static_cast<int64_t>(unit)) == part;
   }
   return count;
 }

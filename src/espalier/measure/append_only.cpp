@@ -10,7 +10,7 @@ namespace espalier {
 
 Trajectories merge_append_only(const Trajectories& trajectories, const Forest& forest) {
   ESPALIER_ASSERT(forest.num_trajectories() == trajectories.num_rows());
-  // In preorder a node's first child follows it, so the first leaf below a node is that of the next one.
+  // In preorder a node's first child is the next node, so they have the same first leaf.
   std::vector<int64_t> first_leaf(forest.num_nodes());
   for (int64_t node = forest.num_nodes() - 1; node >= 0; --node) {
     const bool is_leaf = forest.subtree_last[node] == node + 1;

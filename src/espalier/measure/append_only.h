@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trainer without trees can do: drop trajectories that others extend.
+// Append-only merging: trajectories that are prefixes of others are dropped.
 #pragma once
 
 #include "espalier/data/trajectories.h"
@@ -7,11 +7,10 @@
 
 namespace espalier {
 
-/// The trajectories that are left after append-only merging (ForestStatistics), one for every leaf of
-/// `forest`, which is that of all rows of `trajectories`. Each has the loss weights of those that were merged
-/// into it added to its own: a trajectory that ends inside others is merged into the first of them in
-/// preorder. So for sft with shared targets summed, normalised by token or by a constant, loss and gradients
-/// stay the same. Other columns are left out.
+/// The trajectories left after append-only merging (ForestStatistics), one per leaf of `forest`, the forest
+/// of all rows of `trajectories`. A trajectory that ends inside others is merged into the first of them in
+/// preorder: its loss weights are added there. So loss and gradients of sft are unchanged with shared targets
+/// `sum`, normalised by token or by a constant. Other columns are dropped.
 Trajectories merge_append_only(const Trajectories& trajectories, const Forest& forest);
 
 }  // namespace espalier

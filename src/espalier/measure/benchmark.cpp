@@ -24,19 +24,19 @@ double now(bool cpu_seconds) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// seconds[round] of `over` divided by those of `side`.
+// over[round] / side[round].
 std::vector<double> ratios(const std::vector<double>& over, const std::vector<double>& side) {
   std::vector<double> result(side.size());
   std::transform(over.begin(), over.end(), side.begin(), result.begin(), std::divides<>());
   return result;
 }
 
-// A side, and what its rounds gave.
-struct Runs {
+// A side and the measurements of its rounds.
+struct MeasuredSide {
   std::optional<Loss> loss;
   Step step;
   std::vector<double> seconds;
-  StepResult result;  // of the last round: counts are the same in all
+  StepResult result;  // of the last round; counts are equal in all rounds
   double grad_norm = 0;
   int64_t peak_bytes = 0;
 };
@@ -45,18 +45,20 @@ class Rounds {
  public:
   Rounds(const Decoder& decoder, const BenchmarkOptions& options) : decoder_(decoder), options_(options) {}
 
-  StepResult run_step(const Runs& runs) const { return forward_backward(decoder_, runs.step, *runs.loss); }
+  StepResult run_step(const MeasuredSide& measured) const {
+    return forward_backward(decoder_, measured.step, *measured.loss);
+  }
 
-  void run(Runs* runs) const {
+  void run(MeasuredSide* measured) const {
     decoder_.zero_gradients();
     synchronize(decoder_.device());
     const double begin = now(options_.cpu_seconds);
-    runs->result = run_step(*runs);
+    measured->result = run_step(*measured);
     synchronize(decoder_.device());
-    runs->seconds.push_back(now(options_.cpu_seconds) - begin);
-    runs->grad_norm = global_norm(decoder_.gradients());
-    for (const MicroBatchMeasure& measure : runs->result.measured) {
-      runs->peak_bytes = std::max(runs->peak_bytes, measure.peak_bytes);
+    measured->seconds.push_back(now(options_.cpu_seconds) - begin);
+    measured->grad_norm = global_norm(decoder_.gradients());
+    for (const MicroBatchMeasure& measure : measured->result.measured) {
+      measured->peak_bytes = std::max(measured->peak_bytes, measure.peak_bytes);
     }
   }
 
@@ -65,7 +67,7 @@ class Rounds {
   const BenchmarkOptions& options_;
 };
 
-// Weights and gradient sums: what every step holds, whatever its plan.
+// Bytes of weights and gradient sums, which every step holds.
 int64_t resident_bytes(const Decoder& decoder) {
   int64_t bytes = 0;
   for (const Parameter& parameter : decoder.parameters()) {
@@ -75,55 +77,55 @@ int64_t resident_bytes(const Decoder& decoder) {
   return bytes;
 }
 
-// What the sides are compared with.
+// The measurements that every side is compared with.
 struct Compared {
-  const Runs& first;
-  const Runs& last;
-  const Runs* merged;  // null: none was run, for merging would change nothing
+  const MeasuredSide& first;
+  const MeasuredSide& last;
+  const MeasuredSide* merged;  // null if there is no merged side
   int64_t flat_tokens;
   double flat_flops, merged_flops;
 };
 
-Compared compared(const Decoder& decoder, const std::vector<Runs>& runs,
+Compared compared(const Decoder& decoder, const std::vector<MeasuredSide>& measured,
                   const std::vector<BenchmarkSide>& sides, const Step& whole) {
   const ModelCost model = model_cost(decoder.config());
   const auto merged =
       std::find_if(sides.begin(), sides.end(), [](const BenchmarkSide& side) { return side.merged; });
-  return {.first = runs.front(),
-          .last = runs.back(),
-          .merged = merged == sides.end() ? nullptr : &runs[merged - sides.begin()],
+  return {.first = measured.front(),
+          .last = measured.back(),
+          .merged = merged == sides.end() ? nullptr : &measured[merged - sides.begin()],
           .flat_tokens = whole.flat_tokens(),
           .flat_flops = step_flops(model, flat_work(whole, model.sliding_windows())).total(),
           .merged_flops = step_flops(model, append_only_work(whole, model.sliding_windows())).total()};
 }
 
-SideResult summarize(const Decoder& decoder, const Runs& runs, const Compared& with) {
+SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const Compared& with) {
   const ModelCost model = model_cost(decoder.config());
-  const std::vector<double> speedups = ratios(with.last.seconds, runs.seconds);
-  const double plan_flops = step_flops(model, plan_work(runs.step, model.sliding_windows())).total();
+  const std::vector<double> speedups = ratios(with.last.seconds, measured.seconds);
+  const double plan_flops = step_flops(model, plan_work(measured.step, model.sliding_windows())).total();
   SideResult side;
-  side.micro_batches = static_cast<int64_t>(runs.result.measured.size());
-  side.encoded_tokens = runs.result.work.tokens;
+  side.micro_batches = static_cast<int64_t>(measured.result.measured.size());
+  side.encoded_tokens = measured.result.work.tokens;
   side.err = 1 - static_cast<double>(side.encoded_tokens) / static_cast<double>(with.flat_tokens);
-  side.seconds = median(runs.seconds);
+  side.seconds = median(measured.seconds);
   side.speedup = median(speedups);
   side.speedup_low = *std::min_element(speedups.begin(), speedups.end());
   side.speedup_high = *std::max_element(speedups.begin(), speedups.end());
-  side.relative_speed = median(ratios(with.first.seconds, runs.seconds));
+  side.relative_speed = median(ratios(with.first.seconds, measured.seconds));
   side.bound = with.flat_flops / plan_flops;
   side.share_of_bound = side.speedup / side.bound;
   side.merging_speedup =
-      with.merged == nullptr ? side.speedup : median(ratios(with.merged->seconds, runs.seconds));
+      with.merged == nullptr ? side.speedup : median(ratios(with.merged->seconds, measured.seconds));
   side.merging_bound = with.merged_flops / plan_flops;
-  side.tflops_per_second = step_flops(model, runs.result.work).total() / side.seconds / 1e12;
-  side.loss = runs.result.loss;
-  side.grad_norm = runs.grad_norm;
-  side.peak_bytes = runs.peak_bytes;
-  side.working_bytes = std::max<int64_t>(0, runs.peak_bytes - resident_bytes(decoder));
+  side.tflops_per_second = step_flops(model, measured.result.work).total() / side.seconds / 1e12;
+  side.loss = measured.result.loss;
+  side.grad_norm = measured.grad_norm;
+  side.peak_bytes = measured.peak_bytes;
+  side.working_bytes = std::max<int64_t>(0, measured.peak_bytes - resident_bytes(decoder));
   return side;
 }
 
-// The objective of the merged side: merged trajectories have loss weights only.
+// The objective of the merged side. Merged trajectories have only loss weights.
 ObjectiveOptions merged_objective(ObjectiveOptions objective) {
   objective.kind = ObjectiveKind::kSft;
   return objective;
@@ -171,27 +173,26 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
   const bool any_merged =
       std::any_of(sides.begin(), sides.end(), [](const BenchmarkSide& side) { return side.merged; });
   const Trajectories merged = any_merged ? merge_append_only(trajectories, forest) : Trajectories();
-  std::vector<Runs> runs(sides.size());
+  std::vector<MeasuredSide> measured(sides.size());
   for (size_t s = 0; s < sides.size(); ++s) {
     const bool is_merged = sides[s].merged;
     const Trajectories& source = is_merged ? merged : trajectories;
     const ObjectiveOptions objective = is_merged ? merged_objective(options.objective) : options.objective;
-    runs[s].loss.emplace(source, objective);
-    runs[s].step = make_step(source, {.plan = sides[s].plan, .objective = objective});
+    measured[s].loss.emplace(source, objective);
+    measured[s].step = make_step(source, {.plan = sides[s].plan, .objective = objective});
   }
   ESPALIER_ASSERT(!sides.front().merged);
   Rounds rounds(decoder, options);
-  for (int64_t i = 0; i < options.warmup; ++i) rounds.run(&runs.front());
-  runs.front().seconds.clear();
+  for (int64_t i = 0; i < options.warmup; ++i) rounds.run(&measured.front());
+  measured.front().seconds.clear();
   for (int64_t round = 0; round < options.repeats; ++round) {
-    // The first place goes round and the direction alternates, so that what drifts over the run favours no
-    // side.
+    // Rotate the order and alternate its direction, so that drift over time favours no side.
     std::string text;
     for (size_t i = 0; i < sides.size(); ++i) {
       const size_t k = round % 2 == 0 ? i : sides.size() - 1 - i;
       const size_t s = (k + static_cast<size_t>(round / 2)) % sides.size();
-      rounds.run(&runs[s]);
-      text += fmt::format("{}{} {:.3f} s", i == 0 ? "" : ", ", sides[s].name, runs[s].seconds.back());
+      rounds.run(&measured[s]);
+      text += fmt::format("{}{} {:.3f} s", i == 0 ? "" : ", ", sides[s].name, measured[s].seconds.back());
     }
     if (progress) progress(fmt::format("round {}: {}", round + 1, text));
   }
@@ -199,7 +200,7 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
   if (options.profiler != nullptr) {
     decoder.zero_gradients();
     options.profiler->start();
-    const StepResult result = rounds.run_step(runs.front());
+    const StepResult result = rounds.run_step(measured.front());
     const ProfileSummary profile = options.profiler->stop(decoder, result);
     if (progress) progress(fmt::format("{}: {}", sides.front().name, profile.text()));
   }
@@ -212,9 +213,9 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
   result.por = 1 - 1 / result.cached_token_ratio;
   result.append_only_tokens = forest_statistics(forest).append_only_tokens;
   result.longest_trajectory = longest_trajectory(forest);
-  const Compared with = compared(decoder, runs, sides, runs.front().step);
+  const Compared with = compared(decoder, measured, sides, measured.front().step);
   for (size_t s = 0; s < sides.size(); ++s) {
-    result.sides.push_back(summarize(decoder, runs[s], with));
+    result.sides.push_back(summarize(decoder, measured[s], with));
     result.sides.back().side = sides[s];
   }
   return result;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ways of running the same step against each other: same engine, same data, interleaved in one run.
+// Benchmark of several ways to run the same step, with the same engine and data, interleaved.
 #pragma once
 
 #include <cstdint>
@@ -15,37 +15,35 @@
 namespace espalier {
 
 struct BenchmarkOptions {
-  int64_t repeats = 5;       // measured rounds: every side once, in an order that changes from round to round
-  int64_t warmup = 1;        // steps of the first side before them, not counted
-  bool cpu_seconds = false;  // CPU seconds of the process instead of wall seconds: steadier on a busy machine
+  int64_t repeats = 5;       // measured rounds; each runs every side once, in varying order
+  int64_t warmup = 1;        // unmeasured steps of the first side before them
+  bool cpu_seconds = false;  // measure CPU seconds of the process instead of wall seconds
   ObjectiveOptions objective;
-  Profiler* profiler = nullptr;  // of one more round of the first side, after those that are measured
+  Profiler* profiler = nullptr;  // profiles an additional step of the first side at the end
 };
 
 /// One way of running the step.
 struct BenchmarkSide {
   std::string name;
   PlanOptions plan;
-  bool merged = false;  // the step after append-only merging (merge_append_only), always with sft
+  bool merged = false;  // the step after append-only merging (merge_append_only), with sft
 };
 
-/// Trees, cut by `strategy` where they are larger than the token budget (0: as many tokens as the forest
-/// has).
+/// Trees, cut by `strategy` if larger than the token budget (0: the tokens of the forest).
 BenchmarkSide tree_side(const Forest& forest, Strategy strategy, int64_t token_budget);
 
-/// tree_side against sequence packing at the same token budget, so that both sides' micro-batches are alike.
-/// Between them stands sequence packing after append-only merging, where there is anything to merge.
+/// tree_side and, last, sequence packing at the same token budget, so that micro-batches have equal sizes.
+/// Sequence packing after append-only merging is added between them if there is anything to merge.
 std::vector<BenchmarkSide> tree_and_packing_sides(const Forest& forest, Strategy strategy,
                                                   int64_t token_budget);
 
 /// The whole forest in one micro-batch; then partition, tree packing and, last, sequence packing at a token
-/// budget of `budget_fraction` of the tree tokens, rounded up. The packing strategies cannot run below the
-/// longest trajectory: where it is longer, it is their budget. Throws InputError for a fraction outside (0,
-/// 1].
+/// budget of `budget_fraction` of the tree tokens, rounded up. Packing needs a budget of at least the longest
+/// trajectory, and uses that if it is larger. Throws InputError for a fraction outside (0, 1].
 std::vector<BenchmarkSide> strategy_sides(const Forest& forest, double budget_fraction);
 
-/// What a side took. Seconds are those of one forward and backward pass over all trajectories; ratios are
-/// medians of the ratios of each round.
+/// Results of a side. Seconds are of one forward and backward pass over all trajectories; ratios are medians
+/// of the ratios of each round.
 struct SideResult {
   BenchmarkSide side;
   int64_t micro_batches = 0;
@@ -58,15 +56,15 @@ struct SideResult {
   double relative_speed = 0;  // seconds of the first side / seconds
   double bound = 0;           // FLOPs(flat) / FLOPs(this side's plan)
   double share_of_bound = 0;  // speedup / bound
-  // Over append-only merging: seconds of the merged side / seconds; speedup where there is no such side.
+  // Over append-only merging: seconds of the merged side / seconds; `speedup` without such a side.
   double merging_speedup = 0;
   double merging_bound = 0;  // FLOPs after append-only merging / FLOPs(this side's plan)
   double tflops_per_second = 0;
-  double loss = 0;         // of the last round, as is grad_norm
-  double grad_norm = 0;    // of all gradients together
-  int64_t peak_bytes = 0;  // of tensors on the decoder's device, weights and gradient sums included; 0 where
-                           // nothing counts them
-  int64_t working_bytes = 0;  // peak_bytes without weights and gradient sums; 0 likewise
+  double loss = 0;            // of the last round, as is grad_norm
+  double grad_norm = 0;       // over all gradients
+  int64_t peak_bytes = 0;     // of tensors on the decoder's device, including weights and gradient sums; 0
+                              // if not available
+  int64_t working_bytes = 0;  // peak_bytes without weights and gradient sums
 };
 
 struct BenchmarkResult {
@@ -76,15 +74,15 @@ struct BenchmarkResult {
   double por = 0;                  // 1 - tree / flat
   int64_t append_only_tokens = 0;  // after append-only merging
   int64_t longest_trajectory = 0;
-  std::vector<SideResult> sides;  // as asked for
+  std::vector<SideResult> sides;  // in the requested order
 
-  const SideResult* merged_side() const;  // null where there is none
+  const SideResult* merged_side() const;  // null if there is none
 };
 
 using BenchmarkProgress = std::function<void(const std::string& text)>;
 
-/// Measures all trajectories as one step, under each of the sides; the last one is the baseline. Planning is
-/// not measured.
+/// Measures one step over all trajectories for each side; the last side is the baseline. Planning is not
+/// measured.
 BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectories,
                           const std::vector<BenchmarkSide>& sides, const BenchmarkOptions& options,
                           const BenchmarkProgress& progress = {});

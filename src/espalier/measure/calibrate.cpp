@@ -26,7 +26,7 @@
 namespace espalier {
 namespace {
 
-// What is measured: `chains` prompts of their own, each continued by `leaves` branches; the last part of
+// A forest to measure: `chains` unrelated prompts, each continued by `leaves` branches; the last part of
 // every trajectory carries loss.
 struct Probe {
   int64_t chains, prompt, leaves, leaf;
@@ -68,15 +68,14 @@ Trajectories make_trajectories(const Probe& probe, int64_t vocab_size) {
 
 Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::ScalarType dtype,
                        at::Device device) {
-  // The last layers, among which models that mix kinds have one of attention; they repeat where they are too
-  // few.
+  // Take the last layers, since hybrid models have attention among them; repeat if there are too few.
   std::vector<LayerSpec> layers;
   for (int64_t place = 0; place < num_hidden_layers; ++place) {
     const int64_t all = config.num_hidden_layers();
     LayerSpec& layer = layers.emplace_back(config.layers[all - 1 - (num_hidden_layers - 1 - place) % all]);
-    // A model with experts is measured by layers that have them.
+    // Measure a model with experts by layers that have them.
     if (const MoeSpec* moe = config.moe()) layer.mlp = *moe;
-    // A pair takes as long in a window as without one, and without one there are more to measure.
+    // The time per visible pair does not depend on the window; without one there are more pairs to measure.
     if (auto* attention = std::get_if<AttentionSpec>(&layer.mixer)) attention->sliding_window = 0;
   }
   config.layers = std::move(layers);
@@ -105,7 +104,7 @@ void measure(const Decoder& decoder, const Probe& probe, std::vector<Sample>* sa
   const Step step = make_step(trajectories, rows, {.plan = {Strategy::kTreePacking, 0}});
   decoder.zero_gradients();
   std::vector<double> seconds;
-  for (int repeat = 0; repeat <= kRepeats; ++repeat) {  // the first fills caches and allocates the sums
+  for (int repeat = 0; repeat <= kRepeats; ++repeat) {  // the first is warm-up
     synchronize(decoder.device());
     const StepResult result = forward_backward(decoder, step, Loss(trajectories, ObjectiveOptions{}));
     if (repeat > 0) seconds.push_back(result.measured.at(0).seconds);
@@ -140,7 +139,7 @@ TimeFeatures fit(const std::vector<Sample>& samples) {
   return coefficients;
 }
 
-// Each kind of layer once. How many there are of it does not matter: models of few layers are measured.
+// The distinct layers. Their number does not matter, because models of a few layers are measured.
 nlohmann::ordered_json kinds_of(const std::vector<LayerSpec>& layers) {
   auto kinds = nlohmann::ordered_json::array();
   for (const LayerSpec& layer : layers) {
@@ -150,9 +149,9 @@ nlohmann::ordered_json kinds_of(const std::vector<LayerSpec>& layers) {
   return kinds;
 }
 
-// What a calibration is valid for.
+// Identifies what a calibration is valid for.
 nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
-  nlohmann::ordered_json key = {{"version", 5}};  // of what is measured: rises when the engine becomes faster
+  nlohmann::ordered_json key = {{"version", 5}};  // incremented when the engine becomes faster
   key[device.is_cpu() ? "cpu" : "device"] = device_name(device);
   if (device.is_cpu()) {
     key["threads"] = at::get_num_threads();
@@ -189,7 +188,7 @@ std::optional<TimeFeatures> read_calibration(const std::filesystem::path& path,
 }  // namespace
 
 TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
-  // Tokens for about 20 GFLOP in a layer on a CPU, 4 TFLOP on a GPU.
+  // About 20 GFLOP per layer on a CPU, 4 TFLOP on a GPU.
   const ModelCost cost = model_cost(config);
   const double per_token = 6 * cost.weights() / cost.num_layers();
   const double flops = device.is_cpu() ? 2e10 : 4e12;
@@ -212,14 +211,14 @@ TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, 
   if (note)
     note(fmt::format("measuring how fast this machine runs the model (once; kept in {})", path.string()));
   const TimeModel model = calibrate(config, dtype, device);
-  // The measurement serves this process even where it cannot be kept for the next one.
+  // The result is used even if it cannot be saved.
   try {
     std::filesystem::create_directories(folder);
     nlohmann::ordered_json kept{{"key", key}, {"seconds", model.seconds}};
     kept.update(rates_to_keep(model));
     write_text(path, kept.dump(2) + "\n");
   } catch (const std::exception& error) {
-    if (note) note(fmt::format("warning: the measurement is not kept for the next time: {}", error.what()));
+    if (note) note(fmt::format("warning: the measurement could not be saved: {}", error.what()));
   }
   return model;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast this machine runs a model: a short measured run, kept for the next time.
+// Calibration: a short measurement of how fast this machine runs a model, cached in a folder.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -15,19 +15,19 @@
 namespace espalier {
 
 /// Measures forward and backward of micro-batches of different shapes through models of one and of three
-/// layers with the config's sizes and random weights, and fits the time model's seconds, none negative, to
-/// the least squares of relative errors, of the faster of two runs each. Takes seconds; as much memory as
-/// those three layers with embedding need in training.
+/// layers with the config's sizes and random weights, and fits the non-negative coefficients of the time
+/// model by least squares of relative errors, using the faster of two repetitions each. Takes seconds, and
+/// the memory for training three layers with embedding.
 TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype, at::Device device = at::kCPU);
 
-/// The calibration of this device (its name; of a CPU also the number of threads), model sizes and dtype from
-/// `folder`, or a new one, which is written there; a file that cannot be read is measured again. `note` says
-/// when measuring begins, and warns when the folder cannot be written: the result is returned all the same.
+/// Reads the calibration for this device (its name; on a CPU also the number of threads), the model sizes and
+/// dtype from `folder`; if it is missing or unreadable, measures and saves it. `note` is called before
+/// measuring, and with a warning if the result cannot be saved; it is returned nevertheless.
 TimeModel cached_calibration(const DecoderConfig& config, at::ScalarType dtype, at::Device device,
                              const std::filesystem::path& folder,
                              const std::function<void(const std::string&)>& note = {});
 
-/// Has cached_calibration measure again the next time. Returns whether there was one in `folder`.
+/// Removes a calibration from `folder`. Returns whether there was one.
 bool forget_calibration(const DecoderConfig& config, at::ScalarType dtype, at::Device device,
                         const std::filesystem::path& folder);
 

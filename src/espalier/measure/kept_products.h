@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The matrix products of a run on a CPU, kept in its cost model file, so that resuming is bitwise identical
-// on another machine.
+// The choice of CPU matrix products of a training run, saved in its cost model file so that resuming on
+// another machine is bitwise identical.
 #pragma once
 
 #include <filesystem>
@@ -12,11 +12,11 @@
 
 namespace espalier {
 
-/// Adds the products to the JSON of a cost model (plan/cost_model_file.h), which is read as before.
+/// Adds the products to the JSON of a cost model (plan/cost_model_file.h), whose readers ignore them.
 void add_products(const ProductChoice& products, nlohmann::ordered_json* cost_model);
 
-/// The products in such a file, where it has any. Throws InputError naming the file where it is not JSON or
-/// has other products than add_products writes.
+/// The products in such a file, if it has any. Throws InputError naming the file if it is not JSON or has
+/// products that add_products does not write.
 std::optional<ProductChoice> read_products(const std::filesystem::path& file);
 
 }  // namespace espalier

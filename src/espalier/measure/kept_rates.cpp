@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-// Places in TimeFeatures.
+// Indices into TimeFeatures.
 constexpr int kLayerTokens = 2, kPairs = 3, kLogitRows = 5;
 constexpr const char* kRates = "flops_per_second";
 
@@ -48,7 +48,7 @@ Json rates_json(const FlopRates& rates) {
   return json;
 }
 
-// Throws nlohmann's errors where something is not as it is written.
+// Throws nlohmann's errors if a field is missing or has another type.
 KeptRates read_rates(const Json& json) {
   const Json& key = json.at("key");
   KeptRates kept{.is_cpu = key.contains("cpu")};

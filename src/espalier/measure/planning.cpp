@@ -21,8 +21,8 @@ void Planning::add(OptionList* list, bool predicts) {
   list->add(
       "cost-model", &cost_model,
       "Compare plans by the rates in this file instead of built-in ones. `plan --save-cost-model` writes "
-      "such a file, and a run keeps one as cost_model.json, by which --resume goes on. Plans never depend "
-      "on what is measured in the run, so runs with equal flags and data are bitwise identical",
+      "such a file, and a run saves one as cost_model.json, which --resume uses. Plans never depend on "
+      "measurements of the run, so runs with equal flags and data are bitwise identical",
       {.path = PathKind::kFile});
 }
 
@@ -43,7 +43,7 @@ ModelCost ModelUse::cost() const {
 
 namespace {
 
-/// Of the objective, or of the objectives of a mix.
+/// The memory model of the objective, or of all objectives of a mix.
 MemoryModel memory_of(const ModelUse& use) {
   std::vector<std::shared_ptr<const Objective>> objectives;
   for (const MixSource& source : use.mix) objectives.push_back(make_objective(source.objective));
@@ -84,10 +84,10 @@ void Planning::judge_calibration(const ModelUse& use, double predicted_seconds, 
   if (measured_seconds < kMostOff * predicted_seconds && predicted_seconds < kMostOff * measured_seconds)
     return;
   if (!forget_calibration(use.config, use.dtype, use.device, cache_folder())) return;
-  note(
-      fmt::format("micro-batches took {:.2f} s, but {:.2f} s were predicted: the machine is measured again "
-                  "by the next run",
-                  measured_seconds, predicted_seconds));
+  note(fmt::format(
+      "micro-batches took {:.2f} s, but {:.2f} s were predicted: the next run measures the machine "
+      "again",
+      measured_seconds, predicted_seconds));
 }
 
 }  // namespace espalier

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a command or an engine plans its steps for a model: what it is asked for, and what plans are compared
-// by.
+// Options and cost models with which a command or an engine plans its steps.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -21,18 +20,18 @@
 
 namespace espalier {
 
-/// A model, and how it is run.
+/// A model and the settings it runs with.
 struct ModelUse {
   DecoderConfig config;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;  // open
-  int64_t optimizer_bytes = 0;   // that an optimiser keeps for each element of a parameter
+  int64_t optimizer_bytes = 0;   // optimiser state per element of a parameter
   ObjectiveOptions objective{};
-  std::vector<MixSource> mix{};       // in place of the objective, where there are any
-  std::optional<LoraOptions> lora{};  // of adapters that are trained in place of the weights
-  int64_t ref_topk = 0;               // of the trajectories
+  std::vector<MixSource> mix{};       // if not empty, used in place of the objective
+  std::optional<LoraOptions> lora{};  // adapters trained in place of the weights
+  int64_t ref_topk = 0;               // Trajectories::ref_topk
 
-  /// With the adapters.
+  /// The cost of the model including adapters.
   ModelCost cost() const;
 };
 
@@ -41,19 +40,19 @@ struct Planning {
   bool no_calibration = false;
   std::string cost_model;  // a file; empty: built-in rates
 
-  /// `predicts`: --no-calibration as well.
+  /// `predicts`: also adds --no-calibration.
   void add(OptionList* list, bool predicts = true);
-  /// Without a memory budget token budget 0 becomes kDefaultTokenBudget, or the longest trajectory if that is
-  /// longer.
+  /// With neither a token nor a memory budget, the token budget becomes the larger of kDefaultTokenBudget and
+  /// the longest trajectory.
   PlanOptions options(const Trajectories& trajectories) const;
-  /// What plans for a model are compared by. It never depends on a measurement of this machine, so equal
-  /// options and data give equal plans, and equal plans equal bits, however busy the machine is.
+  /// The costs by which plans are compared. They never depend on measurements of this machine, so equal
+  /// options and data give equal plans and bitwise identical results.
   PlanCosts costs(const ModelUse& use) const;
-  /// The same with the time model that predictions are made by: rates measured on this device, unless
-  /// --no-calibration. Measures when no calibration is kept, and tells `note`.
+  /// The same with the time model used for predictions: rates measured on this device, unless
+  /// --no-calibration. Measures, after calling `note`, if no calibration is cached.
   PlanCosts measured_costs(const ModelUse& use, const std::function<void(const std::string&)>& note) const;
-  /// Forgets the kept calibration where a step took much more or less time than it predicts, and tells
-  /// `note`: it may have been measured while the machine was at something else.
+  /// Removes the cached calibration and calls `note` if a step took much more or less time than predicted:
+  /// the machine may have been busy during the calibration.
   void judge_calibration(const ModelUse& use, double predicted_seconds, double measured_seconds,
                          const std::function<void(const std::string&)>& note) const;
 };

@@ -16,7 +16,7 @@
 namespace espalier {
 namespace {
 
-// What a measurement is valid for.
+// Identifies what a measurement is valid for.
 nlohmann::ordered_json measurement_key(const ProductFeatures& features) {
   return {{"version", 1},
           {"cpu", device_name(at::kCPU)},
@@ -51,7 +51,7 @@ ProductChoice measured_before(const ProductFeatures& features, const std::filesy
     std::filesystem::create_directories(folder);
     write_text(path, nlohmann::ordered_json{{"key", key}, {"products", to_string(choice)}}.dump(2) + "\n");
   } catch (const std::exception& error) {
-    note(fmt::format("the measurement cannot be kept: {}", error.what()));
+    note(fmt::format("the measurement could not be saved: {}", error.what()));
   }
   return choice;
 }
@@ -59,14 +59,14 @@ ProductChoice measured_before(const ProductFeatures& features, const std::filesy
 }  // namespace
 
 ProductChoice measure_products() {
-  // Of the size of a small model's: more than fits the caches, and done in a few milliseconds.
+  // The size of a small model's layer: larger than the caches, and takes a few milliseconds.
   const std::vector<LinearShape> shapes{{"of a layer", 512, 1024, 1024}};
   constexpr int kRounds = 9;
   constexpr double kWorthIt = 0.95;
   const std::vector<ProductWay> ways = product_ways();
   const std::vector<GemmRates> all = measure_gemm_rates(shapes, ways, kRounds);
-  // The first way of a dtype is the one to beat. Seconds of a step: the three parts together.
-  const auto fastest_of = [&](at::ScalarType dtype) {
+  // The first way of a dtype is the default. A step takes all three products.
+  const auto fastest_way = [&](at::ScalarType dtype) {
     const size_t first = std::ranges::find(ways, dtype, &ProductWay::dtype) - ways.begin();
     size_t best = first;
     double least = kWorthIt;
@@ -81,7 +81,7 @@ ProductChoice measure_products() {
     }
     return ways[best].choice;
   };
-  return {fastest_of(at::kFloat).float32, fastest_of(at::kBFloat16).bfloat16};
+  return {fastest_way(at::kFloat).float32, fastest_way(at::kBFloat16).bfloat16};
 }
 
 ProductDecision decide_products(const ProductFeatures& features, const std::filesystem::path& folder,

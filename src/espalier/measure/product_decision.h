@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which matrix products a process starts with, and why.
+// The choice of CPU matrix products at the start of a process.
 #pragma once
 
 #include <filesystem>
@@ -15,16 +15,15 @@ struct ProductDecision {
   std::string reason;
 };
 
-/// By the features of the processor where they tell (always the same, then: nothing is measured); else by a
-/// measurement, once per processor, number of threads and level: all ways in turn, some rounds, by the
-/// medians of the rounds' ratios. It is kept in `folder`, and `note` is told. The environment may name
-/// products instead (with_environment). Where the folder cannot be written, the measurement is not kept and
-/// `note` is told.
+/// Decides by the features of the processor where they suffice, otherwise by a measurement per processor,
+/// number of threads and level, which is cached in `folder`. Compares medians of ratios over interleaved
+/// rounds. `note` is called before measuring and if the result cannot be saved. The environment may override
+/// the choice (with_environment).
 ProductDecision decide_products(const ProductFeatures& features, const std::filesystem::path& folder,
                                 const std::function<void(const std::string&)>& note);
 
-/// The measurement: for each dtype the way that is fastest, LibTorch's (and upcast) unless another one takes
-/// less than 0.95 of its time.
+/// Measures the fastest way for each dtype. Prefers LibTorch's (for bfloat16, upcast) unless another one
+/// takes less than 0.95 of its time.
 ProductChoice measure_products();
 
 }  // namespace espalier

@@ -35,7 +35,7 @@ constexpr const char* kStep = "step";
 constexpr std::string_view kForward = "forward", kBackward = "backward",
                            kGradientOfInput = "gradient of input", kGradientOfWeight = "gradient of weight";
 
-// A kind of work. What is called inside is of the same kind, unless the kind is only a default.
+// A kind of work. Nested events inherit it, unless it is only a default.
 struct Kind {
   std::string_view work;
   std::string_view part;
@@ -74,7 +74,7 @@ Kind kind_of(const std::string& name, const Kind& outer) {
   }
   if (name.starts_with("layer ")) return {"residual", kForward};
   if (name == "attention" || name == "mlp" || name == "head") return kOther;
-  // Besides the node that it names, a sum of the gradients that reach one tensor by several ways.
+  // Also sums gradients that reach a tensor on several paths.
   if (name.starts_with("autograd::engine::evaluate_function")) return {"residual", kBackward};
   const std::string simple = simplified(name);
   const bool backward = simple.find("backward") != simple.npos || simple.find("cppnode") != simple.npos;
@@ -88,8 +88,8 @@ Kind kind_of(const std::string& name, const Kind& outer) {
 
 using Events = std::vector<const kineto::KinetoEvent*>;
 
-// Visits the events of one thread as they nest: enter(event, its kind), and spend(kind, seconds) for each
-// stretch of time from `begin` on, with the kind of the innermost event.
+// Visits the nested events of one thread: enter(event, kind) for each event, and spend(kind, seconds) for
+// each interval from `begin` on, with the kind of the innermost event.
 template <class Enter, class Spend>
 void walk_nested(Events events, uint64_t begin, const Enter& enter, const Spend& spend) {
   std::ranges::stable_sort(events, [](const auto* a, const auto* b) {
@@ -131,7 +131,7 @@ bool is_operator(const kineto::KinetoEvent& event) {
   return has_type(event, {libkineto::ActivityType::CPU_OP, libkineto::ActivityType::USER_ANNOTATION});
 }
 
-// Seconds of the calling thread by kind of work, without what is nested and of another kind.
+// Seconds of the calling thread by kind of work, without nested events of another kind.
 std::map<Kind, double> host_seconds(const std::vector<kineto::KinetoEvent>& events,
                                     const kineto::KinetoEvent& step) {
   Events own;
@@ -145,8 +145,8 @@ std::map<Kind, double> host_seconds(const std::vector<kineto::KinetoEvent>& even
   return seconds;
 }
 
-// Seconds of the GPU by kind of work: those of each kernel or copy count as the operator that launched it,
-// whatever thread that was on.
+// Seconds of the GPU by kind of work. A kernel or copy counts as the operator that launched it, on any
+// thread.
 std::map<Kind, double> device_seconds(const std::vector<kineto::KinetoEvent>& events,
                                       const kineto::KinetoEvent& step) {
   using Type = libkineto::ActivityType;
@@ -158,8 +158,8 @@ std::map<Kind, double> device_seconds(const std::vector<kineto::KinetoEvent>& ev
   const auto enter = [&](const kineto::KinetoEvent& event, const Kind& kind) {
     kind_of_operator.emplace(event.correlationId(), kind);
   };
-  for (auto& [thread, of_thread] : by_thread) {
-    walk_nested(std::move(of_thread), step.startNs(), enter, [](const Kind&, double) {});
+  for (auto& [thread, thread_events] : by_thread) {
+    walk_nested(std::move(thread_events), step.startNs(), enter, [](const Kind&, double) {});
   }
   std::map<Kind, double> seconds;
   double busy = 0;
@@ -175,7 +175,7 @@ std::map<Kind, double> device_seconds(const std::vector<kineto::KinetoEvent>& ev
   return seconds;
 }
 
-// LibTorch writes traces under a name only, so that name is one beside the final one.
+// LibTorch can only write traces to a file, so a temporary one beside the final one is used.
 std::string trace_text(kineto::ProfilerResult& recorded, const std::filesystem::path& trace) {
   const std::filesystem::path beside = fmt::format("{}.{}.tmp", trace.string(), ::getpid());
   recorded.save(beside.string());
@@ -183,13 +183,13 @@ std::string trace_text(kineto::ProfilerResult& recorded, const std::filesystem::
   std::error_code ignored;
   if (std::filesystem::exists(beside, ignored)) text = read_text(beside);
   std::filesystem::remove(beside, ignored);
-  // It does not say when it could not write all of it.
+  // LibTorch does not report incomplete writes.
   ESPALIER_CHECK(nlohmann::json::accept(text), "cannot write {}: the trace is incomplete (is the disk full?)",
                  trace.string());
   return text;
 }
 
-// Of matrices that are in the dtype of products already, multiplied as the model's are.
+// FLOPs per second of a matrix product as in the model, without conversions.
 double gemm_rate(at::ScalarType dtype, at::Device device) {
   const int64_t rows = device.is_cuda() ? 8192 : 2048, size = device.is_cuda() ? 8192 : 1024;
   constexpr int kRepeats = 7;
@@ -213,10 +213,11 @@ std::map<Kind, double> flops_by_kind(const ModelCost& model, const StepResult& r
   forward += result.recomputed;
   const FlopCount forward_count = forward_flops(model, forward);
   const FlopCount backward_count = backward_flops(model, result.work);
-  const double of_input = model.frozen ? forward_flops(model, result.work).linear : backward_count.linear / 2;
+  const double input_flops =
+      model.frozen ? forward_flops(model, result.work).linear : backward_count.linear / 2;
   return {{{"linear", kForward}, forward_count.linear},
-          {{"linear", kGradientOfInput}, of_input},
-          {{"linear", kGradientOfWeight}, backward_count.linear - of_input},
+          {{"linear", kGradientOfInput}, input_flops},
+          {{"linear", kGradientOfWeight}, backward_count.linear - input_flops},
           {{"attention", kForward}, forward_count.attention},
           {{"attention", kBackward}, backward_count.attention},
           {{"head", kForward}, forward_flops(model, result.work).head},
@@ -250,7 +251,7 @@ std::string ProfileSummary::text() const {
 
 Profiler::Profiler(const std::filesystem::path& trace, at::Device device)
     : trace_(trace), device_(device), file_(trace) {
-  // Else a build of LibTorch with CUDA complains of machines without.
+  // Otherwise LibTorch with CUDA warns on machines without a GPU.
   ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
 }
 

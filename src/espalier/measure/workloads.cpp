@@ -35,8 +35,8 @@ Csr<int32_t> forest_of_ratio(const WorkloadSizes& sizes, double ratio, int64_t v
     synth.depth = 1;
     nodes = 4;
   } else {
-    // With equal inner nodes three levels reach 2 b^2 / (1 + b), two levels b; a quarter more leaves room for
-    // leaves.
+    // With nodes of equal size, b branches give a ratio of about 2 b^2 / (1 + b) with three levels and b with
+    // two. The margin allows for the sizes of leaves.
     synth.depth = 3;
     synth.branching = static_cast<int64_t>(std::ceil(0.75 * ratio)) + 1;
     nodes = 1 + synth.branching + synth.branching * synth.branching;

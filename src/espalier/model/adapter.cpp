@@ -45,7 +45,7 @@ void check_adapter(const ModelSpec& spec, const Adapter& adapter) {
     next += 2;
   }
   TORCH_CHECK(next == parameters.size(),
-              "Decoder: expected parameters of adapters in the order of the maps, ", "received ",
+              "Decoder: expected parameters of adapters in the order of the maps, received ",
               parameters.size() - next, " others, the first ", parameters[next].name);
 }
 

@@ -15,20 +15,20 @@ namespace espalier {
 inline constexpr const char* kLoraA = ".lora_A.weight";
 inline constexpr const char* kLoraB = ".lora_B.weight";
 
-/// Adds scale (x A^T) B^T to the maps that have an A [rank, in] and a B [out, rank] here. They are in the
-/// dtype of sums: float32 beside a bfloat16 model, as PEFT has them by default.
+/// Adds scale (x A^T) B^T to linear maps with matrices A [rank, in] and B [out, rank]. They are in the
+/// accumulator dtype: float32 for a bfloat16 model, the default of PEFT.
 struct Adapter {
   double scale = 0;
-  std::vector<Parameter> parameters;   // NAME.lora_A.weight, NAME.lora_B.weight of each map in turn
-  nlohmann::ordered_json config = {};  // adapter_config.json, as it is saved (model/weights/adapter_folder.h)
+  std::vector<Parameter> parameters;   // NAME.lora_A.weight, NAME.lora_B.weight for each map
+  nlohmann::ordered_json config = {};  // adapter_config.json (model/weights/adapter_folder.h)
 };
 
-/// A decoder's weights with scale B A added to those of the adapter's maps, in float32 at least, and rounded
-/// to their dtype once (as PEFT merges). Weights of other maps are shared with `weights`.
+/// Merges the adapter: adds scale B A to the weights of its maps, in float32 at least, and rounds them to
+/// their dtype once (as PEFT does). Other weights share storage with `weights`.
 std::vector<Parameter> merged_weights(const std::vector<Parameter>& weights, const Adapter& adapter);
 
-/// Throws c10::Error unless the parameters are those of maps of `spec`, in the order of a checkpoint, with
-/// shapes that fit.
+/// Throws c10::Error unless the parameters belong to maps of `spec`, in checkpoint order, with matching
+/// shapes.
 void check_adapter(const ModelSpec& spec, const Adapter& adapter);
 
 }  // namespace espalier

@@ -77,7 +77,7 @@ Json tokenizer_config() {
           {"pad_token", kPadToken},
           {"unk_token", nullptr},
           {"clean_up_tokenization_spaces", false},
-          // Transformers before 4.43 knows no chat_template.jinja.
+          // Transformers before 4.43 does not read chat_template.jinja.
           {"chat_template", kChatTemplate}};
 }
 

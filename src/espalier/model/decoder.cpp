@@ -14,7 +14,7 @@
 namespace espalier {
 namespace {
 
-/// `dtype` and `device`: those that all must have.
+/// Checks names, shapes, and that all have this dtype and device.
 void check_tensors(const char* kind, const std::vector<ParameterShape>& shapes,
                    const std::vector<Parameter>& parameters, at::ScalarType dtype, at::Device device) {
   TORCH_CHECK(parameters.size() == shapes.size(), "Decoder: expected ", shapes.size(), " ", kind,
@@ -48,7 +48,7 @@ void check_parameters(const DecoderConfig& config, const std::vector<Parameter>&
                 first.device());
 }
 
-/// Adapters are trained in place of the weights.
+/// Checks the adapter and freezes the weights.
 void freeze_for(const Adapter& adapter, const DecoderConfig& config, const std::vector<Parameter>& weights) {
   check_adapter(config, adapter);
   const at::Tensor& first = weights.front().value;
@@ -143,7 +143,7 @@ std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType 
 }
 
 PositionTables Decoder::position_tables(const at::Tensor& position_ids) const {
-  // Angles are float32 for every dtype, as in Transformers; a float64 model takes them as they are.
+  // Angles are float32 for every dtype, as in Transformers, also for float64 models.
   const at::ScalarType dtype = detail::accumulator_dtype(embed_tokens_.scalar_type());
   PositionTables tables;
   for (const RotaryFrequencies& rope : ropes_) {
@@ -172,15 +172,15 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
   const auto norm = [&](const at::Tensor& x, const at::Tensor& weight) {
     return accumulating::rms_norm(x, weight, config_.rms_norm_eps, config_.zero_centered_norm());
   };
-  const at::Tensor rounded = hidden.to(embed_tokens_.scalar_type());  // where residual_in_fp32
+  const at::Tensor rounded = hidden.to(embed_tokens_.scalar_type());  // differs with residual_in_fp32
   const at::Tensor input = layer.norms_outputs() ? hidden : norm(rounded, layer.input_layernorm);
   auto [mixed, context] = std::visit(
       [&](const auto& mixer) { return mixer.forward(index, input, tables, sequence, rows); }, layer.mixer);
   const at::Tensor residual = rows.defined() ? hidden.index_select(0, rows) : hidden;
   if (!mixed.defined()) return {residual, std::move(context)};
   if (std::holds_alternative<NoMlp>(layer.mlp)) {
-    const bool wide = config_.residual_in_fp32;
-    const at::ScalarType dtype = wide ? detail::accumulator_dtype(mixed.scalar_type()) : mixed.scalar_type();
+    const at::ScalarType dtype =
+        config_.residual_in_fp32 ? detail::accumulator_dtype(mixed.scalar_type()) : mixed.scalar_type();
     return {residual.to(dtype) + scaled(mixed), std::move(context)};
   }
   struct RunMlp {

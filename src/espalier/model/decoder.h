@@ -24,16 +24,16 @@ class OptionList;
 
 class Decoder : public Model {
  public:
-  /// `parameters` must be those of parameter_shapes(config), in that order, of one floating dtype, on one
-  /// device; `buffers` those of buffer_shapes(config), in that order, in the dtype of sums (float32, float64
-  /// for float64), on that device. With an adapter, whose parameters are in the dtype of sums on that device,
-  /// the former are frozen: they no longer require gradients.
+  /// `parameters`: those of parameter_shapes(config), in order, of one floating dtype, on one device.
+  /// `buffers`: those of buffer_shapes(config), in order, in the accumulator dtype (float32, float64 for
+  /// float64), on that device. `adapter`: parameters in the accumulator dtype on that device; `parameters`
+  /// are then frozen (do not require grad).
   Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::vector<Parameter> buffers = {},
           Adapter adapter = {});
 
   /// Final hidden states (of final_norm) [T, hidden_size] of input_ids [T] int64 at position_ids [T]
   /// int64. Norms and rotary angles are computed in float32 as in Transformers; norms in float64 for float64.
-  /// The gradient of the embedding is complete unless freeze_pad_embedding was called.
+  /// The pad token's embedding gets a gradient unless freeze_pad_embedding was called.
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& position_ids,
                      const SequenceOps& sequence) const;
 
@@ -50,23 +50,23 @@ class Decoder : public Model {
   const std::vector<Parameter>& parameters() const override {
     return has_adapter() ? adapter_.parameters : weights_;
   }
-  /// Those of parameter_shapes(config); the same as parameters() without an adapter.
+  /// The parameters of parameter_shapes(config); without an adapter the same as parameters().
   const std::vector<Parameter>& weights() const { return weights_; }
   const std::vector<Parameter>& buffers() const { return buffers_; }
   bool has_adapter() const { return !adapter_.parameters.empty(); }
   const Adapter& adapter() const { return adapter_; }
-  /// From now on `embed` gives the row of pad_token_id no gradient, as Transformers does. It still gets that
-  /// of a tied LM head. Nothing changes where the config has no pad_token_id.
+  /// Disables the gradient of `embed` for the row of pad_token_id, as Transformers does. A tied LM head still
+  /// contributes. No effect if the config has no pad_token_id.
   void freeze_pad_embedding() { config_.freeze_pad_embedding = true; }
-  /// Of weights and activations.
+  /// The dtype of weights and activations.
   at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
   at::Device device() const override { return embed_tokens_.device(); }
 
-  /// What the LM head is given, of the last layer's hidden states [..., hidden_size]: the last norm, divided
-  /// by logits_scaling.
+  /// The input of the LM head, from the last layer's hidden states [..., hidden_size]: the final norm,
+  /// divided by logits_scaling.
   at::Tensor final_norm(const at::Tensor& hidden) const;
 
-  /// LM head [vocab_size, hidden_size]; the embedding where tied.
+  /// LM head [vocab_size, hidden_size]; the embedding if tied.
   const at::Tensor& lm_head_weight() const { return lm_head_; }
 
   const DecoderConfig& config() const { return config_; }
@@ -84,7 +84,7 @@ class Decoder : public Model {
   Layer make_layer(const LayerSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers,
                    const RouterPlace& place) const;
 
-  /// A mixer's or an MLP's output as it is added to hidden states.
+  /// The output of a mixer or MLP times residual_multiplier.
   at::Tensor scaled(const at::Tensor& branch) const;
 
   static constexpr int64_t kTablesOfRope = 2;  // cos and sin
@@ -92,16 +92,16 @@ class Decoder : public Model {
   DecoderConfig config_;
   std::vector<Parameter> weights_, buffers_;
   Adapter adapter_;
-  // The same tensors as in weights_, by their place in the network.
+  // Aliases of tensors in weights_.
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<Layer> layers_;
-  std::vector<RotaryFrequencies> ropes_;  // of all layers; or of full attention, then of sliding windows
+  std::vector<RotaryFrequencies> ropes_;  // for all layers; or for full attention, then for sliding windows
 };
 
-/// Zeros for a decoder's buffers, with which routers choose by their scores alone.
+/// Zero-filled buffers, with which routers choose by their scores alone.
 std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType dtype, at::Device device);
 
-/// Whether Decoder::freeze_pad_embedding is called.
+/// Adds the option --freeze-pad-embedding.
 void add_freeze_pad_embedding(OptionList* list, bool* freeze);
 
 }  // namespace espalier

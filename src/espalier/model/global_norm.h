@@ -8,8 +8,8 @@
 
 namespace espalier {
 
-/// Euclidean norm of all gradients together, summed in float64; undefined ones count as zero. They are of one
-/// device, which is waited for once.
+/// L2 norm over all gradients, summed in float64; undefined ones count as zero. All must be on one device,
+/// which is synchronised once.
 double global_norm(std::vector<at::Tensor> gradients);
 
 }  // namespace espalier

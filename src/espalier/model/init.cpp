@@ -38,8 +38,8 @@ uint64_t hash_name(std::string_view name) {
   return hash;
 }
 
-/// Values 2 i and 2 i + 1 of the sequence (seed, stream) uniform in [0, 1): the two halves of one Philox
-/// block, so that any index can be computed alone.
+/// Values 2 i and 2 i + 1 of the sequence (seed, stream), uniform in [0, 1): the halves of one Philox block,
+/// so that each index can be computed independently.
 std::pair<double, double> uniform_pair(uint64_t seed, uint64_t stream, uint64_t i) {
   const auto block = philox4x32({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32),
                                  static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
@@ -51,7 +51,7 @@ std::pair<double, double> uniform_pair(uint64_t seed, uint64_t stream, uint64_t 
   return {uniform(0), uniform(2)};
 }
 
-/// How values are drawn, from pairs of uniform_pair.
+/// A distribution, sampled from pairs of uniform_pair.
 struct Distribution {
   bool uniform;  // in [-scale, scale); otherwise normal, of deviation `scale`, by Box-Muller
   double scale;
@@ -76,7 +76,7 @@ void fill(T* values, int64_t count, const Distribution& distribution, uint64_t s
   });
 }
 
-/// Of a gated delta rule: the logarithm of a decay rate uniform in [0.01, 16).
+/// A_log of a gated delta rule: the logarithm of a decay rate uniform in [0.01, 16).
 at::Tensor init_decay_rates(const ParameterShape& parameter, uint64_t seed) {
   Rng rng(seed, hash_name(parameter.name));
   std::vector<double> values;
@@ -86,12 +86,13 @@ at::Tensor init_decay_rates(const ParameterShape& parameter, uint64_t seed) {
   return at::tensor(values, at::kDouble);
 }
 
-/// Of a state space: the logarithms of 1, 2, ... by head.
+/// A_log of a state space: the logarithms of 1, 2, ... by head.
 at::Tensor init_state_decays(const ParameterShape& parameter) {
   return at::arange(1, parameter.shape[0] + 1, at::kDouble).log();
 }
 
-/// What softplus makes steps of that are uniform in their logarithm (Mamba2Mixer.init_mamba2_weights).
+/// dt_bias of a state space: inverse softplus of steps that are log-uniform
+/// (Mamba2Mixer.init_mamba2_weights).
 at::Tensor init_steps(const SsmInit& init, const ParameterShape& parameter, uint64_t seed) {
   Rng rng(seed, hash_name(parameter.name));
   std::vector<double> values;
@@ -103,8 +104,8 @@ at::Tensor init_steps(const SsmInit& init, const ParameterShape& parameter, uint
   return at::tensor(values, at::kDouble);
 }
 
-/// Convolutions and output projections of mamba2 are drawn as torch.nn.Linear draws, all else as in every
-/// family.
+/// Convolutions and output projections of mamba2 are initialised as torch.nn.Linear, everything else as in
+/// other families.
 Distribution distribution_of(const DecoderConfig& config, const ParameterShape& parameter) {
   const bool is_output = parameter.name.ends_with("mixer.out_proj.weight");
   if (!config.ssm_init || !(is_output || parameter.name.ends_with("mixer.conv1d.weight"))) {
@@ -117,7 +118,7 @@ Distribution distribution_of(const DecoderConfig& config, const ParameterShape& 
   return {.uniform = true, .scale = scale};
 }
 
-/// Whether a weight of one dimension is added to 1.
+/// Whether the weight of a norm is added to 1.
 bool is_zero_centered(const DecoderConfig& config, const std::string& name) {
   return config.zero_centered_norm() && name.ends_with("norm.weight") &&
          !name.ends_with("linear_attn.norm.weight");
@@ -138,8 +139,8 @@ at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& par
                           at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
   if (parameter.name.ends_with(".A_log")) {
-    const bool of_states = config.ssm() != nullptr;
-    return (of_states ? init_state_decays(parameter) : init_decay_rates(parameter, seed)).to(dtype);
+    const bool is_state_space = config.ssm() != nullptr;
+    return (is_state_space ? init_state_decays(parameter) : init_decay_rates(parameter, seed)).to(dtype);
   }
   if (config.ssm_init && parameter.name.ends_with(".dt_bias")) {
     return init_steps(*config.ssm_init, parameter, seed).to(dtype);
@@ -154,14 +155,14 @@ at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& par
   return drawn(parameter.shape, dtype, distribution, seed, stream);
 }
 
-/// A new or empty folder to write into. What was made is removed again unless it is kept.
+/// A new or empty folder to write into. Created files are removed again unless keep() is called.
 class EmptyFolder {
  public:
   explicit EmptyFolder(const fs::path& folder) : folder_(folder) {
     std::error_code error;
-    for (fs::path each = fs::absolute(folder); !fs::exists(each, error) && !error;
-         each = each.parent_path()) {
-      made_ = each;
+    for (fs::path parent = fs::absolute(folder); !fs::exists(parent, error) && !error;
+         parent = parent.parent_path()) {
+      made_ = parent;
     }
     fs::create_directories(folder, error);
     ESPALIER_CHECK(!error, "cannot make {}: {}", folder.string(), error.message());
@@ -184,7 +185,7 @@ class EmptyFolder {
 
  private:
   fs::path folder_;
-  fs::path made_;  // the outermost folder that was not there; empty where all were
+  fs::path made_;  // the outermost folder that was created; empty if all existed
   bool owned_ = false;
 };
 
@@ -197,7 +198,7 @@ void init_model(const InitOptions& options) {
   if (options.byte_tokenizer) write_byte_tokenizer(options.out, config.vocab_size);
 
   std::map<std::string, at::Tensor> values;
-  std::vector<std::string> names;  // of what is written, in the order of the parameters
+  std::vector<std::string> names;  // of the tensors to write, in the order of the parameters
   for (const ParameterShape& parameter : parameter_shapes(config)) {
     values.emplace(parameter.name, init_parameter(config, parameter, options.seed, options.dtype));
     const std::optional<FusedPlace> place = fused_place(parameter.name);

@@ -15,24 +15,24 @@ namespace espalier {
 
 struct InitOptions {
   std::filesystem::path config;  // a config.json
-  std::filesystem::path out;     // folder to make; must not exist or be empty
+  std::filesystem::path out;     // folder to create; must not exist or must be empty
   uint64_t seed = 0;
   at::ScalarType dtype = at::kFloat;
   bool byte_tokenizer = false;  // also write a byte-level tokenizer with the ChatML template
 };
 
-/// Writes a model folder with weights drawn as Transformers does: normal(0, initializer_range) for matrices
-/// and embeddings, 1 for norms (0 where 1 is added), 0 for biases; decay rates of gated delta rules uniform
-/// in [0.01, 16), of state spaces 1, 2, ...; steps, convolutions and output projections of mamba2 as there.
-/// Each tensor has its own random stream, named by its checkpoint name, so a value depends on seed, name and
-/// index only.
+/// Writes a model folder with weights initialised as in Transformers: normal(0, initializer_range) for
+/// matrices and embeddings, 1 for norms (0 where 1 is added), 0 for biases; decay rates of gated delta rules
+/// uniform in [0.01, 16), of state spaces 1, 2, ...; steps, convolutions and output projections of mamba2
+/// likewise. Each tensor has its own random stream, so a value depends only on seed, checkpoint name and
+/// index.
 void init_model(const InitOptions& options);
 
-/// The same model in memory, as load_decoder reads one of float32.
+/// The same model in memory, as load_decoder would load it from float32.
 Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, at::Device device = at::kCPU);
 
-/// Adapters of `maps` as PEFT draws them: A uniform in [-1 / sqrt(in), 1 / sqrt(in)), B 0, so that they
-/// change nothing yet. Streams as of init_model.
+/// Adapters of `maps`, initialised as in PEFT: A uniform in [-1 / sqrt(in), 1 / sqrt(in)), B = 0. Random
+/// streams as in init_model.
 Adapter init_adapter(const std::vector<LinearMap>& maps, const LoraOptions& options, uint64_t seed,
                      at::ScalarType dtype, at::Device device = at::kCPU);
 

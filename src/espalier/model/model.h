@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the engine asks of a model.
+// The interface of models to the engine.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,27 +18,27 @@ struct Parameter {
   at::Tensor value;  // leaf, requires_grad
 };
 
-/// What a layer leaves to the descendants of a micro-batch, as tensors that carry gradients. An attention
-/// layer: k (rotated) and v [T, K, D] of the micro-batch's tokens.
+/// The tensors of a layer that descendants of a micro-batch read, differentiable. For attention: k (rotated)
+/// and v [T, K, D] of the micro-batch's tokens.
 using LayerContext = std::vector<at::Tensor>;
 
-/// What layers read of the positions: of a decoder with rotary embedding cos and sin [T, head_dim / 2], and
-/// where layers with a sliding window have a rope of their own, cos and sin of that.
+/// Tables computed from positions: cos and sin [T, head_dim / 2] of a rotary embedding, followed by those of
+/// a separate embedding of layers with a sliding window, if there is one.
 using PositionTables = std::vector<at::Tensor>;
 
 struct LayerOutput {
-  at::Tensor hidden;  // [T, hidden_size], or [R, hidden_size] of R tokens
+  at::Tensor hidden;  // [T, hidden_size], or [R, hidden_size] of R selected tokens
   LayerContext context;
 };
 
-/// Log-probabilities of edges that start at R of the tokens.
+/// E edges whose sources are among R tokens.
 struct Edges {
   at::Tensor row;     // [E] int64, ascending, into the R tokens
   at::Tensor target;  // [E] int64, token ids
 };
 
-/// A causal language model in parts, so that its layers can be checkpointed one by one and their context can
-/// go to other micro-batches: logprobs(layer(L - 1, ... layer(0, embed(input_ids), ...)), edges).
+/// A causal language model, split into parts so that layers can be checkpointed one by one and their context
+/// can be passed to other micro-batches: logprobs(layer(L - 1, ... layer(0, embed(input_ids), ...)), edges).
 /// Gradients of parameters are accumulated in their .grad (model/gradient_accumulation.h).
 class Model {
  public:
@@ -48,17 +48,17 @@ class Model {
   virtual int64_t vocab_size() const = 0;
   virtual RouterShape routers() const { return {}; }
 
-  /// The sizes of the sliding windows of its attention, ascending, each once.
+  /// The distinct sizes of sliding windows of attention, ascending.
   virtual std::vector<int64_t> sliding_windows() const { return {}; }
 
-  /// Hidden states [T, hidden_size] of input_ids [T] int64.
+  /// Hidden states [T, hidden_size] for input_ids [T] int64.
   virtual at::Tensor embed(const at::Tensor& input_ids) const = 0;
 
-  /// Of position_ids [T] int64, once for all layers.
+  /// The tables for position_ids [T] int64, used by all layers.
   virtual PositionTables position_tables(const at::Tensor& position_ids) const = 0;
 
-  /// `rows` [R] int64, ascending: the tokens whose hidden state is wanted, all where it is undefined. What
-  /// comes after the mixer is computed for them alone, and nothing but the context where there are none.
+  /// `rows` [R] int64, ascending: the tokens whose hidden states are returned; undefined: all. Everything
+  /// after the mixer is computed for these rows only. With R = 0 only the context is computed.
   virtual LayerOutput layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
                             const SequenceOps& sequence, const at::Tensor& rows) const = 0;
 
@@ -66,23 +66,22 @@ class Model {
   /// states [R, hidden_size].
   virtual at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const = 0;
 
-  /// The same with the entropies [E] of the distributions that the targets are drawn from, in nats; where
-  /// weights are narrower than float32 they are upcast for it.
+  /// The same with the entropies [E] of the distributions at the sources of edges, in nats. Weights narrower
+  /// than float32 are upcast for it.
   virtual EdgeDistribution distribution(const at::Tensor& hidden, const Edges& edges) const = 0;
 
-  /// What is trained: all weights, or of a model with an adapter the adapter's.
+  /// The trained parameters: all weights, or those of the adapter.
   virtual const std::vector<Parameter>& parameters() const = 0;
 
-  /// Of parameters and everything computed from them.
+  /// The device of parameters and activations.
   virtual at::Device device() const = 0;
 
   /// Gradients of all parameters, in their order, summed over backward passes since zero_gradients in float32
-  /// (float64 for float64 models): their .grad. Undefined where there were none.
+  /// (float64 for float64 models): their .grad. Undefined if there were none.
   std::vector<at::Tensor> gradients() const;
   void zero_gradients() const;
 
-  /// Makes zeros of gradients that are undefined, so that all have one: a reduction over processes needs the
-  /// same tensors everywhere.
+  /// Sets undefined gradients to zeros, so that a reduction over processes has the same tensors everywhere.
   void complete_gradients() const;
 };
 

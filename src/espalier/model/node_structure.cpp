@@ -9,7 +9,7 @@
 namespace espalier {
 namespace {
 
-Csr<int64_t> levels_of(const std::vector<int64_t>& parent) {
+Csr<int64_t> nodes_by_depth(const std::vector<int64_t>& parent) {
   std::vector<int64_t> depth(parent.size());
   int64_t num_levels = 0;
   for (size_t n = 0; n < parent.size(); ++n) {
@@ -41,7 +41,7 @@ NodeStructure make_node_structure(std::vector<int64_t> begin, std::vector<int64_
               static_cast<int32_t>(first) - 1);
     nodes.prev[first] = before < 0 ? -1 : static_cast<int32_t>(nodes.begin[before + 1] - 1);
   }
-  nodes.levels = levels_of(nodes.parent);
+  nodes.levels = nodes_by_depth(nodes.parent);
   return nodes;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the tokens of a list branch, as layers that walk along paths need it.
+// The tree structure of tokens, for recurrent layers and convolutions.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,22 @@
 
 namespace espalier {
 
-/// T tokens in N nodes, in preorder. A node is a stretch of tokens that follow each other on one path. It
-/// continues where its parent ends. A plain sequence is one node.
+/// T tokens in N nodes, in preorder. A node is a contiguous range of tokens on one path that starts where its
+/// parent ends. A plain sequence is one node.
 struct NodeStructure {
   std::vector<int64_t> begin{0};  // [N + 1] node n is tokens [begin[n], begin[n + 1])
   std::vector<int64_t> parent;    // [N], -1 at a root
-  std::vector<int32_t> prev;      // [T] the token before on the path; at the first token of a root -1, or
-                                  // -2 - c where it goes on from cut c of the last ancestor (ops/paths.h)
-  Csr<int64_t> levels;            // the nodes by depth, roots first; nodes of a level do not see each other
-  std::vector<int64_t> cuts;      // the nodes at whose ends roots of other micro-batches go on, ascending
+  std::vector<int32_t> prev;      // [T] previous token on the path; at the start of a root -1, or
+                                  // -2 - c if it continues cut c of the last ancestor (ops/paths.h)
+  Csr<int64_t> levels;            // nodes by depth, roots first; nodes of a level are independent
+  std::vector<int64_t> cuts;      // nodes whose ends are continued by other micro-batches, ascending
 
   int64_t num_tokens() const { return begin.back(); }
   int64_t num_nodes() const { return static_cast<int64_t>(parent.size()); }
 };
 
-/// Nodes of these sizes, at least 1 each; parent[n] < n. Roots continue nothing, and nothing continues them.
+/// Builds the structure. Nodes must not be empty; parent[n] < n. Roots have no context, and there are no
+/// cuts.
 NodeStructure make_node_structure(std::vector<int64_t> begin, std::vector<int64_t> parent);
 
 }  // namespace espalier

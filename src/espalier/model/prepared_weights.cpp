@@ -13,9 +13,9 @@
 namespace espalier::accumulating {
 namespace {
 
-/// A weight as it was when it was made ready.
+/// A weight and the state in which it was prepared.
 struct Prepared {
-  at::Tensor weight;  // held, so that nothing else comes to lie at its place
+  at::Tensor weight;  // keeps its storage alive, so that the address is not reused
   int64_t version = 0;
   std::optional<detail::PreparedWeight> ready;
 };

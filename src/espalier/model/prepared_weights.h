@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that are made ready once for many passes of few rows.
+// Weights prepared once for many passes with few rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,10 +8,10 @@
 
 namespace espalier::accumulating {
 
-/// While it lives, linears (model/gradient_accumulation.h) multiply by weights that are made ready once
-/// (ops/gemm/prepared_weight.h): a pass of a few rows would otherwise take most of its time for that. One
-/// that has changed is made ready anew. For passes without gradients, in the thread that made it. At most one
-/// lives at a time in a thread.
+/// While an instance exists, linear maps (model/gradient_accumulation.h) use weights prepared once
+/// (ops/gemm/prepared_weight.h), which would otherwise dominate the time of passes with few rows. A weight
+/// that has changed is prepared again. For passes without gradients, in the thread that created it; at most
+/// one per thread.
 class PreparedWeights {
  public:
   PreparedWeights();
@@ -20,10 +20,10 @@ class PreparedWeights {
   PreparedWeights& operator=(const PreparedWeights&) = delete;
 };
 
-/// What PreparedWeights keeps of a weight [N, K]; null where none lives.
+/// The prepared form of a weight [N, K]; null without PreparedWeights.
 const detail::PreparedWeight* prepared(const at::Tensor& weight);
 
-/// The LM head's logits hidden weight^T [T, V], in the dtype of sums. Records no graph.
+/// Logits hidden weight^T [T, V] of the LM head, in the accumulator dtype. Runs without autograd.
 at::Tensor head_logits(const at::Tensor& hidden, const at::Tensor& weight);
 
 }  // namespace espalier::accumulating

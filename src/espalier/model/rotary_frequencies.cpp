@@ -26,9 +26,9 @@ at::Tensor scaled(const at::Tensor& powers, const Llama3Rope& rope) {
   return at::where(is_long, plain / rope.factor, at::where(is_short, plain, between));
 }
 
-// The share of each frequency that is slowed down: 0 below the pair that turns beta_fast times in the
-// original context, 1 above that of beta_slow, rising in between (YaRN, section 3.2).
-at::Tensor slowed_share(const YarnRope& rope, double rope_theta, int64_t rotary_dim) {
+// The interpolation ramp of YaRN, section 3.2: 0 below the pair with beta_fast rotations in the original
+// context, 1 above the pair with beta_slow, linear in between.
+at::Tensor interpolation_ramp(const YarnRope& rope, double rope_theta, int64_t rotary_dim) {
   const auto dim = static_cast<double>(rotary_dim);
   const auto pair_of_turns = [&](double turns) {
     const auto old_length = static_cast<double>(rope.original_max_position_embeddings);
@@ -57,7 +57,7 @@ RotaryFrequencies::RotaryFrequencies(const Rope& rope, int64_t rotary_dim) {
   } else if (const auto* llama3 = std::get_if<Llama3Rope>(&rope.scaling)) {
     inverse = scaled(powers, *llama3);
   } else if (const auto* yarn = std::get_if<YarnRope>(&rope.scaling)) {
-    const at::Tensor kept = 1 - slowed_share(*yarn, rope.rope_theta, rotary_dim);
+    const at::Tensor kept = 1 - interpolation_ramp(*yarn, rope.rope_theta, rotary_dim);
     inverse = (powers * yarn->factor).reciprocal() * (1 - kept) + powers.reciprocal() * kept;
     attention_factor = yarn->attention_factor;
   } else {

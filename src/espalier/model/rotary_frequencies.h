@@ -10,11 +10,11 @@
 
 namespace espalier {
 
-/// A rope of the rotated part of heads, of `rotary_dim` elements. Everything is computed in float32 and in
-/// the order of operations of Transformers (modeling_rope_utils), so that the tables agree to the last bit.
+/// Rotary embedding of `rotary_dim` elements of a head. Computed in float32 in the order of operations of
+/// Transformers (modeling_rope_utils), so that the tables are bitwise identical.
 struct RotaryFrequencies {
-  at::Tensor inverse;           // [rotary_dim / 2] float32: angle per position of each rotated pair
-  double attention_factor = 1;  // of cos and sin
+  at::Tensor inverse;           // [rotary_dim / 2] float32: angle per position
+  double attention_factor = 1;  // scale of cos and sin
 
   RotaryFrequencies() = default;
   RotaryFrequencies(const Rope& rope, int64_t rotary_dim);

@@ -15,13 +15,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor probabilities_of(const at::Tensor& logits, bool sigmoid) {
+at::Tensor router_probabilities(const at::Tensor& logits, bool sigmoid) {
   if (!sigmoid) return logits.softmax(-1);
   const at::Tensor scores = espalier::sigmoid(logits);
   return scores / scores.sum(-1, /*keepdim=*/true);
 }
 
-/// The identity, whose adjoint adds the gradient of the losses.
+/// The identity, whose backward adds the gradient of the losses.
 class WithLosses : public torch::autograd::Function<WithLosses> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& multiplicity,
@@ -61,10 +61,10 @@ void RouterStatistics::add(int64_t router, const at::Tensor& logits, bool sigmoi
                            const at::Tensor& multiplicity) {
   if (!counting_) return;
   const at::NoGradGuard no_grad;
-  // Sums of whole numbers, so that their order does not matter.
+  // Sums of integers are exact, so atomics are deterministic.
   counts_.select(0, router).index_add_(0, experts.flatten(), multiplicity.repeat_interleave(experts.size(1)));
   if (options_.aux_coef != 0) {
-    const at::Tensor probabilities = probabilities_of(logits, sigmoid).to(at::kDouble);
+    const at::Tensor probabilities = router_probabilities(logits, sigmoid).to(at::kDouble);
     probabilities_ += (probabilities * multiplicity.unsqueeze(1)).sum(0);
   }
   if (options_.z_coef != 0) z_ += (logits.to(at::kDouble).logsumexp(-1).square() * multiplicity).sum();
@@ -83,7 +83,7 @@ at::Tensor RouterStatistics::losses_of(const at::Tensor& logits, bool sigmoid,
   if (options_.aux_coef != 0) {
     const double factor = options_.aux_coef * static_cast<double>(shape_.experts) / (rows_ * rows_);
     const at::Tensor price = counts_.sum(0) * factor;
-    token_losses = token_losses + probabilities_of(logits, sigmoid).to(at::kDouble).mul(price).sum(-1);
+    token_losses = token_losses + router_probabilities(logits, sigmoid).to(at::kDouble).mul(price).sum(-1);
   }
   if (options_.z_coef != 0) {
     token_losses = token_losses + logits.to(at::kDouble).logsumexp(-1).square() * (options_.z_coef / rows_);

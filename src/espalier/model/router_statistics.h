@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the routers of a step did, and the losses that are made of it (docs/math.md, "Mixture of experts").
+// Statistics of the routers over a step, and the router losses (docs/math.md, "Mixture of experts").
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,28 +12,28 @@
 namespace espalier {
 
 struct RouterLossOptions {
-  double aux_coef = 0;  // of the load-balancing loss
-  double z_coef = 0;    // of the z-loss
+  double aux_coef = 0;  // coefficient of the load-balancing loss
+  double z_coef = 0;    // coefficient of the z-loss
 
   bool any() const { return aux_coef != 0 || z_coef != 0; }
 };
 
-/// How a step's tokens spread over the experts.
+/// Router losses and load over a step.
 struct RouterReport {
-  double aux_loss = 0;  // without coefficient; 0 where its coefficient is 0
+  double aux_loss = 0;  // without coefficient; 0 if its coefficient is 0
   double z_loss = 0;    // likewise
-  double load_max = 0;  // tokens of the fullest expert of all layers, over the mean of an expert
-  double load_min = 0;  // of the emptiest
+  double load_max = 0;  // tokens of the most loaded expert of any layer / mean over experts
+  double load_min = 0;  // likewise, least loaded
 };
 
-/// Sums over the tokens of a step, each as often as trajectories pass it (its multiplicity m), in float64 on
-/// the device. With N tokens of all trajectories, L routers, E experts, n_e tokens sent to expert e by all
-/// routers, and p_e the sum of its probabilities (scores over their sum):
+/// Sums over the tokens of a step, weighted by multiplicity, in float64 on the device. With N flat tokens, L
+/// routers, E experts, n_e tokens sent to expert e by all routers, and p_e the sum of its probabilities
+/// (normalised scores):
 ///   load-balancing loss  E sum_e (n_e / LN) (p_e / LN)   (Switch Transformer, 2021, eq. 4 to 6, as
 ///     Transformers sums it over layers; n_e has no gradient)
 ///   z-loss               1 / LN  sum over tokens and routers of logsumexp(logits)^2   (ST-MoE, 2022, eq. 5)
-/// Gradients are added in the backward pass of with_losses, when all n_e have to be known; so the losses may
-/// be cut into micro-batches, and layers computed again, in any way.
+/// Gradients are added in the backward pass of with_losses, when all n_e must be known. So steps may be split
+/// into micro-batches, and layers recomputed, in any way.
 class RouterStatistics : public torch::CustomClassHolder {
  public:
   /// `num_tokens`: N, the flat tokens of the step.
@@ -42,23 +42,23 @@ class RouterStatistics : public torch::CustomClassHolder {
 
   const RouterLossOptions& options() const { return options_; }
 
-  /// While it counts, add() sums. The engine lets every token of the step count once.
+  /// Whether add() has an effect. The engine enables it once per token of the step.
   void set_counting(bool counting) { counting_ = counting; }
 
-  /// Adds what router `router` (of 0 to L - 1) made of R tokens: logits [R, E], experts [R, top_k],
+  /// Adds the outputs of router `router` (0 to L - 1) for R tokens: logits [R, E], experts [R, top_k],
   /// multiplicity [R] float64.
   void add(int64_t router, const at::Tensor& logits, bool sigmoid, const at::Tensor& experts,
            const at::Tensor& multiplicity);
 
-  /// The logits; their gradient has that of the losses added.
+  /// Returns the logits; backward adds the gradient of the losses to theirs.
   at::Tensor with_losses(const at::Tensor& logits, bool sigmoid, const at::Tensor& multiplicity);
 
-  /// The share of R tokens in the losses, with coefficients: a scalar, differentiable in the logits.
+  /// Contribution of R tokens to the losses, with coefficients: a scalar, differentiable in the logits.
   at::Tensor losses_of(const at::Tensor& logits, bool sigmoid, const at::Tensor& multiplicity) const;
 
-  /// All that report() needs, [2 + L E] float64 on the device.
+  /// The values that report() needs, [2 + L E] float64 on the device.
   at::Tensor values() const;
-  /// Of values() on the host.
+  /// `values`: values() copied to the host.
   static RouterReport report(const at::Tensor& values, const RouterShape& shape);
 
  private:

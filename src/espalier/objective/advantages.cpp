@@ -16,7 +16,7 @@ struct RewardGroup {
   int64_t count = 0;
   double mean = 0;
   double squares = 0;  // sum of squared distances from the mean (Welford)
-  double before = 0;   // mean of the rewards of the groups that stand before it in the file
+  double before = 0;   // mean reward of all earlier groups of the file
 
   void add(double reward) {
     const double distance = reward - mean;
@@ -27,7 +27,7 @@ struct RewardGroup {
   double deviation() const { return count > 1 ? std::sqrt(squares / static_cast<double>(count - 1)) : 0.0; }
 };
 
-/// What the divergence of a token from the reference takes from the reward (kl_in reward).
+/// The KL penalty of a token, which is subtracted from the reward (kl_in reward).
 double penalty(const Trajectories& trajectories, int64_t token, const ObjectiveOptions& options) {
   if (!options.has_kl_in(KlPlace::kReward) || trajectories.loss_weights[token] == 0) return 0;
   const double log_ratio = trajectories.logprobs.values[token] - trajectories.ref_logprobs.values[token];
@@ -44,7 +44,7 @@ void check_has_penalty(const Trajectories& trajectories, int64_t row, const Obje
                                                       : "neither of them");
 }
 
-/// What a row is compared by: its reward, or the returns of its turns.
+/// The values that are compared within a group: the row's reward, or the returns of its turns.
 std::vector<double> returns_of(const Trajectories& trajectories, int64_t row,
                                const ObjectiveOptions& options) {
   if (!trajectories.has_turn_rewards(row)) return {reward_of(trajectories, row, options)};
@@ -64,19 +64,20 @@ std::vector<double> returns_of(const Trajectories& trajectories, int64_t row,
   return returns;
 }
 
-/// The rewards of a file by group; a row without a group_id is a group of its own. The returns of turns are
-/// compared with those of the same turn.
+/// The rewards of a file by group; a row without a group_id forms a group by itself. The return of a turn is
+/// compared with the returns of the same turn in other rows.
 class RewardGroups {
  public:
   RewardGroups(const Trajectories& trajectories, const ObjectiveOptions& options)
-      : of_row_(trajectories.num_rows(), -1) {
+      : group_of_row_(trajectories.num_rows(), -1) {
     std::map<std::string, int64_t> known;
     for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
       if (has_reward(trajectories, row)) {
         const bool is_named = !trajectories.group_id.empty() && !trajectories.group_id[row].empty();
         const auto next = static_cast<int64_t>(groups_.size());
-        of_row_[row] = is_named ? known.try_emplace(trajectories.group_id[row], next).first->second : next;
-        if (of_row_[row] == next) groups_.push_back({.has_turns = trajectories.has_turn_rewards(row)});
+        group_of_row_[row] =
+            is_named ? known.try_emplace(trajectories.group_id[row], next).first->second : next;
+        if (group_of_row_[row] == next) groups_.push_back({.has_turns = trajectories.has_turn_rewards(row)});
         add(trajectories, row, returns_of(trajectories, row, options));
       }
       returns_.end_row();
@@ -84,12 +85,12 @@ class RewardGroups {
     set_means_before();
   }
 
-  /// Of each turn of the row, or of the whole row where it has a single reward.
+  /// One advantage for each turn of the row, or one for the whole row if it has a single reward.
   std::vector<double> advantages(int64_t row, const ObjectiveOptions& options) const {
     std::vector<double> result;
-    const auto& of_turn = groups_[of_row_[row]].of_turn;
+    const auto& turns = groups_[group_of_row_[row]].turns;
     for (const double value : returns_.row(row)) {
-      const RewardGroup& group = of_turn[result.size()];
+      const RewardGroup& group = turns[result.size()];
       const double scale = options.scale_rewards ? group.deviation() + 1e-6 : 1.0;
       result.push_back((value - baseline(group, value, options.baseline)) / scale);
     }
@@ -97,31 +98,31 @@ class RewardGroups {
   }
 
  private:
-  struct Turns {
-    bool has_turns;                      // otherwise there is one, the whole trajectory
-    std::vector<RewardGroup> of_turn{};  // as many as the group's trajectories have at most
+  struct GroupTurns {
+    bool has_turns;                    // otherwise the whole trajectory is the only turn
+    std::vector<RewardGroup> turns{};  // as many as the longest trajectory of the group has
   };
 
   void add(const Trajectories& trajectories, int64_t row, const std::vector<double>& returns) {
-    Turns& group = groups_[of_row_[row]];
+    GroupTurns& group = groups_[group_of_row_[row]];
     ESPALIER_CHECK(
         group.has_turns == trajectories.has_turn_rewards(row),
         "trajectory {} (row {}): expected `{}`, as the trajectories of its group {} before it have; "
         "received `{}`",
         trajectories.name(row), row, group.has_turns ? "turn_rewards" : "reward", trajectories.group_id[row],
         group.has_turns ? "reward" : "turn_rewards");
-    if (group.of_turn.size() < returns.size()) group.of_turn.resize(returns.size());
-    for (size_t turn = 0; turn < returns.size(); ++turn) group.of_turn[turn].add(returns[turn]);
+    if (group.turns.size() < returns.size()) group.turns.resize(returns.size());
+    for (size_t turn = 0; turn < returns.size(); ++turn) group.turns[turn].add(returns[turn]);
     returns_.values.insert(returns_.values.end(), returns.begin(), returns.end());
   }
 
   void set_means_before() {
-    std::vector<RewardGroup> all[2];  // of groups without and with turns
-    for (Turns& group : groups_) {
-      std::vector<RewardGroup>& alike = all[group.has_turns];
-      if (alike.size() < group.of_turn.size()) alike.resize(group.of_turn.size());
-      for (size_t turn = 0; turn < group.of_turn.size(); ++turn) {
-        RewardGroup &own = group.of_turn[turn], &so_far = alike[turn];
+    std::vector<RewardGroup> all[2];  // for groups without and with turns
+    for (GroupTurns& group : groups_) {
+      std::vector<RewardGroup>& accumulated = all[group.has_turns];
+      if (accumulated.size() < group.turns.size()) accumulated.resize(group.turns.size());
+      for (size_t turn = 0; turn < group.turns.size(); ++turn) {
+        RewardGroup &own = group.turns[turn], &so_far = accumulated[turn];
         own.before = so_far.mean;
         const auto together = static_cast<double>(so_far.count + own.count);
         so_far.mean += (own.mean - so_far.mean) * static_cast<double>(own.count) / together;
@@ -135,7 +136,7 @@ class RewardGroups {
       case Baseline::kMean:
         return group.mean;
       case Baseline::kLeaveOneOut:
-        // The mean of the others is as far beyond the group's mean as this leaves for n - 1 of them.
+        // mean of the others = mean - (reward - mean) / (n - 1)
         return group.count > 1 ? group.mean - (reward - group.mean) / static_cast<double>(group.count - 1)
                                : reward;
       case Baseline::kRunning:
@@ -146,24 +147,23 @@ class RewardGroups {
     throw InternalError("unknown baseline");
   }
 
-  std::vector<int64_t> of_row_;  // -1 without a reward
-  Csr<double> returns_;          // by row
-  std::vector<Turns> groups_;    // in the order of the file
+  std::vector<int64_t> group_of_row_;  // -1 without a reward
+  Csr<double> returns_;                // by row
+  std::vector<GroupTurns> groups_;     // in the order of the file
 };
 
-/// Whether the row's reward can be made an advantage.
+/// Whether an advantage can be computed from the row's reward.
 bool has_comparable_reward(const Trajectories& trajectories, int64_t row, Baseline baseline) {
   if (!has_reward(trajectories, row)) return false;
   const bool compares = baseline == Baseline::kMean || baseline == Baseline::kLeaveOneOut;
   return !compares || (!trajectories.group_id.empty() && !trajectories.group_id[row].empty());
 }
 
-/// What a row has that has no comparable reward.
-std::string received_of(const Trajectories& trajectories, int64_t row) {
+/// Describes what a row has instead of a comparable reward, for the error message.
+std::string describe_received(const Trajectories& trajectories, int64_t row) {
   if (!has_reward(trajectories, row)) return "none of them";
-  return fmt::format(
-      "`{}` without `group_id`, which says with which rows it is compared (baseline none needs none)",
-      trajectories.has_turn_rewards(row) ? "turn_rewards" : "reward");
+  return fmt::format("`{}` without `group_id`, the rows to compare it with (not needed with baseline none)",
+                     trajectories.has_turn_rewards(row) ? "turn_rewards" : "reward");
 }
 
 }  // namespace
@@ -203,7 +203,8 @@ Advantages::Advantages(const Trajectories& trajectories, const ObjectiveOptions&
     ESPALIER_CHECK(has_comparable_reward(trajectories, row, options.baseline),
                    "trajectory {} (row {}): objective {} expects `advantages`, `advantage`, or `reward` or "
                    "`turn_rewards` with `group_id`; received {}",
-                   trajectories.name(row), row, to_string(options.kind), received_of(trajectories, row));
+                   trajectories.name(row), row, to_string(options.kind),
+                   describe_received(trajectories, row));
   }
   if (!needed) return;
   const RewardGroups groups(trajectories, options);
@@ -214,8 +215,9 @@ Advantages::Advantages(const Trajectories& trajectories, const ObjectiveOptions&
     if (is_made && !trajectories.has_turn_rewards(row)) from_reward_[row] = made.front();
     if (turn_discount_ == 1 && trajectories.turn_reward_offsets.empty()) continue;
     turns_.push_row(turn_starts(trajectories, row));
-    if (trajectories.has_turn_rewards(row)) of_turn_.insert(of_turn_.end(), made.begin(), made.end());
-    of_turn_.resize(turns_.values.size());
+    if (trajectories.has_turn_rewards(row))
+      turn_advantages_.insert(turn_advantages_.end(), made.begin(), made.end());
+    turn_advantages_.resize(turns_.values.size());
   }
 }
 
@@ -227,7 +229,8 @@ double Advantages::at(int64_t row, int64_t position) const {
   if (turn_discount_ == 1 && !has_turns) return from_reward_[row];
   const auto turns = turns_.row(row);
   const auto next = std::ranges::upper_bound(turns, position) - turns.begin();
-  if (has_turns) return next == 0 ? 0 : of_turn_[turns_.offsets[row] + next - 1];  // before them is no loss
+  if (has_turns)
+    return next == 0 ? 0 : turn_advantages_[turns_.offsets[row] + next - 1];  // no loss before the first turn
   return from_reward_[row] * std::pow(turn_discount_, static_cast<double>(std::ssize(turns) - next));
 }
 

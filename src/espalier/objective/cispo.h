@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clipped importance sampling: the ratio is a weight that is clipped, and no term loses its gradient.
+// Clipped importance sampling: the ratio is a clipped, detached weight, so every term keeps its gradient.
 //   J = stopgrad(clip(r, 1 - clip_low, 1 + clip_high)) A log p
-// (MiniMax, "MiniMax-M1", 2025, equations 4 and 5, which has no lower bound: clip_low 1).
+// (MiniMax, "MiniMax-M1", 2025, equations 4 and 5; it has no lower bound, which is clip_low 1).
 #pragma once
 
 #include "espalier/objective/policy_gradient.h"

@@ -15,13 +15,13 @@ ObjectiveValue Custom::value(const at::Tensor& logprobs, const TermTensors&, con
                  "objective: expected a gradient of {} log-probabilities, received one of {}", size,
                  value.gradient.size());
   const at::Tensor gradient = at::tensor(value.gradient, at::kDouble).to(logprobs.device());
-  // The second factor is 0, so that this is the function's loss, with the function's gradient.
+  // logprobs - logprobs.detach() is 0: the value is the function's loss and the gradient is the function's.
   return {.loss = (gradient * (logprobs - logprobs.detach())).sum() + value.loss, .metrics = {}};
 }
 
 at::Tensor Custom::reference(std::span<const ReferenceTrajectory> group) const {
   std::vector<at::Tensor> logprobs;
-  for (const ReferenceTrajectory& each : group) logprobs.push_back(each.logprobs);
+  for (const ReferenceTrajectory& trajectory : group) logprobs.push_back(trajectory.logprobs);
   return value(at::cat(logprobs), {}, {}).loss.view({1});
 }
 

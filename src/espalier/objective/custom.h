@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An objective that the caller computes.
+// An objective computed by a function of the caller.
 #pragma once
 
 #include <span>
@@ -10,14 +10,14 @@
 
 namespace espalier {
 
-/// The loss is what the function returns; weights and normalisers take no part in it.
+/// The loss is what the function returns; loss weights and normalisers are not applied.
 class Custom : public Objective {
  public:
   Custom(const ObjectiveOptions& options, CustomFunction function)
       : Objective(options), function_(std::move(function)) {}
   std::string_view name() const override { return "custom"; }
   Scope scope() const override { return Scope::kStep; }
-  /// Throws InputError where the function returns a gradient of another size.
+  /// Throws InputError if the function returns a gradient of another size.
   ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
                        const TermUnits& units) const override;
   at::Tensor reference(std::span<const ReferenceTrajectory> group) const override;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A loss that the caller computes, as plain numbers.
+// The type of a loss function supplied by the caller.
 #pragma once
 
 #include <functional>
@@ -8,14 +8,14 @@
 
 namespace espalier {
 
-/// What the caller's function says of all terms of a step.
+/// The result of the caller's function for all terms of a step.
 struct CustomValue {
   double loss = 0;
-  std::vector<double> gradient;  // [M]: the derivative of the loss in each log-probability
+  std::vector<double> gradient;  // [M]: derivative of the loss with respect to each log-probability
 };
 
-/// Is given the log-probabilities [M] of all terms of the step: trajectory by trajectory, each ascending by
-/// position. It is called once for a step, on the thread that runs the step.
+/// Takes the log-probabilities [M] of all terms of the step, trajectory by trajectory, ascending by position.
+/// Called once per step, on the thread that runs the step.
 using CustomFunction = std::function<CustomValue(std::span<const double> logprobs)>;
 
 }  // namespace espalier

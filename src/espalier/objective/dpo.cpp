@@ -5,11 +5,11 @@
 
 namespace espalier {
 
-at::Tensor Dpo::of_pairs(const at::Tensor& chosen, const at::Tensor& rejected) const {
+at::Tensor Dpo::pair_losses(const at::Tensor& chosen, const at::Tensor& rejected) const {
   return -at::log_sigmoid(options().beta * (chosen - rejected));
 }
 
-at::Tensor Dpo::of_pair(const at::Tensor& chosen, const at::Tensor& rejected) const {
+at::Tensor Dpo::plain_pair_loss(const at::Tensor& chosen, const at::Tensor& rejected) const {
   const at::Tensor margin = options().beta * chosen - options().beta * rejected;
   return at::logaddexp(at::zeros_like(margin), -margin);  // -log sigmoid
 }

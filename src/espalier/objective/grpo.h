@@ -5,8 +5,8 @@
 //                                                            equation 4).
 // `grpo` is the same with advantages from groups (DeepSeekMath, 2024, equation 3, whose normaliser is
 // `sequence`); `dr_grpo` does not divide by deviations and lengths (Liu et al., "Understanding R1-Zero-like
-// training", 2025, section 3.2); `dapo` clips further above than below and counts all tokens alike (Yu et
-// al., 2025, equation 8). default_options has what they differ in.
+// training", 2025, section 3.2); `dapo` has a larger upper than lower clip range and averages over all tokens
+// (Yu et al., 2025, equation 8). default_options sets these differences.
 #pragma once
 
 #include "espalier/objective/policy_gradient.h"

@@ -6,7 +6,7 @@
 namespace espalier {
 
 PolicyGradient::Surrogate Gspo::surrogate(const PolicyTerms& terms) const {
-  // Every trajectory among `units` has terms: others are never read.
+  // Every trajectory in `units` has terms, so no weight that is read is 0.
   const at::Tensor& trajectory = terms.units.trajectory;
   const at::Tensor weights = sum_by_trajectory(terms.coefficient, terms.units);
   const at::Tensor shares = terms.coefficient / weights.index_select(0, trajectory);

@@ -5,11 +5,11 @@
 
 namespace espalier {
 
-at::Tensor Ipo::of_pairs(const at::Tensor& chosen, const at::Tensor& rejected) const {
+at::Tensor Ipo::pair_losses(const at::Tensor& chosen, const at::Tensor& rejected) const {
   return (chosen - rejected - 1 / (2 * options().beta)).square();
 }
 
-at::Tensor Ipo::of_pair(const at::Tensor& chosen, const at::Tensor& rejected) const {
+at::Tensor Ipo::plain_pair_loss(const at::Tensor& chosen, const at::Tensor& rejected) const {
   return at::pow((chosen - rejected) - 0.5 / options().beta, 2);
 }
 

@@ -11,10 +11,10 @@
 
 namespace espalier {
 
-/// `scale` times the estimate, which itself may lie beyond float64.
+/// `scale` times the estimate. The estimate alone may overflow float64.
 double kl_estimate(double log_ratio, KlEstimator estimator, double scale);
 
-/// The same of every element, differentiable in log_ratio.
+/// The same elementwise, differentiable in log_ratio.
 at::Tensor kl_estimate(const at::Tensor& log_ratio, KlEstimator estimator, const at::Tensor& scale);
 
 }  // namespace espalier

@@ -21,35 +21,36 @@ std::vector<Metric> Kto::metrics() const {
 
 ObjectiveValue Kto::value(const at::Tensor& logprobs, const TermTensors& terms,
                           const TermUnits& units) const {
-  const TrajectoryScores of = trajectory_scores(logprobs, terms, units, /*averages=*/false);
-  // 1 or 0, in float64: products of flags and numbers would be float32.
-  const at::Tensor is_chosen = of.chosen.gt(0.5).to(at::kDouble);
-  const at::Tensor is_free = of.chosen.lt(-0.5).to(at::kDouble);
+  const TrajectoryScores scores = trajectory_scores(logprobs, terms, units, /*averages=*/false);
+  // float64 masks: bool times float64 scalars would give float32.
+  const at::Tensor is_chosen = scores.chosen.gt(0.5).to(at::kDouble);
+  const at::Tensor is_free = scores.chosen.lt(-0.5).to(at::kDouble);
   const at::Tensor is_rejected = 1 - is_chosen - is_free;
-  const auto mean_of = [](const at::Tensor& values, const at::Tensor& flags) {
+  const auto masked_mean = [](const at::Tensor& values, const at::Tensor& flags) {
     return (values * flags).sum() / flags.sum().clamp_min(1);
   };
-  const at::Tensor score = of.score.detach();
-  const at::Tensor point = at::where(is_free.sum().gt(0), mean_of(score, is_free), score.mean()).clamp_min(0);
-  const at::Tensor distance = options().beta * (of.score - point);
-  // The gradient of a sigmoid itself is rounded to nothing where it is almost 1.
+  const at::Tensor score = scores.score.detach();
+  const at::Tensor point =
+      at::where(is_free.sum().gt(0), masked_mean(score, is_free), score.mean()).clamp_min(0);
+  const at::Tensor distance = options().beta * (scores.score - point);
+  // exp(log_sigmoid(x)): the gradient of sigmoid(x) underflows where it is almost 1.
   const auto sigmoid = [](const at::Tensor& x) { return at::log_sigmoid(x).exp(); };
   const at::Tensor loss = is_chosen * options().chosen_weight * sigmoid(-distance) +
                           is_rejected * options().rejected_weight * sigmoid(distance);
-  at::Tensor share = of.share;
+  at::Tensor share = scores.share;
   if (options().normalize == Normalize::kSequenceSum) {
     share = share * (static_cast<double>(units.num_trajectories) / (1 - is_free).sum().clamp_min(1));
   }
   return {.loss = (share * loss).sum(),
-          .metrics = {point, options().beta * mean_of(score, is_chosen),
-                      options().beta * mean_of(score, is_rejected)}};
+          .metrics = {point, options().beta * masked_mean(score, is_chosen),
+                      options().beta * masked_mean(score, is_rejected)}};
 }
 
 at::Tensor Kto::reference(std::span<const ReferenceTrajectory> group) const {
   std::vector<TrajectoryScores> scores;
   double sum_of_all = 0, sum_of_free = 0, num_free = 0;
-  for (const ReferenceTrajectory& each : group) {
-    scores.push_back(plain_scores(each, /*averages=*/false));
+  for (const ReferenceTrajectory& trajectory : group) {
+    scores.push_back(plain_scores(trajectory, /*averages=*/false));
     const double score = scores.back().score.item<double>();
     const bool is_free = scores.back().chosen.item<double>() == -1;
     sum_of_all += score;

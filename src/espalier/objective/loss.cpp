@@ -71,7 +71,7 @@ int64_t Loss::part_of(int64_t row) const {
 
 bool Loss::is_wide() const {
   if (!is_mix()) return objective().scope() != Scope::kToken;
-  return std::ranges::any_of(parts_, [](const Part& each) { return each.loss->is_wide(); });
+  return std::ranges::any_of(parts_, [](const Part& part) { return part.loss->is_wide(); });
 }
 
 const ObjectiveOptions& Loss::router_options() const {
@@ -92,20 +92,20 @@ std::vector<TermColumn> Loss::columns() const {
 
 bool Loss::reads_topk() const {
   if (!is_mix()) return objective().reads_topk();
-  return std::ranges::any_of(parts_, [](const Part& each) { return each.loss->reads_topk(); });
+  return std::ranges::any_of(parts_, [](const Part& part) { return part.loss->reads_topk(); });
 }
 
 TermTensors Loss::terms_of_part(int64_t part, const TermTensors& terms, const at::Tensor& index) const {
   if (!index.defined()) return terms;
-  const auto some = [&](const at::Tensor& of_terms) { return of_terms.index_select(0, index); };
-  TermTensors result{some(terms.coefficient), {}};
+  const auto select = [&](const at::Tensor& values) { return values.index_select(0, index); };
+  TermTensors result{select(terms.coefficient), {}};
   const std::vector<TermColumn> all = columns();
   for (const TermColumn column : this->part(part).columns()) {
-    result.columns.push_back(some(terms.columns[std::ranges::find(all, column) - all.begin()]));
+    result.columns.push_back(select(terms.columns[std::ranges::find(all, column) - all.begin()]));
   }
   if (!this->part(part).reads_topk()) return result;
-  if (terms.topk_logprobs.defined()) result.topk_logprobs = some(terms.topk_logprobs);
-  result.topk_ref_logprobs = some(terms.topk_ref_logprobs);
+  if (terms.topk_logprobs.defined()) result.topk_logprobs = select(terms.topk_logprobs);
+  result.topk_ref_logprobs = select(terms.topk_ref_logprobs);
   return result;
 }
 
@@ -158,7 +158,7 @@ std::vector<int64_t> Loss::units_of_mix(const std::vector<int64_t>& rows) const 
   for (const int64_t row : rows) rows_of_part[part_of(row)].push_back(row - first_row(part_of(row)));
   std::vector<std::vector<int64_t>> units_of_part;
   for (int64_t i = 0; i < num_parts(); ++i) units_of_part.push_back(part(i).units_of(rows_of_part[i]));
-  std::map<std::pair<int64_t, int64_t>, int64_t> known;  // by part and its unit
+  std::map<std::pair<int64_t, int64_t>, int64_t> known;  // by part and unit of the part
   std::vector<size_t> next(num_parts());
   std::vector<int64_t> units;
   for (const int64_t row : rows) {

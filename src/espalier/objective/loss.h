@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An objective, and the trajectories that it is computed on; or several, each on rows of its own.
+// An objective bound to the trajectories it is computed on, or a mix of objectives, each on its own rows.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,23 @@ namespace espalier {
 
 class Loss {
  public:
-  /// The trajectories must outlive this object. Makes the advantages where the objective reads them; throws
-  /// InputError naming a trajectory without what the objective needs.
+  /// The trajectories must outlive this object. Computes advantages if the objective reads them. Throws
+  /// InputError naming a trajectory that lacks a field the objective needs.
   Loss(const Trajectories& trajectories, const ObjectiveOptions& options)
       : Loss(trajectories, make_objective(options)) {}
   Loss(const Trajectories& trajectories, std::shared_ptr<const Objective> objective);
 
-  /// A mix: every source's objective on its rows (mix.h). Likewise; faults are named by the source.
+  /// A mix: each source's objective on its rows (mix.h). Errors also name the source.
   Loss(const Trajectories& trajectories, std::span<const MixSource> sources);
 
   const Trajectories& trajectories() const { return *trajectories_; }
-  /// Of a loss that is no mix.
+  /// The objective. Must not be called on a mix.
   const Objective& objective() const;
 
   bool is_mix() const { return !parts_.empty(); }
-  /// The sources of a mix; a loss that is none is its own only part.
+  /// Number of sources of a mix; 1 for a single objective, which is its own only part.
   int64_t num_parts() const { return is_mix() ? std::ssize(parts_) : 1; }
-  /// The loss of a source, whose trajectories are its rows alone, counted from its first one.
+  /// The loss of source i. Its trajectories are the rows of that source, numbered from 0.
   const Loss& part(int64_t i) const { return is_mix() ? *parts_[i].loss : *this; }
   const std::string& part_name(int64_t i) const { return parts_.at(i).name; }
   double part_weight(int64_t i) const { return is_mix() ? parts_[i].weight : 1; }
@@ -41,17 +41,17 @@ class Loss {
   int64_t part_of(int64_t row) const;
   /// Whether some objective's scope is wider than a token.
   bool is_wide() const;
-  /// Coefficients of the losses of routers, which a mix has none of.
+  /// The options that hold the coefficients of router losses; all 0 for a mix.
   const ObjectiveOptions& router_options() const;
 
-  /// The columns that the objectives read.
+  /// The union of the columns that the objectives read.
   std::vector<TermColumn> columns() const;
   bool reads_topk() const;
-  /// Of terms whose columns are those of columns(): those of a part, with the columns of its objective. The
-  /// index [M'] int64 says which these are; undefined: all.
+  /// Selects the terms of a part from `terms`, whose columns are columns(), and the columns that its
+  /// objective reads. `index` [M'] int64: the terms to take; undefined: all.
   TermTensors terms_of_part(int64_t part, const TermTensors& terms, const at::Tensor& index) const;
 
-  /// Of the token at `position` of a row of the data; NaN where the row's objective does not read it.
+  /// The column's value for the token at `position` of a row; NaN if the row's objective does not read it.
   double column(TermColumn column, int64_t row, int64_t position) const;
 
   /// The unit of the objective's scope (a trajectory for Scope::kToken) that each of the given rows belongs
@@ -77,7 +77,7 @@ class Loss {
   std::vector<Part> parts_;  // empty unless it is a mix
 };
 
-/// The mix, or where there are no sources, the objective.
+/// A loss of the mix, or of the objective if the mix is empty.
 Loss make_loss(const Trajectories& trajectories, const ObjectiveOptions& objective,
                std::span<const MixSource> mix);
 

@@ -21,12 +21,12 @@ void check_mix(std::span<const MixSource> sources) {
     ESPALIER_CHECK(!source.name.empty() && is_plain,
                    "mix: expected names of letters, digits, `_`, `-` and `.`, received `{}`", source.name);
     ESPALIER_CHECK(names.insert(source.name).second,
-                   "mix: expected another name for each source, received `{}` twice", source.name);
+                   "mix: expected distinct source names, received `{}` twice", source.name);
     ESPALIER_CHECK(source.weight > 0 && std::isfinite(source.weight),
                    "source {}: weight: expected a finite number above 0, received {}", source.name,
                    source.weight);
     ESPALIER_CHECK(!source.objective.has_router_losses(),
-                   "source {}: expected no losses of routers, which belong to all rows of a step",
+                   "source {}: expected no router losses, which are computed over all rows of a step",
                    source.name);
     try {
       check_objective_options(source.objective);

@@ -59,8 +59,8 @@ std::shared_ptr<const Objective> make_objective(const ObjectiveOptions& options)
 TermBytes term_bytes(const Objective& objective, int64_t ref_topk) {
   TermBytes bytes = objective.term_bytes();
   if (!objective.reads_topk()) return bytes;
-  // Of the batch: the edge's row and target, its place, and the reference's log-probability. Of the graph:
-  // the edge's log-probability, the term's, its exponential and differences. Running: their gradients.
+  // Batch: row, target and index of the edge, log-probability of the reference. Graph: log-probability of the
+  // edge and the term, its exponential and differences. Running: their gradients.
   bytes.batch += ref_topk * (3 * kTermIndexBytes + kTermRealBytes);
   bytes.graph += ref_topk * 4 * kTermRealBytes;
   bytes.running += ref_topk * 4 * kTermRealBytes;

@@ -21,12 +21,12 @@ std::vector<Metric> Opd::metrics() const {
 
 ObjectiveValue Opd::value(const at::Tensor& logprobs, const TermTensors& terms, const TermUnits&) const {
   const at::Tensor &old_logprob = terms.columns[0], &teacher = terms.columns[1];
-  const at::Tensor is_given = old_logprob.eq(old_logprob);  // NaN where the data have none
+  const at::Tensor is_given = old_logprob.eq(old_logprob);  // NaN if the data have none
   const at::Tensor log_ratio = logprobs - at::where(is_given, old_logprob, logprobs.detach());
   const at::Tensor ratio = log_ratio.detach().exp();
   const at::Tensor divergence = logprobs.detach() - teacher;
-  const at::Tensor of_terms = scaled_exp(terms.coefficient * divergence, log_ratio);
-  ObjectiveValue value{.loss = with_slope(of_terms, of_terms, log_ratio).sum(), .metrics = {}};
+  const at::Tensor term_losses = scaled_exp(terms.coefficient * divergence, log_ratio);
+  ObjectiveValue value{.loss = with_slope(term_losses, term_losses, log_ratio).sum(), .metrics = {}};
   const at::Tensor mismatch = log_ratio.detach();
   value.metrics = {divergence.sum(), ratio.sum(), ratio.amin(), ratio.amax(),
                    (mismatch.expm1() - mismatch).sum()};

@@ -33,25 +33,25 @@ ObjectiveValue OpdTopk::value(const at::Tensor&, const TermTensors& terms, const
 
 at::Tensor OpdTopk::reference(std::span<const ReferenceTrajectory> group) const {
   std::vector<at::Tensor> addends;
-  for (const ReferenceTrajectory& each : group) {
-    at::Tensor log_p = each.terms.topk_logprobs, log_q = each.terms.topk_ref_logprobs;
+  for (const ReferenceTrajectory& trajectory : group) {
+    at::Tensor log_p = trajectory.terms.topk_logprobs, log_q = trajectory.terms.topk_ref_logprobs;
     if (options().ref_topk == RefTopk::kRenormalize) {
       log_p = log_p - log_p.logsumexp(1, /*keepdim=*/true);
       log_q = log_q - log_q.logsumexp(1, /*keepdim=*/true);
     } else {
-      // One more token, which stands for all others.
+      // One more entry, the probability of all other tokens.
       const at::Tensor least = at::full({log_p.size(0), 1}, kLeastRest, log_p.options());
       log_p = at::cat({log_p, at::log(at::maximum(1 - log_p.exp().sum(1, true), least))}, 1);
       log_q = at::cat({log_q, at::log(at::maximum(1 - log_q.exp().sum(1, true), least))}, 1);
     }
-    addends.push_back(each.terms.coefficient * (log_p.exp() * (log_p - log_q)).sum(1));
+    addends.push_back(trajectory.terms.coefficient * (log_p.exp() * (log_p - log_q)).sum(1));
   }
   return at::cat(addends);
 }
 
 TermBytes OpdTopk::term_bytes() const {
-  // Of the batch: place and coefficient. Graph: the divergence and the rest. What is K times as much:
-  // term_bytes of both.
+  // Batch: index and coefficient. Graph: the divergence and the rest. The K tokens are counted by the free
+  // function term_bytes().
   return {.batch = kTermIndexBytes + kTermRealBytes,
           .graph = 3 * kTermRealBytes,
           .running = 4 * kTermRealBytes + kTermFlagBytes};

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // On-policy distillation over the most likely tokens of the teacher.
 //   loss = sum over the terms of coefficient * D
-// D is the reverse divergence of the student p from the teacher q at the term's place, restricted to the
+// D is the reverse divergence of the student p from the teacher q at the term's position, restricted to the
 // teacher's K most likely tokens v in S (fields `ref_topk_ids`, `ref_topk_logprobs`):
 //   rest:         D = sum over S of p log(p / q) + (1 - P) log((1 - P) / (1 - Q))
 //   renormalize:  D = sum over S of p' log(p' / q'),  p' = p / P,  q' = q / Q
 // with P and Q the sums of p and q over S.
 // Over all of the vocabulary both are KL(p | q), the divergence of "Generalized knowledge distillation"
 // (Agarwal et al., "On-policy distillation of language models", 2023, section 3, algorithm 1 with reverse KL
-// on samples of the student, through which no gradient flows). With `rest` all other tokens count as one, so
-// that D is at most KL(p | q) (the log-sum inequality: Cover and Thomas, "Elements of information theory",
-// theorem 2.7.1) and the student pays for probability that it has outside of S; with `renormalize` it does
-// not. 1 - P and 1 - Q count as 1e-8 at least: below it they are roundings of float32.
+// on samples of the student, through which no gradient flows). With `rest` all other tokens are merged into
+// one, so that D <= KL(p | q) (the log-sum inequality: Cover and Thomas, "Elements of information theory",
+// theorem 2.7.1) and probability mass of the student outside of S is penalised; with `renormalize` it is not.
+// 1 - P and 1 - Q are clamped to at least 1e-8: below that they are float32 rounding.
 //
-// D is no estimate from the sampled token, so ratios to the policy that sampled play no part.
+// D does not depend on the sampled token, so it needs no importance ratio.
 #pragma once
 
 #include "espalier/objective/objective.h"

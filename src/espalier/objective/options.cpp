@@ -147,21 +147,21 @@ namespace {
 
 constexpr const char* kByObjective = "by objective";
 
-// The deviation of a group says nothing of an advantage over something else.
-bool is_of_group(Baseline baseline) {
+// Whether the baseline is computed within the group, so that dividing by its deviation makes sense.
+bool is_group_baseline(Baseline baseline) {
   return baseline == Baseline::kMean || baseline == Baseline::kLeaveOneOut;
 }
 
 void add_clipping(ObjectiveOptions* options, OptionList* list) {
   list->add("clip-low", &options->clip_low,
-            "Policy gradients: clip the ratio at 1 minus this (0.2; gspo 0.0003; cispo 1: not at all)",
+            "Policy gradients: clip the ratio at 1 minus this (0.2; gspo 0.0003; cispo 1: no lower bound)",
             {.least = 0, .most = 1, .derived = kByObjective});
   list->add("clip-high", &options->clip_high,
             "Policy gradients: clip the ratio at 1 plus this (0.2; dapo 0.28; gspo 0.0004; cispo 4)",
             {.least = 0, .derived = kByObjective});
   list->add("dual-clip", &options->dual_clip,
-            "ppo, grpo, dr_grpo, dapo: where the advantage is negative, let the ratio count as this at "
-            "most, such as 3 (0: off)",
+            "ppo, grpo, dr_grpo, dapo: upper bound of the ratio where the advantage is negative, such as 3 "
+            "(0: off)",
             {.least = 0});
 }
 
@@ -171,24 +171,23 @@ void add_advantages(ObjectiveOptions* options, OptionList* list) {
             "(leave-one-out: the default of reinforce), of the groups before it in the file (running), or "
             "nothing (none)",
             {.derived = kByObjective,
-             .then = [options] { options->scale_rewards &= is_of_group(options->baseline); }});
+             .then = [options] { options->scale_rewards &= is_group_baseline(options->baseline); }});
   list->add("scale-rewards", &options->scale_rewards, kScaleRewards,
-            "Advantages from rewards: divide by the standard deviation of the group (group), or not "
-            "(none: the default of dr_grpo and reinforce, and with other baselines than those of a "
-            "group)",
+            "Advantages from rewards: divide by the standard deviation of the group (group), or do not "
+            "(none: the default of dr_grpo, reinforce and baselines that do not use the group)",
             {.derived = kByObjective});
-  list->add("turn-discount", &options->turn_discount,
-            "Advantages from rewards: a reward counts this much less for each turn before the one that it "
-            "is given for, the last one or, in `turn_rewards`, its own. A turn is a stretch of tokens with "
-            "loss",
-            {.least = 0, .most = 1});
+  list->add(
+      "turn-discount", &options->turn_discount,
+      "Advantages from rewards: discount factor per turn before the turn of a reward, which is the last "
+      "one or, with `turn_rewards`, its own. A turn is a contiguous range of tokens with loss",
+      {.least = 0, .most = 1});
 }
 
 void add_importance_weights(ObjectiveOptions* options, OptionList* list) {
   list->add("importance-weights", &options->importance_weights, kImportanceWeights,
             "Policy gradients: use the ratio to the policy of `logprobs` as a weight without gradient, "
             "at most --importance-cap (truncate), or 0 outside of --importance-floor to "
-            "--importance-cap (mask). The ratio that is clipped then begins at 1 in every step");
+            "--importance-cap (mask). The clipped ratio then starts at 1 in every step");
   list->add("importance-level", &options->importance_level, kImportanceLevels,
             "Weights are ratios of tokens, or products over the tokens of a trajectory (sequence)");
   list->add("importance-cap", &options->importance_cap, "Largest importance weight", {.least = 1});
@@ -204,8 +203,8 @@ void add_references(ObjectiveOptions* options, OptionList* list) {
   list->add("kl-estimator", &options->kl_estimator, kKlEstimators,
             "With d = log p - log p_ref: d (k1), d^2 / 2 (k2), or exp(-d) - 1 + d (k3)");
   list->add("kl-in", &options->kl_in, kKlPlaces,
-            "Add it to the loss of every token, or subtract its sum over a trajectory, taken from "
-            "`logprobs`, from the reward");
+            "Add the divergence to the loss of every token, or subtract its sum over a trajectory, computed "
+            "from `logprobs`, from the reward");
   list->add(
       "ref-topk", &options->ref_topk, kRefTopk,
       "opd: compare the sampled token alone, by `ref_logprobs` (none), or the teacher's most likely "
@@ -215,11 +214,11 @@ void add_references(ObjectiveOptions* options, OptionList* list) {
 
 void add_preferences(ObjectiveOptions* options, OptionList* list) {
   list->add("beta", &options->beta,
-            "dpo, ipo, kto: how closely the policy is held to the model of `ref_logprobs` (0.1); simpo: "
+            "dpo, ipo, kto: strength of the constraint to the model of `ref_logprobs` (0.1); simpo: "
             "scale of rewards (2); orpo: weight of the odds ratio (0.1)",
             {.above = 0, .derived = kByObjective});
-  list->add("margin", &options->margin,
-            "simpo: by how much the chosen reward should be above the rejected one", {.least = 0});
+  list->add("margin", &options->margin, "simpo: target margin of the chosen reward over the rejected one",
+            {.least = 0});
   list->add("chosen-weight", &options->chosen_weight, "kto: weight of chosen trajectories", {.least = 0});
   list->add("rejected-weight", &options->rejected_weight, "kto: weight of rejected trajectories",
             {.least = 0});
@@ -231,11 +230,11 @@ void add_metrics_and_routers(ObjectiveOptions* options, OptionList* list) {
             "0.001",
             {.least = 0});
   list->add("log-entropy", &options->log_entropy,
-            "Report the metric entropy without --entropy-coef too: a second pass of the LM head",
+            "Report the metric entropy even without --entropy-coef, by a second pass of the LM head",
             {.may_change = true});
   list->add("router-aux-loss-coef", &options->router_aux_loss_coef,
             "Mixture of experts: add this times the load-balancing loss of the routers, such as 0.001. "
-            "It counts every token as often as trajectories pass it",
+            "Every token is weighted by the number of trajectories through it",
             {.least = 0});
   list->add("router-z-loss-coef", &options->router_z_loss_coef,
             "Mixture of experts: add this times the z-loss, which keeps the routers' logits small, such "
@@ -251,7 +250,7 @@ void add_objective_options(ObjectiveOptions* options, OptionList* list) {
             "sft: cross-entropy; ppo, grpo, dr_grpo, dapo: clipped policy gradients; gspo: the same "
             "with one ratio for a trajectory; cispo: with the clipped ratio as a weight; reinforce: "
             "without a ratio; opd: distillation from a teacher on own samples; dpo, ipo, simpo, orpo: "
-            "preferences between the two trajectories of a pair; kto: single ones "
+            "preferences between the two trajectories of a pair; kto: labelled single trajectories "
             "(docs/objectives.md)",
             {.then = [options] { *options = default_options(options->kind); }});
   list->add("shared-targets", &options->shared_targets, kSharedTargets,
@@ -343,7 +342,7 @@ void check_objective_options(const ObjectiveOptions& options) {
                  "kl-coef: expected an objective with advantages, received {}", name);
   ESPALIER_CHECK(is_policy || options.importance_weights == ImportanceWeights::kNone,
                  "importance-weights: expected an objective with advantages, received {}", name);
-  ESPALIER_CHECK(!is_policy || is_of_group(options.baseline) || !options.scale_rewards,
+  ESPALIER_CHECK(!is_policy || is_group_baseline(options.baseline) || !options.scale_rewards,
                  "scale-rewards group: expected baseline mean or leave-one-out, received {}",
                  word_of(kBaselines, options.baseline));
   if (!is_preference(options.kind)) return;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What preferences ask of the data.
+// Checks of the data for preference objectives.
 #pragma once
 
 #include "espalier/data/trajectories.h"
 
 namespace espalier {
 
-/// Throws InputError naming a trajectory or a pair, unless every trajectory has a `pair_id` and `chosen`, and
-/// every pair is one chosen and one rejected trajectory, each with a token that carries loss.
+/// Throws InputError naming a trajectory or pair unless every trajectory has `pair_id` and `chosen`, and
+/// every pair has one chosen and one rejected trajectory, each with a token that carries loss.
 void check_pairs(const Trajectories& trajectories);
 
-/// Throws InputError where no trajectory has `chosen`.
+/// Throws InputError if no trajectory has `chosen`.
 void check_some_chosen(const Trajectories& trajectories);
 
 }  // namespace espalier

@@ -17,8 +17,8 @@ constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-at::Tensor sum_by_trajectory(const at::Tensor& of_terms, const TermUnits& units) {
-  return at::zeros({units.num_trajectories}, of_terms.options()).index_add(0, units.trajectory, of_terms);
+at::Tensor sum_by_trajectory(const at::Tensor& values, const TermUnits& units) {
+  return at::zeros({units.num_trajectories}, values.options()).index_add(0, units.trajectory, values);
 }
 
 Scope PolicyGradient::scope() const {
@@ -89,7 +89,7 @@ at::Tensor PolicyGradient::plain_clipped_surrogate(const at::Tensor& advantage,
 ObjectiveValue PolicyGradient::value(const at::Tensor& logprobs, const TermTensors& terms,
                                      const TermUnits& units) const {
   const at::Tensor &advantage = terms.columns[0], &old_logprob = terms.columns[1];
-  // NaN where the data have none.
+  // old_logprob is NaN if the data have none.
   const at::Tensor log_mismatch =
       logprobs - at::where(old_logprob.eq(old_logprob), old_logprob, logprobs.detach());
   const at::Tensor log_ratio = weighs() ? logprobs - logprobs.detach() : log_mismatch;
@@ -121,7 +121,7 @@ ObjectiveValue PolicyGradient::value(const at::Tensor& logprobs, const TermTenso
 
 namespace {
 
-// kl_estimate once more, as it is printed.
+// The formulas of kl.h as printed, for reference().
 at::Tensor plain_divergence(const at::Tensor& logprobs, const at::Tensor& reference, KlEstimator estimator) {
   const at::Tensor log_ratio = reference - logprobs;
   if (estimator == KlEstimator::kK1) return -log_ratio;
@@ -151,23 +151,23 @@ at::Tensor PolicyGradient::reference(std::span<const ReferenceTrajectory> group)
       }
     }
     const at::Tensor log_ratio = weighs() ? logprobs - logprobs.detach() : logprobs - behaviour;
-    at::Tensor of_terms = -weights * plain_surrogate(logprobs, log_ratio, terms);
+    at::Tensor term_losses = -weights * plain_surrogate(logprobs, log_ratio, terms);
     if (options().has_kl_in(KlPlace::kLoss)) {
-      of_terms =
-          of_terms + options().kl_coef * plain_divergence(logprobs, terms.columns[2], options().kl_estimator);
+      term_losses = term_losses +
+                    options().kl_coef * plain_divergence(logprobs, terms.columns[2], options().kl_estimator);
     }
-    addends.push_back(terms.coefficient * of_terms);
+    addends.push_back(terms.coefficient * term_losses);
   }
   return at::cat(addends);
 }
 
 TermBytes PolicyGradient::term_bytes() const {
-  // Graph: the slope. Running: log-probability, log-ratio, ratio, its bounded value, the scale and an
-  // exponential; what is bounded and what is nothing.
+  // Graph: the slope. Running: log-probability, log-ratio, ratio, its clipped value, the scale and an
+  // exponential; two masks.
   TermBytes bytes{.batch = kTermIndexBytes + 3 * kTermRealBytes,
                   .graph = kTermRealBytes,
                   .running = 6 * kTermRealBytes + 2 * kTermFlagBytes};
-  if (weighs()) bytes.graph += kTermRealBytes;  // the weight; the log-ratio is one more while it runs
+  if (weighs()) bytes.graph += kTermRealBytes;  // the weight; while running, the log-ratio too
   if (weighs()) bytes.running += 2 * kTermRealBytes;
   if (options().has_kl_in(KlPlace::kLoss)) {
     bytes.batch += kTermRealBytes;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What objectives of advantages have in common: the ratio to the behaviour policy, importance weights, the
-// divergence from a reference model, metrics.
+// Base of objectives with advantages: the ratio to the behaviour policy, importance weights, the divergence
+// from a reference model, metrics.
 //   loss = sum over the terms of coefficient * (-w J + kl_coef * kl)
 // with J of the objective, as a function of the ratio r = exp(log p - log mu) and the advantage A. log mu is
-// the data's log-probability under the behaviour policy, or stopgrad(log p) where the data have none.
+// the data's log-probability under the behaviour policy, or stopgrad(log p) if the data have none.
 //
 // w = 1 without importance weights. With them, r = exp(log p - stopgrad(log p)), which is 1 and has the
-// gradient of log p, and the ratio to mu becomes a weight without gradient, of the term itself or (level
-// sequence) the product over the terms of its trajectory:
+// gradient of log p, and the ratio to mu becomes a detached weight, of the term or (level sequence) the
+// product over the terms of its trajectory:
 //   truncate:  w = min(stopgrad(p / mu), importance_cap) (Espeholt et al., IMPALA, 2018, section 4.1; Yao et
 //              al., "Your efficient RL framework secretly brings you off-policy RL training", 2025)
 //   mask:      w = stopgrad(p / mu) inside [importance_floor, importance_cap], else 0 (IcePop: Ling team,
@@ -20,7 +20,7 @@
 
 namespace espalier {
 
-/// The terms of an objective's J; [M] each, float64. log_ratio = log r.
+/// The inputs of an objective's J; [M] each, float64. log_ratio = log r.
 struct PolicyTerms {
   const at::Tensor& logprobs;
   const at::Tensor& log_ratio;
@@ -47,19 +47,19 @@ class PolicyGradient : public Objective {
  protected:
   struct Surrogate {
     at::Tensor value;       // coefficient * J, differentiable
-    at::Tensor ratio;       // that was clipped, without gradient
-    at::Tensor is_clipped;  // bool; undefined where the objective clips nothing
+    at::Tensor ratio;       // before clipping, detached
+    at::Tensor is_clipped;  // bool; undefined if the objective does not clip
   };
   virtual Surrogate surrogate(const PolicyTerms& terms) const = 0;
 
-  /// That of J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and at least dual_clip A where A < 0 and
-  /// dual_clip is not 0. A clipped term has no gradient, however large its ratio.
+  /// The surrogate J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), at least dual_clip A where A < 0 and
+  /// dual_clip is not 0. The gradient of a clipped term is exactly 0, also where its ratio overflows.
   Surrogate clipped_surrogate(const PolicyTerms& terms, const at::Tensor& log_ratio) const;
 
-  /// Its J once more, in the plainest way: bounds of log r.
+  /// An independent implementation of its J for reference(), by bounds on log r.
   at::Tensor plain_clipped_surrogate(const at::Tensor& advantage, const at::Tensor& log_ratio) const;
 
-  /// J once more, in the plainest way, for the terms of one trajectory.
+  /// An independent implementation of J for the terms of one trajectory.
   virtual at::Tensor plain_surrogate(const at::Tensor& logprobs, const at::Tensor& log_ratio,
                                      const TermTensors& terms) const = 0;
 
@@ -67,13 +67,13 @@ class PolicyGradient : public Objective {
   bool weighs() const { return options().importance_weights != ImportanceWeights::kNone; }
 
   struct Weights {
-    at::Tensor values;      // without gradient
+    at::Tensor values;      // detached
     at::Tensor is_changed;  // bool: truncated or masked
   };
   Weights importance_weights(const at::Tensor& log_mismatch, const TermUnits& units) const;
 };
 
-/// Of trajectories [N]: sums of what terms [M] have.
-at::Tensor sum_by_trajectory(const at::Tensor& of_terms, const TermUnits& units);
+/// Sums values of terms [M] by trajectory: [N].
+at::Tensor sum_by_trajectory(const at::Tensor& values, const TermUnits& units);
 
 }  // namespace espalier

@@ -44,15 +44,14 @@ std::vector<Metric> Preference::metrics() const {
 
 ObjectiveValue Preference::value(const at::Tensor& logprobs, const TermTensors& terms,
                                  const TermUnits& units) const {
-  const TrajectoryScores of = trajectory_scores(logprobs, terms, units, averages());
-  const auto by_pair = [&](const at::Tensor& of_trajectories) {
-    return at::zeros({units.num_groups}, of_trajectories.options())
-        .index_add(0, units.group, of_trajectories);
+  const TrajectoryScores scores = trajectory_scores(logprobs, terms, units, averages());
+  const auto by_pair = [&](const at::Tensor& values) {
+    return at::zeros({units.num_groups}, values.options()).index_add(0, units.group, values);
   };
-  const at::Tensor is_chosen = of.chosen.gt(0.5);
-  const at::Tensor chosen = by_pair(of.score.masked_fill(is_chosen.logical_not(), 0));
-  const at::Tensor rejected = by_pair(of.score.masked_fill(is_chosen, 0));
-  ObjectiveValue value{.loss = (by_pair(of.share) * of_pairs(chosen, rejected)).sum(), .metrics = {}};
+  const at::Tensor is_chosen = scores.chosen.gt(0.5);
+  const at::Tensor chosen = by_pair(scores.score.masked_fill(is_chosen.logical_not(), 0));
+  const at::Tensor rejected = by_pair(scores.score.masked_fill(is_chosen, 0));
+  ObjectiveValue value{.loss = (by_pair(scores.share) * pair_losses(chosen, rejected)).sum(), .metrics = {}};
   const at::Tensor chosen_reward = options().beta * chosen.detach();
   const at::Tensor rejected_reward = options().beta * rejected.detach();
   value.metrics = {chosen_reward.sum(), rejected_reward.sum(), (chosen_reward - rejected_reward).sum(),
@@ -65,13 +64,13 @@ at::Tensor Preference::reference(std::span<const ReferenceTrajectory> group) con
   const TrajectoryScores first = plain_scores(group[0], averages()),
                          second = plain_scores(group[1], averages());
   const bool first_is_chosen = first.chosen.item<double>() == 1;
-  const at::Tensor loss =
-      first_is_chosen ? of_pair(first.score, second.score) : of_pair(second.score, first.score);
+  const at::Tensor loss = first_is_chosen ? plain_pair_loss(first.score, second.score)
+                                          : plain_pair_loss(second.score, first.score);
   return ((first.share + second.share) * loss).unsqueeze(0);
 }
 
 TermBytes Preference::term_bytes() const {
-  // Of the batch: the coefficient and the columns; of the units: indices, log-probabilities and gradients.
+  // Batch: the coefficient and the columns. Units: indices, log-probabilities and gradients.
   const auto num_columns = static_cast<int64_t>(columns().size());
   return {.batch = kTermIndexBytes + (1 + num_columns) * kTermRealBytes,
           .graph = 2 * kTermRealBytes + kTermIndexBytes,

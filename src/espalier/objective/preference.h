@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What preferences of one trajectory over another have in common.
+// Base of objectives that compare a chosen with a rejected trajectory.
 //   loss = sum over the pairs of u * l(C, R)
-// C and R are the scores of the chosen and of the rejected trajectory: the sum (or mean) over its terms of
-// w log p, less the same of the reference model where the objective has one, with loss weights w. The share u
-// of a pair is the sum over both of coefficient / w, which is the same for all terms of a trajectory:
+// C and R are the scores of the chosen and of the rejected trajectory: the sum (or mean) over its terms of w
+// log p, minus the same of the reference model if the objective uses one, with loss weights w. The share u of
+// a pair is the sum over both of coefficient / w, which is the same for all terms of a trajectory:
 // 1 / (number of pairs) with the normaliser sequence-sum, and 2 / N with a number N.
 #pragma once
 
@@ -26,24 +26,23 @@ class Preference : public Objective {
 
  protected:
   virtual bool has_reference() const { return false; }
-  /// Whether scores are means over the terms, not sums.
+  /// Whether scores are means over the terms instead of sums.
   virtual bool averages() const { return false; }
-  /// l of each pair [G].
-  virtual at::Tensor of_pairs(const at::Tensor& chosen, const at::Tensor& rejected) const = 0;
-  /// The same of one pair, as it is printed: scalars.
-  virtual at::Tensor of_pair(const at::Tensor& chosen, const at::Tensor& rejected) const = 0;
+  /// l of each pair [G], from scores [G].
+  virtual at::Tensor pair_losses(const at::Tensor& chosen, const at::Tensor& rejected) const = 0;
+  /// l of one pair, scalars, implemented independently for reference().
+  virtual at::Tensor plain_pair_loss(const at::Tensor& chosen, const at::Tensor& rejected) const = 0;
 };
 
-/// Of N trajectories: the sums (means) over their terms that scores are, the shares of the normaliser, and
-/// `chosen`; [N] each.
+/// Scores of N trajectories, coefficient / w, and `chosen`; [N] each.
 struct TrajectoryScores {
   at::Tensor score, share, chosen;
 };
-/// columns: kWeight, kChosen and, where there is a reference, kRefLogprob.
+/// terms.columns: kWeight, kChosen and optionally kRefLogprob.
 TrajectoryScores trajectory_scores(const at::Tensor& logprobs, const TermTensors& terms,
                                    const TermUnits& units, bool averages);
 
-/// The same of one trajectory, in the plainest way: scalars.
+/// The same for one trajectory, scalars, implemented independently for reference().
 TrajectoryScores plain_scores(const ReferenceTrajectory& trajectory, bool averages);
 
 }  // namespace espalier

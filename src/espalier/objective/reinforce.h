@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plain policy gradient.
 //   J = A log p    (Williams, "Simple statistical gradient-following algorithms", 1992, equation 4)
-// By default A is the reward less the mean of the others of its group (Ahmadian et al., "Back to basics",
-// 2024, equation 8: RLOO), and the loss is the mean over trajectories of the sum over their tokens.
+// By default A is the reward minus the mean of the other rewards of its group (Ahmadian et al., "Back to
+// basics", 2024, equation 8: RLOO), and the loss is the mean over trajectories of the sum over their tokens.
 // Importance weights correct for samples of another policy; without them the data's log-probabilities are
 // metrics only.
 #pragma once

@@ -11,7 +11,8 @@ ObjectiveValue Sft::value(const at::Tensor& logprobs, const TermTensors& terms, 
 
 at::Tensor Sft::reference(std::span<const ReferenceTrajectory> group) const {
   std::vector<at::Tensor> addends;
-  for (const ReferenceTrajectory& each : group) addends.push_back(each.terms.coefficient * -each.logprobs);
+  for (const ReferenceTrajectory& trajectory : group)
+    addends.push_back(trajectory.terms.coefficient * -trajectory.logprobs);
   return at::cat(addends);
 }
 

@@ -11,7 +11,7 @@
 namespace espalier {
 namespace {
 
-/// Adds numbers up to their moments (Welford).
+/// Computes moments incrementally (Welford).
 class MomentSums {
  public:
   void add(double value) {
@@ -48,19 +48,19 @@ Signal signal_of(const Loss& loss, std::span<const int64_t> rows) {
     if (has_reward(trajectories, row)) {
       rewards.add(reward_of(trajectories, row, loss.objective().options()));
     }
-    GroupSignal of_row{.rows = 1};
+    GroupSignal row_signal{.rows = 1};
     for (int64_t position = 1; position < trajectories.row_size(row); ++position) {
       if (trajectories.loss_weights[trajectories.offsets[row] + position] == 0) continue;
       const double advantage = loss.column(TermColumn::kAdvantage, row, position);
       advantages.add(advantage);
-      of_row.has_loss = true;
-      of_row.has_signal |= advantage != 0;
+      row_signal.has_loss = true;
+      row_signal.has_signal |= advantage != 0;
     }
     if (trajectories.group_id.empty() || trajectories.group_id[row].empty()) continue;
     GroupSignal& group = groups[trajectories.group_id[row]];
-    group.rows += of_row.rows;
-    group.has_loss |= of_row.has_loss;
-    group.has_signal |= of_row.has_signal;
+    group.rows += row_signal.rows;
+    group.has_loss |= row_signal.has_loss;
+    group.has_signal |= row_signal.has_signal;
   }
   Signal signal{.reward = rewards.moments(), .advantage = advantages.moments()};
   for (const auto& [name, group] : groups) {
@@ -75,11 +75,11 @@ Signal signal_of(const Loss& loss, std::span<const int64_t> rows) {
 std::vector<std::pair<std::string, double>> signal_metrics(const Loss& loss, std::span<const int64_t> rows) {
   std::vector<std::pair<std::string, double>> metrics;
   for (int64_t i = 0; loss.is_mix() && i < loss.num_parts(); ++i) {
-    std::vector<int64_t> of_part;
+    std::vector<int64_t> part_rows;
     for (const int64_t row : rows) {
-      if (loss.part_of(row) == i) of_part.push_back(row - loss.first_row(i));
+      if (loss.part_of(row) == i) part_rows.push_back(row - loss.first_row(i));
     }
-    for (const auto& [name, value] : signal_metrics(loss.part(i), of_part)) {
+    for (const auto& [name, value] : signal_metrics(loss.part(i), part_rows)) {
       metrics.emplace_back(fmt::format("{}/{}", name, loss.part_name(i)), value);
     }
   }

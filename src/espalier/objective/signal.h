@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rewards and advantages say about the data, before anything is trained.
+// Statistics of rewards and advantages, computed before training.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,28 @@
 
 namespace espalier {
 
-/// Mean, standard deviation (that of the numbers themselves: over n) and range; 0 of no numbers.
+/// Mean, population standard deviation and range; all 0 if count is 0.
 struct Moments {
   int64_t count = 0;
   double mean = 0, deviation = 0, least = 0, most = 0;
 };
 
 struct Signal {
-  Moments reward;      // over the trajectories that have one, less penalties (reward_of)
+  Moments reward;      // over the trajectories that have one, minus KL penalties (reward_of)
   Moments advantage;   // over the tokens with loss
   int64_t groups = 0;  // named groups with loss
   int64_t groups_of_one = 0;
-  int64_t groups_without_signal = 0;  // all advantages 0: all their rewards are alike
+  int64_t groups_without_signal = 0;  // all advantages are 0 because all rewards are equal
 };
 
-/// Of these rows of the data, for objectives that read advantages.
+/// The signal of these rows, for objectives that read advantages.
 Signal signal_of(const Loss& loss, std::span<const int64_t> rows);
 
-/// The same as metrics of a step: reward_mean, reward_std, reward_min, reward_max where there are rewards;
-/// advantage_mean, advantage_std, advantage_min, advantage_max; groups and groups_without_signal where there
-/// are groups. Empty for objectives without advantages.
+/// The same as metrics of a step: reward_{mean, std, min, max} if there are rewards; advantage_{mean, std,
+/// min, max}; groups and groups_without_signal if there are groups. Empty for objectives without advantages.
 std::vector<std::pair<std::string, double>> signal_metrics(const Loss& loss, std::span<const int64_t> rows);
 
-/// What is worth a warning in the rows of the data together.
+/// Warnings about the signal of all rows, such as advantages that are all 0.
 std::vector<std::string> signal_warnings(const Loss& loss);
 
 }  // namespace espalier

@@ -5,11 +5,11 @@
 
 namespace espalier {
 
-at::Tensor Simpo::of_pairs(const at::Tensor& chosen, const at::Tensor& rejected) const {
+at::Tensor Simpo::pair_losses(const at::Tensor& chosen, const at::Tensor& rejected) const {
   return -at::log_sigmoid(options().beta * (chosen - rejected) - options().margin);
 }
 
-at::Tensor Simpo::of_pair(const at::Tensor& chosen, const at::Tensor& rejected) const {
+at::Tensor Simpo::plain_pair_loss(const at::Tensor& chosen, const at::Tensor& rejected) const {
   const at::Tensor margin = options().beta * (chosen - rejected) - options().margin;
   return at::logaddexp(at::zeros_like(margin), -margin);  // -log sigmoid
 }

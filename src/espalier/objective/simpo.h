@@ -15,8 +15,8 @@ class Simpo : public Preference {
 
  protected:
   bool averages() const override { return true; }
-  at::Tensor of_pairs(const at::Tensor& chosen, const at::Tensor& rejected) const override;
-  at::Tensor of_pair(const at::Tensor& chosen, const at::Tensor& rejected) const override;
+  at::Tensor pair_losses(const at::Tensor& chosen, const at::Tensor& rejected) const override;
+  at::Tensor plain_pair_loss(const at::Tensor& chosen, const at::Tensor& rejected) const override;
 };
 
 }  // namespace espalier

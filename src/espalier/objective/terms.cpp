@@ -26,8 +26,8 @@ Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64
                          const Forest& forest, const TakenTerms& taken, Csr<int64_t>* sharers) {
   Csr<Term> terms;
   const bool once = taken.shared_targets == SharedTargets::kOnce;
-  std::vector<int64_t> term_of(once ? forest.tree_tokens() : 0, -1);
-  std::vector<std::vector<int64_t>> trajectories_of;  // by term
+  std::vector<int64_t> term_of_token(once ? forest.tree_tokens() : 0, -1);
+  std::vector<std::vector<int64_t>> sharers_of_term;  // by term
   for (size_t k = 0; k < rows.size(); ++k) {
     if (taken.takes && !taken.takes(rows[k])) {
       terms.end_row();
@@ -38,10 +38,10 @@ Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64
       const double weight = trajectories.loss_weights[begin + position];
       if (weight == 0) return;
       if (once) {
-        const bool is_taken = term_of[token] >= 0;
-        if (!is_taken) term_of[token] = static_cast<int64_t>(trajectories_of.size());
-        if (!is_taken) trajectories_of.emplace_back();
-        trajectories_of[term_of[token]].push_back(static_cast<int64_t>(k));
+        const bool is_taken = term_of_token[token] >= 0;
+        if (!is_taken) term_of_token[token] = static_cast<int64_t>(sharers_of_term.size());
+        if (!is_taken) sharers_of_term.emplace_back();
+        sharers_of_term[term_of_token[token]].push_back(static_cast<int64_t>(k));
         if (is_taken) return;
       }
       terms.values.push_back({position, weight});
@@ -50,7 +50,7 @@ Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64
   }
   if (sharers == nullptr) return terms;
   *sharers = {};
-  for (const std::vector<int64_t>& of_term : trajectories_of) sharers->push_row(of_term);
+  for (const std::vector<int64_t>& term_sharers : sharers_of_term) sharers->push_row(term_sharers);
   return terms;
 }
 
@@ -58,7 +58,7 @@ LossSums& LossSums::operator+=(const LossSums& other) {
   weight += other.weight;
   rows_with_loss += other.rows_with_loss;
   single_rows_with_loss += other.single_rows_with_loss;
-  for (const auto& [group, of_group] : other.group_weight) group_weight[group] += of_group;
+  for (const auto& [group, other_weight] : other.group_weight) group_weight[group] += other_weight;
   return *this;
 }
 
@@ -95,22 +95,21 @@ LossSums loss_sums(const Trajectories& trajectories, std::span<const int64_t> ro
 
 void divide_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const LossSums& sums,
                   const ObjectiveOptions& options, Csr<Term>* weighted) {
-  const auto normaliser = [&](int64_t row, double weight_of_row) {
+  const auto normaliser = [&](int64_t row, double row_sum) {
     switch (options.normalize) {
       case Normalize::kToken:
         return sums.weight;
       case Normalize::kSequence:
-        return weight_of_row * static_cast<double>(sums.rows_with_loss);
+        return row_sum * static_cast<double>(sums.rows_with_loss);
       case Normalize::kSequenceSum:
         return static_cast<double>(sums.rows_with_loss);
       case Normalize::kGroup:
-        return (has_group(trajectories, row) ? sums.group_weight.at(trajectories.group_id[row])
-                                             : weight_of_row) *
+        return (has_group(trajectories, row) ? sums.group_weight.at(trajectories.group_id[row]) : row_sum) *
                static_cast<double>(sums.groups_with_loss());
       case Normalize::kConstant:
         return options.normalize_constant;
     }
-    throw InternalError("no such way to normalize");
+    throw InternalError("unknown normalize");
   };
   for (int64_t k = 0; k < weighted->num_rows(); ++k) {
     if (weighted->row_size(k) == 0) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loss terms: which tokens carry loss in a step, and with what weight.
+// Loss terms: the tokens that carry loss in a step, and their weights.
 #pragma once
 
 #include <cstdint>
@@ -22,25 +22,25 @@ struct Term {
 };
 
 /// The terms of one optimiser step: row k holds those of the k-th trajectory, ascending by position. The loss
-/// of the step is sum over k, t of coefficient * l(k, t), with the l of the objective, such as -log p; the
-/// coefficients contain weights and the normaliser, so micro-batches simply add up.
+/// of the step is sum over k, t of coefficient * l(k, t), with the l of the objective, such as -log p.
+/// Coefficients contain weights and the normaliser, so the losses of micro-batches add up.
 ///   token:         w / (sum of all w)
 ///   sequence:      w / (sum of the row's w * number of rows with loss)
 ///   sequence-sum:  w / (number of rows with loss)
-///   group:         w / (sum of the group's w * number of groups with loss); a row without a group_id is one
-///   constant:      w / normalize_constant
-/// `rows` are the trajectories the forest was built from, in its order. Throws InputError when no term is
-/// left. `sharers`, where it is given: as of weighted_terms.
+///   group:         w / (sum of the group's w * number of groups with loss); a row without group_id is a
+///   group constant:      w / normalize_constant
+/// `rows`: the trajectories the forest was built from, in its order. Throws InputError if there is no term.
+/// `sharers`: see weighted_terms; may be null.
 Csr<Term> step_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const Forest& forest,
                      const ObjectiveOptions& options, Csr<int64_t>* sharers = nullptr);
 
-/// What a loss is divided by is made of: sums over all trajectories of a step, which may be spread over
-/// several processes. Sums of parts add up.
+/// The sums that normalisers are computed from, over all trajectories of a step. Sums of disjoint parts of a
+/// step, such as those of several processes, add up.
 struct LossSums {
-  double weight = 0;                           // of all terms
+  double weight = 0;                           // sum of the weights of all terms
   int64_t rows_with_loss = 0;                  // trajectories whose weights are not all 0
-  std::map<std::string, double> group_weight;  // of named groups whose weights are not all 0
-  int64_t single_rows_with_loss = 0;           // trajectories without a group, likewise
+  std::map<std::string, double> group_weight;  // by name, groups whose weights are not all 0
+  int64_t single_rows_with_loss = 0;           // likewise, trajectories without a group
 
   int64_t groups_with_loss() const {
     return static_cast<int64_t>(group_weight.size()) + single_rows_with_loss;
@@ -49,36 +49,35 @@ struct LossSums {
   LossSums& operator+=(const LossSums& other);
 };
 
-/// Which trajectories weighted_terms takes terms of, by their row of the data (empty: all), and how many of
-/// those with loss on one edge.
+/// Selects the terms of weighted_terms: `takes` selects trajectories by row of the data (empty: all).
 struct TakenTerms {
   SharedTargets shared_targets = SharedTargets::kSum;
   std::function<bool(int64_t row)> takes{};
 };
 
-/// Terms whose coefficients are still their weights. With SharedTargets::kOnce, of the trajectories that
-/// carry loss on the same edge only the first one has a term there, and row i of `sharers` becomes the
-/// trajectories (positions in `rows`, ascending) that term i stands for; otherwise it stays empty.
+/// Terms with their weights as coefficients, before division by the normaliser. With SharedTargets::kOnce
+/// only the first of the trajectories with loss on an edge has a term there, and row i of `sharers` is set to
+/// the trajectories (positions in `rows`, ascending) that share term i; otherwise `sharers` is empty.
 Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64_t> rows,
                          const Forest& forest, const TakenTerms& taken, Csr<int64_t>* sharers = nullptr);
 
-/// `rows`: as of weighted_terms.
+/// `rows`: see weighted_terms.
 LossSums loss_sums(const Trajectories& trajectories, std::span<const int64_t> rows,
                    const Csr<Term>& weighted);
 
-/// Divides weights by the normaliser that `sums`, those of the whole step, give: step_terms is
-/// weighted_terms, divided by their own sums.
+/// Divides weights by the normaliser computed from `sums`, the sums of the whole step. step_terms is
+/// weighted_terms divided by its own sums.
 void divide_terms(const Trajectories& trajectories, std::span<const int64_t> rows, const LossSums& sums,
                   const ObjectiveOptions& options, Csr<Term>* weighted);
 
-/// Those of a row's terms that stand at `position` or later.
+/// The terms of a row at `position` or later.
 std::span<const Term> terms_from(std::span<const Term> terms, int64_t position);
 
-/// step_terms where any row carries loss; otherwise all_terms, so that data without loss yet can be counted.
+/// step_terms if any row carries loss, otherwise all_terms, so that plans can be made for data without loss.
 Csr<Term> step_terms_or_all(const Trajectories& trajectories, std::span<const int64_t> rows,
                             const Forest& forest, const ObjectiveOptions& options);
 
-/// Every token of every row but the first, with coefficient 1.
+/// A term with coefficient 1 for every token but the first of each row.
 Csr<Term> all_terms(const Trajectories& trajectories, std::span<const int64_t> rows);
 
 }  // namespace espalier

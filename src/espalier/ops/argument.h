@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What structs of arguments of operators are made of (operator.h).
+// Members of argument structs of operators (operator.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace espalier {
 
-/// A tensor that may be left out: undefined then, and `Tensor?` in the schema.
+/// An optional tensor: undefined if absent; `Tensor?` in the schema.
 struct TensorOrNone : at::Tensor {
   TensorOrNone() = default;
   TensorOrNone(at::Tensor tensor) : at::Tensor(std::move(tensor)) {}

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of what operators are given: each throws in the name of `op` where the argument `name` is not as
-// said.
+// Checks of operator arguments. Each throws with prefix `op` if the argument `name` is invalid.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace espalier::detail {
 
-/// float64 for float64, otherwise float32: the dtype in which sums are kept.
+/// The dtype of sums: float64 for float64, otherwise float32.
 at::ScalarType accumulator_dtype(at::ScalarType dtype);
 
 void check_float(const char* op, const char* name, const at::Tensor& tensor);  // float64, float32 or bfloat16
@@ -15,7 +14,7 @@ void check_rank(const char* op, const char* name, const at::Tensor& tensor, int6
 void check_alike(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& first);
 void check_limit(const char* op, double limit);
 
-/// What an argument must be; `shape` says it in letters.
+/// Expected properties of an argument; `shape` is its symbolic form for messages.
 struct ExpectedTensor {
   const char* shape;
   c10::SymIntArrayRef sizes;
@@ -23,7 +22,7 @@ struct ExpectedTensor {
 };
 void check_tensor(const char* op, const char* name, const at::Tensor& tensor, const ExpectedTensor& expected);
 
-/// The same of one that may be undefined.
+/// The same for a tensor that may be undefined.
 void check_if_defined(const char* op, const char* name, const at::Tensor& tensor,
                       const ExpectedTensor& expected);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where kernels are launched: the device of a tensor and its current stream, by LibTorch's device-generic
-// names, which exist in every build of it.
+// Device and stream of kernel launches, through LibTorch's device-generic API, which exists in builds without
+// CUDA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace espalier::detail {
 
-/// As long as it lives, the tensor's device is the current one.
+/// Makes the tensor's device current during its lifetime.
 class LaunchPlace {
  public:
   explicit LaunchPlace(const at::Tensor& tensor)
@@ -17,7 +17,7 @@ class LaunchPlace {
         stream_(
             c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).native_handle()) {}
 
-  /// The current stream of the device, as launch functions of kernels take it.
+  /// The current stream of the device (cudaStream_t).
   void* stream() const { return stream_; }
 
  private:

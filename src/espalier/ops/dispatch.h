@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators by their names.
+// Access to registered operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ auto find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-/// An undefined tensor is none: how C++ callers and saved variables leave an argument out.
+/// nullopt for an undefined tensor.
 inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }

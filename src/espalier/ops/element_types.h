@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From dtypes of tensors to the elements of the kernels.
+// Maps tensor dtypes to kernel element types.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ void for_element_of(at::ScalarType dtype, const Function& function) {
   function(ElementType<BFloat16>());
 }
 
-/// The data of a tensor; null where it is undefined.
+/// The data of a tensor; null if it is undefined.
 template <class Element>
 const Element* data_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<const Element*>(tensor.const_data_ptr()) : nullptr;

@@ -8,7 +8,7 @@
 namespace espalier {
 namespace {
 
-// More than a kernel's widest store, and what keeps the alignment that allocators give.
+// Larger than the widest store of kernels, and a multiple of the allocator's alignment.
 constexpr int64_t kGuardBytes = 1024;
 constexpr int kPattern = 0xa5;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outputs of kernels with guards around them, to find a kernel that writes beyond what it was given.
+// Output tensors with guard bytes, to detect kernels that write out of bounds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,8 @@
 
 namespace espalier {
 
-/// While one lives, output_like of this thread puts guards before and behind what it allocates, and keeps
-/// them. One at a time.
+/// While an instance exists, output_like in this thread adds guards before and after its allocations, which
+/// are kept alive. At most one instance per thread.
 class OutputGuards {
  public:
   OutputGuards();
@@ -17,16 +17,16 @@ class OutputGuards {
   OutputGuards(const OutputGuards&) = delete;
   OutputGuards& operator=(const OutputGuards&) = delete;
 
-  /// How many outputs have been written beyond their ends since the start. Waits for the device.
+  /// The number of outputs with damaged guards so far. Synchronises the device.
   int64_t broken() const;
   int64_t size() const;
 };
 
-/// Whether they live, in this thread.
+/// Whether OutputGuards are active in this thread.
 bool outputs_have_guards();
 
-/// A tensor for a kernel to write: contiguous, uninitialised, and with `zeroed` full of zeros. Begins at its
-/// storage unless OutputGuards live.
+/// An output tensor for a kernel: contiguous, uninitialised or with `zeroed` zero-filled. Its storage offset
+/// is 0 unless OutputGuards are active.
 at::Tensor output_like(at::IntArrayRef sizes, const at::TensorOptions& options, bool zeroed = false);
 
 }  // namespace espalier

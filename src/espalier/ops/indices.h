@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of indices that the host computes, as tensors.
+// Conversion of index lists to tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace espalier::detail {
 
-/// [N] int64 on the device. The host does not wait for it.
+/// [N] int64 on the device, without synchronisation.
 at::Tensor to_indices(const std::vector<int64_t>& values, at::Device device);
 
 }  // namespace espalier::detail

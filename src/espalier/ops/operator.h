@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How operators are defined. What one is given is a struct, whose all(given) ties its members in the order of
-// the schema; functions of the operator take such structs and single arguments. kKernel makes of a function
-// what the dispatcher calls, call() reaches an operator by its name, and Differentiated records it for
-// autograd.
+// Helpers to define operators. Arguments are structs, whose all(given) ties the members in schema order;
+// implementations take such structs and single arguments. kKernel adapts a function for the dispatcher,
+// call() calls an operator by name, and Differentiated implements autograd.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -26,7 +25,7 @@ namespace espalier::detail {
 
 using TensorVector = std::vector<at::Tensor>;
 
-/// Of the shape, dtype and device of `tensor`, undefined where that is: results under the Meta key.
+/// An empty tensor like `tensor`; undefined if it is. For results under the Meta key.
 inline at::Tensor meta_like(const at::Tensor& tensor) {
   return tensor.defined() ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : at::Tensor();
 }
@@ -34,7 +33,7 @@ inline at::Tensor meta_if(bool wanted, const at::Tensor& tensor) {
   return wanted ? meta_like(tensor) : at::Tensor();
 }
 
-/// What the dispatcher hands on of a member of a struct.
+/// Converts a struct member to the dispatcher's argument.
 template <class Member>
 const Member& dispatched(const Member& member) {
   return member;
@@ -46,7 +45,7 @@ inline at::TensorList dispatched(const TensorVector& member) {
   return member;
 }
 
-/// And its type in signatures.
+/// The type of a member in signatures.
 template <class Member>
 struct DispatchedAs {
   using Type = std::remove_cvref_t<decltype(dispatched(std::declval<const Member&>()))>;
@@ -57,7 +56,7 @@ struct DispatchedAs<Member> {
   using Type = decltype(dispatched(std::declval<const Member&>())) const&;
 };
 
-/// The members of a struct of arguments, or else the argument itself.
+/// Ties the members of an argument struct, or a single argument.
 template <class Part>
 auto members(Part& part) {
   if constexpr (requires { std::remove_const_t<Part>::all(part); }) {
@@ -67,7 +66,7 @@ auto members(Part& part) {
   }
 }
 
-/// Sets the members to what the dispatcher hands on.
+/// Sets members from the dispatcher's arguments.
 template <class... Members, class... Given>
 void assign(const std::tuple<Members&...>& members, const Given&... given) {
   const auto set = [](auto& member, const auto& value) {
@@ -104,18 +103,18 @@ struct Kernel<kFunction, Result (*)(Parts...), Result (*)(Given...)> {
   }
 };
 
-/// What is registered of a function of structs of arguments and single arguments.
+/// The function to register for an implementation with argument structs.
 template <auto kFunction>
 constexpr auto kKernel = &Kernel<kFunction, decltype(kFunction), decltype(signature_of(kFunction))>::run;
 
-/// A string as an argument of a template.
+/// A string as a template argument.
 template <size_t kSize>
 struct Name {
   char text[kSize];
   constexpr Name(const char (&given)[kSize]) { std::copy_n(given, kSize, text); }
 };
 
-/// Calls the operator of that name in `espalier`. The types of the arguments are those of its schema.
+/// Calls the operator espalier::NAME. Argument types must match its schema.
 template <Name kName, class Result, class... Parts>
 Result call(const Parts&... parts) {
   static const auto op =
@@ -124,7 +123,7 @@ Result call(const Parts&... parts) {
                     std::tuple_cat(members(parts)...));
 }
 
-/// A differentiable operator. Subclasses say `differentiable`, the arguments that have gradients, by number,
+/// A differentiable operator. Subclasses define `differentiable`, the indices of arguments with gradients,
 /// and
 ///   static std::tuple<...> backward(const Recorded&, const variable_list& grads): gradients of these.
 template <Name kOperator, class ArgumentsOf, class ResultsOf>
@@ -132,24 +131,24 @@ struct Definition {
   static constexpr Name name = kOperator;
   using Arguments = ArgumentsOf;
   using Results = ResultsOf;
-  /// Results from here on are without gradients, and results from here on are kept for the backward pass.
+  /// Index of the first result without gradient, and of the first result saved for backward.
   static constexpr size_t first_statistic = SIZE_MAX, first_kept = SIZE_MAX;
 
   static Results forward(const Arguments& given) { return call<kOperator, Results>(given); }
 };
 
-/// What a backward pass follows from.
+/// The saved inputs of a backward pass.
 template <class Operator>
 struct Recorded {
   typename Operator::Arguments given;
   TensorVector kept;                                           // results
-  std::array<bool, Operator::differentiable.size()> wanted{};  // gradients, of those that there may be
+  std::array<bool, Operator::differentiable.size()> wanted{};  // which of the possible gradients are required
 };
 
 template <class T>
 concept ATensor = std::derived_from<T, at::Tensor>;
 
-/// Keeps the arguments of an operator for its backward pass, and finds them there.
+/// Saves the arguments of an operator for its backward pass, and restores them.
 class Keeper {
  public:
   explicit Keeper(torch::autograd::AutogradContext* context) : context_(context) {}
@@ -210,7 +209,7 @@ Results from_list(const TensorVector& list) {
   }
 }
 
-/// The node of an operator in autograd's graph.
+/// The autograd function of an operator.
 template <class Operator>
 class Differentiated : public torch::autograd::Function<Differentiated<Operator>> {
   using Context = torch::autograd::AutogradContext;
@@ -218,7 +217,7 @@ class Differentiated : public torch::autograd::Function<Differentiated<Operator>
   using Results = typename Operator::Results;
 
  public:
-  /// Registers the operator, and that its backward operator is not differentiable.
+  /// Registers the operator, and its backward as not differentiable.
   static void define(torch::Library& m) {
     m.impl(Operator::name.text, kKernel<&Differentiated::run>);
     m.impl((std::string(Operator::name.text) + "_backward").c_str(),
@@ -274,7 +273,7 @@ class Differentiated : public torch::autograd::Function<Differentiated<Operator>
   }
 
  private:
-  /// Calls visit(the argument, its number among those that have gradients, or more than there are).
+  /// Calls visit(argument, index among differentiable arguments; out of range for others).
   template <class Visit>
   static void over_arguments(const Arguments& given, const Visit& visit) {
     const auto& differentiable = Operator::differentiable;
@@ -286,7 +285,7 @@ class Differentiated : public torch::autograd::Function<Differentiated<Operator>
     std::apply([&](const auto&... argument) { (one(argument), ...); }, members(given));
   }
 
-  /// How many of autograd's inputs an argument is, and how many gradients it expects.
+  /// Number of autograd inputs of an argument, and of its gradients.
   template <class Argument>
   static size_t inputs_of(const Argument& argument) {
     if constexpr (std::is_same_v<Argument, TensorVector>) return argument.size();
@@ -299,7 +298,7 @@ class Differentiated : public torch::autograd::Function<Differentiated<Operator>
   }
 
   static void set_wanted(Context* context, Recorded<Operator>& recorded) {
-    size_t input = 0;  // numbered without those that were left out
+    size_t input = 0;  // index without absent inputs
     over_arguments(recorded.given, [&](const auto& argument, size_t gradient) {
       for (const size_t end = input + inputs_of(argument); input < end; ++input) {
         if (gradient < recorded.wanted.size()) recorded.wanted[gradient] |= context->needs_input_grad(input);

@@ -3,15 +3,15 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
-/// What whoever is about to load the file compares (python/espalier/ops.py): the LibTorch that this was
-/// compiled with, and the version of the schemas below. It grows by one with every change of theirs, here and
-/// there. A section of its own is found without reading the file.
+/// Checked before the file is loaded (python/espalier/ops.py): the LibTorch version that this was compiled
+/// with, and the version of the schemas below, which must be incremented here and there with every change. A
+/// separate section is found without reading the whole file.
 extern "C"
     [[gnu::used, gnu::visibility("default"), gnu::section(".espalier")]] const char espalier_ops_built_for[] =
         "ESPALIER_OPS_TORCH=" TORCH_VERSION ";ESPALIER_OPS_SCHEMAS=1;";
 
 TORCH_LIBRARY(espalier, m) {
-  // Where operators that read some arguments on the host have their fake kernels.
+  // Python module with fake kernels of operators that read arguments on the host.
   m.set_python_module("espalier.fake_kernels");
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor subtree_end, float softmax_scale,"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LibTorch headers of the precompiled header: everything that ops, model and train use of it.
+// The LibTorch headers of the precompiled header: all that ops, model and train use.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -37,15 +37,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// While it lives, tensors are computed as in the program, whatever the caller's thread is in: no_grad,
-/// inference mode or autocast of PyTorch.
+/// Disables the caller's no_grad, inference mode and autocast during its lifetime.
 struct PlainMode {
   c10::InferenceMode no_inference{false};
   at::AutoGradMode with_grad{true};
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-/// Calls `body`. LibTorch's errors lose their backtraces, and say what to do where memory ran out.
+/// Calls `body`. Removes backtraces from LibTorch's errors, and adds advice when memory runs out.
 template <class Body>
 auto plainly(const Body& body) {
   try {
@@ -56,7 +55,7 @@ auto plainly(const Body& body) {
   }
 }
 
-Metrics metrics_of(const nlohmann::ordered_json& json) {
+Metrics to_metrics(const nlohmann::ordered_json& json) {
   Metrics metrics;
   for (const auto& [name, value] : json.items()) {
     if (value.is_number_integer()) {
@@ -68,7 +67,7 @@ Metrics metrics_of(const nlohmann::ordered_json& json) {
   return metrics;
 }
 
-/// The function as an objective. The step is there once it is made, after the objective.
+/// The function as an objective. The step is created after the objective.
 std::shared_ptr<const Objective> objective_of(const ObjectiveOptions& options, const TermFunction& function,
                                               const std::shared_ptr<TermsOfRows>& terms) {
   if (!function) return make_objective(options);
@@ -111,7 +110,7 @@ bool prove_kernels(int index) {
 }
 
 struct Engine::State {
-  /// The tokens that end what a model says, or what is wrong with how its folder names them.
+  /// The stop ids of the model's folder, or the error in reading them.
   struct StopIds {
     explicit StopIds(const fs::path& model) {
       try {
@@ -152,9 +151,9 @@ struct Engine::State {
   const DecoderConfig& config;
   ModelCost cost;
   RouterShape routers;
-  TimeModel times;        // that plans are compared by
+  TimeModel times;        // for comparing plans
   int64_t step = 0;       // optimiser steps done
-  double grad_norm = 0;   // of the gradients that there are
+  double grad_norm = 0;   // of the accumulated gradients
   int64_t num_added = 0;  // calls of forward_backward since the last step
   bool is_half_loaded = false;
   std::atomic<bool> is_busy{false};
@@ -180,7 +179,7 @@ struct Engine::State {
 
 namespace {
 
-/// Marks the engine as busy.
+/// Marks the engine as busy during a call.
 class Call {
  public:
   explicit Call(std::atomic<bool>* is_busy) : is_busy_(is_busy) {
@@ -263,7 +262,7 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
     nlohmann::ordered_json metrics = step_metrics(cost, objective, result, seconds);
     if (result.measured_peak_bytes() == 0) metrics.erase("peak_tensor_bytes");  // nothing counted
     metrics["grad_norm"] = grad_norm;
-    return metrics_of(metrics);
+    return to_metrics(metrics);
   } catch (...) {
     clear();
     throw;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trainer, called from outside: gradients of rows add up until an optimiser step uses them. What Python's
-// class Engine is made of, without Python and without LibTorch's headers.
+// The trainer as a library: accumulates gradients of rows until an optimiser step. Implementation of Python's
+// class Engine, without Python and LibTorch headers.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,15 @@ namespace espalier::python_engine {
 using Metrics = std::vector<std::pair<std::string, std::variant<int64_t, double>>>;
 using Progress = std::function<void(int64_t done, int64_t total)>;  // after each micro-batch
 
-/// Rows of the data; nothing: all of them.
+/// Rows of the data; nullopt: all.
 using Indices = std::optional<std::vector<int64_t>>;
 
-/// The terms of a step: those of its k-th row are [offsets[k], offsets[k + 1]).
+/// The terms of a step; those of its k-th row are [offsets[k], offsets[k + 1]).
 struct TermsOfRows {
   std::vector<int64_t> offsets;    // [R + 1]
-  std::vector<int64_t> positions;  // [M], of the token in its row
+  std::vector<int64_t> positions;  // [M], positions of tokens in their rows
 };
-/// A CustomFunction that is told of which tokens the log-probabilities are.
+/// A CustomFunction that also receives the tokens of the log-probabilities.
 using TermFunction = std::function<CustomValue(const TermsOfRows& terms, std::span<const double> logprobs)>;
 
 /// A tensor on the host, float64 or else float32.
@@ -40,64 +40,62 @@ struct HostArray {
   std::vector<int64_t> shape;
   bool is_double = false;
   std::shared_ptr<void> owner;
-  void* values = nullptr;  // as long as the owner lives
+  void* values = nullptr;  // valid while the owner lives
 };
 
-/// The options of engines and objectives as OptionList::description has them.
+/// The options of engines and objectives as JSON (OptionList::description).
 std::string engine_options_json();
 std::string objective_options_json();
 
-/// Engines on a GPU let its kernels prove themselves as commands do (measure/kernel_check.h), by processes of
-/// `command` and three arguments more, with which they call check_kernels: family, device, file.
+/// Sets the command with which engines on a GPU check its kernels (measure/kernel_check.h). Three arguments
+/// are appended: family, device, file; the process must call check_kernels with them.
 void check_kernels_by(const std::vector<std::string>& command);
 void check_kernels(const std::string& family, const std::string& device,
                    const std::filesystem::path& finding);
 
-/// Does that for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than the
-/// masked form of it there.
+/// Checks the kernels of the CUDA device of this index, once. Returns whether bfloat16 attention has another
+/// implementation than the masked one there.
 bool prove_kernels(int index);
 
-/// One call at a time: a call during another, from a thread or a callback, is an InputError. Whatever ends a
-/// forward_backward once it has begun, an exception of a callback included, clears all gradients. Weights are
-/// changed by optim_step and load alone; where one of these fails half-way, only load is possible afterwards.
+/// Not reentrant: a call during another, from a thread or a callback, throws InputError. If forward_backward
+/// fails after it has started, also by an exception of a callback, all gradients are cleared. Only optim_step
+/// and load change weights; if one of them fails half-way, only load is allowed afterwards.
 class Engine {
  public:
   /// Opens the device and loads the model.
   Engine(const std::filesystem::path& model, const NamedTexts& options);
   ~Engine();
 
-  /// Adds the gradients of an objective of the rows, with its options by the names of the flags. Metrics:
-  /// those of step_metrics, and grad_norm, of all gradients since the last optim_step. Throws NonFiniteError
-  /// where loss or gradients are not finite.
+  /// Accumulates the gradients of an objective on the rows, with options by flag name. Returns the metrics of
+  /// step_metrics, and grad_norm over all gradients since the last optim_step. Throws NonFiniteError if loss
+  /// or gradients are not finite.
   Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& objective,
                            const Progress& progress);
-  /// The same with a loss that a function computes. Of the options, those of shared targets and routers
-  /// count.
+  /// The same with a loss computed by a function. Only the options of shared targets and routers are used.
   Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
                            const TermFunction& function, const Progress& progress);
 
-  /// Clips, updates the weights, clears the gradients. Metrics: step, grad_norm, learning_rate.
+  /// Clips gradients, updates weights, clears gradients. Returns the metrics step, grad_norm, learning_rate.
   Metrics optim_step(std::optional<double> learning_rate);
 
-  /// Of every token of every row given all before it, [N]; 0 for the first tokens of rows.
+  /// Log-probabilities [N] of every token given all before it in its row; 0 for first tokens.
   std::vector<double> logprobs(const Trajectories& rows, const Progress& progress);
 
-  /// Completions of the rows' prompts by the weights as they are, as rows (sample/sampler.h: rows_of), with
-  /// options by the names of the flags of `espalier sample`. `progress` is told of finished completions, and
-  /// of all, after each token. Gradients stay.
+  /// Samples completions of the rows' prompts with the current weights, as rows (sample/sampler.h: rows_of);
+  /// options by the flag names of `espalier sample`. `progress` is called after each token with finished and
+  /// all completions. Gradients are kept.
   Trajectories sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress);
 
-  /// Sums since the last optim_step, by parameter; none where there were none.
+  /// Gradients accumulated since the last optim_step, by parameter; undefined ones are omitted.
   std::vector<HostArray> gradients();
   void zero_gradients();
 
-  /// A checkpoint like those of a run (train/run/checkpoint.h) in a folder that does not exist yet. `dtype`:
-  /// of the saved weights, "" for the engine's own.
+  /// Saves a checkpoint (train/run/checkpoint.h) in a folder that must not exist. `dtype`: of the saved
+  /// weights; "": that of the engine.
   void save(const std::filesystem::path& folder, const std::string& dtype);
 
-  /// Weights and optimiser as they were; clears the gradients. Returns what is odd about the folder. Throws
-  /// InputError, before anything is changed, where the checkpoint is damaged, or of another model, dtype or
-  /// optimiser.
+  /// Loads weights and optimiser and clears the gradients. Returns notes about oddities of the folder. Throws
+  /// InputError, before any change, if the checkpoint is damaged, or has another model, dtype or optimiser.
   std::vector<std::string> load(const std::filesystem::path& folder);
 
   int64_t step() const;  // optimiser steps done

@@ -21,8 +21,8 @@ namespace nb = nanobind;
 using python::Given;
 using python::Interruptible;
 
-/// Looks at signals after each micro-batch, and tells a function of Python, unless it is None. The function
-/// has to outlive what is returned, which is called without the GIL.
+/// Checks signals after each micro-batch and calls a Python function, unless it is None. The function must
+/// outlive the result, which is called without the GIL.
 Progress watching(nb::handle function) {
   return [function](int64_t done, int64_t total) {
     const nb::gil_scoped_acquire acquire;
@@ -76,7 +76,7 @@ Trajectories sample(Engine& engine, const Trajectories& rows, const NamedTexts& 
   return engine.sample(rows, options, watching(progress));
 }
 
-nb::object array_of(const HostArray& array) {
+nb::object to_array(const HostArray& array) {
   const std::vector<size_t> shape(array.shape.begin(), array.shape.end());
   auto owner = std::make_unique<std::shared_ptr<void>>(array.owner);
   nb::capsule capsule(owner.get(),
@@ -93,7 +93,7 @@ nb::dict gradients(Engine& engine) {
     arrays = engine.gradients();
   }
   nb::dict dict;
-  for (const HostArray& array : arrays) dict[array.name.c_str()] = array_of(array);
+  for (const HostArray& array : arrays) dict[array.name.c_str()] = to_array(array);
   return dict;
 }
 
@@ -130,7 +130,8 @@ void bind_engine(nb::module_& module) {
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
       .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")
       .def("save", &save, nb::arg("folder"), nb::arg("dtype"), "Writes a checkpoint.")
-      .def("load", &load, nb::arg("folder"), "Reads a checkpoint. Returns what is odd about it.")
+      .def("load", &load, nb::arg("folder"),
+           "Loads a checkpoint. Returns notes about oddities of its folder.")
       .def_prop_ro("step", &Engine::step, "Optimiser steps done.")
       .def_prop_ro("vocab_size", &Engine::vocab_size, "Of the model.")
       .def_prop_ro("dtype", &Engine::dtype, "Of the model.")
@@ -144,7 +145,7 @@ NB_MODULE(_engine, module) {
   using namespace espalier::python_engine;
   module.doc() = "The trainer of Espalier for Python, on LibTorch.";
   module.attr("__version__") = ESPALIER_VERSION;
-  nanobind::module_::import_("espalier._core");  // which has the class of rows
+  nanobind::module_::import_("espalier._core");  // defines the class of rows
   espalier::python::translate_errors();
   bind_engine(module);
   module.def(

@@ -11,7 +11,7 @@
 namespace espalier::python_engine {
 namespace {
 
-// As Python writes it.
+// The name in Python.
 std::string python_name(std::string name) {
   std::ranges::replace(name, '-', '_');
   return name;

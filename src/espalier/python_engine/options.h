@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of the Engine, which are those of the command line: same names, values, checks and defaults.
+// The options of the Engine, shared with the command line: same names, values, checks and defaults.
 #pragma once
 
 #include <string>
@@ -20,8 +20,8 @@ struct EngineOptions {
   void add(OptionList* list);
 };
 
-/// All throw InputError naming an option that there is not, with all that there are, and for a value what
-/// was expected and received. `threads` is set at once.
+/// All throw InputError for an unknown option, listing the known ones, or an invalid value, with expected and
+/// received. `threads` takes effect immediately.
 EngineOptions parse_engine_options(const NamedTexts& texts);
 ObjectiveOptions parse_objective_options(const NamedTexts& texts);
 SamplingOptions parse_sampling_options(const NamedTexts& texts);

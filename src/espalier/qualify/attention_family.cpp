@@ -21,7 +21,7 @@ namespace espalier::qualify {
 namespace {
 
 using detail::TreeAttentionArguments;
-// out, then the gradients of q, k, v and, joined, of the keys and values of context.
+// out, then the gradients of q, k, v, and concatenated, of context keys and values.
 using Results = std::vector<at::Tensor>;
 constexpr const char* kResultNames[] = {"out",
                                         "gradient of q",
@@ -32,7 +32,7 @@ constexpr const char* kResultNames[] = {"out",
 
 struct Problem {
   AwkwardForest forest;
-  TreeAttentionArguments arguments;  // numbers that the dtype holds exactly
+  TreeAttentionArguments arguments;  // values exact in the dtype
   at::Tensor grad_out;
 };
 
@@ -54,7 +54,7 @@ at::Tensor repeated(const at::Tensor& tensor, int64_t period) {
   return tensor.index_select(0, at::arange(tensor.size(0), at::kLong).remainder(period));
 }
 
-// On the CPU in float64. Groups of query heads of one size and another.
+// On the CPU in float64, with group sizes of query heads that vary by seed.
 Problem make_problem(const AwkwardForest& forest, at::ScalarType dtype, int64_t head_dim, uint64_t seed) {
   const int64_t num_heads = 4, num_key_heads = seed % 2 == 0 ? 2 : 4;
   const at::Generator generator = at::detail::createCPUGenerator(seed + 1);
@@ -130,13 +130,13 @@ Results plain_results(const Problem& problem) {
       {gradients[0], gradients[1], gradients[2], {context_k, context_v}, {context_v, gradients.end()}});
 }
 
-// One dtype and head dimension.
+// Checks one dtype and head dimension.
 class Check {
  public:
   Check(const AttentionFamily& family, at::ScalarType dtype, int64_t head_dim, at::Device device)
       : family_(family), dtype_(dtype), head_dim_(head_dim), device_(device) {}
 
-  /// What is wrong; empty: nothing.
+  /// The fault; empty: none.
   std::string fault() {
     const std::vector<AwkwardForest> forests = awkward_forests();
     for (size_t i = 0; i < forests.size(); ++i) {
@@ -154,9 +154,9 @@ class Check {
 
  private:
   std::string run(const AwkwardForest& forest, uint64_t seed) {
-    const Problem wide = make_problem(forest, dtype_, head_dim_, seed);
-    const Problem problem = moved(wide, dtype_, device_);
-    const Results exact = exact_results(wide);
+    const Problem exact_problem = make_problem(forest, dtype_, head_dim_, seed);
+    const Problem problem = moved(exact_problem, dtype_, device_);
+    const Results exact = exact_results(exact_problem);
     const Results plain = dtype_ == at::kDouble ? exact : plain_results(problem);
     for (const bool deterministic : {false, true}) {
       const Deterministic mode(deterministic);
@@ -165,7 +165,7 @@ class Check {
       if (!within) return fmt::format("writes beyond its outputs, on the forest `{}`", forest.name);
       if (std::string wrong = compare(forest, ours, plain, exact); !wrong.empty()) return wrong;
       const Results again = family_results(family_, problem);
-      // Gradients may be added in any order unless they shall not.
+      // Gradients need not be reproducible without deterministic algorithms.
       const size_t promised = deterministic ? ours.size() : 1;
       for (size_t i = 0; i < promised; ++i) {
         if (same_bits(ours[i], again[i])) continue;

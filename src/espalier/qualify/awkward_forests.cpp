@@ -6,7 +6,7 @@
 namespace espalier::qualify {
 namespace {
 
-// Appends a node of so many tokens and what `children` appends as its subtree.
+// Appends a node of `size` tokens, with the nodes appended by `children` as its subtree.
 template <class Children>
 void node(std::vector<int32_t>& ends, int tokens, const Children& children) {
   const size_t begin = ends.size();
@@ -33,7 +33,7 @@ std::vector<int32_t> star(int prompt, int leaves, int tokens) {
   return ends;
 }
 
-// Every node of a single token; children by a fixed sequence of random numbers.
+// Nodes of a single token, with a random number of children.
 void single_tokens(std::vector<int32_t>& ends, std::minstd_rand& random, int depth) {
   node(ends, 1, [&] {
     const auto children = depth == 0 ? 0 : 1 + static_cast<int>(random() % 3);
@@ -51,13 +51,13 @@ void deep(std::vector<int32_t>& ends, int levels) {
   });
 }
 
-void wide(std::vector<int32_t>& ends, int levels) {
+void broad(std::vector<int32_t>& ends, int levels) {
   node(ends, 3 + 2 * levels, [&] {
-    for (int i = 0; levels > 0 && i < 5; ++i) wide(ends, levels - 1);
+    for (int i = 0; levels > 0 && i < 5; ++i) broad(ends, levels - 1);
   });
 }
 
-// Nodes with one child: the trajectory of the node ends where its child's goes on.
+// Nodes with one child: a trajectory ends where another continues.
 void ending_inside(std::vector<int32_t>& ends, int levels) {
   node(ends, 7, [&] {
     if (levels == 0) return;
@@ -76,7 +76,7 @@ std::vector<int32_t> several_trees() {
   return ends;
 }
 
-// Nodes that end one before, at and one after what tiles of kernels are wide.
+// Nodes that end one before, at and one after the sizes of kernel tiles.
 std::vector<int32_t> tile_borders() {
   std::vector<int32_t> ends;
   node(ends, 63, [&] {
@@ -102,7 +102,7 @@ AwkwardForest with_context(std::string name, std::vector<int32_t> ends) {
   const auto all = static_cast<int64_t>(ends.size()), half = all / 2;
   AwkwardForest forest{.name = std::move(name), .subtree_end = std::move(ends), .segment_sizes = {150, 90}};
   forest.context_blocks = {0, 0,   100, 0,    all,   // of all tokens
-                           0, 110, 150, 20,   half,  // of some; keys between the blocks are seen by nobody
+                           0, 110, 150, 20,   half,  // of some; keys between the blocks are not visible
                            1, 0,   64,  half, all,   //
                            1, 64,  65,  half, half + 1};
   return forest;
@@ -116,10 +116,10 @@ std::vector<AwkwardForest> awkward_forests() {
       {.name = "one token", .subtree_end = chain(1)},
       {.name = "chain", .subtree_end = chain(300)},
       {.name = "star", .subtree_end = star(70, 40, 4)},
-      {.name = "long prompt", .subtree_end = star(1000, 30, 5)},  // its key blocks are cut into parts
+      {.name = "long prompt", .subtree_end = star(1000, 30, 5)},  // key blocks are cut into parts
       {.name = "single tokens", .subtree_end = grown([&](auto& ends) { single_tokens(ends, random, 8); })},
       {.name = "deep", .subtree_end = grown([](auto& ends) { deep(ends, 60); })},
-      {.name = "wide", .subtree_end = grown([](auto& ends) { wide(ends, 3); })},
+      {.name = "wide", .subtree_end = grown([](auto& ends) { broad(ends, 3); })},
       {.name = "trajectories ending inside",
        .subtree_end = grown([](auto& ends) { ending_inside(ends, 30); })},
       {.name = "several trees", .subtree_end = several_trees()},

@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The end of a pipe that a child writes to, of which the last bytes are kept.
+// Reads a pipe that a child writes to, and keeps the last bytes.
 class Listener {
  public:
   Listener() {
@@ -40,7 +40,7 @@ class Listener {
   int writer() const { return ends_[1]; }
   void close_writer() { ::close(std::exchange(ends_[1], -1)); }
 
-  /// Waits a moment for text.
+  /// Waits briefly for output.
   void listen() {
     constexpr int kMilliseconds = 20;
     pollfd entry{.fd = open_ ? ends_[0] : -1, .events = POLLIN, .revents = 0};
@@ -55,7 +55,7 @@ class Listener {
       text_.append(buffer.data(), static_cast<size_t>(count));
       if (text_.size() > kKept) text_.erase(0, text_.size() - kKept);
     }
-    open_ = count < 0;  // at the end of the pipe poll would return at once
+    open_ = count < 0;  // at end of file poll would return immediately
   }
 
   std::string last_line() const {
@@ -72,7 +72,7 @@ class Listener {
   std::string text_;
 };
 
-// What becomes of a child's descriptors and signals.
+// Descriptors and signal settings of a child.
 class Preparation {
  public:
   explicit Preparation(int errors) {
@@ -95,7 +95,7 @@ class Preparation {
   Preparation(const Preparation&) = delete;
   Preparation& operator=(const Preparation&) = delete;
 
-  /// 0, or the errno of what failed.
+  /// Returns 0 or an errno.
   int spawn(std::vector<std::string> command, pid_t* process) const {
     std::vector<char*> arguments;
     for (std::string& word : command) arguments.push_back(word.data());
@@ -108,8 +108,8 @@ class Preparation {
   posix_spawnattr_t attributes_;
 };
 
-// Ended by SIGKILL unless it was seen to end. A process inside of a driver that hangs may not die of it, and
-// is left to the system after a while.
+// Kills the process by SIGKILL unless it has ended. A process stuck in a driver may not die, and is abandoned
+// after a while.
 class Process {
  public:
   explicit Process(pid_t id) : id_(id) {}

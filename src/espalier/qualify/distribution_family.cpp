@@ -16,7 +16,7 @@ using Distribute = EdgeDistribution (*)(const at::Tensor&, const at::Tensor&, co
 
 struct DistributionOptions {
   const char* name;
-  LogitTransform transform;  // without its tensors
+  LogitTransform transform;  // without tensors
   bool bias = false, edge_temperature = false;
 };
 
@@ -33,10 +33,10 @@ std::vector<DistributionOptions> distribution_options() {
            .edge_temperature = true}};
 }
 
-// Inputs: hidden, weight, bias, the gradients of both results, rows and targets of edges, temperatures.
+// Inputs: hidden, weight, bias, gradients of both results, rows and targets of edges, temperatures.
 OperatorProblem::Function distribution_function(Distribute distribute, const DistributionOptions& options) {
   return [distribute, options](const Tensors& in) {
-    const auto results_of = [&](const Tensors& leaves) {
+    const auto run = [&](const Tensors& leaves) {
       LogitTransform transform = options.transform;
       if (options.bias) transform.bias = leaves[2];
       if (options.edge_temperature) transform.edge_temperature = in[7];
@@ -45,11 +45,11 @@ OperatorProblem::Function distribution_function(Distribute distribute, const Dis
     };
     Tensors leaves{in[0], in[1]};
     if (options.bias) leaves.push_back(in[2]);
-    return with_autograd(results_of, leaves, {in[3], in[4]});
+    return with_autograd(run, leaves, {in[3], in[4]});
   };
 }
 
-// Each edge of a row of its own: the plain form would add those of one row up before the products.
+// One edge per row: the plain form would sum edges of a row before the products.
 OperatorProblem distribution_problem(const DistributionOptions& options, ProblemNumbers numbers) {
   constexpr int64_t kEdges = 260, kHidden = 16, kVocabulary = 700;
   OperatorProblem problem{

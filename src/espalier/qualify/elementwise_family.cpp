@@ -17,22 +17,22 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Visit = std::function<void(const OperatorProblem&)>;
 
-constexpr double kEps = 0.25;  // large beside mean squares of 1, so that leaving it out shows
+constexpr double kEps = 0.25;  // large compared to mean squares of 1, so that omitting it is detected
 
 struct RowShape {
   int64_t rows, width;
-  Layout layout = Layout::kPlain;
+  MemoryFormat memory_format = MemoryFormat::kPlain;
 
   std::string text() const {
-    constexpr const char* kLayouts[] = {"", ", not aligned", ", apart in memory"};
-    return fmt::format("{} rows of {}{}", rows, width, kLayouts[static_cast<size_t>(layout)]);
+    constexpr const char* kFormatNames[] = {"", ", not aligned", ", apart in memory"};
+    return fmt::format("{} rows of {}{}", rows, width, kFormatNames[static_cast<size_t>(memory_format)]);
   }
 };
 
-// Among the values of wide rows, one wrong head would drown.
+// Long rows are pooled separately, because they would hide an error in a single head.
 constexpr int64_t kHead = 256;
 
-// Heads and hidden rows, around the borders of vectors and of what a team of threads holds.
+// Sizes of heads and hidden rows, around the sizes of vectors and thread teams.
 constexpr RowShape kRowShapes[] = {{65, 63},
                                    {1023, 64},
                                    {70, 65},
@@ -46,12 +46,12 @@ constexpr RowShape kRowShapes[] = {{65, 63},
                                    {300, 1},
                                    {1, 300},
                                    {0, 8},
-                                   {51, 80, Layout::kUnaligned},
-                                   {51, 80, Layout::kApart},
-                                   {40, 2048, Layout::kUnaligned},
-                                   {40, 2048, Layout::kApart}};
+                                   {51, 80, MemoryFormat::kUnaligned},
+                                   {51, 80, MemoryFormat::kApart},
+                                   {40, 2048, MemoryFormat::kUnaligned},
+                                   {40, 2048, MemoryFormat::kApart}};
 
-/// Backward by itself, by the calling thread: autograd would call it from one of its own.
+/// Calls backward directly in this thread; autograd would use another thread.
 std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                    const at::Tensor& up) {
   static const auto op = detail::find_op<decltype(swiglu_backward)>("espalier::swiglu_backward");
@@ -88,7 +88,7 @@ Tensors plain_norm_of_sum(const Tensors& in) {
         return Tensors{reference::rms_norm(sum, leaves[2], kEps), sum};
       },
       {in[0], in[1], in[2]}, {in[3], in[4]});
-  results.erase(results.begin() + 3);  // that of the addend is that of x
+  results.erase(results.begin() + 3);  // the gradient of the addend equals that of x
   return results;
 }
 
@@ -112,8 +112,8 @@ Tensors plain_gated_product(const Tensors& in) {
                        {in[0], in[1]}, {in[2]});
 }
 
-// What is computed in a row adds few numbers; the gradient of a norm's weight adds all rows.
-std::vector<OperatorResult> results_of_norm(int64_t rows, bool with_sum) {
+// Results within a row sum few terms; the weight gradient of a norm sums over all rows.
+std::vector<OperatorResult> norm_results(int64_t rows, bool with_sum) {
   std::vector<OperatorResult> results{{"y", kErrorOfFunctions}};
   if (with_sum) results.push_back({"sum"});
   results.push_back({"gradient of x", kErrorOfFunctions});
@@ -128,19 +128,19 @@ void visit_shape(const RowShape& shape, ProblemNumbers numbers, const Visit& vis
   const auto problem = [&](const std::string& operation) {
     return OperatorProblem{.operation = operation + (width > kHead ? " of wide rows" : ""),
                            .shape = shape.text(),
-                           .layout = shape.layout};
+                           .memory_format = shape.memory_format};
   };
   OperatorProblem one = problem("rms_norm");
   one.inputs = {matrix(), weight, matrix()};
   one.ours = norm_call;
   one.plain = plain_norm;
-  one.results = results_of_norm(rows, /*with_sum=*/false);
+  one.results = norm_results(rows, /*with_sum=*/false);
   visit(one);
   one = problem("rms_norm of a sum");
   one.inputs = {matrix(), matrix(), weight, matrix(), matrix()};
   one.ours = norm_of_sum;
   one.plain = plain_norm_of_sum;
-  one.results = results_of_norm(rows, /*with_sum=*/true);
+  one.results = norm_results(rows, /*with_sum=*/true);
   visit(one);
   one = problem("swiglu");
   one.inputs = {matrix(4), matrix(), matrix()};

@@ -37,7 +37,7 @@ AttentionFamily fused_family(const std::string& name, cuda::AttentionKernels ker
               }};
 }
 
-// ATen's kernels ask for compute capability 8.0; on older GPUs they throw, and the family is not used.
+// ATen's kernels require compute capability 8.0 and throw on older GPUs.
 AttentionFamily varlen_family() {
   return {.name = "varlen",
           .dtypes = {at::kBFloat16, at::kHalf},
@@ -69,7 +69,7 @@ AttentionFamily masked_family() {
           }};
 }
 
-// The operator, whose backward autograd calls: on the CPU there is one implementation.
+// The operator with autograd: there is a single implementation on the CPU.
 AttentionFamily cpu_family() {
   const auto attend = [](const TreeAttentionArguments& given) {
     return tree_attention(given.q, given.k, given.v, given.tokens, given.options, given.context);
@@ -104,13 +104,13 @@ AttentionFamily cpu_family() {
               }};
 }
 
-std::vector<AttentionFamily> attention_of(c10::DeviceType kind) {
+std::vector<AttentionFamily> attention_families(c10::DeviceType kind) {
   if (kind != c10::kCUDA) return {cpu_family()};
   return {fused_family("hopper", cuda::AttentionKernels::kHopper),
           fused_family("ampere", cuda::AttentionKernels::kAmpere), varlen_family(), masked_family()};
 }
 
-std::vector<OperatorFamily> operators_of(c10::DeviceType kind) {
+std::vector<OperatorFamily> operator_families(c10::DeviceType kind) {
   return {elementwise_family(), head_family(), distribution_family(), product_family(kind)};
 }
 
@@ -118,16 +118,16 @@ std::vector<OperatorFamily> operators_of(c10::DeviceType kind) {
 
 std::vector<std::string> kernel_families(c10::DeviceType kind) {
   std::vector<std::string> names;
-  for (const AttentionFamily& family : attention_of(kind)) names.push_back(family.name);
-  for (const OperatorFamily& family : operators_of(kind)) names.push_back(family.name);
+  for (const AttentionFamily& family : attention_families(kind)) names.push_back(family.name);
+  for (const OperatorFamily& family : operator_families(kind)) names.push_back(family.name);
   return names;
 }
 
 Finding check_family(const std::string& name, c10::Device device) {
-  for (const AttentionFamily& family : attention_of(device.type())) {
+  for (const AttentionFamily& family : attention_families(device.type())) {
     if (family.name == name) return check_attention(family, device);
   }
-  for (const OperatorFamily& family : operators_of(device.type())) {
+  for (const OperatorFamily& family : operator_families(device.type())) {
     if (family.name == name) return check_operators(family, device);
   }
   throw InputError(fmt::format("expected a family of kernels of {}: {}; received {}", device.str(),

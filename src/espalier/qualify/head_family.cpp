@@ -19,7 +19,7 @@ using Visit = std::function<void(const OperatorProblem&)>;
 
 struct HeadSizes {
   int64_t rows, edges, hidden, vocabulary;
-  LogitBlock block{};  // of no rows: as the operator chooses
+  LogitBlock block{};  // empty: the default of the operator
 };
 
 constexpr HeadSizes kWholeHeads[] = {
@@ -31,7 +31,7 @@ at::Tensor zero_sums(const at::Tensor& like) {
   return at::zeros(like.sizes(), like.options().dtype(detail::accumulator_dtype(like.scalar_type())));
 }
 
-// Inputs: hidden, weight, the gradient, rows and targets of edges.
+// Inputs: hidden, weight, upstream gradient, rows and targets of edges.
 Tensors by_operator(const Tensors& in) {
   const auto [logprobs, lse] = edge_logprobs_forward(in[0], in[1], in[3], in[4]);
   const at::Tensor grad_weight = zero_sums(in[1]);
@@ -79,7 +79,7 @@ OperatorProblem head_problem(const HeadSizes& sizes, ProblemNumbers& numbers) {
   return problem;
 }
 
-// Logits of +-10,000 and a little, which float32 holds exactly: what is wrong comes from softmax alone.
+// Logits near +-10,000 that are exact in float32, so that only errors of softmax remain.
 void make_extreme(OperatorProblem& problem, at::ScalarType dtype) {
   problem.operation = "edge_logprobs of large logits";
   problem.results[0].floor = 0;
@@ -107,9 +107,9 @@ void visit_heads(at::ScalarType dtype, const Visit& visit) {
   visit(one_row);
   OperatorProblem apart = head_problem({130, 260, 24, 1023}, numbers);
   apart.shape += ", apart in memory";
-  apart.layout = Layout::kApart;
+  apart.memory_format = MemoryFormat::kApart;
   visit(apart);
-  if (dtype == at::kDouble) return;  // 1e-12 is less than what the rounding of such logits does to gradients
+  if (dtype == at::kDouble) return;  // rounding of such logits causes gradient errors above 1e-12
   OperatorProblem extreme = head_problem({270, 800, 5, 1023}, numbers);
   make_extreme(extreme, dtype);
   visit(extreme);

@@ -31,9 +31,9 @@ at::Tensor converted(const OperatorInput& input, at::ScalarType dtype) {
   return input.value;
 }
 
-at::Tensor laid_out(const at::Tensor& tensor, Layout layout) {
-  if (layout == Layout::kPlain) return tensor.contiguous();
-  if (layout == Layout::kUnaligned) {
+at::Tensor with_format(const at::Tensor& tensor, MemoryFormat memory_format) {
+  if (memory_format == MemoryFormat::kPlain) return tensor.contiguous();
+  if (memory_format == MemoryFormat::kUnaligned) {
     return at::empty({tensor.numel() + 1}, tensor.options()).slice(0, 1).view(tensor.sizes()).copy_(tensor);
   }
   if (tensor.dim() == 1) {
@@ -50,13 +50,13 @@ Tensors results_of_plain_form(const OperatorProblem& problem, at::ScalarType dty
   return problem.plain(inputs);
 }
 
-// One dtype.
+// Checks one dtype.
 class OperatorCheck {
  public:
   OperatorCheck(const OperatorFamily& family, at::ScalarType dtype, at::Device device)
       : family_(family), dtype_(dtype), device_(device) {}
 
-  /// What is wrong; empty: nothing.
+  /// The fault; empty: none.
   std::string fault() {
     std::string first;
     family_.for_each_problem(dtype_, [&](const OperatorProblem& problem) {
@@ -80,9 +80,9 @@ class OperatorCheck {
     const Tensors plain = dtype_ == at::kDouble ? exact : results_of_plain_form(problem, dtype_);
     Tensors inputs;
     for (const OperatorInput& input : problem.inputs) {
-      const at::Tensor there = converted(input, dtype_).to(device_);
+      const at::Tensor moved = converted(input, dtype_).to(device_);
       const bool placed = input.kind == OperatorInput::Kind::kElement;
-      inputs.push_back(placed ? laid_out(there, problem.layout) : there);
+      inputs.push_back(placed ? with_format(moved, problem.memory_format) : moved);
     }
     bool within = false;
     const Tensors ours = guarded_results(problem, inputs, &within);

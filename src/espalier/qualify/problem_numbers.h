@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs of operators that are checked, and their gradients by autograd.
+// Random inputs of operator checks, and gradients by autograd.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,18 +12,18 @@
 
 namespace espalier::qualify {
 
-/// Random numbers by a seed, of which a dtype holds all digits.
+/// Seeded random numbers that are exact in a dtype.
 class ProblemNumbers {
  public:
   ProblemNumbers(uint64_t seed, at::ScalarType dtype)
       : generator_(at::detail::createCPUGenerator(seed)), dtype_(dtype) {}
 
-  /// Of a normal distribution.
+  /// Normally distributed.
   OperatorInput elements(at::IntArrayRef shape, double size = 1) {
     return {held(normal(shape) * size, dtype_), OperatorInput::Kind::kElement};
   }
   OperatorInput sums(at::IntArrayRef shape) { return as_sums(normal(shape)); }
-  /// Between low and low + 1.
+  /// Uniform in [low, low + 1).
   OperatorInput sums_from(double low, at::IntArrayRef shape) {
     return as_sums(at::rand(shape, generator_, at::TensorOptions(at::kDouble)) + low);
   }
@@ -47,7 +47,7 @@ class ProblemNumbers {
   at::ScalarType dtype_;
 };
 
-/// The results of function(leaves) and the gradients of the leaves, given those of the results.
+/// Returns the results of function(leaves) and the gradients of the leaves.
 template <class Function>
 std::vector<at::Tensor> with_autograd(const Function& function, std::vector<at::Tensor> leaves,
                                       const std::vector<at::Tensor>& grads) {

@@ -16,13 +16,14 @@ struct ProductSizes {
   int64_t m, k, n;
 };
 
-// Few results of many terms are what libraries cut into parts, which they join afterwards.
+// Includes few results with many terms, for which libraries use split-k.
 constexpr ProductSizes kProductSizes[] = {{1, 1, 1},        {1, 63, 65},      {65, 1023, 63},
                                           {1023, 65, 1},    {64, 256, 128},   {128, 8192, 256},
                                           {64, 16'384, 64}, {16, 32'768, 16}, {1, 16'384, 300}};
 constexpr int64_t kManyTerms = 8192;
 
-// Inputs: a [K, M] and b [K, N], multiplied as a^T b, a bias [N], and what a product is added to [M, N].
+// Inputs: a [K, M], b [K, N], bias [N] and an initial sum [M, N]. Computes a^T b, with bias, and added to the
+// sum.
 Tensors multiplied(const Tensors& in) {
   const at::Tensor a = in[0].t(), &b = in[1];
   const at::Tensor sum = in[3].clone();
@@ -30,7 +31,7 @@ Tensors multiplied(const Tensors& in) {
   return {detail::unrounded_product(a, b), detail::affine(a, b.t(), in[2]), sum};
 }
 
-/// Where `rounded`, bfloat16 products are rounded before they are added or returned in float32.
+/// `rounded`: bfloat16 products are rounded before they are added or converted to float32.
 Tensors multiplied_plainly(const Tensors& in, bool rounded) {
   const at::Tensor a = in[0].t(), &b = in[1];
   const at::ScalarType sums = in[3].scalar_type();
@@ -38,7 +39,7 @@ Tensors multiplied_plainly(const Tensors& in, bool rounded) {
   return {product, (product + in[2].to(sums)).to(a.scalar_type()), in[3] + product};
 }
 
-/// LibTorch's own bfloat16 products, which a CPU may be set to, promise nothing else.
+/// LibTorch's bfloat16 products, an option on the CPU, round results.
 bool rounds_products(at::ScalarType dtype, c10::DeviceType kind) {
   return kind == c10::kCPU && detail::rounds_products(at::empty({0}, dtype));
 }

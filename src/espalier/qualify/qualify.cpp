@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-// Nothing where the file is missing, damaged, or of another key.
+// nullopt if the file is missing, damaged, or has another key.
 std::optional<std::vector<Verdict>> read_verdicts(const fs::path& path, const Json& key,
                                                   const std::vector<std::string>& families) {
   std::ifstream file(path);
@@ -49,7 +49,7 @@ void keep_verdicts(const std::vector<Verdict>& verdicts, const Json& key, const 
                        "\n");
 }
 
-// A name of our own in the system's folder for temporaries, gone when this is.
+// A temporary file, removed on destruction.
 class FindingFile {
  public:
   FindingFile() {
@@ -129,7 +129,7 @@ std::vector<Verdict> verdicts_on(const std::vector<std::string>& families,
   try {
     keep_verdicts(verdicts, qualification.key, path);
   } catch (const std::exception& error) {
-    qualification.note(fmt::format("the verdicts cannot be kept: {}", error.what()));
+    qualification.note(fmt::format("the verdicts cannot be saved: {}", error.what()));
   }
   return verdicts;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Families of kernels prove themselves on a device before they are used: each in a process of its own with a
-// time limit. Verdicts are kept for the next time.
+// Qualification of kernels: each family is checked on a device before use, in a child process with a time
+// limit. Verdicts are cached in a folder.
 #pragma once
 
 #include <chrono>
@@ -13,47 +13,47 @@
 
 namespace espalier::qualify {
 
-/// What a family of kernels was found to be.
+/// The result of the check of a kernel family.
 struct Verdict {
   std::string family{};
-  bool served = false;  // whether the device runs anything of it
-  std::string fault{};  // what is wrong; empty: nothing
-  /// Whether that says something about the kernels: not where their process did not start or gave up, as for
-  /// want of memory.
+  bool served = false;  // whether the device supports any of it
+  std::string fault{};  // empty: none
+  /// Whether the verdict is about the kernels; false if the process could not start or gave up, for instance
+  /// out of memory.
   bool lasting = true;
 };
 
-/// What a check of one family found, as the process that ran it hands it on.
+/// The result that a child process reports for one family.
 struct Finding {
-  int64_t checks = 0;  // results that were compared; 0: the device runs nothing of the family
+  int64_t checks = 0;  // number of compared results; 0: the device does not support the family
   std::string fault{};
 };
 
-/// Writes what a child found where its parent reads it.
+/// Writes the finding of a child to a file for its parent.
 void write_finding(const Finding& finding, const std::filesystem::path& file);
 
 struct Qualification {
-  /// What verdicts hold for: device, driver, LibTorch, build.
+  /// Identifies what verdicts are valid for: device, driver, LibTorch, build.
   nlohmann::ordered_json key{};
-  /// The process that checks a family and writes its finding (write_finding) into the file.
+  /// The command that checks a family and writes its finding (write_finding) to the file.
   std::function<std::vector<std::string>(const std::string& family, const std::filesystem::path& finding)>
       command{};
   std::chrono::milliseconds limit{std::chrono::minutes(2)};
-  std::filesystem::path folder{};  // of kept verdicts
-  bool again = false;              // although verdicts are kept
-  /// Told when families are about to be checked, and when the verdicts cannot be kept.
+  std::filesystem::path folder{};  // of cached verdicts
+  bool again = false;              // check even if verdicts are cached
+  /// Called before families are checked, and if verdicts cannot be saved.
   std::function<void(const std::string&)> note = [](const std::string&) {};
-  /// The share that is done, and the family that comes next.
+  /// Called with the fraction done and the next family.
   std::function<void(double, const std::string&)> progress = [](double, const std::string&) {};
 };
 
-/// The verdicts on `families`, in their order: those kept under the key, or new ones. A file that is damaged
-/// or lacks a family is as none. A family whose process does not end well has that as its fault. Verdicts are
-/// kept where all are lasting.
+/// The verdicts on `families`, in order: cached under the key, or new ones. A file that is damaged or lacks a
+/// family is ignored. If a child process fails, that is the fault of its family. Verdicts are cached if all
+/// are lasting.
 std::vector<Verdict> verdicts_on(const std::vector<std::string>& families,
                                  const Qualification& qualification);
 
-/// Where verdicts under this key are kept.
+/// The cache file of verdicts for a key.
 std::filesystem::path verdict_file(const nlohmann::ordered_json& key, const std::filesystem::path& folder);
 
 }  // namespace espalier::qualify

@@ -5,7 +5,7 @@
 
 namespace espalier::qualify {
 
-/// Equal bit for bit, NaN and signed zero included, and of one shape and dtype.
+/// Whether both are bitwise identical, including NaN and signed zero, with equal shape and dtype.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
          a.contiguous().view(at::kByte).equal(b.contiguous().view(at::kByte));

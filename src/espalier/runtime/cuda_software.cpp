@@ -13,13 +13,13 @@
 namespace espalier {
 namespace {
 
-// The functions of libcuda.so.1 by the names that it exports (CUDA Driver API).
+// Calls functions of libcuda.so.1 by name (CUDA Driver API).
 class Driver {
  public:
   Driver() : library_(dlopen("libcuda.so.1", RTLD_LAZY)) {}
   bool found() const { return library_ != nullptr; }
 
-  /// The status of the call; that of a missing function is kNotFound.
+  /// Returns the status of the call; kNotFound for a missing function.
   template <typename... Args>
   int call(const char* name, Args... args) const {
     constexpr int kNotFound = 500;  // CUDA_ERROR_NOT_FOUND
@@ -75,7 +75,7 @@ std::string cuda_of_package(const std::string& path) {
   return "";
 }
 
-// "13.0" of "2.11.0+cu130", as a LibTorch that is no Python package says it.
+// "13.0" of "2.11.0+cu130", as in a LibTorch outside of Python packages.
 std::string cuda_of_version(const std::string& version) {
   constexpr std::string_view kMark = "+cu";
   const size_t mark = version.find(kMark);

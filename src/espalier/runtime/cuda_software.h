@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What there is of CUDA: the driver with its devices, and the CUDA that LibTorch was built with. Asking loads
-// nothing of LibTorch.
+// Detection of CUDA: the driver with its devices, and the CUDA version of LibTorch. Does not load LibTorch's
+// CUDA libraries.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,14 +18,14 @@ struct CudaDevice {
 };
 
 struct CudaDriver {
-  bool found = false;     // libcuda.so.1
-  std::string error{};    // what the driver says where it does not start, such as CUDA_ERROR_UNKNOWN
-  std::string version{};  // of the driver, such as 580.65.06; empty: unknown
-  int cuda = 0;           // the latest CUDA that it serves: 1000 major + 10 minor
-  std::vector<CudaDevice> devices{};  // those that are visible
+  bool found = false;                 // libcuda.so.1
+  std::string error{};                // error if the driver does not start, such as CUDA_ERROR_UNKNOWN
+  std::string version{};              // driver version, such as 580.65.06; empty: unknown
+  int cuda = 0;                       // latest supported CUDA: 1000 major + 10 minor
+  std::vector<CudaDevice> devices{};  // visible devices
 };
 
-/// By the driver's own interface, which needs neither CUDA's headers nor its libraries.
+/// Uses the driver API, without CUDA headers or libraries.
 CudaDriver cuda_driver();
 
 struct LibTorchCuda {
@@ -34,23 +34,23 @@ struct LibTorchCuda {
   std::string folder{};   // of LibTorch's libraries
 };
 
-/// Of the LibTorch that this process runs on: by its version.py or build-version.
+/// The CUDA of this process's LibTorch, from its version.py or build-version.
 LibTorchCuda libtorch_cuda();
 
-/// "13.0" of 13000; "unknown" of 0.
+/// "13.0" for 13000; "unknown" for 0.
 std::string cuda_version_text(int cuda);
 
-/// Why no CUDA device can be used, in a few words; empty where one can. A driver serves every CUDA of its own
-/// major version and of those before.
+/// Why no CUDA device can be used; empty if one can. A driver supports all CUDA versions up to its own major
+/// version.
 std::string cuda_fault(const CudaDriver& driver, const LibTorchCuda& torch);
 
-/// What --device auto means here.
+/// The device that --device auto selects.
 struct AutomaticDevice {
   c10::Device device = c10::Device(c10::kCPU);
-  std::string reason;  // the name of the device, or why it is the CPU
+  std::string reason;  // name of the device, or why the CPU is used
 };
 
-/// The first visible CUDA device where cuda_fault finds nothing, otherwise the CPU.
+/// The first visible CUDA device if cuda_fault is empty, otherwise the CPU.
 AutomaticDevice automatic_device(const CudaDriver& driver, const LibTorchCuda& torch);
 
 }  // namespace espalier

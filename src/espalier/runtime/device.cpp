@@ -19,7 +19,7 @@
 namespace espalier {
 namespace {
 
-// Folder of the LibTorch that this process runs on.
+// The folder of this process's LibTorch.
 std::string libtorch_folder() {
   Dl_info info{};
   const bool found = dladdr(reinterpret_cast<void*>(&at::globalContext), &info) != 0;
@@ -29,7 +29,7 @@ std::string libtorch_folder() {
   return slash == std::string::npos ? "." : library.substr(0, slash);
 }
 
-// Registers LibTorch's CUDA half with its CPU half. Nothing refers to symbols of it, so it is not linked.
+// Loads LibTorch's CUDA libraries, which register themselves. They are not linked.
 void load_libtorch_cuda(at::Device device) {
   const std::string library = libtorch_folder() + "/libtorch_cuda.so";
   ESPALIER_CHECK(::access(library.c_str(), R_OK) == 0,
@@ -39,7 +39,7 @@ void load_libtorch_cuda(at::Device device) {
                  device.str(), dlerror());
 }
 
-// Float32 results of bfloat16 operands, added to in place, are there since then.
+// Required for in-place accumulation of float32 results of bfloat16 products.
 void check_libtorch_version(at::Device device) {
   constexpr int kMinor = 11;
   ESPALIER_CHECK(TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= kMinor),
@@ -47,17 +47,17 @@ void check_libtorch_version(at::Device device) {
                  device.str(), kMinor, TORCH_VERSION);
 }
 
-// cuBLAS, too, has to be told, before it starts.
+// cuBLAS reads its environment variable when it starts.
 void make_deterministic() {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  // Our operators write all of what they allocate.
+  // Our operators write all memory that they allocate.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-// Float32 products stay float32, and no product is summed in less.
+// Disables TF32 and reduced-precision accumulation.
 void keep_full_precision() {
-  ::setenv("NVIDIA_TF32_OVERRIDE", "0", /*overwrite=*/1);  // of CUDA's libraries, which read it as they start
+  ::setenv("NVIDIA_TF32_OVERRIDE", "0", /*overwrite=*/1);  // read by CUDA libraries when they start
   at::Context& context = at::globalContext();
   context.setAllowTF32CuBLAS(false);
   context.setAllowTF32CuDNN(false);
@@ -65,7 +65,7 @@ void keep_full_precision() {
   context.setAllowBF16ReductionCuBLAS(false);
 }
 
-// By the driver's own interface, which needs neither CUDA's headers nor its libraries.
+// Uses the driver API, without CUDA headers or libraries.
 std::string cuda_name(int index) {
   using Init = int (*)(unsigned flags);
   using Get = int (*)(int* device, int ordinal);
@@ -153,12 +153,12 @@ std::vector<at::Tensor> upload(const std::vector<at::Tensor>& host, at::Device d
     if (!host[i].defined() || host[i].numel() == 0) continue;
     std::memcpy(bytes + begins[i], host[i].const_data_ptr(), host[i].nbytes());
   }
-  const at::Tensor there = packed.to(device, /*non_blocking=*/true);
+  const at::Tensor moved = packed.to(device, /*non_blocking=*/true);
   std::vector<at::Tensor> result;
   for (size_t i = 0; i < host.size(); ++i) {
     at::Tensor& tensor = result.emplace_back();
     if (!host[i].defined()) continue;
-    const at::Tensor part = there.slice(0, begins[i], begins[i] + static_cast<int64_t>(host[i].nbytes()));
+    const at::Tensor part = moved.slice(0, begins[i], begins[i] + static_cast<int64_t>(host[i].nbytes()));
     tensor = part.view(host[i].scalar_type()).view(host[i].sizes());
   }
   return result;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device that tensors live on: opening it, waiting for it, copies to and from it.
+// Devices: initialisation, synchronisation, copies.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,33 +12,33 @@
 namespace espalier {
 
 /// "cpu", "cuda" (the first CUDA device that is visible) or "cuda:N", with its index; throws InputError for
-/// any other word. Does not ask whether there is such a device.
+/// anything else. Does not check that the device exists.
 at::Device parse_device(const std::string& name);
 
-/// Makes a device ready, and the current one of its kind. Nothing to do for the CPU. For CUDA:
-///   loads libtorch_cuda from the folder of libtorch_cpu, so that nobody else pays for it;
-///   turns off TF32 and sums of products in less than float32, whatever the environment says;
-///   with `deterministic` makes the operators give bitwise identical results in every run (ops/ reads
+/// Initialises a device and makes it current. No-op for the CPU. For CUDA:
+///   loads libtorch_cuda from the folder of libtorch_cpu, which is slow and therefore not linked;
+///   disables TF32 and reduced-precision accumulation, overriding the environment;
+///   with `deterministic` makes results bitwise reproducible (ops/ reads
 ///   at::globalContext().deterministicAlgorithms()).
-/// Throws InputError when this LibTorch has no CUDA, when no device is visible, or when the index is beyond
-/// those that are. Call before anything is computed: LibTorch asks only once whether there is CUDA.
+/// Throws InputError if this LibTorch has no CUDA, no device is visible, or the index is out of range. Call
+/// before any computation: LibTorch checks only once whether CUDA is available.
 void open_device(at::Device device, bool deterministic = false);
 
-/// Waits until the device has done all that it was given.
+/// Waits until the device has finished all queued work.
 void synchronize(at::Device device);
 
-/// What the device calls itself: the CPU's name as the system gives it, or such as "NVIDIA H200".
+/// The name of the device: of the CPU as given by the system, or such as "NVIDIA H200".
 std::string device_name(at::Device device);
 
-/// The CPU's name in what Linux's /proc/cpuinfo says; "unknown CPU" where it has none, or an empty one.
+/// The CPU's name in /proc/cpuinfo; "unknown CPU" if missing or empty.
 std::string cpu_name(std::istream& cpuinfo);
 
-/// Contiguous tensors on the host, as they are on `device`: in one copy, through pinned memory, in the order
-/// of the current stream, without waiting. Undefined ones stay undefined. For the CPU the tensors themselves.
+/// Copies contiguous host tensors to `device` in one asynchronous copy through pinned memory, in the current
+/// stream. Undefined ones stay undefined. Returns the tensors themselves for the CPU.
 std::vector<at::Tensor> upload(const std::vector<at::Tensor>& host, at::Device device);
 
-/// The tensor in pinned host memory; of a tensor on the CPU, itself. Does not wait: the values are there
-/// after synchronize(), and in time for whatever the current stream does next.
+/// Copies a tensor to pinned host memory asynchronously; returns a CPU tensor itself. The values are valid
+/// after synchronize(), and for later work in the current stream.
 at::Tensor download(const at::Tensor& tensor);
 
 }  // namespace espalier

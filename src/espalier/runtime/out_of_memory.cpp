@@ -31,7 +31,7 @@ std::string message() {
       current_work.empty() ? "" : " in " + current_work);
 }
 
-/// LibTorch has a type of its own for a GPU's memory, but none for the machine's.
+/// LibTorch has an exception type for GPU memory, but not for host memory.
 bool is_about_memory(const c10::Error& error) {
   const std::string_view text = error.what_without_backtrace();
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is said when memory runs out.
+// The error message when memory runs out.
 #pragma once
 
 #include <exception>
@@ -8,11 +8,11 @@
 
 namespace espalier {
 
-/// Names what the program is doing, for the message: "reading rows.jsonl". Safe to call from any thread.
+/// Sets the current work for the message, such as "reading rows.jsonl". Thread-safe.
 void set_current_work(const std::string& work);
 
-/// One sentence with what to do about it where `error` says that memory could not be had, of the machine
-/// (std::bad_alloc, LibTorch's allocator) or of a GPU; nullopt for any other error.
+/// A message with advice if `error` is out of memory, of the host (std::bad_alloc, LibTorch's allocator) or
+/// of a GPU; nullopt for any other error.
 std::optional<std::string> out_of_memory_message(const std::exception& error);
 
 }  // namespace espalier

@@ -21,7 +21,7 @@ Progress::Progress(const std::string& label)
 
 Progress::~Progress() {
   erase();
-  // An error that ends the work is told with its name.
+  // Keep the name for the message of an error that ends the work.
   if (std::uncaught_exceptions() == 0) set_current_work("");
 }
 

@@ -9,7 +9,7 @@ namespace espalier {
 
 /// On a terminal redraws one line; otherwise prints a line when ten seconds have passed since the last one.
 /// Nothing is drawn for work that ends within half a second. The label is the current work that
-/// out_of_memory.h names. What is shown goes through base/printable.h.
+/// out_of_memory.h names. Text is passed through base/printable.h.
 class Progress {
  public:
   explicit Progress(const std::string& label);
@@ -17,7 +17,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// fraction in [0, 1]; detail stands behind the bar.
+  /// fraction in [0, 1]; detail is shown after the bar.
   void update(double fraction, const std::string& detail = "");
   /// Prints a whole line, leaving the bar below it.
   void line(const std::string& text);

@@ -6,7 +6,7 @@
 namespace espalier {
 
 c10::Event Stopwatch::mark() const {
-  c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // which is with timing
+  c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // has timing enabled
   event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   return event;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long work takes on a device, measured without waiting for it.
+// Measures the time of work on a device without synchronisation.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,8 +11,8 @@
 
 namespace espalier {
 
-/// Sums the seconds between start() and stop(). On CUDA these are marks in the current stream: what is
-/// measured is the device's time, from when it reaches the one to when it reaches the other.
+/// Accumulates the seconds between start() and stop(). On CUDA these record events in the current stream,
+/// which measure device time.
 class Stopwatch {
  public:
   explicit Stopwatch(at::Device device) : device_(device) {}
@@ -20,7 +20,7 @@ class Stopwatch {
   void start();
   void stop();
 
-  /// On CUDA the work in between must be done: the device waited for, or a result of later work read.
+  /// On CUDA the measured work must have finished: synchronise first, or read a result of later work.
   double seconds() const;
 
  private:

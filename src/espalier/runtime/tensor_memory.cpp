@@ -28,7 +28,7 @@ void release(void* data) {
   c10::free_cpu(data);
 }
 
-// LibTorch's own way of allocating on the CPU, counted.
+// LibTorch's CPU allocator, with counting.
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {

@@ -19,13 +19,13 @@ namespace {
 
 constexpr int64_t kFirstCapacity = 64;
 
-at::Tensor copy_of(const std::vector<int64_t>& numbers, at::IntArrayRef shape) {
+at::Tensor to_tensor(const std::vector<int64_t>& numbers, at::IntArrayRef shape) {
   return at::tensor(numbers, at::kLong).view(shape);
 }
 
 }  // namespace
 
-/// One token of each live sequence: roots that go on from prompts and tails.
+/// One token of each live sequence: roots that continue prompts and tails.
 class DecodeBatch::Sequence : public SequenceOps {
  public:
   explicit Sequence(const DecodeBatch& batch) : batch_(batch) {}
@@ -95,7 +95,7 @@ void DecodeBatch::keep(const std::vector<bool>& keep) {
   state_of_.resize(kept);
 }
 
-// Tails double when the longest is full.
+// Doubles the capacity of all tails.
 void DecodeBatch::grow_tails() {
   const int64_t before = capacity_;
   capacity_ = std::max(kFirstCapacity, 2 * capacity_);
@@ -110,15 +110,15 @@ void DecodeBatch::grow_tails() {
   }
 }
 
-// A stretch of keys is seen by the sequences whose paths have it, which follow one another. Stretches that
-// follow one another on a path and are seen by the same sequences become one.
+// A key range is visible to the sequences whose paths contain it, which are consecutive. Ranges that are
+// adjacent on a path and visible to the same sequences are merged.
 void DecodeBatch::update_prompt_blocks() {
   struct Block {
     KeyRange keys;
     int64_t row_begin, row_end;
   };
   std::vector<Block> blocks;
-  std::vector<size_t> open;  // the blocks of the path before, from the root on
+  std::vector<size_t> open;  // the blocks of the previous path, from its root
   for (size_t i = 0; i < live_.size(); ++i) {
     const auto path = prompts_.paths().row(live_[i].prompt);
     const auto row = static_cast<int64_t>(i);
@@ -152,7 +152,7 @@ void DecodeBatch::update_prompt_blocks() {
   }
 }
 
-// Sequences that have been stepped come before those that have not.
+// Gathers the states of live sequences. Sequences that have been stepped precede those that have not.
 void DecodeBatch::update_states() {
   std::vector<int64_t> stepped, begun;
   for (const int64_t state : state_of_) {
@@ -162,15 +162,15 @@ void DecodeBatch::update_states() {
       begun.push_back(-1 - state);
     }
   }
-  const at::Tensor of_stepped = at::tensor(stepped, at::kLong).to(decoder_.device());
-  const at::Tensor of_prompts = at::tensor(begun, at::kLong).to(decoder_.device());
+  const at::Tensor stepped_index = at::tensor(stepped, at::kLong).to(decoder_.device());
+  const at::Tensor prompt_index = at::tensor(begun, at::kLong).to(decoder_.device());
   for (size_t layer = 0; layer < states_.size(); ++layer) {
     if (!recurrent_[layer]) continue;
-    const LayerContext& at_prompts = prompts_.states(static_cast<int64_t>(layer));
-    for (size_t i = 0; i < at_prompts.size(); ++i) {
+    const LayerContext& prompt_states = prompts_.states(static_cast<int64_t>(layer));
+    for (size_t i = 0; i < prompt_states.size(); ++i) {
       std::vector<at::Tensor> parts;
-      if (!stepped.empty()) parts.push_back(states_[layer][i].index_select(0, of_stepped));
-      if (!begun.empty()) parts.push_back(at_prompts[i].index_select(0, of_prompts));
+      if (!stepped.empty()) parts.push_back(states_[layer][i].index_select(0, stepped_index));
+      if (!begun.empty()) parts.push_back(prompt_states[i].index_select(0, prompt_index));
       if (states_[layer].size() <= i) states_[layer].emplace_back();
       states_[layer][i] = at::cat(parts);
     }
@@ -186,8 +186,8 @@ void DecodeBatch::set_tail_blocks() {
     blocks.insert(blocks.end(), {prompts_.num_segments(), begin, begin + live_[i].length, row, row + 1});
     positions.push_back(prompts_.size(live_[i].prompt));
   }
-  sequence_->blocks = copy_of(blocks, {-1, 5});
-  sequence_->positions = copy_of(positions, {-1});
+  sequence_->blocks = to_tensor(blocks, {-1, 5});
+  sequence_->positions = to_tensor(positions, {-1});
 }
 
 at::Tensor DecodeBatch::step(const std::vector<int32_t>& tokens) {
@@ -214,13 +214,13 @@ at::Tensor DecodeBatch::step(const std::vector<int32_t>& tokens) {
     tail_rows.push_back(live.slot * capacity_ + live.length);
   }
   const at::Tensor position = at::tensor(positions, at::kLong);
-  const std::vector<at::Tensor> there =
+  const std::vector<at::Tensor> inputs =
       upload({at::tensor(ids, at::kLong), position, at::tensor(tail_rows, at::kLong), position.to(at::kInt),
               at::arange(1, count + 1, at::kInt)},
              decoder_.device());
-  sequence_->tokens = {.subtree_end = there[4], .position = there[3]};
-  const PositionTables tables = decoder_.position_tables(there[1]);
-  at::Tensor hidden = decoder_.embed(there[0]);
+  sequence_->tokens = {.subtree_end = inputs[4], .position = inputs[3]};
+  const PositionTables tables = decoder_.position_tables(inputs[1]);
+  at::Tensor hidden = decoder_.embed(inputs[0]);
   for (int64_t layer = 0; layer < decoder_.num_layers(); ++layer) {
     LayerOutput output = decoder_.layer(layer, hidden, tables, *sequence_);
     hidden = std::move(output.hidden);
@@ -229,7 +229,7 @@ at::Tensor DecodeBatch::step(const std::vector<int32_t>& tokens) {
       continue;
     }
     for (size_t i = 0; i < output.context.size(); ++i) {
-      tails_[layer][i].flatten(0, 1).index_copy_(0, there[2], output.context[i]);
+      tails_[layer][i].flatten(0, 1).index_copy_(0, inputs[2], output.context[i]);
     }
   }
   for (Live& live : live_) ++live.length;

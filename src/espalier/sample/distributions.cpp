@@ -14,7 +14,7 @@
 namespace espalier {
 namespace {
 
-/// A decoder that keeps the most likely tokens of the rows that its LM head was last given.
+/// A decoder that also computes the most likely tokens of the rows passed to its LM head.
 class WithTopTokens : public AtTemperature {
  public:
   WithTopTokens(const Decoder& decoder, double temperature, int64_t top_k)
@@ -43,10 +43,10 @@ class WithTopTokens : public AtTemperature {
   mutable TopLogprobs top_;
 };
 
-/// Results of a micro-batch, on their way to the host.
+/// Results of a micro-batch; copies to the host may be in flight.
 struct Computed {
   std::vector<int64_t> token;           // [M] flat index
-  at::Tensor logprobs, entropies, row;  // [M]; row: of `top`
+  at::Tensor logprobs, entropies, row;  // [M]; row: index into `top`
   TopLogprobs top;                      // [R, K]
 };
 
@@ -62,12 +62,12 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
                                          const Step& step, const DistributionOptions& options,
                                          const MicroBatchProgress& progress) {
   WithTopTokens model(decoder, options.temperature, options.top_k);
-  const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
-  const std::vector<bool> runs = micro_batches_with_loss(step);
-  const auto upcast = upcast_weights(runs);
-  std::vector<Computed> all;
+  const Loss loss(trajectories, ObjectiveOptions{});  // sft reads only the tokens
+  const std::vector<bool> active = micro_batches_with_loss(step);
+  const auto upcast = upcast_weights(active);
+  std::vector<Computed> results;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
-    Computed& computed = all.emplace_back();
+    Computed& computed = results.emplace_back();
     computed.token = batch.term_token;
     computed.logprobs = download(values_of_terms(batch, forwarded.logprobs));
     if (options.entropies) computed.entropies = download(values_of_terms(batch, forwarded.entropy));
@@ -81,7 +81,7 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
   for_each_logprobs({.model = model,
                      .step = step,
                      .loss = loss,
-                     .runs = runs,
+                     .runs = active,
                      .entropies = options.entropies ? Entropies::kDifferentiable : Entropies::kNone},
                     visit, [&](int64_t) {
                       if (progress) progress(++done, total);
@@ -95,7 +95,7 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
   if (options.top_k > 0) result.top_row.assign(trajectories.num_tokens(), -1);
   std::vector<at::Tensor> ids, logprobs;
   int64_t rows_before = 0;
-  for (const Computed& computed : all) {
+  for (const Computed& computed : results) {
     scatter(computed.logprobs, computed.token, 0.0, &result.logprobs);
     if (options.entropies) scatter(computed.entropies, computed.token, 0.0, &result.entropies);
     if (options.top_k == 0) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The distributions that the tokens of trajectories are drawn from, on shared trees.
+// The next-token distributions at the tokens of trajectories, computed on trees.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,22 +16,22 @@ namespace espalier {
 struct DistributionOptions {
   double temperature = 1;  // logits are divided by it
   bool entropies = false;
-  int64_t top_k = 0;  // so many of the most likely tokens of each distribution, at most the vocabulary
+  int64_t top_k = 0;  // most likely tokens kept per distribution; at most the vocabulary size
 };
 
-/// Of N tokens, by flat index offsets[row] + position. The first token of a row has no distribution.
+/// Results for N tokens, by flat index offsets[row] + position. The first token of a row has no distribution.
 struct TokenDistributions {
-  std::vector<double> logprobs;   // [N] of the tokens, natural log; NaN for first ones
-  std::vector<double> entropies;  // [N] in nats, likewise; empty unless asked for
-  /// [N] the row of `top_ids` and `top_logprobs` that predicts the token, which tokens on several branches
-  /// share; -1 for first ones. Empty unless asked for.
+  std::vector<double> logprobs;   // [N] natural log; NaN for first tokens
+  std::vector<double> entropies;  // [N] in nats, likewise; empty unless requested
+  /// [N] the row of `top_ids` and `top_logprobs` that predicts the token; tokens on several branches may
+  /// share a row; -1 for first tokens. Empty unless requested.
   std::vector<int64_t> top_row;
-  at::Tensor top_ids;       // [P, top_k] int64 on the host, as of top_logprobs (ops/edge_logprobs)
+  at::Tensor top_ids;       // [P, top_k] int64 on the host, see top_logprobs (ops/edge_logprobs)
   at::Tensor top_logprobs;  // [P, top_k] float32 (float64 for float64)
 };
 
-/// Of a step with TermChoice::kAll. Each distribution is computed once, whatever the number of trajectories
-/// through it.
+/// `step` must be made with TermChoice::kAll. Each distribution is computed once, however many trajectories
+/// share it.
 TokenDistributions compute_distributions(const Decoder& decoder, const Trajectories& trajectories,
                                          const Step& step, const DistributionOptions& options,
                                          const MicroBatchProgress& progress = {});

@@ -19,7 +19,7 @@
 namespace espalier {
 namespace {
 
-/// Where a prompt ends: after a run of a micro-batch.
+/// The run of a micro-batch at whose end a prompt ends.
 struct PromptEnd {
   int64_t micro_batch = -1, run = -1;
 };
@@ -39,8 +39,7 @@ std::vector<PromptEnd> prompt_ends(const Step& step) {
   return ends;
 }
 
-/// The runs of each micro-batch that go on in others, and those at whose ends prompts end: all of them leave
-/// states.
+/// Step::cuts with the runs at whose ends prompts end added, so that states are kept there as well.
 Csr<int64_t> with_prompt_ends(const Csr<int64_t>& cuts, std::span<const PromptEnd> ends) {
   std::vector<std::vector<int64_t>> rows;
   for (int64_t m = 0; m < cuts.num_rows(); ++m) rows.emplace_back(cuts.row(m).begin(), cuts.row(m).end());
@@ -54,7 +53,7 @@ Csr<int64_t> with_prompt_ends(const Csr<int64_t>& cuts, std::span<const PromptEn
   return all;
 }
 
-/// The keys on the path that ends with `end`, from the root on.
+/// The keys on the path to `end`, from its root.
 std::vector<KeyRange> path_of(const Step& step, const ContextIndex& index, PromptEnd end) {
   std::vector<KeyRange> path;
   while (end.micro_batch >= 0) {
@@ -83,10 +82,10 @@ struct Pass {
   const Decoder& decoder;
   const Batch& batch;
   std::span<ContextFrame* const> ancestors;
-  at::Tensor rows;  // whose hidden states of the last layer are wanted
+  at::Tensor rows;  // rows of the last layer's hidden states to compute
 
   struct Result {
-    at::Tensor hidden;  // of rows; undefined where there are none
+    at::Tensor hidden;  // of `rows`; undefined if `rows` is empty
     std::vector<LayerContext> context;
   };
 
@@ -132,9 +131,9 @@ EncodedPrompts::EncodedPrompts(const Decoder& decoder, const Trajectories& promp
   }
 
   const auto num_micro_batches = static_cast<int64_t>(step.plan.micro_batches.size());
-  const Loss loss(prompts, ObjectiveOptions{});  // sft reads nothing but the tokens
+  const Loss loss(prompts, ObjectiveOptions{});  // sft reads only the tokens
   std::vector<std::unique_ptr<ContextFrame>> frames;
-  std::vector<at::Tensor> hidden;  // of the ends in each micro-batch, as step.cuts lists them
+  std::vector<at::Tensor> hidden;  // at the cuts of each micro-batch, in the order of step.cuts
   for (int64_t m = 0; m < num_micro_batches; ++m) {
     const Batch batch = espalier::to_device(make_batch(step, m, loss), decoder.device());
     std::vector<ContextFrame*> ancestors;
@@ -148,15 +147,15 @@ EncodedPrompts::EncodedPrompts(const Decoder& decoder, const Trajectories& promp
     if (progress) progress(m + 1, num_micro_batches);
   }
 
-  // Of all ends that were passed, those of the prompts.
-  std::vector<int64_t> end_of_prompt;
+  // Select the ends of prompts among all cuts.
+  std::vector<int64_t> cut_of_prompt;
   for (const PromptEnd& end : ends) {
     const auto cuts = step.cuts.row(end.micro_batch);
-    end_of_prompt.push_back(step.cuts.offsets[end.micro_batch] +
+    cut_of_prompt.push_back(step.cuts.offsets[end.micro_batch] +
                             (std::ranges::lower_bound(cuts, end.run) - cuts.begin()));
   }
-  const at::Tensor chosen = to_device(end_of_prompt, decoder.device());
-  last_hidden_ = at::cat(hidden).index_select(0, chosen);
+  const at::Tensor end_index = to_device(cut_of_prompt, decoder.device());
+  last_hidden_ = at::cat(hidden).index_select(0, end_index);
   states_.resize(decoder.num_layers());
   const std::vector<bool> recurrent = recurrent_layers(decoder.config());
   for (int64_t layer = 0; layer < decoder.num_layers(); ++layer) {
@@ -164,7 +163,7 @@ EncodedPrompts::EncodedPrompts(const Decoder& decoder, const Trajectories& promp
     for (size_t i = 0; i < contexts_.front()[layer].size(); ++i) {
       std::vector<at::Tensor> parts;
       for (const auto& context : contexts_) parts.push_back(context[layer][i]);
-      states_[layer].push_back(at::cat(parts).index_select(0, chosen));
+      states_[layer].push_back(at::cat(parts).index_select(0, end_index));
     }
     for (auto& context : contexts_) context[layer].clear();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prompts, passed through a decoder once as trees: what sequences that go on from them read.
+// Prompts encoded once as trees, for sequences that continue them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,20 +14,20 @@
 
 namespace espalier {
 
-/// A stretch of keys on a prompt's path: keys [begin, end) of segment `segment`, the first of them at
-/// `position` of the path.
+/// A range of keys on a prompt's path: keys [begin, end) of a segment. `position`: of the first key on the
+/// path.
 struct KeyRange {
   int64_t segment, begin, end, position;
 
   bool operator==(const KeyRange&) const = default;
 };
 
-/// The prompts of some rows. Every token that they share is encoded once, in micro-batches of a partition,
-/// each of which leaves a segment of keys and values. Records no graph.
+/// Encoded prompts. Shared tokens are encoded once. Each micro-batch of the partition yields a segment of
+/// keys and values. Runs without autograd.
 class EncodedPrompts {
  public:
-  /// `rows` of `prompts`, in any order; P of them. Micro-batches have at most `token_budget` tokens.
-  /// `progress` is told of micro-batches.
+  /// `rows`: P rows of `prompts`, in any order. Micro-batches have at most `token_budget` tokens.
+  /// `progress` is called after each micro-batch.
   EncodedPrompts(const Decoder& decoder, const Trajectories& prompts, std::vector<int64_t> rows,
                  int64_t token_budget, const MicroBatchProgress& progress = {});
 
@@ -36,17 +36,17 @@ class EncodedPrompts {
   int64_t size(int64_t prompt) const { return sizes_[prompt]; }
   int64_t tree_tokens() const { return tree_tokens_; }
 
-  /// Row p: the keys on the path of prompt p, from its root on.
+  /// Row p: the keys on the path of prompt p, from its root.
   const Csr<KeyRange>& paths() const { return paths_; }
 
   /// Keys and values of a segment in an attention layer.
   const LayerContext& segment(int64_t segment, int64_t layer) const { return contexts_[segment][layer]; }
 
-  /// What a recurrent layer has at the ends of the prompts: state and convolution tail [P, ...]. Empty for
+  /// State and convolution tail [P, ...] of a recurrent layer at the ends of the prompts. Empty for
   /// attention.
   const LayerContext& states(int64_t layer) const { return states_[layer]; }
 
-  /// [P, hidden_size] of the last layer at the last token of each prompt.
+  /// [P, hidden_size]: hidden states of the last layer at the last token of each prompt.
   const at::Tensor& last_hidden() const { return last_hidden_; }
 
  private:
@@ -58,7 +58,7 @@ class EncodedPrompts {
   at::Tensor last_hidden_;
 };
 
-/// Which layers are recurrent: their context is a state, not keys and values.
+/// By layer, whether it is recurrent: its context is a state instead of keys and values.
 std::vector<bool> recurrent_layers(const DecoderConfig& config);
 
 }  // namespace espalier

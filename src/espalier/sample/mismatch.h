@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far the sampler's log-probabilities are from those that training computes.
+// Differences between the sampler's and the trainer's log-probabilities.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace espalier {
 /// A decoder whose log-probabilities are log softmax(logits / temperature).
 class AtTemperature : public Model {
  public:
-  /// The decoder must outlive this object.
+  /// `decoder` must outlive this object.
   AtTemperature(const Decoder& decoder, double temperature) : decoder_(decoder), temperature_(temperature) {}
 
   int64_t num_layers() const override { return decoder_.num_layers(); }
@@ -44,9 +44,9 @@ struct Mismatch {
   double largest = 0, mean = 0;
 };
 
-/// Computes the log-probabilities of the tokens with loss in `rows` again, by the forward pass of training
-/// on the trees of all rows, and compares them with the rows' own. `temperature`: that of the rows'; 0 stands
-/// for 1, as in TokenChoice.
+/// Recomputes the log-probabilities of the tokens with loss by the forward pass of training on the trees of
+/// all rows, and compares them with those in `rows`. `temperature`: the one the rows were sampled with; 0
+/// means 1, as in TokenChoice.
 Mismatch mismatch_of(const Decoder& decoder, const Trajectories& rows, double temperature,
                      const MicroBatchProgress& progress = {});
 

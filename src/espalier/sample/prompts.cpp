@@ -23,10 +23,11 @@ Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows) {
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     int64_t size = prompt_size(trajectories, row);
     if (whole_rows && size < trajectories.row_size(row)) {
-      ESPALIER_CHECK(trajectories.logprobs.has(row),
-                     "trajectory {}: field `logprobs`: expected those of its tokens with loss, which stay in "
-                     "the rows that go on from it, received none",
-                     trajectories.name(row));
+      ESPALIER_CHECK(
+          trajectories.logprobs.has(row),
+          "trajectory {}: field `logprobs`: expected log-probabilities of its tokens with loss, which "
+          "the rows that continue it keep, received none",
+          trajectories.name(row));
       size = trajectories.row_size(row);
     }
     const auto tokens = trajectories.row(row).first(size);
@@ -38,7 +39,7 @@ Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows) {
 
 namespace {
 
-/// Tokens that the root paths of two nodes share.
+/// Number of tokens shared by the root paths of two nodes.
 int64_t shared_tokens(const Forest& forest, int64_t a, int64_t b) {
   const std::vector<int64_t> first = root_path(forest, a), second = root_path(forest, b);
   int64_t tokens = 0;
@@ -59,7 +60,7 @@ std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t to
   int64_t tokens = 0;
   for (const int64_t r : order) {
     const int64_t size = forest.trajectory_size(r);
-    // In preorder, what a path shares with any path before it, it shares with the last one.
+    // In preorder a path shares its longest prefix with the path just before it.
     const int64_t added = groups.empty() ? size
                                          : size - shared_tokens(forest, forest.end_node[groups.back().back()],
                                                                 forest.end_node[r]);

@@ -24,7 +24,7 @@
 namespace espalier {
 namespace {
 
-// Tokens of a micro-batch of prompts: enough for full speed, and little memory for activations.
+// Tokens per micro-batch of prompts: large enough for full speed, small enough for little activation memory.
 constexpr int64_t kMicroBatchTokens = 4096;
 
 void check_options(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options) {
@@ -37,7 +37,7 @@ void check_options(const Decoder& decoder, const Trajectories& prompts, const Sa
   from_one("token-budget", options.token_budget);
   for (const int32_t id : options.stop_ids) {
     ESPALIER_CHECK(0 <= id && id < decoder.vocab_size(),
-                   "stop-id: expected ids of the vocabulary, below {}, received {}", decoder.vocab_size(),
+                   "stop-id: expected ids below the vocabulary size {}, received {}", decoder.vocab_size(),
                    id);
   }
   const int64_t most = decoder.config().max_position_embeddings;
@@ -49,16 +49,16 @@ void check_options(const Decoder& decoder, const Trajectories& prompts, const Sa
   }
 }
 
-/// Random numbers of one sample of one row.
-Rng stream_of(uint64_t seed, int64_t row, int64_t sample) {
+/// The random stream of one sample of one row.
+Rng sample_stream(uint64_t seed, int64_t row, int64_t sample) {
   return Rng(seed, (static_cast<uint64_t>(row) << 32) | static_cast<uint64_t>(sample));
 }
 
 /// A completion that is being sampled.
 struct Sequence {
   Completion completion;
-  int64_t prompt;  // of the group that is encoded
-  int64_t most;    // tokens
+  int64_t prompt;  // index in the encoded group
+  int64_t most;    // maximum number of tokens
   Rng rng;
 
   bool done() const { return completion.stopped || static_cast<int64_t>(completion.tokens.size()) == most; }
@@ -92,7 +92,7 @@ class Sampler {
     Stopwatch encoding(decoder_.device());
     encoding.start();
     const EncodedPrompts encoded(decoder_, prompts_, rows, std::min(kMicroBatchTokens, options_.token_budget),
-                                 [&](int64_t, int64_t) { tell(); });
+                                 [&](int64_t, int64_t) { report_progress(); });
     encoding.stop();
     synchronize(decoder_.device());
     result_.prompt_seconds += encoding.seconds();
@@ -102,15 +102,15 @@ class Sampler {
     decoding.start();
     DecodeBatch batch(decoder_, encoded, std::min<int64_t>(options_.batch_size, num_samples(rows)));
     std::vector<Sequence> live;
-    int64_t begun = 0;
-    while (begun < num_samples(rows) || !live.empty()) {
+    int64_t num_begun = 0;
+    while (num_begun < num_samples(rows) || !live.empty()) {
       check_interrupt();
-      std::vector<Sequence> beginning;
-      while (begun < num_samples(rows) &&
-             static_cast<int64_t>(live.size() + beginning.size()) < options_.batch_size) {
-        beginning.push_back(make_sequence(rows, begun++));
+      std::vector<Sequence> new_sequences;
+      while (num_begun < num_samples(rows) &&
+             static_cast<int64_t>(live.size() + new_sequences.size()) < options_.batch_size) {
+        new_sequences.push_back(make_sequence(rows, num_begun++));
       }
-      begin(encoded, std::move(beginning), &batch, &live);
+      begin(encoded, std::move(new_sequences), &batch, &live);
       if (live.empty()) continue;
       std::vector<int32_t> tokens;
       for (const Sequence& sequence : live) tokens.push_back(sequence.completion.tokens.back());
@@ -131,19 +131,19 @@ class Sampler {
     const int64_t row = rows[prompt], limit = decoder_.config().max_position_embeddings;
     int64_t most = options_.max_new_tokens;
     if (limit > 0) most = std::min(most, limit - prompts_.row_size(row));
-    return {{.row = row, .sample = sample}, prompt, most, stream_of(options_.seed, row, sample)};
+    return {{.row = row, .sample = sample}, prompt, most, sample_stream(options_.seed, row, sample)};
   }
 
-  /// Samples the first tokens, which the prompts predict. Those that do not end with them go on.
+  /// Samples the first tokens, which the prompts predict. Sequences that do not end there become live.
   void begin(const EncodedPrompts& encoded, std::vector<Sequence> sequences, DecodeBatch* batch,
              std::vector<Sequence>* live) {
     if (sequences.empty()) return;
-    std::vector<int64_t> of_prompt;
+    std::vector<int64_t> prompt_index;
     for (const Sequence& sequence : sequences) {
-      of_prompt.push_back(sequence.prompt);
+      prompt_index.push_back(sequence.prompt);
       result_.flat_prompt_tokens += encoded.size(sequence.prompt);
     }
-    const at::Tensor rows = at::tensor(of_prompt, at::kLong).to(decoder_.device());
+    const at::Tensor rows = at::tensor(prompt_index, at::kLong).to(decoder_.device());
     choose(logits_of(encoded.last_hidden().index_select(0, rows)), sequences);
     for (Sequence& sequence : sequences) {
       if (sequence.done()) {
@@ -155,13 +155,13 @@ class Sampler {
     }
   }
 
-  /// Logits [B, V] on the host, in the dtype of sums.
+  /// Logits [B, V] on the host, in the accumulator dtype.
   at::Tensor logits_of(const at::Tensor& hidden) const {
     const at::NoGradGuard no_grad;
     return accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head_weight()).cpu();
   }
 
-  /// A token for each sequence from its row of logits. Rows are independent, so threads share them.
+  /// Chooses a token for each sequence from its row of logits, rows in parallel.
   void choose(const at::Tensor& logits, std::vector<Sequence>& sequences) {
     const auto choose_as = [&]<class Scalar>(Scalar) {
       const at::Tensor rows = logits.contiguous();
@@ -186,7 +186,7 @@ class Sampler {
       choose_as(float());
     }
     result_.sampled_tokens += static_cast<int64_t>(sequences.size());
-    tell();
+    report_progress();
   }
 
   void finish_done(DecodeBatch* batch, std::vector<Sequence>* live) {
@@ -211,7 +211,7 @@ class Sampler {
     result_.completions.push_back(std::move(sequence.completion));
   }
 
-  void tell() {
+  void report_progress() {
     if (!progress_) return;
     status_.sampled_tokens = result_.sampled_tokens;
     const int64_t open = result_.sampled_tokens - finished_tokens_;
@@ -235,13 +235,13 @@ class Sampler {
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
                     const std::function<void(const SampleProgress&)>& progress) {
   check_options(decoder, prompts, options);
-  TokenChooser{options.choice};  // throws where an option is not as said
+  TokenChooser{options.choice};  // throws if an option is out of range
   return Sampler(decoder, prompts, options, progress).run();
 }
 
 namespace {
 
-/// The prompt as a row: its tokens with the loss and the log-probabilities that the row has there.
+/// The first `size` tokens of a row. Loss and log-probabilities are kept if the prompt has tokens with loss.
 TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
   TrajectoryRow row;
   if (prompt_size(rows, r) < size) {

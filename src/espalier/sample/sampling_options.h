@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of sampling, the same in the command and in Python.
+// Options of sampling, shared by the command line and Python.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace espalier {
 
 struct SamplingOptions {
-  SampleOptions options;  // of which --stop-id is what was given
+  SampleOptions options;  // stop_ids: as given by --stop-id
   bool ignore_stop_ids = false;
   bool whole_rows = false;
 
@@ -20,9 +20,9 @@ struct SamplingOptions {
   /// --batch-size and --token-budget.
   void add_sizes(OptionList* list);
 
-  /// With the stop ids that count: those that were given, or else `of_model` without those that are outside
-  /// of the vocabulary, since they are never chosen.
-  SampleOptions resolved(const std::vector<int32_t>& of_model, int64_t vocab_size) const;
+  /// The options with stop ids resolved: the given ones, otherwise `model_stop_ids` without ids outside the
+  /// vocabulary, which can never be sampled.
+  SampleOptions resolved(const std::vector<int32_t>& model_stop_ids, int64_t vocab_size) const;
 };
 
 }  // namespace espalier

@@ -29,13 +29,13 @@ TokenChoice TokenChooser::choose(std::span<const Scalar> logits, double uniform)
     weights_[v] = std::exp((static_cast<double>(logits[v]) - maximum) / temperature);
     total += weights_[v];
   }
-  // NaN and infinities come through to the sum.
-  ESPALIER_CHECK(std::isfinite(total), "the model's logits are not finite: no token can be chosen by them");
+  // NaN and infinities propagate to the sum.
+  ESPALIER_CHECK(std::isfinite(total), "the model's logits are not finite: no token can be chosen");
   const int32_t token = greedy ? static_cast<int32_t>(best - logits.begin()) : draw(total, uniform);
   return {token, (static_cast<double>(logits[token]) - maximum) / temperature - std::log(total)};
 }
 
-/// Puts the tokens [begin, end) of the ranking at their places; those before `begin` are there already.
+/// Sorts ranks [begin, end) of ranked_ by descending weight; ranks before `begin` are sorted already.
 void TokenChooser::rank(size_t begin, size_t end) {
   const auto at = [&](size_t place) { return ranked_.begin() + static_cast<int64_t>(place); };
   std::partial_sort(at(begin), at(end), ranked_.end(), [&](int32_t a, int32_t b) {
@@ -43,7 +43,7 @@ void TokenChooser::rank(size_t begin, size_t end) {
   });
 }
 
-/// How many tokens top_k and top_p leave; they are ranked afterwards. `total`: the sum of all weights.
+/// Number of tokens left by top_k and top_p; sorts them. `total`: the sum of all weights.
 size_t TokenChooser::num_kept(double total) {
   const size_t most =
       options_.top_k == 0 ? weights_.size() : std::min(weights_.size(), static_cast<size_t>(options_.top_k));
@@ -59,7 +59,7 @@ size_t TokenChooser::num_kept(double total) {
     total = sum_of(0, most, 0);
   }
   if (options_.top_p == 1) return most;
-  // The few that suffice are usually among the first.
+  // Usually a few tokens suffice, so sort in growing blocks.
   double sum = 0;
   for (size_t n = 0; n < most;) {
     if (n == ranked) {
@@ -90,7 +90,7 @@ int32_t TokenChooser::draw(double total, double uniform) {
     if (weight == 0) continue;
     last = token(i);
     sum += weight;
-    if (sum > target) break;  // where rounding keeps the sum below, the last one stands
+    if (sum > target) break;  // if rounding keeps the sum below, the last token is taken
   }
   return last;
 }

@@ -43,16 +43,16 @@ void add_step_options(TrainOptions* options, OptionList* list) {
   list->add("steps", &options->steps,
             "Optimiser steps (0: as many as --epochs need). With --scheduler linear or cosine the "
             "learning rate falls to 0 at the last one, so another number on --resume changes the rate "
-            "of all steps from there on",
+            "of all later steps",
             {.least = 0, .most = kMostSteps, .may_change = true});
   list->add("epochs", &options->epochs, "Passes over the data, if --steps is 0",
             {.least = 1, .most = kMostSteps, .may_change = true});
   list->add("batch-size", &options->batch_size,
-            "Trajectories per optimiser step (0: all); about as many where rows have a group_id, because "
-            "groups stay whole",
+            "Trajectories per optimiser step (0: all); approximate if rows have a group_id, because groups "
+            "stay whole",
             {.least = 0, .most = kMostSteps});
   list->add("shuffle", &options->shuffle, kShuffles,
-            "none: file order, each group where its first row stands; groups: groups in random order, "
+            "none: file order, each group at the position of its first row; groups: groups in random order, "
             "each kept whole (the default with --mix); rows: trajectories in random order, which "
             "splits groups");
   list->add("seed", &options->seed,
@@ -114,8 +114,7 @@ void check_train_options(const TrainOptions& options) {
                  "adapter: expected no lora-rank beside it, which is that of the adapter, received {}",
                  options.lora->rank);
   if (options.lora) check_lora_options(*options.lora);
-  // Each step takes that part off the weights; more than all of them would turn them round, larger and
-  // larger.
+  // Each step multiplies weights by 1 - rate * weight_decay; below -1 they would diverge.
   const double rate = options.learning_rate;
   ESPALIER_CHECK(rate * options.optimizer.weight_decay <= 1,
                  "weight-decay: expected at most 1 / learning-rate, {:g}, received {}", 1 / rate,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a training run is asked to do.
+// Options of a training run.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -21,9 +21,9 @@
 
 namespace espalier {
 
-/// In which order the trajectories are trained on in an epoch: as they stand, or shuffled by the seed in
-/// whole groups (equal group_id; a row without one is a group of its own), or singly. Only the last one lets
-/// a step split a group: without shuffling the rows of a group follow its first one.
+/// Order of trajectories in an epoch: file order, whole groups shuffled (equal group_id; a row without one is
+/// a group), or single rows shuffled. Only kRows may split a group over steps: with kNone the rows of a group
+/// follow its first one.
 enum class Shuffle { kNone, kGroups, kRows };
 
 struct TrainOptions {
@@ -32,20 +32,20 @@ struct TrainOptions {
   at::ScalarType dtype = at::kFloat;
   at::ScalarType save_dtype = at::kFloat;
   at::Device device = at::kCPU;  // opened (runtime/device.h)
-  /// Adapters are trained in place of the weights: new ones, drawn by `seed`, or those of a folder. At most
-  /// one of the two is given.
+  /// Adapters to train in place of the weights: new ones, initialised by `seed`, or loaded from a folder. At
+  /// most one of the two may be set.
   std::optional<LoraOptions> lora = {};
   std::filesystem::path adapter = {};
   bool trains_adapter() const { return lora || !adapter.empty(); }
   ObjectiveOptions objective;
-  std::vector<MixSource> mix{};  // in place of the objective, where there are any
+  std::vector<MixSource> mix{};  // if not empty, used in place of the objective
   OptimizerOptions optimizer;
   PlanOptions plan;
-  // `costs` compares plans; without it, the costs of a common decoder do. `predicted_costs` predicts times
-  // and memory, where it is given.
+  // `costs`: for comparing plans; if unset, those of a typical decoder. `predicted_costs`: for predicting
+  // times and memory; optional.
   std::optional<PlanCosts> costs, predicted_costs;
   bool freeze_pad_embedding = false;  // Decoder::freeze_pad_embedding
-  bool log_grad_norms = false;        // metrics of the gradient norms of each kind of module (grad_norms.h)
+  bool log_grad_norms = false;        // report gradient norms by kind of module (grad_norms.h)
   double learning_rate = 1e-5;
   SchedulerKind scheduler = SchedulerKind::kConstant;
   int64_t warmup_steps = 0;
@@ -56,18 +56,18 @@ struct TrainOptions {
   uint64_t seed = 0;
   int64_t save_every = 0;  // steps between checkpoints; the last step is always saved
   bool resume = false;
-  Profiler* profiler = nullptr;  // of one step of the run; what it found is a note
-  int64_t profile_step = 0;      // its number; 0: the run's second step, or its only one
+  Profiler* profiler = nullptr;  // profiles one step; the summary is a note
+  int64_t profile_step = 0;      // number of that step; 0: the second step, or the only one
 };
 
 inline constexpr double kLargestLearningRate = 1e6;
-inline constexpr int64_t kMostSteps = 1'000'000'000'000;  // also of epochs and of the warm-up
+inline constexpr int64_t kMostSteps = 1'000'000'000'000;  // also the limit of epochs and warm-up steps
 
-/// The options of --optimizer, and its words; `help` says what it is for.
+/// Adds the option --optimizer.
 void add_optimizer(OptimizerKind* optimizer, OptionList* list, const std::string& help);
 std::string to_string(OptimizerKind optimizer);
 
-/// Describe options of a run. `schedules`: what changes from step to step as well, and metrics.
+/// Add options of a run to `list`. `schedules`: also those of learning rate schedules and metrics.
 void add_run_options(TrainOptions* options, OptionList* list);
 void add_step_options(TrainOptions* options, OptionList* list);
 void add_optimizer_options(TrainOptions* options, OptionList* list, bool schedules);

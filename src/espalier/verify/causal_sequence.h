@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plain sequence, as the layers of a model see it.
+// A single sequence with ordinary causal attention, as SequenceOps for the layers of a model.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,8 +14,8 @@
 
 namespace espalier {
 
-/// T tokens, of which each reads itself and all before it, or those of them in a sliding window. Attention is
-/// LibTorch's, or where there are sinks, which it does not have, a softmax over all keys and the sink.
+/// T tokens with causal attention, optionally in a sliding window. Uses LibTorch's attention, or with sinks,
+/// which that lacks, a softmax over all keys and the sink.
 class CausalSequence : public SequenceOps {
  public:
   explicit CausalSequence(int64_t num_tokens, RouterContext routers = {})
@@ -39,7 +39,7 @@ class CausalSequence : public SequenceOps {
   RouterContext routers() const override { return routers_; }
 
  private:
-  /// [T, T] bool: row j reads the columns up to j, with a window the last ones of them.
+  /// [T, T] bool mask: row j sees columns up to j, with a window only the last of them.
   static at::Tensor visible(const at::Tensor& q, const AttentionOptions& options) {
     const at::Tensor all = at::ones({q.size(0), q.size(0)}, q.options().dtype(at::kBool)).tril();
     return options.sliding_window > 0 ? all.triu(1 - options.sliding_window) : all;

@@ -33,9 +33,9 @@ Trajectories with_routes(const Trajectories& trajectories, const Decoder& decode
     if (trajectories.row_size(row) == 0) continue;
     RouterRecord record;
     hidden_of_row(decoder, trajectories, row, &record);
-    const at::Tensor of_row = at::cat(record.experts, 1).to(at::kInt).cpu().contiguous();
-    const int32_t* first = of_row.const_data_ptr<int32_t>();
-    routes.insert(routes.end(), first, first + of_row.numel());
+    const at::Tensor row_experts = at::cat(record.experts, 1).to(at::kInt).cpu().contiguous();
+    const int32_t* first = row_experts.const_data_ptr<int32_t>();
+    routes.insert(routes.end(), first, first + row_experts.numel());
   }
   Trajectories result = trajectories;
   result.routes_per_token = routers.count() * routers.top_k;

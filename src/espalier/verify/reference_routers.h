@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routers in the reference run: recorded routes of single trajectories, and losses of routers by their
-// definition.
+// Routers in the per-trajectory reference: recorded routes, and router losses by their definition.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,23 +13,23 @@
 
 namespace espalier {
 
-/// Hidden states of one row of the data as a sequence of its own; its recorded routes are taken.
+/// Hidden states of one row of the data, run as a single sequence with its recorded routes.
 at::Tensor hidden_of_row(const Decoder& decoder, const Trajectories& trajectories, int64_t row,
                          RouterRecord* record);
 
-/// The data with the routes recorded that the decoder's routers choose for each row by itself; as they are
-/// where they have routes, or the model no routers.
+/// The data with the routes that the decoder's routers choose for each row alone. Returned unchanged if the
+/// data have routes or the model has no routers.
 Trajectories with_routes(const Trajectories& trajectories, const Decoder& decoder);
 
-/// The losses of the routers over all rows of the data, written without RouterStatistics on purpose.
+/// Router losses over all rows of the data, independent of RouterStatistics on purpose.
 class ReferenceRouters {
  public:
-  /// Runs every row once, without gradients, if the load-balancing loss is asked for.
+  /// Runs every row once, without gradients, if the load-balancing loss is enabled.
   ReferenceRouters(const Decoder& decoder, const Trajectories& trajectories, const ObjectiveOptions& options);
 
   bool any() const { return options_.has_router_losses(); }
 
-  /// A row's share of the losses, with their coefficients: float64, differentiable in the logits.
+  /// A row's contribution to the losses, including coefficients: float64, differentiable in the logits.
   at::Tensor share(const RouterRecord& record) const;
 
  private:
@@ -39,8 +38,8 @@ class ReferenceRouters {
   ObjectiveOptions options_;
   bool sigmoid_;
   int64_t num_experts_;
-  double rows_;                   // of logits, of all routers and rows
-  at::Tensor share_of_expert_{};  // [experts]: tokens sent there, per row of logits
+  double rows_;                   // logit rows over all routers and rows of the data
+  at::Tensor share_of_expert_{};  // [experts]: fraction of logit rows routed to each
 };
 
 }  // namespace espalier

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain per-trajectory training, written without forest, plan, layout, tree ops or step_terms on purpose: it
-// is what the tree run is proven against.
+// Plain per-trajectory training, the reference of the proof. Independent of forest, plan, layout, tree ops
+// and step_terms on purpose.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -19,7 +19,7 @@
 namespace espalier {
 namespace {
 
-// Length of the common prefix of two rows; tokens with different recorded routes are different.
+// Length of the common prefix of two rows; tokens with different recorded routes differ.
 int64_t common_prefix(const Trajectories& trajectories, const std::vector<uint64_t>& keys, int64_t a,
                       int64_t b) {
   const int64_t limit = std::min(trajectories.row_size(a), trajectories.row_size(b));
@@ -53,7 +53,7 @@ std::vector<double> effective_weights(const Trajectories& trajectories, SharedTa
   return weights;
 }
 
-// What the coefficients of every row are divided by, by the definition.
+// The normaliser of each row, by the definition.
 std::vector<double> normalisers(const Trajectories& trajectories, const std::vector<double>& weights,
                                 const ObjectiveOptions& objective) {
   const int64_t num_rows = trajectories.num_rows();
@@ -65,42 +65,42 @@ std::vector<double> normalisers(const Trajectories& trajectories, const std::vec
     all += row_sums[row];
     rows_with_loss += row_sums[row] > 0 ? 1 : 0;
   }
-  const auto group_of = [&](int64_t row) {
+  const auto group_name = [&](int64_t row) {
     const bool named = !trajectories.group_id.empty() && !trajectories.group_id[row].empty();
     return named ? "named " + trajectories.group_id[row] : fmt::format("row {}", row);
   };
   std::set<std::string> groups_with_loss;
   for (int64_t row = 0; row < num_rows; ++row) {
-    if (row_sums[row] > 0) groups_with_loss.insert(group_of(row));
+    if (row_sums[row] > 0) groups_with_loss.insert(group_name(row));
   }
   const auto group_sum = [&](int64_t row) {
     double sum = 0;
     for (int64_t other = 0; other < num_rows; ++other) {
-      if (group_of(other) == group_of(row)) sum += row_sums[other];
+      if (group_name(other) == group_name(row)) sum += row_sums[other];
     }
     return sum;
   };
-  std::vector<double> of_row;
+  std::vector<double> result;
   for (int64_t row = 0; row < num_rows; ++row) {
     switch (objective.normalize) {
       case Normalize::kToken:
-        of_row.push_back(all);
+        result.push_back(all);
         break;
       case Normalize::kSequence:
-        of_row.push_back(row_sums[row] * rows_with_loss);
+        result.push_back(row_sums[row] * rows_with_loss);
         break;
       case Normalize::kSequenceSum:
-        of_row.push_back(rows_with_loss);
+        result.push_back(rows_with_loss);
         break;
       case Normalize::kGroup:
-        of_row.push_back(group_sum(row) * static_cast<double>(groups_with_loss.size()));
+        result.push_back(group_sum(row) * static_cast<double>(groups_with_loss.size()));
         break;
       case Normalize::kConstant:
-        of_row.push_back(objective.normalize_constant);
+        result.push_back(objective.normalize_constant);
         break;
     }
   }
-  return of_row;
+  return result;
 }
 
 at::Tensor doubles(const std::vector<double>& values, at::Device device) {
@@ -111,7 +111,7 @@ at::Tensor integers(const std::vector<int64_t>& values, at::Device device) {
   return at::tensor(values, at::kLong).to(device);
 }
 
-// With shared targets `once`: over all trajectories that have the same tokens up to and including t, and
+// With shared targets `once`: the mean over all trajectories with the same tokens up to and including t that
 // carry loss there.
 double mean_advantage(const Loss& loss, int64_t row, int64_t t) {
   const Trajectories& trajectories = loss.trajectories();
@@ -129,7 +129,7 @@ double mean_advantage(const Loss& loss, int64_t row, int64_t t) {
 // The terms of one trajectory, by the definition.
 struct RowTerms {
   std::vector<int64_t> positions, before, targets;
-  std::vector<int64_t> topk_ids;  // of each term in turn, where the objective reads them
+  std::vector<int64_t> topk_ids;  // K per term, if the objective reads them
   TermTensors tensors;
 };
 
@@ -172,8 +172,7 @@ RowTerms terms_of_row(const Loss& loss, int64_t row, const std::vector<double>& 
   return terms;
 }
 
-// Log-probabilities of the terms of a row with these hidden states and of their topk_ids [n, K], and the
-// entropies of their distributions, in float64.
+// Of the n terms of a row, in float64: log-probabilities, those of their topk_ids [n, K], and entropies.
 struct RowDistribution {
   at::Tensor logprobs, topk, entropy;
 };
@@ -182,8 +181,8 @@ RowDistribution row_distribution(const Decoder& decoder, const at::Tensor& hidde
   const at::Device device = decoder.device();
   const at::Tensor logits = accumulating::linear(hidden.index_select(0, integers(terms.before, device)),
                                                  {decoder.lm_head_weight()});
-  const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor all = at::log_softmax(logits.to(wide), -1);
+  const at::ScalarType dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor all = at::log_softmax(logits.to(dtype), -1);
   at::Tensor topk;
   if (!terms.topk_ids.empty()) {
     topk = all.gather(1, integers(terms.topk_ids, device).view({all.size(0), -1})).to(at::kDouble);
@@ -192,35 +191,35 @@ RowDistribution row_distribution(const Decoder& decoder, const at::Tensor& hidde
           -(all.exp() * all).sum(-1).to(at::kDouble)};
 }
 
-// The rows whose losses depend on each other: all rows of a group or pair, all of them, or single ones.
-std::vector<std::vector<int64_t>> rows_together(const Loss& loss) {
+// The rows of each unit of the loss: those of a trajectory, group or pair, or all.
+std::vector<std::vector<int64_t>> rows_by_unit(const Loss& loss) {
   std::vector<int64_t> all(loss.trajectories().num_rows());
   std::iota(all.begin(), all.end(), 0);
-  std::vector<std::vector<int64_t>> together;
+  std::vector<std::vector<int64_t>> rows;
   const std::vector<int64_t> units = loss.units_of(all);
   for (const int64_t row : all) {
-    if (units[row] >= static_cast<int64_t>(together.size())) together.emplace_back();
-    together[units[row]].push_back(row);
+    if (units[row] >= static_cast<int64_t>(rows.size())) rows.emplace_back();
+    rows[units[row]].push_back(row);
   }
-  return together;
+  return rows;
 }
 
-/// Of a loss that is no mix. Gradients are those of `scale` times the loss; log-probabilities go to
-/// `logprobs` [tokens]; done() is called before each row.
+/// For a loss that is not a mix. Accumulates the gradients of `scale` times the loss and writes
+/// log-probabilities to `logprobs` [tokens]; done() is called before each row.
 ReferenceLoss run_all(const Decoder& decoder, const Loss& loss, double scale, std::span<double> logprobs,
                       const std::function<void()>& done) {
   const Trajectories& trajectories = loss.trajectories();
   const ObjectiveOptions& options = loss.objective().options();
   const std::vector<double> weights = effective_weights(trajectories, options.shared_targets);
-  const std::vector<double> divide_by = normalisers(trajectories, weights, options);
+  const std::vector<double> divisors = normalisers(trajectories, weights, options);
   const ReferenceRouters routers(decoder, trajectories, options);
   ReferenceLoss result;
-  for (const std::vector<int64_t>& rows : rows_together(loss)) {
+  for (const std::vector<int64_t>& rows : rows_by_unit(loss)) {
     std::vector<ReferenceTrajectory> group;
     std::vector<at::Tensor> losses;
     for (const int64_t row : rows) {
       done();
-      RowTerms terms = terms_of_row(loss, row, weights, divide_by[row], decoder.device());
+      RowTerms terms = terms_of_row(loss, row, weights, divisors[row], decoder.device());
       if (trajectories.row_size(row) == 0 || (terms.positions.empty() && !routers.any())) continue;
       RouterRecord record;
       const at::Tensor hidden = hidden_of_row(decoder, trajectories, row, routers.any() ? &record : nullptr);
@@ -246,10 +245,10 @@ ReferenceLoss run_all(const Decoder& decoder, const Loss& loss, double scale, st
       result.value += losses.back().item<double>();
       result.size += addends.detach().abs().sum().item<double>();
     }
-    // Of adapters behind all routers the routers' losses know nothing.
-    std::erase_if(losses, [](const at::Tensor& each) { return !each.requires_grad(); });
+    // Router losses do not require grad if all adapters come after the routers.
+    std::erase_if(losses, [](const at::Tensor& term) { return !term.requires_grad(); });
     if (scale != 1) {
-      for (at::Tensor& each : losses) each = scale * each;
+      for (at::Tensor& term : losses) term = scale * term;
     }
     if (!losses.empty()) torch::autograd::backward(losses, {});
   }
@@ -269,9 +268,10 @@ ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss
   ReferenceLoss result;
   for (int64_t part = 0; part < loss.num_parts(); ++part) {
     const int64_t first = loss.trajectories().offsets[loss.first_row(part)];
-    const auto of_part = std::span(*logprobs).subspan(first, loss.part(part).trajectories().num_tokens());
+    const auto part_logprobs =
+        std::span(*logprobs).subspan(first, loss.part(part).trajectories().num_tokens());
     const double weight = loss.part_weight(part);
-    const ReferenceLoss own = run_all(decoder, loss.part(part), weight, of_part, done);
+    const ReferenceLoss own = run_all(decoder, loss.part(part), weight, part_logprobs, done);
     result.value += weight * own.value;
     result.size += weight * own.size;
   }

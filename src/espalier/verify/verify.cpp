@@ -20,10 +20,10 @@
 namespace espalier {
 namespace {
 
-// One way of computing the step: its loss, gradients and log-probabilities of the loss terms (flat index).
+// Results of one way of computing the step: loss, gradients and log-probabilities of terms (flat index).
 struct Outcome {
   double loss = 0;
-  double loss_size = 0;  // of the reference: ReferenceLoss::size
+  double loss_size = 0;  // reference only: ReferenceLoss::size
   std::vector<at::Tensor> gradients;
   std::vector<double> logprobs;
 };
@@ -50,9 +50,9 @@ double length(const std::vector<at::Tensor>& tensors) {
 }
 
 // ||g - reference|| / max(||reference||, 1e-6 ||all references||) of every parameter; 0 where both g and its
-// reference are no more than a few roundings of float64 beside all gradients together. A gradient that is
-// exactly 0 in mathematics, as that of a query that sees one key, is nothing but such roundings on both
-// sides: up to 1.4 of them were seen.
+// reference are a few float64 roundings of the norm of all gradients. A gradient that is mathematically 0,
+// such as that of a query that sees one key, consists of rounding on both sides: up to 1.4 roundings were
+// seen.
 std::vector<double> relative_errors(const std::vector<at::Tensor>& gradients,
                                     const std::vector<at::Tensor>& reference) {
   const double all = length(reference), floor = 1e-6 * all, rounding = 0x1p-48 * all;
@@ -66,7 +66,7 @@ std::vector<double> relative_errors(const std::vector<at::Tensor>& gradients,
 }
 
 size_t worst(const std::vector<double>& values) {
-  // A NaN is worse than any number.
+  // NaN compares as the largest value.
   return std::max_element(values.begin(), values.end(),
                           [](double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; }) -
          values.begin();
@@ -74,32 +74,32 @@ size_t worst(const std::vector<double>& values) {
 
 Outcome tree_run(const Decoder& decoder, const Step& step, const Loss& loss, const VerifyProgress& progress) {
   decoder.zero_gradients();
-  Outcome run;
+  Outcome outcome;
   const auto report = [&](int64_t done, int64_t total) {
     if (progress) progress("tree run", static_cast<double>(done) / static_cast<double>(total));
   };
-  run.loss = forward_backward(decoder, step, loss, report).loss;
-  run.gradients = gradients_in_float64(decoder);
+  outcome.loss = forward_backward(decoder, step, loss, report).loss;
+  outcome.gradients = gradients_in_float64(decoder);
   decoder.zero_gradients();
-  run.logprobs.resize(loss.trajectories().num_tokens());
-  compute_logprobs(decoder, loss.trajectories(), step, &run.logprobs);
-  return run;
+  outcome.logprobs.resize(loss.trajectories().num_tokens());
+  compute_logprobs(decoder, loss.trajectories(), step, &outcome.logprobs);
+  return outcome;
 }
 
 Outcome reference_run(const Decoder& decoder, const Loss& loss, const char* phase,
                       const VerifyProgress& progress) {
   decoder.zero_gradients();
-  Outcome run;
-  run.logprobs.resize(loss.trajectories().num_tokens());
+  Outcome outcome;
+  outcome.logprobs.resize(loss.trajectories().num_tokens());
   const auto report = [&](int64_t done, int64_t total) {
     if (progress) progress(phase, static_cast<double>(done) / static_cast<double>(total));
   };
-  const ReferenceLoss reference = per_trajectory_forward_backward(decoder, loss, &run.logprobs, report);
-  run.loss = reference.value;
-  run.loss_size = reference.size;
-  run.gradients = gradients_in_float64(decoder);
+  const ReferenceLoss reference = per_trajectory_forward_backward(decoder, loss, &outcome.logprobs, report);
+  outcome.loss = reference.value;
+  outcome.loss_size = reference.size;
+  outcome.gradients = gradients_in_float64(decoder);
   decoder.zero_gradients();
-  return run;
+  return outcome;
 }
 
 Decoder to_float64(const Decoder& decoder) {
@@ -143,7 +143,7 @@ struct Ending {
   Placement placement;
 };
 
-// Where trajectories end that have neighbours in the micro-batch or its ancestors.
+// Ends of trajectories that share the micro-batch or its ancestors with tokens of other trajectories.
 std::vector<Ending> endings_with_neighbours(const Step& step) {
   const auto& micro_batches = step.plan.micro_batches;
   std::vector<Ending> endings;
@@ -176,7 +176,7 @@ PathBatches batches_of(const Trajectories& trajectories, const Step& step, const
   return path;
 }
 
-// Tries trajectories drawn from all those that have neighbours, on all their tokens.
+// Tests random trajectories among those that have neighbours, on all their tokens.
 void check_isolation(const Decoder& decoder, const Trajectories& trajectories, Step step,
                      const VerifyOptions& options, const VerifyProgress& progress, VerifyReport* report) {
   step.terms = all_terms(trajectories, step.rows);
@@ -188,7 +188,7 @@ void check_isolation(const Decoder& decoder, const Trajectories& trajectories, S
     std::swap(endings[trial], endings[rng.between(trial, static_cast<int64_t>(endings.size()) - 1)]);
   }
   endings.resize(trials);
-  // Trials in one micro-batch share its unchanged forward.
+  // Trials in one micro-batch share its unchanged forward pass.
   std::sort(endings.begin(), endings.end(),
             [](const Ending& a, const Ending& b) { return a.micro_batch < b.micro_batch; });
   PathLogprobs before;
@@ -216,7 +216,8 @@ Batch with_changed_neighbours(const Batch& batch, const std::vector<bool>& on_pa
   return changed;
 }
 
-// Edges of the batch that lie on the path. `next`: the id that follows the path's last token here, -1: none.
+// Edges of the batch that lie on the path. `next`: the token id after the path's last token in this batch;
+// -1: none.
 std::vector<int64_t> edges_on_path(const Batch& batch, const std::vector<int64_t>& path,
                                    const std::vector<bool>& on_path, int64_t next) {
   const at::Tensor source = batch.logit_rows.index_select(0, batch.edge_row);
@@ -231,8 +232,7 @@ std::vector<int64_t> edges_on_path(const Batch& batch, const std::vector<int64_t
   return edges;
 }
 
-// What the routers chose, as routes of the batch. The last layer has logit rows only: its other tokens need
-// no routes.
+// The routers' choices as Batch::routes. The last layer computes logit rows only: its other tokens get -1.
 at::Tensor routes_of(const RouterRecord& record, const Batch& batch, const RouterShape& routers) {
   if (record.experts.empty()) return {};
   std::vector<at::Tensor> columns;
@@ -244,7 +244,7 @@ at::Tensor routes_of(const RouterRecord& record, const Batch& batch, const Route
       columns.push_back(none.index_copy(0, batch.logit_rows, experts));
     }
   }
-  // Without terms the last layer passes no token.
+  // Without terms the last layer computes no token.
   for (int64_t i = static_cast<int64_t>(columns.size()); i < routers.count(); ++i) {
     columns.push_back(at::full_like(columns.front(), -1));
   }
@@ -301,8 +301,8 @@ bool isolated(const Decoder& decoder, const PathBatches& path, const PathLogprob
 VerifyReport verify(const Trajectories& given, const VerifyOptions& options, const VerifyProgress& progress) {
   Decoder decoder = load_adapted(options.model, options.adapter, options.dtype, options.device);
   if (options.freeze_pad_embedding) decoder.freeze_pad_embedding();
-  // Rounding decides which expert is chosen where scores are nearly equal. In lower precision all sides take
-  // the routes of float64, so that their errors are those of arithmetic.
+  // Where scores are nearly equal, rounding decides which expert is chosen. In lower precision all sides use
+  // the routes of float64, so that only arithmetic errors are compared.
   const Trajectories trajectories =
       options.dtype == at::kDouble ? given : with_routes(given, to_float64(decoder));
   const Loss loss = make_loss(trajectories, options.objective, options.mix);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The proof: a tree run against plain per-trajectory training.
+// The proof that training on trees equals plain per-trajectory training.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -21,16 +21,16 @@ namespace espalier {
 
 struct VerifyOptions {
   std::filesystem::path model;
-  std::filesystem::path adapter;  // whose gradients are then proven in place of the weights'; "": none
+  std::filesystem::path adapter;  // its gradients are compared in place of those of the weights; "": none
   at::ScalarType dtype = at::kDouble;
-  at::Device device = at::kCPU;  // of both sides, and of the reference in float64; opened (runtime/device.h)
-  bool freeze_pad_embedding = false;  // Decoder::freeze_pad_embedding, of both sides
+  at::Device device = at::kCPU;       // for both sides and the float64 reference; opened (runtime/device.h)
+  bool freeze_pad_embedding = false;  // Decoder::freeze_pad_embedding, on both sides
   ObjectiveOptions objective;
-  std::vector<MixSource> mix{};  // in place of the objective, where there are any
+  std::vector<MixSource> mix{};  // if not empty, used in place of the objective
   PlanOptions plan;
-  double max_error = 1e-12;    // float64: worst relative error of a parameter's gradient, and of the loss
-  double max_error_ratio = 2;  // lower precision: error of the tree run over error of the per-trajectory run
-  int64_t isolation_trials = 4;  // trajectories whose neighbours are changed
+  double max_error = 1e-12;      // float64: bound on relative errors of gradients and loss
+  double max_error_ratio = 2;    // lower precision: bound on error of the tree / error per trajectory
+  int64_t isolation_trials = 4;  // number of trajectories whose neighbours are changed
   uint64_t seed = 0;
 };
 
@@ -53,54 +53,52 @@ struct VerifyReport {
   int64_t tree_tokens = 0;
   int64_t encoded_tokens = 0;
   double reference_loss = 0;
-  int64_t pad_token_id = -1;  // DecoderConfig; -1 beside an adapter, too, where no embedding is trained
+  int64_t pad_token_id = -1;  // DecoderConfig; -1 with an adapter, which trains no embedding
   bool freeze_pad_embedding = false;
   bool passed = false;
 };
 
 nlohmann::ordered_json to_json(const VerifyReport& report);
 
-/// Says what is being computed and how far it is, in [0, 1].
+/// Receives the current phase and its progress in [0, 1].
 using VerifyProgress = std::function<void(const char* phase, double fraction)>;
 
-/// Runs all trajectories as one optimiser step both ways.
+/// Computes one optimiser step over all trajectories both ways and compares them.
 VerifyReport verify(const Trajectories& trajectories, const VerifyOptions& options,
                     const VerifyProgress& progress = {});
 
 struct ReferenceLoss {
   double value = 0;
-  /// Sum of |coefficient * l| over the terms; the value itself for sft. The terms of a policy gradient
-  /// cancel, to nothing where ratios are 1 and advantages are centred: rounding is small beside this, not
-  /// beside that.
+  /// Sum of |coefficient * l| over the terms; the value itself for sft. Relative errors of the loss are
+  /// measured against it, because the terms of a policy gradient may cancel to almost 0.
   double size = 0;
 };
 
-/// The reference: every trajectory a sequence of its own through ordinary causal attention, all its logits
-/// and log_softmax; shares nothing with the tree run but the decoder's layers. Of a mix, the sources one
-/// after another, each as if it were alone, times its weight. Returns the loss, adds gradients and writes the
-/// log-probabilities of loss terms (flat index).
+/// The reference: each trajectory is run as a single sequence with ordinary causal attention, full logits and
+/// log_softmax. It shares only the decoder's layers with the tree computation. The sources of a mix are
+/// computed separately and weighted. Returns the loss, accumulates gradients and writes the log-probabilities
+/// of loss terms (flat index).
 ReferenceLoss per_trajectory_forward_backward(const Decoder& decoder, const Loss& loss,
                                               std::vector<double>* logprobs,
                                               const MicroBatchProgress& progress = {});
 
-/// A micro-batch with all its ancestors, root first, and one root path through them. Batches as make_batch
-/// made them, on the host.
+/// A micro-batch with all its ancestors, root first, and one root path through them. Batches are on the host.
 struct PathBatches {
   std::vector<Batch> batches;
-  std::vector<std::vector<int64_t>> paths;  // of each batch, its tokens on the path
+  std::vector<std::vector<int64_t>> paths;  // by batch: its tokens on the path
 };
 
 struct PathLogprobs {
-  std::vector<at::Tensor> logprobs;  // of each batch's edges, undefined where there are none
-  std::vector<at::Tensor> routes;    // of each batch, as Batch::routes; undefined without routers
+  std::vector<at::Tensor> logprobs;  // by batch: of its edges; undefined if it has none
+  std::vector<at::Tensor> routes;    // by batch: Batch::routes; undefined without routers
 };
 
-/// On the decoder's device.
+/// Runs the batches on the decoder's device.
 PathLogprobs path_logprobs(const Decoder& decoder, const std::vector<Batch>& batches);
 
-/// Changes every token outside the path to another id and says whether the log-probabilities on the path stay
-/// bitwise what they are in `before`, path_logprobs of the batches. All tokens keep their experts: one row of
-/// a matrix product may depend, in its last bits, on how many rows there are.
+/// Changes every token outside the path to another id and returns whether the log-probabilities on the path
+/// are bitwise identical to `before` = path_logprobs of the batches. All tokens keep their experts, because
+/// the last bits of a row of a matrix product may depend on the number of rows.
 bool isolated(const Decoder& decoder, const PathBatches& path, const PathLogprobs& before, uint64_t seed);
 
 }  // namespace espalier

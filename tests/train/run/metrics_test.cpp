@@ -169,7 +169,7 @@ TEST(Metrics, FilesThatAreRemovedBeginAgainWithAWord) {
   const std::vector<std::string> records = read_records(event_files(folder.path()).at(0));
   ASSERT_EQ(records.size(), 2u);  // the first one says what the file is
   EXPECT_EQ(read_message(records[0])[2].bytes, "brain.Event:2");
-  EXPECT_NE(notes.find("metrics.jsonl was removed while the run goes on: it begins again with step 2"),
+  EXPECT_NE(notes.find("metrics.jsonl was removed during the run: it starts again at step 2"),
             std::string::npos)
       << notes;
 }

@@ -174,7 +174,7 @@ TEST_F(ResumeTest, OlderCheckpointsWithoutAManifestAreTaken) {
   write_text(file, state.dump());
   const std::string notes = resume_to(run, 4);
   EXPECT_NE(notes.find("has no manifest.json"), std::string::npos) << notes;
-  EXPECT_NE(notes.find("does not say what its data held"), std::string::npos) << notes;
+  EXPECT_NE(notes.find("has no hashes of its data"), std::string::npos) << notes;
   expect_same_files(step(whole, 4), step(run, 4));
 }
 
@@ -274,7 +274,7 @@ TEST_F(ResumeTest, TheLearningRateMayChangeWithAWord) {
 
 TEST_F(ResumeTest, AChangedNumberOfStepsChangesAScheduleWithAWord) {
   const char* words =
-      "steps was 1, and is 2 from here on: the learning rate goes on as in a run of so many steps";
+      "steps was 1, and is 2 from here on: the learning rate continues as in a run of so many steps";
   for (const auto& [name, scheduler] :
        {std::pair("linear", SchedulerKind::kLinear), std::pair("cosine", SchedulerKind::kCosine)}) {
     TrainOptions run = options(name, at::kFloat);

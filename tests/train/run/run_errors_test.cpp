@@ -370,12 +370,12 @@ TEST_F(RunErrors, AFolderThatIsRemovedIsMadeAgain) {
     }
   };
   EXPECT_TRUE(train(training_rows(), run, events));
-  EXPECT_NE(notes.find(fmt::format(
-                "warning: {} was removed while the run goes on, or files in it: .lock, config.toml",
-                run.out.string())),
-            std::string::npos)
+  EXPECT_NE(
+      notes.find(fmt::format("warning: {} or files in it were removed during the run: .lock, config.toml",
+                             run.out.string())),
+      std::string::npos)
       << notes;
-  EXPECT_NE(notes.find("metrics.jsonl was removed while the run goes on: it begins again with step 3"),
+  EXPECT_NE(notes.find("metrics.jsonl was removed during the run: it starts again at step 3"),
             std::string::npos)
       << notes;
   EXPECT_EQ(read_text(run.out / "config.toml"), "steps = 4\n");
@@ -421,7 +421,7 @@ TEST_F(RunErrors, AFolderThatCannotBeMadeAgainIsAnError) {
   const std::string message = message_of<RunError>([&] { train(training_rows(), run, events); });
   EXPECT_NE(message.find("step 4 is not saved"), std::string::npos) << message;
   EXPECT_NE(message.find("no checkpoint was written"), std::string::npos) << message;
-  EXPECT_NE(notes.find("the run goes on and tries again after every step"), std::string::npos) << notes;
+  EXPECT_NE(notes.find("the run continues and retries after every step"), std::string::npos) << notes;
 }
 
 TEST_F(RunErrors, NothingIsWrittenToAFolderThatAnotherRunHasMadeMeanwhile) {
@@ -449,8 +449,7 @@ TEST_F(RunErrors, ABestCheckpointThatIsRemovedIsAnErrorUnlessABetterOneFollows) 
   events.saved = [&](const fs::path&) { fs::remove_all(run.out); };
   const std::string message =
       message_of<RunError>([&] { train(training_rows(), run, events, nullptr, &held_out); });
-  EXPECT_NE(message.find("could not be saved: it was removed while the run went on"), std::string::npos)
-      << message;
+  EXPECT_NE(message.find("could not be saved: it was removed during the run"), std::string::npos) << message;
 }
 
 TEST_F(RunErrors, AStopBeforeTheFirstStepLeavesNoCheckpoint) {

@@ -16,13 +16,13 @@ class AttentionLayer {
  public:
   struct Options {
     double rms_norm_eps;
-    bool zero_centered_norm = false;  // of the norms of q and k
-    int64_t first_table = 0;          // the place of the layer's cos among the position tables; sin follows
+    bool zero_centered_norm = false;  // for the norms of q and k
+    int64_t first_table = 0;          // index of the layer's cos in PositionTables; sin follows
   };
   AttentionLayer(const AttentionSpec& spec, const NamedParameters& parameters, const Options& options);
 
-  /// Of normalised hidden states [T, hidden_size]: what is added to the residual, of the wanted rows (see
-  /// Model::layer; undefined where there are none), and the context k, v.
+  /// Takes normalised hidden states [T, hidden_size]. Returns the branch output of the selected rows (see
+  /// Model::layer; undefined if there are none), and the context k, v.
   LayerOutput forward(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
                       const SequenceOps& sequence, const at::Tensor& rows) const;
 
@@ -34,7 +34,7 @@ class AttentionLayer {
   Options options_;
   accumulating::Projection q_, k_, v_, o_;
   std::optional<at::Tensor> q_norm_, k_norm_;  // [head_dim], or [heads * head_dim]
-  at::Tensor sinks_;                           // [num_attention_heads], where the layer has them
+  at::Tensor sinks_;                           // [num_attention_heads]; undefined without sinks
 };
 
 }  // namespace espalier

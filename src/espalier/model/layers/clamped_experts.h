@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts of gpt_oss: down(clamped_swiglu(gate_up(x))) with biases, one tensor each for all of a layer.
+// The experts of gpt_oss: down(clamped_swiglu(gate_up(x))) with biases, each fused over the experts of a
+// layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,10 +14,10 @@ namespace espalier {
 
 class ClampedExperts {
  public:
-  /// Of the parameters mlp.experts.gate_up_proj, mlp.experts.down_proj and their biases.
+  /// Uses the parameters mlp.experts.gate_up_proj, mlp.experts.down_proj and their biases.
   ClampedExperts(const ClampedSwiglu& activation, const NamedParameters& parameters);
 
-  /// Of one expert: [R, hidden_size] -> [R, hidden_size]
+  /// One expert: [R, hidden_size] -> [R, hidden_size]
   at::Tensor forward(int64_t expert, const at::Tensor& input) const;
 
  private:

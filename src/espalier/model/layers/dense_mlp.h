@@ -13,15 +13,15 @@ namespace espalier {
 
 class DenseMlp {
  public:
-  /// Of the parameters NAME.gate_proj, NAME.up_proj and NAME.down_proj; or where `fused` of
-  /// NAME.input_linear, the first half of whose rows is gate, and NAME.output_linear.
+  /// Uses the parameters NAME.gate_proj, NAME.up_proj and NAME.down_proj; if `fused`, NAME.input_linear,
+  /// whose first half of rows is gate, and NAME.output_linear.
   DenseMlp(const NamedParameters& parameters, const std::string& name, bool fused);
 
   /// [R, hidden_size] -> [R, hidden_size]
   at::Tensor forward(const at::Tensor& input) const;
 
  private:
-  std::vector<accumulating::Projection> in_;  // gate and up, or both as one
+  std::vector<accumulating::Projection> in_;  // gate and up, or both fused
   accumulating::Projection down_;
 };
 

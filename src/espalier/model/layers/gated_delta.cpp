@@ -31,7 +31,7 @@ GatedDeltaLayer::GatedDeltaLayer(const GatedDeltaSpec& spec, const NamedParamete
 std::vector<at::Tensor> GatedDeltaLayer::project(const at::Tensor& hidden) const {
   const std::vector<at::Tensor> projected = accumulating::linears(hidden, in_);
   if (!spec_.fused_projections) return projected;
-  // Each key head has its q and k, then v, z, b and a of its value heads.
+  // Fused rows are grouped by key head: q, k, then v, z (b, a) of its value heads.
   const int64_t keys = spec_.linear_num_key_heads, key = spec_.linear_key_head_dim;
   const int64_t values = spec_.linear_num_value_heads / keys, value = values * spec_.linear_value_head_dim;
   const std::vector<at::Tensor> qkvz =
@@ -58,14 +58,14 @@ LayerOutput GatedDeltaLayer::forward(int64_t index, const at::Tensor& hidden, co
   const int64_t keys = spec_.key_size(), values = spec_.value_size();
   const std::vector<at::Tensor> qkv = causal_conv1d(convolution).split_with_sizes({keys, keys, values}, -1);
   const at::Tensor a_log = accumulating::unrounded(a_log_);
-  const at::ScalarType wide = a_log.scalar_type();
-  const at::Tensor rate = espalier::softplus(projected[3].to(wide) + accumulating::unrounded(dt_bias_));
+  const at::ScalarType dtype = a_log.scalar_type();
+  const at::Tensor rate = espalier::softplus(projected[3].to(dtype) + accumulating::unrounded(dt_bias_));
   const auto heads = [](const at::Tensor& x, int64_t dim) { return x.unflatten(-1, {-1, dim}); };
   const GatedDeltaOutput mixed = gated_delta_rule({.q = heads(qkv[0], spec_.linear_key_head_dim),
                                                    .k = heads(qkv[1], spec_.linear_key_head_dim),
                                                    .v = heads(qkv[2], spec_.linear_value_head_dim),
                                                    .g = -a_log.exp() * rate,
-                                                   .beta = espalier::sigmoid(projected[2].to(wide)),
+                                                   .beta = espalier::sigmoid(projected[2].to(dtype)),
                                                    .prev = paths.prev,
                                                    .states = before.empty() ? at::Tensor() : before[0],
                                                    .ends = paths.ends});

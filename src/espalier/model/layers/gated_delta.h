@@ -16,9 +16,9 @@ class GatedDeltaLayer {
  public:
   GatedDeltaLayer(const GatedDeltaSpec& spec, const NamedParameters& parameters, double rms_norm_eps);
 
-  /// Of normalised hidden states [T, hidden_size]: what is added to the residual, of the wanted rows (see
-  /// Model::layer; undefined where there are none), and the context at the sequence's cuts: states
-  /// [C, H, Dk, Dv] in the dtype of sums, and the convolution's tails [C, W - 1, channels]. Arithmetic as of
+  /// Takes normalised hidden states [T, hidden_size]. Returns the branch output of the selected rows (see
+  /// Model::layer; undefined if there are none), and the context at the sequence's cuts: states [C, H, Dk,
+  /// Dv] in the accumulator dtype, and the convolution's tails [C, W - 1, channels]. Arithmetic as of
   /// Transformers' Qwen3_5GatedDeltaNet, gates and decays in float32 (float64 for float64).
   LayerOutput forward(int64_t index, const at::Tensor& hidden, const PositionTables&,
                       const SequenceOps& sequence, const at::Tensor& rows) const;

@@ -33,11 +33,11 @@ at::Tensor Mamba2Layer::steps(const at::Tensor& dt) const {
   return positive.clamp(spec_.least_time_step, spec_.most_time_step);
 }
 
-// The norm is of each group by itself, the weight of all.
+// Normalises each group separately; the weight spans all groups.
 at::Tensor Mamba2Layer::gated_norm(const at::Tensor& x, const at::Tensor& gate) const {
   const at::Tensor weight = accumulating::unrounded(norm_);
-  const at::ScalarType wide = weight.scalar_type();
-  const at::Tensor gated = swiglu(gate.to(wide), x.to(wide)).unflatten(-1, {spec_.n_groups, -1});
+  const at::ScalarType dtype = weight.scalar_type();
+  const at::Tensor gated = swiglu(gate.to(dtype), x.to(dtype)).unflatten(-1, {spec_.n_groups, -1});
   const at::Tensor ones = at::ones({gated.size(-1)}, gated.options());
   return (rms_norm(gated, ones, rms_norm_eps_).flatten(1) * weight).to(x.scalar_type());
 }

@@ -14,15 +14,15 @@ class Mamba2Layer {
  public:
   Mamba2Layer(const SsmSpec& spec, const NamedParameters& parameters, double rms_norm_eps);
 
-  /// Of normalised hidden states [T, hidden_size]: what is added to the residual, of the wanted rows (see
-  /// Model::layer; undefined where there are none), and the context at the sequence's cuts: states
-  /// [C, H, N, P] in the dtype of sums, and the convolution's tails [C, W - 1, channels]. Arithmetic as of
+  /// Takes normalised hidden states [T, hidden_size]. Returns the branch output of the selected rows (see
+  /// Model::layer; undefined if there are none), and the context at the sequence's cuts: states [C, H, N, P]
+  /// in the accumulator dtype, and the convolution's tails [C, W - 1, channels]. Arithmetic as of
   /// Transformers' Mamba2Mixer; steps, decays and the gated norm in float32 (float64 for float64).
   LayerOutput forward(int64_t index, const at::Tensor& hidden, const PositionTables&,
                       const SequenceOps& sequence, const at::Tensor& rows) const;
 
  private:
-  at::Tensor steps(const at::Tensor& dt) const;  // [T, H] of dt [T, H], in the dtype of sums
+  at::Tensor steps(const at::Tensor& dt) const;  // [T, H] of dt [T, H], in the accumulator dtype
   at::Tensor gated_norm(const at::Tensor& x, const at::Tensor& gate) const;  // [R, H P] of these sizes
 
   SsmSpec spec_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mixture of experts of a decoder layer: a router, experts, and experts that every token passes.
+// The mixture of experts of a decoder layer: a router, experts, and optional shared experts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +14,10 @@
 
 namespace espalier {
 
-/// Which router of a model a layer has.
+/// The position of a router in a model.
 struct RouterPlace {
-  int64_t router = 0;  // among the routers
-  int64_t layer = 0;   // among all layers
+  int64_t router = 0;  // index among the routers
+  int64_t layer = 0;   // index among the layers
   int64_t num_routers = 1;
 };
 
@@ -26,7 +26,7 @@ class MoeMlp {
   MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers,
          const RouterPlace& place);
 
-  /// [R, hidden_size] -> [R, hidden_size]. The router computes in float32 (float64). `context`: of these R
+  /// [R, hidden_size] -> [R, hidden_size]. The router computes in float32 (float64). `context`: for these R
   /// tokens.
   at::Tensor forward(const at::Tensor& input, const RouterContext& context) const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of one part of a model, by their names in the checkpoint.
+// Access to parameters of a part of a model by their names in the checkpoint.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@ namespace espalier {
 
 class NamedParameters {
  public:
-  /// Those of `parameters` whose names begin with `prefix`; they must outlive this object.
+  /// The `parameters` whose names start with `prefix`; they must outlive this object.
   NamedParameters(std::span<const Parameter> parameters, std::string prefix)
       : parameters_(parameters), prefix_(std::move(prefix)) {}
 
@@ -24,10 +24,10 @@ class NamedParameters {
   NamedParameters(std::span<const Parameter> parameters, std::string prefix, const Adapter& adapter)
       : parameters_(parameters), prefix_(std::move(prefix)), adapter_(&adapter) {}
 
-  /// Throws InternalError where there is none of that name.
+  /// Throws InternalError if there is none of that name.
   const at::Tensor& at(const std::string& name) const;
 
-  /// NAME.weight with NAME.bias and an adapter, where there are some.
+  /// NAME.weight with NAME.bias and adapter, if they exist.
   accumulating::Projection projection(const std::string& name) const;
 
  private:

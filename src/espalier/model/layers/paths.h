@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How tokens branch, as the operators of recurrent layers are given it.
+// The tree structure of tokens, as arguments of recurrent operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 
 namespace espalier {
 
-/// Copies, because operators outlive the sequence whose tokens these are.
+/// Copies the structure, because the graph outlives the sequence.
 struct Paths {
   at::Tensor prev;  // [T] int32: NodeStructure::prev
   at::Tensor ends;  // [C] int64: the last token of each of NodeStructure::cuts

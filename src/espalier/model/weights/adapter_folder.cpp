@@ -23,22 +23,21 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kPrefix = "base_model.model.";  // of all tensors: PEFT's own modules around the model
+constexpr const char* kPrefix = "base_model.model.";  // prefix of all tensors, from PEFT's wrapper modules
 
-/// Null, false, nothing in it.
+/// null, false or empty.
 bool is_off(const Json& value) {
   return value.is_null() || value == false || value == "none" || value == 0 ||
          ((value.is_array() || value.is_object()) && value.empty());
 }
 
-// Keys that, where they are on, make an adapter something else than scale (x A^T) B^T on some linear maps.
+// Keys that, if set, make an adapter different from scale (x A^T) B^T on linear maps.
 constexpr auto kRefused = std::to_array<std::string_view>(
     {"bias", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern", "trainable_token_indices",
      "use_dora", "use_qalora", "use_bdlora", "layer_replication", "lora_bias", "alora_invocation_tokens",
      "arrow_config", "kasa_config", "monteclora_config", "velora_config", "megatron_config"});
 
-// Initialisations that leave the weights of the model as they are; others (pissa, olora, loftq, ...) subtract
-// something from them.
+// Initialisations that do not change the weights of the model, as others do (pissa, olora, loftq, ...).
 constexpr auto kInitialisations = std::to_array<std::string_view>({"gaussian", "orthogonal", "eva"});
 
 double number(const Json& config, const char* key, double missing, const std::string& file) {
@@ -54,13 +53,14 @@ void check_is_lora(const Json& config, const std::string& file) {
   ESPALIER_CHECK(type == "LORA", "{}: peft_type: expected \"LORA\", received {}", file, type.dump());
 }
 
-/// How PEFT makes an adapter that fits the model.
+/// A PEFT configuration that fits the model, for messages.
 std::string how_to_fit(const ModelSpec& spec) {
   return fmt::format("LoraConfig(target_modules={}) makes one that fits",
                      Json(target_names(spec, adaptable_maps(spec))).dump());
 }
 
-/// PEFT adapts experts and routers as parameters of modules; in some families all-linear does, too.
+/// Refuses target_parameters, by which PEFT adapts experts and routers (in some families also with
+/// all-linear).
 void check_no_parameters(const Json& config, const std::string& file, const SafetensorsFile& tensors,
                          const ModelSpec& spec) {
   const Json value = config.value("target_parameters", Json());
@@ -119,7 +119,7 @@ fs::path weights_file(const fs::path& folder) {
   return file;
 }
 
-/// Two files are of one adapter exactly where all tensors are used.
+/// Checks that all tensors of the file are used.
 void check_all_used(const SafetensorsFile& file, const std::set<std::string>& used, const ModelSpec& spec) {
   for (const TensorView& tensor : file.tensors()) {
     if (used.contains(tensor.name)) continue;

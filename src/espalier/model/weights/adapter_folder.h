@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adapters as folders of PEFT: adapter_config.json and adapter_model.safetensors.
+// Adapters in PEFT folders: adapter_config.json and adapter_model.safetensors.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -20,32 +20,31 @@ inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
 inline constexpr const char* kAdapterWeightsFile = "adapter_model.safetensors";
 
 struct SavedAdapter {
-  Adapter adapter;      // its config as it stands in the file
-  LoraOptions options;  // targets: the whole names of its maps
+  Adapter adapter;      // with the config of the file
+  LoraOptions options;  // targets: full names of its maps
 };
 
-/// Reads an adapter for a model in `dtype`. Throws InputError naming file and key or tensor: where the config
-/// asks for anything but plain low-rank adapters of linear maps (other methods, DoRA, biases, further modules
-/// saved whole, ranks or alphas by pattern, initialisations that changed the weights of the model); where a
-/// tensor is of no map of the model, has another shape, or is missing; and where values are not finite.
+/// Loads an adapter for a model in `dtype`. Throws InputError naming file and key or tensor if the config
+/// requires anything but plain low-rank adapters of linear maps (other methods, DoRA, biases,
+/// modules_to_save, rank or alpha patterns, initialisations that change the weights of the model); if a
+/// tensor belongs to no map of the model, has another shape, or is missing; or if values are not finite.
 SavedAdapter load_adapter(const std::filesystem::path& folder, const DecoderConfig& config,
                           at::ScalarType dtype, at::Device device = at::kCPU);
 
-/// The decoder of a model folder (model/weights/weights.h) with the adapter of a folder; without one where
-/// that is
-/// "".
+/// Loads the decoder of a model folder (model/weights/weights.h) with the adapter of a folder; "": none.
 Decoder load_adapted(const std::filesystem::path& model, const std::filesystem::path& adapter,
                      at::ScalarType dtype, at::Device device = at::kCPU);
 
-/// Throws InputError where the adapter was trained with dropout, which training on trees cannot have.
+/// Throws InputError if the adapter has dropout, which training on trees does not support.
 void check_no_dropout(const SavedAdapter& adapter, const std::filesystem::path& folder);
 
-/// adapter_config.json of a new adapter of these maps. `base`: what PEFT is to load the model from.
+/// adapter_config.json of a new adapter of these maps. `base`: the path from which PEFT loads the model.
 nlohmann::ordered_json adapter_config(const LoraOptions& options, const std::vector<std::string>& targets,
                                       const std::string& base);
 
-/// Writes the two files, adapter.config as it is, into the folder `out` (made if absent; the caller makes the
-/// whole folder atomic), the weights in `dtype`. Throws NonFiniteError where they are not finite in it.
+/// Writes the two files, with adapter.config unchanged and weights in `dtype`, into the folder `out` (created
+/// if necessary; the caller makes the whole folder atomic). Throws NonFiniteError if values are not finite in
+/// `dtype`.
 void save_adapter(const Adapter& adapter, const std::filesystem::path& out, at::ScalarType dtype);
 
 }  // namespace espalier

@@ -13,10 +13,10 @@ namespace {
 
 bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> suffixes) {
   return std::any_of(suffixes.begin(), suffixes.end(),
-                     [&](std::string_view each) { return name.ends_with(each); });
+                     [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
-/// What follows from the config, or serves inference alone.
+/// Tensors that follow from the config or are only used for inference.
 bool is_harmless(std::string_view name) {
   return ends_with_any(
       name, {"rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attn.k_scale",

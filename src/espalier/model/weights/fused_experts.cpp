@@ -14,7 +14,7 @@
 namespace espalier {
 namespace {
 
-/// A parameter EXPERTS + number + PARAMETER, and the tensor of all experts that has it.
+/// A parameter EXPERTS + number + PARAMETER, and the fused tensor that contains it.
 struct Part {
   std::string_view experts, parameter, fused;
   int64_t part, parts;

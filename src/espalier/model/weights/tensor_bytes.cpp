@@ -33,8 +33,8 @@ at::ScalarType parse_dtype(const std::string& name) {
 }
 
 std::string dtype_name(at::ScalarType dtype) {
-  for (const auto& each : kDtypes) {
-    if (each.value == dtype) return std::string(each.word);
+  for (const auto& known : kDtypes) {
+    if (known.value == dtype) return std::string(known.word);
   }
   throw InputError(
       fmt::format("dtype: expected {}, received {}", fmt::join(dtype_names(), ", "), at::toString(dtype)));
@@ -57,7 +57,7 @@ std::optional<at::ScalarType> floating_dtype(const std::string& word) {
 }
 
 bool all_finite(const at::Tensor& tensor) {
-  // The largest absolute value is NaN where any value is, and needs no memory.
+  // The maximum of absolute values propagates NaN and needs no temporary memory.
   return tensor.numel() == 0 ||
          std::isfinite(
              at::linalg_vector_norm(tensor.detach(), std::numeric_limits<double>::infinity()).item<double>());
@@ -94,7 +94,7 @@ at::Tensor converted_tensor(const TensorView& tensor, const std::string& where,
   const std::optional<at::ScalarType> stored = floating_dtype(tensor.dtype);
   ESPALIER_CHECK(stored.has_value(), "{}: tensor `{}`: expected dtype F64, F32, BF16 or F16, received {}",
                  where, tensor.name, tensor.dtype);
-  // Copied before it is converted, since a mapped tensor may be unaligned.
+  // Copy before converting, since a mapped tensor may be unaligned.
   at::Tensor value = at::empty(tensor.shape, at::TensorOptions().dtype(*stored));
   if (!tensor.bytes.empty()) std::memcpy(value.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());
   value = value.to(device).to(dtype);

@@ -34,13 +34,13 @@ constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr const char* kLmHead = "lm_head.weight";
 
-std::string embedding_of(const DecoderConfig& config) {
+std::string embedding_name(const DecoderConfig& config) {
   return config.parameter_prefix + config.embedding_name + ".weight";
 }
 
-/// `folder / name`, refused where it is a link that leaves the folder: a downloaded folder must not make a
-/// run read, or copy into a checkpoint, a file from elsewhere. The one exception is the layout of the Hugging
-/// Face cache, where the files of snapshots/REVISION/ are links into blobs/ beside snapshots/.
+/// `folder / name`. Throws if it is a symbolic link that leaves the folder, so that a downloaded folder
+/// cannot cause other files to be read or copied into a checkpoint. Links of the Hugging Face cache are
+/// allowed: from snapshots/REVISION/ into blobs/ beside snapshots/.
 fs::path resolve_inside(const fs::path& folder, const std::string& name) {
   const fs::path path = folder / name;
   std::error_code error;
@@ -57,12 +57,12 @@ fs::path resolve_inside(const fs::path& folder, const std::string& name) {
   return path;
 }
 
-/// The safetensors files of a model folder, opened, and the index where there is one.
+/// The opened safetensors files of a model folder, and the index if there is one.
 struct WeightFiles {
   std::vector<SafetensorsFile> files;
-  std::map<std::string, size_t> file_of;  // tensor name -> place in files
-  OrderedJson index;                      // null where the weights are one file
-  fs::path where;                         // what to name in an error about a missing tensor
+  std::map<std::string, size_t> file_index;  // tensor name -> place in files
+  OrderedJson index;                         // null if there is a single file
+  fs::path where;                            // path for errors about missing tensors
 };
 
 std::map<std::string, std::string> read_weight_map(const OrderedJson& index, const fs::path& where) {
@@ -101,23 +101,23 @@ WeightFiles open_shards(const fs::path& folder) {
                      "{}: tensor `{}`: expected in {} by the weight_map of {}, received in `{}`",
                      file.path().string(), tensor.name,
                      entry == weight_map.end() ? "no file" : "`" + entry->second + "`", kIndexFile, name);
-      weights.file_of.emplace(tensor.name, weights.files.size() - 1);
+      weights.file_index.emplace(tensor.name, weights.files.size() - 1);
     }
   }
   for (const auto& [tensor, name] : weight_map) {
-    ESPALIER_CHECK(weights.file_of.contains(tensor), "{}: weight_map.{}: `{}` has no such tensor",
+    ESPALIER_CHECK(weights.file_index.contains(tensor), "{}: weight_map.{}: `{}` has no such tensor",
                    weights.where.string(), tensor, name);
   }
   return weights;
 }
 
 WeightFiles open_weights(const fs::path& folder) {
-  // Transformers, too, takes the single file where both forms are there.
+  // Like Transformers, prefer the single file if both forms exist.
   if (fs::exists(folder / kSingleFile)) {
     WeightFiles weights;
     weights.where = folder / kSingleFile;
     const SafetensorsFile& file = weights.files.emplace_back(resolve_inside(folder, kSingleFile));
-    for (const TensorView& tensor : file.tensors()) weights.file_of.emplace(tensor.name, 0);
+    for (const TensorView& tensor : file.tensors()) weights.file_index.emplace(tensor.name, 0);
     return weights;
   }
   ESPALIER_CHECK(fs::exists(folder / kIndexFile),
@@ -126,17 +126,17 @@ WeightFiles open_weights(const fs::path& folder) {
   return open_shards(folder);
 }
 
-/// The tensor that holds a parameter: its own, or that of all experts of its layer.
+/// The name of the tensor that contains a parameter: its own, or a fused tensor of experts.
 const std::string& stored_name(const WeightFiles& weights, const std::string& parameter, FusedPlace* fused) {
-  const bool has_own = weights.file_of.contains(parameter);
-  if (auto place = fused_place(parameter); place && weights.file_of.contains(place->name)) {
+  const bool has_own = weights.file_index.contains(parameter);
+  if (auto place = fused_place(parameter); place && weights.file_index.contains(place->name)) {
     ESPALIER_CHECK(!has_own, "{}: tensor `{}`: expected once, received in `{}` as well",
                    weights.where.string(), parameter, place->name);
     *fused = std::move(*place);
     return fused->name;
   }
   if (has_own) return parameter;
-  ESPALIER_CHECK(!weights.file_of.contains(parameter + "_blocks"),
+  ESPALIER_CHECK(!weights.file_index.contains(parameter + "_blocks"),
                  "{}: tensor `{}_blocks`: expected `{}` in a floating dtype, received MXFP4 (save a copy in "
                  "bfloat16 with Transformers: from_pretrained(MODEL, dtype=\"bfloat16\", "
                  "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(COPY))",
@@ -145,7 +145,7 @@ const std::string& stored_name(const WeightFiles& weights, const std::string& pa
       fmt::format("{}: tensor `{}` is missing; config.json asks for it", weights.where.string(), parameter));
 }
 
-/// A parameter as it is stored, and the file.
+/// A stored parameter and its file.
 struct StoredParameter {
   TensorView tensor;
   fs::path file;
@@ -154,23 +154,23 @@ struct StoredParameter {
 StoredParameter find_parameter(const WeightFiles& weights, const std::string& name) {
   FusedPlace fused;
   const std::string& stored = stored_name(weights, name, &fused);
-  const SafetensorsFile& file = weights.files[weights.file_of.at(stored)];
+  const SafetensorsFile& file = weights.files[weights.file_index.at(stored)];
   if (&stored == &name) return {file.at(name), file.path()};
   return {part_of(file.at(stored), fused, name, file.path().string()), file.path()};
 }
 
-/// Names of the tensors that hold parameters.
+/// Names of the tensors that contain parameters.
 std::set<std::string> stored_names(const WeightFiles& weights,
                                    const std::vector<ParameterShape>& parameters) {
   std::set<std::string> names;
-  std::map<std::string, int64_t> num_experts;  // of tensors of all experts
+  std::map<std::string, int64_t> num_experts;  // of fused tensors
   for (const ParameterShape& parameter : parameters) {
     FusedPlace fused;
     names.insert(stored_name(weights, parameter.name, &fused));
     if (!fused.name.empty()) num_experts[fused.name] = fused.expert + 1;
   }
   for (const auto& [name, expected] : num_experts) {
-    const SafetensorsFile& file = weights.files[weights.file_of.at(name)];
+    const SafetensorsFile& file = weights.files[weights.file_index.at(name)];
     const int64_t received = file.at(name).shape.at(0);
     ESPALIER_CHECK(received == expected, "{}: tensor `{}`: expected {} experts, received {}",
                    file.path().string(), name, expected, received);
@@ -200,24 +200,24 @@ bool have_equal_values(const TensorView& a, const TensorView& b) {
   return left.defined() && right.defined() && left.equal(right);
 }
 
-/// Tensors of the files that the decoder does not have and that can be carried along, sorted. Throws where
-/// one must not be passed over.
+/// Sorted names of tensors that are not parameters of the decoder and can be copied. Throws if one must not
+/// be ignored.
 std::vector<std::string> check_extra_tensors(const DecoderConfig& config, const WeightFiles& weights,
                                              const std::vector<ParameterShape>& parameters) {
   std::set<std::string> own = stored_names(weights, parameters);
   own.merge(stored_names(weights, buffer_shapes(config)));
   std::vector<std::string> carried;
-  for (const auto& [name, file] : weights.file_of) {
+  for (const auto& [name, file] : weights.file_index) {
     if (own.contains(name)) continue;
     const std::string where = weights.files[file].path().string();
     if (name == kLmHead) {
-      // Only a tied model lacks this parameter. Checkpoints of others often hold it all the same.
+      // Only tied models lack this parameter, but many of their checkpoints contain it.
       ESPALIER_CHECK(
           have_equal_values(weights.files[file].at(name),
-                            find_parameter(weights, embedding_of(config)).tensor),
+                            find_parameter(weights, embedding_name(config)).tensor),
           "{}: tensor `{}`: config.json says that tie_word_embeddings is true, but its values are not "
           "those of `{}` (correct config.json, or remove the tensor)",
-          where, name, embedding_of(config));
+          where, name, embedding_name(config));
       continue;
     }
     const std::optional<std::string> reason = reason_to_refuse(config, name);
@@ -237,8 +237,8 @@ bool is_companion(const std::string& name) {
                       [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
-/// Names of the files beside config and weights that belong to the model: tokenizer, templates, generation
-/// defaults, licence. Sorted. Weights of any format, optimiser states, hidden files and folders are left out.
+/// Sorted names of the other files of a model: tokenizer, templates, generation defaults, licence. Excludes
+/// weights of any format, optimiser states, hidden files and folders.
 std::vector<std::string> companion_files(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -253,10 +253,10 @@ std::vector<std::string> companion_files(const fs::path& folder) {
   return names;
 }
 
-/// Bytes of a mapped file: copied where they are few, since a copy does not mind what happens to the file.
+/// Bytes of a mapped file: copied if they are few, so that later changes of the file have no effect.
 struct KeptBytes {
   std::vector<std::byte> copy;
-  std::shared_ptr<const MappedFile> mapping;  // of what is too large to copy
+  std::shared_ptr<const MappedFile> mapping;  // if too large to copy
   std::span<const std::byte> bytes;
 
   KeptBytes(std::span<const std::byte> source, std::shared_ptr<const MappedFile> file) : bytes(source) {
@@ -268,10 +268,10 @@ struct KeptBytes {
     copy.assign(source.begin(), source.end());
     bytes = copy;
   }
-  KeptBytes(KeptBytes&&) = default;  // moved vectors keep their bytes where they are
+  KeptBytes(KeptBytes&&) = default;  // moving a vector does not move its bytes
 };
 
-/// A tensor of the source. Of parameters, whose values come from the decoder, the name is all that counts.
+/// A tensor of the source. For parameters only the name is used, since values come from the decoder.
 struct KeptTensor {
   TensorView stored;  // without bytes
   std::optional<KeptBytes> bytes;
@@ -285,7 +285,7 @@ struct KeptFile {
 
 KeptFile keep_file(const SafetensorsFile& file, const std::set<std::string>& parameters) {
   KeptFile kept{file.path().filename().string(), file.metadata(), {}};
-  kept.metadata.emplace("format", "pt");  // Transformers 4 refuses files that do not say so
+  kept.metadata.emplace("format", "pt");  // required by Transformers 4
   for (const TensorView& tensor : file.tensors()) {
     KeptTensor& entry = kept.tensors.emplace_back(KeptTensor{tensor, std::nullopt});
     entry.stored.bytes = {};
@@ -294,8 +294,8 @@ KeptFile keep_file(const SafetensorsFile& file, const std::set<std::string>& par
   return kept;
 }
 
-/// The tensors of one file with the decoder's values, `values`, in place of the stored ones. Those live in
-/// `keep` until the file is written.
+/// The tensors of one file, with parameters replaced by the decoder's `values`. `keep` owns converted tensors
+/// until the file is written.
 std::vector<TensorView> tensors_to_write(const KeptFile& file,
                                          const std::map<std::string, at::Tensor>& values,
                                          at::ScalarType dtype, std::vector<at::Tensor>* keep) {
@@ -321,7 +321,7 @@ std::vector<TensorView> tensors_to_write(const KeptFile& file,
 Decoder load_decoder(const fs::path& model_folder, at::ScalarType dtype, at::Device device) {
   DecoderConfig config = read_config_file(resolve_inside(model_folder, "config.json"));
   const WeightFiles weights = open_weights(model_folder);
-  // What SourceModel would refuse to copy is refused now, before hours of training.
+  // Throws now, before training, if SourceModel would refuse to copy a file.
   companion_files(model_folder);
   const std::vector<ParameterShape> shapes = parameter_shapes(config);
   std::vector<Parameter> parameters;
@@ -358,7 +358,7 @@ std::string weights_hash(const fs::path& model_folder) {
 struct SourceModel::Content {
   fs::path folder;
   OrderedJson config;
-  OrderedJson index;  // null where the weights are one file
+  OrderedJson index;  // null if there is a single file
   std::vector<KeptFile> weights;
   std::map<std::string, KeptBytes> companions;
 };
@@ -371,12 +371,12 @@ SourceModel::SourceModel(const fs::path& folder) {
   content->config = read_json_file<OrderedJson>(config_file);
   const WeightFiles weights = open_weights(folder);
   content->index = weights.index;
-  // The decoder's parameters, and its embedding as the head of a tied model whose files hold one.
+  // Parameters of the decoder, and the head of a tied model if its files contain one.
   std::set<std::string> parameters = stored_names(weights, parameter_shapes(config));
   if (config.tie_word_embeddings) parameters.insert(kLmHead);
   for (const SafetensorsFile& file : weights.files) {
     content->weights.push_back(keep_file(file, parameters));
-    file.mapping()->check_whole();  // some tensors were copied from it
+    file.mapping()->check_whole();  // tensors were copied from it
   }
   for (const std::string& name : companion_files(folder)) {
     const auto file = std::make_shared<const MappedFile>(folder / name);
@@ -394,14 +394,14 @@ void SourceModel::save(const Decoder& decoder, const fs::path& out, at::ScalarTy
   std::error_code error;
   fs::create_directories(out, error);
   ESPALIER_CHECK(!error, "cannot make {}: {}", out.string(), error.message());
-  // Written over its own source, a model would be read while it is replaced.
+  // Saving over the source would overwrite mapped files.
   ESPALIER_CHECK(!fs::equivalent(content_->folder, out, error), "cannot save the model over its source {}",
                  content_->folder.string());
 
   std::map<std::string, at::Tensor> values;
   for (const Parameter& parameter : decoder.weights()) values.emplace(parameter.name, parameter.value);
   if (decoder.config().tie_word_embeddings)
-    values.emplace(kLmHead, values.at(embedding_of(decoder.config())));
+    values.emplace(kLmHead, values.at(embedding_name(decoder.config())));
   int64_t total_bytes = 0;
   for (const KeptFile& file : content_->weights) {
     std::vector<at::Tensor> keep;

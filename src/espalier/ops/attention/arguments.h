@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What implementations of tree_attention share, on any device.
+// Shared by implementations of tree_attention on any device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ struct TreeAttentionArguments {
   }
 };
 
-/// Those of espalier::tree_attention_backward. Sinks are in lse, which is all that gradients need of them.
+/// The arguments of espalier::tree_attention_backward. Gradients depend on sinks only through lse.
 struct TreeAttentionBackward {
   at::Tensor grad_out, out, lse;
   TreeAttentionArguments given;  // without sinks
@@ -48,20 +48,18 @@ using TreeAttentionResults = std::tuple<at::Tensor, at::Tensor>;
 using TreeAttentionGradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>, std::vector<at::Tensor>>;
 
-/// Ranks, shapes, dtypes and devices; not the values of subtree_end and of the context's blocks.
+/// Checks ranks, shapes, dtypes and devices, but not the values of subtree_end and of the context's blocks.
 void check_tree_attention(const TreeAttentionArguments& given);
 
-/// The context's blocks, checked (mask_blocks.h), and the same for kernels on raw pointers.
+/// The validated context blocks by level (mask_blocks.h), and as rectangles for kernels on raw pointers.
 std::vector<std::vector<MaskBlock>> context_levels(const AttentionContext& context, int64_t num_tokens);
 std::vector<ContextRectangle> context_rectangles(const AttentionContext& context, int64_t num_tokens);
 
-/// The position of every key of the context, segment after segment; 0 of keys that no block names. Blocks are
-/// taken as checked.
+/// The position of every context key, segment by segment; 0 for keys in no block. Blocks must be valid.
 std::vector<int32_t> context_key_positions(const AttentionContext& context);
 
-/// The keys and values of the context's segments, followed by the tokens' own, in one tensor each: a
-/// copy of the context costs little beside attention to it, and every block of the mask is then a range of
-/// columns.
+/// The keys and values of the context's segments, followed by the tokens' own, concatenated, so that every
+/// block of the mask is a range of columns. The copy is cheap compared to attention.
 struct AllKeys {
   at::Tensor k, v;               // [S_0 + S_1 + ... + T, K, D], contiguous
   std::vector<int64_t> lengths;  // S_0, S_1, ..., T
@@ -70,7 +68,7 @@ struct AllKeys {
   int64_t own_begin() const { return k.size(0) - lengths.back(); }
 };
 
-/// Gradients of q and of all keys and values, as the operator returns them.
+/// Splits gradients of all keys and values into the results of the operator.
 TreeAttentionGradients split_gradients(const TreeAttentionArguments& arguments, const at::Tensor& grad_q,
                                        const at::Tensor& grad_k, const at::Tensor& grad_v);
 

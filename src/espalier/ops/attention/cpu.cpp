@@ -32,7 +32,7 @@ std::vector<TokenHeads<Element>> token_heads(const std::vector<at::Tensor>& tens
   return result;
 }
 
-// Adjacent in the last dimension, as the kernels require.
+// Contiguous in the last dimension, as the kernels require.
 at::Tensor for_kernel(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
@@ -43,7 +43,7 @@ std::vector<at::Tensor> with_context(const at::Tensor& own, at::TensorList conte
   return all;
 }
 
-/// What forward and backward are given, checked, with the tensors that the kernels point into.
+/// Validated arguments of forward or backward, and the tensors that the kernels point into.
 struct Call {
   AttentionShape shape;
   double softmax_scale;
@@ -80,16 +80,16 @@ struct Call {
     return {static_cast<int32_t>(size), position_.const_data_ptr<int32_t>(), segment_positions_};
   }
 
-  // What the schedule's window points into.
+  // Storage for the schedule's window.
   at::Tensor position_;
   std::vector<int32_t> context_positions_;
   std::vector<const int32_t*> segment_positions_;
 };
 
-// Fewer multiplications are done before other threads have begun.
+// Below this number of multiplications, starting threads does not pay off.
 constexpr int64_t kParallelWork = int64_t{1} << 21;
 
-/// Runs a kernel, in all threads where that pays, each with its own scratch, until the tasks are done.
+/// Runs a kernel until all tasks are done, in all threads if worthwhile, each with its own scratch.
 template <class Scalar, class Work>
 void run_tasks(const Call& call, int64_t scratch_size, const Work& work) {
   const int64_t multiplications = call.schedule.num_pairs * call.shape.num_heads * call.shape.head_dim;
@@ -141,13 +141,13 @@ detail::TreeAttentionResults forward_cpu(const detail::TreeAttentionArguments& g
   const Call call(given);
   const at::Tensor &q = given.q, &sinks = given.options.sinks;
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());
-  const at::Tensor wide_sinks = sinks.defined() ? sinks.to(accumulator).contiguous() : at::Tensor();
+  const at::Tensor upcast_sinks = sinks.defined() ? sinks.to(accumulator).contiguous() : at::Tensor();
   const at::Tensor out = at::empty(q.sizes(), q.options());
   const at::Tensor lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(accumulator));
   for_element_of(q.scalar_type(), [&]<class Element>(ElementType<Element>) {
     using Scalar = AccumulatorOf<Element>;
     Pointers<Element> pointers(call);
-    if (sinks.defined()) pointers.inputs.sinks = wide_sinks.const_data_ptr<Scalar>();
+    if (sinks.defined()) pointers.inputs.sinks = upcast_sinks.const_data_ptr<Scalar>();
     const AttentionResults<Element> results{token_heads<Element>(out), lse.mutable_data_ptr<Scalar>()};
     run_tasks<Scalar>(call, forward_scratch(call.shape, call.schedule.sizes, pointers.inputs.products),
                       [&](Scalar* scratch, std::atomic<int64_t>& next_task) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of sequences by ATen's flash attention on the CPU.
-// bfloat16 is computed in float32 and rounded once: ATen's float32 kernels are the faster ones on CPUs
-// without AMX, in backward on all, and partial results are then not rounded.
+// Packed sequence attention by ATen's flash attention on the CPU.
+// bfloat16 is computed in float32 and rounded once: ATen's float32 kernels are faster on CPUs without AMX
+// (backward on all CPUs), and partial results are not rounded.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -13,7 +13,7 @@
 namespace espalier::varlen {
 namespace {
 
-// Sequences with more (query, key) pairs than this are worth all threads; smaller ones get one thread each.
+// Sequences with more (query, key) pairs than this use all threads; smaller ones use one thread each.
 constexpr int64_t kLargeSequence = 128 * 128;
 
 struct Sequence {
@@ -30,7 +30,7 @@ struct Sequence {
   at::Tensor lse(const at::Tensor& tensor) const { return tensor.slice(1, row_begin, row_end).unsqueeze(0); }
 };
 
-// Sequences share nothing, so their order and the number of threads change nothing.
+// Sequences are independent, so results do not depend on order or number of threads.
 template <class Work>
 void for_each_sequence(const PackedSequences& sequences, const Work& work) {
   const int32_t* rows = sequences.row_offsets.const_data_ptr<int32_t>();
@@ -47,7 +47,7 @@ void for_each_sequence(const PackedSequences& sequences, const Work& work) {
     }
   }
   at::parallel_for(0, static_cast<int64_t>(small.size()), 4, [&](int64_t begin, int64_t end) {
-    at::AutoDispatchBelowADInplaceOrView guard;  // thread-local, and other threads do not inherit it
+    at::AutoDispatchBelowADInplaceOrView guard;  // thread-local, not inherited by other threads
     for (int64_t i = begin; i < end; ++i) work(small[i]);
   });
 }

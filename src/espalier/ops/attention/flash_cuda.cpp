@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of sequences by ATen's flash attention on CUDA
-// (aten/src/ATen/native/transformers/cuda/flash_attn), reached through the dispatcher: nothing of CUDA is
-// included or linked here.
+// (aten/src/ATen/native/transformers/cuda/flash_attn), called through the dispatcher, so CUDA is neither
+// included nor linked.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 namespace espalier::varlen {
 namespace {
 
-// The kernels read 16 bytes at a time: head dimensions are multiples of 8 and every row begins at one.
+// The kernels load 16 bytes at a time: head dimensions and row offsets must be multiples of 8.
 constexpr int64_t kAlignedElements = 8;
 constexpr uintptr_t kAlignedBytes = 16;
 
-// Backward keeps float32 sums of dQ in which every sequence has this many rows more than it has.
+// Backward pads its float32 buffer of dQ by this many rows per sequence.
 constexpr int64_t kPaddingRows = 128;
 constexpr int64_t kPaddingBytes = int64_t{1} << 30;
-constexpr int64_t kMostSequences = 65535;  // they are a dimension of the grid
+constexpr int64_t kMostSequences = 65535;  // limit of a grid dimension
 
 int64_t round_up(int64_t number, int64_t multiple) {
   return (number + multiple - 1) / multiple * multiple;
@@ -27,7 +27,8 @@ int64_t round_up(int64_t number, int64_t multiple) {
 at::Tensor aligned(const at::Tensor& tensor) {
   const int64_t head_dim = tensor.size(-1);
   const int64_t padding = round_up(head_dim, kAlignedElements) - head_dim;
-  if (padding > 0) return at::constant_pad_nd(tensor, {0, padding});  // zeros change no score and no gradient
+  if (padding > 0)
+    return at::constant_pad_nd(tensor, {0, padding});  // zeros do not affect scores or gradients
   const bool misaligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignedBytes != 0;
   return misaligned ? tensor.clone() : tensor;
 }
@@ -36,8 +37,8 @@ at::Tensor without_padding(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.slice(-1, 0, like.size(-1)).contiguous();
 }
 
-// For a longest row count of 1 the forward pass takes a shortcut of its own for grouped heads. More than the
-// longest is allowed, and the shortcut would be one more path to trust.
+// At least 2: for max_seqlen 1 the forward pass has a special case for grouped heads, which is avoided here.
+// Larger values than the true maximum are allowed.
 int64_t longest_rows(const PackedSequences& sequences) {
   return std::max<int64_t>(2, sequences.longest_rows);
 }
@@ -60,7 +61,7 @@ class FlashCuda final : public SequenceAttention {
 
   SequenceGradients backward(const at::Tensor& grad_out, const SequenceInputs& inputs,
                              const AttentionResult& global, const PackedSequences& sequences) const override {
-    // State of the random numbers of dropout, which is 0.
+    // RNG state of dropout, which is unused.
     const auto state = inputs.q.options().dtype(at::kUInt64);
     const auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
         aligned(grad_out), aligned(inputs.q), aligned(inputs.k), aligned(inputs.v), aligned(global.out),

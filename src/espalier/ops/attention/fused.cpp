@@ -29,7 +29,7 @@ bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_d
         kernels, element, static_cast<int32_t>(head_dim), device.compute_capability, device.shared_bytes);
     return support.forward && support.backward;
   } catch (const std::exception&) {
-    return false;  // there is no device
+    return false;  // no device
   }
 }
 
@@ -54,7 +54,7 @@ namespace {
 
 using cuda::TokenHeadsData;
 
-// What kernels require of [tokens, heads, head_dim].
+// Requirements of the kernels on [tokens, heads, head_dim].
 constexpr int64_t kAlignment = 16, kStrideElements = 8, kLargestStride = int64_t{1} << 22;
 
 bool suits(const at::Tensor& tensor) {
@@ -89,10 +89,10 @@ std::vector<ContextRectangle> sorted_rectangles(const AttentionContext& context,
   return result;
 }
 
-/// Small arrays that go to the device in one copy.
+/// Packs small arrays into one copy to the device.
 class Upload {
  public:
-  /// Where in the copy the array will be.
+  /// Adds an array; returns its offset.
   template <class T>
   int64_t add(const std::vector<T>& array) {
     const auto offset = static_cast<int64_t>(bytes_.size());
@@ -102,7 +102,7 @@ class Upload {
     return offset;
   }
 
-  /// From pinned memory, which its allocator keeps until the copy is done.
+  /// Copies from pinned memory, which its allocator keeps alive until the copy is done.
   void send(const at::Device& device) {
     const at::Tensor host = at::empty({static_cast<int64_t>(bytes_.size())},
                                       at::TensorOptions(at::kByte).pinned_memory(device.is_cuda()));
@@ -125,10 +125,10 @@ void* current_stream(const at::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 }
 
-/// What forward and backward are given, with the tensors and arrays that the kernels point into.
+/// Arguments of forward or backward, and the tensors and arrays that the kernels point into.
 struct Call {
   at::Tensor q, subtree_end, schedules;
-  std::vector<at::Tensor> k, v;  // of the tokens, then of each segment
+  std::vector<at::Tensor> k, v;  // forest first, then each segment
   std::vector<cuda::KeySource> sources;
   std::vector<ContextRectangle> context;
   Upload upload;
@@ -174,8 +174,8 @@ struct Call {
   const cuda::KeyGradients* gradients() const { return upload.at<cuda::KeyGradients>(gradient_offset_); }
   void* stream() const { return current_stream(q.device()); }
 
-  /// Scratch for the call; the problem has its schedules then. Those that a graph being captured fills are
-  /// filled whenever it runs, and where outputs have guards every call fills its own.
+  /// Allocates scratch and sets the problem's schedules. Schedules are not shared between calls during graph
+  /// capture or while output guards are active.
   at::Tensor prepare(const Kernels& kernels, const at::Tensor& given_subtree_end, bool backward) {
     const cuda::AttentionMemory bytes =
         backward ? kernels.backward_memory(problem) : kernels.forward_memory(problem);
@@ -200,7 +200,7 @@ struct Call {
   int64_t gradient_offset_ = 0;
 };
 
-/// A gradient of all keys of a tensor: kernels write those that are seen.
+/// A buffer for the gradient of all keys; kernels write only keys that are visible.
 at::Tensor key_gradient(const at::Tensor& keys, bool all_are_seen) {
   return output_like(keys.sizes(), keys.options(), /*zeroed=*/!all_are_seen);
 }

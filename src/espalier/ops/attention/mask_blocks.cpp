@@ -10,7 +10,7 @@ namespace espalier {
 std::vector<std::vector<MaskBlock>> mask_blocks_by_level(std::span<const int32_t> subtree_end) {
   const auto num_tokens = static_cast<int64_t>(subtree_end.size());
   std::vector<std::vector<MaskBlock>> levels;
-  std::vector<int64_t> open_ends;  // of the stretches above the present token, outermost first
+  std::vector<int64_t> open_ends;  // ends of the enclosing chains of the current token, outermost first
   int64_t begin = 0;
   while (begin < num_tokens) {
     const int64_t subtree = subtree_end[begin];
@@ -77,7 +77,7 @@ std::vector<std::vector<MaskBlock>> context_blocks_by_level(std::span<const int6
                                                             std::span<const int64_t> segment_sizes,
                                                             int64_t num_rows) {
   std::vector<MaskBlock> blocks = checked_context_blocks(context_blocks, segment_sizes, num_rows);
-  // Outer row ranges first; equal ones keep the order of their keys.
+  // Outer row ranges first; stable for equal ranges.
   std::stable_sort(blocks.begin(), blocks.end(), [](const MaskBlock& a, const MaskBlock& b) {
     return std::pair(a.row_begin, -a.row_end) < std::pair(b.row_begin, -b.row_end);
   });

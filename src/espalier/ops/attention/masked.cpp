@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every key is seen by one range of queries: token i by [i, subtree_end[i]), a context key by those of its
-// block. Two comparisons per pair make the mask of a chunk, with a sliding window a third. The group of query
-// heads that share a key head are rows of one matrix, so keys and values are read as they are.
+// Every key is visible to one range of queries: token i to [i, subtree_end[i]), a context key to those of its
+// block. The mask of a chunk takes two comparisons per pair, three with a sliding window. Query heads that
+// share a key head are rows of one matrix, so keys and values need no expansion.
 #include "espalier/ops/attention/masked.h"
 
 #include <ATen/ATen.h>
@@ -14,7 +14,7 @@
 namespace espalier::masked_chunks {
 namespace {
 
-/// [S] each, int32: key j is seen by queries [begin[j], end[j]).
+/// [S] each, int32: key j is visible to queries [begin[j], end[j]).
 struct Viewers {
   at::Tensor begin, end;
 };
@@ -36,7 +36,7 @@ Viewers context_viewers(const AttentionContext& context, int64_t num_keys, int64
   return {begin, end};
 }
 
-/// The arguments as forward and backward use them.
+/// Arguments prepared for forward and backward.
 struct Call {
   at::ScalarType dtype;
   int64_t num_tokens, num_key_heads, group, own_begin;
@@ -45,7 +45,7 @@ struct Call {
   at::Tensor k, v;  // [K, S, D]
   Viewers viewers;
   int64_t sliding_window;
-  at::Tensor row_positions, key_positions;  // [T] and [S], where there is a window
+  at::Tensor row_positions, key_positions;  // [T] and [S], with a window
   at::Tensor sinks;                         // [1, H, 1], or undefined
   int64_t chunk_rows;
 
@@ -90,8 +90,8 @@ struct Call {
         .reshape({rows, num_key_heads * group, -1});
   }
 
-  /// Calls work(begin, end, keys) for chunks of queries [begin, end), which see some of the first `keys`
-  /// keys.
+  /// Calls work(begin, end, keys) for chunks of queries [begin, end), which only see keys among the first
+  /// `keys`.
   template <class Work>
   void for_each_chunk(const Work& work) const {
     for (int64_t begin = 0; begin < num_tokens; begin += chunk_rows) {
@@ -100,7 +100,7 @@ struct Call {
     }
   }
 
-  /// [K, R G, keys]: scaled scores of a chunk's queries, -inf where the mask hides the key.
+  /// [K, R G, keys]: scaled scores of a chunk's queries, -inf for masked keys.
   at::Tensor scores(const at::Tensor& grouped_q, int64_t begin, int64_t end, int64_t keys) const {
     const at::Tensor result = grouped_q.bmm(k.slice(1, 0, keys).transpose(1, 2)).mul_(softmax_scale);
     const at::Tensor row = at::arange(begin, end, viewers.begin.options()).view({-1, 1, 1});
@@ -116,7 +116,7 @@ struct Call {
   }
 
   /// [K, R G, 1]: the sinks of a chunk's rows.
-  at::Tensor sinks_of(int64_t num_rows) const {
+  at::Tensor chunk_sinks(int64_t num_rows) const {
     return grouped(sinks.expand({num_rows, num_key_heads * group, 1}));
   }
 
@@ -139,7 +139,7 @@ detail::TreeAttentionResults tree_attention(const detail::TreeAttentionArguments
   const at::Tensor lse = at::empty({call.q.size(0), call.q.size(1)}, call.q.options());
   call.for_each_chunk([&](int64_t begin, int64_t end, int64_t keys) {
     const at::Tensor scores = call.scores(call.grouped(call.q.slice(0, begin, end)), begin, end, keys);
-    const at::Tensor sinks = call.sinks.defined() ? call.sinks_of(end - begin) : at::Tensor();
+    const at::Tensor sinks = call.sinks.defined() ? call.chunk_sinks(end - begin) : at::Tensor();
     at::Tensor high = scores.amax({-1}, /*keepdim=*/true);
     if (sinks.defined()) high = at::maximum(high, sinks);
     scores.sub_(high).exp_();
@@ -155,24 +155,24 @@ detail::TreeAttentionGradients tree_attention_backward(const detail::TreeAttenti
                                                        const at::Tensor& grad_out, const at::Tensor& lse,
                                                        int64_t score_bytes) {
   const Call call(arguments, score_bytes);
-  const at::Tensor wide_grad_out = grad_out.to(call.dtype), row_lse = lse.t().unsqueeze(-1);
+  const at::Tensor upcast_grad_out = grad_out.to(call.dtype), row_lse = lse.t().unsqueeze(-1);
   const at::Tensor grad_q = at::empty(call.q.sizes(), call.q.options());
   const at::Tensor grad_k = at::zeros(call.k.sizes(), call.q.options());
   const at::Tensor grad_v = at::zeros(call.k.sizes(), call.q.options());
   call.for_each_chunk([&](int64_t begin, int64_t end, int64_t keys) {
     const auto chunk = [&](const at::Tensor& rows) { return call.grouped(rows.slice(0, begin, end)); };
-    const at::Tensor q = chunk(call.q), grad = chunk(wide_grad_out);
+    const at::Tensor q = chunk(call.q), grad = chunk(upcast_grad_out);
     const at::Tensor p = call.scores(q, begin, end, keys);
     const at::Tensor high = p.amax({-1}, /*keepdim=*/true);
     p.sub_(high).exp_();
     const at::Tensor sum = p.sum({-1}, /*keepdim=*/true);
-    // Not exp(scores - lse): lse has been rounded, which is a factor of all P of a row, and the larger the
-    // scores the worse. It only says what share a sink leaves to the keys; without one, this is exp(0).
+    // Not exp(scores - lse): the rounding error of lse scales a whole row of P, and grows with the scores.
+    // lse is only used for the fraction that a sink leaves to the keys, which is exp(0) without one.
     const at::Tensor share = sum.log().add_(high).sub_(chunk(row_lse)).exp_();
     p.mul_(share.div_(sum));
     grad_v.slice(1, 0, keys).baddbmm_(p.transpose(1, 2), grad);
-    // delta from P and dP rather than from out and dO: a query with few keys has a gradient near 0, and only
-    // then do its terms cancel.
+    // Compute delta from P and dP instead of out and dO, so that the terms of a query with few keys, whose
+    // gradient is near 0, cancel exactly.
     const at::Tensor grad_scores = grad.bmm(call.v.slice(1, 0, keys).transpose(1, 2)).mul_(p);
     const at::Tensor delta = grad_scores.sum({-1}, /*keepdim=*/true);
     grad_scores.sub_(p.mul_(delta)).mul_(call.softmax_scale);

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// tree_attention by chunks of queries with a mask: for every dtype, head dimension and device, slowly.
+// tree_attention by chunks of queries with a mask: for every dtype, head dimension and device. Slow.
 #pragma once
 
 #include "espalier/ops/attention/arguments.h"
 
 namespace espalier::masked_chunks {
 
-/// A chunk of queries has at most this many bytes of scores (but at least one query); backward holds twice
-/// as many.
+/// Maximum bytes of scores per chunk of queries (at least one query); backward holds twice as many.
 inline constexpr int64_t kScoreBytes = int64_t{256} << 20;
 
 /// espalier::tree_attention and espalier::tree_attention_backward (tree_attention.h) on the device of the
-/// arguments, computed in float32 (float64 for float64); not differentiable. Deterministic. The host does not
-/// wait for the device, except to copy a context's blocks there. Therefore subtree_end is not checked.
-/// Throws InputError where the context's blocks are not as said.
+/// arguments, computed in float32 (float64 for float64); not differentiable. Deterministic. Does not
+/// synchronise with the device, except to copy context blocks, so subtree_end is not checked. Throws
+/// InputError on invalid context blocks.
 detail::TreeAttentionResults tree_attention(const detail::TreeAttentionArguments& arguments,
                                             int64_t score_bytes = kScoreBytes);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which implementations of tree_attention have proven themselves on this process's GPU.
+// The implementations of tree_attention that have passed the checks on this process's GPU.
 #pragma once
 
 #include <optional>
@@ -10,13 +10,13 @@
 
 namespace espalier {
 
-/// From here on attention_kind chooses among these, the fastest first, and masked; ESPALIER_ATTENTION may
-/// still name another one. Without a value, as at the start: among all but hopper. No other thread may
-/// compute meanwhile. Returns what was set before.
+/// Restricts attention_kind to these, fastest first, and masked; ESPALIER_ATTENTION may still name another
+/// one. nullopt, the initial value: all but hopper. Must not be called while other threads compute. Returns
+/// the previous value.
 std::optional<std::vector<AttentionKind>> set_proven_attention(
     std::optional<std::vector<AttentionKind>> kinds);
 
-/// "hopper", "ampere", "varlen" or "masked"; nothing of another name.
+/// "hopper", "ampere", "varlen" or "masked"; nullopt for other names.
 std::optional<AttentionKind> attention_kind_named(std::string_view name);
 
 }  // namespace espalier

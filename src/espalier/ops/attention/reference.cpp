@@ -15,7 +15,7 @@ at::Tensor visibility_mask(const at::Tensor& subtree_end) {
 
 namespace {
 
-/// [T, S_0 + S_1 + ...] bool: which context keys each query sees.
+/// [T, S_0 + S_1 + ...] bool: context keys visible to each query.
 at::Tensor context_mask(const at::Tensor& q, const AttentionContext& context) {
   std::vector<at::Tensor> masks;
   for (const at::Tensor& segment : context.k) {
@@ -28,7 +28,7 @@ at::Tensor context_mask(const at::Tensor& q, const AttentionContext& context) {
   return at::cat(masks, 1);
 }
 
-/// [S_0 + S_1 + ... + T]: the position of every key, anything for keys that nobody sees.
+/// [S_0 + S_1 + ... + T]: the position of every key; unspecified for keys that no query sees.
 at::Tensor key_positions(const ForestTokens& tokens, const AttentionContext& context) {
   std::vector<at::Tensor> positions;
   for (const at::Tensor& segment : context.k) {

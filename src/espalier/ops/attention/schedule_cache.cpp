@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kMostEntries = 8;
 
 struct Entry {
-  ScheduleSource source;  // without its tensor, which a cache must not keep alive
+  ScheduleSource source;  // without its tensor, so that the cache does not keep it alive
   c10::weak_intrusive_ptr<c10::TensorImpl> subtree_end;
   int64_t version;
   at::Tensor memory;
@@ -25,7 +25,7 @@ bool same(const std::vector<ContextRectangle>& a, const std::vector<ContextRecta
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(ContextRectangle)) == 0);
 }
 
-bool is_of(const Entry& entry, const ScheduleSource& source) {
+bool matches(const Entry& entry, const ScheduleSource& source) {
   const ScheduleSource& kept = entry.source;
   return entry.subtree_end._unsafe_get_target() == source.subtree_end.unsafeGetTensorImpl() &&
          entry.version == source.subtree_end._version() && kept.kernels == source.kernels &&
@@ -41,7 +41,7 @@ class Cache {
     const std::scoped_lock lock(mutex_);
     entries_.remove_if([](const Entry& entry) { return entry.subtree_end.expired(); });
     for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-      if (!is_of(*entry, source)) continue;
+      if (!matches(*entry, source)) continue;
       entries_.splice(entries_.begin(), entries_, entry);
       return {entry->memory, true};
     }
@@ -56,17 +56,17 @@ class Cache {
 
  private:
   std::mutex mutex_;
-  std::list<Entry> entries_;  // the one asked for last first
+  std::list<Entry> entries_;  // most recently used first
 };
 
 }  // namespace
 
 KeptSchedules schedules_for(const ScheduleSource& source, int64_t bytes, bool reusable) {
-  // Of tensors made in inference mode nobody knows whether they have been written to.
+  // Inference tensors have no version counter to detect writes.
   if (!reusable || source.subtree_end.is_inference()) {
     return {output_like({bytes}, source.subtree_end.options().dtype(at::kByte)), false};
   }
-  static auto& cache = *new Cache;  // outlives the device, on which its memory is
+  static auto& cache = *new Cache;  // never destroyed, since its memory is on the device
   return cache.find(source, bytes);
 }
 

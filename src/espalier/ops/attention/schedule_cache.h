@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedules of fused attention, kept from one call to the next: all layers of a micro-batch have one forest.
+// Cache of schedules of fused attention, since all layers of a micro-batch have the same forest.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,9 +10,9 @@
 
 namespace espalier::fused {
 
-/// What a schedule follows from.
+/// The inputs of a schedule.
 struct ScheduleSource {
-  at::Tensor subtree_end;  // as the operator was given it
+  at::Tensor subtree_end;  // as passed to the operator
   std::vector<ContextRectangle> rectangles;
   cuda::AttentionKernels kernels;
   bool backward;
@@ -20,7 +20,7 @@ struct ScheduleSource {
   int32_t num_heads;
   int32_t num_key_heads;
   int32_t head_dim;
-  void* stream;  // that its kernels run on
+  void* stream;  // stream of its kernels
 };
 
 struct KeptSchedules {
@@ -28,10 +28,10 @@ struct KeptSchedules {
   bool filled;
 };
 
-/// `bytes` of memory on the device of subtree_end for schedules of `source`: those of an earlier call with
-/// the same source, while that subtree_end lives and has not been written to, or new memory, which the caller
-/// fills on the stream before anybody else asks. Of the sources asked for last some are kept. `reusable`:
-/// whether calls may share the memory at all. For any thread.
+/// `bytes` of memory on the device of subtree_end for schedules of `source`: the memory of an earlier call
+/// with the same source, if its subtree_end is still alive and unmodified, otherwise new memory, which the
+/// caller must fill on the stream. Keeps a few recently used entries. `reusable`: whether memory may be
+/// shared between calls. Thread-safe.
 KeptSchedules schedules_for(const ScheduleSource& source, int64_t bytes, bool reusable);
 
 }  // namespace espalier::fused

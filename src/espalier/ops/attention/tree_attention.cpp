@@ -15,8 +15,8 @@ using detail::TreeAttentionBackward;
 using detail::TreeAttentionGradients;
 using detail::TreeAttentionResults;
 
-// A sink is a key without a value, so its dP is 0 and dS = -P delta, with P = exp(sink - lse) (docs/math.md).
-// Summed in float64 token by token, an order that does not depend on the number of threads.
+// A sink is a key with value 0, so its dP is 0 and dS = -P delta, with P = exp(sink - lse) (docs/math.md).
+// Summed in float64 in token order, independent of the number of threads.
 at::Tensor sink_gradient(const at::Tensor& sinks, const at::Tensor& grad_out, const at::Tensor& out,
                          const at::Tensor& lse) {
   if (lse.sym_size(1) == 0) return at::zeros_like(sinks);

@@ -11,29 +11,30 @@
 namespace espalier {
 
 /// The tokens of the forest: subtree_end [T] int32, one past the last token of the subtree of the token's
-/// node, and position [T] int32 on the root path, which sliding windows alone need; both on the device of q.
+/// node, and position [T] int32 on the root path, required only with a sliding window; both on the device of
+/// q.
 struct ForestTokens {
   at::Tensor subtree_end;
   TensorOrNone position = {};
 };
 
-/// How keys are weighted. With a sliding window, token j sees its ancestor i (itself included) only where
-/// position[j] - position[i] < sliding_window (Beltagy et al., Longformer, 2020; Jiang et al., Mistral 7B,
-/// 2023). sinks: a logit per query head that takes part in the softmax's denominator and has no value, so
+/// Options of the softmax and mask. With a sliding window, token j attends to its ancestor i (including
+/// itself) only if position[j] - position[i] < sliding_window (Beltagy et al., Longformer, 2020; Jiang et
+/// al., Mistral 7B, 2023). sinks: a logit per query head that is added to the denominator of the softmax, so
 /// that the weights of the keys may sum to less than 1 (OpenAI, gpt-oss model card, 2025).
 struct AttentionOptions {
   double softmax_scale = 1;
   int64_t sliding_window = 0;  // 0: none
-  TensorOrNone sinks = {};     // [H] on the device of q, in its dtype or that of sums
+  TensorOrNone sinks = {};     // [H] on the device of q, in its dtype or the accumulator dtype
 };
 
-/// Keys and values of tokens that stand before the forest on root paths and are not among its tokens. Segment
-/// s holds k[s] and v[s] [S_s, K, D]; the CPU reads them in place. blocks [P, 5] int64 on the CPU says who
-/// sees what: each row is segment, key_begin, key_end, query_begin, query_end, and queries [query_begin,
-/// query_end) attend to all of the segment's keys [key_begin, key_end), as far as a sliding window lets them.
-/// Query ranges are nested or disjoint; no key is named twice; keys that are not named are seen by nobody.
-/// positions [P] int64 on the CPU, which sliding windows alone need: of the first key of each block; the keys
-/// of a block follow each other on one root path.
+/// Keys and values of ancestors of the forest that are not among its tokens. Segment s holds k[s] and v[s]
+/// [S_s, K, D]; on the CPU they are read in place. blocks [P, 5] int64 on the CPU defines visibility: each
+/// row is segment, key_begin, key_end, query_begin, query_end, and queries [query_begin, query_end) attend to
+/// all of the segment's keys [key_begin, key_end), within a sliding window. Query ranges must be nested or
+/// disjoint; a key must not be in two blocks; keys in no block are not visible. positions [P] int64 on the
+/// CPU, required only with a sliding window: position of the first key of each block. The keys of a block are
+/// consecutive on a root path.
 struct AttentionContext {
   std::vector<at::Tensor> k;
   std::vector<at::Tensor> v;
@@ -47,22 +48,21 @@ struct AttentionContext {
 ///   query head h reads key head h / (H / K).
 /// Returns [T, H, D] of the same dtype: softmax(softmax_scale q k^T) v. Scores, their log-sum-exp (natural
 /// log; over the keys and the sink) and sums over blocks are kept in float32 (float64 for float64).
-/// Deterministic, but for the gradients of bfloat16 and float16 on CUDA, unless ATen is asked for
-/// deterministic algorithms. There the environment variable ESPALIER_ATTENTION chooses the implementation
+/// Deterministic, except gradients of bfloat16 and float16 on CUDA unless deterministic algorithms are
+/// enabled. On CUDA the environment variable ESPALIER_ATTENTION overrides the implementation
 /// (attention/cuda.h). Registered as torch.ops.espalier.tree_attention(q, k, v, subtree_end, softmax_scale,
 /// context_k, context_v, context_blocks, sliding_window=0, position=None, context_positions=None, sinks=None)
 /// -> (out, lse [H, T]); gradients flow to context_k, context_v and sinks too. Throws on mismatched shapes,
-/// dtypes or devices, where a window lacks positions, where the context's blocks are not as said, and where
-/// subtree_end is not that of a forest in preorder (fused kernels and chunks with a mask do not check
-/// it: attention/fused.h, attention/masked.h).
+/// dtypes or devices, on a window without positions, on invalid context blocks, and unless subtree_end is
+/// that of a forest in preorder (not checked by attention/fused.h and attention/masked.h).
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const ForestTokens& tokens, const AttentionOptions& options,
                           const AttentionContext& context = {});
 
-/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+/// Reference implementations from ATen operators, differentiated by autograd, for tests.
 namespace reference {
 
-/// By a dense mask over all context keys and the T own ones.
+/// With a dense mask over context keys and the T tokens.
 at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const ForestTokens& tokens, const AttentionOptions& options,
                           const AttentionContext& context = {});

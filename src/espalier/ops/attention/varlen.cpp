@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The blocks of one level share neither rows nor columns, so they are the sequences of one call: all
-// triangles, then level by level the rectangles.
+// Blocks of a level have disjoint rows and columns, so they form the sequences of one call: first all
+// triangles, then the rectangles level by level.
 //
 // Forward: a row has one triangle and at most one rectangle per level, with partial results (O_s, lse_s);
 // lse = logsumexp_s lse_s and O = sum_s exp(lse_s - lse) O_s (docs/math.md).
 //
-// Backward: a call given the global O and lse yields its exact share of dQ, dK and dV.
-// Rows and columns of a call are ranges with gaps, and a context's columns come in any order. Unless they are
-// one range they are gathered: the copy is small beside what merging moves, levels deep in the tree cost what
-// their rows cost, and no kernel is asked about sequences without rows or without columns.
+// Backward: given the global O and lse, a call yields its exact contribution to dQ, dK and dV.
+// Rows and columns of a call are ranges with gaps; context columns come in any order. Unless they form one
+// range, they are gathered. The copy is small compared to merging, deep levels cost in proportion to their
+// rows, and no sequence is empty.
 #include "espalier/ops/attention/varlen.h"
 
 #include <ATen/ATen.h>
@@ -23,7 +23,7 @@
 namespace espalier::varlen {
 namespace {
 
-// Levels of the tokens' own blocks, triangles first, then those of the context's; columns count all keys.
+// Levels of the tokens' blocks, triangles first, then of context blocks; columns index all keys.
 std::vector<std::vector<MaskBlock>> blocks_of(const detail::TreeAttentionArguments& arguments,
                                               const detail::AllKeys& keys) {
   const at::Tensor ends = arguments.tokens.subtree_end.to(at::kCPU).contiguous();
@@ -49,18 +49,17 @@ struct Range {
   int64_t begin, end;
 };
 
-/// Where the rows, or columns, of a call stand.
+/// The rows, or columns, of a call.
 struct Axis {
   int64_t count = 0;     // of sequences
-  bool is_range = true;  // the sequences are one range of rows, cut in blocks, in order
+  bool is_range = true;  // the sequences partition one contiguous range, in order
   int64_t begin = 0;     // of that range
-  int64_t length = 0;    // of all sequences
+  int64_t length = 0;    // total length
   int64_t longest = 0;   // of one
-  int64_t numbers = 0;   // where its offsets, and then its shifts, stand among the numbers of the calls
+  int64_t numbers = 0;   // index of its offsets, followed by its shifts, in `numbers`
 };
 
-/// Appends an axis to `numbers`: the offsets of its sequences and, for each, how far behind its offset its
-/// range begins.
+/// Appends an axis to `numbers`: the offsets of its sequences and, for each, begin of its range minus offset.
 Axis append_axis(std::vector<int32_t>& numbers, const std::vector<Range>& ranges) {
   Axis axis;
   axis.count = static_cast<int64_t>(ranges.size());
@@ -79,7 +78,7 @@ Axis append_axis(std::vector<int32_t>& numbers, const std::vector<Range>& ranges
   return axis;
 }
 
-/// The rows of tensors that a call works on: a view where they are a range, otherwise a copy.
+/// Selects the rows of a call: a view if they are one range, otherwise a copy.
 class Selection {
  public:
   Selection(const Axis& axis, const at::Tensor& numbers)
@@ -88,8 +87,7 @@ class Selection {
     if (axis.is_range) return;
     const int64_t begin = axis.numbers + axis.count + 1;
     const at::Tensor shifts = numbers.slice(0, begin, begin + axis.count);
-    // With the length as an optional this is the overload that repeats each sequence's number, and with a
-    // length at all the host does not wait for their sum.
+    // std::optional selects the overload that returns indices; passing the length avoids a synchronisation.
     const at::Tensor sequence = at::repeat_interleave(offsets_.diff(), std::optional(axis.length));
     index_ = at::arange(axis.length, numbers.options().dtype(at::kLong)) + shifts.index_select(0, sequence);
   }
@@ -99,12 +97,12 @@ class Selection {
   at::Tensor of(const at::Tensor& all, int64_t dim = 0) const {
     return index_.defined() ? all.index_select(dim, index_) : all.slice(dim, range_.begin, range_.end);
   }
-  /// Puts back what of() gave and the caller has changed; nothing to do for a view.
+  /// Writes back the result of of(); no-op for a view.
   void put(const at::Tensor& all, const at::Tensor& part, int64_t dim = 0) const {
     if (index_.defined()) all.index_copy_(dim, index_, part);
   }
   void add(const at::Tensor& all, const at::Tensor& part) const {
-    if (index_.defined()) {  // no row twice, so the order of additions is no matter
+    if (index_.defined()) {  // rows are distinct, so the result is deterministic
       all.index_add_(0, index_, part.to(all.scalar_type()));
     } else {
       of(all).add_(part);
@@ -122,7 +120,7 @@ struct CallShape {
   bool causal;
 };
 
-/// The calls that make up a tree attention, and what they read, in the dtype and layout of the calls.
+/// The calls of a tree attention and their inputs.
 struct AttentionCalls {
   at::ScalarType dtype;
   at::Tensor q;
@@ -187,7 +185,7 @@ void merge(const AttentionResult& all, const AttentionResult& part, const Select
   rows.put(all.lse, old_lse, 1);
 }
 
-// A sink is a block of one key without a value.
+// A sink is a block of one key with value 0.
 void add_sinks(AttentionResult& all, const at::Tensor& sinks) {
   const at::Tensor lse = at::logaddexp(all.lse, sinks.to(all.lse.scalar_type()).unsqueeze(-1));
   const at::Tensor weight = all.lse.sub(lse).exp_().t().unsqueeze(-1);  // [rows, H, 1]
@@ -211,7 +209,7 @@ detail::TreeAttentionResults tree_attention(const SequenceAttention& attention,
     if (!all.out.defined()) {
       all = {at::empty(calls.q.sizes(), sums), at::empty({calls.q.size(1), calls.q.size(0)}, sums)};
     }
-    if (sequences.causal) {  // the triangles come first and have every row once, without gaps
+    if (sequences.causal) {  // the triangles come first and cover every row exactly once
       rows.of(all.out).copy_(part.out);
       rows.of(all.lse, 1).copy_(part.lse);
     } else {
@@ -222,7 +220,7 @@ detail::TreeAttentionResults tree_attention(const SequenceAttention& attention,
     all = {at::empty(calls.q.sizes(), sums), at::empty({calls.q.size(1), 0}, sums)};
   }
   if (arguments.options.sinks.defined()) add_sinks(all, arguments.options.sinks);
-  // lse strided as the operator's other implementations have it.
+  // lse with the strides of other implementations.
   return {all.out.to(arguments.q.scalar_type()),
           at::empty({calls.q.size(0), calls.q.size(1)}, sums).t().copy_(all.lse)};
 }

@@ -34,7 +34,7 @@ detail::ConvolutionGradients backward_meta(const at::Tensor&, const CausalConv1d
   return {meta_like(given.x), meta_like(given.weight), meta_like(given.bias), meta_like(given.tails)};
 }
 
-/// What causal_conv1d_tails is given.
+/// The arguments of causal_conv1d_tails.
 struct TailArguments {
   at::Tensor x, prev;
   TensorOrNone tails;
@@ -69,7 +69,7 @@ at::Tensor tails_autograd(const TailArguments& given) {
   return Tails::apply(given.x, given.prev, detail::if_defined(given.tails), given.ends, given.taps);
 }
 
-/// The rows (taps.h) of the tails at the ends, checked.
+/// Validates arguments and returns the rows (taps.h) of the tails at the ends.
 std::vector<int64_t> checked_tail_rows(const at::Tensor& prev, const at::Tensor& ends, int64_t num_tails,
                                        int64_t taps) {
   const char* op = "causal_conv1d_tails";
@@ -79,7 +79,7 @@ std::vector<int64_t> checked_tail_rows(const at::Tensor& prev, const at::Tensor&
                            detail::checked_tokens(op, "ends", ends, prev.size(0)));
 }
 
-at::Tensor tails_of(const TailArguments& given) {
+at::Tensor compute_tails(const TailArguments& given) {
   const auto& [x, prev, tails, ends, taps] = given;
   TORCH_CHECK(x.dim() == 2 && prev.dim() == 1 && prev.size(0) == x.size(0),
               "causal_conv1d_tails: expected x [T, C] and prev [T], received ", x.sizes(), " and ",
@@ -99,7 +99,7 @@ TailGradients tails_backward(const at::Tensor& grad, const at::Tensor& prev, con
   const int64_t count = num_tails.value_or(0), history = grad.size(1), first_token = 1 + count * history;
   const std::vector<int64_t> rows = checked_tail_rows(prev, ends, count, history + 1);
   const at::Tensor flat = grad.reshape({-1, grad.size(2)});
-  const auto sum_of = [&](int64_t begin, int64_t end) {
+  const auto sum_rows = [&](int64_t begin, int64_t end) {
     std::vector<int64_t> from, to;
     for (size_t i = 0; i < rows.size(); ++i) {
       if (begin <= rows[i] && rows[i] < end) {
@@ -111,8 +111,8 @@ TailGradients tails_backward(const at::Tensor& grad, const at::Tensor& prev, con
         .index_add_(0, detail::to_indices(to, flat.device()),
                     flat.index_select(0, detail::to_indices(from, flat.device())));
   };
-  return {sum_of(first_token, first_token + prev.size(0)),
-          num_tails ? sum_of(1, first_token).view({count, history, flat.size(1)}) : at::Tensor()};
+  return {sum_rows(first_token, first_token + prev.size(0)),
+          num_tails ? sum_rows(1, first_token).view({count, history, flat.size(1)}) : at::Tensor()};
 }
 
 at::Tensor tails_meta(const TailArguments& given) {
@@ -170,7 +170,7 @@ TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("causal_conv1d_tails", detail::kKernel<&tails_of>);
+  m.impl("causal_conv1d_tails", detail::kKernel<&compute_tails>);
   m.impl("causal_conv1d_tails_backward", &tails_backward);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The convolution as a composition of ATen's operators, on any device. Formulas: docs/math.md, "Causal
-// convolution on trees".
+// The convolution composed of ATen operators, for any device. Formulas: docs/math.md, "Causal convolution on
+// trees".
 #include <ATen/ATen.h>
 
 #include "espalier/ops/causal_conv1d/arguments.h"
@@ -16,7 +16,7 @@ namespace {
 
 using detail::ConvolutionGradients;
 
-/// One call: the list of rows that it reads, and its arguments in the dtype of sums.
+/// One call: the list of rows that it reads, and its arguments in the accumulator dtype.
 class Convolution {
  public:
   explicit Convolution(const CausalConv1d& given)
@@ -44,7 +44,7 @@ class Convolution {
     return sum.index_select(0, own_ - (taps_ - 1));
   }
 
-  /// Of x, the tails, weight and bias, given that [T, C] of the sums.
+  /// Gradients of x, tails, weight and bias, from those of the sums [T, C].
   ConvolutionGradients gradients(const at::Tensor& grad_sums, const CausalConv1d& given) const {
     const int64_t size = rows_.size(0) - (taps_ - 1);
     const at::Tensor grad = at::zeros({size, rows_.size(1)}, rows_.options());
@@ -61,13 +61,12 @@ class Convolution {
   }
 
  private:
-  // Rows that stand before a stretch belong to tokens and tails that other places of the list show as well.
+  // History rows in the list are duplicates of tokens and tails, so their gradients are added.
   std::pair<at::Tensor, at::Tensor> row_gradients(const at::Tensor& grad_list,
                                                   const CausalConv1d& given) const {
     const int64_t num_rows = given.x.size(0), channels = given.x.size(1);
     const int64_t before_tokens = 1 + (given.tails.defined() ? given.tails.size(0) * (taps_ - 1) : 0);
-    // Tokens stand first here: their gradient is then the beginning of the memory, and nothing of it is
-    // copied.
+    // Tokens come first, so that their gradient is a view of the start of the buffer.
     const at::Tensor grad_rows = at::zeros({num_rows + before_tokens, channels}, grad_list.options());
     grad_rows.narrow(0, 0, num_rows).copy_(grad_list.index_select(0, own_));
     if (!list_.history_row.empty()) {
@@ -80,8 +79,8 @@ class Convolution {
     const auto dtype = given.x.scalar_type();
     const at::Tensor grad_x = grad_rows.narrow(0, 0, num_rows).to(dtype);
     if (!given.tails.defined()) return {grad_x, at::Tensor()};
-    const at::Tensor of_tails = grad_rows.narrow(0, num_rows + 1, before_tokens - 1);
-    return {grad_x, of_tails.reshape(given.tails.sizes()).to(dtype, /*non_blocking=*/false, /*copy=*/true)};
+    const at::Tensor grad_tails = grad_rows.narrow(0, num_rows + 1, before_tokens - 1);
+    return {grad_x, grad_tails.reshape(given.tails.sizes()).to(dtype, /*non_blocking=*/false, /*copy=*/true)};
   }
 
   at::ScalarType dtype_;

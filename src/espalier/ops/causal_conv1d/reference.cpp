@@ -10,7 +10,7 @@ namespace espalier::reference {
 
 namespace {
 
-/// The W rows up to token t on its path, oldest first: of tokens, of a tail, or zeros.
+/// The W rows up to token t on its path, oldest first: rows of tokens, of a tail, or zeros.
 std::vector<at::Tensor> rows_up_to(const CausalConv1d& given, int64_t t) {
   const int64_t taps = given.weight.size(1);
   std::vector<at::Tensor> rows{given.x[t]};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows a causal convolution reads, as plain lists of indices.
+// The rows that a causal convolution reads, as lists of indices.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,15 @@
 
 namespace espalier::detail {
 
-/// Rows are numbered as if a row of zeros, the N tails of W - 1 rows each and the T tokens stood one after
-/// another.
+/// Numbers the rows of the concatenation of one zero row, N tails of W - 1 rows each, and T tokens.
 class ConvolutionRows {
  public:
   ConvolutionRows(std::span<const int32_t> prev, int64_t num_tails, int64_t taps)
       : prev_(prev), history_(taps - 1), first_token_(1 + num_tails * (taps - 1)) {}
 
-  int64_t of_token(int64_t token) const { return first_token_ + token; }
+  int64_t token_row(int64_t token) const { return first_token_ + token; }
 
-  /// The row before on the path; that of zeros before its beginning.
+  /// The previous row on the path; the zero row before its start.
   int64_t before(int64_t row) const;
 
  private:
@@ -25,12 +24,12 @@ class ConvolutionRows {
   int64_t history_, first_token_;
 };
 
-/// A list in which every stretch of tokens that follow each other stands behind the W - 1 rows before it. So
-/// tap j of all tokens is the list moved by j rows.
+/// A list of rows in which each contiguous range of tokens is preceded by the W - 1 rows before it, so that
+/// tap j of all tokens is the list shifted by j rows.
 struct ConvolutionList {
-  std::vector<int64_t> row;                         // [B], as in ConvolutionRows
-  std::vector<int64_t> own;                         // [T]: where in the list each token stands
-  std::vector<int64_t> history_place, history_row;  // [M]: rows before a stretch that are not zeros
+  std::vector<int64_t> row;                         // [B], numbered by ConvolutionRows
+  std::vector<int64_t> own;                         // [T]: index of each token in the list
+  std::vector<int64_t> history_place, history_row;  // [M]: history rows other than zeros
 };
 ConvolutionList convolution_list(std::span<const int32_t> prev, int64_t num_tails, int64_t taps);
 

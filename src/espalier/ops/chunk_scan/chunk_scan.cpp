@@ -43,27 +43,27 @@ at::Tensor BucketRows::is_token(int64_t heads, at::ScalarType dtype) const {
 }
 
 at::Tensor BucketRows::at_level(const at::Tensor& x, int64_t level) const {
-  const int64_t each = x.size(0) / bucket->num_chunks();
-  return x.narrow(0, bucket->level_begin[level] * each, bucket->num_chunks(level) * each);
+  const int64_t rows_per_chunk = x.size(0) / bucket->num_chunks();
+  return x.narrow(0, bucket->level_begin[level] * rows_per_chunk, bucket->num_chunks(level) * rows_per_chunk);
 }
 
 ChunkDecays::ChunkDecays(const at::Tensor& g) {
   const int64_t length = g.size(1);
-  // Differences of sums of large numbers: in float64, whatever the dtype of sums.
+  // Differences of sums of large numbers: in float64, regardless of the accumulator dtype.
   const at::Tensor sum = g.cumsum(1, at::kDouble), last = sum.narrow(1, length - 1, 1);
-  const auto exp_of = [&](const at::Tensor& exponent) { return exponent.to(g.scalar_type()).exp(); };
-  before = exp_of(sum);
-  after = exp_of(last - sum);
-  whole = exp_of(last).squeeze(1);
+  const auto to_exp = [&](const at::Tensor& exponent) { return exponent.to(g.scalar_type()).exp(); };
+  before = to_exp(sum);
+  after = to_exp(last - sum);
+  whole = to_exp(last).squeeze(1);
   const at::Tensor above = at::ones({length, length}, sum.options().dtype(at::kBool)).triu_(1);
-  between = exp_of(
+  between = to_exp(
       (sum.unsqueeze(2) - sum.unsqueeze(1)).masked_fill_(above, -std::numeric_limits<double>::infinity()));
 }
 
 at::Tensor chunk_decays_backward(const ChunkDecayGradients& log_gradients) {
   const auto from_here = [](const at::Tensor& x) { return x.flip({1}).cumsum(1).flip({1}); };
-  // g of a token is in the decays from all tokens before it to itself and all after it. Summed as just these:
-  // differences of longer sums would drown small gradients in the rounding of large ones.
+  // g of a token contributes to the decays from all tokens before it to it and later ones. Summed directly,
+  // because differences of longer sums would lose small gradients to rounding.
   const at::Tensor inside = from_here(log_gradients.between).tril_(-1).sum({2});
   const at::Tensor from_start = from_here(log_gradients.before);
   const at::Tensor to_end = at::constant_pad_nd(log_gradients.after.cumsum(1), {1, -1});
@@ -95,7 +95,7 @@ at::Tensor ChunkScan::in_token_order(const std::vector<at::Tensor>& rows) const 
 namespace {
 
 /// Row `level` of a list.
-at::Tensor of_level(const at::Tensor& list, const Csr<int64_t>& csr, int64_t level) {
+at::Tensor level_row(const at::Tensor& list, const Csr<int64_t>& csr, int64_t level) {
   return list.narrow(0, csr.offsets[level], csr.row_size(level));
 }
 
@@ -107,7 +107,7 @@ std::vector<int64_t> with_count(int64_t count, const at::Tensor& states) {
 
 }  // namespace
 
-/// Calls work(bucket number, indices of the level's chunks of that bucket into the states they start from).
+/// Calls work(bucket, indices of the initial states of its chunks on the level).
 template <class Work>
 void ChunkScan::over_buckets(int64_t level, const Work& work) const {
   int64_t offset = tree_.source.offsets[level];
@@ -128,7 +128,7 @@ at::Tensor ChunkScan::run(const at::Tensor& first, const Step& step) const {
     });
     before = after.size() == 1 ? after.front() : at::cat(after);
     if (tree_.end.row_size(level) > 0)
-      found.push_back(before.index_select(0, of_level(end_, tree_.end, level)));
+      found.push_back(before.index_select(0, level_row(end_, tree_.end, level)));
   }
   at::Tensor ends = at::empty(with_count(end_.size(0), first), first.options());
   if (!found.empty()) ends.index_copy_(0, end_number_, at::cat(found));
@@ -136,12 +136,12 @@ at::Tensor ChunkScan::run(const at::Tensor& first, const Step& step) const {
 }
 
 at::Tensor ChunkScan::run_back(const at::Tensor& first, const at::Tensor& grad_ends, const Step& step) const {
-  at::Tensor grad;  // of the states at the ends of a level's chunks: what the level below sends
+  at::Tensor grad;  // with respect to the final states of a level's chunks, from the level below
   for (int64_t level = tree_.num_levels() - 1; level >= 0; --level) {
     if (!grad.defined()) grad = at::zeros(with_count(tree_.source.row_size(level), first), first.options());
     if (grad_ends.defined() && tree_.end.row_size(level) > 0) {
-      grad.index_add_(0, of_level(end_, tree_.end, level),
-                      grad_ends.index_select(0, of_level(end_number_, tree_.end_number, level)));
+      grad.index_add_(0, level_row(end_, tree_.end, level),
+                      grad_ends.index_select(0, level_row(end_number_, tree_.end_number, level)));
     }
     const int64_t num_above = level > 0 ? tree_.source.row_size(level - 1) : first.size(0);
     at::Tensor above = at::zeros(with_count(num_above, first), first.options());

@@ -12,10 +12,10 @@ namespace {
 
 struct PlacedChunk : Chunk {
   int64_t level = 0;
-  int64_t number = 0;  // on its level
+  int64_t number = 0;  // index on its level
 };
 
-// Of each token: does its chunk end with it, however short?
+// By token: whether its chunk must end with it.
 std::vector<bool> borders(std::span<const int32_t> prev, std::span<const int64_t> ends) {
   std::vector<bool> border(prev.size()), has_child(prev.size());
   for (size_t t = 0; t < prev.size(); ++t) {
@@ -37,18 +37,17 @@ std::vector<PlacedChunk> with_levels(const std::vector<Chunk>& chunks) {
   return placed;
 }
 
-int64_t bucket_of(const Chunk& chunk) {
+int64_t bucket_index(const Chunk& chunk) {
   return std::bit_width(static_cast<uint64_t>(chunk.size - 1));
 }
 
-// Chunks by level, by bucket among those of a level, in their own order among those of both. Sets their
-// numbers.
+// Sorts chunks by level, then bucket, stably. Sets their numbers.
 std::vector<int64_t> in_order(std::vector<PlacedChunk>* chunks) {
   std::vector<int64_t> order(chunks->size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     const PlacedChunk &first = (*chunks)[a], &second = (*chunks)[b];
-    return std::pair(first.level, bucket_of(first)) < std::pair(second.level, bucket_of(second));
+    return std::pair(first.level, bucket_index(first)) < std::pair(second.level, bucket_index(second));
   });
   int64_t level = -1, number = 0;
   for (const int64_t c : order) {
@@ -79,7 +78,7 @@ void set_buckets(const std::vector<PlacedChunk>& chunks, const std::vector<int64
     all[b].level_begin.assign(num_levels + 1, 0);
   }
   for (const int64_t c : order) {
-    ChunkBucket& bucket = all[bucket_of(chunks[c])];
+    ChunkBucket& bucket = all[bucket_index(chunks[c])];
     bucket.size.push_back(chunks[c].size);
     ++bucket.level_begin[chunks[c].level + 1];
     for (int64_t i = 0; i < bucket.length; ++i) {
@@ -101,16 +100,16 @@ Chunks cut_into_chunks(std::span<const int32_t> prev, std::span<const int64_t> e
   std::vector<Chunk>& chunks = result.chunks;
   for (int64_t t = 0; t < static_cast<int64_t>(prev.size()); ++t) {
     if (chunks.empty() || border[t - 1] || chunks.back().size == chunk_size)
-      chunks.push_back({t, 0, prev[t] < 0 ? -1 : result.of_token[prev[t]], context_of(prev[t])});
+      chunks.push_back({t, 0, prev[t] < 0 ? -1 : result.chunk_of_token[prev[t]], context_of(prev[t])});
     ++chunks.back().size;
-    result.of_token.push_back(static_cast<int64_t>(chunks.size()) - 1);
+    result.chunk_of_token.push_back(static_cast<int64_t>(chunks.size()) - 1);
   }
   return result;
 }
 
 ChunkTree make_chunk_tree(std::span<const int32_t> prev, std::span<const int64_t> ends, int64_t chunk_size) {
   const Chunks cut = cut_into_chunks(prev, ends, chunk_size);
-  const std::vector<int64_t>& chunk_of = cut.of_token;
+  const std::vector<int64_t>& chunk_of_token = cut.chunk_of_token;
   std::vector<PlacedChunk> chunks = with_levels(cut.chunks);
   const std::vector<int64_t> order = in_order(&chunks);
   ChunkTree result;
@@ -125,10 +124,10 @@ ChunkTree make_chunk_tree(std::span<const int32_t> prev, std::span<const int64_t
     }
   }
   std::vector<std::vector<int64_t>> wanted(result.num_levels());
-  for (size_t e = 0; e < ends.size(); ++e) wanted[chunks[chunk_of[ends[e]]].level].push_back(e);
+  for (size_t e = 0; e < ends.size(); ++e) wanted[chunks[chunk_of_token[ends[e]]].level].push_back(e);
   for (const std::vector<int64_t>& level : wanted) {
     for (const int64_t e : level) {
-      result.end.values.push_back(chunks[chunk_of[ends[e]]].number);
+      result.end.values.push_back(chunks[chunk_of_token[ends[e]]].number);
       result.end_number.values.push_back(e);
     }
     result.end.end_row();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A forest in chunks, as plain lists.
+// A forest cut into chunks, as lists of indices.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,30 @@
 
 namespace espalier::detail {
 
-/// The most tokens of a chunk, unless a caller wants others.
+/// Default maximum number of tokens per chunk.
 inline constexpr int64_t kChunkTokens = 64;
 
-/// Tokens that follow each other on one path.
+/// Consecutive tokens of one path.
 struct Chunk {
   int64_t begin, size;
-  int64_t parent;   // the chunk that it goes on from, or -1
-  int64_t context;  // where parent is -1: the context that it goes on from, or -1
+  int64_t parent;   // the chunk that it continues, or -1
+  int64_t context;  // if parent is -1: the context that it continues, or -1
 };
 
 struct Chunks {
-  std::vector<Chunk> chunks;      // in the order of their tokens
-  std::vector<int64_t> of_token;  // [T]
+  std::vector<Chunk> chunks;            // in the order of their tokens
+  std::vector<int64_t> chunk_of_token;  // [T]
 };
 
-/// Chunks of at most `chunk_size` tokens, a power of two. One never goes beyond a token that branches or at
-/// which a state is wanted.
+/// Chunks of at most `chunk_size` tokens, a power of two. A chunk ends at a token that branches or whose
+/// state is requested.
 Chunks cut_into_chunks(std::span<const int32_t> prev, std::span<const int64_t> ends, int64_t chunk_size);
 
-/// Chunks of one bucket are padded to one length, a power of two
-/// less than twice their own, so that a chunk costs about what it holds.
+/// Chunks of one bucket are padded to the same length, a power of two less than twice their size, to bound
+/// the padding.
 struct ChunkBucket {
   int64_t length = 0;
-  std::vector<int64_t> token;  // [n * length], the last one of a chunk again where it is shorter
+  std::vector<int64_t> token;  // [n * length], padded with the last token of a chunk
   std::vector<int64_t> size;   // [n] tokens
   std::vector<int64_t>
       level_begin;  // [levels + 1]: chunks of level l are [level_begin[l], level_begin[l + 1])
@@ -42,16 +42,16 @@ struct ChunkBucket {
   int64_t num_chunks(int64_t level) const { return level_begin[level + 1] - level_begin[level]; }
 };
 
-/// The tree of chunks, level by level. A chunk starts from the state at the end of its parent, which is on
-/// the level above. The chunks of a level are in the order of the buckets, and in that of each bucket.
+/// The tree of chunks by level. A chunk starts from the final state of its parent, which is on the level
+/// above. Chunks of a level are ordered by bucket.
 struct ChunkTree {
   std::vector<ChunkBucket> buckets;
   std::vector<int64_t>
-      place;            // [T]: of each token among the rows [n * length] of all buckets, one after another
-  Csr<int64_t> source;  // row l: for each chunk of level l its parent's number on level l - 1; on level 0
-                        // 1 + c where it goes on from context c, otherwise 0
-  Csr<int64_t> end;     // row l: the chunks of level l at whose ends a state is wanted, and
-  Csr<int64_t> end_number;  // which of the wanted states it is
+      place;                // [T]: index of each token in the concatenated rows [n * length] of all buckets
+  Csr<int64_t> source;      // row l: for each chunk of level l its parent's number on level l - 1; on level 0
+                            // 1 + c if it continues context c, otherwise 0
+  Csr<int64_t> end;         // row l: chunks of level l whose final state is requested, and
+  Csr<int64_t> end_number;  // index of the requested state
 
   int64_t num_levels() const { return source.num_rows(); }
 };

@@ -23,7 +23,7 @@ RecurrenceForest make_forest(const char* op, int64_t num_tokens, const ScanPaths
   for (const Chunk& chunk : cut.chunks)
     chunks.push_back({chunk.begin, chunk.size, chunk.parent, chunk.context});
   std::vector<int64_t> end_chunks;
-  for (const int64_t token : ends) end_chunks.push_back(cut.of_token[token]);
+  for (const int64_t token : ends) end_chunks.push_back(cut.chunk_of_token[token]);
   return {std::move(chunks), end_chunks, paths.num_contexts, paths.chunk_size};
 }
 
@@ -43,7 +43,7 @@ RecurrenceProblem<Scalar> problem_of(const RecurrenceInputs& in) {
           .contexts = data_of<Scalar>(in.contexts)};
 }
 
-/// Calls function(zero) with a zero of the inputs' dtype.
+/// Calls function(Scalar()) for the dtype of the tensor.
 template <class Function>
 void for_scalar_of(const at::Tensor& tensor, const Function& function) {
   if (tensor.scalar_type() == at::kDouble) return function(0.0);
@@ -84,11 +84,11 @@ RecurrenceInputs CpuRecurrence::backward(const at::Tensor& grad_out, const at::T
                          like(in_.g),
                          like(in_.beta),
                          in_.contexts.defined() ? at::zeros_like(in_.contexts) : at::Tensor()};
-  const at::Tensor of_out = contiguous(grad_out), of_ends = contiguous(grad_ends);
+  const at::Tensor contiguous_grad_out = contiguous(grad_out), contiguous_grad_ends = contiguous(grad_ends);
   for_scalar_of(in_.v, [&]<class Scalar>(Scalar) {
     const RecurrenceProblem<Scalar> problem = problem_of<Scalar>(in_);
-    const RecurrenceGradients<Scalar> gradients{.out = data_of<Scalar>(of_out),
-                                                .ends = data_of<Scalar>(of_ends),
+    const RecurrenceGradients<Scalar> gradients{.out = data_of<Scalar>(contiguous_grad_out),
+                                                .ends = data_of<Scalar>(contiguous_grad_ends),
                                                 .q = mutable_data_of<Scalar>(grads.q),
                                                 .k = mutable_data_of<Scalar>(grads.k),
                                                 .v = mutable_data_of<Scalar>(grads.v),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear recurrences on the CPU: tensors to and from the kernels of kernels/cpu/recurrence/recurrence.h.
+// Linear recurrences on the CPU: tensor interface of kernels/cpu/recurrence/recurrence.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace espalier::detail {
 
-/// What a recurrence reads, float32 or float64.
+/// The inputs of a recurrence, float32 or float64.
 struct RecurrenceInputs {
   bool delta;           // the delta rule (recurrence_math.h)
   double scale;         // of q
@@ -24,14 +24,13 @@ struct RecurrenceInputs {
 
 class CpuRecurrence {
  public:
-  /// Throws in the name of `op` where prev, ends or chunk_size are not as said.
+  /// Throws with prefix `op` on invalid prev, ends or chunk_size.
   CpuRecurrence(const char* op, const RecurrenceInputs& inputs, const ScanPaths& paths);
 
   /// out [T, H, Dv] and the states at the ends [E, H, Dk, Dv].
   std::pair<at::Tensor, at::Tensor> forward() const;
 
-  /// Gradients of the inputs, undefined for those that are, from those of the results, of which one may be
-  /// undefined.
+  /// Gradients of the inputs, undefined for undefined inputs. One of the arguments may be undefined.
   RecurrenceInputs backward(const at::Tensor& grad_out, const at::Tensor& grad_ends) const;
 
  private:

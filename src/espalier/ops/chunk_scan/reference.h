@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plain recurrences along paths share.
+// Shared by reference implementations of recurrences.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,7 +10,7 @@
 
 namespace espalier::reference {
 
-/// The state before a token: of the token before on its path, of a context, or zeros of the shape.
+/// The state before a token: of the previous token on its path, of a context, or zeros.
 inline at::Tensor state_before(int32_t before, const std::vector<at::Tensor>& states,
                                const at::Tensor& contexts, const at::Tensor& zeros) {
   if (before >= 0) return states[before];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What implementations of edge_logprobs and edge_distribution share.
+// Shared by implementations of edge_logprobs and edge_distribution share.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@ struct EdgeLogprobsArguments {
 };
 using EdgeLogprobsResults = std::tuple<at::Tensor, at::Tensor>;  // logprobs, lse
 
-/// Those that its backward operators begin with.
+/// The first arguments of its backward operators.
 struct EdgeLogprobsSaved {
   at::Tensor grad_logprobs;
   EdgeLogprobsArguments given;
@@ -34,12 +34,12 @@ struct EdgeLogprobsSaved {
 };
 using HeadGradients = std::tuple<at::Tensor, at::Tensor>;  // of hidden and weight
 
-/// Adds to the gradients that are defined. That of hidden is in the dtype of sums; that of weight too, or in
-/// weight's own and zero: then it is rounded once, when all rows have been added.
+/// Accumulates into the defined gradients. grad_hidden is in the accumulator dtype; grad_weight too, or
+/// zero-filled in the dtype of weight, in which case it is rounded once after all rows have been added.
 using AddHeadGradients = void (*)(const EdgeLogprobsSaved& saved, const at::Tensor& grad_hidden,
                                   const at::Tensor& grad_weight);
 
-/// The backward operators by such a function.
+/// Implements the backward operators by such a function.
 HeadGradients head_gradients(const EdgeLogprobsSaved& saved, std::array<bool, 2> wanted,
                              AddHeadGradients add);
 at::Tensor add_head_gradients(const EdgeLogprobsSaved& saved, const TensorOrNone& grad_weight,
@@ -53,7 +53,7 @@ at::Tensor add_head_gradients_by(const EdgeLogprobsSaved& saved, const TensorOrN
   return add_head_gradients(saved, grad_weight, kAdd);
 }
 
-/// Ranks, shapes, dtypes and devices; not the values of edge_row and edge_target.
+/// Checks ranks, shapes, dtypes and devices, but not the values of edge_row and edge_target.
 void check_edge_logprobs(const EdgeLogprobsArguments& given);
 
 /// The arguments of edge_distribution.
@@ -65,7 +65,7 @@ struct DistributionArguments {
     return std::tuple_cat(EdgeLogprobsArguments::all(given.edges), LogitTransform::all(given.transform));
   }
 };
-/// logprobs, entropy, and in float64 the log-sum-exp of the edges' logits and the logits' mean under p.
+/// logprobs, entropy, and, in float64, log-sum-exp and mean under p of the edges' logits.
 using DistributionResults = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 /// The arguments of edge_distribution_backward.
@@ -83,7 +83,7 @@ struct DistributionBackward {
 };
 using DistributionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of hidden, weight and bias
 
-/// Ranks, shapes, dtypes, devices and the numbers; not the values of tensors.
+/// Checks ranks, shapes, dtypes, devices and scalars, but not the values of tensors.
 void check_edge_distribution(const DistributionArguments& given);
 
 }  // namespace espalier::detail

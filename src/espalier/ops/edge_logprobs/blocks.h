@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// edge_logprobs by blocks of logits, with the library's own products, on any device: what runs on GPUs.
+// edge_logprobs by blocks of logits, with LibTorch's matrix products, for any device. Used on GPUs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,35 +13,34 @@
 
 namespace espalier::detail {
 
-/// Throws where a row is not in [0, num_rows) and ascending, or a target not in [0, vocabulary).
+/// Throws unless rows are in [0, num_rows) and ascending, and targets in [0, vocabulary).
 void check_edge_values(std::span<const int64_t> row, std::span<const int64_t> target, int64_t num_rows,
                        int64_t vocabulary);
 
-/// edge_logprobs_forward by blocks of this size. The values of edge_row and edge_target are not looked at on
-/// the host: an edge whose target is outside the vocabulary has NaN or is undefined.
+/// edge_logprobs_forward by blocks of this size. The values of edge_row and edge_target are not checked:
+/// results of an edge with an invalid target are NaN or undefined.
 std::tuple<at::Tensor, at::Tensor> edge_logprobs_by_blocks(const at::Tensor& hidden, const at::Tensor& weight,
                                                            const at::Tensor& edge_row,
                                                            const at::Tensor& edge_target,
                                                            const LogitBlock& size);
 
-/// The size of blocks of so many rows of logits, on the device of the arguments.
+/// The block size for this number of rows of logits on the device of the arguments.
 LogitBlock block_of(int64_t num_rows, const EdgeLogprobsArguments& given);
 
-/// The rows or columns of a block, of tensors that have one row for each of them.
+/// The slice of a tensor with one row per row, or column, of the logits.
 at::Tensor rows_of(const at::Tensor& tensor, const LogitRange& block);
 at::Tensor columns_of(const at::Tensor& tensor, const LogitRange& block);
 
-/// What a block's logits are the product of.
+/// The factors of a block of logits.
 struct HiddenAndHead {
   const at::Tensor &hidden, &weight;
 };
 
-/// Gradients of the products hidden weight^T of one block of them, in their product_dtype.
+/// Computes the gradients of a block of hidden weight^T, in product_dtype.
 using BlockGradients =
     std::function<at::Tensor(const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight)>;
 
-/// Adds what follows from them, block by block, to the gradients that are defined: as
-/// add_edge_logprobs_gradients does.
+/// Accumulates the resulting gradients of hidden and weight block by block, like add_edge_logprobs_gradients.
 void add_gradients_of_products(const HiddenAndHead& given, const BlockGradients& gradients,
                                const at::Tensor& grad_hidden, const at::Tensor& grad_weight,
                                const LogitBlock& size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// edge_logprobs on the CPU, by tiles of logits (rows x vocabulary entries), each of which one thread computes
-// and uses up while it is in its cache.
+// edge_logprobs on the CPU, by tiles of logits (rows x vocabulary entries), each computed and consumed by one
+// thread while it is in cache.
 //
 // Forward: maximum and sum of exp(logit - maximum) per row are carried from tile to tile (Milakov and
 // Gimelshein, "Online normalizer calculation for softmax", 2018); log p = (logit[target] - maximum) -
@@ -9,9 +9,9 @@
 // Backward: d logit[r, t] = sum_{e: edge (r, t)} g_e - exp(logit[r, t] - lse_r) sum_{e of row r} g_e, from
 // recomputed logits; the tiles of a block are kept until their products are added to the gradients.
 //
-// Products are in product_dtype (matrix_product.h), everything else in float32 (float64); elementwise work
-// is in kernels/cpu/head/logit_math.h. How the work is cut does not depend on the threads, and no two tasks
-// add to the same number: results are bitwise identical for any number of threads.
+// Products are in product_dtype (matrix_product.h), everything else in float32 (float64); elementwise work is
+// in kernels/cpu/head/logit_math.h. The partition of the work does not depend on the number of threads, and
+// no two tasks add to the same element: results are bitwise identical for any number of threads.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -55,19 +55,19 @@ struct Edges {
         target(target_tensor.const_data_ptr<int64_t>(), static_cast<size_t>(target_tensor.numel())) {}
 };
 
-// Calls work(0), ..., work(count - 1), shared by the threads. Products inside take one thread each.
+// Calls work(0), ..., work(count - 1) in parallel. Products inside are single-threaded.
 template <class Work>
 void for_each_task(size_t count, const Work& work) {
   std::atomic<size_t> next{0};
   const int64_t num_threads = count > 1 ? at::get_num_threads() : 1;
   at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
-    const at::AutoDispatchBelowADInplaceOrView guard;  // thread-local, and other threads do not inherit it
+    const at::AutoDispatchBelowADInplaceOrView guard;  // thread-local, not inherited by other threads
     const detail::SerialBlas serial;
     for (size_t task = next++; task < count; task = next++) work(task);
   });
 }
 
-at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const LogitRange& tile) {
+at::Tensor compute_logits(const at::Tensor& hidden, const at::Tensor& weight, const LogitRange& tile) {
   return detail::unrounded_product(hidden.slice(0, tile.row_begin, tile.row_end),
                                    weight.slice(0, tile.column_begin, tile.column_end).t());
 }
@@ -91,7 +91,7 @@ Rows<Scalar> rows_of(const LogitRange& tile, Scalar* logits) {
   return {logits, width, tile.row_end - tile.row_begin, width};
 }
 
-// Sums of exponentials over the vocabulary's parts: part p has the tiles of columns p, p + count, ...
+// Sums of exponentials over parts of the vocabulary: part p has column tiles p, p + count, ...
 template <class Scalar>
 class PartialSums {
  public:
@@ -140,7 +140,7 @@ void compute_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const 
     for (int64_t column = part * width; column < vocabulary; column += sums.count * width) {
       const LogitRange tile{row, std::min(row + height, num_rows), column,
                             std::min(column + width, vocabulary)};
-      const at::Tensor logits = logits_of(hidden, weight, tile);
+      const at::Tensor logits = compute_logits(hidden, weight, tile);
       const auto* data = logits.const_data_ptr<Scalar>();
       for_each_edge(edges, tile, data, [&](size_t e, Scalar logit) { logprob[e] = logit; });
       math.add_exps(rows_of(tile, data), sums.at(part, row));
@@ -171,12 +171,12 @@ detail::EdgeLogprobsResults forward_cpu(const detail::EdgeLogprobsArguments& giv
   return {logprobs, lse};
 }
 
-// What backward knows of edges and rows, in the dtype of sums.
+// Per-row inputs of backward, in the accumulator dtype.
 struct RowState {
   at::Tensor edge_grad;
   at::Tensor grad;      // sum over the row's edges
   at::Tensor lse;       // rounded
-  at::Tensor lse_rest;  // what rounding took
+  at::Tensor lse_rest;  // remainder of the rounding
 };
 
 RowState row_state(const at::Tensor& grad_logprobs, const at::Tensor& lse, const Edges& edges,
@@ -191,16 +191,17 @@ RowState row_state(const at::Tensor& grad_logprobs, const at::Tensor& lse, const
 // Overwrites the tile's logits with their gradients.
 template <class Scalar>
 void differentiate(const LogitRange& tile, const Edges& edges, const RowState& rows, Scalar* logits) {
-  const auto of_tile = [&](const at::Tensor& values) {
+  const auto tile_rows = [&](const at::Tensor& values) {
     return values.const_data_ptr<Scalar>() + tile.row_begin;
   };
   const auto* edge_grad = rows.edge_grad.const_data_ptr<Scalar>();
   logit_math<Scalar>(instruction_set())
-      .differentiate(rows_of(tile, logits), {of_tile(rows.lse), of_tile(rows.lse_rest), of_tile(rows.grad)});
+      .differentiate(rows_of(tile, logits),
+                     {tile_rows(rows.lse), tile_rows(rows.lse_rest), tile_rows(rows.grad)});
   for_each_edge(edges, tile, logits, [&](size_t e, Scalar& logit) { logit += edge_grad[e]; });
 }
 
-// Sums to which products are still to be added: cut into tasks, or, by panels, each by all threads.
+// Deferred products that are added to sums: as tasks, or with panels one by one in all threads.
 class Products {
  public:
   // sum += a b. Tasks are sums of about 256 x 512 numbers.
@@ -234,7 +235,8 @@ class Products {
   std::vector<Task> tasks_;
 };
 
-// Gradients of the block's logits, in the dtype of hidden. block_weight: the block's rows of the LM head.
+// Gradients of the block's logits, in the dtype of hidden. block_weight: the rows of the LM head in the
+// block.
 at::Tensor logit_gradients(const at::Tensor& hidden, const at::Tensor& block_weight, const LogitRange& block,
                            const Edges& edges, const RowState& rows) {
   const at::Tensor result =
@@ -243,9 +245,10 @@ at::Tensor logit_gradients(const at::Tensor& hidden, const at::Tensor& block_wei
   for_each_part(block, kLogitTile, [&](const LogitRange& tile) { tiles.push_back(tile); });
   for_each_task(tiles.size(), [&](size_t i) {
     const LogitRange& tile = tiles[i];
-    const at::Tensor logits = logits_of(hidden, block_weight,
-                                        {tile.row_begin, tile.row_end, tile.column_begin - block.column_begin,
-                                         tile.column_end - block.column_begin});
+    const at::Tensor logits =
+        compute_logits(hidden, block_weight,
+                       {tile.row_begin, tile.row_end, tile.column_begin - block.column_begin,
+                        tile.column_end - block.column_begin});
     AT_DISPATCH_FLOATING_TYPES(logits.scalar_type(), "edge_logprobs", [&] {
       differentiate(tile, edges, rows, logits.mutable_data_ptr<scalar_t>());
     });
@@ -267,7 +270,7 @@ void add_gradients(const detail::EdgeLogprobsSaved& saved, const at::Tensor& gra
   const Edges edges(saved.given.edge_row, saved.given.edge_target);
   detail::check_edge_values(edges.row, edges.target, num_rows, vocabulary);
   const RowState rows = row_state(saved.grad_logprobs, saved.lse, edges, sum_dtype);
-  at::Tensor head_grad;  // of the LM head rows of the present block, summed over the rows so far
+  at::Tensor head_grad;  // for the LM head rows of the current block, summed over the rows so far
   const LogitBlock size = logit_block(num_rows, vocabulary, static_cast<int64_t>(at::elementSize(dtype)));
   for_each_part({0, num_rows, 0, vocabulary}, size, [&](const LogitRange& block) {
     const at::Tensor block_weight = weight.slice(0, block.column_begin, block.column_end).to(dtype);

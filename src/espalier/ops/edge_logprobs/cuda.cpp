@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// edge_logprobs on CUDA, by blocks of logits (rows x vocabulary entries), all on the current stream and
-// without waiting for it.
+// edge_logprobs on CUDA, by blocks of logits (rows x vocabulary entries), on the current stream, without
+// synchronisation.
 //
-// Products are cuBLAS's. In bfloat16 the logits are its float32 results; kernels of ours
-// (kernels/cuda/head/logit_math.h) take maxima, sums of exponentials and the logits at targets from them in
-// one pass, and in the backward pass turn them into gradients in their own memory, rounded once to bfloat16
-// for the two products that follow. float32, float64 and builds without our kernels do the same with ATen's
-// operators.
+// Matrix products use cuBLAS. For bfloat16, logits are float32; our kernels (kernels/cuda/head/logit_math.h)
+// compute maxima, sums of exponentials and logits at targets in one pass, and in the backward pass overwrite
+// logits by their gradients, rounded once to bfloat16 for the two following products. float32, float64 and
+// builds without our kernels use ATen operators.
 //
 // The gradients of hidden and weight are summed in float32 (float64) over blocks, in place (ops/
 // matrix_product.h). Peak extra memory: kDeviceLogitBlockBytes for one block (four times that without our
-// kernels), a float32 gradient of hidden, a few numbers per row and edge; where the gradient of weight is
-// wanted in bfloat16, the float32 one of a block's columns.
+// kernels), a float32 gradient of hidden, a few numbers per row and edge; for a bfloat16 gradient of weight,
+// the float32 gradient of a block's columns.
 //
-// Blocks depend on sizes alone, and sums over edges are in their order: bitwise identical from run to run.
+// Blocks depend only on sizes, and sums over edges are in edge order: bitwise reproducible.
 #include <ATen/ATen.h>
 
 #include <limits>
@@ -52,7 +51,8 @@ int64_t num_columns(const LogitRange& block) {
   return block.column_end - block.column_begin;
 }
 
-/// Where in the block an edge's logit stands; for the edges of other blocks the place is any, and outside.
+/// The position of an edge's logit in the block; arbitrary but valid for edges of other blocks, which are
+/// masked.
 struct Places {
   at::Tensor inside;
   at::Tensor row, column;
@@ -66,7 +66,7 @@ struct Places {
   }
 };
 
-/// The forward pass by ATen's operators; state in float64.
+/// The forward pass with ATen operators; state in float64.
 class ComposedForward {
  public:
   ComposedForward(const at::Tensor& hidden, const Edges& edges, const LogitBlock&)
@@ -76,7 +76,7 @@ class ComposedForward {
         sum_(at::zeros_like(maximum_)),
         logit_(at::full({edges.row.size(0)}, std::numeric_limits<double>::quiet_NaN(), maximum_.options())) {}
 
-  /// The next block of its rows, from the first columns to the last.
+  /// Adds the next block of columns of its rows.
   void add(const LogitRange& block, const at::Tensor& hidden, const at::Tensor& weight, bool) {
     const at::Tensor logits = unrounded_product(hidden, weight.t());
     const Places places(edges_, block);
@@ -84,15 +84,15 @@ class ComposedForward {
     const at::Tensor maximum = rows_of(maximum_, block), sum = rows_of(sum_, block);
     const at::Tensor larger = maximum.maximum(logits.amax(1).to(at::kDouble));
     sum.mul_(maximum.sub(larger).exp_());
-    // The maximum is one of the logits: nothing is rounded on its way back.
+    // The maximum is one of the logits, so converting it back is exact.
     sum.add_(logits.sub(larger.to(logits.scalar_type()).unsqueeze(1)).exp_().sum({1}, false, at::kDouble));
     maximum.copy_(larger);
   }
 
   std::tuple<at::Tensor, at::Tensor> result(at::ScalarType dtype) const {
     const at::Tensor log_sum = sum_.log();
-    const at::Tensor of_edges = logit_.sub(maximum_.index({edges_.row})).sub(log_sum.index({edges_.row}));
-    return {of_edges.to(dtype), maximum_.add(log_sum)};
+    const at::Tensor logprobs = logit_.sub(maximum_.index({edges_.row})).sub(log_sum.index({edges_.row}));
+    return {logprobs.to(dtype), maximum_.add(log_sum)};
   }
 
  private:
@@ -100,13 +100,13 @@ class ComposedForward {
   at::Tensor maximum_, sum_, logit_;
 };
 
-/// The gradients of logits by ATen's operators.
+/// The gradients of logits with ATen operators.
 class ComposedBackward {
  public:
   ComposedBackward(const EdgeLogprobsSaved& saved, const Edges& edges, const LogitBlock&)
       : edges_(edges),
         edge_grad_(saved.grad_logprobs.to(accumulator_dtype(saved.given.hidden.scalar_type()))),
-        // index_put_ adds in the order of the edges where index_add_ would not.
+        // index_put_ adds in edge order; index_add_ uses atomics.
         row_grad_(at::zeros({saved.given.hidden.size(0)}, edge_grad_.options())
                       .index_put_({edges.row}, edge_grad_, /*accumulate=*/true)),
         lse_(saved.lse.to(edge_grad_.scalar_type())),
@@ -132,7 +132,7 @@ bool takes_kernels(const at::Tensor& hidden) {
   return hidden.is_cuda() && hidden.scalar_type() == at::kBFloat16 && uses_own_kernels(OwnKernels::kHead);
 }
 
-/// Memory for one block of logits, whose rows begin at multiples of 256 bytes.
+/// Memory for one block of logits, with rows aligned to 256 bytes.
 class BlockMemory {
  public:
   BlockMemory(const at::Tensor& hidden, const LogitBlock& size)
@@ -152,7 +152,7 @@ class BlockMemory {
             edges.target.const_data_ptr<int64_t>()};
   }
 
-  /// What differentiate_to_bfloat16 leaves.
+  /// The result of differentiate_to_bfloat16.
   at::Tensor gradients(const LogitRange& block) const {
     return memory_.view(at::kBFloat16).slice(0, 0, num_rows(block)).slice(1, 0, num_columns(block));
   }
@@ -266,7 +266,7 @@ void add_gradients_of_products(const HiddenAndHead& given, const BlockGradients&
                                const LogitBlock& size) {
   const int64_t num_rows = given.hidden.size(0);
   const auto sum_dtype = accumulator_dtype(given.hidden.scalar_type());
-  at::Tensor head_grad;  // of the present columns, over the rows so far
+  at::Tensor head_grad;  // for the current columns, over the rows so far
   for_each_part({0, num_rows, 0, given.weight.size(0)}, size, [&](const LogitRange& block) {
     const at::Tensor hidden = rows_of(given.hidden, block), weight = columns_of(given.weight, block);
     const at::Tensor logit_grad = gradients(block, hidden, weight);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// edge_distribution by blocks of logits (edges x vocabulary entries), with ATen's operators, on any device.
+// edge_distribution by blocks of logits (edges x vocabulary entries), with ATen operators, for any device.
 //
-// Forward: with the maximum m of an edge's logits so far and u = z - m <= 0, s = sum exp(u) and
-// t = sum exp(u) u are carried from block to block in float64. In the end lse = m + log(s), the mean logit is
-// m + t / s, and the entropy log(s) - t / s: neither part is negative, so that nothing cancels. Backward:
-// docs/math.md.
+// Forward: with the maximum m of an edge's logits so far and u = z - m <= 0, s = sum exp(u) and t = sum
+// exp(u) u are carried from block to block in float64. Finally lse = m + log(s), the mean logit is m + t / s,
+// and the entropy log(s) - t / s; both terms are non-negative, so there is no cancellation.
+// Backward: docs/math.md.
 //
-// Blocks depend on sizes alone, and each edge has a row of its own, so that no two edges add to one logit.
+// Blocks depend only on sizes. Each edge has its own row, so no two edges add to the same logit.
 #include <ATen/ATen.h>
 
 #include <limits>
@@ -24,10 +24,10 @@ using detail::accumulator_dtype;
 using detail::columns_of;
 using detail::rows_of;
 
-// exp of it is 0 in every dtype, and its product with 0 is 0 where that of -infinity would not be.
+// exp of it is 0 in every dtype, and unlike -infinity its product with 0 is 0.
 constexpr double kNoLogProb = -1e4;
 
-/// The transformed logits of blocks.
+/// Computes transformed logits of blocks.
 class Logits {
  public:
   explicit Logits(const detail::DistributionArguments& given)
@@ -50,7 +50,7 @@ class Logits {
     return {divide_by_temperature(z, block), squashed};
   }
 
-  /// The gradients of hidden weight^T + bias from those of z, in their place.
+  /// Gradients of hidden weight^T + bias from those of z, in place.
   at::Tensor to_product(at::Tensor grad, const Block& logits, const LogitRange& block) const {
     divide_by_temperature(grad, block);
     if (logits.squashed.defined()) grad.mul_(logits.squashed.square().neg_().add_(1));
@@ -70,7 +70,7 @@ class Logits {
   at::ScalarType dtype_;
 };
 
-/// Where in the block the targets of its edges stand; those of other blocks are any place, and outside.
+/// The columns of targets in the block; arbitrary but valid, and not inside, for targets of other blocks.
 struct Targets {
   at::Tensor inside;  // [n] bool
   at::Tensor column;  // [n, 1]
@@ -83,20 +83,21 @@ struct Targets {
   }
 };
 
-std::span<const int64_t> values_of(const at::Tensor& contiguous) {
+std::span<const int64_t> to_span(const at::Tensor& contiguous) {
   return {contiguous.const_data_ptr<int64_t>(), static_cast<size_t>(contiguous.numel())};
 }
 
-/// As edge_logprobs: the values of edges are checked on the CPU alone, where nothing waits for them.
+/// As in edge_logprobs, values of edges are checked only on the CPU, where that needs no synchronisation.
 void check(const detail::DistributionArguments& given) {
   detail::check_edge_distribution(given);
   const auto& [hidden, weight, edge_row, edge_target] = given.edges;
   if (!hidden.is_cpu()) return;
   const at::Tensor row = edge_row.contiguous(), target = edge_target.contiguous();
-  detail::check_edge_values(values_of(row), values_of(target), hidden.size(0), weight.size(0));
-  const at::Tensor& each = given.transform.edge_temperature;
-  TORCH_CHECK(!each.defined() || each.gt(0).logical_and(each.isfinite()).all().item<bool>(),
-              "edge_distribution: every edge_temperature must be above 0, received one that is not");
+  detail::check_edge_values(to_span(row), to_span(target), hidden.size(0), weight.size(0));
+  const at::Tensor& temperature = given.transform.edge_temperature;
+  TORCH_CHECK(
+      !temperature.defined() || temperature.gt(0).logical_and(temperature.isfinite()).all().item<bool>(),
+      "edge_distribution: every edge_temperature must be above 0, received one that is not");
 }
 
 detail::DistributionResults forward(const detail::DistributionArguments& given) {
@@ -105,7 +106,7 @@ detail::DistributionResults forward(const detail::DistributionArguments& given) 
   const at::Tensor &edge_row = given.edges.edge_row, &edge_target = given.edges.edge_target;
   const Logits logits(given);
   const at::Tensor hidden_of_edges = hidden.index_select(0, edge_row);
-  // The lowest float32 is exact in the dtype of every block.
+  // The lowest float32 is exact in every block dtype.
   const at::Tensor maximum =
       at::full({edge_row.size(0)}, std::numeric_limits<float>::lowest(), hidden.options().dtype(at::kDouble));
   const at::Tensor sum = at::zeros_like(maximum), moment = at::zeros_like(maximum);
@@ -131,8 +132,8 @@ detail::DistributionResults forward(const detail::DistributionArguments& given) 
           maximum.add(log_sum), maximum.add(mean)};
 }
 
-/// Numbers of edges in float64, as two parts in the dtype of sums [E, 1]. What their rounding leaves would be
-/// a factor of all gradients of an edge.
+/// float64 values per edge, split into two parts in the accumulator dtype [E, 1]. A rounding error would
+/// scale all gradients of an edge.
 class InTwoParts {
  public:
   InTwoParts(const at::Tensor& values, at::ScalarType dtype)
@@ -146,39 +147,39 @@ class InTwoParts {
   at::Tensor part_, rest_;
 };
 
-/// The upstream gradients of edges, as blocks take them: [E, 1] in the dtype of sums.
+/// The upstream gradients of edges, [E, 1] in the accumulator dtype.
 class EdgeGradients {
  public:
   EdgeGradients(const detail::DistributionBackward& given, at::ScalarType dtype)
       : lse_(given.lse, dtype), mean_(given.mean, dtype) {
-    if (given.grad_logprobs.defined()) of_logprobs_ = given.grad_logprobs.to(dtype).unsqueeze(1);
-    if (given.grad_entropy.defined()) of_entropy_ = given.grad_entropy.to(dtype).unsqueeze(1);
+    if (given.grad_logprobs.defined()) grad_logprobs_ = given.grad_logprobs.to(dtype).unsqueeze(1);
+    if (given.grad_entropy.defined()) grad_entropy_ = given.grad_entropy.to(dtype).unsqueeze(1);
   }
 
-  /// Of transformed logits.
-  at::Tensor of_logits(const at::Tensor& z, const Targets& targets, const LogitRange& block) const {
+  /// Gradients of transformed logits.
+  at::Tensor logit_gradients(const at::Tensor& z, const Targets& targets, const LogitRange& block) const {
     const at::Tensor prob = lse_.from(z, block).exp_();
     at::Tensor grad;
-    if (of_entropy_.defined()) {
-      grad = mean_.from(z, block).mul_(rows_of(of_entropy_, block));
-      if (of_logprobs_.defined()) grad.add_(rows_of(of_logprobs_, block));
+    if (grad_entropy_.defined()) {
+      grad = mean_.from(z, block).mul_(rows_of(grad_entropy_, block));
+      if (grad_logprobs_.defined()) grad.add_(rows_of(grad_logprobs_, block));
       grad.mul_(prob).neg_();
     } else {
-      grad = prob.mul_(rows_of(of_logprobs_, block).neg());
+      grad = prob.mul_(rows_of(grad_logprobs_, block).neg());
     }
-    if (of_logprobs_.defined())
-      grad.scatter_add_(1, targets.column, rows_of(of_logprobs_, block) * targets.inside.unsqueeze(1));
+    if (grad_logprobs_.defined())
+      grad.scatter_add_(1, targets.column, rows_of(grad_logprobs_, block) * targets.inside.unsqueeze(1));
     return grad;
   }
 
  private:
   InTwoParts lse_, mean_;
-  at::Tensor of_logprobs_, of_entropy_;
+  at::Tensor grad_logprobs_, grad_entropy_;
 };
 
 at::Tensor sum_by_row(const at::Tensor& grad_of_edges, const at::Tensor& edge_row, int64_t num_rows) {
   at::Tensor sum = at::zeros({num_rows, grad_of_edges.size(1)}, grad_of_edges.options());
-  // In the order of the edges: index_put_ on a GPU, index_add_ on the CPU, where the other one takes atomics.
+  // In edge order: index_put_ on GPUs, index_add_ on the CPU; the respective other one uses atomics.
   if (sum.is_cpu()) return sum.index_add_(0, edge_row, grad_of_edges);
   return sum.index_put_({edge_row}, grad_of_edges, /*accumulate=*/true);
 }
@@ -206,7 +207,7 @@ detail::DistributionGradients backward(const detail::DistributionBackward& backw
       [&](const LogitRange& block, const at::Tensor& rows, const at::Tensor& columns) {
         const Logits::Block here = logits.of(block, rows, columns);
         const at::Tensor grad =
-            logits.to_product(edges.of_logits(here.z, Targets(edge_target, block), block), here, block);
+            logits.to_product(edges.logit_gradients(here.z, Targets(edge_target, block), block), here, block);
         if (grad_bias.defined()) columns_of(grad_bias, block).add_(grad.sum({0}, false, at::kDouble));
         return grad.to(detail::product_dtype(hidden));
       },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Log-probabilities and entropies of edges where logits are more than hidden weight^T.
+// Log-probabilities and entropies of edges with transformed logits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,11 @@
 
 namespace espalier {
 
-/// How logits z become those of the distribution, in this order (docs/math.md):
+/// Transforms of logits, in this order (docs/math.md):
 ///   z = logit_scale (hidden weight^T + bias),  z = softcap tanh(z / softcap),  z = z / temperature.
 struct LogitTransform {
   TensorOrNone bias = {};              // [V] of the dtype of weight
-  TensorOrNone edge_temperature = {};  // [E] float32 (float64), above 0, beside `temperature`
+  TensorOrNone edge_temperature = {};  // [E] float32 (float64), above 0, in addition to `temperature`
   double temperature = 1;              // above 0
   double logit_scale = 1;              // Granite's 1 / logits_scaling
   double softcap = 0;                  // Gemma's final_logit_softcapping; 0: none
@@ -25,29 +25,28 @@ struct LogitTransform {
 };
 
 struct EdgeDistribution {
-  at::Tensor logprobs;  // [E] as of edge_logprobs
+  at::Tensor logprobs;  // [E] see edge_logprobs
   at::Tensor entropy;   // [E] -sum over v of p(v) log p(v) >= 0, in nats
 };
 
-/// edge_logprobs (edge_logprobs.h) of transformed logits, and the entropy of the distribution that each
-/// edge's target is drawn from. Same hidden [R, C], weight [V, C], edge_row [E] and edge_target [E]; both
-/// results float32 (float64), differentiable in hidden, weight and bias; temperatures have no gradient.
-/// Composed of ATen's operators on every device. Works block by block as edge_logprobs does, and backward
-/// computes the blocks again; but every edge has a row of logits of its own, since edges of one row may have
-/// several temperatures. Peak extra memory: four blocks (ops/edge_logprobs/logit_blocks.h), the hidden states
-/// of the edges [E, C], their gradient in float32 (float64), and a few numbers per edge. Registered as
-/// torch.ops.espalier.edge_distribution(hidden, weight, edge_row, edge_target, bias=None,
-/// edge_temperature=None, temperature=1., logit_scale=1., softcap=0.) -> (logprobs, entropy, lse [E], mean
-/// [E]), the last two float64: the log-sum-exp of z, and its mean, sum over v of p(v) z(v). Throws as
-/// edge_logprobs does, and on options that are not as said.
+/// edge_logprobs (edge_logprobs.h) with transformed logits, and the entropy of the distribution at each edge.
+/// Same hidden [R, C], weight [V, C], edge_row [E] and edge_target [E]; both results float32 (float64),
+/// differentiable in hidden, weight and bias; temperatures have no gradient. Composed of ATen operators on
+/// every device. Works block by block like edge_logprobs, and backward recomputes the blocks; but every edge
+/// has its own row of logits, since edges of one row may have different temperatures. Peak extra memory: four
+/// blocks (ops/edge_logprobs/logit_blocks.h), the hidden states of the edges [E, C], their gradient in
+/// float32 (float64), and a few numbers per edge. Registered as torch.ops.espalier.edge_distribution(hidden,
+/// weight, edge_row, edge_target, bias=None, edge_temperature=None, temperature=1., logit_scale=1.,
+/// softcap=0.) -> (logprobs, entropy, lse [E], mean [E]), the last two float64: the log-sum-exp of z, and its
+/// mean, sum over v of p(v) z(v). Throws like edge_logprobs, and on invalid options.
 EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
                                    const LogitTransform& transform);
 
-/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+/// Reference implementations from ATen operators, differentiated by autograd, for tests.
 namespace reference {
 
-/// By log_softmax of all logits of every edge.
+/// By log_softmax of the full logits of every edge.
 EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
                                    const LogitTransform& transform);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How edge_logprobs cuts the matrix of logits. Free of LibTorch.
+// Partition of the matrix of logits in edge_logprobs. Does not use LibTorch.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace espalier {
 
-/// Rows and columns (vocabulary entries) of the matrix of logits.
+/// A range of rows and columns (vocabulary entries) of the matrix of logits.
 struct LogitRange {
   int64_t row_begin;
   int64_t row_end;
@@ -21,15 +21,15 @@ struct LogitBlock {
   int64_t num_columns;
 };
 
-/// What one thread computes at once: a product near the full rate whose result stays in the second cache.
+/// The tile of one thread: large enough for full speed, and fits the L2 cache.
 constexpr LogitBlock kLogitTile{512, 512};
 
-/// A block of logit gradients may take this much memory.
+/// Maximum memory of a block of logit gradients.
 constexpr int64_t kLogitBlockBytes = int64_t{16} << 20;
 
-/// Blocks are tall first: the LM head is larger than the hidden states, and a tall block reads and writes
-/// each row of its gradient once for many tokens. num_rows * num_columns * bytes_per_logit is at most
-/// kLogitBlockBytes; both sizes are at least 1, whatever is given. Blocks are made of whole tiles.
+/// Blocks extend over rows first: the gradient of the LM head is large, and a tall block reads and writes
+/// each of its rows once for many tokens. num_rows * num_columns * bytes_per_logit is at most
+/// kLogitBlockBytes; both sizes are at least 1. Blocks consist of whole tiles.
 inline LogitBlock logit_block(int64_t num_rows, int64_t vocabulary, int64_t bytes_per_logit) {
   constexpr int64_t kMaxRows = 2048;
   static_assert(kMaxRows % kLogitTile.num_rows == 0);
@@ -39,14 +39,14 @@ inline LogitBlock logit_block(int64_t num_rows, int64_t vocabulary, int64_t byte
   return {rows, std::clamp<int64_t>(columns, 1, std::max<int64_t>(vocabulary, 1))};
 }
 
-/// A block on a GPU: this much memory of logits.
+/// Maximum memory of a block of logits on a GPU.
 constexpr int64_t kDeviceLogitBlockBytes = int64_t{512} << 20;
 
-/// Blocks on a GPU. A block's rows decide how often the head's gradient is read and written, its columns the
-/// same of the rows' gradients, both against 2 rows columns C operations of a product: 4,096 rows hide it
-/// (8 bytes for every 2 * 4,096 operations), as do the 32,768 columns that the memory leaves with them. Parts
-/// are of about one size. num_rows * num_columns * bytes_per_logit is at most kDeviceLogitBlockBytes, also
-/// where rows are padded to a multiple of 64 columns; both sizes are at least 1.
+/// Blocks on a GPU. The gradient of the head is read and written once per block of rows, that of hidden once
+/// per block of columns, compared to 2 rows columns C FLOPs of a product. 4,096 rows hide this (8 bytes per 2
+/// * 4,096 FLOPs), as do the remaining 32,768 columns. Parts have about equal sizes. num_rows * num_columns *
+/// bytes_per_logit is at most kDeviceLogitBlockBytes, also with rows padded to a multiple of 64 columns; both
+/// sizes are at least 1.
 inline LogitBlock device_logit_block(int64_t num_rows, int64_t vocabulary, int64_t bytes_per_logit) {
   constexpr int64_t kMaxRows = 4096, kStep = 256;
   const auto even_part = [](int64_t whole, int64_t most) {
@@ -58,7 +58,7 @@ inline LogitBlock device_logit_block(int64_t num_rows, int64_t vocabulary, int64
   return {rows, even_part(std::max<int64_t>(vocabulary, 1), most)};
 }
 
-/// Calls visit(part) for the parts of `whole`, of `size` each; rows in the inner loop.
+/// Calls visit(part) for all parts of `whole` of this size; rows in the inner loop.
 template <class Visit>
 void for_each_part(const LogitRange& whole, const LogitBlock& size, const Visit& visit) {
   for (int64_t column = whole.column_begin; column < whole.column_end; column += size.num_columns) {

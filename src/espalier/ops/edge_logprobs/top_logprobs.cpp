@@ -16,13 +16,13 @@ namespace {
 
 using detail::rows_of;
 
-/// Some columns of rows: values and where they stand.
+/// Selected columns of rows: values and indices.
 struct Candidates {
   at::Tensor values, columns;  // [n, m], int64
 };
 
-/// The `k` largest columns of each row, by ascending column. at::topk may leave out any of those that equal
-/// the smallest one; rows with such are sorted whole.
+/// The `k` largest columns of each row, by ascending column. at::topk may drop any of the entries equal to
+/// the smallest one; such rows are sorted completely.
 Candidates largest_of(const at::Tensor& rows, int64_t k) {
   auto [values, columns] = rows.topk(k, /*dim=*/1, /*largest=*/true, /*sorted=*/false);
   const at::Tensor crowded = rows.ge(values.amin({1}, true)).sum(1).gt(k).nonzero().squeeze(1);
@@ -57,8 +57,7 @@ TopLogprobs top_logprobs(const at::Tensor& hidden, const at::Tensor& weight, int
   const int64_t num_rows = hidden.size(0), vocabulary = weight.size(0);
   const at::Tensor top = at::empty({num_rows, k}, hidden.options().dtype(sums));
   const at::Tensor ids = at::empty({num_rows, k}, hidden.options().dtype(at::kLong));
-  // The largest logit so far, and the sum of exp(logit - largest): the lowest float32 is exact in every
-  // dtype.
+  // The running maximum, and the sum of exp(logit - maximum). The lowest float32 is exact in every dtype.
   const at::Tensor maximum =
       at::full({num_rows}, std::numeric_limits<float>::lowest(), hidden.options().dtype(at::kDouble));
   const at::Tensor sum = at::zeros_like(maximum);
@@ -72,7 +71,7 @@ TopLogprobs top_logprobs(const at::Tensor& hidden, const at::Tensor& weight, int
     const int64_t so_far = std::min(k, block.column_begin), kept = std::min(k, block.column_end);
     const at::Tensor top_here = rows_of(top, block), ids_here = rows_of(ids, block);
     const Candidates found = largest_of(z, std::min(k, block.column_end - block.column_begin));
-    // Those of earlier blocks come first, so that a stable sort leaves equal ones in the order of their ids.
+    // Entries of earlier blocks come first, so that a stable sort orders equal ones by id.
     const auto [values, order] = at::cat({top_here.narrow(1, 0, so_far), found.values}, 1)
                                      .sort(/*stable=*/true, /*dim=*/1, /*descending=*/true);
     const at::Tensor columns =

@@ -14,13 +14,12 @@ struct TopLogprobs {
 };
 
 /// The `k` largest entries of log softmax(hidden weight^T / temperature) over the whole vocabulary, in
-/// descending order; equal logits by ascending id, so that blocks, and with them what else is computed at
-/// once, decide nothing.
+/// descending order; equal logits by ascending id, so that results do not depend on blocks or batch.
 ///   hidden [R, C] final hidden states, weight [V, C] of the same dtype (float64, float32, bfloat16); k in
 ///   [1, V]; temperature above 0.
-/// Logits are worked on in blocks, as by edge_logprobs (edge_logprobs.h), and rounded to bfloat16 only where
-/// products are (gemm/matrix_product.h: rounds_products). Records no graph. Throws where an argument is not
-/// as said.
+/// Logits are processed in blocks like in edge_logprobs (edge_logprobs.h), and rounded to bfloat16 only if
+/// products are (rounds_products in gemm/matrix_product.h). Runs without autograd. Throws on invalid
+/// arguments.
 TopLogprobs top_logprobs(const at::Tensor& hidden, const at::Tensor& weight, int64_t k, double temperature);
 
 }  // namespace espalier

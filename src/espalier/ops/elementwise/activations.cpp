@@ -25,7 +25,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-constexpr double kLinearAbove = 20;  // of softplus
+constexpr double kLinearAbove = 20;  // threshold of softplus
 
 at::Tensor upcast(const at::Tensor& x) {
   return x.to(detail::accumulator_dtype(x.scalar_type()));

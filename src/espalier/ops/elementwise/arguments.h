@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of what the elementwise operators are given: shapes, dtypes and devices.
+// Checks of shapes, dtypes and devices for elementwise operators.
 #pragma once
 
 #include "espalier/ops/argument.h"
 
 namespace espalier::detail {
 
-/// `other` is of the shape of x, if it is defined.
+/// `other`, if defined, must have the shape of x.
 void check_rms_norm(const at::Tensor& x, const at::Tensor& other, const at::Tensor& weight);
 void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 void check_swiglu(const at::Tensor& gate, const at::Tensor& up);

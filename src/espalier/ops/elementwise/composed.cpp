@@ -19,9 +19,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, con
                                                         const at::Tensor& weight, double eps) {
   detail::check_rms_norm(x, addend, weight);
   const at::Tensor sum = addend.defined() ? x.add(addend) : at::Tensor();
-  const at::Tensor wide = upcast(sum.defined() ? sum : x);
-  const at::Tensor inverse_rms = wide.square().mean({-1}).add(eps).rsqrt();
-  const at::Tensor y = wide.mul(inverse_rms.unsqueeze(-1)).to(x.scalar_type()).mul(weight);
+  const at::Tensor upcast_x = upcast(sum.defined() ? sum : x);
+  const at::Tensor inverse_rms = upcast_x.square().mean({-1}).add(eps).rsqrt();
+  const at::Tensor y = upcast_x.mul(inverse_rms.unsqueeze(-1)).to(x.scalar_type()).mul(weight);
   return {y, sum, inverse_rms};
 }
 

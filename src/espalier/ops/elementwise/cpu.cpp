@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise operators on the CPU: tensors to and from the kernels of kernels/cpu/pointwise/row_math.h.
+// The elementwise operators on the CPU: tensor interface of kernels/cpu/pointwise/row_math.h.
 //
-// What a thread works on never decides how a number is computed: rows are computed by themselves, elements
-// without rows in runs of a fixed length, and sums over rows in blocks of a fixed number of rows.
+// Results do not depend on the partition over threads: rows are independent, elements without rows are
+// processed in spans of fixed length, and sums over rows in blocks of a fixed number of rows.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -20,13 +20,13 @@ using detail::ElementType;
 using detail::for_element_of;
 using detail::mutable_data_of;
 
-// Fewer elements are done before another thread has begun (as in ATen).
+// Below this number of elements, starting threads does not pay off (as in ATen).
 constexpr int64_t kParallelElements = at::internal::GRAIN_SIZE;
-constexpr int64_t kRunElements = 1 << 12;
-// Few enough for a sum in float32 to lose little; the blocks' sums are added in float64.
+constexpr int64_t kSpanElements = 1 << 12;
+// Small enough for float32 sums to be accurate; the sums of blocks are added in float64.
 constexpr int64_t kBlockRows = 32;
 
-/// Calls work(begin, end) on parts of [0, count), in all threads where that pays; each has `size` elements.
+/// Calls work(begin, end) on parts of [0, count), in all threads if worthwhile. `size`: elements per item.
 template <class Work>
 void in_parallel(int64_t count, int64_t size, const Work& work) {
   at::parallel_for(0, count, std::max<int64_t>(1, kParallelElements / std::max<int64_t>(1, size)), work);
@@ -61,7 +61,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_cpu(const at::Tensor& x_
   return {y, sum, inverse_rms};
 }
 
-/// Rows in blocks, each of which adds to its own part of `partials` [blocks, width], if that is defined.
+/// Processes rows in blocks; each adds to its own row of `partials` [blocks, width], if defined.
 template <class Element>
 void run_blocks(const RmsNormBackward<Element>& norm, int64_t num_rows, const at::Tensor& partials) {
   const RowMath<Element>& math = row_math<Element>(instruction_set());
@@ -133,12 +133,12 @@ at::Tensor rotary_cpu(const at::Tensor& x_in, const at::Tensor& cos_in, const at
   return out;
 }
 
-/// Calls work(begin, end) on runs of [0, count).
+/// Calls work(begin, end) on spans of [0, count).
 template <class Work>
 void over_runs(int64_t count, const Work& work) {
-  in_parallel((count + kRunElements - 1) / kRunElements, kRunElements, [&](int64_t begin, int64_t end) {
-    for (int64_t run = begin; run < end; ++run) {
-      work(run * kRunElements, std::min((run + 1) * kRunElements, count));
+  in_parallel((count + kSpanElements - 1) / kSpanElements, kSpanElements, [&](int64_t begin, int64_t end) {
+    for (int64_t span = begin; span < end; ++span) {
+      work(span * kSpanElements, std::min((span + 1) * kSpanElements, count));
     }
   });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise operators on CUDA: tensors to and from the kernels of kernels/cuda/pointwise/row_math.h,
-// which want contiguous tensors that begin at multiples of 16 bytes; others are copied. Heads of rotary may
-// lie apart, as slices of a projection do, and are copied only where the elements of a head do.
+// The elementwise operators on CUDA: tensor interface of kernels/cuda/pointwise/row_math.h. The kernels
+// require contiguous tensors aligned to 16 bytes; others are copied. Rotary accepts strided heads, such as
+// slices of a projection, and copies only if the elements of a head are not contiguous.
 #include <ATen/ATen.h>
 
 #include "espalier/ops/checks.h"

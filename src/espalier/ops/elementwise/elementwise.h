@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise parts of a decoder layer, each in one pass over its tensors (docs/math.md).
-// Elements are float64, float32 or bfloat16, one dtype for all tensors that do not say otherwise; computed in
-// float32 (float64) and rounded where they are written. Deterministic, whatever the number of threads. All
-// throw on mismatched shapes, dtypes or devices.
+// The elementwise operators of a decoder layer, each one pass over its tensors (docs/math.md).
+// Tensors are float64, float32 or bfloat16, of the same dtype unless noted; computed in float32 (float64) and
+// rounded when written. Deterministic for any number of threads. All throw on mismatched shapes, dtypes or
+// devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,14 +12,14 @@
 
 namespace espalier {
 
-/// Rotary position embedding (Su et al., "RoFormer", 2021), differentiable in x: turns each pair (x[i],
-/// x[i + D/2]) by its angle, the half-split convention of Transformers. x [T, H, D], D even; cos and sin
-/// [T, D/2] float32 (float64 for float64). `back` turns by the negative angle: the adjoint, so backward keeps
-/// no activation. Registered as torch.ops.espalier.rotary(x, cos, sin, back).
+/// Rotary position embedding (Su et al., "RoFormer", 2021), differentiable in x: rotates each pair (x[i], x[i
+/// + D/2]) by its angle, the half-split convention of Transformers. x [T, H, D], D even; cos and sin [T, D/2]
+/// float32 (float64 for float64). `back` rotates by the negative angle, which is the adjoint; so backward
+/// saves no activation. Registered as torch.ops.espalier.rotary(x, cos, sin, back).
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back = false);
 
 /// silu(gate) * up, differentiable; silu(x) = x / (1 + exp(-x)) (Shazeer, "GLU variants improve transformer",
-/// 2020). Two tensors of one shape, which are all that backward keeps. Rounded once.
+/// 2020). Both have the same shape; backward saves only them. Rounded once.
 /// Registered as torch.ops.espalier.swiglu(gate, up).
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
@@ -32,29 +32,29 @@ struct RmsNormOutput {
   at::Tensor inverse_rms;  // of the leading dimensions of x; float32 (float64)
 };
 /// Registered as torch.ops.espalier.rms_norm(x, addend, weight, eps) -> (y, sum, inverse_rms), differentiable
-/// in x, addend and weight through y and sum. This one records no graph.
+/// in x, addend and weight through y and sum. This function runs without autograd.
 RmsNormOutput rms_norm_forward(const at::Tensor& x, const std::optional<at::Tensor>& addend,
                                const at::Tensor& weight, double eps);
 
-/// The norm alone, differentiable in x and weight.
+/// Returns y only, differentiable in x and weight.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-/// What the backward pass of rms_norm is given.
+/// The inputs of the backward pass of rms_norm.
 struct RmsNormGradient {
   at::Tensor grad_y;
-  std::optional<at::Tensor> grad_sum;  // joins that of x
-  at::Tensor x;                        // what was normalised: with an addend, the sum
+  std::optional<at::Tensor> grad_sum;  // added to that of x
+  at::Tensor x;                        // the normalised tensor: with an addend, the sum
   at::Tensor weight;
   at::Tensor inverse_rms;
 };
 struct RmsNormGradients {
-  at::Tensor x;       // and of the addend
+  at::Tensor x;       // also of the addend
   at::Tensor weight;  // [C] float32 (float64)
 };
-/// The gradients that are wanted, the others undefined; records no graph.
+/// Returns the requested gradients, others undefined. Runs without autograd.
 RmsNormGradients rms_norm_backward(const RmsNormGradient& given, std::array<bool, 2> wanted);
 
-/// Plain forms, composed of ATen's operators and differentiated by autograd, which tests compare with.
+/// Reference implementations from ATen operators, differentiated by autograd, for tests.
 namespace reference {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);

@@ -8,9 +8,9 @@
 namespace espalier::reference {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const at::Tensor wide = x.to(detail::accumulator_dtype(x.scalar_type()));
-  const at::Tensor inverse_rms = at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true).add(eps));
-  return (wide * inverse_rms).to(x.scalar_type()) * weight;
+  const at::Tensor upcast_x = x.to(detail::accumulator_dtype(x.scalar_type()));
+  const at::Tensor inverse_rms = at::rsqrt(upcast_x.square().mean({-1}, /*keepdim=*/true).add(eps));
+  return (upcast_x * inverse_rms).to(x.scalar_type()) * weight;
 }
 
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What implementations of gated_delta_rule share.
+// Shared by implementations of gated_delta_rule share.
 #pragma once
 
 #include "espalier/ops/gated_delta/gated_delta.h"
@@ -7,10 +7,10 @@
 namespace espalier::detail {
 
 using DeltaResults = std::tuple<at::Tensor, at::Tensor>;  // out, states at the ends
-/// Of q, k, v, g, beta and states, in their dtypes.
+/// Gradients of q, k, v, g, beta and states, in their dtypes.
 using DeltaGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-/// Ranks, shapes, dtypes and devices; not the values of prev and ends.
+/// Checks ranks, shapes, dtypes and devices, but not the values of prev and ends.
 void check_gated_delta_rule(const GatedDeltaRule& given);
 
 /// x / sqrt(|x|^2 + 1e-6) over the last dimension, and the factor.
@@ -19,12 +19,12 @@ struct UnitRows {
 };
 UnitRows unit_rows(const at::Tensor& x);
 
-/// The gradient of x, from that of the unit rows.
+/// The gradient of x from that of the unit rows.
 at::Tensor unit_rows_backward(const at::Tensor& grad, const UnitRows& rows);
 
 }  // namespace espalier::detail
 
-/// As a composition of ATen's operators, on any device: what runs where there are no kernels of ours.
+/// Composed of ATen operators, for any device; the fallback without our own kernels.
 namespace espalier::composed {
 
 detail::DeltaResults gated_delta_rule(const GatedDeltaRule& given);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names and formulas: docs/math.md, "Gated delta rule on trees". The backward pass is written by hand:
-// autograd would keep every temporary of a chunk, several times its inputs, and the states of all chunks.
+// Names and formulas: docs/math.md, "Gated delta rule on trees". The backward pass is hand-written: autograd
+// would save all temporaries of a chunk, several times its inputs, and the states of all chunks.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -18,8 +18,8 @@ using detail::TensorVector;
 using detail::transposed;
 
 /// (I + A)^-1 of strictly lower triangular A [B, L, L], L a power of two. The inverse of a block matrix has
-/// the inverses of its diagonal blocks and -X22 A21 X11 below, so that inverses of 1, 2, 4, ... rows follow
-/// from each other: products alone, all chunks at once.
+/// the inverses of its diagonal blocks and -X22 A21 X11 below, so inverses of 1, 2, 4, ... rows are computed
+/// recursively by batched products.
 at::Tensor unit_lower_inverse(const at::Tensor& a) {
   const int64_t batch = a.size(0), length = a.size(1);
   const at::Tensor inverse = at::eye(length, a.options()).expand({batch, length, length}).contiguous();
@@ -39,7 +39,7 @@ at::Tensor unit_lower_inverse(const at::Tensor& a) {
   return inverse;
 }
 
-/// What every call needs of its arguments: chunks, rows in the dtype of sums.
+/// Arguments prepared for a call: chunks, rows in the accumulator dtype.
 struct Problem {
   GatedDeltaRule given;
   detail::ChunkScan scan;
@@ -47,7 +47,7 @@ struct Problem {
   double scale;
   detail::UnitRows q, k;  // [T, K, Dk]
   at::Tensor v;           // [T, H, Dv]
-  at::Tensor first;       // [1 + N, H, Dk, Dv]: the states at which level 0 begins
+  at::Tensor first;       // [1 + N, H, Dk, Dv]: the initial states of level 0
 
   explicit Problem(const GatedDeltaRule& arguments)
       : given(arguments),
@@ -63,7 +63,7 @@ struct Problem {
         first(detail::first_states(given.states, {heads, key_dim, value_dim}, given.g.options())) {}
 };
 
-/// What is inside the chunks of one bucket, B = chunks x heads, L = length: nothing here depends on states.
+/// Intra-chunk quantities of one bucket, independent of states. B = chunks x heads, L = length.
 struct Inside {
   const Problem& problem;
   const detail::BucketRows& rows;
@@ -98,9 +98,9 @@ struct Inside {
   at::Tensor whole(int64_t level) const { return rows.at_level(decays.whole, level).view({-1, 1, 1}); }
 };
 
-/// What a run through the levels leaves behind, by bucket.
+/// Results of the pass over the levels, by bucket.
 struct Trace {
-  TensorVector state, news;  // [B, Dk, Dv] at which chunks begin, [B, L, Dv] what they write
+  TensorVector state, news;  // [B, Dk, Dv] initial states of chunks, [B, L, Dv] values written
   at::Tensor ends;
 };
 
@@ -122,9 +122,9 @@ Trace run_levels(const Problem& problem, const std::vector<Inside>& inside) {
   return trace;
 }
 
-/// Gradients that the levels hand upwards, by bucket.
+/// Gradients passed from level to level, by bucket.
 struct StateGradients {
-  TensorVector after, news;  // [B, Dk, Dv] of the states at the ends of chunks, [B, L, Dv] of what they write
+  TensorVector after, news;  // [B, Dk, Dv] of final states of chunks, [B, L, Dv] of values written
   at::Tensor first;          // of Problem::first
 };
 
@@ -151,14 +151,14 @@ StateGradients run_levels_back(const Problem& problem, const std::vector<Inside>
   return result;
 }
 
-/// Gradients of the rows of one bucket, [n * L, ...].
+/// Row gradients of one bucket, [n * L, ...].
 struct RowGradients {
   at::Tensor q, k, v, g, beta;
 };
 
-/// What a bucket's gradients follow from, once the levels have been run both ways.
+/// Inputs of a bucket's gradients, after the forward and backward pass over the levels.
 struct BucketGradients {
-  const at::Tensor& state;  // at which chunks begin
+  const at::Tensor& state;  // initial states of chunks
   const at::Tensor& news;
   const at::Tensor& grad_out;
   const at::Tensor& grad_after;  // of the state at the end
@@ -176,17 +176,17 @@ RowGradients row_gradients(const Inside& in, const BucketGradients& given) {
   const at::Tensor q_decayed = bmm(given.grad_out, state_t);
   const at::Tensor k_decayed = bmm(given.news, transposed(given.grad_after));
 
-  const at::Tensor of_keys = system * in.keys, of_scores = grad_scores * in.decays.between;
+  const at::Tensor grad_keys = system * in.keys, decayed_grad_scores = grad_scores * in.decays.between;
   const at::Tensor old_keys = row_dots(old, in.k) * in.decays.before;
-  const at::Tensor grad_beta = row_dots(values, in.v) + old_keys + of_keys.sum({-1});
+  const at::Tensor grad_beta = row_dots(values, in.v) + old_keys + grad_keys.sum({-1});
 
   const at::Tensor products = (system * beta).mul_(in.decays.between);  // of k k^T
   at::Tensor grad_k = bmm(products + transposed(products), in.k);
-  grad_k.baddbmm_(transposed(of_scores), in.q);
+  grad_k.baddbmm_(transposed(decayed_grad_scores), in.q);
   grad_k.addcmul_(old, beta * decay).addcmul_(k_decayed, in.decays.after.unsqueeze(-1));
-  const at::Tensor grad_q = bmm(of_scores, in.k).addcmul_(q_decayed, decay).mul_(in.problem.scale);
+  const at::Tensor grad_q = bmm(decayed_grad_scores, in.k).addcmul_(q_decayed, decay).mul_(in.problem.scale);
 
-  const at::Tensor between = (of_keys * beta).add_(grad_scores * in.scores);
+  const at::Tensor between = (grad_keys * beta).add_(grad_scores * in.scores);
   const at::Tensor before = row_dots(q_decayed, in.q_decayed) + old_keys * in.beta;
   const at::Tensor after = row_dots(k_decayed, in.k_decayed);
   const at::Tensor whole = (given.state * given.grad_after).sum({1, 2}) * in.decays.whole;

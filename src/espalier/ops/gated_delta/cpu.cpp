@@ -11,7 +11,7 @@
 namespace espalier {
 namespace {
 
-/// Rows in the dtype of sums.
+/// Rows in the accumulator dtype.
 struct Rows {
   detail::UnitRows q, k;
   at::Tensor v;

@@ -13,8 +13,8 @@ GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given) {
   const auto dtype = given.g.scalar_type();
   const int64_t group = given.v.size(1) / given.q.size(1);
   const auto unit = [&](const at::Tensor& x) {
-    const at::Tensor wide = x.to(dtype);
-    return wide / (wide.square().sum({-1}, /*keepdim=*/true) + 1e-6).sqrt();
+    const at::Tensor upcast_x = x.to(dtype);
+    return upcast_x / (upcast_x.square().sum({-1}, /*keepdim=*/true) + 1e-6).sqrt();
   };
   std::vector<at::Tensor> states, outs;
   for (int64_t t = 0; t < given.q.size(0); ++t) {

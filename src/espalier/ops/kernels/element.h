@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elements that kernels read and write: double, float, BFloat16 and, on a GPU, Float16.
+// Element types of kernels: double, float, BFloat16 and, on a GPU, Float16.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-/// In what results of Element are computed and summed.
+/// The accumulator type of Element.
 template <class Element>
 using AccumulatorOf = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 

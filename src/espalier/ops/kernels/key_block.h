@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of keys and who sees them: the two comparisons that CPU and GPU decide by (docs/math.md,
-// "Attention by tiles"). All functions are constexpr, which nvcc compiles for both sides.
+// Blocks of keys and their visibility, shared by CPU and GPU (docs/math.md, "Attention by tiles"). All
+// functions are constexpr, which nvcc compiles for host and device.
 #pragma once
 
 #include <cstdint>
 
 namespace espalier {
 
-/// Tokens of a block of queries and of a block of keys; the last ones may be smaller.
+/// Tokens per block of queries and of keys; the last ones may be smaller.
 struct BlockSizes {
   int32_t queries = 0;
   int32_t keys = 0;
 };
 
-/// Keys [key_begin, key_end) of a context segment, seen by all queries in [query_begin, query_end).
+/// Keys [key_begin, key_end) of a context segment, visible to all queries in [query_begin, query_end).
 struct ContextRectangle {
   int32_t segment;
   int32_t key_begin;
@@ -35,7 +35,7 @@ struct KeyBlock {
   constexpr int32_t num_keys() const { return end - begin; }
 };
 
-/// Tokens [begin, end) of the forest, of which subtree_end is between `low` and `high`, both taken.
+/// Tokens [begin, end) of the forest, with minimum and maximum `low` and `high` of subtree_end.
 constexpr KeyBlock forest_block(int32_t begin, int32_t end, int32_t low, int32_t high) {
   return {-1, begin, end, begin, high, end - 1, low};
 }
@@ -45,14 +45,14 @@ constexpr KeyBlock context_block(const ContextRectangle& r, int32_t begin, int32
   return {r.segment, begin, end, r.query_begin, r.query_end, r.query_begin, r.query_end};
 }
 
-/// Blocks of `size` keys that a rectangle makes.
+/// Number of blocks of `size` keys of a rectangle.
 constexpr int32_t num_context_blocks(const ContextRectangle& r, int32_t size) {
   return (r.key_end - r.key_begin + size - 1) / size;
 }
 
 enum class TileClass : uint8_t { kEmpty, kPartial, kFull };
 
-/// What queries [query_begin, query_end), at least one, see of a block: none, some or all of its keys' pairs.
+/// Classifies the tile of queries [query_begin, query_end), not empty, and a block: empty, partial or full.
 constexpr TileClass classify(const KeyBlock& block, int32_t query_begin, int32_t query_end) {
   if (query_end <= block.query_begin || block.query_end <= query_begin) return TileClass::kEmpty;
   const bool full = block.full_begin <= query_begin && query_end <= block.full_end;

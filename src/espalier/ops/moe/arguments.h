@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of what the router and the experts are given: shapes, dtypes, devices and options.
+// Checks of shapes, dtypes, devices and options for router and experts.
 #pragma once
 
 #include "espalier/ops/moe/moe.h"
@@ -9,10 +9,10 @@ namespace espalier::detail {
 void check_route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
                  const RouterOptions& options);
 
-/// The experts that route is given; not their values.
+/// Checks the `experts` argument of route, but not its values.
 void check_routes(const at::Tensor& logits, const at::Tensor& experts, int64_t top_k);
 
-/// Not the values of the routing's experts.
+/// Does not check the values of routing.experts.
 void check_moe(const at::Tensor& x, const Routing& routing);
 void check_moe_experts(const at::Tensor& x, const ExpertWeights& experts);
 

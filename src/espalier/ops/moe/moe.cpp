@@ -14,7 +14,7 @@
 namespace espalier {
 namespace {
 
-at::Tensor scores_of(const at::Tensor& logits, const RouterOptions& options) {
+at::Tensor router_scores(const at::Tensor& logits, const RouterOptions& options) {
   if (options.softmax_over_chosen) return logits;
   return options.sigmoid ? espalier::sigmoid(logits) : logits.softmax(-1);
 }
@@ -23,8 +23,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Scores with those of all but the best groups put out of reach.
-at::Tensor scores_of_best_groups(const at::Tensor& scores, const RouterOptions& options) {
+/// Scores with those outside the best groups masked.
+at::Tensor mask_other_groups(const at::Tensor& scores, const RouterOptions& options) {
   const c10::SymInt tokens = scores.sym_size(0);
   const int64_t size = scores.sym_size(1).guard_int(__FILE__, __LINE__) / options.num_groups;
   const at::Tensor best_two = std::get<0>(scores.view_symint({tokens, options.num_groups, size}).topk(2, -1));
@@ -38,15 +38,15 @@ at::Tensor scores_of_best_groups(const at::Tensor& scores, const RouterOptions& 
 at::Tensor best_experts(const at::Tensor& scores, const std::optional<at::Tensor>& correction_bias,
                         const RouterOptions& options) {
   at::Tensor choice = correction_bias ? scores + *correction_bias : scores;
-  if (options.num_groups > 1) choice = scores_of_best_groups(choice, options);
+  if (options.num_groups > 1) choice = mask_other_groups(choice, options);
   return std::get<0>(std::get<1>(choice.topk(options.top_k, -1)).sort(-1));
 }
 
 /// Rows of tokens sorted by expert.
 struct ExpertRows {
-  at::Tensor token;  // [T top_k] int64: whose copy each row is
-  at::Tensor slot;   // [T top_k] int64: which of the token's experts, as a place in the flat routing
-  at::Tensor row;    // [T, top_k] int64: where each token's copies are
+  at::Tensor token;            // [T top_k] int64: token of each row
+  at::Tensor slot;             // [T top_k] int64: index of each row in the flat routing
+  at::Tensor row;              // [T, top_k] int64: rows of each token
   std::vector<int64_t> sizes;  // [E] rows of each expert
 };
 
@@ -65,7 +65,7 @@ ExpertRows sort_by_expert(const at::Tensor& experts, int64_t num_experts) {
   return rows;
 }
 
-/// The sum of each token's rows, by weights [T, top_k] where they are given; in the dtype of sums.
+/// The sum of each token's rows, optionally weighted by `weights` [T, top_k], in the accumulator dtype.
 at::Tensor sum_of_rows(const at::Tensor& rows, const at::Tensor& row, const at::Tensor& weights) {
   at::Tensor sum;
   for (int64_t j = 0; j < row.size(1); ++j) {
@@ -77,7 +77,8 @@ at::Tensor sum_of_rows(const at::Tensor& rows, const at::Tensor& row, const at::
   return sum;
 }
 
-/// A copy of x for each of its experts. The adjoint gathers, so that its sums have one order on every device.
+/// Copies x for each of its experts. Backward gathers instead of scattering, so that sums are deterministic
+/// on every device.
 class Dispatch : public Function<Dispatch> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& token,
@@ -124,8 +125,8 @@ std::tuple<at::Tensor, at::Tensor> route_op(const at::Tensor& logits, const Tens
   return {routing.weights, routing.experts};
 }
 
-/// The tensors of the experts. Not select: the gradient of that is a tensor of all experts for each of them.
-std::vector<at::Tensor> of_experts(const at::Tensor& all, int64_t count) {
+/// Splits a tensor by expert. Not with select, whose gradient is a full-size tensor per expert.
+std::vector<at::Tensor> split_by_expert(const at::Tensor& all, int64_t count) {
   return all.defined() ? all.unbind() : std::vector<at::Tensor>(count);
 }
 
@@ -135,7 +136,7 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
               const RouterOptions& options, const std::optional<at::Tensor>& experts) {
   detail::check_route(logits, correction_bias, options);
   if (experts) detail::check_routes(logits, *experts, options.top_k);
-  const at::Tensor scores = scores_of(logits, options);
+  const at::Tensor scores = router_scores(logits, options);
   at::Tensor chosen = best_experts(scores.detach(), correction_bias, options);
   if (experts) chosen = at::where(*experts >= 0, *experts, chosen);
   at::Tensor weights = scores.gather(1, chosen);
@@ -162,8 +163,8 @@ at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights&
   detail::check_moe_experts(x, experts);
   const int64_t count = experts.gate_up.size(0);
   const std::vector<at::Tensor> gate_ups = experts.gate_up.unbind(), downs = experts.down.unbind();
-  const std::vector<at::Tensor> gate_up_biases = of_experts(experts.gate_up_bias, count);
-  const std::vector<at::Tensor> down_biases = of_experts(experts.down_bias, count);
+  const std::vector<at::Tensor> gate_up_biases = split_by_expert(experts.gate_up_bias, count);
+  const std::vector<at::Tensor> down_biases = split_by_expert(experts.down_bias, count);
   return moe(x, routing, count, [&](int64_t e, const at::Tensor& rows) {
     const std::optional<at::Tensor> gate_up_bias = detail::if_defined(gate_up_biases[e]),
                                     down_bias = detail::if_defined(down_biases[e]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch.ops.espalier.moe. How many tokens an expert has is data, so the operator is one node of traced
-// graphs; its backward pass keeps the inputs alone and computes the experts again.
+// torch.ops.espalier.moe. The number of tokens per expert depends on data, so it is one operator in traced
+// graphs. Its backward pass saves only the inputs and recomputes the experts.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -29,8 +29,8 @@ struct MoeArguments {
   }
 };
 
-/// The operator's result from such tensors.
-at::Tensor moe_of(const std::array<at::Tensor, 6>& in, const MoeArguments& given) {
+/// Computes the operator's result from these tensors.
+at::Tensor run_moe(const std::array<at::Tensor, 6>& in, const MoeArguments& given) {
   ExpertWeights weights{in[2], in[3], in[4], in[5]};
   if (given.clamp_limit) weights.clamped = {given.clamp_alpha, *given.clamp_limit};
   return moe(in[0], {in[1], given.experts}, weights);
@@ -38,12 +38,12 @@ at::Tensor moe_of(const std::array<at::Tensor, 6>& in, const MoeArguments& given
 
 at::Tensor moe_forward(const MoeArguments& given) {
   const at::NoGradGuard no_graph;
-  return moe_of(given.differentiable(), given);
+  return run_moe(given.differentiable(), given);
 }
 
 using MoeGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-/// Autograd again, inside of a kernel that is called below it.
+/// Re-enables autograd inside a kernel below the autograd key.
 class WithAutograd {
  public:
   WithAutograd() : grad_mode_(true), keys_(with_autograd(c10::impl::tls_local_dispatch_key_set())) {}
@@ -68,7 +68,7 @@ MoeGradients moe_backward(const at::Tensor& grad, const MoeArguments& given,
     leaves[i] = leaves[i].detach();
     if (output_mask[i]) wanted.push_back(leaves[i].requires_grad_());
   }
-  if (!wanted.empty()) wanted = torch::autograd::grad({moe_of(leaves, given)}, wanted, {grad});
+  if (!wanted.empty()) wanted = torch::autograd::grad({run_moe(leaves, given)}, wanted, {grad});
   for (size_t i = 0, next = 0; i < leaves.size(); ++i) {
     if (leaves[i].defined() && output_mask[i]) gradients[i] = wanted[next++].contiguous();
   }

@@ -11,8 +11,8 @@ namespace espalier::reference {
 
 namespace {
 
-/// The places of the `count` largest of `scores` [N], ascending.
-at::Tensor places_of_largest(const at::Tensor& scores, int64_t count) {
+/// Indices of the `count` largest of `scores` [N], ascending.
+at::Tensor largest_indices(const at::Tensor& scores, int64_t count) {
   return std::get<0>(std::get<1>(scores.topk(count)).sort());
 }
 
@@ -20,7 +20,7 @@ at::Tensor without_other_groups(const at::Tensor& scores, const RouterOptions& o
   std::vector<at::Tensor> sums;
   const std::vector<at::Tensor> groups = scores.chunk(options.num_groups);
   for (const at::Tensor& group : groups) sums.push_back(std::get<0>(group.topk(2)).sum());
-  const at::Tensor best = places_of_largest(at::stack(sums), options.num_best_groups);
+  const at::Tensor best = largest_indices(at::stack(sums), options.num_best_groups);
   std::vector<at::Tensor> kept;
   for (int64_t i = 0; i < options.num_groups; ++i) {
     const bool is_best = best.eq(i).any().item<bool>();
@@ -39,7 +39,7 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
     if (options.softmax_over_chosen) scores = token;
     at::Tensor choice = correction_bias ? scores + *correction_bias : scores;
     if (options.num_groups > 1) choice = without_other_groups(choice, options);
-    experts.push_back(places_of_largest(choice, options.top_k));
+    experts.push_back(largest_indices(choice, options.top_k));
     at::Tensor chosen = scores.index_select(0, experts.back());
     if (options.softmax_over_chosen) chosen = chosen.softmax(0);
     if (options.normalise) chosen = chosen / (chosen.sum() + 1e-20);
@@ -50,7 +50,7 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
 
 namespace {
 
-/// What an expert makes of one token [C].
+/// The output of an expert for one token [C].
 at::Tensor expert_output(const ExpertWeights& experts, int64_t expert, const at::Tensor& token) {
   at::Tensor gate_up = experts.gate_up[expert], down = experts.down[expert];
   if (experts.clamped) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What implementations of ssm_scan share.
+// Shared by implementations of ssm_scan share.
 #pragma once
 
 #include "espalier/ops/ssm_scan/ssm_scan.h"
@@ -7,24 +7,24 @@
 namespace espalier::detail {
 
 using SsmResults = std::tuple<at::Tensor, at::Tensor>;  // out, states at the ends
-/// Of x, dt, A, B, C, D and states, in their dtypes.
+/// Gradients of x, dt, A, B, C, D and states, in their dtypes.
 using SsmGradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-/// Ranks, shapes, dtypes and devices; not the values of prev and ends.
+/// Checks ranks, shapes, dtypes and devices, but not the values of prev and ends.
 void check_ssm_scan(const SsmScan& given);
 
-/// Gradients in the dtype of sums: of v = dt x [T, H, P], of g = dt A [T, H], of B, C and states.
+/// Gradients in the accumulator dtype: of v = dt x [T, H, P], of g = dt A [T, H], of B, C and states.
 struct SsmRowGradients {
   at::Tensor v, g, b, c, states;
 };
 
-/// What follows from them; `grad_out` in the dtype of sums.
+/// The resulting gradients of the arguments; `grad_out` in the accumulator dtype.
 SsmGradients ssm_gradients(const SsmScan& given, const at::Tensor& grad_out, const SsmRowGradients& rows);
 
 }  // namespace espalier::detail
 
-/// As a composition of ATen's operators, on any device: what runs where there are no kernels of ours.
+/// Composed of ATen operators, for any device; the fallback without our own kernels.
 namespace espalier::composed {
 
 detail::SsmResults ssm_scan(const SsmScan& given);

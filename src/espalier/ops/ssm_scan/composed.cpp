@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// ssm_scan as a composition of ATen's operators, on any device. Formulas: docs/math.md, "Mamba-2 on trees".
-// The heads of a group share B and C, so their rows, and the columns of their states, stand side by side and
-// are multiplied with B and C at once. The backward pass is written by hand for the reasons of gated_delta.
+// ssm_scan composed of ATen operators, for any device. Formulas: docs/math.md, "Mamba-2 on trees".
+// The heads of a group share B and C, so their rows, and the columns of their states, are concatenated and
+// multiplied with B and C at once. The backward pass is hand-written for the same reasons as that of
+// gated_delta.
 #include <ATen/ATen.h>
 
 #include "espalier/ops/chunk_scan/chunk_scan.h"
@@ -16,13 +17,13 @@ using detail::row_dots;
 using detail::TensorVector;
 using detail::transposed;
 
-/// What every call needs of its arguments. H = G R heads.
+/// Arguments prepared for a call. H = G R heads.
 struct Problem {
   SsmScan given;
   detail::ChunkScan scan;
   int64_t tokens, groups, repeat, state_dim, head_dim;  // T, G, R, N, P
-  at::Tensor x, b, c;                                   // in the dtype of sums
-  at::Tensor first;                                     // [1 + M, G, N, R P]: where level 0 begins
+  at::Tensor x, b, c;                                   // in the accumulator dtype
+  at::Tensor first;                                     // [1 + M, G, N, R P]: initial states of level 0
 
   explicit Problem(const SsmScan& arguments)
       : given(arguments),
@@ -53,21 +54,21 @@ struct Problem {
   }
 
   /// Rows [T, H, P] as [T, G, R P].
-  at::Tensor of_groups(const at::Tensor& rows) const {
+  at::Tensor by_group(const at::Tensor& rows) const {
     return rows.reshape({tokens, groups, repeat * head_dim});
   }
 };
 
-/// What is inside the chunks of one bucket: nothing here depends on states. L = length, B = chunks x groups,
-/// and B R = chunks x heads.
+/// Intra-chunk quantities of one bucket, independent of states. L = length, B = chunks x groups, and B R =
+/// chunks x heads.
 struct Inside {
   const Problem& problem;
   const detail::BucketRows& rows;
-  detail::ChunkDecays decays;  // of B R
+  detail::ChunkDecays decays;  // for B R
   at::Tensor b, c;             // [B, L, N]
   at::Tensor v;                // [B, L, R P]: dt x, 0 for padding
   at::Tensor weights;          // [B R, L, L]: c b^T with decays
-  at::Tensor v_decayed;        // [B, L, R P]: with the decays to the end
+  at::Tensor v_decayed;        // [B, L, R P]: decayed to the end of the chunk
 
   Inside(const Problem& of, const detail::BucketRows& in)
       : problem(of),
@@ -76,25 +77,25 @@ struct Inside {
                in.is_token(of.groups * of.repeat, of.x.scalar_type())),
         b(in.by_head(of.b)),
         c(in.by_head(of.c)),
-        v(tokens_only(in.by_head(of.of_groups(of.x * of.given.dt.unsqueeze(-1))))),
-        weights(of_heads(bmm(c, transposed(b)), decays.between)),
+        v(tokens_only(in.by_head(of.by_group(of.x * of.given.dt.unsqueeze(-1))))),
+        weights(by_heads(bmm(c, transposed(b)), decays.between)),
         v_decayed(scaled(v, decays.after)) {}
 
-  /// Rows [B, L, ...], 0 for padding.
+  /// Zeros the padding of rows [B, L, ...].
   at::Tensor tokens_only(const at::Tensor& x) const {
     return x * rows.is_token(problem.groups, x.scalar_type()).unsqueeze(-1);
   }
 
-  /// Matrices of groups [B, L, L] times those of their heads [B R, L, L].
-  at::Tensor of_heads(const at::Tensor& of_groups, const at::Tensor& factor) const {
+  /// Multiplies matrices of groups [B, L, L] elementwise by those of heads [B R, L, L].
+  at::Tensor by_heads(const at::Tensor& groups, const at::Tensor& factor) const {
     const int64_t length = factor.size(1);
-    return (factor.view({-1, problem.repeat, length, length}) * of_groups.unsqueeze(1)).flatten(0, 1);
+    return (factor.view({-1, problem.repeat, length, length}) * groups.unsqueeze(1)).flatten(0, 1);
   }
 
-  /// Rows x [B, L, R P] head by head, times factor [B R, L].
+  /// Rows x [B, L, R P] times factor [B R, L] per head.
   at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor) const {
-    const at::Tensor of_rows = transposed(factor.view({-1, problem.repeat, factor.size(1)})).unsqueeze(-1);
-    return (by_head(x) * of_rows).view(x.sizes());
+    const at::Tensor row_factor = transposed(factor.view({-1, problem.repeat, factor.size(1)})).unsqueeze(-1);
+    return (by_head(x) * row_factor).view(x.sizes());
   }
 
   /// Sums of a b over each head's columns, [B R, L].
@@ -108,7 +109,7 @@ struct Inside {
     return transposed(x.view({-1, problem.repeat, x.size(1), problem.head_dim})).flatten(2, 3);
   }
 
-  /// States [..., N, R P] of chunks of one level times the decays of the chunks.
+  /// States [..., N, R P] of chunks of one level times the decay of each chunk.
   at::Tensor decayed(const at::Tensor& states, int64_t level) const {
     const at::Tensor whole = rows.at_level(decays.whole, level).view({-1, 1, problem.repeat, 1});
     return (by_head(states.flatten(0, 1)) * whole).view(states.sizes());
@@ -119,13 +120,13 @@ struct Inside {
   }
 };
 
-/// Room for a state of every chunk of a bucket, [B, N, R P].
+/// An uninitialised state for every chunk of a bucket, [B, N, R P].
 at::Tensor empty_states(const Inside& in) {
   return at::empty({in.b.size(0), in.b.size(2), in.v.size(2)}, in.v.options());
 }
 
 struct States {
-  TensorVector begin;  // by bucket, [B, N, R P]: at which chunks begin
+  TensorVector begin;  // by bucket, [B, N, R P]: initial states of chunks
   at::Tensor ends;     // [E, G, N, R P]
 };
 
@@ -145,11 +146,11 @@ States run_levels(const Problem& problem, const std::vector<Inside>& inside) {
 }
 
 struct StateGradients {
-  TensorVector end;  // by bucket, [B, N, R P]: of the states at the ends of chunks
+  TensorVector end;  // by bucket, [B, N, R P]: of final states of chunks
   at::Tensor first;  // of Problem::first
 };
 
-/// `grad_read` [B, L, R P] by bucket: of what tokens read from states.
+/// `grad_read` [B, L, R P] by bucket: gradients of the values read from states.
 StateGradients run_levels_back(const Problem& problem, const std::vector<Inside>& inside,
                                const TensorVector& grad_read, const at::Tensor& grad_ends) {
   StateGradients result;
@@ -167,17 +168,17 @@ StateGradients run_levels_back(const Problem& problem, const std::vector<Inside>
   return result;
 }
 
-/// Gradients of the rows of one bucket, [n * L, ...].
+/// Row gradients of one bucket, [n * L, ...].
 struct RowGradients {
   at::Tensor v, g, b, c;  // g: of dt a
 };
 
-/// What a bucket's gradients follow from, once the levels have been run both ways.
+/// Inputs of a bucket's gradients, after the forward and backward pass over the levels.
 struct BucketGradients {
-  const at::Tensor& state;  // at which chunks begin
+  const at::Tensor& state;  // initial states of chunks
   const at::Tensor& grad_out;
   const at::Tensor& grad_read;
-  const at::Tensor& grad_end;  // of the state at the end
+  const at::Tensor& grad_end;  // of the final state
 };
 
 RowGradients row_gradients(const Inside& in, const BucketGradients& given) {
@@ -207,16 +208,16 @@ detail::SsmResults composed::ssm_scan(const SsmScan& given) {
   detail::check_ssm_scan(given);
   const Problem problem(given);
   const std::vector<Inside> inside = detail::over_buckets<Inside>(problem);
-  const States run = run_levels(problem, inside);
+  const States states = run_levels(problem, inside);
   TensorVector rows;
   for (size_t i = 0; i < inside.size(); ++i) {
     const Inside& in = inside[i];
-    const at::Tensor read = in.scaled(bmm(in.c, run.begin[i]), in.decays.before);
+    const at::Tensor read = in.scaled(bmm(in.c, states.begin[i]), in.decays.before);
     rows.push_back(in.rows.by_token(in.side_by_side(bmm(in.weights, in.apart(in.v))).add_(read)));
   }
   at::Tensor out = problem.scan.in_token_order(rows).view(given.x.sizes());
   if (given.d.defined()) out.addcmul_(problem.x, given.d.unsqueeze(-1));
-  return {out.to(given.x.scalar_type()), problem.apart(run.ends)};
+  return {out.to(given.x.scalar_type()), problem.apart(states.ends)};
 }
 
 detail::SsmGradients composed::ssm_scan_backward(const TensorOrNone& grad_out, const TensorOrNone& grad_ends,
@@ -227,16 +228,16 @@ detail::SsmGradients composed::ssm_scan_backward(const TensorOrNone& grad_out, c
   const at::Tensor grad = grad_out.defined() ? problem.in_sums(grad_out) : at::zeros_like(problem.x);
   TensorVector grad_outs, grad_reads;
   for (const Inside& in : inside) {
-    grad_outs.push_back(in.tokens_only(in.rows.by_head(problem.of_groups(grad))));
+    grad_outs.push_back(in.tokens_only(in.rows.by_head(problem.by_group(grad))));
     grad_reads.push_back(in.scaled(grad_outs.back(), in.decays.before));
   }
-  const States run = run_levels(problem, inside);
+  const States states = run_levels(problem, inside);
   const StateGradients above = run_levels_back(
       problem, inside, grad_reads, grad_ends.defined() ? problem.side_by_side(grad_ends) : at::Tensor());
   TensorVector rows_v, rows_g, rows_b, rows_c;
   for (size_t i = 0; i < inside.size(); ++i) {
     const RowGradients rows =
-        row_gradients(inside[i], {run.begin[i], grad_outs[i], grad_reads[i], above.end[i]});
+        row_gradients(inside[i], {states.begin[i], grad_outs[i], grad_reads[i], above.end[i]});
     rows_v.push_back(rows.v);
     rows_g.push_back(rows.g);
     rows_b.push_back(rows.b);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ssm_scan on the CPU: rows dt x are added to states as they are, with decays exp(dt A).
+// ssm_scan on the CPU: rows dt x are added to states without the delta rule, with decays exp(dt A).
 #include <ATen/ATen.h>
 
 #include "espalier/ops/chunk_scan/cpu.h"

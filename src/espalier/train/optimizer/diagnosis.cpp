@@ -14,7 +14,7 @@
 namespace espalier {
 namespace {
 
-// The first of some tensors that is not finite, and how many others are not.
+// The first tensor that is not finite, and the number of others.
 class Findings {
  public:
   void add(const std::string& what, const std::string& fault) {
@@ -43,7 +43,7 @@ std::string nonfinite_gradients(const Decoder& decoder) {
   return findings.text("gradients");
 }
 
-// A token that stands out, in words.
+// A token with an extreme value, for messages.
 struct Place {
   int64_t row = -1;
   int64_t position = 0;
@@ -57,7 +57,7 @@ struct Place {
 struct TermFindings {
   int64_t nonfinite = 0;  // terms whose log-probability is not finite
   Place first_nonfinite;
-  double largest_share = 0;  // of the loss, as the policy ratio makes it
+  double largest_share = 0;  // largest |coefficient * advantage * ratio|
   Place largest;
 };
 
@@ -76,7 +76,8 @@ TermFindings look_at_terms(const Step& step, const Loss& loss, const std::vector
         if (findings.nonfinite++ == 0) findings.first_nonfinite = place;
       } else if (has_ratio && trajectories.logprobs.has(row)) {
         const double advantage = loss.column(TermColumn::kAdvantage, row, term.position);
-        if (clips_ratio(objective.options().kind) && advantage >= 0) continue;  // however large the ratio
+        if (clips_ratio(objective.options().kind) && advantage >= 0)
+          continue;  // clipped, so it cannot overflow
         const double share = std::abs(term.coefficient * advantage) *
                              std::exp(place.logprob - trajectories.logprobs.values[token]);
         if (!(share <= findings.largest_share)) {
@@ -99,7 +100,7 @@ std::string suspicious_terms(const Decoder& decoder, const Step& step, const Los
                        found.first_nonfinite.text(trajectories), found.first_nonfinite.logprob,
                        found.nonfinite, step.terms.values.size());
   }
-  // Below this a gradient in float32 has room for what follows.
+  // Below this bound the gradient does not overflow float32.
   if (found.largest_share <= 1e25) return "";
   const int64_t token = trajectories.offsets[found.largest.row] + found.largest.position;
   return fmt::format(

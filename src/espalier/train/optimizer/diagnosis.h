@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why a step has no finite loss or gradient.
+// Diagnosis of steps whose loss or gradient is not finite.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@
 
 namespace espalier {
 
-/// "`model.norm.weight` holds 3 values of 16 that are not finite (...)" and how many other parameters do; ""
-/// where all are finite.
+/// "`model.norm.weight` holds 3 values of 16 that are not finite (...)" and the number of other such
+/// parameters; "" if all are finite.
 std::string nonfinite_parameters(const Decoder& decoder);
 
-/// Explains why the loss or the gradients of a step that has run are not finite. It looks at parameters; at
-/// log-probabilities, which are computed once more, by trajectory and token; at policy ratios too large for
-/// float32; and at gradients by parameter. One clause per finding, joined by "; ".
+/// Explains why the loss or the gradients of a step are not finite. Checks parameters, log-probabilities
+/// (which are recomputed) by trajectory and token, policy ratios too large for float32, and gradients by
+/// parameter. One clause per finding, joined by "; ".
 std::string explain_nonfinite(const Decoder& decoder, const Step& step, const Loss& loss);
 
 }  // namespace espalier

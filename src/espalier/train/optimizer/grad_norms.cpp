@@ -34,7 +34,7 @@ std::string module_kind(std::string_view parameter) {
     if (modules.empty()) return std::string(parameter);
     return is_norm(modules.back()) ? "norm" : std::string(modules.back());
   }
-  modules.erase(modules.begin(), layers + 2);  // what is left is the name within the layer
+  modules.erase(modules.begin(), layers + 2);  // the name within the layer remains
   if (is_norm(modules.front())) return "norm";
   const auto has = [&](std::string_view module) {
     return std::ranges::find(modules, module) != modules.end();
@@ -49,7 +49,7 @@ std::vector<std::pair<std::string, double>> grad_norms_by_kind(const Decoder& de
   std::vector<std::pair<std::string, std::vector<at::Tensor>>> groups;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const std::string kind = module_kind(decoder.parameters()[i].name);
-    auto group = std::ranges::find(groups, kind, [](const auto& each) { return each.first; });
+    auto group = std::ranges::find(groups, kind, [](const auto& group) { return group.first; });
     if (group == groups.end()) group = groups.insert(group, {kind, {}});
     group->second.push_back(gradients[i]);
   }

@@ -48,7 +48,7 @@ Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options)
 
 namespace {
 
-// Splits indices of parameters with a gradient by whether they are decayed.
+// AdamW update of parameters with equal weight decay.
 void adamw_group(const OptimizerOptions& options, double learning_rate, double weight_decay,
                  const std::vector<size_t>& members, const std::vector<at::Tensor>& gradients,
                  std::vector<at::Tensor>& masters, std::vector<at::Tensor>& exp_avgs,
@@ -79,9 +79,8 @@ void Optimizer::check_update(double learning_rate, double norm) const {
   const double clipped = options_.max_grad_norm > 0 ? std::min(norm, options_.max_grad_norm) : norm;
   const double largest = masters_.front().scalar_type() == at::kDouble ? std::numeric_limits<double>::max()
                                                                        : std::numeric_limits<float>::max();
-  // No gradient is larger than the norm of all, and AdamW moves no weight by more than this many times the
-  // learning rate: m / sqrt(v) is at most (1 - beta1) / sqrt(1 - beta2), corrections for the first steps
-  // aside, which make it at most 1 there.
+  // No gradient exceeds the norm, and AdamW moves no weight by more than this multiple of the learning rate:
+  // m / sqrt(v) <= (1 - beta1) / sqrt(1 - beta2), or 1 with the bias correction of the first steps.
   const bool adamw = options_.kind == OptimizerKind::kAdamW;
   const double reach = adamw ? std::max(1.0, (1 - options_.beta1) / std::sqrt(1 - options_.beta2)) : clipped;
   if (!(learning_rate * reach < largest) || (adamw && !(clipped < std::sqrt(largest)))) {
@@ -93,7 +92,7 @@ void Optimizer::check_update(double learning_rate, double norm) const {
 
 namespace {
 
-/// Biases of experts that are one tensor have two dimensions.
+/// Fused biases of experts have two dimensions, but are not matrices.
 bool is_matrix(const Parameter& parameter) {
   return parameter.value.dim() >= 2 && !parameter.name.ends_with("bias");
 }
@@ -178,8 +177,7 @@ void Optimizer::load(const std::filesystem::path& path) {
                  "{}: expected the state of the same optimizer and dtype ({} tensors), received {} tensors",
                  path.string(), expected.size(), file.tensors().size());
   for (const Named& entry : expected) read_tensor(file, entry.name, entry.tensor);
-  // Float32 and float64 models have no separate masters: their weights come from the checkpoint's own
-  // tensors.
+  // Only bfloat16 models have separate masters; other weights are loaded from the checkpoint.
   const at::NoGradGuard no_grad;
   round_masters();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimisers over master weights.
+// Optimisers with master weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,14 +18,14 @@ enum class OptimizerKind { kAdamW, kSgd };
 
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
-  double weight_decay = 0;  // of matrices (two or more dimensions); norms and biases are never decayed
+  double weight_decay = 0;  // for matrices; norms and biases are never decayed
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
   double max_grad_norm = 1;  // 0: off
 };
 
-/// What is kept for each element of a parameter of this dtype: moments and master weights.
+/// Bytes of moments and master weights per element of a parameter of this dtype.
 int64_t optimizer_bytes(OptimizerKind kind, at::ScalarType dtype);
 
 /// Throws InputError naming an option that is not finite or out of its range: betas in [0, 1), eps above 0,
@@ -34,31 +34,30 @@ void check_optimizer_options(const OptimizerOptions& options);
 
 enum class SchedulerKind { kConstant, kLinear, kCosine };
 
-/// Factor on the learning rate at step (from 0) of `steps`: rises linearly to 1 over the first warmup_steps
-/// ((step + 1) / (warmup_steps + 1)), then stays, falls linearly, or falls as half a cosine, to 0 at `steps`.
+/// Factor on the learning rate at step (from 0) of `steps`: rises linearly over the first warmup_steps ((step
+/// + 1) / (warmup_steps + 1)), then is constant at 1, or falls linearly or as half a cosine to 0 at `steps`.
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps);
 
 /// AdamW (Loshchilov and Hutter, 2019; LibTorch's fused operator) or plain SGD (p -= lr (g + weight_decay
-/// p)). bfloat16 models are updated through float32 master weights. All of it lives on the decoder's device;
-/// files are the same whatever that is.
+/// p)). bfloat16 models are updated through float32 master weights. The state lives on the decoder's device;
+/// saved files do not depend on it.
 class Optimizer {
  public:
   Optimizer(const Decoder& decoder, const OptimizerOptions& options);
 
-  /// Euclidean norm of the decoder's gradients, summed in float64. Waits for the device.
+  /// L2 norm of the decoder's gradients, summed in float64. Synchronises the device.
   double gradient_norm() const;
 
   /// Clips the gradients, whose norm is `norm`, to max_grad_norm (torch.nn.utils.clip_grad_norm_) and updates
-  /// the weights. Throws NonFiniteError, before anything is changed, where the norm is not finite or so large
-  /// that the update or AdamW's second moments would overflow.
+  /// the weights. Throws NonFiniteError, before any change, if the norm is not finite or so large that the
+  /// update or AdamW's second moments would overflow.
   void update(double learning_rate, double norm);
 
-  /// "" if everything that save() writes is finite; otherwise the name of a tensor that is not, and its
-  /// values.
+  /// "" if all state is finite; otherwise the name of a tensor that is not, and its values.
   std::string nonfinite_state() const;
 
   /// State by name: `master.NAME` (bfloat16 models), `exp_avg.NAME`, `exp_avg_sq.NAME`, `step`. Throws
-  /// NonFiniteError where values are not finite.
+  /// NonFiniteError if values are not finite.
   void save(const std::filesystem::path& file) const;
   void load(const std::filesystem::path& file);
 
@@ -69,7 +68,7 @@ class Optimizer {
   };
   std::vector<Named> state() const;
   void check_update(double learning_rate, double norm) const;
-  void round_masters() const;  // to the weights of bfloat16 models; nothing for others
+  void round_masters() const;  // bfloat16 models: writes rounded masters to the weights
 
   const Decoder* decoder_;
   OptimizerOptions options_;

@@ -17,7 +17,7 @@ StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss, const 
   PendingStep pending = start_forward_backward(decoder_, step, loss, progress);
   if (meanwhile) meanwhile();
   StepResult result = finish(std::move(pending));
-  // An expert without tokens has a gradient of zero: the optimiser's moments decay as in fused tensors.
+  // An expert without tokens gets a zero gradient, so that its moments decay as those of fused experts do.
   decoder_.complete_gradients();
   return result;
 }
@@ -27,7 +27,7 @@ void StepTrainer::update(double learning_rate, double norm) {
   try {
     optimizer_.update(learning_rate, norm);
   } catch (const NonFiniteError&) {
-    is_half_updated_ = false;  // it is thrown before anything is changed
+    is_half_updated_ = false;  // thrown before any change
     throw;
   }
   is_half_updated_ = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model in training: gradients of steps add up, then an update uses them. The training loop and the Engine
-// of Python are made of this.
+// A model with its optimiser: accumulates gradients of steps and updates the weights. Used by the training
+// loop and by the Engine of Python.
 #pragma once
 
 #include <exception>
@@ -26,20 +26,19 @@ class StepTrainer {
   Optimizer& optimizer() { return optimizer_; }
   const Optimizer& optimizer() const { return optimizer_; }
 
-  /// Adds the gradients of the step's loss to those that there are. `meanwhile` is called once all work has
-  /// been handed to the device. After an exception the gradients hold a part of the step's as well.
+  /// Accumulates the gradients of the step's loss. `meanwhile` is called when all work has been queued on the
+  /// device. After an exception the gradients contain part of the step's.
   StepResult add_gradients(const Step& step, const Loss& loss, const MicroBatchProgress& progress = {},
                            const std::function<void()>& meanwhile = {});
 
   void zero_gradients() { decoder_.zero_gradients(); }
 
-  /// Clips the gradients, whose norm is `norm`, and updates the weights. Throws NonFiniteError, before
-  /// anything is changed, as Optimizer::update does.
+  /// Optimizer::update.
   void update(double learning_rate, double norm);
 
-  /// Whether an exception ended an update half-way, so that weights and optimiser are of no step.
+  /// Whether an exception interrupted an update, so that weights and optimiser are inconsistent.
   bool is_half_updated() const { return is_half_updated_; }
-  /// Weights and optimiser have been loaded since.
+  /// Call after loading weights and optimiser.
   void forget_half_update() { is_half_updated_ = false; }
 
  private:
@@ -48,12 +47,12 @@ class StepTrainer {
   bool is_half_updated_ = false;
 };
 
-/// NonFiniteError unless loss and gradient norm of a step that has run are finite; says why, as
-/// explain_nonfinite does. `title`: how the message begins.
+/// Throws NonFiniteError unless loss and gradient norm are finite; the message starts with `title` and
+/// includes explain_nonfinite.
 void check_finite(const Decoder& decoder, const Step& step, const Loss& loss, const std::string& title,
                   double value, double norm);
 
-/// The message of an exception, without the backtrace of LibTorch's.
+/// The message of an exception, without LibTorch's backtrace.
 std::string text_of(const std::exception& error);
 
 }  // namespace espalier

@@ -25,10 +25,11 @@ constexpr const char* kFolder = "checkpoints";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kWeightsFile = "resume.safetensors";
 constexpr const char* kBestFolder = "best";
-// Unfinished ones are .NAME.TAG.partial. One that is being replaced is .NAME.before for a moment.
+// Unfinished checkpoints are named .NAME.TAG.partial. While one is replaced, the old one is named
+// .NAME.before.
 constexpr std::string_view kPartialPrefix = ".", kPartialSuffix = ".partial", kBeforeSuffix = ".before";
 
-// What is trained in the dtype that it is trained in. bfloat16 models resume from their float32 masters.
+// Saves trained parameters in their own dtype. bfloat16 models resume from their float32 masters instead.
 void save_exact_weights(const fs::path& file, const Decoder& decoder) {
   std::vector<at::Tensor> keep;
   std::vector<TensorView> views;
@@ -39,7 +40,7 @@ void save_exact_weights(const fs::path& file, const Decoder& decoder) {
   write_safetensors(file, views);
 }
 
-// Did a process of this host that has ended leave this unfinished checkpoint, ".NAME.TAG.partial"?
+// Whether ".NAME.TAG.partial" is an unfinished checkpoint of a process of this host that has ended.
 bool is_left_over(std::string_view name) {
   name.remove_prefix(kPartialPrefix.size());
   name.remove_suffix(kPartialSuffix.size());
@@ -124,7 +125,7 @@ int64_t step_of(const fs::path& folder) {
   if (!name.starts_with(kPrefix)) return -1;
   const char* end = name.data() + name.size();
   const auto [last, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  // "step_007" and "step_-7" are other names.
+  // Reject names such as "step_007" and "step_-7".
   const bool plain = error == std::errc() && last == end && name == fmt::format("{}{}", kPrefix, step);
   return plain && step >= 0 ? step : -1;
 }
@@ -143,8 +144,7 @@ std::vector<fs::path> checkpoints(const fs::path& run_folder) {
 
 namespace {
 
-/// A process that was killed while it replaced a checkpoint has left the one before. Nothing is done where
-/// the new one was in its place already, but to remove it.
+/// Restores a checkpoint that a killed process was replacing, or removes it if the new one is in place.
 void put_back_replaced(const fs::path& parent) {
   std::vector<fs::path> found;
   std::error_code error;

@@ -28,27 +28,28 @@ bool compares_pairs(const TrainOptions& options) {
                              [](const MixSource& source) { return compares_pairs(source.objective); });
 }
 
-// Rows in units that no step may split, in the order of first appearance: whole groups, unless rows are
-// shuffled singly; and whole pairs, if the objective compares them.
+// Rows in units that a step must not split, in order of first appearance: groups, unless single rows are
+// shuffled, and pairs, if the objective compares them.
 std::vector<Rows> whole_units(const Trajectories& trajectories, const TrainOptions& options) {
   const bool keeps_groups = options.shuffle != Shuffle::kRows;
   const std::vector<int64_t> source_of_row = options.mix.empty()
                                                  ? std::vector<int64_t>(trajectories.num_rows())
                                                  : sources_of_rows(options.mix, trajectories.num_rows());
-  std::vector<int64_t> joined(trajectories.num_rows());  // of each row, an earlier one of its unit, or itself
+  // Union-find: an earlier row of the same unit, or the row itself.
+  std::vector<int64_t> joined(trajectories.num_rows());
   std::iota(joined.begin(), joined.end(), 0);
-  const auto first_of = [&](int64_t row) {
+  const auto root_of = [&](int64_t row) {
     while (joined[row] != row) row = joined[row] = joined[joined[row]];
     return row;
   };
-  // Equal names in several sources of a mix are different ones.
+  // Names in different sources of a mix are distinct.
   const auto join = [&](const std::vector<std::string>& names, const auto& takes) {
     std::vector<std::unordered_map<std::string, int64_t>> known(std::max<size_t>(1, options.mix.size()));
     for (int64_t row = 0; row < trajectories.num_rows() && !names.empty(); ++row) {
       if (names[row].empty() || !takes(source_of_row[row])) continue;
       auto& known_rows = known[source_of_row[row]];
-      const int64_t other = first_of(known_rows.try_emplace(names[row], row).first->second),
-                    own = first_of(row);
+      const int64_t other = root_of(known_rows.try_emplace(names[row], row).first->second),
+                    own = root_of(row);
       joined[std::max(own, other)] = std::min(own, other);
     }
   };
@@ -59,7 +60,7 @@ std::vector<Rows> whole_units(const Trajectories& trajectories, const TrainOptio
   std::vector<Rows> units;
   std::unordered_map<int64_t, size_t> unit_of_first;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    const auto [entry, is_new] = unit_of_first.try_emplace(first_of(row), units.size());
+    const auto [entry, is_new] = unit_of_first.try_emplace(root_of(row), units.size());
     if (is_new) units.emplace_back();
     units[entry->second].push_back(row);
   }
@@ -75,10 +76,10 @@ int64_t num_steps_of(const TrainOptions& options, int64_t num_rows, int64_t num_
   return std::min(num_rows / batch_size + (num_rows % batch_size > 0), num_units);
 }
 
-// Units, in this order, as the rows of `num_steps` steps, each of one unit at least. Steps end where the rows
-// so far are nearest to equal shares. Single rows fill one step after the other.
+// Divides units in order into `num_steps` steps of at least one unit. Steps end where the cumulative number
+// of rows is nearest to equal shares; if all units are single rows, steps have batch_size rows.
 std::vector<Rows> cut_into_steps(const std::vector<Rows>& units, int64_t num_steps, int64_t batch_size) {
-  std::vector<int64_t> rows_before{0};  // of each unit, and of all
+  std::vector<int64_t> rows_before{0};  // prefix sums of unit sizes
   for (const Rows& unit : units) rows_before.push_back(rows_before.back() + std::ssize(unit));
   const auto num_units = std::ssize(units);
   const int64_t num_rows = rows_before.back();
@@ -89,7 +90,7 @@ std::vector<Rows> cut_into_steps(const std::vector<Rows>& units, int64_t num_ste
         static_cast<double>(num_rows) * static_cast<double>(step) / static_cast<double>(num_steps);
     const double wanted =
         num_rows == num_units ? static_cast<double>(std::min(step * batch_size, num_rows)) : share;
-    const int64_t last = num_units - (num_steps - step);  // what follows needs a unit each
+    const int64_t last = num_units - (num_steps - step);  // leave a unit for each later step
     int64_t end = unit + 1;
     const auto distance = [&](int64_t at) { return std::abs(static_cast<double>(rows_before[at]) - wanted); };
     while (end < last && distance(end + 1) <= distance(end)) ++end;
@@ -145,7 +146,7 @@ int64_t total_steps(const Trajectories& trajectories, const TrainOptions& option
 
 namespace {
 
-// Of each row: does a token after the first carry loss?
+// By row: whether a token after the first carries loss.
 std::vector<bool> rows_with_loss(const Trajectories& trajectories) {
   std::vector<bool> result(trajectories.num_rows());
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
@@ -155,7 +156,7 @@ std::vector<bool> rows_with_loss(const Trajectories& trajectories) {
   return result;
 }
 
-// The trajectories of a step, the first few by name.
+// The trajectories of a step as text: names of the first few, number of the others.
 std::string row_list(const Trajectories& trajectories, const std::vector<int64_t>& rows) {
   constexpr size_t kShown = 5;
   std::vector<std::string> names;
@@ -173,7 +174,7 @@ void check_loss_of_steps(const Trajectories& trajectories, const TrainOptions& o
                          int64_t last) {
   const std::vector<bool> with_loss = rows_with_loss(trajectories);
   if (std::find(with_loss.begin(), with_loss.end(), false) == with_loss.end()) return;
-  constexpr int64_t kMostRows = 100'000'000;  // looked at in some seconds
+  constexpr int64_t kMostRows = 100'000'000;  // takes a few seconds
   const int64_t per_epoch = steps_per_epoch(trajectories, options);
   int64_t looked_at = 0;
   for (int64_t epoch = first / per_epoch; epoch * per_epoch < last && looked_at < kMostRows; ++epoch) {
@@ -189,7 +190,7 @@ void check_loss_of_steps(const Trajectories& trajectories, const TrainOptions& o
           "such rows with others)",
           step, rows.size(), row_list(trajectories, rows));
     }
-    if (options.shuffle == Shuffle::kNone) return;  // all epochs are alike
+    if (options.shuffle == Shuffle::kNone) return;  // all epochs are equal
     looked_at += trajectories.num_rows();
   }
 }
@@ -202,14 +203,14 @@ Step Steps::take(int64_t index) {
 void Steps::try_longest(int64_t first, int64_t last) {
   const std::vector<std::vector<int64_t>>& batches = batches_of(first);
   const auto per_epoch = static_cast<int64_t>(batches.size());
-  const auto longest_of = [&](int64_t index) {
+  const auto longest_in = [&](int64_t index) {
     int64_t size = 0;
     for (const int64_t row : batches[index % per_epoch]) size = std::max(size, trajectories_.row_size(row));
     return size;
   };
   int64_t index = first;
   for (int64_t other = first + 1; other < last && other % per_epoch != 0; ++other) {
-    if (longest_of(other) > longest_of(index)) index = other;
+    if (longest_in(other) > longest_in(index)) index = other;
   }
   make(index);
 }

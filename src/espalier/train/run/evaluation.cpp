@@ -13,9 +13,9 @@
 namespace espalier {
 namespace {
 
-// Errors say of which rows they are.
+// Adds to InputErrors that they concern the held-out rows.
 template <class Make>
-auto of_held_out(const Make& make) {
+auto on_held_out(const Make& make) {
   try {
     return make();
   } catch (const InputError& error) {
@@ -27,13 +27,12 @@ auto of_held_out(const Make& make) {
 
 void add_evaluation_options(EvaluationOptions* options, OptionList* list) {
   list->group("Evaluation");
-  list->add("eval-every", &options->every,
-            "Steps between evaluations (0: none but the one after the last step)",
+  list->add("eval-every", &options->every, "Steps between evaluations (0: only after the last step)",
             {.least = 0, .most = kMostSteps});
   list->add("keep-best", &options->keep_best,
             "Keep the checkpoint with the lowest evaluation loss as OUT/checkpoints/best");
   list->add("early-stop", &options->early_stop,
-            "End the run, saved as at its end, after so many evaluations in a row without a lower loss "
+            "Stop training, with a final checkpoint, after so many evaluations in a row without a lower loss "
             "(0: never)",
             {.least = 0, .most = kMostSteps});
 }
@@ -47,8 +46,8 @@ void check_evaluation_options(const EvaluationOptions& options) {
 
 Evaluator::Evaluator(const HeldOut& held_out, const TrainOptions& options)
     : held_out_(held_out),
-      loss_(of_held_out([&] { return Loss(held_out.trajectories, options.objective); })),
-      step_(of_held_out([&] {
+      loss_(on_held_out([&] { return Loss(held_out.trajectories, options.objective); })),
+      step_(on_held_out([&] {
         ESPALIER_CHECK(held_out.trajectories.num_rows() > 0, "expected trajectories, received none");
         return make_step(held_out.trajectories,
                          {options.plan, options.objective, options.costs ? &*options.costs : nullptr,
@@ -64,9 +63,9 @@ bool Evaluator::is_due(int64_t step, int64_t last) const {
 nlohmann::ordered_json Evaluator::evaluate(const Decoder& decoder, const MicroBatchProgress& progress) const {
   const auto begin = std::chrono::steady_clock::now();
   const StepResult result = espalier::evaluate(decoder, step_, loss_, progress);
-  check_mapped_files();  // numbers of data that is no longer there do not count
+  check_mapped_files();  // discard results if mapped data has disappeared
   nlohmann::ordered_json values = {{"eval_loss", result.loss}};
-  // The last metric is the one that every objective has.
+  // The last metric is nll_per_token, which every objective has.
   values["eval_" + result.metrics.back().name] = result.metrics.back().value;
   for (const StepMetric& metric : result.metrics) values["eval_" + metric.name] = metric.value;
   values["eval_flat_tokens"] = result.flat_tokens;

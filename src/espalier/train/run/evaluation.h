@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evaluations of a run: the loss on rows that it is not trained on.
+// Evaluation of a training run on held-out rows.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ namespace espalier {
 
 struct EvaluationOptions {
   int64_t every = 0;       // steps between evaluations; after the last step there is always one
-  bool keep_best = false;  // keep the checkpoint of the best one (best_checkpoint_folder)
-  int64_t early_stop = 0;  // end the run after so many in a row that were not better; 0: never
+  bool keep_best = false;  // keep the checkpoint of the best evaluation (best_checkpoint_folder)
+  int64_t early_stop = 0;  // stop after so many evaluations in a row without improvement; 0: never
 };
 
-/// Held-out rows, and what is done with them.
+/// Held-out rows and how they are evaluated.
 struct HeldOut {
   Trajectories trajectories;
   EvaluationOptions options;
@@ -31,31 +31,31 @@ void add_evaluation_options(EvaluationOptions* options, OptionList* list);
 /// Throws InputError naming an option that is out of its range.
 void check_evaluation_options(const EvaluationOptions& options);
 
-/// Evaluates the objective of a run on all held-out rows as on those of one step: their normaliser is that of
-/// all, and no number depends on micro-batches beyond rounding.
+/// Evaluates the objective on all held-out rows as one step: the normaliser is over all rows, and results do
+/// not depend on micro-batches beyond rounding.
 class Evaluator {
  public:
-  /// Both must outlive this object. Throws InputError where the objective cannot be computed on the rows, or
-  /// they do not fit the plan's budgets.
+  /// `held_out` and `options` must outlive this object. Throws InputError if the objective cannot be computed
+  /// on the rows, or they do not fit the plan's budgets.
   Evaluator(const HeldOut& held_out, const TrainOptions& options);
 
   const EvaluationOptions& options() const { return held_out_.options; }
   const Step& step() const { return step_; }
 
-  /// Is there one after a step of a run with `last` steps?
+  /// Whether an evaluation follows this step of a run with `last` steps.
   bool is_due(int64_t step, int64_t last) const;
 
   /// {"eval_loss": ..., "eval_nll_per_token": ..., other metrics of the objective, "eval_flat_tokens": ...,
-  /// "eval_encoded_tokens": ..., "eval_seconds": ...}, of evaluate() (engine/evaluate.h).
+  /// "eval_encoded_tokens": ..., "eval_seconds": ...}, from evaluate() (engine/evaluate.h).
   nlohmann::ordered_json evaluate(const Decoder& decoder, const MicroBatchProgress& progress) const;
 
-  /// The state of before the first one.
+  /// The state before the first evaluation.
   EvaluationState initial_state() const;
 
-  /// Adds one to the state. Returns whether it was the best so far: of finite loss, below all before.
+  /// Adds an evaluation to the state. Returns whether its loss is finite and the lowest so far.
   static bool add(int64_t step, double loss, EvaluationState* state);
 
-  /// Whether the run is to end after the last one.
+  /// Whether to stop early after the last evaluation.
   bool stops(const EvaluationState& state) const {
     return options().early_stop > 0 && state.since_best >= options().early_stop;
   }

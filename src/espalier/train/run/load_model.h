@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model of a run.
+// Loads the model of a training run.
 #pragma once
 
 #include "espalier/model/decoder.h"
@@ -7,9 +7,9 @@
 
 namespace espalier {
 
-/// The decoder of options.model, and where options ask for one with an adapter: a new one or that of a
-/// folder. Throws InputError where either cannot be loaded, targets are no linear maps of the model, or the
-/// adapter has dropout.
+/// The decoder of options.model, optionally with an adapter: a new one or one loaded from a folder. Throws
+/// InputError if either cannot be loaded, a target is not a linear map of the model, or the adapter has
+/// dropout.
 Decoder load_model(const TrainOptions& options);
 
 }  // namespace espalier

@@ -134,8 +134,8 @@ namespace {
 
 constexpr std::string_view kEvaluationPrefix = "eval_";
 
-// Of an earlier run's metrics, what the run that goes on does not write again. An unfinished last line is
-// dropped.
+// The lines of metrics.jsonl to keep on resume: those that will not be written again. An incomplete last line
+// is dropped.
 std::string kept_lines(const std::string& text, const MetricsStart& start) {
   if (start.resumed_step == 0) return "";
   const auto keeps = [&](const nlohmann::json& line) {
@@ -152,12 +152,12 @@ std::string kept_lines(const std::string& text, const MetricsStart& start) {
   return kept;
 }
 
-// Leaves of metrics.jsonl what is to be kept. Throws InputError where that cannot be done.
+// Truncates metrics.jsonl to the lines to keep. Throws InputError on failure.
 void trim(const std::filesystem::path& path, const MetricsStart& start) {
   const std::string text = std::filesystem::exists(path) ? read_text(path) : "";
   const std::string kept = kept_lines(text, start);
   if (kept == text && !text.empty()) return;
-  if (!text.empty() && text.starts_with(kept)) {  // the usual case, which needs no room on the disk
+  if (!text.empty() && text.starts_with(kept)) {  // the usual case, which needs no disk space
     std::error_code error;
     std::filesystem::resize_file(path, kept.size(), error);
     ESPALIER_CHECK(!error, "cannot shorten {}: {}", path.string(), error.message());
@@ -174,7 +174,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& run_folder, const Metr
   try {
     trim(file_.path(), start);
   } catch (const std::exception& error) {
-    this->note(fmt::format("warning: {}; it keeps lines of steps that are done again", error.what()));
+    this->note(fmt::format("warning: {}; it keeps lines of steps that are repeated", error.what()));
   }
 }
 
@@ -203,7 +203,7 @@ void MetricsWriter::write_evaluation(int64_t step, const nlohmann::ordered_json&
 void MetricsWriter::append(int64_t step, const nlohmann::ordered_json& values,
                            const std::map<std::string, double>& scalars) {
   if (file_.close_if_removed()) {
-    note(fmt::format("warning: {} was removed while the run goes on: it begins again with step {}",
+    note(fmt::format("warning: {} was removed during the run: it starts again at step {}",
                      file_.path().string(), step));
   }
   file_.append(values.dump() + "\n");
@@ -211,7 +211,7 @@ void MetricsWriter::append(int64_t step, const nlohmann::ordered_json& values,
   for (const LogFile* file : {static_cast<const LogFile*>(&file_), &events_.file()}) {
     if (warned_ || file->failure().empty()) continue;
     warned_ = true;
-    note(fmt::format("warning: {} cannot be written: {}; the run goes on and tries again after every step",
+    note(fmt::format("warning: {} cannot be written: {}; the run continues and retries after every step",
                      file->path().string(), file->failure()));
   }
 }

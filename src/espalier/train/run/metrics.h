@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the numbers of a run go: metrics.jsonl and a TensorBoard event file.
+// Metrics of a training run: metrics.jsonl and a TensorBoard event file.
 #pragma once
 
 #include <cstdint>
@@ -32,26 +32,25 @@ class EventWriter {
 /// CRC-32C (Castagnoli) of the bytes, as TFRecord uses it.
 uint32_t crc32c(const std::string& bytes);
 
-/// Where a run that goes on writes its numbers.
+/// Where a resumed run starts to write.
 struct MetricsStart {
   int64_t resumed_step = 0;
-  bool evaluates_it = false;  // the evaluation after that step is still to come
+  bool evaluates_it = false;  // whether the evaluation after that step is still due
 };
 
-/// metrics.jsonl and the event file of a run folder. Lines of steps after `resumed_step` (from an interrupted
-/// run) are dropped on opening, and so are evaluations that are done again; with resumed_step 0 the file
-/// starts anew. A file that
-/// cannot be written is no error: `note` is told once, missing lines are tried again with every step, and
-/// finish() says what is still missing. A file that somebody removes begins again with the next step, and
-/// `note` is told.
+/// metrics.jsonl and the event file of a run folder. On opening, lines of steps after `resumed_step` (from an
+/// interrupted run) and of evaluations that will be repeated are dropped; with resumed_step 0 the file is
+/// truncated. Failure to write is not an error: `note` is called once, missing lines are retried with every
+/// step, and finish() reports what is still missing. If the file is removed, `note` is called and a new one
+/// is started with the next step.
 class MetricsWriter {
  public:
   MetricsWriter(const std::filesystem::path& run_folder, const MetricsStart& start,
                 std::function<void(const std::string&)> note = {});
   void write(int64_t step, const nlohmann::ordered_json& values);
 
-  /// The record of an evaluation after a step, {"step": ..., "eval_loss": ...}. The names of all values but
-  /// `step` begin with "eval_".
+  /// Writes the record of an evaluation, {"step": ..., "eval_loss": ...}. All names but `step` start with
+  /// "eval_".
   void write_evaluation(int64_t step, const nlohmann::ordered_json& values);
   void finish();
 

@@ -29,7 +29,7 @@ constexpr const char* kHashOfValues = "values";
 
 using Description = std::map<std::string, std::string>;
 
-/// What the log-probabilities depend on.
+/// Everything that the log-probabilities depend on.
 Description describe(const Reference& reference, const Trajectories& trajectories) {
   Description text{{"format", "1"},
                    {"weights", weights_hash(reference.model)},
@@ -43,7 +43,7 @@ Description describe(const Reference& reference, const Trajectories& trajectorie
   return text;
 }
 
-std::string hash_of(std::span<const std::byte> bytes) {
+std::string hash_bytes(std::span<const std::byte> bytes) {
   Hasher hasher;
   hasher.add(bytes);
   return hasher.digits();
@@ -55,7 +55,7 @@ RealColumn mapped_column(const TensorView& tensor, const SafetensorsFile& file) 
   return RealColumn(Column<T>(values, file.mapping()));
 }
 
-/// The column of a file; nothing, and why in `*fault`, where it is not that of `expected`.
+/// The column in a file; nullopt, with the reason in `*fault`, if it does not match `expected`.
 std::optional<RealColumn> read_kept(const std::filesystem::path& path, const Description& expected,
                                     int64_t num_tokens, std::string* fault) {
   try {
@@ -63,15 +63,15 @@ std::optional<RealColumn> read_kept(const std::filesystem::path& path, const Des
     for (const auto& [name, value] : expected) {
       const auto found = file.metadata().find(name);
       if (found == file.metadata().end() || found->second != value) {
-        *fault = fmt::format("it is of other {}", name);
+        *fault = fmt::format("it was computed with other {}", name);
         return std::nullopt;
       }
     }
     const TensorView& tensor = file.at(kTensor);
     const auto whole = file.metadata().find(kHashOfValues);
     const char* dtype = expected.at("dtype") == "float64" ? "F64" : "F32";
-    if (whole == file.metadata().end() || whole->second != hash_of(tensor.bytes) || tensor.dtype != dtype ||
-        tensor.num_elements() != num_tokens) {
+    if (whole == file.metadata().end() || whole->second != hash_bytes(tensor.bytes) ||
+        tensor.dtype != dtype || tensor.num_elements() != num_tokens) {
       *fault = "its values are damaged";
       return std::nullopt;
     }
@@ -83,7 +83,7 @@ std::optional<RealColumn> read_kept(const std::filesystem::path& path, const Des
 }
 
 template <class T>
-RealColumn column_of(const at::Tensor& values) {
+RealColumn to_column(const at::Tensor& values) {
   const T* begin = values.const_data_ptr<T>();
   return RealColumn(Column<T>(std::vector<T>(begin, begin + values.numel())));
 }
@@ -147,18 +147,18 @@ bool add_reference_logprobs(const Reference& reference, const KeptReference& kep
       trajectories->ref_logprobs = {*column, {}};
       return true;
     }
-    if (kept.note) kept.note(fmt::format("{} is not taken: {}", kept.file.string(), fault));
+    if (kept.note) kept.note(fmt::format("{} is not used: {}", kept.file.string(), fault));
   }
   const at::Tensor values = compute(reference, *trajectories, kept.progress);
   trajectories->ref_logprobs = {
-      values.scalar_type() == at::kDouble ? column_of<double>(values) : column_of<float>(values), {}};
+      values.scalar_type() == at::kDouble ? to_column<double>(values) : to_column<float>(values), {}};
   ESPALIER_CHECK(kept.trained_hash.empty() || content_hashes(*trajectories)[kTensor] == kept.trained_hash,
                  "--resume: the data's {} are not those that the run was trained on; resume with the same "
                  "--reference-model and data, or start a new run in another --out",
                  kTensor);
   const TensorView view = view_tensor(kTensor, values);
   Description written = description;
-  written[kHashOfValues] = hash_of(view.bytes);
+  written[kHashOfValues] = hash_bytes(view.bytes);
   write_safetensors(kept.file, {view}, written);
   const auto column = read_kept(kept.file, description, num_tokens, &fault);
   ESPALIER_CHECK(column, "{}: {}", kept.file.string(), fault);

@@ -25,9 +25,9 @@ bool is_one_of(const std::string& name, const Names& names) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// Calls differs(name, before, now) for each setting whose value is another one than before, null where it has
-// none; `defaults` are those of settings that did not exist then. A mix comes first, because it stands in
-// place of settings of the objective.
+// Calls differs(name, before, now) for each setting whose value has changed; a missing value is null.
+// `defaults`: of settings that older checkpoints do not have. A mix comes first, because it replaces settings
+// of the objective.
 template <class Differs>
 void compare(const Json& before, const Json& now, const Json& defaults, const Differs& differs) {
   std::vector<std::string> names = {"mix"};
@@ -43,20 +43,18 @@ void compare(const Json& before, const Json& now, const Json& defaults, const Di
 }
 
 constexpr const char* kNewSchedule =
-    ": the learning rate goes on as in a run of so many steps, and falls to 0 at the last of them";
+    ": the learning rate continues as in a run of so many steps, and falls to 0 at the last one";
 
 std::string shown(const Json& value, const Json& other) {
   if (value.is_null()) return "none";
-  // Beside none, the many settings of a mix would say nothing.
+  // Compared with no mix, only the number of sources is of interest.
   if (value.is_array() && other.is_null()) return count_of(std::ssize(value), "source", "sources");
   return value.dump();
 }
 
 void check_settings(const RunState& saved, const RunState& now, const std::string& where, const Note& note) {
   if (!saved.settings) {
-    note(
-        "the checkpoint does not say by which settings it was trained (an older Espalier wrote it): they are "
-        "not compared");
+    note("the checkpoint has no settings of its run (an older Espalier wrote it): they are not compared");
     return;
   }
   const RunSettings defaults = run_settings(TrainOptions{});
@@ -69,13 +67,13 @@ void check_settings(const RunState& saved, const RunState& now, const std::strin
   compare(saved.settings->fixed, now.settings->fixed, defaults.fixed, refuse);
   compare(saved.settings->adjustable, now.settings->adjustable, defaults.adjustable,
           [&](const std::string& name, const Json& was, const Json& is) {
-            if (was.is_null() || is.is_null()) return;  // an older Espalier did not write it
+            if (was.is_null() || is.is_null()) return;  // not written by an older Espalier
             note(fmt::format("{} was {}, and is {} from here on{}", name, was.dump(), is.dump(),
                              name == kScheduledSteps ? kNewSchedule : ""));
           });
 }
 
-// Keys of config.json that say nothing about what the model computes.
+// Keys of config.json that do not affect what the model computes.
 constexpr std::string_view kFreeInConfig[] = {"torch_dtype", "dtype", "transformers_version", "_name_or_path",
                                               "use_cache"};
 
@@ -90,7 +88,7 @@ std::optional<ConfigDifference> config_difference(const Json& saved, const Json&
     if (is_one_of(key, kFreeInConfig)) continue;
     const Json before = saved.contains(key) ? saved[key] : Json(),
                after = now.contains(key) ? now[key] : Json();
-    // Compared without regard to the order of keys inside.
+    // Compare regardless of the order of nested keys.
     if (nlohmann::json(before) != nlohmann::json(after))
       return ConfigDifference{key, before.dump(), after.dump()};
   }
@@ -103,12 +101,12 @@ void check_model(const Json& saved, const Json& now) {
   const auto difference = config_difference(saved, now);
   if (!difference) return;
   throw InputError(
-      fmt::format("--resume: the run is of another model: {} is {} in its config.json, in that of --model "
+      fmt::format("--resume: the run has another model: {} is {} in its config.json, in that of --model "
                   "{}; resume with the same model, or start a new run in another --out",
                   difference->key, difference->before, difference->now));
 }
 
-// Of a run that trains an adapter: what its checkpoints do not hold.
+// Checks the files that checkpoints of an adapter do not contain.
 void check_files(const RunState& saved, const RunState& now) {
   for (const char* flag : {"model", "adapter"}) {
     const auto before = saved.file_hashes.find(flag), after = now.file_hashes.find(flag);
@@ -123,7 +121,7 @@ void check_files(const RunState& saved, const RunState& now) {
   }
 }
 
-// The columns that the run reads, as options of TrainOptions say.
+// The columns that a run with these options reads.
 std::vector<std::string> used_columns(const TrainOptions& options) {
   std::vector<std::string> columns = {"input_ids", "loss_weights", "routed_experts"};
   std::vector<ObjectiveOptions> objectives;
@@ -132,7 +130,7 @@ std::vector<std::string> used_columns(const TrainOptions& options) {
   for (const ObjectiveOptions& objective : objectives) {
     for (const std::string& field : data_fields(*make_objective(objective))) {
       const bool is_new = std::find(columns.begin(), columns.end(), field) == columns.end();
-      // A row's single advantage is in `advantages`.
+      // The field `advantage` is stored in the column `advantages`.
       if (is_new && field != "advantage") columns.push_back(field);
     }
   }
@@ -147,7 +145,7 @@ void check_data(const RunState& saved, const RunState& now, const TrainOptions& 
                  saved.data_rows, saved.data_tokens, now.data_rows, now.data_tokens);
   if (saved.data_hashes.empty()) {
     note(
-        "the checkpoint does not say what its data held (an older Espalier wrote it): only sizes are "
+        "the checkpoint has no hashes of its data (an older Espalier wrote it): only sizes are "
         "compared");
     return;
   }
@@ -168,13 +166,13 @@ void check_data(const RunState& saved, const RunState& now, const TrainOptions& 
 std::string manifest_fault(const fs::path& folder, const std::string& name, const Note& note) {
   const ManifestReport report = check_manifest(folder, name);
   if (!report.present) {
-    note(fmt::format("{} has no {} (an older Espalier wrote it): taken without checking its files",
+    note(fmt::format("{} has no {} (an older Espalier wrote it): used without checking its files",
                      folder.string(), kManifestFile));
     return "";
   }
   if (!report.faults.empty()) return report.faults.front();
   for (const std::string& extra : report.extra) {
-    // Such files would be read, or taken for part of the model.
+    // Such files would be read as part of the model.
     if (extra.ends_with(".safetensors") || extra.ends_with(".json"))
       return fmt::format("{} does not belong to it", extra);
     note(fmt::format("{} holds {}, which is not part of the checkpoint", folder.string(), extra));
@@ -184,13 +182,14 @@ std::string manifest_fault(const fs::path& folder, const std::string& name, cons
 
 namespace {
 
-/// Loads checkpoint after checkpoint until one is whole.
+/// Loads checkpoints until one is intact.
 class Resuming {
  public:
   Resuming(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& note)
       : now_(now), decoder_(decoder), optimizer_(optimizer), note_(note) {}
 
-  /// What is wrong with the checkpoint; "" when it is loaded. Throws InputError where it is of another run.
+  /// Returns the fault of the checkpoint; "" if it was loaded. Throws InputError if it belongs to another
+  /// run.
   std::string load(const fs::path& folder) const {
     std::string fault = manifest_fault(folder, folder.filename().string(), note_);
     if (!fault.empty()) return fault;
@@ -223,7 +222,7 @@ class Resuming {
   const Note& note_;
 };
 
-// Out of the way of the step that is to be written again. Kept, since it may still be of use to its owner.
+// Renames a damaged checkpoint, so that its step can be written again. Kept, since the user may need it.
 fs::path set_aside(const fs::path& folder) {
   fs::path aside = folder.string() + ".damaged";
   for (int copy = 2; fs::exists(aside); ++copy) aside = fmt::format("{}.damaged-{}", folder.string(), copy);
@@ -251,7 +250,7 @@ std::string trained_column_hash(const fs::path& run_folder, const std::string& c
       const auto found = state.data_hashes.find(column);
       return found == state.data_hashes.end() ? "" : found->second;
     } catch (const InputError&) {
-      continue;  // damaged: resume() says so
+      continue;  // damaged: resume() reports it
     }
   }
   return "";
@@ -283,7 +282,7 @@ int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const 
     return step_of(folder);
   }
   throw InputError(fmt::format(
-      "--resume: no checkpoint of {} is whole: {} cannot be used: {}{}", options.out.string(),
+      "--resume: no checkpoint of {} is intact: {} cannot be used: {}{}", options.out.string(),
       folders.front().filename().string(), faults.front(),
       faults.size() > 1 ? fmt::format("; neither can the {} before it", faults.size() - 1) : std::string()));
 }

@@ -56,8 +56,8 @@ bool RunFolder::restore() {
   const bool is_new = failure_.empty();
   if (is_new && note_) {
     note_(fmt::format(
-        "warning: {} was removed while the run goes on, or files in it: {}. What the run needs is written "
-        "again; metrics, checkpoints and other files that were removed are lost",
+        "warning: {} or files in it were removed during the run: {}. Files that the run needs are rewritten; "
+        "removed metrics, checkpoints and other files are lost",
         folder_.string(), fmt::join(names, ", ")));
   }
   try {
@@ -72,7 +72,7 @@ bool RunFolder::restore() {
     if (!has_lock && !lock_ && !is_missing(folder_ / ".lock")) throw;
     failure_ = error.what();
     if (is_new && note_)
-      note_(fmt::format("warning: {}; the run goes on and tries again after every step", failure_));
+      note_(fmt::format("warning: {}; the run continues and retries after every step", failure_));
   }
   return true;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of a run, which somebody may remove while the run goes on.
+// The folder of a training run, which is restored if it is removed during the run.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@
 
 namespace espalier {
 
-/// A text that a run keeps in its folder, beside its checkpoints.
+/// A text file in the folder of a run.
 struct RunFile {
   std::string name, text;
 };
@@ -21,19 +21,18 @@ class RunFolder {
  public:
   using Note = std::function<void(const std::string&)>;
 
-  /// Makes the folder if absent, locks it (base/folder_lock.h), and removes checkpoints that are not
-  /// finished.
+  /// Creates the folder if necessary, locks it (base/folder_lock.h), and removes unfinished checkpoints.
   RunFolder(std::filesystem::path folder, std::vector<RunFile> files, Note note);
 
   /// Writes all files.
   void write_files() const;
 
-  /// Where the folder or files in it were removed: makes and locks it again, writes the files again, and
-  /// tells `note`. Returns whether that was so. What cannot be written is tried again by the next call.
-  /// Throws InputError where another process has a folder of this name now, in which nothing must be written.
+  /// If the folder or files in it were removed: creates and locks it again, rewrites the files, calls `note`,
+  /// and returns true. Failed writes are retried by the next call. Throws InputError if another process has
+  /// locked a folder of this name meanwhile.
   bool restore();
 
-  /// Why files that were removed are not there again; "" where none is missing.
+  /// Why removed files could not be rewritten; "" if none is missing.
   const std::string& failure() const { return failure_; }
 
  private:

@@ -10,7 +10,7 @@ namespace espalier {
 
 namespace {
 
-// Sources in their order, each with how many rows it had.
+// Sources in order, each with its number of rows.
 nlohmann::ordered_json mix_settings(const std::vector<MixSource>& mix) {
   auto sources = nlohmann::ordered_json::array();
   for (const MixSource& source : mix) {

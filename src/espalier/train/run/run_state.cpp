@@ -16,11 +16,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Rises when the file's content comes to mean something else. Files of before it was written have none.
+// Incremented when the meaning of the file changes. The oldest files have no format.
 constexpr int64_t kFormat = 3;
 
-// A whole number from `least` on that fits into 63 bits. nlohmann::json keeps larger ones as unsigned, and
-// reads them wrapped around where it is asked for an int64_t.
+// An integer >= `least` that fits int64_t. nlohmann::json stores larger ones as unsigned and would convert
+// them with wrap-around.
 int64_t integer(const Json& json, const char* key, int64_t least, const std::string& file) {
   const Json value = json.contains(key) ? json[key] : Json();
   const bool fits =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint says of its run, beside weights and optimiser: trainer_state.json.
+// trainer_state.json: the state of a training run beside weights and optimiser.
 #pragma once
 
 #include <cstdint>
@@ -13,45 +13,44 @@
 
 namespace espalier {
 
-/// How the evaluations of a run on held-out rows have gone.
+/// State of the evaluations of a run.
 struct EvaluationState {
-  int64_t step = 0;  // of the last one; 0: there was none
-  int64_t best_step =
-      0;                 // of the one with the lowest finite loss, the first of equal ones; 0: there was none
-  double best_loss = 0;  // its loss, where there was one
-  int64_t since_best = 0;                               // evaluations since then
-  std::map<std::string, std::string> data_hashes = {};  // content_hashes of the rows
+  int64_t step = 0;        // of the last evaluation; 0: none
+  int64_t best_step = 0;   // of the evaluation with the lowest finite loss, the first of equal ones; 0: none
+  double best_loss = 0;    // its loss
+  int64_t since_best = 0;  // evaluations since the best
+  std::map<std::string, std::string> data_hashes = {};  // content_hashes of the held-out rows
 
   bool operator==(const EvaluationState&) const = default;
 };
 
-/// Among the adjustable settings of a run whose learning rate falls to 0 at its last step: their number.
+/// The adjustable setting with the number of steps, if the learning rate falls to 0 at the last one.
 inline constexpr const char* kScheduledSteps = "steps";
 
 struct RunState {
   int64_t step = 0;  // optimiser steps done; at least 1 in a run
   int64_t data_rows = 0;
   int64_t data_tokens = 0;
-  std::map<std::string, std::string> data_hashes;  // content_hashes; empty where an older Espalier wrote it
-  std::optional<RunSettings> settings;             // none where an older Espalier wrote it
-  /// Of a run that trains an adapter, whose checkpoints do not hold the model: config.json of the model, and
-  /// hashes of what the run began with, by the flag that names it: `model` (weights_hash), `adapter`.
+  std::map<std::string, std::string> data_hashes;  // content_hashes; empty if written by an older Espalier
+  std::optional<RunSettings> settings;             // nullopt if written by an older Espalier
+  /// If an adapter is trained, so that checkpoints do not contain the model: config.json of the model, and
+  /// hashes of the files that the run started from, by flag: `model` (weights_hash), `adapter`.
   nlohmann::ordered_json model_config = {};
   std::map<std::string, std::string> file_hashes = {};
-  std::optional<EvaluationState> evaluation = {};  // of a run that evaluates
+  std::optional<EvaluationState> evaluation = {};  // if the run evaluates
 };
 
-/// The state of a run on `trajectories` after no step.
+/// The state of a run on `trajectories` before the first step.
 RunState run_state_of(const Trajectories& trajectories, const TrainOptions& options);
 
 /// The text of trainer_state.json.
 std::string to_text(const RunState& state);
 
-/// trainer_state.json of a step folder. Throws InputError where it is missing, is of a format that is not
-/// known, holds a value of another type or range, or names another step than the folder.
+/// Reads trainer_state.json of a step folder. Throws InputError if it is missing, has an unknown format or a
+/// value of the wrong type or range, or names another step than the folder.
 RunState read_run_state(const std::filesystem::path& checkpoint);
 
-/// The same of a checkpoint in a folder of any name, after no step or more.
+/// The same for a folder of any name; step 0 is allowed.
 RunState read_state_of_any_folder(const std::filesystem::path& checkpoint);
 
 }  // namespace espalier

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is said of a step that has run.
+// Metrics of a step.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,8 +10,8 @@
 
 namespace espalier {
 
-/// Loss, tokens, rates, memory, micro-batches, and what objective and routers sum up, by the names of
-/// metrics.jsonl. `seconds`: what the step took.
+/// Loss, tokens, rates, memory, micro-batches, and metrics of objective and routers, by the names of
+/// metrics.jsonl. `seconds`: duration of the step.
 nlohmann::ordered_json step_metrics(const ModelCost& model, const ObjectiveOptions& objective,
                                     const StepResult& result, double seconds);
 

@@ -27,8 +27,7 @@
 namespace espalier {
 namespace {
 
-// Number of the step to profile; 0: none. The first step of a run is not like the others: it allocates its
-// memory.
+// Number of the step to profile; 0: none. By default not the first step, which allocates memory.
 int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) {
   if (options.profiler == nullptr) return 0;
   if (options.profile_step == 0) return std::min(first + 2, last);
@@ -38,7 +37,7 @@ int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) 
   return options.profile_step;
 }
 
-/// When checkpoints are due, also those that could not be written at their time.
+/// Schedule of checkpoints, with retries of those that could not be written.
 class SaveSchedule {
  public:
   SaveSchedule(int64_t every, int64_t last) : every_(every), last_(last) {}
@@ -48,8 +47,8 @@ class SaveSchedule {
   }
   void saved() { failures_ = retry_at_ = 0; }
 
-  /// Whether the run may go on without the checkpoint of this step, which could not be written: until the
-  /// next one is due, and tries in between after 1, 2, 4, ... steps.
+  /// Whether the run may continue although the checkpoint of this step could not be written: until the next
+  /// one is due, with retries after 1, 2, 4, ... steps.
   bool may_wait(int64_t step, bool stopping) {
     if (is_final(step, stopping) || (failures_ > 0 && is_regular(step))) return false;
     retry_at_ = step + (int64_t{1} << std::min<int64_t>(failures_++, 20));
@@ -61,14 +60,14 @@ class SaveSchedule {
   bool is_regular(int64_t step) const { return every_ > 0 && step % every_ == 0; }
 
   int64_t every_, last_;
-  int64_t failures_ = 0;  // in a row
+  int64_t failures_ = 0;  // consecutive
   int64_t retry_at_ = 0;
 };
 
-/// A run from its first step, or the one after the checkpoint that it continues, to its last.
+/// A training run, from its first step or from a checkpoint, to its last step.
 class TrainingRun {
  public:
-  /// Loads the model and, where the run is resumed, its state.
+  /// Loads the model and, on resume, the state of the run.
   TrainingRun(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
               const std::atomic<bool>* stop, const HeldOut* held_out)
       : trajectories_(trajectories),
@@ -107,7 +106,7 @@ class TrainingRun {
       end(finished);
     } catch (const std::exception& error) {
       writer.finish();
-      if (state_.step == first_) throw;  // nothing was done that could be lost
+      if (state_.step == first_) throw;  // no step to save
       end_with(error);
     }
     writer.finish();
@@ -121,7 +120,7 @@ class TrainingRun {
 
   bool stopping() const { return stop_ != nullptr && stop_->load(); }
 
-  /// Throws InputError for what would end the run later.
+  /// Throws InputError early for errors that would occur in a later step.
   void check_before_the_first_step() {
     check_loss_of_steps(trajectories_, options_, first_, last_);
     steps_.try_longest(first_, last_);
@@ -130,7 +129,7 @@ class TrainingRun {
   bool take_steps(MetricsWriter* writer) {
     if (is_evaluation_due() && !make_up_for_evaluation(writer)) return false;
     while (state_.step < last_ && !ends_early()) {
-      if (state_.step == first_ && stopping()) return false;  // nothing is done yet
+      if (state_.step == first_ && stopping()) return false;  // before the first step
       const nlohmann::ordered_json metrics = take_step(state_.step + 1);
       restore_folder();
       writer->write(state_.step, metrics);
@@ -146,12 +145,12 @@ class TrainingRun {
 
   // ---- The folder
 
-  /// Where somebody has removed it: makes it again, and forgets what was lost with it.
+  /// Restores the folder if it was removed, and resets the state of checkpoints that were lost.
   void restore_folder() {
     try {
       if (!folder_.restore()) return;
     } catch (const std::exception&) {
-      save_failed_ = true;  // nothing may be written there
+      save_failed_ = true;  // no checkpoint can be written
       throw;
     }
     if (!std::filesystem::exists(checkpoint_folder(options_.out, saved_))) saved_ = 0;
@@ -159,13 +158,13 @@ class TrainingRun {
                            state_.evaluation->best_step > 0 &&
                            !std::filesystem::exists(best_checkpoint_folder(options_.out));
     if (!lost_best) return;
-    best_error_ = "it was removed while the run went on";
+    best_error_ = "it was removed during the run";
     best_failed_step_ = state_.evaluation->best_step;
     state_.evaluation->best_step = 0;
     state_.evaluation->best_loss = 0;
   }
 
-  /// Throws InputError for what the folder lacks of a run that has come to its end, or was stopped.
+  /// Writes the last checkpoint. Throws InputError if files of the folder are missing.
   void end(bool finished) {
     restore_folder();
     if (saved_ < state_.step) save_now();
@@ -177,7 +176,8 @@ class TrainingRun {
 
   // ---- Evaluations
 
-  /// Goes on with the state of the checkpoint, if that is of the same rows and what it says is still there.
+  /// Resumes the evaluation state of the checkpoint if the held-out rows and the best checkpoint are
+  /// unchanged.
   void resume_evaluations() {
     const EvaluationState fresh = evaluator_->initial_state();
     state_.evaluation = fresh;
@@ -186,31 +186,30 @@ class TrainingRun {
         read_run_state(checkpoint_folder(options_.out, first_)).evaluation;
     if (!saved) return;
     if (saved->data_hashes != fresh.data_hashes) {
-      note("the held-out rows are not those of before: evaluations count anew from here on");
+      note("the held-out rows have changed: the evaluation state is reset");
       return;
     }
     state_.evaluation = saved;
     const bool keeps_best = evaluator_->options().keep_best && saved->best_step > 0;
     if (!keeps_best || std::filesystem::exists(best_checkpoint_folder(options_.out))) return;
-    note(fmt::format("{} is not there: the best evaluation counts anew from here on",
+    note(fmt::format("{} is missing: the best evaluation is reset",
                      best_checkpoint_folder(options_.out).string()));
     state_.evaluation->best_step = 0;
     state_.evaluation->best_loss = 0;
   }
 
-  /// Whether the evaluation after the last step that is done has not been made.
+  /// Whether an evaluation is due after the last step and has not been made.
   bool is_evaluation_due() const {
     return evaluator_ && evaluator_->is_due(state_.step, last_) && state_.evaluation->step < state_.step;
   }
 
   bool ends_early() const { return evaluator_ && evaluator_->stops(*state_.evaluation); }
 
-  /// A resumed run that was stopped before the evaluation after its last step. Returns false if it is stopped
-  /// again.
+  /// Makes the evaluation that a stopped run has missed. Returns false if it is stopped again.
   bool make_up_for_evaluation(MetricsWriter* writer) {
     evaluate(writer);
     if (is_evaluation_due()) return false;
-    // No checkpoint of a later step will say what came of it.
+    // No later checkpoint will record the result.
     if (state_.step == last_ || ends_early()) {
       replace_checkpoint(checkpoint_folder(options_.out, state_.step), checkpoint_, trainer_.decoder(),
                          trainer_.optimizer(), state_);
@@ -218,7 +217,7 @@ class TrainingRun {
     return true;
   }
 
-  /// Evaluates the weights as they are, unless the run is stopped meanwhile.
+  /// Evaluates the current weights, unless the run is stopped meanwhile.
   void evaluate(MetricsWriter* writer) {
     struct Stopped {};
     nlohmann::ordered_json values = {{"step", state_.step}};
@@ -238,7 +237,7 @@ class TrainingRun {
     if (is_best && evaluator_->options().keep_best) save_best(before);
   }
 
-  /// What cannot be written is tried again when there is a better one.
+  /// If the best checkpoint cannot be written, the next evaluation that is better tries again.
   void save_best(const EvaluationState& before) {
     try {
       replace_checkpoint(best_checkpoint_folder(options_.out), checkpoint_, trainer_.decoder(),
@@ -250,12 +249,12 @@ class TrainingRun {
       state_.evaluation->best_step = before.best_step;
       state_.evaluation->best_loss = before.best_loss;
       note(fmt::format(
-          "warning: the best checkpoint, that of step {}, could not be saved: {}; the run goes on",
+          "warning: the best checkpoint, that of step {}, could not be saved: {}; the run continues",
           state_.step, best_error_));
     }
   }
 
-  /// And says so.
+  /// Also notes the reason.
   bool has_nothing_to_do() const {
     if (first_ >= last_) {
       note(fmt::format("nothing to do: step {} of {} is reached already", first_, last_));
@@ -274,12 +273,12 @@ class TrainingRun {
     const auto begin = std::chrono::steady_clock::now();
     const Step step = steps_.take(number - 1);
     const StepResult result = compute_gradients(number, step);
-    check_mapped_files();  // gradients of data that is no longer there do not count
+    check_mapped_files();  // discard gradients if mapped data has disappeared
     const double rate = options_.learning_rate *
                         schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
     const double norm = trainer_.optimizer().gradient_norm();
     check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), result.loss, norm);
-    std::vector<std::pair<std::string, double>> norms;  // before they are clipped
+    std::vector<std::pair<std::string, double>> norms;  // before clipping
     if (options_.log_grad_norms) norms = grad_norms_by_kind(trainer_.decoder());
     update(number, rate, norm);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -305,7 +304,7 @@ class TrainingRun {
     });
   }
 
-  /// After this the step counts as done.
+  /// Updates the weights, which completes the step.
   void update(int64_t number, double rate, double norm) {
     try {
       trainer_.update(rate, norm);
@@ -315,7 +314,7 @@ class TrainingRun {
     state_.step = number;
   }
 
-  /// A profile that cannot be written is no reason to lose the run.
+  /// Failure to write a profile does not end the run.
   void finish_profile(const StepResult& result) const {
     try {
       note(options_.profiler->stop(trainer_.decoder(), result).text());
@@ -333,31 +332,31 @@ class TrainingRun {
     if (events_.predicted && number == first_ + 1) events_.predicted(step, prediction, result);
   }
 
-  /// Writes the checkpoint of the last step that is done.
+  /// Writes the checkpoint of the last completed step.
   void save_now() {
     const auto folder = save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
     saved_ = state_.step;
     if (events_.saved) events_.saved(folder);
   }
 
-  /// The same where it is due; what cannot be written may be so later.
+  /// The same for a checkpoint that is due; a failure may be retried later.
   void save(bool stop) {
     try {
       save_now();
       saves_.saved();
     } catch (const std::exception& error) {
-      // No later try would make numbers finite.
+      // Retrying does not make values finite.
       const bool hopeless = dynamic_cast<const NonFiniteError*>(&error) != nullptr;
       if (hopeless || !saves_.may_wait(state_.step, stop)) {
         save_failed_ = true;
         throw;
       }
-      note(fmt::format("warning: step {} could not be saved: {}; the run goes on and tries again soon",
+      note(fmt::format("warning: step {} could not be saved: {}; the run continues and retries later",
                        state_.step, text_of(error)));
     }
   }
 
-  /// Saves what is whole and throws RunError.
+  /// Saves the completed steps, if possible, and throws RunError.
   [[noreturn]] void end_with(const std::exception& error) {
     std::string outcome;
     if (trainer_.is_half_updated()) {
@@ -384,20 +383,19 @@ class TrainingRun {
   const std::atomic<bool>* stop_;
   RunFolder folder_;
   int64_t last_;
-  std::optional<Evaluator>
-      evaluator_;  // before the model is loaded: what is wrong with its rows is said soon
+  std::optional<Evaluator> evaluator_;  // before the trainer, to check held-out rows before loading the model
   CheckpointOptions checkpoint_;
   StepTrainer trainer_;
   ModelCost cost_;
   Loss loss_;
-  RunState state_;  // its step: the last one that is done
+  RunState state_;  // state_.step: the last completed step
   int64_t first_;   // step resumed from
   Steps steps_;
   SaveSchedule saves_;
   int64_t saved_ = 0;  // step of the newest checkpoint
   int64_t profiled_ = 0;
-  bool save_failed_ = false;  // the error is that of a checkpoint
-  std::string best_error_;    // why the best checkpoint could not be written; "" where it could
+  bool save_failed_ = false;  // the exception came from writing a checkpoint
+  std::string best_error_;    // why the best checkpoint could not be written; "": no error
   int64_t best_failed_step_ = 0;
 };
 

@@ -21,51 +21,50 @@
 
 namespace espalier {
 
-/// What a caller sees of a run while it goes on, and adds to its folder.
+/// Callbacks during a run, and files for its folder.
 struct TrainEvents {
-  /// Written before the first step, and again where they are removed later.
+  /// Written before the first step, and rewritten if they are removed.
   std::vector<RunFile> files{};
-  /// Before the first step: total steps and the step resumed from.
+  /// Called before the first step.
   std::function<void(int64_t total_steps, int64_t resumed_step)> started;
   std::function<void(int64_t step, int64_t done, int64_t total)> micro_batch;
   std::function<void(int64_t step, const nlohmann::ordered_json& metrics)> step;
-  /// After the first step, with predicted_costs: what was predicted of its micro-batches and what was
-  /// measured.
+  /// Called after the first step if options.predicted_costs is set: predicted and measured micro-batches.
   std::function<void(const Step& step, const StepPrediction& prediction, const StepResult& result)> predicted;
   std::function<void(const std::filesystem::path& folder)> saved;
-  /// While the held-out rows are evaluated after a step, and then what came of it: `state` has it already.
+  /// Called during an evaluation, and with its results; `state` includes them.
   std::function<void(int64_t step, int64_t done, int64_t total)> evaluating;
   std::function<void(int64_t step, const nlohmann::ordered_json& values, const EvaluationState& state)>
       evaluated;
   std::function<void(const std::string& text)> note;
 };
 
-/// An error that ended a run after steps had been done. The message says the error, what was saved and how to
-/// go on.
+/// An error that ended a run after completed steps. The message has the error, what was saved and how to
+/// continue.
 class RunError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Trains and writes checkpoints and metrics to options.out, which is locked meanwhile (base/folder_lock.h).
-/// Stops after the current step, with a checkpoint, when *stop becomes true. Returns false if it was stopped
-/// before the last step.
+/// Trains, and writes checkpoints and metrics to options.out, which is locked (base/folder_lock.h). Stops
+/// after the current step, with a checkpoint, when *stop becomes true. Returns false if it was stopped before
+/// the last step.
 ///
-/// Everything that can be checked before the first step is checked then (InputError): options out of range, a
-/// step without loss, a model that is not finite, a checkpoint of another run. An error in a later step
-/// saves the steps that are done, unless their weights are half updated, and becomes a RunError. Loss or
-/// gradient norm that is not finite is such an error, and is found before the weights are updated. A
-/// checkpoint that cannot be written is tried again after later steps; when the next one is due, or the run
-/// ends, it is an error. Metrics that cannot be written are not an error. A folder that is removed while the
-/// run goes on is made again with events.files and the checkpoints that are still to come (run_folder.h);
-/// where that cannot be done it is an error at the end, and at once where another run has the folder.
+/// Errors are found before the first step where possible (InputError): options out of range, a step without
+/// loss, a model that is not finite, a checkpoint of another run. After an error in a later step, completed
+/// steps are saved, unless weights are half updated, and a RunError is thrown. Loss or gradient norm that is
+/// not finite is such an error, found before the weights are updated. A checkpoint that cannot be written is
+/// retried after later steps; it is an error when the next one is due or the run ends. Failure to write
+/// metrics is not an error. If the folder is removed during the run, it is recreated with events.files and
+/// later checkpoints (run_folder.h); failure to do so is an error at the end, or at once if another run has
+/// locked the folder.
 ///
-/// With `held_out` the rows are evaluated as its options say, and their state is part of checkpoints.
-/// *stop ends an evaluation as well; the run that continues makes it first. A run that ends early ends as
-/// after its last step.
+/// With `held_out`, the rows are evaluated by its options, and the evaluation state is part of checkpoints.
+/// *stop also interrupts an evaluation, which is then made first on resume. Early stopping ends the run as
+/// its last step does.
 ///
-/// A resumed run continues bit for bit: same flags, same data, same number of threads; on a device other than
-/// the CPU, where that is deterministic. Another device may continue it.
+/// A resumed run is bitwise identical to an uninterrupted one with the same flags, data and number of
+/// threads, on other devices than the CPU if they are deterministic. A run may be resumed on another device.
 bool train(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
            const std::atomic<bool>* stop = nullptr, const HeldOut* held_out = nullptr);
 

@@ -40,8 +40,8 @@ bool has_avx512_bf16() {
 #endif
 }
 
-// By hand, since clang's __builtin_cpu_supports does not know AMX: the processor has it (CPUID, leaf 7), and
-// the system keeps its registers over a change of threads (XCR0).
+// clang's __builtin_cpu_supports does not know AMX. Checks that the processor has it (CPUID, leaf 7) and the
+// OS saves its registers (XCR0).
 bool has_amx() {
 #ifdef __x86_64__
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kTileState = 3u << 17;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Declares functions that are compiled once for every InstructionSet, and finds the one for a given
-// instruction set.
+// Declares functions that are compiled once per InstructionSet, and selects among them.
 #pragma once
 
 #include "espalier/ops/kernels/cpu/instruction_set.h"

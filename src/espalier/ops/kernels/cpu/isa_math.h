@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the loops of every InstructionSet compute with, one element at a time: 2^x, e^x, bfloat16. Only files
-// that define ESPALIER_CPU_NAMESPACE include this. Each has its own copy, compiled for its own instruction
-// set.
+// Scalar functions for the loops of every InstructionSet: 2^x, e^x, bfloat16. Included only by files that
+// define ESPALIER_CPU_NAMESPACE, so that each instruction set has its own copy.
 #pragma once
 
 #include "espalier/ops/kernels/cpu/vector_exp.h"
 #include "espalier/ops/kernels/element.h"
 
-// Before a loop: no iteration reads what another one writes, so it can be vectorised without a check at run
-// time.
+// Before a loop: iterations are independent, so it can be vectorised without runtime checks.
 #ifdef __clang__
 #define ESPALIER_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
 #else

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exponentials of which compilers make vector instructions. A file that includes this is compiled once per
-// InstructionSet and defines ESPALIER_CPU_NAMESPACE: every instruction set has a copy of its own.
+// Exponentials that compilers can vectorise. Included only by files that define ESPALIER_CPU_NAMESPACE, so
+// that each instruction set has its own copy.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace espalier::ESPALIER_CPU_NAMESPACE {
 namespace {
 
-// 2^x for x <= 0, with 0 below the normal numbers. Range reduction by rounding to the nearest integer;
+// 2^x for x <= 0, flushed to 0 below the normal numbers. Range reduction by rounding to the nearest integer;
 // minimax polynomial for 2^r on [-1/2, 1/2] of Cephes (S. L. Moshier, exp2f.c, 1984-1994), 2 ulp.
 inline float exp2_of(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the rounded x
@@ -31,9 +31,9 @@ inline double exp2_of(double x) {
   return __builtin_exp2(x);
 }
 
-// e^x for x below 88, with 0 below the normal numbers. Range reduction by a multiple of ln 2 in two parts,
-// the first of which has few bits; minimax polynomial for e^r on [-ln 2 / 2, ln 2 / 2] of Cephes
-// (S. L. Moshier, expf.c, 1984-1994), 2 ulp.
+// e^x for x below 88, flushed to 0 below the normal numbers. Range reduction by a multiple of ln 2 in two
+// parts, the first of which has few bits; minimax polynomial for e^r on [-ln 2 / 2, ln 2 / 2] of Cephes (S.
+// L. Moshier, expf.c, 1984-1994), 2 ulp.
 inline float exp_of(float x) {
   constexpr float kRound = 12582912.0f;  // as above
   const float bounded = x < -87.0f ? -87.0f : x;

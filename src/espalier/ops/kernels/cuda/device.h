@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU that kernels run on.
+// Properties of the current GPU.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@ namespace espalier::cuda {
 struct DeviceProperties {
   int compute_capability;  // 10 major + minor: 80, 90
   int multiprocessors;
-  int64_t shared_bytes;  // that a block may have
-  int64_t cache_bytes;   // of the second level
+  int64_t shared_bytes;  // shared memory per block
+  int64_t cache_bytes;   // L2 cache
 };
 
-/// Of the calling thread's current device. Throws std::runtime_error where there is none.
+/// Properties of the calling thread's current device. Throws std::runtime_error if there is none.
 const DeviceProperties& device_properties();
 
-/// Whether work on `stream`, a cudaStream_t, is being captured into a graph instead of running.
+/// Whether work on `stream`, a cudaStream_t, is being captured into a CUDA graph.
 bool is_capturing(void* stream);
 
 }  // namespace espalier::cuda

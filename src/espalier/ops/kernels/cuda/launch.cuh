@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a kernel is launched: one way for all of them.
+// Common launch function of all kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,8 +21,8 @@ struct Launch {
   void* stream;  // cudaStream_t
 };
 
-/// Runs `kernel`, a __global__ function of one struct. Throws std::runtime_error, with the name, where the
-/// launch fails; what fails later shows at the next synchronisation.
+/// Runs `kernel`, a __global__ function of one struct. Throws std::runtime_error with the name if the launch
+/// fails; later errors appear at the next synchronisation.
 template <class Params>
 void launch(const char* name, void (*kernel)(Params), const Launch& how, const Params& params) {
   constexpr int64_t kSharedBytesOfAnyKernel = 48 << 10;

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels are written in: the threads, shared memory and tensor cores of a GPU, by names that exist
-// twice. nvcc takes them from simt_device.h, where they are CUDA's own. Any other compiler takes them from
-// simt_host.h, and a kernel then runs in an emulator, thread by thread
-// (tests/ops/kernels/cuda/emulator.h): the same source of the same kernel, with its tiles, indices and
-// synchronisation, is tested where there is no GPU.
+// Primitives that kernels are written in: threads, shared memory and tensor cores of a GPU, with two
+// implementations. nvcc uses simt_device.h, which maps to CUDA. Other compilers use simt_host.h, and a kernel
+// then runs in an emulator, thread by thread (tests/ops/kernels/cuda/emulator.h): the same source, with its
+// tiles, indices and synchronisation, is tested without a GPU.
 //
 // A kernel is a function template `ESPALIER_KERNEL void name(const Params&)`. A .cu file wraps it in a
-// __global__ function, a test hands it to the emulator. It may use what stands below and plain C++, but no
-// CUDA built-ins, variables in shared memory or recursion. Functions are ESPALIER_KERNEL, or
-// ESPALIER_SHARED_CODE where the host calls them too; ESPALIER_UNROLL stands before loops whose indices have
-// to be known when compiled, so that arrays stay in registers.
+// __global__ function; a test passes it to the emulator. It may use the primitives below and plain C++, but
+// no CUDA built-ins, __shared__ variables or recursion. Functions are ESPALIER_KERNEL, or
+// ESPALIER_SHARED_CODE if the host calls them too; ESPALIER_UNROLL marks loops whose indices must be
+// compile-time constants, so that arrays stay in registers.
 //
 // Place (namespace espalier::simt)
 //   thread(), lane()             int, in the block, which has one dimension, and in the warp
@@ -73,7 +72,7 @@ struct alignas(16) Vector16 {
   uint32_t words[4];
 };
 
-/// What unpack gives.
+/// The result of unpack.
 struct FloatPair {
   float low, high;
 };

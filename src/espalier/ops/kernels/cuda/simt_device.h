@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of simt.h on a GPU.
+// The primitives of simt.h on a GPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@ __device__ __forceinline__ int lane() {
   return thread() % 32;
 }
 __device__ __forceinline__ int warp() {
-  // The same in all lanes: said so, the compiler keeps what follows from it in uniform registers.
+  // Uniform over the warp: the shuffle lets the compiler use uniform registers.
   return __shfl_sync(0xffffffff, thread() / 32, 0);
 }
 __device__ __forceinline__ int block_x() {
@@ -144,7 +144,7 @@ __device__ __forceinline__ double reciprocal(double x) {
 
 template <class Element>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  uint32_t pair;  // the PTX instructions name the upper half first
+  uint32_t pair;  // PTX operands: upper half first
   if constexpr (std::is_same_v<Element, BFloat16>) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   } else {

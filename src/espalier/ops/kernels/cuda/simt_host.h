@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of simt.h in an emulator of a block, which tests bring along: what stands in namespace `emulator`
-// is declared here and defined there.
+// The primitives of simt.h in an emulator of a thread block. Functions in namespace `emulator` are declared
+// here and defined in tests.
 #pragma once
 
 #include <bit>
@@ -20,7 +20,7 @@ struct Place {
   int block[3];
   std::byte* shared;
 };
-/// Of the thread that is running.
+/// The indices of the running thread.
 const Place& place();
 
 /// Waits (or, with wait = false, only counts) at a barrier until `count` threads have come; 0 is
@@ -28,15 +28,15 @@ const Place& place();
 void barrier(int number, int count, bool wait);
 int num_threads();
 
-/// All lanes of the warp meet, each with its payload; one of them runs `work` on the 32 payloads, by lane.
-/// Fails where lanes meet with different names.
+/// Synchronises the lanes of a warp; one of them runs `work` on the 32 payloads. Fails if lanes call it with
+/// different names.
 void collective(const char* name, void* payload, void (*work)(void* const* payloads));
 
 void copy_async(void* to_shared, const void* from_global, bool valid);
 void commit_copies();
 void wait_copies(int groups_left);
 
-/// Fails where the address is no multiple of `bytes`.
+/// Fails unless the address is a multiple of `bytes`.
 void check_aligned(const char* what, const void* address, int bytes);
 
 float to_float(BFloat16 element);
@@ -203,8 +203,8 @@ struct Product {
   const uint32_t* b;
 };
 
-// Fragments as in the PTX manual, "Matrix fragments for mma.m16n8k16": lane l has, of A, rows l / 4 and
-// l / 4 + 8 and columns 2 (l % 4) + {0, 1} and 8 more; of B the same rows as columns; of D likewise.
+// Fragments as in the PTX manual, "Matrix fragments for mma.m16n8k16": lane l holds, of A, rows l / 4 and l /
+// 4 + 8 and columns 2 (l % 4) + {0, 1} and 8 more; of B the same rows as columns; of D likewise.
 template <class Element>
 void run_products(void* const* products) {
   float a[16][16], b[16][8], d[16][8];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of neighbouring elements, read and written at once and computed with in AccumulatorOf<Element>.
+// Vectors of adjacent elements, loaded and stored at once and upcast to AccumulatorOf<Element>.
 #pragma once
 
 #include <bit>
@@ -12,7 +12,7 @@ namespace espalier::cuda {
 template <class Element>
 constexpr int kVectorSize = 16 / static_cast<int>(sizeof(Element));
 
-/// N neighbouring elements: a whole vector, or one.
+/// N adjacent elements: a full vector, or one.
 template <class Element, int N>
 struct Vector {
   static_assert(N == kVectorSize<Element>);
@@ -94,7 +94,7 @@ ESPALIER_KERNEL Vector<Element, N> narrow(const AccumulatorOf<Element> (&values)
   return result;
 }
 
-/// N numbers, 16 bytes at a time where they are as many.
+/// N numbers, 16 bytes at a time if possible.
 template <int N, class Scalar>
 ESPALIER_KERNEL void load_scalars(const Scalar* address, Scalar (&out)[N]) {
   if constexpr (N == 1) {
@@ -110,9 +110,9 @@ ESPALIER_KERNEL void load_scalars(const Scalar* address, Scalar (&out)[N]) {
   }
 }
 
-/// The sum over a team of `size` neighbouring threads, a power of two, in the same order for all of them. A
-/// team larger than a warp is a whole block, which passes through one barrier; `buffer` (shared, 32 numbers)
-/// must not be that of the call before.
+/// The sum over a team of `size` adjacent threads, a power of two, in a fixed order. A team larger than a
+/// warp must be the whole block, which synchronises once; `buffer` (shared, 32 numbers) must differ from that
+/// of the previous call.
 template <class Scalar>
 ESPALIER_KERNEL Scalar team_sum(Scalar value, int size, Scalar* buffer) {
   for (int distance = (size < 32 ? size : 32) / 2; distance > 0; distance /= 2) {

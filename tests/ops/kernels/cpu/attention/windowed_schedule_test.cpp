@@ -118,12 +118,12 @@ std::map<Pair, int> pairs_in_chunks(const Problem& problem, const Schedule& sche
       EXPECT_EQ(chunk.tiles.data(), next);
       next += chunk.num_finished;
       int32_t c = 0;
-      for (const KeyRun& run : chunk.runs) {
-        for (int32_t i = 0; i < run.count; ++i, ++c) {
+      for (const KeySpan& range : chunk.ranges) {
+        for (int32_t i = 0; i < range.count; ++i, ++c) {
           const RowRange rows = chunk.visible[c];
           EXPECT_TRUE(chunk.rows.begin <= rows.begin && rows.end <= chunk.rows.end);
           for (int32_t r = rows.begin; r < rows.end; r += group) {
-            ++counts[{run.segment - 1, begin + r / group, run.begin + i}];
+            ++counts[{range.segment - 1, begin + r / group, range.begin + i}];
           }
         }
       }

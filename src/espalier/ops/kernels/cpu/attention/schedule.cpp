@@ -11,7 +11,7 @@ namespace espalier {
 
 void check_forest(std::span<const int32_t> subtree_end) {
   const auto num_tokens = static_cast<int64_t>(subtree_end.size());
-  std::vector<int64_t> open_ends;  // of the subtrees around the present token, strictly descending
+  std::vector<int64_t> open_ends;  // ends of the subtrees enclosing the current token, strictly descending
   for (int64_t i = 0; i < num_tokens; ++i) {
     while (!open_ends.empty() && open_ends.back() <= i) open_ends.pop_back();
     const int64_t limit = open_ends.empty() ? num_tokens : open_ends.back();
@@ -53,7 +53,7 @@ std::vector<int32_t> iota(size_t size) {
   return numbers;
 }
 
-// What a sliding window leaves of the tiles that the forest lists.
+// Filters the tiles of the forest by a sliding window.
 class WindowedTiles {
  public:
   WindowedTiles(const Schedule& schedule, std::span<const int32_t> subtree_end)
@@ -61,12 +61,12 @@ class WindowedTiles {
     if (!window_.exists()) return;
     for (const KeyBlock& block : blocks_) {
       Positions positions;
-      for (int32_t key = block.begin; key < block.end; ++key) positions.add(window_.of_key(block, key));
+      for (int32_t key = block.begin; key < block.end; ++key) positions.add(window_.key_position(block, key));
       keys_.push_back(positions);
     }
   }
 
-  /// Goes on to a block of queries.
+  /// Starts a block of queries.
   void start(QueryRange queries) {
     queries_ = queries;
     query_positions_ = {};
@@ -94,10 +94,10 @@ class WindowedTiles {
     }
   };
 
-  // From the last key back, as later keys are the nearer ones.
+  // Backwards, since later keys are nearer.
   bool any_visible(const KeyBlock& block) const {
     for (int32_t key = block.end; key-- > block.begin;) {
-      const int32_t position = window_.of_key(block, key);
+      const int32_t position = window_.key_position(block, key);
       const QueryRange queries = queries_of_key(block, key, subtree_end_, queries_);
       for (int32_t j = queries.begin; j < queries.end; ++j) {
         if (window_.sees(j, position)) return true;
@@ -114,8 +114,8 @@ class WindowedTiles {
   Positions query_positions_;
 };
 
-// A sweep over query blocks with the key blocks that are open there. Without a window, each step looks at
-// those that the step lists and those that it closes, and at no others.
+// Sweeps over query blocks with the set of visible key blocks. Without a window, a step only visits key
+// blocks that it lists or closes.
 void list_tiles(Schedule& schedule, std::span<const int32_t> subtree_end) {
   WindowedTiles windowed(schedule, subtree_end);
   const std::vector<KeyBlock>& blocks = schedule.key_blocks;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise part of attention on the CPU, compiled once for each InstructionSet.
+// The elementwise part of attention on the CPU, compiled once per InstructionSet.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,12 @@ struct RowRange {
   int32_t end;
 };
 
-/// The scores of kKeysAtOnce keys are read at once: room for a multiple of it is needed, and overwritten.
+/// Scores are processed for kKeysAtOnce keys at a time: buffers must be padded to a multiple of it, and the
+/// padding is overwritten.
 constexpr int32_t kKeysAtOnce = 8;
 
-/// Scores of a tile, key by key: that of key c and row r is at scores[c * stride + r]. Work is done in
-/// `rows` alone, a range that holds visible[c], the rows that see key c, for all c.
+/// Scores of a tile, key-major: that of key c and row r is scores[c * stride + r]. Only `rows` are processed,
+/// a range that contains visible[c], the rows that see key c, for all c.
 template <class Scalar>
 struct ScoreTile {
   Scalar* scores;
@@ -32,8 +33,8 @@ struct ScoreTile {
 /// The state of an online softmax over several tiles, for each row; scores are to base 2.
 template <class Scalar>
 struct SoftmaxState {
-  Scalar* maximum;     // of the scores so far; -infinity at first
-  Scalar* sum;         // of 2^(score - maximum); 0 at first
+  Scalar* maximum;     // running maximum of the scores; initially -infinity
+  Scalar* sum;         // of 2^(score - maximum); initially 0
   Scalar* correction;  // out: 2^(maximum before - maximum after)
 };
 
@@ -42,7 +43,7 @@ template <class Scalar>
 struct ScoreGradient {
   Scalar* tile;
   const Scalar* lse2;       // log2 of the sum of 2^score over all keys, rounded
-  const Scalar* lse2_rest;  // and what rounding took: its error would be a factor of the gradients'
+  const Scalar* lse2_rest;  // remainder of the rounding, whose error would scale the gradients
   const Scalar* delta;      // sum of dO * O
 };
 
@@ -55,11 +56,11 @@ struct Rows {
   int64_t width;
 };
 
-/// Scalar is float or double, in which everything is summed.
+/// Scalar, float or double, is the accumulator type.
 template <class Scalar>
 struct TileMath {
-  /// One step of the online softmax: scores become 2^(score - maximum), 0 where not visible. Rows that have
-  /// seen no key yet keep maximum -infinity, and their correction is 0.
+  /// One step of the online softmax: scores become 2^(score - maximum), 0 where not visible. Rows without a
+  /// visible key keep maximum -infinity and get correction 0.
   void (*softmax_step)(const ScoreTile<Scalar>&, const SoftmaxState<Scalar>&);
   /// Scores become p = 2^(score - lse2), and the other tile p * (tile - delta); 0 where not
   /// visible.
@@ -68,7 +69,7 @@ struct TileMath {
   void (*copy_rows)(const Rows<const Scalar>& from, Scalar* to);
   /// row r *= factor[r].
   void (*scale_rows)(const Rows<Scalar>&, const Scalar* factor);
-  /// row r /= divisor[r], rounded about once: an error that a whole row shares would not average out.
+  /// row r /= divisor[r], with about one rounding, since an error common to a row does not average out.
   void (*divide_rows)(const Rows<Scalar>&, const Scalar* divisor);
   /// out[w * out_stride + r] = factor * rows[r][w].
   void (*transpose)(const Rows<const Scalar>&, Scalar factor, Scalar* out, int64_t out_stride);

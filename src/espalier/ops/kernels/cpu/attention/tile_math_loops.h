@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of TileMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of isa_math.h
-// apart: the linker would keep one copy of it for all instruction sets.
-//   p = 2^(s - m), s = scores to base 2 (docs/math.md). Loops run over rows, which are adjacent, so every sum
-// over keys is vertical, and its order is that of the keys whatever the width of vectors. Accumulator:
-// Scalar.
+// The loops of TileMath, compiled for the instruction set of the including file, which defines
+// ESPALIER_CPU_NAMESPACE. Must not call inline functions of headers other than isa_math.h: the linker would
+// merge their copies for different instruction sets.
+//   p = 2^(s - m), s = scores to base 2 (docs/math.md). Loops vectorise over adjacent rows, so sums over keys
+//   are vertical and in key order, independent of the vector width. Accumulator: Scalar.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,7 @@ inline Scalar larger(Scalar a, Scalar b) {
   return a > b ? a : b;
 }
 
-// Sets the scores of rows that do not see a key.
+// Masks the scores of rows that do not see a key.
 template <class Scalar>
 void fill_invisible(const ScoreTile<Scalar>& tile, Scalar* scores, int32_t key, Scalar value) {
   Scalar* __restrict s = scores + key * tile.stride;
@@ -29,7 +28,7 @@ void fill_invisible(const ScoreTile<Scalar>& tile, Scalar* scores, int32_t key, 
   for (int32_t r = tile.visible[key].end; r < tile.rows.end; ++r) s[r] = value;
 }
 
-// Keys in eights: one load and store of the rows' state for eight keys, and fewer roundings of the sums.
+// Eight keys at a time: one load and store of the row state per eight keys, and fewer roundings of the sums.
 static_assert(kKeysAtOnce == 8);
 
 template <class Scalar>
@@ -61,7 +60,7 @@ void exponentiate(const ScoreTile<Scalar>& tile, Scalar* __restrict s0, const Sc
   Scalar* __restrict s7 = s6 + tile.stride;
   ESPALIER_INDEPENDENT_ITERATIONS
   for (int32_t r = tile.rows.begin; r < tile.rows.end; ++r) {
-    // The difference of two infinities would be no number.
+    // Avoid inf - inf = NaN.
     const Scalar m = maximum[r] == -kInfinity<Scalar> ? Scalar(0) : maximum[r];
     const Scalar p0 = exp2_of(s0[r] - m), p1 = exp2_of(s1[r] - m);
     const Scalar p2 = exp2_of(s2[r] - m), p3 = exp2_of(s3[r] - m);
@@ -142,7 +141,7 @@ inline double fused(double a, double b, double c) {
   return __builtin_fma(a, b, c);
 }
 
-// By the reciprocal and what rounding took from it: one division for a row.
+// By the reciprocal and its rounding remainder: one division per row.
 template <class Scalar>
 void divide_rows(const Rows<Scalar>& rows, const Scalar* divisor) {
   for (int64_t r = 0; r < rows.num_rows; ++r) {
@@ -153,7 +152,7 @@ void divide_rows(const Rows<Scalar>& rows, const Scalar* divisor) {
   }
 }
 
-// Squares of 16 by 16 through a local array, so that both sides are read and written in whole lines.
+// 16 x 16 blocks through a local array, so that both sides access whole cache lines.
 constexpr int64_t kSquare = 16;
 
 template <class Scalar>
@@ -193,7 +192,7 @@ void add_rows(const Rows<const Scalar>& from, const Rows<Scalar>& to) {
   }
 }
 
-// Sixteen partial sums whatever the width of vectors.
+// Sixteen partial sums, independent of the vector width.
 template <class Scalar>
 void dot_rows(const Rows<const Scalar>& a, const Rows<const Scalar>& b, Scalar* out) {
   for (int64_t row = 0; row < a.num_rows; ++row) {

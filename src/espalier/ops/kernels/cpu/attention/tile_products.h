@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The matrix products of an attention tile, by the BLAS or by our own panels.
+// The matrix products of an attention tile, by BLAS or by our own panels.
 //
-// The forward and the backward pass need three: the scores of keys and the tile's rows, sums of a row over
-// its keys (P V, dS K), and sums of a key over the tile's rows (dS^T Q, P^T dO). Weights lie as scores do,
-// key by key. Both classes have the same functions, which take floats (doubles). Only the class for pairs of
-// bfloat16 rounds its operands. Queries, keys, values and output gradients are bfloat16 then, so they lose
-// nothing; P and dS are rounded, as in other flash attentions.
+// There are three: scores of keys and the tile's rows, sums over keys for each row (P V, dS K), and sums over
+// rows for each key (dS^T Q, P^T dO). Weights are key-major like scores. Both classes have the same
+// interface, on floats (doubles). The class for pairs of bfloat16 rounds its operands: queries, keys, values
+// and output gradients are bfloat16 already; P and dS are rounded, as in other flash attentions.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +15,10 @@
 
 namespace espalier {
 
-/// Rows of a tile that take part in products.
+/// Operands of products with one row per tile row.
 enum TileOperand { kQueries, kOutputGradients, kNumTileOperands };
 
-/// What products of tiles need to know.
+/// Parameters of products of tiles.
 template <class Scalar>
 struct TileProductSettings {
   int64_t stride;  // rows of a tile, rounded up
@@ -33,7 +32,7 @@ class BlasProducts {
  public:
   using Scalar = Scalar_;
 
-  /// Scalars of scratch, for `operands` of the operands.
+  /// Number of scratch scalars for the first `operands` operands.
   static int64_t scratch(int64_t stride, int64_t head_dim, int operands) {
     return operands * stride * round_up(head_dim, kCacheLine);
   }
@@ -43,14 +42,14 @@ class BlasProducts {
     for (int i = 0; i < operands; ++i) transposed_[i] = scratch.take(settings.stride * settings.head_dim);
   }
 
-  /// Takes rows [count, head_dim] for score(): scores are `factor` times their products with keys.
+  /// Sets the rows [count, head_dim] of score(), which multiplies their products with keys by `factor`.
   void take_rows(TileOperand operand, const Scalar* rows, int64_t count, Scalar factor) {
     math_.transpose({rows, settings_.head_dim, count, settings_.head_dim}, factor, transposed_[operand],
                     settings_.stride);
   }
 
-  /// Takes rows [count, head_dim] for sum_over_rows(), whose sums are of `factor` times them. May change
-  /// them; they must stay.
+  /// Sets the rows [count, head_dim] of sum_over_rows(), scaled by `factor`. May modify them; they must stay
+  /// alive.
   void take_summands(TileOperand operand, Scalar* rows, int64_t count, Scalar factor) {
     for (int64_t i = 0; factor != 1 && i < count * settings_.head_dim; ++i) rows[i] *= factor;
     summands_[operand] = rows;
@@ -64,7 +63,8 @@ class BlasProducts {
                         settings_.stride, false});
   }
 
-  /// to[row] += sum over keys of weight[key, row] * keys[key], for the weights' rows; to: [rows, head_dim].
+  /// to[row] += sum over keys of weight[key, row] * keys[key], for the rows of the weights; to: [rows,
+  /// head_dim].
   void sum_over_keys(const ScoreTile<Scalar>& weights, const Rows<const Scalar>& keys, Scalar* to) const {
     const int64_t first = weights.rows.begin, d = settings_.head_dim;
     settings_.multiply({true, weights.rows.end - first, d, keys.num_rows, weights.scores + first,
@@ -86,7 +86,7 @@ class BlasProducts {
   const Scalar* summands_[kNumTileOperands] = {};
 };
 
-/// Word: float, or BFloat16Pair, to which everything is rounded.
+/// Word: float, or BFloat16Pair, to which operands are rounded.
 template <class Word>
 class PanelProducts {
  public:
@@ -147,7 +147,7 @@ class PanelProducts {
                                true,
                                1};
     if constexpr (std::is_same_v<Word, float>) {
-      // Scores lie as panels do, but for their stride.
+      // Scores have the layout of panels, except for the stride.
       product.a = scores;
       product.a_panel_stride = kLeftPanel;
       product.a_word_stride = weights.stride;
@@ -169,7 +169,7 @@ class PanelProducts {
   }
 
  private:
-  // Words of the parts of the scratch.
+  // Sizes of the parts of the scratch, in words.
   struct Sizes {
     int64_t rows, summands, left, right;
 
@@ -197,7 +197,7 @@ class PanelProducts {
   Word* right_;
 };
 
-/// Calls function.operator()<Products>() for the class of the products.
+/// Calls function.operator()<Products>() with the product class.
 template <class Element, class Function>
 auto with_tile_products(TileProducts products, const Function& function) {
   if constexpr (!std::is_same_v<Element, double>) {

@@ -11,7 +11,7 @@
 
 namespace espalier {
 
-/// [tokens, heads, head_dim] with adjacent elements in the last dimension.
+/// [tokens, heads, head_dim], contiguous in the last dimension.
 template <class Element>
 struct TokenHeads {
   Element* data;
@@ -21,8 +21,8 @@ struct TokenHeads {
   Element* row(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
 };
 
-/// C = op(A) B, or C += op(A) B, row by row: op(A) is [m, k], B [k, n], C [m, n]; lda, ldb and ldc elements
-/// lie from one stored row to the next. There is no factor: where BLAS applies one may depend on its threads.
+/// C = op(A) B, or C += op(A) B, row-major: op(A) is [m, k], B [k, n], C [m, n]; lda, ldb and ldc are row
+/// strides. Without a factor, because the point at which BLAS applies it may depend on the number of threads.
 template <class Scalar>
 struct MatrixProduct {
   bool transpose_a;
@@ -36,11 +36,11 @@ struct MatrixProduct {
   bool add;
 };
 
-/// Must run in the calling thread alone.
+/// Must be single-threaded.
 template <class Scalar>
 using Multiply = void (*)(const MatrixProduct<Scalar>&);
 
-/// How the products of tiles are computed (tile_products.h). Of doubles by kBlas alone.
+/// Implementations of the products of tiles (tile_products.h). For double only kBlas.
 enum class TileProducts {
   kBlas,        // in float32 (float64) by `multiply`
   kPanels,      // in float32 by our own panels
@@ -63,12 +63,12 @@ struct AttentionInputs {
   const int32_t* subtree_end;
   const Schedule* schedule;
   TokenHeads<const Element> q;
-  std::span<const TokenHeads<const Element>> k;  // of the forest's tokens, then of each context segment
+  std::span<const TokenHeads<const Element>> k;  // the forest, then each context segment
   std::span<const TokenHeads<const Element>> v;
   TileProducts products;
-  Multiply<AccumulatorOf<Element>> multiply;  // of kBlas
+  Multiply<AccumulatorOf<Element>> multiply;  // for kBlas
   InstructionSet isa;
-  const AccumulatorOf<Element>* sinks = nullptr;  // [num_heads], of the forward pass; null: none
+  const AccumulatorOf<Element>* sinks = nullptr;  // [num_heads], forward only; null: none
 
   int64_t num_tasks() const { return schedule->num_query_blocks() * shape.num_key_heads; }
 };
@@ -76,7 +76,7 @@ struct AttentionInputs {
 template <class Element>
 struct AttentionResults {
   TokenHeads<Element> out;
-  AccumulatorOf<Element>* lse;  // [num_tokens, num_heads], natural log, of the keys and the sink
+  AccumulatorOf<Element>* lse;  // [num_tokens, num_heads], natural log, over keys and sink
 };
 
 template <class Element>
@@ -85,23 +85,24 @@ struct AttentionGradients {
   TokenHeads<const Element> out;
   const AccumulatorOf<Element>* lse;  // [num_tokens, num_heads], as in the results
   TokenHeads<Element> grad_q;
-  // Zero before, complete after; indexed as k and v of the inputs.
+  // Must be zero-filled; indexed like k and v of the inputs.
   std::span<const TokenHeads<AccumulatorOf<Element>>> grad_k;
   std::span<const TokenHeads<AccumulatorOf<Element>>> grad_v;
-  // [num_key_heads, key blocks], zero before: the tiles that have added to the gradients of a key block.
+  // [num_key_heads, key blocks], must be zero-filled: number of tiles that have added to the gradients of a
+  // key block.
   std::atomic<int32_t>* turns;
 };
 
-/// Block sizes that suit the heads and the forest: larger ones where its nodes are long.
+/// Block sizes for the heads and the forest; larger for long nodes.
 BlockSizes attention_blocks(const AttentionShape& shape, std::span<const int32_t> subtree_end);
 
-/// Scalars of scratch that one thread needs, a multiple of 64 bytes.
+/// Number of scratch scalars per thread; a multiple of 64 bytes.
 int64_t forward_scratch(const AttentionShape& shape, BlockSizes sizes, TileProducts products);
 int64_t backward_scratch(const AttentionShape& shape, BlockSizes sizes, TileProducts products);
 
-/// Works on the tasks [0, inputs.num_tasks()) that `next_task` (0 at first) hands out until none is left. Any
-/// number of threads may be inside, each with scratch of its own (64-byte aligned, in any state); when all
-/// have returned the results are complete, and bitwise identical for any number of threads.
+/// Processes tasks [0, inputs.num_tasks()) from the counter `next_task` (initially 0) until none is left. May
+/// be called by any number of threads at once, each with its own scratch (64-byte aligned, uninitialised).
+/// Results are complete when all calls have returned, and bitwise identical for any number of threads.
 template <class Element>
 void attend(const AttentionInputs<Element>& inputs, const AttentionResults<Element>& results,
             AccumulatorOf<Element>* scratch, std::atomic<int64_t>& next_task);

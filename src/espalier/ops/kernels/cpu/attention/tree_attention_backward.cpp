@@ -2,11 +2,10 @@
 // Backward pass of tree attention on the CPU.
 //   P = 2^(s - lse log2(e)), dV = P^T dO, dP = dO V^T, dS = P (dP - rowsum(dO O)), dQ = scale dS K,
 // dK = scale dS^T Q (docs/math.md): five products per tile, P and dS kept transposed as in the forward pass.
-//   One thread has one tile (all heads of a group, one block of queries) at a time and sums its dQ alone. Its
-// shares of dK and dV are added to the sums of a block of keys when the tiles before it in the key block's
-// list have added theirs, so the order of summation is fixed. Tiles are handed out in the order of those
-// lists, so a thread only ever waits for a tile that another thread is working on: there is no deadlock.
-// Accumulator: float, double for double.
+//   A thread processes one tile (one block of queries, all heads of a group) at a time and owns its dQ. Its
+//   contributions to dK and dV of a key block are added after those of the preceding tiles in the key block's
+//   list, so the order of summation is fixed. Tiles are assigned in list order, so a thread only waits for
+//   tiles that are being processed: no deadlock. Accumulator: float (double for double).
 #include <algorithm>
 #include <numbers>
 #include <thread>
@@ -68,7 +67,7 @@ class Backward {
     const auto factor = static_cast<Scalar>(in_.softmax_scale * std::numbers::log2e);
     products_.take_rows(kQueries, q_, rows, factor);
     q_non_finite_.take_out(math_, q_, rows, d);
-    products_.take_summands(kQueries, q_, rows, scale());  // for dK; dQ has it in the end
+    products_.take_summands(kQueries, q_, rows, scale());  // for dK; dQ is scaled at the end
     for (int64_t r = 0; r < rows; ++r) {
       const double lse = gradients_.lse[tile.token(r) * in_.shape.num_heads + tile.head(r)];
       const double lse2 = lse * std::numbers::log2e;
@@ -97,25 +96,25 @@ class Backward {
     pass_turn(chunk, key_head);
   }
 
-  /// dK or dV of all segments, as far as a key head is concerned.
+  /// dK or dV of all segments for one key head.
   struct KeySums {
     std::span<const TokenHeads<Scalar>> segments;
     int64_t key_head;
 
-    Rows<Scalar> rows(const KeyRun& run, int64_t head_dim) const {
-      const TokenHeads<Scalar>& segment = segments[run.segment];
-      return {segment.row(run.begin, key_head), segment.token_stride, run.count, head_dim};
+    Rows<Scalar> rows(const KeySpan& range, int64_t head_dim) const {
+      const TokenHeads<Scalar>& segment = segments[range.segment];
+      return {segment.row(range.begin, key_head), segment.token_stride, range.count, head_dim};
     }
   };
 
-  // sums += weights rows; by way of a buffer where the keys of the chunk are not adjacent.
+  // sums += weights rows, through a buffer unless the keys of the chunk are adjacent.
   void add_to_keys(const KeyChunk& chunk, const ScoreTile<Scalar>& weights, TileOperand operand,
                    const KeySums& sums) {
     const int64_t d = in_.shape.head_dim;
-    // Rows whole pages apart fall into few sets of the cache, and products onto them are slow.
-    const bool adjacent = chunk.runs.size() == 1 && sums.rows(chunk.runs[0], d).stride % 1024 != 0;
+    // Row strides of whole pages cause cache conflicts, so such rows go through the buffer.
+    const bool adjacent = chunk.ranges.size() == 1 && sums.rows(chunk.ranges[0], d).stride % 1024 != 0;
     const Rows<Scalar> to =
-        adjacent ? sums.rows(chunk.runs[0], d) : Rows<Scalar>{grad_keys_, d, chunk.num_keys(), d};
+        adjacent ? sums.rows(chunk.ranges[0], d) : Rows<Scalar>{grad_keys_, d, chunk.num_keys(), d};
     products_.sum_over_rows(operand, weights, to, adjacent);
     if (operand == kQueries) {
       q_non_finite_.add_over_rows(weights, scale(), to.data, to.stride);
@@ -124,9 +123,9 @@ class Backward {
     }
     if (adjacent) return;
     const Scalar* part = grad_keys_;
-    for (const KeyRun& run : chunk.runs) {
-      math_.add_rows({part, d, run.count, d}, sums.rows(run, d));
-      part += run.count * d;
+    for (const KeySpan& range : chunk.ranges) {
+      math_.add_rows({part, d, range.count, d}, sums.rows(range, d));
+      part += range.count * d;
     }
   }
 

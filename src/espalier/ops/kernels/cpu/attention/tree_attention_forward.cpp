@@ -3,11 +3,11 @@
 //
 // With s = scale log2(e) q . k over the visible keys: m = max s, l = sum 2^(s - m), O = sum 2^(s - m) v / l,
 // lse = ln(2) (m + log2 l), chunk of keys by chunk of keys with m, l and O rescaled as m grows (Dao,
-// FlashAttention-2, 2023, algorithm 1). Scores are kept transposed, [keys, rows]: sums over keys are then
-// vertical, the rows that see a key adjacent, and both products fast ones.
+// FlashAttention-2, 2023, algorithm 1). Scores are kept transposed, [keys, rows]: sums over keys are
+// vertical, the rows that see a key are adjacent, and both products are fast.
 //
-// One thread has one tile at a time: all heads of a group, one block of queries. Accumulator: float, double
-// for double. A tile's rows depend on nothing that another thread does.
+// A thread processes one tile at a time: one block of queries, all heads of a group. Accumulator: float
+// (double for double). Tiles are independent.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -69,7 +69,7 @@ class Forward {
       std::fill_n(state_.sum, tile.count(), Scalar(0));
       return;
     }
-    // The sink is a key without a value that every row sees first.
+    // The sink is a first key with value 0, visible to every row.
     for (int64_t r = 0; r < tile.count(); ++r) {
       state_.maximum[r] = static_cast<Scalar>(in_.sinks[tile.head(r)] * std::numbers::log2e);
       state_.sum[r] = 1;
@@ -93,8 +93,7 @@ class Forward {
   void finish(const TileRows& tile) {
     for (int64_t r = 0; r < tile.count(); ++r) {
       const Scalar sum = state_.sum[r];
-      // In float64, for one rounding instead of three: P of the backward pass has the error of lse as a
-      // factor.
+      // In float64, for one rounding instead of three: the error of lse scales P in the backward pass.
       const double lse2 = state_.maximum[r] + std::log2(static_cast<double>(sum));
       results_.lse[tile.token(r) * in_.shape.num_heads + tile.head(r)] =
           static_cast<Scalar>(lse2 * std::numbers::ln2);

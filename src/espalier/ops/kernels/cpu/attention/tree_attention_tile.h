@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the forward and the backward pass of tree attention share: a tile of query rows, the keys it sees.
+// Shared by forward and backward of tree attention: a tile of query rows and the keys it sees.
 //   A tile has the queries of one block and of all heads that share a key head; its row of token j and head g
-// of the group is (j - first token) * group + g. The keys that the tile sees are gathered from the blocks
-// that the schedule lists, those that no query of the tile sees left out, into chunks. A key is seen by
-// adjacent rows of a tile: those of tokens [max(i, first), min(subtree_end[i], last)) of the block. A sliding
-// window may leave several ranges of these, where branches reach further from the key than it lets them see;
-// the key is then in the tile once for each range.
+// of the group is (j - first token) * group + g. The keys that the tile sees are gathered from the blocks in
+// the schedule into chunks; keys that no query of the tile sees are skipped. A key is seen by adjacent rows
+// of a tile: those of tokens [max(i, first), min(subtree_end[i], last)) of the block. A sliding window may
+// split them into several ranges, if branches extend beyond it; the key is then listed once per range.
 #pragma once
 
 #include <vector>
@@ -16,39 +15,38 @@ namespace espalier {
 
 constexpr int32_t kMaxChunkKeys = 128;
 static_assert(kMaxChunkKeys % kKeysAtOnce == 0);
-constexpr int64_t kCacheLine =
-    16;  // scalars, of float; rows of tiles and parts of the scratch are aligned to it
+constexpr int64_t kCacheLine = 16;  // in floats; alignment of tile rows and scratch parts
 
 constexpr int64_t round_up(int64_t number, int64_t step) {
   return (number + step - 1) / step * step;
 }
 
 /// Adjacent keys of a segment (0: the forest's own, s + 1: context segment s).
-struct KeyRun {
+struct KeySpan {
   int32_t segment;
   int32_t begin;
   int32_t count;
 };
 
 struct KeyChunk {
-  std::vector<KeyRun> runs;
+  std::vector<KeySpan> ranges;
   std::vector<RowRange> visible;  // by key
-  RowRange rows;                  // holds visible[c] for all c
+  RowRange rows;                  // contains visible[c] for all c
   bool partial;                   // whether some of `rows` do not see some key
-  std::span<const Tile> tiles;    // whose keys these are
-  size_t num_finished;            // of these tiles, the first ones, the keys end with this chunk
+  std::span<const Tile> tiles;    // the tiles that these keys belong to
+  size_t num_finished;            // number of leading tiles whose keys end in this chunk
 
   int32_t num_keys() const { return static_cast<int32_t>(visible.size()); }
 };
 
-/// Walks through the chunks of keys of a tile.
+/// Iterates over the chunks of keys of a tile.
 class KeyChunks {
  public:
   KeyChunks(const Schedule& schedule, const int32_t* subtree_end, int64_t group);
 
-  /// Begins with the tile of a query block.
+  /// Starts the tile of a query block.
   void start(int32_t query_block);
-  /// Makes the next chunk; false where there is none.
+  /// Advances to the next chunk; false if there is none.
   bool next();
 
   const KeyChunk& chunk() const { return chunk_; }
@@ -71,12 +69,12 @@ class KeyChunks {
   int32_t query_begin_ = 0, query_end_ = 0;
   std::span<const Tile> tiles_;
   size_t next_tile_ = 0;
-  std::vector<VisibleKey> keys_;  // of the next tile
-  size_t next_key_ = 0;           // among them
+  std::vector<VisibleKey> keys_;  // keys of the next tile
+  size_t next_key_ = 0;           // index into keys_
   KeyChunk chunk_;
 };
 
-/// Hands out parts of a thread's scratch.
+/// Allocates parts of a thread's scratch.
 template <class Scalar>
 class Scratch {
  public:
@@ -147,35 +145,34 @@ void store_rows(const Scalar* from, const TileRows& tile, int64_t head_dim,
   }
 }
 
-/// Keys or values of a chunk as rows: where they lie if they are adjacent, may stay as they are and need no
-/// conversion, else gathered into `buffer` [keys, head_dim].
+/// Keys or values of a chunk as rows: in place if they are adjacent, completely visible and need no
+/// conversion, otherwise gathered into `buffer` [keys, head_dim].
 template <class Element, class Scalar>
 Rows<const Scalar> rows_of_keys(std::span<const TokenHeads<const Element>> segments, const KeyChunk& chunk,
                                 int64_t key_head, int64_t head_dim, const Converter<Scalar>& converter,
                                 Scalar* buffer) {
   if constexpr (std::is_same_v<Element, Scalar>) {
-    const KeyRun& run = chunk.runs[0];
-    const TokenHeads<const Element>& segment = segments[run.segment];
-    if (chunk.runs.size() == 1 && !chunk.partial) {
-      return {segment.row(run.begin, key_head), segment.token_stride, chunk.num_keys(), head_dim};
+    const KeySpan& range = chunk.ranges[0];
+    const TokenHeads<const Element>& segment = segments[range.segment];
+    if (chunk.ranges.size() == 1 && !chunk.partial) {
+      return {segment.row(range.begin, key_head), segment.token_stride, chunk.num_keys(), head_dim};
     }
   }
   Scalar* row = buffer;
-  for (const KeyRun& run : chunk.runs) {
-    const TokenHeads<const Element>& segment = segments[run.segment];
-    converter.load({segment.row(run.begin, key_head), segment.token_stride, run.count, head_dim}, row);
-    row += run.count * head_dim;
+  for (const KeySpan& range : chunk.ranges) {
+    const TokenHeads<const Element>& segment = segments[range.segment];
+    converter.load({segment.row(range.begin, key_head), segment.token_stride, range.count, head_dim}, row);
+    row += range.count * head_dim;
   }
   return {buffer, head_dim, chunk.num_keys(), head_dim};
 }
 
-/// A product multiplies rows that are not visible with a weight of zero. That is not zero where they hold
-/// infinities or NaN. Such values are replaced before the product, and their share is added for visible
-/// pairs.
+/// Products multiply masked rows by weight 0, which gives NaN if they hold infinities or NaN. Such values are
+/// replaced by 0 before the product, and their contribution is added for visible pairs.
 template <class Scalar>
 class NonFinite {
  public:
-  /// Replaces what is not finite in `data` [rows, width] by 0.
+  /// Replaces non-finite values in `data` [rows, width] by 0.
   void take_out(const TileMath<Scalar>& math, Scalar* data, int64_t rows, int64_t width) {
     entries_.clear();
     if (math.all_finite(data, rows * width)) return;
@@ -186,7 +183,7 @@ class NonFinite {
     }
   }
 
-  /// For the product out += weights^T data, where data's rows are keys: weights [keys, rows] is `tile`.
+  /// For the product out += weights^T data, where rows of data are keys: weights [keys, rows] is `tile`.
   void add_over_keys(const ScoreTile<Scalar>& tile, Scalar* out, int64_t width) const {
     for (const Entry& entry : entries_) {
       const RowRange visible = tile.visible[entry.row];
@@ -196,8 +193,8 @@ class NonFinite {
     }
   }
 
-  /// For the product out = weights data, where data's rows are the tile's rows; out's lie `stride` apart.
-  /// data's rows may have been multiplied with `factor` in the product alone.
+  /// For the product out = weights data, where rows of data are the tile's rows; `stride`: row stride of out.
+  /// `factor`: of the rows in the product.
   void add_over_rows(const ScoreTile<Scalar>& tile, Scalar factor, Scalar* out, int64_t stride) const {
     for (const Entry& entry : entries_) {
       for (int64_t c = 0; c < tile.num_keys; ++c) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise part of edge_logprobs on the CPU, compiled once for each InstructionSet.
+// The elementwise part of edge_logprobs on the CPU, compiled once per InstructionSet.
 #pragma once
 
 #include "espalier/ops/kernels/cpu/attention/tile_math.h"
@@ -7,30 +7,28 @@
 
 namespace espalier {
 
-/// The running maximum and sum of exponentials of the logits of some rows.
+/// The running maximum and sum of exponentials of rows of logits.
 template <class Scalar>
 struct ExpSums {
-  Scalar* maximum;  // of the logits so far; -infinity at first
-  Scalar* sum;      // of exp(logit - maximum); 0 at first
+  Scalar* maximum;  // running maximum; initially -infinity
+  Scalar* sum;      // of exp(logit - maximum); initially 0
 };
 
-/// What the gradients of a row's logits need of the row, for some rows.
+/// Per-row inputs of the gradients of logits.
 template <class Scalar>
 struct RowGradients {
   const Scalar* lse;       // log of the sum of exp(logit) over the vocabulary, rounded
-  const Scalar* lse_rest;  // and what rounding took: its error would be a factor of the row's gradients
+  const Scalar* lse_rest;  // remainder of the rounding, whose error would scale the gradients
   const Scalar* grad;      // sum of the gradients of the row's log-probabilities
 };
 
-/// Scalar is float or double. Rows are independent of one another: bitwise identical whichever are done
-/// together.
+/// Scalar is float or double. Rows are independent: results do not depend on how they are grouped.
 template <class Scalar>
 struct LogitMath {
   /// Adds the exponentials of the logits to the sums (Milakov and Gimelshein, "Online normalizer calculation
-  /// for softmax", 2018). A NaN makes the row's sum NaN; rows of -infinity alone keep maximum -infinity and
-  /// sum 0.
+  /// for softmax", 2018). NaN propagates to the sum; rows of only -infinity keep maximum -infinity and sum 0.
   void (*add_exps)(const Rows<const Scalar>& logits, const ExpSums<Scalar>&);
-  /// Logits become -grad * exp(logit - lse): the part of their gradients that all of the vocabulary has.
+  /// Logits become -grad * exp(logit - lse): the part of the gradients common to all entries.
   void (*differentiate)(const Rows<Scalar>& logits, const RowGradients<Scalar>&);
 };
 

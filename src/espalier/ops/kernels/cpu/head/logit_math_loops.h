@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of LogitMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of isa_math.h
-// apart: the linker would keep one copy of it for all instruction sets.
-//   Rows lie in memory as they are, so loops run along them; sums have kLanes parts whatever the width of
-// vectors. Accumulator: Scalar.
+// The loops of LogitMath, compiled for the instruction set of the including file, which defines
+// ESPALIER_CPU_NAMESPACE. Must not call inline functions of headers other than isa_math.h: the linker would
+// merge their copies for different instruction sets.
+//   Loops run along rows; sums have kLanes partial sums, independent of the vector width. Accumulator:
+//   Scalar.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,11 @@ namespace espalier::ESPALIER_CPU_NAMESPACE {
 namespace {
 
 constexpr int64_t kLanes = 32;
-// Logits of a row that are done at once: those whose maximum was taken are still in the first cache when
-// their exponentials are.
+// Logits per pass over maximum and exponentials, so that they stay in the L1 cache.
 constexpr int64_t kChunk = 2048;
 
 template <class Scalar>
-Scalar maximum_of(const Scalar* __restrict values, int64_t count, Scalar maximum) {
+Scalar running_maximum(const Scalar* __restrict values, int64_t count, Scalar maximum) {
   Scalar lanes[kLanes];
   for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = maximum;
   int64_t i = 0;
@@ -56,8 +55,8 @@ void add_exps(const Rows<const Scalar>& logits, const ExpSums<Scalar>& sums) {
     for (int64_t begin = 0; begin < logits.width; begin += kChunk) {
       const int64_t count = logits.width - begin < kChunk ? logits.width - begin : kChunk;
       const Scalar before = maximum;
-      maximum = maximum_of(row + begin, count, maximum);
-      // The difference of two infinities would be no number.
+      maximum = running_maximum(row + begin, count, maximum);
+      // Avoid inf - inf = NaN.
       const Scalar finite = maximum == -kInfinity<Scalar> ? Scalar(0) : maximum;
       sum = sum * exp_of(before - finite) + sum_of_exps(row + begin, count, finite);
     }

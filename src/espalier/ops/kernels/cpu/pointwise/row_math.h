@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise parts of a decoder layer on the CPU, row by row, compiled once for each InstructionSet.
-// Elements are read once, upcast to AccumulatorOf<Element>, and rounded when they are written. The result of
-// a row does not depend on the other rows of a call. Pointers that are written to must not overlap others.
+// The elementwise operators of a decoder layer on the CPU, row by row, compiled once per InstructionSet.
+// Elements are read once, upcast to AccumulatorOf<Element>, and rounded when written. Rows are independent.
+// Output pointers must not overlap others.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct RmsNormForward {
   double eps;
   const Element* weight;  // [width]
   const Element* x;
-  const Element* addend;  // of x, or null: none
-  Element* sum;           // x + addend, where there is one
+  const Element* addend;  // added to x; null: none
+  Element* sum;           // x + addend, if there is one
   Element* y;
   AccumulatorOf<Element>* inverse_rms;  // one per row
 };
@@ -28,10 +28,10 @@ template <class Element>
 struct RmsNormBackward {
   int64_t width;
   const Element* weight;
-  const Element* x;  // what was normalised: with an addend, the sum
+  const Element* x;  // the normalised tensor: with an addend, the sum
   const AccumulatorOf<Element>* inverse_rms;
   const Element* grad_y;
-  const Element* grad_sum;              // joins grad_x, or null: none
+  const Element* grad_sum;              // added to grad_x; null: none
   Element* grad_x;                      // may be null
   AccumulatorOf<Element>* grad_weight;  // [width], added to; may be null
 };
@@ -59,7 +59,7 @@ struct SwigluBackward {
   Element* grad_up;
 };
 
-/// All work on [begin, end) of the rows, tokens or elements that the pointers begin at.
+/// All functions process [begin, end) of rows, tokens or elements.
 template <class Element>
 struct RowMath {
   /// y = weight * (x / rms(x)), the bracket rounded to Element before the product.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of RowMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of isa_math.h
-// apart: the linker would keep one copy of it for all instruction sets. Formulas: docs/math.md, "Elementwise
-// parts".
+// The loops of RowMath, compiled for the instruction set of the including file, which defines
+// ESPALIER_CPU_NAMESPACE. Must not call inline functions of headers other than isa_math.h: the linker would
+// merge their copies for different instruction sets. Formulas: docs/math.md, "Elementwise parts".
 #pragma once
 
 #include "espalier/ops/kernels/cpu/isa_math.h"
@@ -11,8 +10,8 @@
 namespace espalier::ESPALIER_CPU_NAMESPACE {
 namespace {
 
-// Partial sums of a row, whatever the width of vectors: fewer roundings on each other, and enough of them for
-// additions not to wait for each other.
+// Partial sums per row, independent of the vector width: improves accuracy and hides the latency of
+// additions.
 constexpr int64_t kLanes = 64;
 
 // The sum of term(i) for i in [0, count).
@@ -113,7 +112,7 @@ void rotate(const Rotation<Element>& rotation, int64_t begin, int64_t end) {
   }
 }
 
-// The logistic function at x and at -x, neither as 1 minus the other.
+// sigmoid(x) and sigmoid(-x), both without cancellation.
 template <class Scalar>
 struct Logistic {
   Scalar at, at_minus;

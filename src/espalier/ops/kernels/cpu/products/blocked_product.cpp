@@ -9,8 +9,8 @@ namespace espalier {
 namespace {
 
 constexpr int64_t kPackColumns = 8 * kRightPanel;  // of a task
-// What is worked on at once should stay in the second cache: a strip of rows, these columns of C with it, and
-// the words of a block of the sum in the strip.
+// The working set should fit the L2 cache: a strip of rows, these columns of C, and a block of the k
+// dimension.
 constexpr int64_t kMinStripRows = 4 * kLeftPanel, kMaxStripRows = 8 * kLeftPanel;
 constexpr int64_t kBlockColumns = 256;
 constexpr int64_t kMaxBlockWords = 640;
@@ -50,7 +50,7 @@ BlockedProduct<Element>::BlockedProduct(const Vectors<Element>& a, const Vectors
     : a_(a), b_(b), math_(panel_math<Word>(isa)), isa_(isa), words_(num_words<Word>(a.length)) {
   const int64_t blocks = std::max<int64_t>(ceil_div(words_, kMaxBlockWords), 1);
   block_words_ = std::max<int64_t>(ceil_div(words_, blocks), 1);
-  // Some tasks for every thread, so that all are done at about the same time; each reads all of B's columns.
+  // Several tasks per thread for load balance; each reads all columns of B.
   const int64_t tasks = threads > 1 ? 4 * threads : 1;
   strip_rows_ = std::clamp(ceil_div(a.count, tasks), kMinStripRows, kMaxStripRows);
   strip_rows_ = ceil_div(strip_rows_, kLeftPanel) * kLeftPanel;

@@ -8,12 +8,11 @@
 
 namespace espalier {
 
-/// How the elements of operands are packed.
+/// The packed word type of an element type.
 template <class Element>
 using WordOf = std::conditional_t<std::is_same_v<Element, BFloat16>, BFloat16Pair, float>;
 
-/// Where a product goes: rows `stride` apart, of float, or of BFloat16 that are rounded once from sums in
-/// float.
+/// The result of a product, with row stride `stride`: float, or BFloat16 rounded once from float sums.
 template <class Element>
 struct ProductResult {
   Element* data;
@@ -21,26 +20,26 @@ struct ProductResult {
 };
 
 /// C = A B, C = A B + bias, or C += A B for float results. Element is float or BFloat16.
-///   The right operand is packed as a whole, by tasks [0, num_pack_tasks()); when all are done, tasks
-/// [0, num_tasks()) multiply, each a part of C that is its own. Any thread may do any task, with scratch of
-/// its own. Results are bitwise identical however many tasks the product is cut into: sums along the k
-/// dimension are cut in one way, which depends on k alone.
+///   The right operand is packed by tasks [0, num_pack_tasks()); when all are done, tasks [0, num_tasks())
+///   multiply disjoint parts of C. Any thread may run any task, with its own scratch. Results do not depend
+///   on the number of tasks: sums over k are split in a way that depends only on k.
 template <class Element>
 class BlockedProduct {
   using Word = WordOf<Element>;
 
  public:
-  /// a: the m rows of A; b: the n columns of B; of the same length k. `threads`: for how many it is cut.
+  /// a: the m rows of A; b: the n columns of B; both of length k. `threads`: the number of threads to
+  /// partition for.
   BlockedProduct(const Vectors<Element>& a, const Vectors<Element>& b, InstructionSet isa, int64_t threads);
 
   int64_t num_pack_tasks() const;
   int64_t packed_words() const;               // of the right operand
-  int64_t scratch_words(bool rounded) const;  // of a thread, for results of BFloat16 or of float
+  int64_t scratch_words(bool rounded) const;  // per thread, for BFloat16 or float results
   int64_t num_tasks() const { return num_strips_ * num_groups_; }
 
   void pack(int64_t task, Word* packed) const;
 
-  /// Multiplies into `c`; `add`: adds to what is there. bias: [n], or null.
+  /// Writes to `c`, or adds if `add`. bias: [n], or null.
   void multiply(int64_t task, const Word* packed, Word* scratch, const ProductResult<float>& c, bool add,
                 const Element* bias) const;
   void multiply(int64_t task, const Word* packed, Word* scratch, const ProductResult<BFloat16>& c,
@@ -59,7 +58,7 @@ class BlockedProduct {
   Vectors<Element> a_, b_;
   const PanelMath<Word>& math_;
   InstructionSet isa_;
-  int64_t words_, block_words_;  // of the sum, and of the part of it that goes through registers at once
+  int64_t words_, block_words_;  // of k, and of a block of k
   int64_t strip_rows_, num_strips_;
   int64_t group_columns_, num_groups_;
 };

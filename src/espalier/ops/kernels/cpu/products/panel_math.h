@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products from operands that have been packed into panels, summed in float32; compiled once for each
+// Matrix products of operands packed into panels, with float32 accumulators; compiled once per
 // InstructionSet.
 //
-// Panels have the order in which the innermost loop reads them. Their elements are words of four bytes, what
-// one lane of a vector takes at a time: a float, or a pair of bfloat16 that are neighbours along the sum,
-// which the instructions for bfloat16 multiply and add together. Every result is one sum from the first word
-// to the last: its bits do not depend on its place, nor on how many rows or columns are computed with it.
+// Panels are in the access order of the innermost loop. Their elements are 4-byte words, one per vector lane:
+// a float, or a pair of bfloat16 adjacent in the k dimension, as bfloat16 instructions require. Every result
+// is a single sum from the first word to the last, so its bits do not depend on its position or on the other
+// rows and columns.
 #pragma once
 
 #include <cstdint>
@@ -15,33 +15,33 @@
 
 namespace espalier {
 
-/// Two neighbours along the sum, the first in the lower half; after an odd last one there is a zero.
+/// Two elements adjacent in k, the first in the lower half; padded with zero.
 struct BFloat16Pair {
   uint32_t bits;
 };
 
-/// In which words elements are packed, and how many of them a word has.
+/// The element type of a word, and the number of elements per word.
 template <class Word>
 constexpr int64_t kElementsOfWord = 1;
 template <>
 inline constexpr int64_t kElementsOfWord<BFloat16Pair> = 2;
 
-/// Words of `count` elements that follow each other along the sum.
+/// Number of words for `count` elements along k.
 template <class Word>
 constexpr int64_t num_words(int64_t count) {
   return (count + kElementsOfWord<Word> - 1) / kElementsOfWord<Word>;
 }
 
-/// Rows in a panel of the left operand, and columns in one of the right.
+/// Rows per panel of the left operand, columns per panel of the right.
 constexpr int64_t kLeftPanel = 12, kRightPanel = 16;
 
-/// Words that `count` rows or columns take as panels of `width`.
+/// Number of words of `count` rows or columns in panels of `width`.
 constexpr int64_t packed_words(int64_t count, int64_t words, int64_t width) {
   return (count + width - 1) / width * width * words;
 }
 
-/// Rows of a left operand or columns of a right one: vectors along the sum. One of the strides, in elements,
-/// is 1 (or there is one vector or element).
+/// Rows of a left operand or columns of a right one: vectors along k. One of the strides, in elements, must
+/// be 1 (unless there is only one vector or element).
 template <class Element>
 struct Vectors {
   const Element* data;
@@ -66,11 +66,11 @@ struct PanelProduct {
   float factor = 1;
 };
 
-/// Operands are read up to the end of a group of four rows or 16 columns that m or n cuts, whatever is there.
+/// Operands are read up to a multiple of 4 rows or 16 columns; the padding may be arbitrary.
 template <class Word>
 struct PanelMath {
   /// Packs vectors into panels of `width` (kLeftPanel or kRightPanel), which are num_words(length) * width
-  /// words apart; panels are filled up with zeros.
+  /// words apart; panels are padded with zeros.
   void (*pack)(const Vectors<float>&, int64_t width, Word* to);  // rounds to nearest even
   void (*pack_bfloat16)(const Vectors<BFloat16>&, int64_t width, Word* to);
   void (*multiply)(const PanelProduct<Word>&);

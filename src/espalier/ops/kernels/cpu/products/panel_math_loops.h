@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of PanelMath, for the vector instructions that the including file is compiled with; it defines
-// ESPALIER_CPU_NAMESPACE. Nothing here may call an inline function of another header, those of isa_math.h
-// apart: the linker would keep one copy of it for all instruction sets.
-//   The innermost loop holds a tile of C in registers and adds, word by word, a column of A times a row of B.
-// With 32 vector registers the tile is 12 rows by two vectors: 24 independent sums hide the latency of the
-// instructions, and 14 loads feed 24 of them. Accumulator: float.
+// The loops of PanelMath, compiled for the instruction set of the including file, which defines
+// ESPALIER_CPU_NAMESPACE. Must not call inline functions of headers other than isa_math.h: the linker would
+// merge their copies for different instruction sets.
+//   The innermost loop keeps a tile of C in registers and adds outer products of a column of A and a row of
+//   B. With 32 vector registers the tile is 12 rows by two vectors: 24 independent sums hide the instruction
+//   latency, and 14 loads feed 24 FMAs. Accumulator: float.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ constexpr int64_t kTileColumns = 16;
 constexpr int64_t kLanes = 4;
 constexpr int64_t kTileColumns = 16;
 #endif
-constexpr int64_t kSquare = 16;            // words that are packed at once
-constexpr bool kWideTiles = kLanes == 16;  // else of four rows, for 16 registers
+constexpr int64_t kSquare = 16;             // words packed at once
+constexpr bool kLargeTiles = kLanes == 16;  // else four rows, for 16 registers
 
 using FloatVector = float __attribute__((vector_size(4 * kLanes)));
 using WordVector = uint32_t __attribute__((vector_size(4 * kLanes)));
@@ -55,9 +55,9 @@ inline Vector load_some(const Element* from, int64_t count) {
     return __builtin_bit_cast(Vector, _mm256_maskz_loadu_epi16(present, from));
   }
 #else
-  Element room[kSquare] = {};
-  for (int64_t i = 0; i < count; ++i) room[i] = from[i];
-  return load_vector<Vector>(room);
+  Element buffer[kSquare] = {};
+  for (int64_t i = 0; i < count; ++i) buffer[i] = from[i];
+  return load_vector<Vector>(buffer);
 #endif
 }
 
@@ -83,7 +83,7 @@ inline FloatVector multiply_add(BFloat16Pair, uint32_t a, const WordVector& b, c
 #endif
 }
 
-// Columns [0, kColumns) of kRows rows of one panel of A; C is written as a whole.
+// Columns [0, kColumns) of kRows rows of one panel of A; C is written completely.
 template <class Word, int kRows, int kColumns>
 void multiply_tile(const PanelProduct<Word>& p, const Word* __restrict a, const Word* __restrict b,
                    float* __restrict c, int64_t ldc, bool add) {
@@ -120,7 +120,7 @@ void multiply_tile(const PanelProduct<Word>& p, const Word* __restrict a, const 
   }
 }
 
-// The same for the first `rows` and `columns` of them.
+// The same for the first `rows` rows and `columns` columns.
 template <class Word, int kRows, int kColumns>
 void multiply_part(const PanelProduct<Word>& p, const Word* a, const Word* b, float* c, int64_t rows,
                    int64_t columns) {
@@ -144,7 +144,7 @@ void multiply_columns(const PanelProduct<Word>& p, const Word* b, float* c, int6
   for (int64_t row = 0; row < p.m; row += kLeftPanel, a += p.a_panel_stride) {
     float* place = c + row * p.ldc;
     const int64_t rows = p.m - row < kLeftPanel ? p.m - row : kLeftPanel;
-    if constexpr (kWideTiles) {
+    if constexpr (kLargeTiles) {
       if (rows > 8) {
         multiply_part<Word, 12, kColumns>(p, a, b, place, rows, columns);
       } else if (rows > 4) {
@@ -161,7 +161,7 @@ void multiply_columns(const PanelProduct<Word>& p, const Word* b, float* c, int6
   }
 }
 
-// By columns of C, so that the panels of B stay in the first cache while those of A pass by.
+// Column by column of C, so that panels of B stay in the L1 cache.
 template <class Word>
 void multiply(const PanelProduct<Word>& p) {
   for (int64_t column = 0; column < p.n; column += kTileColumns) {
@@ -214,8 +214,7 @@ inline SquareRow words_at(float, const BFloat16* from) {
   return __builtin_convertvector(load_vector<HalfRow>(from), SquareRow) << 16;
 }
 
-// Words of vectors that lie side by side, at one place of the sum: of one row of elements, or of two that
-// make pairs.
+// Words of adjacent vectors at one index of k: from one row of elements, or two for pairs.
 inline SquareRow joined(float, const FloatRow& first, const FloatRow&) {
   return __builtin_bit_cast(SquareRow, first);
 }
@@ -242,7 +241,7 @@ inline SquareRow joined(BFloat16Pair, const FloatRow& first, const FloatRow& sec
 
 #define ESPALIER_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 
-// Swaps rows and columns: four steps, each of which exchanges halves of what the step before has in order.
+// Transposes in four steps of pairwise exchanges.
 inline void transpose_square(SquareRow (&rows)[kSquare]) {
   SquareRow other[kSquare];
   for (int i = 0; i < kSquare; i += 2) {
@@ -286,11 +285,11 @@ inline void store_words(const SquareRow& words, void* to) {
 #endif
 }
 
-// `count` elements (at most `most`), then zeros.
+// The first `count` elements, padded with zeros.
 template <class Element, int64_t kMost>
-inline const Element* padded(const Element* from, int64_t stride, int64_t count, Element (&room)[kMost]) {
-  for (int64_t i = 0; i < kMost; ++i) room[i] = i < count ? from[i * stride] : Element{};
-  return room;
+inline const Element* padded(const Element* from, int64_t stride, int64_t count, Element (&buffer)[kMost]) {
+  for (int64_t i = 0; i < kMost; ++i) buffer[i] = i < count ? from[i * stride] : Element{};
+  return buffer;
 }
 
 // Vectors with adjacent elements: squares of 16 vectors by 16 words are transposed.
@@ -299,15 +298,16 @@ void pack_transposed(const Vectors<Element>& from, int64_t first, Word* to) {
   constexpr int64_t kElements = kSquare * kElementsOfWord<Word>;
   const int64_t count = from.count - first < kWidth ? from.count - first : kWidth;
   const int64_t words = (from.length + kElementsOfWord<Word> - 1) / kElementsOfWord<Word>;
-  Element room[kElements];
+  Element buffer[kElements];
   for (int64_t word = 0; word < words; word += kSquare) {
     const int64_t place = word * kElementsOfWord<Word>, left = from.length - place;
     SquareRow square[kSquare];
     for (int64_t i = 0; i < kSquare; ++i) {
       const Element* elements = from.data + (first + i) * from.vector_stride + place;
-      square[i] = i >= count          ? SquareRow{}
-                  : left >= kElements ? words_at(Word{}, elements)
-                                      : words_at(Word{}, padded<Element, kElements>(elements, 1, left, room));
+      square[i] = i >= count ? SquareRow{}
+                  : left >= kElements
+                      ? words_at(Word{}, elements)
+                      : words_at(Word{}, padded<Element, kElements>(elements, 1, left, buffer));
     }
     transpose_square(square);
     const int64_t present = words - word < kSquare ? words - word : kSquare;
@@ -315,7 +315,7 @@ void pack_transposed(const Vectors<Element>& from, int64_t first, Word* to) {
   }
 }
 
-// Elements of up to kWidth vectors at one place of the sum; zeros behind its end.
+// Elements of up to kWidth vectors at one index of k; zeros beyond its end.
 template <class Element, int64_t kWidth>
 inline auto elements_at(const Vectors<Element>& from, int64_t first, int64_t place) {
   using Row = std::conditional_t<sizeof(Element) == 4, FloatRow, HalfRow>;
@@ -323,11 +323,11 @@ inline auto elements_at(const Vectors<Element>& from, int64_t first, int64_t pla
   const int64_t count = from.count - first < kWidth ? from.count - first : kWidth;
   const Element* elements = from.data + first * from.vector_stride + place * from.element_stride;
   if (from.vector_stride == 1) return load_some<Row>(elements, count);
-  Element room[kSquare];
-  return load_vector<Row>(padded<Element, kSquare>(elements, from.vector_stride, count, room));
+  Element buffer[kSquare];
+  return load_vector<Row>(padded<Element, kSquare>(elements, from.vector_stride, count, buffer));
 }
 
-// Vectors that lie side by side.
+// Vectors adjacent in memory.
 template <class Word, class Element, int64_t kWidth>
 void pack_adjacent(const Vectors<Element>& from, int64_t first, Word* to) {
   constexpr int64_t kElements = kElementsOfWord<Word>;

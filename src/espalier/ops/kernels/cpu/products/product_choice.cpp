@@ -28,8 +28,7 @@ std::string_view environment(const char* variable) {
   return value == nullptr ? "" : value;
 }
 
-// Instruction sets that oneDNN knows by name and that are without AMX; it takes no notice of names that it
-// does not know.
+// Names of oneDNN instruction sets without AMX; oneDNN ignores unknown names.
 bool keeps_from_amx(std::string_view isa) {
   constexpr std::string_view kWithoutAmx[] = {"sse41",
                                               "avx",

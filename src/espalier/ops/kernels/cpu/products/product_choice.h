@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How matrices are multiplied on the CPU: with LibTorch's products or our own (panel_math.h), bfloat16 upcast
-// to float32 or as it is. Speed depends on the machine, and the last bits of results depend on the choice. So
-// the choice is one value, which a run writes down and resumes with.
+// The choice of matrix products on the CPU: LibTorch's or our own (panel_math.h), bfloat16 upcast to float32
+// or native. Speed depends on the machine, and the last bits of results depend on the choice, so training
+// runs save it and resume with it.
 #pragma once
 
 #include <optional>
@@ -13,14 +13,14 @@
 namespace espalier {
 
 enum class Float32Products {
-  kLibrary,  // those of LibTorch's BLAS
+  kLibrary,  // LibTorch's BLAS
   kPanels,   // our own
 };
 
 enum class Bfloat16Products {
-  kUpcast,   // operands become float32, which is multiplied as Float32Products says
-  kNative,   // our own, by the instructions for bfloat16 where there are any; sums in float32, rounded once
-  kLibrary,  // LibTorch's, whose results are bfloat16: by AMX, where there is any
+  kUpcast,   // upcast operands to float32, multiplied by Float32Products
+  kNative,   // our own, with bfloat16 instructions if available; float32 sums, rounded once
+  kLibrary,  // LibTorch's, with bfloat16 results; with AMX if available
 };
 
 struct ProductChoice {
@@ -39,24 +39,25 @@ ProductChoice parse_product_choice(std::string_view text);
 /// The features of a machine that decide the choice.
 struct ProductFeatures {
   CpuVendor vendor = CpuVendor::kOtherX86;
-  InstructionSet isa = InstructionSet::kDefault;  // the best that this machine has and ESPALIER_CPU allows
-  bool library_amx = true;  // whether LibTorch may use AMX where the instruction set has it
+  InstructionSet isa = InstructionSet::kDefault;  // best of this machine, as limited by ESPALIER_CPU
+  bool library_amx = true;                        // whether LibTorch may use AMX if available
 };
 
-/// Of this machine and its environment; ONEDNN_MAX_CPU_ISA (or DNNL_MAX_CPU_ISA) may keep LibTorch from AMX.
+/// The features of this machine and its environment; ONEDNN_MAX_CPU_ISA (or DNNL_MAX_CPU_ISA) may disable AMX
+/// in LibTorch.
 ProductFeatures product_features();
 
-/// Where features tell which products are fastest (docs/architecture/cpu-kernels.md has the rates): machines
-/// of Intel and AMD, and all x86 without AVX-512. Nothing elsewhere: there a measurement has to tell
+/// The choice for Intel and AMD processors and all x86 without AVX-512, where features determine the fastest
+/// products (rates in docs/architecture/cpu-kernels.md). nullopt for others, which need a measurement
 /// (measure/gemm_rates.h).
 std::optional<ProductChoice> choose_by_features(const ProductFeatures& features);
 
-/// The features that decide, in a few words.
+/// The features as text.
 std::string describe(const ProductFeatures& features);
 
-/// The choice with what the environment variables ESPALIER_FLOAT32_PRODUCTS (library or panels) and
-/// ESPALIER_BF16_PRODUCTS (upcast, native or library) name instead, read at each call. Throws InputError
-/// where they name something else.
+/// Overrides the choice by the environment variables ESPALIER_FLOAT32_PRODUCTS (library or panels) and
+/// ESPALIER_BF16_PRODUCTS (upcast, native or library) which are read at each call. Throws InputError on other
+/// values.
 ProductChoice with_environment(ProductChoice choice);
 
 }  // namespace espalier

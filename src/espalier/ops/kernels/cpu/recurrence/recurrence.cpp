@@ -8,14 +8,13 @@
 namespace espalier {
 namespace {
 
-// Heads of one key head that are computed together, since they share the products of q and k. Fewer make more
-// tasks.
+// Heads of one key head computed together, which share the products of q and k. Fewer give more tasks.
 constexpr int64_t kHeadsOfTask = 4;
-// Trees are put together until they have that many.
+// Trees are grouped up to this number of tokens.
 constexpr int64_t kTokensOfTask = 512;
 
-// The first of the chunks that are known to belong together with `chunk`.
-int64_t first_of(std::vector<int64_t>& first, int64_t chunk) {
+// Union-find: the representative of the group of `chunk`.
+int64_t root_of(std::vector<int64_t>& first, int64_t chunk) {
   while (first[chunk] != chunk) chunk = first[chunk] = first[first[chunk]];
   return chunk;
 }
@@ -31,11 +30,11 @@ void group_chunks(RecurrenceForest* forest) {
       other = first_of_context[chunk.context];
       first_of_context[chunk.context] = c;
     }
-    if (other >= 0) first[first_of(first, c)] = first_of(first, other);
+    if (other >= 0) first[root_of(first, c)] = root_of(first, other);
   }
   std::vector<int64_t> order(count);
   std::iota(order.begin(), order.end(), 0);
-  for (int64_t c = 0; c < count; ++c) first[c] = first_of(first, c);
+  for (int64_t c = 0; c < count; ++c) first[c] = root_of(first, c);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return first[a] < first[b]; });
   int64_t tokens = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -73,14 +72,14 @@ int64_t recurrence_blocks(int64_t heads_of_a_key) {
 
 namespace {
 
-/// States of the heads of a task, by chunk. Buffers of states that are not needed any more are used again.
+/// States of the heads of a task, by chunk. Reuses buffers of states that are no longer needed.
 template <class Scalar>
 class StateStore {
  public:
-  StateStore(size_t num_chunks, int64_t size) : size_(size), of_chunk_(num_chunks, nullptr) {}
+  StateStore(size_t num_chunks, int64_t size) : size_(size), state_of_chunk_(num_chunks, nullptr) {}
 
-  Scalar* at(int64_t chunk) const { return of_chunk_[chunk]; }
-  void set(int64_t chunk, Scalar* state) { of_chunk_[chunk] = state; }
+  Scalar* at(int64_t chunk) const { return state_of_chunk_[chunk]; }
+  void set(int64_t chunk, Scalar* state) { state_of_chunk_[chunk] = state; }
 
   /// A buffer of padded states, whose padding is zeros.
   Scalar* take() {
@@ -97,12 +96,12 @@ class StateStore {
     if (state != nullptr) free_.push_back(state);
   }
 
-  Scalar* release(int64_t chunk) { return std::exchange(of_chunk_[chunk], nullptr); }
+  Scalar* release(int64_t chunk) { return std::exchange(state_of_chunk_[chunk], nullptr); }
 
  private:
   int64_t size_;
   std::vector<std::vector<Scalar>> buffers_;
-  std::vector<Scalar*> free_, of_chunk_;
+  std::vector<Scalar*> free_, state_of_chunk_;
 };
 
 /// One task: some heads of one key head, and one group of chunks.
@@ -137,7 +136,7 @@ class Task {
   int64_t states_size() const { return shape_.num_heads * shape_.key_dim * shape_.state_stride; }
   StateStore<Scalar> store() const { return {forest_.chunks.size(), states_size()}; }
 
-  // Where the rows of a chunk begin, for this task's heads.
+  // Offset of the rows of a chunk for this task's heads.
   int64_t keys_at(const RecurrenceChunk& chunk) const {
     return chunk.begin * shape_.key_stride + key_head_ * shape_.key_dim;
   }
@@ -157,18 +156,18 @@ class Task {
             .beta = problem_.delta ? problem_.beta + numbers_at(chunk) : nullptr};
   }
 
-  // Calls work(element of [count, H, Dk, Dv] states, that of padded ones) for row `number` of the former.
+  // Calls work(unpadded, padded) for the elements of state `number` of [count, H, Dk, Dv].
   template <class Tensor, class Work>
   void over_states(Tensor* states, int64_t number, Scalar* padded, const Work& work) const {
-    Tensor* of_heads = states + (number * problem_.heads + head_) * shape_.key_dim * shape_.value_dim;
+    Tensor* head_states = states + (number * problem_.heads + head_) * shape_.key_dim * shape_.value_dim;
     for (int64_t row = 0; row < shape_.num_heads * shape_.key_dim; ++row) {
       for (int64_t i = 0; i < shape_.value_dim; ++i)
-        work(of_heads[row * shape_.value_dim + i], padded[row * shape_.state_stride + i]);
+        work(head_states[row * shape_.value_dim + i], padded[row * shape_.state_stride + i]);
     }
   }
 
-  // The states before a chunk in a buffer of its own, of its context.
-  Scalar* of_context(const RecurrenceChunk& chunk, StateStore<Scalar>& states) const {
+  // Copies the states of a chunk's context into a new buffer.
+  Scalar* load_context(const RecurrenceChunk& chunk, StateStore<Scalar>& states) const {
     Scalar* copy = states.take();
     over_states(problem_.contexts, chunk.context, copy, [](const Scalar& from, Scalar& to) { to = from; });
     return copy;
@@ -191,12 +190,12 @@ class Task {
 template <class Scalar>
 void Task<Scalar>::forward(const RecurrenceResults<Scalar>& results) {
   StateStore<Scalar> states = store();
-  std::vector<int64_t> waiting = forest_.num_children;  // children that have not begun
+  std::vector<int64_t> waiting = forest_.num_children;  // children that have not started
   for (const int64_t c : chunks_) {
     const RecurrenceChunk& chunk = forest_.chunks[c];
-    const bool is_last = chunk.parent < 0 || --waiting[chunk.parent] == 0;  // to need `start`
+    const bool is_last = chunk.parent < 0 || --waiting[chunk.parent] == 0;  // last child to read `start`
     Scalar* start = chunk.parent >= 0 ? states.at(chunk.parent) : nullptr;
-    if (chunk.parent < 0 && chunk.context >= 0) start = of_context(chunk, states);
+    if (chunk.parent < 0 && chunk.context >= 0) start = load_context(chunk, states);
     const auto ends = forest_.ends.row(c);
     const bool goes_on = forest_.num_children[c] > 0 || !ends.empty();
     Scalar* end = !goes_on ? nullptr : is_last && start != nullptr ? start : states.take();
@@ -213,7 +212,7 @@ void Task<Scalar>::forward(const RecurrenceResults<Scalar>& results) {
   }
 }
 
-// Computes the states again, and with the delta rule n. The states before each chunk, null: zeros.
+// Recomputes the states, and with the delta rule n. Returns the states before each chunk; null: zeros.
 template <class Scalar>
 std::vector<Scalar*> Task<Scalar>::keep_states(StateStore<Scalar>& states, std::vector<Scalar>& news) {
   std::vector<Scalar*> before(chunks_.size(), nullptr);
@@ -223,14 +222,14 @@ std::vector<Scalar*> Task<Scalar>::keep_states(StateStore<Scalar>& states, std::
     if (chunk.parent >= 0) {
       before[i] = states.at(chunk.parent);
     } else if (chunk.context >= 0) {
-      before[i] = of_context(chunk, states);
+      before[i] = load_context(chunk, states);
     }
     Scalar* end = forest_.num_children[chunks_[i]] > 0 ? states.take() : nullptr;
     states.set(chunks_[i], end);
-    Scalar* of_chunk = shape_.delta ? news.data() + place : nullptr;
+    Scalar* chunk_news = shape_.delta ? news.data() + place : nullptr;
     place += news_size(chunk);
     if (end != nullptr || shape_.delta)
-      math_.forward(shape_, {rows(chunk), before[i], end, nullptr, of_chunk}, scratch_.data());
+      math_.forward(shape_, {rows(chunk), before[i], end, nullptr, chunk_news}, scratch_.data());
   }
   return before;
 }

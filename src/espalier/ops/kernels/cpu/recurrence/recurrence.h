@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear recurrences with matrix states along the paths of a forest, on the CPU (recurrence_math.h has the
-// formulas). A task follows the chunks of some trees, for some heads, in the order of their tokens: the state
-// stays in the cache, is copied where a path branches, and is not computed where nothing goes on from it.
-// Tasks are the same for any number of threads, and may run in any order and at once.
+// formulas). A task processes the chunks of some trees for some heads in token order: the state stays in
+// cache, is copied where a path branches, and is not computed if nothing continues from it. Tasks do not
+// depend on the number of threads and are independent.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,30 @@
 
 namespace espalier {
 
-/// Tokens that follow each other on one path.
+/// Consecutive tokens of one path.
 struct RecurrenceChunk {
   int64_t begin;
   int64_t size;
-  int64_t parent;   // the chunk that it goes on from, an earlier one, or -1
-  int64_t context;  // where parent is -1: the context that it goes on from, or -1: it begins with zeros
+  int64_t parent;   // the chunk that it continues, an earlier one, or -1
+  int64_t context;  // if parent is -1: the context that it continues; -1: it starts with zeros
 };
 
-/// A forest in chunks of at most `chunk_size` tokens, in the order of the tokens, all of which they hold.
+/// A forest in chunks of at most `chunk_size` tokens, in token order, covering all tokens.
 struct RecurrenceForest {
   int64_t num_tokens = 0;
   int64_t num_contexts = 0;
   int64_t chunk_size = 0;
   std::vector<RecurrenceChunk> chunks;
   std::vector<int64_t> num_children;  // by chunk
-  Csr<int64_t> ends;                  // by chunk: which of the wanted states is that at its end
-  Csr<int64_t> groups;                // of chunks that share neither a state nor a context with another group
+  Csr<int64_t> ends;                  // by chunk: indices of the requested states at its end
+  Csr<int64_t> groups;                // groups of chunks without shared states or contexts
 
-  /// `end_chunks`: for each wanted state, the chunk that ends with it.
+  /// `end_chunks`: for each requested state, the chunk that it is the final state of.
   RecurrenceForest(std::vector<RecurrenceChunk> chunks, std::span<const int64_t> end_chunks,
                    int64_t num_contexts, int64_t chunk_size);
 };
 
-/// What a recurrence is computed on. H heads, K of keys; head h reads q and k of head h / (H / K).
+/// The inputs of a recurrence. H heads, K of keys; head h reads q and k of head h / (H / K).
 template <class Scalar>
 struct RecurrenceProblem {
   bool delta;
@@ -65,7 +65,7 @@ struct RecurrenceGradients {
   Scalar* contexts;  // [N, H, Dk, Dv], added to
 };
 
-/// Into how many blocks the heads of one key head are divided.
+/// Number of blocks into which the heads of one key head are divided.
 int64_t recurrence_blocks(int64_t heads_of_a_key);
 
 /// Runs tasks [begin, end) of recurrence_tasks().

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of small matrices that lie in the nearest caches, for the vector instructions that the including
-// file is compiled with; it defines ESPALIER_CPU_NAMESPACE. Every result is one sum from the first term to
-// the last, whatever the tile it is computed in.
+// Products of small matrices in cache, compiled for the instruction set of the including file, which defines
+// ESPALIER_CPU_NAMESPACE. Every result is a single sum from the first term to the last, independent of tiles.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +30,7 @@ struct VectorOf<double> {
   using Type = double __attribute__((vector_size(kVectorBytes)));
 };
 
-/// C = A B + factor * from. Rows of B, C and `from` are read and written up to the end of a vector.
+/// C = A B + factor * from. Rows of B, C and `from` are accessed in whole vectors.
 template <class Scalar>
 struct SmallProduct {
   int64_t rows, columns, terms;
@@ -41,7 +40,7 @@ struct SmallProduct {
   int64_t b_stride;
   Scalar* c;  // [rows, columns]
   int64_t c_stride;
-  const Scalar* from = nullptr;  // as c lies, may be c; null: zeros
+  const Scalar* from = nullptr;  // with the stride of c, may be c; null: zeros
   Scalar factor = 1;
 };
 
@@ -53,14 +52,14 @@ void multiply_tile(const SmallProduct<Scalar>& p, int64_t row, int64_t column) {
   const Scalar* __restrict a = p.a + row * p.a_row;
   const Scalar* __restrict b = p.b + column;
   for (int64_t t = 0; t < p.terms; ++t) {
-    Vector of_b[kVectors];
+    Vector b_vectors[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&of_b[v], b + v * kLanes, sizeof(Vector));
+    for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&b_vectors[v], b + v * kLanes, sizeof(Vector));
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Scalar factor = a[r * p.a_row];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * of_b[v];
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * b_vectors[v];
     }
     a += p.a_term;
     b += p.b_stride;
@@ -81,7 +80,7 @@ void multiply_tile(const SmallProduct<Scalar>& p, int64_t row, int64_t column) {
   }
 }
 
-/// The last `rows` rows, fewer than a tile has.
+/// The last `rows` rows, fewer than a tile.
 template <class Scalar, int kRows, int kVectors>
 void multiply_last_rows(const SmallProduct<Scalar>& p, int64_t row, int64_t column) {
   if constexpr (kRows > 0) {

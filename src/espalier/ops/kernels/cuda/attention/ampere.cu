@@ -50,9 +50,9 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
   });
 }
 
-/// attend_keys goes over all rows of its packed heads once per key block: of no more heads at a time than
-/// leave Q, dO and the sums of dQ in half of the second-level cache, because long sequences have few partial
-/// tiles and would read rows from memory for every key block instead. Likewise so many key heads alternate.
+/// attend_keys reads all rows of its packed heads once per key block. The number of heads processed at a time
+/// is limited so that Q, dO and the dQ accumulators fit half of the L2 cache; otherwise long sequences would
+/// read rows from global memory for every key block. The same number of key heads is interleaved.
 int64_t heads_in_cache(const AttentionProblem& problem) {
   const int64_t element_bytes = 2,
                 row_bytes = problem.head_dim * (2 * element_bytes + int64_t{sizeof(float)});
@@ -69,11 +69,11 @@ PartInputs part_inputs(const AttentionProblem& problem, const RowPacking& packin
                         {device_properties().multiprocessors});
 }
 
-/// Where backward's arrays lie in its memory.
+/// Offsets of the arrays of backward.
 struct BackwardPlaces {
   TileSchedule keys;
   KeyParts parts;
-  TileSchedule queries;  // of the kernel for dQ alone, deterministic
+  TileSchedule queries;  // for the deterministic kernel of dQ
   float* delta;
   float* sums = nullptr;
   AttentionMemory bytes;
@@ -103,7 +103,7 @@ AttentionMemory backward_memory(const AttentionProblem& problem) {
   return BackwardPlaces(problem, nullptr, nullptr).bytes;
 }
 
-/// Stages of attend_keys that fit; 0 where none do.
+/// Number of stages of attend_keys that fit; 0 if none.
 int backward_stages(int32_t head_dim, int64_t shared_bytes) {
   return for_head_dim(head_dim, [&]<int kDim>() {
     if (shared_bytes >= BackwardTiles<BFloat16, kDim, 2>::kSharedBytes) return 2;

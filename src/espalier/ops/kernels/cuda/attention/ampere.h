@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of the mma.sync attention kernels, one function per element and pass, so that they build in
-// parallel. `head_dim` is 64, 128 or 256.
+// Launch functions of the mma.sync attention kernels, one per element and pass, compiled in parallel.
+// `head_dim` is 64, 128 or 256.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/tree_attention_forward.h"
@@ -24,10 +24,10 @@ inline dim3 blocks(const AttentionGrid& grid) {
 
 template <class Element>
 void launch_forward(const ForwardParams& params, int32_t head_dim, int32_t num_key_heads, void* stream);
-/// delta; then dK, dV and, unless `sums` is null, dQ.
+/// Computes delta, then dK, dV and, unless `sums` is null, dQ.
 template <class Element>
 void launch_backward(const BackwardParams& params, int32_t head_dim, int stages, void* stream);
-/// dQ, of a schedule of its own.
+/// Computes dQ, with a separate schedule.
 template <class Element>
 void launch_queries(const BackwardParams& params, int32_t head_dim, void* stream);
 

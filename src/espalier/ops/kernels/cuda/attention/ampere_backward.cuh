@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions for the .cu files of one element each.
+// Definitions for the .cu files, one per element.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/ampere.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of 16-bit elements in shared memory and the fragments of mma.m16n8k16 in registers.
 //
-// A tile is [rows, kColumns], kColumns a multiple of 64, in 16-byte chunks; chunk c of row r lies at place
-// c ^ (r % 8) of its row. Eight rows of one chunk, which is what a matrix of ldmatrix is, fall on all 32
-// banks then. Fragments: lane l has rows l / 4 and l / 4 + 8 of a 16 x 8 result, columns 2 (l % 4) + {0, 1}.
+// A tile is [rows, kColumns], kColumns a multiple of 64, in 16-byte chunks; chunk c of row r is stored at
+// index c ^ (r % 8) of its row, so that eight rows of a chunk (an ldmatrix matrix) cover all 32 banks.
+// Fragments: lane l holds rows l / 4 and l / 4 + 8 of a 16 x 8 result, columns 2 (l % 4) + {0, 1}.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/tile_schedule.h"
@@ -20,9 +20,9 @@ ESPALIER_SHARED_CODE int tile_offset(int row, int chunk) {
   return row * kColumns + ((chunk ^ (row & 7)) * kChunk);
 }
 
-/// Where this lane points ldmatrix for the rows from `row` (a multiple of 8) and the chunks from `chunk`;
-/// at() is further. The four matrices are rows 0-7 and 8-15 of one chunk, then of the next (kRowsFirst); or
-/// one chunk and the next of rows 0-7, then of rows 8-15.
+/// The ldmatrix address of this lane for rows from `row` (a multiple of 8) and chunks from `chunk`; at() adds
+/// an offset. The four matrices are rows 0-7 and 8-15 of one chunk, then of the next (kRowsFirst); or one
+/// chunk and the next of rows 0-7, then of rows 8-15.
 enum class MatrixOrder { kRowsFirst, kChunksFirst };
 
 template <int kColumns, MatrixOrder kOrder>
@@ -34,8 +34,8 @@ class MatrixPointer {
     row += lane % 8 + (rows_first ? lane / 8 % 2 : lane / 16) * 8;
     offset_ = tile_offset<kColumns>(row, chunk + (rows_first ? lane / 16 : lane / 8 % 2));
   }
-  /// `rows` a multiple of 8; `chunks` even and without a bit in common with the first chunk, so that
-  /// exclusive or adds it.
+  /// `rows`: a multiple of 8. `chunks`: even and with no bit in common with the first chunk, so that XOR adds
+  /// it.
   ESPALIER_KERNEL int at(int rows, int chunks) const {
     return (offset_ ^ (chunks % 8 * kChunk)) + rows * kColumns + chunks / 8 * 64;
   }
@@ -60,7 +60,7 @@ struct Accumulators {
     }
   }
 
-  /// Rows 16 m + {0, ..., 15} and columns 16 step + {0, ..., 15}, rounded, as the left factor of a product.
+  /// Rows 16 m + {0, ..., 15} and columns 16 step + {0, ..., 15}, rounded, as the left operand of a product.
   template <class Element>
   ESPALIER_KERNEL void round(uint32_t (&a)[4], int m, int step) const {
     ESPALIER_UNROLL
@@ -70,7 +70,7 @@ struct Accumulators {
     }
   }
 
-  /// Stores all, times `factor` and rounded, in a tile from `row` and `chunk`.
+  /// Stores the result times `factor`, rounded, into a tile at `row` and `chunk`.
   template <int kTileColumns, class Element>
   ESPALIER_KERNEL void store(Element* tile, int row, int chunk, float factor) const {
     ESPALIER_UNROLL
@@ -136,8 +136,8 @@ ESPALIER_KERNEL void multiply_columns(Accumulators<kRowTiles, kColumnTiles>& d, 
   }
 }
 
-/// kRows rows to shared memory by all kThreads threads of a block: `source(row)` is where a row begins,
-/// which is read only where valid(row); others become zeros.
+/// Copies kRows rows to shared memory by all kThreads threads of a block. `source(row)`: address of a row,
+/// read only if valid(row); others are zero-filled.
 template <int kRows, int kColumns, int kThreads, class Element, class Source, class Valid>
 ESPALIER_KERNEL void copy_rows(Element* tile, const Source& source, const Valid& valid) {
   constexpr int kRowChunks = kColumns / kChunk, kRowsAtOnce = kThreads / kRowChunks;
@@ -150,17 +150,17 @@ ESPALIER_KERNEL void copy_rows(Element* tile, const Source& source, const Valid&
   }
 }
 
-/// Rows of a tile are (token, query head) pairs: `packed` heads of one key head, token by token. A key or
-/// value that is loaded serves the same number of rows as it would with rows of one head, but a tile covers
-/// fewer tokens: where nodes are short, fewer of its pairs are not seen (of a causal diagonal, (tokens +
-/// keys) / 2 keys per query are in vain), and gradients of keys sum over heads in registers.
+/// Rows of a tile are (token, query head) pairs: `packed` heads of one key head, token by token. A loaded key
+/// or value serves the same number of rows as with a single head, but a tile covers fewer tokens: with short
+/// nodes fewer pairs are masked (about (tokens + keys) / 2 keys per query on a causal diagonal), and
+/// gradients of keys are summed over heads in registers.
 struct RowPacking {
   int32_t packed;      // divides the group
   int32_t parts;       // of a group: group / packed
   int32_t reciprocal;  // 2^16 / packed + 1
 
   static constexpr int kMost = 8;
-  /// Block sizes are rows / packed tokens: at most one row in 40 is left empty.
+  /// Block sizes are rows / packed tokens: at most one row in 40 is unused.
   static RowPacking of(int group, int64_t most = kMost) {
     int packed = 1;
     for (int n = 2; n <= kMost && n <= most; ++n) {
@@ -172,14 +172,14 @@ struct RowPacking {
   ESPALIER_SHARED_CODE int head(int row) const { return row - token(row) * packed; }
 };
 
-/// A block's keys or values of one head; rows of the tile beyond them become zeros.
+/// Loads keys or values of a block for one head; remaining rows of the tile are zero-filled.
 template <int kRows, int kColumns, int kThreads, class Element>
 ESPALIER_KERNEL void copy_keys(Element* tile, const TokenHeadsData& source, int head, const KeyBlock& block) {
   constexpr int kRowChunks = kColumns / kChunk, kRowsAtOnce = kThreads / kRowChunks;
   static_assert(kThreads % kRowChunks == 0 && kRows % kRowsAtOnce == 0);
   const int chunk = simt::thread() % kRowChunks, first = simt::thread() / kRowChunks;
   const int keys = block.num_keys();
-  // In bytes, and step by step: two additions per row.
+  // Incremental byte offsets: two additions per row.
   const int64_t step = kRowsAtOnce * source.token_stride * int64_t{sizeof(Element)};
   const auto* from = reinterpret_cast<const std::byte*>(static_cast<const Element*>(source.data) +
                                                         (block.begin + first) * source.token_stride +
@@ -191,12 +191,12 @@ ESPALIER_KERNEL void copy_keys(Element* tile, const TokenHeadsData& source, int 
   }
 }
 
-/// Which queries see a key of a block, for tiles that are not full or whose keys are fewer than a tile's.
-/// Key `column` is seen by query j iff column <= newest(j) and j < end(column).
+/// The mask of tiles that are not full or have fewer keys than a tile. Key `column` is visible to query j iff
+/// column <= newest(j) and j < end(column).
 struct KeyMask {
   bool needed;
   bool forest;
-  int32_t begin;  // of the block, or of the queries that see a context block
+  int32_t begin;  // begin of the block, or of the queries that see a context block
 
   ESPALIER_SHARED_CODE KeyMask(const KeyBlock& block, int32_t query_begin, int32_t query_end, int keys)
       : needed(block.num_keys() < keys || classify(block, query_begin, query_end) != TileClass::kFull),
@@ -213,8 +213,8 @@ struct KeyMask {
   }
 };
 
-/// Scores of pairs that are not seen become -infinity: rows are queries, from `row` of a tile whose rows have
-/// these `tokens`, columns the keys of a block that `ends` (KeyMask::end) belong to.
+/// Sets masked scores to -infinity. Rows are queries from `row` of a tile with these `tokens`; columns are
+/// the keys of a block, with their `ends` (KeyMask::end).
 template <int kRowTiles, int kColumnTiles>
 ESPALIER_KERNEL void hide_pairs(Accumulators<kRowTiles, kColumnTiles>& scores, const KeyMask& mask,
                                 const int32_t* tokens, int row, const int32_t* ends) {
@@ -244,7 +244,7 @@ ESPALIER_KERNEL void hide_pairs(Accumulators<kRowTiles, kColumnTiles>& scores, c
   }
 }
 
-/// The rows of a tile of a warp, from `row`, to where target(row) says, 16 bytes at a time; where valid(row).
+/// Copies a warp's rows of a tile, from `row`, to target(row), 16 bytes at a time, if valid(row).
 template <int kRows, int kColumns, class Element, class Target, class Valid>
 ESPALIER_KERNEL void store_rows(const Element* tile, int row, const Target& target, const Valid& valid) {
   constexpr int kRowChunks = kColumns / kChunk, kRowsAtOnce = simt::kWarpSize / kRowChunks;
@@ -256,13 +256,13 @@ ESPALIER_KERNEL void store_rows(const Element* tile, int row, const Target& targ
   }
 }
 
-/// Of tokens and keys, for tiles.
+/// Block sizes in tokens and keys of a tile shape.
 template <class Tiles>
 BlockSizes block_sizes(const RowPacking& packing) {
   return {Tiles::kRows / packing.packed, Tiles::kKeys};
 }
 
-/// Blocks of threads.
+/// The launch grid.
 struct AttentionGrid {
   int32_t x;
   int32_t y;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kMapsAtOnce = 128;
 
-/// Maps travel as a kernel's parameter, and so need no memory of the host that outlives the call.
+/// Tensor maps are passed as kernel parameters, so no host memory has to outlive the call.
 struct MapBatch {
   simt::TensorMap maps[kMapsAtOnce];
   simt::TensorMap* to;
@@ -69,7 +69,7 @@ struct GpuLauncher {
   }
 };
 
-constexpr int64_t kMostShared = 227 << 10;  // of a block of threads
+constexpr int64_t kMostShared = 227 << 10;  // per thread block
 static_assert(ForwardTiles<BFloat16, 64>::kSharedBytes <= kMostShared &&
               ForwardTiles<BFloat16, 128>::kSharedBytes <= kMostShared &&
               ForwardTiles<BFloat16, 256>::kSharedBytes <= kMostShared &&

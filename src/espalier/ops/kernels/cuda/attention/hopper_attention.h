@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the attention kernels for Hopper share: tiles, rings of stages, and who sees what.
+// Shared by the attention kernels for Hopper: tiles, rings of stages, and masks.
 //
 // Rows of a tile of queries are (token, query head) pairs of one key head, `packed` heads token by token: a
-// box of the copy engine. Where nodes are short fewer of a tile's pairs are not seen then, and gradients of
-// keys sum over heads inside the products. `packed` is a power of two that divides the group; what is left of
-// the group is worked on head set by head set.
+// TMA box. With short nodes, fewer pairs of a tile are masked, and gradients of keys are summed over heads
+// inside the products. `packed` is a power of two that divides the group; the head sets of a group are
+// processed one by one.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@ using simt::Order;
 
 constexpr int kConsumerWarps = 8;  // two warpgroups, warps 0 to 7
 constexpr int kConsumers = 32 * kConsumerWarps;
-constexpr int kThreads = kConsumers + simt::kWarpgroupSize;  // and one that moves data
+constexpr int kThreads = kConsumers + simt::kWarpgroupSize;  // and one for data movement
 constexpr int kConsumerRegisters = 240;
 constexpr int kMoverRegisters = 24;
 constexpr int kRowsOfWarpgroup = 64;
@@ -28,14 +28,14 @@ constexpr int64_t kElementBytes = 2;
 constexpr float kLog2E = 1.4426950408889634F;
 constexpr float kLn2 = 0.6931471805599453F;
 
-/// Blocks of a launch.
+/// The launch grid.
 struct Grid {
   int x, y;
 };
 
-/// Which tile of queries of which head set a block of threads has. Tiles come in the order of their work, so
-/// that short ones fill the end, and of each tile several head sets: as many as the second-level cache has
-/// room for what they read.
+/// Maps a thread block to a tile of queries and a head set. Tiles are ordered by work, longest first, for
+/// load balance; for each tile several head sets are interleaved, as many as fit the L2 cache with their
+/// inputs.
 struct TileOrder {
   int32_t tiles;
   int32_t sets;
@@ -53,24 +53,24 @@ struct TileOrder {
   ESPALIER_SHARED_CODE int32_t blocks() const { return tiles * sets; }
 };
 
-/// Work that blocks of threads take from global memory, piece by piece. Zero before a launch, and after it.
+/// A work queue for thread blocks in global memory. Zero before and after a launch.
 struct WorkCounter {
   int32_t taken;
   int32_t finished;
 
   ESPALIER_KERNEL int32_t next() { return simt::atomic_add(&taken, 1); }
-  /// By every block of threads, after it has taken a piece that is not there.
+  /// Called by every thread block once the queue is empty.
   ESPALIER_KERNEL void finish(int32_t workers) {
     if (simt::atomic_add(&finished, 1) == workers - 1) taken = finished = 0;
   }
 };
 
-/// How the rows of query tiles are made up.
+/// The composition of rows of query tiles.
 struct HeadPacking {
   int32_t shift;  // packed = 2^shift
-  int32_t sets;   // of heads, of one key head
+  int32_t sets;   // head sets per key head
 
-  /// Of no more than `most` heads.
+  /// Packs at most `most` heads.
   static HeadPacking of(int32_t group, int64_t most = 8) {
     constexpr int kMostShift = 3;
     int shift = 0;
@@ -78,19 +78,19 @@ struct HeadPacking {
     return {shift, group >> shift};
   }
   ESPALIER_SHARED_CODE int32_t packed() const { return 1 << shift; }
-  /// Tokens of a tile of so many rows.
+  /// Tokens per tile of `rows` rows.
   ESPALIER_SHARED_CODE int32_t tokens(int rows) const { return rows >> shift; }
 };
 
-/// Maps of the forest's keys and values, boxes of a tile of keys, and of those of each rectangle, which have
-/// a map of their own so that what lies beyond their last key arrives as zeros. There may be a thousand: they
-/// are in global memory.
+/// Tensor maps of the forest's keys and values, with boxes of a tile of keys, and of each rectangle.
+/// Rectangles have separate maps so that rows beyond their last key are zero-filled. There may be a thousand,
+/// so they are in global memory.
 struct KeyMaps {
   simt::TensorMap k;
   simt::TensorMap v;
   const simt::TensorMap* context;  // k and v of each rectangle
 
-  /// Of rectangle `number`, or of the forest, -1. For the thread that loads by them, after acquire(number).
+  /// The maps of rectangle `number`, or of the forest (-1). For the loading thread, after acquire(number).
   ESPALIER_KERNEL const simt::TensorMap* keys(int32_t number) const {
     return number < 0 ? &k : context + 2 * number;
   }
@@ -104,14 +104,14 @@ struct KeyMaps {
   }
 };
 
-/// Where a key block is loaded from.
+/// The source of a key block.
 struct KeyPlace {
   int32_t rectangle;  // -1: the forest
-  int32_t token;      // of its map
+  int32_t token;      // within its map
 };
 
-/// A warp per key block, the block's number its block_x: its place, and, where `ends` is not null, one past
-/// the last query that sees each of its `keys` keys; 0 for those that it lacks.
+/// One warp per key block, by block_x. Writes its KeyPlace and, if `ends` is not null, one past the last
+/// query that sees each of its `keys` keys; 0 for missing keys.
 ESPALIER_KERNEL void place_keys(const TileSchedule& schedule, int keys, KeyPlace* places, int32_t* ends) {
   const int index = simt::block_x();
   const KeyBlock block = schedule.key_blocks[index].block;
@@ -127,33 +127,33 @@ ESPALIER_KERNEL void place_keys(const TileSchedule& schedule, int keys, KeyPlace
   if (simt::lane() == 0) places[index] = place;
   if (ends == nullptr) return;
   for (int c = simt::lane(); c < keys; c += simt::kWarpSize) {
-    const bool there = c < block.num_keys();
-    ends[int64_t{index} * keys + c] = !there               ? 0
+    const bool exists = c < block.num_keys();
+    ends[int64_t{index} * keys + c] = !exists              ? 0
                                       : block.segment >= 0 ? block.query_end
                                                            : schedule.inputs.subtree_end[block.begin + c];
   }
 }
 
-/// Strides of dimensions of size one may be anything, but not in a map.
+/// Normalises strides of dimensions of size 1, which are arbitrary in tensors but not in maps.
 inline simt::TensorMap mapped(simt::MappedTensor tensor) {
   if (tensor.heads == 1) tensor.head_stride = tensor.columns;
   if (tensor.tokens == 1) tensor.token_stride = tensor.columns;
   return simt::make_map(tensor);
 }
 
-/// Maps on the host: of tiles of `rows` rows of queries, and of keys.
+/// Host functions that create maps: for tiles of `rows` rows of queries, and for keys.
 inline simt::TensorMap map_queries(const AttentionProblem& problem, const TokenHeadsData& data,
                                    const HeadPacking& packing, int rows) {
   return mapped({data.data, data.token_stride, data.head_stride, problem.head_dim, problem.num_heads,
                  problem.num_tokens, packing.packed(), packing.tokens(rows)});
 }
-/// Of `tokens` tokens from `begin` on.
+/// For `tokens` tokens from `begin`.
 inline simt::TensorMap map_keys(const AttentionProblem& problem, const TokenHeadsData& data, int32_t begin,
                                 int32_t tokens, int box_tokens) {
   return mapped({static_cast<const uint16_t*>(data.data) + begin * data.token_stride, data.token_stride,
                  data.head_stride, problem.head_dim, problem.num_key_heads, tokens, 1, box_tokens});
 }
-/// Of all rectangles, from sources on the host.
+/// For all rectangles, from sources on the host.
 inline std::vector<simt::TensorMap> map_context(const AttentionProblem& problem, const KeySource* sources,
                                                 int box_tokens) {
   std::vector<simt::TensorMap> maps;
@@ -167,8 +167,8 @@ inline std::vector<simt::TensorMap> map_context(const AttentionProblem& problem,
   return maps;
 }
 
-/// Where step `i` of a ring of kStages stages stands: its stage, and the parity of the phase that ends when
-/// it has been filled; of the phase that must have ended before it is filled the parity is the other one.
+/// Position of step `i` in a ring of kStages stages: its stage, and the parity of the phase that completes
+/// when it is filled. The phase that must complete before it is filled has the other parity.
 template <int kStages>
 struct RingPlace {
   int stage = 0;
@@ -192,7 +192,7 @@ ESPALIER_KERNEL void load_tile(std::byte* to, const simt::TensorMap* map, uint64
   }
 }
 
-/// D = A B^T: of A rows from `row`, 64 of them, of B all kRowsB, both summed over kColumns columns.
+/// D = A B^T: 64 rows of A from `row`, all kRowsB rows of B, summed over kColumns columns.
 template <class Element, int kRowsA, int kRowsB, int kColumns>
 ESPALIER_KERNEL void multiply_rows(float (&d)[kRowsB / 2], const std::byte* a, int row, const std::byte* b) {
   const simt::Slabs<kRowsA> slabs_a(a);
@@ -204,8 +204,8 @@ ESPALIER_KERNEL void multiply_rows(float (&d)[kRowsB / 2], const std::byte* a, i
   }
 }
 
-/// D += A B: A [64, kRowsB] in registers, by 16 columns; B's rows are summed over. Of D's columns each part
-/// is a product of its own.
+/// D += A B: A [64, kRowsB] in registers, 16 columns at a time; sums over rows of B. Each part of D's columns
+/// is a separate product.
 template <class Element, int kRowsB, int kParts, int kSums>
 ESPALIER_KERNEL void multiply_add_registers(float (&d)[kParts][kSums], const uint32_t (&a)[kRowsB / 16][4],
                                             const std::byte* b, bool add = true) {
@@ -220,11 +220,11 @@ ESPALIER_KERNEL void multiply_add_registers(float (&d)[kParts][kSums], const uin
   }
 }
 
-/// Columns of one product's sums, where a product of `columns` would be wider than the instruction.
+/// Columns per product, for `columns` that exceed the maximum of the instruction.
 constexpr int part_columns(int columns) {
   return columns < 128 ? columns : 128;
 }
-/// A thread's sums of 64 rows of kColumns columns.
+/// A thread's accumulators for 64 rows of kColumns columns.
 template <int kColumns>
 using Sums = float[kColumns / part_columns(kColumns)][part_columns(kColumns) / 2];
 
@@ -242,7 +242,7 @@ ESPALIER_KERNEL void hold_parts(float (&sums)[kParts][kSums]) {
   for (int part = 0; part < kParts; ++part) simt::hold(sums[part]);
 }
 
-/// The thread's row `i` of 0 and 1, times `factor`, to a row of a tensor.
+/// Stores the thread's row `i` (0 or 1), times `factor`, to a row of a tensor.
 template <class Element, int kParts, int kSums>
 ESPALIER_KERNEL void store_row(const TokenHeadsData& to, int64_t token, int64_t head, int i,
                                const float (&sums)[kParts][kSums], float factor) {
@@ -258,14 +258,15 @@ ESPALIER_KERNEL void store_row(const TokenHeadsData& to, int64_t token, int64_t 
   }
 }
 
-/// The first row of sums that this thread has, of the two warpgroups' 128; the other one is 8 below.
+/// This thread's first accumulator row, of the 128 of both warpgroups; its other row is 8 below.
 ESPALIER_KERNEL int accumulator_row() {
   return simt::thread() / simt::kWarpSize * 16 + simt::lane() / 4;
 }
 
-/// The sums of a warpgroup's 64 rows, times the factors of a thread's two rows, to global memory by way of
-/// `tile`, kRows rows in shared memory of which rows [64 group, 64 group + 64) are this warpgroup's and done
-/// with. The map's boxes are 64 rows. `barrier` is free for the warpgroup.
+/// Stores a warpgroup's 64 rows of accumulators, times the factors of each thread's two rows, to global
+/// memory through `tile`: kRows rows in shared memory, of which rows [64 group, 64 group + 64) belong to this
+/// warpgroup and are no longer used. The map's boxes have 64 rows. `barrier`: a free named barrier for the
+/// warpgroup.
 template <class Element, int kRows, int kParts, int kSums>
 ESPALIER_KERNEL void store_rows(const simt::TensorMap* map, int head, int token, std::byte* tile, int group,
                                 int barrier, const float (&sums)[kParts][kSums], const float (&factors)[2]) {
@@ -299,13 +300,13 @@ ESPALIER_KERNEL void store_rows(const simt::TensorMap* map, int head, int token,
   simt::wait_writes_read<0>();
 }
 
-/// By a warp that is done with a stage.
+/// Called by a warp that no longer needs a stage.
 ESPALIER_KERNEL void release_stage(uint64_t* empty) {
-  simt::sync_warp();  // what its lanes read of the stage by themselves
+  simt::sync_warp();  // reads of the stage by its lanes
   if (simt::lane() == 0) simt::arrive(empty);
 }
 
-/// Sums of a warpgroup's product, rounded, as operand A of the next one: 16 columns each.
+/// Rounds accumulators of a warpgroup to operand A of the next product: 16 columns each.
 template <class Element, int N>
 ESPALIER_KERNEL void round_sums(uint32_t (&a)[N / 8][4], const float (&sums)[N]) {
   ESPALIER_UNROLL
@@ -321,7 +322,7 @@ ESPALIER_KERNEL void hold_all(uint32_t (&registers)[N][4]) {
   for (int i = 0; i < N; ++i) simt::hold(registers[i]);
 }
 
-/// Queries [begin, end) that see a key.
+/// Queries [begin, end) to which a key is visible.
 struct Seers {
   int32_t begin;
   int32_t end;
@@ -333,8 +334,8 @@ struct Seers {
   }
 };
 
-/// Of a tile of queries that begins with `token` the rows that see a key, for the lane whose rows are
-/// 2 (lane % 4) after the multiples of 8, and those after.
+/// The rows of a tile of queries starting at `token` to which a key is visible, for the lane with rows 2
+/// (lane % 4) + {0, 1} modulo 8.
 struct SeenRows {
   int32_t begin;
   uint32_t length;

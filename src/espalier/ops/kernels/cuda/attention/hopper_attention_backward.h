@@ -3,12 +3,12 @@
 //
 //   P = exp(c Q K^T - lse),  dV = P^T dO,  dS = P * (dO V^T - delta),  dK = c dS^T Q,  dQ = c dS K
 //
-// after Shah et al., FlashAttention-3 (2024), section 3 and its backward pass. A block of threads has one
-// block of keys of one key head for good and goes over the tiles of queries that see any of them, which are
-// contiguous, or over a part of them (key_parts.h). Two warpgroups keep dK and dV in registers, in float32,
-// how is said in hopper_attention_backward_small.h and hopper_attention_backward_large.h; a third one moves
-// data. dQ forms in global memory, in float32, by atomic adds from key block after key block: grad_q is not
-// bitwise identical in every run, the rest is.
+// after Shah et al., FlashAttention-3 (2024), section 3 and its backward pass. A thread block owns one key
+// block of one key head and iterates over the tiles of queries that see any of its keys, which are
+// contiguous, or over a part of them (key_parts.h). Two warpgroups accumulate dK and dV in registers in
+// float32 (hopper_attention_backward_small.h, hopper_attention_backward_large.h); a third one moves data. dQ
+// is accumulated in global memory in float32 by atomic adds: grad_q is not bitwise reproducible, everything
+// else is.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/hopper_attention_backward_large.h"
@@ -27,7 +27,7 @@ inline Grid tile_grid(const BackwardParams& params) {
   return {params.schedule.inputs.num_query_blocks(), params.problem.num_key_heads * params.packing.sets};
 }
 
-/// Blocks of part_grid, of kThreads threads. Without kAddsQueries nothing becomes of dQ.
+/// Blocks of part_grid, of kThreads threads. Without kAddsQueries, dQ is skipped.
 template <class Element, int kHeadDim, bool kAddsQueries>
 ESPALIER_KERNEL void backward_keys(const BackwardParams& params) {
   using Tiles = BackwardTiles<Element, kHeadDim>;
@@ -35,7 +35,7 @@ ESPALIER_KERNEL void backward_keys(const BackwardParams& params) {
   if (own_part(params).block < 0) return;
   if (simt::thread() == 0) BackwardBarriers<Tiles>(simt::shared()).init();
   simt::sync_block();
-  // What a branch needs it works out by itself: what lived across would have to fit into the movers'
+  // Each branch computes what it needs: values live across the branch would have to fit the movers'
   // registers.
   if (warp >= kConsumerWarps) {
     simt::shrink_registers<kMoverRegisters>();
@@ -59,7 +59,7 @@ ESPALIER_KERNEL void backward_keys(const BackwardParams& params) {
 
 constexpr int kRowThreads = 128;
 
-/// Blocks of tile_grid, of kRowThreads threads. Statistics, and zeros where dQ will be summed.
+/// Blocks of tile_grid, of kRowThreads threads. Computes row statistics and zero-fills the dQ accumulators.
 template <class Element, int kHeadDim>
 ESPALIER_KERNEL void prepare_backward(const BackwardParams& params) {
   using Tiles = BackwardTiles<Element, kHeadDim>;
@@ -99,14 +99,14 @@ ESPALIER_KERNEL void prepare_backward(const BackwardParams& params) {
   for (int i = simt::thread(); i < Tiles::kGradQFloats / 4; i += kRowThreads) sums[i] = {{0, 0, 0, 0}};
 }
 
-/// Blocks of cut_grid, of kConsumers threads: dK and dV of key blocks that are cut.
+/// Blocks of cut_grid, of kConsumers threads: Combines dK and dV of key blocks that are cut.
 template <class Element, int kHeadDim>
 ESPALIER_KERNEL void join_key_gradients(const BackwardParams& params) {
   using Tiles = BackwardTiles<Element, kHeadDim>;
   const int32_t block = simt::block_x(), head = simt::block_y();
   const KeyCut cut = params.parts.cuts[block];
   if (cut.parts == 1) return;
-  // At the large head dimension each warpgroup has one of the two, as in backward_keys.
+  // At the large head dimension each warpgroup handles one of the two, as in backward_keys.
   if (!Tiles::kLarge || simt::thread() >= Tiles::kKeySumThreads) {
     KeyRows<Tiles>::join(params, block, head, cut, KeyGradient::kOfKeys);
   }
@@ -115,7 +115,7 @@ ESPALIER_KERNEL void join_key_gradients(const BackwardParams& params) {
   }
 }
 
-/// Blocks of tile_grid, of kConsumers threads: sums of dQ to where they belong.
+/// Blocks of tile_grid, of kConsumers threads: converts the dQ accumulators to grad_q.
 template <class Element, int kHeadDim>
 ESPALIER_KERNEL void finish_grad_q(const BackwardParams& params) {
   using Tiles = BackwardTiles<Element, kHeadDim>;
@@ -124,7 +124,7 @@ ESPALIER_KERNEL void finish_grad_q(const BackwardParams& params) {
   const float* sums = params.grad_q + number * Tiles::kGradQFloats;
   const int group = simt::warp() / 4, thread = simt::thread() % simt::kWarpgroupSize;
   const TokenHeadsData& to = params.gradients.grad_q;
-  Element* rows[2];  // of this thread's columns; null where there is no token
+  Element* rows[2];  // at this thread's columns; null if there is no token
   ESPALIER_UNROLL
   for (int i = 0; i < 2; ++i) {
     const int row = Tiles::grad_q_row(group) + accumulator_row() % 64 + 8 * i;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward attention on Hopper at head dimension 256 (hopper_attention_backward.h).
 //
-// A block of threads has 64 keys, and each of two warpgroups one of their gradients, [64, 256] in registers:
-// one works out S, P and dV, the other dP, dS and dK, of P^T and dS^T as operands in registers, and each half
-// of the columns of dQ. P goes from the one to the other through shared memory in float32, thread by thread,
-// and dS for dQ. dQ is added to global memory from registers, a vector of four sums at a time.
+// A thread block has 64 keys, and each of two warpgroups accumulates one of their gradients, [64, 256] in
+// registers: the first computes S, P and dV, the second dP, dS and dK, with P^T and dS^T as register
+// operands, and each half of the columns of dQ. P is passed through shared memory in float32, thread to
+// thread, and so is dS for dQ. dQ is added to global memory from registers, a vector of four sums at a time.
 //
 //   sums, registers a thread    S or dP 32, dV or dK 128, dQ 64
 //   shared memory   K, V; Q and dO two stages each; dS; P: 217 KB
 //
-// A step has two meetings: P is written, and dS is written. Who writes P of a step has met there after P of
-// the last one had been read; who writes dS meets who has worked out dQ of the last one. dP of the next step
-// starts while dK is worked out.
+// A step has two barriers: P written, and dS written. P of a step is written after the barrier that follows
+// the reads of the previous P; dS is written after the barrier that follows the previous dQ. dP of the next
+// step overlaps with dK.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/hopper_attention_backward_tiles.h"
@@ -21,7 +21,7 @@ namespace espalier::cuda::hopper {
 /// Numbers of barriers between the two warpgroups.
 enum LargeBackwardBarrier { kProbabilitiesWritten = 1, kScoresDifferentiated = 2 };
 
-/// What the two warpgroups have in common.
+/// Shared by the two warpgroups.
 template <class Tiles>
 class LargeBackwardPart {
  public:
@@ -42,14 +42,14 @@ class LargeBackwardPart {
   ESPALIER_KERNEL const float* statistics(int of) const {
     return reinterpret_cast<const float*>(shared_ + of + place_.stage * Tiles::kStatisticBytes);
   }
-  /// Sums 4 v to 4 v + 3 of P of this thread, and of that of the other warpgroup which has the same ones of
-  /// dP.
+  /// Elements 4 v to 4 v + 3 of P of this thread, or of the thread of the other warpgroup with the same
+  /// elements of dP.
   ESPALIER_KERNEL Floats4& probabilities(int v) const {
     return reinterpret_cast<Floats4*>(
         shared_ + Tiles::kHandedOver)[v * simt::kWarpgroupSize + simt::thread() % simt::kWarpgroupSize];
   }
 
-  /// This warpgroup's half of dQ = dS K.
+  /// Computes this warpgroup's half of dQ = dS K.
   ESPALIER_KERNEL void multiply_grad_q(float (&grad_q)[64]) const {
     const simt::Slabs<Tiles::kKeys> ds(shared_ + Tiles::kGradScores), k(shared_ + Tiles::kK);
     ESPALIER_UNROLL
@@ -169,8 +169,8 @@ class KeyGradientConsumer : LargeBackwardPart<Tiles> {
   }
 
  private:
-  /// Leaves dK under way. Its first product does not add: sums may not be cleared between a product that is
-  /// under way and the next.
+  /// Leaves the product for dK in flight. Its first product overwrites, because accumulators must not be
+  /// cleared while a product is in flight.
   ESPALIER_KERNEL void step(const BackwardSteps& steps) {
     float ds[kRows / 2];
     simt::wait_phase(barriers_.grad_out_full + place_.stage, place_.parity);
@@ -217,7 +217,7 @@ class KeyGradientConsumer : LargeBackwardPart<Tiles> {
     }
   }
 
-  uint32_t rounded_[kRows / 16][4] = {};  // dS of the last step,
+  uint32_t rounded_[kRows / 16][4] = {};  // dS of the previous step,
   uint64_t* q_empty_ = nullptr;           // and its stage
 };
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward attention on Hopper at head dimensions 64 and 128 (hopper_attention_backward.h).
 //
-// A block of threads has 128 keys_. Two warpgroups of 64 keys each keep dK and dV in registers; everything is
-// held transposed, keys by queries, so that P^T and dS^T go from the registers of one product into those of
-// the next. dS also goes through shared memory, for dQ, which is summed over the keys of both; a warp of the
-// third warpgroup adds dQ to global memory by the copy engine.
+// A thread block has 128 keys. Two warpgroups with 64 keys each accumulate dK and dV in registers. Tiles are
+// transposed, keys by queries, so that P^T and dS^T stay in registers as operands of the next products. dS is
+// also written to shared memory for dQ, which is summed over the keys of both; a warp of the third warpgroup
+// adds dQ to global memory with TMA.
 //
 //                  head dimension 64        128
 //   rows of a tile of queries    128         64
 //   sums, registers a thread    P^T, dP^T 64 each, dK, dV 32 each, dQ 32 | 32 each, 64 each, 32
 //   shared memory   K, V; Q and dO two stages each; dS two; dQ 32 KB: 192 KB
 //
-// Order of a step t of a consumer: S and dP; P, dS; dV (while dS becomes visible to the other warpgroup), dQ,
-// dK, and while dK is worked out dQ goes to the adder. dS has two stages, so that one barrier a step is
-// enough: who writes dS of step t has passed the barrier of step t - 1, which the other warpgroup reaches
-// only after its dQ of step t - 2.
+// Order of a step t of a consumer: S and dP; P, dS; dV (meanwhile dS becomes visible to the other warpgroup),
+// dQ, dK, and during dK, dQ is passed to the adding warp. dS has two stages, so that one barrier per step
+// suffices: dS of step t is written after the barrier of step t - 1, which the other warpgroup reaches only
+// after its dQ of step t - 2.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/hopper_attention_backward_tiles.h"
@@ -28,7 +28,7 @@ enum BackwardBarrier {
   kGradQEmpty = 4
 };  // the last two by warpgroup
 
-/// By one warp: adds what the warpgroups leave of dQ.
+/// For one warp: adds the dQ of both warpgroups to global memory.
 template <class Tiles>
 ESPALIER_KERNEL void add_grad_q(const BackwardParams& params) {
   constexpr int kFloats = Tiles::kGradQFloats / 2;  // of a warpgroup
@@ -153,7 +153,7 @@ class SmallBackwardConsumer {
     }
   }
 
-  /// To the warp that adds.
+  /// Passes dQ to the adding warp.
   ESPALIER_KERNEL void hand_over(const float (&grad_q)[32]) const {
     constexpr int kMeeting = simt::kWarpgroupSize + simt::kWarpSize;
     auto* staged = reinterpret_cast<float*>(shared_ + Tiles::kHandedOver);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of backward attention on Hopper share (hopper_attention_backward.h): their tiles, what
-// moves the tiles, and what a thread does with the scores of its keys.
+// Shared by the kernels of backward attention on Hopper (hopper_attention_backward.h): tiles, data movement,
+// and operations of a thread on scores.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/hopper_attention.h"
@@ -9,7 +9,7 @@
 namespace espalier::cuda::hopper {
 
 struct BackwardParams {
-  simt::TensorMap q;         // boxes of a tile of queries
+  simt::TensorMap q;         // boxes: tiles of queries
   simt::TensorMap grad_out;  // likewise
   KeyMaps keys;
   AttentionProblem problem;
@@ -19,8 +19,8 @@ struct BackwardParams {
   HeadPacking packing;
   KeyParts parts;
   // Scratch, by [head set of all heads, tile]:
-  float* statistics;  // lse log2(e) of the tile's rows, infinite where there is no token; delta of them
-  float* grad_q;      // null in a deterministic call; sums without the factor c, in the order of accumulators
+  float* statistics;  // lse log2(e) of the tile's rows, infinite for missing tokens; then delta
+  float* grad_q;      // null if deterministic; sums without the factor c, in accumulator order
                       // (BackwardTiles::grad_q_place)
 };
 
@@ -39,32 +39,32 @@ struct BackwardTiles {
   static constexpr int kGradScoreBytes = kKeys * kRows * 2;
   static constexpr int kGradQFloats = kRows * kDim;
 
-  // Shared memory, by offsets.
+  // Offsets in shared memory.
   static constexpr int kK = 0;
   static constexpr int kV = kK + kKeyBytes;
   static constexpr int kQ = kV + kKeyBytes;
   static constexpr int kGradOut = kQ + kStages * kRowBytes;
   static constexpr int kGradScores = kGradOut + kStages * kRowBytes;
-  // To the warp that adds dQ, or from warpgroup to warpgroup P.
+  // dQ for the adding warp, or P for the other warpgroup.
   static constexpr int kHandedOver = kGradScores + kGradScoreStages * kGradScoreBytes;
   static constexpr int kLse = kHandedOver + 4 * (kLarge ? kKeys * kRows : kGradQFloats);
   static constexpr int kDelta = kLse + kStages * kStatisticBytes;
   static constexpr int kBarriers = kDelta + kStages * kStatisticBytes;
   static constexpr int kSharedBytes = kBarriers + 8 * (4 * kStages + 1);
 
-  /// A thread of a warpgroup has so many sums of a tile's dQ,
+  /// Number of dQ accumulators per thread of a warpgroup,
   static constexpr int kGradQSums = kGradQFloats / (2 * simt::kWarpgroupSize);
-  /// and one of warpgroup `group` has those from 4 v on there.
+  /// and the offset of elements from 4 v on of a thread of warpgroup `group`.
   static ESPALIER_SHARED_CODE int grad_q_place(int group, int v, int thread) {
     return ((group * (kGradQSums / 4) + v) * simt::kWarpgroupSize + thread) * 4;
   }
-  /// The rows and columns of dQ that a warpgroup has begin there.
+  /// First row and column of a warpgroup's part of dQ.
   static ESPALIER_SHARED_CODE int grad_q_row(int group) { return kDim == 64 ? 64 * group : 0; }
   static ESPALIER_SHARED_CODE int grad_q_column(int group) { return kDim == 64 ? 0 : kDim / 2 * group; }
 
-  /// So many threads have a gradient of keys,
+  /// Number of threads per gradient of keys,
   static constexpr int kKeySumThreads = kLarge ? simt::kWarpgroupSize : kConsumers;
-  /// and of a part's sums one of them, numbered within these, has those from 4 v on there.
+  /// and the offset of elements from 4 v on of such a thread in a part's sums.
   static ESPALIER_SHARED_CODE int key_sums_place(int v, int thread) {
     return (v * kKeySumThreads + thread) * 4;
   }
@@ -74,7 +74,7 @@ struct alignas(8) Floats2 {
   float values[2];
 };
 
-/// Counting barriers of a block, in shared memory.
+/// mbarriers of a thread block, in shared memory.
 template <class Tiles>
 struct BackwardBarriers {
   uint64_t* keys;
@@ -102,7 +102,7 @@ struct BackwardBarriers {
   }
 };
 
-/// What a block of threads works on, and the key block of that.
+/// The part assigned to this thread block.
 ESPALIER_KERNEL KeyPart own_part(const BackwardParams& params) {
   return params.parts.order[simt::block_x()];
 }
@@ -110,7 +110,7 @@ ESPALIER_KERNEL KeyBlock own_block(const BackwardParams& params) {
   return params.schedule.key_blocks[own_part(params).block].block;
 }
 
-/// The steps of a block of threads, of those of its key block: every tile that sees it, head set by head set.
+/// The steps of a thread block: the tiles that see its key block, head set by head set.
 struct BackwardSteps {
   int32_t set;  // of all heads
   int32_t tile;
@@ -138,7 +138,7 @@ struct BackwardSteps {
     tile = first_tile;
     ++set;
   }
-  /// Among all tiles of all sets.
+  /// Index among all tiles of all sets.
   ESPALIER_KERNEL int64_t number(const BackwardParams& params) const {
     return int64_t{set} * params.schedule.inputs.num_query_blocks() + tile;
   }
@@ -178,8 +178,8 @@ ESPALIER_KERNEL void load_backward(const BackwardParams& params) {
   }
 }
 
-/// What a thread of a warpgroup knows of its keys, rows accumulator_row() and 8 more of the block, of which
-/// two warpgroups have the same ones where the block has 64.
+/// A thread's view of its keys: rows accumulator_row() and 8 below of the block; with 64 keys both warpgroups
+/// have the same rows.
 template <class Tiles>
 class KeyRows {
  public:
@@ -196,7 +196,7 @@ class KeyRows {
 
   static ESPALIER_KERNEL int first_row() { return accumulator_row() % Tiles::kKeys; }
 
-  /// S to P, of the tile of queries that begins with `token`.
+  /// S to P, for the tile of queries starting at `token`.
   ESPALIER_KERNEL void exponentiate(float (&s)[kRows / 2], const float* lse, int32_t token) const {
     if (full_begin_ <= token && token + params_.packing.tokens(kRows) <= full_end_) {
       exponentiate<false>(s, lse, token);
@@ -229,7 +229,7 @@ class KeyRows {
     }
   }
 
-  /// What this block of threads sums. What it works on is read again: meanwhile the registers are needed.
+  /// Stores the sums of this thread block. Re-reads its part from memory to save registers.
   static ESPALIER_KERNEL void store(const BackwardParams& params, KeyGradient gradient,
                                     const Sums<kDim>& sums) {
     const KeyPart own = own_part(params);
@@ -248,7 +248,7 @@ class KeyRows {
     }
   }
 
-  /// Adds what store() left of parts [first, first + parts) of a head, and stores that.
+  /// Adds the results of store() of parts [first, first + parts) of a head, and stores the total.
   static ESPALIER_KERNEL void join(const BackwardParams& params, int32_t block, int32_t head,
                                    const KeyCut& cut, KeyGradient gradient) {
     Sums<kDim> sums;
@@ -281,9 +281,9 @@ class KeyRows {
                                     KeyGradient gradient, const Sums<kDim>& sums) {
     const KeyBlock block = params.schedule.key_blocks[index].block;
     const KeyGradients& gradients = params.gradients.grad_sources[block.segment + 1];
-    const bool of_keys = gradient == KeyGradient::kOfKeys;
-    const TokenHeadsData& to = of_keys ? gradients.grad_k : gradients.grad_v;
-    const float factor = of_keys ? params.problem.softmax_scale : 1.0F;
+    const bool is_keys = gradient == KeyGradient::kOfKeys;
+    const TokenHeadsData& to = is_keys ? gradients.grad_k : gradients.grad_v;
+    const float factor = is_keys ? params.problem.softmax_scale : 1.0F;
     ESPALIER_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int row = first_row() + 8 * i;
@@ -312,7 +312,7 @@ class KeyRows {
 
   const BackwardParams& params_;
   float scale_;
-  int32_t full_begin_;  // queries that see all keys of a whole block
+  int32_t full_begin_;  // queries that see all keys of a full block
   int32_t full_end_;
   Seers seers_[2];
 };

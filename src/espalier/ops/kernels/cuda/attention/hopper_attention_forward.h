@@ -2,13 +2,13 @@
 // Forward attention on Hopper (docs/math.md, "Attention by tiles"): O = softmax(c Q K^T) V over the keys that
 // a query sees, and lse.
 //
-// After Shah et al., FlashAttention-3 (2024), section 3. A block of threads takes one tile of 128 rows of
-// queries after another, by a counter in global memory, and walks the tiles of keys that any of them sees:
-// the next tile's first keys come while the last one's rows are stored. Two warpgroups of 64 rows each keep
-// O, the maxima and the sums in registers; P goes from the registers of one product into those of the next.
-// One warp of a third loads. In a step a warpgroup starts S of this tile and O += P V of the last one
-// together, and works on the softmax of S while the other product is under way; the two warpgroups take turns
-// in starting products, so that one's softmax is worked out under the other's products.
+// After Shah et al., FlashAttention-3 (2024), section 3. Persistent thread blocks take tiles of 128 rows of
+// queries from a counter in global memory, and walk the tiles of keys that any row sees; the first keys of
+// the next tile are loaded while the last rows are stored. Two warpgroups with 64 rows each keep O, maxima
+// and sums in registers; P stays in registers as operand of the next product. One warp of a third warpgroup
+// loads. In a step a warpgroup starts S of this tile and O += P V of the previous one, and computes the
+// softmax of S while the other product is in flight. The warpgroups take turns in starting products, so that
+// the softmax of one overlaps with the products of the other.
 //
 //                  head dimension 64        128       256
 //   keys of a tile              128        128        64
@@ -16,7 +16,7 @@
 //   stages of K and V             4          2         2
 //   shared memory, Q too        144        160       192 KB
 //
-// Every sum is formed in the order of the walk: bitwise identical in every run.
+// Sums are in the order of the walk: bitwise reproducible.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/hopper_attention.h"
@@ -61,21 +61,20 @@ struct ForwardTiles {
   static constexpr int kSharedBytes = kBarriers + 8 * (4 * kStages + 2);
 };
 
-/// What the loading warp tells of a tile, in shared memory.
+/// Information about a tile from the loading warp, in shared memory.
 struct TileNote {
-  int32_t first_key;    // of the forest; for context kNoKey
+  int32_t first_key;    // in the forest; kNoKey for context
   int32_t first_query;  // queries before it see nothing
-  bool masked;          // not all of the tile's pairs are seen
+  bool masked;          // whether some pairs of the tile are masked
   bool last;
 };
 constexpr int32_t kNoKey = INT32_MIN;
 
 struct alignas(8) TwoEnds {
-  int32_t of_keys[2];
+  int32_t keys[2];
 };
 
-/// Numbers of barriers: between the two warpgroups, whose turn it is to start products; and of each by
-/// itself.
+/// Named barriers: for turns between the two warpgroups, and within each.
 enum ForwardBarrier { kTurn = 1, kRowsWritten = 3 };
 
 template <class Tiles>
@@ -110,7 +109,7 @@ struct ForwardBarriers {
   }
 };
 
-/// A tile of queries by its number in the order.
+/// A tile of queries, by its index in the order.
 struct OwnTile {
   int32_t tile;
   int32_t set;  // of all heads
@@ -121,15 +120,15 @@ ESPALIER_KERNEL OwnTile tile_at(const Params& params, int32_t number) {
   return {params.schedule.query_order[place.rank], place.set};
 }
 
-/// Where the rings of keys and of values stand.
+/// Positions in the rings of keys and values.
 template <class Tiles>
 struct KeyRings {
   RingPlace<Tiles::kStages> k;
   RingPlace<Tiles::kValueStages> v;
 };
 
-/// Keys and values of all tiles that a tile of queries sees, with notes, by one thread. After the first ones
-/// calls load_queries().
+/// Loads keys and values of all tiles that a tile of queries sees, with notes; by one thread. Calls
+/// load_queries() after the first ones.
 template <class Tiles, class Params, class LoadQueries>
 ESPALIER_KERNEL void load_key_tiles(const Params& params, const OwnTile& own,
                                     const ForwardBarriers<Tiles>& barriers, KeyRings<Tiles>& rings,
@@ -139,7 +138,7 @@ ESPALIER_KERNEL void load_key_tiles(const Params& params, const OwnTile& own,
   const int32_t begin = params.schedule.query_begin(own.tile), end = params.schedule.query_end(own.tile);
   const int32_t key_head = own.set / params.packing.sets;
   TileWalk walk(params.schedule, own.tile);
-  int32_t acquired = -1;  // the last rectangle: acquiring fetches its maps anew
+  int32_t acquired = -1;  // last rectangle acquired; acquiring refetches its maps
   bool first = true;
   while (!walk.done()) {
     const int stage = rings.k.stage;
@@ -203,7 +202,7 @@ ESPALIER_KERNEL void load_forward(const ForwardParams& params) {
   params.taken->finish(params.workers);
 }
 
-/// Scores that are not seen to minus infinity. `query` are the two rows' queries.
+/// Sets masked scores to minus infinity. `query`: the queries of the two rows.
 template <int kKeys>
 ESPALIER_KERNEL void mask_scores(float (&s)[kKeys / 2], const TileNote& note, const int32_t* ends,
                                  const int32_t (&query)[2]) {
@@ -223,7 +222,7 @@ ESPALIER_KERNEL void mask_scores(float (&s)[kKeys / 2], const TileNote& note, co
     ESPALIER_UNROLL
     for (int i = 0; i < 4; ++i) {
       float& x = s[4 * j + i];
-      x = 8 * j + i % 2 <= newest[i / 2] && query[i / 2] < end.of_keys[i % 2] ? x : -INFINITY;
+      x = 8 * j + i % 2 <= newest[i / 2] && query[i / 2] < end.keys[i % 2] ? x : -INFINITY;
     }
   }
 }
@@ -270,7 +269,7 @@ class ForwardConsumer {
     clear(out_);
   }
 
-  /// O of a tile, without its factors. `place` is that of its first keys, and then of the next tile's.
+  /// Computes O of a tile, unnormalised. `place`: of its first keys; set to that of the next tile.
   ESPALIER_KERNEL void attend(const ForwardBarriers<Tiles>& barriers, RingPlace<Tiles::kStages>& place) {
     if (group_ == 1) simt::arrive_threads(kTurn, kConsumers);  // the other one's turn
     RingPlace<Tiles::kStages> last;
@@ -293,7 +292,7 @@ class ForwardConsumer {
     place.advance();
   }
 
-  /// The first tile's P. Returns whether there is another tile.
+  /// Computes P of the first tile. Returns whether there is another tile.
   ESPALIER_KERNEL bool start(const ForwardBarriers<Tiles>& barriers, const RingPlace<Tiles::kStages>& place,
                              uint32_t (&p)[kKeys / 16][4]) {
     float s[kKeys / 2];
@@ -314,7 +313,7 @@ class ForwardConsumer {
     return !note.last;
   }
 
-  /// O += P V of the last tile, and then P of this one.
+  /// O += P V of the previous tile, then P of this one.
   ESPALIER_KERNEL bool step(const ForwardBarriers<Tiles>& barriers, const RingPlace<Tiles::kStages>& place,
                             const RingPlace<Tiles::kStages>& last, uint32_t (&p)[kKeys / 16][4]) {
     float s[kKeys / 2];
@@ -352,7 +351,7 @@ class ForwardConsumer {
   ESPALIER_KERNEL TileNote note_of(int stage) const {
     return reinterpret_cast<const TileNote*>(shared_ + Tiles::kNotes)[stage];
   }
-  /// Nobody waits for the turn after the last one of the second warpgroup.
+  /// The last turn of the second warpgroup is not awaited.
   ESPALIER_KERNEL void pass_turn(bool last) const {
     if (group_ == 0 || !last) simt::arrive_threads(kTurn + 1 - group_, kConsumers);
   }
@@ -370,7 +369,7 @@ class ForwardConsumer {
     mask_scores<kKeys>(s, note, ends, query_);
   }
 
-  /// S to P, with the new maximum; O so far is to be multiplied by `factor`.
+  /// S to P, with the new maximum; O so far must be multiplied by `factor`.
   ESPALIER_KERNEL void exponentiate(float (&s)[kKeys / 2], float (&factor)[2]) {
     ESPALIER_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -381,7 +380,7 @@ class ForwardConsumer {
       }
       most = std::fmax(most, simt::shuffle_xor(most, 1));
       most = std::fmax(most, simt::shuffle_xor(most, 2));
-      // Where nothing is seen yet, P is zero.
+      // P is zero for rows without a visible key so far.
       const float shift = most == -INFINITY ? 0.0F : most * scale_;
       factor[i] = simt::exp2(maximum_[i] * scale_ - shift);
       maximum_[i] = most;
@@ -417,7 +416,7 @@ class ForwardConsumer {
       }
       factors[i] = 1 / sum;
     }
-    // Q's rows of this warpgroup are done with.
+    // Q's rows of this warpgroup are no longer used.
     store_rows<Element, Tiles::kRows>(
         &params_.out, first_head,
         params_.schedule.query_begin(own.tile) + params_.packing.tokens(kRowsOfWarpgroup * group_),
@@ -434,14 +433,14 @@ class ForwardConsumer {
   Sums<kDim> out_;
 };
 
-/// params.workers blocks of kThreads threads. The scale is positive.
+/// params.workers blocks of kThreads threads. The scale must be positive.
 template <class Element, int kHeadDim>
 ESPALIER_KERNEL void forward_tile(const ForwardParams& params) {
   using Tiles = ForwardTiles<Element, kHeadDim>;
   const int warp = simt::warp();
   if (simt::thread() == 0) ForwardBarriers<Tiles>(simt::shared()).init();
   simt::sync_block();
-  // What a branch needs it works out by itself: what lived across would have to fit into the mover's
+  // Each branch computes what it needs: values live across the branch would have to fit the mover's
   // registers.
   if (warp >= kConsumerWarps) {
     simt::shrink_registers<kForwardMoverRegisters>();

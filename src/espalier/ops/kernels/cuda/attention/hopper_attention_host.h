@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host's side of attention on Hopper: scratch memory, schedules, maps, and what is launched with them. By
-// `launcher` it reaches the GPU, or the emulator, which is why it is tested where there is no GPU:
+// Host code of attention on Hopper: scratch memory, schedules, maps and launches. `launcher` targets the GPU
+// or the emulator, so that it is tested without a GPU:
 //   Target target()
 //   void schedule(schedule)                  lists its tiles, and what follows is of it:
 //   void order_parts(schedule, parts)
@@ -8,8 +8,8 @@
 //   void write_maps(maps, to)                to the GPU's memory
 //   void forward<Element, kHeadDim>(params), void backward<Element, kHeadDim>(params)
 //   void queries<Element, kHeadDim>(params)  backward_queries
-// Deterministic backward leaves dQ out of the kernel that goes by key blocks (no grad_q in its parameters),
-// and backward_queries works it out.
+// Deterministic backward skips dQ in the kernel over key blocks (null grad_q in its parameters);
+// backward_queries computes it.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/hopper_attention_queries.h"
@@ -23,7 +23,7 @@ struct Target {
   CutRule cuts;
 };
 
-/// Rows of a tile of queries, and keys of a tile.
+/// Rows per tile of queries, and keys per tile.
 struct TileSize {
   int rows;
   int keys;
@@ -46,7 +46,7 @@ TileSize tile_size(int32_t head_dim) {
   return size;
 }
 
-/// What one kernel goes over, and how.
+/// The iteration space of a kernel.
 struct Pass {
   TileSize size;
   HeadPacking packing;
@@ -54,12 +54,12 @@ struct Pass {
   bool backward;  // by key blocks
 };
 
-/// Of `count` things of `bytes` each how many at a time leave a third of the second-level cache to others: as
-/// few as make no more rounds.
+/// Number of items of `bytes` each to process at a time, so that they fit two thirds of the L2 cache. The
+/// smallest number with the same number of rounds.
 inline int32_t in_cache(int64_t bytes, int32_t count, const Target& target) {
-  const int64_t room =
+  const int64_t fitting =
       std::clamp<int64_t>(target.device.cache_bytes * 2 / 3 / std::max<int64_t>(bytes, 1), 1, count);
-  const int64_t rounds = (count + room - 1) / room;
+  const int64_t rounds = (count + fitting - 1) / fitting;
   return static_cast<int32_t>((count + rounds - 1) / rounds);
 }
 
@@ -77,8 +77,8 @@ inline Pass forward_pass(const AttentionProblem& problem, const Target& target) 
   return query_pass<ForwardTiles>(problem, HeadPacking::of(problem.group()), target);
 }
 
-/// Key blocks: the blocks of threads of a key head share Q, dO and the sums of dQ of the heads that they
-/// work on together, all rows of them. So no more heads are packed than the cache has room for.
+/// Key blocks: the thread blocks of a key head share all rows of Q, dO and the dQ accumulators of their
+/// packed heads, so the number of packed heads is limited to what fits the cache.
 inline Pass key_pass(const AttentionProblem& problem, const Target& target) {
   const int64_t sum_bytes = problem.deterministic ? 0 : int64_t{sizeof(float)};
   const int64_t head_bytes = int64_t{problem.num_tokens} * problem.head_dim * (2 * kElementBytes + sum_bytes);
@@ -86,7 +86,7 @@ inline Pass key_pass(const AttentionProblem& problem, const Target& target) {
   return {tile_size<BackwardTiles>(problem.head_dim), packing,
           in_cache(head_bytes * packing.packed(), problem.num_key_heads, target), true};
 }
-/// After key_pass, whose statistics it reads.
+/// Runs after key_pass, whose statistics it reads.
 inline Pass query_gradient_pass(const AttentionProblem& problem, const Target& target) {
   return query_pass<QueryGradientTiles>(problem, key_pass(problem, target).packing, target);
 }
@@ -108,7 +108,7 @@ inline PartInputs part_inputs(const AttentionProblem& problem, const Pass& pass,
   return PartInputs::of(problem.num_key_heads, pass.key_heads_at_once, pass.packing.sets, target.cuts);
 }
 
-/// What follows from the forest, the rectangles and sizes alone, in memory that later calls share.
+/// Data that depends only on forest, rectangles and sizes, in memory shared with later calls.
 struct PassSchedule {
   TileSchedule tiles{};
   KeyPlace* places = nullptr;  // by key block
@@ -117,10 +117,10 @@ struct PassSchedule {
   KeyParts parts{};  // of one by keys; its sums are in scratch memory
 };
 
-/// What a call has for itself.
+/// Scratch of a call.
 struct Scratch {
   simt::TensorMap* context_maps = nullptr;
-  float* key_sums = nullptr;  // backward, as is what follows
+  float* key_sums = nullptr;  // backward only, as the following
   float* statistics = nullptr;
   float* grad_q = nullptr;  // unless deterministic
 };
@@ -178,7 +178,7 @@ struct Preparation {
   KeyMaps maps{};
 };
 
-/// With a problem whose `schedules` are those of this pass.
+/// `problem.schedules` must belong to this pass.
 template <class Launcher>
 Preparation prepare(const AttentionProblem& problem, const Pass& pass, void* memory, Launcher& launcher) {
   Preparation result;
@@ -214,7 +214,7 @@ void dispatch(const AttentionProblem& problem, const Call& call) {
 inline AttentionMemory forward_memory(const AttentionProblem& problem, const Target& target) {
   return memory_of(problem, forward_pass(problem, target), target);
 }
-/// Of the kernels that go by key blocks; of dQ's own what follows.
+/// Memory of the kernels over key blocks; that of the dQ kernel follows.
 inline AttentionMemory key_memory(const AttentionProblem& problem, const Target& target) {
   return memory_of(problem, key_pass(problem, target), target);
 }
@@ -252,7 +252,7 @@ void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, vo
            [&]<class Element, int kHeadDim>() { launcher.template forward<Element, kHeadDim>(params); });
 }
 
-/// dQ alone, after the kernels of `keys`.
+/// Computes dQ only, after the kernels of `keys`.
 template <class Launcher>
 void attend_queries(const AttentionProblem& problem, const BackwardParams& keys, void* scratch,
                     Launcher& launcher) {

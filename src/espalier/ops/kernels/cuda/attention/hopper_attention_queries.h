@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of queries alone on Hopper, for backward passes that must give bitwise identical results in every
-// run:
+// Gradients of queries on Hopper for deterministic backward passes:
 //
 //   dQ = c dS K,  dS = P * (dO V^T - delta),  P = exp(c Q K^T - lse)
 //
-// (docs/math.md, "Attention by tiles"). A block of threads has one tile of 128 rows of queries and walks the
-// tiles of keys that any of them sees, as forward does: two warpgroups of 64 rows each with dQ in registers,
-// one warp of a third that loads. dS goes from the registers of one product into those of the next.
+// (docs/math.md, "Attention by tiles"). A thread block has one tile of 128 rows of queries and walks the
+// tiles of keys that any row sees, as in forward: two warpgroups with 64 rows each and dQ in registers; one
+// warp of a third loads. dS stays in registers as operand of the next product.
 //
 //                  head dimension 64        128       256
 //   keys of a tile              128        128        64
@@ -32,9 +31,9 @@ struct QueryGradientParams {
   const int32_t* ends;     // by key block and key: one past the last query that sees it
   HeadPacking packing;
   TileOrder order;
-  const float* statistics;  // of BackwardParams, with the same packing,
-  int32_t statistics_rows;  // by tiles of so many rows,
-  int32_t num_statistics;   // and so many of them for every head set
+  const float* statistics;  // from BackwardParams, with the same packing,
+  int32_t statistics_rows;  // rows per tile of statistics,
+  int32_t num_statistics;   // tiles of statistics per head set
 };
 
 template <class ElementType, int kDim>
@@ -97,10 +96,10 @@ class QueryGradientConsumer {
       lse_[i] = INFINITY;
       delta_[i] = 0;
       if (query_[i] >= params.problem.num_tokens) continue;
-      const int rows = params.statistics_rows, of_tile = row % rows;
+      const int rows = params.statistics_rows, tile_row = row % rows;
       const int64_t tile = begin / params.packing.tokens(rows) + row / rows;
       const float* statistics =
-          params.statistics + (own.set * int64_t{params.num_statistics} + tile) * (2 * rows) + of_tile;
+          params.statistics + (own.set * int64_t{params.num_statistics} + tile) * (2 * rows) + tile_row;
       lse_[i] = statistics[0];
       delta_[i] = statistics[rows];
     }
@@ -123,7 +122,7 @@ class QueryGradientConsumer {
   }
 
  private:
-  /// By their sum: that costs less than what waits would.
+  /// Settles their sum, which is cheaper than settling each.
   static ESPALIER_KERNEL void settle_all(const float (&p)[kKeys / 2]) {
     float sums[4] = {0, 0, 0, 0};
     ESPALIER_UNROLL
@@ -178,7 +177,7 @@ class QueryGradientConsumer {
   ESPALIER_KERNEL void store() const {
     const OwnTile own = tile_at(params_, simt::block_x());
     const float scale = params_.problem.softmax_scale;
-    // Q's rows of this warpgroup are done with.
+    // Q's rows of this warpgroup are no longer used.
     store_rows<Element, Tiles::kRows>(
         &params_.grad_q, own.set << params_.packing.shift,
         params_.schedule.query_begin(own.tile) + params_.packing.tokens(kRowsOfWarpgroup * group_),

@@ -1,47 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward passes by key blocks: which blocks are cut, and in what order they are worked on.
+// Partition and order of key blocks in backward passes.
 //
-// The keys that open a forest are seen by everything after them, and one block of threads for each key block
-// would still walk through all queries after the others are done. So a long key block is cut into parts, each
-// of which takes a range of its steps, (head set, tile of queries) pairs. No part is longer than
+// The first keys of a tree are visible to all later tokens, so with one thread block per key block, the first
+// ones would run much longer than the others. Therefore long key blocks are cut into parts, each a range of
+// its steps, (head set, tile of queries) pairs. A part has at most
 //
 //   limit = max(least_steps, ceil(steps of all key blocks / spare_parts))
 //
-// whence there are at most spare_parts more parts than key blocks, and fewer than 2 spare_parts parts of
-// blocks that are cut: grids and memory are bounded before the forest is known. What parts of one block sum
-// is added up part by part afterwards: the same bits in every run.
+// steps. So there are at most spare_parts more parts than key blocks, and fewer than 2 spare_parts parts of
+// cut blocks: grids and memory are bounded independently of the forest. The sums of the parts of a block are
+// added in order afterwards: bitwise reproducible.
 //
-// Long parts come first, so that short ones fill the end, and parts of different heads alternate, of so many
-// heads at a time as the second-level cache has room for. The order: by size class, the number of bits of a
-// part's steps, the largest first; within a class by group of heads; within a group by steps, of equal ones
-// by key block; and at last by head.
+// Long parts come first for load balance, and parts of different heads are interleaved, as many heads as fit
+// the L2 cache. Sort keys: size class (bit length of the number of steps, descending), group of heads, steps,
+// key block, head.
 //
-// One kernel, a warp per key block, which looks at 32 blocks at a time. Integer work only: the same order in
-// every run.
+// One kernel with a warp per key block, which examines 32 blocks at a time. Integer arithmetic only:
+// deterministic.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/tile_schedule.h"
 
 namespace espalier::cuda {
 
-/// How finely key blocks are cut for a GPU. A part reads its keys and values and writes its sums, and they
-/// are read again: as much as some 6 steps.
+/// Granularity of cutting key blocks for a GPU. The overhead of a part (reading keys and values, writing and
+/// re-reading sums) equals about 6 steps.
 struct CutRule {
   int32_t multiprocessors;
   int32_t least_steps = 8;
 };
 
-/// How key blocks are cut, and for which heads.
+/// Parameters of the partition.
 struct PartInputs {
   int32_t heads;           // key heads
-  int32_t heads_at_once;   // that alternate
+  int32_t heads_at_once;   // interleaved key heads
   int32_t steps_per_tile;  // steps of a key block for each tile of queries that sees it
-  int32_t least_steps;     // no block is cut into shorter parts than about half of that
-  int32_t spare_parts;     // of one head, at least 1
+  int32_t least_steps;     // blocks are not cut into parts shorter than about half of this
+  int32_t spare_parts;     // per head, at least 1
 
   static PartInputs of(int32_t heads, int32_t heads_at_once, int32_t steps_per_tile, const CutRule& rule) {
-    // So that no part is longer than two thirds of what a multiprocessor has to do: by simulation as good as
-    // shorter ones, which cost memory (key_parts_test.cpp).
+    // Limits parts to two thirds of the work per multiprocessor. In simulations as good as shorter parts,
+    // which cost more memory (key_parts_test.cpp).
     const int32_t parts = rule.multiprocessors * 3 / 2;
     return {heads, heads_at_once, steps_per_tile, rule.least_steps, parts / heads + 1};
   }
@@ -53,14 +52,14 @@ struct StepRange {
   int32_t end;
 };
 
-/// What one block of threads works on.
+/// The work of one thread block.
 struct alignas(16) KeyPart {
   int32_t block;  // -1: nothing
   int32_t head;
   int32_t part;
   int32_t parts;
 
-  /// The first parts may have one step more than the last ones.
+  /// The first parts may have one more step than the last ones.
   ESPALIER_SHARED_CODE StepRange range(int32_t steps) const {
     const int32_t least = steps / parts, more = steps - parts * least;
     const int32_t begin = least * part + lesser(part, more);
@@ -68,22 +67,22 @@ struct alignas(16) KeyPart {
   }
 };
 
-/// How a key block is cut: into one part, or into several, numbered from `first` on among the parts of all
-/// blocks that are cut, of one head.
+/// The parts of a key block: one, or several, numbered from `first` among the parts of all cut blocks of a
+/// head.
 struct KeyCut {
   int32_t parts;
   int32_t first;
 };
 
-/// The most parts of blocks that are cut, of one head, where a block has up to `most_steps` steps.
+/// Maximum number of parts of cut blocks per head, if blocks have up to `most_steps` steps.
 inline int64_t most_cut_parts(const PartInputs& inputs, int32_t key_blocks, int64_t most_steps) {
-  const int64_t of_block = (most_steps + inputs.least_steps - 1) / inputs.least_steps;
-  return of_block < 2 ? 0 : std::min(2 * int64_t{inputs.spare_parts}, key_blocks * of_block);
+  const int64_t block_parts = (most_steps + inputs.least_steps - 1) / inputs.least_steps;
+  return block_parts < 2 ? 0 : std::min(2 * int64_t{inputs.spare_parts}, key_blocks * block_parts);
 }
 
 enum class KeyGradient : uint8_t { kOfKeys, kOfValues };
 
-/// Sums that a thread reads and writes at once.
+/// Four sums, accessed as one vector.
 struct alignas(16) Floats4 {
   float values[4];
 };
@@ -91,10 +90,10 @@ struct alignas(16) Floats4 {
 /// Arrays in the GPU's memory.
 struct KeyParts {
   PartInputs inputs;
-  KeyPart* order;      // by block of threads; the last ones may be nothing
+  KeyPart* order;      // by thread block; the last ones may be empty
   KeyCut* cuts;        // by key block
-  int64_t cut_parts;   // of blocks that are cut, of one head: so many at most
-  int64_t key_floats;  // of a whole block's gradient
+  int64_t cut_parts;   // maximum number of parts of cut blocks per head
+  int64_t key_floats;  // floats per block gradient
   float* sums;         // num_sums(), [head, part of a block that is cut, KeyGradient, key_floats]
 
   int64_t num_sums() const { return inputs.heads * cut_parts * 2 * key_floats; }
@@ -105,12 +104,12 @@ struct KeyParts {
   }
 };
 
-/// Blocks of threads: one for every part that there may be.
+/// Number of thread blocks: the maximum number of parts.
 ESPALIER_SHARED_CODE int32_t part_blocks(const PartInputs& inputs, const ScheduleInputs& schedule) {
   return inputs.heads * (schedule.num_key_blocks() + inputs.spare_parts);
 }
 
-/// All but the sums.
+/// Places all arrays except the sums.
 inline void place_parts(const PartInputs& inputs, const ScheduleInputs& schedule, int64_t key_floats,
                         Arena& arena, KeyParts* parts) {
   const int64_t most_steps = int64_t{schedule.num_query_blocks()} * inputs.steps_per_tile;
@@ -122,7 +121,7 @@ inline void place_parts(const PartInputs& inputs, const ScheduleInputs& schedule
   arena.place(parts->cuts, schedule.num_key_blocks());
 }
 
-/// Tiles of queries that see some key of a block: contiguous, from the first one on.
+/// The contiguous range of tiles of queries that see a key of a block.
 struct SeeingTiles {
   int32_t first;
   int32_t end;
@@ -133,12 +132,12 @@ struct SeeingTiles {
   ESPALIER_SHARED_CODE int32_t count() const { return end - first; }
 };
 
-/// Are the highest bits of two positive numbers the same one?
+/// Whether two positive numbers have the same bit length.
 ESPALIER_SHARED_CODE bool same_size_class(int32_t a, int32_t b) {
   return (a ^ b) < (a & b);
 }
 
-/// How each key block is cut, by the warps of a kernel.
+/// Computes the partition of key blocks, per warp.
 class KeyCutter {
  public:
   /// Steps of a block's longest part; 0 of none.
@@ -174,12 +173,12 @@ class KeyCutter {
   int32_t limit_;
 };
 
-/// Warps of order_parts, in blocks of kScheduleThreads: one per key block, and one for what is left over.
+/// Warps of order_parts, in blocks of kScheduleThreads: one per key block, and one for the remainder.
 inline int32_t part_warps(const TileSchedule& schedule) {
   return schedule.inputs.num_key_blocks() + 1;
 }
 
-/// After the kernels of the schedule.
+/// Runs after the kernels of the schedule.
 ESPALIER_KERNEL void order_parts(const TileSchedule& schedule, const KeyParts& parts) {
   const int32_t blocks = schedule.inputs.num_key_blocks(), heads = parts.inputs.heads;
   const int32_t index = simt::block_x() * kScheduleWarps + simt::warp();

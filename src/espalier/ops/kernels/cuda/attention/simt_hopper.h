@@ -1,64 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-// More words for kernels (simt.h): those that Hopper GPUs alone have, compute capability 9.0a.
-// Names of the PTX manual stand in brackets; its sections "Asynchronous Warpgroup Level Matrix Multiply-
-// Accumulate Instructions", "mbarrier" and "Data Movement and Conversion Instructions: Asynchronous copy" say
-// more.
+// Primitives for kernels (simt.h) that require Hopper GPUs, compute capability 9.0a. PTX instructions are in
+// brackets; see the sections "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions",
+// "mbarrier" and "Data Movement and Conversion Instructions: Asynchronous copy" of the PTX manual.
 //
-// Tiles. Asynchronous products and box copies agree on one form of a matrix of 16-bit elements in shared
-// memory, here "slabs": columns in slabs of 64, a slab row by row, 128 bytes a row, and bits 4 to 6 of every
-// address exclusive-ored with its bits 7 to 9 ("128B swizzle"). A slab begins at a multiple of 1,024 bytes.
+// Tiles. Asynchronous products and box copies use the same layout of 16-bit matrices in shared memory, called
+// slabs here: columns in slabs of 64, each row-major with 128 bytes per row, and bits 4 to 6 of every address
+// XORed with bits 7 to 9 ("128B swizzle"). Slabs are aligned to 1,024 bytes.
 //
 // Barriers that count arrivals and bytes (8 bytes of shared memory each) [mbarrier]
-//   init_barrier(barrier, arrivals)   by one thread; then fence_barriers() by it, then sync_block() by all
+//   init_barrier(barrier, arrivals)   by one thread, followed by fence_barriers() and sync_block() by all
 //   arrive(barrier)
-//   arrive_expecting(barrier, bytes)  arrives, and that many bytes more must have come before the phase ends
-//   wait_phase(barrier, parity)       until the phase of this parity has ended: the first one has parity 0,
+//   arrive_expecting(barrier, bytes)  arrives, and adds to the bytes that the phase waits for
+//   wait_phase(barrier, parity)       until the phase of this parity has ended: the first phase has parity 0,
 //                                     and the one before it, of parity 1, has ended
-// Copies by the copy engine; one thread speaks for all
-//   load_box(to, map, barrier, column, head, token)  the map's box at this place, as a slab whose rows are
-//   the
-//                                     box's tokens, and of each the box's heads; zeros where it leaves the
-//                                     tensor. Counts the whole box's bytes at the barrier.
-//   load_bytes(to, from, bytes, barrier)  both aligned to 16 bytes [cp.async.bulk]
-//   add_floats(to_global, from_shared, bytes)  adds atomically, likewise aligned [cp.reduce.async.bulk]
-//   store_box(map, from, column, head, token)  the reverse of load_box; what leaves the tensor is not written
-//                                     [cp.async.bulk.tensor]
-//   commit_writes(), wait_writes_read<N>()  ends a group of this thread's adds and stores; until all but the
-//                                     last N groups have read their shared memory
-//   make_map(tensor)                  on the host, where boxes come from; throws std::runtime_error where the
-//                                     copy engine does not take it
-//   acquire_map(map)                  before the first use, in this thread, of a map in global memory that
+// Copies by the copy engine (TMA), issued by one thread
+//   load_box(to, map, barrier, column, head, token)
+//                                     the map's box at this position, as a slab whose rows are the tokens
+//                                     of the box, and for each its heads; zeros outside of the tensor.
+//                                     Counts the bytes of the whole box at the barrier.
+//   load_bytes(to, from, bytes, barrier)
+//                                     both aligned to 16 bytes [cp.async.bulk]
+//   add_floats(to_global, from_shared, bytes)
+//                                     adds atomically, likewise aligned [cp.reduce.async.bulk]
+//   store_box(map, from, column, head, token)
+//                                     the reverse of load_box; elements outside of the tensor are not
+//                                     written [cp.async.bulk.tensor]
+//   commit_writes(), wait_writes_read<N>()
+//                                     ends a group of this thread's adds and stores; waits until all but
+//                                     the last N groups have read their shared memory
+//   make_map(tensor)                  on the host, creates the map of boxes; throws std::runtime_error if
+//                                     the copy engine does not support it
+//   acquire_map(map)                  before the first use, by this thread, of a map in global memory that
 //                                     the host has written [fence.proxy.tensormap]
-//   fence_copies()                    what this thread wrote to shared memory is seen by asynchronous
+//   fence_copies()                    makes this thread's writes to shared memory visible to asynchronous
 //                                     products and copies; a barrier must follow [fence.proxy.async]
 // Products by a warpgroup, four warps of which the first has a number divisible by 4 [wgmma]
 //   fence_products()                  before every group, after the last change of the registers it uses
-//   multiply_async<Element, N, A, B>(d, a, b, add)  D = A B, or D += A B where `add`: A [64, 16], B [16, N];
-//                                     b, and a unless it is a[4] in registers, are descriptors; Order says
-//                                     along which index a matrix's rows in memory run
-//   commit_products(), wait_products<N>()  until all but the last N groups are done. Before that neither d
-//                                     nor a register of A may be touched, nor the shared memory of a and b
-//                                     changed.
+//   multiply_async<Element, N, A, B>(d, a, b, add)
+//                                     D = A B, or D += A B if `add`: A [64, 16], B [16, N]; b, and a unless
+//                                     it is a[4] in registers, are descriptors; Order is the index along
+//                                     which rows of a matrix run in memory
+//   commit_products(), wait_products<N>()
+//                                     waits until all but the last N groups are done. Before that, neither
+//                                     d nor registers of A nor the shared memory of a and b may be accessed.
 //   hold(registers)                   keeps the compiler from moving uses of an array across this point
-//   settle(value)                     works out a value here, and not after the next wait, where ptxas moves
-//                                     arithmetic that nothing else keeps in place
-//   Of warp w of the four, lane l has in d[i] row 16 w + l / 4 + 8 (i / 2 % 2), column 8 (i / 4) +
-//   2 (l % 4) + i % 2 of D; and in a[4] what multiply_add of simt.h has of rows [16 w, 16 w + 16).
-// Rest
+//   settle(value)                     forces a value to be computed here instead of after the next wait,
+//                                     where ptxas would move the arithmetic
+//   Lane l of warp w of the four has in d[i] row 16 w + l / 4 + 8 (i / 2 % 2), column 8 (i / 4) +
+//   2 (l % 4) + i % 2 of D; and in a[4] the elements of multiply_add in simt.h for rows [16 w, 16 w + 16).
+// Other
 //   put(to_shared, vector)            writes 16 bytes that asynchronous copies or products will read
-//   add_vector(to_global, vector)     adds four floats atomically, each by itself; `to_global` is aligned to
-//   16
-//                                     bytes [red.global.add.v4.f32]
+//   add_vector(to_global, vector)     adds four floats, each atomically; `to_global` is aligned to 16 bytes
+//                                     [red.global.add.v4.f32]
 //   put_matrices(row, r)              [stmatrix] .x4: the reverse of load_matrices
-//   grow_registers<N>(), shrink_registers<N>()  of the warpgroup's threads to N [setmaxnreg]
+//   grow_registers<N>(), shrink_registers<N>()
+//                                     sets the registers of the warpgroup's threads to N [setmaxnreg]
 #pragma once
 
 #include "espalier/ops/kernels/cuda/simt.h"
 
 namespace espalier::simt {
 
-/// Along which index the rows of 128 bytes of an operand run: the one that is summed over (kSummed: A row by
-/// row, B column by column) or the other one (kKept).
+/// The index along which the 128-byte rows of an operand run: the summed one (kSummed: A row-major, B
+/// column-major) or the other one (kKept).
 enum class Order { kSummed = 0, kKept = 1 };
 
 /// A tensor [tokens, heads, columns] of 16-bit elements in global memory, adjacent in a row, and the boxes
@@ -88,7 +92,7 @@ constexpr int kWarpgroupSize = 128;
 
 namespace espalier::simt {
 
-/// Where the 16 bytes of columns [8 c, 8 c + 8) of a row of a slab lie.
+/// Offset of the 16 bytes of columns [8 c, 8 c + 8) of a row of a slab.
 ESPALIER_SHARED_CODE int slab_offset(int row, int c) {
   return row * kSlabRowBytes + ((c ^ (row & 7)) << 4);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of simt_hopper.h on a GPU.
+// The primitives of simt_hopper.h on a GPU.
 #pragma once
 
 #include <cuda.h>
@@ -106,8 +106,8 @@ __device__ __forceinline__ void hold(uint32_t (&registers)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// A store that depends on the value and never happens, for no arithmetic gives a NaN of these bits: ptxas
-// keeps the order of volatile accesses and waits. Of a comparison by size it may know the outcome.
+// A predicated store that never happens, since no arithmetic yields a NaN with these bits. ptxas keeps the
+// order of volatile accesses and waits. (It could fold an ordered comparison.)
 __device__ __forceinline__ void settle(float value) {
   asm volatile(
       "{\n.reg .pred never;\nsetp.eq.u32 never, %0, 0xffffffff;\n@never st.volatile.shared.u32 [%1], "

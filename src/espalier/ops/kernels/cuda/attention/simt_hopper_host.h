@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of simt_hopper.h in the emulator (simt_host.h), which defines what stands in namespace
+// The primitives of simt_hopper.h in the emulator (simt_host.h), which defines the functions in namespace
 // `emulator`.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace espalier::simt {
 
-/// What the copy engine knows of a tensor [tokens, heads, columns] of 16-bit elements.
+/// The emulated tensor map of a tensor [tokens, heads, columns] of 16-bit elements.
 struct TensorMap {
   const std::byte* data;
   int64_t size[3];          // columns, heads, tokens
@@ -68,7 +68,7 @@ float bits_to_float(uint16_t bits) {
 
 }  // namespace emulator
 
-/// As the GPU counts: the block's dynamic shared memory does not begin at 0.
+/// As on a GPU, dynamic shared memory does not start at 0.
 uint32_t shared_address(const void* pointer);
 
 inline void init_barrier(uint64_t* barrier, int arrivals) {

@@ -9,7 +9,7 @@ namespace {
 
 using Encode = PFN_cuTensorMapEncodeTiled_v12000;
 
-/// From the driver that is running: nothing links it, so that programs start where there is none.
+/// Looked up in the loaded driver, which is not linked, so that programs start without one.
 Encode encode_function() {
   constexpr unsigned kSinceCuda = 12000;
   void* found = nullptr;

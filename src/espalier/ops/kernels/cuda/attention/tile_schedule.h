@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of a forest with context, listed on the GPU from what is in its memory alone.
+// The tile schedule of a forest with context, computed on the GPU.
 //
 // A query block [b, e) sees key block c iff c.query_begin < e and b < c.query_end. In the order of
-// query_begin (forest blocks stand so; context blocks are sorted so, the longer of two with one beginning
-// first) these are a stretch of blocks, from the one that holds b or the first that begins after b, and
-// before it a chain: because subtrees are nested, the next one down from a block c of the chain is the
-// nearest block before it whose query_end is no smaller than c's. That block does not depend on the queries.
-// So one number per key block, `previous`, and where stretch and chain begin hold the list of a query block,
-// however many its tiles are: memory is linear in the blocks, and a walk reads listed tiles and no others. A
-// walk goes down from the diagonal to the root, through the forest's blocks first and then the context's.
+// query_begin (the order of forest blocks; context blocks are sorted by it, longer ones first) these are a
+// contiguous range of blocks, from the one that contains b or the first that begins after b, preceded by a
+// chain: because subtrees are nested, the predecessor of a block c in the chain is the nearest block before
+// it whose query_end is not smaller than c's, independently of the queries. So the list of a query block is
+// represented by the starts of range and chain, and one number per key block, `previous`: memory is linear in
+// the number of blocks, and a walk reads only listed tiles. It goes from the diagonal to the root, first over
+// blocks of the forest, then of the context.
 //
-// Conversely a key block is seen by all query blocks that [query_begin, query_end) touches: contiguous, none
-// of them empty.
+// Conversely the query blocks that see a key block are the contiguous ones that intersect [query_begin,
+// query_end).
 //
-// Query blocks come in an order of their work, (query, key) pairs of listed tiles, largest first, as in
-// kernels/cpu/attention/schedule.h. Three kernels; a warp per block, which looks at blocks 32 at a time: time
-// grows with the square of the number of blocks, 8,192 x 8,192 of them are 2 M steps of a warp. Integer work
-// only: the same lists in every run.
+// Query blocks are ordered by work, the number of (query, key) pairs of listed tiles, largest first, as in
+// kernels/cpu/attention/schedule.h. Three kernels with a warp per block, which examines 32 blocks at a time:
+// time is quadratic in the number of blocks; 8,192 x 8,192 blocks are 2 M warp steps. Integer arithmetic
+// only: deterministic.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +26,12 @@
 
 namespace espalier::cuda {
 
-/// Where a forest with context comes from. Pointers to the GPU's memory.
+/// The inputs of a schedule. Pointers are to GPU memory.
 struct ScheduleInputs {
   const int32_t* subtree_end;  // [num_tokens], of a forest in preorder
   int32_t num_tokens;
-  // Neither keys nor queries of a rectangle are none; query ranges nested or disjoint; sorted by query_begin,
-  // ascending, then query_end, descending.
+  // Ranges must not be empty; query ranges nested or disjoint; sorted by query_begin, ascending, then
+  // query_end, descending.
   const ContextRectangle* rectangles;
   int32_t num_rectangles;
   int32_t num_context_blocks;  // sum of num_context_blocks(rectangle, sizes.keys)
@@ -46,14 +46,14 @@ struct ScheduleInputs {
   ESPALIER_SHARED_CODE int32_t num_key_blocks() const { return num_forest_blocks() + num_context_blocks; }
 };
 
-/// A key block and the number of the block that follows it down a walk, -1 for none. 32 bytes, read at once.
+/// A key block and the index of the next block in a walk, -1 for none. 32 bytes, one load.
 struct alignas(16) ListedBlock {
   KeyBlock block;
   int32_t previous;
 };
 
-/// Key blocks of a query block that are the forest's or the context's: first, ..., last, one after another
-/// (none where first is kNoStretch), then from `chain` on, by `previous`; chain is -1 for none.
+/// Key blocks of the forest, or of the context, for a query block: first to last (none if first is
+/// kNoStretch), then from `chain` by `previous`; chain is -1 if empty.
 struct KeyList {
   int32_t last;  // the chain where there is no stretch
   int32_t first;
@@ -81,7 +81,7 @@ struct TileSchedule {
   }
 };
 
-/// Hands out memory from the front, aligned to 256 bytes as its begin is; of a null pointer, the size alone.
+/// Bump allocator, aligned to 256 bytes as its base. With a null base it only computes the size.
 class Arena {
  public:
   explicit Arena(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
@@ -106,10 +106,10 @@ inline void place_schedule(const ScheduleInputs& inputs, Arena& arena, TileSched
   arena.place(schedule->query_order, inputs.num_query_blocks());
 }
 
-/// The key blocks that a query block sees, one after another.
+/// Iterates over the key blocks that a query block sees.
 class TileWalk {
  public:
-  /// At the first of them: there is one, the last that holds a query of the block.
+  /// Starts at the first of them, which always exists: the last block that contains a query of the block.
   ESPALIER_KERNEL TileWalk(const TileSchedule& schedule, int32_t query_block)
       : schedule_(schedule), query_block_(query_block) {
     begin(schedule.lists[query_block].forest);
@@ -194,7 +194,7 @@ ESPALIER_KERNEL void list_key_blocks(const TileSchedule& schedule) {
       high = greater(high, inputs.subtree_end[i]);
     }
     low = reduce_lanes(low, lesser);
-    // Nothing beyond the queries is read, whatever the values.
+    // Clamped, so that invalid values do not cause out-of-bounds reads.
     high = lesser(reduce_lanes(high, greater), inputs.num_tokens);
     if (lane == 0) schedule.key_blocks[index] = {forest_block(begin, end, low, high), -1};
   } else if (index - forest_blocks < inputs.num_rectangles) {
@@ -212,7 +212,7 @@ ESPALIER_KERNEL void list_key_blocks(const TileSchedule& schedule) {
   }
 }
 
-/// The largest index in [from, to) for which `test` holds, -1 for none. For a whole warp.
+/// The largest index in [from, to) for which `test` holds, -1 for none. Collective over a warp.
 template <class Test>
 ESPALIER_KERNEL int32_t find_last(int32_t from, int32_t to, const Test& test) {
   const int lane = simt::lane();
@@ -264,8 +264,7 @@ ESPALIER_KERNEL void link_blocks(const TileSchedule& schedule) {
   }
 }
 
-/// A warp per query block: its place is the number of blocks that come before it. Key blocks are ordered by
-/// key_parts.h.
+/// A warp per query block: its rank is the number of blocks before it. Key blocks are ordered by key_parts.h.
 ESPALIER_KERNEL void order_blocks(const TileSchedule& schedule) {
   const int64_t* work = schedule.query_work;
   const int32_t count = schedule.inputs.num_query_blocks();

@@ -12,7 +12,7 @@ const AttentionImplementation& implementation(AttentionKernels kernels) {
   return kernels == AttentionKernels::kHopper ? hopper_attention() : ampere_attention();
 }
 
-/// The asked for one, or Ampere's where that does not take the problem.
+/// The requested implementation, or Ampere's if that does not take the problem.
 const AttentionImplementation& implementation_for(const AttentionProblem& problem, bool backward) {
   const DeviceProperties& device = device_properties();
   for (const AttentionKernels kernels : {problem.kernels, AttentionKernels::kAmpere}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over a forest in preorder on a GPU, fused (docs/math.md, "Attention by tiles"): what callers fill
-// in, and what implementations for different GPUs share. Free of LibTorch and of CUDA's headers; pointers are
-// to the GPU's memory unless said otherwise; nothing here allocates, waits or reads the GPU's memory.
+// Attention over a forest in preorder on a GPU, fused (docs/math.md, "Attention by tiles"): the interface of
+// callers, and declarations shared by implementations for different GPUs. Does not use LibTorch or CUDA
+// headers. Pointers are to GPU memory unless noted. Does not allocate, synchronise or read GPU memory.
 #pragma once
 
 #include <algorithm>
@@ -13,15 +13,14 @@ namespace espalier::cuda {
 
 enum class ElementKind : uint8_t { kBFloat16, kFloat16 };
 
-/// Kernels by the oldest GPU that has their instructions.
+/// Kernels, named after the oldest GPU with their instructions.
 enum class AttentionKernels : uint8_t {
   kAmpere,  // mma.sync and cp.async
-  kHopper,  // wgmma and the copy engine; what they do not take goes to Ampere's
+  kHopper,  // wgmma and TMA; falls back to kAmpere
 };
 
-/// [tokens, heads, head_dim] with adjacent elements in the last dimension. Data are aligned to 16 bytes, and
-/// strides, in elements, are positive multiples of 8. An in-tile offset fits 32 bits: 256 times the token
-/// stride.
+/// [tokens, heads, head_dim], contiguous in the last dimension. Data must be aligned to 16 bytes; strides, in
+/// elements, positive multiples of 8. 256 times the token stride must fit 32 bits.
 struct TokenHeadsData {
   void* data;
   int64_t token_stride;
@@ -35,8 +34,8 @@ struct KeySource {
   TokenHeadsData v;
 };
 
-/// What backward writes, likewise: gradients of the problem's element, of every key that some rectangle
-/// names; others stay as they are.
+/// Outputs of backward, likewise: gradients in the problem's element type of every key in some rectangle;
+/// others are not written.
 struct KeyGradients {
   TokenHeadsData grad_k;
   TokenHeadsData grad_v;
@@ -53,15 +52,15 @@ struct AttentionProblem {
   const int32_t* subtree_end;  // [num_tokens], of a forest in preorder
   TokenHeadsData q;
   const KeySource* sources;
-  const KeySource* host_sources;  // the same on the host, or null: then kernels that need it are not taken
-  // As sort_rectangles leaves them: on the host, and a copy of the same. Neither keys nor queries of one are
-  // none; query ranges nested or disjoint; no key is named twice.
+  const KeySource* host_sources;  // the same on the host; null disables kernels that need it
+  // Sorted by sort_rectangles; on the host, and a copy on the GPU. Ranges must not be empty; query ranges
+  // nested or disjoint; a key must not be in two rectangles.
   const ContextRectangle* host_rectangles;
   const ContextRectangle* rectangles;
   int32_t num_rectangles;
-  bool deterministic;  // backward without atomics: bitwise identical in every run
-  // What follows from the forest, the rectangles, and the numbers and sizes above alone: memory for it,
-  // aligned to 256 bytes, and whether an earlier call of this pass (forward or backward) has filled it.
+  bool deterministic;  // backward without atomics: bitwise reproducible
+  // Memory for schedules, which depend only on forest, rectangles and sizes, aligned to 256 bytes, and
+  // whether an earlier call of this pass (forward or backward) has filled it.
   void* schedules;
   bool scheduled;
 
@@ -81,15 +80,15 @@ struct AttentionGradients {
   const KeyGradients* grad_sources;
 };
 
-/// Into the order that problems want: by query_begin ascending, then query_end descending.
+/// Sorts by query_begin ascending, then query_end descending.
 inline void sort_rectangles(ContextRectangle* rectangles, int32_t count) {
   std::stable_sort(rectangles, rectangles + count, [](const ContextRectangle& a, const ContextRectangle& b) {
     return a.query_begin != b.query_begin ? a.query_begin < b.query_begin : a.query_end > b.query_end;
   });
 }
 
-/// What these kernels themselves take of this element and head dimension, on a GPU of this compute capability
-/// (10 major + minor) with this much shared memory for a block (device.h).
+/// Supported element type and head dimension on a GPU with this compute capability (10 major + minor) and
+/// shared memory per block (device.h).
 struct AttentionSupport {
   bool forward;
   bool backward;
@@ -97,8 +96,7 @@ struct AttentionSupport {
 AttentionSupport attention_support(AttentionKernels kernels, ElementKind element, int32_t head_dim,
                                    int compute_capability, int64_t shared_bytes);
 
-/// Bytes that a call needs of the problem's `schedules`, and of scratch, which is aligned to 256, in any
-/// state before and free after.
+/// Bytes that a call needs of the problem's `schedules`, and of scratch (aligned to 256, uninitialised).
 struct AttentionMemory {
   int64_t schedules;
   int64_t scratch;
@@ -106,16 +104,16 @@ struct AttentionMemory {
 AttentionMemory forward_memory(const AttentionProblem& problem);
 AttentionMemory backward_memory(const AttentionProblem& problem);
 
-/// On `stream`, a cudaStream_t of the current device. Throw std::runtime_error where a launch fails.
+/// On `stream`, a cudaStream_t of the current device. Throw std::runtime_error if a launch fails.
 void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch, void* stream);
 void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
                      void* stream);
 
-/// What stands behind a value of AttentionKernels. The functions above ask the current device.
+/// The implementation of a value of AttentionKernels. The functions above ask the current device.
 struct AttentionImplementation {
   AttentionSupport (*support)(ElementKind element, int32_t head_dim, int compute_capability,
                               int64_t shared_bytes);
-  bool (*takes)(const AttentionProblem& problem, bool backward);  // of what it supports; null: everything
+  bool (*takes)(const AttentionProblem& problem, bool backward);  // among supported problems; null: all
   AttentionMemory (*forward_memory)(const AttentionProblem& problem);
   AttentionMemory (*backward_memory)(const AttentionProblem& problem);
   void (*attend)(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,
@@ -127,7 +125,7 @@ struct AttentionImplementation {
 /// mma.sync and cp.async, compute capability 8.0 and later (ampere.h). Forward at every head dimension, and
 /// backward at 64, want 99 KiB of shared memory, backward at 128 and 256 163 KiB.
 const AttentionImplementation& ampere_attention();
-/// wgmma and the copy engine, compute capability 9.0 (hopper_attention.h), with 227 KiB of shared memory.
+/// wgmma and TMA, compute capability 9.0 (hopper_attention.h), with 227 KiB of shared memory.
 const AttentionImplementation& hopper_attention();
 
 }  // namespace espalier::cuda

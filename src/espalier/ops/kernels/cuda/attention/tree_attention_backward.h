@@ -13,10 +13,10 @@
 //   sums_to_queries     these sums to dQ.
 //   attend_queries      deterministic mode: dQ alone (tree_attention_queries.h).
 //
-// attend_keys has S^T rather than S, keys as rows: a warp has 32 of the keys and a part of the 64 query rows
-// of a tile, and of dK and dV the same keys and a part of the columns. P^T and dS^T go through shared memory.
-// Two barriers per tile: before it, when Q, dO (fetched during the tile before) have come, and between dS and
-// the products from it. With kStages == 1 they are fetched at the end, behind a third.
+// attend_keys computes S^T, with keys as rows: a warp has 32 of the keys and a part of the 64 query rows of a
+// tile, and for dK and dV the same keys and a part of the columns. P^T and dS^T go through shared memory. Two
+// barriers per tile: when Q and dO (prefetched during the previous tile) have arrived, and between dS and the
+// products with it. With kStages == 1 they are fetched at the end, after a third barrier.
 //
 //   head_dim   keys x rows   warps (keys x parts)   stages   shared memory   dK, dV, S, dP, dQ in a thread
 //       64      128 x 64            4 x 2              2         99 KiB        32 + 32 + 32 + 32 + 16
@@ -24,9 +24,9 @@
 //      256       64 x 64            2 x 4              2        209 KiB        64 + 64 + 16 + 16 + 64
 //      256       64 x 64            2 x 4              1        145 KiB        where there is no more
 //
-// All 255 registers are taken at 128 and 256, with up to nine words in local memory.
-// P in float32 for dS, rounded to the element for dV, dS rounded; sums in float32. dQ's sums come in any
-// order; everything else, and everything in deterministic mode, is bitwise identical in every run.
+// Uses all 255 registers at 128 and 256, with up to nine words spilled.
+// P is float32 for dS and rounded to the element for dV; dS is rounded; sums are float32. The order of dQ's
+// sums is not deterministic; everything else, and everything in deterministic mode, is bitwise reproducible.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/attention_tiles.h"
@@ -45,7 +45,7 @@ struct BackwardParams {
   TokenHeadsData grad_q;
   const float* lse;  // [heads, tokens]
   float* delta;      // [heads, tokens]
-  float* sums;       // of dQ: num_sums() floats, zero before attend_keys; null: not wanted
+  float* sums;       // of dQ: num_sums() floats, zero before attend_keys; null: skip
   RowPacking packing;
   int32_t group;
   int32_t num_heads;
@@ -134,11 +134,11 @@ class KeyGradientBlock {
   static constexpr int kThreads = Tiles::kThreads, kStages = Tiles::kStages, kParts = Tiles::kParts;
   static constexpr int kPartRows = kRows / kParts, kRowTiles = kPartRows / 8;  // of S^T and dP^T
   static constexpr int kPartColumns = kDim / kParts;                           // of dK and dV
-  // Of dQ: 2 x 4 warps.
+  // dQ: 2 x 4 warps.
   static constexpr int kQueryRows = kRows / 2, kQueryColumns = kDim / 4;
   using Scores = Accumulators<2, kRowTiles>;
 
-  /// What is known of the rows of a tile.
+  /// Per-row data of a tile.
   struct RowData {
     float lse[kRows];  // times log2(e)
     float delta[kRows];
@@ -156,7 +156,7 @@ class KeyGradientBlock {
         key_row_(simt::warp() / kParts * 32),
         part_(simt::warp() % kParts) {}
 
-  /// The steps of a part: query blocks, head part by head part.
+  /// Processes the steps of a part: query blocks, head part by head part.
   ESPALIER_KERNEL void run(const KeyPart& own) {
     const SeeingTiles seeing = SeeingTiles::of(block_, params_.schedule.inputs.sizes.queries);
     const StepRange range = own.range(seeing.count() * params_.packing.parts);
@@ -171,7 +171,7 @@ class KeyGradientBlock {
     copy_rows_of(rows, stage);
     while (true) {
       simt::wait_copies<0>();
-      simt::sync_block();  // Q, dO and their rows' data are there; P, dS and the other stage are done with
+      simt::sync_block();  // Q, dO and row data have arrived; P, dS and the other stage are free
       const int32_t this_block = query_block, this_part = part;
       const RowBlock these = rows;
       if (++query_block == seeing.end) {
@@ -187,11 +187,11 @@ class KeyGradientBlock {
       }
       make_scores(these, stage);
       if (more) store_row_datum(stage ^ 1, datum);
-      simt::sync_block();  // P and dS are there
+      simt::sync_block();  // P and dS are written
       add_gradients(stage, this_block, this_part);
       if (!more) break;
       if (kStages == 1) {
-        simt::sync_block();  // Q and dO are done with
+        simt::sync_block();  // Q and dO are free
         copy_rows_of(rows, stage ^ 1);
       }
       stage ^= 1;
@@ -205,7 +205,7 @@ class KeyGradientBlock {
     visit_sums(number, [](Floats4& sums, const float (&d)[4]) { sums = {{d[0], d[1], d[2], d[3]}}; });
   }
 
-  /// dK and dV from the sums of a block's parts.
+  /// Computes dK and dV from the sums of a block's parts.
   ESPALIER_KERNEL void join(const KeyCut& cut) {
     grad_k_.clear();
     grad_v_.clear();
@@ -231,7 +231,7 @@ class KeyGradientBlock {
     return reinterpret_cast<RowData*>(ds() + kKeys * kRows)[stage];
   }
   ESPALIER_KERNEL int32_t* tokens() const { return reinterpret_cast<int32_t*>(&row_data(2)); }  // of rows
-  // Key i of the block is seen by the queries [first, end).
+  // Key i of the block is visible to queries [first, end).
   ESPALIER_KERNEL int32_t* firsts() const { return tokens() + kRows; }
   ESPALIER_KERNEL int32_t* ends() const { return firsts() + kKeys; }
 
@@ -264,8 +264,8 @@ class KeyGradientBlock {
     simt::commit_copies();
   }
 
-  /// lse and delta of the row of this thread, of the first kRows. Where there is no row Q and dO are zeros,
-  /// and it adds nothing to any product.
+  /// Loads lse and delta of this thread's row, among the first kRows. Missing rows have zero Q and dO and do
+  /// not contribute to products.
   ESPALIER_KERNEL Pair<float> load_row_datum(const RowBlock& rows) const {
     const int row = simt::thread();
     if (row >= rows.num_rows()) return {};
@@ -279,14 +279,14 @@ class KeyGradientBlock {
     row_data(stage).delta[row] = datum.second;
   }
 
-  /// Two columns of S^T, that is rows of the tile.
+  /// Data of two columns of S^T, which are rows of the tile.
   template <class T>
   ESPALIER_KERNEL Pair<T> columns(const T* all, int n) const {
     const int column = part_ * kPartRows + 8 * n + simt::lane() % 4 * 2;
     return *reinterpret_cast<const Pair<T>*>(all + column);
   }
 
-  /// P^T and dS^T, to shared memory.
+  /// Writes P^T and dS^T to shared memory.
   ESPALIER_KERNEL void make_scores(const RowBlock& rows, int stage) {
     const RowData& data = row_data(stage);
     Scores scores, grads;
@@ -387,7 +387,8 @@ class KeyGradientBlock {
     }
   }
 
-  /// visit(vector, four sums) for what this thread has of both gradients, and where that is for a part.
+  /// Calls visit(vector, four sums) for this thread's elements of both gradients and their location in a
+  /// part.
   template <class Visit>
   ESPALIER_KERNEL void visit_sums(int32_t number, const Visit& visit) {
     constexpr int kColumnTiles = kPartColumns / 8;
@@ -404,7 +405,7 @@ class KeyGradientBlock {
     of(KeyGradient::kOfValues, grad_v_);
   }
 
-  /// Through shared memory, where K and V are done with.
+  /// Stores through shared memory; K and V are no longer used.
   ESPALIER_KERNEL void store() {
     const int chunk = part_ * (kPartColumns / kChunk);
     grad_k_.template store<kDim>(keys(), key_row_, chunk, params_.scale);

@@ -6,22 +6,21 @@
 //
 // A block of threads has one query block and `packed` heads (attention_tiles.h: RowPacking), kRows rows in
 // all; x runs over query blocks, most work first, y over parts of the group, z over key heads, so that
-// blocks that run together read the same keys. A warp has kRows / kWarps of the rows and all kKeys columns of
-// a tile: maxima and sums stay inside four lanes, and P goes from the accumulators of S straight into the
-// second product. Q stays in shared memory. K and V have one buffer each: V comes while S is computed, the
-// next K while O is; a second block on the same multiprocessor fills the rest. Tiles that are full have no
-// mask arithmetic at all.
+// concurrent blocks read the same keys. A warp has kRows / kWarps of the rows and all kKeys columns of a
+// tile: maxima and sums stay inside four lanes, and P stays in registers as operand of the second product. Q
+// stays in shared memory. K and V have one buffer each: V is loaded during S, the next K during O; a second
+// block on the multiprocessor hides the remaining latency. Full tiles have no mask arithmetic.
 //
 //   head_dim   rows x keys   warps   shared memory   accumulators in a thread (O + S)
 //       64      128 x 64       4        32 KiB          64 + 64
 //      128      128 x 64       4        64 KiB         128 + 64
 //      256       64 x 64       4        96 KiB         128 + 32
 //
-// 32 rows per warp halve what is read of K and V from shared memory; at 256 the registers allow 16. 64 keys
-// rather than 128 because half tiles are what irregular trees cost.
-// At 128 all 255 registers are taken; on Hopper the compiler keeps maxima, sums and some addresses in local
-// memory across the products, 36 of 1,170 instructions of a full tile, 256 of which are products. Sums in
-// float32, P rounded to the element. No atomics: bitwise identical in every run.
+// 32 rows per warp halve the shared memory reads of K and V; at 256, registers allow only 16. 64 keys rather
+// than 128 because irregular trees waste half a tile on average.
+// At 128 all 255 registers are used; on Hopper the compiler spills maxima, sums and some addresses across the
+// products: 36 of 1,170 instructions of a full tile, 256 of which are products. Sums in float32, P rounded to
+// the element. No atomics: bitwise reproducible.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/attention_tiles.h"
@@ -47,7 +46,7 @@ struct ForwardTiles {
   static constexpr int kKeys = 64;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * simt::kWarpSize;
-  static constexpr int kBlocks = 2;                        // that a multiprocessor should hold
+  static constexpr int kBlocks = 2;                        // target blocks per multiprocessor
   static constexpr int kRowTiles = kRows / (16 * kWarps);  // of 16, of a warp
   static constexpr int64_t kSharedBytes =
       (kRows + 2 * kKeys) * kDim * int64_t{sizeof(Element)} + (kKeys + kRows) * int64_t{sizeof(int32_t)};
@@ -146,7 +145,7 @@ class ForwardBlock {
     }
   }
 
-  /// Scores to P of the new maxima; sums and O to the same.
+  /// Updates maxima, converts scores to P, and rescales sums and O.
   ESPALIER_KERNEL void normalise() {
     const float scale = params_.scale * kLog2E;
     ESPALIER_UNROLL
@@ -160,7 +159,7 @@ class ForwardBlock {
         }
         maximum = fmaxf(maximum, simt::shuffle_xor(maximum, 1));
         maximum = fmaxf(maximum, simt::shuffle_xor(maximum, 2));
-        // A row that has seen nothing so far keeps sums of zero.
+        // Rows without a visible key so far keep sums of zero.
         const float offset = maximum == -INFINITY ? 0 : maximum * scale;
         const float factor = simt::exp2(maxima_[m][half] * scale - offset);
         maxima_[m][half] = maximum;
@@ -183,7 +182,7 @@ class ForwardBlock {
     }
   }
 
-  /// O / l, by way of the warp's own rows of Q in shared memory, and lse.
+  /// Stores O / l, through the warp's rows of Q in shared memory, and lse.
   ESPALIER_KERNEL void finish() {
     simt::sync_warp();  // its lanes are done with Q
     ESPALIER_UNROLL
@@ -222,7 +221,7 @@ class ForwardBlock {
   Accumulators<kRowTiles, kDimTiles> out_;
   Accumulators<kRowTiles, kKeyTiles> scores_;
   float maxima_[kRowTiles][2];
-  float sums_[kRowTiles][2];  // of this lane's columns alone
+  float sums_[kRowTiles][2];  // over this lane's columns
 };
 
 inline AttentionGrid forward_grid(const ForwardParams& params, int32_t num_key_heads) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ alone on mma.sync, for backward passes that must give bitwise identical results in every run:
+// dQ on mma.sync for deterministic backward passes:
 //
 //   dQ = c dS K,  dS = P (dO V^T - delta),  P = exp(c Q K^T - lse)
 //
-// (docs/math.md, "Attention by tiles"). A block of threads has one query block and goes over its walk
-// (tile_schedule.h) as forward does. S and dP are computed once more than in attend_keys
-// (tree_attention_backward.h), 7 products for 5; the blocks have a schedule of their own. Sums in float32.
+// (docs/math.md, "Attention by tiles"). A thread block has one query block and follows its walk
+// (tile_schedule.h) as in forward. S and dP are computed in addition to attend_keys
+// (tree_attention_backward.h): 7 products instead of 5. Uses a separate schedule. Sums in float32.
 #pragma once
 
 #include "espalier/ops/kernels/cuda/attention/tree_attention_backward.h"
@@ -24,8 +24,8 @@ struct QueryGradientTiles {
                                           (2 * kKeys + kRows) * int64_t{sizeof(int32_t)};
 };
 
-/// A warp has 16 rows; dS goes from the accumulators straight into the product with K. K and V have two
-/// stages each, and a tile has one barrier.
+/// A warp has 16 rows; dS stays in registers as operand of the product with K. K and V have two stages each;
+/// one barrier per tile.
 template <class Tiles>
 class QueryGradientBlock {
   using Element = typename Tiles::Element;

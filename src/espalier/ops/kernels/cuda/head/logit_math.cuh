@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of float32 logits: log-sum-exp, log-probabilities at targets, and gradients.
-// Threads: a block of 512 for a row of a block of logits; a thread takes vectors of 4 logits, 4 vectors at a
-//   time (16 registers), 512 x 16 neighbouring logits a turn.
+//
+// Threads: a block of 512 per row of a block of logits; a thread loads 4 vectors of 4 logits at a time (16
+// registers), 512 x 16 adjacent logits per iteration.
+//
 // Forward: maximum and sum of exp(logit - maximum) in one pass (Milakov and Gimelshein, "Online normalizer
-//   calculation for softmax", 2018), a thread's in float32, rescaled at most once every 16 logits; threads
-//   and blocks of logits are joined in float64.
-// Backward: logits are read once and the gradients written over them at half their size. In a
-//   turn all threads read before any writes, and what is written lies below what is still to be read. Where
-//   an edge ends, its value is computed before the first turn and written after the last.
-// Differences logit - maximum (lse) are rounded before they are scaled to base 2: the other way round, their
-//   error would grow with the logits. lse is subtracted in two float32 parts.
-// Every sum is in an order that depends on sizes alone. Work that is quadratic in the edges of one row (their
-//   targets are compared) is shared by the threads.
+// calculation for softmax", 2018), per thread in float32, rescaled at most once every 16 logits; threads and
+// blocks of logits are combined in float64.
+//
+// Backward: logits are read once and overwritten by gradients of half their size. In each iteration all
+// threads read before any writes, and writes are below unread logits. Values at targets of edges are computed
+// before the first iteration and written after the last.
+//
+// Differences logit - maximum (lse) are computed before scaling to base 2, because otherwise their error
+// would grow with the logits. lse is subtracted in two float32 parts. The order of sums depends only on
+// sizes. Work quadratic in the edges of a row (comparing their targets) is distributed over the threads.
 #pragma once
 
 #include <cmath>
@@ -42,7 +45,7 @@ ESPALIER_KERNEL float block_maximum(float value, float* buffer) {
   return value;
 }
 
-/// This thread's logits of one turn; what lies beyond the row is `beyond`.
+/// This thread's logits of one iteration; entries beyond the row are `beyond`.
 struct HeldLogits {
   float values[kLogitHeld][4];
 
@@ -70,7 +73,7 @@ struct AddExpsWork {
   bool is_first, is_last;
 };
 
-/// Maximum and sum of exponentials of this thread's part of the row.
+/// Maximum and sum of exponentials over this thread's part of the row.
 struct ThreadSums {
   float maximum = -INFINITY, sum = 0;
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rotary embedding and SwiGLU: the formulas of kernels/cpu/pointwise/row_math_loops.h. Every element is read
 // and written once, 16 bytes at a time where addresses allow, computed in float32 (float64) and rounded once.
-// Nothing is summed and nothing is shared between threads.
-//   Rotary: a thread turns vectors of pairs (x[i], x[i + half]); a block takes whole tokens, whose angles all
-// heads read from the first cache. Registers: two vectors of x, two of angles, upcast.
-//   SwiGLU: a thread takes two vectors of each tensor, all read before the first is used. A remainder of
-//   fewer
-// elements than a vector is done one by one by the first threads.
+// No sums, no communication between threads.
+//
+// Rotary: a thread rotates vectors of pairs (x[i], x[i + half]); a block processes whole tokens, whose heads
+// read angles from the L1 cache. Registers: two vectors of x, two of angles, upcast.
+//
+// SwiGLU: a thread processes two vectors of each tensor, all loaded before the first use. A remainder shorter
+// than a vector is processed elementwise by the first threads.
 #pragma once
 
 #include <cmath>
@@ -59,7 +60,7 @@ ESPALIER_KERNEL void rotate_kernel(const RotationWork<Element>& work, int num_th
   }
 }
 
-/// The logistic function at x and at -x, neither as 1 minus the other.
+/// sigmoid(x) and sigmoid(-x), both without cancellation.
 template <class Scalar>
 struct Logistic {
   Scalar at, at_minus;
@@ -89,8 +90,8 @@ int64_t pointwise_blocks(int64_t count) {
   return (count + kElements - 1) / kElements;
 }
 
-/// Calls visit(place, size constant) for this thread's vectors, all of them in bounds, and for its part of
-/// the remainder.
+/// Calls visit(place, size constant) for this thread's vectors, all of them in bounds, and its part of the
+/// remainder.
 template <class Element, class Load, class Finish, class One>
 ESPALIER_KERNEL void for_own_vectors(int64_t count, const Load& load_at, const Finish& finish,
                                      const One& one) {
@@ -109,7 +110,8 @@ ESPALIER_KERNEL void for_own_vectors(int64_t count, const Load& load_at, const F
 }
 
 template <class Element, int N>
-ESPALIER_KERNEL Vector<Element, N> swiglu_of(const Vector<Element, N>& gate, const Vector<Element, N>& up) {
+ESPALIER_KERNEL Vector<Element, N> apply_swiglu(const Vector<Element, N>& gate,
+                                                const Vector<Element, N>& up) {
   AccumulatorOf<Element> g[N], u[N];
   upcast<Element, N>(gate, g);
   upcast<Element, N>(up, u);
@@ -127,9 +129,9 @@ ESPALIER_KERNEL void swiglu_kernel(const SwigluWork<Element>& work) {
         gate[v] = load<N>(work.gate + at);
         up[v] = load<N>(work.up + at);
       },
-      [&](int v, int64_t at) { store<N>(work.out + at, swiglu_of<Element, N>(gate[v], up[v])); },
+      [&](int v, int64_t at) { store<N>(work.out + at, apply_swiglu<Element, N>(gate[v], up[v])); },
       [&](int64_t at) {
-        store<1>(work.out + at, swiglu_of<Element, 1>(load<1>(work.gate + at), load<1>(work.up + at)));
+        store<1>(work.out + at, apply_swiglu<Element, 1>(load<1>(work.gate + at), load<1>(work.up + at)));
       });
 }
 

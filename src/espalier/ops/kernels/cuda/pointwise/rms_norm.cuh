@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Root mean square norm of rows, and its gradients: the formulas of kernels/cpu/pointwise/row_math_loops.h.
 //   y = w round(x r), r = 1 / sqrt(mean(x^2) + eps);
-//   dx = r (g w - n mean(g w n)), n = x r, plus the gradient that joins it;  dw = sum over rows of g n.
+//   dx = r (g w - n mean(g w n)), n = x r, plus the gradient of the sum;  dw = sum over rows of g n.
+//
 // Threads: a row has a team of threads, a power of two from 8 to 512, such that each holds at most kHeld
-//   vectors of it (16 bytes; single elements where the width is no multiple of them). Small teams share
-//   blocks of 128 threads. Wider rows are read twice, the second time from the cache.
-// Memory: one pass over every tensor; what was read is held, packed, in registers (4 kHeld of them for each
-//   tensor) until the row's sum is known.
-// Sums in float32 (float64): a thread's own in order, then over the team by a butterfly of shuffles, then
-//   over warps in order.
-// dw: a team takes the rows begin + i teams, i = 0, 1, ..., and adds them up in that order, each thread its
-//   own columns, in shared memory (width numbers for each team, laid out so that neighbouring threads take
-//   neighbouring 16 bytes). The block's teams are added in order into one partial sum; a second kernel adds
-//   these in float64, in 32 strands and then the strands. How rows fall to blocks depends on the sizes alone.
+// vectors of it (16 bytes; single elements if the width is not a multiple). Small teams share blocks of 128
+// threads. Longer rows are read twice, the second time from cache.
+//
+// Memory: one pass over every tensor; inputs are kept packed in registers (4 kHeld per tensor) until the
+// row's sum is known.
+//
+// Sums in float32 (float64): per thread in order, then over the team by butterfly shuffles, then over warps
+// in order.
+//
+// dw: a team processes rows begin + i teams, i = 0, 1, ..., and adds them in that order, each thread its
+// columns, in shared memory (width numbers per team, laid out so that adjacent threads access adjacent 16
+// bytes). The block's teams are added in order into one partial sum; a second kernel adds these in float64,
+// in 32 strands and then the strands. The assignment of rows to blocks depends only on sizes.
 #pragma once
 
 #include "espalier/ops/kernels/cpu/pointwise/row_math.h"
@@ -23,7 +27,7 @@ namespace espalier::cuda {
 constexpr int kMaxTeam = 512;
 constexpr int kHeld = 4;
 
-/// How rows of one width are shared out.
+/// The distribution of rows of a given width over threads.
 struct RowTeams {
   bool vectors;
   int team;     // threads
@@ -48,7 +52,7 @@ struct RmsNormWork {
   RowTeams teams;
 };
 
-/// A thread's place in its team.
+/// A thread's team and index in it.
 struct Member {
   int team, member;
 };
@@ -59,9 +63,9 @@ ESPALIER_KERNEL Member member_of(const RowTeams& teams) {
 template <int N, class Element>
 ESPALIER_KERNEL AccumulatorOf<Element> add_squares(const Vector<Element, N>& x,
                                                    AccumulatorOf<Element> squares) {
-  AccumulatorOf<Element> wide[N];
-  upcast<Element, N>(x, wide);
-  for (int i = 0; i < N; ++i) squares += wide[i] * wide[i];
+  AccumulatorOf<Element> upcast_x[N];
+  upcast<Element, N>(x, upcast_x);
+  for (int i = 0; i < N; ++i) squares += upcast_x[i] * upcast_x[i];
   return squares;
 }
 
@@ -77,13 +81,13 @@ ESPALIER_KERNEL Vector<Element, N> added(const Vector<Element, N>& a, const Vect
 template <int N, class Element>
 ESPALIER_KERNEL Vector<Element, N> normalised(const Vector<Element, N>& x, const Vector<Element, N>& weight,
                                               AccumulatorOf<Element> inverse) {
-  AccumulatorOf<Element> wide[N], factor[N];
-  upcast<Element, N>(x, wide);
+  AccumulatorOf<Element> upcast_x[N], factor[N];
+  upcast<Element, N>(x, upcast_x);
   upcast<Element, N>(weight, factor);
-  for (int i = 0; i < N; ++i) wide[i] *= inverse;
-  upcast<Element, N>(narrow<Element, N>(wide), wide);
-  for (int i = 0; i < N; ++i) wide[i] *= factor[i];
-  return narrow<Element, N>(wide);
+  for (int i = 0; i < N; ++i) upcast_x[i] *= inverse;
+  upcast<Element, N>(narrow<Element, N>(upcast_x), upcast_x);
+  for (int i = 0; i < N; ++i) upcast_x[i] *= factor[i];
+  return narrow<Element, N>(upcast_x);
 }
 
 /// Shared memory: 32 numbers of the accumulator.
@@ -159,7 +163,7 @@ struct RmsNormBackwardWork {
   int64_t blocks() const { return (num_rows + rows_per_block() - 1) / rows_per_block(); }
 };
 
-/// Two buffers of team_sum before the sums of weights' gradients.
+/// Two buffers of team_sum, then the sums of weight gradients.
 template <class Scalar>
 constexpr int64_t kTeamBufferBytes = 64 * sizeof(Scalar);
 
@@ -171,7 +175,8 @@ int64_t backward_shared_bytes(const RmsNormBackwardWork<Element>& work) {
                                                                     static_cast<int64_t>(sizeof(Scalar)));
 }
 
-/// Enough blocks for any GPU, and few enough partial sums; not more rows for one team than float32 sums well.
+/// Enough blocks for any GPU, few enough partial sums, and few enough rows per team for accurate float32
+/// sums.
 template <class Element>
 RmsNormBackwardWork<Element> backward_work(const RmsNormBackward<Element>& norm, int64_t num_rows,
                                            AccumulatorOf<Element>* partials) {
@@ -219,7 +224,7 @@ struct GradientPiece {
     upcast<Element, N>(x, normalised);
     for (int i = 0; i < N; ++i) normalised[i] *= inverse;
   }
-  /// grad becomes that of the bracket.
+  /// Converts grad to the gradient before the weight.
   ESPALIER_KERNEL void apply_weight(const Element* weight) {
     AccumulatorOf<Element> factor[N];
     upcast<Element, N>(load<N>(weight), factor);
@@ -233,7 +238,7 @@ struct GradientPiece {
   ESPALIER_KERNEL void products(AccumulatorOf<Element> (&out)[N]) const {
     for (int i = 0; i < N; ++i) out[i] = grad[i] * normalised[i];
   }
-  /// The gradient of x, with what joins it, if anything does.
+  /// The gradient of x, plus the gradient of the sum, if any.
   ESPALIER_KERNEL Vector<Element, N> grad_x(AccumulatorOf<Element> mean, AccumulatorOf<Element> inverse,
                                             const Element* joins) const {
     AccumulatorOf<Element> out[N];
