@@ -16,6 +16,9 @@ void translate_errors();
 /// has released it may call this from time to time.
 void check_signals();
 
+/// Iterates over an object that has a length and indices.
+nanobind::object iterator_of(nanobind::handle sequence);
+
 /// A call guard for long work: the GIL is released, and signals are looked at from time to time.
 struct Interruptible {
   nanobind::gil_scoped_release release;
