@@ -43,9 +43,10 @@ struct HostArray {
   void* values = nullptr;  // as long as the owner lives
 };
 
-/// The options of engines and objectives as OptionList::description has them.
+/// The options of engines, objectives and sampling as OptionList::description has them.
 std::string engine_options_json();
 std::string objective_options_json();
+std::string sampling_options_json();
 
 /// Engines on a GPU let its kernels prove themselves as commands do (measure/kernel_check.h), by processes of
 /// `command` and three arguments more, with which they call check_kernels: family, device, file.
@@ -62,7 +63,8 @@ bool prove_kernels(int index);
 /// changed by optim_step and load alone; where one of these fails half-way, only load is possible afterwards.
 class Engine {
  public:
-  /// Opens the device and loads the model.
+  /// Opens the device and loads the model, with an adapter that is trained in its place where options ask for
+  /// one.
   Engine(const std::filesystem::path& model, const NamedTexts& options);
   ~Engine();
 
@@ -91,13 +93,13 @@ class Engine {
   std::vector<HostArray> gradients();
   void zero_gradients();
 
-  /// A checkpoint like those of a run (train/run/checkpoint.h) in a folder that does not exist yet. `dtype`:
-  /// of the saved weights, "" for the engine's own.
+  /// A checkpoint like those of a run (train/run/checkpoint.h) in a folder that does not exist yet: a model,
+  /// or the adapter alone that is trained. `dtype`: of what is saved, "" for that in which it is trained.
   void save(const std::filesystem::path& folder, const std::string& dtype);
 
   /// Weights and optimiser as they were; clears the gradients. Returns what is odd about the folder. Throws
-  /// InputError, before anything is changed, where the checkpoint is damaged, or of another model, dtype or
-  /// optimiser.
+  /// InputError, before anything is changed, where the checkpoint is damaged, or of another model, dtype,
+  /// optimiser or adapter.
   std::vector<std::string> load(const std::filesystem::path& folder);
 
   int64_t step() const;  // optimiser steps done
