@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import espalier as package
+import transformers_reference as reference
 from engines import engine_of, init_model
 from small_models import random_rows, write_rows
 
@@ -34,8 +35,9 @@ def train(espalier, folder, data, out, dtype, *flags):
 
 def trained(folder, data, **options):
     engine = engine_of(folder, learning_rate=0.05, **options)
+    engine.metrics = []
     for step in range(3):
-        engine.forward_backward(data, indices=range(3 * step, 3 * step + 3))
+        engine.metrics.append(engine.forward_backward(data, indices=range(3 * step, 3 * step + 3)))
         engine.optim_step()
     return engine
 
@@ -45,8 +47,18 @@ def test_the_bits_are_those_of_the_command(espalier, folder, tmp_path, dtype):
     data = write_rows(tmp_path / "rows.jsonl", random_rows(81, "sft"))
     new = ["--lora-rank", 2, "--lora-alpha", 3, "--lora-targets", "q_proj,down_proj", "--seed", 5]
     checkpoint = train(espalier, folder, data, tmp_path / "run", dtype, *new)
-    trained(folder, data, dtype=dtype, lora=LORA).save(tmp_path / "saved")
+    engine = trained(folder, data, dtype=dtype, lora=LORA)
+    engine.save(tmp_path / "saved")
     assert digests(tmp_path / "saved") == digests(checkpoint)
+    for ours, theirs in zip(engine.metrics, reference.read_rows(tmp_path / "run/metrics.jsonl"), strict=True):
+        same = {name for name in ours if "second" not in name and "peak" not in name}
+        assert {"loss", "grad_norm", "encoded_tokens"} <= same
+        assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+    # The command's checkpoint is one of the engine, too.
+    loaded = engine_of(folder, dtype=dtype, lora=LORA, seed=7)
+    loaded.load(checkpoint)
+    loaded.save(tmp_path / "loaded")
+    assert loaded.step == 3 and digests(tmp_path / "loaded") == digests(checkpoint)
     # An adapter of a folder goes on.
     goes_on = train(espalier, folder, data, tmp_path / "second", dtype, "--adapter", checkpoint)
     trained(folder, data, dtype=dtype, lora=package.LoraConfig(adapter=checkpoint)).save(tmp_path / "saved again")
