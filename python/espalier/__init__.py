@@ -22,6 +22,7 @@ _MODULES = {
     "engine": ("Engine",),
     "errors": ("InputError",),
     "native": ("__version__",),
+    "options": ("EngineConfig", "LoraConfig", "ObjectiveConfig", "SamplingParams"),
     "pricing": ("Costs", "costs"),
     "report": ("Report", "inspect"),
     "rows.files": ("Trajectories", "read", "trajectories", "write"),

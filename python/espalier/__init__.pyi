@@ -1,13 +1,17 @@
 from .pricing import Costs as Costs
 from .trees import Distribution as Distribution
 from .engine import Engine as Engine
+from .options import EngineConfig as EngineConfig
 from .trees import Forest as Forest
 from .errors import InputError as InputError
 from .trees import Layout as Layout
+from .options import LoraConfig as LoraConfig
 from .trees import MicroBatch as MicroBatch
+from .options import ObjectiveConfig as ObjectiveConfig
 from .trees import Plan as Plan
 from .trees import RankShare as RankShare
 from .report import Report as Report
+from .options import SamplingParams as SamplingParams
 from .step import Step as Step
 from .rows.files import Trajectories as Trajectories
 from .trees import build as build

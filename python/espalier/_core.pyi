@@ -1,11 +1,12 @@
 """The compiled part of Espalier that does not need LibTorch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import os
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy
+import numpy.typing
 from numpy.typing import NDArray
 
 
@@ -67,10 +68,11 @@ class Forest:
         """
         The whole forest as one micro-batch: a Layout whose run k is node k.
 
-        Raises InputError if it has more tokens than an int32 can count.
+        Raises:
+            InputError: It has more tokens than an int32 counts.
         """
 
-    def statistics(self) -> dict:
+    def statistics(self) -> dict[str, Any]:
         """
         How much the trajectories share, as a dict: trajectories, trees, nodes and leaves; tokens and visible
         (query, key) pairs flat, in the tree, and after append-only merging; cached_token_ratio (flat / tree), por
@@ -140,7 +142,11 @@ class Layout:
         """
         int64 [length]: the indices of the trajectory's tokens in this layout, from its root.
 
-        Raises InputError for a trajectory that is not in this layout.
+        Args:
+            trajectory: Its number in the forest.
+
+        Raises:
+            InputError: The trajectory is not in this layout.
         """
 
     def paths(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
@@ -167,79 +173,79 @@ class Trajectories:
     """
 
     @property
-    def offsets(self) -> object:
+    def offsets(self) -> numpy.typing.NDArray[numpy.int64]:
         """int64 [R + 1]"""
 
     @property
-    def input_ids(self) -> object:
+    def input_ids(self) -> numpy.typing.NDArray[numpy.int32]:
         """int32 [N]"""
 
     @property
-    def loss_weights(self) -> object:
+    def loss_weights(self) -> numpy.typing.NDArray[numpy.uint8] | numpy.typing.NDArray[numpy.floating]:
         """
         [N], uint8 if the rows have a mask, else float32 or float64; 1 where they have neither
         """
 
     @property
-    def logprobs(self) -> object:
+    def logprobs(self) -> numpy.typing.NDArray[numpy.floating] | None:
         """float32 or float64 [N]: behaviour policy"""
 
     @property
-    def ref_logprobs(self) -> object:
+    def ref_logprobs(self) -> numpy.typing.NDArray[numpy.floating] | None:
         """float32 or float64 [N]: reference model"""
 
     @property
-    def advantages(self) -> object:
+    def advantages(self) -> numpy.typing.NDArray[numpy.floating] | None:
         """float32 or float64 [N]"""
 
     @property
-    def reward(self) -> object:
+    def reward(self) -> numpy.typing.NDArray[numpy.floating] | None:
         """float32 or float64 [R]"""
 
     @property
-    def turn_rewards(self) -> object:
+    def turn_rewards(self) -> numpy.typing.NDArray[numpy.floating] | None:
         """
         float32 or float64: one per turn, row r has [turn_reward_offsets[r], turn_reward_offsets[r + 1])
         """
 
     @property
-    def turn_reward_offsets(self) -> object:
+    def turn_reward_offsets(self) -> numpy.typing.NDArray[numpy.int64] | None:
         """int64 [R + 1]"""
 
     @property
-    def ref_topk_ids(self) -> object:
+    def ref_topk_ids(self) -> numpy.typing.NDArray[numpy.int32] | None:
         """
         int32 [N, K]: the reference model's most likely tokens at each position, -1 where there are none
         """
 
     @property
-    def ref_topk_logprobs(self) -> object:
-        """float32 or float64 [N, K], 0 where there are none"""
+    def ref_topk_logprobs(self) -> numpy.typing.NDArray[numpy.floating] | None:
+        """float32 or float64 [N, K], 0 where it has none"""
 
     @property
-    def chosen(self) -> object:
+    def chosen(self) -> numpy.typing.NDArray[numpy.uint8] | None:
         """uint8 [R]"""
 
     @property
-    def present(self) -> dict:
+    def present(self) -> dict[str, numpy.typing.NDArray[numpy.uint8]]:
         """
         uint8 [R] by name, for the columns that only some rows have; they hold 0 for the others
         """
 
     @property
-    def trajectory_id(self) -> object:
-        """list of str [R], empty for rows without one"""
+    def trajectory_id(self) -> list[str] | None:
+        """list of str [R], empty where a row has none"""
 
     @property
-    def group_id(self) -> object:
-        """list of str [R], empty for rows without one"""
+    def group_id(self) -> list[str] | None:
+        """list of str [R], empty where a row has none"""
 
     @property
-    def pair_id(self) -> object:
-        """list of str [R], empty for rows without one"""
+    def pair_id(self) -> list[str] | None:
+        """list of str [R], empty where a row has none"""
 
     @property
-    def routed_experts(self) -> object:
+    def routed_experts(self) -> numpy.typing.NDArray[numpy.int32] | None:
         """int32 [N, routes per token], -1 in rows without routes"""
 
     @property
@@ -251,11 +257,16 @@ class Trajectories:
         """N"""
 
     def name(self, row: int) -> str:
-        """The row's name in messages: its trajectory_id, or its number."""
+        """
+        What the row is called in messages: its trajectory_id, or its number.
+
+        Args:
+            row: Its number.
+        """
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, row: int) -> dict: ...
+    def __getitem__(self, row: int, /) -> dict[str, Any]: ...
 
     def __repr__(self) -> str: ...
 
@@ -347,7 +358,7 @@ class MicroBatch:
         """
 
     @property
-    def context(self) -> object:
+    def context(self) -> numpy.typing.NDArray[numpy.int64]:
         """
         int64 [blocks, 6]: dense blocks of the mask between this micro-batch and its ancestors. Each row is
         (ancestor, column_begin, column_end, row_begin, row_end, position): these columns of the ancestor's
@@ -366,7 +377,7 @@ class MicroBatch:
         in this micro-batch.
         """
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """
         Its counts, trajectories and runs [begin, end, parent run] of forest tokens.
         """
@@ -424,12 +435,14 @@ class Plan:
         Likewise over append-only merging, which drops trajectories that others extend.
         """
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """
         The plan as numbers, lists and dicts, as `espalier plan --json` prints it.
         """
 
     def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[MicroBatch]: ...
 
     def __getitem__(self, index: int) -> MicroBatch: ...
 
@@ -487,6 +500,8 @@ class Distribution:
         """
 
     def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[RankShare]: ...
 
     def __getitem__(self, rank: int) -> RankShare: ...
 

@@ -86,3 +86,6 @@ def engine_options() -> str:
 
 def objective_options() -> str:
     """Options of objectives, as JSON."""
+
+def sampling_options() -> str:
+    """Options of sampling, as JSON."""

@@ -3,7 +3,16 @@
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used; the message says where, what was expected, what was received."""
+    """What the user gave cannot be used; the message says where, what was expected, what was received.
+
+    Examples:
+        >>> import espalier
+        >>> try:
+        ...     espalier.build([[1, 2], []])
+        ... except espalier.InputError as error:
+        ...     print(type(error).__mro__[1].__name__)
+        ValueError
+    """
 
 
 class Unsupported(InputError):

@@ -120,14 +120,37 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, *, soft
                    sinks: Tensor | None = None) -> Tensor:  # fmt: skip
     """Attention in which token j sees token i where `i <= j < subtree_end[i]`, and the context.
 
-    q [T, H, D]; k and v [T, K, D], H a multiple of K; subtree_end [T] int32. softmax_scale: D ** -0.5 by default.
-    context_k, context_v: lists of [S, K, D], keys and values of tokens before the forest; context_blocks [P, 5] int64
-    on the CPU, rows of (segment, key_begin, key_end, query_begin, query_end): who sees them. sliding_window: 0 for
-    none, else tokens see ancestors less than so many positions away, and position [T] int32 and context_positions [P]
-    int64 on the CPU (of each block's first key) are needed. sinks [H]: logits that take part in the denominator alone,
-    in the dtype of q or of sums. float16 on GPUs too.
+    Differentiable in q, k, v, context_k, context_v and sinks. float16 on GPUs too.
 
-    Returns [T, H, D]. Differentiable in q, k, v, context_k, context_v and sinks.
+    Args:
+        q: [T, H, D].
+        k: [T, K, D], H a multiple of K.
+        v: [T, K, D].
+        subtree_end: [T] int32.
+        softmax_scale: Default: D ** -0.5.
+        context_k: List of [S, K, D]: keys of tokens before the forest.
+        context_v: List of [S, K, D]: their values.
+        context_blocks: [P, 5] int64 on the CPU: rows of (segment, key_begin, key_end, query_begin, query_end), who sees them.
+        sliding_window: 0 for none, else tokens see ancestors less than so many positions away; position and context_positions
+            are needed then.
+        position: [T] int32.
+        context_positions: [P] int64 on the CPU: of each block's first key.
+        sinks: [H]: logits that take part in the denominator alone, in the dtype of q or of sums.
+
+    Returns:
+        [T, H, D], in the dtype of q.
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from espalier import ops
+        >>> q = k = v = torch.randn(3, 1, 4)   # a token, and two that follow it in turn
+        >>> out = ops.tree_attention(q, k, v, torch.tensor([3, 2, 3], dtype=torch.int32))
+        >>> alone = ops.tree_attention(q[::2], k[::2], v[::2], torch.tensor([2, 2], dtype=torch.int32))
+        >>> torch.allclose(out[2], alone[1], atol=1e-6)
+        True
     """
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5
@@ -154,15 +177,38 @@ def edge_logprobs(hidden: Tensor, weight: Tensor, edge_row: Tensor, edge_target:
                   entropy: bool = False) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Log-probabilities of target tokens given hidden states; the matrix of logits never exists whole.
 
-    hidden [R, C]; weight [V, C] of its dtype; edge_row [E] int64, ascending: the row of hidden that predicts the
-    edge's target; edge_target [E] int64 in [0, V). Logits are, in this order,
-        z = logit_scale * (hidden @ weight.T + bias),    z = softcap * tanh(z / softcap),    z = z / temperature
-    with bias [V] of the dtype of weight, and temperature a number or [E] of sums, which has no gradient. Where any of
-    these is given, or the entropy asked for, the operator is edge_distribution: it takes more memory and time, and its
-    numbers are equal within rounding.
+    Logits are, in this order,
 
-    Returns [E] of sums, natural logarithms; with entropy=True (logprobs, entropy), both [E] and both differentiable.
-    Differentiable in hidden, weight and bias.
+        z = logit_scale * (hidden @ weight.T + bias),    z = softcap * tanh(z / softcap),    z = z / temperature
+
+    Where any of these is given, or the entropy asked for, the operator is edge_distribution: it takes more memory and time, and
+    its numbers are equal within rounding. Differentiable in hidden, weight and bias.
+
+    Args:
+        hidden: [R, C].
+        weight: [V, C], of the dtype of hidden.
+        edge_row: [E] int64, ascending: the row of hidden that predicts the edge's target.
+        edge_target: [E] int64 in [0, V).
+        bias: [V], of the dtype of weight.
+        temperature: A number or [E] of sums, which has no gradient.
+        logit_scale: See above.
+        softcap: See above; None: none.
+        entropy: Give entropies as well.
+
+    Returns:
+        [E] of sums, natural logarithms; with entropy=True (logprobs, entropy), both [E] and both differentiable.
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from espalier import ops
+        >>> hidden, weight = torch.randn(2, 4), torch.randn(7, 4)
+        >>> found = ops.edge_logprobs(hidden, weight, torch.tensor([0, 0, 1]), torch.tensor([3, 5, 6]))
+        >>> expected = (hidden @ weight.T).log_softmax(-1)[[0, 0, 1], [3, 5, 6]]
+        >>> torch.allclose(found, expected, atol=1e-5)
+        True
     """
     each = isinstance(temperature, torch.Tensor)
     if not (entropy or each or bias is not None or softcap is not None or temperature != 1 or logit_scale != 1):
@@ -176,15 +222,35 @@ def edge_logprobs(hidden: Tensor, weight: Tensor, edge_row: Tensor, edge_target:
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, prev: Tensor, *,
                      states: Tensor | None = None, ends: Tensor | None = None,
                      chunk_size: int = 64) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gated delta rule along the paths of a forest, as Qwen3-Next has it (Yang et al., "Gated Delta Networks",
-    2024).
+    """The gated delta rule along the paths of a forest, as Qwen3-Next has it (Yang et al., "Gated Delta Networks", 2024).
 
-    q and k [T, K, Dk], divided by their lengths inside; v [T, H, Dv], H a multiple of K; g (logarithms of decays, <=
-    0) and beta [T, H] of sums; prev [T] int32 on the CPU: the token before on the path, -1 where it begins, -2 - n
-    where it goes on from states[n]; states [N, H, Dk, Dv] of sums; ends [E] int64 on the CPU: tokens after which the
-    state is wanted; chunk_size: a power of two.
+    Differentiable in q, k, v, g, beta and states.
 
-    Returns (out [T, H, Dv], end_states [E, H, Dk, Dv] of sums). Differentiable in q, k, v, g, beta and states.
+    Args:
+        q: [T, K, Dk], divided by its length inside.
+        k: [T, K, Dk], divided by its length inside.
+        v: [T, H, Dv], H a multiple of K.
+        g: [T, H] of sums: logarithms of decays, <= 0.
+        beta: [T, H] of sums.
+        prev: [T] int32 on the CPU: the token before on the path, -1 where it begins, -2 - n where it goes on from states[n].
+        states: [N, H, Dk, Dv] of sums.
+        ends: [E] int64 on the CPU: tokens after which the state is wanted.
+        chunk_size: A power of two.
+
+    Returns:
+        (out [T, H, Dv], end_states [E, H, Dk, Dv] of sums).
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from espalier import ops
+        >>> q, k, v = torch.randn(3, 1, 4), torch.randn(3, 1, 4), torch.randn(3, 2, 4)
+        >>> prev = torch.tensor([-1, 0, 0], dtype=torch.int32)   # two tokens go on from the first
+        >>> out, _ = ops.gated_delta_rule(q, k, v, -torch.rand(3, 2), torch.rand(3, 2), prev)
+        >>> out.shape
+        torch.Size([3, 2, 4])
     """
     return _ops.gated_delta_rule(q, k, v, g, beta, prev, states, _tokens(ends), chunk_size)
 
@@ -193,11 +259,28 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, prev: Tensor, 
                   silu: bool = False) -> Tensor:  # fmt: skip
     """A causal convolution of every channel along the paths of a forest; zeros stand before the beginning.
 
-    x [T, C]; weight [C, W], W <= 8, of the dtype of x or of sums; bias [C] as weight, or None; prev as of
-    gated_delta_rule, -2 - n for tails[n]; tails [N, W - 1, C] as x: what precedes a path, oldest first. silu: x *
-    sigmoid(x) of each sum.
+    Differentiable in x, weight, bias and tails.
 
-    Returns [T, C]. Differentiable in x, weight, bias and tails.
+    Args:
+        x: [T, C].
+        weight: [C, W], W <= 8, of the dtype of x or of sums.
+        bias: [C] as weight, or None.
+        prev: [T] int32 on the CPU, as of `gated_delta_rule`; -2 - n where a path goes on from tails[n].
+        tails: [N, W - 1, C] as x: what precedes a path, oldest first.
+        silu: Give x * sigmoid(x) of each sum x.
+
+    Returns:
+        [T, C], in the dtype of x.
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from espalier import ops
+        >>> x, prev = torch.tensor([[1.0], [10.0], [100.0]]), torch.tensor([-1, 0, 0], dtype=torch.int32)
+        >>> ops.causal_conv1d(x, torch.ones(1, 2), None, prev).flatten().tolist()
+        [1.0, 11.0, 101.0]
     """
     return _ops.causal_conv1d(x, weight, bias, prev, tails, silu)
 
@@ -205,9 +288,27 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, prev: Tensor, 
 def causal_conv1d_tails(x: Tensor, prev: Tensor, ends: Tensor, taps: int, *, tails: Tensor | None = None) -> Tensor:
     """What paths that go on after the tokens `ends` need of x: the taps - 1 rows up to each, oldest first.
 
-    x [T, C]; prev and tails as of causal_conv1d; ends [E] int64 on the CPU; taps: the W of the convolution.
+    Differentiable in x and tails.
 
-    Returns [E, taps - 1, C]. Differentiable in x and tails.
+    Args:
+        x: [T, C].
+        prev: As of `causal_conv1d`.
+        ends: [E] int64 on the CPU.
+        taps: The W of the convolution.
+        tails: As of `causal_conv1d`.
+
+    Returns:
+        [E, taps - 1, C], in the dtype of x.
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from espalier import ops
+        >>> x, prev = torch.tensor([[1.0], [10.0], [100.0]]), torch.tensor([-1, 0, 0], dtype=torch.int32)
+        >>> ops.causal_conv1d_tails(x, prev, torch.tensor([2]), 3).flatten().tolist()
+        [1.0, 100.0]
     """
     return _ops.causal_conv1d_tails(x, prev, tails, ends, taps)
 
@@ -217,10 +318,34 @@ def ssm_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, prev: Tenso
              chunk_size: int = 64) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The recurrence of Mamba-2 (Dao and Gu, "Transformers are SSMs", 2024) along the paths of a forest.
 
-    x [T, H, P]; dt [T, H] (after softplus) and A [H] <= 0 of sums; B and C [T, G, N] as x, H a multiple of G; D [H] of
-    sums or None; prev, ends and chunk_size as of gated_delta_rule; states [M, H, N, P] of sums.
+    Differentiable in x, dt, A, B, C, D and states.
 
-    Returns (out [T, H, P], end_states [E, H, N, P] of sums). Differentiable in x, dt, A, B, C, D and states.
+    Args:
+        x: [T, H, P].
+        dt: [T, H] of sums, after softplus.
+        A: [H] of sums, <= 0.
+        B: [T, G, N] as x, H a multiple of G.
+        C: [T, G, N] as x.
+        prev: [T] int32 on the CPU, as of `gated_delta_rule`.
+        D: [H] of sums, or None.
+        states: [M, H, N, P] of sums.
+        ends: [E] int64 on the CPU: tokens after which the state is wanted.
+        chunk_size: A power of two.
+
+    Returns:
+        (out [T, H, P], end_states [E, H, N, P] of sums).
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from espalier import ops
+        >>> x, B, C = torch.randn(3, 2, 4), torch.randn(3, 1, 8), torch.randn(3, 1, 8)
+        >>> prev = torch.tensor([-1, 0, 0], dtype=torch.int32)   # two tokens go on from the first
+        >>> out, _ = ops.ssm_scan(x, torch.rand(3, 2), -torch.rand(2), B, C, prev)
+        >>> out.shape
+        torch.Size([3, 2, 4])
     """
     return _ops.ssm_scan(x, dt, A, B, C, D, prev, states, _tokens(ends), chunk_size)
 
@@ -230,12 +355,32 @@ def moe(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tens
         clamp_alpha: float = 1.702) -> Tensor:  # fmt: skip
     """A mixture of experts that drops no token: the sum over a token's experts of weight * down(silu(gate) * up).
 
-    x [T, C], T > 0; weights [T, K] of sums and experts [T, K] int64 ascending, as of moe_route; gate_up [E, 2 I, C],
-    gate before up, and down [E, C, I]. With clamp_limit the clamped SwiGLU of gpt-oss in its layout: gate_up [E, C, 2
-    I], gate and up in turn, down [E, I, C]. gate_up_bias [E, 2 I] and down_bias [E, C]. Reads the number of tokens of
-    each expert: the host waits for a GPU. Backward computes the experts again.
+    Reads the number of tokens of each expert: the host waits for a GPU. Backward computes the experts again. Differentiable
+    in all but experts.
 
-    Returns [T, C]. Differentiable in all but experts.
+    Args:
+        x: [T, C], T > 0.
+        weights: [T, K] of sums, as of `moe_route`.
+        experts: [T, K] int64, ascending, as of `moe_route`.
+        gate_up: [E, 2 I, C], gate before up. With clamp_limit [E, C, 2 I], gate and up in turn.
+        down: [E, C, I]. With clamp_limit [E, I, C].
+        gate_up_bias: [E, 2 I].
+        down_bias: [E, C].
+        clamp_limit: The clamped SwiGLU of gpt-oss in its layout. None: plain SwiGLU.
+        clamp_alpha: The factor inside of its sigmoid.
+
+    Returns:
+        [T, C], in the dtype of x.
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from espalier import ops
+        >>> weights, experts = ops.moe_route(torch.randn(3, 4), 2)
+        >>> ops.moe(torch.randn(3, 8), weights, experts, torch.randn(4, 10, 8), torch.randn(4, 8, 5)).shape
+        torch.Size([3, 8])
     """
     return _ops.moe(x, weights, experts, gate_up, down, gate_up_bias, down_bias, clamp_limit, clamp_alpha)
 
@@ -243,15 +388,37 @@ def moe(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tens
 def moe_route(logits: Tensor, top_k: int, *, correction_bias: Tensor | None = None, experts: Tensor | None = None,
               sigmoid: bool = False, normalise: bool = False, scaling: float = 1.0, num_groups: int = 1,
               num_best_groups: int = 1, softmax_over_chosen: bool = False) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The experts of every token and their weights, from a router's logits [T, E], float32 or float64.
+    """The experts of every token and their weights, from a router's logits.
 
-    Scores are the softmax of the logits, their sigmoid, or with softmax_over_chosen the logits themselves. A token
-    takes the top_k experts of the largest score + correction_bias [E], among the num_best_groups of num_groups groups
-    whose two best sum to most. Weights are the scores, divided by their sum (normalise), times scaling; with
-    softmax_over_chosen the softmax of the chosen ones. experts [T, top_k] int64 fixes the choice (replayed routes); a
-    row of -1 chooses.
+    Scores are the softmax of the logits, their sigmoid, or with softmax_over_chosen the logits themselves. A token takes the
+    top_k experts of the largest score + correction_bias, among the num_best_groups of num_groups groups whose two best sum to
+    most. Differentiable in logits, through the weights.
 
-    Returns (weights [T, top_k], experts [T, top_k] int64, ascending). Differentiable in logits, through the weights.
+    Args:
+        logits: [T, E], float32 or float64.
+        top_k: Experts of a token.
+        correction_bias: [E].
+        experts: [T, top_k] int64: fixes the choice (replayed routes); a row of -1 chooses.
+        sigmoid: Scores are the sigmoid of the logits.
+        normalise: Divide weights by their sum.
+        scaling: Multiplies the weights.
+        num_groups: Groups of experts, E a multiple of it.
+        num_best_groups: Groups that a token may choose in.
+        softmax_over_chosen: Weights are the softmax of the chosen logits.
+
+    Returns:
+        (weights [T, top_k], experts [T, top_k] int64, ascending). Weights are the scores, divided by their sum (normalise), times
+        scaling; with softmax_over_chosen the softmax of the chosen ones.
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from espalier import ops
+        >>> weights, experts = ops.moe_route(torch.tensor([[0.0, 2.0, 1.0, -1.0]]), 2, normalise=True)
+        >>> experts.tolist(), round(weights.sum().item(), 6)
+        ([[1, 2]], 1.0)
     """
     return _ops.moe_route(logits, correction_bias, experts, top_k, sigmoid, normalise, scaling, num_groups,
                           num_best_groups, softmax_over_chosen)  # fmt: skip

@@ -16,14 +16,27 @@ def costs(model: str | os.PathLike[str] | Any, *, device: str = "cpu",
           cost_model: str | os.PathLike[str] | None = None) -> Costs:  # fmt: skip
     """What a model takes for tokens: FLOPs by its config, seconds by rates.
 
-    model       a folder of Hugging Face, of which config.json alone is read, or such a file; or a model of Transformers
-                or its config
-    device      "cpu" or "cuda": whose built-in rates are used. They compare plans well, but are no prediction of times.
-    cost_model  a file of rates that were measured on the machine that trains, instead of built-in ones: as
-                `espalier plan --save-cost-model FILE` writes it, or cost_model.json of a run
+    Args:
+        model: A folder of Hugging Face, of which config.json alone is read, or such a file; or a model of Transformers or its
+            config.
+        device: "cpu" or "cuda": whose built-in rates are used. They compare plans well, but are no prediction of times.
+        cost_model: A file of rates that were measured on the machine that trains, instead of built-in ones: as
+            `espalier plan --save-cost-model FILE` writes it, or cost_model.json of a run.
 
-    Returns Costs, for the argument `model` of plan and distribute, which take all that this takes as well. Raises
-    InputError, naming file and key, for models that the engine does not have.
+    Returns:
+        Costs, for the argument `model` of `plan` and `distribute`, which take all that this takes as well.
+
+    Raises:
+        InputError: The engine does not have the model, or a file cannot be used. The message names file and key.
+
+    Examples:
+        >>> import espalier, transformers
+        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        ...                                   num_attention_heads=4, num_key_value_heads=2)
+        >>> costs = espalier.costs(config)
+        >>> plan = espalier.plan(espalier.build([[1, 2, 3], [1, 2, 4]]), token_budget=8, model=costs)
+        >>> costs.model_type, plan.flops > 0
+        ('llama', True)
     """
     if cost_model is not None and not _is_path(cost_model):
         raise InputError(f"cost_model: expected a path, received {type(cost_model).__name__}")

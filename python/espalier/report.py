@@ -19,8 +19,15 @@ from .trees import Forest
 class Report:
     """What `espalier.inspect` found. `str(report)` is the text of the command; a notebook shows the page.
 
-    data    dict: counts and ratios of the forest, predicted speed-ups, sharing by depth, lost sharing by cause, verdict
-    forest  the Forest of the rows
+    Attributes:
+        data: dict: counts and ratios of the forest, predicted speed-ups, sharing by depth, lost sharing by cause, verdict.
+        forest: The Forest of the rows.
+
+    Examples:
+        >>> import espalier
+        >>> report = espalier.inspect([[5, 6, 7, 8], [5, 6, 9]])
+        >>> report.forest.tree_tokens
+        5
     """
 
     def __init__(self, found: core.RowsReport, title: str) -> None:
@@ -39,7 +46,16 @@ class Report:
         return self._found.forest
 
     def html(self) -> str:
-        """A self-contained page with the trees, as text. It needs no network."""
+        """A self-contained page with the trees, which needs no network.
+
+        Returns:
+            The page as text.
+
+        Examples:
+            >>> import espalier
+            >>> espalier.inspect([[5, 6, 7, 8], [5, 6, 9]]).html().startswith("<!DOCTYPE html>")
+            True
+        """
         return self._found.page(self._title)
 
     def __str__(self) -> str:
@@ -56,18 +72,22 @@ def inspect(rows: str | os.PathLike[str] | Trajectories | Mapping[str, Any] | It
             model: str | os.PathLike[str] | None = None, title: str | None = None) -> Report:  # fmt: skip
     """Which prefixes trajectories share, what that gains in tokens, and what was lost and why.
 
-    rows   a file, a list of files or patterns, or rows as `espalier.write` takes them
-    model  a Hugging Face folder, or its tokenizer.json, to show text; without it token ids are shown
-    title  what the data is called on the page
+    Args:
+        rows: A file, a list of files or patterns, or rows as `espalier.write` takes them.
+        model: A Hugging Face folder, or its tokenizer.json, to show text; without it token ids are shown.
+        title: What the data is called on the page.
 
-    Returns a Report, with the figures of `espalier inspect --json` in `data`.
+    Returns:
+        A Report, with the figures of `espalier inspect --json` in `data`.
 
-    >>> import espalier
-    >>> report = espalier.inspect([[5, 6, 7, 8], [5, 6, 9], [5, 6, 9, 1]])
-    >>> report.data["flat_tokens"], report.data["tree_tokens"], report.data["append_only_tokens"]
-    (11, 6, 8)
-    >>> report.html().startswith("<!DOCTYPE html>")
-    True
+    Raises:
+        InputError: Rows, files or the tokenizer cannot be used.
+
+    Examples:
+        >>> import espalier
+        >>> report = espalier.inspect([[5, 6, 7, 8], [5, 6, 9], [5, 6, 9, 1]])
+        >>> report.data["flat_tokens"], report.data["tree_tokens"], report.data["append_only_tokens"]
+        (11, 6, 8)
     """
     names = _names_of(rows)
     given: Any = rows

@@ -26,27 +26,32 @@ def build(rows: Rows | core.Trajectories, *, tree_keys: Iterable[Hashable] | Non
           merge_keys: Sequence[Any] | NDArray[np.integer[Any]] | None = None) -> Forest:  # fmt: skip
     """The prefix trees of token rows, in time linear in their tokens.
 
-    rows        R rows: lists of token ids, integer arrays [n], or dicts with `input_ids` (of which `routed_experts` are
-                respected: tokens with different recorded routes are not shared). Or packed, as a tuple of two NumPy
-                arrays: offsets int64 [R + 1] and tokens int32 [N]; row r is tokens[offsets[r]:offsets[r + 1]].
-                Or Trajectories, as `espalier.read` gives them.
-    tree_keys   [R] rows with different keys share nothing: names or numbers, such as group ids. Default: all may share.
-    merge_keys  [N] integers, or R rows of them: tokens are shared only where these are equal, too.
+    Args:
+        rows: R rows: lists of token ids, integer arrays [n], or dicts with `input_ids` (of which `routed_experts` are
+            respected: tokens with different recorded routes are not shared). Or packed, as a tuple of two NumPy arrays:
+            offsets int64 [R + 1] and tokens int32 [N]; row r is tokens[offsets[r]:offsets[r + 1]]. Or Trajectories, as
+            `espalier.read` gives them.
+        tree_keys: [R]: rows with different keys share nothing. Names or numbers, such as group ids. Default: all may share.
+        merge_keys: [N] integers, or R rows of them: tokens are shared only where these are equal, too.
 
-    Returns a Forest, whose trajectory r is row r. Raises InputError, naming the row, for rows that are empty, for ids
-    that are negative or beyond 32 bits, and for padded arrays.
+    Returns:
+        A Forest, whose trajectory r is row r.
 
-    >>> import espalier
-    >>> forest = espalier.build([[5, 6, 7, 8], [5, 6, 9], [5, 6, 9, 1]])
-    >>> forest
-    <espalier.Forest: 3 trajectories in 1 tree, 4 nodes; 11 flat / 6 tree tokens = 1.83x>
-    >>> forest.tokens.tolist(), forest.parent.tolist(), forest.multiplicity.tolist()
-    ([5, 6, 7, 8, 9, 1], [-1, 0, 0, 2], [3, 1, 2, 1])
-    >>> layout = forest.layout()
-    >>> layout.position_ids.tolist()
-    [0, 1, 2, 3, 2, 3]
-    >>> layout.input_ids[layout.path(1)].tolist()
-    [5, 6, 9]
+    Raises:
+        InputError: A row is empty or a padded array, or has ids that are negative or beyond 32 bits. The message names it.
+
+    Examples:
+        >>> import espalier
+        >>> forest = espalier.build([[5, 6, 7, 8], [5, 6, 9], [5, 6, 9, 1]])
+        >>> forest
+        <espalier.Forest: 3 trajectories in 1 tree, 4 nodes; 11 flat / 6 tree tokens = 1.83x>
+        >>> forest.tokens.tolist(), forest.parent.tolist(), forest.multiplicity.tolist()
+        ([5, 6, 7, 8, 9, 1], [-1, 0, 0, 2], [3, 1, 2, 1])
+        >>> layout = forest.layout()
+        >>> layout.position_ids.tolist()
+        [0, 1, 2, 3, 2, 3]
+        >>> layout.input_ids[layout.path(1)].tolist()
+        [5, 6, 9]
     """
     if isinstance(rows, core.Trajectories):
         return _build_trajectories(rows, tree_keys, merge_keys)
@@ -75,27 +80,36 @@ def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model: st
          loss_mask: Sequence[Any] | NDArray[Any] | None = None) -> Plan:  # fmt: skip
     """What of a forest runs together: micro-batches of at most `token_budget` tokens, in the order of forward passes.
 
-    strategy   "partition" cuts trees anywhere and encodes every token once; micro-batches then read context of others.
-               "tree-packing" repeats prefixes, "sequence-packing" shares nothing; their micro-batches are independent.
-               "auto" takes the one of the three that is predicted to be fastest, without a model for a decoder of common
-               proportions.
-    model      whose FLOPs and seconds are predicted: a folder of Hugging Face, its config.json, a model of Transformers,
-               or Costs, as espalier.costs makes them
-    loss_mask  which tokens carry loss, for these predictions: as espalier.Step takes it. Default: all. The plan does not
-               depend on it.
+    Equal forests give equal plans.
 
-    Returns a Plan. Equal forests give equal plans. Raises InputError where a trajectory is longer than the budget of a
-    packing strategy. The message names the smallest budget that works.
+    Args:
+        forest: As `build` makes it.
+        token_budget: Tokens of one micro-batch at most.
+        strategy: "partition" cuts trees anywhere and encodes every token once; micro-batches then read context of others.
+            "tree-packing" repeats prefixes, "sequence-packing" shares nothing; their micro-batches are independent. "auto"
+            takes the one of the three that is predicted to be fastest, without a model for a decoder of common proportions.
+        model: Whose FLOPs and seconds are predicted: a folder of Hugging Face, its config.json, a model of Transformers, or
+            Costs, as `espalier.costs` makes them.
+        loss_mask: Which tokens carry loss, for these predictions: as `espalier.Step` takes it. Default: all. The plan does
+            not depend on it.
 
-    >>> import espalier
-    >>> forest = espalier.build([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8], [1, 2, 3, 4, 9]])
-    >>> plan = espalier.plan(forest, token_budget=6, strategy="partition")
-    >>> plan
-    <espalier.Plan: partition, 2 micro-batches, 9 encoded of 17 flat tokens>
-    >>> [(batch.parent, batch.num_tokens, batch.context_tokens) for batch in plan]
-    [(-1, 3, 0), (0, 6, 3)]
-    >>> espalier.plan(forest, token_budget=6, strategy="tree-packing").num_tokens
-    17
+    Returns:
+        A Plan, a sequence of MicroBatch.
+
+    Raises:
+        InputError: A trajectory is longer than the budget of a packing strategy; the message names the smallest budget that
+            works. Or an argument or the model cannot be used.
+
+    Examples:
+        >>> import espalier
+        >>> forest = espalier.build([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8], [1, 2, 3, 4, 9]])
+        >>> plan = espalier.plan(forest, token_budget=6, strategy="partition")
+        >>> plan
+        <espalier.Plan: partition, 2 micro-batches, 9 encoded of 17 flat tokens>
+        >>> [(batch.parent, batch.num_tokens, batch.context_tokens) for batch in plan]
+        [(-1, 3, 0), (0, 6, 3)]
+        >>> espalier.plan(forest, token_budget=6, strategy="tree-packing").num_tokens
+        17
     """
     _check_forest(forest)
     mask = None if loss_mask is None else _mask_of(loss_mask, forest)
@@ -105,19 +119,28 @@ def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model: st
 def distribute(forest: Forest, ranks: int, *, model: str | os.PathLike[str] | Costs | Any = None) -> Distribution:
     """Which trajectories of a forest each of `ranks` processes trains on, by predicted time.
 
-    Whole trees go to ranks, longest first, and are moved and swapped until the slowest gets no faster. A tree that
-    takes more than a rank's mean is split by its branches; the prefix that ranks then encode again counts. A rank
-    without trajectories has to take part in reductions with gradients of zero.
+    Whole trees go to ranks, longest first, and are moved and swapped until the slowest gets no faster. A tree that takes more
+    than a rank's mean is split by its branches; the prefix that ranks then encode again counts. A rank without trajectories
+    has to take part in reductions with gradients of zero. Equal forests and models give equal distributions, so every rank
+    may compute it by itself.
 
-    model  by whose predicted seconds: as `plan` takes it. Default: a decoder of common proportions.
+    Args:
+        forest: As `build` makes it.
+        ranks: Their number, at least 1.
+        model: By whose predicted seconds: as `plan` takes it. Default: a decoder of common proportions.
 
-    Returns a Distribution. Equal forests and models give equal distributions, so every rank may compute it by itself.
+    Returns:
+        A Distribution, a sequence of RankShare.
 
-    >>> import espalier
-    >>> forest = espalier.build([[1, 2, 3, 4], [1, 2, 5, 6], [7, 8, 9], [7, 8, 0], [9, 9]])
-    >>> distribution = espalier.distribute(forest, 2)
-    >>> [share.trajectories.tolist() for share in distribution], distribution.repeated_tokens
-    ([[0, 1], [2, 3, 4]], 0)
+    Raises:
+        InputError: An argument or the model cannot be used.
+
+    Examples:
+        >>> import espalier
+        >>> forest = espalier.build([[1, 2, 3, 4], [1, 2, 5, 6], [7, 8, 9], [7, 8, 0], [9, 9]])
+        >>> distribution = espalier.distribute(forest, 2)
+        >>> [share.trajectories.tolist() for share in distribution], distribution.repeated_tokens
+        ([[0, 1], [2, 3, 4]], 0)
     """
     _check_forest(forest)
     return core.distribute(forest, _whole("ranks", ranks), costs_of(model))

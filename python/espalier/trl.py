@@ -13,14 +13,25 @@ Trainer = TypeVar("Trainer")
 
 
 def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False) -> Trainer:
-    """Makes the model of a TRL trainer, and its reference model, run on the forests of their batches; returns the
-    trainer.
+    """Makes the model of a TRL trainer, and its reference model, run on the forests of their batches.
 
-    trainer         SFTTrainer, DPOTrainer, GRPOTrainer, or another one whose models are Transformers'
-    backend, check  as in espalier.hf.patch; check concerns the model that is trained
+    Warns where the trainer's settings take rows of one group apart, so that less is shared.
 
-    Warns where the trainer's settings take rows of one group apart, so that less is shared. Raises Unsupported as
-    espalier.hf.patch does."""
+    Args:
+        trainer: SFTTrainer, DPOTrainer, GRPOTrainer, or another one whose models are Transformers'.
+        backend: As in `espalier.hf.patch`.
+        check: As in `espalier.hf.patch`; it concerns the model that is trained.
+
+    Returns:
+        The trainer.
+
+    Raises:
+        Unsupported: As `espalier.hf.patch` does. It is an InputError.
+
+    Examples:
+        >>> trainer = espalier.trl.patch(trainer)   # doctest: +SKIP
+        >>> trainer.train()                         # doctest: +SKIP
+    """
     model = getattr(trainer, "model", None)
     if model is None:
         raise Unsupported(f"espalier.trl.patch: expected a trainer with a model, received {type(trainer).__name__}")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """espalier.Engine as an object of Python: interrupts, threads, bad input, imports, examples, stubs."""
 
-import doctest
 import functools
 import json
 import os
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 import espalier as package
-from conftest import REPOSITORY, seed_of
+from conftest import REPOSITORY
 from engines import engine_of, files_of, init_model
 from small_models import random_rows
 
@@ -436,13 +435,6 @@ except ImportError as error:
 """.replace("LIBRARY", repr(str(REPOSITORY / "build/release/src/espalier/ops/libespalier_ops.so")))
     built, said = python(code, tmp_path)
     assert built == "2" and "expected the compiled trainer (espalier._engine)" in said and "make build" in said
-
-
-def test_examples_of_docstrings(folder):
-    module = sys.modules[package.Engine.__module__]
-    torch.manual_seed(seed_of(50))
-    failed, tried = doctest.testmod(module, extraglobs={"engine": engine_of(folder)})
-    assert failed == 0 and tried > 15
 
 
 def test_the_process_that_checks_kernels(tmp_path):

@@ -18,7 +18,13 @@ FIRST_BYTES = 1024  # of a message; what is longer takes a second exchange
 
 
 class RankError(InputError):
-    """The ranks of a job do not do the same, or one of them has failed. Every rank that took part raises it."""
+    """The ranks of a job do not do the same, or one of them has failed. Every rank that took part raises it.
+
+    Examples:
+        >>> import espalier
+        >>> issubclass(espalier.distributed.RankError, espalier.InputError)
+        True
+    """
 
 
 class Meeting:

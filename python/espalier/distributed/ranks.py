@@ -24,23 +24,35 @@ MODES = ("gathered", "zero3")
 class Ranks:
     """The ranks of a job, as torchrun starts them, and the model that they train.
 
-    model  a model of fully_shard (FSDP2), its layers first and then itself, over all ranks; or, in mode "gathered", of
-           DistributedDataParallel. espalier.hf.patch may come before or after.
-    mode   "gathered": the parameters are whole on every rank from the beginning of a step to its end, where gradients
-           are reduced once. In between no rank talks to another, so each may run as many micro-batches as it has, in
-           any order, and by espalier.Step.
-           "zero3": every layer gathers its parameters for itself, as fully_shard was told to. Ranks then have to run
-           equally many forwards and backwards in the same order; those with fewer micro-batches run dummies.
-    dummy  for "zero3": a function of the model that runs one forward in the way in which micro-batches do, and returns
-           a tensor of which one backward is run, with a gradient of zeros. By default the logits of one token.
-    watch  for "zero3": "first" compares, before every collective of the first step, what the ranks are about to do, so
-           that another order is an error instead of a hang; "always" does it in every step. In any step the order is
-           compared at the end.
+    Inside a step gradients are sums over the ranks, not means, whatever the divide factor is elsewhere. Made on all ranks,
+    after torch.distributed.init_process_group.
 
-    Inside a step gradients are sums over the ranks, not means, whatever the divide factor is elsewhere.
+    Args:
+        model: A model of fully_shard (FSDP2), its layers first and then itself, over all ranks; or, in mode "gathered", of
+            DistributedDataParallel. `espalier.hf.patch` may come before or after.
+        mode: "gathered": the parameters are whole on every rank from the beginning of a step to its end, where gradients are
+            reduced once. In between no rank talks to another, so each may run as many micro-batches as it has, in any order,
+            and by `espalier.Step`. "zero3": every layer gathers its parameters for itself, as fully_shard was told to. Ranks
+            then have to run equally many forwards and backwards in the same order; those with fewer micro-batches run dummies.
+        dummy: For "zero3": a function of the model that runs one forward in the way in which micro-batches do, and returns a
+            tensor of which one backward is run, with a gradient of zeros. Default: the logits of one token.
+        watch: For "zero3": "first" compares, before every collective of the first step, what the ranks are about to do, so
+            that another order is an error instead of a hang; "always" does it in every step. In any step the order is compared
+            at the end.
 
-    Made on all ranks, after torch.distributed.init_process_group. Raises Unsupported for models and meshes that are not
-    served, and RankError, on every rank, where ranks differ in the model, the mode or the versions of libraries."""
+    Raises:
+        Unsupported: The model or its mesh is not served.
+        RankError: Ranks differ in the model, the mode or the versions of libraries. Every rank raises it.
+
+    Examples:
+        >>> import espalier, torch
+        >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        >>> ranks = espalier.distributed.Ranks(model)
+        >>> with ranks.step() as step:
+        ...     model(torch.ones(3, 2)).sum().backward()
+        >>> model.module.weight.grad.tolist()
+        [[3.0, 3.0]]
+    """
 
     def __init__(self, model: torch.nn.Module, *, mode: str = "gathered",
                  dummy: Callable[[Any], torch.Tensor] | None = None, watch: str = "first") -> None:  # fmt: skip
@@ -80,46 +92,88 @@ class Ranks:
         return Sharded(model, self.size)
 
     def close(self) -> None:
-        """Gives back the process group over which the ranks compare notes; it goes with the object, or with
-        torch.distributed.destroy_process_group(), as well. Nothing else of `Ranks` can be called afterwards."""
+        """Gives back the process group over which the ranks compare notes.
+
+        It goes with the object, or with torch.distributed.destroy_process_group(), as well. Nothing else of `Ranks` can be
+        called afterwards.
+
+        Examples:
+            >>> ranks.close()   # doctest: +SKIP
+        """
         self._meeting.close()
 
     def share(self, rows: Any, *, tree_keys: Sequence[Hashable] | None = None, model: Any = None) -> Share:
-        """What this rank trains on of the rows of a step, by espalier.distribute.
+        """What this rank trains on of the rows of a step, by `espalier.distribute`.
 
-        rows       R rows, as espalier.build takes them (not packed), the same ones in the same order on all ranks
-        tree_keys  [R] as espalier.build takes them
-        model      by whose costs work is divided, as espalier.distribute takes it: the same one on all ranks
+        Talks to nobody; `step` finds out where ranks were given different rows.
 
-        Returns a Share. Talks to nobody; `step` finds out where ranks were given different rows."""
+        Args:
+            rows: R rows, as `espalier.build` takes them (not packed), the same ones in the same order on all ranks.
+            tree_keys: [R], as `espalier.build` takes them.
+            model: By whose costs work is divided, as `espalier.distribute` takes it: the same one on all ranks.
+
+        Returns:
+            A Share.
+
+        Raises:
+            InputError: As `espalier.build` and `espalier.distribute` do.
+
+        Examples:
+            >>> share = ranks.share([[11, 12, 13, 14], [11, 12, 13, 15]])
+            >>> share.forest.tree_tokens
+            5
+        """
         return share_of(rows, self.rank, self.size, tree_keys, model)
 
     def sum(self, value: float) -> float:
-        """The sum over the ranks of a number, as a float and the same one on all of them: for normalisers, where no
-        rank knows the rows of the others."""
+        """The sum over the ranks of a number: for normalisers, where no rank knows the rows of the others.
+
+        Args:
+            value: This rank's.
+
+        Returns:
+            The sum, the same bits on all ranks.
+
+        Raises:
+            RankError: A rank does something else, or has failed.
+
+        Examples:
+            >>> ranks.sum(3)
+            3.0
+        """
         value = float(value)
         messages = self._meeting.meet("a sum", value=value.hex())
         return math.fsum(float.fromhex(said["value"]) for said in messages)
 
     def step(self, share: Share | None = None, micro_batches: Any = None) -> RankStep:
-        """One optimiser step, a context manager that is entered on all ranks, those without work among them:
+        """One optimiser step, a context manager that is entered on all ranks, those without work among them.
 
-            with ranks.step(share, micro_batches) as step:
-                for micro_batch in step:
-                    loss(model, micro_batch).backward()     # divided by the count of the whole step
-            optimizer.step()
+        Leaving it reduces gradients into `grad`, adding to what was there. Where a rank leaves with an error, no rank has
+        gradients of the step: that rank raises its error and the others RankError. In mode "zero3" a step that is not
+        watched cannot be left where a rank waits in a collective: its process prints the error of the other rank, and ends
+        with status 1 within seconds. Afterwards `step.report` is a Report.
 
-        share          what `share` returned. Ranks with other rows are found out.
-        micro_batches  those of this rank, anything with a length: a list, an espalier.Plan, an espalier.Step. Needed in
-                       mode "zero3", where each stands for one forward and one backward, and where iteration runs
-                       dummies after them. In mode "gathered" they may be left out, and what runs is the caller's
-                       affair.
+        Args:
+            share: What `share` returned. Ranks with other rows are found out.
+            micro_batches: Those of this rank, anything with a length: a list, an `espalier.Plan`, an `espalier.Step`. Needed in
+                mode "zero3", where each stands for one forward and one backward, and where iteration runs dummies after them. In
+                mode "gathered" they may be left out, and what runs is the caller's affair.
 
-        Entering raises RankError on every rank where ranks differ in step, share or settings, before parameters are
-        gathered. Leaving it reduces gradients into `grad`, adding to what was there. Where a rank leaves with an error,
-        no rank has gradients of the step: that rank raises its error and the others RankError. In mode "zero3" a step
-        that is not watched cannot be left where a rank waits in a collective: its process prints the error of the other
-        rank, and ends with status 1 within seconds. Then `step.report` is a Report."""
+        Returns:
+            The context; iterating over it gives the micro-batches.
+
+        Raises:
+            RankError: Ranks differ in step, share or settings. Entering raises it on every rank, before parameters are gathered.
+
+        Examples:
+            >>> share = ranks.share([[11, 12, 13, 14], [11, 12, 13, 15]])
+            >>> with ranks.step(share, espalier.plan(share.forest, token_budget=8)) as step:
+            ...     for micro_batch in step:
+            ...         print(micro_batch)
+            <espalier.MicroBatch 0: 5 tokens, 2 trajectories, 0 tokens of context>
+            >>> step.report.encoded_tokens
+            5
+        """
         return RankStep(self, share, micro_batches)
 
 

@@ -9,13 +9,22 @@ from dataclasses import dataclass
 class Report:
     """A step on several ranks; every rank has the same one. `print` it.
 
-    flat_tokens, encoded_tokens  of all ranks; None where the step was not told its share
-    predicted_imbalance          seconds of the slowest rank over the mean, less 1; None as above
-    seconds                      measured, by rank: from the beginning of its work to its end, without waiting for other
-                                 ranks; None where waiting and work cannot be told apart (mode "zero3", but for steps
-                                 that are watched)
-    micro_batches                by rank; None where the step was not told
-    dummies                      by rank: micro-batches without weight that it ran beside its own
+    Attributes:
+        flat_tokens: Of all ranks; None where the step was not told its share.
+        encoded_tokens: Likewise.
+        predicted_imbalance: Seconds of the slowest rank over the mean, less 1; None as above.
+        seconds: Measured, by rank: from the beginning of its work to its end, without waiting for other ranks; None where
+            waiting and work cannot be told apart (mode "zero3", but for steps that are watched).
+        micro_batches: By rank; None where the step was not told.
+        dummies: By rank: micro-batches without weight that it ran beside its own.
+
+    Examples:
+        >>> import espalier
+        >>> print(espalier.distributed.Report(8, 5, 0.02, (1.0, 1.2), (2, 1), (0, 0)))
+        2 ranks, 5 of 8 tokens encoded (1.60x)
+        predicted: the slowest rank is 2.0% over the mean
+        measured: the slowest rank is 9.1% over the mean
+        micro-batches by rank: 2, 1
     """
 
     flat_tokens: int | None

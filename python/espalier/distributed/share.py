@@ -15,14 +15,20 @@ from ..trees import Distribution, Forest, build, distribute
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of a step.
+    """One rank's part of a step, as `Ranks.share` makes it.
 
-    rank          whose part it is
-    rows          list of its rows, as they were given; none where there is no work for it
-    trajectories  int64: their numbers among the rows of the step, ascending
-    forest        the Forest of `rows`, for espalier.plan
-    whole         the Forest of the rows of the step
-    distribution  what every rank has
+    Attributes:
+        rank: Whose part it is.
+        rows: List of its rows, as they were given; empty where there is no work for it.
+        trajectories: int64: their numbers among the rows of the step, ascending.
+        forest: The Forest of `rows`, for `espalier.plan`.
+        whole: The Forest of the rows of the step.
+        distribution: What every rank has.
+
+    Examples:
+        >>> share = ranks.share([[11, 12, 13, 14], [11, 12, 13, 15]])
+        >>> share.rank, share.trajectories.tolist(), share.encoded_tokens
+        (0, [0, 1], 5)
     """
 
     rank: int
@@ -38,7 +44,15 @@ class Share:
         return self.whole.tree_tokens + self.distribution.repeated_tokens
 
     def digest(self) -> str:
-        """A number, as text, that tells distributions of rows apart."""
+        """A number, as text, that tells distributions of rows apart.
+
+        Returns:
+            16 hexadecimal digits.
+
+        Examples:
+            >>> len(ranks.share([[11, 12, 13]]).digest())
+            16
+        """
         digest = hashlib.blake2b(digest_size=8)
         for array in (self.whole.tokens, self.whole.parent, self.whole.node_begin, self.whole.end_node):
             digest.update(np.ascontiguousarray(array).tobytes())

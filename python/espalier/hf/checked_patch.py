@@ -11,32 +11,49 @@ Model = TypeVar("Model")
 
 
 def patch(model: Model, *, backend: str = "auto", check: bool = False) -> Model:
-    """Makes `model` run on the forest of the rows of each batch, with the same losses and gradients; returns it.
+    """Makes `model` run on the forest of the rows of each batch, with the same losses and gradients.
 
-    model    a model of Transformers with or without a head, or one wrapped by PEFT or torch.compile;
-             espalier.hf.families lists the families. It is changed in place. Its config is not, and models that share
-             the config stay as they are.
-    backend  what computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
-             with a mask [T, T]); "auto" is "espalier" on a CPU, and on a GPU where the compiled trainer is there and has
-             proven the kernels; else "flex".
-    check    verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for
-             models whose head gives logits.
+    It is changed in place. Its config is not, and models that share the config stay as they are. Patching a patched model
+    changes its backend. With a version of Transformers that the package is not tested with, and without `check`, a small
+    random model of the class proves first that trees are exact.
 
-    With a version of Transformers that the package is not tested with, and without `check`, a small random model of the
-    class proves first that trees are exact.
+    Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed into one
+    with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before as well:
+    hidden states [B, S, H], zeros at padding; no cache is returned. With a cache (use_cache=True or past_key_values, as in
+    `generate`) the model runs as Transformers has it, which needs torch.no_grad().
 
-    Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed
-    into one with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before
-    as well: hidden states [B, S, H], zeros at padding; no cache is returned. With a cache (use_cache=True or
-    past_key_values, as in `generate`) the model runs as Transformers has it, which needs torch.no_grad().
+    Models with a mixture of experts also take routed_experts, integers [B, S, L, K] (L: the routers, or all layers): their
+    routers take these K experts of each token, with weights from their own scores, instead of choosing. -1 everywhere leaves
+    the choice to the router. Tokens with different routes are not shared.
 
-    Models with a mixture of experts also take routed_experts, integers [B, S, L, K] (L: the routers, or all layers):
-    their routers take these K experts of each token, with weights from their own scores, instead of choosing. -1
-    everywhere leaves the choice to the router. Tokens with different routes are not shared.
+    Args:
+        model: A model of Transformers with or without a head, or one wrapped by PEFT or torch.compile; espalier.hf.families
+            lists the families.
+        backend: What computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
+            with a mask [T, T]); "auto" is "espalier" on a CPU, and on a GPU where the compiled trainer is there and has proven
+            the kernels; else "flex".
+        check: Verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for models
+            whose head gives logits.
 
-    Raises Unsupported, naming what, for models here, and for batches before they run: dropout in training, reentrant
-    gradient checkpointing, softcap, masks [B, 1, S, S], inputs_embeds, and tensors of which it is not known whether
-    they may be shared. Patching a patched model changes its backend."""
+    Returns:
+        The model.
+
+    Raises:
+        Unsupported: The model is none that trees are exact for; it is an InputError. A patched model raises it for batches
+            before they run: dropout in training, reentrant gradient checkpointing, softcap, masks [B, 1, S, S], inputs_embeds,
+            and tensors of which it is not known whether they may be shared.
+
+    Examples:
+        >>> import espalier, torch, transformers
+        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        ...                                   num_attention_heads=4, num_key_value_heads=2)
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> ids = torch.tensor([[11, 12, 13, 14], [11, 12, 13, 15]])
+        >>> before = model(input_ids=ids, labels=ids).loss
+        >>> loss = espalier.hf.patch(model)(input_ids=ids, labels=ids).loss
+        >>> bool(abs(loss - before) < 1e-5), espalier.hf.sharing(model).tree_tokens
+        (True, 5)
+    """
     return apply_patch(model, backend, _check_batch if check else None)
 
 

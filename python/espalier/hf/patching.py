@@ -67,10 +67,26 @@ def _attached_and_proven(backbone: Any) -> None:
 
 
 def unpatch(model: Model) -> Model:
-    """Makes `model` what it was before espalier.hf.patch; returns it. Harmless where it is not patched.
+    """Makes `model` what it was before `espalier.hf.patch`. Harmless where it is not patched.
 
-    Raises Unsupported while a backward that recomputes layers of the patched model is still to come, and where another
-    library has wrapped the patched forward since."""
+    Args:
+        model: A model that `patch` took.
+
+    Returns:
+        The model.
+
+    Raises:
+        Unsupported: A backward that recomputes layers of the patched model is still to come, or another library has wrapped
+            the patched forward since.
+
+    Examples:
+        >>> import espalier, torch, transformers
+        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        ...                                   num_attention_heads=4, num_key_value_heads=2)
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> espalier.hf.unpatch(espalier.hf.patch(model)) is model
+        True
+    """
     backbone = backbone_of(model)
     given = patch_of(backbone)
     if given is not None:
@@ -81,7 +97,18 @@ def unpatch(model: Model) -> Model:
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a patched model has shared in the batches that ran on trees; padding does not count."""
+    """What a patched model has shared in the batches that ran on trees; padding does not count.
+
+    Attributes:
+        batches: Their number.
+        flat_tokens: Tokens of the rows.
+        tree_tokens: Those that were encoded.
+
+    Examples:
+        >>> import espalier
+        >>> print(espalier.hf.Sharing(batches=1, flat_tokens=8, tree_tokens=5))
+        1 batch, 8 tokens, 5 encoded: 1.60x
+    """
 
     batches: int = 0
     flat_tokens: int = 0  # tokens of the rows
@@ -99,10 +126,27 @@ class Sharing:
 
 
 def sharing(model: Any) -> Sharing:
-    """The Sharing of all batches since `model` was patched, those of `verify` among them. Generation and other forwards
-    with a cache are not in it.
+    """The Sharing of all batches since `model` was patched, those of `verify` among them.
 
-    Raises Unsupported for a model that is not patched."""
+    Generation and other forwards with a cache are not in it.
+
+    Args:
+        model: A patched model.
+
+    Returns:
+        A Sharing, which does not change with later batches.
+
+    Raises:
+        Unsupported: The model is not patched.
+
+    Examples:
+        >>> import espalier, torch, transformers
+        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        ...                                   num_attention_heads=4, num_key_value_heads=2)
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> espalier.hf.sharing(espalier.hf.patch(model)).ratio
+        1.0
+    """
     given = patch_of(backbone_of(model))
     if given is None:
         raise Unsupported("espalier.hf.sharing: expected a patched model, received one that is not; call "

@@ -27,7 +27,13 @@ FLIPS = 8  # so many choices of experts more or less are a matter of luck
 
 
 class VerificationError(AssertionError):
-    """A patched model is less exact than ordinary training; the message is the report."""
+    """A patched model is less exact than ordinary training; the message is the report.
+
+    Examples:
+        >>> import espalier
+        >>> issubclass(espalier.hf.VerificationError, AssertionError)
+        True
+    """
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,26 @@ class Flips:
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` has found. `passed`, `check()`, or print it."""
+    """What `verify` has found: `passed`, `check()`, or print it.
+
+    Attributes:
+        flat_tokens: Tokens of the rows of the batch.
+        tree_tokens: Those of their forest.
+        losses: Means of -log p: "exact" (float64), "unpatched", "patched".
+        logprobs: The Judgement of the log-probabilities of labels: root mean square errors against float64 of the patched and
+            of the unpatched model, relative to the exact values, and their ratio.
+        gradients: A Judgement of the parameters of each kind of module.
+        flips: Choices of experts that differ from those in float64; None for a model without routers.
+
+    Examples:
+        >>> import espalier, torch, transformers
+        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        ...                                   num_attention_heads=4, num_key_value_heads=2)
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> report = espalier.hf.verify(model, {"input_ids": torch.tensor([[11, 12, 13], [11, 12, 14]])})
+        >>> report.check() is report, report.tree_tokens
+        (True, 4)
+    """
 
     flat_tokens: int
     tree_tokens: int
@@ -88,7 +113,17 @@ class Report:
         return self.worst.ratio <= MAX_RATIO
 
     def check(self) -> "Report":
-        """Raises VerificationError unless passed; returns the report."""
+        """Raises unless the report has passed.
+
+        Returns:
+            The report.
+
+        Raises:
+            VerificationError: An error is more than twice that of the unpatched model.
+
+        Examples:
+            >>> espalier.hf.verify(model, batch).check()   # doctest: +SKIP
+        """
         if not self.passed:
             raise VerificationError(f"expected errors of at most {MAX_RATIO:g} times those of the unpatched "
                                     f"model\n{self}")  # fmt: skip
@@ -107,22 +142,38 @@ class Report:
 
 
 def verify(model: Any, batch: Mapping[str, Any]) -> Report:
-    """Judges the patched model on a batch, a dict of input_ids [B, S] and optionally attention_mask, position_ids,
-    routed_experts and labels (as a head would take them, -100 for no loss; all tokens by default).
+    """Judges the patched model on a batch.
 
-    The same losses, means of -log p over the labels, and gradients of all parameters that require them are computed
-    three times: by a copy of the model in float64, unpatched, each row alone; by the model unpatched, each row alone;
-    and by the model patched, the batch at once. Returns a Report: it has passed where no error against float64, over a
-    few hundred values or more, is above twice that of the unpatched model. The model is left as it was, its `grad` too.
-    Needs memory for the copy and the gradients.
+    The same losses, means of -log p over the labels, and gradients of all parameters that require them are computed three
+    times: by a copy of the model in float64, unpatched, each row alone; by the model unpatched, each row alone; and by the
+    model patched, the batch at once. The model is left as it was, its `grad` too. Needs memory for the copy and the gradients.
 
     In low precision routers of a mixture of experts choose other experts than in float64, where scores are close. In the
-    comparison all take the experts that float64 chooses, and how often a router would have chosen others (a flip) is
-    counted: patched, at most twice as often as unpatched, where eight more each are left to luck. Gradients of experts
-    with a clamp (gpt-oss) are taken as if they passed it everywhere, in all three. Recorded routes (routed_experts) are
-    taken by all three as well, patched as they are replayed in training; nothing is counted for them.
+    comparison all take the experts that float64 chooses, and how often a router would have chosen others (a flip) is counted:
+    patched, at most twice as often as unpatched, where eight more each are left to luck. Gradients of experts with a clamp
+    (gpt-oss) are taken as if they passed it everywhere, in all three. Recorded routes (routed_experts) are taken by all three
+    as well, patched as they are replayed in training; nothing is counted for them.
 
-    Raises Unsupported as `patch` does, and for models whose output has no logits."""
+    Args:
+        model: A model as `patch` takes it, patched or not.
+        batch: A dict of input_ids [B, S] and optionally attention_mask, position_ids, routed_experts and labels (as a head
+            would take them, -100 for no loss; all tokens by default).
+
+    Returns:
+        A Report: it has passed where no error against float64, over a few hundred values or more, is above twice that of the
+        unpatched model.
+
+    Raises:
+        Unsupported: As `patch` does, and for models whose output has no logits.
+
+    Examples:
+        >>> import espalier, torch, transformers
+        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        ...                                   num_attention_heads=4, num_key_value_heads=2)
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> espalier.hf.verify(model, {"input_ids": torch.tensor([[11, 12, 13], [11, 12, 14]])}).passed
+        True
+    """
     backbone = backbone_of(model)
     arguments = dict(batch)
     if routes.NAME in batch:

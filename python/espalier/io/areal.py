@@ -16,10 +16,23 @@ from .rules import checked, same_length
 
 
 def from_areal(batch: Mapping[str, Any], group_ids: Iterable[str | int] | None = None) -> list[dict[str, Any]]:
-    """Rows of an AReaL batch: a dict of tensors, arrays or lists with the fields listed above.
+    """Rows of an AReaL batch.
 
-    group_ids: a string or integer per sample, equal for samples of one prompt; AReaL does not record groups. Returns a
-    list of row dicts. Raises InputError.
+    Args:
+        batch: A dict of tensors, arrays or lists, padded to [B, T] or of one sample [T]; the module names the fields.
+        group_ids: One text or integer for each sample, where samples of one prompt are compared with one another. AReaL itself
+            keeps no name for them.
+
+    Returns:
+        A list of row dicts, as docs/data-format.md has them.
+
+    Raises:
+        InputError: A sample cannot be used; the message names sample and field.
+
+    Examples:
+        >>> import espalier
+        >>> espalier.io.from_areal({"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "rewards": 1.0})
+        [{'reward': 1.0, 'input_ids': [5, 6, 7], 'loss_mask': [0, 1, 1]}]
     """
     if group_ids is not None:
         batch = {**batch, "group_id": group_ids}

@@ -25,8 +25,24 @@ from .rules import checked, identity, same_length, token_ids
 
 
 def from_skyrl(generator_output: Mapping[str, Any], turn_rewards: bool = False) -> list[dict[str, Any]]:
-    """Rows of a SkyRL `GeneratorOutput`: a dict of lists, or of tensors and arrays. turn_rewards: sum per-token rewards
-    over turns, not over the row. Returns a list of row dicts in its order. Raises InputError."""
+    """Rows of a SkyRL `GeneratorOutput`.
+
+    Args:
+        generator_output: A dict of lists, or of tensors and arrays; the module names the fields.
+        turn_rewards: Rewards of tokens become one for each turn, not one for the row.
+
+    Returns:
+        A list of row dicts, as docs/data-format.md has them, in the order of the output.
+
+    Raises:
+        InputError: A sample cannot be used; the message names sample and field.
+
+    Examples:
+        >>> import espalier
+        >>> output = {"prompt_token_ids": [[5, 6]], "response_ids": [[7, 8]], "loss_masks": [[1, 1]], "rewards": [1.0]}
+        >>> espalier.io.from_skyrl(output)
+        [{'reward': 1.0, 'input_ids': [5, 6, 7, 8], 'loss_mask': [0, 0, 1, 1]}]
+    """
     return converted([generator_output], partial(rows, turn_rewards=turn_rewards), "output")
 
 

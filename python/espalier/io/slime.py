@@ -21,9 +21,23 @@ from .rules import checked, token_ids
 
 
 def from_slime(samples: Iterable[Any], reward_key: str | None = None) -> list[dict[str, Any]]:
-    """Rows of slime's samples: a list of `Sample` objects or dicts, or a list of such lists (one for each group).
+    """Rows of slime's samples.
 
-    reward_key: the entry to use of a `reward` that is a dict. Returns a list of row dicts. Raises InputError.
+    Args:
+        samples: `Sample` objects or dicts, or lists of such (one for each group).
+        reward_key: Which entry of a `reward` that is a dict.
+
+    Returns:
+        A list of row dicts, as docs/data-format.md has them, one for each sample.
+
+    Raises:
+        InputError: A sample cannot be used; the message names sample and field.
+
+    Examples:
+        >>> import espalier
+        >>> [row] = espalier.io.from_slime([{"tokens": [5, 6, 7], "response_length": 1, "reward": 1.0, "group_index": 3}])
+        >>> row["loss_mask"], row["group_id"]
+        ([0, 0, 1], '3')
     """
     flat: list[Any] = []
     for sample in samples:

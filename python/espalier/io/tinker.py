@@ -25,8 +25,24 @@ from .rules import checked, number, same_length, token_ids
 
 
 def from_tinker(datums: Iterable[Any]) -> list[dict[str, Any]]:
-    """Rows of Tinker's datums: a list of `Datum` objects, or of dicts of the same form. Returns a list of row dicts,
-    one for each datum. Raises InputError, for example if a target with loss is not the token that follows."""
+    """Rows of Tinker's datums, whose arrays are shifted by one token.
+
+    Args:
+        datums: `Datum` objects, or dicts of the same form.
+
+    Returns:
+        A list of row dicts, as docs/data-format.md has them, one for each datum.
+
+    Raises:
+        InputError: A datum cannot be used, such as one where a target with loss is not the token that follows; the message
+            names datum and field.
+
+    Examples:
+        >>> import espalier
+        >>> datum = {"model_input": [5, 6], "loss_fn_inputs": {"target_tokens": [6, 7], "weights": [0, 1]}}
+        >>> espalier.io.from_tinker([datum])
+        [{'input_ids': [5, 6, 7], 'loss_mask': [0, 0, 1]}]
+    """
     return converted(datums, rows, "datum")
 
 

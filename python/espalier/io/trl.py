@@ -22,8 +22,24 @@ LOGPROBS = ("sampling_per_token_logps", "old_per_token_logps", "logprobs")
 
 
 def from_trl(data: Any) -> list[dict[str, Any]]:
-    """Rows of inputs of TRL's trainers: a dict (one sample, or a padded batch of GRPO's inputs), a list of dicts, or a
-    `datasets.Dataset`. Returns a list of row dicts. Raises InputError."""
+    """Rows of what TRL's trainers take and make.
+
+    Args:
+        data: A dict (one sample, or a padded batch of GRPO's inputs), a list of dicts, or a `datasets.Dataset`; the module
+            names the fields.
+
+    Returns:
+        A list of row dicts, as docs/data-format.md has them.
+
+    Raises:
+        InputError: A sample cannot be used; the message names sample and field.
+
+    Examples:
+        >>> import espalier
+        >>> [row] = espalier.io.from_trl({"prompt_ids": [5, 6], "completion_ids": [7], "advantages": 0.5})
+        >>> row["input_ids"], row["loss_mask"], row["advantage"]
+        ([5, 6, 7], [0, 0, 1], 0.5)
+    """
     records = [data] if hasattr(data, "keys") else data
     return converted(records, _rows_of_columns, "record")
 

@@ -26,11 +26,26 @@ REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
 
 
 def from_verl(data: Any, turn_rewards: bool = False) -> list[dict[str, Any]]:
-    """Rows of a verl `DataProto`, or of a dict with its tensors and non-tensor fields together.
+    """Rows of a verl `DataProto`.
 
-    data: tensors, arrays or lists with the fields listed above. turn_rewards: sum per-token rewards over turns, not over
-    the row. Returns a list of row dicts in the order of the batch. Raises InputError. Old log-probabilities, which the
-    trainer recomputes, are used only if the rollout recorded none.
+    Old log-probabilities, which the trainer computes again, are taken only where the rollout recorded none.
+
+    Args:
+        data: A `DataProto`, or a dict with its tensors and non-tensor fields together: tensors, arrays or lists, which the
+            module names.
+        turn_rewards: Rewards of tokens become one for each turn, not one for the row.
+
+    Returns:
+        A list of row dicts, as docs/data-format.md has them, in the order of the batch.
+
+    Raises:
+        InputError: A sample cannot be used; the message names sample and field.
+
+    Examples:
+        >>> import espalier
+        >>> batch = {"prompts": [[0, 5, 6]], "responses": [[7, 0]], "attention_mask": [[0, 1, 1, 1, 0]]}
+        >>> espalier.io.from_verl(batch)
+        [{'input_ids': [5, 6, 7], 'loss_mask': [0, 0, 1]}]
     """
     if hasattr(data, "batch") and hasattr(data, "non_tensor_batch"):
         parts = [part for part in (data.batch, data.non_tensor_batch) if part is not None]  # bool(TensorDict) raises

@@ -16,9 +16,26 @@ BATCH = 1024  # rows per Parquet row group
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> int:
-    """Writes rows (dicts of docs/data-format.md) as JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), packed (.safetensors) or
-    Parquet (.parquet), by the suffix of the file name. Raises InputError for an invalid row and then leaves an existing
-    file unchanged. Returns the number of rows."""
+    """Writes rows to a file, in the form that its name asks for.
+
+    These are JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), packed (.safetensors) and Parquet (.parquet).
+
+    Args:
+        rows: Dicts as docs/data-format.md has them.
+        path: The file.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        InputError: A row breaks the rules; what was at `path` before is left. Or the file cannot be written.
+
+    Examples:
+        >>> import espalier, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.jsonl"
+        >>> espalier.io.write_rows([{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}], path)
+        1
+    """
     count = 0
     with writer_of(Path(path)) as writer:
         for count, row in enumerate(rows, start=1):

@@ -29,23 +29,31 @@ def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, vo
          skip_bad_rows: bool = False, limit: int = 0, max_row_bytes: int = core.MAX_ROW_BYTES) -> Trajectories:  # fmt: skip
     """Reads rows of files as Trajectories: JSON Lines (plain, gzip or zstd, by content) or packed .safetensors.
 
-    paths          a file, or a list of files and patterns such as "rows-*.jsonl", read one after another
-    vocab_size     ids must be below it; 0: any
-    skip_bad_rows  warn of bad rows instead of raising at the first
-    limit          read at most this many good rows; 0: all
-    max_row_bytes  JSON Lines: maximum bytes of one row
+    A single packed file is mapped into memory, not read, so it has to stay as it is. Warns of ignored fields that have an
+    entry for each token.
 
-    A single packed file is memory-mapped, so it must not change while it is used. Raises InputError "FILE:LINE:
-    field `F`: expected E, received R" for a bad row. Warns of ignored fields that have an entry for each token.
+    Args:
+        paths: A file, or a list of files and patterns such as "rows-*.jsonl", read one after another.
+        vocab_size: Ids have to be below it; 0: any.
+        skip_bad_rows: Warn of bad rows instead of raising at the first.
+        limit: Read only so many good rows; 0: all.
+        max_row_bytes: JSON Lines: bytes of one row at most.
 
-    >>> import espalier, pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.jsonl"
-    >>> espalier.write(path, [{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}, {"input_ids": [5, 6]}])
-    >>> rows = espalier.read(path)
-    >>> rows
-    <espalier.Trajectories: 2 rows, 5 tokens>
-    >>> rows.input_ids.tolist(), rows.loss_weights.tolist(), rows.logprobs
-    ([5, 6, 7, 5, 6], [0, 1, 1, 1, 1], None)
+    Returns:
+        The rows of all files in order.
+
+    Raises:
+        InputError: "FILE:LINE: field `F`: expected E, received R" for a bad row; or a file cannot be read.
+
+    Examples:
+        >>> import espalier, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.jsonl"
+        >>> espalier.write(path, [{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}, {"input_ids": [5, 6]}])
+        >>> rows = espalier.read(path)
+        >>> rows
+        <espalier.Trajectories: 2 rows, 5 tokens>
+        >>> rows.input_ids.tolist(), rows.loss_weights.tolist(), rows.logprobs
+        ([5, 6, 7, 5, 6], [0, 1, 1, 1, 1], None)
     """
     names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     for name, value in {"vocab_size": vocab_size, "limit": limit, "max_row_bytes": max_row_bytes - 1}.items():
@@ -62,29 +70,54 @@ def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, vo
 
 
 def write(path: str | os.PathLike[str], rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> None:
-    """Writes rows, for `read` and the commands: dicts with the fields of docs/data-format.md, or Trajectories.
+    """Writes rows, for `read` and the commands.
 
-    Packed safetensors if the name ends in .safetensors, else JSON Lines, compressed if it ends in .gz or .zst. The file
-    appears under its name when it is complete. Raises InputError naming row and field for rows that `read` would refuse
-    and for fields that the format does not have.
+    Packed safetensors where the name ends in .safetensors, else JSON Lines; compressed where it ends in .gz or .zst. The file
+    appears under its name when it is whole.
+
+    Args:
+        path: The file.
+        rows: Dicts with the fields of docs/data-format.md, lists of token ids, a dict of columns, or Trajectories.
+
+    Raises:
+        InputError: `read` would refuse a row, or it has a field that the format does not have; the message names row and
+            field. Or the file cannot be written.
+
+    Examples:
+        >>> import espalier, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.safetensors"
+        >>> espalier.write(path, [{"input_ids": [5, 6, 7], "group_id": "a", "reward": 1.0}])
+        >>> espalier.read(path).group_id
+        ['a']
     """
     core.write(os.fspath(path), trajectories(rows))
 
 
 def trajectories(rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> Trajectories:
-    """Rows as Trajectories: dicts with the fields of docs/data-format.md, or lists of token ids. Raises like `write`.
+    """Rows as Trajectories.
 
-    Also accepts one dict of columns, those of a packed file as array-likes: offsets int64 [R + 1], input_ids int32 [N], and
-    columns that all rows have: loss_mask uint8 or bool [N] or loss_weights; logprobs, ref_logprobs and advantages [N],
-    float32 or float64; reward [R]; chosen [R]; trajectory_id, group_id and pair_id, lists of R texts; turn_rewards with
-    "turn_rewards.offsets" int64 [R + 1]; ref_topk_ids int32 and ref_topk_logprobs [N, K]; routed_experts int32 [N, W].
-    Arrays of these types are used without a copy (except offsets) and must not change; others are converted.
+    Columns of the types below are used as they are, without a copy (but for offsets), and have to stay as they are; others
+    are converted.
 
-    >>> import espalier, numpy
-    >>> tokens = numpy.array([5, 6, 7, 5, 6], numpy.int32)
-    >>> rows = espalier.trajectories({"offsets": numpy.array([0, 3, 5]), "input_ids": tokens, "reward": [0.5, 1]})
-    >>> rows, numpy.shares_memory(rows.input_ids, tokens)
-    (<espalier.Trajectories: 2 rows, 5 tokens>, True)
+    Args:
+        rows: Dicts with the fields of docs/data-format.md, or lists of token ids. Or one dict of columns, those of a packed
+            file as NumPy arrays (or what NumPy takes for some): offsets int64 [R + 1], input_ids int32 [N], and of the others
+            what all rows have: loss_mask uint8 or bool [N] or loss_weights; logprobs, ref_logprobs and advantages [N], float32
+            or float64; reward [R]; chosen [R]; trajectory_id, group_id and pair_id, lists of R texts; turn_rewards with
+            "turn_rewards.offsets" int64 [R + 1]; ref_topk_ids int32 and ref_topk_logprobs [N, K]; routed_experts int32 [N, W].
+
+    Returns:
+        The rows in order.
+
+    Raises:
+        InputError: A row or a column cannot be used; the message names row and field.
+
+    Examples:
+        >>> import espalier, numpy
+        >>> tokens = numpy.array([5, 6, 7, 5, 6], numpy.int32)
+        >>> rows = espalier.trajectories({"offsets": numpy.array([0, 3, 5]), "input_ids": tokens, "reward": [0.5, 1]})
+        >>> rows, numpy.shares_memory(rows.input_ids, tokens)
+        (<espalier.Trajectories: 2 rows, 5 tokens>, True)
     """
     if isinstance(rows, Trajectories):
         return rows

@@ -36,10 +36,12 @@ Compute = Callable[[Tensor, StepTerms], tuple[Tensor, ...]]
 class StepBatch:
     """A micro-batch of an espalier.Step and its M terms: a term is a token of one row that carries loss.
 
-    index      its place in the plan
-    rows       [M] int64, on the device of the model: the row of each term, ascending
-    positions  [M] int64: of the predicted token in its row, from 1
-    weights    [M] float32 (float64 for float64 models): of the terms by loss_mask, 1 without one"""
+    Attributes:
+        index: Its place in the plan.
+        rows: [M] int64, on the device of the model: the row of each term, ascending.
+        positions: [M] int64: of the predicted token in its row, from 1.
+        weights: [M] float32 (float64 for float64 models): of the terms by loss_mask, 1 without one.
+    """
 
     index: int
     rows: Tensor

@@ -19,40 +19,51 @@ from .routes import StepRoutes
 
 
 class Step:
-    """The forward and backward passes of one optimiser step, as a loop over the micro-batches of a plan:
+    """The forward and backward passes of one optimiser step, as a loop over the micro-batches of a plan.
 
-        step = espalier.Step(model, plan)
-        for batch in step:
-            logprobs = step.logprobs(batch)
-            step.backward(-logprobs.sum() / step.num_terms)
-
-    After it `.grad` holds the gradients of the rows trained each on its own, whatever the plan. Under partition every
-    token is encoded once: what layers leave to the micro-batches that go on from theirs is handed on, and gradients
-    come back the same way. At any time only the micro-batches of one path of the plan are held.
-
-    model      as espalier.hf.patch takes it, with a head; it is patched where it is not yet
-    plan       an espalier.Plan
-    loss_mask  which tokens carry loss: R rows of a number >= 0 for each token, or one array [N] of all rows, such as
-               `espalier.read(...).loss_weights`; 0 for none. Default: all tokens. A row's first token never does.
-               Micro-batches without such tokens, or descendants with them, do not run. Numbers other than 1 are weights:
-               a loss multiplies its terms by `batch.weights`, and divides by `total_weight` for a mean. A loss for which
-               nobody asked for them is refused.
-    recompute  False: the activations of a micro-batch are kept until those that go on from it are done. True: it runs
-               forward twice, at first without a graph, and is given to the loop after them; each micro-batch has the
-               memory for itself.
-    routed_experts
-               recorded expert routes that the routers of a mixture of experts replay, as those of a patched model do:
-               R rows of integers [n, L, K] (K experts for each token and each of L routers or layers, -1 for none), or
-               one array [N, L, K] or [N, L * K] of all rows, such as `espalier.read(...).routed_experts`. The forest
-               has to be built from rows with the same routes, so that tokens with different ones are not shared.
+    After the loop `.grad` holds the gradients of the rows trained each on its own, whatever the plan. Under partition every
+    token is encoded once: what layers leave to the micro-batches that go on from theirs is handed on, and gradients come back
+    the same way. At any time only the micro-batches of one path of the plan are held.
 
     On several ranks a plan may be empty, and gradients come together by espalier.distributed.
 
-    A loop under torch.no_grad() runs forward alone, and wants no backward. A step may be looped over again. Where a loop
-    with gradients is left early, by break or an error, `.grad` holds those of the micro-batches that were done. A
-    warning says so, and the next loop over the model with gradients raises InputError, unless they were zeroed since or
-    discarded by `discard`. Raises Unsupported for models as espalier.hf.patch does; for compiled ones; for a backend
-    without context under partition; and for losses of routers, which depend on all micro-batches at once."""
+    A loop under torch.no_grad() runs forward alone, and wants no backward. A step may be looped over again. Where a loop with
+    gradients is left early, by break or an error, `.grad` holds those of the micro-batches that were done. A warning says so,
+    and the next loop over the model with gradients raises InputError, unless they were zeroed since or discarded by `discard`.
+
+    Args:
+        model: As `espalier.hf.patch` takes it, with a head; it is patched where it is not yet.
+        plan: As `espalier.plan` makes it.
+        loss_mask: Which tokens carry loss: R rows of a number >= 0 for each token, or one array [N] of all rows, such as
+            `espalier.read(...).loss_weights`; 0 for none. Default: all tokens. A row's first token never does. Micro-batches
+            without such tokens, or descendants with them, do not run. Numbers other than 1 are weights: a loss multiplies its
+            terms by `batch.weights`, and divides by `total_weight` for a mean. A loss for which nobody asked for them is
+            refused.
+        recompute: False: the activations of a micro-batch are kept until those that go on from it are done. True: it runs
+            forward twice, at first without a graph, and is given to the loop after them; each micro-batch has the memory for
+            itself.
+        routed_experts: Recorded expert routes that the routers of a mixture of experts replay, as those of a patched model do:
+            R rows of integers [n, L, K] (K experts for each token and each of L routers or layers, -1 for none), or one array
+            [N, L, K] or [N, L * K] of all rows, such as `espalier.read(...).routed_experts`. The forest has to be built from
+            rows with the same routes, so that tokens with different ones are not shared.
+
+    Raises:
+        Unsupported: As `espalier.hf.patch` does; for compiled models; for a backend without context under partition; and for
+            losses of routers, which depend on all micro-batches at once.
+        InputError: An argument cannot be used.
+
+    Examples:
+        >>> import espalier, torch, transformers
+        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        ...                                   num_attention_heads=4, num_key_value_heads=2)
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> plan = espalier.plan(espalier.build([[11, 12, 13, 14], [11, 12, 13, 15]]), token_budget=8)
+        >>> step = espalier.Step(model, plan)
+        >>> for batch in step:
+        ...     step.backward(-step.logprobs(batch).sum() / step.num_terms)
+        >>> step.num_terms, model.lm_head.weight.grad.shape
+        (6, torch.Size([97, 32]))
+    """
 
     def __init__(self, model: Any, plan: Plan, *, loss_mask: Any = None, recompute: bool = False,
                  routed_experts: Any = None) -> None:  # fmt: skip
@@ -104,8 +115,19 @@ class Step:
                       RuntimeWarning, stacklevel=3)  # fmt: skip
 
     def discard(self) -> None:
-        """Ends a loop that was left early, and forgets gradients: `.grad` of all parameters is None afterwards, that
-        of earlier loops too. The step may then be looped over again."""
+        """Ends a loop that was left early, and forgets gradients.
+
+        `.grad` of all parameters is None afterwards, that of earlier loops too. The step may then be looped over again.
+
+        Examples:
+            >>> import espalier, torch, transformers
+            >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            ...                                   num_attention_heads=4, num_key_value_heads=2)
+            >>> model = transformers.LlamaForCausalLM(config)
+            >>> plan = espalier.plan(espalier.build([[11, 12, 13, 14], [11, 12, 13, 15]]), token_budget=8)
+            >>> step = espalier.Step(model, plan)
+            >>> step.discard()
+        """
         if self._pass is not None:
             self._pass.close()
         self._model.discard()
@@ -118,12 +140,33 @@ class Step:
 
     def logprobs(self, batch: StepBatch, *, temperature: float = 1.0,
                  entropy: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-        """Log-probabilities [M] of the terms of the micro-batch, in float32 (float64 for float64 models): those of
-        batch.positions[m] in row batch.rows[m]. temperature: a number that divides logits.
+        """Log-probabilities of the terms of the micro-batch: those of batch.positions[m] in row batch.rows[m].
 
-        With entropy=True (logprobs, entropy), entropies [M] of the distributions that they come from, which are
-        differentiable as well. Every micro-batch runs once: call this or `hidden`, once. Raises InputError for another
-        micro-batch than the loop's."""
+        Every micro-batch runs once: call this or `hidden`, once.
+
+        Args:
+            batch: The micro-batch that the loop gave last, of M terms.
+            temperature: A number that divides logits.
+            entropy: Give entropies as well.
+
+        Returns:
+            [M], float32 (float64 for float64 models), natural logarithms. With entropy=True (logprobs, entropy), entropies [M] of
+            the distributions that they come from, which are differentiable as well.
+
+        Raises:
+            InputError: The micro-batch is not the loop's.
+
+        Examples:
+            >>> import espalier, torch, transformers
+            >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            ...                                   num_attention_heads=4, num_key_value_heads=2)
+            >>> model = transformers.LlamaForCausalLM(config)
+            >>> plan = espalier.plan(espalier.build([[11, 12, 13, 14], [11, 12, 13, 15]]), token_budget=8)
+            >>> step = espalier.Step(model, plan)
+            >>> with torch.no_grad():
+            ...     [step.logprobs(batch).shape for batch in step]
+            [torch.Size([6])]
+        """
 
         def compute(hidden: Tensor, terms: StepTerms) -> tuple[Tensor, ...]:
             rows = hidden.index_select(0, terms.sources)
@@ -135,7 +178,28 @@ class Step:
         return outputs if entropy else outputs[0]
 
     def hidden(self, batch: StepBatch) -> Tensor:
-        """Hidden states [M, H] after the last norm, each that which predicts the term, for heads of your own."""
+        """Hidden states after the last norm, each that which predicts the term, for heads of your own.
+
+        Args:
+            batch: The micro-batch that the loop gave last, of M terms.
+
+        Returns:
+            [M, H], in the dtype of the model.
+
+        Raises:
+            InputError: The micro-batch is not the loop's.
+
+        Examples:
+            >>> import espalier, torch, transformers
+            >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            ...                                   num_attention_heads=4, num_key_value_heads=2)
+            >>> model = transformers.LlamaForCausalLM(config)
+            >>> plan = espalier.plan(espalier.build([[11, 12, 13, 14], [11, 12, 13, 15]]), token_budget=8)
+            >>> step = espalier.Step(model, plan)
+            >>> with torch.no_grad():
+            ...     [step.hidden(batch).shape for batch in step]
+            [torch.Size([6, 32])]
+        """
 
         def compute(hidden: Tensor, terms: StepTerms) -> tuple[Tensor, ...]:
             return (Expand.apply(hidden, terms.sources[terms.edge_row[terms.edges]]),)  # type: ignore[no-untyped-call]
@@ -143,12 +207,27 @@ class Step:
         return self._current().outputs(batch, compute)[0]
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of the micro-batch's loss to `.grad`, at once or when the micro-batches that go on from it
-        are done; all are done after the loop.
+        """Adds the gradients of the micro-batch's loss to `.grad`.
 
-        loss: one number, of what logprobs or hidden gave for this micro-batch. Losses of all are added up, so that a
-        mean divides by a number of the whole step, such as num_terms. Raises InputError for a second loss, and at the
-        next micro-batch for none."""
+        That happens at once or when the micro-batches that go on from it are done; all are done after the loop.
+
+        Args:
+            loss: One number, of what `logprobs` or `hidden` gave for this micro-batch. Losses of all are added up, so that a mean
+                divides by a number of the whole step, such as num_terms.
+
+        Raises:
+            InputError: It is the second loss of the micro-batch. Without any, the next micro-batch raises.
+
+        Examples:
+            >>> import espalier, torch, transformers
+            >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            ...                                   num_attention_heads=4, num_key_value_heads=2)
+            >>> model = transformers.LlamaForCausalLM(config)
+            >>> plan = espalier.plan(espalier.build([[11, 12, 13, 14], [11, 12, 13, 15]]), token_budget=8)
+            >>> step = espalier.Step(model, plan)
+            >>> for batch in step:
+            ...     step.backward(-step.logprobs(batch).sum() / step.num_terms)
+        """
         self._current().backward(loss)
 
     def _current(self) -> Pass:

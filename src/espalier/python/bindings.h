@@ -15,7 +15,10 @@ void translate_errors();
 /// that has released it may call this.
 void check_signals();
 
-/// A call guard for long work: releases the GIL and polls signals.
+/// Iterates over an object that has a length and indices.
+nanobind::object iterator_of(nanobind::handle sequence);
+
+/// A call guard for long work: the GIL is released, and signals are looked at from time to time.
 struct Interruptible {
   nanobind::gil_scoped_release release;
   InterruptScope scope{check_signals};

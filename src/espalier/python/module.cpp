@@ -3,6 +3,10 @@
 
 #include "espalier/python/bindings.h"
 
+nanobind::object espalier::python::iterator_of(nanobind::handle sequence) {
+  return nanobind::steal(PySeqIter_New(sequence.ptr()));
+}
+
 NB_MODULE(_core, module) {
   module.doc() = "The compiled part of Espalier that does not need LibTorch.";
   module.attr("__version__") = ESPALIER_VERSION;

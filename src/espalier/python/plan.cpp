@@ -237,7 +237,8 @@ void bind_batch_class(nb::module_& module) {
           "is\n"
           "(ancestor, column_begin, column_end, row_begin, row_end, position): these columns of the "
           "ancestor's\n"
-          "layout are visible to these rows of this layout; the first column has this position on its path.")
+          "layout are visible to these rows of this one's; the first column has this position on its path.",
+          nb::for_getter(nb::sig("def context(self) -> numpy.typing.NDArray[numpy.int64]")))
       .def_prop_ro(
           "context_runs",
           [](const PlannedBatch& self) { return take(std::vector(self.batch().context_runs)); },
@@ -246,8 +247,8 @@ void bind_batch_class(nb::module_& module) {
       .def("layout", &layout, nb::call_guard<nb::gil_scoped_release>(),
            "The tokens that it encodes as a Layout, without its context. A path in it is the part of a "
            "trajectory\n"
-           "in this micro-batch.")
-      .def("to_dict", &batch_dict,
+           "that lies in this micro-batch.")
+      .def("to_dict", &batch_dict, nb::sig("def to_dict(self) -> dict[str, typing.Any]"),
            "Its counts, trajectories and runs [begin, end, parent run] of forest tokens.")
       .def("__repr__", &batch_text);
 }
@@ -292,8 +293,10 @@ void bind_plan_class(nb::module_& module) {
           "speedup_over_append_only", [](const ForestPlan& self) { return self.gains.over_append_only; },
           "Likewise over append-only merging, which drops trajectories that others extend.")
       .def("to_dict", &plan_dict,
-           "The plan as numbers, lists and dicts, as `espalier plan --json` prints it.")
+           "The plan as numbers, lists and dicts, as `espalier plan --json` prints it.",
+           nb::sig("def to_dict(self) -> dict[str, typing.Any]"))
       .def("__len__", &num_batches)
+      .def("__iter__", &iterator_of, nb::sig("def __iter__(self) -> collections.abc.Iterator[MicroBatch]"))
       .def("__getitem__", &batch_at, nb::arg("index"), nb::keep_alive<0, 1>())
       .def("__repr__", &plan_text);
 }

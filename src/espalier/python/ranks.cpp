@@ -54,6 +54,7 @@ void bind_ranks(nb::module_& module) {
           "repeated_tokens", &RankPlan::repeated_tokens,
           "Prefix tokens that are encoded more than once: the tokens of all ranks less those of the forest.")
       .def("__len__", [](const RankPlan& plan) { return plan.ranks.size(); })
+      .def("__iter__", &iterator_of, nb::sig("def __iter__(self) -> collections.abc.Iterator[RankShare]"))
       .def("__getitem__", &share_at, nb::arg("rank"), nb::rv_policy::reference_internal)
       .def("__repr__", &plan_text);
   module.def(

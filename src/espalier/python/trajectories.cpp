@@ -262,6 +262,11 @@ Trajectories of_columns(const nb::dict& columns) {
   return rows;
 }
 
+/// What stubs say of a property whose type C++ does not tell.
+auto typed(const char* signature) {
+  return nb::for_getter(nb::sig(signature));
+}
+
 void bind_class(nb::module_& module) {
   using Class = Trajectories;
   nb::class_<Class>(
@@ -272,34 +277,51 @@ void bind_class(nb::module_& module) {
       "files of\n"
       "the mapped file; columns that no row has are None. Index r returns a copy of the row as a dict.")
       .def_prop_ro(
-          "offsets", [](Rows self) { return array(of(self).offsets, self); }, "int64 [R + 1]")
+          "offsets", [](Rows self) { return array(of(self).offsets, self); }, "int64 [R + 1]",
+          typed("def offsets(self) -> numpy.typing.NDArray[numpy.int64]"))
       .def_prop_ro(
-          "input_ids", [](Rows self) { return array(of(self).input_ids, self); }, "int32 [N]")
+          "input_ids", [](Rows self) { return array(of(self).input_ids, self); }, "int32 [N]",
+          typed("def input_ids(self) -> numpy.typing.NDArray[numpy.int32]"))
       .def_prop_ro(
           "loss_weights", [](Rows self) { return array(of(self).loss_weights, self); },
-          "[N], uint8 if the rows have a mask, else float32 or float64; 1 where they have neither")
-      .def_prop_ro("logprobs", optional_of(&Class::logprobs), "float32 or float64 [N]: behaviour policy")
+          "[N], uint8 if the rows have a mask, else float32 or float64; 1 where they have neither",
+          typed("def loss_weights(self) -> numpy.typing.NDArray[numpy.uint8] | "
+                "numpy.typing.NDArray[numpy.floating]"))
+      .def_prop_ro("logprobs", optional_of(&Class::logprobs), "float32 or float64 [N]: behaviour policy",
+                   typed("def logprobs(self) -> numpy.typing.NDArray[numpy.floating] | None"))
       .def_prop_ro("ref_logprobs", optional_of(&Class::ref_logprobs),
-                   "float32 or float64 [N]: reference model")
-      .def_prop_ro("advantages", optional_of(&Class::advantages), "float32 or float64 [N]")
-      .def_prop_ro("reward", optional_of(&Class::reward), "float32 or float64 [R]")
+                   "float32 or float64 [N]: reference model",
+                   typed("def ref_logprobs(self) -> numpy.typing.NDArray[numpy.floating] | None"))
+      .def_prop_ro("advantages", optional_of(&Class::advantages), "float32 or float64 [N]",
+                   typed("def advantages(self) -> numpy.typing.NDArray[numpy.floating] | None"))
+      .def_prop_ro("reward", optional_of(&Class::reward), "float32 or float64 [R]",
+                   typed("def reward(self) -> numpy.typing.NDArray[numpy.floating] | None"))
       .def_prop_ro("turn_rewards", &turn_rewards,
-                   "float32 or float64: one per turn, row r has [turn_reward_offsets[r], "
-                   "turn_reward_offsets[r + 1])")
-      .def_prop_ro("turn_reward_offsets", &turn_reward_offsets, "int64 [R + 1]")
-      .def_prop_ro(
-          "ref_topk_ids", &ref_topk_ids,
-          "int32 [N, K]: the reference model's most likely tokens at each position, -1 where there are none")
-      .def_prop_ro("ref_topk_logprobs", &ref_topk_logprobs,
-                   "float32 or float64 [N, K], 0 where there are none")
-      .def_prop_ro("chosen", optional_of(&Class::chosen), "uint8 [R]")
+                   "float32 or float64: one for each turn, row r has those of [turn_reward_offsets[r], "
+                   "turn_reward_offsets[r + 1])",
+                   typed("def turn_rewards(self) -> numpy.typing.NDArray[numpy.floating] | None"))
+      .def_prop_ro("turn_reward_offsets", &turn_reward_offsets, "int64 [R + 1]",
+                   typed("def turn_reward_offsets(self) -> numpy.typing.NDArray[numpy.int64] | None"))
+      .def_prop_ro("ref_topk_ids", &ref_topk_ids,
+                   "int32 [N, K]: the reference model's most likely tokens in place of each, -1 where it has "
+                   "none",
+                   typed("def ref_topk_ids(self) -> numpy.typing.NDArray[numpy.int32] | None"))
+      .def_prop_ro("ref_topk_logprobs", &ref_topk_logprobs, "float32 or float64 [N, K], 0 where it has none",
+                   typed("def ref_topk_logprobs(self) -> numpy.typing.NDArray[numpy.floating] | None"))
+      .def_prop_ro("chosen", optional_of(&Class::chosen), "uint8 [R]",
+                   typed("def chosen(self) -> numpy.typing.NDArray[numpy.uint8] | None"))
       .def_prop_ro("present", &present,
-                   "uint8 [R] by name, for the columns that only some rows have; they hold 0 for the others")
+                   "uint8 [R] by name, for the columns that only some rows have; they hold 0 for the others",
+                   typed("def present(self) -> dict[str, numpy.typing.NDArray[numpy.uint8]]"))
       .def_prop_ro("trajectory_id", texts_of(&Class::trajectory_id),
-                   "list of str [R], empty for rows without one")
-      .def_prop_ro("group_id", texts_of(&Class::group_id), "list of str [R], empty for rows without one")
-      .def_prop_ro("pair_id", texts_of(&Class::pair_id), "list of str [R], empty for rows without one")
-      .def_prop_ro("routed_experts", &routes, "int32 [N, routes per token], -1 in rows without routes")
+                   "list of str [R], empty where a row has none",
+                   typed("def trajectory_id(self) -> list[str] | None"))
+      .def_prop_ro("group_id", texts_of(&Class::group_id), "list of str [R], empty where a row has none",
+                   typed("def group_id(self) -> list[str] | None"))
+      .def_prop_ro("pair_id", texts_of(&Class::pair_id), "list of str [R], empty where a row has none",
+                   typed("def pair_id(self) -> list[str] | None"))
+      .def_prop_ro("routed_experts", &routes, "int32 [N, routes per token], -1 in rows without routes",
+                   typed("def routed_experts(self) -> numpy.typing.NDArray[numpy.int32] | None"))
       .def_prop_ro("num_rows", &Class::num_rows, "R")
       .def_prop_ro("num_tokens", &Class::num_tokens, "N")
       .def(
@@ -308,9 +330,12 @@ void bind_class(nb::module_& module) {
             check_index(rows, r);
             return rows.name(r);
           },
-          nb::arg("row"), "The row's name in messages: its trajectory_id, or its number.")
+          nb::arg("row"),
+          "What the row is called in messages: its trajectory_id, or its number.\n\nArgs:\n    row: Its "
+          "number.")
       .def("__len__", &Class::num_rows)
-      .def("__getitem__", &row_dict, nb::arg("row"))
+      .def("__getitem__", &row_dict, nb::arg("row"),
+           nb::sig("def __getitem__(self, row: int, /) -> dict[str, typing.Any]"))
       .def("__repr__", &text);
 }
 

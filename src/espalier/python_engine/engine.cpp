@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,8 +21,11 @@
 #include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
 #include "espalier/measure/kernel_check.h"
+#include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/custom.h"
+#include "espalier/ops/checks.h"
+#include "espalier/plan/adapter_cost.h"
 #include "espalier/python_engine/options.h"
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/sample/prompts.h"
@@ -29,6 +33,7 @@
 #include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/optimizer/step_trainer.h"
 #include "espalier/train/run/checkpoint.h"
+#include "espalier/train/run/load_model.h"
 #include "espalier/train/run/resume.h"
 #include "espalier/train/run/step_metrics.h"
 
@@ -79,6 +84,10 @@ TermsOfRows terms_of_rows(const Step& step) {
   TermsOfRows terms{.offsets = step.terms.offsets, .positions = {}};
   for (const Term& term : step.terms.values) terms.positions.push_back(term.position);
   return terms;
+}
+
+const char* trained_things(bool is_adapter) {
+  return is_adapter ? "an adapter" : "all weights";
 }
 
 fs::path plain_path(const fs::path& folder) {
@@ -132,15 +141,20 @@ struct Engine::State {
         stop_ids(model),
         trainer(loaded(model), given.train.optimizer),
         config(trainer.decoder().config()),
-        cost(model_cost(config)),
+        lora(given.lora.trained(config)),
+        cost(lora ? with_adapters(model_cost(config), config, *lora) : model_cost(config)),
         routers(router_shape(config)),
         times(given.planning.costs({.config = config, .dtype = dtype, .device = device}).time) {}
 
   Decoder loaded(const fs::path& model) const {
-    Decoder decoder = load_decoder(model, dtype, device);
-    if (options.train.freeze_pad_embedding) decoder.freeze_pad_embedding();
-    return decoder;
+    TrainOptions train = options.train;
+    train.model = model;
+    train.device = device;
+    return load_model(train);
   }
+
+  /// What is trained is in this dtype.
+  at::ScalarType trained_dtype() const { return lora ? detail::accumulator_dtype(dtype) : dtype; }
 
   EngineOptions options;
   at::Device device;
@@ -149,9 +163,10 @@ struct Engine::State {
   StopIds stop_ids;
   StepTrainer trainer;
   const DecoderConfig& config;
+  std::optional<LoraOptions> lora;  // of the adapter that is trained
   ModelCost cost;
   RouterShape routers;
-  TimeModel times;        // for comparing plans
+  TimeModel times;        // for comparing plans, without adapters
   int64_t step = 0;       // optimiser steps done
   double grad_norm = 0;   // of the accumulated gradients
   int64_t num_added = 0;  // calls of forward_backward since the last step
@@ -167,13 +182,14 @@ struct Engine::State {
   PlanCosts costs(const Objective& objective, int64_t ref_topk = 0) const {
     PlanCosts costs{times, memory_model(config, dtype, objective, device, ref_topk)};
     costs.memory.optimizer_bytes_per_parameter = optimizer_bytes(options.train.optimizer.kind, dtype);
-    return costs;
+    return lora ? with_adapters(std::move(costs), config, *lora) : costs;
   }
 
   void check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const;
   Metrics forward_backward(const Trajectories& rows, const Indices& indices,
                            const ObjectiveOptions& objective, const TermFunction& function,
                            const Progress& progress);
+  void check_adapter_of(const fs::path& checkpoint) const;
   void check_checkpoint(const fs::path& folder, const RunState& saved, std::vector<std::string>* notes) const;
 };
 
@@ -269,19 +285,47 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
   }
 }
 
+void Engine::State::check_adapter_of(const fs::path& folder) const {
+  const Adapter& own = trainer.decoder().adapter();
+  const Adapter saved = load_adapter(folder, config, dtype).adapter;
+  ESPALIER_CHECK(
+      saved.scale == own.scale,
+      "{}: expected an adapter with scale {:g} (alpha over rank), that of the engine, received {:g}",
+      folder.string(), own.scale, saved.scale);
+  const auto shapes_of = [](const Adapter& adapter) {
+    std::vector<std::string> shapes;
+    for (const Parameter& parameter : adapter.parameters) {
+      shapes.push_back(fmt::format("{} [{}]", parameter.name, fmt::join(parameter.value.sizes(), ", ")));
+    }
+    return shapes;
+  };
+  const std::vector<std::string> expected = shapes_of(own), received = shapes_of(saved);
+  const auto [mine, theirs] = std::ranges::mismatch(expected, received);
+  const auto shown = [](const auto& at, const auto& all) { return at == all.end() ? "no more" : *at; };
+  ESPALIER_CHECK(mine == expected.end() && theirs == received.end(),
+                 "{}: expected an adapter with {}, as the engine's, received one with {}", folder.string(),
+                 shown(mine, expected), shown(theirs, received));
+}
+
 void Engine::State::check_checkpoint(const fs::path& folder, const RunState& saved,
                                      std::vector<std::string>* notes) const {
   const std::string fault = manifest_fault(folder, checkpoint_name(saved.step),
                                            [&](const std::string& note) { notes->push_back(note); });
   ESPALIER_CHECK(fault.empty(), "{}: the checkpoint is damaged: {}", folder.string(), fault);
-  const auto difference =
-      config_difference(read_json_file<nlohmann::ordered_json>(folder / "config.json"), source.config());
+  const bool is_adapter = fs::exists(folder / kAdapterConfigFile);
+  ESPALIER_CHECK(is_adapter == lora.has_value(),
+                 "{}: expected a checkpoint of {}, as the engine trains, received one of {}", folder.string(),
+                 trained_things(lora.has_value()), trained_things(is_adapter));
+  const auto saved_config =
+      is_adapter ? saved.model_config : read_json_file<nlohmann::ordered_json>(folder / "config.json");
+  const auto difference = config_difference(saved_config, source.config());
   if (difference) {
     throw InputError(
         fmt::format("{}: expected a checkpoint of the same model, received one of another: {} is {} in its "
                     "config.json, {} here",
                     folder.string(), difference->key, difference->before, difference->now));
   }
+  if (is_adapter) check_adapter_of(folder);
   if (!saved.settings) return;
   for (const auto& [name, own] : {std::pair("dtype", dtype_name(dtype)),
                                   std::pair("optimizer", to_string(options.train.optimizer.kind))}) {
@@ -401,11 +445,12 @@ void Engine::save(const fs::path& folder, const std::string& dtype) {
   plainly([&] {
     const fs::path path = plain_path(folder);
     ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
-    const at::ScalarType saved = dtype.empty() ? state_->dtype : parse_dtype(dtype);
+    const at::ScalarType saved = dtype.empty() ? state_->trained_dtype() : parse_dtype(dtype);
     RunState state{.step = state_->step, .data_hashes = {}, .settings = RunSettings{}};
     state.settings->fixed = {{"dtype", dtype_name(state_->dtype)},
                              {"save-dtype", dtype_name(saved)},
                              {"optimizer", to_string(state_->options.train.optimizer.kind)}};
+    if (state_->lora) state.model_config = state_->source.config();
     write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
                      state_->trainer.decoder(), state_->trainer.optimizer(), state);
   });

@@ -43,9 +43,10 @@ struct HostArray {
   void* values = nullptr;  // valid while the owner lives
 };
 
-/// The options of engines and objectives as JSON (OptionList::description).
+/// The options of engines, objectives and sampling as JSON (OptionList::description).
 std::string engine_options_json();
 std::string objective_options_json();
+std::string sampling_options_json();
 
 /// Sets the command with which engines on a GPU check its kernels (measure/kernel_check.h). Three arguments
 /// are appended: family, device, file; the process must call check_kernels with them.
@@ -62,7 +63,7 @@ bool prove_kernels(int index);
 /// and load change weights; if one of them fails half-way, only load is allowed afterwards.
 class Engine {
  public:
-  /// Opens the device and loads the model.
+  /// Opens the device and loads the model, with an adapter to train if the options ask for one.
   Engine(const std::filesystem::path& model, const NamedTexts& options);
   ~Engine();
 
@@ -90,12 +91,13 @@ class Engine {
   std::vector<HostArray> gradients();
   void zero_gradients();
 
-  /// Saves a checkpoint (train/run/checkpoint.h) in a folder that must not exist. `dtype`: of the saved
-  /// weights; "": that of the engine.
+  /// Saves a checkpoint (train/run/checkpoint.h) in a folder that must not exist: the model, or only the
+  /// adapter if one is trained. `dtype`: of the saved weights; "": that of the engine.
   void save(const std::filesystem::path& folder, const std::string& dtype);
 
   /// Loads weights and optimiser and clears the gradients. Returns notes about oddities of the folder. Throws
-  /// InputError, before any change, if the checkpoint is damaged, or has another model, dtype or optimiser.
+  /// InputError, before any change, if the checkpoint is damaged, or has another model, dtype, optimiser or
+  /// adapter.
   std::vector<std::string> load(const std::filesystem::path& folder);
 
   int64_t step() const;  // optimiser steps done

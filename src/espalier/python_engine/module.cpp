@@ -161,4 +161,5 @@ NB_MODULE(_engine, module) {
       "the masked form there.");
   module.def("engine_options", &engine_options_json, "Options of an Engine, as JSON.");
   module.def("objective_options", &objective_options_json, "Options of objectives, as JSON.");
+  module.def("sampling_options", &sampling_options_json, "Options of sampling, as JSON.");
 }

@@ -27,6 +27,11 @@ void parse(const NamedTexts& texts, OptionList* list) {
   list->set(texts);
 }
 
+void add(SamplingOptions* options, OptionList* list) {
+  options->add_sampling(list);
+  options->add_sizes(list);
+}
+
 }  // namespace
 
 void EngineOptions::add(OptionList* list) {
@@ -37,6 +42,8 @@ void EngineOptions::add(OptionList* list) {
   planning.add(list, /*predicts=*/false);
   device.add(list, /*trains=*/true);
   add_threads(list);
+  lora.add(list);
+  list->add("seed", &train.seed, "Seed of new adapters", {.group = "LoRA"});
 }
 
 EngineOptions parse_engine_options(const NamedTexts& texts) {
@@ -44,6 +51,8 @@ EngineOptions parse_engine_options(const NamedTexts& texts) {
   OptionList list;
   options.add(&list);
   parse(texts, &list);
+  options.train.lora = options.lora.options();
+  options.train.adapter = options.lora.adapter;
   return options;
 }
 
@@ -59,8 +68,7 @@ ObjectiveOptions parse_objective_options(const NamedTexts& texts) {
 SamplingOptions parse_sampling_options(const NamedTexts& texts) {
   SamplingOptions options;
   OptionList list;
-  options.add_sampling(&list);
-  options.add_sizes(&list);
+  add(&options, &list);
   parse(texts, &list);
   return options;
 }
@@ -76,6 +84,13 @@ std::string objective_options_json() {
   ObjectiveOptions options;
   OptionList list;
   add_objective_options(&options, &list);
+  return list.description().dump();
+}
+
+std::string sampling_options_json() {
+  SamplingOptions options;
+  OptionList list;
+  add(&options, &list);
   return list.description().dump();
 }
 

@@ -8,6 +8,7 @@
 #include "espalier/measure/planning.h"
 #include "espalier/python_engine/engine.h"
 #include "espalier/sample/sampling_options.h"
+#include "espalier/train/lora_flags.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier::python_engine {
@@ -16,6 +17,7 @@ struct EngineOptions {
   TrainOptions train;
   Planning planning;
   DeviceOptions device;
+  LoraFlags lora;  // of which `train` has what they ask for, once they are parsed
 
   void add(OptionList* list);
 };

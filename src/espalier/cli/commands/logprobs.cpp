@@ -13,7 +13,6 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/data_flags.h"
-#include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/data/writer.h"
 #include "espalier/engine/cost.h"
@@ -25,6 +24,7 @@
 #include "espalier/plan/planner.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/sample/distributions.h"
+#include "espalier/train/lora_flags.h"
 
 namespace espalier::cli {
 namespace {

@@ -5,12 +5,12 @@
 #include "espalier/base/partial_folder.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
+#include "espalier/train/lora_flags.h"
 
 #include <algorithm>
 #include <memory>

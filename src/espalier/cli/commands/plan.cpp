@@ -8,7 +8,6 @@
 #include "espalier/base/output.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/data_flags.h"
-#include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/cli/print/plan_table.h"
@@ -23,6 +22,7 @@
 #include "espalier/plan/cost_model_file.h"
 #include "espalier/plan/planner.h"
 #include "espalier/runtime/progress.h"
+#include "espalier/train/lora_flags.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier::cli {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/cli/flags/lora_flags.h"
+#include "espalier/train/lora_flags.h"
 
 #include "espalier/base/check.h"
 #include "espalier/model/weights/adapter_folder.h"
 
-namespace espalier::cli {
+namespace espalier {
 
 void add_adapter(OptionList* list, std::string* adapter, const std::string& help, OptionTraits traits) {
   traits.path = PathKind::kFolder;
@@ -44,4 +44,4 @@ std::optional<LoraOptions> LoraFlags::trained(const DecoderConfig& config) const
   return given;
 }
 
-}  // namespace espalier::cli
+}  // namespace espalier

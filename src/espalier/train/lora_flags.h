@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of low-rank adapters (LoRA), shared by commands.
+// Options of low-rank adapters (LoRA), shared by commands and Python.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 #include "espalier/config/config.h"
 #include "espalier/config/lora.h"
 
-namespace espalier::cli {
+namespace espalier {
 
 /// Adds --adapter.
 void add_adapter(OptionList* list, std::string* adapter, const std::string& help, OptionTraits traits = {});
@@ -29,4 +29,4 @@ struct LoraFlags {
   std::optional<LoraOptions> trained(const DecoderConfig& config) const;
 };
 
-}  // namespace espalier::cli
+}  // namespace espalier
