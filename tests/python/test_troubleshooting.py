@@ -13,7 +13,7 @@ import pytest
 from conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
-from messages import messages, sources, tidy  # noqa: E402
+from messages import messages, sources, tidy
 
 PAGE = (REPOSITORY / "docs/troubleshooting.md").read_text(encoding="utf-8")
 GENERAL = {"expected ..., received", "...: ...: expected ..., received ...", "cannot ...:", "row ...:", "--model ...:", "source ...:"}
