@@ -79,7 +79,8 @@ def make_desk(folder):
             (folder / "examples" / path.name).symlink_to(path)
     with open(examples / "tau_airline_part.jsonl") as source, open(folder / "examples/tau_airline_part.jsonl", "w") as target:
         for chat in map(json.loads, source):
-            target.write(json.dumps({**chat, "messages": chat["messages"][:6]}) + "\n")
+            messages = [{**each, "content": each["content"] and each["content"][:2500 if each["role"] == "system" else 120]} for each in chat["messages"][:6]]
+            target.write(json.dumps({**chat, "messages": messages}) + "\n")
     (folder / "texts.jsonl").write_text('{"text": "a first text"}\n{"text": "a first word"}\n')
     os.environ["M"] = str(folder / "model")
 
