@@ -3,6 +3,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def test_pages_that_show_something_else_are_found(tmp_path):
     page.write_text("```python\nprint('a 1')\n```\n```text title=\"similar\"\na 2\n```\n")
     assert run_page(page, tmp_path) == 1
     check_lines("a 1\n", "a 2\n")
+
+
+def test_quickstarts_are_not_run_with_the_package_of_the_clone(tmp_path):
+    """scripts/quickstarts.sh proves what is installed."""
+    (tmp_path / "espalier").symlink_to(REPOSITORY / "python/espalier")
+    (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} PYTHONSAFEPATH= exec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run([REPOSITORY / "scripts/quickstarts.sh", tmp_path / "python"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "received that of this clone" in done.stderr or "expected a Python with espalier, torch" in done.stderr
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
