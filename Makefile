@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test test-machines test-machines-short core-test cuda asan tsan fuzz lint format demo demo-tiny demo-rl examples clean
+.PHONY: help setup build command test test-machines test-machines-short core-test cuda asan tsan fuzz lint format demo demo-tiny demo-rl examples docs clean
 
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
@@ -62,7 +62,7 @@ format: setup  ## clang-format all sources in place
 command: setup
 	@scripts/build.sh release espalier
 
-demo: command  ## prepare, inspect, verify, train and bench on real conversations (20 minutes on two cores, most of them compiling, the first time)
+demo: command  ## prepare, inspect, verify, train and bench on real conversations (about 10 minutes on two cores the first time, most of them compiling)
 	@scripts/demo.sh
 
 demo-tiny: command  ## the same with a small random model (under two minutes once built)
@@ -79,6 +79,9 @@ examples: command  ## every program of examples/, with its measured gain (some m
 	@for example in $(EXAMPLES); do \
 	  PYTHONPATH=python $(PYTHON) examples/$$example.py || exit 1; \
 	done
+
+docs: command  ## the site of docs/ in build/site; dead links are errors (scripts/docs.sh --serve shows it)
+	@scripts/docs.sh
 
 clean:  ## remove what was built (not .venv, data or runs)
 	rm -rf build bin

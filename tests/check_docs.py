@@ -9,7 +9,7 @@ Rules: the target of a relative link exists, and so does the heading that its an
 `engine/batch.h`, is a file below the root of the repository, src/espalier or src/espalier/ops; a path that ends in a slash is a
 folder there. `FILE: name` demands that the file has the name. A component in capitals stands for the reader's own name and
 is not checked. A table ends at an empty line: Markdown takes any other line for a row. The table of docs/architecture.md says the
-same as MAY_INCLUDE of check_layers.py.
+same as MAY_INCLUDE of check_layers.py. Every page of docs/ is in the navigation of mkdocs.yml.
 """
 
 import argparse
@@ -23,12 +23,14 @@ from check_layers import MAY_INCLUDE
 BASES = ("", "src/espalier", "src/espalier/ops")
 BUILT = ("build", "bin", "runs", "~")  # what building and running makes
 MAP = "docs/architecture.md"
+SITE = "mkdocs.yml"
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"([\w.~-]+(?:/[\w.~-]+)*(?:/[\w-][\w.-]*\.\w+|/))(?:: ([\w:]+))?")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 TABLE_END = re.compile(r"^\|.*\|\n(?=[^|\n])", re.MULTILINE)
+IN_NAVIGATION = re.compile(r"^ +- (?:[^\n]*: )?([\w/-]+\.md)$", re.MULTILINE)
 ROW = re.compile(r"^\| `(\w+)/` \|[^|]*\| ([^|]*) \|$", re.MULTILINE)
 
 
@@ -47,6 +49,11 @@ def faults(root):
         found += [(match.end(), "a table that no empty line ends") for match in TABLE_END.finditer(prose)]
         for place, fault in sorted((place, fault) for place, fault in found if fault):
             yield f"{path}:{text.count(chr(10), 0, place) + 1}: {fault}"
+    if (root / SITE).exists():
+        listed = set(IN_NAVIGATION.findall((root / SITE).read_text(encoding="utf-8")))
+        for path in sorted((root / "docs").rglob("*.md")):
+            if path.relative_to(root / "docs").as_posix() not in listed:
+                yield f"{path}:1: not in the navigation of {SITE}"
     if (root / MAP).exists():
         for fault in map_faults((root / MAP).read_text(encoding="utf-8")):
             yield f"{root / MAP}:1: {fault}"
@@ -115,6 +122,7 @@ PLANTED = {
     "docs/g.md": "```\ncode\n```\n`tests/gone_test.cpp`",
     "docs/h.md": "| a | b |\n|---|---|\n| c | d |\nwords",
     "README.md": "[gone](docs/gone.md)",
+    "docs/forgotten.md": "words",
     "docs/architecture.md": "| `base/` | checks | `tree` |",
 }
 SOUND = {
@@ -123,7 +131,9 @@ SOUND = {
                      "| a | b |\n|---|---|\n| c | d |\n\nwords",
     "docs/deep/sound.md": "[up](../sound.md#a-heading-with-code) `kernels/a.h`",
 }
-SOURCES = {"src/espalier/engine/batch.h": "void make_step();\n", "src/espalier/ops/kernels/a.h": ""}
+LISTED = [*"abdefgh", "deep/c", "architecture", "sound", "deep/sound"]
+SOURCES = {SITE: "nav:\n" + "".join(f"  - A title: {name}.md\n" for name in LISTED),
+           "src/espalier/engine/batch.h": "void make_step();\n", "src/espalier/ops/kernels/a.h": ""}
 
 
 def self_test():

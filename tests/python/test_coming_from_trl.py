@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/objectives.md says of TRL: its flags give the loss and the gradients of TRL's own trainers, and its defaults are
+"""What docs/coming-from-trl.md says of TRL: its flags give the loss and the gradients of TRL's own trainers, and its defaults are
 those of TRL's configs and of the command line."""
 
 import ast
@@ -32,7 +32,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 def section(title):
     """The cells of each row of the tables below a heading."""
-    text = (REPOSITORY / "docs/objectives.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    text = (REPOSITORY / "docs/coming-from-trl.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     assert text, title
     return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
 

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands in the documents run, and print what the documents show.
+"""The code of the documents runs, and prints what the documents show (tests/documents.py)."""
 
-Every `sh` block of a document runs, in order, in one folder. `$M` is a small random model, and the conversations are cut
-short. What follows a block as `text` is compared line by line, with numbers and names of parameters left out.
-"""
-
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,103 +11,72 @@ import pytest
 
 from conftest import REPOSITORY
 
+sys.path.insert(0, str(REPOSITORY / "tests"))
+from documents import blocks_of, check_lines, commands_of, make_desk, run_page, skeleton
+
 DOCUMENTS = [path.relative_to(REPOSITORY) for path in
              [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]]  # fmt: skip
-BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHORTER = {"--steps 100": "--steps 2", "step_100": "step_2"}  # a hundred steps show no more than two
-SHELLS = {"zsh": ["zsh", "-f", "-c"], "fish": ["fish", "--no-config", "-c"]}
-
-
-def blocks_of(text):
-    """(commands, shown output) of every `sh` block."""
-    found = [(match[1], match[2], match.start(), match.end()) for match in BLOCK.finditer(text)]
-    for (kind, commands, _, end), following in zip(found, [*found[1:], ("", "", -1, -1)]):
-        if kind == "sh":
-            yield commands, following[1] if following[0] == "text" and not text[end:following[2]].strip() else ""
-
-
-def commands_of(block):
-    """One string for each command: lines are joined where one is continued or a quote is open."""
-    command = ""
-    for line in block.splitlines():
-        command += line + "\n"
-        if line.endswith("\\") or command.count("'") % 2:
-            continue
-        if command.strip():
-            yield command.strip()
-        command = ""
-    assert not command, f"the block ends inside a command: {command}"
-
-
-def skeleton(line):
-    """What two runs of different models have in common in a line of output."""
-    line = re.sub(r"model\.[\w.]+", "PARAMETER", line)
-    return re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*(e[+-]\d+)?", "#", line)).strip()
+NEEDED = {"sft": ["trl", "datasets"], "grpo-trl": ["trl", "datasets"]}  # beside what every page may use
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory, espalier):
-    """A folder in which the documents' commands find what they name."""
+def desk(tmp_path_factory):
+    """A folder in which the documents' code finds what it names."""
     folder = tmp_path_factory.mktemp("desk")
-    espalier("init", "--config", REPOSITORY / "examples/tiny_llama.json", "--out", folder / "model", "--tokenizer", "bytes")
-    (folder / "bin").symlink_to(REPOSITORY / "bin")
-    (folder / "examples").mkdir()
-    with open(REPOSITORY / "examples/tau_airline_part.jsonl") as source, \
-            open(folder / "examples/tau_airline_part.jsonl", "w") as target:  # fmt: skip
-        for chat in map(json.loads, source):
-            target.write(json.dumps({**chat, "messages": chat["messages"][:6]}) + "\n")
-    (folder / "texts.jsonl").write_text('{"text": "a first text"}\n{"text": "a first word"}\n')
-    return folder
-
-
-def run(command, folder):
-    """Output of a command that has to succeed, or None where what it needs is not on this machine."""
-    program = command.split()[0]
-    where, command = folder, command.replace("PREFIX", str(folder / "prefix"))
-    shell = ["bash", "-euo", "pipefail", "-c"]
-    if program == "docker":
-        if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True).returncode != 0:
-            return None
-    elif program == "make":  # every target has tests of its own; here they have to exist
-        command, where = f"make --dry-run {command.split()[1]}", REPOSITORY
-    elif program == "cmake":
-        where = REPOSITORY
-    for name, start in SHELLS.items():
-        if f"# {name}," in command:
-            if shutil.which(name) is None:
-                return None
-            shell, command = start, ("autoload -Uz compinit; compinit -u -D; " if name == "zsh" else "") + command
-    path = [str(REPOSITORY / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]  # with a python3 as a user has it
-    environment = {**os.environ, "M": str(folder / "model"), "PATH": ":".join(path)}
-    done = subprocess.run([*shell, command], cwd=where, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        path = [str(REPOSITORY / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]  # with a python3 as a user has it
+        patch.setenv("PATH", ":".join(path))
+        patch.setenv("PYTHONPATH", str(REPOSITORY / "python"))
+        patch.setenv("M", "")  # what make_desk sets goes with it
+        make_desk(folder)
+        yield folder
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_the_commands_of_a_document_run_and_print_what_it_shows(desk, document):
-    ran = 0
-    for block, shown in blocks_of((REPOSITORY / document).read_text()):
-        for long, short in SHORTER.items():
-            block = block.replace(long, short)
-        outputs = [run(command, desk) for command in commands_of(block)]
-        ran += sum(output is not None for output in outputs)
-        printed = {skeleton(line) for output in outputs if output for line in output.splitlines()}
-        missing = [line for line in shown.splitlines() if skeleton(line) not in printed]
-        assert not missing, f"{document} shows what its commands do not print: {missing}\n{sorted(printed)}"
-    assert ran or "```sh" not in (REPOSITORY / document).read_text()
+def test_the_code_of_a_document_runs_and_prints_what_it_shows(desk, document):
+    for package in NEEDED.get(document.stem, ()):
+        pytest.importorskip(package)
+    blocks = list(blocks_of((REPOSITORY / document).read_text(encoding="utf-8")))
+    assert run_page(REPOSITORY / document, desk) or not any(block.shown for block in blocks)
 
 
-def test_commands_and_output_are_told_apart():
-    text = "```sh\na \\\n  b\nc 'd\ne'\n```\n```text\nf 1\n```\nwords\n```sh\ng\n```\nwords\n```text\nh\n```\n"
+def test_code_and_output_are_told_apart():
+    text = ("```sh\na \\\n  b\nc 'd\ne'\n```\n```text\nf 1\n```\nwords\n```sh\ng\n```\nwords\n```text\nh\n```\n"
+            '```python title="x.py"\ni\n```\n```python\nj\n```\n```text title="similar"\nk\n```\n')  # fmt: skip
     blocks = list(blocks_of(text))
-    assert [shown for _, shown in blocks] == ["f 1\n", ""]
-    assert list(commands_of(blocks[0][0])) == ["a \\\n  b", "c 'd\ne'"]
+    assert [block[0] for block in blocks] == ["sh", "sh", "python", "python"]
+    assert [block.shown for block in blocks] == ["f 1\n", None, None, "k\n"]
+    assert [block.title for block in blocks] == ["", "", "x.py", ""] and [block.exactly for block in blocks] == [True, False, False, False]
+    assert list(commands_of(blocks[0].code)) == ["a \\\n  b", "c 'd\ne'"]
     assert skeleton("  loss 1.5e-3 in  model.layers.0.w 7,000") == skeleton("loss 2 in model.norm 1")
     assert skeleton("2 rows") != skeleton("2 trees")
 
 
+def test_pages_that_show_something_else_are_found(tmp_path):
+    """Negative controls."""
+    page = tmp_path / "page.md"
+    for code in ("```python\nprint(1)\n```\n```text\n2\n```\n", "```python\nprint('a 1')\n```\n```text title=\"similar\"\nb 1\n```\n",
+                 "```sh\necho a\n```\n```text\nb\n```\n", "```sh\nfalse\n```\n"):  # fmt: skip
+        page.write_text(code)
+        with pytest.raises(AssertionError):
+            run_page(page, tmp_path)
+    page.write_text("```python\nprint('a 1')\n```\n```text title=\"similar\"\na 2\n```\n")
+    assert run_page(page, tmp_path) == 1
+    check_lines("a 1\n", "a 2\n")
+
+
+def test_quickstarts_are_not_run_with_the_package_of_the_clone(tmp_path):
+    """scripts/quickstarts.sh proves what is installed."""
+    (tmp_path / "espalier").symlink_to(REPOSITORY / "python/espalier")
+    (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} PYTHONSAFEPATH= exec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run([REPOSITORY / "scripts/quickstarts.sh", tmp_path / "python"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "received that of this clone" in done.stderr or "expected a Python with espalier, torch" in done.stderr
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_pictures_are_there(document):
-    for name in re.findall(r'(?:src|srcset)="([^"]+)"', (REPOSITORY / document).read_text()):
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    for name in [*re.findall(r'(?:src|srcset)="([^"]+)"', text), *re.findall(r"!\[[^]]*\]\(([^)\s]+)\)", text)]:
         assert (REPOSITORY / document).parent.joinpath(name).stat().st_size > 0

@@ -5,7 +5,6 @@ arguments of espalier.ops.
 That results and gradients are right is the subject of tests/ops, in C++; here are those that come from Python.
 """
 
-import contextlib
 import hashlib
 import io
 import os
@@ -397,17 +396,6 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(RuntimeError, match="ascending"):
         ops.edge_logprobs(hidden, weight, row.flip(0), target, entropy=True)
 
-
-def test_the_page_shows_what_its_code_prints():
-    page = (REPOSITORY / "docs/python.md").read_text(encoding="utf-8")
-    section = re.search(r"^## Operators\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)[1]
-    blocks = re.findall(r"^```python\n(.*?)^```\n```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert blocks and section.count("```") == 4 * len(blocks)
-    names = {}
-    for code, shown in blocks:
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(code, "docs/python.md", "exec"), names)
-        assert printed.getvalue() == shown
 
 
 def test_a_missing_library_is_named(monkeypatch, tmp_path):

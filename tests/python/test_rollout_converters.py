@@ -2,7 +2,6 @@
 """espalier.io: what trainers hold in memory becomes rows, whatever holds it and on whichever side it is padded."""
 
 import math
-import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import REPOSITORY, seed_of
+from conftest import seed_of
 from espalier.io import InputError, from_areal, from_skyrl, from_slime, from_tinker, from_trl, from_verl, write_rows
 
 NAN = math.nan
@@ -361,14 +360,6 @@ def test_random_batches_padded_on_either_side_give_the_samples_back():
         assert [row["input_ids"] for row in rows] == [p + r for p, r in zip(prompts, responses)]
         assert [row["logprobs"] for row in rows] == [[None] * len(p) + values for p, values in zip(prompts, logprobs)]
 
-
-def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
-    text = (REPOSITORY / "docs/importing.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    for block in blocks:
-        exec(compile(block, "docs/importing.md", "exec"), {})
-    assert len(blocks) == 1 and (tmp_path / "rows.jsonl.zst").exists()
 
 
 def test_rows_are_written_and_read_by_the_commands(tmp_path, espalier):
