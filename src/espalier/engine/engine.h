@@ -13,6 +13,7 @@
 
 #include "espalier/engine/batch.h"
 #include "espalier/engine/forward.h"
+#include "espalier/engine/step_measures.h"
 #include "espalier/engine/step_sums.h"
 #include "espalier/model/model.h"
 #include "espalier/model/router_statistics.h"
@@ -21,13 +22,6 @@
 #include "espalier/runtime/tensor_memory.h"
 
 namespace espalier {
-
-/// What one micro-batch took.
-struct MicroBatchMeasure {
-  int64_t micro_batch = 0;  // index in the plan
-  double seconds = 0;       // forward, backward and recomputation; not its descendants'
-  int64_t peak_bytes = 0;   // most bytes of tensors meanwhile, on the model's device; 0 where nothing counts
-};
 
 /// Measures passes over a micro-batch, which may be several.
 class PassMeter {
@@ -69,16 +63,10 @@ struct StepCounts {
   int64_t terms = 0;  // loss terms over all trajectories
 };
 
-struct StepResult : StepCounts {
+struct StepResult : StepCounts, StepMeasures {
   double loss = 0;
-  std::vector<StepMetric> metrics{};                // of the objective
-  std::optional<RouterReport> routers{};            // of a model with experts
-  std::vector<MicroBatchMeasure> measured{};        // of the micro-batches that ran, in the order of the plan
-  std::optional<MicroBatchMeasure> logprob_pass{};  // of the pass that computes log-probabilities and routes
-                                                    // alone, all micro-batches together; micro_batch is -1
-
-  double measured_seconds() const;  // all of these
-  int64_t measured_peak_bytes() const;
+  std::vector<StepMetric> metrics{};      // of the objective
+  std::optional<RouterReport> routers{};  // of a model with experts
 };
 
 /// Called after each micro-batch with the number done and the total. Done means handed to the device, which

@@ -3,38 +3,16 @@
 // by.
 #pragma once
 
-#include <ATen/core/ScalarType.h>
-#include <c10/core/Device.h>
-
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "espalier/base/options.h"
-#include "espalier/config/config.h"
-#include "espalier/config/lora.h"
 #include "espalier/data/trajectories.h"
-#include "espalier/objective/mix.h"
 #include "espalier/plan/planner.h"
 
 namespace espalier {
 
-/// A model, and how it is run.
-struct ModelUse {
-  DecoderConfig config;
-  at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;  // open
-  int64_t optimizer_bytes = 0;   // that an optimiser keeps for each element of a parameter
-  ObjectiveOptions objective{};
-  std::vector<MixSource> mix{};       // in place of the objective, where there are any
-  std::optional<LoraOptions> lora{};  // of adapters that are trained in place of the weights
-  int64_t ref_topk = 0;               // of the trajectories
-
-  /// With the adapters.
-  ModelCost cost() const;
-};
+struct ModelUse;  // model_use.h
 
 struct Planning {
   PlanOptions plan{.strategy = Strategy::kAuto, .checkpoint_activations = CheckpointActivations::kAuto};

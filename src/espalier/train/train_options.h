@@ -63,10 +63,6 @@ struct TrainOptions {
 inline constexpr double kLargestLearningRate = 1e6;
 inline constexpr int64_t kMostSteps = 1'000'000'000'000;  // also of epochs and of the warm-up
 
-/// The options of --optimizer, and its words; `help` says what it is for.
-void add_optimizer(OptimizerKind* optimizer, OptionList* list, const std::string& help);
-std::string to_string(OptimizerKind optimizer);
-
 /// Describe options of a run. `schedules`: what changes from step to step as well, and metrics.
 void add_run_options(TrainOptions* options, OptionList* list);
 void add_step_options(TrainOptions* options, OptionList* list);

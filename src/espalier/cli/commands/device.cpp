@@ -12,6 +12,7 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/commands/device_kernels.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/kept_rates.h"
@@ -178,7 +179,7 @@ Command device_command() {
   const auto flags = std::make_shared<DeviceArguments>();
   Command command{
       .name = "device",
-      .summary = "Print what this machine computes with: CPU, GPUs, and the kernels that run there",
+      .summary = kSummaryOfDevice,
       .closing =
           "Says how matrices are multiplied on the CPU and why, and where no GPU can be used, why not: a "
           "LibTorch "

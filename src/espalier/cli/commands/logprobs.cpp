@@ -13,6 +13,7 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
@@ -20,6 +21,7 @@
 #include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/device_options.h"
+#include "espalier/measure/model_use.h"
 #include "espalier/measure/planning.h"
 #include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/tensor_bytes.h"
@@ -215,9 +217,7 @@ Command logprobs_command() {
   const auto flags = std::make_shared<LogprobsArguments>();
   Command command{
       .name = "logprobs",
-      .summary =
-          "Write the log-probability of every token given all before it, computed on the shared trees; with "
-          "--entropies and --top-k also what else each distribution says",
+      .summary = kSummaryOfLogprobs,
       .closing =
           "Rows of the output are those of the data, in their order. Fields, with an entry for each token:\n"
           "  logprobs       null for the first token, which nothing predicts\n"

@@ -5,6 +5,7 @@
 #include "espalier/base/partial_folder.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/lora_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/measure/device_options.h"
@@ -62,7 +63,7 @@ Command merge_command() {
   const auto flags = std::make_shared<MergeArguments>();
   Command command{
       .name = "merge",
-      .summary = "Add an adapter to the weights of its model and write them as a model of their own",
+      .summary = kSummaryOfMerge,
       .closing =
           "The new folder has the names, files and tokenizer of --model, and whatever runs that runs it. "
           "Sums "

@@ -2,7 +2,7 @@
 // What steps gain by their plans.
 #pragma once
 
-#include "espalier/engine/batch.h"
+#include "espalier/engine/step.h"
 #include "espalier/inspect/gains.h"
 #include "espalier/plan/loss_work.h"
 
