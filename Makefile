@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test test-machines test-machines-short core-test cuda asan tsan fuzz lint format demo demo-tiny demo-rl examples docs clean
+.PHONY: help setup build command test wheels test-machines test-machines-short core-test cuda asan tsan fuzz lint format demo demo-tiny demo-rl examples docs clean
 
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
@@ -22,6 +22,9 @@ test: build  ## all tests: C++, layers, documents, Python
 	@python3 tests/check_docs.py --self-test
 	@OMP_NUM_THREADS=1 ctest --preset release --parallel $(TEST_JOBS)
 	@PYTHONPATH=python $(PYTHON) -m pytest -q --durations 20 --numprocesses $(TEST_JOBS) --dist loadfile tests/python
+
+wheels: setup  ## the wheels of espalier-train and espalier-torch in dist/, built and tested in clean environments
+	@scripts/wheels.sh
 
 test-machines: build  ## the C++ tests as other machines would run them: CPU levels, threads, seeds, load (about an hour)
 	@scripts/test_machines.sh

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Enables CUDA as ESPALIER_CUDA says: ON, OFF, or AUTO for where nvcc is found, which becomes one of the former.
+if(ESPALIER_CUDA STREQUAL AUTO AND ESPALIER_WHEEL AND ESPALIER_TORCH_FOLDER AND NOT EXISTS ${ESPALIER_TORCH_FOLDER}/lib/libtorch_cuda.so)
+  set(ESPALIER_CUDA OFF)  # no kernels for a PyTorch that has none
+endif()
 if(ESPALIER_CUDA STREQUAL AUTO)
   include(CheckLanguage)
   check_language(CUDA)

@@ -5,12 +5,20 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# espalier_install_library(TARGET NAME [OPS]): installs a library as Espalier::NAME.
+# espalier_install_library(TARGET NAME [OPS]): installs a library as Espalier::NAME. Not in a wheel, nor with libraries that were
+# fetched: other projects could not link these.
 function(espalier_install_library target name)
+  if(ESPALIER_WHEEL OR (ESPALIER_FETCHED AND NOT ARGN))
+    return()
+  endif()
   set(export_set EspalierCoreTargets)
   if("OPS" IN_LIST ARGN)
     set(export_set EspalierOpsTargets)
     espalier_install_rpath(${target} ${CMAKE_INSTALL_LIBDIR})
+  endif()
+  if(ESPALIER_FETCHED)
+    install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    return()
   endif()
   add_library(Espalier::${name} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
@@ -40,6 +48,9 @@ function(espalier_install_headers)
 endfunction()
 
 function(espalier_install_package)
+  if(ESPALIER_WHEEL OR ESPALIER_FETCHED)
+    return()
+  endif()
   set(folder ${CMAKE_INSTALL_LIBDIR}/cmake/Espalier)
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/EspalierConfig.cmake.in
                                 ${PROJECT_BINARY_DIR}/EspalierConfig.cmake INSTALL_DESTINATION ${folder})

@@ -1,13 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH] [COLD] [ALONE] [PRECOMPILED <header> ...])
+# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH [CORE b.cpp ...]] [COLD] [ALONE] [PRECOMPILED <header> ...])
 # One library per module of docs/architecture.md. A module sees only the libraries that it links, so a
 # forbidden dependency fails at link time (and tests/check_layers.py says so before).
-# TORCH links LibTorch and reuses one precompiled header, or has one of its own with the headers of PRECOMPILED. COLD is for
+# TORCH links LibTorch and reuses one precompiled header, or has one of its own with the headers of PRECOMPILED. CORE names its
+# sources that need no LibTorch: a build without it has these alone, for espalier-core. COLD is for
 # what takes no time when it runs: it is compiled faster, with -O1. Sources of a module that is not ALONE are compiled together
 # (espalier_join). What needs no LibTorch is installed, and so is ops; the other
 # modules are parts of the program.
 function(espalier_module name)
-  cmake_parse_arguments(arg "SHARED;TORCH;COLD;ALONE" "" "SOURCES;LINKS;PRECOMPILED" ${ARGN})
+  cmake_parse_arguments(arg "SHARED;TORCH;COLD;ALONE" "" "SOURCES;CORE;LINKS;PRECOMPILED" ${ARGN})
+  set(is_part OFF)
+  if(arg_TORCH AND NOT ESPALIER_TORCH)
+    set(is_part ON)
+    set(arg_TORCH OFF)
+    set(arg_SOURCES "")
+    foreach(library ${arg_LINKS})
+      if(NOT TARGET ${library})
+        list(REMOVE_ITEM arg_LINKS ${library})
+      endif()
+    endforeach()
+  endif()
+  if(arg_CORE)
+    list(APPEND arg_SOURCES ${arg_CORE})
+    list(SORT arg_SOURCES)  # the same are compiled together whatever CORE names
+  endif()
   if(arg_COLD AND arg_TORCH AND NOT arg_PRECOMPILED)  # GCC 12 wants a precompiled header of the same -O
     message(FATAL_ERROR "espalier_module(${name} COLD TORCH): expected a precompiled header of its own")
   endif()
@@ -36,9 +52,9 @@ function(espalier_module name)
   elseif(NOT arg_ALONE)
     espalier_join(${target} PARTS 8 ALONE ^families SOURCES ${arg_SOURCES})
   endif()
-  if(NOT arg_TORCH)
+  if(NOT arg_TORCH AND NOT is_part)
     espalier_install_library(${target} ${name})
-  elseif(arg_SHARED)
+  elseif(arg_TORCH AND arg_SHARED)
     espalier_install_library(${target} ${name} OPS)
   endif()
 endfunction()

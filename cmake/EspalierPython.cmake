@@ -2,16 +2,20 @@
 # Extension modules of the Python package, by nanobind. A wheel has them beside the package's Python files. Other builds put
 # them into python/espalier, so that PYTHONPATH=python finds them.
 
+# Sets ESPALIER_PYTHON, unless it is set: that of a wheel's build, .venv's, or that of PATH.
+macro(espalier_find_python)
+  if(NOT ESPALIER_PYTHON AND Python_EXECUTABLE)  # which the build of a wheel gives
+    set(ESPALIER_PYTHON ${Python_EXECUTABLE})
+  elseif(NOT ESPALIER_PYTHON)
+    find_program(ESPALIER_PYTHON NAMES python3 python PATHS ${PROJECT_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
+    find_program(ESPALIER_PYTHON NAMES python3 python)
+  endif()
+endmacro()
+
 # Sets ESPALIER_HAS_NANOBIND where Python's headers and nanobind are found, once. Fails where ESPALIER_BINDINGS is ON and they
 # are not.
 macro(espalier_find_nanobind)
-  if(NOT Python_EXECUTABLE)  # which the build of a wheel gives
-    if(NOT ESPALIER_PYTHON)
-      find_program(ESPALIER_PYTHON NAMES python3 python PATHS ${PROJECT_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
-      find_program(ESPALIER_PYTHON NAMES python3 python)
-    endif()
-    set(Python_EXECUTABLE ${ESPALIER_PYTHON})
-  endif()
+  set(Python_EXECUTABLE ${ESPALIER_PYTHON})
   execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
                   OUTPUT_VARIABLE nanobind_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   find_package(Python 3.11 QUIET COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS ${SKBUILD_SABI_COMPONENT})
@@ -44,7 +48,48 @@ function(espalier_python_module target name)
   target_compile_definitions(${target} PRIVATE ESPALIER_VERSION="${PROJECT_VERSION}")
   espalier_flags(${target})
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name})
-  if(NOT ESPALIER_WHEEL)
-    set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_SOURCE_DIR}/python/espalier)
+  if(ESPALIER_WHEEL)
+    espalier_install_in_wheel(${target})
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_SOURCE_DIR}/python/espalier)
+  set(folder ${CMAKE_INSTALL_DATADIR}/espalier/python/espalier)
+  espalier_install_rpath(${target} ${folder})
+  install(TARGETS ${target} LIBRARY DESTINATION ${folder})
+endfunction()
+
+# What a wheel has of its own: the package espalier of the half without LibTorch, espalier_torch of the other.
+set(ESPALIER_PACKAGE espalier)
+if(ESPALIER_TORCH)
+  set(ESPALIER_PACKAGE espalier_torch)
+endif()
+
+# espalier_install_in_wheel(TARGET [FOLDER]): into the wheel's package, or a folder of it. Libraries that come along are found in the
+# package, those of LibTorch in the package torch beside it.
+function(espalier_install_in_wheel target)
+  set(to_package $ORIGIN)
+  if(ARGN)
+    set(to_package $ORIGIN/..)
+  endif()
+  set(rpath ${to_package})
+  if(ESPALIER_TORCH)
+    list(APPEND rpath ${to_package}/../torch/lib)
+  endif()
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${rpath}")
+  install(TARGETS ${target} DESTINATION ${ESPALIER_PACKAGE}/${ARGN} COMPONENT python)
+endfunction()
+
+# Libraries of which there is no static form come along, and the versions that the package was built for (torch_package.py).
+function(espalier_finish_wheel)
+  foreach(library fmt::fmt simdjson::simdjson)
+    get_target_property(type ${library} TYPE)
+    if(type STREQUAL SHARED_LIBRARY)
+      install(FILES $<TARGET_FILE:${library}> DESTINATION ${ESPALIER_PACKAGE} COMPONENT python
+              RENAME $<TARGET_SONAME_FILE_NAME:${library}>)
+    endif()
+  endforeach()
+  if(ESPALIER_TORCH)
+    file(CONFIGURE OUTPUT built.json CONTENT "{\"version\": \"${PROJECT_VERSION}\", \"torch\": \"${LibTorch_VERSION}\"}\n")
+    install(FILES ${CMAKE_CURRENT_BINARY_DIR}/built.json DESTINATION ${ESPALIER_PACKAGE} COMPONENT python)
   endif()
 endfunction()

@@ -3,16 +3,21 @@
 # package has CUDA libraries). The package's own TorchConfig.cmake is not used: it refuses to configure
 # without a CUDA toolkit, and with one unless the architecture list is set.
 #
-# Input:  ESPALIER_PYTHON, a Python interpreter that has torch >= 2.9 (default: .venv, then python3).
+# Input:  ESPALIER_PYTHON, a Python interpreter that has torch >= 2.9 (default: .venv, then python3), or
+#         ESPALIER_TORCH_FOLDER, the folder of that package.
 # Output: LibTorch_FOUND, LibTorch_VERSION, LibTorch_ROOT.
 if(NOT ESPALIER_PYTHON)
   find_program(ESPALIER_PYTHON NAMES python3 python PATHS ${PROJECT_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
   find_program(ESPALIER_PYTHON NAMES python3 python)
 endif()
-execute_process(
-  COMMAND ${ESPALIER_PYTHON} -c
-          "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
-  OUTPUT_VARIABLE LibTorch_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(ESPALIER_TORCH_FOLDER)
+  set(LibTorch_ROOT ${ESPALIER_TORCH_FOLDER})
+else()
+  execute_process(
+    COMMAND ${ESPALIER_PYTHON} -c
+            "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+    OUTPUT_VARIABLE LibTorch_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
 if(LibTorch_ROOT AND EXISTS ${LibTorch_ROOT}/version.py)
   file(STRINGS ${LibTorch_ROOT}/version.py version_line REGEX "^__version__ = ")
   string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" LibTorch_VERSION "${version_line}")

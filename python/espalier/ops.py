@@ -6,7 +6,7 @@ breaks.
 
 Importing this module loads their shared library: that which the environment variable ESPALIER_OPS names, else
 libespalier_ops.so beside the package, in the prefix that Espalier was installed to, in the build tree, or in the
-distribution espalier-ops. It has to be built against the PyTorch that runs, with the schemas that this module calls;
+distribution espalier-torch. It has to be built against the PyTorch that runs, with the schemas that this module calls;
 ImportError says where it is not.
 
 Tokens are those of a forest in preorder; docs/math.md explains `subtree_end` and `prev`. T tokens, H heads, K key
@@ -16,7 +16,6 @@ RuntimeError, with what was expected and received, for shapes, dtypes and device
 derivative.
 """
 
-import importlib.util
 import os
 import re
 import struct
@@ -26,6 +25,8 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+
+from . import torch_package
 
 __all__ = ["causal_conv1d", "causal_conv1d_tails", "edge_logprobs", "gated_delta_rule", "moe", "moe_route", "ssm_scan",
            "tree_attention"]  # fmt: skip
@@ -41,15 +42,18 @@ def _library() -> Path:
     package = Path(__file__).resolve().parent
     installed = [prefix / folder / _NAME for prefix in package.parents[3:4] for folder in ("lib", "lib64")]
     built = package.parents[1] / "build/release/src/espalier/ops" / _NAME
-    distribution = importlib.util.find_spec("espalier_ops")
-    alone = [Path(distribution.origin).with_name(_NAME)] if distribution and distribution.origin else []
-    places = [Path(named)] if named else [package / _NAME, *installed, built, *alone]
+    places = [Path(named)] if named else [package / _NAME, *installed, built]
+    distribution = None if named else torch_package.find()
+    if distribution:
+        places.append(distribution / _NAME)
     for place in places:
         if place.is_file():
+            if place.parent == distribution:
+                torch_package.check(distribution, torch.__version__)
             return place
     raise ImportError(f"espalier.ops: expected the shared library of the operators at {' or '.join(map(str, places))}, "
-                      "found none; build it with `make build`, install espalier-ops, or let ESPALIER_OPS name the "
-                      "file")  # fmt: skip
+                      f"found none; run {torch_package.INSTALL}, or `make build` in a clone, or let ESPALIER_OPS name "
+                      "the file")  # fmt: skip
 
 
 def _check_built_against(path: Path, version: str) -> None:
@@ -58,11 +62,11 @@ def _check_built_against(path: Path, version: str) -> None:
     found = _BUILT_FOR.search(_section(path, b".espalier"))
     if found is None:
         raise ImportError(f"espalier.ops: expected the library of Espalier's operators, received {path}, which is none, or "
-                          "one of an older Espalier; build Espalier again, or install the espalier-ops of this "
+                          "one of an older Espalier; build Espalier again, or install the espalier-torch of this "
                           "version")  # fmt: skip
     if (schemas := int(found[2])) != _SCHEMAS:
         raise ImportError(f"espalier.ops: expected a library with the operators' schemas in version {_SCHEMAS}, received "
-                          f"{path}, with version {schemas}; build Espalier again, or install the espalier-ops of the "
+                          f"{path}, with version {schemas}; build Espalier again, or install the espalier-torch of the "
                           "version of espalier-train")  # fmt: skip
     built, ours = found[1].decode(), ".".join(version.split(".")[:2])
     if built != ours:

@@ -2,7 +2,6 @@
 #include "espalier/cli/version.h"
 
 #include <fmt/format.h>
-#include <torch/version.h>
 
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 
@@ -17,7 +16,7 @@ std::string version_text() {
       "LibTorch: {}\n"
       "CUDA: {}\n"
       "instruction set: {}",
-      ESPALIER_VERSION, kCommit, ESPALIER_COMPILER, ESPALIER_BUILD_TYPE, TORCH_VERSION, ESPALIER_CUDA,
+      ESPALIER_VERSION, kCommit, ESPALIER_COMPILER, ESPALIER_BUILD_TYPE, ESPALIER_LIBTORCH, ESPALIER_CUDA,
       instruction_set_name(instruction_set()));
 }
 

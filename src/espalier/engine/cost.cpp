@@ -10,26 +10,6 @@
 
 namespace espalier {
 
-LossPositions loss_positions(const Step& step) {
-  LossPositions loss;
-  loss.offsets = step.terms.offsets;
-  loss.values.reserve(step.terms.values.size());
-  for (const Term& term : step.terms.values) loss.values.push_back(term.position);
-  return loss;
-}
-
-Work plan_work(const Step& step, std::span<const int64_t> windows) {
-  return work_of(step_loads(step, windows), windows);
-}
-
-Work flat_work(const Step& step, std::span<const int64_t> windows) {
-  return flat_work(step.forest, loss_positions(step), windows);
-}
-
-Work append_only_work(const Step& step, std::span<const int64_t> windows) {
-  return append_only_work(step.forest, loss_positions(step), windows);
-}
-
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Objective& objective,
                          at::Device device, int64_t ref_topk) {
   MemoryModel model;
@@ -99,36 +79,6 @@ ModelCost cost_of(const Decoder& decoder) {
 
 TimeModel assumed_times(const DecoderConfig& config, at::Device device) {
   return assumed_time_model(model_cost(config), device.is_cuda() ? Processor::kGpu : Processor::kCpu);
-}
-
-std::vector<Load> step_loads(const Step& step, std::span<const int64_t> windows) {
-  return loads_with_loss(step.forest, step.plan, loss_positions(step), windows);
-}
-
-StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logprob_pass) {
-  MemoryModel memory = costs.memory;
-  memory.checkpoint_activations = step.plan.options.checkpoint_activations;
-  StepPrediction prediction;
-  prediction.loads = step_loads(step, costs.time.cost.sliding_windows());
-  prediction.peak_bytes = peak_bytes(memory, prediction.loads);
-  for (size_t m = 0; m < prediction.loads.size(); ++m) {
-    const bool is_active = prediction.loads[m].tokens > 0;
-    prediction.seconds.push_back(
-        is_active ? predicted_seconds(costs.time, prediction.loads[m], memory.checkpoint_activations) : 0);
-    if (!is_active) prediction.peak_bytes[m] = 0;
-    if (is_active && logprob_pass) {
-      prediction.logprob_pass_seconds += predicted_forward_seconds(costs.time, prediction.loads[m]);
-    }
-  }
-  return prediction;
-}
-
-double StepPrediction::total_seconds() const {
-  return std::accumulate(seconds.begin(), seconds.end(), logprob_pass_seconds);
-}
-
-double StepPrediction::largest_peak_bytes() const {
-  return peak_bytes.empty() ? 0 : *std::max_element(peak_bytes.begin(), peak_bytes.end());
 }
 
 }  // namespace espalier

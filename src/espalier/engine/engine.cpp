@@ -230,18 +230,6 @@ class StepExecution {
 
 }  // namespace
 
-double StepResult::measured_seconds() const {
-  double seconds = logprob_pass ? logprob_pass->seconds : 0;
-  for (const MicroBatchMeasure& measure : measured) seconds += measure.seconds;
-  return seconds;
-}
-
-int64_t StepResult::measured_peak_bytes() const {
-  int64_t bytes = logprob_pass ? logprob_pass->peak_bytes : 0;
-  for (const MicroBatchMeasure& measure : measured) bytes = std::max(bytes, measure.peak_bytes);
-  return bytes;
-}
-
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
                                    const MicroBatchProgress& progress) {
   StepExecution execution(model, step, loss);
@@ -265,7 +253,7 @@ PendingStep start_forward_backward(const Model& model, const Step& step, const L
 StepResult finish(PendingStep pending) {
   // Synchronises with the backward passes, so that the meters can be read.
   auto [loss, metrics] = pending.sums.read();
-  StepResult result{pending.counts, loss, std::move(metrics)};
+  StepResult result{pending.counts, {}, loss, std::move(metrics)};
   if (pending.routers) {
     result.routers = RouterStatistics::report(pending.routers->values.cpu(), pending.routers->shape);
   }

@@ -13,6 +13,7 @@
 
 #include "espalier/engine/batch.h"
 #include "espalier/engine/forward.h"
+#include "espalier/engine/step_measures.h"
 #include "espalier/engine/step_sums.h"
 #include "espalier/model/model.h"
 #include "espalier/model/router_statistics.h"
@@ -21,13 +22,6 @@
 #include "espalier/runtime/tensor_memory.h"
 
 namespace espalier {
-
-/// Time and memory of one micro-batch.
-struct MicroBatchMeasure {
-  int64_t micro_batch = 0;  // index in the plan
-  double seconds = 0;       // forward, backward and recomputation, without descendants
-  int64_t peak_bytes = 0;   // peak bytes of tensors on the model's device; 0 if not available
-};
 
 /// Accumulates time and peak memory over the passes of a micro-batch.
 class PassMeter {
@@ -69,16 +63,10 @@ struct StepCounts {
   int64_t terms = 0;  // loss terms over all trajectories
 };
 
-struct StepResult : StepCounts {
+struct StepResult : StepCounts, StepMeasures {
   double loss = 0;
-  std::vector<StepMetric> metrics{};                // metrics of the objective
-  std::optional<RouterReport> routers{};            // if the model has experts
-  std::vector<MicroBatchMeasure> measured{};        // micro-batches that ran, in the order of the plan
-  std::optional<MicroBatchMeasure> logprob_pass{};  // the log-prob pass, over all micro-batches; micro_batch
-                                                    // is -1
-
-  double measured_seconds() const;  // sum of the above
-  int64_t measured_peak_bytes() const;
+  std::vector<StepMetric> metrics{};      // metrics of the objective
+  std::optional<RouterReport> routers{};  // if the model has experts
 };
 
 /// Called after each micro-batch with the number done and the total, including those of a log-prob pass. Done

@@ -69,7 +69,7 @@ StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
   synchronize(model.device());
   auto [value, metrics] = sums.read();
   metrics.push_back({"nll_per_token", nll_per_token(step, loss.trajectories(), computed)});
-  return {counts, value, std::move(metrics)};
+  return {counts, {}, value, std::move(metrics)};
 }
 
 }  // namespace espalier

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/engine/step.h"
 
-#include <ATen/record_function.h>
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -50,7 +48,6 @@ std::vector<int64_t> all_rows(const Trajectories& trajectories) {
 }  // namespace
 
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options) {
-  RECORD_USER_SCOPE("plan");
   Step step;
   step.rows = std::move(rows);
   step.forest = forest_of(trajectories, step.rows);

@@ -4,24 +4,17 @@
 
 #include <c10/core/Device.h>
 
-#include <string>
-
-#include "espalier/base/options.h"
+#include "espalier/measure/device_flags.h"
 
 namespace espalier {
 
-struct DeviceOptions {
-  std::string device = "cpu";
-  bool deterministic = false;
-
-  /// `trains`: --deterministic as well.
-  void add(OptionList* list, bool trains);
+struct DeviceOptions : DeviceFlags {
   /// Opens the device (runtime/device.h), whose kernels have proven themselves. Call before anything else of
   /// LibTorch.
   at::Device open() const;
 };
 
-/// --threads, which takes effect when it is set.
+/// --threads, which LibTorch's number of threads becomes when it is set.
 void add_threads(OptionList* list);
 
 }  // namespace espalier

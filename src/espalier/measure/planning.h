@@ -2,38 +2,16 @@
 // Options and cost models with which a command or an engine plans its steps.
 #pragma once
 
-#include <ATen/core/ScalarType.h>
-#include <c10/core/Device.h>
-
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "espalier/base/options.h"
-#include "espalier/config/config.h"
-#include "espalier/config/lora.h"
 #include "espalier/data/trajectories.h"
-#include "espalier/objective/mix.h"
 #include "espalier/plan/planner.h"
 
 namespace espalier {
 
-/// A model and the settings it runs with.
-struct ModelUse {
-  DecoderConfig config;
-  at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;  // open
-  int64_t optimizer_bytes = 0;   // optimiser state per element of a parameter
-  ObjectiveOptions objective{};
-  std::vector<MixSource> mix{};       // if not empty, used in place of the objective
-  std::optional<LoraOptions> lora{};  // adapters trained in place of the weights
-  int64_t ref_topk = 0;               // Trajectories::ref_topk
-
-  /// The cost of the model including adapters.
-  ModelCost cost() const;
-};
+struct ModelUse;  // model_use.h
 
 struct Planning {
   PlanOptions plan{.strategy = Strategy::kAuto, .checkpoint_activations = CheckpointActivations::kAuto};

@@ -2,7 +2,6 @@
 #include "espalier/train/lora_flags.h"
 
 #include "espalier/base/check.h"
-#include "espalier/model/weights/adapter_folder.h"
 
 namespace espalier {
 
@@ -35,13 +34,6 @@ std::optional<LoraOptions> LoraFlags::options() const {
   if (options.alpha == 0) options.alpha = static_cast<double>(options.rank);
   check_lora_options(options);
   return options;
-}
-
-std::optional<LoraOptions> LoraFlags::trained(const DecoderConfig& config) const {
-  std::optional<LoraOptions> given = options();
-  if (!adapter.empty()) return load_adapter(adapter, config, at::kFloat).options;
-  if (given) adapted_maps(config, given->targets);  // throws if there are none
-  return given;
 }
 
 }  // namespace espalier

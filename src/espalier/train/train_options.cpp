@@ -6,8 +6,6 @@
 namespace espalier {
 namespace {
 
-constexpr auto kOptimizers =
-    std::to_array<Word<OptimizerKind>>({{"adamw", OptimizerKind::kAdamW}, {"sgd", OptimizerKind::kSgd}});
 constexpr auto kSchedulers = std::to_array<Word<SchedulerKind>>({{"constant", SchedulerKind::kConstant},
                                                                  {"linear", SchedulerKind::kLinear},
                                                                  {"cosine", SchedulerKind::kCosine}});
@@ -15,14 +13,6 @@ constexpr auto kShuffles = std::to_array<Word<Shuffle>>(
     {{"none", Shuffle::kNone}, {"groups", Shuffle::kGroups}, {"rows", Shuffle::kRows}});
 
 }  // namespace
-
-void add_optimizer(OptimizerKind* optimizer, OptionList* list, const std::string& help) {
-  list->add("optimizer", optimizer, kOptimizers, help);
-}
-
-std::string to_string(OptimizerKind optimizer) {
-  return word_of(kOptimizers, optimizer);
-}
 
 void add_run_options(TrainOptions* options, OptionList* list) {
   list->group("Run");

@@ -63,10 +63,6 @@ struct TrainOptions {
 inline constexpr double kLargestLearningRate = 1e6;
 inline constexpr int64_t kMostSteps = 1'000'000'000'000;  // also the limit of epochs and warm-up steps
 
-/// Adds the option --optimizer.
-void add_optimizer(OptimizerKind* optimizer, OptionList* list, const std::string& help);
-std::string to_string(OptimizerKind optimizer);
-
 /// Add options of a run to `list`. `schedules`: also those of learning rate schedules and metrics.
 void add_run_options(TrainOptions* options, OptionList* list);
 void add_step_options(TrainOptions* options, OptionList* list);

@@ -14,6 +14,7 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/bench_gemm.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/print/bench_tables.h"
@@ -207,7 +208,7 @@ Command bench_command() {
   const auto flags = std::make_shared<BenchArguments>();
   Command command{
       .name = "bench",
-      .summary = "Measure strategies against sequence packing, interleaved, with the FLOP bound",
+      .summary = kSummaryOfBench,
       .closing =
           "All sides run the same engine on the same trajectories, forward and backward, interleaved. "
           "Figures are medians. Bounds are FLOPs(flat) / FLOPs(plan), over sequence packing and over "

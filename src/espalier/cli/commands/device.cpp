@@ -12,6 +12,7 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/commands/device_kernels.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/kept_rates.h"
@@ -178,7 +179,7 @@ Command device_command() {
   const auto flags = std::make_shared<DeviceArguments>();
   Command command{
       .name = "device",
-      .summary = "Print the CPU and GPUs of this machine and the kernels that run on them",
+      .summary = kSummaryOfDevice,
       .closing =
           "Prints which implementation multiplies matrices on the CPU and why. If no GPU can be used, it "
           "prints the reason: a LibTorch without CUDA, no driver, a driver too old for LibTorch, or no "

@@ -9,6 +9,7 @@
 #include "espalier/base/output.h"
 #include "espalier/base/printable.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/config/families/family.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
@@ -37,7 +38,7 @@ Command init_command() {
   const auto flags = std::make_shared<InitOptions>();
   // --config is the model's config.json here, not a TOML file of flags.
   Command command{.name = "init",
-                  .summary = "Create a model with random weights from a config.json",
+                  .summary = kSummaryOfInit,
                   .run =
                       [flags](const OptionList&) {
                         run_init(*flags);

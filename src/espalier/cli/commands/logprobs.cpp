@@ -12,12 +12,14 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/data/writer.h"
 #include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/device_options.h"
+#include "espalier/measure/model_use.h"
 #include "espalier/measure/planning.h"
 #include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/tensor_bytes.h"
@@ -213,9 +215,7 @@ Command logprobs_command() {
   const auto flags = std::make_shared<LogprobsArguments>();
   Command command{
       .name = "logprobs",
-      .summary =
-          "Write the log-probability of every token, computed on the shared trees; with --entropies and "
-          "--top-k also entropies and the most likely tokens",
+      .summary = kSummaryOfLogprobs,
       .closing =
           "The output has the rows of the data, in the same order. Fields, with an entry for each token:\n"
           "  logprobs       null for the first token, which nothing predicts\n"

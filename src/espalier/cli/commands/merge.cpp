@@ -5,6 +5,7 @@
 #include "espalier/base/partial_folder.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/model/weights/adapter_folder.h"
@@ -62,7 +63,7 @@ Command merge_command() {
   const auto flags = std::make_shared<MergeArguments>();
   Command command{
       .name = "merge",
-      .summary = "Add an adapter to the weights of its model and write the result as a new model",
+      .summary = kSummaryOfMerge,
       .closing =
           "The new folder has the tensor names, files and tokenizer of --model and works with the same "
           "software. Sums are computed in at least float32 and rounded once.\n\nExample:\n"

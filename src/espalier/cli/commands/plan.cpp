@@ -1,82 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier plan: the plan of a step, its predicted cost, and its distribution over ranks.
+#include <array>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include "espalier/base/check.h"
-#include "espalier/base/file.h"
 #include "espalier/base/output.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/flags/data_flags.h"
+#include "espalier/cli/commands/plan_of_model.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/cli/print/plan_table.h"
 #include "espalier/cli/print/rank_table.h"
 #include "espalier/cli/print/step_gains.h"
-#include "espalier/engine/batch.h"
-#include "espalier/measure/device_options.h"
-#include "espalier/measure/planning.h"
-#include "espalier/model/weights/tensor_bytes.h"
-#include "espalier/model/weights/weights.h"
 #include "espalier/plan/common_costs.h"
-#include "espalier/plan/cost_model_file.h"
-#include "espalier/plan/planner.h"
 #include "espalier/runtime/progress.h"
-#include "espalier/train/lora_flags.h"
-#include "espalier/train/train_options.h"
 
 namespace espalier::cli {
 
 namespace {
 
-struct PlanArguments {
-  DataFlags data;
-  Planning planning;
-  DeviceOptions device;
-  LoraFlags lora;
-  std::string model, save_cost_model;
-  at::ScalarType dtype = at::kFloat;
-  OptimizerKind optimizer = OptimizerKind::kAdamW;
-  int64_t ranks = 0;
-  bool micro_batches = false, json = false;
-};
+// The values of --dtype.
+constexpr auto kDtypes = std::to_array<Word<std::string_view>>(
+    {{"float64", "float64"}, {"float32", "float32"}, {"bfloat16", "bfloat16"}});
 
 void run_plan(const PlanArguments& flags) {
   ESPALIER_CHECK(!flags.model.empty() || (!flags.lora.options() && flags.lora.adapter.empty()),
                  "--lora-rank, --adapter: require --model");
   ESPALIER_CHECK(!flags.model.empty() || flags.save_cost_model.empty(),
                  "--save-cost-model: requires --model, because rates are measured for a model");
-  const at::Device device = flags.model.empty() ? at::Device(at::kCPU) : flags.device.open();
+  const ModelPlanner planner = flags.model.empty() ? ModelPlanner() : planner_of_model(flags);
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
-  TimeModel rates = common_costs().time;
   PlanSummary summary{.asked = flags.planning.options(trajectories)};
   std::optional<Progress> progress("plan");
   const PlanProgress comparing = [&](const PlanOptions& way, double fraction) {
     progress->update(fraction, way_text(way));
   };
-  StepOptions options{.plan = summary.asked, .terms = TermChoice::kWithLossOrAll};
+  const StepOptions options{.plan = summary.asked, .terms = TermChoice::kWithLossOrAll};
   ComparedStep compared;
+  TimeModel rates = common_costs().time;
   StepFlops flops;
-  if (flags.model.empty()) {
+  if (!planner) {
     compared = compare_step_plans(trajectories, options, comparing);
   } else {
-    const ModelUse use{.config = read_config(flags.model),
-                       .dtype = flags.dtype,
-                       .device = device,
-                       .optimizer_bytes = optimizer_bytes(flags.optimizer, flags.dtype),
-                       .lora = flags.lora.trained(read_config(flags.model))};
-    const PlanCosts costs =
-        flags.planning.measured_costs(use, [&](const std::string& text) { progress->line(text); });
-    const PlanCosts compared_by = flags.planning.costs(use);
-    options.costs = &compared_by;
-    compared = compare_step_plans(trajectories, options, comparing);
-    if (!flags.save_cost_model.empty()) {
-      write_text(flags.save_cost_model, cost_model_json(costs.time).dump(2) + "\n");
-    }
-    summary.predictions = predict_candidates(costs, &compared);
-    summary.calibrated = costs.time.calibrated;
-    rates = costs.time;
-    flops.add(use.cost(), compared.step);
+    ModelPlan plan =
+        planner(trajectories, options, comparing, [&](const std::string& text) { progress->line(text); });
+    compared = std::move(plan.compared);
+    summary.predictions = std::move(plan.predictions);
+    summary.calibrated = plan.rates.calibrated;
+    rates = std::move(plan.rates);
+    flops.add(plan.cost, compared.step);
     summary.flops = flops;
   }
   progress.reset();
@@ -121,7 +96,7 @@ Command plan_command() {
   OptionList& list = command.options;
   flags->data.add(&list);
   add_model(&list, &flags->model, "Hugging Face model folder, to predict time and memory");
-  add_dtype(&list, "dtype", &flags->dtype, "Precision to predict for");
+  list.add("dtype", &flags->dtype, kDtypes, "Precision to predict for", {.group = kMachineGroup});
   flags->device.add(&list, /*trains=*/false);
   flags->planning.add(&list);
   flags->lora.add(&list);
@@ -135,7 +110,7 @@ Command plan_command() {
            "Also distribute the trajectories over this many processes by predicted time: whole trees, "
            "and branches of trees that are too large for one process",
            {.least = 1, .shows_default = false});
-  add_threads(&list);
+  add_threads(&list, set_threads);
   list.group(kOutputGroup);
   list.add("micro-batches", &flags->micro_batches, "Print a table of the micro-batches as well");
   list.add("json", &flags->json,

@@ -10,6 +10,7 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/config/stop_ids.h"
@@ -180,9 +181,7 @@ Command sample_command() {
   const auto flags = std::make_shared<SampleArguments>();
   Command command{
       .name = "sample",
-      .summary =
-          "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
-          "log-probabilities",
+      .summary = kSummaryOfSample,
       .closing =
           "The prompt of a row is its tokens before the first one with loss. If no token or the first token "
           "has loss, as in rows without a mask, it is the whole row. `espalier prepare` makes such rows from "

@@ -12,7 +12,7 @@
 #include "espalier/base/rng.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/data/writer.h"
-#include "espalier/engine/batch.h"
+#include "espalier/engine/step.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/tree/statistics.h"
 

@@ -11,6 +11,7 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
@@ -22,6 +23,7 @@
 #include "espalier/engine/order.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/kept_products.h"
+#include "espalier/measure/model_use.h"
 #include "espalier/measure/planning.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
@@ -560,7 +562,7 @@ Command train_command() {
   const auto flags = std::make_shared<TrainArguments>();
   Command command{
       .name = "train",
-      .summary = "Train a model on trajectories; shared prefixes are encoded once",
+      .summary = kSummaryOfTrain,
       .closing =
           "The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder; with --lora-rank a PEFT "
           "folder, which `espalier merge` adds to the weights. On Ctrl-C (SIGINT), SIGTERM and SIGHUP the "

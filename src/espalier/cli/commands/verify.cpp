@@ -8,9 +8,11 @@
 #include "espalier/base/check.h"
 #include "espalier/base/output.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/measure/device_options.h"
+#include "espalier/measure/model_use.h"
 #include "espalier/measure/planning.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
@@ -100,7 +102,7 @@ Command verify_command() {
   const auto flags = std::make_shared<VerifyArguments>();
   Command command{
       .name = "verify",
-      .summary = "Prove on your model and data that loss and every gradient equal per-trajectory training",
+      .summary = kSummaryOfVerify,
       .closing =
           "Runs all trajectories as one optimiser step twice: on trees by the plan, and one by one with "
           "ordinary causal attention. In float64 the relative error of every parameter's gradient may be at "

@@ -11,7 +11,7 @@
 #include "espalier/cli/print/data_summary.h"
 #include "espalier/config/config.h"
 #include "espalier/config/router_shape.h"
-#include "espalier/engine/router_inputs.h"
+#include "espalier/engine/recorded_routes.h"
 #include "espalier/runtime/progress.h"
 
 namespace espalier::cli {

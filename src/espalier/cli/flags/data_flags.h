@@ -13,7 +13,7 @@
 #include "espalier/base/options.h"
 #include "espalier/config/router_shape.h"
 #include "espalier/data/reader.h"
-#include "espalier/objective/objective.h"
+#include "espalier/objective/options.h"
 
 namespace espalier::cli {
 

@@ -47,7 +47,9 @@ OptionText python_flag_text(const nlohmann::json& flag) {
 CommandText command_text(const Command& command) {
   CommandText text{command.name, command.summary, "", command.closing, command.group, {}};
   if (command.pass_on) {  // its flags are declared in Python
-    const nlohmann::json help = nlohmann::json::parse(kPythonFlags).at(command.name);
+    const nlohmann::json commands = nlohmann::json::parse(kPythonFlags);
+    if (!commands.contains(command.name)) return text;  // it cannot run here (without_torch.cpp)
+    const nlohmann::json& help = commands.at(command.name);
     text.description = help.at("description");
     text.closing = help.at("closing");
     for (const nlohmann::json& flag : help.at("flags")) text.flags.push_back(python_flag_text(flag));

@@ -8,7 +8,7 @@
 
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
-#include "espalier/objective/signal.h"
+#include "espalier/cli/print/objective_needs.h"
 #include "espalier/runtime/progress.h"
 
 namespace espalier::cli {
@@ -39,12 +39,11 @@ bool is_for_objectives(Field field) {
 
 bool is_used(Field field, const std::optional<ObjectiveOptions>& objective) {
   if (!objective || !is_for_objectives(field)) return true;
-  const std::vector<std::string> fields = data_fields(*make_objective(*objective));
-  return std::find(fields.begin(), fields.end(), name_of(field)) != fields.end();
+  return objective_reads(*objective, field);
 }
 
 bool reads_old_logprobs(const DataUse& use) {
-  return use.objective && make_objective(*use.objective)->reads(TermColumn::kOldLogprob);
+  return use.objective && objective_reads_old_logprobs(*use.objective);
 }
 
 /// The known fields of the rows, by their names in the file.
@@ -136,8 +135,7 @@ std::vector<std::string> warnings(const ReadReport& report, const Trajectories& 
     longest = std::max(longest, trajectories.row_size(row));
   }
   if (use.objective && trajectories.num_rows() > 0) {
-    for (std::string& line : signal_warnings(Loss(trajectories, *use.objective)))
-      lines.push_back(std::move(line));
+    for (std::string& line : signal_warnings(trajectories, *use.objective)) lines.push_back(std::move(line));
   }
   if (too_long > 0) {
     lines.push_back(fmt::format(

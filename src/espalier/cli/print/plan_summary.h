@@ -8,8 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/engine/cost.h"
 #include "espalier/engine/step.h"
+#include "espalier/engine/step_cost.h"
 #include "espalier/inspect/gains.h"
 #include "espalier/plan/loss_work.h"
 

@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/engine/cost.h"
-#include "espalier/engine/engine.h"
+#include "espalier/engine/step_cost.h"
+#include "espalier/engine/step_measures.h"
 #include "espalier/plan/plan.h"
 #include "espalier/tree/forest.h"
 
@@ -25,7 +25,7 @@ struct PlanTable {
   const Forest* forest;
   const Plan* plan;
   const StepPrediction* prediction = nullptr;
-  const StepResult* measured = nullptr;
+  const StepMeasures* measured = nullptr;
   int64_t max_rows = 1000;
 
   /// A header and one line per micro-batch.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/cli/print/step_gains.h"
 
-#include "espalier/engine/cost.h"
+#include "espalier/engine/step_cost.h"
 #include "espalier/tree/statistics.h"
 
 namespace espalier::cli {

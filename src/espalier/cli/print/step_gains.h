@@ -2,7 +2,7 @@
 // The gains of steps from their plans.
 #pragma once
 
-#include "espalier/engine/batch.h"
+#include "espalier/engine/step.h"
 #include "espalier/inspect/gains.h"
 #include "espalier/plan/loss_work.h"
 

@@ -11,10 +11,9 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/engine/engine.h"
 #include "espalier/model/decoder.h"
+#include "espalier/train/optimizer/optimizer_kind.h"
 
 namespace espalier {
-
-enum class OptimizerKind { kAdamW, kSgd };
 
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;

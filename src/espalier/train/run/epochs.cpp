@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/run/epochs.h"
 
+#include <ATen/record_function.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -235,6 +236,7 @@ const std::vector<std::vector<int64_t>>& Steps::batches_of(int64_t index) {
 }
 
 Step Steps::make(int64_t index) {
+  RECORD_USER_SCOPE("plan");
   const std::vector<std::vector<int64_t>>& batches = batches_of(index);
   return make_step(trajectories_, batches[index % static_cast<int64_t>(batches.size())],
                    {options_.plan, options_.objective, options_.costs ? &*options_.costs : nullptr,

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/cli/commands/plan_of_model.h"
+
+#include <ATen/Parallel.h>
+
+#include "espalier/base/file.h"
+#include "espalier/cli/print/plan_summary.h"
+#include "espalier/measure/device_options.h"
+#include "espalier/measure/model_use.h"
+#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/plan/cost_model_file.h"
+#include "espalier/train/optimizer/optimizer.h"
+
+namespace espalier::cli {
+
+ModelPlanner planner_of_model(const PlanArguments& flags) {
+  const at::Device device = DeviceOptions{flags.device}.open();
+  return [&flags, device](const Trajectories& trajectories, StepOptions options, const PlanProgress& progress,
+                          const std::function<void(const std::string&)>& note) {
+    const DecoderConfig config = read_config(flags.model);
+    const at::ScalarType dtype = parse_dtype(std::string(flags.dtype));
+    const ModelUse use{.config = config,
+                       .dtype = dtype,
+                       .device = device,
+                       .optimizer_bytes = optimizer_bytes(flags.optimizer, dtype),
+                       .lora = flags.lora.trained(config)};
+    const PlanCosts costs = flags.planning.measured_costs(use, note);
+    const PlanCosts compared_by = flags.planning.costs(use);
+    options.costs = &compared_by;
+    ModelPlan plan{.compared = compare_step_plans(trajectories, options, progress),
+                   .rates = costs.time,
+                   .cost = use.cost()};
+    if (!flags.save_cost_model.empty()) {
+      write_text(flags.save_cost_model, cost_model_json(costs.time).dump(2) + "\n");
+    }
+    plan.predictions = predict_candidates(costs, &plan.compared);
+    return plan;
+  };
+}
+
+void set_threads(int threads) {
+  at::set_num_threads(threads);
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of `plan` that needs LibTorch. The program without it refuses --model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "espalier/cli/flags/data_flags.h"
+#include "espalier/engine/step_cost.h"
+#include "espalier/measure/device_flags.h"
+#include "espalier/measure/planning.h"
+#include "espalier/train/lora_flags.h"
+#include "espalier/train/optimizer/optimizer_kind.h"
+
+namespace espalier::cli {
+
+struct PlanArguments {
+  DataFlags data;
+  Planning planning;
+  DeviceFlags device;
+  LoraFlags lora;
+  std::string model, save_cost_model;
+  std::string_view dtype = "float32";
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  int64_t ranks = 0;
+  bool micro_batches = false, json = false;
+};
+
+/// The plan chosen for a model, and the rates of the predicted times.
+struct ModelPlan {
+  ComparedStep compared;
+  std::vector<std::optional<StepPrediction>> predictions;  // by candidate
+  TimeModel rates;
+  ModelCost cost;
+};
+
+/// `note` receives lines about what is being measured.
+using ModelPlanner = std::function<ModelPlan(const Trajectories& trajectories, StepOptions options,
+                                             const PlanProgress& progress,
+                                             const std::function<void(const std::string&)>& note)>;
+
+/// Opens the device of the flags. The planner plans for their model on it; the flags must outlive it.
+ModelPlanner planner_of_model(const PlanArguments& flags);
+
+/// Sets the number of threads of LibTorch.
+void set_threads(int threads);
+
+}  // namespace espalier::cli

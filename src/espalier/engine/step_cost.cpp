@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/engine/step_cost.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace espalier {
+
+LossPositions loss_positions(const Step& step) {
+  LossPositions loss;
+  loss.offsets = step.terms.offsets;
+  loss.values.reserve(step.terms.values.size());
+  for (const Term& term : step.terms.values) loss.values.push_back(term.position);
+  return loss;
+}
+
+Work plan_work(const Step& step, std::span<const int64_t> windows) {
+  return work_of(step_loads(step, windows), windows);
+}
+
+Work flat_work(const Step& step, std::span<const int64_t> windows) {
+  return flat_work(step.forest, loss_positions(step), windows);
+}
+
+Work append_only_work(const Step& step, std::span<const int64_t> windows) {
+  return append_only_work(step.forest, loss_positions(step), windows);
+}
+
+std::vector<Load> step_loads(const Step& step, std::span<const int64_t> windows) {
+  return loads_with_loss(step.forest, step.plan, loss_positions(step), windows);
+}
+
+StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logprob_pass) {
+  MemoryModel memory = costs.memory;
+  memory.checkpoint_activations = step.plan.options.checkpoint_activations;
+  StepPrediction prediction;
+  prediction.loads = step_loads(step, costs.time.cost.sliding_windows());
+  prediction.peak_bytes = peak_bytes(memory, prediction.loads);
+  for (size_t m = 0; m < prediction.loads.size(); ++m) {
+    const bool runs = prediction.loads[m].tokens > 0;
+    prediction.seconds.push_back(
+        runs ? predicted_seconds(costs.time, prediction.loads[m], memory.checkpoint_activations) : 0);
+    if (!runs) prediction.peak_bytes[m] = 0;
+    if (runs && logprob_pass) {
+      prediction.logprob_pass_seconds += predicted_forward_seconds(costs.time, prediction.loads[m]);
+    }
+  }
+  return prediction;
+}
+
+double StepPrediction::total_seconds() const {
+  return std::accumulate(seconds.begin(), seconds.end(), logprob_pass_seconds);
+}
+
+double StepPrediction::largest_peak_bytes() const {
+  return peak_bytes.empty() ? 0 : *std::max_element(peak_bytes.begin(), peak_bytes.end());
+}
+
+}  // namespace espalier

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Predicted FLOPs, time and memory of a step.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "espalier/engine/step.h"
+#include "espalier/plan/loss_work.h"
+#include "espalier/plan/memory_model.h"
+#include "espalier/plan/planner.h"
+
+namespace espalier {
+
+/// The positions of the terms of the step.
+LossPositions loss_positions(const Step& step);
+
+/// Work of the step's plan, and without trees (plan/loss_work.h). `windows`: ModelCost::sliding_windows of
+/// the model.
+Work plan_work(const Step& step, std::span<const int64_t> windows = {});
+Work flat_work(const Step& step, std::span<const int64_t> windows = {});
+Work append_only_work(const Step& step, std::span<const int64_t> windows = {});
+
+/// Predicted seconds and bytes of a step's micro-batches, by index in the plan; 0 for those that do not run.
+struct StepPrediction {
+  std::vector<Load> loads;
+  std::vector<double> seconds;
+  std::vector<double> peak_bytes;
+  double logprob_pass_seconds = 0;  // of a pass that only computes log-probabilities
+
+  double total_seconds() const;  // sum of the above
+  double largest_peak_bytes() const;
+};
+/// `logprob_pass`: whether the step needs a log-prob pass (needs_logprob_pass in engine/order.h).
+StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logprob_pass = false);
+
+/// loads_with_loss of the step's micro-batches.
+std::vector<Load> step_loads(const Step& step, std::span<const int64_t> windows = {});
+
+}  // namespace espalier

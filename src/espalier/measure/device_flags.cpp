@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/measure/device_flags.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string_view>
+#include <thread>
+
+#include "espalier/base/check.h"
+
+namespace espalier {
+namespace {
+
+bool is_index(std::string_view text) {
+  int8_t index = -1;  // as LibTorch counts devices
+  const auto [last, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+  return error == std::errc() && last == text.data() + text.size() && index >= 0;
+}
+
+void known_device(const std::string& name) {
+  constexpr std::string_view kCuda = "cuda:";
+  const bool known = name == kAutomaticDevice || name == "cpu" || name == "cuda" ||
+                     (name.starts_with(kCuda) && is_index(std::string_view(name).substr(kCuda.size())));
+  ESPALIER_CHECK(known, "device: expected auto, cpu, cuda or cuda:N, received `{}`", name);
+}
+
+// Enough to try what more threads than cores do; a number that is a slip would start a million of them.
+int most_threads() {
+  return std::max(64, 4 * static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+}  // namespace
+
+void DeviceFlags::add(OptionList* list, bool trains) {
+  list->group(kMachineGroup);
+  list->add("device", &device,
+            "Where the model runs: cpu, cuda (the first visible GPU), cuda:N, or auto (the first GPU "
+            "that can be used, else the CPU; `espalier device` says why). CUDA needs a LibTorch and a "
+            "build with CUDA",
+            {.shown = "cpu|cuda|cuda:N|auto", .check = known_device});
+  if (!trains) return;
+  list->add("deterministic", &deterministic,
+            "CUDA: make every run on the same GPU bitwise identical, by slower ways of accumulating "
+            "gradients (sorted instead of atomic). Without it, gradients may differ in their last "
+            "bits from run to run. The CPU is always deterministic");
+}
+
+void add_threads(OptionList* list, const std::function<void(int)>& set) {
+  const auto threads = std::make_shared<int>(0);
+  list->add("threads", threads.get(), "CPU threads (0: all cores)",
+            {.least = 0,
+             .most = static_cast<double>(most_threads()),
+             .group = kMachineGroup,
+             .then = [threads, set] {
+               if (*threads > 0) set(*threads);
+             }});
+}
+
+}  // namespace espalier

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The model of a plan, and the settings it runs with.
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "espalier/config/config.h"
+#include "espalier/config/lora.h"
+#include "espalier/objective/mix.h"
+#include "espalier/plan/cost_model.h"
+
+namespace espalier {
+
+/// A model and the settings it runs with.
+struct ModelUse {
+  DecoderConfig config;
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;  // open
+  int64_t optimizer_bytes = 0;   // optimiser state per element of a parameter
+  ObjectiveOptions objective{};
+  std::vector<MixSource> mix{};       // if not empty, used in place of the objective
+  std::optional<LoraOptions> lora{};  // adapters trained in place of the weights
+  int64_t ref_topk = 0;               // Trajectories::ref_topk
+
+  /// The cost of the model including adapters.
+  ModelCost cost() const;
+};
+
+}  // namespace espalier
