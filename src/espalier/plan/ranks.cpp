@@ -141,7 +141,7 @@ class Assignment {
 
  private:
   int64_t num_parts() const { return static_cast<int64_t>(parts_.size()); }
-  double price(int64_t part) const { return leaves_->of(parts_[part].begin, parts_[part].end); }
+  double price(int64_t part) const { return leaves_->seconds(parts_[part].begin, parts_[part].end); }
 
   // Seconds of the tokens that the part shares with an earlier one.
   double common(int64_t earlier, int64_t part) const {
