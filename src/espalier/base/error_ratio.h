@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one rule by which results in low precision are judged: the error of ours against float64 may be at most
-// twice that of the plain form, computed in the same dtype.
+// The one rule by which results in low precision are judged, by `verify`, by kernels that prove themselves
+// and by tests: the error of ours against float64 may be at most twice that of the plain form, computed in
+// the same dtype.
 //
 // A ratio of two rounding errors says something only where both have settled:
 //
@@ -8,14 +9,15 @@
 //   adding decides them. Where one problem has fewer values, the errors of several problems of its kind are
 //   pooled, as if their results were one tensor. Values that share a sum share its rounding as well: the
 //   edges of one row of logits, for example, count as one value.
-// - Above a floor. As in `verify`, errors below the rounding of the dtype itself (unit roundoff / 2) count as
-//   that, on both sides: it is about what rounding the exact result leaves.
+// - Above a floor. Errors below the rounding of the dtype itself (unit roundoff / 2) count as that, on both
+//   sides: it is about what rounding the exact result leaves.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 
 namespace espalier {
 
@@ -65,5 +67,8 @@ inline double error_ratio(const SquaredErrors& errors, const ErrorFloor& floor) 
   const double plain = std::max(std::sqrt(errors.plain), least);
   return ours == plain ? 1 : ours / plain;
 }
+
+/// What is wrong by the rule, which too few values are as well; empty: nothing.
+std::string error_fault(const SquaredErrors& errors, const ErrorFloor& floor);
 
 }  // namespace espalier

@@ -13,6 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/base/error_ratio.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/engine/engine.h"
 #include "espalier/model/decoder.h"
@@ -28,9 +29,9 @@ struct VerifyOptions {
   ObjectiveOptions objective;
   std::vector<MixSource> mix{};  // in place of the objective, where there are any
   PlanOptions plan;
-  double max_error = 1e-12;    // float64: worst relative error of a parameter's gradient, and of the loss
-  double max_error_ratio = 2;  // lower precision: error of the tree run over error of the per-trajectory run
-  int64_t isolation_trials = 4;  // trajectories whose neighbours are changed
+  double max_error = 1e-12;  // float64: worst relative error of a parameter's gradient, and of the loss
+  double max_error_ratio = kMaxErrorRatio;  // lower precision: error of the tree run over the reference's
+  int64_t isolation_trials = 4;             // trajectories whose neighbours are changed
   uint64_t seed = 0;
 };
 
