@@ -14,9 +14,10 @@
 
 #include "espalier/model/prepared_weights.h"
 #include "espalier/ops/checks.h"
-#include "espalier/ops/dispatch.h"
+#include "espalier/ops/edge_logprobs/arguments.h"
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
 #include "espalier/ops/elementwise/elementwise.h"
+#include "espalier/ops/operator.h"
 #include "espalier/ops/gemm/matrix_product.h"
 
 namespace espalier::accumulating {
@@ -340,12 +341,9 @@ class HeadDistribution : public Function<HeadDistribution> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
                                const at::Tensor& edge_row, const at::Tensor& edge_target) {
     const at::ScalarType dtype = sum_dtype(weight);
-    using Forward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
-        const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-        const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double, double, double);
-    static const auto op = detail::find_op<Forward>("espalier::edge_distribution");
     const auto [logprobs, entropy, lse, mean] =
-        op.call(hidden.to(dtype), weight.to(dtype), edge_row, edge_target, {}, {}, 1, 1, 0);
+        detail::call<"edge_distribution", detail::DistributionResults>(
+            detail::DistributionArguments{{hidden.to(dtype), weight.to(dtype), edge_row, edge_target}, {}});
     ctx->save_for_backward({hidden, weight, edge_row, edge_target, lse, mean});
     return {logprobs, entropy};
   }
@@ -355,15 +353,14 @@ class HeadDistribution : public Function<HeadDistribution> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &hidden = saved[0], &weight = saved[1];
     const at::ScalarType dtype = sum_dtype(weight);
-    using Optional = std::optional<at::Tensor>;
-    using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-        const Optional&, const Optional&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-        const at::Tensor&, const at::Tensor&, const at::Tensor&, const Optional&, const Optional&, double,
-        double, double, std::array<bool, 3>);
-    static const auto op = detail::find_op<Backward>("espalier::edge_distribution_backward");
     const auto [grad_hidden, grad_weight, grad_bias] =
-        op.call(grads[0], grads[1], saved[4], saved[5], hidden.to(dtype), weight.to(dtype), saved[2],
-                saved[3], {}, {}, 1, 1, 0, {true, weight.requires_grad(), false});
+        detail::call<"edge_distribution_backward", detail::DistributionGradients>(
+            detail::DistributionBackward{grads[0],
+                                         grads[1],
+                                         saved[4],
+                                         saved[5],
+                                         {{hidden.to(dtype), weight.to(dtype), saved[2], saved[3]}, {}},
+                                         {true, weight.requires_grad(), false}});
     if (weight.requires_grad()) add_gradient(weight, grad_weight);
     return {grad_hidden.to(hidden.scalar_type()), {}, {}, {}};
   }
