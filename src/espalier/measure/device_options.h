@@ -7,8 +7,15 @@
 #include <string>
 
 #include "espalier/base/options.h"
+#include "espalier/ops/kernel_choice.h"
 
 namespace espalier {
+
+/// A device that is ready, and the kernels that an engine runs there.
+struct Machine {
+  at::Device device = at::kCPU;
+  KernelChoice kernels = kernel_choice();
+};
 
 struct DeviceOptions {
   std::string device = "cpu";
@@ -16,9 +23,10 @@ struct DeviceOptions {
 
   /// `trains`: --deterministic as well.
   void add(OptionList* list, bool trains);
-  /// Opens the device (runtime/device.h), whose kernels have proven themselves. Call before anything else of
-  /// LibTorch.
-  at::Device open() const;
+  /// Opens the device (runtime/device.h). Its kernels are those that have proven themselves and the products
+  /// those of decide_products, as the environment changes them, which is read here. Call before anything else
+  /// of LibTorch.
+  Machine open() const;
 };
 
 /// --threads, which takes effect when it is set.

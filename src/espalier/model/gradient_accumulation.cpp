@@ -10,15 +10,14 @@
 #include <array>
 #include <optional>
 #include <tuple>
-#include <unordered_map>
 
 #include "espalier/model/prepared_weights.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs/arguments.h"
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
 #include "espalier/ops/elementwise/elementwise.h"
-#include "espalier/ops/operator.h"
 #include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier::accumulating {
 namespace {
@@ -45,23 +44,12 @@ at::Tensor& sum_or_zeros(const at::Tensor& parameter) {
   return sum;
 }
 
-/// A weight as it was when it was upcast.
-struct Upcast {
-  at::Tensor weight;  // held, so that nothing else comes to lie at its place
-  int64_t version;
-  at::Tensor operand;
-};
-thread_local std::optional<std::unordered_map<const void*, Upcast>> upcast_weights;
-
 /// The weight, or what UpcastWeights keeps of it.
 at::Tensor operand_of(const at::Tensor& weight) {
   const at::ScalarType dtype = detail::product_dtype(weight);
-  if (!upcast_weights || dtype == weight.scalar_type()) return weight;
-  Upcast& kept = (*upcast_weights)[weight.const_data_ptr()];
-  if (!kept.weight.defined() || kept.version != weight._version()) {
-    kept = {weight, weight._version(), weight.to(dtype)};
-  }
-  return kept.operand;
+  auto* kept = UpcastWeights::find();
+  if (kept == nullptr || dtype == weight.scalar_type()) return weight;
+  return kept->get(weight, [&] { return weight.to(dtype); });
 }
 
 /// detail::affine of a weight [N, K], which PreparedWeights or UpcastWeights may keep.
@@ -375,15 +363,6 @@ void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
   } else {
     sum = gradient.to(sum_dtype(parameter)).contiguous();
   }
-}
-
-UpcastWeights::UpcastWeights() {
-  TORCH_CHECK(!upcast_weights, "UpcastWeights: expected none, received a second one");
-  upcast_weights.emplace();
-}
-
-UpcastWeights::~UpcastWeights() {
-  upcast_weights.reset();
 }
 
 at::Tensor linear(const at::Tensor& x, const Projection& projection) {

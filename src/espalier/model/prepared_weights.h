@@ -4,21 +4,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "espalier/model/kept_weights.h"
 #include "espalier/ops/gemm/prepared_weight.h"
 
 namespace espalier::accumulating {
 
 /// While it lives, linears (model/gradient_accumulation.h) multiply by weights that are made ready once
 /// (ops/gemm/prepared_weight.h): a pass of a few rows would otherwise take most of its time for that. One
-/// that has changed is made ready anew. For passes without gradients, in the thread that made it. At most one
-/// lives at a time in a thread.
-class PreparedWeights {
- public:
-  PreparedWeights();
-  ~PreparedWeights();
-  PreparedWeights(const PreparedWeights&) = delete;
-  PreparedWeights& operator=(const PreparedWeights&) = delete;
-};
+/// that has changed is made ready anew. For passes without gradients, in the thread that made it.
+using PreparedWeights =
+    detail::ScopedValue<KeptWeights<detail::PreparedWeight, detail::Scope::kPreparedWeights>>;
 
 /// What PreparedWeights keeps of a weight [N, K]; null where none lives.
 const detail::PreparedWeight* prepared(const at::Tensor& weight);

@@ -46,7 +46,8 @@ void run_plan(const PlanArguments& flags) {
                  "--lora-rank, --adapter: adapters are those of a model; give --model");
   ESPALIER_CHECK(!flags.model.empty() || flags.save_cost_model.empty(),
                  "--save-cost-model: rates are those of a model on this machine; give --model");
-  const at::Device device = flags.model.empty() ? at::Device(at::kCPU) : flags.device.open();
+  const auto [device, kernels] = flags.model.empty() ? Machine() : flags.device.open();
+  const KernelScope scope(kernels);
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
   TimeModel rates = common_costs().time;
   PlanSummary summary{.asked = flags.planning.options(trajectories)};

@@ -28,7 +28,6 @@
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/signal.h"
 #include "espalier/ops/checks.h"
-#include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/cost_model_file.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/train/run/epochs.h"
@@ -105,17 +104,17 @@ auto read_kept(const std::filesystem::path& file, const Read& read) {
 
 // A run goes on with the matrix products that it began with, whatever this machine would take: others give
 // other bits.
-void restore_products(const TrainArguments& flags, at::Device device) {
+void restore_products(const TrainArguments& flags, Machine* machine) {
   const auto kept = kept_cost_model(flags);
-  if (!kept || !device.is_cpu()) return;
+  if (!kept || !machine->device.is_cpu()) return;
   const auto products = read_kept(*kept, read_products);
   if (!products) return;
-  const ProductChoice own = product_choice(), taken = with_environment(*products);
+  const ProductChoice own = machine->kernels.products, taken = with_environment(*products);
   if (taken != own) {
     log_line("matrix products: {}, as when the run began; this machine would choose {}", to_string(taken),
              to_string(own));
   }
-  set_product_choice(taken);
+  machine->kernels.products = taken;
 }
 
 TrainOptions options_of(const TrainArguments& flags, const MixedData& data, const ModelUse& use) {
@@ -338,6 +337,7 @@ class TrainRun {
   const TrainArguments& flags_;
   const OptionList& list_;
   at::Device device_ = at::kCPU;
+  std::optional<KernelScope> kernels_;
   std::optional<Profiler> profiler_;
   MixedData data_;
   std::optional<HeldOut> held_out_;
@@ -380,8 +380,10 @@ void TrainRun::check_flags() const {
 }
 
 void TrainRun::open_device() {
-  device_ = flags_.device.open();
-  restore_products(flags_, device_);
+  Machine machine = flags_.device.open();
+  restore_products(flags_, &machine);
+  device_ = machine.device;
+  kernels_.emplace(machine.kernels);
   if (!flags_.profile.empty() && !flags_.dry_run) profiler_.emplace(flags_.profile, device_);
 }
 

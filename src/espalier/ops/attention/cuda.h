@@ -6,14 +6,9 @@
 
 #include <cstdint>
 
-namespace espalier {
+#include "espalier/ops/kernel_choice.h"
 
-enum class AttentionKind {
-  kAmpere,  // kernels of our own (attention/fused.h)
-  kHopper,  // the same, with the instructions of Hopper
-  kVarlen,  // mask blocks through ATen's flash attention (attention/varlen.h)
-  kMasked,  // chunks of queries with a mask (attention/masked.h)
-};
+namespace espalier {
 
 /// What the choice goes by.
 struct AttentionInputKind {
@@ -23,10 +18,8 @@ struct AttentionInputKind {
   bool sinks = false;           // of a forward pass: served by kVarlen and kMasked
 };
 
-/// The implementation for such inputs: the one that the environment variable
-/// ESPALIER_ATTENTION (ampere, hopper, varlen or masked) asks for, otherwise the first that supports them of
-/// those that have proven themselves (attention/proven.h; of ampere, varlen and masked where nothing has).
-/// Throws c10::Error where the variable names no implementation, or one that does not support them.
+/// The implementation for such inputs, of cuda_kernels(). Throws c10::Error where one is named that does not
+/// serve them.
 AttentionKind attention_kind(const AttentionInputKind& inputs);
 
 }  // namespace espalier
