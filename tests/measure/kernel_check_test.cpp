@@ -6,9 +6,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
-#include "espalier/ops/attention/proven.h"
+#include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/elementwise/composed.h"
-#include "espalier/ops/own_kernels.h"
 #include "tests/environment_variable.h"
 
 namespace espalier::testing {
@@ -25,7 +24,7 @@ qualify::Verdict failed(const std::string& family, const std::string& fault) {
 TEST(KernelCheck, WhatPassedIsUsedAndNothingIsSaid) {
   const ProvenKernels proven =
       proven_kernels({{.family = "hopper"}, passed("ampere"), passed("varlen"), passed("masked")}, "A100", 0);
-  EXPECT_EQ(proven.attention,
+  EXPECT_EQ(proven.kernels.attention,
             (std::vector{AttentionKind::kAmpere, AttentionKind::kVarlen, AttentionKind::kMasked}));
   EXPECT_EQ(proven.warning, "");
 }
@@ -35,7 +34,7 @@ TEST(KernelCheck, WhatFailedIsNamedOnceWithTheCommandThatShowsIt) {
       proven_kernels({failed("hopper", "its check did not end within 120 s"), failed("ampere", "out: off"),
                       passed("varlen"), passed("masked")},
                      "NVIDIA H200", 1);
-  EXPECT_EQ(proven.attention, (std::vector{AttentionKind::kVarlen, AttentionKind::kMasked}));
+  EXPECT_EQ(proven.kernels.attention, (std::vector{AttentionKind::kVarlen, AttentionKind::kMasked}));
   EXPECT_EQ(
       proven.warning,
       "warning: attention `hopper` is not used on NVIDIA H200: its check did not end within 120 s (shown by "
@@ -43,7 +42,7 @@ TEST(KernelCheck, WhatFailedIsNamedOnceWithTheCommandThatShowsIt) {
       "out: "
       "off (shown by `espalier device --check ampere --device cuda:1`)");
   const ProvenKernels none = proven_kernels({failed("masked", "off")}, "GPU", 0);
-  EXPECT_TRUE(none.attention.empty());
+  EXPECT_TRUE(none.kernels.attention.empty());
   EXPECT_TRUE(none.warning.ends_with("; no attention is right, and `masked` is used all the same"));
 }
 
@@ -51,12 +50,12 @@ TEST(KernelCheck, WhatFailedIsNamedOnceWithTheCommandThatShowsIt) {
 TEST(KernelCheck, WhatHasASecondFormFallsBackToItAndTheRestIsNotTrusted) {
   const ProvenKernels all = proven_kernels(
       {passed("elementwise"), passed("head"), passed("distribution"), passed("products")}, "GPU", 0);
-  EXPECT_TRUE(all.elementwise && all.head && all.attention.empty());
+  EXPECT_TRUE(all.kernels.elementwise && all.kernels.head && all.kernels.attention.empty());
   EXPECT_EQ(all.warning, "");
   const ProvenKernels some = proven_kernels(
       {passed("masked"), failed("elementwise", "off"), failed("head", "NaN"), failed("products", "TF32")},
       "GPU", 2);
-  EXPECT_FALSE(some.elementwise || some.head);
+  EXPECT_FALSE(some.kernels.elementwise || some.kernels.head);
   EXPECT_EQ(
       some.warning,
       "warning: kernels of `elementwise` are not used on GPU, operators of LibTorch are: off (shown by "
@@ -73,8 +72,8 @@ TEST(KernelCheck, WhatCouldNotBeCheckedStaysAsItIsWithoutACheck) {
     verdicts.back().lasting = false;
   }
   const ProvenKernels proven = proven_kernels(verdicts, "GPU", 0);
-  EXPECT_EQ(proven.attention, (std::vector{AttentionKind::kAmpere, AttentionKind::kMasked}));
-  EXPECT_TRUE(proven.elementwise);
+  EXPECT_EQ(proven.kernels.attention, (std::vector{AttentionKind::kAmpere, AttentionKind::kMasked}));
+  EXPECT_TRUE(proven.kernels.elementwise);
   EXPECT_TRUE(proven.warning.starts_with("warning: attention `hopper` is not used on GPU: its check exited"))
       << proven.warning;
   EXPECT_NE(
@@ -92,33 +91,31 @@ TEST(KernelCheck, WithoutOurKernelsTheElementwiseOperatorsAreComposed) {
   const at::Tensor gate = at::randn({5, 7}), up = at::randn({5, 7});
   const c10::DispatchKeySet cuda(c10::DispatchKey::CUDA);
   const ForcedVariable unset("ESPALIER_ELEMENTWISE", nullptr);
-  const bool before = set_own_kernels(OwnKernels::kElementwise, false);
-  EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
-  set_own_kernels(OwnKernels::kElementwise, true);
   {
-    const ForcedVariable named("ESPALIER_ELEMENTWISE", "composed");
+    KernelChoice without = kernel_choice();
+    without.cuda.elementwise = false;
+    const KernelScope scope(without);
     EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
-    EXPECT_TRUE(uses_own_kernels(OwnKernels::kHead));
   }
-  const ForcedVariable wrong("ESPALIER_ELEMENTWISE", "ours");
-  EXPECT_THROW(uses_own_kernels(OwnKernels::kElementwise), c10::Error);
-  set_own_kernels(OwnKernels::kElementwise, before);
+  EXPECT_TRUE(cuda_kernels().elementwise);
+  const ForcedVariable named("ESPALIER_ELEMENTWISE", "composed");
+  EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
 }
 
 TEST(KernelCheck, AttentionIsChosenAmongWhatIsProven) {
   const ForcedVariable unset("ESPALIER_ATTENTION", nullptr);
   const AttentionInputKind inputs{at::kBFloat16, 64};
-  const auto chosen = [&](std::optional<std::vector<AttentionKind>> proven) {
-    const auto before = set_proven_attention(std::move(proven));
-    const AttentionKind kind = attention_kind(inputs);
-    set_proven_attention(before);
-    return kind;
+  const auto chosen = [&](std::vector<AttentionKind> proven) {
+    KernelChoice choice = kernel_choice();
+    choice.cuda = with_environment({.attention = std::move(proven)});
+    const KernelScope scope(choice);
+    return attention_kind(inputs);
   };
-  EXPECT_EQ(chosen(std::vector{AttentionKind::kVarlen, AttentionKind::kMasked}), AttentionKind::kVarlen);
-  EXPECT_EQ(chosen(std::vector{AttentionKind::kMasked}), AttentionKind::kMasked);
-  EXPECT_EQ(chosen(std::vector<AttentionKind>{}), AttentionKind::kMasked);
+  EXPECT_EQ(chosen({AttentionKind::kVarlen, AttentionKind::kMasked}), AttentionKind::kVarlen);
+  EXPECT_EQ(chosen({AttentionKind::kMasked}), AttentionKind::kMasked);
+  EXPECT_EQ(chosen({}), AttentionKind::kMasked);
   const ForcedVariable named("ESPALIER_ATTENTION", "varlen");
-  EXPECT_EQ(chosen(std::vector<AttentionKind>{}), AttentionKind::kVarlen);  // named all the same
+  EXPECT_EQ(chosen({}), AttentionKind::kVarlen);  // named all the same
   EXPECT_EQ(attention_kind_named("hopper"), AttentionKind::kHopper);
   EXPECT_EQ(attention_kind_named("cpu"), std::nullopt);
 }

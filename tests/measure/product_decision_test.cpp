@@ -108,7 +108,7 @@ TEST(GemmRates, AreThoseOfEveryMapPartAndWay) {
   for (size_t i = 0; i < ways.size(); ++i) {
     for (size_t j = 0; j < i; ++j) EXPECT_NE(ways[i].name(), ways[j].name());
   }
-  const ForcedProducts forced({Float32Products::kLibrary, Bfloat16Products::kNative});
+  const KernelScope forced(with_products({Float32Products::kLibrary, Bfloat16Products::kNative}));
   const std::vector<GemmRates> all = measure_gemm_rates(shapes, ways, 2);
   EXPECT_EQ(to_string(product_choice()), "float32=library,bfloat16=native");
   ASSERT_EQ(all.size(), 6u);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "espalier/ops/tensor_errors.h"
 #include "tests/error_ratio.h"
 
 namespace espalier::testing {
@@ -35,19 +36,6 @@ inline double worst_error(const Results& a, const Results& b) {
   return worst;
 }
 
-inline double unit_roundoff(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return kFloat32Roundoff;
-    case at::kHalf:
-      return kFloat16Roundoff;
-    case at::kBFloat16:
-      return kBFloat16Roundoff;
-    default:
-      TORCH_CHECK(false, "expected float32, bfloat16 or float16, received ", dtype);
-  }
-}
-
 /// Errors of results in low precision, for the rule of tests/error_ratio.h. Results of the same place are
 /// pooled over all problems that are added, each in the dtype of ours.
 class PooledErrors {
@@ -59,9 +47,9 @@ class PooledErrors {
     pools_.resize(std::max(pools_.size(), exact.size()));
     for (size_t i = 0; i < exact.size(); ++i) {
       if (i < ours.size()) pools_[i].dtype = ours[i].scalar_type();
-      pools_[i].errors += i < ours.size() ? squared_errors(ours[i], plain.at(i), exact[i]) : kWrong;
+      pools_[i].errors += i < ours.size() ? squared_errors(ours[i], plain.at(i), exact[i]) : kMissing;
     }
-    if (ours.size() > exact.size()) pools_.at(0).errors += kWrong;
+    if (ours.size() > exact.size()) pools_.at(0).errors += kMissing;
   }
 
   double worst_ratio() const {
@@ -86,18 +74,8 @@ class PooledErrors {
     at::ScalarType dtype = at::kFloat;
     SquaredErrors errors;
   };
-  // Not of the shape of the exact result, or not finite.
-  static constexpr SquaredErrors kWrong{.ours = std::numeric_limits<double>::infinity()};
-
-  static SquaredErrors squared_errors(const at::Tensor& ours, const at::Tensor& plain,
-                                      const at::Tensor& exact) {
-    if (ours.sizes() != exact.sizes() || plain.sizes() != exact.sizes()) return kWrong;
-    const auto squares = [](const at::Tensor& tensor) { return tensor.square().sum().item<double>(); };
-    const at::Tensor wide = exact.detach().to(at::kDouble);
-    const double of_ours = squares(ours.detach().to(at::kDouble) - wide);
-    return {std::isfinite(of_ours) ? of_ours : kWrong.ours, squares(plain.detach().to(at::kDouble) - wide),
-            squares(wide), wide.numel()};
-  }
+  // No such result.
+  static constexpr SquaredErrors kMissing{.ours = std::numeric_limits<double>::infinity()};
 
   std::vector<Pool> pools_;
 };

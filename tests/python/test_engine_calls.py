@@ -203,6 +203,28 @@ def test_two_engines_in_two_threads_have_the_bits_of_each_alone(folder, dtype):
     assert found == alone
 
 
+def test_two_engines_keep_the_products_that_each_began_with(folder, monkeypatch):
+    """Whatever the environment says later, and in turns: bits are those of an engine that is alone in its process."""
+    rows = random_rows(48, "sft")
+
+    def engine(products):
+        monkeypatch.setenv("ESPALIER_BF16_PRODUCTS", products)
+        return engine_of(folder, dtype="bfloat16")
+
+    def gradients(engine):
+        engine.forward_backward(rows)
+        found = b"".join(gradient.tobytes() for gradient in engine.gradients().values())
+        engine.zero_gradients()
+        return found
+
+    choices = ("upcast", "native", "library")
+    alone = [gradients(engine(products)) for products in choices]
+    assert len(set(alone)) > 1  # the choice is to be seen
+    engines = [engine(products) for products in choices]
+    assert [gradients(each) for each in engines] == alone
+    assert [gradients(each) for each in reversed(engines)] == alone[::-1]
+
+
 def continued(engine, rows, count):
     for k in range(count):
         engine.forward_backward(rows, indices=[k % 3, 3 + k % 4])

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The acceptance rule for results in low precision: our error against float64 may be at most twice the error
-// of the plain form in the same dtype.
+// The one rule by which results in low precision are judged, by `verify`, by kernels that prove themselves
+// and by tests: the error of ours against float64 may be at most twice that of the plain form, computed in
+// the same dtype.
 //
 // A ratio of two rounding errors is meaningful only under two conditions:
 //
-// - Over a few hundred values. The errors of a handful are random and depend on the CPU's order of summation.
-//   Where one problem has fewer values, the errors of several problems of its kind are pooled, as if their
-//   results were one tensor. Values that share a sum share its rounding: the edges of one row of logits, for
-//   example, count as one value.
-// - Above a floor. As in `verify`, both errors are raised to at least unit roundoff / 2 of the dtype, which
-//   is about the error of rounding the exact result.
+// - Over a few hundred values. The errors of a handful are a matter of luck, and of the CPU, whose order of
+//   adding decides them. Where one problem has fewer values, the errors of several problems of its kind are
+//   pooled, as if their results were one tensor. Values that share a sum share its rounding as well: the
+//   edges of one row of logits, for example, count as one value.
+// - Above a floor. Errors below the rounding of the dtype itself (unit roundoff / 2) count as that, on both
+//   sides: it is about what rounding the exact result leaves.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 
 namespace espalier {
 
@@ -64,5 +66,8 @@ inline double error_ratio(const SquaredErrors& errors, const ErrorFloor& floor) 
   const double plain = std::max(std::sqrt(errors.plain), least);
   return ours == plain ? 1 : ours / plain;
 }
+
+/// What is wrong by the rule, which too few values are as well; empty: nothing.
+std::string error_fault(const SquaredErrors& errors, const ErrorFloor& floor);
 
 }  // namespace espalier

@@ -14,20 +14,12 @@
 namespace espalier {
 namespace {
 
-/// Log-probabilities of a micro-batch's terms, on their way to the host.
-struct LogprobsOfTerms {
-  std::vector<int64_t> index;  // in Step::terms.values
-  at::Tensor values;
-};
-
-/// Added up in the order of the terms, which does not depend on how the trees are cut.
+/// Of log-probabilities by their places in Step::terms.values. Added up in the order of the terms, which does
+/// not depend on how the trees are cut.
 double nll_per_token(const Step& step, const Trajectories& trajectories,
-                     const std::vector<LogprobsOfTerms>& computed) {
+                     const std::vector<TermValues>& computed) {
   std::vector<double> logprobs(step.terms.values.size());
-  for (const auto& [index, values] : computed) {
-    const double* value = values.const_data_ptr<double>();
-    for (size_t i = 0; i < index.size(); ++i) logprobs[index[i]] = value[i];
-  }
+  for (const TermValues& values : computed) values.write(&logprobs);
   double sum = 0, weights = 0;
   for (size_t k = 0; k < step.rows.size(); ++k) {
     const int64_t first = trajectories.offsets[step.rows[k]];
@@ -47,11 +39,7 @@ StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
   std::optional<UnitLoss> unit_loss = make_unit_loss(step, loss, model.device());
   StepSums sums(loss, model.device(), unit_loss);
   StepCounts counts(step);
-  const std::vector<bool> runs = micro_batches_with_loss(step);
-  const auto upcast = upcast_weights(runs);
-  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
-  int64_t done = 0;
-  std::vector<LogprobsOfTerms> computed;
+  std::vector<TermValues> computed;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
     const at::Tensor logprobs = values_of_terms(batch, forwarded.logprobs);
     counts.terms += batch.num_terms();
@@ -59,12 +47,7 @@ StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
     if (unit_loss) unit_loss->add(batch, logprobs);
     computed.push_back({batch.term_index, download(logprobs)});
   };
-  for_each_logprobs({.model = model, .step = step, .loss = loss, .runs = runs, .entropies = sums.entropies()},
-                    visit, [&](int64_t m) {
-                      counts.work.tokens += step.plan.micro_batches[m].num_tokens;
-                      if (progress) progress(++done, total);
-                    });
-  if (progress && done < total) progress(total, total);
+  counts.work.tokens = for_each_logprobs(model, step, loss, sums.entropies(), progress, visit);
   if (unit_loss) sums.add(unit_loss->evaluate_all());
   synchronize(model.device());
   auto [value, metrics] = sums.read();

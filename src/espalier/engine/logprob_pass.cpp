@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "espalier/engine/engine.h"
 #include "espalier/engine/router_inputs.h"
 #include "espalier/runtime/device.h"
 
@@ -24,36 +23,16 @@ Batch batch_for(const Model& model, const Step& step, int64_t m, const Loss& los
   return to_device(std::move(batch), model.device());
 }
 
-namespace {
-
-// Log-probabilities of a micro-batch's terms, on their way to the host.
-struct TermValues {
-  std::vector<int64_t> token;
-  at::Tensor values;
-};
-
-}  // namespace
-
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress) {
   const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
-  const std::vector<bool> runs = micro_batches_with_loss(step);
-  const auto upcast = upcast_weights(runs);
-  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
   std::vector<TermValues> computed;
-  int64_t done = 0;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
     computed.push_back({batch.term_token, download(values_of_terms(batch, forwarded.logprobs))});
   };
-  for_each_logprobs({model, step, loss, runs}, visit, [&](int64_t) {
-    if (progress) progress(++done, total);
-  });
+  for_each_logprobs(model, step, loss, Entropies::kNone, progress, visit);
   synchronize(model.device());
-  for (const auto& [tokens, values] : computed) {
-    const double* value = values.const_data_ptr<double>();
-    for (size_t k = 0; k < tokens.size(); ++k) (*logprobs)[tokens[k]] = value[k];
-  }
-  if (progress && done < total) progress(total, total);
+  for (const TermValues& values : computed) values.write(logprobs);
 }
 
 }  // namespace espalier

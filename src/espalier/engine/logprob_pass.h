@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "espalier/engine/batch.h"
+#include "espalier/engine/engine.h"
 #include "espalier/engine/forward.h"
 #include "espalier/engine/order.h"
 #include "espalier/model/gradient_accumulation.h"
@@ -36,6 +37,20 @@ inline at::Tensor values_of_terms(const Batch& batch, const at::Tensor& edge_val
   return edge_values.to(at::kDouble).index_select(0, batch.term_edge);
 }
 
+/// Values that a forward pass gave of terms [M], in the order of the device (runtime/device.h: download), and
+/// where they belong.
+struct TermValues {
+  std::vector<int64_t> place;
+  at::Tensor values;
+
+  /// Once the device has done it all. Each place has `offset` more than the value.
+  template <class T>
+  void write(std::vector<T>* to, T offset = 0) const {
+    const T* value = values.const_data_ptr<T>();
+    for (size_t k = 0; k < place.size(); ++k) (*to)[place[k]] = value[k] + offset;
+  }
+};
+
 /// Forward passes without gradients. Calls visit(m, batch, forwarded) for micro-batches with terms, and
 /// entered(m) for all.
 template <class Visit, class Entered>
@@ -58,6 +73,22 @@ void for_each_logprobs(const LogprobPass& pass, const Visit& visit, const Entere
     entered(m);
   };
   walk(pass.step, pass.runs, enter, [&](int64_t m) { frames[m].reset(); });
+}
+
+/// The same of the micro-batches with loss, whose progress is told. Returns how many tokens were encoded.
+template <class Visit>
+int64_t for_each_logprobs(const Model& model, const Step& step, const Loss& loss, Entropies entropies,
+                          const MicroBatchProgress& progress, const Visit& visit) {
+  const std::vector<bool> runs = micro_batches_with_loss(step);
+  const auto upcast = upcast_weights(runs);
+  const auto total = static_cast<int64_t>(runs.size());
+  int64_t done = 0, tokens = 0;
+  for_each_logprobs({model, step, loss, runs, {}, entropies}, visit, [&](int64_t m) {
+    tokens += step.plan.micro_batches[m].num_tokens;
+    if (progress) progress(++done, total);
+  });
+  if (progress && done < total) progress(total, total);
+  return tokens;
 }
 
 }  // namespace espalier

@@ -7,7 +7,6 @@
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/kernel_check.h"
 #include "espalier/measure/product_decision.h"
-#include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/runtime/cuda_software.h"
 #include "espalier/runtime/device.h"
 
@@ -23,15 +22,17 @@ at::Device chosen_device(const std::string& name) {
 
 }  // namespace
 
-at::Device DeviceOptions::open() const {
-  const at::Device parsed = chosen_device(device);
-  if (parsed.is_cuda()) prove_kernels(parsed.index());
-  open_device(parsed, deterministic);
-  if (parsed.is_cpu()) {
-    const auto note = [](const std::string& text) { fmt::print(stderr, "espalier: {}\n", text); };
-    set_product_choice(decide_products(product_features(), cache_folder(), note).choice);
+Machine DeviceOptions::open() const {
+  Machine machine{.device = chosen_device(device)};
+  if (machine.device.is_cuda()) {
+    machine.kernels.cuda = with_environment(prove_kernels(machine.device.index()));
   }
-  return parsed;
+  open_device(machine.device, deterministic);
+  if (machine.device.is_cpu()) {
+    const auto note = [](const std::string& text) { fmt::print(stderr, "espalier: {}\n", text); };
+    machine.kernels.products = decide_products(product_features(), cache_folder(), note).choice;
+  }
+  return machine;
 }
 
 void add_threads(OptionList* list) {

@@ -5,13 +5,21 @@
 #include <c10/core/Device.h>
 
 #include "espalier/measure/device_flags.h"
+#include "espalier/ops/kernel_choice.h"
 
 namespace espalier {
 
+/// An open device, and the kernels that an engine runs there.
+struct Machine {
+  at::Device device = at::kCPU;
+  KernelChoice kernels = kernel_choice();
+};
+
 struct DeviceOptions : DeviceFlags {
-  /// Opens the device (runtime/device.h), whose kernels have proven themselves. Call before anything else of
+  /// Opens the device (runtime/device.h). Chooses the kernels that have passed their checks and the products
+  /// of decide_products, as changed by the environment, which is read here. Call before anything else of
   /// LibTorch.
-  at::Device open() const;
+  Machine open() const;
 };
 
 /// --threads, which LibTorch's number of threads becomes when it is set.

@@ -39,23 +39,11 @@ struct Operands {
 };
 
 double seconds_of(const Operands& operands, LinearPart part, const ProductChoice& choice) {
-  set_product_choice(choice);
+  const KernelScope scope(with_products(choice));
   const auto begin = Clock::now();
   operands.multiply(part);
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-/// Restores the choice of products at its end.
-class BorrowedChoice {
- public:
-  BorrowedChoice() : before_(set_product_choice(std::nullopt)) {}
-  ~BorrowedChoice() { set_product_choice(before_); }
-  BorrowedChoice(const BorrowedChoice&) = delete;
-  BorrowedChoice& operator=(const BorrowedChoice&) = delete;
-
- private:
-  std::optional<ProductChoice> before_;
-};
 
 }  // namespace
 
@@ -140,7 +128,6 @@ double GemmRates::ratio(size_t way, size_t to) const {
 std::vector<GemmRates> measure_gemm_rates(const std::vector<LinearShape>& shapes,
                                           const std::vector<ProductWay>& ways, int64_t rounds) {
   const at::NoGradGuard no_grad;
-  const BorrowedChoice borrowed;
   std::vector<GemmRates> all;
   for (const LinearShape& shape : shapes) {
     const Operands float32(shape, at::kFloat), bfloat16(shape, at::kBFloat16);

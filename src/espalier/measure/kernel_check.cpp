@@ -8,18 +8,16 @@
 
 #include <fmt/ranges.h>
 
-#include <cstdlib>
+#include <map>
 #include <mutex>
 #include <new>
-#include <set>
 
-#include "espalier/base/check.h"
+#include "espalier/base/environment.h"
 #include "espalier/base/hash.h"
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/measure/calibrate.h"
-#include "espalier/ops/attention/proven.h"
-#include "espalier/ops/own_kernels.h"
+#include "espalier/ops/attention/cuda.h"
 #include "espalier/qualify/families.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/progress.h"
@@ -67,18 +65,12 @@ void end_when_forgotten() {
 }
 
 constexpr std::string_view kElementwise = "elementwise", kHead = "head";
-constexpr const char* kAttentionVariable = "ESPALIER_ATTENTION";
-
-bool is_given(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value != nullptr && *value != '\0';
-}
 
 // Whether the environment says what runs, whatever the verdict.
 bool is_named(const std::string& family) {
-  if (attention_kind_named(family)) return is_given(kAttentionVariable);
-  if (family == kElementwise) return is_given(variable_of(OwnKernels::kElementwise));
-  return family == kHead && is_given(variable_of(OwnKernels::kHead));
+  if (attention_kind_named(family)) return !environment(kAttentionVariable).empty();
+  if (family == kElementwise) return !environment(kElementwiseVariable).empty();
+  return family == kHead && !environment(kHeadVariable).empty();
 }
 
 // `what`, why, and the command that shows it.
@@ -170,9 +162,9 @@ ProvenKernels proven_kernels(const std::vector<qualify::Verdict>& verdicts, cons
     if (!verdict.served) continue;
     const bool is_right = verdict.fault.empty();
     const bool is_used = is_right || (!verdict.lasting && kind != AttentionKind::kHopper);
-    if (kind && is_used) proven.attention.push_back(*kind);
-    if (verdict.family == kElementwise) proven.elementwise = is_used;
-    if (verdict.family == kHead) proven.head = is_used;
+    if (kind && is_used) proven.kernels.attention.push_back(*kind);
+    if (verdict.family == kElementwise) proven.kernels.elementwise = is_used;
+    if (verdict.family == kHead) proven.kernels.head = is_used;
     if (is_right) continue;
     if (is_used) {
       unchecked.push_back(verdict);
@@ -182,39 +174,39 @@ ProvenKernels proven_kernels(const std::vector<qualify::Verdict>& verdicts, cons
   }
   if (!unchecked.empty()) faults.push_back(unchecked_text(unchecked, device_name, index));
   if (faults.empty()) return proven;
-  if (any_attention && proven.attention.empty()) {
+  if (any_attention && proven.kernels.attention.empty()) {
     faults.emplace_back("no attention is right, and `masked` is used all the same");
   }
   proven.warning = fmt::format("warning: {}", fmt::join(faults, "; "));
   return proven;
 }
 
-void prove_kernels(int index) {
-  static std::set<int> done;
+CudaKernels prove_kernels(int index) {
+  static std::map<int, CudaKernels> proven;
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
-  if (!check_command() || done.contains(index)) return;
+  if (!check_command()) return {};
+  if (const auto found = proven.find(index); found != proven.end()) return found->second;
   const CudaDriver driver = cuda_driver();
   const LibTorchCuda torch = libtorch_cuda();
-  if (!cuda_fault(driver, torch).empty() || index >= static_cast<int>(driver.devices.size())) return;
+  if (!cuda_fault(driver, torch).empty() || index >= static_cast<int>(driver.devices.size())) return {};
   std::vector<qualify::Verdict> verdicts = kernel_verdicts(driver, torch, index, /*again=*/false);
+  const std::string& name = driver.devices[index].name;
+  const CudaKernels kernels = proven_kernels(verdicts, name, index).kernels;
   std::erase_if(verdicts, [](const qualify::Verdict& verdict) { return is_named(verdict.family); });
-  ProvenKernels proven = proven_kernels(verdicts, driver.devices[index].name, index);
-  if (!proven.warning.empty()) log_line("espalier: {}", proven.warning);
-  if (!proven.elementwise) set_own_kernels(OwnKernels::kElementwise, false);
-  if (!proven.head) set_own_kernels(OwnKernels::kHead, false);
-  if (!is_given(kAttentionVariable)) set_proven_attention(std::move(proven.attention));
-  done.insert(index);
+  const std::string warning = proven_kernels(verdicts, name, index).warning;
+  if (!warning.empty()) log_line("espalier: {}", warning);
+  return proven[index] = kernels;
 }
 
 int run_check(const std::string& family, const std::string& device_name, const std::filesystem::path& file) {
+  KernelChoice kernels = kernel_choice();
   if (!file.empty()) {
     end_when_forgotten();
     // A verdict is on our kernels, whatever runs in the process that asked for it.
-    for (const OwnKernels kernels : {OwnKernels::kElementwise, OwnKernels::kHead}) {
-      ::unsetenv(variable_of(kernels));
-    }
+    kernels.cuda.elementwise = kernels.cuda.head = true;
   }
+  const KernelScope scope(kernels);
   const at::Device device = parse_device(device_name);
   open_device(device);
   const qualify::Finding finding = finding_of(family, device);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "espalier/ops/attention/cuda.h"
+#include "espalier/ops/kernel_choice.h"
 #include "espalier/qualify/qualify.h"
 #include "espalier/runtime/cuda_software.h"
 
@@ -24,12 +24,12 @@ void check_kernels_by(KernelCheckCommand command);
 /// By running this program again: to be called by the program espalier alone.
 void check_kernels_by_this_program();
 
-/// Lets operators run what is right on the CUDA device of this index, Hopper's attention among it, and warns
-/// once of what is not used or cannot be trusted. Checks the kernels where no verdict is kept. What the
-/// environment names (ESPALIER_ATTENTION, ESPALIER_ELEMENTWISE, ESPALIER_HEAD) stays as it is. Does nothing
-/// where there is no such device, or where it has done all that in this process already. To be called before
-/// the device is opened: a check that breaks it shall not break this process.
-void prove_kernels(int index);
+/// The kernels that are right on the CUDA device of this index, Hopper's attention among them. Warns once of
+/// what is not used or cannot be trusted, unless the environment names it (with_environment). Checks the
+/// kernels where no verdict is kept, once in a process. Those of a process that checks nothing where there is
+/// no such device. To be called before the device is opened: a check that breaks it shall not break this
+/// process.
+CudaKernels prove_kernels(int index);
 
 /// The verdicts on all families of kernels on this device (qualify/families.h), kept or new (`again`: new),
 /// by processes as check_kernels_by says.
@@ -39,8 +39,7 @@ std::vector<qualify::Verdict> kernel_verdicts(const CudaDriver& driver, const Li
 /// What follows from verdicts. A check that could not be made (Verdict::lasting) leaves a family as it is
 /// without one.
 struct ProvenKernels {
-  std::vector<AttentionKind> attention{};
-  bool elementwise = true, head = true;  // whether our kernels run there
+  CudaKernels kernels{.attention = {}};
   /// What is not used or cannot be trusted, why, and the command that shows it; empty: nothing.
   std::string warning{};
 };

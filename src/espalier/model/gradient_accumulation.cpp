@@ -10,14 +10,14 @@
 #include <array>
 #include <optional>
 #include <tuple>
-#include <unordered_map>
 
 #include "espalier/model/prepared_weights.h"
 #include "espalier/ops/checks.h"
-#include "espalier/ops/dispatch.h"
+#include "espalier/ops/edge_logprobs/arguments.h"
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
 #include "espalier/ops/elementwise/elementwise.h"
 #include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/ops/operator.h"
 
 namespace espalier::accumulating {
 namespace {
@@ -44,23 +44,12 @@ at::Tensor& sum_or_zeros(const at::Tensor& parameter) {
   return sum;
 }
 
-/// A weight as it was when it was upcast.
-struct Upcast {
-  at::Tensor weight;  // held, so that nothing else comes to lie at its place
-  int64_t version;
-  at::Tensor operand;
-};
-thread_local std::optional<std::unordered_map<const void*, Upcast>> upcast_weights;
-
 /// The weight, or what UpcastWeights keeps of it.
 at::Tensor operand_of(const at::Tensor& weight) {
   const at::ScalarType dtype = detail::product_dtype(weight);
-  if (!upcast_weights || dtype == weight.scalar_type()) return weight;
-  Upcast& kept = (*upcast_weights)[weight.const_data_ptr()];
-  if (!kept.weight.defined() || kept.version != weight._version()) {
-    kept = {weight, weight._version(), weight.to(dtype)};
-  }
-  return kept.operand;
+  auto* kept = UpcastWeights::find();
+  if (kept == nullptr || dtype == weight.scalar_type()) return weight;
+  return kept->get(weight, [&] { return weight.to(dtype); });
 }
 
 /// detail::affine of a weight [N, K], which PreparedWeights or UpcastWeights may keep.
@@ -340,12 +329,9 @@ class HeadDistribution : public Function<HeadDistribution> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
                                const at::Tensor& edge_row, const at::Tensor& edge_target) {
     const at::ScalarType dtype = sum_dtype(weight);
-    using Forward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
-        const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-        const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double, double, double);
-    static const auto op = detail::find_op<Forward>("espalier::edge_distribution");
     const auto [logprobs, entropy, lse, mean] =
-        op.call(hidden.to(dtype), weight.to(dtype), edge_row, edge_target, {}, {}, 1, 1, 0);
+        detail::call<"edge_distribution", detail::DistributionResults>(
+            detail::DistributionArguments{{hidden.to(dtype), weight.to(dtype), edge_row, edge_target}, {}});
     ctx->save_for_backward({hidden, weight, edge_row, edge_target, lse, mean});
     return {logprobs, entropy};
   }
@@ -355,15 +341,14 @@ class HeadDistribution : public Function<HeadDistribution> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &hidden = saved[0], &weight = saved[1];
     const at::ScalarType dtype = sum_dtype(weight);
-    using Optional = std::optional<at::Tensor>;
-    using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-        const Optional&, const Optional&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-        const at::Tensor&, const at::Tensor&, const at::Tensor&, const Optional&, const Optional&, double,
-        double, double, std::array<bool, 3>);
-    static const auto op = detail::find_op<Backward>("espalier::edge_distribution_backward");
     const auto [grad_hidden, grad_weight, grad_bias] =
-        op.call(grads[0], grads[1], saved[4], saved[5], hidden.to(dtype), weight.to(dtype), saved[2],
-                saved[3], {}, {}, 1, 1, 0, {true, weight.requires_grad(), false});
+        detail::call<"edge_distribution_backward", detail::DistributionGradients>(
+            detail::DistributionBackward{grads[0],
+                                         grads[1],
+                                         saved[4],
+                                         saved[5],
+                                         {{hidden.to(dtype), weight.to(dtype), saved[2], saved[3]}, {}},
+                                         {true, weight.requires_grad(), false}});
     if (weight.requires_grad()) add_gradient(weight, grad_weight);
     return {grad_hidden.to(hidden.scalar_type()), {}, {}, {}};
   }
@@ -378,15 +363,6 @@ void add_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
   } else {
     sum = gradient.to(sum_dtype(parameter)).contiguous();
   }
-}
-
-UpcastWeights::UpcastWeights() {
-  TORCH_CHECK(!upcast_weights, "UpcastWeights: expected none, received a second one");
-  upcast_weights.emplace();
-}
-
-UpcastWeights::~UpcastWeights() {
-  upcast_weights.reset();
 }
 
 at::Tensor linear(const at::Tensor& x, const Projection& projection) {

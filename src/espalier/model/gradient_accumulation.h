@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "espalier/model/kept_weights.h"
 #include "espalier/ops/edge_logprobs/edge_distribution.h"
 
 namespace espalier::accumulating {
@@ -56,14 +57,8 @@ at::Tensor unrounded_linear(const at::Tensor& x, const Projection& projection);
 /// While it lives, weights that linears have to upcast for their products (product_dtype in
 /// ops/gemm/matrix_product.h) are upcast once and stay so, for passes that follow each other with the same
 /// weights; one that has changed is upcast anew. For passes on the CPU in the thread that made it, backward
-/// included. At most one lives at a time in a thread.
-class UpcastWeights {
- public:
-  UpcastWeights();
-  ~UpcastWeights();
-  UpcastWeights(const UpcastWeights&) = delete;
-  UpcastWeights& operator=(const UpcastWeights&) = delete;
-};
+/// included.
+using UpcastWeights = detail::ScopedValue<KeptWeights<at::Tensor, detail::Scope::kUpcastWeights>>;
 
 /// Rows `input_ids` [T] int64 of weight [V, C] -> [T, C]. `frozen_row` gets no gradient; -1: all do.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& input_ids, int64_t frozen_row = -1);

@@ -4,21 +4,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "espalier/model/kept_weights.h"
 #include "espalier/ops/gemm/prepared_weight.h"
 
 namespace espalier::accumulating {
 
-/// While an instance exists, linear maps (model/gradient_accumulation.h) use weights prepared once
-/// (ops/gemm/prepared_weight.h), which would otherwise dominate the time of passes with few rows. A weight
-/// that has changed is prepared again. For passes without gradients, in the thread that created it; at most
-/// one per thread.
-class PreparedWeights {
- public:
-  PreparedWeights();
-  ~PreparedWeights();
-  PreparedWeights(const PreparedWeights&) = delete;
-  PreparedWeights& operator=(const PreparedWeights&) = delete;
-};
+/// While it lives, linears (model/gradient_accumulation.h) multiply by weights that are made ready once
+/// (ops/gemm/prepared_weight.h): a pass of a few rows would otherwise take most of its time for that. One
+/// that has changed is made ready anew. For passes without gradients, in the thread that made it.
+using PreparedWeights =
+    detail::ScopedValue<KeptWeights<detail::PreparedWeight, detail::Scope::kPreparedWeights>>;
 
 /// The prepared form of a weight [N, K]; null without PreparedWeights.
 const detail::PreparedWeight* prepared(const at::Tensor& weight);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -13,19 +14,24 @@
 #include <array>
 #include <concepts>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <vector>
 
 #include "espalier/ops/argument.h"
-#include "espalier/ops/dispatch.h"
 
 namespace espalier::detail {
 
 using TensorVector = std::vector<at::Tensor>;
 
-/// An empty tensor like `tensor`; undefined if it is. For results under the Meta key.
+/// An undefined tensor is none: how C++ callers and saved variables leave an argument out.
+inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+/// Of the shape, dtype and device of `tensor`, undefined where that is: results under the Meta key.
 inline at::Tensor meta_like(const at::Tensor& tensor) {
   return tensor.defined() ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : at::Tensor();
 }
@@ -117,8 +123,9 @@ struct Name {
 /// Calls the operator espalier::NAME. Argument types must match its schema.
 template <Name kName, class Result, class... Parts>
 Result call(const Parts&... parts) {
-  static const auto op =
-      find_op<SignatureOf<Result, Parts...>>((std::string("espalier::") + kName.text).c_str());
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow((std::string("espalier::") + kName.text).c_str(), "")
+                             .template typed<SignatureOf<Result, Parts...>>();
   return std::apply([](const auto&... given) { return op.call(dispatched(given)...); },
                     std::tuple_cat(members(parts)...));
 }

@@ -25,6 +25,7 @@
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/custom.h"
 #include "espalier/ops/checks.h"
+#include "espalier/ops/attention/cuda.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/python_engine/options.h"
 #include "espalier/runtime/out_of_memory.h"
@@ -113,7 +114,7 @@ void check_kernels(const std::string& family, const std::string& device, const f
 bool prove_kernels(int index) {
   return plainly([&] {
     constexpr int64_t kHeadDim = 128;
-    espalier::prove_kernels(index);
+    set_default_cuda_kernels(espalier::prove_kernels(index));
     return attention_kind({at::kBFloat16, kHeadDim}) != AttentionKind::kMasked;
   });
 }
@@ -133,9 +134,11 @@ struct Engine::State {
     std::string fault;
   };
 
-  State(const fs::path& model, const EngineOptions& given)
+  /// In the scope of the machine's kernels.
+  State(const fs::path& model, const EngineOptions& given, const Machine& machine)
       : options(given),
-        device(given.device.open()),
+        device(machine.device),
+        kernels(machine.kernels),
         dtype(given.train.dtype),
         source(model),
         stop_ids(model),
@@ -158,6 +161,7 @@ struct Engine::State {
 
   EngineOptions options;
   at::Device device;
+  KernelChoice kernels;
   at::ScalarType dtype;
   SourceModel source;
   StopIds stop_ids;
@@ -172,6 +176,22 @@ struct Engine::State {
   int64_t num_added = 0;  // calls of forward_backward since the last step
   bool is_half_loaded = false;
   std::atomic<bool> is_busy{false};
+
+  /// Marks the engine as busy, and has its kernels run.
+  class Call {
+   public:
+    explicit Call(State* engine) : is_busy_(&engine->is_busy), scope_(engine->kernels) {
+      ESPALIER_CHECK(!is_busy_->exchange(true),
+                     "Engine: expected one call at a time, received one during another");
+    }
+    ~Call() { is_busy_->store(false); }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    std::atomic<bool>* is_busy_;
+    KernelScope scope_;
+  };
 
   void clear() {
     trainer.zero_gradients();
@@ -194,21 +214,6 @@ struct Engine::State {
 };
 
 namespace {
-
-/// Marks the engine as busy during a call.
-class Call {
- public:
-  explicit Call(std::atomic<bool>* is_busy) : is_busy_(is_busy) {
-    ESPALIER_CHECK(!is_busy_->exchange(true),
-                   "Engine: expected one call at a time, received one during another");
-  }
-  ~Call() { is_busy_->store(false); }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-
- private:
-  std::atomic<bool>* is_busy_;
-};
 
 void check_whole(bool is_half_loaded, bool is_half_updated) {
   ESPALIER_CHECK(!is_half_loaded,
@@ -336,7 +341,12 @@ void Engine::State::check_checkpoint(const fs::path& folder, const RunState& sav
 }
 
 Engine::Engine(const fs::path& model, const NamedTexts& options)
-    : state_(plainly([&] { return std::make_unique<State>(model, parse_engine_options(options)); })) {}
+    : state_(plainly([&] {
+        const EngineOptions parsed = parse_engine_options(options);
+        const Machine machine = parsed.device.open();
+        const KernelScope scope(machine.kernels);
+        return std::make_unique<State>(model, parsed, machine);
+      })) {}
 
 Engine::~Engine() = default;
 
@@ -347,7 +357,7 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
 
 Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
                                  const TermFunction& function, const Progress& progress) {
-  const Call call(&state_->is_busy);
+  const State::Call call(state_.get());
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   return plainly([&] {
     return state_->forward_backward(rows, indices, parse_objective_options(options), function, progress);
@@ -355,7 +365,7 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
 }
 
 Metrics Engine::optim_step(std::optional<double> learning_rate) {
-  const Call call(&state_->is_busy);
+  const State::Call call(state_.get());
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   ESPALIER_CHECK(state_->num_added > 0,
                  "optim_step: expected gradients, but there was no forward_backward since the last one");
@@ -373,7 +383,7 @@ Metrics Engine::optim_step(std::optional<double> learning_rate) {
 }
 
 std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& progress) {
-  const Call call(&state_->is_busy);
+  const State::Call call(state_.get());
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   return plainly([&] {
     state_->check_rows(rows, rows_of(rows, std::nullopt));
@@ -396,7 +406,7 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
 }
 
 Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress) {
-  const Call call(&state_->is_busy);
+  const State::Call call(state_.get());
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   return plainly([&] {
     const SamplingOptions sampling = parse_sampling_options(options);
@@ -414,7 +424,7 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
 }
 
 std::vector<HostArray> Engine::gradients() {
-  const Call call(&state_->is_busy);
+  const State::Call call(state_.get());
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   return plainly([&] {
     std::vector<HostArray> arrays;
@@ -435,12 +445,12 @@ std::vector<HostArray> Engine::gradients() {
 }
 
 void Engine::zero_gradients() {
-  const Call call(&state_->is_busy);
+  const State::Call call(state_.get());
   state_->clear();
 }
 
 void Engine::save(const fs::path& folder, const std::string& dtype) {
-  const Call call(&state_->is_busy);
+  const State::Call call(state_.get());
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   plainly([&] {
     const fs::path path = plain_path(folder);
@@ -457,7 +467,7 @@ void Engine::save(const fs::path& folder, const std::string& dtype) {
 }
 
 std::vector<std::string> Engine::load(const fs::path& folder) {
-  const Call call(&state_->is_busy);
+  const State::Call call(state_.get());
   return plainly([&] {
     const fs::path path = plain_path(folder);
     const RunState saved = read_state_of_any_folder(path);

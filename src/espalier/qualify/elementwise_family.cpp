@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <tuple>
 
-#include "espalier/ops/dispatch.h"
 #include "espalier/ops/elementwise/elementwise.h"
+#include "espalier/ops/operator.h"
 #include "espalier/qualify/operator_families.h"
 #include "espalier/qualify/problem_numbers.h"
 
@@ -54,9 +54,8 @@ constexpr RowShape kRowShapes[] = {{65, 63},
 /// Calls backward directly in this thread; autograd would use another thread.
 std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                    const at::Tensor& up) {
-  static const auto op = detail::find_op<decltype(swiglu_backward)>("espalier::swiglu_backward");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(grad, gate, up);
+  return detail::call<"swiglu_backward", std::tuple<at::Tensor, at::Tensor>>(grad, gate, up);
 }
 
 Tensors norm_call(const Tensors& in) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule of base/error_ratio.h for kernels, over all values of one kind.
+// What is wrong with the results of kernels, by the rule of base/error_ratio.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,9 +9,6 @@
 #include "espalier/base/error_ratio.h"
 
 namespace espalier::qualify {
-
-/// Half the distance from 1 to the next number of float32, bfloat16 or float16.
-double unit_roundoff_of(at::ScalarType dtype);
 
 /// Errors of one kind of result, pooled over problems.
 class PooledErrors {

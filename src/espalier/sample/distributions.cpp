@@ -45,16 +45,9 @@ class WithTopTokens : public AtTemperature {
 
 /// Results of a micro-batch; copies to the host may be in flight.
 struct Computed {
-  std::vector<int64_t> token;           // [M] flat index
-  at::Tensor logprobs, entropies, row;  // [M]; row: index into `top`
+  TermValues logprobs, entropies, row;  // by the tokens' flat index; row: of `top`
   TopLogprobs top;                      // [R, K]
 };
-
-template <class T>
-void scatter(const at::Tensor& values, const std::vector<int64_t>& places, T offset, std::vector<T>* to) {
-  const T* value = values.const_data_ptr<T>();
-  for (size_t k = 0; k < places.size(); ++k) (*to)[places[k]] = value[k] + offset;
-}
 
 }  // namespace
 
@@ -62,30 +55,22 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
                                          const Step& step, const DistributionOptions& options,
                                          const MicroBatchProgress& progress) {
   WithTopTokens model(decoder, options.temperature, options.top_k);
-  const Loss loss(trajectories, ObjectiveOptions{});  // sft reads only the tokens
-  const std::vector<bool> active = micro_batches_with_loss(step);
-  const auto upcast = upcast_weights(active);
-  std::vector<Computed> results;
+  const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
+  std::vector<Computed> all;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
-    Computed& computed = results.emplace_back();
-    computed.token = batch.term_token;
-    computed.logprobs = download(values_of_terms(batch, forwarded.logprobs));
-    if (options.entropies) computed.entropies = download(values_of_terms(batch, forwarded.entropy));
+    Computed& computed = all.emplace_back();
+    const auto of_tokens = [&](const at::Tensor& values) {
+      return TermValues{batch.term_token, download(values)};
+    };
+    computed.logprobs = of_tokens(values_of_terms(batch, forwarded.logprobs));
+    if (options.entropies) computed.entropies = of_tokens(values_of_terms(batch, forwarded.entropy));
     if (options.top_k == 0) return;
-    computed.row = download(batch.edge_row.index_select(0, batch.term_edge));
+    computed.row = of_tokens(batch.edge_row.index_select(0, batch.term_edge));
     const TopLogprobs top = model.take_top();
     computed.top = {download(top.ids), download(top.logprobs)};
   };
-  const auto total = static_cast<int64_t>(step.plan.micro_batches.size());
-  int64_t done = 0;
-  for_each_logprobs({.model = model,
-                     .step = step,
-                     .loss = loss,
-                     .runs = active,
-                     .entropies = options.entropies ? Entropies::kDifferentiable : Entropies::kNone},
-                    visit, [&](int64_t) {
-                      if (progress) progress(++done, total);
-                    });
+  for_each_logprobs(model, step, loss, options.entropies ? Entropies::kDifferentiable : Entropies::kNone,
+                    progress, visit);
   synchronize(decoder.device());
 
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -95,11 +80,11 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
   if (options.top_k > 0) result.top_row.assign(trajectories.num_tokens(), -1);
   std::vector<at::Tensor> ids, logprobs;
   int64_t rows_before = 0;
-  for (const Computed& computed : results) {
-    scatter(computed.logprobs, computed.token, 0.0, &result.logprobs);
-    if (options.entropies) scatter(computed.entropies, computed.token, 0.0, &result.entropies);
+  for (const Computed& computed : all) {
+    computed.logprobs.write(&result.logprobs);
+    if (options.entropies) computed.entropies.write(&result.entropies);
     if (options.top_k == 0) continue;
-    scatter(computed.row, computed.token, rows_before, &result.top_row);
+    computed.row.write(&result.top_row, rows_before);
     rows_before += computed.top.ids.size(0);
     ids.push_back(computed.top.ids);
     logprobs.push_back(computed.top.logprobs);
@@ -108,7 +93,6 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
     result.top_ids = at::cat(ids);
     result.top_logprobs = at::cat(logprobs);
   }
-  if (progress && done < total) progress(total, total);
   return result;
 }
 

@@ -13,6 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "espalier/base/error_ratio.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/engine/engine.h"
 #include "espalier/model/decoder.h"
@@ -28,9 +29,9 @@ struct VerifyOptions {
   ObjectiveOptions objective;
   std::vector<MixSource> mix{};  // if not empty, used in place of the objective
   PlanOptions plan;
-  double max_error = 1e-12;      // float64: bound on relative errors of gradients and loss
-  double max_error_ratio = 2;    // lower precision: bound on error of the tree / error per trajectory
-  int64_t isolation_trials = 4;  // number of trajectories whose neighbours are changed
+  double max_error = 1e-12;  // float64: worst relative error of a parameter's gradient, and of the loss
+  double max_error_ratio = kMaxErrorRatio;  // lower precision: error of the tree run over the reference's
+  int64_t isolation_trials = 4;             // trajectories whose neighbours are changed
   uint64_t seed = 0;
 };
 

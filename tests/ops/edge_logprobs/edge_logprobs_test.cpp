@@ -28,7 +28,6 @@ using testing::cast;
 using testing::draws_for;
 using testing::for_each_product_choice;
 using testing::ForcedInstructionSet;
-using testing::ForcedProducts;
 using testing::PooledErrors;
 using testing::relative_error;
 using testing::Results;
@@ -175,7 +174,7 @@ TEST(EdgeLogprobs, EqualReferenceAtAwkwardSizesAndEveryInstructionSet) {
               continue;
             }
             errors[{level, dtype}].add(ours, plain, exact);
-            const ForcedProducts panels({Float32Products::kPanels, Bfloat16Products::kNative});
+            const KernelScope panels(with_products({Float32Products::kPanels, Bfloat16Products::kNative}));
             errors[{std::string(level) + ", panels", dtype}].add(run(edge_logprobs, problem, dtype), plain,
                                                                  exact);
           }

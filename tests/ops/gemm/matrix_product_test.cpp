@@ -79,7 +79,6 @@ TEST(MatrixProduct, IsTheExactOneRoundedOnce) {
   expect_exact_products();  // as this machine has it
   for (const ProductChoice& choice : kProductChoices) {
     SCOPED_TRACE(to_string(choice));
-    const ForcedProducts forced(choice);
     for (const char* name : {"default", "avx2", "avx512", "avx512_bf16"}) {
       const ForcedInstructionSet forced_set(name);
       try {
@@ -88,6 +87,7 @@ TEST(MatrixProduct, IsTheExactOneRoundedOnce) {
         continue;  // not on this machine
       }
       SCOPED_TRACE(name);
+      const KernelScope forced(with_products(choice));
       expect_exact_products();
     }
   }
@@ -98,7 +98,7 @@ TEST(MatrixProduct, OfAPreparedWeightWithLongSums) {
   seed_torch(12);
   const at::Tensor a = at::randn({5, 5001}), weight = at::randn({37, 5001});
   for (const ProductChoice& choice : kProductChoices) {
-    const ForcedProducts forced(choice);
+    const KernelScope forced(with_products(choice));
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       const at::Tensor x = a.to(dtype), w = weight.to(dtype);
       const at::Tensor of_rounded = x.to(at::kDouble).mm(w.to(at::kDouble).t());
@@ -114,7 +114,7 @@ TEST(MatrixProduct, OfAPreparedWeightWithLongSums) {
 // runs would differ, and a branch of a tree would depend on its neighbours.
 TEST(MatrixProduct, OfPanelsHasTheSameBitsForAnyThreadsAndRows) {
   seed_torch(13);
-  const ForcedProducts forced({Float32Products::kPanels, Bfloat16Products::kNative});
+  const KernelScope forced(with_products({Float32Products::kPanels, Bfloat16Products::kNative}));
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor x = at::randn({1300, 700}).to(dtype), weight = at::randn({300, 700}).to(dtype);
     const at::Tensor grad = at::randn({5000, 300}).to(dtype), tall = at::randn({5000, 90}).to(dtype);
@@ -148,7 +148,7 @@ TEST(MatrixProduct, TakesPartsOfMatricesAndWritesNothingElse) {
   seed_torch(14);
   for (const ProductChoice& choice : kProductChoices) {
     SCOPED_TRACE(to_string(choice));
-    const ForcedProducts forced(choice);
+    const KernelScope forced(with_products(choice));
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       const at::Tensor a = at::randn({40, 50}).to(dtype).slice(1, 3, 43, 2);
       const at::Tensor b = at::randn({50, 60}).to(dtype).slice(0, 5, 25).slice(1, 7, 52);
@@ -168,7 +168,7 @@ TEST(MatrixProduct, TakesPartsOfMatricesAndWritesNothingElse) {
 
 TEST(MatrixProduct, OfNothingIsZero) {
   for (const ProductChoice& choice : kProductChoices) {
-    const ForcedProducts forced(choice);
+    const KernelScope forced(with_products(choice));
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       const at::Tensor bias = at::ones({4}).to(dtype);
       EXPECT_TRUE(detail::affine(at::ones({3, 0}).to(dtype), at::ones({4, 0}).to(dtype), bias)
@@ -193,7 +193,7 @@ TEST(MatrixProduct, TakesAWideFactor) {
 TEST(MatrixProduct, DtypesAreThoseOfTheChoice) {
   const at::Tensor narrow = at::empty({}, at::kBFloat16);
   for (const ProductChoice& choice : kProductChoices) {
-    const ForcedProducts forced(choice);
+    const KernelScope forced(with_products(choice));
     EXPECT_EQ(product_choice(), choice);
     const bool upcast = choice.bfloat16 == Bfloat16Products::kUpcast;
     EXPECT_EQ(detail::product_dtype(narrow), upcast ? at::kFloat : at::kBFloat16);

@@ -123,7 +123,8 @@ std::string hardware_of(const BenchArguments& flags, at::Device device) {
 }
 
 void run_bench(BenchArguments flags) {
-  const at::Device device = flags.device.open();
+  const auto [device, kernels] = flags.device.open();
+  const KernelScope scope(kernels);
   ESPALIER_CHECK(device.is_cpu() || !flags.benchmark.cpu_seconds,
                  "--cpu-seconds: expected --device cpu, received {}", device.str());
   std::optional<Profiler> profiler;

@@ -178,7 +178,8 @@ void write_listing(const std::string& path, const Trajectories& trajectories,
 }
 
 void run_logprobs(const LogprobsArguments& flags) {
-  const at::Device device = flags.device.open();
+  const auto [device, kernels] = flags.device.open();
+  const KernelScope scope(kernels);
   const at::ScalarType dtype = flags.dtype;
   const DataUse use = data_use_of(flags.model);
   ESPALIER_CHECK(flags.distribution.top_k <= use.vocab_size,

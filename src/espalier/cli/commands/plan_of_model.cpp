@@ -14,14 +14,15 @@
 namespace espalier::cli {
 
 ModelPlanner planner_of_model(const PlanArguments& flags) {
-  const at::Device device = DeviceOptions{flags.device}.open();
-  return [&flags, device](const Trajectories& trajectories, StepOptions options, const PlanProgress& progress,
+  const Machine machine = DeviceOptions{flags.device}.open();
+  return [&flags, machine](const Trajectories& trajectories, StepOptions options, const PlanProgress& progress,
                           const std::function<void(const std::string&)>& note) {
+    const KernelScope scope(machine.kernels);
     const DecoderConfig config = read_config(flags.model);
     const at::ScalarType dtype = parse_dtype(std::string(flags.dtype));
     const ModelUse use{.config = config,
                        .dtype = dtype,
-                       .device = device,
+                       .device = machine.device,
                        .optimizer_bytes = optimizer_bytes(flags.optimizer, dtype),
                        .lora = flags.lora.trained(config)};
     const PlanCosts costs = flags.planning.measured_costs(use, note);

@@ -146,7 +146,8 @@ void print_text(const Vocabulary& vocabulary, const SampleResult& result, const 
 }
 
 void run_sample(const SampleArguments& flags) {
-  const at::Device device = flags.device.open();
+  const auto [device, kernels] = flags.device.open();
+  const KernelScope scope(kernels);
   const std::filesystem::path tokenizer = std::filesystem::path(flags.model) / "tokenizer.json";
   std::optional<Vocabulary> vocabulary;
   if (flags.text) vocabulary = Vocabulary::read(tokenizer);

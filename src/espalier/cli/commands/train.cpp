@@ -29,7 +29,6 @@
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/signal.h"
 #include "espalier/ops/checks.h"
-#include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/plan/cost_model_file.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/train/lora_flags.h"
@@ -105,17 +104,17 @@ auto read_kept(const std::filesystem::path& file, const Read& read) {
 }
 
 // A resumed run keeps its implementation of matrix products, because others give different bits.
-void restore_products(const TrainArguments& flags, at::Device device) {
+void restore_products(const TrainArguments& flags, Machine* machine) {
   const auto kept = kept_cost_model(flags);
-  if (!kept || !device.is_cpu()) return;
+  if (!kept || !machine->device.is_cpu()) return;
   const auto products = read_kept(*kept, read_products);
   if (!products) return;
-  const ProductChoice machine = product_choice(), stored = with_environment(*products);
-  if (stored != machine) {
+  const ProductChoice own = machine->kernels.products, stored = with_environment(*products);
+  if (stored != own) {
     log_line("matrix products: {}, as when the run began; this machine would choose {}", to_string(stored),
-             to_string(machine));
+             to_string(own));
   }
-  set_product_choice(stored);
+  machine->kernels.products = stored;
 }
 
 TrainOptions options_of(const TrainArguments& flags, const MixedData& data, const ModelUse& use) {
@@ -337,6 +336,7 @@ class TrainRun {
   const TrainArguments& flags_;
   const OptionList& list_;
   at::Device device_ = at::kCPU;
+  std::optional<KernelScope> kernels_;
   std::optional<Profiler> profiler_;
   MixedData data_;
   std::optional<HeldOut> held_out_;
@@ -379,8 +379,10 @@ void TrainRun::check_flags() const {
 }
 
 void TrainRun::open_device() {
-  device_ = flags_.device.open();
-  restore_products(flags_, device_);
+  Machine machine = flags_.device.open();
+  restore_products(flags_, &machine);
+  device_ = machine.device;
+  kernels_.emplace(machine.kernels);
   if (!flags_.profile.empty() && !flags_.dry_run) profiler_.emplace(flags_.profile, device_);
 }
 

@@ -67,7 +67,9 @@ int run_verify(const VerifyArguments& flags, const OptionList& list) {
   flags.mix.check(list, flags.data);
   VerifyOptions options = flags.options;
   check_objective_options(options.objective);
-  options.device = flags.device.open();
+  const auto [device, kernels] = flags.device.open();
+  const KernelScope scope(kernels);
+  options.device = device;
   options.model = flags.model;
   options.adapter = flags.adapter;
   MixedData data;

@@ -132,7 +132,7 @@ struct Pointers {
               v,
               tile_products(call.q.scalar_type()),
               &detail::multiply,
-              instruction_set()};
+              chosen_instruction_set()};
   }
 };
 

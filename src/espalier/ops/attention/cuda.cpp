@@ -6,13 +6,9 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
-#include <utility>
 
 #include "espalier/ops/attention/fused.h"
 #include "espalier/ops/attention/masked.h"
-#include "espalier/ops/attention/proven.h"
 #include "espalier/ops/attention/varlen.h"
 #include "espalier/ops/operator.h"
 
@@ -40,55 +36,20 @@ bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
   return false;
 }
 
-struct NamedKind {
-  std::string_view name;
-  AttentionKind kind;
-  bool unproven = true;  // taken where nothing has been proven
-};
-
-// The fastest first. A mistake in the barriers of Hopper's kernels would hang a GPU, so they are not taken
-// before they have proven themselves on it, unless they are named.
-constexpr NamedKind kKinds[] = {{"hopper", AttentionKind::kHopper, false},
-                                {"ampere", AttentionKind::kAmpere},
-                                {"varlen", AttentionKind::kVarlen},
-                                {"masked", AttentionKind::kMasked}};
-
-std::optional<std::vector<AttentionKind>>& proven_kinds() {
-  static std::optional<std::vector<AttentionKind>> kinds;
-  return kinds;
-}
-
-bool may_be_chosen(const NamedKind& named) {
-  const auto& proven = proven_kinds();
-  if (!proven) return named.unproven;
-  return named.kind == AttentionKind::kMasked || std::ranges::find(*proven, named.kind) != proven->end();
-}
-
 }  // namespace
 
-std::optional<std::vector<AttentionKind>> set_proven_attention(
-    std::optional<std::vector<AttentionKind>> kinds) {
-  return std::exchange(proven_kinds(), std::move(kinds));
-}
-
-std::optional<AttentionKind> attention_kind_named(std::string_view name) {
-  const auto named = std::ranges::find(kKinds, name, &NamedKind::name);
-  return named == std::end(kKinds) ? std::nullopt : std::optional(named->kind);
-}
-
 AttentionKind attention_kind(const AttentionInputKind& inputs) {
-  const char* given = std::getenv("ESPALIER_ATTENTION");
-  const bool any = given == nullptr || *given == '\0';
-  for (const NamedKind& named : kKinds) {
-    if (any ? !may_be_chosen(named) : named.name != given) continue;
-    const bool suits = serves(named.kind, inputs);
-    TORCH_CHECK(any || suits, "ESPALIER_ATTENTION: ", given, " attention does not serve ", inputs.dtype,
-                " with a head dimension of ", inputs.head_dim,
+  const CudaKernels kernels = cuda_kernels();
+  if (const auto named = kernels.named_attention) {
+    TORCH_CHECK(serves(*named, inputs), kAttentionVariable, ": ", to_string(*named),
+                " attention does not serve ", inputs.dtype, " with a head dimension of ", inputs.head_dim,
                 inputs.sliding_window ? ", a sliding window" : "", inputs.sinks ? ", sinks" : "",
                 " in this build; unset the variable to choose one");
-    if (suits) return named.kind;
+    return *named;
   }
-  TORCH_CHECK(false, "ESPALIER_ATTENTION: expected ampere, hopper, varlen or masked, received ", given);
+  const auto first =
+      std::ranges::find_if(kernels.attention, [&](AttentionKind kind) { return serves(kind, inputs); });
+  return first == kernels.attention.end() ? AttentionKind::kMasked : *first;
 }
 
 namespace {

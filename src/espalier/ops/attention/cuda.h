@@ -6,14 +6,9 @@
 
 #include <cstdint>
 
-namespace espalier {
+#include "espalier/ops/kernel_choice.h"
 
-enum class AttentionKind {
-  kAmpere,  // our own kernels (attention/fused.h)
-  kHopper,  // our own kernels with Hopper instructions
-  kVarlen,  // mask blocks through ATen's flash attention (attention/varlen.h)
-  kMasked,  // chunks of queries with a mask (attention/masked.h)
-};
+namespace espalier {
 
 /// The properties of inputs that the choice depends on.
 struct AttentionInputKind {
@@ -23,10 +18,8 @@ struct AttentionInputKind {
   bool sinks = false;           // forward pass only: supported by kVarlen and kMasked
 };
 
-/// The implementation for such inputs: the one named by the environment variable ESPALIER_ATTENTION (ampere,
-/// hopper, varlen or masked), otherwise the first proven one that supports them (attention/proven.h; among
-/// ampere, varlen and masked if none is set). Throws c10::Error if the variable is invalid or names one that
-/// does not support them.
+/// The implementation for such inputs, of cuda_kernels(). Throws c10::Error where one is named that does not
+/// serve them.
 AttentionKind attention_kind(const AttentionInputKind& inputs);
 
 }  // namespace espalier

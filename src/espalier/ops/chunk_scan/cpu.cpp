@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 
 #include "espalier/ops/element_types.h"
+#include "espalier/ops/kernel_choice.h"
 #include "espalier/ops/paths.h"
 
 namespace espalier::detail {
@@ -29,7 +30,8 @@ RecurrenceForest make_forest(const char* op, int64_t num_tokens, const ScanPaths
 
 template <class Scalar>
 RecurrenceProblem<Scalar> problem_of(const RecurrenceInputs& in) {
-  return {.delta = in.delta,
+  return {.instruction_set = chosen_instruction_set(),
+          .delta = in.delta,
           .scale = in.scale,
           .key_heads = in.q.size(1),
           .heads = in.v.size(1),

@@ -60,8 +60,11 @@ template <class Work>
 void for_each_task(size_t count, const Work& work) {
   std::atomic<size_t> next{0};
   const int64_t num_threads = count > 1 ? at::get_num_threads() : 1;
+  const auto scopes = c10::ThreadLocalDebugInfo::current();
   at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
-    const at::AutoDispatchBelowADInplaceOrView guard;  // thread-local, not inherited by other threads
+    // Thread-local, and other threads do not inherit them.
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const c10::DebugInfoGuard same_kernels(scopes);
     const detail::SerialBlas serial;
     for (size_t task = next++; task < count; task = next++) work(task);
   });
@@ -129,7 +132,7 @@ class PartialSums {
 template <class Scalar>
 void compute_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const Edges& edges, Scalar* logprob,
                       double* lse) {
-  const LogitMath<Scalar>& math = logit_math<Scalar>(instruction_set());
+  const LogitMath<Scalar>& math = logit_math<Scalar>(chosen_instruction_set());
   const int64_t num_rows = hidden.size(0), vocabulary = weight.size(0);
   const auto [height, width] = kLogitTile;
   const int64_t row_tiles = (num_rows + height - 1) / height, column_tiles = (vocabulary + width - 1) / width;
@@ -195,9 +198,8 @@ void differentiate(const LogitRange& tile, const Edges& edges, const RowState& r
     return values.const_data_ptr<Scalar>() + tile.row_begin;
   };
   const auto* edge_grad = rows.edge_grad.const_data_ptr<Scalar>();
-  logit_math<Scalar>(instruction_set())
-      .differentiate(rows_of(tile, logits),
-                     {tile_rows(rows.lse), tile_rows(rows.lse_rest), tile_rows(rows.grad)});
+  logit_math<Scalar>(chosen_instruction_set())
+      .differentiate(rows_of(tile, logits), {of_tile(rows.lse), of_tile(rows.lse_rest), of_tile(rows.grad)});
   for_each_edge(edges, tile, logits, [&](size_t e, Scalar& logit) { logit += edge_grad[e]; });
 }
 

@@ -23,7 +23,6 @@
 #include "espalier/ops/gemm/matrix_product.h"
 #include "espalier/ops/guarded_output.h"
 #include "espalier/ops/operator.h"
-#include "espalier/ops/own_kernels.h"
 #ifdef ESPALIER_CUDA_KERNELS
 #include "espalier/ops/kernels/cuda/head/logit_math.h"
 #endif
@@ -129,7 +128,7 @@ class ComposedBackward {
 #ifdef ESPALIER_CUDA_KERNELS
 
 bool takes_kernels(const at::Tensor& hidden) {
-  return hidden.is_cuda() && hidden.scalar_type() == at::kBFloat16 && uses_own_kernels(OwnKernels::kHead);
+  return hidden.is_cuda() && hidden.scalar_type() == at::kBFloat16 && cuda_kernels().head;
 }
 
 /// Memory for one block of logits, with rows aligned to 256 bytes.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators of elementwise.h composed of ATen operators, for any device. Used on GPUs without our own
-// kernels, or if those are disabled (own_kernels.h). Same arguments, checks, results and roundings; no
-// autograd.
+// The operators of elementwise.h as compositions of ATen's, on any device: what runs on GPUs where there are
+// no kernels of ours, or where they are not used (kernel_choice.h). Same arguments, checks, results and
+// roundings; no gradients.
 #pragma once
 
 #include <array>

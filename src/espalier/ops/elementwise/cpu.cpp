@@ -9,6 +9,7 @@
 #include "espalier/ops/checks.h"
 #include "espalier/ops/element_types.h"
 #include "espalier/ops/elementwise/arguments.h"
+#include "espalier/ops/kernel_choice.h"
 #include "espalier/ops/kernels/cpu/pointwise/row_math.h"
 #include "espalier/ops/operator.h"
 
@@ -46,7 +47,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_cpu(const at::Tensor& x_
   const at::Tensor sum = addend.defined() ? at::empty(x.sizes(), x.options()) : at::Tensor();
   const at::Tensor inverse_rms = at::empty(x.sizes().slice(0, x.dim() - 1), x.options().dtype(dtype));
   for_element_of(x.scalar_type(), [&]<class Element>(ElementType<Element>) {
-    const RowMath<Element>& math = row_math<Element>(instruction_set());
+    const RowMath<Element>& math = row_math<Element>(chosen_instruction_set());
     const RmsNormForward<Element> norm{weight.size(0),
                                        eps,
                                        data_of<Element>(weight),
@@ -64,7 +65,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_cpu(const at::Tensor& x_
 /// Processes rows in blocks; each adds to its own row of `partials` [blocks, width], if defined.
 template <class Element>
 void run_blocks(const RmsNormBackward<Element>& norm, int64_t num_rows, const at::Tensor& partials) {
-  const RowMath<Element>& math = row_math<Element>(instruction_set());
+  const RowMath<Element>& math = row_math<Element>(chosen_instruction_set());
   auto* sums = mutable_data_of<AccumulatorOf<Element>>(partials);
   const int64_t num_blocks = (num_rows + kBlockRows - 1) / kBlockRows;
   in_parallel(num_blocks, kBlockRows * norm.width, [&](int64_t begin, int64_t end) {
@@ -117,7 +118,7 @@ at::Tensor rotary_cpu(const at::Tensor& x_in, const at::Tensor& cos_in, const at
   const at::Tensor out = at::empty(x.sizes(), x.options());
   for_element_of(x.scalar_type(), [&]<class Element>(ElementType<Element>) {
     using Scalar = AccumulatorOf<Element>;
-    const RowMath<Element>& math = row_math<Element>(instruction_set());
+    const RowMath<Element>& math = row_math<Element>(chosen_instruction_set());
     const Rotation<Element> rotation{x.size(1),
                                      x.size(2) / 2,
                                      data_of<Element>(x),
@@ -148,7 +149,7 @@ at::Tensor swiglu_cpu(const at::Tensor& gate_in, const at::Tensor& up_in) {
   const at::Tensor gate = gate_in.contiguous(), up = up_in.contiguous();
   const at::Tensor out = at::empty(gate.sizes(), gate.options());
   for_element_of(gate.scalar_type(), [&]<class Element>(ElementType<Element>) {
-    const RowMath<Element>& math = row_math<Element>(instruction_set());
+    const RowMath<Element>& math = row_math<Element>(chosen_instruction_set());
     over_runs(out.numel(), [&](int64_t begin, int64_t end) {
       math.swiglu(data_of<Element>(gate), data_of<Element>(up), mutable_data_of<Element>(out), begin, end);
     });
@@ -164,7 +165,7 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward_cpu(const at::Tensor& grad_in
   const at::Tensor grad_gate = at::empty(gate.sizes(), gate.options());
   const at::Tensor grad_up = at::empty(up.sizes(), up.options());
   for_element_of(gate.scalar_type(), [&]<class Element>(ElementType<Element>) {
-    const RowMath<Element>& math = row_math<Element>(instruction_set());
+    const RowMath<Element>& math = row_math<Element>(chosen_instruction_set());
     const SwigluBackward<Element> given{data_of<Element>(grad), data_of<Element>(gate), data_of<Element>(up),
                                         mutable_data_of<Element>(grad_gate),
                                         mutable_data_of<Element>(grad_up)};

@@ -10,9 +10,9 @@
 #include "espalier/ops/elementwise/arguments.h"
 #include "espalier/ops/elementwise/composed.h"
 #include "espalier/ops/guarded_output.h"
+#include "espalier/ops/kernel_choice.h"
 #include "espalier/ops/kernels/cuda/pointwise/row_math.h"
 #include "espalier/ops/operator.h"
-#include "espalier/ops/own_kernels.h"
 
 namespace espalier {
 namespace {
@@ -24,7 +24,7 @@ using detail::LaunchPlace;
 using detail::mutable_data_of;
 
 bool is_composed() {
-  return !uses_own_kernels(OwnKernels::kElementwise);
+  return !cuda_kernels().elementwise;
 }
 
 at::Tensor for_kernel(const at::Tensor& tensor) {

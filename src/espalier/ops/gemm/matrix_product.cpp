@@ -3,28 +3,10 @@
 
 #include <ATen/ATen.h>
 
-#include <utility>
-
 #include "espalier/ops/checks.h"
 #include "espalier/ops/gemm/panel_product.h"
 
-namespace espalier {
-namespace {
-
-std::optional<ProductChoice> choice_of_process;
-
-}  // namespace
-
-ProductChoice product_choice() {
-  if (choice_of_process) return *choice_of_process;
-  return with_environment(choose_by_features(product_features()).value_or(ProductChoice()));
-}
-
-std::optional<ProductChoice> set_product_choice(const std::optional<ProductChoice>& choice) {
-  return std::exchange(choice_of_process, choice);
-}
-
-namespace detail {
+namespace espalier::detail {
 namespace {
 
 // Keeps the strides: a transposed matrix stays one for the BLAS.
@@ -103,5 +85,4 @@ void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b
   }
 }
 
-}  // namespace detail
-}  // namespace espalier
+}  // namespace espalier::detail

@@ -4,20 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "espalier/ops/kernels/cpu/products/product_choice.h"
-
-namespace espalier {
-
-/// How this process multiplies matrices on the CPU: the choice that set_product_choice was given last, or
-/// without one what choose_by_features says (LibTorch's products, bfloat16 upcast, where it says nothing),
-/// as changed by the environment at the time of the call (with_environment).
-ProductChoice product_choice();
-
-/// Sets the choice for all products from now on; without a value the features decide again. No other thread
-/// may multiply meanwhile. Returns what was set before.
-std::optional<ProductChoice> set_product_choice(const std::optional<ProductChoice>& choice);
-
-}  // namespace espalier
+#include "espalier/ops/kernel_choice.h"
 
 namespace espalier::detail {
 

@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "espalier/ops/element_types.h"
+#include "espalier/ops/kernel_choice.h"
 #include "espalier/ops/kernels/cpu/products/blocked_product.h"
 
 namespace espalier::detail {
@@ -83,8 +84,8 @@ void multiply(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias, 
               bool add) {
   const bool parallel = a.size(0) * a.size(1) * b.size(1) > kParallelWork && !at::in_parallel_region();
   const int64_t threads = parallel ? at::get_num_threads() : 1;
-  const BlockedProduct<Element> product(rows_of<Element>(a), rows_of<Element>(b.t()), instruction_set(),
-                                        threads);
+  const BlockedProduct<Element> product(rows_of<Element>(a), rows_of<Element>(b.t()),
+                                        chosen_instruction_set(), threads);
   const at::Tensor packed = pack(product, threads);
   multiply_packed(product, packed.const_data_ptr(), threads, bias, out, add);
 }
@@ -94,7 +95,7 @@ void multiply(const at::Tensor& a, const PackedFactor& b, const at::Tensor& bias
   const bool large = b.rows * b.columns > kParallelElements;
   const int64_t threads = large && !at::in_parallel_region() ? at::get_num_threads() : 1;
   const Vectors<Element> columns{nullptr, b.rows, 1, b.columns, b.rows};  // packed: not read
-  const BlockedProduct<Element> product(rows_of<Element>(a), columns, instruction_set(), threads);
+  const BlockedProduct<Element> product(rows_of<Element>(a), columns, chosen_instruction_set(), threads);
   multiply_packed(product, b.words.const_data_ptr(), threads, bias, out, /*add=*/false);
 }
 
@@ -149,7 +150,8 @@ PackedFactor pack_factor(const at::Tensor& b) {
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const auto packed_as = [&]<class Element>(Element) {
     const Vectors<Element> no_rows{nullptr, b.size(0), 1, 0, b.size(0)};
-    const BlockedProduct<Element> product(no_rows, rows_of<Element>(right.t()), instruction_set(), threads);
+    const BlockedProduct<Element> product(no_rows, rows_of<Element>(right.t()), chosen_instruction_set(),
+                                          threads);
     return pack(product, threads);
   };
   return {b.scalar_type() == at::kFloat ? packed_as(float()) : packed_as(BFloat16()), b.scalar_type(),

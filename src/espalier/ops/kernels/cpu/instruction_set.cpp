@@ -5,12 +5,7 @@
 #include <cpuid.h>
 #endif
 
-#include <array>
-#include <cstdlib>
-#include <string_view>
-
-#include "espalier/base/check.h"
-#include "espalier/base/words.h"
+#include "espalier/base/environment.h"
 
 namespace espalier {
 namespace {
@@ -72,11 +67,10 @@ constexpr auto kNames = std::to_array<Word<InstructionSet>>({{"default", Instruc
 
 InstructionSet instruction_set() {
   static const InstructionSet best = best_instruction_set();
-  const char* given = std::getenv("ESPALIER_CPU");
-  if (given == nullptr || *given == '\0') return best;
-  const InstructionSet chosen = parse_word(kNames, "ESPALIER_CPU", given);
+  const InstructionSet chosen = named_by_environment("ESPALIER_CPU", kNames).value_or(best);
   ESPALIER_CHECK(chosen <= best,
-                 "ESPALIER_CPU: expected an instruction set that this machine has, received {}", given);
+                 "ESPALIER_CPU: expected an instruction set that this machine has, received {}",
+                 instruction_set_name(chosen));
   return chosen;
 }
 

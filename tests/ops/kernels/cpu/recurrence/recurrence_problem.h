@@ -41,7 +41,8 @@ struct RecurrenceRun {
   }
 
   RecurrenceProblem<Scalar> problem() const {
-    return {.delta = delta,
+    return {.instruction_set = instruction_set(),
+            .delta = delta,
             .scale = 0.4,
             .key_heads = kKeyHeads,
             .heads = kHeads,

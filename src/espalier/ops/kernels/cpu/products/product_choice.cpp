@@ -2,14 +2,11 @@
 #include "espalier/ops/kernels/cpu/products/product_choice.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <cstdlib>
 
 #include <fmt/ranges.h>
 
-#include "espalier/base/check.h"
-#include "espalier/base/words.h"
+#include "espalier/base/environment.h"
 
 namespace espalier {
 namespace {
@@ -23,12 +20,8 @@ constexpr auto kBfloat16Words =
 
 constexpr std::string_view kFloat32Key = "float32=", kBfloat16Key = ",bfloat16=";
 
-std::string_view environment(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value == nullptr ? "" : value;
-}
-
-// Names of oneDNN instruction sets without AMX; oneDNN ignores unknown names.
+// Instruction sets that oneDNN knows by name and that are without AMX; it takes no notice of names that it
+// does not know.
 bool keeps_from_amx(std::string_view isa) {
   constexpr std::string_view kWithoutAmx[] = {"sse41",
                                               "avx",
@@ -99,15 +92,8 @@ std::string describe(const ProductFeatures& features) {
 }
 
 ProductChoice with_environment(ProductChoice choice) {
-  constexpr const char* kFloat32Variable = "ESPALIER_FLOAT32_PRODUCTS";
-  constexpr const char* kBfloat16Variable = "ESPALIER_BF16_PRODUCTS";
-  if (const auto word = environment(kFloat32Variable); !word.empty()) {
-    choice.float32 = parse_word(kFloat32Words, kFloat32Variable, word);
-  }
-  if (const auto word = environment(kBfloat16Variable); !word.empty()) {
-    choice.bfloat16 = parse_word(kBfloat16Words, kBfloat16Variable, word);
-  }
-  return choice;
+  return {named_by_environment("ESPALIER_FLOAT32_PRODUCTS", kFloat32Words).value_or(choice.float32),
+          named_by_environment("ESPALIER_BF16_PRODUCTS", kBfloat16Words).value_or(choice.bfloat16)};
 }
 
 }  // namespace espalier

@@ -109,7 +109,7 @@ template <class Scalar>
 class Task {
  public:
   Task(const RecurrenceForest& forest, const RecurrenceProblem<Scalar>& problem, int64_t number)
-      : forest_(forest), problem_(problem), math_(recurrence_math<Scalar>(instruction_set())) {
+      : forest_(forest), problem_(problem), math_(recurrence_math<Scalar>(problem.instruction_set)) {
     const int64_t heads_of_key = problem.heads / problem.key_heads, blocks = recurrence_blocks(heads_of_key);
     block_ = number % blocks;
     key_head_ = number / blocks % problem.key_heads;

@@ -40,6 +40,7 @@ struct RecurrenceForest {
 /// The inputs of a recurrence. H heads, K of keys; head h reads q and k of head h / (H / K).
 template <class Scalar>
 struct RecurrenceProblem {
+  InstructionSet instruction_set;
   bool delta;
   double scale;
   int64_t key_heads, heads, key_dim, value_dim;
