@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/train/lora_flags.h"
 #include "espalier/model/weights/adapter_folder.h"
+#include "espalier/train/lora_flags.h"
 
 namespace espalier {
 

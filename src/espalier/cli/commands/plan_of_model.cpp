@@ -15,28 +15,29 @@ namespace espalier::cli {
 
 ModelPlanner planner_of_model(const PlanArguments& flags) {
   const Machine machine = DeviceOptions{flags.device}.open();
-  return [&flags, machine](const Trajectories& trajectories, StepOptions options, const PlanProgress& progress,
-                          const std::function<void(const std::string&)>& note) {
-    const KernelScope scope(machine.kernels);
-    const DecoderConfig config = read_config(flags.model);
-    const at::ScalarType dtype = parse_dtype(std::string(flags.dtype));
-    const ModelUse use{.config = config,
-                       .dtype = dtype,
-                       .device = machine.device,
-                       .optimizer_bytes = optimizer_bytes(flags.optimizer, dtype),
-                       .lora = flags.lora.trained(config)};
-    const PlanCosts costs = flags.planning.measured_costs(use, note);
-    const PlanCosts compared_by = flags.planning.costs(use);
-    options.costs = &compared_by;
-    ModelPlan plan{.compared = compare_step_plans(trajectories, options, progress),
-                   .rates = costs.time,
-                   .cost = use.cost()};
-    if (!flags.save_cost_model.empty()) {
-      write_text(flags.save_cost_model, cost_model_json(costs.time).dump(2) + "\n");
-    }
-    plan.predictions = predict_candidates(costs, &plan.compared);
-    return plan;
-  };
+  return
+      [&flags, machine](const Trajectories& trajectories, StepOptions options, const PlanProgress& progress,
+                        const std::function<void(const std::string&)>& note) {
+        const KernelScope scope(machine.kernels);
+        const DecoderConfig config = read_config(flags.model);
+        const at::ScalarType dtype = parse_dtype(std::string(flags.dtype));
+        const ModelUse use{.config = config,
+                           .dtype = dtype,
+                           .device = machine.device,
+                           .optimizer_bytes = optimizer_bytes(flags.optimizer, dtype),
+                           .lora = flags.lora.trained(config)};
+        const PlanCosts costs = flags.planning.measured_costs(use, note);
+        const PlanCosts compared_by = flags.planning.costs(use);
+        options.costs = &compared_by;
+        ModelPlan plan{.compared = compare_step_plans(trajectories, options, progress),
+                       .rates = costs.time,
+                       .cost = use.cost()};
+        if (!flags.save_cost_model.empty()) {
+          write_text(flags.save_cost_model, cost_model_json(costs.time).dump(2) + "\n");
+        }
+        plan.predictions = predict_candidates(costs, &plan.compared);
+        return plan;
+      };
 }
 
 void set_threads(int threads) {
