@@ -38,12 +38,20 @@ class VerificationError(AssertionError):
 
 @dataclass(frozen=True)
 class Judgement:
-    """Root mean square errors against float64, relative to the exact values."""
+    """Root mean square errors against float64, relative to the exact values.
+
+    Attributes:
+        name: What is judged.
+        patched: The error of the patched model.
+        unpatched: The error of the unpatched model.
+        roundoff: The unit roundoff of the model's dtype.
+        num_values: Values that the errors are of.
+    """
 
     name: str
     patched: float
     unpatched: float
-    roundoff: float  # unit roundoff of the model's dtype
+    roundoff: float
     num_values: int
 
     @property
@@ -57,7 +65,13 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Flips:
-    """Choices of experts, for each token of the forest and each router, that differ from those in float64."""
+    """Choices of experts, for each token of the forest and each router, that differ from those in float64.
+
+    Attributes:
+        patched: Choices of the patched model that differ.
+        unpatched: Choices of the unpatched model that differ.
+        num_choices: All choices.
+    """
 
     patched: int
     unpatched: int
