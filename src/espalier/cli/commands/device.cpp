@@ -18,7 +18,7 @@
 #include "espalier/measure/kept_rates.h"
 #include "espalier/measure/kernel_check.h"
 #include "espalier/measure/product_decision.h"
-#include "espalier/ops/attention/proven.h"
+#include "espalier/ops/kernel_choice.h"
 #include "espalier/runtime/cuda_software.h"
 #include "espalier/runtime/device.h"
 
