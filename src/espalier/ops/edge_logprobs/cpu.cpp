@@ -199,7 +199,8 @@ void differentiate(const LogitRange& tile, const Edges& edges, const RowState& r
   };
   const auto* edge_grad = rows.edge_grad.const_data_ptr<Scalar>();
   logit_math<Scalar>(chosen_instruction_set())
-      .differentiate(rows_of(tile, logits), {of_tile(rows.lse), of_tile(rows.lse_rest), of_tile(rows.grad)});
+      .differentiate(rows_of(tile, logits),
+                     {tile_rows(rows.lse), tile_rows(rows.lse_rest), tile_rows(rows.grad)});
   for_each_edge(edges, tile, logits, [&](size_t e, Scalar& logit) { logit += edge_grad[e]; });
 }
 
