@@ -8,7 +8,9 @@ gradients as before; prefixes that rows of a batch share are encoded once.
 """
 
 from .checked_patch import patch
+from .group_sampling import GroupSampler, group_sampler
 from .patching import Sharing, sharing, unpatch
 from .verification import Report, VerificationError, verify
 
-__all__ = ["Report", "Sharing", "VerificationError", "patch", "sharing", "unpatch", "verify"]
+__all__ = ["GroupSampler", "Report", "Sharing", "VerificationError", "group_sampler",
+           "patch", "sharing", "unpatch", "verify"]  # fmt: skip
