@@ -22,8 +22,8 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
     backend, check  as in espalier.hf.patch; check concerns the model that is trained
     keep_groups     of trainers that sample: shuffle groups instead of rows before a generation batch is cut into
                     micro-batches, so that the generations of a prompt share it. Optimiser steps are of the same rows as
-                    before where gradient_accumulation_steps is a multiple of steps_per_generation, as by default; docs/python.md
-                    says for which losses the gradients are then the same, too.
+                    before where gradient_accumulation_steps is a multiple of steps_per_generation, as by default;
+                    docs/compatibility.md says for which losses the gradients are then the same, too.
 
     The log of training gets "espalier/tokens", "espalier/encoded_tokens" and "espalier/ratio" (SharingCallback). Warns where
     the trainer's settings take rows of one group apart, so that less is shared, and where optimiser steps are made of other
@@ -31,6 +31,9 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
     model = getattr(trainer, "model", None)
     if model is None:
         raise Unsupported(f"espalier.trl.patch: expected a trainer with a model, received {type(trainer).__name__}")
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise Unsupported("DeepSpeed: expected a trainer that runs without it, received one whose arguments have deepspeed; take "
+                          "FSDP2 (fsdp_version 2 of Accelerate) or DistributedDataParallel")  # fmt: skip
     patch_model(model, backend=backend, check=check)
     if (ref_model := getattr(trainer, "ref_model", None)) is not None:
         patch_model(ref_model, backend=backend)

@@ -5,30 +5,19 @@ import warnings
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
 
 from conftest import seed_of
 from espalier import trl as espalier_trl
 from espalier.hf import SharingCallback, patching
 from espalier.trl_groups import order_of_groups
 from hf_models import make_model
+from test_trl import words  # noqa: F401
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 ROUNDING = 1e-5  # Transformers' norms and TRL's head round in float32 whatever the dtype
-SAME = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo")  # as docs/python.md says
+SAME = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo")  # as docs/compatibility.md says
 PROMPT_LENGTH, PROMPTS, GENERATIONS, ROWS, ACCUMULATED = 60, 8, 8, 8, 8
-
-
-@pytest.fixture(scope="module")
-def words():
-    """A tokenizer of the words w0 to w58, and two special tokens."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    vocabulary = {f"w{number}": number for number in range(59)} | {"<pad>": 59, "<end>": 60}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>")
 
 
 def prompts():
@@ -116,7 +105,6 @@ def test_other_trainers_stay_as_they_are(words, tmp_path):
     """And one that is patched again with keep_groups=False shuffles rows again."""
     ours = espalier_trl.patch(make_trainer(words, tmp_path))
     theirs = make_trainer(words, tmp_path)
-    espalier_trl.SharingCallback  # noqa: B018  the same object
     assert espalier_trl.SharingCallback is SharingCallback
     with pytest.warns(UserWarning, match="keep_groups=False"):
         espalier_trl.patch(theirs, keep_groups=False)

@@ -117,12 +117,14 @@ class SharingCallback(TrainerCallback):
         self.meter: SharingMeter | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Begins to count, and asks for the first batch to be verified where that is wanted."""
         self.meter = SharingMeter(model, num_generations=getattr(args, "num_generations", None))
         if self.verify:
             patch(model, backend=self.meter.patch.backend, check=True)
             self.verify = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Adds the metrics to a line about training."""
         if logs is None or "loss" not in logs or self.meter is None:
             return
         metrics = self.meter.metrics()
@@ -131,6 +133,7 @@ class SharingCallback(TrainerCallback):
             state.log_history[-1].update(metrics)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Ends counting. Warns if fewer micro-batches than are watched have shared next to nothing."""
         if self.meter is not None:
             self.meter.close()
             self.meter = None
