@@ -9,7 +9,8 @@
 
 namespace espalier::python {
 
-/// From here on InputError is espalier.errors.InputError in Python. An InternalError is a RuntimeError.
+/// From here on InputError is espalier.errors.InputError in Python, in whose message flags of the command
+/// line are arguments. An InternalError is a RuntimeError.
 void translate_errors();
 
 /// Throws what a signal handler of Python raises, such as KeyboardInterrupt. Takes the GIL, so long work that
