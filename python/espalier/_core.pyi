@@ -77,6 +77,10 @@ class Forest:
         (1 - tree / flat); depth and branching.
         """
 
+    def __getstate__(self) -> tuple: ...
+
+    def __setstate__(self, arg: tuple, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class Layout:
@@ -150,6 +154,10 @@ class Layout:
         """
 
     def __len__(self) -> int: ...
+
+    def __getstate__(self) -> tuple: ...
+
+    def __setstate__(self, arg: tuple, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -256,6 +264,10 @@ class Trajectories:
     def __len__(self) -> int: ...
 
     def __getitem__(self, row: int) -> dict: ...
+
+    def __getstate__(self) -> dict: ...
+
+    def __setstate__(self, arg: dict, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -371,6 +383,8 @@ class MicroBatch:
         Its counts, trajectories and runs [begin, end, parent run] of forest tokens.
         """
 
+    def __reduce__(self) -> tuple: ...
+
     def __repr__(self) -> str: ...
 
 class Plan:
@@ -436,10 +450,15 @@ class Plan:
 
     def __getitem__(self, index: int) -> MicroBatch: ...
 
+    def __reduce__(self) -> tuple: ...
+
     def __repr__(self) -> str: ...
 
 def plan(forest: Forest, strategy: str, token_budget: int, costs: Costs | None, loss_mask: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> Plan:
     """What espalier.plan does."""
+
+def restored_plan(forest: Forest, state: dict) -> Plan:
+    """The Plan that was pickled."""
 
 class RankShare:
     """What one rank trains on: a forest of its trajectories."""

@@ -30,6 +30,13 @@ std::span<const T> span_of(const Given<T>& array) {
   return {array.data(), array.size()};
 }
 
+/// A copy of an array of Python that has exactly this type.
+template <typename T>
+std::vector<T> vector_of(nb::handle array) {
+  const auto given = nb::cast<Given<T>>(array, /*convert=*/false);
+  return {given.data(), given.data() + given.size()};
+}
+
 /// A read-only view of values that live as long as `owner`.
 template <typename T>
 ReadOnlyArray<T> view(std::span<const T> values, nb::handle owner) {
