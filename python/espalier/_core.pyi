@@ -79,6 +79,10 @@ class Forest:
         (1 - tree / flat); depth and branching.
         """
 
+    def __getstate__(self) -> tuple: ...
+
+    def __setstate__(self, arg: tuple, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class Layout:
@@ -156,6 +160,10 @@ class Layout:
         """
 
     def __len__(self) -> int: ...
+
+    def __getstate__(self) -> tuple: ...
+
+    def __setstate__(self, arg: tuple, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -267,6 +275,10 @@ class Trajectories:
     def __len__(self) -> int: ...
 
     def __getitem__(self, row: int, /) -> dict[str, Any]: ...
+
+    def __getstate__(self) -> dict: ...
+
+    def __setstate__(self, arg: dict, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -382,6 +394,8 @@ class MicroBatch:
         Its counts, trajectories and runs [begin, end, parent run] of forest tokens.
         """
 
+    def __reduce__(self) -> tuple: ...
+
     def __repr__(self) -> str: ...
 
 class Plan:
@@ -446,10 +460,15 @@ class Plan:
 
     def __getitem__(self, index: int) -> MicroBatch: ...
 
+    def __reduce__(self) -> tuple: ...
+
     def __repr__(self) -> str: ...
 
 def plan(forest: Forest, strategy: str, token_budget: int, costs: Costs | None, loss_mask: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> Plan:
     """Implements espalier.plan."""
+
+def restored_plan(forest: Forest, state: dict) -> Plan:
+    """The Plan that was pickled."""
 
 class RankShare:
     """The share of one rank: a forest of its trajectories."""

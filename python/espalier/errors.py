@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can go wrong with what a user gave."""
 
+import re
+
+# A command in back-ticks, which is left as it is, or a flag, with its value where it is one of a few names.
+_FLAG = re.compile(r"(?P<command>`[a-z]+ [^`]*`)|(?<![\w-])--(?P<name>[a-z][a-z-]*[a-z])"
+                   r"(?: (?P<value>auto|partition|tree-packing|sequence-packing|none|layer|piece|rows|groups|linear|cosine)"
+                   r"\b)?")  # fmt: skip
+
 
 class InputError(ValueError):
     """What the user gave cannot be used; the message says where, what was expected, what was received.
@@ -41,3 +48,24 @@ def is_failure(error: BaseException) -> bool:
     """Whether `error` tells of something that failed, and not of a wish to stop (Ctrl-C, exit). The Rust half of
     the tokenizers reports its panics outside of Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def python_names(text: str) -> str:
+    """A message of the library as callers from Python read it: flags of the command line are keyword arguments there.
+
+    >>> python_names("expected --strategy partition, or a larger --token-budget (see `espalier plan --help`)")
+    'expected strategy="partition", or a larger token_budget (see `espalier plan --help`)'
+    """
+
+    def named(match: re.Match[str]) -> str:
+        if match["command"]:
+            return match[0]
+        name = match["name"].replace("-", "_")
+        return f'{name}="{match["value"]}"' if match["value"] else name
+
+    return _FLAG.sub(named, text)
+
+
+def library_error(message: str) -> InputError:
+    """The InputError for one of the library in C++."""
+    return InputError(python_names(message))

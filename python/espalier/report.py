@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, python_names
 from .native import core
 from .rows.files import Trajectories, read, trajectories
 from .rows.sequences import Row
@@ -59,7 +59,7 @@ class Report:
         return self._found.page(self._title)
 
     def __str__(self) -> str:
-        return self._found.text()
+        return python_names(self._found.text())
 
     def __repr__(self) -> str:
         return f"<espalier.Report of {self._title}: {self.data['verdict']['text']}>"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefix trees of token rows, and what of them runs together."""
 
+import copyreg
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -114,6 +115,14 @@ def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model: st
     _check_forest(forest)
     mask = None if loss_mask is None else _mask_of(loss_mask, forest)
     return core.plan(forest, str(strategy), _whole("token_budget", token_budget), costs_of(model), mask)
+
+
+def restored_plan(forest: Forest, state: dict[str, Any]) -> Plan:
+    """What pickles of plans call: pickle finds functions of Python only."""
+    return core.restored_plan(forest, state)
+
+
+copyreg.pickle(Plan, lambda plan: (restored_plan, plan.__reduce__()[1]))
 
 
 def distribute(forest: Forest, ranks: int, *, model: str | os.PathLike[str] | Costs | Any = None) -> Distribution:

@@ -5,22 +5,30 @@ import warnings
 from typing import Any, TypeVar
 
 from .errors import Unsupported
+from .hf import SharingCallback, log_sharing
 from .hf import patch as patch_model
+from .trl_groups import set_keep_groups, splits_generations
 
-__all__ = ["patch"]
+__all__ = ["SharingCallback", "patch"]
 
 Trainer = TypeVar("Trainer")
 
 
-def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False) -> Trainer:
+def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_groups: bool = True) -> Trainer:
     """Makes the model of a TRL trainer, and its reference model, run on the forests of their batches.
 
-    Warns where the trainer's settings take rows of one group apart, so that less is shared.
+    The log of training gets "espalier/tokens", "espalier/encoded_tokens" and "espalier/ratio" (SharingCallback). Warns where
+    the trainer's settings separate rows of one group, so that less is shared, and where optimiser steps consist of other rows
+    than before.
 
     Args:
         trainer: SFTTrainer, DPOTrainer, GRPOTrainer, or another one whose models are Transformers'.
         backend: As in `espalier.hf.patch`.
         check: As in `espalier.hf.patch`; it concerns the model that is trained.
+        keep_groups: For trainers that sample: shuffle groups instead of rows before a generation batch is cut into
+            micro-batches, so that the generations of a prompt share it. Optimiser steps consist of the same rows as before if
+            gradient_accumulation_steps is a multiple of steps_per_generation, as by default; docs/compatibility.md lists the
+            losses for which the gradients are then the same, too.
 
     Returns:
         The trainer.
@@ -35,23 +43,35 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False) -> Tr
     model = getattr(trainer, "model", None)
     if model is None:
         raise Unsupported(f"espalier.trl.patch: expected a trainer with a model, received {type(trainer).__name__}")
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise Unsupported("DeepSpeed: expected a trainer that runs without it, received one whose arguments have deepspeed; take "
+                          "FSDP2 (fsdp_version 2 of Accelerate) or DistributedDataParallel")  # fmt: skip
     patch_model(model, backend=backend, check=check)
     if (ref_model := getattr(trainer, "ref_model", None)) is not None:
         patch_model(ref_model, backend=backend)
-    _warn_of_lost_sharing(getattr(trainer, "args", None))
+    if splits_generations(trainer):
+        set_keep_groups(trainer, keep_groups)
+        _warn_of_groups(getattr(trainer, "args", None), keep_groups)
+    if hasattr(trainer, "callback_handler"):
+        log_sharing(trainer)
     return trainer
 
 
-def _warn_of_lost_sharing(args: Any) -> None:
-    """Generations of one prompt should meet in one batch."""
+def _warn_of_groups(args: Any, keep_groups: bool) -> None:
+    """Generations of one prompt should meet in one micro-batch."""
     generations = getattr(args, "num_generations", None)
     if generations is None:
         return
-    steps, rows = args.steps_per_generation, args.per_device_train_batch_size
-    if steps > 1:
-        warnings.warn(f"espalier.trl: expected steps_per_generation=1, received {steps}: TRL shuffles generations "
-                      "before it splits them, and those of one prompt share it only within a batch",
+    steps, accumulated, rows = args.steps_per_generation, args.gradient_accumulation_steps, args.per_device_train_batch_size
+    if not keep_groups and steps > 1:
+        warnings.warn(f"espalier.trl: expected steps_per_generation=1 with keep_groups=False, received {steps}: TRL shuffles "
+                      "generations before it splits them, and those of one prompt share it only within a batch",
                       stacklevel=3)  # fmt: skip
+    if keep_groups and accumulated % steps:
+        warnings.warn(f"espalier.trl: keep_groups=True with steps_per_generation={steps} and "
+                      f"gradient_accumulation_steps={accumulated}: a generation batch feeds several optimiser steps, and each "
+                      "is now made of whole groups instead of rows of all groups; keep_groups=False leaves rows where TRL "
+                      "shuffles them", stacklevel=3)  # fmt: skip
     if rows % generations:
         warnings.warn(f"espalier.trl: expected per_device_train_batch_size to be a multiple of num_generations="
                       f"{generations}, received {rows}: generations of one prompt share it only within a batch",

@@ -107,6 +107,50 @@ def test_adapters_that_look_for_their_invocation(is_training):
         model(**padded(branching_rows()))
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_models_of_deepspeed(is_training):
+    """Its engine, and a model that it takes over after patching."""
+
+    class DeepSpeedEngine(torch.nn.Module):
+        __module__ = "deepspeed.runtime.engine"
+
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def __getattr__(self, name):
+            return super().__getattr__(name) if name == "module" else getattr(self.module, name)
+
+    model = make_model("qwen3", torch.float32).train(is_training)
+    with pytest.raises(Unsupported, match="DeepSpeed: expected a model whose gradients are those of PyTorch, received a Deep"):
+        patch(DeepSpeedEngine(model))
+    patch(model)
+    model.model.norm.weight.ds_id = 7
+    with pytest.raises(Unsupported, match="DeepSpeed: .*received one that DeepSpeed has taken over"):
+        model(**padded(branching_rows()))
+
+
+def test_an_adapter_for_each_row():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+
+    def make():
+        model = peft.get_peft_model(make_model("qwen3", torch.float32), config)
+        model.add_adapter("other", config)
+        return model.eval()
+
+    model, batch = make(), padded(branching_rows())
+    names = (["default", "other"] * 5)[:len(batch["input_ids"])]
+    model(**batch, adapter_names=names)  # as PEFT has it
+    patch(model)
+    with pytest.raises(Unsupported, match="adapter_names: expected none with a patched model.*model.set_adapter"):
+        model(**batch, adapter_names=names)
+    model = patch(make())  # after an error PEFT leaves its hooks in the first one
+    for name in ("default", "other"):
+        model.set_adapter(name)
+        model(**batch)
+
+
 def small(model_type, **settings):
     sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
                  num_key_value_heads=1, head_dim=8, vocab_size=11)  # fmt: skip

@@ -326,8 +326,8 @@ MODELS = {
     "aLoRA .alora_invocation_tokens.: expected adapters that act on all": lambda: with_adapters(
         alora_invocation_tokens=[5, 6]),
     "in the layers of the model, such as LoRA, received PROMPT_TUNING": with_prompt_tuning,
-    "received one of DeepSpeed, whose own backward": of_deepspeed,
-    "one of DeepSpeed, whose own backward partitions": sharded_by_deepspeed,
+    "DeepSpeed: .*received a DeepSpeedEngine, whose own backward partitions": of_deepspeed,
+    "received one that DeepSpeed has taken over": sharded_by_deepspeed,
     "received the fused head that a trainer of TRL has set; train by espalier.trl.patch": of_a_trainer_of_trl,
     "received Qwen3Model alone": lambda: make_model("qwen3", torch.float32).model,
     "output_router_logits: expected False": with_routers,

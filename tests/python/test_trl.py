@@ -97,9 +97,17 @@ def test_one_step(make_trainer, words, tmp_path, forests):
 def test_groups_that_are_taken_apart(words, tmp_path):
     settings = dict(output_dir=str(tmp_path), per_device_train_batch_size=2, report_to=[], use_cpu=True, bf16=False)
     with pytest.warns(UserWarning) as caught:
-        espalier_trl.patch(grpo(make_model("qwen3"), words, settings, steps_per_generation=2))
+        espalier_trl.patch(grpo(make_model("qwen3"), words, settings, steps_per_generation=2), keep_groups=False)
     said = " ".join(str(warning.message) for warning in caught)
-    assert "expected steps_per_generation=1, received 2" in said and "multiple of num_generations=4, received 2" in said
+    assert "expected steps_per_generation=1 with keep_groups=False, received 2" in said
+    assert "multiple of num_generations=4, received 2" in said
+
+
+def test_deepspeed(words, tmp_path):
+    trainer = sft(make_model("qwen3"), words, dict(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False))
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(Unsupported, match="DeepSpeed: expected a trainer that runs without it"):
+        espalier_trl.patch(trainer)
 
 
 def test_what_is_no_trainer():

@@ -8,7 +8,10 @@ gradients as before; prefixes that rows of a batch share are encoded once.
 """
 
 from .checked_patch import patch
+from .group_sampling import GroupSampler, group_sampler
 from .patching import Sharing, sharing, unpatch
+from .sharing_log import SharingCallback, SharingMeter, log_sharing
 from .verification import Report, VerificationError, verify
 
-__all__ = ["Report", "Sharing", "VerificationError", "patch", "sharing", "unpatch", "verify"]
+__all__ = ["GroupSampler", "Report", "Sharing", "SharingCallback", "SharingMeter", "VerificationError", "group_sampler",
+           "log_sharing", "patch", "sharing", "unpatch", "verify"]  # fmt: skip

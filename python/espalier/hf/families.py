@@ -34,6 +34,10 @@ FAMILIES: dict[str, tuple[str, mixers.Mixer | None]] = {
     "mamba2": ("Mamba2Model", mixers.MAMBA2),
     "granitemoehybrid": ("GraniteMoeHybridModel", mixers.MAMBA2),
 }
+# What DeepSpeed keeps at parameters: ZeRO-3, and the copies in float32 of other stages.
+OF_DEEPSPEED = ("ds_id", "_hp_mapping")
+_DEEPSPEED = ("DeepSpeed: expected a model whose gradients are those of PyTorch, received {}, whose own backward partitions and "
+              "scales them; take FSDP2 (fully_shard) or DistributedDataParallel")  # fmt: skip
 ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those that rotate by the position alone
 
 
@@ -41,6 +45,8 @@ def unwrapped(model: Any) -> Any:
     """The model of Transformers inside of wrappers: PEFT, torch.compile, DistributedDataParallel."""
     inner = model
     while True:
+        if _is_engine_of_deepspeed(inner):  # which hands on whatever it does not have itself
+            return inner
         if hasattr(inner, "get_base_model"):  # PEFT
             inner = inner.get_base_model()
         elif hasattr(inner, "_orig_mod"):  # torch.compile
@@ -51,6 +57,10 @@ def unwrapped(model: Any) -> Any:
             return inner
 
 
+def _is_engine_of_deepspeed(model: Any) -> bool:
+    return any(cls.__module__.startswith("deepspeed.") for cls in type(model).__mro__)
+
+
 def backbone_of(model: Any) -> Any:
     """The module of `model` that turns token ids into hidden states; `model` may be wrapped, by PEFT for example.
 
@@ -59,6 +69,8 @@ def backbone_of(model: Any) -> Any:
     if isinstance(inner, nn.DataParallel):
         raise Unsupported("nn.DataParallel: expected one process for each GPU, as torchrun starts them, received a model "
                           "that is copied to several; give model.module")  # fmt: skip
+    if _is_engine_of_deepspeed(inner):
+        raise Unsupported(_DEEPSPEED.format(f"a {type(inner).__name__}"))
     backbone = getattr(inner, "base_model", inner)
     model_type = getattr(getattr(backbone, "config", None), "model_type", None)
     if model_type not in FAMILIES:
@@ -127,11 +139,17 @@ def check_model(model: Any, backbone: Any) -> None:
 def check_training(backbone: Any) -> None:
     """Raises Unsupported for adapters and settings of training under which a token's result is not a function of its path
     alone, or would not be found again in backward."""
+    if any(hasattr(parameter, name) for parameter in backbone.parameters() for name in OF_DEEPSPEED):
+        raise Unsupported(_DEEPSPEED.format("one that DeepSpeed has taken over"))
     for name, module in backbone.named_modules():
         if _has_alora(module):
             raise Unsupported("aLoRA (alora_invocation_tokens): expected adapters that act on all tokens, received one in "
                               f"{name} that looks for its invocation in each row; leave alora_invocation_tokens "
                               "out")  # fmt: skip
+        if _takes_adapter_names(module):
+            raise Unsupported("adapter_names: expected none with a patched model, received some: tokens that rows share "
+                              "would need the adapter of each row; make one batch for each adapter and choose it by "
+                              "model.set_adapter")  # fmt: skip
         if not module.training:
             continue
         dropout, noise = _dropout_of(module), getattr(module, "neftune_noise_alpha", None)
@@ -151,6 +169,12 @@ def _has_alora(module: Any) -> bool:
     if not isinstance(variants, dict) or getattr(module, "disable_adapters", False):
         return False
     return any(type(variants.get(name)).__name__.startswith("ALora") for name in module.active_adapters)
+
+
+def _takes_adapter_names(module: Any) -> bool:
+    """Whether PEFT has been given an adapter for each row: then layers have a hook that hands these on."""
+    hooks = (getattr(hook, "func", hook) for hook in module._forward_pre_hooks.values())
+    return any(getattr(hook, "__name__", "") == "_adapter_names_pre_forward_hook" for hook in hooks)
 
 
 def _dropout_of(module: Any) -> float:

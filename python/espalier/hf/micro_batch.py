@@ -140,11 +140,6 @@ class MicroBatchModel:
         for name, module in (("model", model), *model.named_modules()):
             if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
                 raise Unsupported(f"espalier.Step: expected a model that is not compiled, received a compiled {name}")
-        if any(cls.__module__.startswith("deepspeed.") for cls in type(model).__mro__) or any(
-                hasattr(parameter, name) for parameter in model.parameters() for name in OF_DEEPSPEED):  # fmt: skip
-            raise Unsupported("espalier.Step: expected a model whose gradients are those of PyTorch, received one of "
-                              "DeepSpeed, whose own backward partitions and scales them; take FSDP2 (fully_shard), or "
-                              "espalier.hf.patch with DeepSpeed's own loop")  # fmt: skip
         adapter: Any = getattr(model, "active_peft_config", None)
         if getattr(adapter, "is_prompt_learning", False):
             raise Unsupported(f"espalier.Step: expected adapters in the layers of the model, such as LoRA, received "
@@ -156,10 +151,6 @@ class MicroBatchModel:
         if getattr(self.backbone.config, "output_router_logits", False):
             raise Unsupported("output_router_logits: expected False for espalier.Step, received True: load-balancing "
                               "losses depend on all micro-batches at once")  # fmt: skip
-
-
-# What DeepSpeed keeps at parameters: ZeRO-3, and the copies in float32 of other stages.
-OF_DEEPSPEED = ("ds_id", "_hp_mapping")
 
 
 def _advice_on(forward: Any) -> str:

@@ -173,6 +173,7 @@ class Patch:
         self.runs = Runs()
         self.replay: routes.Replay | None = None  # routes.Replay, since the first batch with routes
         self.sharing = Sharing()
+        self.meter: Any = None  # SharingMeter of the batches that are trained on
         self.partial_gradients: str | None = None  # which of a step, where a loop over a Step was left early
 
     def attach(self, backbone: Any) -> None:
@@ -218,13 +219,15 @@ class Patch:
         so_far = self.sharing
         self.sharing = Sharing(so_far.batches + 1, so_far.flat_tokens + len(rows.tokens),
                                so_far.tree_tokens + layout.num_tokens)  # fmt: skip
+        if self.meter is not None and torch.is_grad_enabled():
+            self.meter.count(rows, layout)
 
     def call_stock(self, backbone: Any, arguments: Mapping[str, Any]) -> Any:
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
 
     def __getstate__(self) -> dict[str, Any]:
         model = None if self.unchecked is None else self.unchecked()
-        return self.__dict__ | {"unchecked": model, "is_proven": False}
+        return self.__dict__ | {"unchecked": model, "is_proven": False, "meter": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -347,7 +350,11 @@ def _check_first_batch(given: Patch, batch: Mapping[str, Any]) -> None:
     model, given.unchecked = given.unchecked(), None
     if model is not None and given.check is not None:
         known = (*ROWS, *BOUNDARIES, routes.NAME)
-        given.check(model, {name: batch[name] for name in known if name in batch})
+        meter, given.meter = given.meter, None
+        try:
+            given.check(model, {name: batch[name] for name in known if name in batch})
+        finally:
+            given.meter = meter
 
 
 def _run(backbone: Any, given: Patch, arguments: dict[str, Any], passed_on: Mapping[str, Any]) -> Any:

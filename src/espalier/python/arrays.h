@@ -30,6 +30,13 @@ std::span<const T> span_of(const Given<T>& array) {
   return {array.data(), array.size()};
 }
 
+/// A copy of a Python array of exactly this type.
+template <typename T>
+std::vector<T> vector_of(nb::handle array) {
+  const auto given = nb::cast<Given<T>>(array, /*convert=*/false);
+  return {given.data(), given.data() + given.size()};
+}
+
 /// A read-only view of values, which `owner` keeps alive.
 template <typename T>
 ReadOnlyArray<T> view(std::span<const T> values, nb::handle owner) {

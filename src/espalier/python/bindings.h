@@ -8,7 +8,8 @@
 
 namespace espalier::python {
 
-/// Translates InputError to espalier.errors.InputError of Python, and InternalError to RuntimeError.
+/// Translates InputError to espalier.errors.InputError of Python, with flags in its message replaced by
+/// arguments, and InternalError to RuntimeError.
 void translate_errors();
 
 /// Throws the exception of a Python signal handler, such as KeyboardInterrupt. Acquires the GIL, so long work

@@ -9,7 +9,7 @@ namespace espalier::python {
 namespace nb = nanobind;
 
 void translate_errors() {
-  nb::object type = nb::module_::import_("espalier.errors").attr("InputError");
+  nb::object make = nb::module_::import_("espalier.errors").attr("library_error");
   nb::register_exception_translator(
       [](const std::exception_ptr& thrown, void* payload) {
         try {
@@ -19,10 +19,13 @@ void translate_errors() {
           const std::string_view text = error.what();
           const nb::object message =
               nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
-          if (message.is_valid()) PyErr_SetObject(static_cast<PyObject*>(payload), message.ptr());
+          if (!message.is_valid()) return;  // which has set an error itself
+          const nb::object raised =
+              nb::steal(PyObject_CallOneArg(static_cast<PyObject*>(payload), message.ptr()));
+          if (raised.is_valid()) PyErr_SetObject(raised.type().ptr(), raised.ptr());
         }
       },
-      type.release().ptr());
+      make.release().ptr());
 }
 
 void check_signals() {

@@ -94,6 +94,45 @@ std::string layout_text(const TrajectoryLayout& layout) {
       count_of(static_cast<int64_t>(layout.trajectories.size()), "trajectory", "trajectories"));
 }
 
+// What pickles and copies are made of.
+
+nb::tuple forest_state(nb::handle_t<Forest> self) {
+  const Forest& forest = nb::cast<const Forest&>(self);
+  const auto array = [self](const auto& values) { return view(std::span(values), self); };
+  return nb::make_tuple(array(forest.tokens), array(forest.node_begin), array(forest.parent),
+                        array(forest.subtree_last), array(forest.position), array(forest.multiplicity),
+                        array(forest.end_node));
+}
+
+void restore_forest(Forest& self, const nb::tuple& state) {
+  new (&self) Forest{.tokens = vector_of<int32_t>(state[0]),
+                     .node_begin = vector_of<int64_t>(state[1]),
+                     .parent = vector_of<int64_t>(state[2]),
+                     .subtree_last = vector_of<int64_t>(state[3]),
+                     .position = vector_of<int64_t>(state[4]),
+                     .multiplicity = vector_of<int64_t>(state[5]),
+                     .end_node = vector_of<int64_t>(state[6])};
+}
+
+nb::tuple layout_state(nb::handle_t<TrajectoryLayout> self) {
+  const TrajectoryLayout& layout = nb::cast<const TrajectoryLayout&>(self);
+  const auto array = [self](const auto& values) { return view(std::span(values), self); };
+  return nb::make_tuple(array(layout.forest_token), array(layout.input_ids), array(layout.position_ids),
+                        array(layout.subtree_end), array(layout.prev), array(layout.run_begin),
+                        array(layout.run_parent), array(layout.trajectories), array(layout.end_run));
+}
+
+void restore_layout(TrajectoryLayout& self, const nb::tuple& state) {
+  Layout layout{.forest_token = vector_of<int64_t>(state[0]),
+                .input_ids = vector_of<int32_t>(state[1]),
+                .position_ids = vector_of<int32_t>(state[2]),
+                .subtree_end = vector_of<int32_t>(state[3]),
+                .prev = vector_of<int32_t>(state[4]),
+                .run_begin = vector_of<int64_t>(state[5]),
+                .run_parent = vector_of<int64_t>(state[6])};
+  new (&self) TrajectoryLayout(std::move(layout), vector_of<int64_t>(state[7]), vector_of<int64_t>(state[8]));
+}
+
 void bind_forest_class(nb::module_& module) {
   nb::class_<Forest>(
       module, "Forest",
@@ -126,6 +165,8 @@ void bind_forest_class(nb::module_& module) {
            "(query, key) pairs flat, in the tree, and after append-only merging; cached_token_ratio (flat / "
            "tree), por\n"
            "(1 - tree / flat); depth and branching.")
+      .def("__getstate__", &forest_state)
+      .def("__setstate__", &restore_forest)
       .def("__repr__", &forest_text);
 }
 
@@ -166,6 +207,8 @@ void bind_layout_class(nb::module_& module) {
           "The paths of all `trajectories` as (offsets, indices): trajectory number k of them has\n"
           "indices[offsets[k]:offsets[k + 1]]. Both are int64.")
       .def("__len__", &Class::num_tokens)
+      .def("__getstate__", &layout_state)
+      .def("__setstate__", &restore_layout)
       .def("__repr__", &layout_text);
 }
 

@@ -90,6 +90,15 @@ Gains token_gains(const Forest& forest, const Plan& plan) {
                    /*in_flops=*/false);
 }
 
+/// Fills the context of a plan from its micro-batches.
+ForestPlan with_context(ForestPlan plan) {
+  const ContextIndex index(plan.plan.micro_batches);
+  for (int64_t m = 0; m < static_cast<int64_t>(plan.plan.micro_batches.size()); ++m) {
+    plan.context.push_row(context_blocks(index, m));
+  }
+  return plan;
+}
+
 ForestPlan plan(const Forest& forest, const PlanOptions& options, const ModelCosts* costs,
                 const std::optional<Given<uint8_t>>& loss_mask) {
   ForestPlan result{
@@ -102,11 +111,7 @@ ForestPlan plan(const Forest& forest, const PlanOptions& options, const ModelCos
     const LossFlops& flops = result.prediction->flops;
     result.gains = Gains::of(flops.sequence_packing, flops.append_only, flops.plan, /*in_flops=*/true);
   }
-  const ContextIndex index(result.plan.micro_batches);
-  for (int64_t m = 0; m < static_cast<int64_t>(result.plan.micro_batches.size()); ++m) {
-    result.context.push_row(context_blocks(index, m));
-  }
-  return result;
+  return with_context(std::move(result));
 }
 
 int64_t num_batches(const ForestPlan& plan) {
@@ -211,6 +216,81 @@ std::string batch_text(const PlannedBatch& planned) {
                      count_of(context_tokens(planned.context()), "token", "tokens"));
 }
 
+// What pickles and copies are made of: the forest as an object of Python, so that several plans of one forest
+// keep one, and the rest as numbers.
+
+nb::tuple batch_state(const MicroBatch& batch) {
+  std::vector<int64_t> runs, placements;
+  for (const Run& run : batch.runs) runs.insert(runs.end(), {run.begin, run.end, run.parent});
+  for (const Placement& each : batch.trajectories) {
+    placements.insert(placements.end(), {each.trajectory, each.run});
+  }
+  return nb::make_tuple(take(std::move(runs)), take(std::move(placements)), batch.num_tokens, batch.num_pairs,
+                        batch.parent, take(std::vector(batch.context_runs)));
+}
+
+MicroBatch restored_batch(nb::handle state) {
+  MicroBatch batch;
+  batch.num_tokens = nb::cast<int64_t>(state[2]);
+  batch.num_pairs = nb::cast<int64_t>(state[3]);
+  batch.parent = nb::cast<int64_t>(state[4]);
+  batch.context_runs = vector_of<int64_t>(state[5]);
+  const auto runs = vector_of<int64_t>(state[0]), placements = vector_of<int64_t>(state[1]);
+  for (size_t k = 0; k < runs.size(); k += 3) batch.runs.push_back({runs[k], runs[k + 1], runs[k + 2]});
+  for (size_t k = 0; k < placements.size(); k += 2) {
+    batch.trajectories.push_back({placements[k], placements[k + 1]});
+  }
+  return batch;
+}
+
+nb::dict plan_state(const ForestPlan& planned) {
+  nb::list batches;
+  for (const MicroBatch& batch : planned.plan.micro_batches) batches.append(batch_state(batch));
+  nb::dict state;
+  state["strategy"] = to_string(planned.plan.options.strategy);
+  state["token_budget"] = planned.plan.options.token_budget;
+  state["micro_batches"] = batches;
+  const Gains& gains = planned.gains;
+  state["gains"] = nb::make_tuple(gains.over_packing, gains.over_append_only, gains.in_flops);
+  if (const auto& prediction = planned.prediction) {
+    const LossFlops& flops = prediction->flops;
+    state["flops"] = nb::make_tuple(flops.plan, flops.sequence_packing, flops.append_only);
+    state["seconds"] = nb::cast(prediction->seconds);
+  }
+  return state;
+}
+
+ForestPlan restored_plan(const Forest& forest, const nb::dict& state) {
+  ForestPlan result{.forest = forest, .plan = {}, .prediction = std::nullopt};
+  result.plan.options.strategy = parse_strategy(nb::cast<std::string>(state["strategy"]));
+  result.plan.options.token_budget = nb::cast<int64_t>(state["token_budget"]);
+  for (nb::handle batch : nb::cast<nb::list>(state["micro_batches"])) {
+    result.plan.micro_batches.push_back(restored_batch(batch));
+  }
+  const nb::object gains = state["gains"];
+  result.gains = {.over_packing = nb::cast<double>(gains[0]),
+                  .over_append_only = nb::cast<double>(gains[1]),
+                  .in_flops = nb::cast<bool>(gains[2])};
+  if (state.contains("flops")) {
+    const nb::object flops = state["flops"];
+    result.prediction = Prediction{.flops = {.plan = nb::cast<double>(flops[0]),
+                                             .sequence_packing = nb::cast<double>(flops[1]),
+                                             .append_only = nb::cast<double>(flops[2])},
+                                   .seconds = nb::cast<std::vector<double>>(state["seconds"])};
+  }
+  return with_context(std::move(result));
+}
+
+nb::tuple reduced_plan(const ForestPlan& planned) {
+  const nb::object restore = nb::module_::import_("espalier._core").attr("restored_plan");
+  return nb::make_tuple(restore, nb::make_tuple(nb::find(planned.forest), plan_state(planned)));
+}
+
+nb::tuple reduced_batch(const PlannedBatch& planned) {
+  const nb::object get = nb::module_::import_("operator").attr("getitem");
+  return nb::make_tuple(get, nb::make_tuple(nb::find(planned.of), planned.index));
+}
+
 void bind_batch_class(nb::module_& module) {
   nb::class_<PlannedBatch>(module, "MicroBatch",
                            "The unit of one forward and backward pass. Under partition it reads context: "
@@ -250,6 +330,7 @@ void bind_batch_class(nb::module_& module) {
            "that lies in this micro-batch.")
       .def("to_dict", &batch_dict, nb::sig("def to_dict(self) -> dict[str, typing.Any]"),
            "Its counts, trajectories and runs [begin, end, parent run] of forest tokens.")
+      .def("__reduce__", &reduced_batch)
       .def("__repr__", &batch_text);
 }
 
@@ -298,6 +379,7 @@ void bind_plan_class(nb::module_& module) {
       .def("__len__", &num_batches)
       .def("__iter__", &iterator_of, nb::sig("def __iter__(self) -> collections.abc.Iterator[MicroBatch]"))
       .def("__getitem__", &batch_at, nb::arg("index"), nb::keep_alive<0, 1>())
+      .def("__reduce__", &reduced_plan)
       .def("__repr__", &plan_text);
 }
 
@@ -316,6 +398,8 @@ void bind_plan(nb::module_& module) {
       nb::arg("forest"), nb::arg("strategy"), nb::arg("token_budget"), nb::arg("costs").none(),
       nb::arg("loss_mask").none(), nb::keep_alive<0, 1>(), nb::call_guard<Interruptible>(),
       "Implements espalier.plan.");
+  module.def("restored_plan", &restored_plan, nb::arg("forest"), nb::arg("state"), nb::keep_alive<0, 1>(),
+             "Restores a pickled Plan.");
 }
 
 }  // namespace espalier::python

@@ -170,8 +170,7 @@ nb::tuple read(const std::vector<std::filesystem::path>& paths, int64_t vocab_si
 template <typename T>
 std::vector<T> values(const nb::dict& row, const char* name) {
   if (!row.contains(name)) return {};
-  const auto array = nb::cast<Given<T>>(row[name], /*convert=*/false);
-  return {array.data(), array.data() + array.size()};
+  return vector_of<T>(row[name]);
 }
 
 template <typename T>
@@ -233,6 +232,11 @@ std::vector<std::string> texts(const nb::dict& columns, const char* name) {
                                 : std::vector<std::string>();
 }
 
+template <typename Values>
+void read_present(const nb::dict& columns, const char* name, Optional<Values>& column) {
+  column.present = espalier::python::column<uint8_t>(columns, fmt::format("{}.present", name).c_str());
+}
+
 Trajectories of_columns(const nb::dict& columns) {
   Trajectories rows;
   // Copied, so that the offsets stay valid if the array changes.
@@ -254,6 +258,11 @@ Trajectories of_columns(const nb::dict& columns) {
   rows.ref_topk_ids = column<int32_t>(columns, "ref_topk_ids");
   rows.ref_topk_logprobs = reals(columns, "ref_topk_logprobs");
   rows.ref_topk = value<int64_t>(columns, "ref_topk").value_or(0);
+  read_present(columns, "logprobs", rows.logprobs);
+  read_present(columns, "ref_logprobs", rows.ref_logprobs);
+  read_present(columns, "advantages", rows.advantages);
+  read_present(columns, "reward", rows.reward);
+  read_present(columns, "chosen", rows.chosen);
   if (rows.loss_weights.empty()) {
     rows.loss_weights = Column<uint8_t>(std::vector<uint8_t>(static_cast<size_t>(rows.num_tokens()), 1));
   }
@@ -265,6 +274,53 @@ Trajectories of_columns(const nb::dict& columns) {
 /// What stubs say of a property whose type C++ does not tell.
 auto typed(const char* signature) {
   return nb::for_getter(nb::sig(signature));
+}
+
+/// The columns, as of_columns takes them, and where the rows come from.
+nb::dict state(Rows self) {
+  const Trajectories& rows = of(self);
+  nb::dict columns;
+  const auto add = [&](const char* name, const auto& column) {
+    if (!column.empty()) columns[name] = array(column, self);
+  };
+  const auto add_optional = [&](const char* name, const auto& column) {
+    add(name, column.values);
+    add(fmt::format("{}.present", name).c_str(), column.present);
+  };
+  const auto add_texts = [&](const char* name, const std::vector<std::string>& texts) {
+    if (!texts.empty()) columns[name] = texts;
+  };
+  add("offsets", rows.offsets);
+  add("input_ids", rows.input_ids);
+  add("loss_weights", rows.loss_weights);
+  add_optional("logprobs", rows.logprobs);
+  add_optional("ref_logprobs", rows.ref_logprobs);
+  add_optional("advantages", rows.advantages);
+  add_optional("reward", rows.reward);
+  add_optional("chosen", rows.chosen);
+  add_texts("trajectory_id", rows.trajectory_id);
+  add_texts("group_id", rows.group_id);
+  add_texts("pair_id", rows.pair_id);
+  add("routed_experts", rows.routed_experts);
+  columns["routes_per_token"] = rows.routes_per_token;
+  add("turn_rewards.offsets", rows.turn_reward_offsets);
+  add("turn_rewards", rows.turn_rewards);
+  add("ref_topk_ids", rows.ref_topk_ids);
+  add("ref_topk_logprobs", rows.ref_topk_logprobs);
+  columns["ref_topk"] = rows.ref_topk;
+  nb::list sources;
+  for (const RowSource& source : rows.sources) sources.append(nb::make_tuple(source.name, source.first_row));
+  columns["sources"] = sources;
+  return columns;
+}
+
+void restore(Trajectories& self, const nb::dict& columns) {
+  Trajectories rows;
+  if (columns.contains("offsets")) rows = of_columns(columns);  // else there are no rows
+  for (nb::handle source : nb::cast<nb::list>(columns["sources"])) {
+    rows.sources.push_back({nb::cast<std::string>(source[0]), nb::cast<int64_t>(source[1])});
+  }
+  new (&self) Trajectories(std::move(rows));
 }
 
 void bind_class(nb::module_& module) {
@@ -336,6 +392,8 @@ void bind_class(nb::module_& module) {
       .def("__len__", &Class::num_rows)
       .def("__getitem__", &row_dict, nb::arg("row"),
            nb::sig("def __getitem__(self, row: int, /) -> dict[str, typing.Any]"))
+      .def("__getstate__", &state)
+      .def("__setstate__", &restore)
       .def("__repr__", &text);
 }
 
