@@ -21,6 +21,7 @@
 #include "espalier/engine/cost.h"
 #include "espalier/engine/router_inputs.h"
 #include "espalier/measure/kernel_check.h"
+#include "espalier/measure/model_use.h"
 #include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/custom.h"

@@ -30,6 +30,7 @@ ModelPlanner planner_of_model(const PlanArguments& flags) {
         const PlanCosts compared_by = flags.planning.costs(use);
         options.costs = &compared_by;
         ModelPlan plan{.compared = compare_step_plans(trajectories, options, progress),
+                       .predictions = {},
                        .rates = costs.time,
                        .cost = use.cost()};
         if (!flags.save_cost_model.empty()) {
