@@ -288,7 +288,7 @@ nb::tuple reduced_plan(const ForestPlan& planned) {
 
 nb::tuple reduced_batch(const PlannedBatch& planned) {
   const nb::object get = nb::module_::import_("operator").attr("getitem");
-  return nb::make_tuple(get, nb::make_tuple(nb::find(planned.of), planned.index));
+  return nb::make_tuple(get, nb::make_tuple(nb::find(planned.forest_plan), planned.index));
 }
 
 void bind_batch_class(nb::module_& module) {
