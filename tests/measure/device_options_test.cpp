@@ -18,7 +18,7 @@ struct Command {
 
 TEST(DeviceOptions, AreTheCpuUnlessTheySayOtherwise) {
   Command command;
-  EXPECT_EQ(command.options.open(), at::Device(at::kCPU));
+  EXPECT_EQ(command.options.open().device, at::Device(at::kCPU));
   EXPECT_EQ(command.list.at("device").kept(), "cpu");
   EXPECT_EQ(command.list.at("deterministic").kept(), false);
 }
@@ -29,7 +29,7 @@ TEST(DeviceOptions, AutoIsTheFirstGpuThatCanBeUsedOrTheCpu) {
   EXPECT_EQ(command.list.at("device").kept(), "auto");
   if (cuda_driver().found) GTEST_SKIP() << "there may be a GPU";
   ::testing::internal::CaptureStderr();
-  EXPECT_EQ(command.options.open(), at::Device(at::kCPU));
+  EXPECT_EQ(command.options.open().device, at::Device(at::kCPU));
   EXPECT_TRUE(::testing::internal::GetCapturedStderr().starts_with("espalier: --device auto: cpu ("));
 }
 
