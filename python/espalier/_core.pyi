@@ -69,7 +69,7 @@ class Forest:
         The whole forest as one micro-batch: a Layout whose run k is node k.
 
         Raises:
-            InputError: It has more tokens than an int32 counts.
+            InputError: It has more tokens than an int32 can count.
         """
 
     def statistics(self) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class Trajectories:
 
     @property
     def ref_topk_logprobs(self) -> numpy.typing.NDArray[numpy.floating] | None:
-        """float32 or float64 [N, K], 0 where it has none"""
+        """float32 or float64 [N, K], 0 where there are none"""
 
     @property
     def chosen(self) -> numpy.typing.NDArray[numpy.uint8] | None:
@@ -242,15 +242,15 @@ class Trajectories:
 
     @property
     def trajectory_id(self) -> list[str] | None:
-        """list of str [R], empty where a row has none"""
+        """list of str [R], empty for rows without one"""
 
     @property
     def group_id(self) -> list[str] | None:
-        """list of str [R], empty where a row has none"""
+        """list of str [R], empty for rows without one"""
 
     @property
     def pair_id(self) -> list[str] | None:
-        """list of str [R], empty where a row has none"""
+        """list of str [R], empty for rows without one"""
 
     @property
     def routed_experts(self) -> numpy.typing.NDArray[numpy.int32] | None:
@@ -266,7 +266,7 @@ class Trajectories:
 
     def name(self, row: int) -> str:
         """
-        What the row is called in messages: its trajectory_id, or its number.
+        The row's name in messages: its trajectory_id, or its number.
 
         Args:
             row: Its number.
@@ -468,7 +468,7 @@ def plan(forest: Forest, strategy: str, token_budget: int, costs: Costs | None, 
     """Implements espalier.plan."""
 
 def restored_plan(forest: Forest, state: dict) -> Plan:
-    """The Plan that was pickled."""
+    """Restores a pickled Plan."""
 
 class RankShare:
     """The share of one rank: a forest of its trajectories."""

@@ -29,19 +29,19 @@ class EngineConfig(Options):
             LM head still trains it. Without this flag it is trained like any other, because trajectories have no padding and
             the token may be a real one, such as the end of a turn.
         strategy: partition: cut trees into pieces and encode each token once; tree-packing: put whole trees into
-            micro-batches, and split those over the budget, which repeats their prefixes; sequence-packing: encode every
-            trajectory on its own (the baseline); auto: take the one that is predicted to be fastest.
-        token_budget: Most tokens in one micro-batch. 0: 4096, or the longest trajectory if that is longer; with
+            micro-batches, and split trees over the budget, which repeats their prefixes; sequence-packing: encode every
+            trajectory separately (the baseline); auto: use the one with the lowest predicted time.
+        token_budget: Maximum tokens per micro-batch. 0: 4096, or the longest trajectory if that is longer; with
             `memory_budget`: no limit.
-        memory_budget: Most memory for weights, gradients, optimiser and activations, such as 8GiB or 500MB. The fastest plan
-            that fits is taken (0: no limit). A number counts bytes.
-        checkpoint_activations: Compute activations again in the backward pass instead of keeping them: layer (inside every
-            layer), piece (all of a micro-batch that has descendants; strategy partition), none, or auto (whatever lets the
-            fastest plan fit the memory budget; none without a budget).
+        memory_budget: Maximum memory for weights, gradients, optimiser and activations, such as 8GiB or 500MB. The fastest
+            plan that fits is used (0: no limit). A number counts bytes.
+        checkpoint_activations: Recompute activations in the backward pass instead of saving them: layer (inside every layer),
+            piece (all of a micro-batch with descendants; strategy partition), none, or auto (the choice whose plan is the
+            fastest that fits the memory budget; none without a budget).
         offload_context: With `checkpoint_activations` piece: keep the context between micro-batches in host memory.
         cost_model: Compare plans by the rates in this file instead of built-in ones. `plan --save-cost-model` writes such a
-            file, and a run keeps one as cost_model.json, by which --resume goes on. Plans never depend on what is measured in
-            the run, so runs with equal flags and data are bitwise identical.
+            file, and a run saves one as cost_model.json, which --resume uses. Plans never depend on measurements of the run,
+            so runs with equal flags and data are bitwise identical.
         device: Where the model runs: cpu, cuda (the first visible GPU), cuda:N, or auto (the first GPU that can be used, else
             the CPU; `espalier device` says why). CUDA needs a LibTorch and a build with CUDA.
         deterministic: CUDA: make every run on the same GPU bitwise identical, by slower ways of accumulating gradients
@@ -82,13 +82,13 @@ class LoraConfig(Options):
     Either `lora_rank` or `adapter` is needed.
 
     Attributes:
-        lora_rank: Train low-rank adapters of this rank in place of the weights, which stay as they are and have neither
-            gradients nor optimiser state. Checkpoints are then folders of PEFT.
-        lora_alpha: What adapters add is multiplied by this over the rank (default: the rank).
-        lora_targets: Which linear maps have adapters: names with commas between them, such as q_proj,v_proj, or all-linear. A
-            name stands for all maps whose names end with it. Routers and experts have none. Or a list of names.
+        lora_rank: Train low-rank adapters of this rank instead of the weights, which are frozen and have neither gradients
+            nor optimiser state. Checkpoints are then PEFT folders.
+        lora_alpha: Scale of adapters: their output is multiplied by this over the rank (default: the rank).
+        lora_targets: Linear maps with adapters: comma-separated names, such as q_proj,v_proj, or all-linear. A name selects
+            all maps whose names end with it. Routers and experts have none. Or a list of names.
         lora_rslora: Divide by the square root of the rank instead (rsLoRA).
-        adapter: Go on training this adapter, a folder of PEFT or a checkpoint, in place of a new one.
+        adapter: Continue training this adapter, a PEFT folder or a checkpoint, instead of a new one.
         seed: Seed of new adapters.
 
     Examples:
@@ -112,45 +112,44 @@ class ObjectiveConfig(Options):
     Attributes:
         objective: sft: cross-entropy; ppo, grpo, dr_grpo, dapo: clipped policy gradients; gspo: the same with one ratio for a
             trajectory; cispo: with the clipped ratio as a weight; reinforce: without a ratio; opd: distillation from a
-            teacher on own samples; dpo, ipo, simpo, orpo: preferences between the two trajectories of a pair; kto: single
-            ones (docs/objectives.md).
+            teacher on own samples; dpo, ipo, simpo, orpo: preferences between the two trajectories of a pair; kto: labelled
+            single trajectories (docs/objectives.md).
         shared_targets: For a target token that several trajectories share and train on: sum keeps every trajectory's term,
             once keeps one, with the mean of their advantages.
         normalize: Over the whole optimiser step: average the loss over tokens (token), over sequences the mean (sequence;
             default of gspo) or sum (sequence-sum; dr_grpo, reinforce, preferences) of their tokens, over groups the mean of
             their tokens (group), or divide it by a NUMBER. None: by objective.
-        clip_low: Policy gradients: clip the ratio at 1 minus this (0.2; gspo 0.0003; cispo 1: not at all). None: by
+        clip_low: Policy gradients: clip the ratio at 1 minus this (0.2; gspo 0.0003; cispo 1: no lower bound). None: by
             objective.
         clip_high: Policy gradients: clip the ratio at 1 plus this (0.2; dapo 0.28; gspo 0.0004; cispo 4). None: by objective.
-        dual_clip: ppo, grpo, dr_grpo, dapo: where the advantage is negative, let the ratio count as this at most, such as 3
-            (0: off).
+        dual_clip: ppo, grpo, dr_grpo, dapo: upper bound of the ratio where the advantage is negative, such as 3 (0: off).
         baseline: Advantages from rewards: subtract the mean of the group (mean), of its other rows (leave-one-out: the
             default of reinforce), of the groups before it in the file (running), or nothing (none). None: by objective.
-        scale_rewards: Advantages from rewards: divide by the standard deviation of the group (group), or not (none: the
-            default of dr_grpo and reinforce, and with other baselines than those of a group). None: by objective.
-        turn_discount: Advantages from rewards: a reward counts this much less for each turn before the one that it is given
-            for, the last one or, in `turn_rewards`, its own. A turn is a stretch of tokens with loss.
+        scale_rewards: Advantages from rewards: divide by the standard deviation of the group (group), or do not (none: the
+            default of dr_grpo, reinforce and baselines that do not use the group). None: by objective.
+        turn_discount: Advantages from rewards: discount factor per turn before the turn of a reward, which is the last one
+            or, with `turn_rewards`, its own. A turn is a contiguous range of tokens with loss.
         importance_weights: Policy gradients: use the ratio to the policy of `logprobs` as a weight without gradient, at most
-            `importance_cap` (truncate), or 0 outside of `importance_floor` to `importance_cap` (mask). The ratio that is
-            clipped then begins at 1 in every step.
+            `importance_cap` (truncate), or 0 outside of `importance_floor` to `importance_cap` (mask). The clipped ratio then
+            starts at 1 in every step.
         importance_level: Weights are ratios of tokens, or products over the tokens of a trajectory (sequence).
         importance_cap: Largest importance weight.
         importance_floor: Smallest importance weight (mask).
         kl_coef: Policy gradients: add this times the estimated KL divergence from the model of `ref_logprobs`.
         kl_estimator: With d = log p - log p_ref: d (k1), d^2 / 2 (k2), or exp(-d) - 1 + d (k3).
-        kl_in: Add it to the loss of every token, or subtract its sum over a trajectory, taken from `logprobs`, from the
-            reward.
+        kl_in: Add the divergence to the loss of every token, or subtract its sum over a trajectory, computed from `logprobs`,
+            from the reward.
         ref_topk: opd: compare the sampled token alone, by `ref_logprobs` (none), or the teacher's most likely tokens, by
             `ref_topk_ids` and `ref_topk_logprobs`: with all other tokens as one (rest), or among themselves (renormalize).
-        beta: dpo, ipo, kto: how closely the policy is held to the model of `ref_logprobs` (0.1); simpo: scale of rewards (2);
+        beta: dpo, ipo, kto: strength of the constraint to the model of `ref_logprobs` (0.1); simpo: scale of rewards (2);
             orpo: weight of the odds ratio (0.1). None: by objective.
-        margin: simpo: by how much the chosen reward should be above the rejected one.
+        margin: simpo: target margin of the chosen reward over the rejected one.
         chosen_weight: kto: weight of chosen trajectories.
         rejected_weight: kto: weight of rejected trajectories.
         entropy_coef: Subtract this times the entropy of every token's distribution from the loss, such as 0.001.
-        log_entropy: Report the metric entropy without `entropy_coef` too: a second pass of the LM head.
-        router_aux_loss_coef: Mixture of experts: add this times the load-balancing loss of the routers, such as 0.001. It
-            counts every token as often as trajectories pass it.
+        log_entropy: Report the metric entropy even without `entropy_coef`, by a second pass of the LM head.
+        router_aux_loss_coef: Mixture of experts: add this times the load-balancing loss of the routers, such as 0.001. Every
+            token is weighted by the number of trajectories through it.
         router_z_loss_coef: Mixture of experts: add this times the z-loss, which keeps the routers' logits small, such as
             0.001.
 
@@ -194,21 +193,22 @@ class SamplingParams(Options):
     """How `Engine.sample` samples completions. The flags of `espalier sample`.
 
     Attributes:
-        samples: Completions of each prompt: a group.
-        max_new_tokens: Most tokens of a completion.
+        samples: Completions per prompt, which form a group.
+        max_new_tokens: Maximum tokens of a completion.
         temperature: Divide logits by this. 0: always take the most likely token.
         top_k: Choose among the K most likely tokens (0: all).
-        top_p: Choose among the fewest most likely tokens (of those that `top_k` leaves) whose probabilities sum up to P.
+        top_p: Choose among the smallest set of most likely tokens (after `top_k`) whose probabilities sum up to P.
         stop_ids: Token ids that end a completion, which keeps them. None: `eos_token_id` of the model's
             generation_config.json, or else of config.json; an empty list: none, so that all completions have `max_new_tokens`
             tokens.
-        whole_rows: Go on from whole rows, and keep the loss and the log-probabilities that they have: from conversations with
+        whole_rows: Continue whole rows instead of prompts, and keep their loss and log-probabilities: for conversations with
             sampled turns, after a tool's result.
         seed: Of the random numbers, a whole number from 0. None: the number of calls of `Engine.sample` so far. Each
             completion has its own numbers, by the number of its prompt's row and its own number.
-        batch_size: Most completions that are sampled together: more are faster per token and keep more keys and values.
-        token_budget: Most prompt tokens, shared ones counted once, whose keys and values are kept at a time. A single prompt
-            may have more.
+        batch_size: Maximum number of completions sampled together: more are faster per token and use more memory for keys and
+            values.
+        token_budget: Maximum number of prompt tokens, shared ones counted once, whose keys and values are kept at a time. A
+            single prompt may have more.
 
     Examples:
         >>> from espalier import SamplingParams

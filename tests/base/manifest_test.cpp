@@ -61,7 +61,7 @@ TEST(Manifest, AFlippedBitAnywhereIsNoticed) {
 TEST(Manifest, SaysWhatIsWrong) {
   const ScratchFolder folder;
   fill(folder);
-  EXPECT_NE(only_fault(folder, "step_8").find("that of \"step_7\""), std::string::npos);
+  EXPECT_NE(only_fault(folder, "step_8").find("belongs to \"step_7\""), std::string::npos);
   std::string zeroed(10'000, 'b');
   std::fill(zeroed.begin() + 4096, zeroed.begin() + 8192, '\0');
   write_text(folder / "b.safetensors", zeroed);

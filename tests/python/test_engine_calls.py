@@ -361,11 +361,11 @@ def test_a_save_that_fails_leaves_nothing(folder, tmp_path):
 @pytest.mark.parametrize("options, fault", [
     ({"learning_rat": 1}, "learning_rat: there is no such option; expected one of dtype, optimizer, learning_rate"),
     ({"steps": 3}, "steps: there is no such option"),
-    ({"learning_rate": -1}, "learning-rate.*received -1|learning-rate.*-1"),
-    ({"learning_rate": float("nan")}, "learning-rate"),
+    ({"learning_rate": -1}, "learning_rate.*received -1"),
+    ({"learning_rate": float("nan")}, "learning_rate"),
     ({"dtype": "float8"}, "dtype"),
     ({"strategy": "forest"}, "strategy"),
-    ({"memory_budget": "8"}, "memory-budget"),
+    ({"memory_budget": "8"}, "memory_budget"),
     ({"device": "tpu"}, "device"),
     ({"optimizer": ["adamw"]}, "optimizer: expected a number, a text or a boolean, received list"),
 ])  # fmt: skip
@@ -418,7 +418,7 @@ def test_numbers_that_are_not_finite_are_told_of(folder):
     assert engine.gradients() == {}
     before = engine.logprobs([[1, 2, 3]])[0]
     engine.forward_backward([[1, 2, 3]])
-    with pytest.raises(package.InputError, match="learning-rate: expected a number from 0 to 1e.06, received 10000000"):
+    with pytest.raises(package.InputError, match="learning_rate: expected a number from 0 to 1e.06, received 10000000"):
         engine.optim_step(1e7)
     assert np.array_equal(engine.logprobs([[1, 2, 3]])[0], before) and engine.optim_step(0)["step"] == 1
 

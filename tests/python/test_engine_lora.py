@@ -111,8 +111,8 @@ def test_checkpoints_of_other_adapters_change_nothing(folder, tmp_path, options,
 
 
 @pytest.mark.parametrize("options, fault", [
-    ({"lora_alpha": 8}, "--lora-alpha: expected --lora-rank beside it"),
-    ({"lora": LORA, "adapter": "nowhere"}, "--adapter nowhere: expected no --lora-rank beside it"),
+    ({"lora_alpha": 8}, "lora_alpha: requires lora_rank"),
+    ({"lora": LORA, "adapter": "nowhere"}, "adapter nowhere: cannot be combined with lora_rank"),
     ({"lora": LORA, "lora_targets": "query"}, "lora-targets: the model has no linear map `query`"),
 ])  # fmt: skip
 def test_adapters_that_cannot_be_trained(folder, options, fault):

@@ -4,6 +4,7 @@
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -559,4 +560,6 @@ def test_bundle(tmp_path):
         assert str(tmp_path) not in path.read_text() and "/usr/" not in path.read_text()
     asked = (REPOSITORY / "CMakeLists.txt").read_text() + (REPOSITORY / "tests/CMakeLists.txt").read_text()
     found = {line.split("find_package(")[1].split()[0].rstrip(")") for line in asked.splitlines() if "find_package(" in line}
+    libraries = (REPOSITORY / "cmake/EspalierLibraries.cmake").read_text()
+    found |= set(re.findall(r"^espalier_library\(\w+ (\w+)", libraries, re.MULTILINE))
     assert found - {"LibTorch", "benchmark"} == {package.name for package in gpu_bundle.PACKAGES}

@@ -271,7 +271,7 @@ def test_memory_and_work_are_those_of_adapters(espalier, tmp_path):
 REFUSED = {
     "rank 0": (("--lora-rank", 0), "--lora-rank"),
     "no such map": (("--lora-rank", 2, "--lora-targets", "q_proj,query"), "the model has no linear map `query`"),
-    "an empty name": (("--lora-rank", 2, "--lora-targets", "q_proj,,v_proj"), "expected names with commas"),
+    "an empty name": (("--lora-rank", 2, "--lora-targets", "q_proj,,v_proj"), "expected comma-separated names"),
     "the head": (("--lora-rank", 2, "--lora-targets", "lm_head"), "cannot have an adapter"),
     "alpha without a rank": (("--lora-alpha", 4), "--lora-alpha: requires --lora-rank"),
     "alpha 0": (("--lora-rank", 2, "--lora-alpha", 0), "--lora-alpha"),

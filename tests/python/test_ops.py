@@ -400,7 +400,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_missing_library_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("ESPALIER_OPS", str(tmp_path / "gone.so"))
-    with pytest.raises(ImportError, match=r"gone\.so, found none; build it"):
+    with pytest.raises(ImportError, match=r"gone\.so, found none; run pip install"):
         ops._library()
     (tmp_path / "gone.so").touch()
     assert ops._library() == tmp_path / "gone.so"

@@ -130,11 +130,11 @@ def test_sampling_by_params(folder):
     (lambda folder: package.Engine(folder, lora=package.LoraConfig(lora_alpha=8)),
      "lora: expected a LoraConfig with lora_rank or adapter, received one with neither"),
     (lambda folder: package.Engine(folder, config=package.EngineConfig(learning_rate=-1)),
-     "learning-rate: expected a number from 0 to 1e.06, received -1"),
+     "learning_rate: expected a number from 0 to 1e.06, received -1"),
     (lambda folder: package.Engine(folder, config=package.EngineConfig(memory_budget="8")),
-     "memory-budget: expected a size with its unit"),
+     "memory_budget: expected a size with its unit"),
     (lambda folder: engine_of(folder).sample([[1]], package.EngineConfig()), "params: expected SamplingParams, received"),
-    (lambda folder: engine_of(folder).sample([[1]], package.SamplingParams(top_p=2.0)), "top-p: expected a number from 0 to 1"),
+    (lambda folder: engine_of(folder).sample([[1]], package.SamplingParams(top_p=2.0)), "top_p: expected a number from 0 to 1"),
 ])  # fmt: skip
 def test_options_that_cannot_be_used(folder, call, fault):
     with pytest.raises(package.InputError, match=fault):

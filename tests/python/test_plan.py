@@ -153,7 +153,7 @@ def test_counts_of_one_are_singular(espalier, model, tmp_path):
     outputs.append(espalier("plan", *on_one, "--skip-bad-rows", "--no-calibration"))
     said = "\n".join(done.stdout + done.stderr for done in outputs) + (tmp_path / "run/plan.txt").read_text()
     for phrase in ("1 trajectory", "1 different trajectory in 1 tree", "1 micro-batch", "1 tree token,", "1 step of 1 trajectory",
-                   "below the 1 step of", "1 row, ", "1 bad row of 3", "1 of 2 trajectories has no loss_mask", "1 thread,"):
+                   "less than the 1 step of", "1 row, ", "1 bad row of 3", "1 of 2 trajectories has no loss_mask", "1 thread,"):
         assert phrase in said, phrase
     several = r"(?:\w+ )?(?:rows|tokens|trajectories|trees|micro-batches|steps|places|threads|trials|parameters)\b(?! has)"
     assert re.findall(rf"(?<![\d,.])1 {several}", said.replace("1 of ", "")) == []

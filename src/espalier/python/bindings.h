@@ -19,7 +19,7 @@ void check_signals();
 /// Iterates over an object that has a length and indices.
 nanobind::object iterator_of(nanobind::handle sequence);
 
-/// A call guard for long work: the GIL is released, and signals are looked at from time to time.
+/// A call guard for long work: releases the GIL and polls signals.
 struct Interruptible {
   nanobind::gil_scoped_release release;
   InterruptScope scope{check_signals};

@@ -158,7 +158,7 @@ void bind_forest_class(nb::module_& module) {
       .def_prop_ro("flat_tokens", &Forest::flat_tokens, "Tokens with repetition: all tokens of the rows.")
       .def("layout", &whole_layout, nb::call_guard<nb::gil_scoped_release>(),
            "The whole forest as one micro-batch: a Layout whose run k is node k.\n\n"
-           "Raises:\n    InputError: It has more tokens than an int32 counts.")
+           "Raises:\n    InputError: It has more tokens than an int32 can count.")
       .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, typing.Any]"),
            "How much the trajectories share, as a dict: trajectories, trees, nodes and leaves; tokens and "
            "visible\n"
@@ -199,7 +199,7 @@ void bind_layout_class(nb::module_& module) {
       .def_prop_ro("num_tokens", &Class::num_tokens, "T")
       .def_prop_ro("num_runs", &Class::num_runs, "Runs of all paths.")
       .def("path", &path, nb::arg("trajectory"),
-           "int64 [length]: the indices of the trajectory's tokens in this layout, from its root on.\n\n"
+           "int64 [length]: the indices of the trajectory's tokens in this layout, from its root.\n\n"
            "Args:\n    trajectory: Its number in the forest.\n\n"
            "Raises:\n    InputError: The trajectory is not in this layout.")
       .def(

@@ -216,8 +216,8 @@ std::string batch_text(const PlannedBatch& planned) {
                      count_of(context_tokens(planned.context()), "token", "tokens"));
 }
 
-// What pickles and copies are made of: the forest as an object of Python, so that several plans of one forest
-// keep one, and the rest as numbers.
+// The state of pickles and copies: the forest as a Python object, so that several plans of one forest share
+// it, and the rest as numbers.
 
 nb::tuple batch_state(const MicroBatch& batch) {
   std::vector<int64_t> runs, placements;
@@ -317,7 +317,7 @@ void bind_batch_class(nb::module_& module) {
           "is\n"
           "(ancestor, column_begin, column_end, row_begin, row_end, position): these columns of the "
           "ancestor's\n"
-          "layout are visible to these rows of this one's; the first column has this position on its path.",
+          "layout are visible to these rows of this layout; the first column has this position on its path.",
           nb::for_getter(nb::sig("def context(self) -> numpy.typing.NDArray[numpy.int64]")))
       .def_prop_ro(
           "context_runs",
@@ -327,7 +327,7 @@ void bind_batch_class(nb::module_& module) {
       .def("layout", &layout, nb::call_guard<nb::gil_scoped_release>(),
            "The tokens that it encodes as a Layout, without its context. A path in it is the part of a "
            "trajectory\n"
-           "that lies in this micro-batch.")
+           "in this micro-batch.")
       .def("to_dict", &batch_dict, nb::sig("def to_dict(self) -> dict[str, typing.Any]"),
            "Its counts, trajectories and runs [begin, end, parent run] of forest tokens.")
       .def("__reduce__", &reduced_batch)

@@ -271,12 +271,12 @@ Trajectories of_columns(const nb::dict& columns) {
   return rows;
 }
 
-/// What stubs say of a property whose type C++ does not tell.
+/// The signature of a property in the stubs, where nanobind cannot derive it.
 auto typed(const char* signature) {
   return nb::for_getter(nb::sig(signature));
 }
 
-/// The columns, as of_columns takes them, and where the rows come from.
+/// The columns, in the form that of_columns reads, and the sources of the rows.
 nb::dict state(Rows self) {
   const Trajectories& rows = of(self);
   nb::dict columns;
@@ -353,16 +353,16 @@ void bind_class(nb::module_& module) {
       .def_prop_ro("reward", optional_of(&Class::reward), "float32 or float64 [R]",
                    typed("def reward(self) -> numpy.typing.NDArray[numpy.floating] | None"))
       .def_prop_ro("turn_rewards", &turn_rewards,
-                   "float32 or float64: one for each turn, row r has those of [turn_reward_offsets[r], "
+                   "float32 or float64: one per turn, row r has [turn_reward_offsets[r], "
                    "turn_reward_offsets[r + 1])",
                    typed("def turn_rewards(self) -> numpy.typing.NDArray[numpy.floating] | None"))
       .def_prop_ro("turn_reward_offsets", &turn_reward_offsets, "int64 [R + 1]",
                    typed("def turn_reward_offsets(self) -> numpy.typing.NDArray[numpy.int64] | None"))
       .def_prop_ro("ref_topk_ids", &ref_topk_ids,
-                   "int32 [N, K]: the reference model's most likely tokens in place of each, -1 where it has "
+                   "int32 [N, K]: the reference model's most likely tokens at each position, -1 where there are "
                    "none",
                    typed("def ref_topk_ids(self) -> numpy.typing.NDArray[numpy.int32] | None"))
-      .def_prop_ro("ref_topk_logprobs", &ref_topk_logprobs, "float32 or float64 [N, K], 0 where it has none",
+      .def_prop_ro("ref_topk_logprobs", &ref_topk_logprobs, "float32 or float64 [N, K], 0 where there are none",
                    typed("def ref_topk_logprobs(self) -> numpy.typing.NDArray[numpy.floating] | None"))
       .def_prop_ro("chosen", optional_of(&Class::chosen), "uint8 [R]",
                    typed("def chosen(self) -> numpy.typing.NDArray[numpy.uint8] | None"))
@@ -370,11 +370,11 @@ void bind_class(nb::module_& module) {
                    "uint8 [R] by name, for the columns that only some rows have; they hold 0 for the others",
                    typed("def present(self) -> dict[str, numpy.typing.NDArray[numpy.uint8]]"))
       .def_prop_ro("trajectory_id", texts_of(&Class::trajectory_id),
-                   "list of str [R], empty where a row has none",
+                   "list of str [R], empty for rows without one",
                    typed("def trajectory_id(self) -> list[str] | None"))
-      .def_prop_ro("group_id", texts_of(&Class::group_id), "list of str [R], empty where a row has none",
+      .def_prop_ro("group_id", texts_of(&Class::group_id), "list of str [R], empty for rows without one",
                    typed("def group_id(self) -> list[str] | None"))
-      .def_prop_ro("pair_id", texts_of(&Class::pair_id), "list of str [R], empty where a row has none",
+      .def_prop_ro("pair_id", texts_of(&Class::pair_id), "list of str [R], empty for rows without one",
                    typed("def pair_id(self) -> list[str] | None"))
       .def_prop_ro("routed_experts", &routes, "int32 [N, routes per token], -1 in rows without routes",
                    typed("def routed_experts(self) -> numpy.typing.NDArray[numpy.int32] | None"))
@@ -387,8 +387,7 @@ void bind_class(nb::module_& module) {
             return rows.name(r);
           },
           nb::arg("row"),
-          "What the row is called in messages: its trajectory_id, or its number.\n\nArgs:\n    row: Its "
-          "number.")
+          "The row's name in messages: its trajectory_id, or its number.\n\nArgs:\n    row: Its number.")
       .def("__len__", &Class::num_rows)
       .def("__getitem__", &row_dict, nb::arg("row"),
            nb::sig("def __getitem__(self, row: int, /) -> dict[str, typing.Any]"))
