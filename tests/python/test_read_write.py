@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 import espalier as package
 from conftest import seed_of
+from espalier.errors import python_names
 
 ROWS = [
     {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [None, -0.5, -0.25], "reward": 1.5, "group_id": "a",
