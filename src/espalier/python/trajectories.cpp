@@ -358,11 +358,13 @@ void bind_class(nb::module_& module) {
                    typed("def turn_rewards(self) -> numpy.typing.NDArray[numpy.floating] | None"))
       .def_prop_ro("turn_reward_offsets", &turn_reward_offsets, "int64 [R + 1]",
                    typed("def turn_reward_offsets(self) -> numpy.typing.NDArray[numpy.int64] | None"))
-      .def_prop_ro("ref_topk_ids", &ref_topk_ids,
-                   "int32 [N, K]: the reference model's most likely tokens at each position, -1 where there are "
-                   "none",
-                   typed("def ref_topk_ids(self) -> numpy.typing.NDArray[numpy.int32] | None"))
-      .def_prop_ro("ref_topk_logprobs", &ref_topk_logprobs, "float32 or float64 [N, K], 0 where there are none",
+      .def_prop_ro(
+          "ref_topk_ids", &ref_topk_ids,
+          "int32 [N, K]: the reference model's most likely tokens at each position, -1 where there are "
+          "none",
+          typed("def ref_topk_ids(self) -> numpy.typing.NDArray[numpy.int32] | None"))
+      .def_prop_ro("ref_topk_logprobs", &ref_topk_logprobs,
+                   "float32 or float64 [N, K], 0 where there are none",
                    typed("def ref_topk_logprobs(self) -> numpy.typing.NDArray[numpy.floating] | None"))
       .def_prop_ro("chosen", optional_of(&Class::chosen), "uint8 [R]",
                    typed("def chosen(self) -> numpy.typing.NDArray[numpy.uint8] | None"))
