@@ -147,11 +147,11 @@ TEST(Options, PresentValuesAreChecked) {
   settings.list.check();
   settings.part = 1;
   EXPECT_EQ(message_of<InputError>([&] { settings.list.check(); }),
-            "part: expected a number from 0 to below 1, received 1");
+            "--part: expected a number from 0 to below 1, received 1");
   settings.part = 0;
   settings.steps = -1;
   EXPECT_EQ(message_of<InputError>([&] { settings.list.check(); }),
-            "steps: expected a whole number of at least 0, received -1");
+            "--steps: expected a whole number of at least 0, received -1");
 }
 
 // What --help and config.toml show.

@@ -16,6 +16,19 @@ logging.set_verbosity_error()
 KINDS = [kind for kind in MODELS | WINDOWS_AND_ROPES if kind != "qwen3_5-composite"]
 
 
+class DeepSpeedEngine(torch.nn.Module):
+    """A stand-in for DeepSpeed's, which passes on what it does not have itself."""
+
+    __module__ = "deepspeed.runtime.engine"
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def __getattr__(self, name):
+        return super().__getattr__(name) if name == "module" else getattr(self.module, name)
+
+
 def make_model(kind, dtype=torch.float64, seed=1):
     """A model in training mode. Biases have values, which Transformers leaves at zero."""
     config = dict((MODELS | WINDOWS_AND_ROPES)[kind])

@@ -418,7 +418,7 @@ def test_numbers_that_are_not_finite_are_told_of(folder):
     assert engine.gradients() == {}
     before = engine.logprobs([[1, 2, 3]])[0]
     engine.forward_backward([[1, 2, 3]])
-    with pytest.raises(package.InputError, match="learning-rate: expected a number from 0 to 1e.06, received 10000000"):
+    with pytest.raises(package.InputError, match="learning_rate: expected a number from 0 to 1e.06, received 10000000"):
         engine.optim_step(1e7)
     assert np.array_equal(engine.logprobs([[1, 2, 3]])[0], before) and engine.optim_step(0)["step"] == 1
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from espalier.errors import Unsupported
 from espalier.hf import patch, unpatch
-from hf_models import branching_rows, make_model, packed, padded
+from hf_models import DeepSpeedEngine, branching_rows, make_model, packed, padded
 
 
 def calling(kind="qwen3", change=lambda model: None, **arguments):
@@ -110,17 +110,6 @@ def test_adapters_that_look_for_their_invocation(is_training):
 @pytest.mark.parametrize("is_training", [True, False])
 def test_models_of_deepspeed(is_training):
     """Its engine, and a model that it takes over after patching."""
-
-    class DeepSpeedEngine(torch.nn.Module):
-        __module__ = "deepspeed.runtime.engine"
-
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-        def __getattr__(self, name):
-            return super().__getattr__(name) if name == "module" else getattr(self.module, name)
-
     model = make_model("qwen3", torch.float32).train(is_training)
     with pytest.raises(Unsupported, match="DeepSpeed: expected a model whose gradients are those of PyTorch, received a Deep"):
         patch(DeepSpeedEngine(model))

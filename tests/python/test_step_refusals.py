@@ -12,7 +12,7 @@ import espalier
 from espalier.errors import InputError, Unsupported
 from espalier.hf import patch, unpatch
 from espalier.hf.float64 import InFloat64
-from hf_models import alone, branching_rows, make_model, worst_error
+from hf_models import DeepSpeedEngine, alone, branching_rows, make_model, worst_error
 
 ROWS = [[1, 2, 3], [1, 2]]
 
@@ -295,18 +295,6 @@ def with_prompt_tuning():
 
 
 def of_deepspeed():
-    class DeepSpeedEngine(torch.nn.Module):
-        """As DeepSpeed's, which hands on what it does not have itself."""
-
-        __module__ = "deepspeed.runtime.engine"
-
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-        def __getattr__(self, name):
-            return super().__getattr__(name) if name == "module" else getattr(self.module, name)
-
     return DeepSpeedEngine(make_model("qwen3", torch.float32))
 
 

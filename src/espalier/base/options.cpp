@@ -211,8 +211,8 @@ void Option::check() const {
   const nlohmann::ordered_json present = value();
   if (!present.is_number() || (kind_ != OptionKind::kWhole && kind_ != OptionKind::kReal)) return;
   const auto number = present.get<double>();
-  ESPALIER_CHECK(is_in(number, traits_), "{}: expected {}, received {}", name_,
-                 expected(traits_, kind_ == OptionKind::kWhole, number), number);
+  ESPALIER_CHECK(is_in(number, traits_), "{}{}: expected {}, received {}", text_.names.empty() ? "" : "--",
+                 name_, expected(traits_, kind_ == OptionKind::kWhole, number), number);
 }
 
 template <class Target>
