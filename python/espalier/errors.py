@@ -5,7 +5,7 @@ import re
 
 # A command in back-ticks, which is left as it is, or a flag, with its value where it is one of a few names.
 _FLAG = re.compile(r"(?P<command>`[a-z]+ [^`]*`)|(?<![\w-])--(?P<name>[a-z][a-z-]*[a-z])"
-                   r"(?: (?P<value>auto|partition|tree-packing|sequence-packing|none|layer|piece|rows|groups|linear|cosine)"
+                   r"(?: (?P<value>auto|partition|tree-packing|sequence-packing|none|layer|piece|rows|groups|group|linear|cosine)"
                    r"\b)?")  # fmt: skip
 
 

@@ -245,7 +245,7 @@ TEST(Mix, FaultsNameTheSource) {
             "mix: expected distinct source names, received `a` twice");
   EXPECT_NE(message({{.name = "a/b"}}).find("expected names of letters"), std::string::npos);
   EXPECT_EQ(message({{.name = "a", .objective = {.clip_low = 2}}}),
-            "source a: clip-low: expected a number from 0 to 1, received 2");
+            "source a: --clip-low: expected a number from 0 to 1, received 2");
   TrajectoriesBuilder builder;
   builder.append({.input_ids = {1, 2}, .trajectory_id = std::string("t")});
   const Trajectories rows = builder.finish();

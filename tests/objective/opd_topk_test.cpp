@@ -155,7 +155,7 @@ TEST(OpdTopk, TokensWithoutTheTeachersAreNamed) {
   EXPECT_NO_THROW(Loss(trajectories, options));
   EXPECT_EQ(message_of<InputError>(
                 [&] { check_objective_options({.kind = ObjectiveKind::kSft, .ref_topk = RefTopk::kRest}); }),
-            "ref-topk: expected objective opd, received sft");
+            "--ref-topk: expected objective opd, received sft");
 }
 
 }  // namespace

@@ -205,7 +205,7 @@ TEST(LossTest, NamesTheRowThatLacksWhatTheObjectiveReads) {
 TEST(ObjectiveOptionsTest, ThatHaveNoEffectAreRefused) {
   const auto refused = [](const ObjectiveOptions& options, const std::string& flag) {
     const std::string message = message_of<InputError>([&] { check_objective_options(options); });
-    EXPECT_EQ(message.find(flag), 0u) << message;
+    EXPECT_EQ(message.find("--" + flag), 0u) << message;
   };
   refused({.kind = kSft, .kl_coef = 0.1}, "kl-coef");
   refused({.kind = kSft, .importance_weights = ImportanceWeights::kMask}, "importance-weights");

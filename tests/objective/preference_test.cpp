@@ -198,7 +198,7 @@ TEST(PairsTest, ChooseTheirNormalisers) {
       std::string::npos);
   ObjectiveOptions options = default_options(kDpo);
   options.beta = 0;
-  EXPECT_EQ(fault(options).find("beta"), 0u);
+  EXPECT_EQ(fault(options).find("--beta"), 0u);
 }
 
 }  // namespace

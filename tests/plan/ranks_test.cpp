@@ -221,7 +221,7 @@ TEST(Ranks, MoreRanksThanTrajectoriesLeaveSomeWithoutWork) {
 TEST(Ranks, RefusesLessThanOne) {
   EXPECT_EQ(
       message_of<InputError>([] { distribute(build_forest(make_rows({{1}}).view()), 0, small_model()); }),
-      "ranks: expected 1 to 1000000, received 0");
+      "--ranks: expected 1 to 1000000, received 0");
 }
 
 TEST(Ranks, TrajectoriesAloneAreEncodedWhole) {

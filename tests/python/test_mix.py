@@ -113,7 +113,7 @@ BAD = {
     "an unknown key": ({"clip": 1}, "source grpo: unknown key `clip`: expected name, data, weight or a flag of objectives"),
     "no data": ({"data": "none.jsonl"}, "source grpo: cannot open none.jsonl"),
     "missing fields": ({"objective": "dpo", "clip_high": None}, "source grpo: "),
-    "an option of another": ({"objective": "sft", "kl_coef": 0.1}, "source grpo: kl-coef: expected an objective"),
+    "an option of another": ({"objective": "sft", "kl_coef": 0.1}, "source grpo: --kl-coef: expected an objective"),
 }  # fmt: skip
 
 

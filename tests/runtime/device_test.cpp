@@ -24,7 +24,7 @@ TEST(Device, OtherWordsAreRefused) {
   for (const char* word : {"", "tpu", "CPU", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda: 1",
                            "cuda:300", "cuda:99999999999", "meta", "cuda0"}) {
     const std::string message = message_of<InputError>([&] { parse_device(word); });
-    EXPECT_EQ(message, fmt::format("device: expected cpu, cuda or cuda:N, received `{}`", word));
+    EXPECT_EQ(message, fmt::format("--device: expected cpu, cuda or cuda:N, received `{}`", word));
   }
 }
 

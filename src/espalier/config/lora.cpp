@@ -116,10 +116,10 @@ double lora_scale(const LoraOptions& options) {
 }
 
 void check_lora_options(const LoraOptions& options) {
-  ESPALIER_CHECK(options.rank >= 1, "lora-rank: expected a whole number of at least 1, received {}",
+  ESPALIER_CHECK(options.rank >= 1, "--lora-rank: expected a whole number of at least 1, received {}",
                  options.rank);
   ESPALIER_CHECK(options.alpha > 0 && std::isfinite(options.alpha),
-                 "lora-alpha: expected a finite number above 0, received {}", options.alpha);
+                 "--lora-alpha: expected a finite number above 0, received {}", options.alpha);
   ESPALIER_CHECK(!options.targets.empty(), "lora-targets: expected names of linear maps, received none");
 }
 

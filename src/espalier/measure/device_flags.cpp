@@ -26,7 +26,7 @@ void known_device(const std::string& name) {
   constexpr std::string_view kCuda = "cuda:";
   const bool known = name == kAutomaticDevice || name == "cpu" || name == "cuda" ||
                      (name.starts_with(kCuda) && is_index(std::string_view(name).substr(kCuda.size())));
-  ESPALIER_CHECK(known, "device: expected auto, cpu, cuda or cuda:N, received `{}`", name);
+  ESPALIER_CHECK(known, "--device: expected auto, cpu, cuda or cuda:N, received `{}`", name);
 }
 
 // Enough to try what more threads than cores do; a number that is a slip would start a million of them.

@@ -299,7 +299,7 @@ void parse_normalize(const std::string& text, ObjectiveOptions* options) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   ESPALIER_CHECK(!text.empty() && *end == '\0' && std::isfinite(value) && value > 0,
-                 "normalize: expected token, sequence, sequence-sum, group or a positive number, received "
+                 "--normalize: expected token, sequence, sequence-sum, group or a positive number, received "
                  "`{}`",
                  text);
   options->normalize = Normalize::kConstant;
@@ -319,10 +319,10 @@ void check_ranges(const ObjectiveOptions& options) {
   add_objective_options(&copy, &list);
   list.check();
   ESPALIER_CHECK(options.normalize_constant > 0 && std::isfinite(options.normalize_constant),
-                 "normalize: expected a finite number above 0, received {}", options.normalize_constant);
+                 "--normalize: expected a finite number above 0, received {}", options.normalize_constant);
   ESPALIER_CHECK(options.dual_clip == 0 ||
                      (options.dual_clip > 1 + options.clip_high && std::isfinite(options.dual_clip)),
-                 "dual-clip: expected 0 (off) or a finite number above 1 + clip-high, {}, received {}",
+                 "--dual-clip: expected 0 (off) or a finite number above 1 + --clip-high, {}, received {}",
                  1 + options.clip_high, options.dual_clip);
 }
 
@@ -334,23 +334,23 @@ void check_objective_options(const ObjectiveOptions& options) {
   const bool clips = options.kind == ObjectiveKind::kPpo || options.kind == ObjectiveKind::kGrpo ||
                      options.kind == ObjectiveKind::kDrGrpo || options.kind == ObjectiveKind::kDapo;
   ESPALIER_CHECK(options.dual_clip == 0 || clips,
-                 "dual-clip: expected one of the objectives ppo, grpo, dr_grpo and dapo, received {}", name);
+                 "--dual-clip: expected one of the objectives ppo, grpo, dr_grpo and dapo, received {}", name);
   ESPALIER_CHECK(options.ref_topk == RefTopk::kNone || options.kind == ObjectiveKind::kOpd,
-                 "ref-topk: expected objective opd, received {}", name);
+                 "--ref-topk: expected objective opd, received {}", name);
   const bool is_policy = is_policy_gradient(options.kind);
   ESPALIER_CHECK(is_policy || options.kl_coef == 0,
-                 "kl-coef: expected an objective with advantages, received {}", name);
+                 "--kl-coef: expected an objective with advantages, received {}", name);
   ESPALIER_CHECK(is_policy || options.importance_weights == ImportanceWeights::kNone,
-                 "importance-weights: expected an objective with advantages, received {}", name);
+                 "--importance-weights: expected an objective with advantages, received {}", name);
   ESPALIER_CHECK(!is_policy || is_group_baseline(options.baseline) || !options.scale_rewards,
-                 "scale-rewards group: expected baseline mean or leave-one-out, received {}",
+                 "--scale-rewards group: expected --baseline mean or leave-one-out, received {}",
                  word_of(kBaselines, options.baseline));
   if (!is_preference(options.kind)) return;
   ESPALIER_CHECK(options.normalize == Normalize::kSequenceSum || options.normalize == Normalize::kConstant,
-                 "normalize: objective {} expects sequence-sum or a number, received {}", name,
+                 "--normalize: objective {} expects sequence-sum or a number, received {}", name,
                  normalize_text(options));
   ESPALIER_CHECK(options.shared_targets == SharedTargets::kSum,
-                 "shared-targets: objective {} expects sum, received {}: it compares whole trajectories",
+                 "--shared-targets: objective {} expects sum, received {}: it compares whole trajectories",
                  name, word_of(kSharedTargets, options.shared_targets));
 }
 

@@ -327,7 +327,7 @@ RankPlan rank_plan(const Forest& forest, const LeafPrices& leaves, const std::ve
 }
 
 void check_ranks(int64_t num_ranks) {
-  ESPALIER_CHECK(num_ranks >= 1 && num_ranks <= kMostRanks, "ranks: expected 1 to {}, received {}",
+  ESPALIER_CHECK(num_ranks >= 1 && num_ranks <= kMostRanks, "--ranks: expected 1 to {}, received {}",
                  kMostRanks, num_ranks);
 }
 

@@ -95,7 +95,7 @@ at::Device parse_device(const std::string& name) {
     if (error != std::errc() || last != end) index = -1;
   }
   ESPALIER_CHECK(index >= 0 && index <= std::numeric_limits<c10::DeviceIndex>::max(),
-                 "device: expected cpu, cuda or cuda:N, received `{}`", name);
+                 "--device: expected cpu, cuda or cuda:N, received `{}`", name);
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 

@@ -37,7 +37,7 @@ void check_options(const Decoder& decoder, const Trajectories& prompts, const Sa
   from_one("token-budget", options.token_budget);
   for (const int32_t id : options.stop_ids) {
     ESPALIER_CHECK(0 <= id && id < decoder.vocab_size(),
-                   "stop-id: expected ids below the vocabulary size {}, received {}", decoder.vocab_size(),
+                   "--stop-id: expected ids below the vocabulary size {}, received {}", decoder.vocab_size(),
                    id);
   }
   const int64_t most = decoder.config().max_position_embeddings;

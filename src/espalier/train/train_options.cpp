@@ -101,13 +101,13 @@ void check_train_options(const TrainOptions& options) {
   add_profile_step(&copy, &list);
   list.check();
   ESPALIER_CHECK(!options.lora || options.adapter.empty(),
-                 "adapter: expected no lora-rank beside it, which is that of the adapter, received {}",
+                 "--adapter: expected no --lora-rank beside it, which is that of the adapter, received {}",
                  options.lora->rank);
   if (options.lora) check_lora_options(*options.lora);
   // Each step multiplies weights by 1 - rate * weight_decay; below -1 they would diverge.
   const double rate = options.learning_rate;
   ESPALIER_CHECK(rate * options.optimizer.weight_decay <= 1,
-                 "weight-decay: expected at most 1 / learning-rate, {:g}, received {}", 1 / rate,
+                 "--weight-decay: expected at most 1 / --learning-rate, {:g}, received {}", 1 / rate,
                  options.optimizer.weight_decay);
   check_objective_options(options.objective);
   if (!options.mix.empty()) check_mix(options.mix);

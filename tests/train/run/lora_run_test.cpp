@@ -149,7 +149,7 @@ TEST_F(LoraRunTest, RefusesToGoOnAsAnotherRun) {
 TEST_F(LoraRunTest, RefusesTwoAdaptersAndBadOptions) {
   TrainOptions run = lora_options("run");
   run.adapter = folder_ / "adapter";
-  EXPECT_NE(refusal(run).find("expected no lora-rank beside it"), std::string::npos) << refusal(run);
+  EXPECT_NE(refusal(run).find("expected no --lora-rank beside it"), std::string::npos) << refusal(run);
   run.adapter.clear();
   run.lora->rank = 0;
   EXPECT_NE(refusal(run).find("lora-rank: expected a whole number of at least 1"), std::string::npos);

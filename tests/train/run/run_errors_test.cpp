@@ -145,7 +145,7 @@ TEST_F(RunErrors, OptionsOutOfRangeAreRefused) {
     TrainOptions bad = good;
     change(&bad);
     const std::string message = message_of<InputError>([&] { train(training_rows(), bad, {}); });
-    EXPECT_TRUE(message.starts_with(fmt::format("{}: expected", name))) << message;
+    EXPECT_TRUE(message.starts_with(fmt::format("--{}: expected", name))) << message;
     EXPECT_FALSE(fs::exists(bad.out)) << name;
   };
   for (const double value : {kNan, kInf, -kInf, -1.0, 1e38}) {

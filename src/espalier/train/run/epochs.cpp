@@ -140,7 +140,7 @@ int64_t total_steps(const Trajectories& trajectories, const TrainOptions& option
   if (options.steps > 0) return options.steps;
   const int64_t per_epoch = steps_per_epoch(trajectories, options);
   ESPALIER_CHECK(options.epochs <= kMostSteps / per_epoch,
-                 "epochs: {} epochs of {} steps are more than {} steps", options.epochs, per_epoch,
+                 "--epochs: {} epochs of {} steps are more than {} steps", options.epochs, per_epoch,
                  kMostSteps);
   return options.epochs * per_epoch;
 }

@@ -19,7 +19,7 @@ auto on_held_out(const Make& make) {
   try {
     return make();
   } catch (const InputError& error) {
-    throw InputError(fmt::format("eval-data: {}", error.what()));
+    throw InputError(fmt::format("--eval-data: {}", error.what()));
   }
 }
 

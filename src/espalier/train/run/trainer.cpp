@@ -32,7 +32,7 @@ int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) 
   if (options.profiler == nullptr) return 0;
   if (options.profile_step == 0) return std::min(first + 2, last);
   ESPALIER_CHECK(first < options.profile_step && options.profile_step <= last,
-                 "profile-step: expected one of the steps {} to {}, which this run takes, received {}",
+                 "--profile-step: expected one of the steps {} to {}, which this run takes, received {}",
                  first + 1, last, options.profile_step);
   return options.profile_step;
 }
