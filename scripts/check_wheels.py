@@ -20,9 +20,10 @@ CHATS = [{"messages": [{"role": "user", "content": "two and two?"}, {"role": "as
 PATCH = """
 import torch, transformers, espalier
 model = transformers.AutoModelForCausalLM.from_pretrained("model")
-espalier.hf.patch(model)
 ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])
-optimizer = torch.optim.SGD(model.parameters(), lr=1)
+plain = model(input_ids=ids, labels=ids).loss.item()
+espalier.hf.patch(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 losses = []
 for _ in range(2):
     loss = model(input_ids=ids, labels=ids).loss
@@ -30,7 +31,7 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.item())
-assert losses[1] < losses[0], losses
+assert abs(losses[0] - plain) < 1e-4 and losses[1] < losses[0], (plain, losses)
 print("hf.patch: loss", losses)
 """
 ENGINE = """

@@ -14,6 +14,12 @@ class Forest:
     """
     The prefix trees of a set of trajectories, in preorder: the tokens of a node are contiguous, and its
     descendants follow it directly. `espalier.build` creates it. Arrays are read-only views.
+
+    Examples:
+        >>> import espalier
+        >>> forest = espalier.build([[1, 2, 3, 4], [1, 2, 5]])
+        >>> forest.tokens.tolist(), forest.parent.tolist()
+        ([1, 2, 3, 4, 5], [-1, 0, 0])
     """
 
     @property
@@ -90,6 +96,14 @@ class Layout:
     The T tokens of one micro-batch in preorder, and their visibility: token j sees token i if
     i <= j < subtree_end[i]. A run is a range of consecutive tokens of one root path; its descendants
     follow it directly. Arrays are read-only views.
+
+    Examples:
+        >>> import espalier
+        >>> layout = espalier.build([[1, 2, 3, 4], [1, 2, 5]]).layout()
+        >>> layout.subtree_end.tolist()
+        [5, 5, 4, 4, 5]
+        >>> layout.path(1).tolist()
+        [0, 1, 4]
     """
 
     @property
@@ -178,6 +192,12 @@ class Trajectories:
     Rows of token ids with loss mask, log-probabilities, advantages and so on, in columns. Per-token columns
     are aligned: row r has entries [offsets[r], offsets[r + 1]). Columns are read-only views, for packed files of
     the mapped file; columns that no row has are None. Index r returns a copy of the row as a dict.
+
+    Examples:
+        >>> import espalier
+        >>> rows = espalier.trajectories([{"input_ids": [1, 2, 3], "reward": 0.5}])
+        >>> rows.num_tokens, rows.reward.tolist(), rows.advantages
+        (3, [0.5], None)
     """
 
     @property
@@ -318,6 +338,13 @@ class Costs:
     """
     The cost of a model's forward and backward passes: FLOPs by its config.json, and seconds by
     built-in or measured rates.
+
+    Examples:
+        >>> import espalier, transformers
+        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48,
+        ...                                   num_attention_heads=4, num_key_value_heads=2)
+        >>> espalier.costs(config).model_type
+        'llama'
     """
 
     @property
@@ -339,6 +366,12 @@ class MicroBatch:
     """
     The unit of one forward and backward pass. Under partition it reads context: tokens of its ancestors,
     micro-batches that run before it.
+
+    Examples:
+        >>> import espalier
+        >>> root, rest = espalier.plan(espalier.build([[1, 2, 3, 4], [1, 2, 5]]), token_budget=4)
+        >>> rest.parent, rest.num_tokens, rest.context_tokens
+        (0, 4, 1)
     """
 
     @property
@@ -401,6 +434,12 @@ class MicroBatch:
 class Plan:
     """
     Micro-batches in the order of their forward passes. It has a length, and index m gives a MicroBatch.
+
+    Examples:
+        >>> import espalier
+        >>> plan = espalier.plan(espalier.build([[1, 2, 3, 4], [1, 2, 5]]), token_budget=4)
+        >>> plan.strategy, len(plan), plan[0].num_tokens
+        ('partition', 2, 1)
     """
 
     @property
@@ -471,7 +510,15 @@ def restored_plan(forest: Forest, state: dict) -> Plan:
     """Restores a pickled Plan."""
 
 class RankShare:
-    """The share of one rank: a forest of its trajectories."""
+    """
+    The share of one rank: a forest of its trajectories.
+
+    Examples:
+        >>> import espalier
+        >>> share = espalier.distribute(espalier.build([[1, 2, 3, 4], [1, 2, 5]]), ranks=2)[0]
+        >>> share.trajectories.size, share.tree_tokens
+        (1, 4)
+    """
 
     @property
     def trajectories(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
@@ -494,6 +541,12 @@ class RankShare:
 class Distribution:
     """
     The trajectories of each rank. It has a length, and index r gives the RankShare of rank r.
+
+    Examples:
+        >>> import espalier
+        >>> shares = espalier.distribute(espalier.build([[1, 2, 3, 4], [1, 2, 5]]), ranks=2)
+        >>> shares.split_trees, shares.repeated_tokens
+        (1, 2)
     """
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError
+from .errors import InputError, python_names
 from .native_engine import CHECK_COMMAND, native
 from .options import EngineConfig, LoraConfig, ObjectiveConfig, SamplingParams
 from .options_base import Options
@@ -425,7 +425,7 @@ def _rows(rows: Any, vocab_size: int) -> Trajectories:
 
 def _told(description: str) -> dict[str, tuple[Any, str]]:
     """Defaults and meanings by name, of a description of options as JSON."""
-    return {each["name"].replace("-", "_"): (each["default"], each["help"]) for each in json.loads(description)}
+    return {each["name"].replace("-", "_"): (each["default"], python_names(each["help"])) for each in json.loads(description)}
 
 
 def _given(name: str, options: Options | None, kind: type[Options]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def faults(name, value):
         yield f"{name}: argument {parameter}, which there is not"
     if returns and "Returns:" not in lines:
         yield f"{name}: not what it returns"
-    if not is_compiled(value) and (">>>" not in text or "Examples:" not in lines):
+    if (inspect.isclass(value) or not is_compiled(value)) and (">>>" not in text or "Examples:" not in lines):
         yield f"{name}: no example"
 
 

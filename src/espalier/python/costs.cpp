@@ -22,7 +22,8 @@ namespace nb = nanobind;
 namespace {
 
 Processor processor_of(const std::string& device) {
-  ESPALIER_CHECK(device == "cpu" || device == "cuda", "device: expected cpu or cuda, received `{}`", device);
+  ESPALIER_CHECK(device == "cpu" || device == "cuda", "--device: expected cpu or cuda, received `{}`",
+                 device);
   return device == "cpu" ? Processor::kCpu : Processor::kGpu;
 }
 
@@ -44,9 +45,16 @@ std::string costs_text(const ModelCosts& self) {
 }  // namespace
 
 void bind_costs(nb::module_& module) {
-  nb::class_<ModelCosts>(module, "Costs",
-                         "The cost of a model's forward and backward passes: FLOPs by its config.json, and "
-                         "seconds by\nbuilt-in or measured rates.")
+  nb::class_<ModelCosts>(
+      module, "Costs",
+      "The cost of a model's forward and backward passes: FLOPs by its config.json, and "
+      "seconds by\nbuilt-in or measured rates.\n\n"
+      "Examples:\n"
+      "    >>> import espalier, transformers\n"
+      "    >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48,\n"
+      "    ...                                   num_attention_heads=4, num_key_value_heads=2)\n"
+      "    >>> espalier.costs(config).model_type\n"
+      "    'llama'")
       .def_ro("model_type", &ModelCosts::model_type, "The family, as in config.json.")
       .def_prop_ro(
           "calibrated", [](const ModelCosts& self) { return self.time.calibrated; },

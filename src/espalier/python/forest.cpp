@@ -137,7 +137,12 @@ void bind_forest_class(nb::module_& module) {
   nb::class_<Forest>(
       module, "Forest",
       "The prefix trees of a set of trajectories, in preorder: the tokens of a node are contiguous, and its\n"
-      "descendants follow it directly. `espalier.build` creates it. Arrays are read-only views.")
+      "descendants follow it directly. `espalier.build` creates it. Arrays are read-only views.\n\n"
+      "Examples:\n"
+      "    >>> import espalier\n"
+      "    >>> forest = espalier.build([[1, 2, 3, 4], [1, 2, 5]])\n"
+      "    >>> forest.tokens.tolist(), forest.parent.tolist()\n"
+      "    ([1, 2, 3, 4, 5], [-1, 0, 0])")
       .def_prop_ro("tokens", view_of<Forest>(&Forest::tokens),
                    "int32 [tree_tokens]: every distinct token once")
       .def_prop_ro("node_begin", view_of<Forest>(&Forest::node_begin),
@@ -176,7 +181,14 @@ void bind_layout_class(nb::module_& module) {
       module, "Layout",
       "The T tokens of one micro-batch in preorder, and their visibility: token j sees token i if\n"
       "i <= j < subtree_end[i]. A run is a range of consecutive tokens of one root path; its descendants\n"
-      "follow it directly. Arrays are read-only views.")
+      "follow it directly. Arrays are read-only views.\n\n"
+      "Examples:\n"
+      "    >>> import espalier\n"
+      "    >>> layout = espalier.build([[1, 2, 3, 4], [1, 2, 5]]).layout()\n"
+      "    >>> layout.subtree_end.tolist()\n"
+      "    [5, 5, 4, 4, 5]\n"
+      "    >>> layout.path(1).tolist()\n"
+      "    [0, 1, 4]")
       .def_prop_ro("forest_token", view_of<Class>(&Layout::forest_token),
                    "int64 [T]: index into Forest.tokens")
       .def_prop_ro("input_ids", view_of<Class>(&Layout::input_ids), "int32 [T]: the tokens")

@@ -292,10 +292,16 @@ nb::tuple reduced_batch(const PlannedBatch& planned) {
 }
 
 void bind_batch_class(nb::module_& module) {
-  nb::class_<PlannedBatch>(module, "MicroBatch",
-                           "The unit of one forward and backward pass. Under partition it reads context: "
-                           "tokens of its ancestors,\n"
-                           "micro-batches that run before it.")
+  nb::class_<PlannedBatch>(
+      module, "MicroBatch",
+      "The unit of one forward and backward pass. Under partition it reads context: "
+      "tokens of its ancestors,\n"
+      "micro-batches that run before it.\n\n"
+      "Examples:\n"
+      "    >>> import espalier\n"
+      "    >>> root, rest = espalier.plan(espalier.build([[1, 2, 3, 4], [1, 2, 5]]), token_budget=4)\n"
+      "    >>> rest.parent, rest.num_tokens, rest.context_tokens\n"
+      "    (0, 4, 1)")
       .def_ro("index", &PlannedBatch::index, "Its index in the plan, the order of forward passes.")
       .def_prop_ro(
           "parent", [](const PlannedBatch& self) { return self.batch().parent; },
@@ -337,7 +343,13 @@ void bind_batch_class(nb::module_& module) {
 void bind_plan_class(nb::module_& module) {
   nb::class_<ForestPlan>(
       module, "Plan",
-      "Micro-batches in the order of their forward passes. It has a length, and index m gives a MicroBatch.")
+      "Micro-batches in the order of their forward passes. It has a length, and index m gives a "
+      "MicroBatch.\n\n"
+      "Examples:\n"
+      "    >>> import espalier\n"
+      "    >>> plan = espalier.plan(espalier.build([[1, 2, 3, 4], [1, 2, 5]]), token_budget=4)\n"
+      "    >>> plan.strategy, len(plan), plan[0].num_tokens\n"
+      "    ('partition', 2, 1)")
       .def_prop_ro(
           "strategy", [](const ForestPlan& self) { return to_string(self.plan.options.strategy); },
           "The strategy that was chosen: partition, tree-packing or sequence-packing.")

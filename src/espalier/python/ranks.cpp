@@ -36,16 +36,29 @@ const RankShare& share_at(const RankPlan& plan, int64_t rank) {
 }  // namespace
 
 void bind_ranks(nb::module_& module) {
-  nb::class_<RankShare>(module, "RankShare", "The share of one rank: a forest of its trajectories.")
+  nb::class_<RankShare>(
+      module, "RankShare",
+      "The share of one rank: a forest of its trajectories.\n\n"
+      "Examples:\n"
+      "    >>> import espalier\n"
+      "    >>> share = espalier.distribute(espalier.build([[1, 2, 3, 4], [1, 2, 5]]), ranks=2)[0]\n"
+      "    >>> share.trajectories.size, share.tree_tokens\n"
+      "    (1, 4)")
       .def_prop_ro("trajectories", view_of<RankShare>(&RankShare::trajectories),
                    "int64: trajectories of the whole forest, ascending; empty if the rank is idle.")
       .def_ro("seconds", &RankShare::seconds,
               "Predicted for forward and backward; without a model up to a common factor.")
       .def_ro("tree_tokens", &RankShare::tree_tokens, "Tokens of the rank's own forest.")
       .def("__repr__", &share_text);
-  nb::class_<RankPlan>(module, "Distribution",
-                       "The trajectories of each rank. It has a length, and index r gives the RankShare of "
-                       "rank r.")
+  nb::class_<RankPlan>(
+      module, "Distribution",
+      "The trajectories of each rank. It has a length, and index r gives the RankShare of "
+      "rank r.\n\n"
+      "Examples:\n"
+      "    >>> import espalier\n"
+      "    >>> shares = espalier.distribute(espalier.build([[1, 2, 3, 4], [1, 2, 5]]), ranks=2)\n"
+      "    >>> shares.split_trees, shares.repeated_tokens\n"
+      "    (1, 2)")
       .def_prop_ro("imbalance", &RankPlan::imbalance, "The slowest rank's seconds over the mean, less 1.")
       .def_prop_ro("seconds", &RankPlan::seconds, "Of the slowest rank.")
       .def_ro("least_seconds", &RankPlan::least_seconds, "A lower bound for every distribution.")

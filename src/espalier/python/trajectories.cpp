@@ -42,14 +42,14 @@ nb::object array(const RealColumn& column, nb::handle owner) {
 
 /// The getter of a property that is None if no row has the column.
 template <typename Values>
-auto optional_of(Optional<Values> Trajectories::* member) {
+auto optional_of(Optional<Values> Trajectories::*member) {
   return [member](Rows self) {
     const Optional<Values>& column = of(self).*member;
     return column.any() ? array(column.values, self) : nb::none();
   };
 }
 
-auto texts_of(std::vector<std::string> Trajectories::* member) {
+auto texts_of(std::vector<std::string> Trajectories::*member) {
   return [member](Rows self) { return (of(self).*member).empty() ? nb::none() : nb::cast(of(self).*member); };
 }
 
@@ -331,7 +331,12 @@ void bind_class(nb::module_& module) {
       "columns\n"
       "are aligned: row r has entries [offsets[r], offsets[r + 1]). Columns are read-only views, for packed "
       "files of\n"
-      "the mapped file; columns that no row has are None. Index r returns a copy of the row as a dict.")
+      "the mapped file; columns that no row has are None. Index r returns a copy of the row as a dict.\n\n"
+      "Examples:\n"
+      "    >>> import espalier\n"
+      "    >>> rows = espalier.trajectories([{\"input_ids\": [1, 2, 3], \"reward\": 0.5}])\n"
+      "    >>> rows.num_tokens, rows.reward.tolist(), rows.advantages\n"
+      "    (3, [0.5], None)")
       .def_prop_ro(
           "offsets", [](Rows self) { return array(of(self).offsets, self); }, "int64 [R + 1]",
           typed("def offsets(self) -> numpy.typing.NDArray[numpy.int64]"))
