@@ -25,7 +25,7 @@ def load_tokenizer(model):
             from transformers.utils import logging
         except ImportError as error:
             raise InputError(f"expected a Python with the package transformers, received {sys.executable}: {error}; "
-                             "set ESPALIER_PYTHON to another") from None
+                             "pip install 'espalier-train[prepare]', or set ESPALIER_PYTHON to another") from None
         logging.set_verbosity_error()
         return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     except InputError:

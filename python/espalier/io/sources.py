@@ -132,8 +132,6 @@ def _packed(path, tick):
 
         columns = load_file(path)
         offsets = columns.pop("offsets").tolist()
-    except ImportError:
-        raise InputError(f"{path}: expected the Python package safetensors for packed rows, received none") from None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path}: expected packed rows, received {type(error).__name__}: {clipped(str(error), 200)}") from None

@@ -69,10 +69,7 @@ def open_lines(path):
     if magic[:2] == b"\x1f\x8b":
         stream = gzip.GzipFile(fileobj=raw)
     elif _is_zstd(magic):
-        try:
-            stream = io.BufferedReader(_ZstdStream(raw), 1 << 18)
-        except ImportError:
-            raise InputError(f"{path}: expected the Python package zstandard for a zstd file, received none") from None
+        stream = io.BufferedReader(_ZstdStream(raw), 1 << 18)
     return stream, raw, lambda: raw.tell() / size
 
 
