@@ -20,8 +20,8 @@ void translate_errors() {
           const nb::object message =
               nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
           if (!message.is_valid()) return;  // which has set an error itself
-          const nb::object raised =
-              nb::steal(PyObject_CallOneArg(static_cast<PyObject*>(payload), message.ptr()));
+          const nb::object raised = nb::steal(
+              PyObject_CallFunctionObjArgs(static_cast<PyObject*>(payload), message.ptr(), nullptr));
           if (raised.is_valid()) PyErr_SetObject(raised.type().ptr(), raised.ptr());
         }
       },
