@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forests, layouts, plans and rows that are pickled, copied, and handed to processes that are spawned."""
+"""Forests, layouts, plans, distributions and rows that are pickled, copied, and handed to processes that are spawned."""
 
 import copy
 import multiprocessing
@@ -124,6 +124,18 @@ def test_trajectories(how, tmp_path):
         assert [twin.name(r) for r in range(len(twin))] == [given.name(r) for r in range(len(given))]
         for ours, theirs in zip([twin[r] for r in range(len(twin))], [given[r] for r in range(len(given))], strict=True):
             assert {n: np.asarray(v).tolist() for n, v in ours.items()} == {n: np.asarray(v).tolist() for n, v in theirs.items()}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_distributions(how):
+    forest = espalier.build(random_rows(9))
+    shares = espalier.distribute(forest, ranks=3)
+    twin, share = COPIES[how](shares), COPIES[how](shares[1])
+    assert repr(twin) == repr(shares) and (twin.imbalance, twin.seconds, twin.least_seconds, twin.repeated_tokens) == (
+        shares.imbalance, shares.seconds, shares.least_seconds, shares.repeated_tokens)
+    for ours, theirs in zip([*twin, share], [*shares, shares[1]], strict=True):
+        assert (ours.seconds, ours.tree_tokens) == (theirs.seconds, theirs.tree_tokens)
+        assert ours.trajectories.tolist() == theirs.trajectories.tolist()
 
 
 def test_copies_do_not_view_the_first():

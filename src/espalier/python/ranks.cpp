@@ -33,6 +33,31 @@ const RankShare& share_at(const RankPlan& plan, int64_t rank) {
   return plan.ranks[rank];
 }
 
+nb::tuple share_state(const RankShare& share) {
+  return nb::make_tuple(take(std::vector(share.trajectories)), share.seconds, share.tree_tokens);
+}
+
+RankShare restored_share(nb::handle state) {
+  return {.trajectories = vector_of<int64_t>(state[0]),
+          .seconds = nb::cast<double>(state[1]),
+          .tree_tokens = nb::cast<int64_t>(state[2])};
+}
+
+nb::tuple plan_state(const RankPlan& plan) {
+  nb::list shares;
+  for (const RankShare& share : plan.ranks) shares.append(share_state(share));
+  return nb::make_tuple(shares, plan.split_trees, plan.repeated_tokens, plan.least_seconds);
+}
+
+RankPlan restored_plan(const nb::tuple& state) {
+  RankPlan plan{.ranks = {},
+                .split_trees = nb::cast<int64_t>(state[1]),
+                .repeated_tokens = nb::cast<int64_t>(state[2]),
+                .least_seconds = nb::cast<double>(state[3])};
+  for (nb::handle share : nb::cast<nb::list>(state[0])) plan.ranks.push_back(restored_share(share));
+  return plan;
+}
+
 }  // namespace
 
 void bind_ranks(nb::module_& module) {
@@ -49,6 +74,9 @@ void bind_ranks(nb::module_& module) {
       .def_ro("seconds", &RankShare::seconds,
               "Predicted for forward and backward; without a model up to a common factor.")
       .def_ro("tree_tokens", &RankShare::tree_tokens, "Tokens of the rank's own forest.")
+      .def("__getstate__", &share_state)
+      .def("__setstate__",
+           [](RankShare& share, const nb::tuple& state) { new (&share) RankShare(restored_share(state)); })
       .def("__repr__", &share_text);
   nb::class_<RankPlan>(
       module, "Distribution",
@@ -69,6 +97,9 @@ void bind_ranks(nb::module_& module) {
       .def("__len__", [](const RankPlan& plan) { return plan.ranks.size(); })
       .def("__iter__", &iterator_of, nb::sig("def __iter__(self) -> collections.abc.Iterator[RankShare]"))
       .def("__getitem__", &share_at, nb::arg("rank"), nb::rv_policy::reference_internal)
+      .def("__getstate__", &plan_state)
+      .def("__setstate__",
+           [](RankPlan& plan, const nb::tuple& state) { new (&plan) RankPlan(restored_plan(state)); })
       .def("__repr__", &plan_text);
   module.def(
       "distribute",
