@@ -10,8 +10,11 @@
 
 namespace espalier::detail {
 
-/// The kinds of scoped values. LibTorch's own (c10::DebugInfoKind) are the first numbers.
-enum class Scope : uint8_t { kKernels = 0xe0, kUpcastWeights, kPreparedWeights };
+/// The kinds of scoped values.
+enum class Scope : uint8_t { kKernels, kUpcastWeights, kPreparedWeights };
+
+/// The kind in LibTorch's words, other than those of its own.
+c10::DebugInfoKind kind_of(Scope scope);
 
 /// Holds a value that operators find while this lives: in the thread that made it, and in all threads that
 /// run its backward passes, to which LibTorch hands on such values. Of several of one kind (Value::kScope)
@@ -19,11 +22,12 @@ enum class Scope : uint8_t { kKernels = 0xe0, kUpcastWeights, kPreparedWeights }
 template <class Value>
 class ScopedValue {
  public:
-  explicit ScopedValue(Value value = {}) : guard_(kKind, std::make_shared<Held>(std::move(value))) {}
+  explicit ScopedValue(Value value = {})
+      : guard_(kind_of(Value::kScope), std::make_shared<Held>(std::move(value))) {}
 
   /// The innermost value; null where there is none.
   static Value* find() {
-    auto* held = static_cast<Held*>(c10::ThreadLocalDebugInfo::get(kKind));
+    auto* held = static_cast<Held*>(c10::ThreadLocalDebugInfo::get(kind_of(Value::kScope)));
     return held == nullptr ? nullptr : &held->value;
   }
 
@@ -32,7 +36,6 @@ class ScopedValue {
     explicit Held(Value given) : value(std::move(given)) {}
     Value value;
   };
-  static constexpr auto kKind = static_cast<c10::DebugInfoKind>(Value::kScope);
 
   c10::DebugInfoGuard guard_;
 };
