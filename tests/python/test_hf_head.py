@@ -369,9 +369,12 @@ def test_the_first_batch_is_verified(edges):
     assert torch.isfinite(loss) and len(edges) == 1 and model.model._espalier.unchecked is None
 
 
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_trainer(checkpoints, tmp_path):
-    """Transformers' Trainer, with accumulation: losses, gradient norms, and what it evaluates."""
+@pytest.mark.parametrize("checkpoints, low_precision", [(False, False), (True, False), (False, True)])
+def test_trainer(checkpoints, low_precision, tmp_path, monkeypatch):
+    """Transformers' Trainer, with accumulation: losses, gradient norms, and what it evaluates. Logits [B, S, V] are computed in
+    evaluation alone, also where Accelerate converts outputs to float32."""
+    computed, real = [], Deferred.tensor
+    monkeypatch.setattr(Deferred, "tensor", lambda deferred: computed.append(torch.is_grad_enabled()) or real(deferred))
     rows = branching_rows()[:8]
     batch = padded(rows)
     data = [{name: value[number] for name, value in batch.items()} for number in range(8)]
@@ -379,7 +382,7 @@ def test_trainer(checkpoints, tmp_path):
     def log(change):
         settings = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2,
                                      max_steps=2, logging_steps=1, report_to=[], use_cpu=True, save_strategy="no", seed=5,
-                                     disable_tqdm=True, gradient_checkpointing=checkpoints, bf16=False,
+                                     disable_tqdm=True, gradient_checkpointing=checkpoints, bf16=low_precision,
                                      gradient_checkpointing_kwargs={"use_reentrant": False})  # fmt: skip
         shapes = []
         trainer = Trainer(change(make_model("qwen3", torch.float32)), settings, train_dataset=data, eval_dataset=data,
@@ -391,4 +394,5 @@ def test_trainer(checkpoints, tmp_path):
 
     shapes, theirs = log(lambda model: model)
     ours_shapes, ours = log(patch)
-    assert shapes == ours_shapes == [(8, 20, 61)] and ours == pytest.approx(theirs, rel=1e-4) and len(ours) == 5
+    assert shapes == ours_shapes == [(8, 20, 61)] and len(ours) == 5 and computed and not any(computed)
+    assert ours == pytest.approx(theirs, rel=3e-2 if low_precision else 1e-4)

@@ -72,9 +72,15 @@ def _class_of(cls: Any) -> Any:
 
     def get_attribute(output: Any, name: str) -> Any:
         value = cls.__getattribute__(output, name)
-        if name == "logits" and type(value) is Deferred:
+        if name == "logits" and type(value) is Deferred and "_is_being_made" not in output.__dict__:
             value = output["logits"] = value.tensor()
         return value
+
+    def post_init(output: Any) -> None:
+        """Some versions of Transformers look at all attributes here."""
+        object.__setattr__(output, "_is_being_made", True)
+        cls.__post_init__(output)
+        object.__delattr__(output, "_is_being_made")
 
     def get_item(output: Any, key: Any) -> Any:
         if isinstance(key, int):
@@ -94,7 +100,8 @@ def _class_of(cls: Any) -> Any:
         settle(output)
         return OrderedDict.values(output)
 
-    members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "get": get,
+    members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__,
+               "__post_init__": post_init, "get": get,
                "__getattribute__": get_attribute, "__getitem__": get_item, "items": items, "values": values,
                "__reduce__": lambda output: (cls, tuple(getattr(output, field.name) for field in fields(output)))}  # fmt: skip
     return type(cls.__name__, (cls,), members)

@@ -215,16 +215,19 @@ class _Call:
         if "output_router_logits" in inspect.signature(type(self.model).forward).parameters:
             inputs["output_router_logits"] = False
 
-        def compute() -> Tensor:
-            values = torch.cat([asked.values, asked.values.new_zeros(1, asked.values.shape[1])])
-            with (torch.set_grad_enabled(has_graph), torch.autocast(kind, dtype=dtype, enabled=is_cast),
-                  asking(Given(self.backbone, values, asked.output_class))):  # fmt: skip
-                logits = self.stock(**inputs).logits[0]
-                return _of_rows(logits, asked.index, self.shape)
+        values, index, output_class, backbone, stock, shape = (
+            asked.values, asked.index, asked.output_class, self.backbone, self.stock, self.shape)  # fmt: skip
 
-        weight = self.model.get_output_embeddings().weight
-        expected = dtype if is_cast else torch.float32 if self.model.config.model_type == "mamba2" else weight.dtype
-        return Deferred(compute, torch.Size([*self.shape, self.model.config.vocab_size]), expected, asked.values.device)
+        def compute() -> Tensor:
+            with torch.set_grad_enabled(has_graph), torch.autocast(kind, dtype=dtype, enabled=is_cast):
+                hidden = torch.cat([values, values.new_zeros(1, values.shape[1])])
+                with asking(Given(backbone, hidden, output_class)):
+                    return _of_rows(stock(**inputs).logits[0], index, shape)
+
+        config, weight = self.model.config, self.model.get_output_embeddings().weight
+        of_head = weight.dtype if weight.is_floating_point() else values.dtype
+        expected = torch.float32 if config.model_type == "mamba2" else dtype if is_cast else of_head
+        return Deferred(compute, torch.Size([*shape, config.vocab_size]), expected, values.device)
 
 
 def _kept(shape: torch.Size, keep: Any) -> NDArray[np.int64]:
@@ -293,9 +296,9 @@ def plain_head(model: Any, device: torch.device) -> PlainHead | None:
     hooks = (*linear._forward_hooks.values(), *linear._forward_pre_hooks.values())  # of FSDP2, which gathers the weights there
     if "forward" in linear.__dict__ or hooks or type(linear.weight) not in (Tensor, nn.Parameter):
         return None
-    (weight,) = as_autocast(linear.weight)
-    is_served = weight.dtype in (torch.float64, torch.float32, torch.bfloat16) and weight.device.type == device.type
-    if not is_served or len(weight) != config.vocab_size:
+    (sample,) = as_autocast(linear.weight[:0])
+    is_served = sample.dtype in (torch.float64, torch.float32, torch.bfloat16) and sample.device.type == device.type
+    if not is_served or len(linear.weight) != config.vocab_size:
         return None
     scale = 1 / config.logits_scaling if config.model_type in DIVIDED else 1.0
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::edge_logprobs", device.type.upper())
