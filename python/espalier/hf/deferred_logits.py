@@ -54,6 +54,7 @@ def _computed(value: Any) -> Any:
     return value.tensor() if type(value) is Deferred else value
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def with_deferred(output: Any, **changed: Any) -> Any:
     """A ModelOutput as `output` with some fields changed. Logits that are a Deferred are computed when they are read; to those
     who go through items and values in training, as wrappers do, it is given as it is."""

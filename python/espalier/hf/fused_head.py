@@ -53,6 +53,7 @@ def forward(backbone: Any, forest_of: Callable[[Mapping[str, Any]], Any], fused:
     return _of_rows(output, pairs, batch.get("num_items_in_batch"), _aux_loss_coef(backbone))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _targets(batch: Mapping[str, Any]) -> NDArray[np.int64] | None:
     """The labels of predictions, [B, S - 1], or [B, S] where they are given as such; None where they do not fit."""
     input_ids, labels, shifted = (batch.get(name) for name in ("input_ids", "labels", "shift_labels"))
@@ -82,6 +83,7 @@ class _Pairs:
         self.index[places] = found.reshape(-1)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _of_rows(output: Any, pairs: _Pairs, number: Any, aux_loss_coef: float) -> Any:
     """The output for the rows of a batch, of that for pairs."""
     mask = torch.from_numpy(pairs.index != len(pairs.tokens)).view(pairs.shape).to(output.label_mask.device)

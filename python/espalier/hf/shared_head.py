@@ -117,6 +117,7 @@ def forward(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: An
     return stock(*args, **kwargs) if output is None else output
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _may_share(model: Any, backbone: Any) -> bool:
     """Whether nobody looks at what goes from the backbone to the head, or changes it, but FSDP2, which does not mind."""
     head = model.get_output_embeddings()
@@ -131,6 +132,7 @@ def _has_hooks(module: Any) -> bool:
     return any(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _named(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments that are not None by their names; None where they do not fit, as the model itself will say."""
     try:
@@ -184,6 +186,7 @@ class _Call:
         output = with_deferred(output, loss=loss, logits=None if self._skips_logits() else self._deferred(asked))
         return output if self.returns_dict else output.to_tuple()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _targets(self) -> NDArray[np.int64] | None:
         """[B * S]: the label of the prediction at each place, where the loss is that of Transformers; else None."""
         is_known = (self.model.loss_function is loss_utils.ForCausalLMLoss
@@ -199,6 +202,7 @@ class _Call:
             return None
         return nn.functional.pad(labels.detach().cpu().long(), (0, 1), value=ignored)[..., 1:].numpy().reshape(-1)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _loss(self, logprobs: Tensor, edges: "Edges", num_labels: int) -> Tensor:
         total = -(logprobs * edges.counts.to(logprobs.dtype)).sum()
         number = self.batch.get("num_items_in_batch", num_labels)
@@ -207,6 +211,7 @@ class _Call:
     def _skips_logits(self) -> bool:
         return bool(self.skips and self.model.training)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _deferred(self, asked: Asked) -> Deferred:
         """The logits of all places, as the model computes them."""
         kind = asked.values.device.type
@@ -222,7 +227,8 @@ class _Call:
             with torch.set_grad_enabled(has_graph), torch.autocast(kind, dtype=dtype, enabled=is_cast):
                 hidden = torch.cat([values, values.new_zeros(1, values.shape[1])])
                 with asking(Given(backbone, hidden, output_class)):
-                    return _of_rows(stock(**inputs).logits[0], index, shape)
+                    logits: Tensor = _of_rows(stock(**inputs).logits[0], index, shape)
+                    return logits
 
         config, weight = self.model.config, self.model.get_output_embeddings().weight
         of_head = weight.dtype if weight.is_floating_point() else values.dtype
@@ -230,6 +236,7 @@ class _Call:
         return Deferred(compute, torch.Size([*shape, config.vocab_size]), expected, values.device)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _kept(shape: torch.Size, keep: Any) -> NDArray[np.int64]:
     """The places of a batch [B, S] whose logits are wanted, in the shape of the logits without the vocabulary."""
     places = torch.arange(shape.numel()).view(*shape, 1)
@@ -243,6 +250,7 @@ def slice_of(values: Tensor, keep: Any) -> Tensor:
     return values[:, slice(-keep, None) if isinstance(keep, int) else keep, :]
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _of_rows(values: Tensor, found: NDArray[np.int64], shape: Any) -> Tensor:
     """values [P, V] at each of the places, [*shape, V]."""
     if not np.array_equal(found, np.arange(len(values))):
@@ -261,17 +269,20 @@ class Edges:
     counts: Tensor
 
     @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def of(rows: NDArray[np.int64], targets: NDArray[np.int64], device: torch.device) -> "Edges":
         size = int(targets.max()) + 1
         pairs, counts = np.unique(rows * size + targets, return_counts=True)
         row, target = np.divmod(pairs, size)
         return Edges(*(torch.from_numpy(each).to(device) for each in (row, target, counts)))
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def of_logits(self, logits: Tensor) -> Tensor:
         """Log-probabilities [E] by logits [P, V]."""
         logits = logits.float()
         return logits[self.row, self.target] - torch.logsumexp(logits, -1)[self.row]
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def of_hidden(self, hidden: Tensor, head: "PlainHead") -> Tensor:
         """Log-probabilities [E] by hidden states [P, H], without logits."""
         linear = head.linear
@@ -288,6 +299,7 @@ class PlainHead:
     scale: float
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def plain_head(model: Any, device: torch.device) -> PlainHead | None:
     """The head of `model` where espalier.ops can compute its log-probabilities without logits on `device`; else None."""
     config, linear = model.base_model.config, _active(model.get_output_embeddings())
