@@ -8,10 +8,13 @@ length and without logits that no loss needs (bench/transformers_step.py). Patch
 Figures are medians, speed-ups medians of each round's ratio. Each side has run before: unpatched to find its batch size, the others
 one step. Losses must agree, or the command fails.
 
-Data sets: random trees at cached-token ratios (1: unrelated chains), loss on the last part of every trajectory. A patched
-model shares its layers; head and loss are the caller's and run for every row. So the bound is FLOPs(flat) / FLOPs(tree with
-the head for every row). The goal is a speed-up of 0.9 of it, and of 0.97 where nothing is shared. Beside it stands the bound of
-an engine that shares the head too, as `espalier train` does.
+Data sets: random trees at cached-token ratios (1: unrelated chains), loss on the last part of every trajectory, and files. A patched
+model is given labels, and shares its layers, head and loss. So the bound is FLOPs(flat) / FLOPs(tree). The goal is a speed-up of 0.9 of
+it, and of 0.97 where nothing is shared. With `--head rows` the head and the loss are the caller's and run for every row, with a bound
+of their own.
+
+In the same rounds espalier.Step runs the same rows as one micro-batch: a step with labels may take at most 1.15 times as long. Then
+each of the two runs once more in a process of its own, where its memory may grow at most 1.2 times as much in the step.
 
 With `--layers compiled` the model's layers run through torch.compile (dynamic sizes) on both sides. With `--trl` a third side runs
 in the same rounds: the tree packing of TRL's AsyncGRPO on the same model (bench/trl_tree_packing.py).
@@ -24,6 +27,7 @@ import itertools
 import json
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +37,7 @@ import torch
 
 from commit import commit
 from compare_transformers import (
+    DataSet,
     Failure,
     check_agreement,
     cpu_name,
@@ -43,6 +48,7 @@ from compare_transformers import (
     say,
     trajectories_of,
 )
+import espalier as package
 from espalier import hf
 from transformers_step import TransformersSide, make_batches, reuse_freed_memory
 from trl_tree_packing import TreePackingSide
@@ -52,32 +58,102 @@ BATCH_SIZES = [1, 2, 4, 8]
 
 
 class PatchedSide:
-    """The model of a TransformersSide, patched for as long as a step takes."""
+    """The model of a TransformersSide, patched for as long as a step takes. head: "shared" gives it labels, "rows" takes its
+    hidden states for a head of every row."""
 
-    def __init__(self, side, trajectories):
-        self.side = side
+    def __init__(self, side, trajectories, head="shared"):
+        self.side, self.head = side, head
         (batch,) = make_batches(trajectories, len(trajectories))
         lengths = sorted((_length(each) for each in trajectories if any(each.weights[1:])), reverse=True)
         places = torch.arange(batch.input_ids.shape[1])
         self.batch = batch
         self.mask = (places < torch.tensor(lengths)[:, None]).long()
+        self.labelled = labelled_batch(trajectories)
 
     def step(self):
-        model, batch = self.side.model, self.batch
+        model = self.side.model
         hf.patch(model)
         model.zero_grad(set_to_none=True)
         begin = time.monotonic()
+        loss = self._loss(model) if self.head == "shared" else self._loss_of_rows(model)
+        loss.backward()
+        seconds = time.monotonic() - begin
+        hf.unpatch(model)
+        return seconds, loss.item()
+
+    def _loss(self, model):
+        return model(**self.labelled, num_items_in_batch=(self.labelled["labels"][:, 1:] != -100).sum()).loss
+
+    def _loss_of_rows(self, model):
+        batch = self.batch
         hidden = model.base_model(input_ids=batch.input_ids, attention_mask=self.mask).last_hidden_state
         hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.rows)
         logits = model.get_output_embeddings()(hidden).float()
         losses = torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
-        loss = (losses * batch.weights).sum()
-        loss.backward()
+        return (losses * batch.weights).sum()
+
+
+class StepSide:
+    """espalier.Step on the model of a TransformersSide, with the forest as one micro-batch."""
+
+    def __init__(self, side, trajectories):
+        self.side = side
+        rows, self.loss_mask = cut_rows(trajectories)
+        forest = package.build(rows)
+        self.plan = package.plan(forest, token_budget=forest.tree_tokens, strategy="tree-packing")
+
+    def step(self):
+        model = self.side.model
+        model.zero_grad(set_to_none=True)
+        begin = time.monotonic()
+        step, total = package.Step(model, self.plan, loss_mask=self.loss_mask), 0.0
+        for batch in step:
+            loss = -step.logprobs(batch).sum() / step.num_terms
+            step.backward(loss)
+            total += loss.item()
         seconds = time.monotonic() - begin
-        loss = loss.item()
-        del hidden, logits, losses
         hf.unpatch(model)
-        return seconds, loss
+        return seconds, total
+
+
+def grown_memory(which, folder, dtype, path):
+    """By how many MiB a process grows at most in its first step of a side."""
+    command = [sys.executable, __file__, "--grow", which, str(folder), dtype, str(path)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def grow(which, folder, dtype, path):
+    """What such a process does."""
+
+    def status(name):
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+        return int(line.split()[1]) / 1024
+
+    side, trajectories = TransformersSide(folder, dtype), trajectories_of(path)
+    runner = PatchedSide(side, trajectories) if which == "patched" else StepSide(side, trajectories)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = status("VmRSS")
+    runner.step()
+    print(status("VmHWM") - before)
+
+
+def cut_rows(trajectories):
+    """(token ids, weights) of rows up to their last tokens with loss."""
+    kept = [each for each in trajectories if any(each.weights[1:])]
+    return [each.ids[: _length(each) + 1] for each in kept], [each.weights[: _length(each) + 1] for each in kept]
+
+
+def labelled_batch(trajectories):
+    """The same rows as a trainer gives them to a model."""
+    rows, weights = cut_rows(trajectories)
+    if {weight for each in weights for weight in each} - {0.0, 1.0}:
+        raise Failure("expected weights of 0 and 1, which labels can say")
+    shape = len(rows), max(map(len, rows))
+    ids, mask, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64), torch.full(shape, -100)
+    for number, (row, own) in enumerate(zip(rows, weights)):
+        ids[number, : len(row)], mask[number, : len(row)] = torch.tensor(row), 1
+        labels[number, : len(row)] = torch.where(torch.tensor(own) > 0, torch.tensor(row), -100)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 def compile_layers(model):
@@ -115,7 +191,9 @@ def measure(name, folder, side, setting, data_set, args):
         side.choose_batch_size(trajectories, BATCH_SIZES, args.probe_tokens, 8192, lambda text: None)
     size = side.choose_batch_size(trajectories, BATCH_SIZES, args.probe_tokens, 8192, note)
     batches = make_batches(trajectories, size)
-    steps = {"unpatched": lambda: side.step(batches), "patched": PatchedSide(side, trajectories).step}
+    steps = {"unpatched": lambda: side.step(batches), "patched": PatchedSide(side, trajectories, args.head).step}
+    if args.head == "shared" and layers == "eager":  # espalier.Step takes no compiled models
+        steps["Step"] = StepSide(side, trajectories).step
     if args.trl:
         packing = TreePackingSide(side, trajectories)
         steps["TRL"] = packing.step
@@ -133,7 +211,8 @@ def measure(name, folder, side, setting, data_set, args):
         say(f"{where}: round {index + 1}: " + ", ".join(f"{which} {each[-1]:.3f} s" for which, each in seconds.items()))
     ratios = [a / b for a, b in zip(seconds["unpatched"], seconds["patched"])]
     speedup = statistics.median(ratios)
-    share = speedup / bounds.head_for_every_row
+    bound = bounds.head_shared if args.head == "shared" else bounds.head_for_every_row
+    share = speedup / bound
     goal = 0.97 if bounds.flat_tokens == bounds.tree_tokens else 0.9
     row = {
         "model ": name,
@@ -147,12 +226,16 @@ def measure(name, folder, side, setting, data_set, args):
         "patched s": f"{statistics.median(seconds['patched']):.3f}",
         "speed-up": f"{speedup:.2f}",
         "low .. high": f"{min(ratios):.2f} .. {max(ratios):.2f}",
-        "bound": f"{bounds.head_for_every_row:.2f}",
+        "bound": f"{bound:.2f}",
         "share of bound": f"{share:.3f}",
         "goal": f"{goal:g}",
         "met ": "yes" if share >= goal else "no",
-        "bound, head shared": f"{bounds.head_shared:.2f}",
     }
+    if "Step" in steps:
+        over = [a / b for a, b in zip(seconds["patched"], seconds["Step"])]
+        row |= {"over Step": f"{statistics.median(over):.2f}", "low .. high, over Step": f"{min(over):.2f} .. {max(over):.2f}"}
+        patched, step = (grown_memory(each, folder, dtype, data_set.path) for each in ("patched", "step"))
+        row |= {"memory, MiB": f"{patched:,.0f}", "memory over Step": f"{patched / step:.2f}"}
     if args.trl:
         over = statistics.median(a / b for a, b in zip(seconds["TRL"], seconds["patched"]))
         row |= {"TRL tokens": f"{packing.tokens:,}", "TRL s": f"{statistics.median(seconds['TRL']):.3f}", "over TRL": f"{over:.2f}"}
@@ -163,7 +246,8 @@ def rows_of(args, scratch):
     for name in args.models.split(","):
         folder = model_folder(name, scratch)
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-        sets = [random_data_set(float(ratio), args, vocab_size, scratch) for ratio in args.ratios.split(",")]
+        sets = [random_data_set(float(ratio), args, vocab_size, scratch) for ratio in args.ratios.split(",") if ratio]
+        sets += [DataSet(path.stem, path, 0) for path in args.data]
         for setting in itertools.product(args.dtypes.split(","), args.layers.split(",")):
             dtype, layers = setting
             side = TransformersSide(folder, dtype)
@@ -174,6 +258,9 @@ def rows_of(args, scratch):
 
 
 def main():
+    if sys.argv[1:2] == ["--grow"]:
+        grow(*sys.argv[2:])
+        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--models", default="smollm2,qwen3", help="smollm2, a shape of bench/model_shapes.py, or a folder (default: %(default)s)")
@@ -181,6 +268,8 @@ def main():
     add("--layers", default="eager,compiled", help="eager, compiled (default: %(default)s)")
     add("--trl", action="store_true", help="measure TRL's tree packing too (needs trl)")
     add("--ratios", default="1,4,16,64", help="cached-token ratios (default: %(default)s)")
+    add("--data", type=Path, nargs="*", default=[], metavar="FILE", help="rows as in docs/data-format.md, whose weights are 0 or 1")
+    add("--head", choices=["shared", "rows"], default="shared", help="who computes head and loss (default: %(default)s)")
     add("--tree-tokens", type=int, default=2048, help="tree tokens of a data set (default: %(default)s)")
     add("--flat-tokens", type=int, default=32768, help="most flat tokens of a data set (default: %(default)s)")
     add("--loss-rate", type=float, default=0.25, help="part of a trajectory that carries loss (default: %(default)s)")

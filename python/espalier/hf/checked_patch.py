@@ -4,13 +4,14 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from .families import backbone_of
 from .patching import apply_patch
 from .verification import verify
 
 Model = TypeVar("Model")
 
 
-def patch(model: Model, *, backend: str = "auto", check: bool = False) -> Model:
+def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logits: bool = False) -> Model:
     """Makes `model` run on the forest of the rows of each batch, with the same losses and gradients.
 
     It is changed in place. Its config is not, and models that share the config stay as they are. Patching a patched model
@@ -34,6 +35,8 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False) -> Model:
             the kernels; else "flex".
         check: Verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for models
             whose head gives logits.
+        skip_logits: In training with labels leave `logits` out of the output, as Liger does, instead of computing them when
+            they are read, for which the hidden states of the batch are kept as long as the output is.
 
     Returns:
         The model.
@@ -54,7 +57,9 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False) -> Model:
         >>> bool(abs(loss - before) < 1e-5), espalier.hf.sharing(model).tree_tokens
         (True, 5)
     """
-    return apply_patch(model, backend, _check_batch if check else None)
+    apply_patch(model, backend, _check_batch if check else None)
+    backbone_of(model)._espalier.skip_logits = skip_logits
+    return model
 
 
 def _check_batch(model: Any, batch: Mapping[str, Any]) -> None:

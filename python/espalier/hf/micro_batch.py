@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..errors import InputError, Unsupported
+from . import shared_head
 from .attention import as_autocast, resolved
 from .families import backbone_of, check_mixers, check_training, stock_class, unwrapped
 from .gradient_sync import drop_whole_gradients
@@ -145,9 +146,9 @@ class MicroBatchModel:
             raise Unsupported(f"espalier.Step: expected adapters in the layers of the model, such as LoRA, received "
                               f"{getattr(adapter.peft_type, 'value', adapter.peft_type)}, which puts tokens of its own "
                               "before each row")  # fmt: skip
-        if "forward" in self.inner.__dict__:
+        if (foreign := shared_head.foreign_forward(self.inner)) is not None:
             raise Unsupported(f"espalier.Step: expected the forward of {type(self.inner).__name__} itself, received "
-                              f"{_advice_on(self.inner.forward)}")  # fmt: skip
+                              f"{_advice_on(foreign)}")  # fmt: skip
         if getattr(self.backbone.config, "output_router_logits", False):
             raise Unsupported("output_router_logits: expected False for espalier.Step, received True: load-balancing "
                               "losses depend on all micro-batches at once")  # fmt: skip
@@ -184,17 +185,20 @@ def _has_values(gradient: Any) -> bool:
 
 @contextlib.contextmanager
 def _forward_of(module: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """Inside, `function` is the forward of `module`, which has none of its own, inside of its hooks; in this thread: others
-    may generate meanwhile."""
-    thread = threading.get_ident()
+    """Inside, `function` is the forward of `module`, which has none of its own but that of shared_head, inside of its hooks; in
+    this thread: others may generate meanwhile."""
+    thread, own = threading.get_ident(), module.__dict__.get("forward")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return type(module).forward(module, *args, **kwargs)
-        return function(*args, **kwargs)
+        if threading.get_ident() == thread:
+            return function(*args, **kwargs)
+        return type(module).forward(module, *args, **kwargs) if own is None else own(*args, **kwargs)
 
     module.forward = forward
     try:
         yield
     finally:
-        del module.forward
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own

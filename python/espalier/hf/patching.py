@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..trees import Layout, build
-from . import attention, mixers, proof, routes
+from . import attention, mixers, proof, routes, shared_head
+from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
 from .families import backbone_of, check_mixers, check_model, check_training, mixer_of
 from .resting import Rest
@@ -24,7 +25,7 @@ CACHES = ("past_key_values", "cache_params", "cache")  # "cache" since Transform
 ROWS = ("input_ids", "attention_mask", "position_ids")
 OUTPUTS = ("output_hidden_states", "output_router_logits")  # handed on to the model
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # of packed rows, for kernels; position_ids say the same
-UNUSED = ("num_items_in_batch", "shift_labels", "max_length_q", "max_length_k")  # which no result depends on here
+UNUSED = ("num_items_in_batch", "shift_labels", "ignore_index", "max_length_q", "max_length_k")  # which no result depends on here
 
 Model = TypeVar("Model")
 
@@ -46,6 +47,7 @@ def apply_patch(model: Model, backend: str = "auto",
     given.is_proven = True
     given.check = check
     given.unchecked = None if check is None else weakref.ref(model)
+    shared_head.attach(model, backbone)
     return model
 
 
@@ -91,6 +93,7 @@ def unpatch(model: Model) -> Model:
     given = patch_of(backbone)
     if given is not None:
         given.detach(backbone)
+        shared_head.detach(model)
         del backbone._espalier
     return model
 
@@ -175,6 +178,7 @@ class Patch:
         self.sharing = Sharing()
         self.meter: Any = None  # SharingMeter of the batches that are trained on
         self.partial_gradients: str | None = None  # which of a step, where a loop over a Step was left early
+        self.skip_logits = False  # in training with labels
 
     def attach(self, backbone: Any) -> None:
         self.install_mixers(backbone)
@@ -221,6 +225,9 @@ class Patch:
                                so_far.tree_tokens + layout.num_tokens)  # fmt: skip
         if self.meter is not None and torch.is_grad_enabled():
             self.meter.count(rows, layout)
+
+    def forest_of(self, arguments: Mapping[str, Any]) -> tuple[Rows, Layout]:
+        return forest_of(arguments)
 
     def call_stock(self, backbone: Any, arguments: Mapping[str, Any]) -> Any:
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
@@ -286,6 +293,9 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
     arguments = _named(backbone, args, kwargs)
     if given.rest.is_on():
         return given.call_stock(backbone, arguments)
+    asked = asked_of(backbone)
+    if isinstance(asked, Given):
+        return asked.output()
     if type(arguments.get("cache")).__module__.startswith("transformers.generation.continuous_batching"):
         raise Unsupported("continuous batching (generate_batch): expected an unpatched model, received a patched one; "
                           "call espalier.hf.unpatch(model) before, or take model.generate")  # fmt: skip
@@ -300,8 +310,9 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
     batch = dict(arguments)
     passed_on = _checked(backbone, arguments)
     if given.unchecked is not None and torch.is_grad_enabled():
-        _check_first_batch(given, batch)
-    return _run(backbone, given, arguments, passed_on)
+        with asking(None):
+            _check_first_batch(given, batch)
+    return _run(backbone, given, arguments, passed_on, asked)
 
 
 def _named(backbone: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,40 +368,43 @@ def _check_first_batch(given: Patch, batch: Mapping[str, Any]) -> None:
             given.meter = meter
 
 
-def _run(backbone: Any, given: Patch, arguments: dict[str, Any], passed_on: Mapping[str, Any]) -> Any:
-    run, inputs, index = _planned(backbone, given, arguments)
+def _run(backbone: Any, given: Patch, arguments: dict[str, Any], passed_on: Mapping[str, Any], asked: Asked | None) -> Any:
+    run, inputs, index = _planned(backbone, given, arguments, asked)
     inputs |= {**passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run}
     output = given.call_stock(backbone, inputs)
     routes.check_replayed(run)
     check_mixers(backbone, run)
-    _expand_output(output, index, arguments["input_ids"].shape)
+    if asked is not None:
+        hidden = asked.answer(output.last_hidden_state.squeeze(0), index.numpy(), type(output))
+    _expand_output(output, index, arguments["input_ids"].shape, is_last_wanted=asked is None)
+    if asked is not None:
+        output["last_hidden_state"] = hidden
     return output if arguments.get("return_dict", getattr(backbone.config, "return_dict", True)) else output.to_tuple()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _planned(backbone: Any, given: Patch, arguments: dict[str, Any]) -> tuple[TreeRun, dict[str, Any], Tensor]:
-    """(TreeRun, inputs of the model, index): index [B * S] says where the batch's tokens are in the forest, of which
-    padding is one past the end."""
+def _planned(backbone: Any, given: Patch, arguments: dict[str, Any],
+             asked: Asked | None) -> tuple[TreeRun, dict[str, Any], Tensor]:  # fmt: skip
+    """(TreeRun, inputs of the model, index): index [B * S] on the CPU says where the batch's tokens are in the forest, of
+    which padding is one past the end."""
     if not given.is_proven:  # made in another process, or a copy
         check_version(backbone)
         given.is_proven = True
     given.install_mixers(backbone)  # a copy of a patched model was not there when that was patched
     input_ids = arguments["input_ids"]
-    rows, layout = forest_of(arguments)
+    rows, layout = forest_of(arguments) if asked is None or asked.forest is None else asked.forest
     run = TreeRun(layout, input_ids.device, attention.resolved(given.backend, input_ids.device))
     given.runs.add(run)
     given.count(rows, layout)
     inputs = {"input_ids": torch.tensor(layout.input_ids, device=input_ids.device, dtype=input_ids.dtype).unsqueeze(0)}
     if "position_ids" in inspect.signature(type(backbone).forward).parameters:
         inputs["position_ids"] = run.position.long().unsqueeze(0)
-    index = torch.full((input_ids.numel(),), run.num_tokens, dtype=torch.int64)
-    _offsets, tokens = layout.paths()
-    index[torch.from_numpy(rows.places)] = torch.tensor(tokens)
+    index = torch.from_numpy(index_of(rows, layout, input_ids.numel()))
     if routes.NAME in arguments:
         recorded = routes.check_experts(backbone, arguments[routes.NAME][torch.from_numpy(rows.places)])
-        run.routes = routes.of_forest(recorded, tokens, run.num_tokens).to(input_ids.device)
+        run.routes = routes.of_forest(recorded, layout.paths()[1], run.num_tokens).to(input_ids.device)
         given.replay_routes(backbone)
-    return run, inputs, index.to(input_ids.device)
+    return run, inputs, index
 
 
 def forest_of(arguments: Mapping[str, Any]) -> tuple[Rows, Layout]:
@@ -408,7 +422,7 @@ def forest_of(arguments: Mapping[str, Any]) -> tuple[Rows, Layout]:
     return rows, build((rows.offsets, rows.tokens), merge_keys=keys).layout()
 
 
-def _expand_output(output: Any, index: Tensor, shape: torch.Size) -> None:
+def _expand_output(output: Any, index: Tensor, shape: torch.Size, is_last_wanted: bool) -> None:
     """Replaces what `output` holds for the tokens of the forest by the same for those of the batch."""
     done: dict[int, Tensor] = {}  # the last hidden state may stand there twice
 
@@ -422,5 +436,5 @@ def _expand_output(output: Any, index: Tensor, shape: torch.Size) -> None:
     for name, value in list(output.items()):
         if isinstance(value, tuple):
             output[name] = tuple(expanded(part) for part in value)
-        elif isinstance(value, torch.Tensor):
+        elif isinstance(value, torch.Tensor) and (is_last_wanted or name != "last_hidden_state"):
             output[name] = expanded(value)

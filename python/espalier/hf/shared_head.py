@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head and the loss of a patched model, once for each distinct token instead of once for each row.
+
+A patched model with a head has a Head as its forward. It runs the forward of Transformers, to which the backbone gives the
+hidden states of distinct tokens alone (asked.py), and makes of its results those of the rows. With labels the loss is that of
+Transformers' ForCausalLMLoss, of the distinct (token, label) pairs, weighted by how often they occur.
+"""
+
+import copy
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules import module as module_globals
+from transformers import PreTrainedModel, modeling_utils
+from transformers.loss import loss_utils
+
+from .. import ops
+from . import fused_head
+from .asked import Asked, Given, asked_of, asking
+from .attention import as_autocast
+from .deferred_logits import Deferred, with_deferred
+from .families import unwrapped
+from .run import Expand
+
+CACHED = ("past_key_values", "cache_params", "cache", "use_cache")
+OF_THE_LOSS = ("labels", "shift_labels", "num_items_in_batch", "ignore_index")
+# model_type of heads whose logits are hidden @ weight.T + bias alone, and of those that divide them by logits_scaling.
+PLAIN = {"llama", "mistral", "olmo3", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_next", "qwen3_5_text",
+         "qwen3_5_moe_text", "mamba2"}  # fmt: skip
+DIVIDED = {"granitemoehybrid"}
+
+
+def attach(model: Any, backbone: Any) -> None:
+    """Gives the head of `model`, which may be wrapped, its Head; where it has none, or a forward that is not known, does
+    nothing."""
+    inner = unwrapped(model)
+    if inner is backbone or not _is_known(inner):
+        return
+    own = inner.__dict__.get("forward")
+    if own is None or fused_head.is_tested(own):
+        inner.forward = Head(inner, own)
+
+
+def detach(model: Any) -> None:
+    """Takes that back. A Head that another library has wrapped does nothing any more."""
+    inner = unwrapped(model)
+    own = inner.__dict__.get("forward")
+    if not isinstance(own, Head):
+        return
+    if own.stock is None:
+        del inner.forward
+    else:
+        inner.forward = own.stock
+
+
+def foreign_forward(inner: Any) -> Any:
+    """The forward that another library has set on a model; None where there is none."""
+    own = inner.__dict__.get("forward")
+    return own.stock if isinstance(own, Head) else own
+
+
+def _is_known(inner: Any) -> bool:
+    """Whether it is a causal language model of Transformers with the forward that Transformers has given it."""
+    if not isinstance(inner, PreTrainedModel):
+        return False
+    named = any(cls.__name__.endswith("ForCausalLM") and cls.__module__.startswith("transformers.models.")
+                for cls in type(inner).__mro__)  # fmt: skip
+    return named and str(inspect.unwrap(type(inner).forward).__globals__["__name__"]).startswith("transformers.models.")
+
+
+class Head:
+    """What a patched model with a head has as its forward. Does not keep the model alive; copies of the model and what is
+    unpickled have their own.
+
+    stock  a forward that was set on the model itself before; None where there was none"""
+
+    def __init__(self, model: Any, stock: Callable[..., Any] | None) -> None:
+        self._model = weakref.ref(model)
+        self.stock = stock
+        self.__signature__ = inspect.signature(model.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return forward(self._model(), self.stock, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
+        return Head(memo[id(self._model())], copy.deepcopy(self.stock, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Head, (self._model(), self.stock)
+
+
+@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+def forward(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a patched model with a head. own: as Head.stock."""
+    stock = functools.partial(type(model).forward, model) if own is None else own
+    backbone = model.base_model
+    given = backbone.__dict__.get("_espalier")
+    if given is None or given.rest.is_on() or asked_of(backbone) is not None or not _may_share(model, backbone):
+        return stock(*args, **kwargs)
+    if own is not None and kwargs.get("fused_lm_head"):
+        return fused_head.forward(backbone, given.forest_of, own, args, kwargs)
+    batch = _named(model, args, kwargs)
+    if batch is None or batch.get("input_ids") is None or batch["input_ids"].dim() != 2 or "espalier_tree" in batch:
+        return stock(*args, **kwargs)
+    if any(batch.get(name) for name in CACHED):
+        return stock(*args, **kwargs)
+    call = _Call(model, backbone, stock, batch, given.skip_logits)
+    output = call.with_loss() if "labels" in batch else call.with_logits()
+    return stock(*args, **kwargs) if output is None else output
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _may_share(model: Any, backbone: Any) -> bool:
+    """Whether nobody looks at what goes from the backbone to the head, or changes it, but FSDP2, which does not mind."""
+    head = model.get_output_embeddings()
+    if head is None or module_globals._has_any_global_hook():
+        return False
+    return not any(_has_hooks(module) for module in (backbone, *head.modules()))
+
+
+def _has_hooks(module: Any) -> bool:
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values(),
+             *module._backward_pre_hooks.values())  # fmt: skip
+    return any(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _named(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments that are not None by their names; None where they do not fit, as the model itself will say."""
+    try:
+        bound = inspect.signature(type(model).forward).bind(model, *args, **kwargs).arguments
+    except TypeError:
+        return None
+    named = dict(list(bound.items())[1:])  # without self
+    named.update(named.pop("kwargs", {}))
+    return {name: value for name, value in named.items() if value is not None}
+
+
+class _Call:
+    """One forward pass of a model with a head."""
+
+    def __init__(self, model: Any, backbone: Any, stock: Callable[..., Any], batch: dict[str, Any], skips: bool) -> None:
+        self.model, self.backbone, self.stock, self.batch, self.skips = model, backbone, stock, batch, skips
+        self.shape = batch["input_ids"].shape
+        self.returns_dict = bool(batch.get("return_dict", getattr(backbone.config, "return_dict", True)))
+        self.num_keep = batch.get("logits_to_keep", 0)
+        ours = (*OF_THE_LOSS, "logits_to_keep", "return_dict")
+        self.inputs = {name: value for name, value in batch.items() if name not in ours} | {"return_dict": True}
+
+    def with_logits(self) -> Any:
+        """The output without labels."""
+        places = _kept(self.shape, self.num_keep)
+        asked = Asked(self.backbone, places.reshape(-1))
+        with asking(asked):
+            output = self.stock(**self.inputs)
+        output.logits = _of_rows(output.logits[0], asked.found, places.shape)
+        return output if self.returns_dict else output.to_tuple()
+
+    def with_loss(self) -> Any:
+        """The output with the loss of the labels; None where that is not the loss that is known here."""
+        targets = self._targets()
+        if targets is None:
+            return None
+        places = np.flatnonzero(targets != self.batch.get("ignore_index", -100))
+        wanted = targets[places]
+        if len(places) == 0 or wanted.min() < 0 or wanted.max() >= self.model.config.vocab_size:
+            return None
+        head = plain_head(self.model, self.batch["input_ids"].device)
+        asked = Asked(self.backbone, places, held_back=head is not None)
+        with asking(asked):
+            output = self.stock(**self.inputs)
+        edges = Edges.of(asked.found, wanted, asked.hidden.device)
+        logprobs = edges.of_logits(output.logits[0]) if head is None else edges.of_hidden(asked.hidden, head)
+        loss = self._loss(logprobs, edges, len(places))
+        aux_loss = getattr(output, "aux_loss", None)
+        if aux_loss is not None:
+            loss = loss + self.model.router_aux_loss_coef * aux_loss.to(loss.device)
+        output = with_deferred(output, loss=loss, logits=None if self._skips_logits() else self._deferred(asked))
+        return output if self.returns_dict else output.to_tuple()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _targets(self) -> NDArray[np.int64] | None:
+        """[B * S]: the label of the prediction at each place, where the loss is that of Transformers; else None."""
+        is_known = (self.model.loss_function is loss_utils.ForCausalLMLoss
+                    and loss_utils.fixed_cross_entropy.__module__ == loss_utils.__name__
+                    and isinstance(self.num_keep, int) and self.num_keep == 0)  # fmt: skip
+        if not is_known:
+            return None
+        ignored = self.batch.get("ignore_index", -100)
+        labels, shifted = self.batch["labels"], self.batch.get("shift_labels")
+        if shifted is not None:
+            return shifted.detach().cpu().long().numpy().reshape(-1) if shifted.numel() == self.shape.numel() else None
+        if labels.shape != self.shape:
+            return None
+        return nn.functional.pad(labels.detach().cpu().long(), (0, 1), value=ignored)[..., 1:].numpy().reshape(-1)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _loss(self, logprobs: Tensor, edges: "Edges", num_labels: int) -> Tensor:
+        total = -(logprobs * edges.counts.to(logprobs.dtype)).sum()
+        number = self.batch.get("num_items_in_batch", num_labels)
+        return (total / (number.to(total.device) if isinstance(number, torch.Tensor) else number)).float()
+
+    def _skips_logits(self) -> bool:
+        return bool(self.skips and self.model.training)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _deferred(self, asked: Asked) -> Deferred:
+        """The logits of all places, as the model computes them."""
+        kind = asked.values.device.type
+        is_cast, dtype, has_graph = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.is_grad_enabled()
+        inputs = {"input_ids": self.batch["input_ids"], "use_cache": False, "return_dict": True}
+        if "output_router_logits" in inspect.signature(type(self.model).forward).parameters:
+            inputs["output_router_logits"] = False
+
+        values, index, output_class, backbone, stock, shape = (
+            asked.values, asked.index, asked.output_class, self.backbone, self.stock, self.shape)  # fmt: skip
+
+        def compute() -> Tensor:
+            with torch.set_grad_enabled(has_graph), torch.autocast(kind, dtype=dtype, enabled=is_cast):
+                hidden = torch.cat([values, values.new_zeros(1, values.shape[1])])
+                with asking(Given(backbone, hidden, output_class)):
+                    logits: Tensor = _of_rows(stock(**inputs).logits[0], index, shape)
+                    return logits
+
+        config, weight = self.model.config, self.model.get_output_embeddings().weight
+        of_head = weight.dtype if weight.is_floating_point() else values.dtype
+        expected = torch.float32 if config.model_type == "mamba2" else dtype if is_cast else of_head
+        return Deferred(compute, torch.Size([*shape, config.vocab_size]), expected, values.device)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _kept(shape: torch.Size, keep: Any) -> NDArray[np.int64]:
+    """The places of a batch [B, S] whose logits are wanted, in the shape of the logits without the vocabulary."""
+    places = torch.arange(shape.numel()).view(*shape, 1)
+    return slice_of(places, keep.detach().cpu() if isinstance(keep, torch.Tensor) else keep).squeeze(-1).numpy()
+
+
+def slice_of(values: Tensor, keep: Any) -> Tensor:
+    """What of values [B, S, H] Transformers gives to a head with `logits_to_keep`."""
+    if hasattr(modeling_utils, "slice_logits_to_keep"):
+        return modeling_utils.slice_logits_to_keep(values, keep)
+    return values[:, slice(-keep, None) if isinstance(keep, int) else keep, :]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _of_rows(values: Tensor, found: NDArray[np.int64], shape: Any) -> Tensor:
+    """values [P, V] at each of the places, [*shape, V]."""
+    if not np.array_equal(found, np.arange(len(values))):
+        index = torch.from_numpy(found).to(values.device)
+        values = Expand.apply(values, index)  # type: ignore[no-untyped-call]
+    return values.view(*shape, values.shape[-1])
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Distinct pairs of a token and a label: row [E] int64, ascending, target [E] int64, and counts [E] int64, how often each
+    occurs."""
+
+    row: Tensor
+    target: Tensor
+    counts: Tensor
+
+    @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def of(rows: NDArray[np.int64], targets: NDArray[np.int64], device: torch.device) -> "Edges":
+        size = int(targets.max()) + 1
+        pairs, counts = np.unique(rows * size + targets, return_counts=True)
+        row, target = np.divmod(pairs, size)
+        return Edges(*(torch.from_numpy(each).to(device) for each in (row, target, counts)))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def of_logits(self, logits: Tensor) -> Tensor:
+        """Log-probabilities [E] by logits [P, V]."""
+        logits = logits.float()
+        return logits[self.row, self.target] - torch.logsumexp(logits, -1)[self.row]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def of_hidden(self, hidden: Tensor, head: "PlainHead") -> Tensor:
+        """Log-probabilities [E] by hidden states [P, H], without logits."""
+        linear = head.linear
+        hidden, weight = as_autocast(hidden, linear.weight)
+        bias = None if linear.bias is None else linear.bias.to(weight.dtype)
+        return ops.edge_logprobs(hidden.to(weight.dtype), weight, self.row, self.target, bias=bias, logit_scale=head.scale)
+
+
+@dataclass(frozen=True)
+class PlainHead:
+    """A head whose logits are scale * linear(hidden)."""
+
+    linear: nn.Linear
+    scale: float
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def plain_head(model: Any, device: torch.device) -> PlainHead | None:
+    """The head of `model` where espalier.ops can compute its log-probabilities without logits on `device`; else None."""
+    config, linear = model.base_model.config, _active(model.get_output_embeddings())
+    if config.model_type not in PLAIN | DIVIDED or type(linear).forward is not nn.Linear.forward:
+        return None
+    hooks = (*linear._forward_hooks.values(), *linear._forward_pre_hooks.values())  # of FSDP2, which gathers the weights there
+    if "forward" in linear.__dict__ or hooks or type(linear.weight) not in (Tensor, nn.Parameter):
+        return None
+    (sample,) = as_autocast(linear.weight[:0])
+    is_served = sample.dtype in (torch.float64, torch.float32, torch.bfloat16) and sample.device.type == device.type
+    if not is_served or len(linear.weight) != config.vocab_size:
+        return None
+    scale = 1 / config.logits_scaling if config.model_type in DIVIDED else 1.0
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::edge_logprobs", device.type.upper())
+    return PlainHead(linear, scale) if has_kernel else None
+
+
+def _active(head: Any) -> Any:
+    """The linear layer inside of PEFT's modules_to_save; any other head itself."""
+    if type(head).__name__ != "ModulesToSaveWrapper":
+        return head
+    names = head.active_adapters
+    if head.disable_adapters or not names:
+        return head.original_module
+    return head.modules_to_save[names[0]] if len(names) == 1 and names[0] in head.modules_to_save else head
