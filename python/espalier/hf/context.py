@@ -116,6 +116,9 @@ class ContextRun(TreeRun):
             return
         layer = self._checked_layer()
         if self._live is not None:
+            if any((layer, name) in self._live for name in tensors):
+                raise Unsupported(f"espalier.Step: expected layers that run once, received layer {layer} twice in a "
+                                  'micro-batch; plan with strategy="tree-packing"')  # fmt: skip
             self._live.update({(layer, name): tensor for name, tensor in tensors.items()})
 
     def _left_by(self, frame: Frame, name: str) -> Tensor:
