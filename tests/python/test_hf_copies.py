@@ -124,3 +124,12 @@ def test_continuous_batching():
     model, cache = patch(make_model("qwen3", torch.float32)).eval(), object.__new__(PagedAttentionCache)
     with torch.no_grad(), pytest.raises(Unsupported, match=r"continuous batching \(generate_batch\): expected an unpatch"):
         model(input_ids=torch.tensor([[5, 6]]), cache=cache, use_cache=False)
+
+
+def test_a_config_made_by_the_class_of_a_view_is_none():
+    """As Transformers before 5.10 make one to save a config."""
+    model = make_model("qwen3", torch.float32)
+    own = type(model.config)
+    view = patch(model).model.config
+    assert type(view) is not own and type(type(view)(vocab_size=7)) is own and type(view)(vocab_size=7).vocab_size == 7
+    assert type(type(view).from_dict(view.to_dict())) is own

@@ -323,7 +323,7 @@ MODELS = {
     "dropout: expected none in training": with_dropout,
     "expected the forward of Qwen3ForCausalLM itself": with_a_wrapped_forward,
     "not compiled, received a compiled model.layers.1": with_a_compiled_layer,
-    "expected a model of a family": lambda: torch.nn.Linear(2, 2),
+    "expected a model of Transformers as the backbone": lambda: torch.nn.Linear(2, 2),
     "backend: expected espalier under partition, received sdpa": lambda: patch(
         make_model("qwen3", torch.float32), backend="sdpa"),
 }  # fmt: skip

@@ -15,8 +15,9 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logi
     """Makes `model` run on the forest of the rows of each batch, with the same losses and gradients.
 
     It is changed in place. Its config is not, and models that share the config stay as they are. Patching a patched model
-    changes its backend. With a version of Transformers that the package is not tested with, and without `check`, a small
-    random model of the class proves first that trees are exact.
+    changes its backend. For families and versions of Transformers that the tests do not cover, a small copy of the model proves
+    first that trees are exact, in a few seconds, once for each config. Of a model for text and images the language model is
+    patched, for rows of text alone.
 
     Batches are as before: input_ids [B, S] with an attention_mask [B, S] for padding on either side, or rows packed into one
     with position_ids that restart; labels and what else a head takes are up to the head. Outputs are as before as well:
@@ -28,13 +29,12 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logi
     the choice to the router. Tokens with different routes are not shared.
 
     Args:
-        model: A model of Transformers with or without a head, or one wrapped by PEFT or torch.compile; espalier.hf.families
-            lists the families.
+        model: A model of Transformers with or without a head, or one wrapped by PEFT or torch.compile.
         backend: What computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
             with a mask [T, T]); "auto" is "espalier" on a CPU, and on a GPU where the compiled trainer is there and has proven
             the kernels; else "flex".
         check: Verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for models
-            whose head gives logits.
+            whose head gives logits. For families that the tests cover it stands in for the proof of other versions.
         skip_logits: In training with labels leave `logits` out of the output, as Liger does, instead of computing them when
             they are read, for which the hidden states of the batch are kept as long as the output is.
 
@@ -42,7 +42,8 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logi
         The model.
 
     Raises:
-        Unsupported: The model is none that trees are exact for; it is an InputError. A patched model raises it for batches
+        Unsupported: The model is none that trees are exact for, and the message names its first layer that is not; it is an
+            InputError. A patched model raises it for batches
             before they run: dropout in training, reentrant gradient checkpointing, softcap, masks [B, 1, S, S], inputs_embeds,
             and tensors of which it is not known whether they may be shared.
 

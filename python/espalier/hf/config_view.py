@@ -45,10 +45,14 @@ def _view_class(config_class: Any) -> Any:
     def reduced(view: Any, _protocol: Any) -> tuple[Any, ...]:
         return tree_view, (view.espalier_original, view.espalier_name, view.espalier_rest)
 
+    def made(_view_class: Any, *args: Any, **kwargs: Any) -> Any:
+        """What a call of the class makes, as older Transformers call it to save a config: one that is no view."""
+        return config_class(*args, **kwargs)
+
     # Slots, since the values live in the original's dictionary.
     members = {"__slots__": ("espalier_original", "espalier_name", "espalier_rest"), "espalier_is_view": True,
                "__module__": config_class.__module__, "__qualname__": config_class.__qualname__,
-               "__deepcopy__": copied, "__reduce_ex__": reduced,
+               "__new__": made, "__deepcopy__": copied, "__reduce_ex__": reduced,
                "__eq__": config_class.__eq__, "__hash__": config_class.__hash__,
                "_attn_implementation": property(attention, set_attention)}  # fmt: skip
     return type(config_class.__name__, (config_class,), members)

@@ -116,6 +116,10 @@ class ContextRun(TreeRun):
             return
         layer = self._checked_layer()
         if self._live is not None:
+            is_again = torch._C._current_graph_task_id() != -1  # for a backward that has begun
+            if not is_again and any((layer, name) in self._live for name in tensors):
+                raise Unsupported(f"espalier.Step: expected layers that run once, received layer {layer} twice in a "
+                                  'micro-batch; plan with strategy="tree-packing"')  # fmt: skip
             self._live.update({(layer, name): tensor for name, tensor in tensors.items()})
 
     def _left_by(self, frame: Frame, name: str) -> Tensor:

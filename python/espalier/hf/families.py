@@ -18,7 +18,8 @@ from . import mixers
 if TYPE_CHECKING:
     from .run import TreeRun
 
-# model_type -> the class of the backbone, and the recurrent mixer among its layers.
+# Those that the tests cover with all their options: model_type -> the class of the backbone, and the recurrent mixer among its
+# layers. A proof decides for all others (proof.py).
 FAMILIES: dict[str, tuple[str, mixers.Mixer | None]] = {
     "llama": ("LlamaModel", None),
     "mistral": ("MistralModel", None),
@@ -38,7 +39,7 @@ FAMILIES: dict[str, tuple[str, mixers.Mixer | None]] = {
 OF_DEEPSPEED = ("ds_id", "_hp_mapping")
 _DEEPSPEED = ("DeepSpeed: expected a model whose gradients are those of PyTorch, received {}, whose own backward partitions and "
               "scales them; take FSDP2 (fully_shard) or DistributedDataParallel")  # fmt: skip
-ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those that rotate by the position alone
+ROPE_TYPES = {"default", "linear", "llama3", "proportional", "yarn"}  # those that rotate by the position alone
 
 
 def unwrapped(model: Any) -> Any:
@@ -64,39 +65,48 @@ def _is_engine_of_deepspeed(model: Any) -> bool:
 def backbone_of(model: Any) -> Any:
     """The module of `model` that turns token ids into hidden states; `model` may be wrapped, by PEFT for example.
 
-    Raises Unsupported where it is of no family above."""
+    Raises Unsupported where it is none of Transformers."""
     inner = unwrapped(model)
     if isinstance(inner, nn.DataParallel):
         raise Unsupported("nn.DataParallel: expected one process for each GPU, as torchrun starts them, received a model "
                           "that is copied to several; give model.module")  # fmt: skip
     if _is_engine_of_deepspeed(inner):
         raise Unsupported(_DEEPSPEED.format(f"a {type(inner).__name__}"))
-    backbone = getattr(inner, "base_model", inner)
+    base = _base_of(inner)
+    backbone = getattr(base, "language_model", base)
     model_type = getattr(getattr(backbone, "config", None), "model_type", None)
-    if model_type not in FAMILIES:
-        hint = " (a model for text and images: load its text decoder alone, with AutoModelForCausalLM)" if (
-            f"{model_type}_text" in FAMILIES) else ""  # fmt: skip
-        raise Unsupported("espalier.hf.patch: expected a model of a family that is proven on trees "
-                          f"({', '.join(FAMILIES)}), received {type(model).__name__} of model_type "
-                          f"{model_type!r}{hint}")  # fmt: skip
     if stock_class(backbone) is None:
-        raise Unsupported(f"espalier.hf.patch: expected {FAMILIES[model_type][0]} of Transformers as the backbone of "
+        expected = FAMILIES[model_type][0] if model_type in FAMILIES else "a model"
+        raise Unsupported(f"espalier.hf.patch: expected {expected} of Transformers as the backbone of "
                           f"model_type {model_type!r}, received {type(backbone).__name__} from "
                           f"{type(backbone).__module__}")  # fmt: skip
     return backbone
 
 
+def composite_of(model: Any) -> Any:
+    """The module of `model` that hands embeddings to its language model, of a model for text and images; None of others."""
+    base = _base_of(unwrapped(model))
+    return base if isinstance(getattr(base, "language_model", None), nn.Module) else None
+
+
+def _base_of(inner: Any) -> Any:
+    base = getattr(inner, "base_model", inner)
+    has_head = base is inner and getattr(inner, "get_output_embeddings", lambda: None)() is not None
+    return getattr(inner, "model", inner) if has_head else base  # the prefix of some heads names nothing
+
+
 def stock_class(backbone: Any) -> Any:
     """The class of Transformers that `backbone` is made of (FSDP2 derives its own from it); None if it is of
     another."""
-    name, _ = FAMILIES[backbone.config.model_type]
+    model_type = getattr(getattr(backbone, "config", None), "model_type", None)
+    name = FAMILIES[model_type][0] if model_type in FAMILIES else None
     return next((cls for cls in type(backbone).__mro__
-                 if cls.__name__ == name and cls.__module__.startswith("transformers.models.")), None)  # fmt: skip
+                 if cls.__module__.startswith("transformers.models.") and name in (None, cls.__name__)), None)  # fmt: skip
 
 
 def mixer_of(backbone: Any) -> tuple[ModuleType, mixers.Mixer] | None:
     """(module of Transformers, mixer) of the recurrent layers of `backbone`; None if it has none."""
-    _, mixer = FAMILIES[backbone.config.model_type]
+    _, mixer = FAMILIES.get(backbone.config.model_type, ("", None))
     return None if mixer is None else (sys.modules[stock_class(backbone).__module__], mixer)
 
 

@@ -16,6 +16,7 @@ from . import shared_head
 from .attention import as_autocast, resolved
 from .families import backbone_of, check_mixers, check_training, stock_class, unwrapped
 from .gradient_sync import drop_whole_gradients
+from .heads import is_plain
 from .patching import Patch, apply_patch, patch_of
 from .run import TreeRun
 
@@ -34,6 +35,7 @@ class MicroBatchModel:
             apply_patch(model)
         self._patch: Patch = self.backbone._espalier
         self._head = self.inner.get_output_embeddings()
+        self._is_plain: bool | None = None  # whether logits are those of the head alone
         self._takes_positions = "position_ids" in inspect.signature(stock_class(self.backbone).forward).parameters
 
     @property
@@ -118,6 +120,12 @@ class MicroBatchModel:
             raise Unsupported("espalier.Step.logprobs: expected torch.nn.Linear with its own forward as the head, "
                               f"received {type(head).__module__}.{type(head).__name__}; take step.hidden(batch) and "
                               "apply it yourself")  # fmt: skip
+        if self._is_plain is None:
+            self._is_plain = is_plain(self.inner, self.backbone)
+        if not self._is_plain:
+            raise Unsupported("espalier.Step.logprobs: expected logits that are those of the output layer, received a "
+                              f"{type(self.inner).__name__}, which changes them, by a softcap or a scale; take "
+                              "step.hidden(batch) and apply both yourself")  # fmt: skip
         scale = 1 / getattr(self.backbone.config, "logits_scaling", 1)
 
         def forward(hidden: Tensor) -> Any:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..trees import Layout, build
-from . import attention, mixers, proof, routes, shared_head
+from . import attention, mixers, older_mixers, proof, routes, shared_head, text_rows
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
-from .families import backbone_of, check_mixers, check_model, check_training, mixer_of
+from .families import FAMILIES, backbone_of, check_mixers, check_model, check_training, composite_of, mixer_of
 from .resting import Rest
 from .rows import Rows, check_boundaries, read_rows
 from .run import Expand, TreeRun
@@ -25,7 +25,8 @@ CACHES = ("past_key_values", "cache_params", "cache")  # "cache" since Transform
 ROWS = ("input_ids", "attention_mask", "position_ids")
 OUTPUTS = ("output_hidden_states", "output_router_logits")  # handed on to the model
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # of packed rows, for kernels; position_ids say the same
-UNUSED = ("num_items_in_batch", "shift_labels", "ignore_index", "max_length_q", "max_length_k")  # which no result depends on here
+# No result of a backbone depends on these.
+UNUSED = ("num_items_in_batch", "shift_labels", "ignore_index", "logits_to_keep", "max_length_q", "max_length_k")
 
 Model = TypeVar("Model")
 
@@ -40,9 +41,10 @@ def apply_patch(model: Model, backend: str = "auto",
     check_model(model, backbone)
     if backbone.training:
         check_training(backbone)
-    if check is None:
-        check_version(backbone)
+    if check is None or backbone.config.model_type not in FAMILIES:
+        check_family(backbone)
     given = patch_of(backbone) or _attached(backbone)
+    text_rows.attach(composite_of(model))
     given.backend = backend
     given.is_proven = True
     given.check = check
@@ -58,10 +60,10 @@ def _attached(backbone: Any) -> "Patch":
     return given
 
 
-def check_version(backbone: Any) -> None:
-    """Raises Unsupported where Transformers is of a version that is not tested, and with which models of the class of
-    `backbone` are not exact on trees."""
-    proof.check_version(backbone, _attached_and_proven)
+def check_family(backbone: Any) -> None:
+    """Raises Unsupported where the tests do not cover models like `backbone`, and a proof finds that trees are not exact for
+    them."""
+    proof.check_family(backbone, _attached_and_proven)
 
 
 def _attached_and_proven(backbone: Any) -> None:
@@ -95,6 +97,7 @@ def unpatch(model: Model) -> Model:
         given.detach(backbone)
         shared_head.detach(model)
         del backbone._espalier
+        text_rows.detach(composite_of(model))
     return model
 
 
@@ -208,11 +211,19 @@ class Patch:
         for module in backbone.modules():
             if is_view(module.__dict__.get("config")):
                 module.config = original_of(module.config)
-        if (mixer := mixer_of(backbone)) is not None:
+        if (mixer := mixer_of(backbone)) is None:
+            return
+        if older_mixers.is_older(*mixer):
+            older_mixers.detach(backbone)
+        else:
             mixers.uninstall(*mixer, backbone)
 
     def install_mixers(self, backbone: Any) -> None:
-        if (mixer := mixer_of(backbone)) is not None:
+        if (mixer := mixer_of(backbone)) is None:
+            return
+        if older_mixers.is_older(*mixer):
+            older_mixers.attach(backbone, mixer[1])
+        else:
             mixers.install(*mixer, backbone)
 
     def replay_routes(self, backbone: Any) -> None:
@@ -307,6 +318,7 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
                               "has it; give use_cache=False")  # fmt: skip
         with given.rest.here():
             return given.call_stock(backbone, arguments)
+    arguments = text_rows.of_rows(backbone, arguments)
     batch = dict(arguments)
     passed_on = _checked(backbone, arguments)
     if given.unchecked is not None and torch.is_grad_enabled():
@@ -317,9 +329,11 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _named(backbone: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that are not None by their names; those that the model takes as **kwargs among them."""
-    bound = inspect.signature(type(backbone).forward).bind(backbone, *args, **kwargs).arguments
-    named = dict(list(bound.items())[1:])  # without self
-    named.update(named.pop("kwargs", {}))
+    signature = inspect.signature(type(backbone).forward)
+    named = dict(list(signature.bind(backbone, *args, **kwargs).arguments.items())[1:])  # without self
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named.update(named.pop(name, {}))
     return {name: value for name, value in named.items() if value is not None}
 
 
@@ -388,7 +402,7 @@ def _planned(backbone: Any, given: Patch, arguments: dict[str, Any],
     """(TreeRun, inputs of the model, index): index [B * S] on the CPU says where the batch's tokens are in the forest, of
     which padding is one past the end."""
     if not given.is_proven:  # made in another process, or a copy
-        check_version(backbone)
+        check_family(backbone)
         given.is_proven = True
     given.install_mixers(backbone)  # a copy of a patched model was not there when that was patched
     input_ids = arguments["input_ids"]

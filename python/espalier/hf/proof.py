@@ -1,120 +1,158 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof of a version of Transformers that this package is not tested with: a small random model of the class, patched
-against unpatched, before the first batch of a user's model."""
+"""The proof that trees are exact for a model: a small copy of it, patched against unpatched, before its first batch.
 
-from collections.abc import Callable
+It decides for every family and version of Transformers that the tests do not cover."""
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig
 
 from ..errors import Unsupported
-from .families import stock_class
+from ..trees import Layout, build
+from . import verdicts
+from .config_view import original_of
+from .families import FAMILIES, stock_class
 from .float64 import InFloat64
+from .small_copy import NotSmall, longest_window, small_model
 
 TESTED = ("5.23", "5.24")  # minor versions of Transformers
 MAX_ERROR = 1e-6  # relative; exact models are at 1e-12, and mistakes above 1e-3
+MAX_ERROR_IN_FLOAT32 = 1e-4  # where layers compute in nothing wider
+_MOST_TOKENS = 2048  # of a row by which a model itself is proven
 
-_SIZES: dict[str, Any] = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-                              num_key_value_heads=2, vocab_size=48, rms_norm_eps=1e-2)  # fmt: skip
-_EXPERTS: dict[str, Any] = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=10)
-_DELTA: dict[str, Any] = dict(linear_conv_kernel_dim=4, linear_key_head_dim=8, linear_num_key_heads=2,
-                              linear_num_value_heads=4, linear_value_head_dim=8,
-                              layer_types=["linear_attention", "full_attention"], head_dim=16)  # fmt: skip
-_ROPE_OF_QWEN3_5 = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
-                    "mrope_section": [2, 1, 1]}  # fmt: skip
-_WINDOWS = ["sliding_attention", "full_attention"]
-# model_type -> settings beside _SIZES. Windows are smaller than rows.
-SMALL: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": dict(sliding_window=4),
-    "olmo3": dict(sliding_window=4, layer_types=_WINDOWS, pad_token_id=None),
-    "qwen2": dict(use_sliding_window=True, sliding_window=4, layer_types=_WINDOWS),
-    "qwen3": dict(use_sliding_window=True, sliding_window=4, layer_types=_WINDOWS, head_dim=16),
-    "qwen3_moe": _EXPERTS,
-    "glm4_moe": dict(n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=10, n_group=3, topk_group=2,
-                     first_k_dense_replace=1),
-    "gpt_oss": dict(head_dim=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=4),
-    "qwen3_next": dict(shared_expert_intermediate_size=8, **_EXPERTS, **_DELTA),
-    "qwen3_5_text": dict(rope_parameters=_ROPE_OF_QWEN3_5, **_DELTA),
-    "qwen3_5_moe_text": dict(rope_parameters=_ROPE_OF_QWEN3_5, shared_expert_intermediate_size=8, **_EXPERTS, **_DELTA),
-    "mamba2": dict(num_heads=8, head_dim=8, state_size=12, n_groups=2, chunk_size=16, layer_norm_epsilon=1e-2),
-    "granitemoehybrid": dict(layer_types=["mamba", "attention"], num_local_experts=5, num_experts_per_tok=2,
-                             shared_intermediate_size=14, mamba_n_heads=8, mamba_d_state=6, mamba_chunk_size=16,
-                             pad_token_id=None),
-}  # fmt: skip
-_OF_ATTENTION = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
+_TRUNK = [7, 13, 41, 5, 19, 2]
+# Branches next to each other, shorter than windows and kernels; single tokens; rows longer than windows; rows in rows.
+ROWS = [[*_TRUNK, 11, 4, 30, 12, 6, 8], [*_TRUNK, 11, 4, 9, 9, 22, 6], _TRUNK, [*_TRUNK, 40], [*_TRUNK, 17, 8],
+        [*_TRUNK, 21], [5, 33, 21, 4], [5, 33, 14], [5, 10], [29], _TRUNK]  # fmt: skip
 
-_TRUNK = [7, 3, 41, 5, 19, 2]
-_ROWS = [[*_TRUNK, 11, 4, 30], [*_TRUNK, 11, 4, 9, 9, 22, 6], _TRUNK, [*_TRUNK, 40, 1, 17, 8, 8], [5, 33, 21, 3]]
+_NO_FLOAT64 = re.compile(r"dtype|scalar type|not implemented for")  # what errors of layers without it say
 
-_faults: dict[type, str | None] = {}  # class -> None, or what is wrong with it
+Attach = Callable[[Any], None]  # patches a backbone
+
+_verdicts: dict[str, verdicts.Verdict] = {}  # of this process, by verdicts.key_of
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows, and their tokens in the forest."""
+
+    rows: list[list[int]]
+    layout: Layout
+
+    @classmethod
+    def of(cls, rows: list[list[int]]) -> "Case":
+        return cls(rows, build(rows).layout())
+
+    def batch(self, device: Any = None) -> dict[str, Tensor]:
+        """input_ids and attention_mask [B, S]."""
+        size = len(self.rows), max(map(len, self.rows))
+        ids, mask = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+        for number, row in enumerate(self.rows):
+            ids[number, :len(row)], mask[number, :len(row)] = torch.tensor(row), 1
+        return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
 def is_tested() -> bool:
     return ".".join(transformers.__version__.split(".")[:2]) in TESTED
 
 
-def check_version(backbone: Any, attach: Callable[[Any], None]) -> None:
-    """Raises Unsupported where Transformers is of another minor version than TESTED and a small random model of the class of
-    `backbone` is not exact on trees. attach: patches a backbone. Takes a second, once for each class."""
-    if is_tested():
+def is_known(backbone: Any) -> bool:
+    """Whether the tests cover models like `backbone`, with all options of their config."""
+    return is_tested() and backbone.config.model_type in FAMILIES
+
+
+def check_family(backbone: Any, attach: Attach) -> None:
+    """Raises Unsupported where the tests do not cover `backbone` and a small copy of it is not exact on trees. Takes a few
+    seconds, once for each class and kind of config; then the verdict is known, in later processes as well."""
+    if is_known(backbone):
         return
-    cls = stock_class(backbone)
-    if cls not in _faults:
-        _faults[cls] = _fault_of(cls, backbone.config.model_type, attach)
-    if _faults[cls] is not None:
-        raise Unsupported(f"Transformers: expected {' or '.join(TESTED)}, with which {cls.__name__} is tested on trees, "
-                          f"received {transformers.__version__}, with which {_faults[cls]}; install one of those, or "
-                          "call espalier.hf.patch(model, check=True), which verifies the first batch")  # fmt: skip
+    cls, config = stock_class(backbone), original_of(backbone.config)
+    key = verdicts.key_of(cls, config)
+    if key not in _verdicts:
+        _verdicts[key] = verdicts.read(key) or _proven(cls, config, attach)
+        verdicts.write(key, _verdicts[key])
+    found = _verdicts[key]
+    if found.not_small is not None:
+        found = _proven_itself(backbone, attach, found.not_small)
+    if found.fault is not None:
+        raise Unsupported(f"espalier.hf.patch: expected a model for which trees are exact, received {cls.__name__} (model_type "
+                          f"{config.model_type!r}) with Transformers {transformers.__version__}, of which "
+                          f"{found.fault}")  # fmt: skip
 
 
-def _fault_of(cls: Any, model_type: str, attach: Callable[[Any], None]) -> str | None:
+def _proven(cls: Any, config: Any, attach: Attach) -> verdicts.Verdict:
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            error = error_of(_small_model(cls, model_type), attach)
+        with _as_in_a_fresh_process():
+            return _judged(cls, config, attach)
+    except NotSmall as reason:
+        return verdicts.Verdict(not_small=str(reason))
     except Unsupported as refusal:
-        return f"a small model of it is refused: {refusal}"
-    except Exception as failure:  # whatever another version may do
-        return f"a small model of it fails: {type(failure).__name__}: {failure}"
-    return None if error <= MAX_ERROR else f"a small model of it is wrong on trees, by {error:.1g}"
+        return verdicts.Verdict(f"a small copy is refused: {refusal}")
+    except Exception as failure:  # whatever any model may do
+        return verdicts.Verdict(f"a small copy fails: {_told(failure)}")
 
 
-def _small_model(cls: Any, model_type: str) -> Any:
-    settings = _SIZES | {"sliding_window": None} | SMALL[model_type]
-    if model_type == "mamba2":
-        settings = {name: value for name, value in settings.items() if name not in _OF_ATTENTION}
-    config = AutoConfig.for_model(model_type, **settings)
-    config._experts_implementation = "eager"  # the others have no float64
-    torch.manual_seed(0)
-    model = cls(config).double().train()
-    with torch.no_grad():  # as models are born, mistakes are small
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 or name.endswith("bias"):
-                parameter.normal_(std=0.4 if "conv1d" in name else 0.2)
-    return model
+@contextlib.contextmanager
+def _as_in_a_fresh_process() -> Iterator[None]:
+    """Inside, models are made and run whatever the modes around are; random numbers are as before afterwards."""
+    with (torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"),
+          torch.autocast("cpu", enabled=False), warnings.catch_warnings()):  # fmt: skip
+        warnings.simplefilter("ignore")
+        yield
 
 
-def error_of(model: Any, attach: Callable[[Any], None]) -> float:
-    """The largest relative error of the gradients of a loss, by parameter, and of the loss, of `model` on the rows, which
-    are a batch once it is patched, against each row alone."""
-    probe = torch.randn(len(_ROWS), max(map(len, _ROWS)), model.config.hidden_size, dtype=torch.float64)
-    with InFloat64():
+def _judged(cls: Any, config: Any, attach: Attach) -> verdicts.Verdict:
+    model, case, most = small_model(cls, config), Case.of(ROWS), MAX_ERROR
+    try:
+        error, worst = error_of(model, attach, case)
+    except RuntimeError as failure:
+        if not _NO_FLOAT64.search(str(failure)):
+            raise
+        model, most = small_model(cls, config).float(), MAX_ERROR_IN_FLOAT32
+        error, worst = error_of(model, attach, case)
+    if error <= most:
+        return verdicts.Verdict()
+    fresh = small_model(cls, config).to(next(model.parameters()).dtype)
+    place = first_difference(fresh, attach, case, most) or f"none differs, but the gradient of {worst}"
+    return verdicts.Verdict(f"a small copy is wrong on trees, by {error:.1g}; the first layer whose output differs: {place}")
+
+
+def error_of(model: Any, attach: Attach, case: Case | None = None) -> tuple[float, str]:
+    """(error, name of the parameter that has it): the largest relative error of the gradients of a loss, by parameter, and of
+    the loss (""), of `model` on the rows, which are a batch once it is patched, against each row alone."""
+    case = case or Case.of(ROWS)
+    dtype = next(model.parameters()).dtype
+    batch = case.batch()
+    probe = torch.randn(*batch["input_ids"].shape, _width(model), dtype=dtype)
+    with _computing_in(dtype):
         alone: Any = sum((_hidden(model, torch.tensor([row]))[0] * probe[number, :len(row)]).sum()
-                    for number, row in enumerate(_ROWS))  # fmt: skip
+                    for number, row in enumerate(case.rows))  # fmt: skip
         theirs = _gradients(model, alone)
         attach(model)
-        ids, mask = torch.zeros(probe.shape[:2], dtype=torch.int64), torch.zeros(probe.shape[:2], dtype=torch.int64)
-        for number, row in enumerate(_ROWS):
-            ids[number, :len(row)], mask[number, :len(row)] = torch.tensor(row), 1
-        together = (_hidden(model, ids, attention_mask=mask) * probe * mask.unsqueeze(-1)).sum()
+        together = (_hidden(model, **batch) * probe * batch["attention_mask"].unsqueeze(-1)).sum()
         ours = _gradients(model, together)
-    everything = torch.stack([gradient.norm() for gradient in theirs]).norm()
-    errors = [(a - b).norm() / torch.clamp(b.norm(), min=1e-2 * everything) for a, b in zip(ours, theirs)]
-    of_loss = abs(together - alone).item() / abs(alone.item())
-    return float(max([of_loss, *(error.item() for error in errors)]))
+    everything = torch.stack([gradient.norm() for gradient in theirs.values()]).norm()
+    errors = {name: ((ours[name] - theirs[name]).norm() / torch.clamp(theirs[name].norm(), min=1e-2 * everything)).item()
+              for name in theirs}  # fmt: skip
+    errors[""] = abs(together - alone).item() / abs(alone.item())
+    worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
+    return (errors[worst] if errors[worst] == errors[worst] else float("inf")), worst
+
+
+def _computing_in(dtype: torch.dtype) -> Any:
+    return InFloat64() if dtype == torch.float64 else contextlib.nullcontext()
+
+
+def _width(model: Any) -> int:
+    with torch.no_grad():
+        return int(_hidden(model, torch.tensor([[7]])).shape[-1])
 
 
 def _hidden(model: Any, input_ids: Tensor, **more: Any) -> Tensor:
@@ -122,7 +160,114 @@ def _hidden(model: Any, input_ids: Tensor, **more: Any) -> Tensor:
     return hidden
 
 
-def _gradients(model: Any, loss: Tensor) -> list[Tensor]:
-    parameters = list(model.parameters())
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [torch.zeros_like(parameter) if gradient is None else gradient for parameter, gradient in zip(parameters, found)]
+def _gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return {name: torch.zeros_like(parameter) if gradient is None else gradient
+            for (name, parameter), gradient in zip(parameters.items(), found)}  # fmt: skip
+
+
+def first_difference(model: Any, attach: Attach, case: Case, most: float) -> str | None:
+    """The first layer of Transformers, in the order in which they end, whose output for some row differs by more than `most`
+    once `model` is patched: its path and class. None: no output does."""
+    seen: dict[tuple[str, int], Tensor] = {}
+    counts: dict[str, int] = {}
+
+    def keep(name: str) -> Callable[[Any, Any, Any], None]:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) and output else output
+            counts[name] = counts.get(name, -1) + 1
+            if isinstance(first, torch.Tensor) and first.is_floating_point():
+                seen[name, counts[name]] = first.detach()
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules() if name]
+
+    def outputs_of(**batch: Any) -> dict[tuple[str, int], Tensor]:
+        seen.clear()
+        counts.clear()
+        _hidden(model, **batch)
+        return dict(seen)
+
+    with torch.no_grad(), _computing_in(next(model.parameters()).dtype):
+        alone = [outputs_of(input_ids=torch.tensor([row])) for row in case.rows]
+        attach(model)
+        together = outputs_of(**case.batch())
+    for handle in handles:
+        handle.remove()
+    for key, output in together.items():
+        if any(_differs(output, theirs[key], case.layout, number, most)
+               for number, theirs in enumerate(alone) if key in theirs):  # fmt: skip
+            return _layer_of(model, key[0])
+    return None
+
+
+def _differs(output: Tensor, alone: Tensor, layout: Layout, number: int, most: float) -> bool:
+    path = torch.as_tensor(layout.path(number)).long()
+    output, alone = (values.squeeze(0) if values.dim() > 2 and len(values) == 1 else values for values in (output, alone))
+    if len(output) != layout.num_tokens or len(alone) != len(path) or output.shape[1:] != alone.shape[1:]:
+        return False  # not by tokens
+    error, size = (output[path] - alone).norm(), alone.norm()
+    return bool(error > most * torch.clamp(size, min=1e-6)) or not bool(torch.isfinite(error))
+
+
+def _layer_of(model: Any, path: str) -> str:
+    """The innermost layer of Transformers around the module, as its path and class."""
+    while "." in path and not type(model.get_submodule(path)).__module__.startswith("transformers."):
+        path = path.rpartition(".")[0]
+    return f"{path} ({type(model.get_submodule(path)).__name__})"
+
+
+def _proven_itself(backbone: Any, attach: Attach, reason: str) -> verdicts.Verdict:
+    """The proof of a model of which there is no small copy: on the model itself, without gradients. It is left as it was."""
+    own = f"no small copy can be made ({reason}), and the model itself "
+    first = next(backbone.parameters())
+    if first.device.type == "meta":
+        return verdicts.Verdict(own + "has no weights yet: patch it once it has")
+    longest = longest_window(original_of(backbone.config).to_dict())
+    if longest > _MOST_TOKENS:
+        return verdicts.Verdict(own + f"would need rows longer than a window or chunk of {longest} tokens")
+    case = Case.of(_longer_rows(longest))
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            error = _error_of_outputs(backbone, attach, case, first.device)
+    except Exception as failure:  # whatever any model may do
+        return verdicts.Verdict(own + f"fails on trees: {_told(failure)}")
+    if not error <= 100 * torch.finfo(first.dtype).eps:
+        return verdicts.Verdict(own + f"is wrong on trees, by {error:.1g}")
+    warnings.warn(f"espalier.hf.patch: {type(backbone).__name__} is proven on the model itself, without gradients: no small "
+                  f"copy can be made ({reason})", stacklevel=2)  # fmt: skip
+    return verdicts.Verdict()
+
+
+def _longer_rows(length: int) -> list[list[int]]:
+    """ROWS with a trunk that is longer than `length`."""
+    lead = [3 + number * 7 % 40 for number in range(length)]
+    return [lead + row if row[:len(_TRUNK)] == _TRUNK else row for row in ROWS]
+
+
+def _error_of_outputs(backbone: Any, attach: Attach, case: Case, device: Any) -> float:
+    given = backbone.__dict__.get("_espalier")
+    if given is None:
+        alone = [_hidden(backbone, torch.tensor([row], device=device))[0] for row in case.rows]
+        attach(backbone)
+    else:  # a copy of a patched model
+        with given.rest.here():
+            alone = [_hidden(backbone, torch.tensor([row], device=device))[0] for row in case.rows]
+        given.is_proven = True
+    try:
+        together = _hidden(backbone, **case.batch(device))
+    finally:
+        if given is None:
+            backbone._espalier.detach(backbone)
+            del backbone._espalier
+        else:
+            given.is_proven = False
+    errors = [(together[number, :len(row)] - alone[number]).norm() / alone[number].norm()
+              for number, row in enumerate(case.rows)]  # fmt: skip
+    return float(torch.stack(errors).max())
+
+
+def _told(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"

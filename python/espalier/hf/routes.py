@@ -58,7 +58,7 @@ WEIGHTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 def routers_of(backbone: Any) -> dict[int, Any]:
     """{number of a layer: its router} for the layers of `backbone` that have one."""
     found = {}
-    for number, layer in enumerate(backbone.layers):
+    for number, layer in enumerate(getattr(backbone, "layers", ())):  # other names have none of WEIGHTS
         for module in layer.modules():
             if weights_of(module) is not None:
                 found[number] = module

@@ -120,9 +120,20 @@ class Upload {
   at::Tensor sent_;
 };
 
+// PyTorch 2.9 and 2.10 tell no stream's handle, and build without CUDA kernels alone. A template, so that only
+// the branch that exists is compiled.
+template <class Stream>
+void* handle_of(const Stream& stream) {
+  if constexpr (requires { stream.native_handle(); }) {
+    return stream.native_handle();
+  } else {
+    throw InputError("CUDA kernels of Espalier: expected PyTorch 2.11 or later, received an older one");
+  }
+}
+
 void* current_stream(const at::Device& device) {
   if (!device.is_cuda()) return nullptr;
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+  return handle_of(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
 /// Arguments of forward or backward, and the tensors and arrays that the kernels point into.

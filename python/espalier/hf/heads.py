@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the logits of a model are those of its output layer alone, divided by logits_scaling."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .families import FAMILIES, backbone_of
+from .float64 import InFloat64
+from .small_copy import NotSmall, small_model
+
+
+def is_plain(inner: Any, backbone: Any) -> bool:
+    """Whether `inner`, a model with a head around `backbone`, does nothing else to its logits, as a softcap or a scale would.
+    A small copy says so, for models that the tests do not cover; False where none can be made."""
+    if backbone.config.model_type in FAMILIES:
+        return True
+    cls = next(cls for cls in type(inner).__mro__ if cls.__module__.startswith("transformers.models."))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode(False), torch.no_grad(), InFloat64():
+            return _is_plain(small_model(cls, inner.config))
+    except (NotSmall, RuntimeError, TypeError, AttributeError):
+        return False
+
+
+def _is_plain(model: Any) -> bool:
+    own = backbone_of(model)
+    hidden: list[Tensor] = []
+
+    def enlarge(_module: Any, _args: Any, output: Any) -> Any:  # so that a softcap shows
+        hidden.append(9 * torch.randn_like(output.last_hidden_state))
+        output.last_hidden_state = hidden[0]
+        return output
+
+    own.register_forward_hook(enlarge)
+    logits = model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False).logits
+    expected = model.get_output_embeddings()(hidden[0]) / getattr(own.config, "logits_scaling", 1)
+    return bool((logits - expected).norm() <= 1e-9 * expected.norm())
