@@ -9,6 +9,7 @@
 #include <exception>
 #include <limits>
 
+#include "espalier/base/check.h"
 #include "espalier/ops/attention/schedule_cache.h"
 #include "espalier/ops/guarded_output.h"
 
@@ -120,14 +121,14 @@ class Upload {
   at::Tensor sent_;
 };
 
-// PyTorch 2.9 and 2.10 tell no stream's handle, and build without CUDA kernels alone. A template, so that only
-// the branch that exists is compiled.
+// Streams of PyTorch 2.9 do not give their handle. A template, so that only the branch that exists is
+// compiled.
 template <class Stream>
 void* handle_of(const Stream& stream) {
   if constexpr (requires { stream.native_handle(); }) {
     return stream.native_handle();
   } else {
-    throw InputError("CUDA kernels of Espalier: expected PyTorch 2.11 or later, received an older one");
+    throw InputError("CUDA kernels: expected PyTorch 2.11 or later, received an older one");
   }
 }
 
