@@ -3,14 +3,13 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstring>
 #include <exception>
 #include <limits>
 
-#include "espalier/base/check.h"
 #include "espalier/ops/attention/schedule_cache.h"
+#include "espalier/ops/cuda_launch.h"
 #include "espalier/ops/guarded_output.h"
 
 #ifdef ESPALIER_CUDA_KERNELS
@@ -121,20 +120,8 @@ class Upload {
   at::Tensor sent_;
 };
 
-// Streams of PyTorch 2.9 do not give their handle. A template, so that only the branch that exists is
-// compiled.
-template <class Stream>
-void* handle_of(const Stream& stream) {
-  if constexpr (requires { stream.native_handle(); }) {
-    return stream.native_handle();
-  } else {
-    throw InputError("CUDA kernels: expected PyTorch 2.11 or later, received an older one");
-  }
-}
-
-void* current_stream(const at::Device& device) {
-  if (!device.is_cuda()) return nullptr;
-  return handle_of(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+void* stream_of(const at::Device& device) {
+  return device.is_cuda() ? detail::current_stream(device) : nullptr;
 }
 
 /// Arguments of forward or backward, and the tensors and arrays that the kernels point into.
@@ -184,7 +171,7 @@ struct Call {
   Call& operator=(const Call&) = delete;
 
   const cuda::KeyGradients* gradients() const { return upload.at<cuda::KeyGradients>(gradient_offset_); }
-  void* stream() const { return current_stream(q.device()); }
+  void* stream() const { return stream_of(q.device()); }
 
   /// Allocates scratch and sets the problem's schedules. Schedules are not shared between calls during graph
   /// capture or while output guards are active.
