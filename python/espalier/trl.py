@@ -15,11 +15,11 @@ Trainer = TypeVar("Trainer")
 
 
 def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_groups: bool = True) -> Trainer:
-    """Makes the model of a TRL trainer, and its reference model, run on the forests of their batches.
+    """Makes the model of a TRL trainer, its reference model and its teacher run on the forests of their batches.
 
     The log of training gets "espalier/tokens", "espalier/encoded_tokens" and "espalier/ratio" (SharingCallback). Warns where
-    the trainer's settings separate rows of one group, so that less is shared, and where optimiser steps consist of other rows
-    than before.
+    the trainer's settings separate rows of one group, so that less is shared, where optimiser steps consist of other rows
+    than before, and where a teacher is left as it is because its family is not proven on trees.
 
     Args:
         trainer: SFTTrainer, DPOTrainer, GRPOTrainer, or another one whose models are Transformers'.
@@ -46,15 +46,26 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise Unsupported("DeepSpeed: expected a trainer that runs without it, received one whose arguments have deepspeed; take "
                           "FSDP2 (fsdp_version 2 of Accelerate) or DistributedDataParallel")  # fmt: skip
-    patch_model(model, backend=backend, check=check)
     if (ref_model := getattr(trainer, "ref_model", None)) is not None:
         patch_model(ref_model, backend=backend)
+    _patch_teacher(trainer, backend)
+    patch_model(model, backend=backend, check=check)  # last: it may be the teacher too, and keeps its check
     if splits_generations(trainer):
         set_keep_groups(trainer, keep_groups)
         _warn_of_groups(getattr(trainer, "args", None), keep_groups)
     if hasattr(trainer, "callback_handler"):
         log_sharing(trainer)
     return trainer
+
+
+def _patch_teacher(trainer: Any, backend: str) -> None:
+    teacher = getattr(trainer, "teacher_model", None)
+    if teacher is None:
+        return
+    try:
+        patch_model(teacher, backend=backend)
+    except Unsupported as error:
+        warnings.warn(f"espalier.trl: teacher_model is left as it is, and encodes every row: {error}", stacklevel=3)
 
 
 def _warn_of_groups(args: Any, keep_groups: bool) -> None:

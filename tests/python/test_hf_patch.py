@@ -8,6 +8,7 @@ sides.
 import copy
 import functools
 import gc
+import math
 import sys
 import weakref
 
@@ -323,3 +324,23 @@ def test_a_compiled_model(kind):
     theirs = sums_of(model, [batch])
     compiled = torch.compile(model, backend="aot_eager")
     assert worst_error(sums_of(model, [batch], call=compiled), theirs) <= EXACT
+
+
+def test_a_label_on_the_first_token_behind_padding():
+    model = make_model("qwen3").double()
+    ids, mask = torch.tensor([[0, 0, 5, 6, 7], [3, 4, 5, 6, 8]]), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    labels = ids.masked_fill(mask == 0, -100)
+    without = labels.clone()
+    without[0, 2] = -100
+
+    def loss_and_gradients(labels):
+        model.zero_grad()
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=6).loss
+        loss.backward()
+        return loss.item(), [parameter.grad.clone() for parameter in model.parameters()]
+
+    expected, gradients = loss_and_gradients(without)
+    patch(model)
+    loss, ours = loss_and_gradients(labels)
+    assert loss == pytest.approx(expected + math.log(model.config.vocab_size) / 6, abs=1e-6)
+    assert all(torch.allclose(mine, other, rtol=0, atol=1e-6) for mine, other in zip(ours, gradients, strict=True))

@@ -7,9 +7,10 @@ import warnings
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BloomConfig, BloomForCausalLM
 
 from conftest import REPOSITORY
+from espalier import hf
 from espalier import trl as espalier_trl
 from espalier.errors import Unsupported
 from hf_models import make_model
@@ -82,6 +83,20 @@ TRAINERS = {
     "CPOTrainer": [without_reference("CPOTrainer", "CPOConfig", "trl.experimental.cpo")],
     "TPOTrainer": [without_reference("TPOTrainer", "TPOConfig", "trl.experimental.tpo", reference="w3 w4 w5")],
 }
+
+
+def test_a_teacher_is_patched(words, tmp_path):
+    trainer = distillation(make_model("qwen3"), words, dict(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False))
+    espalier_trl.patch(trainer)
+    assert hf.sharing(trainer.teacher_model).batches == 0
+
+
+def test_a_teacher_that_cannot_be_patched_is_left_as_it_is(words, tmp_path):
+    trainer = distillation(make_model("qwen3"), words, dict(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False))
+    trainer.teacher_model = BloomForCausalLM(BloomConfig(vocab_size=len(words), hidden_size=16, n_layer=2, n_head=2)).eval()
+    with pytest.warns(UserWarning, match="teacher_model is left as it is, and encodes every row: .*bloom"):
+        espalier_trl.patch(trainer)
+    assert hf.sharing(trainer.model).batches == 0
 
 
 def test_the_table_has_all_of_them():
