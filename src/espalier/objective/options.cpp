@@ -334,7 +334,8 @@ void check_objective_options(const ObjectiveOptions& options) {
   const bool clips = options.kind == ObjectiveKind::kPpo || options.kind == ObjectiveKind::kGrpo ||
                      options.kind == ObjectiveKind::kDrGrpo || options.kind == ObjectiveKind::kDapo;
   ESPALIER_CHECK(options.dual_clip == 0 || clips,
-                 "--dual-clip: expected one of the objectives ppo, grpo, dr_grpo and dapo, received {}", name);
+                 "--dual-clip: expected one of the objectives ppo, grpo, dr_grpo and dapo, received {}",
+                 name);
   ESPALIER_CHECK(options.ref_topk == RefTopk::kNone || options.kind == ObjectiveKind::kOpd,
                  "--ref-topk: expected objective opd, received {}", name);
   const bool is_policy = is_policy_gradient(options.kind);

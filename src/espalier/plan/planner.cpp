@@ -236,10 +236,11 @@ void check_options(const Forest& forest, const PlanOptions& options) {
   ESPALIER_CHECK(cuts || options.checkpoint_activations != CheckpointActivations::kPiece,
                  "--checkpoint-activations piece: expected --strategy partition or auto, received {}",
                  to_string(options.strategy));
-  ESPALIER_CHECK(!options.offload_context || options.checkpoint_activations == CheckpointActivations::kPiece,
-                 "--offload-context: expected --checkpoint-activations piece (otherwise activations contain the "
-                 "context anyway), received {}",
-                 to_string(options.checkpoint_activations));
+  ESPALIER_CHECK(
+      !options.offload_context || options.checkpoint_activations == CheckpointActivations::kPiece,
+      "--offload-context: expected --checkpoint-activations piece (otherwise activations contain the "
+      "context anyway), received {}",
+      to_string(options.checkpoint_activations));
   if (!cuts && options.token_budget > 0) check_token_budget(forest, options.token_budget);
 }
 
