@@ -47,16 +47,16 @@ def found(model, batch, **more):
     return output, (total.item(), dict(zip(parameters, gradients)))
 
 
-def assert_same(ours, theirs):
+def assert_same(ours, theirs, rounding=ROUNDING):
     for name in (*ALL, "label_mask"):
         one, other = getattr(ours[0], name), getattr(theirs[0], name)
         assert (one is None) == (other is None)
         if one is not None:
             assert one.shape == other.shape and one.dtype == other.dtype
-            torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
+            torch.testing.assert_close(one, other, rtol=rounding, atol=rounding)
     assert type(ours[0]) is type(theirs[0])
-    torch.testing.assert_close(ours[0].loss, theirs[0].loss, rtol=ROUNDING, atol=ROUNDING)
-    assert worst_error(ours[1], theirs[1]) <= ROUNDING
+    torch.testing.assert_close(ours[0].loss, theirs[0].loss, rtol=rounding, atol=rounding)
+    assert worst_error(ours[1], theirs[1]) <= rounding
 
 
 @pytest.mark.parametrize("number", [None, 40], ids=["mean", "num_items_in_batch"])
@@ -66,7 +66,8 @@ def test_fields(kind, number, scored):
     more = {} if number is None else {"num_items_in_batch": torch.tensor(number)}
     theirs = found(model, batch, **more)
     patch(model)
-    assert_same(found(model, batch, **more), theirs)
+    rounding = 1e-4 if kind == "qwen3_5" else ROUNDING  # recurrences in float32 add up in another order
+    assert_same(found(model, batch, **more), theirs, rounding)
     assert scored[0] > FLAT and scored[1] < TREE
     assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=2, pad_token_id=0).shape == (1, 4)
     unpatch(model)
