@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, Trainer, TrainingArguments
+from transformers import (AutoModelForSequenceClassification, AutoModelForTokenClassification, PhiConfig, PhiForCausalLM, Trainer,
+                          TrainingArguments)  # fmt: skip
 from transformers.loss import loss_utils
 
 from espalier import ops
@@ -396,3 +397,12 @@ def test_trainer(checkpoints, low_precision, tmp_path, monkeypatch):
     ours_shapes, ours = log(patch)
     assert shapes == ours_shapes == [(8, 20, 61)] and len(ours) == 5 and computed and not any(computed)
     assert ours == pytest.approx(theirs, rel=3e-2 if low_precision else 1e-4)
+
+
+def test_heads_of_other_families_run_for_every_row():
+    """The proof of a family is of its backbone."""
+    config = PhiConfig(vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
+    model = patch(PhiForCausalLM(config).eval())
+    assert "forward" not in model.__dict__
+    model = patch(make_model("llama"))
+    assert isinstance(model.__dict__["forward"], shared_head.Head)

@@ -27,22 +27,18 @@ from . import fused_head
 from .asked import Asked, Given, asked_of, asking
 from .attention import as_autocast
 from .deferred_logits import Deferred, with_deferred
-from .families import unwrapped
+from .families import FAMILIES, unwrapped
 from .run import Expand
 
 CACHED = ("past_key_values", "cache_params", "cache", "use_cache")
 OF_THE_LOSS = ("labels", "shift_labels", "num_items_in_batch", "ignore_index")
-# model_type of heads whose logits are hidden @ weight.T + bias alone, and of those that divide them by logits_scaling.
-PLAIN = {"llama", "mistral", "olmo3", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_next", "qwen3_5_text",
-         "qwen3_5_moe_text", "mamba2"}  # fmt: skip
-DIVIDED = {"granitemoehybrid"}
 
 
 def attach(model: Any, backbone: Any) -> None:
-    """Gives the head of `model`, which may be wrapped, its Head; where it has none, or a forward that is not known, does
-    nothing."""
+    """Gives the head of `model`, which may be wrapped, its Head; where it has none, or a forward that the tests do not cover,
+    does nothing: the proof of other families looks at backbones alone, and a head may shift labels in another way."""
     inner = unwrapped(model)
-    if inner is backbone or not _is_known(inner):
+    if inner is backbone or backbone.config.model_type not in FAMILIES or not _is_known(inner):
         return
     own = inner.__dict__.get("forward")
     if own is None or fused_head.is_tested(own):
@@ -303,7 +299,7 @@ class PlainHead:
 def plain_head(model: Any, device: torch.device) -> PlainHead | None:
     """The head of `model` where espalier.ops can compute its log-probabilities without logits on `device`; else None."""
     config, linear = model.base_model.config, _active(model.get_output_embeddings())
-    if config.model_type not in PLAIN | DIVIDED or type(linear).forward is not nn.Linear.forward:
+    if type(linear).forward is not nn.Linear.forward:
         return None
     hooks = (*linear._forward_hooks.values(), *linear._forward_pre_hooks.values())  # of FSDP2, which gathers the weights there
     if "forward" in linear.__dict__ or hooks or type(linear.weight) not in (Tensor, nn.Parameter):
@@ -312,7 +308,7 @@ def plain_head(model: Any, device: torch.device) -> PlainHead | None:
     is_served = sample.dtype in (torch.float64, torch.float32, torch.bfloat16) and sample.device.type == device.type
     if not is_served or len(linear.weight) != config.vocab_size:
         return None
-    scale = 1 / config.logits_scaling if config.model_type in DIVIDED else 1.0
+    scale = 1 / getattr(config, "logits_scaling", 1)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::edge_logprobs", device.type.upper())
     return PlainHead(linear, scale) if has_kernel else None
 
