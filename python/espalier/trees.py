@@ -24,7 +24,8 @@ RankShare = core.RankShare
 
 
 def build(rows: Rows | core.Trajectories, *, tree_keys: Iterable[Hashable] | None = None,
-          merge_keys: Sequence[Any] | NDArray[np.integer[Any]] | None = None) -> Forest:  # fmt: skip
+          merge_keys: Sequence[Any] | NDArray[np.integer[Any]] | None = None,
+          most_leaves_first: bool = False) -> Forest:  # fmt: skip
     """The prefix trees of token rows, in time linear in their tokens.
 
     Args:
@@ -34,6 +35,8 @@ def build(rows: Rows | core.Trajectories, *, tree_keys: Iterable[Hashable] | Non
             `espalier.read` gives them.
         tree_keys: [R]: rows with different keys share nothing. Names or numbers, such as group ids. Default: all may share.
         merge_keys: [N] integers, or R rows of them: tokens are shared only where these are equal, too.
+        most_leaves_first: Whether the child with most leaves comes first among its siblings, so that each token sees few
+            intervals of tokens (`Layout.visible_intervals`). Default: children are in the order of the rows.
 
     Returns:
         A Forest, whose trajectory r is row r.
@@ -55,26 +58,29 @@ def build(rows: Rows | core.Trajectories, *, tree_keys: Iterable[Hashable] | Non
         [5, 6, 9]
     """
     if isinstance(rows, core.Trajectories):
-        return _build_trajectories(rows, tree_keys, merge_keys)
+        return _build_trajectories(rows, tree_keys, merge_keys, most_leaves_first)
     if not is_packed(rows):
         rows = listed(rows)
         if merge_keys is None:
             merge_keys = route_keys_of(rows)
-    return _build(*token_sequences(rows), tree_keys, merge_keys)
+    return _build(*token_sequences(rows), tree_keys, merge_keys, most_leaves_first)
 
 
-def _build_trajectories(rows: core.Trajectories, tree_keys: Iterable[Hashable] | None, merge_keys: Any) -> Forest:
+def _build_trajectories(rows: core.Trajectories, tree_keys: Iterable[Hashable] | None, merge_keys: Any,
+                        most_leaves_first: bool) -> Forest:  # fmt: skip
     if merge_keys is None:
         keys = None if tree_keys is None else tree_keys_of(tree_keys, len(rows))
-        return core.build_from_trajectories(rows, keys)
+        return core.build_from_trajectories(rows, keys, most_leaves_first)
     if rows.routed_experts is not None:
         raise InputError("merge_keys: expected none beside rows with routed_experts, which are merge keys themselves")
-    return _build(rows.offsets, rows.input_ids, tree_keys, merge_keys)
+    return _build(rows.offsets, rows.input_ids, tree_keys, merge_keys, most_leaves_first)
 
 
-def _build(offsets: Any, tokens: Any, tree_keys: Iterable[Hashable] | None, merge_keys: Any) -> Forest:
+def _build(offsets: Any, tokens: Any, tree_keys: Iterable[Hashable] | None, merge_keys: Any,
+           most_leaves_first: bool) -> Forest:  # fmt: skip
     return core.build_forest(offsets, tokens, None if merge_keys is None else merge_keys_of(merge_keys, offsets),
-                             None if tree_keys is None else tree_keys_of(tree_keys, len(offsets) - 1))  # fmt: skip
+                             None if tree_keys is None else tree_keys_of(tree_keys, len(offsets) - 1),
+                             most_leaves_first)  # fmt: skip
 
 
 def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model: str | os.PathLike[str] | Costs | Any = None,

@@ -21,4 +21,5 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/tree_heuristic_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_packing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tree_shapes.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/visible_intervals_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/window_pairs_test.cpp)

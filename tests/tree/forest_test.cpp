@@ -63,6 +63,49 @@ TEST(Forest, RandomRowsMatchThePrefixSet) {
   }
 }
 
+std::vector<int32_t> tokens_of(const Forest& forest, int64_t trajectory) {
+  std::vector<int32_t> tokens;
+  for (const int64_t n : root_path(forest, forest.end_node[trajectory])) {
+    tokens.insert(tokens.end(), forest.tokens.begin() + forest.node_begin[n],
+                  forest.tokens.begin() + forest.node_begin[n + 1]);
+  }
+  return tokens;
+}
+
+TEST(Forest, TheChildWithMostLeavesMayBeFirst) {
+  bool has_moved = false;
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(test_seed(seed), 5);
+    const Rows rows = testing::random_rows(rng);
+    const Forest as_reached = build_forest(rows.view()),
+                 forest = build_forest(rows.view(), {}, ChildOrder::kMostLeavesFirst);
+    ASSERT_EQ(forest.num_nodes(), as_reached.num_nodes());
+    std::vector<int64_t> leaves(forest.num_nodes(), 0),
+        reached(forest.num_nodes(), forest.num_trajectories());
+    for (int64_t r = 0; r < forest.num_trajectories(); ++r) {
+      ASSERT_EQ(tokens_of(forest, r), tokens_of(as_reached, r));
+      for (const int64_t n : root_path(forest, forest.end_node[r])) reached[n] = std::min(reached[n], r);
+    }
+    for (int64_t n = forest.num_nodes() - 1; n >= 0; --n) {
+      leaves[n] += forest.subtree_last[n] == n + 1;
+      if (forest.parent[n] >= 0) leaves[forest.parent[n]] += leaves[n];
+    }
+    for (int64_t n = 0; n < forest.num_nodes(); ++n) {
+      if (forest.subtree_last[n] == n + 1) continue;
+      for (int64_t before = n + 1, child = forest.subtree_last[before]; child < forest.subtree_last[n];
+           before = child, child = forest.subtree_last[child]) {
+        const int64_t first = n + 1;
+        ASSERT_TRUE(leaves[first] > leaves[child] ||
+                    (leaves[first] == leaves[child] && reached[first] < reached[child]));
+        ASSERT_TRUE(before == first || reached[before] < reached[child]);
+        has_moved |= reached[child] < reached[first];
+      }
+    }
+  }
+  EXPECT_TRUE(has_moved);
+}
+
 TEST(Forest, SyntheticForestsMatchThePrefixSet) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);

@@ -55,6 +55,14 @@ Array<T> take(std::vector<T> values) {
   return Array<T>(array.data(), {array.size()}, owner);
 }
 
+/// The same as a matrix of as many rows, row-major.
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<2>> take(std::vector<T> values, size_t rows) {
+  const size_t columns = rows == 0 ? 0 : values.size() / rows;
+  const Array<T> flat = take(std::move(values));
+  return {flat.data(), {rows, columns}, nb::find(flat)};
+}
+
 template <typename T>
 std::pair<Array<int64_t>, Array<T>> take(Csr<T> rows) {
   return {take(std::move(rows.offsets)), take(std::move(rows.values))};

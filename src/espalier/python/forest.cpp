@@ -12,6 +12,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/units.h"
+#include "espalier/plan/visible_intervals.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
 #include "espalier/python/trajectory_layout.h"
@@ -23,14 +24,15 @@ namespace espalier::python {
 namespace {
 
 Forest build(const Given<int64_t>& offsets, const Given<int32_t>& tokens,
-             const std::optional<Given<uint64_t>>& merge_keys,
-             const std::optional<Given<int64_t>>& tree_keys) {
+             const std::optional<Given<uint64_t>>& merge_keys, const std::optional<Given<int64_t>>& tree_keys,
+             bool most_leaves_first) {
   TokenSequences sequences{.offsets = span_of(offsets), .tokens = span_of(tokens)};
   if (merge_keys) sequences.merge_keys = span_of(*merge_keys);
   if (tree_keys) sequences.tree_keys = span_of(*tree_keys);
   sequences.release = check_signals;
   const nb::gil_scoped_release release;
-  return build_forest(sequences);
+  return build_forest(sequences, {},
+                      most_leaves_first ? ChildOrder::kMostLeavesFirst : ChildOrder::kFirstReached);
 }
 
 TrajectoryLayout whole_layout(const Forest& forest) {
@@ -45,6 +47,47 @@ Array<int64_t> path(const TrajectoryLayout& layout, int64_t trajectory) {
                  "trajectory {}: expected one of the {} trajectories of this layout", trajectory,
                  with_commas(static_cast<int64_t>(layout.trajectories.size())));
   return take(path_tokens(layout, layout.end_run[found - layout.trajectories.begin()]));
+}
+
+using GivenBlocks = nb::ndarray<const int64_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
+
+std::vector<ContextBlock> blocks_of(const GivenBlocks& blocks, const Given<int64_t>& positions) {
+  ESPALIER_CHECK(positions.size() == blocks.shape(0),
+                 "context_positions: expected {} numbers (one per context block), received {}",
+                 blocks.shape(0), positions.size());
+  std::vector<ContextBlock> context;
+  for (size_t p = 0; p < blocks.shape(0); ++p) {
+    const int64_t* block = blocks.data() + p * 5;
+    context.push_back({.ancestor = block[0],
+                       .column_begin = block[1],
+                       .column_end = block[2],
+                       .row_begin = block[3],
+                       .row_end = block[4],
+                       .position = positions.data()[p]});
+  }
+  return context;
+}
+
+using Intervals = nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>;
+
+Intervals intervals_of(const Given<int32_t>& subtree_end, const std::optional<Given<int32_t>>& position,
+                       int64_t sliding_window, const std::optional<GivenBlocks>& blocks,
+                       const std::optional<Given<int64_t>>& positions) {
+  ESPALIER_CHECK(blocks.has_value() == positions.has_value(),
+                 "expected context_blocks and context_positions, received one");
+  const auto context = blocks ? blocks_of(*blocks, *positions) : std::vector<ContextBlock>();
+  VisibleIntervals found =
+      visible_intervals({.subtree_end = span_of(subtree_end),
+                         .position = position ? span_of(*position) : std::span<const int32_t>(),
+                         .context = context,
+                         .sliding_window = sliding_window});
+  return take(std::move(found.bounds), found.num_bounds);
+}
+
+Intervals intervals_of_layout(const TrajectoryLayout& layout, int64_t sliding_window) {
+  VisibleIntervals found = visible_intervals(
+      {.subtree_end = layout.subtree_end, .position = layout.position_ids, .sliding_window = sliding_window});
+  return take(std::move(found.bounds), found.num_bounds);
 }
 
 nb::dict counts(const std::map<int64_t, int64_t>& values) {
@@ -218,6 +261,22 @@ void bind_layout_class(nb::module_& module) {
           "paths", [](const Class& layout) { return take(all_path_tokens(layout, layout.end_run)); },
           "The paths of all `trajectories` as (offsets, indices): trajectory number k of them has\n"
           "indices[offsets[k]:offsets[k + 1]]. Both are int64.")
+      .def("visible_intervals", &intervals_of_layout, nb::arg("sliding_window") = 0,
+           "The keys that each token sees, as intervals: what attention libraries with interval masks "
+           "take.\n\n"
+           "Args:\n    sliding_window: 0 for none, else tokens see ancestors less than so many positions "
+           "away.\n\n"
+           "Returns:\n    int32 [F, T], F odd. Column i holds F increasing numbers f0, f1, ...: token i sees "
+           "token j where\n"
+           "    j < f0, or f1 <= j < f2, or f3 <= j < f4, and so on. This is `mask_func` of "
+           "cudnn.flex_attention, without its\n"
+           "    first dimension. F is at most 1 + 2 log2(leaves) for trees of `build(rows, "
+           "most_leaves_first=True)`,\n"
+           "    and 2 more for forests.\n\n"
+           "Examples:\n"
+           "    >>> import espalier\n"
+           "    >>> espalier.build([[1, 2, 3, 4], [1, 2, 5]]).layout().visible_intervals().tolist()\n"
+           "    [[1, 2, 3, 4, 2], [1, 2, 3, 4, 4], [1, 2, 3, 4, 5]]")
       .def("__len__", &Class::num_tokens)
       .def("__getstate__", &layout_state)
       .def("__setstate__", &restore_layout)
@@ -231,8 +290,17 @@ void bind_forest(nb::module_& module) {
   bind_layout_class(module);
   module.def("build_forest", &build, nb::arg("offsets").noconvert(), nb::arg("tokens").noconvert(),
              nb::arg("merge_keys").noconvert() = nb::none(), nb::arg("tree_keys").noconvert() = nb::none(),
+             nb::arg("most_leaves_first") = false,
              "espalier.build of arrays: offsets int64 [R + 1], tokens int32 [N], merge_keys uint64 [N],\n"
              "tree_keys int64 [R].");
+  module.def("visible_intervals", &intervals_of, nb::arg("subtree_end"), nb::arg("position") = nb::none(),
+             nb::arg("sliding_window") = 0, nb::arg("context_blocks") = nb::none(),
+             nb::arg("context_positions") = nb::none(),
+             "Layout.visible_intervals of the arguments of espalier.ops.tree_attention: subtree_end and "
+             "position int32 [T],\n"
+             "context_blocks int64 [P, 5], context_positions int64 [P] of each block's first key. Keys are "
+             "those of the\n"
+             "context blocks, one block after another, then the tokens.");
 }
 
 }  // namespace espalier::python

@@ -29,7 +29,8 @@ struct RowsReport {
   const Vocabulary* known() const { return vocabulary ? &*vocabulary : nullptr; }
 };
 
-Forest build(const Trajectories& trajectories, const std::optional<Given<int64_t>>& tree_keys) {
+Forest build(const Trajectories& trajectories, const std::optional<Given<int64_t>>& tree_keys,
+             bool most_leaves_first) {
   TokenSequences sequences{.offsets = trajectories.offsets.span(), .tokens = trajectories.input_ids.span()};
   if (tree_keys) sequences.tree_keys = span_of(*tree_keys);
   sequences.release = [&] {
@@ -39,7 +40,8 @@ Forest build(const Trajectories& trajectories, const std::optional<Given<int64_t
   const nb::gil_scoped_release release;
   const std::vector<uint64_t> merge_keys = route_keys(trajectories);
   sequences.merge_keys = merge_keys;
-  Forest forest = build_forest(sequences);
+  Forest forest = build_forest(sequences, {},
+                               most_leaves_first ? ChildOrder::kMostLeavesFirst : ChildOrder::kFirstReached);
   check_mapped_files();
   return forest;
 }
@@ -64,7 +66,7 @@ RowsReport inspect(const Trajectories& trajectories,
 
 void bind_inspect(nb::module_& module) {
   module.def("build_from_trajectories", &build, nb::arg("trajectories"),
-             nb::arg("tree_keys").noconvert() = nb::none(),
+             nb::arg("tree_keys").noconvert() = nb::none(), nb::arg("most_leaves_first") = false,
              "espalier.build of Trajectories: tree_keys int64 [R].");
   nb::class_<RowsReport>(module, "RowsReport", "The result of espalier.inspect.")
       .def_ro("forest", &RowsReport::forest, "The prefix trees of the rows.")

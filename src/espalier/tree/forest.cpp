@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <ranges>
 #include <unordered_map>
 
 #include "espalier/base/check.h"
@@ -76,10 +77,12 @@ class Trie {
   }
 
   /// Converts the trie to a forest. The trie is empty afterwards.
-  Forest finish() {
+  Forest finish(ChildOrder child_order) {
     std::vector<Slot>().swap(slots_);
     Forest forest;
-    const std::vector<int64_t> order = preorder();
+    Children children = linked();
+    if (child_order == ChildOrder::kMostLeavesFirst) put_most_leaves_first(children);
+    const std::vector<int64_t> order = preorder(children);
     copy_nodes(order, forest);
     copy_tokens(order, forest);
     if (sequences_.release) sequences_.release();
@@ -174,28 +177,58 @@ class Trie {
     return upper;
   }
 
-  /// The nodes in preorder, with siblings in the order of the trajectories that first reached them. The nodes
-  /// that a trajectory reached first form a path that ends at its leaf, so it suffices to visit the
-  /// trajectories in reverse and insert each node before its siblings.
-  std::vector<int64_t> preorder() const {
-    std::vector<int64_t> first_child(nodes_.size(), -1), next_sibling(nodes_.size(), -1);
+  /// Lists of siblings.
+  struct Children {
     int64_t first_root = -1;
+    std::vector<int64_t> first, next;  // [nodes] a node's first child, and its next sibling; -1: none
+  };
+
+  /// Siblings in the order of the trajectories that first reached them. The nodes that a trajectory reached
+  /// first form a path that ends at its leaf, so it suffices to visit the trajectories in reverse and insert
+  /// each node before its siblings.
+  Children linked() const {
+    Children children{.first = std::vector<int64_t>(nodes_.size(), -1),
+                      .next = std::vector<int64_t>(nodes_.size(), -1)};
     for (auto r = static_cast<int64_t>(leaf_of_.size()) - 1; r >= 0; --r) {
       for (int64_t n = leaf_of_[r]; n >= 0 && nodes_[n].first == r; n = nodes_[n].parent) {
-        int64_t& head = nodes_[n].parent < 0 ? first_root : first_child[nodes_[n].parent];
-        next_sibling[n] = head;
+        int64_t& head = nodes_[n].parent < 0 ? children.first_root : children.first[nodes_[n].parent];
+        children.next[n] = head;
         head = n;
       }
     }
+    return children;
+  }
+
+  void put_most_leaves_first(Children& children) const {
+    std::vector<int64_t> leaves(nodes_.size(), 0);
+    for (const int64_t n : std::views::reverse(preorder(children))) {
+      if (children.first[n] < 0) leaves[n] = 1;
+      if (nodes_[n].parent >= 0) leaves[nodes_[n].parent] += leaves[n];
+    }
+    for (int64_t& first : children.first) {
+      if (first < 0) continue;
+      int64_t before = -1;  // the sibling before the one with most leaves; -1: that is the first
+      for (int64_t most = leaves[first], n = first; children.next[n] >= 0; n = children.next[n]) {
+        if (leaves[children.next[n]] > most) most = leaves[children.next[n]], before = n;
+      }
+      if (before < 0) continue;
+      const int64_t heavy = children.next[before];
+      children.next[before] = children.next[heavy];
+      children.next[heavy] = first;
+      first = heavy;
+    }
+  }
+
+  std::vector<int64_t> preorder(const Children& children) const {
     std::vector<int64_t> order, stack;
     order.reserve(nodes_.size());
-    if (first_root >= 0) stack.push_back(first_root);
+    if (children.first_root >= 0) stack.push_back(children.first_root);
     while (!stack.empty()) {
       const int64_t n = stack.back();
       stack.pop_back();
       order.push_back(n);
-      if (next_sibling[n] >= 0) stack.push_back(next_sibling[n]);
-      if (first_child[n] >= 0) stack.push_back(first_child[n]);
+      if (children.next[n] >= 0) stack.push_back(children.next[n]);
+      if (children.first[n] >= 0) stack.push_back(children.first[n]);
     }
     ESPALIER_ASSERT(order.size() == nodes_.size());
     return order;
@@ -266,7 +299,7 @@ int64_t Forest::flat_tokens() const {
   return total;
 }
 
-Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> rows) {
+Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> rows, ChildOrder order) {
   check_sequences(sequences);
   const int64_t num_rows = rows.empty() ? sequences.num_sequences() : static_cast<int64_t>(rows.size());
   Trie trie(sequences);
@@ -281,7 +314,7 @@ Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> ro
                    sequences.offsets.back(), begin, end);
     trie.add(row);
   }
-  return trie.finish();
+  return trie.finish(order);
 }
 
 std::vector<int64_t> root_path(const Forest& forest, int64_t n) {

@@ -27,8 +27,8 @@ struct TokenSequences {
 
 /// A forest in preorder: the tokens of a node are contiguous, and a node's descendants follow it directly.
 /// Chains are collapsed: an inner node either branches or ends a trajectory. Trees and children are in the
-/// order in which the trajectories first reach them, so equal input gives equal output. "Trajectory" r is the
-/// r-th of the rows that the forest was built from.
+/// order in which the trajectories first reach them (or see ChildOrder), so equal input gives equal output.
+/// "Trajectory" r is the r-th of the rows that the forest was built from.
 struct Forest {
   std::vector<int32_t> tokens;        // [tree_tokens]
   std::vector<int64_t> node_begin;    // [num_nodes + 1] node n is tokens [node_begin[n], node_begin[n + 1])
@@ -46,11 +46,17 @@ struct Forest {
   int64_t flat_tokens() const;
 };
 
+/// Where the children of a node stand: in the order in which trajectories first reach them, or the one with
+/// most leaves first and the others in that order. Then a path has at most log2(leaves) children that are not
+/// first (every such step at least halves the leaves), so few intervals of preorder hold it.
+enum class ChildOrder { kFirstReached, kMostLeavesFirst };
+
 /// Builds the forest of the given rows of `sequences` (all rows when `rows` is empty), in time linear in the
 /// flat tokens (expected time, because children are found by hashing). A row that is listed twice becomes two
 /// trajectories. Throws InputError naming the row for an empty sequence or a row that does not exist, and for
 /// arrays whose lengths do not match.
-Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> rows = {});
+Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> rows = {},
+                    ChildOrder order = ChildOrder::kFirstReached);
 
 /// Nodes from the root to node n, both included.
 std::vector<int64_t> root_path(const Forest& forest, int64_t n);
