@@ -38,7 +38,7 @@ core-test:  ## build and test the LibTorch-free half alone (under a minute)
 	@ctest --preset core --parallel $(TEST_JOBS)
 
 cuda: setup  ## compile the CUDA kernels (needs nvcc), check their machine code, and run their tests where there is a GPU
-	@ESPALIER_CUDA=ON scripts/build.sh release espalier_ops cuda_tests hopper_tests
+	@ESPALIER_CUDA=ON scripts/build.sh release espalier_ops cuda_tests
 	@ctest --preset release --label-regex cuda
 
 asan:  ## the same by clang, under address and undefined-behaviour sanitizers

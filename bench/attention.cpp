@@ -18,7 +18,7 @@
 #include <string>
 
 #include "espalier/ops/attention/tree_attention.h"
-#include "espalier/ops/attention/varlen.h"
+#include "espalier/ops/attention/masked.h"
 #include "espalier/ops/operator.h"
 #include "espalier/runtime/tensor_memory.h"
 
@@ -120,7 +120,7 @@ struct Case {
     q = normal(shape.queries), k = normal(shape.keys), v = normal(shape.keys),
     grad_out = normal(shape.queries);
     arguments = {q, k, v, {subtree_end}, {scale}, {{}, {}, none}};
-    std::tie(out, lse) = varlen::tree_attention(varlen::flash_cpu(), arguments);
+    std::tie(out, lse) = masked_chunks::tree_attention(arguments);
   }
   double flops(int per_dim) const {
     return per_dim * pairs * static_cast<double>(heads.queries) * static_cast<double>(heads.dim);
@@ -141,15 +141,6 @@ Side fused(const Case& c, bool backward) {
   return {"tiles", c.flops(10), [&c] {
             detail::call<"tree_attention_backward", detail::TreeAttentionGradients>(
                 detail::TreeAttentionBackward{c.grad_out, c.out, c.lse, c.arguments});
-          }};
-}
-
-Side blocks(const Case& c, bool backward) {
-  if (!backward) {
-    return {"varlen", c.flops(4), [&c] { varlen::tree_attention(varlen::flash_cpu(), c.arguments); }};
-  }
-  return {"varlen", c.flops(10), [&c] {
-            varlen::tree_attention_backward(varlen::flash_cpu(), c.arguments, c.grad_out, c.out, c.lse);
           }};
 }
 
@@ -180,8 +171,7 @@ void row(const Options& options, const Heads& heads, at::ScalarType dtype, int64
          bool backward) {
   const Case tree(random_tree(options.tokens, node_tokens, options.seed), heads, dtype);
   const Case chain(random_tree(options.tokens, 0, options.seed), heads, dtype);
-  std::vector<Side> sides{fused(tree, backward), blocks(tree, backward), aten(chain, backward, {}),
-                          gemm(dtype)};
+  std::vector<Side> sides{fused(tree, backward), aten(chain, backward, {}), gemm(dtype)};
   if (options.mask) {
     const at::Tensor visible = reference::visibility_mask(tree.subtree_end);
     const at::Tensor mask = at::zeros(visible.sizes(), at::TensorOptions(dtype));

@@ -13,9 +13,8 @@ if(ESPALIER_CUDA STREQUAL AUTO)
   endif()
 endif()
 if(ESPALIER_CUDA)
-  # Machine code for Ampere and, with its own instructions, for Hopper; every other GPU compiles the former's
-  # intermediate code when it is loaded.
-  set(CMAKE_CUDA_ARCHITECTURES 80 90a-real CACHE STRING "GPUs to build for")
+  # Machine code for Ampere; every other GPU compiles its intermediate code when it is loaded.
+  set(CMAKE_CUDA_ARCHITECTURES 80 CACHE STRING "GPUs to build for")
   enable_language(CUDA)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know that nvcc has it
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)

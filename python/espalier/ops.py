@@ -32,7 +32,7 @@ __all__ = ["causal_conv1d", "causal_conv1d_tails", "edge_logprobs", "gated_delta
            "tree_attention"]  # fmt: skip
 
 _NAME = "libespalier_ops.so"
-_SCHEMAS = 1  # the version of the operators' schemas, as src/espalier/ops/register.cpp has it
+_SCHEMAS = 2  # the version of the operators' schemas, as src/espalier/ops/register.cpp has it
 _BUILT_FOR = re.compile(rb"ESPALIER_OPS_TORCH=(\d+\.\d+)[^;]*;ESPALIER_OPS_SCHEMAS=(\d+);")
 
 
@@ -108,6 +108,14 @@ def _load() -> None:
         except OSError as error:
             raise ImportError(f"espalier.ops: {path} cannot be loaded: {error}") from error
     from . import fake_kernels  # noqa: F401
+    from . import library_attention
+
+    if torch.version.cuda and (name := library_attention.installed()):
+        global _registered
+        _registered = library_attention.register(name)
+
+
+_registered: torch.library.Library | None = None  # what Python implements
 
 
 def _tokens(ends: Tensor | None) -> Tensor:

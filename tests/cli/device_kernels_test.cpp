@@ -7,11 +7,10 @@ namespace espalier::testing {
 namespace {
 
 using cli::ampere_code;
-using cli::hopper_code;
 using cli::KernelCode;
 
 TEST(DeviceKernels, MachineCodeServesItsMajorVersionAndPtxAllLaterOnes) {
-  constexpr const char* kDefault = "80,90a-real";
+  constexpr const char* kDefault = "80,90-real";
   for (const int own : {80, 86, 89, 90}) {
     EXPECT_EQ(ampere_code(own, kDefault), KernelCode::kMachineCode) << own;
   }
@@ -31,14 +30,6 @@ TEST(DeviceKernels, NamesOfArchitecturesSayWhichCodeThereIs) {
   EXPECT_EQ(ampere_code(100, "90a"), KernelCode::kNone);  // of that version alone, PTX too
   EXPECT_EQ(ampere_code(120, "80,120-real"), KernelCode::kMachineCode);
   EXPECT_EQ(ampere_code(90, ""), KernelCode::kNone);
-}
-
-TEST(DeviceKernels, HoppersRunOnHopperAlone) {
-  EXPECT_EQ(hopper_code(90, "80,90a-real"), KernelCode::kMachineCode);
-  EXPECT_EQ(hopper_code(90, ""), KernelCode::kNone);
-  for (const int other : {80, 89, 100, 120}) {
-    EXPECT_EQ(hopper_code(other, "80,90a-real"), KernelCode::kNone) << other;
-  }
 }
 
 }  // namespace

@@ -23,22 +23,21 @@ qualify::Verdict failed(const std::string& family, const std::string& fault) {
 
 TEST(KernelCheck, WhatPassedIsUsedAndNothingIsSaid) {
   const ProvenKernels proven =
-      proven_kernels({{.family = "hopper"}, passed("ampere"), passed("varlen"), passed("masked")}, "A100", 0);
-  EXPECT_EQ(proven.kernels.attention,
-            (std::vector{AttentionKind::kAmpere, AttentionKind::kVarlen, AttentionKind::kMasked}));
+      proven_kernels({{.family = "library"}, passed("ampere"), passed("masked")}, "A100", 0);
+  EXPECT_EQ(proven.kernels.attention, (std::vector{AttentionKind::kAmpere, AttentionKind::kMasked}));
   EXPECT_EQ(proven.warning, "");
 }
 
 TEST(KernelCheck, WhatFailedIsNamedOnceWithTheCommandThatShowsIt) {
   const ProvenKernels proven =
-      proven_kernels({failed("hopper", "its check did not end within 120 s"), failed("ampere", "out: off"),
-                      passed("varlen"), passed("masked")},
+      proven_kernels({failed("library", "its check did not end within 120 s"), failed("ampere", "out: off"),
+                      passed("masked")},
                      "NVIDIA H200", 1);
-  EXPECT_EQ(proven.kernels.attention, (std::vector{AttentionKind::kVarlen, AttentionKind::kMasked}));
+  EXPECT_EQ(proven.kernels.attention, (std::vector{AttentionKind::kMasked}));
   EXPECT_EQ(
       proven.warning,
-      "warning: attention `hopper` is not used on NVIDIA H200: its check did not end within 120 s (shown by "
-      "`espalier device --check hopper --device cuda:1`); attention `ampere` is not used on NVIDIA H200: "
+      "warning: attention `library` is not used on NVIDIA H200: its check did not end within 120 s (shown by "
+      "`espalier device --check library --device cuda:1`); attention `ampere` is not used on NVIDIA H200: "
       "out: "
       "off (shown by `espalier device --check ampere --device cuda:1`)");
   const ProvenKernels none = proven_kernels({failed("masked", "off")}, "GPU", 0);
@@ -46,7 +45,6 @@ TEST(KernelCheck, WhatFailedIsNamedOnceWithTheCommandThatShowsIt) {
   EXPECT_TRUE(none.warning.ends_with("; no attention is right, and `masked` is used all the same"));
 }
 
-// Without a GPU hopper and ampere serve nothing, so that what comes behind them shows the order.
 TEST(KernelCheck, WhatHasASecondFormFallsBackToItAndTheRestIsNotTrusted) {
   const ProvenKernels all = proven_kernels(
       {passed("elementwise"), passed("head"), passed("distribution"), passed("products")}, "GPU", 0);
@@ -67,18 +65,17 @@ TEST(KernelCheck, WhatHasASecondFormFallsBackToItAndTheRestIsNotTrusted) {
 
 TEST(KernelCheck, WhatCouldNotBeCheckedStaysAsItIsWithoutACheck) {
   std::vector<qualify::Verdict> verdicts;
-  for (const char* family : {"hopper", "ampere", "masked", "elementwise", "products"}) {
+  for (const char* family : {"library", "ampere", "masked", "elementwise", "products"}) {
     verdicts.push_back(failed(family, "its check exited with status 1"));
     verdicts.back().lasting = false;
   }
   const ProvenKernels proven = proven_kernels(verdicts, "GPU", 0);
-  EXPECT_EQ(proven.kernels.attention, (std::vector{AttentionKind::kAmpere, AttentionKind::kMasked}));
+  EXPECT_EQ(proven.kernels.attention,
+            (std::vector{AttentionKind::kLibrary, AttentionKind::kAmpere, AttentionKind::kMasked}));
   EXPECT_TRUE(proven.kernels.elementwise);
-  EXPECT_TRUE(proven.warning.starts_with("warning: attention `hopper` is not used on GPU: its check exited"))
-      << proven.warning;
   EXPECT_NE(
-      proven.warning.find("; `ampere`, `masked`, `elementwise`, `products` could not be checked on GPU: "
-                          "its check exited with status 1 (shown by `espalier device --check ampere "),
+      proven.warning.find("`library`, `ampere`, `masked`, `elementwise`, `products` could not be checked on GPU: "
+                          "its check exited with status 1 (shown by `espalier device --check library "),
       std::string::npos)
       << proven.warning;
 }
@@ -111,12 +108,11 @@ TEST(KernelCheck, AttentionIsChosenAmongWhatIsProven) {
     const KernelScope scope(choice);
     return attention_kind(inputs);
   };
-  EXPECT_EQ(chosen({AttentionKind::kVarlen, AttentionKind::kMasked}), AttentionKind::kVarlen);
+  // Neither serves without a device, or without Python.
+  EXPECT_EQ(chosen({AttentionKind::kLibrary, AttentionKind::kAmpere}), AttentionKind::kMasked);
   EXPECT_EQ(chosen({AttentionKind::kMasked}), AttentionKind::kMasked);
   EXPECT_EQ(chosen({}), AttentionKind::kMasked);
-  const ForcedVariable named("ESPALIER_ATTENTION", "varlen");
-  EXPECT_EQ(chosen({}), AttentionKind::kVarlen);  // named all the same
-  EXPECT_EQ(attention_kind_named("hopper"), AttentionKind::kHopper);
+  EXPECT_EQ(attention_kind_named("library"), AttentionKind::kLibrary);
   EXPECT_EQ(attention_kind_named("cpu"), std::nullopt);
 }
 

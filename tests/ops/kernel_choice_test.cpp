@@ -23,12 +23,12 @@ constexpr ProductChoice kUpcast{Float32Products::kLibrary, Bfloat16Products::kUp
 
 TEST(KernelChoice, OutsideOfAnyScopeIsWhatTheEnvironmentSaysAtTheTime) {
   const ForcedVariable bfloat16("ESPALIER_BF16_PRODUCTS", "native"), cpu("ESPALIER_CPU", "default"),
-      attention("ESPALIER_ATTENTION", "varlen"), head("ESPALIER_HEAD", "composed"),
+      attention("ESPALIER_ATTENTION", "masked"), head("ESPALIER_HEAD", "composed"),
       elementwise("ESPALIER_ELEMENTWISE", "kernels");
   const KernelChoice choice = kernel_choice();
   EXPECT_EQ(choice.products.bfloat16, Bfloat16Products::kNative);
   EXPECT_EQ(choice.instruction_set, InstructionSet::kDefault);
-  EXPECT_EQ(choice.cuda.named_attention, AttentionKind::kVarlen);
+  EXPECT_EQ(choice.cuda.named_attention, AttentionKind::kMasked);
   EXPECT_TRUE(choice.cuda.elementwise && !choice.cuda.head);
   const ForcedVariable other("ESPALIER_BF16_PRODUCTS", "upcast");
   EXPECT_EQ(product_choice().bfloat16, Bfloat16Products::kUpcast);

@@ -8,9 +8,8 @@
 #include <cmath>
 
 #include "espalier/base/check.h"
-#include "espalier/ops/attention/mask_blocks.h"
+#include "espalier/ops/attention/arguments.h"
 #include "espalier/ops/attention/masked.h"
-#include "espalier/ops/attention/varlen.h"
 #include "espalier/ops/guarded_output.h"
 #include "espalier/qualify/awkward_forests.h"
 #include "espalier/qualify/families.h"
@@ -46,15 +45,26 @@ std::string fault_of(const qualify::AttentionFamily& family) {
   return qualify::check_attention(family, at::kCPU).fault;
 }
 
+bool is_in_preorder(const std::vector<int32_t>& subtree_end) {
+  for (int32_t i = 0; i < std::ssize(subtree_end); ++i) {
+    if (subtree_end[i] <= i || subtree_end[i] > std::ssize(subtree_end)) return false;
+    for (int32_t j = i; j < subtree_end[i]; ++j) {
+      if (subtree_end[j] > subtree_end[i]) return false;
+    }
+  }
+  return true;
+}
+
 TEST(AwkwardForests, AreForestsInPreorderWithContextThatFits) {
   const std::vector<qualify::AwkwardForest> forests = qualify::awkward_forests();
   EXPECT_GE(forests.size(), 12U);
   int64_t tokens = 0;
   for (const qualify::AwkwardForest& forest : forests) {
     SCOPED_TRACE(forest.name);
-    EXPECT_NO_THROW(mask_blocks_by_level(forest.subtree_end));
-    EXPECT_NO_THROW(
-        context_blocks_by_level(forest.context_blocks, forest.segment_sizes, forest.num_tokens()));
+    EXPECT_TRUE(is_in_preorder(forest.subtree_end));
+    AttentionContext context{.blocks = at::tensor(forest.context_blocks, at::kLong).view({-1, 5})};
+    for (const int64_t size : forest.segment_sizes) context.k.push_back(at::empty({size, 1, 1}));
+    EXPECT_NO_THROW(detail::context_rectangles(context, forest.num_tokens()));
     EXPECT_LE(forest.num_tokens(), 2000);
     tokens += forest.num_tokens();
   }
@@ -73,27 +83,14 @@ TEST(AttentionFamily, TheCpusOwnPasses) {
   EXPECT_EQ(qualify::kernel_families(at::kCPU),
             (std::vector<std::string>{"cpu", "elementwise", "head", "distribution", "products"}));
   EXPECT_EQ(qualify::kernel_families(at::kCUDA),
-            (std::vector<std::string>{"hopper", "ampere", "varlen", "masked", "elementwise", "head",
-                                      "distribution", "products"}));
+            (std::vector<std::string>{"library", "ampere", "masked", "elementwise", "head", "distribution",
+                                      "products"}));
   const qualify::Finding finding = qualify::check_family("cpu", at::kCPU);
   EXPECT_EQ(finding.fault, "");
   EXPECT_GT(finding.checks, 0);
-  EXPECT_EQ(message_of<InputError>([] { qualify::check_family("hopper", at::kCPU); }),
+  EXPECT_EQ(message_of<InputError>([] { qualify::check_family("ampere", at::kCPU); }),
             "expected a family of kernels of cpu: cpu, elementwise, head, distribution, products; received "
-            "hopper");
-}
-
-// By mask blocks, as on a GPU, through flash attention of the CPU.
-TEST(AttentionFamily, BlocksOfTheMaskPass) {
-  qualify::AttentionFamily family = right_family();  // float16 needs a GPU
-  family.forward = [](const TreeAttentionArguments& arguments) {
-    return varlen::tree_attention(varlen::flash_cpu(), arguments);
-  };
-  family.backward = [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out,
-                       const at::Tensor& out, const at::Tensor& lse) {
-    return varlen::tree_attention_backward(varlen::flash_cpu(), arguments, grad_out, out, lse);
-  };
-  EXPECT_EQ(fault_of(family), "");
+            "ampere");
 }
 
 TEST(AttentionFamily, WhatTheDeviceDoesNotServeIsNotChecked) {

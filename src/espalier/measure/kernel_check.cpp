@@ -18,6 +18,7 @@
 #include "espalier/base/units.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/ops/attention/cuda.h"
+#include "espalier/ops/attention/library.h"
 #include "espalier/qualify/families.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/progress.h"
@@ -48,13 +49,14 @@ std::string build_id() {
 
 nlohmann::ordered_json verdict_key(const CudaDriver& driver, const LibTorchCuda& torch, int index) {
   const CudaDevice& device = driver.devices.at(index);
-  return {{"version", 2},
+  return {{"version", 3},
           {"device", device.name},
           {"compute_capability", device.compute_capability},
           {"driver", driver.version},
           {"driver_cuda", driver.cuda},
           {"libtorch", TORCH_VERSION},
           {"libtorch_cuda", torch.version},
+          {"library", library::name()},
           {"build", build_id()}};
 }
 
@@ -161,7 +163,7 @@ ProvenKernels proven_kernels(const std::vector<qualify::Verdict>& verdicts, cons
     any_attention = any_attention || kind;
     if (!verdict.served) continue;
     const bool is_right = verdict.fault.empty();
-    const bool is_used = is_right || (!verdict.lasting && kind != AttentionKind::kHopper);
+    const bool is_used = is_right || !verdict.lasting;
     if (kind && is_used) proven.kernels.attention.push_back(*kind);
     if (verdict.family == kElementwise) proven.kernels.elementwise = is_used;
     if (verdict.family == kHead) proven.kernels.head = is_used;

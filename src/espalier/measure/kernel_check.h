@@ -24,7 +24,7 @@ void check_kernels_by(KernelCheckCommand command);
 /// By running this program again: to be called by the program espalier alone.
 void check_kernels_by_this_program();
 
-/// The kernels that are right on the CUDA device of this index, Hopper's attention among them. Warns once of
+/// The kernels that are right on the CUDA device of this index. Warns once of
 /// what is not used or cannot be trusted, unless the environment names it (with_environment). Checks the
 /// kernels where no verdict is kept, once in a process. Those of a process that checks nothing where there is
 /// no such device. To be called before the device is opened: a check that breaks it shall not break this

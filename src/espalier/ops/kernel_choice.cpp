@@ -8,9 +8,8 @@
 namespace espalier {
 namespace {
 
-constexpr auto kAttentionWords = std::to_array<Word<AttentionKind>>({{"hopper", AttentionKind::kHopper},
+constexpr auto kAttentionWords = std::to_array<Word<AttentionKind>>({{"library", AttentionKind::kLibrary},
                                                                      {"ampere", AttentionKind::kAmpere},
-                                                                     {"varlen", AttentionKind::kVarlen},
                                                                      {"masked", AttentionKind::kMasked}});
 constexpr auto kOwnWords = std::to_array<Word<bool>>({{"kernels", true}, {"composed", false}});
 

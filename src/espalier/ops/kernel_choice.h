@@ -14,23 +14,21 @@
 
 namespace espalier {
 
-/// Implementations of tree_attention on CUDA, the fastest first.
+/// Implementations of tree_attention on CUDA, in order of preference.
 enum class AttentionKind {
-  kHopper,  // kernels of our own (attention/fused.h), with the instructions of Hopper
-  kAmpere,  // the same without
-  kVarlen,  // mask blocks through ATen's flash attention (attention/varlen.h)
-  kMasked,  // chunks of queries with a mask (attention/masked.h)
+  kLibrary,  // a library that Python has registered (attention/library.h)
+  kAmpere,   // kernels of our own (attention/fused.h)
+  kMasked,   // chunks of queries with a mask (attention/masked.h)
 };
 
-/// "hopper", "ampere", "varlen" or "masked"; nothing of another name.
+/// "library", "ampere" or "masked"; nothing of another name.
 std::optional<AttentionKind> attention_kind_named(std::string_view name);
 const char* to_string(AttentionKind kind);
 
 struct CudaKernels {
-  /// tree_attention takes the first of these that serves its inputs, or masked. A mistake in the barriers of
-  /// Hopper's kernels would hang a GPU, so that they have to prove themselves first.
-  std::vector<AttentionKind> attention{AttentionKind::kAmpere, AttentionKind::kVarlen};
-  /// It takes this one alone, and throws where that does not serve.
+  /// tree_attention takes the first of these that serves its inputs, or masked.
+  std::vector<AttentionKind> attention{AttentionKind::kLibrary, AttentionKind::kAmpere};
+  /// It takes this one alone, and throws where that does not serve. The library also on a CPU.
   std::optional<AttentionKind> named_attention{};
   bool elementwise = true;  // ours for rms_norm, rotary and swiglu; else ATen's operators
   bool head = true;         // ours for edge_logprobs in bfloat16; else ATen's operators

@@ -8,9 +8,9 @@
 #include "espalier/base/check.h"
 #include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/attention/fused.h"
+#include "espalier/ops/attention/library.h"
 #include "espalier/ops/attention/masked.h"
 #include "espalier/ops/attention/tree_attention.h"
-#include "espalier/ops/attention/varlen.h"
 #include "espalier/qualify/attention_family.h"
 #include "espalier/qualify/operator_families.h"
 
@@ -19,38 +19,38 @@ namespace {
 
 using detail::TreeAttentionArguments;
 
-AttentionFamily fused_family(const std::string& name, cuda::AttentionKernels kernels) {
-  return {.name = name,
+AttentionFamily ampere_family() {
+  return {.name = "ampere",
           .dtypes = {at::kBFloat16, at::kHalf},
           .head_dims = {64, 128, 256},
-          .serves = [kernels](at::ScalarType dtype,
-                              int64_t head_dim) { return fused::serves(kernels, dtype, head_dim); },
-          .forward =
-              [kernels](const TreeAttentionArguments& arguments) {
-                return fused::tree_attention(fused::cuda_kernels(kernels), arguments);
-              },
-          .backward =
-              [kernels](const TreeAttentionArguments& arguments, const at::Tensor& grad_out,
-                        const at::Tensor& out, const at::Tensor& lse) {
-                return fused::tree_attention_backward(fused::cuda_kernels(kernels), arguments, grad_out, out,
-                                                      lse);
-              }};
-}
-
-// ATen's kernels require compute capability 8.0 and throw on older GPUs.
-AttentionFamily varlen_family() {
-  return {.name = "varlen",
-          .dtypes = {at::kBFloat16, at::kHalf},
-          .head_dims = {64, 96, 128, 256},
-          .serves = [](at::ScalarType, int64_t) { return true; },
+          .serves = [](at::ScalarType dtype, int64_t head_dim) { return fused::serves(dtype, head_dim); },
           .forward =
               [](const TreeAttentionArguments& arguments) {
-                return varlen::tree_attention(varlen::flash_cuda(), arguments);
+                return fused::tree_attention(fused::cuda_kernels(), arguments);
               },
           .backward =
               [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor& out,
                  const at::Tensor& lse) {
-                return varlen::tree_attention_backward(varlen::flash_cuda(), arguments, grad_out, out, lse);
+                return fused::tree_attention_backward(fused::cuda_kernels(), arguments, grad_out, out, lse);
+              }};
+}
+
+// What the library leaves to others, masked computes here too: a check sees what training would.
+AttentionFamily library_family() {
+  return {.name = "library",
+          .dtypes = {at::kBFloat16, at::kHalf},
+          .head_dims = {64, 96, 128, 256},
+          .serves = [](at::ScalarType, int64_t) { return library::is_registered(c10::kCUDA); },
+          .forward =
+              [](const TreeAttentionArguments& arguments) {
+                const auto results = library::tree_attention(arguments);
+                return results ? *results : masked_chunks::tree_attention(arguments);
+              },
+          .backward =
+              [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor& out,
+                 const at::Tensor& lse) {
+                const auto gradients = library::tree_attention_backward({grad_out, out, lse, arguments});
+                return gradients ? *gradients : masked_chunks::tree_attention_backward(arguments, grad_out, lse);
               }};
 }
 
@@ -106,8 +106,7 @@ AttentionFamily cpu_family() {
 
 std::vector<AttentionFamily> attention_families(c10::DeviceType kind) {
   if (kind != c10::kCUDA) return {cpu_family()};
-  return {fused_family("hopper", cuda::AttentionKernels::kHopper),
-          fused_family("ampere", cuda::AttentionKernels::kAmpere), varlen_family(), masked_family()};
+  return {library_family(), ampere_family(), masked_family()};
 }
 
 std::vector<OperatorFamily> operator_families(c10::DeviceType kind) {

@@ -11,8 +11,8 @@
 
 namespace espalier::qualify {
 
-/// The attention implementations of a device type, in order of preference: on CUDA hopper, ampere, varlen and
-/// masked (ops/attention/cuda.h), on the CPU cpu. Then, on every device type:
+/// The attention implementations of a device type, in order of preference: on CUDA library, ampere and masked
+/// (ops/attention/cuda.h), on the CPU cpu. Then, on every device type:
 /// elementwise, head, distribution and products (operator_families.h).
 std::vector<std::string> kernel_families(c10::DeviceType kind);
 

@@ -4,7 +4,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "espalier/ops/attention/mask_blocks.h"
+#include "espalier/base/check.h"
+#include "espalier/ops/attention/arguments.h"
 #include "espalier/ops/attention/tree_attention.h"
 #include "tests/ops/attention/attention_problem.h"
 
@@ -110,38 +111,46 @@ TEST(AttentionContext, NegativeControlsAreNoticed) {
   EXPECT_GT(tried, 50);
 }
 
-TEST(AttentionContext, LevelsShareNoRows) {
+AttentionContext context_of(const Numbers& blocks, const Numbers& segment_sizes) {
+  AttentionContext context;
+  for (const int64_t size : segment_sizes) context.k.push_back(at::empty({size, 1, 1}));
+  context.blocks = at::tensor(blocks, at::kLong).view({-1, 5});
+  return context;
+}
+
+TEST(AttentionContext, OuterRangesOfQueriesComeFirst) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const Problem problem = small_attention_problem(seed);
-    const auto tokens = static_cast<int64_t>(problem.ends.size());
-    size_t blocks = 0;
-    for (const auto& level : context_blocks_by_level(problem.blocks, problem.segment_sizes, tokens)) {
-      std::vector<int> users(tokens);
-      blocks += level.size();
-      for (const MaskBlock& block : level) {
-        for (int64_t row = block.row_begin; row < block.row_end; ++row) ASSERT_EQ(++users[row], 1);
+    const auto rectangles = detail::context_rectangles(context_of(problem.blocks, problem.segment_sizes),
+                                                       static_cast<int64_t>(problem.ends.size()));
+    ASSERT_EQ(rectangles.size() * 5, problem.blocks.size());
+    for (size_t inner = 0; inner < rectangles.size(); ++inner) {
+      for (size_t other = inner + 1; other < rectangles.size(); ++other) {
+        const ContextRectangle &a = rectangles[inner], &b = rectangles[other];
+        const bool is_inside = b.query_begin <= a.query_begin && a.query_end <= b.query_end;
+        ASSERT_FALSE(is_inside && (a.query_end - a.query_begin) < (b.query_end - b.query_begin));
       }
     }
-    ASSERT_EQ(blocks * 5, problem.blocks.size());
   }
 }
 
 TEST(AttentionContext, RefusesBlocksThatAreNone) {
-  const Numbers sizes{4, 6};
-  const auto levels = [&](const Numbers& blocks) { return context_blocks_by_level(blocks, sizes, 10); };
-  EXPECT_NO_THROW(levels({0, 0, 2, 0, 10, 0, 2, 4, 3, 5, 1, 0, 6, 5, 6}));
-  const std::vector<Numbers> bad = {
-      {2, 0, 1, 0, 1},                 // no such segment
-      {-1, 0, 1, 0, 1},                //
-      {0, 0, 5, 0, 1},                 // past the segment
-      {0, 2, 2, 0, 1},                 // no keys
-      {0, 0, 1, 3, 3},                 // no queries
-      {0, 0, 1, 0, 11},                // past the queries
-      {0, 0, 3, 0, 5, 0, 2, 4, 6, 8},  // a key twice
-      {0, 0, 2, 0, 5, 1, 0, 2, 4, 8},  // overlapping queries
-      {0, 0, 2, 0},                    // a number is missing
+  const auto rectangles = [&](const Numbers& blocks) {
+    return detail::context_rectangles(context_of(blocks, {4, 6}), 10);
   };
-  for (const Numbers& blocks : bad) EXPECT_THROW(levels(blocks), std::runtime_error);
+  EXPECT_NO_THROW(rectangles({0, 0, 2, 0, 10, 0, 2, 4, 3, 5, 1, 0, 6, 5, 6}));
+  const std::vector<Numbers> bad = {
+      {2, 0, 1, 0, 1},                  // no such segment
+      {-1, 0, 1, 0, 1},                 //
+      {0, 0, 5, 0, 1},                  // past the segment
+      {0, int64_t{1} << 32, 2, 0, 1},   // not a number of a key
+      {0, 2, 2, 0, 1},                  // no keys
+      {0, 0, 1, 3, 3},                  // no queries
+      {0, 0, 1, 0, 11},                 // past the queries
+      {0, 0, 3, 0, 5, 0, 2, 4, 6, 8},   // a key twice
+      {0, 0, 2, 0, 5, 1, 0, 2, 4, 8},   // overlapping queries
+  };
+  for (const Numbers& blocks : bad) EXPECT_THROW(rectangles(blocks), InputError);
 }
 
 TEST(AttentionContext, RefusesTensorsThatDoNotFit) {

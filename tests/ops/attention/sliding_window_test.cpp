@@ -10,7 +10,6 @@
 #include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/attention/masked.h"
 #include "espalier/ops/attention/tree_attention.h"
-#include "espalier/ops/attention/varlen.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/attention/forced_attention.h"
 
@@ -58,15 +57,6 @@ Results run_masked(const AttentionProblem& problem, int64_t score_bytes) {
       [&](const auto& arguments) { return masked_chunks::tree_attention(arguments, score_bytes); },
       [&](const auto& arguments, const at::Tensor& grad_out, const at::Tensor&, const at::Tensor& lse) {
         return masked_chunks::tree_attention_backward(arguments, grad_out, lse, score_bytes);
-      },
-      problem);
-}
-
-Results run_varlen(const AttentionProblem& problem) {
-  return attention_results(
-      [](const auto& arguments) { return varlen::tree_attention(varlen::flash_cpu(), arguments); },
-      [](const auto&... arguments) {
-        return varlen::tree_attention_backward(varlen::flash_cpu(), arguments...);
       },
       problem);
 }
@@ -143,15 +133,6 @@ TEST(SlidingWindow, EqualsReferenceInLargerForests) {
       EXPECT_LE(worst_error(run_masked(problem, 1 << 17), without_sinks(problem, expected)), 1e-12);
     }
   }
-}
-
-TEST(SlidingWindow, SinksByBlocksOfTheMask) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    const AttentionProblem problem = with_sinks(small_attention_problem(seed), seed);
-    EXPECT_LE(worst_error(run_varlen(problem), without_sinks(problem, run_reference(problem))), 1e-12);
-  }
-  EXPECT_THROW(run_varlen(windowed(small_attention_problem(1), 4)), c10::Error);
 }
 
 // A window as long as the longest path changes no bit, and a window of 1 leaves the token itself.
@@ -277,9 +258,9 @@ TEST(SlidingWindow, RefusesWhatDoesNotFit) {
 TEST(SlidingWindow, WhatServesItOnCuda) {
   const testing::ForcedAttention any(nullptr);
   EXPECT_EQ(attention_kind({at::kBFloat16, 64, /*sliding_window=*/true}), AttentionKind::kMasked);
-  EXPECT_EQ(attention_kind({at::kBFloat16, 64, false, /*sinks=*/true}), AttentionKind::kVarlen);
+  EXPECT_EQ(attention_kind({at::kBFloat16, 64, false, /*sinks=*/true}), AttentionKind::kMasked);
   EXPECT_EQ(attention_kind({at::kFloat, 64, true, true}), AttentionKind::kMasked);
-  const testing::ForcedAttention varlen("varlen");
+  const testing::ForcedAttention ampere("ampere");
   EXPECT_THROW(attention_kind({at::kBFloat16, 64, true}), c10::Error);
 }
 

@@ -151,9 +151,8 @@ void attend_backward(const cuda::AttentionProblem& problem, const cuda::Attentio
 
 bool capturing = false;
 
-constexpr fused::Kernels kStandIn{
-    cuda::AttentionKernels::kAmpere, &forward_memory, &backward_memory, &attend, &attend_backward,
-    [](void*) { return capturing; }};
+constexpr fused::Kernels kStandIn{&forward_memory, &backward_memory, &attend, &attend_backward,
+                                  [](void*) { return capturing; }};
 
 /// Inputs as rows of something larger and not aligned to 16 bytes, every other time.
 at::Tensor laid_out(const at::Tensor& tensor, int64_t number) {
@@ -229,7 +228,7 @@ TEST(TreeAttentionFused, CopiesRowsThatAreRepeated) {
   // The copy engine does not promise to take strides of zero.
   fused::Kernels kernels = kStandIn;
   kernels.attend = [](const cuda::AttentionProblem& problem, const auto&, void*, void*) {
-    given_k = problem.host_sources[0].k;
+    given_k = problem.sources[0].k;
   };
   kernels.attend_backward = [](const auto&, const cuda::AttentionGradients& gradients, void*, void*) {
     given_grad_out = gradients.grad_out;
@@ -319,10 +318,8 @@ TEST(TreeAttentionFused, SchedulesOfAForestThatIsGoneServeNoOther) {
 }
 
 TEST(TreeAttentionFused, ServesNothingWithoutADevice) {
-  for (const auto kernels : {cuda::AttentionKernels::kAmpere, cuda::AttentionKernels::kHopper}) {
-    EXPECT_FALSE(fused::serves(kernels, at::kFloat, 64));
-    EXPECT_FALSE(fused::serves(kernels, at::kBFloat16, 60));
-  }
+  EXPECT_FALSE(fused::serves(at::kFloat, 64));
+  EXPECT_FALSE(fused::serves(at::kBFloat16, 60));
 }
 
 TEST(TreeAttentionFused, RefusesScalesThatAreNotPositive) {

@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 #include "espalier/ops/attention/tree_attention.h"
-#include "espalier/ops/attention/varlen.h"
+#include "espalier/ops/attention/masked.h"
 #include "espalier/ops/kernels/cpu/attention/tree_attention.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/gemm/forced_products.h"
@@ -235,7 +235,7 @@ TEST(TreeAttentionKernels, EqualReferenceInLowPrecisionForEveryChoiceOfProducts)
   }
 }
 
-TEST(TreeAttentionKernels, AgreeWithMaskBlocksAndTheirLse) {
+TEST(TreeAttentionKernels, AgreeWithChunksOfQueriesAndTheirLse) {
   const Problem problem = make_problem(91, {400, 50, 6, 3, 32});
   const auto& in = problem.inputs;
   const at::Tensor blocks = at::tensor(problem.blocks, at::kLong).view({-1, 5});
@@ -243,7 +243,7 @@ TEST(TreeAttentionKernels, AgreeWithMaskBlocksAndTheirLse) {
                                                  in[2], {at::tensor(problem.ends, at::kInt)},
                                                  {0.2}, {{in[3], in[4]}, {in[5], in[6]}, blocks}};
   const auto [out, lse] = testing::call_operator(arguments);
-  const auto [same_out, same_lse] = varlen::tree_attention(varlen::flash_cpu(), arguments);
+  const auto [same_out, same_lse] = masked_chunks::tree_attention(arguments);
   EXPECT_LE(relative_error(out, same_out), 1e-13);
   EXPECT_LE(relative_error(lse, same_lse), 1e-13);
   EXPECT_EQ(lse.sizes(), same_lse.sizes());

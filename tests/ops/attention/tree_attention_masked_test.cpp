@@ -109,8 +109,7 @@ TEST(TreeAttentionMasked, TakesStridedInputsAndNoTokens) {
 
 TEST(AttentionKind, IsTheFastestThatServesTheInputs) {
   const ForcedAttention any(nullptr);
-  EXPECT_EQ(attention_kind({at::kBFloat16, 128}), AttentionKind::kVarlen);
-  EXPECT_EQ(attention_kind({at::kHalf, 256}), AttentionKind::kVarlen);
+  EXPECT_EQ(attention_kind({at::kBFloat16, 128}), AttentionKind::kMasked);  // no kernels without a device
   EXPECT_EQ(attention_kind({at::kHalf, 257}), AttentionKind::kMasked);
   EXPECT_EQ(attention_kind({at::kFloat, 64}), AttentionKind::kMasked);
   EXPECT_EQ(attention_kind({at::kDouble, 64}), AttentionKind::kMasked);
@@ -122,15 +121,15 @@ TEST(AttentionKind, CanBeForced) {
     EXPECT_EQ(attention_kind({at::kBFloat16, 128}), AttentionKind::kMasked);
   }
   {
-    const ForcedAttention blocks("varlen");
-    EXPECT_EQ(attention_kind({at::kHalf, 64}), AttentionKind::kVarlen);
-    EXPECT_THROW(attention_kind({at::kFloat, 64}), c10::Error);
-    EXPECT_THROW(attention_kind({at::kBFloat16, 320}), c10::Error);
+    const ForcedAttention library("library");  // which nobody has registered
+    EXPECT_THROW(attention_kind({at::kBFloat16, 128}), c10::Error);
   }
   {
     const ForcedAttention ampere("ampere");  // without a device
     EXPECT_THROW(attention_kind({at::kFloat, 128}), c10::Error);
   }
+  const ForcedAttention masked("masked");
+  EXPECT_THROW(attention_kind({at::kBFloat16, 128}, AttentionKind::kMasked), c10::Error);
   const ForcedAttention wrong("flash");
   EXPECT_THROW(attention_kind({at::kBFloat16, 128}), InputError);
 }

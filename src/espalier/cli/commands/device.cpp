@@ -68,9 +68,7 @@ Json device_json(const CudaDevice& device, int index) {
           {"compute_capability",
            fmt::format("{}.{}", device.compute_capability / 10, device.compute_capability % 10)},
           {"memory_bytes", device.memory_bytes},
-          {"kernels",
-           {{"ampere", to_string(ampere_code(device.compute_capability, kCudaArchitectures))},
-            {"hopper", to_string(hopper_code(device.compute_capability, kCudaArchitectures))}}},
+          {"kernels", {{"ampere", to_string(ampere_code(device.compute_capability, kCudaArchitectures))}}},
           {"rates", rates_json(device.name, /*is_cpu=*/false)}};
 }
 
@@ -183,13 +181,15 @@ Command device_command() {
       .closing =
           "Prints which implementation multiplies matrices on the CPU and why. If no GPU can be used, it "
           "prints the reason: a LibTorch without CUDA, no driver, a driver too old for LibTorch, or no "
-          "visible device. Kernels for Ampere run on every GPU of compute capability 8.0 or later: as "
+          "visible device. Espalier's own kernels run on every GPU of compute capability 8.0 or later: as "
           "machine code on the architectures they were built for, on others as PTX, which the driver "
-          "compiles when it is first loaded. Kernels for Hopper run only on compute capability 9.0.\n\n"
+          "compiles when it is first loaded.\n\n"
           "When a GPU is first used, its kernels are checked against float64. Each family runs in a separate "
           "process with a time limit: attention on a dozen difficult forests, the elementwise operators, the "
           "LM head (head; distribution: with temperatures, softcap, scale and bias) and matrix products. For "
-          "attention, the first of hopper, ampere and varlen that passed is used, otherwise masked. Where "
+          "attention, the first of library and ampere that passed is used, otherwise masked. The library is "
+          "cudnn.flex_attention of NVIDIA's cudnn-frontend; it runs in Python only (espalier.hf, espalier.Step, "
+          "espalier.Engine), where it is installed. Where "
           "kernels of elementwise or head failed, operators of LibTorch are used. Distribution and products "
           "have no alternative; a warning is printed if they failed. The results are stored for the GPU, "
           "driver, LibTorch and build. ESPALIER_ATTENTION selects an implementation regardless of the "
@@ -202,8 +202,8 @@ Command device_command() {
   list.group("Checks");
   list.add("requalify", &flags->requalify, "Check the kernels again, even if results are stored");
   list.add("check", &flags->check,
-           "Check one family of kernels in this process and print its faults: for attention hopper, ampere, "
-           "varlen or masked (cpu with --device cpu), or elementwise, head, distribution or products",
+           "Check one family of kernels in this process and print its faults: for attention library, ampere "
+           "or masked (cpu with --device cpu), or elementwise, head, distribution or products",
            {.shown = "NAME"});
   list.add("device", &flags->device, "Device for --check: cpu, cuda or cuda:N",
            {.shown = "cpu|cuda|cuda:N", .check = parse_device});

@@ -28,7 +28,7 @@ struct Architecture {
   }
 };
 
-constexpr int kAmpere = 80, kHopper = 90;
+constexpr int kAmpere = 80;
 
 }  // namespace
 
@@ -55,11 +55,6 @@ KernelCode ampere_code(int compute_capability, std::string_view architectures) {
     architectures = comma == std::string_view::npos ? "" : architectures.substr(comma + 1);
   }
   return best;
-}
-
-KernelCode hopper_code(int compute_capability, std::string_view architectures) {
-  return compute_capability == kHopper && !architectures.empty() ? KernelCode::kMachineCode
-                                                                 : KernelCode::kNone;
 }
 
 }  // namespace espalier::cli

@@ -8,7 +8,7 @@
 namespace espalier::cli {
 
 /// The version of the nvcc that built the kernels, such as "13.0.88", and their CMAKE_CUDA_ARCHITECTURES,
-/// separated by commas ("80,90a-real"). Both empty in a build without CUDA.
+/// separated by commas ("80,90-real"). Both empty in a build without CUDA.
 extern const char* const kNvcc;
 extern const char* const kCudaArchitectures;
 
@@ -26,8 +26,5 @@ std::string_view to_string(KernelCode code);
 /// version. PTX, which all but names ending in -real include, runs on every later device (CUDA C++
 /// Programming Guide, "Application Compatibility").
 KernelCode ampere_code(int compute_capability, std::string_view architectures);
-
-/// The code of the kernels that require compute capability 9.0 exactly.
-KernelCode hopper_code(int compute_capability, std::string_view architectures);
 
 }  // namespace espalier::cli

@@ -3,9 +3,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 
+#include "espalier/base/check.h"
 #include "espalier/ops/checks.h"
 
 namespace espalier::detail {
@@ -89,21 +91,67 @@ std::vector<int32_t> context_key_positions(const AttentionContext& context) {
   return positions;
 }
 
-std::vector<std::vector<MaskBlock>> context_levels(const AttentionContext& context, int64_t num_tokens) {
-  std::vector<int64_t> segment_sizes;
-  for (const at::Tensor& segment : context.k) segment_sizes.push_back(segment.size(0));
-  const at::Tensor numbers = context.blocks.contiguous();
-  return context_blocks_by_level({numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel())},
-                                 segment_sizes, num_tokens);
+namespace {
+
+void check_rectangle(const ContextRectangle& block, int64_t number, const AttentionContext& context, int64_t num_tokens) {
+  const int64_t segments = std::ssize(context.k);
+  ESPALIER_CHECK(0 <= block.segment && block.segment < segments,
+                 "context_blocks[{}]: expected a segment in [0, {}), received {}", number, segments, block.segment);
+  const int64_t keys = context.k[block.segment].size(0);
+  ESPALIER_CHECK(0 <= block.key_begin && block.key_begin < block.key_end && block.key_end <= keys,
+                 "context_blocks[{}]: expected keys inside [0, {}), received [{}, {})", number, keys, block.key_begin,
+                 block.key_end);
+  ESPALIER_CHECK(0 <= block.query_begin && block.query_begin < block.query_end && block.query_end <= num_tokens,
+                 "context_blocks[{}]: expected queries inside [0, {}), received [{}, {})", number, num_tokens,
+                 block.query_begin, block.query_end);
 }
 
+void check_keys_are_named_once(std::vector<ContextRectangle> blocks) {
+  const auto key = [](const ContextRectangle& block) { return std::pair(block.segment, block.key_begin); };
+  std::ranges::sort(blocks, {}, key);
+  for (size_t i = 1; i < blocks.size(); ++i) {
+    ESPALIER_CHECK(blocks[i - 1].segment != blocks[i].segment || blocks[i - 1].key_end <= blocks[i].key_begin,
+                   "context_blocks: key {} of segment {} is named twice", blocks[i].key_begin, blocks[i].segment);
+  }
+}
+
+/// By how many ranges of queries each block's is enclosed. Blocks are sorted, outer ranges first.
+std::vector<size_t> depths(const std::vector<ContextRectangle>& blocks) {
+  std::vector<size_t> result;
+  std::vector<int32_t> open_ends;
+  for (const ContextRectangle& block : blocks) {
+    while (!open_ends.empty() && open_ends.back() <= block.query_begin) open_ends.pop_back();
+    ESPALIER_CHECK(open_ends.empty() || block.query_end <= open_ends.back(),
+                   "context_blocks: queries [{}, {}) overlap others that end at {} without being nested",
+                   block.query_begin, block.query_end, open_ends.back());
+    result.push_back(open_ends.size());
+    open_ends.push_back(block.query_end);
+  }
+  return result;
+}
+
+}  // namespace
+
 std::vector<ContextRectangle> context_rectangles(const AttentionContext& context, int64_t num_tokens) {
+  const at::Tensor numbers = context.blocks.contiguous();
+  const int64_t* row = numbers.const_data_ptr<int64_t>();
+  std::vector<ContextRectangle> blocks;
+  for (int64_t i = 0; i < numbers.size(0); ++i, row += 5) {
+    const auto narrow = [&](int column) {
+      return static_cast<int32_t>(std::clamp<int64_t>(row[column], -1, std::numeric_limits<int32_t>::max()));
+    };
+    blocks.push_back({narrow(0), narrow(1), narrow(2), narrow(3), narrow(4)});
+    check_rectangle(blocks.back(), i, context, num_tokens);
+  }
+  check_keys_are_named_once(blocks);
+  std::ranges::sort(blocks, {}, [](const ContextRectangle& block) {
+    return std::tuple(block.query_begin, -block.query_end, block.segment, block.key_begin);
+  });
+  const std::vector<size_t> depth = depths(blocks);
   std::vector<ContextRectangle> result;
-  const auto narrow = [](int64_t number) { return static_cast<int32_t>(number); };
-  for (const auto& level : context_levels(context, num_tokens)) {
-    for (const MaskBlock& block : level) {
-      result.push_back({narrow(block.segment), narrow(block.column_begin), narrow(block.column_end),
-                        narrow(block.row_begin), narrow(block.row_end)});
+  for (size_t level = 0; result.size() < blocks.size(); ++level) {
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (depth[i] == level) result.push_back(blocks[i]);
     }
   }
   return result;

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include "espalier/ops/attention/arguments.h"
+#include "espalier/ops/attention/library.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/element_types.h"
 #include "espalier/ops/gemm/blas.h"
@@ -136,8 +137,16 @@ struct Pointers {
   }
 };
 
+/// Tests and trials run the library's path on a CPU.
+bool is_for_library() {
+  return cuda_kernels().named_attention == AttentionKind::kLibrary && library::is_registered(c10::kCPU);
+}
+
 detail::TreeAttentionResults forward_cpu(const detail::TreeAttentionArguments& given) {
   detail::check_tree_attention(given);
+  if (is_for_library()) {
+    if (auto results = library::tree_attention(given)) return *results;
+  }
   const Call call(given);
   const at::Tensor &q = given.q, &sinks = given.options.sinks;
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());
@@ -173,6 +182,9 @@ std::vector<at::Tensor> cast_all(const std::vector<at::Tensor>& tensors, at::Sca
 
 detail::TreeAttentionGradients backward_cpu(const detail::TreeAttentionBackward& given) {
   detail::check_tree_attention(given.given);
+  if (is_for_library()) {
+    if (auto gradients = library::tree_attention_backward(given)) return *gradients;
+  }
   const Call call(given.given);
   const at::Tensor& q = given.given.q;
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());

@@ -8,28 +8,20 @@
 #include <algorithm>
 
 #include "espalier/ops/attention/fused.h"
+#include "espalier/ops/attention/library.h"
 #include "espalier/ops/attention/masked.h"
-#include "espalier/ops/attention/varlen.h"
 #include "espalier/ops/operator.h"
 
 namespace espalier {
 namespace {
 
-constexpr int64_t kFlashHeadDim = 256;
-
 bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
   const auto [dtype, head_dim, window, sinks] = inputs;
-  if ((window && kind != AttentionKind::kMasked) ||
-      (sinks && (kind == AttentionKind::kAmpere || kind == AttentionKind::kHopper))) {
-    return false;
-  }
   switch (kind) {
+    case AttentionKind::kLibrary:
+      return (dtype == at::kBFloat16 || dtype == at::kHalf) && library::is_registered(c10::kCUDA);
     case AttentionKind::kAmpere:
-      return fused::serves(cuda::AttentionKernels::kAmpere, dtype, head_dim);
-    case AttentionKind::kHopper:
-      return fused::serves(cuda::AttentionKernels::kHopper, dtype, head_dim);
-    case AttentionKind::kVarlen:
-      return (dtype == at::kBFloat16 || dtype == at::kHalf) && head_dim <= kFlashHeadDim;
+      return !window && !sinks && fused::serves(dtype, head_dim);
     case AttentionKind::kMasked:
       return true;
   }
@@ -38,17 +30,17 @@ bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
 
 }  // namespace
 
-AttentionKind attention_kind(const AttentionInputKind& inputs) {
+AttentionKind attention_kind(const AttentionInputKind& inputs, std::optional<AttentionKind> without) {
   const CudaKernels kernels = cuda_kernels();
   if (const auto named = kernels.named_attention) {
-    TORCH_CHECK(serves(*named, inputs), kAttentionVariable, ": ", to_string(*named),
+    TORCH_CHECK(named != without && serves(*named, inputs), kAttentionVariable, ": ", to_string(*named),
                 " attention does not serve ", inputs.dtype, " with a head dimension of ", inputs.head_dim,
                 inputs.sliding_window ? ", a sliding window" : "", inputs.sinks ? ", sinks" : "",
-                " in this build; unset the variable to choose one");
+                without ? ", and this forest" : "", " in this build; unset the variable to choose one");
     return *named;
   }
-  const auto first =
-      std::ranges::find_if(kernels.attention, [&](AttentionKind kind) { return serves(kind, inputs); });
+  const auto first = std::ranges::find_if(
+      kernels.attention, [&](AttentionKind kind) { return kind != without && serves(kind, inputs); });
   return first == kernels.attention.end() ? AttentionKind::kMasked : *first;
 }
 
@@ -61,18 +53,15 @@ TreeAttentionResults forward_cuda(const detail::TreeAttentionArguments& argument
   detail::check_tree_attention(arguments);
   const at::Tensor& q = arguments.q;
   const c10::DeviceGuard guard(q.device());
-  switch (attention_kind({q.scalar_type(), q.size(2), arguments.options.sliding_window > 0,
-                          arguments.options.sinks.defined()})) {
-    case AttentionKind::kAmpere:
-      return fused::tree_attention(fused::cuda_kernels(cuda::AttentionKernels::kAmpere), arguments);
-    case AttentionKind::kHopper:
-      return fused::tree_attention(fused::cuda_kernels(cuda::AttentionKernels::kHopper), arguments);
-    case AttentionKind::kVarlen:
-      return varlen::tree_attention(varlen::flash_cuda(), arguments);
-    case AttentionKind::kMasked:
-      return masked_chunks::tree_attention(arguments);
+  const AttentionInputKind inputs{q.scalar_type(), q.size(2), arguments.options.sliding_window > 0,
+                                  arguments.options.sinks.defined()};
+  AttentionKind kind = attention_kind(inputs);
+  if (kind == AttentionKind::kLibrary) {
+    if (auto results = library::tree_attention(arguments)) return *results;
+    kind = attention_kind(inputs, AttentionKind::kLibrary);
   }
-  TORCH_INTERNAL_ASSERT(false, "no such attention");
+  return kind == AttentionKind::kAmpere ? fused::tree_attention(fused::cuda_kernels(), arguments)
+                                        : masked_chunks::tree_attention(arguments);
 }
 
 TreeAttentionGradients backward_cuda(const detail::TreeAttentionBackward& given) {
@@ -80,19 +69,15 @@ TreeAttentionGradients backward_cuda(const detail::TreeAttentionBackward& given)
   detail::check_tree_attention(arguments);
   const at::Tensor& q = arguments.q;
   const c10::DeviceGuard guard(q.device());
-  switch (attention_kind({q.scalar_type(), q.size(2), arguments.options.sliding_window > 0})) {
-    case AttentionKind::kAmpere:
-      return fused::tree_attention_backward(fused::cuda_kernels(cuda::AttentionKernels::kAmpere), arguments,
-                                            grad_out, out, lse);
-    case AttentionKind::kHopper:
-      return fused::tree_attention_backward(fused::cuda_kernels(cuda::AttentionKernels::kHopper), arguments,
-                                            grad_out, out, lse);
-    case AttentionKind::kVarlen:
-      return varlen::tree_attention_backward(varlen::flash_cuda(), arguments, grad_out, out, lse);
-    case AttentionKind::kMasked:
-      return masked_chunks::tree_attention_backward(arguments, grad_out, lse);
+  const AttentionInputKind inputs{q.scalar_type(), q.size(2), arguments.options.sliding_window > 0};
+  AttentionKind kind = attention_kind(inputs);
+  if (kind == AttentionKind::kLibrary) {
+    if (auto gradients = library::tree_attention_backward(given)) return *gradients;
+    kind = attention_kind(inputs, AttentionKind::kLibrary);
   }
-  TORCH_INTERNAL_ASSERT(false, "no such attention");
+  return kind == AttentionKind::kAmpere
+             ? fused::tree_attention_backward(fused::cuda_kernels(), arguments, grad_out, out, lse)
+             : masked_chunks::tree_attention_backward(arguments, grad_out, lse);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "espalier/ops/kernel_choice.h"
 
@@ -14,12 +15,13 @@ namespace espalier {
 struct AttentionInputKind {
   at::ScalarType dtype;
   int64_t head_dim;
-  bool sliding_window = false;  // supported only by kMasked
-  bool sinks = false;           // forward pass only: supported by kVarlen and kMasked
+  bool sliding_window = false;  // not supported by kAmpere
+  bool sinks = false;           // forward pass only: not supported by kAmpere
 };
 
 /// The implementation for such inputs, of cuda_kernels(). Throws c10::Error where one is named that does not
-/// serve them.
-AttentionKind attention_kind(const AttentionInputKind& inputs);
+/// serve them. `without`: one that has turned out not to serve the forest.
+AttentionKind attention_kind(const AttentionInputKind& inputs,
+                             std::optional<AttentionKind> without = std::nullopt);
 
 }  // namespace espalier

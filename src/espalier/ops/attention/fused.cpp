@@ -20,31 +20,30 @@ namespace espalier::fused {
 
 #ifdef ESPALIER_CUDA_KERNELS
 
-bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_dim) {
+bool serves(at::ScalarType dtype, int64_t head_dim) {
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return false;
   try {
     const cuda::DeviceProperties& device = cuda::device_properties();
     const auto element = dtype == at::kBFloat16 ? cuda::ElementKind::kBFloat16 : cuda::ElementKind::kFloat16;
     const cuda::AttentionSupport support = cuda::attention_support(
-        kernels, element, static_cast<int32_t>(head_dim), device.compute_capability, device.shared_bytes);
+        element, static_cast<int32_t>(head_dim), device.compute_capability, device.shared_bytes);
     return support.forward && support.backward;
   } catch (const std::exception&) {
     return false;  // no device
   }
 }
 
-Kernels cuda_kernels(cuda::AttentionKernels kernels) {
-  return {kernels,       &cuda::forward_memory,  &cuda::backward_memory,
-          &cuda::attend, &cuda::attend_backward, &cuda::is_capturing};
+Kernels cuda_kernels() {
+  return {&cuda::forward_memory, &cuda::backward_memory, &cuda::attend, &cuda::attend_backward, &cuda::is_capturing};
 }
 
 #else
 
-bool serves(cuda::AttentionKernels, at::ScalarType, int64_t) {
+bool serves(at::ScalarType, int64_t) {
   return false;
 }
 
-Kernels cuda_kernels(cuda::AttentionKernels) {
+Kernels cuda_kernels() {
   TORCH_CHECK(false, "fused attention: this build has no CUDA kernels");
 }
 
@@ -133,8 +132,7 @@ struct Call {
   Upload upload;
   cuda::AttentionProblem problem{};
 
-  Call(cuda::AttentionKernels kernels, const detail::TreeAttentionArguments& arguments,
-       const std::vector<cuda::KeyGradients>& gradients)
+  Call(const detail::TreeAttentionArguments& arguments, const std::vector<cuda::KeyGradients>& gradients)
       : q(for_kernel(arguments.q)),
         subtree_end(arguments.tokens.subtree_end.contiguous()),
         k(all_keys(arguments.k, arguments.context.k)),
@@ -150,7 +148,6 @@ struct Call {
     const int64_t source_offset = upload.add(sources), context_offset = upload.add(context);
     gradient_offset_ = upload.add(gradients);
     upload.send(q.device());
-    problem.kernels = kernels;
     problem.element =
         q.scalar_type() == at::kBFloat16 ? cuda::ElementKind::kBFloat16 : cuda::ElementKind::kFloat16;
     problem.num_tokens = static_cast<int32_t>(q.size(0));
@@ -161,7 +158,6 @@ struct Call {
     problem.subtree_end = subtree_end.const_data_ptr<int32_t>();
     problem.q = readable(q);
     problem.sources = upload.at<cuda::KeySource>(source_offset);
-    problem.host_sources = sources.data();
     problem.host_rectangles = context.data();
     problem.rectangles = upload.at<ContextRectangle>(context_offset);
     problem.num_rectangles = static_cast<int32_t>(context.size());
@@ -180,7 +176,6 @@ struct Call {
         backward ? kernels.backward_memory(problem) : kernels.forward_memory(problem);
     const ScheduleSource source{.subtree_end = given_subtree_end,
                                 .rectangles = context,
-                                .kernels = kernels.kernels,
                                 .backward = backward,
                                 .deterministic = problem.deterministic,
                                 .num_heads = problem.num_heads,
@@ -208,7 +203,7 @@ at::Tensor key_gradient(const at::Tensor& keys, bool all_are_seen) {
 
 detail::TreeAttentionResults tree_attention(const Kernels& kernels,
                                             const detail::TreeAttentionArguments& arguments) {
-  Call call(kernels.kernels, arguments, {});
+  Call call(arguments, {});
   const at::Tensor out = output_like(call.q.sizes(), call.q.options());
   const at::Tensor lse = output_like({call.q.size(1), call.q.size(0)}, call.q.options().dtype(at::kFloat));
   const at::Tensor scratch = call.prepare(kernels, arguments.tokens.subtree_end, /*backward=*/false);
@@ -227,7 +222,7 @@ detail::TreeAttentionGradients tree_attention_backward(const Kernels& kernels,
   for (const at::Tensor& segment : arguments.context.v) grad_v.push_back(key_gradient(segment, false));
   std::vector<cuda::KeyGradients> gradients;
   for (size_t s = 0; s < grad_k.size(); ++s) gradients.push_back({writable(grad_k[s]), writable(grad_v[s])});
-  Call call(kernels.kernels, arguments, gradients);
+  Call call(arguments, gradients);
   const at::Tensor given = for_kernel(grad_out), result = for_kernel(out), statistics = lse.contiguous();
   const at::Tensor scratch = call.prepare(kernels, arguments.tokens.subtree_end, /*backward=*/true);
   kernels.attend_backward(call.problem,

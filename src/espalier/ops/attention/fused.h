@@ -9,13 +9,11 @@
 
 namespace espalier::fused {
 
-/// Whether these kernels are in this build and the current CUDA device supports such inputs: forward by them,
-/// backward by them or by Ampere's.
-bool serves(cuda::AttentionKernels kernels, at::ScalarType dtype, int64_t head_dim);
+/// Whether the kernels are in this build and the current CUDA device supports such inputs.
+bool serves(at::ScalarType dtype, int64_t head_dim);
 
-/// The functions of kernels/cuda/attention/tree_attention.h, or test doubles, and the requested kernels.
+/// The functions of kernels/cuda/attention/tree_attention.h, or test doubles.
 struct Kernels {
-  cuda::AttentionKernels kernels;
   cuda::AttentionMemory (*forward_memory)(const cuda::AttentionProblem&);
   cuda::AttentionMemory (*backward_memory)(const cuda::AttentionProblem&);
   void (*attend)(const cuda::AttentionProblem&, const cuda::AttentionOutputs&, void* scratch, void* stream);
@@ -25,7 +23,7 @@ struct Kernels {
 };
 
 /// The kernels of this build. Throws c10::Error if it has none.
-Kernels cuda_kernels(cuda::AttentionKernels kernels);
+Kernels cuda_kernels();
 
 /// espalier::tree_attention and its backward for bfloat16 and float16, on the current stream of the tensors'
 /// device. Requires a positive softmax_scale, no sliding window and no sinks. Gradients of q are accumulated

@@ -23,15 +23,13 @@ Viewers context_viewers(const AttentionContext& context, int64_t num_keys, int64
   std::vector<int64_t> first_keys{0};
   for (const at::Tensor& segment : context.k) first_keys.push_back(first_keys.back() + segment.size(0));
   const at::Tensor begin = at::zeros({num_keys}, at::kInt), end = at::zeros({num_keys}, at::kInt);
-  for (const auto& level : detail::context_levels(context, num_tokens)) {
-    for (const MaskBlock& block : level) {
-      const int64_t first = first_keys[block.segment];
-      const auto keys = [&](const at::Tensor& all) {
-        return all.slice(0, first + block.column_begin, first + block.column_end);
-      };
-      keys(begin).fill_(block.row_begin);
-      keys(end).fill_(block.row_end);
-    }
+  for (const ContextRectangle& block : detail::context_rectangles(context, num_tokens)) {
+    const int64_t first = first_keys[block.segment];
+    const auto keys = [&](const at::Tensor& all) {
+      return all.slice(0, first + block.key_begin, first + block.key_end);
+    };
+    keys(begin).fill_(block.query_begin);
+    keys(end).fill_(block.query_end);
   }
   return {begin, end};
 }

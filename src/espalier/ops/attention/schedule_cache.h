@@ -14,7 +14,6 @@ namespace espalier::fused {
 struct ScheduleSource {
   at::Tensor subtree_end;  // as passed to the operator
   std::vector<ContextRectangle> rectangles;
-  cuda::AttentionKernels kernels;
   bool backward;
   bool deterministic;
   int32_t num_heads;

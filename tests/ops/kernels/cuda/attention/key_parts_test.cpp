@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "espalier/ops/kernels/cpu/attention/schedule.h"
-#include "espalier/ops/kernels/cuda/attention/hopper_attention_host.h"
+#include "espalier/ops/kernels/cuda/attention/tree_attention_backward.h"
 #include "tests/ops/kernels/cuda/attention/attention_problems.h"
 #include "tests/ops/kernels/cuda/emulator.h"
 #include "tests/test_seed.h"
@@ -20,7 +20,6 @@ namespace {
 using cuda::KeyCut;
 using cuda::KeyPart;
 using cuda::PartInputs;
-namespace hopper = cuda::hopper;
 using testing::EmulatedSchedule;
 using testing::ForestShape;
 using testing::test_seed;
@@ -199,15 +198,10 @@ struct Balance {
 };
 
 Balance balance(std::vector<int32_t> ends, int heads, int key_heads) {
-  const hopper::Target target{{90, 132, 227 << 10, 50 << 20}, {132}};
-  cuda::AttentionProblem attention{};
-  attention.num_tokens = static_cast<int32_t>(ends.size());
-  attention.num_heads = heads;
-  attention.num_key_heads = key_heads;
-  attention.head_dim = 128;
-  const hopper::Pass pass = hopper::key_pass(attention, target);
-  const Problem problem{{std::move(ends), {}, {pass.packing.tokens(pass.size.rows), pass.size.keys}},
-                        hopper::part_inputs(attention, pass, target)};
+  using Tiles = cuda::BackwardTiles<cuda::BFloat16, 128, 2>;
+  const auto packing = cuda::RowPacking::of(heads / key_heads);
+  const Problem problem{{std::move(ends), {}, cuda::block_sizes<Tiles>(packing)},
+                        PartInputs::of(key_heads, key_heads, packing.parts, {132})};
   const std::vector<int64_t> steps = steps_of_blocks(problem);
   std::vector<Job> parts, whole;
   const KernelParts emulated(problem);

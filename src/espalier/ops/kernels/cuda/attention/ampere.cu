@@ -29,27 +29,6 @@ ScheduleInputs forward_inputs(const AttentionProblem& problem) {
                          }));
 }
 
-AttentionMemory forward_memory(const AttentionProblem& problem) {
-  TileSchedule schedule;
-  Arena arena(nullptr);
-  place_schedule(forward_inputs(problem), arena, &schedule);
-  return {arena.bytes(), 0};
-}
-
-void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void*, void* stream) {
-  if (problem.num_tokens == 0) return;
-  TileSchedule schedule;
-  Arena arena(problem.schedules);
-  place_schedule(forward_inputs(problem), arena, &schedule);
-  if (!problem.scheduled) build_schedule(schedule, stream);
-  const ForwardParams params{schedule,        problem.sources,      problem.q,
-                             outputs.out,     outputs.lse,          RowPacking::of(problem.group()),
-                             problem.group(), problem.softmax_scale};
-  for_element(problem.element, [&]<class Element>(Element) {
-    launch_forward<Element>(params, problem.head_dim, problem.num_key_heads, stream);
-  });
-}
-
 /// attend_keys reads all rows of its packed heads once per key block. The number of heads processed at a time
 /// is limited so that Q, dO and the dQ accumulators fit half of the L2 cache; otherwise long sequences would
 /// read rows from global memory for every key block. The same number of key heads is interleaved.
@@ -99,15 +78,50 @@ struct BackwardPlaces {
   }
 };
 
-AttentionMemory backward_memory(const AttentionProblem& problem) {
-  return BackwardPlaces(problem, nullptr, nullptr).bytes;
-}
-
 /// Number of stages of attend_keys that fit; 0 if none.
 int backward_stages(int32_t head_dim, int64_t shared_bytes) {
   return for_head_dim(head_dim, [&]<int kDim>() {
     if (shared_bytes >= BackwardTiles<BFloat16, kDim, 2>::kSharedBytes) return 2;
     return kDim == 256 && shared_bytes >= BackwardTiles<BFloat16, 256, 1>::kSharedBytes ? 1 : 0;
+  });
+}
+
+}  // namespace
+}  // namespace ampere
+
+using namespace ampere;
+
+AttentionSupport attention_support(ElementKind, int32_t head_dim, int compute_capability, int64_t shared_bytes) {
+  if (compute_capability < 80 || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return {};
+  return for_head_dim(head_dim, [&]<int kDim>() {
+    const bool queries = shared_bytes >= QueryGradientTiles<BFloat16, kDim>::kSharedBytes;
+    return AttentionSupport{shared_bytes >= ForwardTiles<BFloat16, kDim>::kSharedBytes,
+                            queries && backward_stages(kDim, shared_bytes) > 0};
+  });
+}
+
+AttentionMemory forward_memory(const AttentionProblem& problem) {
+  TileSchedule schedule;
+  Arena arena(nullptr);
+  place_schedule(forward_inputs(problem), arena, &schedule);
+  return {arena.bytes(), 0};
+}
+
+AttentionMemory backward_memory(const AttentionProblem& problem) {
+  return BackwardPlaces(problem, nullptr, nullptr).bytes;
+}
+
+void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void*, void* stream) {
+  if (problem.num_tokens == 0) return;
+  TileSchedule schedule;
+  Arena arena(problem.schedules);
+  place_schedule(forward_inputs(problem), arena, &schedule);
+  if (!problem.scheduled) build_schedule(schedule, stream);
+  const ForwardParams params{schedule,        problem.sources,      problem.q,
+                             outputs.out,     outputs.lse,          RowPacking::of(problem.group()),
+                             problem.group(), problem.softmax_scale};
+  for_element(problem.element, [&]<class Element>(Element) {
+    launch_forward<Element>(params, problem.head_dim, problem.num_key_heads, stream);
   });
 }
 
@@ -131,25 +145,6 @@ void attend_backward(const AttentionProblem& problem, const AttentionGradients& 
     params.schedule = places.queries;
     launch_queries<Element>(params, problem.head_dim, stream);
   });
-}
-
-AttentionSupport support(ElementKind, int32_t head_dim, int compute_capability, int64_t shared_bytes) {
-  if (compute_capability < 80 || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return {};
-  return for_head_dim(head_dim, [&]<int kDim>() {
-    const bool queries = shared_bytes >= QueryGradientTiles<BFloat16, kDim>::kSharedBytes;
-    return AttentionSupport{shared_bytes >= ForwardTiles<BFloat16, kDim>::kSharedBytes,
-                            queries && backward_stages(kDim, shared_bytes) > 0};
-  });
-}
-
-}  // namespace
-}  // namespace ampere
-
-const AttentionImplementation& ampere_attention() {
-  static const AttentionImplementation implementation{&ampere::support,        nullptr,
-                                                      &ampere::forward_memory, &ampere::backward_memory,
-                                                      &ampere::attend,         &ampere::attend_backward};
-  return implementation;
 }
 
 }  // namespace espalier::cuda

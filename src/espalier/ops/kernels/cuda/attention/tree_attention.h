@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over a forest in preorder on a GPU, fused (docs/math.md, "Attention by tiles"): the interface of
-// callers, and declarations shared by implementations for different GPUs. Does not use LibTorch or CUDA
-// headers. Pointers are to GPU memory unless noted. Does not allocate, synchronise or read GPU memory.
+// Attention over a forest in preorder on a GPU, fused (docs/math.md, "Attention by tiles"), with mma.sync and
+// cp.async: compute capability 8.0 and later. Does not use LibTorch or CUDA headers. Pointers are to GPU memory unless noted. Does not allocate, synchronise or read GPU memory.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +11,6 @@
 namespace espalier::cuda {
 
 enum class ElementKind : uint8_t { kBFloat16, kFloat16 };
-
-/// Kernels, named after the oldest GPU with their instructions.
-enum class AttentionKernels : uint8_t {
-  kAmpere,  // mma.sync and cp.async
-  kHopper,  // wgmma and TMA; falls back to kAmpere
-};
 
 /// [tokens, heads, head_dim], contiguous in the last dimension. Data must be aligned to 16 bytes; strides, in
 /// elements, positive multiples of 8. 256 times the token stride must fit 32 bits.
@@ -42,7 +35,6 @@ struct KeyGradients {
 };
 
 struct AttentionProblem {
-  AttentionKernels kernels;
   ElementKind element;
   int32_t num_tokens;
   int32_t num_heads;
@@ -52,7 +44,6 @@ struct AttentionProblem {
   const int32_t* subtree_end;  // [num_tokens], of a forest in preorder
   TokenHeadsData q;
   const KeySource* sources;
-  const KeySource* host_sources;  // the same on the host; null disables kernels that need it
   // Sorted by sort_rectangles; on the host, and a copy on the GPU. Ranges must not be empty; query ranges
   // nested or disjoint; a key must not be in two rectangles.
   const ContextRectangle* host_rectangles;
@@ -88,13 +79,14 @@ inline void sort_rectangles(ContextRectangle* rectangles, int32_t count) {
 }
 
 /// Supported element type and head dimension on a GPU with this compute capability (10 major + minor) and
-/// shared memory per block (device.h).
+/// shared memory per block (device.h). Forward at every head dimension, and backward at 64, want 99 KiB of it,
+/// backward at 128 and 256 163 KiB.
 struct AttentionSupport {
   bool forward;
   bool backward;
 };
-AttentionSupport attention_support(AttentionKernels kernels, ElementKind element, int32_t head_dim,
-                                   int compute_capability, int64_t shared_bytes);
+AttentionSupport attention_support(ElementKind element, int32_t head_dim, int compute_capability,
+                                   int64_t shared_bytes);
 
 /// Bytes that a call needs of the problem's `schedules`, and of scratch (aligned to 256, uninitialised).
 struct AttentionMemory {
@@ -108,24 +100,5 @@ AttentionMemory backward_memory(const AttentionProblem& problem);
 void attend(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch, void* stream);
 void attend_backward(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
                      void* stream);
-
-/// The implementation of a value of AttentionKernels. The functions above ask the current device.
-struct AttentionImplementation {
-  AttentionSupport (*support)(ElementKind element, int32_t head_dim, int compute_capability,
-                              int64_t shared_bytes);
-  bool (*takes)(const AttentionProblem& problem, bool backward);  // among supported problems; null: all
-  AttentionMemory (*forward_memory)(const AttentionProblem& problem);
-  AttentionMemory (*backward_memory)(const AttentionProblem& problem);
-  void (*attend)(const AttentionProblem& problem, const AttentionOutputs& outputs, void* scratch,
-                 void* stream);
-  void (*attend_backward)(const AttentionProblem& problem, const AttentionGradients& gradients, void* scratch,
-                          void* stream);
-};
-
-/// mma.sync and cp.async, compute capability 8.0 and later (ampere.h). Forward at every head dimension, and
-/// backward at 64, want 99 KiB of shared memory, backward at 128 and 256 163 KiB.
-const AttentionImplementation& ampere_attention();
-/// wgmma and TMA, compute capability 9.0 (hopper_attention.h), with 227 KiB of shared memory.
-const AttentionImplementation& hopper_attention();
 
 }  // namespace espalier::cuda

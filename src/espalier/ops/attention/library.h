@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// tree_attention by a library that Python knows (python/espalier/library_attention.py: cudnn.flex_attention). Its
+// implementations of the operators espalier::tree_attention_library and its backward are found by the dispatcher.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "espalier/ops/attention/arguments.h"
+
+namespace espalier::library {
+
+/// The name and version of what is registered; "" where nothing is, as in a process without Python.
+std::string name();
+
+/// Whether there is an implementation for this type of device.
+bool is_registered(c10::DeviceType kind);
+
+/// As espalier::tree_attention and its backward; nothing where the library does not serve the device, the sizes
+/// or the forest.
+std::optional<detail::TreeAttentionResults> tree_attention(const detail::TreeAttentionArguments& arguments);
+std::optional<detail::TreeAttentionGradients> tree_attention_backward(
+    const detail::TreeAttentionBackward& backward);
+
+}  // namespace espalier::library
